@@ -1,6 +1,7 @@
 """Graphs of any height and width: `vitlab export --dynamic size`."""
 
 from functools import partial
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -57,6 +58,17 @@ def test_a_graph_of_onnx_takes_any_size(tokenizer, name, tmp_path):
             check("onnx", net_of(tokenizer, name), tmp_path)
     else:
         check("onnx", net_of(tokenizer, name), tmp_path)
+
+
+def test_the_page_says_which_pairs_are_written():
+    page = (Path(__file__).parents[2] / "docs" / "runs.md").read_text()
+    table = page.partition("| onnx, patches | onnx, T2T | pt2, patches | pt2, T2T |")[2].splitlines()[
+        2 : 2 + len(NAMES)
+    ]
+    for name, row in zip(NAMES, table, strict=True):
+        word = name if isinstance(name, str) else f"[{', '.join(name)}]"
+        onnx = f"refused: ONNX has no `{MISSING[word]}`" if word in MISSING else "equal"
+        assert row == f"| `{word}` | {onnx} | {onnx} | equal | equal |"
 
 
 def test_the_sizes_that_a_tokenizer_takes_are_named():

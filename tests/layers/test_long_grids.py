@@ -59,6 +59,7 @@ def test_values_and_gradients_are_those_of_the_whole(name, more, split):
     assert sum(float(p.abs().sum()) > 0 for p in whole) > len(whole) * 0.8  # not equal because they are 0
 
 
+@pytest.mark.slow
 def test_short_grids_compiled_networks_and_what_is_not_trained_are_computed_as_a_whole(split):
     net, seen = network("relpos"), split()
     with torch.no_grad():

@@ -33,6 +33,11 @@ def main(argv: list[str], features: bool = False) -> int:
     output = _check_output(options.output)
     if options.ckpt_path and Path(options.ckpt_path).is_file() and options.run:  # then the first argument is an image
         options.run, options.images = None, [options.run, *options.images]
+    exported = Path(options.ckpt_path or options.run or "")
+    if exported.suffix == ".onnx" or (exported.is_file() and Path(f"{exported}.json").is_file()):
+        if not options.ckpt_path:
+            options.run = None
+        return _predict_exported(exported, rest, options, output, features)
     with chosen_checkpoint(options) as (run, checkpoint, line):
         if not options.images and not features:
             return _predict_own(run, checkpoint, line, rest, options, output)
@@ -42,14 +47,7 @@ def main(argv: list[str], features: bool = False) -> int:
 def _predict(
     run: RunDir, checkpoint: Path, line: str, rest: list[str], options: Any, output: Path | None, features: bool
 ) -> int:
-    if not options.images:
-        raise UsageError("no images given: `vitlab embed RUN IMAGE|DIR|GLOB ...`")
-    files, unreadable = find_images(options.images)
-    files = [file for file in files if output is None or not _same(file, output)]
-    if not files:
-        first = next(iter(unreadable.items()), None)
-        reason = f"{escaped(first[0])}: {first[1]}" if first else f"nothing in {', '.join(options.images)}"
-        raise UsageError(f"no images found: {reason}")
+    files, unreadable = _files(options, output, f"vitlab {'embed' if features else 'predict'} RUN")
     with quick_imports():
         from vitlab.jobs.predict import predict
         from vitlab.jobs.terminal import open_terminal, say
@@ -61,11 +59,50 @@ def _predict(
     _show(table, output, options.form, "feature vector" if features else "prediction")
     if not options.form:
         say(line)
-    unreadable |= found
+    return _told(unreadable | found, len(table))
+
+
+def _predict_exported(path: Path, rest: list[str], options: Any, output: Path | None, features: bool) -> int:
+    """Predict with a file of ``vitlab export``, which needs no run."""
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}")
+    if features:
+        raise UsageError(f"{path} gives predictions alone: `vitlab embed` needs the run")
+    if rest or options.config or options.run:
+        extra = rest[0] if rest else "--config" if options.config else options.run
+        raise UsageError(f"{path} is a whole network with its preparation of images: leave out {extra}")
+    files, unreadable = _files(options, output, f"vitlab predict {path}")
+    with quick_imports():
+        from vitlab.jobs.predict import predict_exported
+        from vitlab.jobs.terminal import open_terminal, say
+
+    open_terminal(options.quiet)
+    table, found = predict_exported(path, files, options.topk)
+    _show(table, output, options.form)
+    if not options.form:
+        say(f"file  {path}")
+    return _told(unreadable | found, len(table))
+
+
+def _files(options: Any, output: Path | None, command: str) -> tuple[list[str], dict[str, str]]:
+    """Return the images that were named, and why others cannot be read."""
+    if not options.images:
+        raise UsageError(f"no images given: `{command} IMAGE|DIR|GLOB ...`")
+    files, unreadable = find_images(options.images)
+    files = [file for file in files if output is None or not _same(file, output)]
+    if not files:
+        first = next(iter(unreadable.items()), None)
+        reason = f"{escaped(first[0])}: {first[1]}" if first else f"nothing in {', '.join(options.images)}"
+        raise UsageError(f"no images found: {reason}")
+    return files, unreadable
+
+
+def _told(unreadable: dict[str, str], count: int) -> int:
+    """Say which files could not be read beside ``count`` that were, and return the exit code."""
     for path, reason in unreadable.items():
         sys.stderr.write(f"unreadable  {printable(f'{escaped(path)}: {reason}')}\n")
     if unreadable:
-        sys.stderr.write(f"vitlab: {len(unreadable):,} of {len(table) + len(unreadable):,} could not be read\n")
+        sys.stderr.write(f"vitlab: {len(unreadable):,} of {count + len(unreadable):,} could not be read\n")
     return 1 if unreadable else 0
 
 
@@ -74,7 +111,7 @@ def _options(argv: list[str], features: bool) -> tuple[argparse.Namespace, list[
     name, what = (
         ("embed", "Compute the pooled features of images with a run")
         if features
-        else ("predict", "Classify images with a run")
+        else ("predict", "Classify images with a run, or with --ckpt_path FILE of `vitlab export`")
     )
     parser = run_parser(name, f"{what}; everything but the images comes from the run directory.", True)
     add = parser.add_argument

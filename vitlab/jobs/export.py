@@ -174,6 +174,7 @@ def _facts(run: RunDir, checkpoint: Path, cli: VitlabCLI, net: Any, sides: list[
     digest = checksum(checkpoint) or file_digest(checkpoint)  # the manifest's, if the file is the one it notes
     if isinstance(data, ImageData):
         how = {"values": "(x - mean) / std of x in [0, 1]", **data.preparation()}
+        how["value_range"] = data.decoding.value_range
     else:
         how = {"values": f"as `eval_transform` of {path_of(data)} returns them"}
     shape: list[str | int] = ["batch", net.in_chans, *net.img_size]
@@ -188,4 +189,5 @@ def _facts(run: RunDir, checkpoint: Path, cli: VitlabCLI, net: Any, sides: list[
         "measured": _measured(run, digest),
         "images": {"shape": shape, **how},
         "outputs": cli.model.output_names if isinstance(cli.model, MultiTask) else outputs,
+        "targets": getattr(data, "targets", None),
     }

@@ -52,9 +52,9 @@ def load_trained(source: str) -> Loaded:
     source = find_weights(source)
     if source.startswith("timm:"):
         return _load_timm(timm_model(source, pretrained=True))
-    path, beside = Path(source), Path(f"{source}.json")
-    if path.is_file() and beside.is_file():
-        return _load_exported(path, beside)
+    path = Path(source)
+    if path.is_file() and (card_beside(path).is_file() or path.suffix == ".onnx"):
+        return _load_exported(path)
     if path.is_file() and not (path.parent.parent / "config.yaml").is_file():
         return _load_checkpoint(path)
     run, checkpoint = find_run(source)
@@ -68,9 +68,29 @@ def _load_timm(net: nn.Module) -> Loaded:
     return Loaded(net.eval(), create_transform(**resolve_model_data_config(net), is_training=False))
 
 
-def _load_exported(path: Path, beside: Path) -> Loaded:
+def card_beside(path: Path) -> Path:
+    """Return the file in which ``vitlab export`` says how to prepare images and what outputs mean."""
+    return Path(f"{path}.json")
+
+
+def exported_card(path: Path) -> dict[str, Any]:
+    """Return what ``vitlab export`` says of the file that it wrote, in FILE.json beside it."""
+    beside = card_beside(path)
+    try:
+        facts = json.loads(beside.read_text())
+        if isinstance(facts["images"], dict):
+            return dict(facts)
+    except FileNotFoundError:
+        way_out = "copy it, too, from where `vitlab export` wrote both"
+        raise UsageError(f"{path} needs {beside.name} beside it, which says how to prepare images: {way_out}") from None
+    except (KeyError, TypeError, ValueError):
+        pass
+    raise UsageError(f"{beside} is not what `vitlab export` writes beside a file")
+
+
+def _load_exported(path: Path) -> Loaded:
     """Read what ``vitlab export --to safetensors`` or ``--to onnx`` wrote."""
-    facts = json.loads(beside.read_text())
+    facts = exported_card(path)
     if facts.get("format") == "onnx" and "native_size" in facts["images"]:
         need_packages(str(path), "onnxruntime")
         return _prepared(Graph(path), facts["images"])

@@ -21,12 +21,14 @@ from vitlab.data.base import ImageData
 from vitlab.data.files.decode import Decoding, ImageError, decode
 from vitlab.errors import UsageError
 from vitlab.interface import answering, as_outputs, embedder, image_fact, network, path_of, transform_of
+from vitlab.jobs.load import exported_card, load_trained
 from vitlab.jobs.rebuild import one_device
 from vitlab.jobs.restore import restore
 from vitlab.jobs.train.facts import has_grid
 from vitlab.runs.directory import RunDir
 from vitlab.tasks import MultiTask, Regressor
 from vitlab.tasks.base import Task
+from vitlab.tasks.multi_task import Head, answers_of_heads, target_heads
 
 _Sample = tuple[Tensor, int, str]  # (C, H, W), number of the file, why it could not be read
 _Batch = tuple[Any, list[int], list[str]]
@@ -65,11 +67,11 @@ def predict(
     elif not isinstance(cli.model, Task):
         asked = answering(cli.model)
     collector.num_classes = len(names or [])
+    heads = cli.model.heads if asked is None and isinstance(cli.model, MultiTask) else None
     pictures = _Pictures(files, data)
     model = cli.model if asked is None else _ForwardOnly(cli.model, asked)
     with user_mistakes():
         cli.trainer.predict(model, datamodule=pictures, return_predictions=False)
-    names = names if collector.softmax else None
     values, reasons = collector.gathered()
     if not cli.trainer.is_global_zero:
         return None, {}
@@ -77,13 +79,65 @@ def predict(
     lost = len(files) - len(values) - len(reasons)
     if lost:
         raise UsageError(f"{lost} predictions were not collected from other processes; use --trainer.strategy=ddp")
+    table = _table_of(files, values, names if collector.softmax else None, targets, heads)
+    return table, {files[i]: reasons[i] for i in sorted(reasons)}
+
+
+def predict_exported(path: Path, files: list[str], topk: int) -> tuple[pd.DataFrame, dict[str, str]]:
+    """Return what :func:`predict` does, by a file of ``vitlab export`` and the card beside it.
+
+    Args:
+        path: The file, of ONNX or safetensors.
+        files: Paths of the images.
+        topk: Number of classes to name for each image.
+
+    Raises:
+        UsageError: There is no card, or it does not say how to prepare images or what the outputs mean.
+    """
+    loaded, card = load_trained(str(path)), exported_card(path)
+    facts, how = card.get("targets"), card["images"]
+    if facts is None:
+        raise UsageError(f"{path} was exported by an older vitlab and does not say what it predicts; export it again")
+    collector = _Collector(topk)
+    names = card["outputs"] if facts["kind"] == "class" else None
+    collector.num_classes = len(names or [])
+    decoding = Decoding(
+        "L" if loaded.net.in_chans == 1 else "RGB", how.get("value_range"), color_profile=how["color_profile"]
+    )
+    for start in range(0, len(files), _FEW):
+        images, numbers = [], []
+        for i, file in enumerate(files[start : start + _FEW], start):
+            try:
+                images.append(loaded.transform(decode(file, decoding)))
+                numbers.append(i)
+            except ImageError as error:
+                collector.reasons[i] = error.reason
+        if images:
+            with torch.inference_mode():
+                outputs = loaded.net(torch.stack(images))
+            outputs = outputs.sigmoid() if facts["kind"] == "multilabel" else outputs
+            collector.collect(outputs, numbers, [""] * len(numbers))
+    targets = card["outputs"] if facts["kind"] == "multilabel" else facts.get("names", [])
+    heads = target_heads(facts) if facts["kind"] == "mixed" else None
+    table = _table_of(files, collector.values, names if collector.softmax else None, targets, heads)
+    return table, {files[i]: collector.reasons[i] for i in sorted(collector.reasons)}
+
+
+def _table_of(
+    files: list[str],
+    values: dict[int, tuple[list[float], list[int]]],
+    names: list[str] | None,
+    targets: Sequence[str],
+    heads: Sequence[Head] | None,
+) -> pd.DataFrame:
+    """Return one row per file that was read, in order; the folder of an image is its target, where it is a class."""
     read = [files[i] for i in sorted(values)], [values[i] for i in sorted(values)]
-    if asked is None and isinstance(cli.model, MultiTask):
-        return _table_of_heads(*read, cli.model), {files[i]: reasons[i] for i in sorted(reasons)}
+    if heads is not None:
+        return _table_of_heads(*read, heads)
     table = _table(*read, names, targets)
     if names and any(found := [name if name in names else "" for name in _folders(files, sorted(values))]):
-        table.insert(1, "target", found)  # the folder of an image, where it is a class
-    return table, {files[i]: reasons[i] for i in sorted(reasons)}
+        table.insert(1, "target", found)
+    return table
 
 
 def _table(
@@ -101,11 +155,13 @@ def _table(
     return pd.DataFrame(table)
 
 
-def _table_of_heads(files: list[str], values: list[tuple[list[float], list[int]]], task: MultiTask) -> pd.DataFrame:
+def _table_of_heads(
+    files: list[str], values: list[tuple[list[float], list[int]]], heads: Sequence[Head]
+) -> pd.DataFrame:
     """Return a column for each target: its number, or the name of the likeliest class, whose probability follows."""
     table: dict[str, Any] = {"path": [escaped(file) for file in files]}
-    outputs = torch.tensor([numbers for numbers, _ in values]).view(len(values), len(task.output_names))
-    for head, (answer, probability) in zip(task.heads, task.answers(outputs), strict=True):
+    outputs = torch.tensor([numbers for numbers, _ in values]).view(len(values), heads[-1].at.stop)
+    for head, (answer, probability) in zip(heads, answers_of_heads(heads, outputs), strict=True):
         table[head.name] = [head.classes[k] for k in answer.tolist()] if head.classes else answer.numpy()
         if probability is not None:
             table[f"probability/{head.name}"] = probability.numpy()
@@ -191,11 +247,15 @@ class _Collector(L.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
+        self.collect(outputs, *batch[1:])
+
+    def collect(self, outputs: Tensor, files: Sequence[int], reasons: Sequence[str]) -> None:
+        """Keep the outputs for the files of these numbers, or why one could not be read."""
         numbers, classes = outputs.float(), torch.empty(len(outputs), 0)
         self.softmax = bool(self.num_classes) and outputs.shape[1:] == (self.num_classes,)
         if self.softmax:
             numbers, classes = numbers.softmax(dim=1).topk(min(self.topk, outputs.shape[1]), dim=1)
-        for i, reason, *found in zip(*batch[1:], numbers.tolist(), classes.tolist(), strict=True):
+        for i, reason, *found in zip(files, reasons, numbers.tolist(), classes.tolist(), strict=True):
             if reason:
                 self.reasons[i] = reason
             else:

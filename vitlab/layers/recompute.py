@@ -84,6 +84,10 @@ def is_long(k: Tensor) -> bool:
     """Return whether the logits of these ``(B, A, L, d)`` keys are to be computed by :func:`by_queries`.
 
     They are where a CPU trains with :data:`LONG` tokens or more. A compiled network computes them as a whole.
+
+    Example:
+        >>> is_long(torch.zeros(1, 1, LONG, 8, requires_grad=True)), is_long(torch.zeros(1, 1, LONG, 8))
+        (True, False)
     """
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or k.device.type != "cpu":
         return False

@@ -1,6 +1,6 @@
 """Several targets of different kinds: classes and numbers of one image."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Unpack
 
 import torch
@@ -91,15 +91,7 @@ class MultiTask(Standardized):
         Args:
             outputs: ``(B, K)`` outputs of :meth:`in_units`.
         """
-        found: list[tuple[Tensor, Tensor | None]] = []
-        for head in self.heads:
-            mine = outputs[:, head.at].float()
-            if head.classes:
-                probability, first = mine.softmax(dim=1).max(dim=1)
-                found.append((first, probability))
-            else:
-                found.append((mine[:, 0], None))
-        return found
+        return answers_of_heads(self.heads, outputs)
 
     def train_loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the loss with label smoothing, over the targets that have a value."""
@@ -120,6 +112,24 @@ class MultiTask(Standardized):
                 loss = (mine[:, 0] - (target - mean) / std).square()
             total = total + weight / head.present * torch.where(known, loss, 0.0)
         return (total if weights is None else total * weights).mean()
+
+
+def answers_of_heads(heads: Sequence[Head], outputs: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+    """Return the ``(B,)`` answer to each target, number or number of a class, and the latter's probability.
+
+    >>> heads = [Head("age", [], slice(0, 1)), Head("pet", ["cat", "dog"], slice(1, 3))]
+    >>> answers_of_heads(heads, torch.tensor([[9.0, 0.0, 0.0]]))
+    [(tensor([9.]), None), (tensor([0]), tensor([0.5000]))]
+    """
+    found: list[tuple[Tensor, Tensor | None]] = []
+    for head in heads:
+        mine = outputs[:, head.at].float()
+        if head.classes:
+            probability, first = mine.softmax(dim=1).max(dim=1)
+            found.append((first, probability))
+        else:
+            found.append((mine[:, 0], None))
+    return found
 
 
 class Hits(Metric):

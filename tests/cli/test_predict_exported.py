@@ -1,0 +1,123 @@
+"""`vitlab predict FILE` with what `vitlab export` wrote: no run, only the file and its card."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+from vitlab.cli.main import main
+from vitlab.jobs import predict as predictions
+
+REPOSITORY = Path(__file__).parents[2]
+TINY = ["--trainer.max_epochs=1", "--trainer.logger=false", "--model.depth=1", "--model.embed_dim=24", "--quiet"]
+TINY += ["--trainer.limit_train_batches=2", "--trainer.limit_val_batches=1"]
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a run, five images, of which one cannot be read, and what was exported."""
+    folder = tmp_path_factory.mktemp("exported")
+    (folder / "photos" / "3").mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for name in ("a.png", "b.png", "3/c.png"):
+        Image.fromarray(rng.integers(256, size=(9, 11, 3), dtype=np.uint8)).save(folder / "photos" / name)
+    deep = rng.integers(1000, 3000, size=(8, 8), dtype=np.uint16)
+    Image.fromarray(deep).save(folder / "photos" / "deep.png")
+    (folder / "photos" / "e.txt").write_text("no image")
+    words = ["--config", str(REPOSITORY / "configs" / "vit.yaml"), "--run_dir", str(folder / "run"), *TINY]
+    assert main(["fit", *words, "--model.lr=0.01", "--data.value_range=[0, 4095]"]) == 0
+    assert main(["export", str(folder / "run"), "--to", "safetensors", "-o", str(folder / "net.safetensors")]) == 0
+    return folder
+
+
+def table(*words, to):
+    assert main(["predict", *map(str, words), "-o", str(to), "--topk", "3"]) == 1  # e.txt
+    return pd.read_csv(to)
+
+
+def same(found, expected):
+    pd.testing.assert_frame_equal(found, expected, check_exact=False, atol=1e-5)
+
+
+def test_a_file_and_its_card_predict_what_the_run_does(folder, tmp_path, capsys):
+    expected = table(folder / "run", folder / "photos", to=tmp_path / "run.csv")
+    assert expected["target"].notna().sum() == 1  # in the folder 3
+    alone = tmp_path / "elsewhere"
+    alone.mkdir()
+    for name in ("net.safetensors", "net.safetensors.json"):
+        shutil.copy(folder / name, alone)
+    capsys.readouterr()
+    same(table("--ckpt_path", alone / "net.safetensors", folder / "photos", to=tmp_path / "a.csv"), expected)
+    assert "e.txt: not one of" in capsys.readouterr().err
+    same(table(alone / "net.safetensors", folder / "photos", to=tmp_path / "b.csv"), expected)
+
+
+def test_so_does_a_graph_of_onnx_in_onnxruntime(folder, tmp_path):
+    pytest.importorskip("onnxruntime")
+    assert main(["export", str(folder / "run"), "--to", "onnx", "-o", str(tmp_path / "net.onnx"), "--quiet"]) == 0
+    expected = table(folder / "run", folder / "photos", to=tmp_path / "run.csv")
+    same(table("--ckpt_path", tmp_path / "net.onnx", folder / "photos", to=tmp_path / "a.csv"), expected)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--ckpt_path", "net.onnx", "a.png"], "net.onnx needs net.onnx.json beside it, which says how to prepare im"),
+        (["net.onnx", "a.png"], "net.onnx needs net.onnx.json beside it"),
+        (["--ckpt_path", "other.onnx", "a.png"], "there is no file other.onnx"),
+        (["net.safetensors", "a.png", "--data.batch_size=2"], "leave out --data.batch_size=2"),
+        (["net.safetensors"], "no images given: `vitlab predict net.safetensors IMAGE|DIR|GLOB ...`"),
+        (["net.safetensors", "b.png"], "no images found: b.png: no such file"),
+        (["old.safetensors", "a.png"], "old.safetensors was exported by an older vitlab and does not say what it pred"),
+        (["bad.safetensors", "a.png"], "bad.safetensors.json is not what `vitlab export` writes beside a file"),
+    ],
+)
+def test_wrong_input_is_told_in_one_line(folder, words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(folder / "photos" / "a.png", tmp_path)
+    (tmp_path / "net.onnx").write_bytes(b"")
+    card = json.loads((folder / "net.safetensors.json").read_text())
+    for name, facts in (("net", card), ("old", {**card, "targets": None}), ("bad", [])):
+        shutil.copy(folder / "net.safetensors", f"{name}.safetensors")
+        Path(f"{name}.safetensors.json").write_text(json.dumps(facts))
+    assert main(["predict", *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert main(["embed", "net.safetensors", "a.png"]) == 2
+    assert "`vitlab embed` needs the run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("targets", "outputs", "columns"),
+    [
+        ({"kind": "number", "names": ["age", "size"]}, "numbers", {"age": 1.0, "size": -2.0}),
+        ({"kind": "multilabel"}, ["cat", "dog"], {"cat": 0.7311, "dog": 0.1192}),
+        (
+            {"kind": "mixed", "names": ["age", "pet"], "classes": [[], ["cat"]]},
+            ["age", "pet/cat"],
+            {"age": 1.0, "pet": "cat", "probability/pet": 1.0},
+        ),
+    ],
+    ids=lambda value: value.get("kind") if isinstance(value, dict) else None,
+)
+def test_the_card_says_what_outputs_are(targets, outputs, columns, folder, tmp_path, monkeypatch):
+    class Fixed(torch.nn.Module):
+        in_chans = 3
+
+        def forward(self, images):
+            return torch.tensor([[1.0, -2.0]]).repeat(len(images), 1)
+
+    card = {"images": {"color_profile": "srgb"}, "outputs": outputs, "targets": targets}
+    (tmp_path / "net.onnx.json").write_text(json.dumps(card))
+    loaded = predictions.load_trained(str(folder / "net.safetensors"))._replace(net=Fixed())
+    monkeypatch.setattr(predictions, "load_trained", lambda source: loaded)
+    found, reasons = predictions.predict_exported(tmp_path / "net.onnx", [str(folder / "photos" / "a.png")], 5)
+    assert not reasons and list(found.columns) == ["path", *columns]
+    for name, value in columns.items():
+        assert found[name][0] == (value if isinstance(value, str) else pytest.approx(value, abs=1e-4))
