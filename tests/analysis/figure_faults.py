@@ -4,6 +4,8 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Annotation, Text
 
+from vitlab.analysis.typeset import INCHES, printed
+
 
 def texts_of(figure):
     """Return the texts that are drawn, with their extents in pixels."""
@@ -48,3 +50,9 @@ def faults(figure, least=6.0):
             if min(box.x1, near.x1) - max(box.x0, near.x0) > 0.5 and min(box.y1, near.y1) - max(box.y0, near.y0) > 0.5:
                 said.append(f"{words!r} lies on {other.get_text()!r}")
     return said
+
+
+def fits_a_column(figure):
+    """Assert that the figure of an analysis can be read in a journal's column."""
+    done = printed(figure, INCHES["column"], "an analysis of a run")
+    assert done.get_figwidth() <= 3.3 and not faults(done), faults(done)

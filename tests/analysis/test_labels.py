@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from figure_faults import fits_a_column
 from PIL import Image
 
 from vitlab.analysis.outcomes.labels import (
@@ -100,6 +101,7 @@ def test_planted_wrong_labels_come_first(folds, subject):
 
 def test_the_page_shows_the_doubted_images_and_no_name_ends_its_script(subject, tmp_path):
     finding = analyze_labels(subject)
+    fits_a_column(finding.figure)
     assert len(finding.gallery) == max(24, int(finding.table["doubted"].sum()))
     assert [words["name"] for _, words in finding.gallery] == finding.table["image"].tolist()[: len(finding.gallery)]
     png, words = finding.gallery[0]

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from figure_faults import fits_a_column
 from PIL import Image
 
 from vitlab.analysis.segmentation import Counts, analyze_segmentation, count, softmax_regression
@@ -49,6 +50,7 @@ def test_a_mask_that_is_a_function_of_the_token_is_found_and_one_of_the_place_is
     finding, miou = measured(subject, folder / "level")
     assert miou["tokens"] == 1 and miou["without positions"] == 1 and miou["majority of patches"] == 1
     assert miou["place alone"] < 0.4 and "3 classes" in finding.note
+    fits_a_column(finding.figure)
     each = finding.table[finding.table["of"] == "tokens"].set_index("class")
     assert each.loc[["0", "1", "2"], "pixels"].sum() == each.loc["mean", "pixels"]
     assert each.loc["mean", "pixels"] % (SIDE * SIDE - 3) == 0  # three pixels of each image count nowhere

@@ -696,6 +696,7 @@ def test_a_page_of_a_small_vit_with_twelve_pictures_is_under_8_mb(monkeypatch):
     monkeypatch.setattr(
         "vitlab.analysis.attribution.maps.STEPS", 1
     )  # of the path of integrated gradients: as many bytes
+    monkeypatch.setattr("vitlab.analysis.attribution.maps.SAMPLES", 2)
     monkeypatch.setattr("vitlab.look.viewer.PASSES", 12)  # of occlusion: as many bytes, too
     noise = torch.randn(12, 3, 224, 224, generator=torch.Generator().manual_seed(0))  # compresses worst
     net = create_model("vit_s16")

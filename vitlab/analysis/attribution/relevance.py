@@ -62,7 +62,7 @@ class _Shared(torch.autograd.Function):
         return compute(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, relevance: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, relevance: Tensor) -> Any:
         return None, None, *ctx.share(relevance)
 
 

@@ -97,7 +97,7 @@ def analyze_sanity(subject: Subject) -> Finding:
     curves(axes, table, "step", "correlation", by="map")
     axes.axhline(0, color="0.7", linewidth=0.8, zorder=0)
     axes.set_xticks(range(len(stages)), list(stages), fontsize=7)
-    finish(axes, "random weights in", "rank correlation with the map of the network")
+    finish(axes, "random weights in", "rank correlation of maps")
     last = table[table["random"] == "all blocks"]
     same = ", ".join(last[last["correlation_low"] > 0.5]["map"]) or "none"
     over = f"{DRAWS} draws of weights and {len(images)} images, 95 % intervals over both"
