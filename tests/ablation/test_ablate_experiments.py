@@ -6,12 +6,17 @@ import pytest
 import torch
 import yaml
 
+from vitlab.ablation.execution.cells import Resolved
 from vitlab.ablation.file.spec import read_ablation
+from vitlab.ablation.inference.measured import CellResults
+from vitlab.ablation.inference.verdicts import claim_questions
 from vitlab.config.parser import VitlabCLI
 from vitlab.errors import UsageError
-from vitlab.models.cost import count_macs, count_tokens
+from vitlab.models.cost import count_macs, count_parameters, count_tokens
 from vitlab.models.load import network_args
 from vitlab.models.vit import VisionTransformer
+from vitlab.tokenizers.performer import TokenPerformer
+from vitlab.tokenizers.token_layers import TokenMlp
 
 ROOT = Path(__file__).parents[2]
 FILES = [p for p in sorted((ROOT / "experiments").glob("*/*.yaml")) if "axes" in yaml.safe_load(p.read_text())]
@@ -59,3 +64,44 @@ def test_the_tokenizers_of_digits_have_equal_tokens_and_flops(monkeypatch):
     for other in others:
         assert other[0] == tokens
         assert abs(other[1] / macs - 1) <= ablation.match.flops == 0.02
+
+
+FACTORIAL = ROOT / "experiments" / "t2t_positions" / "factorial_fashion_mnist.yaml"
+
+
+@pytest.mark.slow
+def test_the_factorial_of_t2t_positions_has_equal_arms_that_differ_in_what_they_say(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    ablation = read_ablation(FACTORIAL.relative_to(ROOT))
+    config = yaml.safe_load(Path(ablation.base[0]).read_text())["model"]["init_args"]
+    facts, built = {}, {}
+    for arm in ablation.arms:
+        if arm.levels["pos_embed"] != "none":
+            continue
+        values = {**config, **{key.removeprefix("model."): value for key, value in arm.overrides.items()}}
+        with torch.device("meta"):
+            net = VisionTransformer(28, 1, 10, **network_args(values))
+        built[arm.name] = net.tokenizer
+        facts[arm.name] = (count_tokens(net), net.tokenizer.grid_size, count_parameters(net), count_macs(net))
+    assert len(facts) == 14 and {(tokens, grid) for tokens, grid, _, _ in facts.values()} == {(49, (7, 7))}
+    for sizes in zip(*(fact[2:] for fact in facts.values()), strict=True):
+        assert max(sizes) / min(sizes) - 1 <= ablation.match.params == ablation.match.flops == 0.02
+    borders = {"zeros": "zero", "mirror": "reflect", "wrap": "circular"}
+    layers = {"mix": TokenPerformer, "alone": TokenMlp}
+    factors = [arm for arm in ablation.arms if arm.levels["windows"] in ("shared", "apart") and arm.name in built]
+    assert len(factors) == 12
+    for arm in factors:
+        split, level = built[arm.name], arm.levels
+        assert split.padding == borders[level["border"]] and isinstance(split.attention1, layers[level["attention"]])
+        windows = [(window, step, way) for (window, step, _), way in zip(split.splits, split.dilations, strict=True)]
+        assert windows == {"shared": [(4, 2, 1)] * 2, "apart": [(2, 2, 3)] * 2}[level["windows"]]
+        assert not split.fused and {m.p for m in split.modules() if isinstance(m, torch.nn.Dropout)} == {0.0}
+
+
+def test_the_main_effects_of_the_factorial_are_means_over_all_its_cells(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    ablation = read_ablation(FACTORIAL.relative_to(ROOT))
+    arms = [Resolved(arm, {"data": {}}, {}, {}, (), 1.0, "") for arm in ablation.arms]
+    questions = claim_questions(CellResults(ablation, arms))
+    assert len(questions) == len(ablation.claims) == 10  # one verdict each
+    assert [len(question.terms) for _, _, question in questions] == [2, 2, 24, 16, 16, 24, 8, 8, 4, 2]
