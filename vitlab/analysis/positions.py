@@ -70,7 +70,7 @@ def displacement_profile(logits: Tensor, grid_size: Grid) -> Tensor:
     """Map ``(A, N, N)`` logits to their mean over pairs at each displacement, ``(A, 2h - 1, 2w - 1)``.
 
     Entry (h - 1 + dy, w - 1 + dx) is for keys dy rows below and dx columns right of their query. Each head's mean over
-    all pairs is taken away, since the softmax does not see it.
+    all pairs is subtracted, since the softmax ignores it.
 
     Example:
         >>> displacement_profile(torch.randn(2, 15, 15), (3, 5)).shape

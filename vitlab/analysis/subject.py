@@ -36,7 +36,7 @@ class Subject:
 
     Args:
         net: The network: any module that maps images to class scores; is set to evaluation mode. A Vision Transformer
-            of vitlab, or one of timm with an equivalent, can be asked everything, others what they have.
+            of vitlab, or one of timm with an equivalent, supports every analysis, others those whose parts they have.
         data: The data set it was trained on; a LightningDataModule of your own, whose batches are images and targets;
             or a function from a PIL image to a normalized ``(C, H, W)``: then ``pictures`` are the only images, and
             have no labels.

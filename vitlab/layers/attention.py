@@ -57,9 +57,9 @@ class Attention(nn.Module):
 
     ``kernel`` can be set at any time: one of :mod:`vitlab.layers.kernels`; ``attend`` picks the faster one.
 
-    A subclass changes what it needs: :meth:`score` gives the logits of rotated queries and keys, :meth:`weigh` makes
-    weights of them, :meth:`mix` applies these to the values, and :meth:`project` maps the result to the output. Each
-    sees the position embedding, whose ``grid_size`` is that of the images at hand.
+    A subclass overrides the steps that it changes: :meth:`score` computes logits from rotated queries and keys,
+    :meth:`weigh` turns them into weights, :meth:`mix` applies these to the values, and :meth:`project` maps the result
+    to the output. Each step receives the position embedding, whose ``grid_size`` is that of the current images.
 
     Args:
         dim: Token width D.

@@ -64,7 +64,7 @@ class MultiTask(Standardized):
         self.heads = target_heads(facts)
         self.weights = _weights(target_weights or {}, [head.name for head in self.heads], known=facts is not _NOTHING)
         if task.get("metrics"):
-            raise ValueError("`metrics` are of one kind of targets, and MultiTask has several: leave them away")
+            raise ValueError("`metrics` are of one kind of targets, and MultiTask has several: leave them out")
         measured: dict[str, Metric | MetricCollection] = {"hits": Hits(self.heads)}
         if any(not head.classes for head in self.heads):
             measured["errors"] = NumberErrors(self.heads, facts["mean"], facts["std"])

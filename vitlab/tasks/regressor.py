@@ -68,7 +68,7 @@ class Regressor(Standardized):
         facts = targets if targets and targets["kind"] == "number" else {}
         self.present: float | None = facts.get("present")  # share of the training targets with a value; None: all have
         if self.present is not None and task.get("metrics"):
-            raise ValueError("`metrics` cannot leave out empty targets: leave them away, or take --data.missing=drop")
+            raise ValueError("`metrics` cannot leave out empty targets: leave them out, or set --data.missing=drop")
         names = facts.get("names", [str(i + 1) for i in range(num_targets or 1)])
         if num_targets not in (None, len(names)):
             raise ValueError(f"`num_targets` is {num_targets}, the data has {len(names)}: {', '.join(names)}")

@@ -81,7 +81,7 @@ def gains(table: pd.DataFrame) -> pd.DataFrame:
     ),
 )
 def analyze_faithfulness(subject: Subject) -> Finding:
-    """Take patches away, most or least relevant first, with several fillings in their place.
+    """Replace patches by several fillings, most or least relevant patches first.
 
     MoRF and LeRF are the orders of Samek et al. 2017 (arXiv:1509.06321): the class's probability should fall at once if
     the most relevant patches go first, and last if the least relevant ones do. The area between both curves, which is 0

@@ -61,8 +61,8 @@ def deleted(net: Asked, images: Tensor, values: Tensor, count: int, filling: Ten
         net: The network, whose grid is taken.
         images: Normalized images.
         values: A value of each patch; of equal ones the first in reading order goes first.
-        count: How many patches are taken away.
-        filling: What stands in their place, ``(B, C, H, W)``; None is the mean color.
+        count: How many patches are replaced.
+        filling: Images whose patches replace them, ``(B, C, H, W)``; None is the mean color.
 
     Example:
         >>> from vitlab.models.vit import VisionTransformer

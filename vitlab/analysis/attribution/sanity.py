@@ -67,7 +67,7 @@ def analyze_sanity(subject: Subject) -> Finding:
     """Compare each map with that of a network whose weights become random from the head down.
 
     The cascading randomization of Adebayo et al. 2018 (arXiv:1810.03292), by rank correlation of the patches, in the
-    mean over several draws of the weights: a single one may turn a map about, or leave it.
+    mean over several draws of the weights: a single draw may invert a map, or leave it unchanged.
 
     Example:
         >>> finding = analyze_sanity(subject)

@@ -42,8 +42,9 @@ def split_features(tokenizer: T2TTokenizer, images: Tensor) -> list[tuple[Tensor
 def token_layer_maps(tokenizer: T2TTokenizer, images: Tensor) -> list[Tensor]:
     """Return the attention of each token layer for ``(B, C, H, W)`` images, ``(B, N_i, N_i)`` on its own grid.
 
-    A performer never makes its map; the one that its random features imply is phi(q) phi(k)^T, rows divided by sums.
-    Where all features of a token vanish, it reads nothing, and its row is 0. Without attention a token reads itself.
+    A performer never computes its map. Its random features imply phi(q) phi(k)^T, with rows divided by their sums.
+    Where all features of a token vanish, the token reads nothing, and its row is 0. Without attention, a token reads
+    itself.
 
     Example:
         >>> tokenizer = T2TTokenizer((32, 32), in_chans=3, embed_dim=16)

@@ -23,11 +23,11 @@ class PosEmbed(Resizable, metaclass=Described):
     (:meth:`forward`) or before every block (:meth:`enter`), rotate queries and keys (:meth:`rotate`), bias the
     attention logits (:meth:`bias`, or :meth:`relate` by queries and keys), or mix the tokens after a block
     (:meth:`leave`). Tokens are P prefix tokens, then N patches. Prefix tokens have no position: it would be a constant,
-    which their own vectors can learn.
+    which their trained vectors can absorb.
 
-    Each hook is a function of its arguments, the parameters and ``grid_size``. A batch sets nothing: images of another
-    size, a subset of the tokens, some of the queries and numbers drawn for a batch make another object (:meth:`at`,
-    :meth:`kept`, :meth:`of_queries`, :meth:`for_batch`) that shares the parameters.
+    Each hook is a function of its arguments, the parameters and ``grid_size``; a batch leaves no state on the module.
+    For images of another size, a subset of the tokens, some of the queries and numbers drawn for a batch, :meth:`at`,
+    :meth:`kept`, :meth:`of_queries` and :meth:`for_batch` return another object that shares the parameters.
 
     Args:
         grid_size: Patch tokens per column and per row, (h, w).
