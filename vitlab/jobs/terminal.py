@@ -3,6 +3,7 @@
 import logging
 import sys
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 from vitlab.errors import printable
@@ -82,7 +83,8 @@ def close_log() -> None:
         logger = logging.getLogger(name)
         for handler in [h for h in logger.handlers if isinstance(h, logging.FileHandler)]:
             logger.removeHandler(handler)
-            handler.close()
+            with suppress(OSError):  # what the file lacks, the terminal has shown; an error here would hide another
+                handler.close()
 
 
 def say(text: str) -> None:
