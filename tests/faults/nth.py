@@ -241,7 +241,8 @@ def numbers(command, folder):
             found = (folder / "runs" / "ablations" / "new").glob("*/*/results.json")
             return sorted((path.parent.name, json.loads(path.read_text())["test"]["acc1"]) for path in found)
         case "ablate report":
-            return sorted(p.read_text() for p in (folder / "runs" / "ablations" / "toy").glob("**/cells.csv"))
+            report = folder / "runs" / "ablations" / "toy" / "report"
+            return [(report / name).read_text() for name in ("results.csv", "summary.csv")]
         case "ablate export":
             return sorted(str(p.relative_to(folder)) for p in (folder / "sent").glob("**/*") if p.is_file())
         case "submit":
