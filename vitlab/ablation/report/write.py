@@ -76,8 +76,9 @@ def write_report(
         results.table(),
         find(results, take_look(ablation, results.seeds()), linear(ablation, results.resolved)),
     )
-    with atomic_write(place / "results.csv") as csv, atomic_write(place / "results.parquet") as parquet:
+    with atomic_write(place / "results.csv") as csv:
         table.to_csv(csv, index=False)
+    with atomic_write(place / "results.parquet") as parquet:
         table.to_parquet(parquet, index=False)
     summary = found.table()
     with atomic_write(place / "summary.csv") as csv:
