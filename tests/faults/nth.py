@@ -239,7 +239,7 @@ def numbers(command, folder):
             return {path.name: zlib.crc32(path.read_bytes()) for path in (folder / "packed").glob("*.bin")}
         case "ablate run":
             found = (folder / "runs" / "ablations" / "new").glob("*/*/results.json")
-            return sorted((path.parent.name, json.loads(path.read_text())["test"]["acc1"]) for path in found)
+            return sorted((path.parent.name, json.loads(path.read_text())["val"]["acc1"]) for path in found)
         case "ablate report":
             report = folder / "runs" / "ablations" / "toy" / "report"
             return [(report / name).read_text() for name in ("results.csv", "summary.csv")]
