@@ -1,6 +1,8 @@
 """Reports of cells whose files are made up: every number of it can be found, and the page can be read."""
 
+import errno
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -11,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from matplotlib.figure import Figure
 
 from vitlab.ablation.evidence.verify import verify_evidence
 from vitlab.ablation.execution.cells import Resolved, cells_of
@@ -378,6 +381,22 @@ def test_a_class_may_be_called_none(finished):
 
 def cells(table):
     return [re.split(r"(?<!\\)&", line.removesuffix(r" \\")) for line in table.splitlines() if line.endswith(r" \\")]
+
+
+@pytest.mark.parametrize(
+    ("call", "file"), [("pathlib.Path.write_bytes", "a.pdf"), ("pandas.DataFrame.to_csv", "a.csv")]
+)
+def test_a_figure_that_cannot_be_written_is_named(tmp_path, monkeypatch, call, file):
+    """The system's error of a write has no path: before, `ablate report` said "Permission denied" alone."""
+
+    def refused(*words, **more):
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(call, refused)
+    with pytest.raises(OSError, match="Permission denied") as error:
+        write._keep({"a": ("title", Figure(), [{"x": 1}])}, tmp_path, ("pdf",), "column")
+    assert error.value.filename == str(tmp_path / file)
+    assert not (tmp_path / file).exists()
 
 
 @pytest.mark.rare

@@ -1,4 +1,5 @@
 import json
+import logging
 import multiprocessing
 import os
 import resource
@@ -13,6 +14,7 @@ from PIL import Image
 
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.cli.main import main
+from vitlab.jobs.terminal import close_log, log_to
 from vitlab.tasks import Classifier
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -249,3 +251,16 @@ def test_a_killed_data_worker_ends_the_run_with_a_line(here, photos, monkeypatch
     during(monkeypatch, kill)
     assert main([*photos, "--data.num_workers=1"]) == 1
     assert "Use fewer (--data.num_workers), then `vitlab fit --resume" in capsys.readouterr().out
+
+
+def test_a_log_that_cannot_be_closed_hides_no_error(tmp_path, monkeypatch):
+    """Before, on a disk that is gone, `vitlab fit` ended with "Input/output error" alone, or below its own line."""
+
+    def gone(handler):
+        raise OSError(5, "Input/output error")
+
+    log_to(tmp_path / "train.log")
+    handlers = [h for h in logging.getLogger("vitlab").handlers if isinstance(h, logging.FileHandler)]
+    monkeypatch.setattr(logging.FileHandler, "flush", gone)
+    close_log()
+    assert len(handlers) == 1 and handlers[0] not in logging.getLogger("vitlab").handlers

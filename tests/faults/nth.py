@@ -58,10 +58,12 @@ class Failing:
     """Calls are counted by site; of the site ``target``, the call ``k`` fails with ``number``.
 
     As the system's own, the error names the path as the call gave it, and no path where the call gave a descriptor.
+    With ``forever``, each later call fails as well, as of a disk that is gone.
     """
 
-    def __init__(self, root, target, k, number):
+    def __init__(self, root, target, k, number, forever=False):
         self.root, self.target, self.k, self.number = os.path.realpath(root), target, k, number
+        self.forever = forever
         self.counts = Counter()
         self.what = ""
         self.busy = False
@@ -84,8 +86,8 @@ class Failing:
             return
         site = self.site(name, path)
         self.counts[site] += 1
-        if site == self.target and self.counts[site] == self.k:
-            self.what = path
+        if (site == self.target and self.counts[site] == self.k) or (self.forever and self.what):
+            self.what = self.what or path
             raise OSError(self.number, os.strerror(self.number), *named)
 
     def site(self, name, path):
@@ -128,9 +130,9 @@ class Written:
         return self.file.__exit__(*error)
 
 
-def install(root, target, k, number):
+def install(root, target, k, number, forever=False):
     """Patch this process; at its end, the file ``calls`` has the calls of each site, and the one that failed."""
-    failing, leave = Failing(root, target, k, number), os._exit
+    failing, leave = Failing(root, target, k, number, forever), os._exit
 
     def patched(call, name, position=0):
         @functools.wraps(call)
@@ -226,17 +228,21 @@ def numbers(command, folder):
             split = "val" if command == "validate" else "test"
             stored = json.loads((folder / "runs" / "done" / "results.json").read_text())[split]
             return {name: value for name, value in stored.items() if isinstance(value, float)}
-        case "predict" | "embed" | "analyze":
+        case "predict" | "embed":
             return (folder / COMMANDS[command][2]).read_text()
+        case "analyze":
+            rows = (folder / COMMANDS[command][2]).read_text().splitlines()
+            return [row for row in rows if "per second" not in row and "memory" not in row]
         case "export":
             return {name: value.tolist() for name, value in load_file(folder / COMMANDS[command][2]).items()}
         case "pack":
             return {path.name: zlib.crc32(path.read_bytes()) for path in (folder / "packed").glob("*.bin")}
         case "ablate run":
             found = (folder / "runs" / "ablations" / "new").glob("*/*/results.json")
-            return sorted((path.parent.name, json.loads(path.read_text())["test"]["acc1"]) for path in found)
+            return sorted((path.parent.name, json.loads(path.read_text())["val"]["acc1"]) for path in found)
         case "ablate report":
-            return sorted(p.read_text() for p in (folder / "runs" / "ablations" / "toy").glob("**/cells.csv"))
+            report = folder / "runs" / "ablations" / "toy" / "report"
+            return [(report / name).read_text() for name in ("results.csv", "summary.csv")]
         case "ablate export":
             return sorted(str(p.relative_to(folder)) for p in (folder / "sent").glob("**/*") if p.is_file())
         case "submit":
@@ -251,12 +257,12 @@ def names(said, failed, folder):
     return any(str(one.relative_to(folder)) in said for one in inside)
 
 
-def once(command, template, folder, target, k, number, expected=None, usual=0):
+def once(command, template, folder, target, k, number, expected=None, usual=0, forever=False):
     """Run a command of which one call fails, and repeat it; return its calls by site, and what is wrong."""
     words, again, promised = COMMANDS[command]
     shutil.copytree(template, folder)
     facts = toy_facts(folder)
-    process = Process(words, folder, partial(install, str(folder), target, k, number), facts)
+    process = Process(words, folder, partial(install, str(folder), target, k, number, forever), facts)
     code, said = process.wait(120), process.output()
     calls, failed = json.loads((folder / "calls").read_text()) if (folder / "calls").is_file() else ({}, "?")
     where = f"{command}, call {k} of {target} ({errno.errorcode[number]}): "
@@ -289,7 +295,7 @@ def chosen(sites, every, share, draw):
     return ends if share >= 1 else draw.sample(ends, min(len(ends), max(2, round(share * len(ends)))))
 
 
-def loop(folder, commands=tuple(COMMANDS), share=1.0, every=False, seed=0, say=lambda text: None):
+def loop(folder, commands=tuple(COMMANDS), share=1.0, every=False, seed=0, say=lambda text: None, forever=False):
     """Fail calls of each command; return how many sites and calls there are, how many failed, and what is wrong."""
     draw = random.Random(seed)
     template = folder / "template"
@@ -306,7 +312,7 @@ def loop(folder, commands=tuple(COMMANDS), share=1.0, every=False, seed=0, say=l
         shutil.rmtree(plain)
         problems, calls = [wrong] if wrong else [], chosen(sites, every, share, draw)
         for site, k, number in calls:
-            problem = once(command, template, folder / "one", site, k, number, expected, usual)[1]
+            problem = once(command, template, folder / "one", site, k, number, expected, usual, forever)[1]
             problems += [problem] if problem else []
             say(f"  {problem}\n" if problem else "")
             shutil.rmtree(folder / "one")

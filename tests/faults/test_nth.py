@@ -28,6 +28,19 @@ def test_whichever_call_fails_the_command_ends_in_one_line_or_goes_on_rightly(tm
     assert not found["wrong"], "\n".join(found["wrong"])
 
 
+@pytest.mark.faults
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("command", ("fit", "test", "export") if SHARE == 1 else ("test",))
+def test_from_whichever_call_on_all_fail_the_command_ends_in_one_line(tmp_path, note, command):
+    found = loop(tmp_path / "loop", [command], 0.2 * SHARE, forever=True)[command]
+    note(
+        f"`vitlab {command}`, a disk that is gone from the n-th call on: {found['injected']} of the {found['calls']} n",
+        f"{len(found['wrong'])} tracebacks, lines without a path, exits 0 without a result, or failed repetitions",
+        "0",
+    )
+    assert not found["wrong"], "\n".join(found["wrong"])
+
+
 WRITERS = {
     "export to safetensors": ["export", "done", "--to", "safetensors", "-o", "disk/a.safetensors"],
     "export to onnx": ["export", "done", "--to", "onnx", "-o", "disk/a.onnx"],

@@ -4,6 +4,7 @@ import logging
 import shutil
 import sys
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 from vitlab.errors import printable
@@ -87,7 +88,8 @@ def close_log() -> None:
         logger = logging.getLogger(name)
         for handler in [h for h in logger.handlers if isinstance(h, logging.FileHandler)]:
             logger.removeHandler(handler)
-            handler.close()
+            with suppress(OSError):  # what the file lacks, the terminal has shown; an error here would hide another
+                handler.close()
 
 
 def say(text: str, wrap: bool = False) -> None:

@@ -59,7 +59,7 @@ def export_bundle(ablation: Ablation, resolved: list[Resolved], folder: Path) ->
         facts.append({**asdict(replace(r, arm=None, weights=weights)), "arm": r.arm.name})  # type: ignore[arg-type]
     write_json(folder / "arms.json", json.loads(json.dumps(facts, sort_keys=True)))
     collected = collect(ablation, resolved)
-    collected.table().to_csv(folder / "seeds.csv", index=False)
+    write_text(folder / "seeds.csv", collected.table().to_csv(index=False))
     _copy(ablation.directory, folder, OWN)
     _copy(ablation.directory, folder, tuple(f"tune/*/*/{name}" for name in OF_A_CELL))
     for cell in collected.cells.values():

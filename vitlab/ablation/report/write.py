@@ -26,7 +26,7 @@ from vitlab.ablation.report.sections import report_sections
 from vitlab.ablation.report.tuned import responses
 from vitlab.analysis.typeset import INCHES, Format, Width, figure_bytes, printed
 from vitlab.errors import UsageError
-from vitlab.runs.directory import write_text
+from vitlab.runs.directory import atomic_write, write_text
 
 VIEW = '<meta name="viewport" content="width=device-width, initial-scale=1">'  # as wide as a phone is
 STYLE = """
@@ -76,10 +76,13 @@ def write_report(
         results.table(),
         find(results, take_look(ablation, results.seeds()), linear(ablation, results.resolved)),
     )
-    table.to_csv(place / "results.csv", index=False)
-    table.to_parquet(place / "results.parquet", index=False)
+    with atomic_write(place / "results.csv") as csv:
+        table.to_csv(csv, index=False)
+    with atomic_write(place / "results.parquet") as parquet:
+        table.to_parquet(parquet, index=False)
     summary = found.table()
-    summary.to_csv(place / "summary.csv", index=False, float_format="%.10g")
+    with atomic_write(place / "summary.csv") as csv:
+        summary.to_csv(csv, index=False, float_format="%.10g")
     drawn = figures(results, found.arms) | panels(found) | responses(results)
     svgs = _keep(drawn, place / "figures", formats, width)
     parts = report_sections(found)
@@ -133,9 +136,13 @@ def _keep(
         svgs[name] = text[text.index("<svg") :]
         write_text(folder / f"{name}.svg", svgs[name])
         for form in ("pdf", "png"):
-            path = folder / f"{name}.{form}"
-            path.write_bytes(figure_bytes(figure, form)) if form in formats else path.unlink(missing_ok=True)
-        pd.DataFrame(data).to_csv(folder / f"{name}.csv", index=False, float_format="%.10g")
+            if form not in formats:
+                (folder / f"{name}.{form}").unlink(missing_ok=True)
+                continue
+            with atomic_write(folder / f"{name}.{form}") as beside:
+                beside.write_bytes(figure_bytes(figure, form))
+        with atomic_write(folder / f"{name}.csv") as beside:
+            pd.DataFrame(data).to_csv(beside, index=False, float_format="%.10g")
     return svgs
 
 
