@@ -31,7 +31,7 @@ _INTERVALS = {  # [ and ] include the limit, ( and ) do not
         "[0, 1024]": "num_workers",
         "[1, 65536]": "img_size native_patch native_size in_chans sizes",
         "[1, 1e6]": "batch_size num_classes",
-        "[0, 1e6]": "img_size_schedule",
+        "[0, 1e6]": "img_size_schedule cache_gb",
         "[1, 1e10]": "n max_pixels",
         "[0, 1e9]": "max_unreadable fold",
         "[-1e18, 1e18]": "split_seed value_range mean",

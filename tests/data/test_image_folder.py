@@ -1,5 +1,6 @@
 """Folders of photos in every layout, with every fault."""
 
+import itertools
 import os
 import shutil
 
@@ -7,7 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitlab.data import Packed
 from vitlab.data.image_folder import ImageFolder, ImageNet
+from vitlab.data.pack.write import pack
 
 
 @pytest.fixture(autouse=True)
@@ -294,3 +297,46 @@ def test_damage_in_any_split_stops_the_training_before_it_begins_and_is_listed_o
     data.setup("fit")
     data.setup("test")
     assert [len(data.splits[name]) for name in ("train", "val", "test")] == [5, 5, 5]
+
+
+def _videos(root, places=("cat", "dog")):
+    for place in places:
+        for video in range(10):
+            folder = root / place / f"v{video}"
+            folder.mkdir(parents=True)
+            for frame in range(7, 12):
+                color = (video * 20, frame * 20, 10 * len(place))
+                Image.new("RGB", (9, 7), color).save(folder / f"f{frame}.png")
+        Image.new("RGB", (9, 7), (1, 2, 3 * len(place))).save(root / place / "alone.png")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_frames_of_a_video_stay_in_one_split_or_the_middle_one_stands_for_them(tmp_path, monkeypatch, packed):
+    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+    _videos(tmp_path / "films")
+    make, place = (Packed, tmp_path / "packed") if packed else (ImageFolder, tmp_path / "films")
+    if packed:
+        pack(str(tmp_path / "films"), str(place), num_workers=0)
+    found = {}
+    for videos in (None, "frames", "middle"):
+        data = make(str(place), videos=videos, num_workers=0)
+        data.setup("fit"), data.setup("test")
+        found[videos] = {name: images.files for name, images in data.splits.items()}
+        assert packed or any("--data.videos=frames" in note for note in data.notes) == (videos is None)
+        folders = [{file.rpartition("/")[0] for file in files if "/v" in file} for files in found[videos].values()]
+        cut = sum(len(a & b) for a, b in itertools.combinations(folders, 2))
+        assert (cut > 0) == (videos is None), cut
+    assert sorted(itertools.chain(*found["frames"].values())) == sorted(itertools.chain(*found[None].values()))
+    middle = list(itertools.chain(*found["middle"].values()))
+    assert len(middle) == 22 and all(file.endswith(("f9.png", "alone.png")) for file in middle)  # 7, 8, 9, 10, 11
+    folds = [make(str(place), videos="frames", fold=f"{k}/3", num_workers=0) for k in (1, 2, 3)]
+    held = []
+    for data in folds:
+        data.setup("fit")
+        held += data.splits["val"].files
+        assert not {f.rpartition("/")[0] for f in data.splits["val"].files if "/v" in f} & {
+            f.rpartition("/")[0] for f in data.splits["train"].files
+        }
+    assert len(held) == len(set(held))
+    with pytest.raises(ValueError, match=r"`data\.videos` must be one of frames, middle, got 'clips'"):
+        make(str(place), videos="clips")

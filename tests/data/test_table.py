@@ -1,6 +1,7 @@
 """Images named in a table: classes and numbers, photos and arrays, groups and splits."""
 
 import json
+import sys
 
 import numpy as np
 import pandas as pd
@@ -10,6 +11,7 @@ from PIL import Image
 
 from vitlab.data import Table
 from vitlab.data.files.array_images import is_array, read_array
+from vitlab.data.files.decode import ImageError, decode
 
 
 @pytest.fixture(autouse=True)
@@ -238,3 +240,35 @@ def test_pages_of_16_bits_and_floats_keep_their_values(tmp_path, kind):
     first, *others = [Image.fromarray(page) for page in array]
     first.save(tmp_path / "a.tif", save_all=True, append_images=others)
     assert is_array(tmp_path / "a.tif") and (read_array(tmp_path / "a.tif") == array.astype(np.float32)).all()
+
+
+@pytest.mark.parametrize("kind", ["uint8", "uint16", "float32"])
+@pytest.mark.parametrize("channels", [2, 3, 5])
+def test_channels_of_a_tiff_file_may_be_values_of_a_pixel_or_planes(tmp_path, kind, channels):
+    tifffile = pytest.importorskip("tifffile")
+    array = (np.random.default_rng(0).random((channels, 7, 9)) * 200).astype(kind)
+    for planes in ("contig", "separate"):
+        for compression in (None, "zlib"):
+            stored = array if planes == "separate" else np.moveaxis(array, 0, -1)
+            path = tmp_path / f"{planes}-{compression}.tif"
+            tifffile.imwrite(path, stored, photometric="minisblack", planarconfig=planes, compression=compression)
+            assert is_array(path) and (read_array(path) == array.astype(np.float32)).all(), path
+            with pytest.raises(ImageError):  # no photo
+                decode(path)
+
+
+def test_a_tiff_file_that_pillow_does_not_read_names_the_way_out(tmp_path, monkeypatch):
+    tifffile = pytest.importorskip("tifffile")
+    tifffile.imwrite(
+        path := tmp_path / "a.tif", np.ones((7, 9, 5), np.uint16), photometric="minisblack", planarconfig="contig"
+    )
+    monkeypatch.setitem(sys.modules, "tifffile", None)
+    with pytest.raises(
+        ValueError, match=r"a\.tif: a TIFF file that Pillow does not read: `pip install 'vitlab\[tiff\]'"
+    ):
+        read_array(path)
+    monkeypatch.undo()
+    path.write_bytes(path.read_bytes()[:-300])
+    with pytest.raises(ValueError, match=r"a\.tif: ") as told:
+        read_array(path)
+    assert "\n" not in str(told.value)

@@ -98,6 +98,17 @@ def test_order_and_crops_are_those_of_seed_and_epoch_wherever_the_shards_lie(tmp
     assert len(list(remote.val_dataloader())) == 2 and local.statistics() == remote.statistics()
 
 
+def test_copies_of_an_image_are_fetched_once(tmp_path, monkeypatch):
+    _write("memory://shards", {"a": _shard(1)})
+    data = WebDataset("memory://shards/a.tar", img_size=16, num_workers=0, batch_size=3, augment="crop-flip", repeats=3)
+    data.setup("fit")
+    calls, memory = [], fsspec.get_filesystem_class("memory")
+    plain = memory.cat_ranges
+    monkeypatch.setattr(memory, "cat_ranges", lambda self, *a, **kw: calls.append(1) or plain(self, *a, **kw))
+    batches = list(data.train_dataloader())
+    assert len(calls) == len(batches) > 0  # each copy after the first was a call of its own
+
+
 def test_every_image_is_evaluated_once_by_any_number_of_processes(tmp_path, monkeypatch):
     _everywhere(tmp_path)
     data = _open("memory://shards")

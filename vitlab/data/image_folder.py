@@ -11,7 +11,7 @@ from vitlab.data.files import ilsvrc
 from vitlab.data.files.folders import class_folders, deeper, files_below, is_flat, sample_files, visible
 from vitlab.data.files.scan import Folder, sizes_of
 from vitlab.data.files.sets import FileImages, Statistics
-from vitlab.data.photos import Photos, parts_among
+from vitlab.data.photos import Photos, Videos, check_videos, parts_among
 from vitlab.data.record import RUN
 
 _PUBLISHED = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and standard deviation of ImageNet's pixels
@@ -35,6 +35,8 @@ class ImageFolder(Photos):
 
     Args:
         root: Folder of the photos.
+        videos: What folders below a class are. None: nothing, and each file is divided by itself; frames: videos, whose
+            frames are all in one split; middle: videos of which the middle frame stands for all.
         **photos: Passed to :class:`Photos`.
 
     Example:
@@ -42,8 +44,8 @@ class ImageFolder(Photos):
         ['cat', 'dog']
     """
 
-    def __init__(self, root: str, **photos: Unpack[PhotoArgs]) -> None:
-        self.root = Path(root)
+    def __init__(self, root: str, videos: Videos | None = None, **photos: Unpack[PhotoArgs]) -> None:
+        self.root, self.videos = Path(root), check_videos(videos)
         what = self.survey()
         super().__init__(place=root, parts=what.parts, class_names=what.class_names, sizes=what.sizes, **photos)
         self.notes += what.notes
@@ -82,7 +84,20 @@ class ImageFolder(Photos):
                     raise ValueError(f"{entry.path}: this class is not among those of {self.first}")
                 files += [os.path.relpath(file, self.root) for file in found]
                 labels += [number[entry.name]] * len(found) if found else []
-        return FileImages(Folder(self.root), files, torch.tensor(labels, dtype=torch.int64), self.decoding)
+        self._note_videos(files)
+        return self.of_videos(
+            FileImages(Folder(self.root), files, torch.tensor(labels, dtype=torch.int64), self.decoding)
+        )
+
+    def _note_videos(self, files: list[str]) -> None:
+        """Say that folders of files below a class are divided, if they are."""
+        note = (
+            "files in one folder below a class may be in different splits: if it is a video, --data.videos=frames "
+            "keeps them together, middle takes one frame"
+        )
+        divided = self.videos is None and not {"val", "test"} <= self.parts.keys() and note not in self.notes
+        if divided and self.videos_of(files) != files:
+            self.notes.append(note)
 
 
 class ImageNet(ImageFolder):

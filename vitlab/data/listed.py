@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitlab.data.arguments import TableArgs
 from vitlab.data.division import Part
-from vitlab.data.files.rows import Rows, distinct_folds, split_by_group
+from vitlab.data.files.rows import Rows, distinct_folds
 from vitlab.data.files.sets import FileImages, Images
 from vitlab.data.files.splits import Indices, SplitName, by_time
 from vitlab.data.loading.transforms import Size
@@ -142,12 +142,8 @@ class Listed(Photos):
             return by_time(self.times[rows], self.rule, cut_test)
         ids = [self.identity(self.table.paths[i]) for i in rows]
         given = self.part_of[rows] == "val" if "val" in self.parts else None
-        labels = self._strata(rows)
-        if self.table.groups is None or (given is not None and not self.rule.fold) or self.rule.file is not None:
-            return self.rule.indices(ids, labels, given, cut_test)
-        names, labels, group_of = split_by_group([self.table.groups[i] for i in rows], labels)
-        parts = self.rule.indices(names, labels, None, cut_test)
-        return {split: np.flatnonzero(np.isin(group_of, groups)) for split, groups in parts.items()}
+        groups = None if self.table.groups is None else [self.table.groups[i] for i in rows]
+        return self.rule.indices(ids, self._strata(rows), given, cut_test, groups)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state of the training run, the scale and the classes of its targets among it."""

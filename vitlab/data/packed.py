@@ -10,7 +10,7 @@ from vitlab.data.arguments import PhotoArgs
 from vitlab.data.files.decode import ColorProfile
 from vitlab.data.files.sets import FileImages, Images
 from vitlab.data.pack.shards import PARTS, ROUNDED, PackedStore, facts_of, read_index
-from vitlab.data.photos import Photos
+from vitlab.data.photos import Photos, Videos, check_videos
 
 
 class Packed(Photos):
@@ -21,6 +21,7 @@ class Packed(Photos):
         verify: Whether to check the checksum of each image before a split is used (1 GB/s); that of a remote image is
             checked whenever it is read.
         cache_gb: Size of the cache of remote images on this disk, in GB, for all data sets together; 0 stores none.
+        videos: What folders below a class are, as for :class:`ImageFolder`.
         **photos: Passed to :class:`Photos`.
 
     Example:
@@ -28,9 +29,16 @@ class Packed(Photos):
         ['cat', 'dog']
     """
 
-    def __init__(self, root: str, verify: bool = True, cache_gb: float = 0.0, **photos: Unpack[PhotoArgs]) -> None:
+    def __init__(
+        self,
+        root: str,
+        verify: bool = True,
+        cache_gb: float = 0.0,
+        videos: Videos | None = None,
+        **photos: Unpack[PhotoArgs],
+    ) -> None:
         self.root = root = os.fspath(root)
-        self.verify = verify
+        self.verify, self.videos = verify, check_videos(videos)
         header, self.rows = read_index(root)
         self.files: list[str] = header["files"]
         self.packed_names: list[str] = header["class_names"]
@@ -81,7 +89,8 @@ class Packed(Photos):
         chosen = np.flatnonzero(np.isin(self.rows["part"], [PARTS.index(part) for part in parts]))
         labels = np.array([numbers[name] for name in self.packed_names])[self.rows["label"][chosen]]
         files = [self.files[i] for i in chosen]
-        return FileImages(self.store, files, torch.from_numpy(labels), self.decoding, facts_of(self.rows[chosen]))
+        facts = facts_of(self.rows[chosen])
+        return self.of_videos(FileImages(self.store, files, torch.from_numpy(labels), self.decoding, facts))
 
     def filter_readable(self, images: Images) -> Images:
         """Return a split after checking its checksums."""

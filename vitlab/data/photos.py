@@ -2,9 +2,10 @@
 
 import json
 import os
+import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import Literal, Unpack
+from typing import Literal, Unpack, get_args
 
 import numpy as np
 
@@ -22,6 +23,7 @@ _NAMES = {
     "val": ("val", "valid", "validation", "dev"),
     "test": ("test", "tests", "testing"),
 }
+Videos = Literal["frames", "middle"]
 _SMALL = 128  # pixels per side, up to which images of one size count as small
 _IN_MEMORY = 2**30  # bytes of decoded pixels, up to which a split of small images stays in memory
 
@@ -50,6 +52,8 @@ class Photos(ImageData):
         >>> issubclass(ImageFolder, Photos)
         True
     """
+
+    videos: Videos | None = None  # what folders below those of the classes are
 
     def __init__(
         self,
@@ -114,7 +118,25 @@ class Photos(ImageData):
         if "val" in self.parts:
             folder = self.parts["val"] + os.sep
             given = np.array([file.startswith(folder) for file in images.files], dtype=bool)
-        return self.rule.indices(images.ids, images.labels.numpy(), given, cut_test=not self.has_test_split)
+        groups = None if self.videos is None else self.videos_of(images.files)
+        return self.rule.indices(images.ids, images.labels.numpy(), given, not self.has_test_split, groups)
+
+    def videos_of(self, files: list[str]) -> list[str]:
+        """Return the folder below a class in which each file lies, or the file itself if there is none."""
+        above = ("", *(f"{folder}{os.sep}" for folder in self.parts.values()))
+        classes = {f"{part}{name}" for part in above for name in self.class_numbers()}
+        folders = map(os.path.dirname, files)
+        return [file if folder in classes else folder for file, folder in zip(files, folders, strict=True)]
+
+    def of_videos(self, images: FileImages) -> FileImages:
+        """Return the images as `videos` says: all, or the middle one of each folder."""
+        if self.videos != "middle":
+            return images
+        videos: dict[str, list[int]] = {}
+        for i, video in enumerate(self.videos_of(images.files)):
+            videos.setdefault(video, []).append(i)
+        in_time = [sorted(frames, key=lambda i: _numbers_of(images.files[i])) for frames in videos.values()]
+        return images.take(np.array([frames[len(frames) // 2] for frames in in_time], dtype=np.int64))
 
     def ready(self, images: Images) -> Images:
         """Return small images decoded, if they fit in memory."""
@@ -199,6 +221,22 @@ def parts_among(names: Collection[str]) -> dict[str, str]:
     if "test" not in found and "val" in found:
         found["test"] = found.pop("val")
     return found
+
+
+def check_videos(videos: Videos | None) -> Videos | None:
+    """Return `data.videos`, or refuse it."""
+    if videos is not None and videos not in (words := get_args(Videos)):
+        raise ValueError(f"`data.videos` must be one of {', '.join(words)}, got {videos!r}")
+    return videos
+
+
+def _numbers_of(file: str) -> list[tuple[int, str]]:
+    """Return the parts of a name, numbers by their size.
+
+    >>> sorted(["f10.jpg", "f9.jpg"], key=_numbers_of)
+    ['f9.jpg', 'f10.jpg']
+    """
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", file)]
 
 
 def _read_map(path: str | None) -> dict[str, str]:

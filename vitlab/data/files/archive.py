@@ -22,10 +22,10 @@ def write_rows(path: Path, header: Any, rows: np.ndarray) -> None:
 
 def read_rows(path: Path) -> tuple[Any, np.ndarray]:
     """Return header and records of a file; a damaged one can raise any error."""
-    return rows_of(path.read_bytes())
+    return rows_in(path.read_bytes())
 
 
-def rows_of(content: bytes) -> tuple[Any, np.ndarray]:
+def rows_in(content: bytes) -> tuple[Any, np.ndarray]:
     """Return header and records of a file's content; a damaged one can raise any error."""
     stored = np.load(io.BytesIO(content), allow_pickle=False)
     return json.loads(stored["header"].tobytes()), stored["rows"]

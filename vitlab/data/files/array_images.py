@@ -4,43 +4,72 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, TiffImagePlugin
+
+_TIFF = (".tif", ".tiff")
 
 
 def is_array(path: Path) -> bool:
-    """Return whether a file is an array: .npy, or a TIFF file of several pages."""
+    """Return whether a file is an array: .npy, or a TIFF file of several pages, or one that Pillow does not read."""
     if path.suffix.lower() == ".npy":
         return True
-    if path.suffix.lower() not in (".tif", ".tiff"):
+    if path.suffix.lower() not in _TIFF:
         return False
     try:
         with Image.open(path) as image:
-            return getattr(image, "n_frames", 1) > 1
+            return getattr(image, "n_frames", 1) > 1 or loses_channels(image)
+    except Image.UnidentifiedImageError:  # as with five values a pixel
+        return True
     except OSError:
         return False
 
 
+def loses_channels(image: Image.Image) -> bool:
+    """Return whether Pillow takes the first of several planes of a TIFF file for all of it.
+
+    >>> loses_channels(Image.new("RGB", (2, 2)))
+    False
+    """
+    tags = getattr(image, "tag_v2", {})
+    return len(image.getbands()) == 1 and tags.get(TiffImagePlugin.SAMPLESPERPIXEL, 1) > 1
+
+
 def read_array(path: Path) -> NDArray[np.float32]:
-    """Return a file as ``(C, H, W)`` float32; a page of a TIFF file is a channel, ``(H, W)`` is one channel.
+    """Return a file as ``(C, H, W)`` float32; ``(H, W)`` is one channel.
+
+    Channels of a TIFF file are its pages, or the values of its pixels.
 
     Raises:
         ValueError: The file is no such array, or has a value that is not finite.
     """
     try:
-        if path.suffix.lower() == ".npy":
-            values = np.load(path, allow_pickle=False)
-        else:
-            with Image.open(path) as image:
-                values = np.stack([np.asarray(_page(image, i)) for i in range(image.n_frames)])  # type: ignore[attr-defined]
-        values = values.astype(np.float32)
+        values = (np.load(path, allow_pickle=False) if path.suffix.lower() == ".npy" else _tiff(path)).astype(
+            np.float32
+        )
     except Exception as error:  # readers can raise anything for a broken file
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(f"{path}: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from None
     values = values[None] if values.ndim == 2 else values
     if values.ndim != 3 or not values.size:
         raise ValueError(f"{path} must hold an array of channels x height x width, got {values.shape}")
     if not np.isfinite(values).all():
         raise ValueError(f"{path} has values that are not finite")
     return values
+
+
+def _tiff(path: Path) -> NDArray[np.generic]:
+    try:
+        with Image.open(path) as image:
+            if not loses_channels(image):
+                return np.stack([np.asarray(_page(image, i)) for i in range(image.n_frames)])  # type: ignore[attr-defined]
+    except Image.UnidentifiedImageError:
+        pass
+    try:
+        import tifffile
+    except ImportError:
+        raise ValueError("a TIFF file that Pillow does not read: `pip install 'vitlab[tiff]'`") from None
+    with tifffile.TiffFile(path) as file:
+        values, axes = file.series[0].asarray(), file.series[0].axes
+    return np.moveaxis(values, -1, 0) if axes.endswith(("S", "C")) else values
 
 
 def _page(image: Image.Image, number: int) -> Image.Image:

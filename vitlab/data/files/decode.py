@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 from PIL import ExifTags, Image, ImageCms, ImageOps, features
 
+from vitlab.data.files.array_images import loses_channels
 from vitlab.data.files.dicom import dicom_header, is_dicom, read_dicom
 from vitlab.errors import printable
 
@@ -112,6 +113,8 @@ def decode_bytes(data: bytes, name: str, how: Decoding = Decoding(), shrink: int
         try:
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 _check_size(image.width, image.height, how)
+                if loses_channels(image):
+                    raise ValueError("a TIFF file of several channels, which --data=Table reads as an array")
                 if shrink:
                     image.draft(None, (shrink, shrink))
                 lower = _lower_bytes(image, data)

@@ -97,10 +97,11 @@ class Ranges:
             parts = _ranges(fs, [(path, run[1], run[2]) for path, run in asked])
             for (_, run), part in zip(asked, parts, strict=True):
                 for file, offset, length in run[3]:
-                    start = offset - run[1]
-                    self.fetched[file] = part if isinstance(part, Exception) else bytes(part[start : start + length])
-                    if not isinstance(part, Exception):
-                        new[places[file]] = self.fetched[file]
+                    if isinstance(part, Exception):
+                        self.fetched[file] = part
+                    else:
+                        start = offset - run[1]
+                        self.fetched[file] = new[places[file]] = bytes(part[start : start + length])
         if self.cache and new:
             self.cache.put(new)
 

@@ -330,17 +330,3 @@ def _names(file: str, suffix: str) -> list[str]:
         return pyarrow.parquet.read_schema(file).names
     with pa.memory_map(file) as source:
         return pa.ipc.open_file(source).schema.names
-
-
-def split_by_group(
-    groups: Sequence[str], labels: NDArray[np.int64]
-) -> tuple[list[bytes], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the groups, the most common class of each, and the index of the group of each sample.
-
-    >>> split_by_group(["a", "b", "a"], np.array([0, 1, 0]))
-    ([b'a', b'b'], array([0, 1]), array([0, 1, 0]))
-    """
-    names, group_of = np.unique(groups, return_inverse=True)
-    counts = np.zeros((len(names), labels.max() + 1), dtype=int)
-    np.add.at(counts, (group_of, labels), 1)
-    return [str(name).encode() for name in names], counts.argmax(axis=1), group_of

@@ -84,6 +84,7 @@ class SplitRule:
         labels: Indices,
         given_val: NDArray[np.bool_] | None = None,
         cut_test: bool = True,
+        groups: Sequence[str] | None = None,
     ) -> dict[SplitName, Indices]:
         """Return the sorted indices of each split.
 
@@ -92,10 +93,15 @@ class SplitRule:
             labels: Class of each sample.
             given_val: Which samples the data set itself uses for validation; `fold` and `split_file` override it.
             cut_test: Whether to cut off a test split; a data set may have its own.
+            groups: Group of each sample; those of one group are in one split, unless validation is given.
         """
         if self.file is not None:
             return _read_lists(self.file, ids)
         given = None if self.fold else given_val
+        if groups is not None and given is None:
+            names, labels, group_of = by_group(groups, labels)
+            parts = self.indices(names, labels, None, cut_test)
+            return {split: np.flatnonzero(np.isin(group_of, chosen)) for split, chosen in parts.items()}
         classes = _ranked_by_class(ids, labels, self.seed)
         test, rest = _cut(classes, self.test_share if cut_test else 0.0)
         if given is not None:
@@ -115,6 +121,20 @@ class SplitRule:
             "val": np.sort(np.concatenate([empty, *val])),
             "test": np.sort(np.concatenate([empty, *test])),
         }
+
+
+def by_group(
+    groups: Sequence[str], labels: NDArray[np.int64]
+) -> tuple[list[bytes], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the groups, the most common class of each, and the index of the group of each sample.
+
+    >>> by_group(["a", "b", "a"], np.array([0, 1, 0]))
+    ([b'a', b'b'], array([0, 1]), array([0, 1, 0]))
+    """
+    names, group_of = np.unique(groups, return_inverse=True)
+    counts = np.zeros((len(names), labels.max() + 1), dtype=int)
+    np.add.at(counts, (group_of, labels), 1)
+    return [str(name).encode() for name in names], counts.argmax(axis=1), group_of
 
 
 def by_time(times: Indices, rule: SplitRule, cut_test: bool = True) -> dict[SplitName, Indices]:

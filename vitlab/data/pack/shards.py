@@ -56,7 +56,7 @@ def read_index(root: str) -> tuple[dict[str, Any], np.ndarray]:
                 raise
             raise Unusable(f"`data.root` must be a folder that `vitlab pack` has written, got {root}") from None
     try:
-        header, rows = archive.rows_of(content)
+        header, rows = archive.rows_in(content)
         version = header["version"]
     except Exception as error:  # a damaged archive fails in many ways
         raise ValueError(f"{index} cannot be read: {error}; pack it again") from None
