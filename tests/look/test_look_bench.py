@@ -89,6 +89,17 @@ def test_keeping_takes_at_most_a_share_of_the_cpu_time(monkeypatch):
         Moments(share=2)
 
 
+def test_a_folder_that_cannot_be_read_ends_no_training(tmp_path, monkeypatch, caplog):
+    def fail(run):
+        raise OSError(5, "Input/output error", str(run / "moments"))
+
+    monkeypatch.setattr("vitlab.look.moments._files", fail)
+    moments = Moments()
+    trainer = type("Trainer", (), {"is_global_zero": True, "default_root_dir": tmp_path, "global_step": 0})()
+    moments.on_train_start(trainer, None)
+    assert moments.share == 0 and "moments/ is not continued: OSError" in caplog.text
+
+
 @pytest.mark.slow
 @pytest.mark.rare
 def test_a_run_keeps_its_moments_and_training_does_not_notice(runs, monkeypatch):

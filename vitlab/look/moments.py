@@ -61,10 +61,14 @@ class Moments(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Drop what was kept after the step from which the run goes on."""
-        if trainer.is_global_zero:
+        if not trainer.is_global_zero:
+            return
+        try:
             for path in _files(Path(trainer.default_root_dir)):
                 if int(path.stem) > trainer.global_step:
                     path.unlink(missing_ok=True)
+        except OSError as error:
+            self._give_up(error)
 
     def on_validation_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -77,11 +81,15 @@ class Moments(Callback):
             return
         try:
             self._keep(trainer, pl_module.net)
-        except Exception as error:  # what is kept for a page must not stop the training
-            self.share = 0.0
-            LOG.warning("moments/ is not continued: %s: %s", type(error).__name__, error)
+        except Exception as error:
+            self._give_up(error)
         self._last = time.process_time() - begun
         self.spent += self._last
+
+    def _give_up(self, error: Exception) -> None:
+        """Keep nothing more: what is kept for a page must not stop the training."""
+        self.share = 0.0
+        LOG.warning("moments/ is not continued: %s: %s", type(error).__name__, error)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Note where the CPU time of another training in this process begins."""

@@ -1,1 +1,1 @@
-"""posbench: is a position embedding any good? Equal training, five tasks, paired seeds, a verdict for each task."""
+"""posbench: is a position embedding any good? Equal training, seven tasks, paired seeds, a verdict for each task."""
