@@ -122,7 +122,7 @@ class ImageNet(ImageFolder):
     statistics_from = "published"
 
     def __init__(self, root: str, val_share: float = 0.01, **folder: Unpack[AnyPhotoArgs]) -> None:
-        super().__init__(root, val_share=val_share, **folder)
+        super().__init__(root, None, val_share=val_share, **folder)  # its folders are classes, not videos
 
     def survey(self) -> Survey:
         """Find parts and classes before any image is decoded."""
@@ -188,7 +188,7 @@ class Unlabeled(ImageFolder):
     """
 
     def __init__(self, root: str, **folder: Unpack[PhotoArgs]) -> None:
-        super().__init__(root, **folder)
+        super().__init__(root, None, **folder)
 
     def survey(self) -> Survey:
         """Find parts and classes before any image is decoded."""

@@ -343,7 +343,7 @@ def analyze_attribution(subject: Subject) -> Finding:
     Example:
         >>> finding = analyze_attribution(subject)
         >>> sorted(finding.table["map"].unique())[:3]
-        ['attention', 'gradient rollout', 'gradient x attention']
+        ['Grad-CAM', 'GradientSHAP', 'LRP']
     """
     images = subject.shown()
     classes = predicted(subject, images, "attribution")
