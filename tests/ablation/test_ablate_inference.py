@@ -59,7 +59,9 @@ def at_most(hits, n, share):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("correlation", [pytest.param(0.0, marks=pytest.mark.rare), 0.9])
-@pytest.mark.parametrize(("arms", "n"), [(4, 3), pytest.param(5, 5, marks=pytest.mark.rare), (10, 5)])
+@pytest.mark.parametrize(
+    ("arms", "n"), [(4, 3), *(pytest.param(*n, marks=pytest.mark.rare) for n in ((5, 5), (10, 5)))]
+)
 def test_of_twenty_reports_on_equal_arms_at_most_one_finds_a_difference(tmp_path, arms, n, correlation):
     results = results_of(tmp_path, [f"a{i}" for i in range(arms)], n, ["a1 > a0", "a2 > a1"])
     rng, false, reports = np.random.default_rng(arms), 0, 400
@@ -72,7 +74,9 @@ def test_of_twenty_reports_on_equal_arms_at_most_one_finds_a_difference(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("correlation", [pytest.param(0.0, marks=pytest.mark.rare), 0.9])
-@pytest.mark.parametrize(("arms", "n"), [(4, 3), pytest.param(5, 5, marks=pytest.mark.rare), (10, 5)])
+@pytest.mark.parametrize(
+    ("arms", "n"), [(4, 3), *(pytest.param(*n, marks=pytest.mark.rare) for n in ((5, 5), (10, 5)))]
+)
 def test_of_twenty_reports_on_arms_at_the_margin_at_most_one_finds_an_equivalence(tmp_path, arms, n, correlation):
     results = results_of(tmp_path, [f"a{i}" for i in range(arms)], n, [f"a1 ~ a0 within {MARGIN}"])
     rng, false, reports = np.random.default_rng(arms), 0, 400
@@ -87,7 +91,7 @@ POINT = 0.01  # of accuracy
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [pytest.param(3, marks=pytest.mark.rare), 4, pytest.param(5, marks=pytest.mark.rare), 10])
+@pytest.mark.parametrize("n", [4, *(pytest.param(n, marks=pytest.mark.rare) for n in (3, 5, 10))])
 def test_false_verdicts_of_each_kind_are_at_most_the_declared_level(tmp_path, n):
     """From the numbers of cells to the words: 400 draws without an effect, then 400 with one of a point.
 

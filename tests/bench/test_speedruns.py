@@ -45,7 +45,9 @@ def test_the_readme_and_the_config_state_what_was_measured():
     minutes = statistics.median(row["seconds"] for row in rows) / 60
     assert len(rows) == 5 and accuracies[2] >= rows[0]["goal"]
     readme, config = (ROOT / "README.md").read_text(), (ROOT / CONFIG).read_text()
-    assert f"reaches {accuracies[2]:.1f} % on the test images of Fashion-MNIST in [{minutes:.1f} minutes](bench" in readme
+    assert (
+        f"reaches {accuracies[2]:.1f} % on the test images of Fashion-MNIST in [{minutes:.1f} minutes](bench" in readme
+    )
     stated = f"{accuracies[2]:.1f} % of the 10,000 test images in {minutes:.1f} minutes"
     assert f"{stated}: median of five seeds, {accuracies[0]:.1f} to {accuracies[-1]:.1f} %" in config
 
