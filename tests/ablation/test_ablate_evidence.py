@@ -64,6 +64,7 @@ def cell(lab, arm="learned", seed=0):
     return path.parent
 
 
+@pytest.mark.rare
 def test_cells_that_read_other_images_are_no_results_and_are_not_mixed(done, lab, monkeypatch):
     change(lab, "seeds: 2", "seeds: 3")
     monkeypatch.setenv("TOY_IMAGES", "480")  # the pictures behind the same root are others now

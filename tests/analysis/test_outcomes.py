@@ -101,7 +101,7 @@ def test_intervals_of_means_over_classes_hold_the_truth_as_often_as_they_say():
     assert 53 <= held < 60
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_every_rate_of_an_analysis_has_an_interval_that_holds_it(small_subject):
     """Columns that are means over images; what remains names a row, counts, or is of the weights alone."""
     subject = small_subject(pos_embed="learned", num_images=24)

@@ -57,6 +57,7 @@ def test_a_table_with_folds_and_empty_cells_is_trained_and_predicted(tmp_path, m
     assert {"up", "side"} <= {name.rpartition("/")[2] for name in predicted} | set(predicted)
 
 
+@pytest.mark.rare
 def test_classes_and_numbers_of_a_table_are_trained_cross_validated_and_predicted(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))

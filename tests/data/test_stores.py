@@ -183,7 +183,7 @@ def test_faults_of_s3_change_no_batch_and_are_told(kind, fault, stored, server):
     assert "\n" not in str(stopped.value) and re.search(FAULTS[fault], str(stopped.value)), stopped.value
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_a_cache_serves_the_next_epoch_and_two_processes_keep_to_its_budget(stored, server, tmp_path, monkeypatch):
     clean = _epoch(_shards(stored))
     data = _shards("s3://bucket", cache_gb=1)

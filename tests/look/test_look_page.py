@@ -263,7 +263,7 @@ def test_a_network_without_attention_has_a_page_of_what_outputs_tell(words):
     assert set(finding.table["map"]) == set(OF_OUTPUTS)
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_the_viewer_has_maps_of_other_classes_and_of_the_token_layers_of_t2t():
     splits = {"t2t_kernels": [3, 3, 3], "t2t_strides": [1, 2, 1], "t2t_dim": 16, "t2t_attn": "performer"}
     torch.manual_seed(0)
