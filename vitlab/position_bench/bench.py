@@ -13,7 +13,7 @@ from vitlab.config.trust import import_class, trust, trust_classes
 from vitlab.errors import UsageError
 from vitlab.layers.pos_embed import POS_EMBEDS, PosEmbed
 from vitlab.objects import written
-from vitlab.position_bench.cells import Bench, label_of, published, rate_of
+from vitlab.position_bench.cells import Bench, label_of, published
 from vitlab.position_bench.judging import TaskVerdict, best_of_families, judge, ranks, score_interval, score_text
 from vitlab.position_bench.protocol import TASKS, chance_of_tasks, guessing_bounds, read_protocol
 from vitlab.position_bench.training import Method
@@ -124,7 +124,7 @@ def check_anchor(bench: Bench) -> list[str]:
     if theirs is None:
         return ["the anchor cell is not published yet: give --anchors to train none and learned here"]
     torch.set_num_threads(1)
-    bench.run_cell(name, f"anchor.{name}", anchor["training"], anchor["seed"], rate_of(theirs))
+    bench.run_cell(name, f"anchor.{name}", anchor["training"], anchor["seed"], theirs["rate"])
     mine = bench.predictions(f"anchor.{name}", cell)
     if all(np.array_equal(mine[task], x) for task, x in known.predictions(name, cell).items()):
         return []

@@ -17,7 +17,6 @@ from vitlab.position_bench.pictures import Split, folder_photos, glyphs, photos
 from vitlab.position_bench.protocol import FOLDER, digest_of_file, protocol_digest, registered_protocol
 from vitlab.position_bench.training import (
     Method,
-    Rate,
     answers_of,
     bench_cpu_seconds,
     bench_predictions_of,
@@ -108,23 +107,23 @@ class Bench:
         with np.load(self.path(label, cell).with_suffix(".npz")) as kept:
             return dict(kept)
 
-    def tuned(self, method: Method, label: str, training: str) -> Rate:
+    def tuned(self, method: Method, label: str, training: str) -> float:
         """Return the learning rate that is best on validation images, trying what is not tried yet.
 
-        The grid of its share grows while the best rate lies at a border.
+        The grid grows while the best rate lies at a border.
 
         Args:
             method: The position embedding.
             label: Its folder.
             training: ``photos``, whose rate serves ``few`` too, or ``glyphs``.
         """
-        found: dict[Rate, float] = {}
+        found: dict[float, float] = {}
         while left := rates_left(self.protocol["tuning"], training, found):
             found |= {rate: self._tuning(method, label, training, rate) for rate in left}
         return best_rate(found)
 
-    def _tuning(self, method: Method, label: str, training: str, rate: Rate) -> float:
-        cell, seed = f"tune-{training}-{rate.blocks:g}-{rate.outside:g}", self.protocol["tuning"]["seed"]
+    def _tuning(self, method: Method, label: str, training: str, rate: float) -> float:
+        cell, seed = f"tune-{training}-{rate:g}", self.protocol["tuning"]["seed"]
         if (kept := self.record(label, cell)) is None:
             train, _ = self.splits(training)
             start = bench_cpu_seconds()
@@ -133,8 +132,7 @@ class Bench:
                 accuracy = self.validated(net, training)
             except UsageError:
                 accuracy = 0.0  # diverged
-            kept = {"training": training, "validation": accuracy, "rate": rate.blocks, "seed": seed}
-            kept["outside"] = rate.outside
+            kept = {"training": training, "validation": accuracy, "rate": rate, "seed": seed}
             kept["cpu_seconds"] = bench_cpu_seconds() - start
             self._write(label, cell, kept, {})
         return float(kept["validation"])
@@ -148,11 +146,11 @@ class Bench:
         right = [(part.argmax(1) == answer).float().mean() for part, answer in zip(parts, answers, strict=True)]
         return float(torch.stack(right).mean())
 
-    def run_cell(self, method: Method, label: str, training: str, seed: int, rate: Rate) -> dict[str, Any]:
+    def run_cell(self, method: Method, label: str, training: str, seed: int, rate: float) -> dict[str, Any]:
         """Train and test a cell, unless it is complete at this learning rate, and return its record."""
         cell, reads = f"{training}-{seed}", 1
         if (kept := self.record(label, cell)) is not None:
-            if rate_of(kept) == rate:
+            if kept["rate"] == rate:
                 return kept
             self.say(f"{label} {cell}: trained again, since another learning rate is best in validation now")
             reads += kept["test_reads"]
@@ -164,8 +162,7 @@ class Bench:
         scores = scores_of(predictions, answers_of(training, test))
         kept = {"training": training, "seed": seed, "scores": scores, "not_applicable": refused}
         kept |= {
-            "rate": rate.blocks,
-            "outside": rate.outside,
+            "rate": rate,
             "cpu_seconds": seconds,
             "test_reads": reads,
             "torch": torch.__version__,
@@ -200,7 +197,7 @@ class Bench:
         if self.record(label, "card") is None:
             self._write(label, "card", {"method": name_and_args("pos_embed", method)}, {})
         rates = {training: self.tuned(method, label, training) for training in self.protocol["tuning"]["rates"]}
-        words = [f"{rate.blocks:g} (x {rate.outside:g} outside) for {name}" for name, rate in rates.items()]
+        words = [f"{rate:g} for {name}" for name, rate in rates.items()]
         self.say(f"{label}: learning rate " + ", ".join(words))
         for seed in self.protocol["seeds"]:
             for training in self.protocol["trainings"]:
@@ -238,22 +235,17 @@ class Bench:
         return [each["validation"] for each in kept if each]
 
 
-def best_rate(tried: Mapping[Rate, float]) -> Rate:
+def best_rate(tried: Mapping[float, float]) -> float:
     """Return the learning rate of the highest validation accuracy, the smallest of equal ones.
 
     Example:
-        >>> best_rate({Rate(0.02, 1): 0.5, Rate(0.01, 1): 0.5, Rate(0.04, 1): 0.4})
-        Rate(blocks=0.01, outside=1)
+        >>> best_rate({0.02: 0.5, 0.01: 0.5, 0.04: 0.4})
+        0.01
     """
     return max(sorted(tried), key=lambda rate: tried[rate])
 
 
-def rate_of(record: Mapping[str, Any]) -> Rate:
-    """Return the learning rate of a cell."""
-    return Rate(record["rate"], record["outside"])
-
-
-def rates_left(tuning: Mapping[str, Any], training: str, tried: Mapping[Rate, float]) -> list[Rate]:
+def rates_left(tuning: Mapping[str, Any], training: str, tried: Mapping[float, float]) -> list[float]:
     """Return the learning rates that are still to be tried: those of the grid, then one beyond a best at its border.
 
     Args:
@@ -262,23 +254,16 @@ def rates_left(tuning: Mapping[str, Any], training: str, tried: Mapping[Rate, fl
         tried: Validation accuracy of each rate.
 
     Example:
-        >>> tuning = {"rates": {"photos": [0.01, 0.02, 0.04]}, "outside": {"photos": [1]}, "most": 6}
-        >>> rates_left(tuning, "photos", {Rate(0.01, 1): 0.5, Rate(0.02, 1): 0.4, Rate(0.04, 1): 0.3})
-        [Rate(blocks=0.005, outside=1)]
+        >>> tuning = {"rates": {"photos": [0.01, 0.02, 0.04]}, "most": 6}
+        >>> rates_left(tuning, "photos", {0.01: 0.5, 0.02: 0.4, 0.04: 0.3})
+        [0.005]
     """
-    if left := sorted(rates_of_grid(tuning, training) - set(tried)):
+    if left := sorted(set(tuning["rates"][training]) - set(tried)):
         return left
-    best = best_rate(tried)
-    beside = [rate.blocks for rate in tried if rate.outside == best.outside]
-    low, high = min(beside), max(beside)
-    if best.blocks not in (low, high) or len(beside) >= tuning["most"]:
+    best, low, high = best_rate(tried), min(tried), max(tried)
+    if best not in (low, high) or len(tried) >= tuning["most"]:
         return []
-    return [best._replace(blocks=best.blocks / 2 if best.blocks == low else best.blocks * 2)]
-
-
-def rates_of_grid(tuning: Mapping[str, Any], training: str) -> set[Rate]:
-    """Return the learning rates that every method tries."""
-    return {Rate(rate, share) for rate in tuning["rates"][training] for share in tuning["outside"][training]}
+    return [best / 2 if best == low else best * 2]
 
 
 def tuned_on(training: str) -> str:

@@ -18,7 +18,7 @@ from vitlab.errors import UsageError
 CELLS = 8  # tokens a side
 PIXELS = 4  # of a token
 OFFSETS = (-3, -2, -1, 1, 2, 3)
-QUESTIONS = {"row": CELLS, "column": CELLS, "offset": len(OFFSETS), "far": 2}  # outputs of each
+QUESTIONS = {"row": CELLS, "column": CELLS, "offset": len(OFFSETS), "far": len(OFFSETS)}  # outputs of each
 NOISE = 0.2  # of the pixels; marks differ from it by 2
 _MEAN = [0.4914, 0.4822, 0.4465]  # of CIFAR-10, one spread for all channels
 A_CLASS = 2000  # training images of each class: those whose file names come first
@@ -48,8 +48,8 @@ def glyphs(count: int, seed: int) -> Split:
     """Return generated images: one channel, 32 x 32, marks that fill a token each, on noise.
 
     A bright mark A and a dark mark B lie at any two places: the row and the column of A, and how many columns B is to
-    the right of it, are asked. Two further rows hold a mark at the left and one at the right border; both rows have the
-    same two patterns, so that only their places tell whether those of a row match.
+    the right of it, are asked. Two further marks, neither bright nor dark, lie at the left and at the right border,
+    each with its pattern: how many rows the right one is below the left one is asked, too.
 
     Args:
         count: Number of images.
@@ -64,21 +64,27 @@ def glyphs(count: int, seed: int) -> Split:
     images = rng.normal(0, NOISE, (count, CELLS, PIXELS, CELLS, PIXELS))
     labels = np.zeros((count, len(QUESTIONS)), dtype=np.int64)
     for image, label in zip(images, labels, strict=True):
-        step = rng.integers(len(OFFSETS))
-        dx = OFFSETS[step]
-        row, below = rng.integers(CELLS), rng.integers(CELLS)
-        column = rng.integers(max(0, -dx), CELLS - max(0, dx))
-        rows = rng.permutation([r for r in range(CELLS) if r not in (row, below)])[:2]
-        p, q = rng.permutation(2)
-        match = rng.integers(2)
-        for r, left, right in ((rows[0], p, p if match else q), (rows[1], q, q if match else p)):
-            image[r, :, rng.integers(2)] += 2 * patterns[left]
-            image[r, :, CELLS - 1 - rng.integers(2)] += 2 * patterns[right]
+        step, drop = rng.integers(len(OFFSETS), size=2)
+        dx, dy = OFFSETS[step], OFFSETS[drop]
+        (row, below), column = rng.integers(CELLS, size=2), _start(rng, dx)
+        taken = {(row, column), (below, column + dx)}
+        while True:  # until the marks at the borders lie beside those
+            left = _start(rng, dy), rng.integers(2)
+            right = left[0] + dy, CELLS - 1 - rng.integers(2)
+            if not {left, right} & taken:
+                break
         image[row, :, column] += 2 + patterns[rng.integers(len(patterns))]
         image[below, :, column + dx] += -2 + patterns[rng.integers(len(patterns))]
-        label[:] = row, column, step, match
+        for (r, c), pattern in zip((left, right), patterns[:2], strict=True):
+            image[r, :, c] += 2 * pattern
+        label[:] = row, column, step, drop
     side = CELLS * PIXELS
     return Split(torch.from_numpy(images.reshape(count, 1, side, side).astype(np.float32)), torch.from_numpy(labels))
+
+
+def _start(rng: np.random.Generator, step: int) -> int:
+    """Return a cell of a side from which a step leads to another."""
+    return int(rng.integers(max(0, -step), CELLS - max(0, step)))
 
 
 def photos(root: Path, sizes: Mapping[str, int], keep: Path | None = None) -> dict[str, Split]:

@@ -21,9 +21,9 @@ TASKS = {  # score: what it says, the training that it reads
     "few": ("a tenth of the photos", "few"),
     "place": ("the row and column of the mark, of 64 cells", "glyphs"),
     "offset": ("how far right of A is B, of 6", "glyphs"),
-    "far": ("do the distant marks of a row match", "glyphs"),
+    "far": ("how far below the left border's mark the right one's is, of 6", "glyphs"),
 }
-_CHANCE = {"place": 1 / 64, "offset": 1 / 6, "far": 0.5}
+_CHANCE = {"place": 1 / 64, "offset": 1 / 6, "far": 1 / 6}
 FOLDER = HOME / "experiments" / "posbench"
 
 
@@ -79,7 +79,7 @@ def guessing_bounds(protocol: Mapping[str, Any]) -> dict[str, float]:
 
     Example:
         >>> round(guessing_bounds(registered_protocol())["far"], 3)  # of 2,000 images
-        0.529
+        0.188
     """
     test, bounds = protocol["test"], {}
     for task, chance in chance_of_tasks(protocol).items():

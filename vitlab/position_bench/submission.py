@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from vitlab.errors import UsageError
-from vitlab.position_bench.cells import Bench, best_rate, rate_of, rates_left, rates_of_grid, tuned_on
+from vitlab.position_bench.cells import Bench, best_rate, rates_left, tuned_on
 from vitlab.position_bench.protocol import FOLDER, TASKS, digest_of_file
-from vitlab.position_bench.training import Method, Rate, scores_of
+from vitlab.position_bench.training import Method, scores_of
 
 FACTS = ("card", "cost")
 MANIFEST = "MANIFEST.json"
@@ -42,16 +42,16 @@ def problems_of(bench: Bench, label: str, answers: dict[str, Any]) -> list[str]:
             if not bench.path(label, f"{training}-{seed}").is_file():
                 found.append(f"{training}, seed {seed}: is missing")
     found += [f"{name}.json: is missing" for name in FACTS if not bench.path(label, name).is_file()]
-    tried: dict[str, dict[Rate, float]] = {training: {} for training in bench.protocol["tuning"]["rates"]}
-    used: dict[str, set[Rate]] = {training: set() for training in tried}
+    tried: dict[str, dict[float, float]] = {training: {} for training in bench.protocol["tuning"]["rates"]}
+    used: dict[str, set[float]] = {training: set() for training in tried}
     for path in sorted(p for p in folder.glob("*.json") if p.name != MANIFEST):
         kept = json.loads(path.read_text())
         if kept.get("protocol") != bench.digest:
             found.append(f"{path.name}: was trained under another protocol: other data or another recipe")
         if path.name.startswith("tune-"):
-            tried[kept["training"]][rate_of(kept)] = kept["validation"]
+            tried[kept["training"]][kept["rate"]] = kept["validation"]
         if "scores" in kept:
-            used[tuned_on(kept["training"])].add(rate_of(kept))
+            used[tuned_on(kept["training"])].add(kept["rate"])
             found += _of_cell(bench, label, path, kept, answers)
     for training in tried:
         found += _of_rates(bench.protocol["tuning"], training, tried[training], used[training])
@@ -62,22 +62,18 @@ def problems_of(bench: Bench, label: str, answers: dict[str, Any]) -> list[str]:
     return found
 
 
-def _of_rates(tuning: dict[str, Any], training: str, tried: dict[Rate, float], used: set[Rate]) -> list[str]:
+def _of_rates(tuning: dict[str, Any], training: str, tried: dict[float, float], used: set[float]) -> list[str]:
     """Return what is wrong with the learning rate of a training."""
     left = rates_left(tuning, training, tried)
-    if set(left) & rates_of_grid(tuning, training):
+    if set(left) & set(tuning["rates"][training]):
         return [f"{training}: learning rates of the grid were not tried"]
     best = best_rate(tried)
     if used - {best}:
-        rates = ", ".join(_said(rate) for rate in sorted(used))
-        return [f"{training}: trained at {rates}, and {_said(best)} is best in validation"]
+        rates = ", ".join(f"{rate:g}" for rate in sorted(used))
+        return [f"{training}: trained at {rates}, and {best:g} is best in validation"]
     if left:
-        return [f"{training}: the best learning rate {_said(best)} lies at the border of those tried"]
+        return [f"{training}: the best learning rate {best:g} lies at the border of those tried"]
     return []
-
-
-def _said(rate: Rate) -> str:
-    return f"{rate.blocks:g} (x {rate.outside:g} outside)"
 
 
 def _of_cell(bench: Bench, label: str, path: Path, kept: dict[str, Any], answers: dict[str, Any]) -> list[str]:
@@ -114,7 +110,7 @@ def retrain(bench: Bench, label: str, method: Method, training: str = "few", see
     if kept is None:
         return [f"{training}, seed {seed}: is missing"]
     again = Bench(bench.folder / label / "again", bench.data, bench.protocol, bench.say)
-    again.run_cell(method, label, training, seed, rate_of(kept))
+    again.run_cell(method, label, training, seed, kept["rate"])
     mine, theirs = (each.predictions(label, f"{training}-{seed}") for each in (again, bench))
     shutil.rmtree(again.folder)
     share = min(float((mine[task] == theirs[task]).mean()) for task in mine)

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,19 +21,6 @@ from vitlab.optim import param_groups, warmed_up
 from vitlab.position_bench.pictures import CELLS, QUESTIONS, Split, as_floats
 from vitlab.position_bench.protocol import classes_of_photos
 from vitlab.tasks.optimizer import build_optimizer
-
-
-class Rate(NamedTuple):
-    """A learning rate, as it is tuned.
-
-    Args:
-        blocks: Peak learning rate of the blocks.
-        outside: Share of it for what lies outside of them: tokenizer, position embedding, head.
-    """
-
-    blocks: float
-    outside: float
-
 
 Method = Any  # a name, a class path, or a mapping of class_path and init_args
 
@@ -127,7 +114,7 @@ def batches_of(split: Split, batch_size: int, epochs: int, seed: int, flip: bool
 
 
 def train_network(
-    method: Method, protocol: Mapping[str, Any], training: str, seed: int, rate: Rate, split: Split
+    method: Method, protocol: Mapping[str, Any], training: str, seed: int, rate: float, split: Split
 ) -> VisionTransformer:
     """Train one network as the protocol says.
 
@@ -136,7 +123,7 @@ def train_network(
         protocol: The registered protocol.
         training: ``photos``, ``few`` or ``glyphs``.
         seed: Seed of initial values and of the order of images.
-        rate: Peak learning rate of the blocks, and the share of it outside of them.
+        rate: Peak learning rate.
         split: The training images.
 
     Raises:
@@ -145,7 +132,7 @@ def train_network(
     recipe = protocol["recipe"] | protocol["trainings"][training]
     device = bench_device(protocol)
     net = bench_network_of(method, protocol, training, seed).train().to(device)
-    optimizer = build_optimizer(recipe["opt"], _groups(net, rate, recipe["weight_decay"]), net)
+    optimizer = build_optimizer(recipe["opt"], param_groups(net, rate, recipe["weight_decay"]), net)
     peaks = [group["lr"] for group in optimizer.param_groups]
     size = min(recipe["batch_size"], len(split.labels))
     steps = recipe["epochs"] * (len(split.labels) // size)
@@ -159,24 +146,13 @@ def train_network(
         loss = loss_of(outputs.float(), labels.to(device))
         if not torch.isfinite(loss):
             raise UsageError(
-                f"the loss of {training}, seed {seed}, rate {rate.blocks:g} is {loss.item()} at step {step + 1}"
+                f"the loss of {training}, seed {seed}, rate {rate:g} is {loss.item()} at step {step + 1}"
             )
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), recipe["clip"])
         optimizer.step()
     return net.eval()
-
-
-def _groups(net: VisionTransformer, rate: Rate, weight_decay: float) -> list[dict[str, Any]]:
-    """Return the groups of parameters; what lies outside of the blocks learns at a share of the rate."""
-    blocks, groups = {id(p) for p in net.blocks.parameters()}, []
-    for group in param_groups(net, rate.blocks, weight_decay):
-        for inside, share in ((True, 1.0), (False, rate.outside)):
-            params = [p for p in group["params"] if (id(p) in blocks) == inside]
-            if params:
-                groups.append(group | {"params": params, "lr": group["lr"] * share})
-    return groups
 
 
 @torch.no_grad()
@@ -312,8 +288,7 @@ def price_lines(method: Method, protocol: Mapping[str, Any]) -> list[str]:
     lines, total = [], 0.0
     rates, seeds = protocol["tuning"]["rates"], len(protocol["seeds"])
     for training, recipe in protocol["trainings"].items():
-        shares = protocol["tuning"]["outside"]
-        networks = seeds + len(rates.get(training, ())) * len(shares.get(training, ()))
+        networks = seeds + len(rates.get(training, ()))
         net = bench_network_of(method, protocol, training, 0).train().to(device)
         size = recipe.get("batch_size", protocol["recipe"]["batch_size"])
         if device.type == "cpu":
