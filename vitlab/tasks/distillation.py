@@ -21,7 +21,8 @@ class Distillation(Classifier):
     mean and standard deviation that it was trained with.
 
     Args:
-        teacher: A run, one of its checkpoints or weights, a file from `vitlab export`, or timm:NAME.
+        teacher: A run, one of its checkpoints or weights, a file from `vitlab export`, or timm:NAME, hf:NAME,
+            torchvision:NAME.
         distill: Whether the student learns the teacher's top class (hard) or all its probabilities (soft).
         distill_alpha: Weight of the teacher in the loss, 0 to 1.
         distill_tau: Temperature of soft distillation, above 0; null is 3.

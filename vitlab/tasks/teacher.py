@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitlab.models.create import timm_model
+from vitlab.models.create import LIBRARIES, create_model, timm_model
 from vitlab.models.load import load_network
 from vitlab.models.weights_file import read_weights
 from vitlab.runs.directory import find_run
@@ -73,13 +73,16 @@ def read_teacher(source: str) -> Teacher:
     """Build a teacher with its weights.
 
     Args:
-        source: A run or one of its files, a file that ``vitlab export`` wrote, or ``timm:NAME``.
+        source: A run or one of its files, a file that ``vitlab export`` wrote, or ``timm:NAME``, ``hf:NAME``,
+            ``torchvision:NAME``.
     """
-    if source.startswith("timm:"):
-        net: Any = timm_model(source, pretrained=True)
-        facts = net.pretrained_cfg
+    if source.startswith(LIBRARIES):
+        is_timm = source.startswith("timm:")
+        net: Any = timm_model(source, pretrained=True) if is_timm else create_model(source)
+        if not (facts := getattr(net, "pretrained_cfg", None)):
+            raise ValueError(f"`model.teacher`: {source} does not say how its images are prepared")
         channels, height, width = facts["input_size"]
-        size = (channels, height, width) if facts.get("fixed_input_size") else (channels, None, None)
+        size = (channels, None, None) if is_timm and not facts.get("fixed_input_size") else (channels, height, width)
         return Teacher(net, tuple(facts["mean"]), tuple(facts["std"]), size, net.num_classes)
     path, facts = _find_weights(source)
     if "num_classes" not in read_weights(path).arguments:
