@@ -1,6 +1,7 @@
 """The site: every page is in its contents, what it counts is so, and it is built without a warning."""
 
 import ast
+import doctest
 import importlib.util
 import re
 import subprocess
@@ -99,6 +100,19 @@ def test_what_the_pages_on_python_name_is_there():
         module, _, member = name.rpartition(".")
         found = importlib.util.find_spec(name) if name.count(".") == 1 else importlib.import_module(module)
         assert found is not None and (name.count(".") == 1 or hasattr(found, member)), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", sorted((DOCS / "api").glob("*.md")), ids=lambda page: page.stem)
+def test_a_page_on_python_begins_with_an_example_that_runs_and_a_picture(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    head = page.read_text().partition("\n::: ")[0]
+    (example,) = re.findall(r"^```pycon\n(.*?)^```", head, re.M | re.S)
+    lines: list[str] = []
+    found = doctest.DocTestParser().get_doctest(example, {}, page.name, str(page), 0)
+    assert doctest.DocTestRunner().run(found, out=lines.append).failed == 0, "".join(lines)
+    (picture,) = re.findall(r"^!\[.{10,}\]\((.*)\)$", head, re.M)
+    assert (page.parent / picture).is_file()
 
 
 def test_links_that_leave_the_site_lead_to_the_repository_where_it_has_a_public_address(hooks, monkeypatch):
