@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+import vitlab
 from vitlab.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[1]
@@ -126,6 +127,7 @@ def test_links_that_leave_the_site_lead_to_the_repository_where_it_has_a_public_
     }.items():
         monkeypatch.setattr(hooks, "_git", lambda *words, remote=remote: remote if words[0] == "remote" else "1a2b")
         config = hooks.on_config(SimpleNamespace(repo_url=None, edit_uri=None))
+        assert config.copyright == f"vitlab {vitlab.__version__}, commit 1a2b"
         found = hooks.on_page_markdown(text, page, config, [])
         link = f"[the test]({shown})" if shown else "the test (`tests/test_site.py`)"
         assert found == f"{link} and [a page](../index.md)"
