@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from vitlab.layers.pos_embed.sincos import SinCos1d
+from vitlab.layers.pos_embed.added import SinCos1d
 from vitlab.models.convert_pos import rename_blocks, rename_positions
 from vitlab.tokenizers.patch import pseudo_inverse_resize
 
