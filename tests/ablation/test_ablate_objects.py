@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 import vitlab
+from vitlab.ablation.execution.commands import command
 from vitlab.ablation.execution.identity import code_digest
-from vitlab.ablation.execution.resolve import command
 from vitlab.config import trust
 
 sys.path.append(str(Path(__file__).parents[1]))

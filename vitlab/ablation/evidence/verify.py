@@ -17,10 +17,10 @@ from vitlab.ablation.evidence.chain import Chain, analyses_of, environment_of, h
 from vitlab.ablation.evidence.protocol import registered
 from vitlab.ablation.execution import process
 from vitlab.ablation.execution.cells import Cell, Resolved
+from vitlab.ablation.execution.commands import evaluation, training, write_overrides
 from vitlab.ablation.execution.gpus import slot
 from vitlab.ablation.execution.identity import json_digest
 from vitlab.ablation.execution.tuning import Trial
-from vitlab.ablation.execution.worker import evaluate_command, fit_command, write_overrides
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference import linear
 from vitlab.ablation.inference.measured import NO_METRICS, unreadable
@@ -328,20 +328,21 @@ def _again(cell: Cell, with_training: bool) -> str:
     note_opening(cell.run.path, split, f"{cell.ablation.checkpoint}.ckpt", {"verify": "deep"})
     with tempfile.TemporaryDirectory() as folder:
         there = replace(cell, ablation=replace(cell.ablation, home=Path(folder)))
-        commands = [evaluate_command(there)]
+        stages = [evaluation(there)]
         there.run.path.parent.mkdir(parents=True)
         if with_training:
             write_overrides(there)
-            commands.insert(0, fit_command(there))
+            stages.insert(0, training(there))
         else:
             shutil.copytree(cell.run.path, there.run.path)
             for name in ("results.json", f"predictions/{split}.parquet"):
                 (there.run.path / name).unlink(missing_ok=True)
-        for words in commands:
+        for stage in stages:
             with slot(1) as own:
                 device, fd = (own.device, own.fd) if own else (None, None)
                 env = process.child_environment(1, device)
-                code, lines = process.run_to_end(words, env, Path(folder) / "log", cell.ablation.run.timeout, lock=fd)
+                log, timeout = Path(folder) / "log", cell.ablation.run.timeout
+                code, lines = process.run_to_end(stage.words, env, log, timeout, lock=fd)
             if code:
                 return f"it failed: {lines[-1] if lines else f'exit code {code}'}"
         return _differing(cell, there)
