@@ -233,7 +233,7 @@ class Lab:
         if not found.is_green:
             words = [f"{name}: {'; '.join(why)}" for name, why in found.problems.items()]
             words += [f"{name}: {state}" for name, state in found.missing.items()]
-            way = "" if found.problems else "; --allow-missing accepts what is missing"
+            way = "" if found.problems else "; --allow_missing accepts what is missing"
             raise UsageError(f"nothing is exported that does not verify: {' | '.join(words)}{way}")
         return export_bundle(self.ablation, self._known(), Path(folder))
 

@@ -48,7 +48,7 @@ def submit_cells(ablation: Ablation, only: Sequence[str], fail_fast: bool, retry
     if retry_failed:
         _forget_failures(cells)
     if left := _count(ablation) - sum(cell.is_finished() for cell in cells):
-        more = [word for text in only for word in ("--only", text)] + ["--fail-fast"] * fail_fast
+        more = [word for text in only for word in ("--only", text)] + ["--fail_fast"] * fail_fast
         submit_workers(ablation, task_count(ablation, left), more, say)
     else:
         say("every cell is done; nothing to submit")

@@ -62,7 +62,7 @@ class Verified:
         ending = f"{len(self.problems)} of them disagree" if self.problems else "all agree"
         ending = ending if self.numbers or self.problems else "none could be recomputed"
         ending = ending if self.checked or self.problems else "there was nothing to verify"
-        ending += f"; {len(self.missing)} are missing (--allow-missing accepts that)" if self.missing else ""
+        ending += f"; {len(self.missing)} are missing (--allow_missing accepts that)" if self.missing else ""
         lines += [line for line in (self.note, *self.notes, self.head) if line]
         return "\n".join([*lines, f"{self.checked} cells, {self.numbers} numbers recomputed: {ending}"])
 
