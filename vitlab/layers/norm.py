@@ -8,6 +8,9 @@ from torch import Tensor, nn
 
 from vitlab.class_paths import ClassSpec, build, find_class, name_and_args
 
+NormName = Literal["layernorm", "rmsnorm"]
+NormChoice = NormName | str | ClassSpec
+
 
 class PerToken(nn.Module):
     """Apply a normalization that expects channels second, such as BatchNorm1d, to tokens, whose channels are last.
@@ -57,10 +60,6 @@ def build_custom(key: str, value: Any, dim: int, words: Iterable[str], offered: 
     if shape != (2, 3, dim):
         raise ValueError(f"`{key}`: {path} must keep the shape of tokens, but maps (2, 3, {dim}) to {shape}")
     return layer.train()
-
-
-NormName = Literal["layernorm", "rmsnorm"]
-NormChoice = NormName | str | ClassSpec
 
 
 class NormArgs(TypedDict):
