@@ -29,7 +29,7 @@ MINE = {
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(trust, "TRUSTED", [])
-    monkeypatch.setattr("vitlab.ablation.execution.resolve.TRUSTED", trust.TRUSTED)
+    monkeypatch.setattr("vitlab.ablation.execution.commands.TRUSTED", trust.TRUSTED)
     monkeypatch.setattr("vitlab.ablation.file.given.TRUSTED", trust.TRUSTED)
     return tmp_path
 
