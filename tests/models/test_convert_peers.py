@@ -14,7 +14,7 @@ from vitlab.models.convert_peers import hf_state, peer_file, peer_outputs
 from vitlab.models.load import load_weights
 from vitlab.models.vit import VisionTransformer
 from vitlab.runs.directory import RunDir
-from vitlab.tasks.teacher import read_teacher
+from vitlab.tasks.distillation import read_teacher
 
 SIZE = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
 WIDE = SIZE | {"intermediate_size": 48, "image_size": (32, 48)}  # ViT and DeiT take other heights than widths

@@ -203,7 +203,7 @@ class Lab:
         cells = cells_of(self.ablation, self._measured())
         found = verify_evidence(self.ablation, arms, cells, tried, allow_missing, [*lost])
         if deep:
-            from vitlab.ablation.evidence.deep import verify_deep
+            from vitlab.ablation.evidence.verify import verify_deep
 
             self._workers(None)  # refuses evidence without weights, and programs that nobody trusts
             wrong, notes = verify_deep([cell for cell in cells if cell.state() == "done"])

@@ -14,8 +14,8 @@ from vitlab.errors import did_you_mean
 from vitlab.layers.pool import PoolName
 from vitlab.layers.resample import ResizePolicy
 from vitlab.models.arguments import ModelArgs
+from vitlab.models.convert import timm_positions
 from vitlab.models.convert_peers import PEERS, peer_file, peer_model, peer_outputs
-from vitlab.models.convert_pos import timm_positions
 from vitlab.models.load import load_weights, outputs_of
 from vitlab.models.old_names import OLD, upgrade
 from vitlab.models.sizes import SIZES

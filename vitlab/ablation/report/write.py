@@ -20,8 +20,7 @@ from vitlab.ablation.inference.looks import take_look
 from vitlab.ablation.inference.measured import CellResults, collect
 from vitlab.ablation.inference.verdicts import Verdict
 from vitlab.ablation.inference.words import Section, Table
-from vitlab.ablation.report.drawings import Rows, figures
-from vitlab.ablation.report.panels import panels
+from vitlab.ablation.report.drawings import Rows, figures, panels
 from vitlab.ablation.report.sections import report_sections
 from vitlab.ablation.report.tuned import responses
 from vitlab.analysis.typeset import INCHES, Format, Width, figure_bytes, printed
