@@ -59,11 +59,11 @@ def create_model(
     """Build a network by name, with any argument overridden, and optionally load weights.
 
     Args:
-        name: A size of ``SIZES``, a network that vitlab ships trained, ``timm:NAME``, ``hf:NAME`` (or ``hf:FOLDER``) of
-            Hugging Face's transformers, or ``torchvision:NAME``; None builds from ``arguments`` only.
+        name: A size of ``SIZES``, ``vitlab:NAME``, a network that vitlab ships trained, ``timm:NAME``, ``hf:NAME`` (or
+            ``hf:FOLDER``) of Hugging Face's transformers, or ``torchvision:NAME``; None builds from ``arguments`` only.
         weights: A local file of vitlab, timm or the official T2T-ViT, ``vitlab:NAME``, which is part of the package, or
-            ``timm:NAME``, ``hf:NAME``, ``torchvision:NAME``, which these libraries download. A network of theirs has
-            their weights by default. The head has as many outputs as the weights, unless ``num_classes`` is given: if
+            ``timm:NAME``, ``hf:NAME``, ``torchvision:NAME``, which these libraries download. A name with a prefix has
+            its weights by default. The head has as many outputs as the weights, unless ``num_classes`` is given: if
             that differs, the head is new.
         resize: How to resample the positions of the weights for another grid; ``usual`` is the method's default.
         grid: Rows and columns of tokens that the positions of a file were trained on, if it does not say so.
@@ -86,6 +86,8 @@ def create_model(
     for argument in arguments:
         if argument not in known and argument not in OLD:
             raise ValueError(f"a network has no argument {argument!r}{did_you_mean(argument, known)}")
+    if name is not None and name.startswith(PREFIX):
+        name, weights = name.removeprefix(PREFIX), weights or name
     names = [*SIZES, *shipped_weights()]
     if name is not None and name not in names and not name.startswith(LIBRARIES):
         others = "timm:NAME, hf:NAME or torchvision:NAME"
