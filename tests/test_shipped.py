@@ -132,7 +132,7 @@ def test_the_wheel_trains_and_finds_an_ablation_from_an_empty_folder(installed, 
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert "configs/imagenet/t2t_vit_14.yaml" in vitlab("models")
+    assert "imagenet/t2t_vit_14" in vitlab("models")
     vitlab("fit", "--config", "t2t", "--name", "first", "--trainer.max_epochs=1", "--trainer.logger=false")
     assert (empty / "runs/first/results.json").is_file()
     assert "15 missing" in vitlab("ablate", "status", "position_embeddings/probe")  # file and base were found
