@@ -5,7 +5,7 @@ import yaml
 
 from vitlab.ablation.evidence.bundle import export_bundle, load_bundle
 from vitlab.ablation.execution.cells import Cell, Resolved
-from vitlab.ablation.execution.resolve import start_args
+from vitlab.ablation.execution.commands import start_args
 from vitlab.ablation.file.claims import parse_claim
 from vitlab.ablation.file.schema import File
 from vitlab.ablation.file.spec import read_ablation

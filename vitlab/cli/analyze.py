@@ -113,8 +113,9 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("names", metavar="NAME[,NAME...]", help=f"{', '.join(ANALYSES)}; or all, which also writes one page")
     add("run", metavar="RUN", help="run directory, run name, checkpoint in a run, or last; a safetensors file of "
-        "vitlab; with --images or --data also timm:NAME, or a name of `vitlab models` with --weights")  # fmt: skip
-    add("--weights", metavar="FILE", help="weights of a named network (default: those that timm downloads)")
+        "vitlab; with --images or --data also timm:NAME, hf:NAME, torchvision:NAME, or a name of `vitlab models` with "
+        "--weights")  # fmt: skip
+    add("--weights", metavar="FILE", help="weights of a named network (default: those that are published)")
     add("--img_size", type=int, metavar="N", help="side of the images of a named network, in pixels")
     add("--init_grid", metavar="ROWS,COLUMNS", type=grid_of, help="token grid of --weights, where the file lacks it")
     add(
