@@ -1,9 +1,12 @@
 """The file of an ablation: every mistake is one line with file, line and way out, before anything starts."""
 
+import errno
+
 import pytest
 import yaml
 
 from vitlab.ablation.evidence.bundle import export_bundle, load_bundle
+from vitlab.ablation.execution import resolve
 from vitlab.ablation.execution.cells import Cell, Resolved
 from vitlab.ablation.execution.resolve import start_args
 from vitlab.ablation.file.claims import parse_claim
@@ -214,6 +217,16 @@ def test_an_analysis_that_nobody_knows_is_refused(write, capsys):
     err = capsys.readouterr().err
     assert 'no analysis called "scrambel"; did you mean "scramble"?' in err and ", line " in err
     assert err.count("\n") == 1
+
+
+def test_a_disk_that_fails_while_an_arm_is_built_is_no_mistake_of_the_file(write, monkeypatch):
+    def fails(*words):
+        raise OSError(errno.EIO, "Input/output error", "arms/log")
+
+    monkeypatch.setattr(resolve, "code_digest", lambda own: "")
+    monkeypatch.setattr(resolve, "_probe", fails)
+    with pytest.raises(OSError, match="arms/log"):
+        resolve.resolve(read_ablation(write()), 1)
 
 
 def test_the_line_is_that_of_the_mistake(write):
