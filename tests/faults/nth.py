@@ -253,6 +253,7 @@ def numbers(command, folder):
 def names(said, failed, folder):
     """Return whether an output names the file of a failed call, or a folder that it is in below the working folder."""
     path = Path(re.sub(r"/\.(fit-)?[0-9a-f]+-[0-9a-f]+\.", "/", failed))  # a file beside its place
+    path = Path(re.sub(r"/\.([^/]+)-[0-9a-f]{12}(?=/|$)", r"/\1", str(path)))  # a set that is being packed
     inside = [path, *path.parents][: len(path.parts) - len(folder.parts)] or [path]
     return any(str(one.relative_to(folder)) in said for one in inside)
 
