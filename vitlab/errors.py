@@ -2,8 +2,10 @@
 
 import difflib
 import errno
+import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class UsageError(ValueError):
@@ -44,6 +46,26 @@ def what_failed(error: BaseException) -> str | None:
             return f"{chain.filename}: {chain.strerror}" if chain.filename else chain.strerror
         chain = chain.__cause__ or chain.__context__
     return None
+
+
+@contextmanager
+def named(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Inside a ``with`` block, errors of the system name this file if they name none, as those of write and fsync.
+
+    Example:
+        >>> try:
+        ...     with named("runs/first/results.json"):
+        ...         raise OSError(28, "No space left on device")
+        ... except OSError as error:
+        ...     print(what_failed(error))
+        runs/first/results.json: No space left on device
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno and not error.filename:
+            error.filename = os.fspath(path)
+        raise
 
 
 def before_again(number: int | None) -> str:

@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from vitlab.errors import named
 from vitlab.runs.fence import Fenced, RunGone, owner_text
 from vitlab.runs.processes import is_running, start_time
 
@@ -59,7 +60,8 @@ class HeldLock:
         """Write more facts into the claim."""
         self._facts |= facts
         text = json.dumps(self._facts).encode()
-        os.pwrite(self.fd, text + b" " * max(0, 512 - len(text)), 0)  # in place, as the lock belongs to this file
+        with named(self.path):
+            os.pwrite(self.fd, text + b" " * max(0, 512 - len(text)), 0)  # in place, as the lock belongs to this file
 
     def release(self) -> None:
         """Release the claim."""

@@ -37,11 +37,16 @@ class Progress:
     def update(self) -> dict[str, State]:
         """Return the state of every cell, and collect new results.
 
-        All cells' files are looked at for a hundredth of the time at most; in between the last states are returned.
+        All cells' files are looked at for a hundredth of the time at most; in between, and while the disk does not
+        answer, the last states are returned.
         """
         if (began := time.monotonic()) < self._next:
             return self._states
-        self._states = self._look()
+        try:
+            self._states = self._look()
+        except OSError:
+            if not self._states:
+                raise
         self._next = time.monotonic() + 100 * (time.monotonic() - began) if len(self.cells) > FEW else 0.0
         return self._states
 

@@ -20,6 +20,7 @@ from vitlab.ablation.execution.gpus import Slot
 from vitlab.ablation.execution.identity import json_digest
 from vitlab.ablation.execution.process import STOPPED, TIMEOUT
 from vitlab.ablation.execution.resolve import command, discard_probe, fit_args, overrides, start_args
+from vitlab.errors import named
 from vitlab.runs.directory import RunDir, write_text
 from vitlab.runs.lock import HeldLock
 
@@ -128,7 +129,8 @@ def _count_reading(cell: Cell) -> None:
     """Record each evaluation on the evaluated split, whatever its outcome."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     row = json.dumps({"cell": cell.name, "split": cell.ablation.evaluate, "time": now})
-    with (cell.ablation.directory / "readings.jsonl").open("a") as file:
+    readings = cell.ablation.directory / "readings.jsonl"
+    with named(readings), readings.open("a") as file:
         file.write(f"{row}\n")
     chain.append(cell.ablation.directory, "opened", cell=cell.name, split=cell.ablation.evaluate)
 
