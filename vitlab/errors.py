@@ -7,6 +7,8 @@ import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 class UsageError(ValueError):
     """Wrong input: the command prints only the message and ends with exit code 2."""
@@ -39,11 +41,15 @@ def what_failed(error: BaseException) -> str | None:
     Example:
         >>> what_failed(OSError(28, "No space left on device", "runs/first/results.json"))
         'runs/first/results.json: No space left on device'
+        >>> what_failed(OSError(28, "No space left on device", "runs/first/results.json", None, "sent/results.json"))
+        'sent/results.json: No space left on device'
     """
     chain: BaseException | None = error
     while chain is not None:
         if isinstance(chain, OSError) and chain.strerror:
-            return f"{chain.filename}: {chain.strerror}" if chain.filename else chain.strerror
+            is_of_target = chain.filename2 and chain.errno in _FULL  # of a copy
+            place = chain.filename2 if is_of_target else chain.filename
+            return f"{place}: {chain.strerror}" if place else chain.strerror
         chain = chain.__cause__ or chain.__context__
     return None
 
@@ -75,8 +81,7 @@ def before_again(number: int | None) -> str:
         >>> before_again(28), before_again(13)
         ('make room', 'see that it can be read and written')
     """
-    is_full = number in (None, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return "make room" if is_full else "see that it can be read and written"
+    return "make room" if number is None or number in _FULL else "see that it can be read and written"
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

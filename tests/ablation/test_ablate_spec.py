@@ -1,7 +1,9 @@
 """The file of an ablation: every mistake is one line with file, line and way out, before anything starts."""
 
 import errno
+import shutil
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -195,6 +197,29 @@ def test_a_date_is_text_as_in_a_config(write):
     ablation = read_ablation(path)
     assert (ablation.name, ablation.arms[0].overrides["model.global_pool"]) == ("2026-11-23", "2026-11-22")
     assert ablation.tune.candidates[0] == {"model.schedule": "2026-11-21"}
+
+
+@pytest.mark.parametrize("fails", ["the table of predictions", "any other file"])
+def test_an_export_to_a_disk_that_fills_up_leaves_nothing_and_can_be_repeated(write, tmp_path, monkeypatch, fails):
+    def full(*words, **more):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    ablation = read_ablation(write())
+    arms = [Resolved(arm, {"model": dict(arm.overrides)}, {}, {}, (), 1.0, "") for arm in ablation.arms]
+    cell = Cell(ablation, arms[0], 0)
+    cell.run.write("results.json", {"val": {"acc1": 0.5}})
+    (cell.run.path / "predictions").mkdir()
+    pd.DataFrame({"target": [1], "prediction": [1]}).to_parquet(cell.run.path / "predictions" / "val.parquet")
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            *((pd.DataFrame, "to_parquet") if fails == "the table of predictions" else (shutil, "copyfile")), full
+        )
+        with pytest.raises(OSError, match="No space left"):
+            export_bundle(ablation, arms, tmp_path / "sent")
+    assert not (tmp_path / "sent").exists()
+    assert tmp_path / "sent" / cell.name / "predictions" / "val.parquet" in export_bundle(
+        ablation, arms, tmp_path / "sent"
+    )
 
 
 @pytest.mark.slow
