@@ -3,6 +3,7 @@
 import difflib
 import errno
 import os
+import shutil
 import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -43,9 +44,13 @@ def what_failed(error: BaseException) -> str | None:
         'runs/first/results.json: No space left on device'
         >>> what_failed(OSError(28, "No space left on device", "runs/first/results.json", None, "sent/results.json"))
         'sent/results.json: No space left on device'
+        >>> what_failed(shutil.Error([("figures/a.svg", "sent/a.svg", "No space left on device")]))
+        'sent/a.svg: No space left on device'
     """
     chain: BaseException | None = error
     while chain is not None:
+        if isinstance(chain, shutil.Error) and isinstance(chain.args[0], list):  # files of a folder: source, copy, why
+            return f"{chain.args[0][0][1]}: {chain.args[0][0][2]}"
         if isinstance(chain, OSError) and chain.strerror:
             is_of_target = chain.filename2 and chain.errno in _FULL  # of a copy
             place = chain.filename2 if is_of_target else chain.filename
