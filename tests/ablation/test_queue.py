@@ -12,6 +12,7 @@ from vitlab.ablation.execution.pool import Interrupts, Pool
 from vitlab.ablation.execution.progress import Progress
 from vitlab.ablation.execution.worker import CellOutcome
 from vitlab.ablation.file.spec import read_ablation
+from vitlab.runs.directory import RunDir
 
 FILE = """\
 name: many
@@ -88,13 +89,16 @@ def test_a_disk_that_fails_between_two_cells_ends_in_its_error(cells, monkeypatc
 def test_progress_shows_what_is_known_while_the_disk_does_not_answer(cells, monkeypatch):
     progress = Progress(cells, 1)
 
-    def fails(cell):
+    def fails(of):
         raise OSError(errno.ESTALE, "Stale file handle", "done.json")
 
     cells[0].run.write("run.json", {"status": "running"})
     monkeypatch.setattr(Cell, "is_finished", fails)
     progress._next = 0.0
     assert progress.update() == {cell.name: "missing" for cell in cells}
+    progress._states[cells[0].name] = "running"
+    monkeypatch.setattr(RunDir, "rows", fails)
+    assert str(progress.table().renderables[1]) == f"{cells[0].name}: done.json: Stale file handle"
 
 
 def test_one_worker_takes_cells_in_their_order(cells):
