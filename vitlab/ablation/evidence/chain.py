@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from vitlab.errors import named
 from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import file_digest
 
@@ -57,7 +58,7 @@ def append(directory: Path, kind: str, **facts: Any) -> str:
         facts: The rest of the record.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    with (directory / FILE).open("a+b") as file:
+    with named(directory / FILE), (directory / FILE).open("a+b") as file:
         with suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_EX)
         last, end = _last_line(file)

@@ -18,6 +18,7 @@ from vitlab.ablation.execution.commands import Stage, next_stage, training
 from vitlab.ablation.execution.gpus import Slot
 from vitlab.ablation.execution.identity import json_digest
 from vitlab.ablation.execution.resolve import discard_probe
+from vitlab.errors import named
 from vitlab.runs.lock import HeldLock
 
 KINDS = (  # kinds of failure and their patterns in the last lines of a log
@@ -93,7 +94,8 @@ def _count_reading(cell: Cell) -> None:
     """Record each evaluation on the evaluated split, whatever its outcome."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     row = json.dumps({"cell": cell.name, "split": cell.ablation.evaluate, "time": now})
-    with (cell.ablation.directory / "readings.jsonl").open("a") as file:
+    readings = cell.ablation.directory / "readings.jsonl"
+    with named(readings), readings.open("a") as file:
         file.write(f"{row}\n")
     chain.append(cell.ablation.directory, "opened", cell=cell.name, split=cell.ablation.evaluate)
 
