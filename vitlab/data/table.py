@@ -103,6 +103,16 @@ class Table(Listed):
             return FileImages(self.store, files, targets, self.decoding)
         return TensorImages(self._read_arrays(files), targets, [f.encode() for f in files])
 
+    def filter_readable(self, images: Images) -> Images:
+        """Return the readable images of a split, and note the others with their rows."""
+        found = super().filter_readable(images)
+        if isinstance(self.store, Folder) and self.unreadable:
+            rows = {self.store.path(path): i for i, path in reversed([*enumerate(self.table.paths)])}
+            for path, reason in self.unreadable.items():
+                place = f" ({self.table.row(rows[path])}, column {self.table.columns['path']})"
+                self.unreadable[path] = reason.removesuffix(place) + place
+        return found
+
     def _read_arrays(self, files: list[str]) -> Tensor:
         shape = (self.in_chans, *(self.pipeline.native_size or ()))
         size = 4 * len(files) * int(np.prod(shape))
