@@ -8,6 +8,8 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from http.server import ThreadingHTTPServer
 from multiprocessing import get_context
+from urllib.parse import quote
+from urllib.request import Request, urlopen
 
 import fsspec
 import numpy as np
@@ -126,11 +128,13 @@ def gcs(made, monkeypatch):
     emulator = pytest.importorskip("gcp_storage_emulator.server")
     server = emulator.create_server("127.0.0.1", 0, in_memory=True, default_bucket="bucket")
     server.start()
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server._api._httpd.server_port}")
+    host = f"http://127.0.0.1:{server._api._httpd.server_port}"
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", host)
     monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # would ask Google by gRPC
     monkeypatch.setitem(fsspec.config.conf, "gs", {"token": "anon"})
     for name, file in _files(made).items():
-        fsspec.filesystem("gs").pipe_file(f"bucket/{name}", file.read_bytes())
+        address = f"{host}/upload/storage/v1/b/bucket/o?uploadType=media&name={quote(name, safe='')}"
+        urlopen(Request(address, file.read_bytes(), {"Content-Type": "application/octet-stream"})).close()
     yield "gs://bucket", []
     server.stop()
 

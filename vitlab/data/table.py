@@ -25,8 +25,8 @@ class Table(Listed):
     """Images listed in a CSV, TSV, Parquet or Arrow file, or in a Hugging Face data set, with targets.
 
     Images are photos, or C x H x W arrays of one shape (.npy, or TIFF with C pages), which are kept as floats in
-    memory. So are those of several columns, such as before and after: they are stacked on channels, three of 0 to 255
-    for a photo. Rows of one group are never in two splits.
+    memory. So are those of several columns, such as before and after, stacked on channels; a photo has three, of 0 to
+    255. Rows of one group are never in two splits.
 
     Args:
         path: The table, or the folder of a Hugging Face data set, whose splits are then used.
