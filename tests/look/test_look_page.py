@@ -498,8 +498,8 @@ class _Trainer:
 
 
 def test_a_page_grows_within_its_share_of_the_time_and_never_over_a_page_of_somebody(tmp_path, monkeypatch):
-    clock, cost, wrote = [0.0], [2.0], []
-    monkeypatch.setattr("vitlab.look.growing.time.monotonic", lambda: clock[0])
+    clock, cost, wrote, busy = [0.0], [2.0], [], [1]
+    monkeypatch.setattr("vitlab.look.growing.now", lambda: np.array([clock[0], clock[0] / busy[0]]))
     monkeypatch.setattr("vitlab.look.growing.is_small", lambda *_: True)
 
     def write(page, trainer, task, is_last):
@@ -522,6 +522,12 @@ def test_a_page_grows_within_its_share_of_the_time_and_never_over_a_page_of_some
     assert 499 < times[0] < 510 and 90 < times[1] - times[0] < 110  # what it cost is known then
     assert all(2.0 * (i + 1) <= 0.01 * at for i, at in enumerate(times[:-1])) and len(times) > 10
     assert [is_last for _, is_last in wrote] == [False] * (len(wrote) - 1) + [True]
+    clock[0], busy[0] = 0.0, 5  # others have four fifths of the processor, so a page takes long
+    page, cost[0], wrote[:] = GrowingPage(share=0.01), 10.0, []
+    for _ in range(10000):
+        validate(1.0)
+    times = [at for at, _ in wrote]
+    assert times[0] > 2500 and all(10.0 * (i + 1) <= 0.01 * at for i, at in enumerate(times))
     (tmp_path / "look.html").write_text("<html>a page of vitlab look</html>")
     validate(1e6)
     assert len(wrote) == len(times)
