@@ -175,7 +175,7 @@ def test_somebody_works_at_the_page(runs, scheme):
 
 
 def is_of_class(runs, facts):
-    """Assert that the numbers of both runs' maps, before and after a class was chosen, are of the class that is named."""
+    """Assert that the numbers of both maps are of the predicted class, then of the one that was chosen by its name."""
     k, chosen = facts["classed"]
     assert facts["target"] and str(int(k)) in facts["classes"]  # digits are called by their number
     shown = {name: pd.read_csv(io.StringIO(text)) for name, text in (("first", facts["predicted"]), ("then", chosen))}
