@@ -307,7 +307,8 @@ viewer.load(pages);
 console.log(JSON.stringify(asked.map(([net, state, layer]) => {
   Object.assign(viewer.state, { at: null, head: -1, map: "attention" }, state);
   return { values: Array.from(viewer.shown(net, layer)[0]), text: viewer.number(viewer.shown(net, layer)[0][0]),
-    range: viewer.range(pages.map((_, n) => viewer.shown(n, layer)[0])) };
+    range: viewer.range(pages.map((_, n) => viewer.shown(n, layer)[0])),
+    zero: [viewer.share(0, [0, 0], true), viewer.share(0, [-1, 1], true), viewer.share(0, [0, 0], false)] };
 })));
 """
 
@@ -346,6 +347,7 @@ def test_the_mean_of_heads_that_the_viewer_shows_is_the_mean_of_heads():
         assert found["values"] == pytest.approx(means[n].tolist(), abs=1 / 65535)
         assert float(found["text"]) == pytest.approx(found["values"][0], rel=6e-3)
         assert found["range"] == pytest.approx([0, max(float(m.max()) for m in means)], abs=1 / 65535)  # of both runs
+        assert found["zero"] == [0.5, 0.5, 0]  # a difference of nothing is white, not the darkest purple
         best += int(np.argmax(found["values"])) == int(means[n].argmax())
     assert best >= 0.97 * len(asked)  # but for ties within the 16 bits
 

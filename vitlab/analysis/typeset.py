@@ -161,13 +161,15 @@ class _PanelGrid:
         rows, columns = specs[0].get_gridspec().get_geometry()
         self.axes, self.rows, self.columns = axes, rows, columns
         self.is_pictures = any(ax.images for ax in axes)
-        least = self._least(has_legend)
+        least = as_turned = self._least(has_legend)
+        if self.is_pictures:
+            least = max(least, *(_widest_word(ax.title) + 0.1 for ax in axes))
         width -= BAR if self.is_pictures and any(ax.get_label() == "<colorbar>" for ax in figure.axes) else 0.0
         cells = [(spec.rowspan.start, spec.colspan.start) for spec in specs]
         if width / columns < least * 0.98:
             high = columns * width / rows / 1.2  # inches of pictures that shrink by a sixth
             are_headed = not any(ax.get_title() for ax, (row, _) in zip(axes, cells, strict=True) if row)
-            can_turn = self.is_pictures and are_headed and rows < columns and least <= width / rows
+            can_turn = self.is_pictures and are_headed and rows < columns and as_turned <= width / rows
             if can_turn and high < TALLEST - 1:
                 self._turn(cells)
                 cells, self.rows, self.columns = [(column, row) for row, column in cells], columns, rows
@@ -187,8 +189,7 @@ class _PanelGrid:
             return LABELED if has_legend and self.rows == 1 else PANEL
         if any(len(ax.texts) > 1 for ax in self.axes):  # numbers in cells
             return 2.5
-        least = BARRED if any(ax.child_axes for ax in self.axes) else PICTURE
-        return max(least, *(_widest_word(ax.title) + 0.1 for ax in self.axes))
+        return BARRED if any(ax.child_axes for ax in self.axes) else PICTURE
 
     def _turn(self, cells: list[tuple[int, int]]) -> None:
         """Let the titles of columns name rows."""
