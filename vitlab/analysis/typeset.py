@@ -168,7 +168,7 @@ class _PanelGrid:
         cells = [(spec.rowspan.start, spec.colspan.start) for spec in specs]
         if width / columns < least * 0.98:
             high = columns * width / rows / 1.2  # inches of pictures that shrink by a sixth
-            are_headed = not any(ax.get_title() for ax, (row, _) in zip(axes, cells, strict=True) if row)
+            are_headed = not any(ax.get_title() for ax, at in zip(axes, cells, strict=True) if all(at))
             can_turn = self.is_pictures and are_headed and rows < columns and as_turned <= width / rows
             if can_turn and high < TALLEST - 1:
                 self._turn(cells)
