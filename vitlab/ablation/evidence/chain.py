@@ -72,6 +72,20 @@ def append(directory: Path, kind: str, **facts: Any) -> str:
     return _hash(line)
 
 
+def count_reading(directory: Path, cell: str, split: str) -> None:
+    """Record an evaluation on the evaluated split, whatever its outcome.
+
+    Args:
+        directory: Of the ablation.
+        cell: Name of the cell.
+        split: The split.
+    """
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    with named(readings := directory / "readings.jsonl"), readings.open("a") as file:
+        file.write(json.dumps({"cell": cell, "split": split, "time": now}) + "\n")
+    append(directory, "opened", cell=cell, split=split)
+
+
 def _last_line(file: BinaryIO, step: int = 1 << 14) -> tuple[bytes, int]:
     """Return the last whole line of a file without its end, empty if there is none, and where it ends.
 
