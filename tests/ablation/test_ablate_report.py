@@ -297,7 +297,7 @@ def test_every_figure_of_a_report_can_be_read_in_a_column(folder, layers, monkey
         assert figure.get_figwidth() <= 3.3 and not faults(figure)
 
 
-def test_a_panel_is_drawn_for_each_measure_and_line_or_the_title_says_how_many_are_not(monkeypatch, tmp_path):
+def test_a_panel_is_drawn_for_each_measure_and_line_in_as_many_figures_as_they_need(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     drawn = {}
     monkeypatch.setattr(write, "_keep", lambda found, *_: drawn.update(found) or {})
@@ -305,7 +305,13 @@ def test_a_panel_is_drawn_for_each_measure_and_line_or_the_title_says_how_many_a
     write_report(ablation, list(resolved(ablation)), None, False, ("svg",), "column")
     labels = [ax.get_ylabel() for ax in drawn["probe"][1].axes]
     assert labels == ["accuracy"] * 4 + ["excess"] * 4 + ["r2"] * 4
-    assert len(drawn["cka"][1].axes) == 24 and "24 of 26 panels, the table has all" in drawn["cka"][0]
+    assert [len(drawn[name][1].axes) for name in ("cka", "cka_2")] == [24, 2] and "cka_3" not in drawn
+    assert drawn["cka_2"][0].endswith("; figure 2 of 2") and "figure" not in drawn["probe"][0]
+    monkeypatch.setattr("vitlab.ablation.report.panels.MOST", 11)  # as of arms in several rows
+    write_report(ablation, list(resolved(ablation)), None, False, ("svg",), "column")
+    sheets = [drawn[name] for name in ("probe", "probe_2", "probe_3")]
+    assert [{ax.get_ylabel() for ax in figure.axes} for _, figure, _ in sheets] == [{"accuracy"}, {"excess"}, {"r2"}]
+    assert [{row["measure"] for row in rows} for _, _, rows in sheets] == [{"accuracy"}, {"excess"}, {"r2"}]
     assert {ax.get_title() for ax in drawn["scramble"][1].axes} == {""}
 
 

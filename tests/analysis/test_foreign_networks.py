@@ -12,13 +12,15 @@ from small_nets import small_net, train
 from torch import nn
 
 from vitlab.analysis import ANALYSES
+from vitlab.analysis.attribution.maps import METHODS, methods_of
 from vitlab.analysis.subject import Subject
 from vitlab.cli.main import main
 from vitlab.data.known.digits import Digits
 from vitlab.errors import UsageError
 from vitlab.look.page import render
-from vitlab.models.foreign import AnyNetwork
-from vitlab.models.walk import all_attention_maps, block_tokens, pooled_features
+from vitlab.models.foreign import AnyNetwork, eager_attention, gradients_of
+from vitlab.models.vit import VisionTransformer
+from vitlab.models.walk import all_attention_maps, as_asked, block_tokens, pooled_features
 
 
 def timms(name, **arguments):
@@ -41,10 +43,12 @@ NETWORKS = {  # what builds it, the side of its images, how many analyses it tak
         lambda: timms("swin_tiny_patch4_window7_224", img_size=28, window_size=7, embed_dim=8, depths=(1, 2),
                       num_heads=(2, 2)), 28, 15),
     "cait": (lambda: timms("cait_xxs24_224", img_size=32, patch_size=8, embed_dim=16, num_heads=2, depth=2), 32, 15),
-    "hugging face": (hugging_face, 32, 18),
+    "deit": (
+        lambda: timms("deit_tiny_distilled_patch16_224", img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=2),
+        32, 18),
 }  # fmt: skip
 ASK_FOR = {"segmentation": "--masks DIR", "labels": "`vitlab cv`"}  # which no network has by itself
-SELDOM = ("cait", "convnext", "swin", "hugging face")  # maps (B, C, H, W) as of the ResNet, tokens as of a ViT
+SELDOM = ("cait", "convnext", "swin", "deit")  # maps (B, C, H, W) as of the ResNet, tokens as of a ViT
 
 
 def subject_of(name):
@@ -71,7 +75,7 @@ def test_a_foreign_network_takes_fourteen_analyses_and_refuses_the_others_in_a_l
     vit, other = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
     assert vit["shape"]["depth"] == 2 and len(other["pictures"]) == 2
     assert {"Grad-CAM", "SmoothGrad", "GradientSHAP", "occlusion"} <= set(other["pictures"][0]["maps"])
-    assert ("cells" in other["pictures"][0]) == (name == "hugging face") == (other["shape"]["depth"] > 0)
+    assert ("cells" in other["pictures"][0]) == (name == "deit") == (other["shape"]["depth"] > 0)
     assert page.count(' class="vl"') == 4  # the network of vitlab opens its block and its head
 
 
@@ -128,6 +132,66 @@ def test_attention_of_others_is_what_their_queries_and_keys_say(of):
         torch.testing.assert_close(asked(images), before)  # as before
     assert len(found) == 2 and asked.num_prefix_tokens == (2 if of == "timm" else 1)
     torch.testing.assert_close(found[0], expected, atol=1e-5, rtol=1e-4)
+
+
+def torchvisions():
+    from torchvision.models import VisionTransformer
+
+    net = VisionTransformer(32, 8, 2, 2, 24, 48, num_classes=10).eval()
+    nn.init.normal_(net.heads.head.weight)  # zeros as it is built
+    return net
+
+
+class Mine(nn.Module):
+    """A ViT as one builds it of PyTorch's layers, whose head reads the mean of the patches."""
+
+    def __init__(self):
+        super().__init__()
+        self.patch, self.head = nn.Conv2d(3, 24, 8, stride=8), nn.Linear(24, 10)
+        layer = nn.TransformerEncoderLayer(24, 2, 48, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, images):
+        return self.head(self.encoder(self.patch(images).flatten(2).transpose(1, 2)).mean(dim=1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [torchvisions, lambda: hugging_face(3).eval()], ids=["torchvision", "hugging face"])
+def test_a_vit_of_another_library_has_all_ten_maps_and_where_it_is_only_asked_nine_that_are_the_same(make):
+    torch.manual_seed(0)
+    images, classes, theirs = torch.randn(2, 3, 32, 32), torch.tensor([1, 2]), make()
+    ours, asked = as_asked(theirs, "theirs", (32, 32), 3), AnyNetwork(theirs, "theirs", (32, 32), 3)
+    assert isinstance(ours, VisionTransformer) and list(methods_of(ours)) == list(METHODS)
+    assert set(METHODS) - set(methods_of(asked)) == {"LRP"} and asked.reads == "token"
+    for name, method in methods_of(asked).items():
+        expected = METHODS[name](ours, images, classes)
+        torch.testing.assert_close(method(asked, images, classes), expected, rtol=1e-4, atol=1e-6, msg=name)
+        assert expected.abs().max() > 1e-4
+
+
+def test_maps_of_ones_own_vit_are_of_what_its_head_reads():
+    torch.manual_seed(0)
+    asked, images = as_asked(Mine().eval(), "mine", (32, 32), 3), torch.randn(1, 3, 32, 32)
+    assert isinstance(asked, AnyNetwork) and asked.reads == "patches"
+    found = METHODS["gradient x attention"](asked, images, torch.tensor([3]))
+    scores, maps = asked.graded_attention(images.requires_grad_())
+    slopes = gradients_of(scores[0, 3], maps)
+    step = torch.randn_like(maps[1]) * 1e-3  # what the last layer applies changes the score as its gradient says
+    value = asked.net.encoder.layers[1].self_attn
+    with torch.no_grad(), eager_attention(asked.net) as (caught, _):
+        entry = []
+        hook = value.register_forward_pre_hook(lambda module, args: entry.append(args[0]))
+        asked(images)
+        hook.remove()
+        v = (entry[0] @ value.in_proj_weight[48:].T + value.in_proj_bias[48:]).unflatten(2, (2, 12)).transpose(1, 2)
+        moved = value.out_proj(((caught[1] + step) @ v).transpose(1, 2).flatten(2))
+        handle = value.register_forward_hook(lambda module, args, output: (moved, None))
+        after = asked(images)
+        handle.remove()
+    difference = (after[0, 3] - scores[0, 3]).item()
+    assert difference == pytest.approx((slopes[1] * step).sum().item(), rel=0.05, abs=1e-6)
+    first, last = ((m * g).clamp(min=0).mean(dim=1) for m, g in zip(maps, slopes, strict=True))
+    torch.testing.assert_close(found, (first + last + last @ first).mean(dim=1) + 1 / 16)
 
 
 class NoForward(nn.Module):

@@ -5,6 +5,7 @@ from figure_faults import faults
 from small_nets import POSITIONS, SMALL
 
 from vitlab.analysis.positions import (
+    _panels,
     analyze_displacement,
     analyze_position,
     displacement_profile,
@@ -73,6 +74,14 @@ def test_a_mosaic_puts_each_tile_in_its_place():
         for x in range(3):
             np.testing.assert_array_equal(picture[5 * y : 5 * y + 4, 6 * x : 6 * x + 5], tiles[y, x])
     assert np.isnan(picture).sum() == picture.size - tiles.size
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("depth", "heads"), [(3, 3), pytest.param(2, 4, marks=pytest.mark.rare)])
+def test_panels_of_several_heads_have_room_for_their_titles_in_a_column(depth, heads):
+    values = torch.randn(depth, heads, 7, 7)
+    done = printed(_panels(values, 1e-5 * values, 1e-6 * values.abs(), torch.ones(7, 7)), INCHES["column"], "of a run")
+    assert not faults(done) and {ax.title.get_rotation() for ax in done.axes} == {0}
 
 
 @pytest.mark.slow

@@ -13,10 +13,12 @@ import pandas as pd
 import pytest
 import torch
 
+from vitlab.analysis.attribution.maps import gradient_attention
 from vitlab.analysis.subject import Subject
 from vitlab.analysis.views.token_layers import split_features, token_layer_maps
 from vitlab.cli.main import main
 from vitlab.data import Digits
+from vitlab.jobs.find_subject import View, subject_at
 from vitlab.look.listed import listed, plane
 from vitlab.look.moments import Moments, first_of, moments_of, seen
 from vitlab.look.viewer import packed
@@ -164,10 +166,28 @@ def test_somebody_works_at_the_page(runs, scheme):
         wrong = np.any([(table["target"] != table["prediction"]).to_numpy() for table in tables], axis=0)
         assert facts["mistakes"] == f"{wrong.sum()} of {len(wrong)} images" and facts["bad"]
         assert sorted(pd.read_csv(io.StringIO(facts["list"]))["image"]) == tables[0]["index"][wrong].tolist()
-        assert facts["target"] and facts["linked"] and facts["svg"] and facts["plots"] >= 3
+        assert facts["linked"] and facts["svg"] and facts["plots"] >= 3
+        assert "@page{size:440px 270px;margin:0}" in facts["pdf"] and facts["pdf"].count("</svg>") == 1
+        is_of_class(runs, facts)
         assert facts["curve"] == "name,step,value" and facts["file"].endswith(".svg")
         assert not facts["wide"] and not facts["overlap"], facts["overlap"]
         assert facts["dark"] == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(20, 22, 26)")
+
+
+def is_of_class(runs, facts):
+    """Assert that the numbers of both maps are of the predicted class, then of the one that was chosen by its name."""
+    k, chosen = facts["classed"]
+    assert facts["target"] and str(int(k)) in facts["classes"]  # digits are called by their number
+    shown = {name: pd.read_csv(io.StringIO(text)) for name, text in (("first", facts["predicted"]), ("then", chosen))}
+    assert set(shown["then"]["class"].astype(str)) == {k} and set(shown["first"]["class"]) == {"predicted"}
+    for name in ("one", "two"):
+        subject, *_ = subject_at(str(runs / "runs" / name), View())
+        image = subject.shown(1)
+        values = {when: table["value"][table["run"] == name].to_numpy() for when, table in shown.items()}
+        for when, of in (("first", subject.net(image).argmax(dim=1)), ("then", torch.tensor([int(k)]))):
+            expected = gradient_attention(subject.net, image, of)[0].numpy()
+            assert values[when] == pytest.approx(expected, abs=1e-4 * float(expected.max())), (name, when)
+        assert not np.allclose(values["first"], values["then"], rtol=0.01)
 
 
 def test_what_a_network_that_diverged_says_still_makes_a_page():

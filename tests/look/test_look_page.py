@@ -307,7 +307,8 @@ viewer.load(pages);
 console.log(JSON.stringify(asked.map(([net, state, layer]) => {
   Object.assign(viewer.state, { at: null, head: -1, map: "attention" }, state);
   return { values: Array.from(viewer.shown(net, layer)[0]), text: viewer.number(viewer.shown(net, layer)[0][0]),
-    range: viewer.range(pages.map((_, n) => viewer.shown(n, layer)[0])) };
+    range: viewer.range(pages.map((_, n) => viewer.shown(n, layer)[0])),
+    zero: [viewer.share(0, [0, 0], true), viewer.share(0, [-1, 1], true), viewer.share(0, [0, 0], false)] };
 })));
 """
 
@@ -346,6 +347,7 @@ def test_the_mean_of_heads_that_the_viewer_shows_is_the_mean_of_heads():
         assert found["values"] == pytest.approx(means[n].tolist(), abs=1 / 65535)
         assert float(found["text"]) == pytest.approx(found["values"][0], rel=6e-3)
         assert found["range"] == pytest.approx([0, max(float(m.max()) for m in means)], abs=1 / 65535)  # of both runs
+        assert found["zero"] == [0.5, 0.5, 0]  # a difference of nothing is white, not the darkest purple
         best += int(np.argmax(found["values"])) == int(means[n].argmax())
     assert best >= 0.97 * len(asked)  # but for ties within the 16 bits
 
@@ -498,8 +500,8 @@ class _Trainer:
 
 
 def test_a_page_grows_within_its_share_of_the_time_and_never_over_a_page_of_somebody(tmp_path, monkeypatch):
-    clock, cost, wrote = [0.0], [2.0], []
-    monkeypatch.setattr("vitlab.look.growing.time.monotonic", lambda: clock[0])
+    clock, cost, wrote, busy = [0.0], [2.0], [], [1]
+    monkeypatch.setattr("vitlab.look.growing.now", lambda: np.array([clock[0], clock[0] / busy[0]]))
     monkeypatch.setattr("vitlab.look.growing.is_small", lambda *_: True)
 
     def write(page, trainer, task, is_last):
@@ -522,6 +524,12 @@ def test_a_page_grows_within_its_share_of_the_time_and_never_over_a_page_of_some
     assert 499 < times[0] < 510 and 90 < times[1] - times[0] < 110  # what it cost is known then
     assert all(2.0 * (i + 1) <= 0.01 * at for i, at in enumerate(times[:-1])) and len(times) > 10
     assert [is_last for _, is_last in wrote] == [False] * (len(wrote) - 1) + [True]
+    clock[0], busy[0] = 0.0, 5  # others have four fifths of the processor, so a page takes long
+    page, cost[0], wrote[:] = GrowingPage(share=0.01), 10.0, []
+    for _ in range(10000):
+        validate(1.0)
+    times = [at for at, _ in wrote]
+    assert times[0] > 2500 and all(10.0 * (i + 1) <= 0.01 * at for i, at in enumerate(times))
     (tmp_path / "look.html").write_text("<html>a page of vitlab look</html>")
     validate(1e6)
     assert len(wrote) == len(times)

@@ -31,9 +31,13 @@ async function work(page, doc, width) {
   facts.then = saved.pop();
   epoch.value = epoch.max; epoch.oninput();
   at("map").value = "gradient x attention"; at("map").onchange();
+  const map = () => { at("saves").querySelector("button").click(); return saved.pop(); };
   const predicted = stage.toDataURL(), target = at("target");
+  facts.predicted = map();
+  facts.classes = Array.from(target.options, (one) => one.textContent);
   target.value = Array.from(target.options).find((one) => one.textContent === "3" || one.textContent === "4").value; target.onchange();
   facts.target = stage.toDataURL() !== predicted;
+  facts.classed = [target.value, map()];
   at("filter").value = "mistakes"; at("filter").onchange();
   facts.mistakes = at("counted").textContent;
   facts.bad = Array.from(doc.querySelectorAll("#rows tbody tr")).every((row) => row.querySelector(".bad"));
@@ -49,6 +53,9 @@ async function work(page, doc, width) {
   svg.click();
   for (let i = 0; i < 400 && !saved.length; i++) await pause();
   facts.svg = saved.pop().includes("<svg");
+  new page.MutationObserver((all) => all.forEach((one) => one.addedNodes.forEach((node) => { facts.pdf ??= node.srcdoc; }))).observe(doc.body, { childList: true });
+  at("saves").lastChild.click();
+  for (let i = 0; i < 400 && !facts.pdf; i++) await pause();
   await pause();
   facts.wide = doc.documentElement.scrollWidth > width;
   facts.overlap = overlapping(doc).slice(0, 3);

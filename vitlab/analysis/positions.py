@@ -24,7 +24,7 @@ from vitlab.layers.resample import Grid
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import attention_logits
 
-MANY = 48  # panels: more are tiles of one picture
+MANY, ABREAST = 20, 4  # panels, and heads: more are tiles of two pictures, which a column of print has room for
 OLD_TABLES = (
     "Its tables are of an earlier version, where a token met itself at the offset (0, 0), which is content: that "
     "offset is left out. All seeds share one draw of the shuffles, whose noise the interval does not hold."
@@ -269,7 +269,7 @@ def analyze_displacement(subject: Subject) -> Finding:
     with shuffled_tokens(net, seed=_draw_of(net)):
         position, error, _ = profiles(net, subject.batches(), two_passes=True)
     (depth, heads), pairs = position.shape[:2], pairs_at((h, w))
-    is_tiled = 2 * depth * heads > MANY
+    is_tiled = 2 * depth * heads > MANY or heads > ABREAST
     figure = _tiles(logit, position) if is_tiled else _panels(logit, position, error, pairs)
     reach = float(student.ppf(0.975, max(n - 1, 1)))  # half an interval over images, in standard errors
     columns = {"logit": logit, "logit_low": logit - reach * logit_error, "logit_high": logit + reach * logit_error}

@@ -25,6 +25,7 @@ POINTS, SMALL = 7.0, 6.5  # of text, and of numbers at ticks and names of lines
 TALLEST, LOWEST = 9.0, 1.35  # inches of a figure, and of a row of curves with its title where they are many
 MANY = 40  # panels, which take seconds to lay out
 SETTINGS: Any = {"svg.hashsalt": "vitlab", "svg.fonttype": "none", "pdf.fonttype": 42}  # text stays text
+BAR = 0.7  # inches that a color bar beside maps needs with its numbers and its name
 LINE = 1.25 * SMALL / 72  # inches between two lines of text
 PICTURE, BARRED, PANEL, LABELED = 0.42, 0.7, 1.6, 2.2  # inches that a map, one with a bar, and curves need
 METADATA: Any = {"svg": {"Date": None}, "pdf": {"CreationDate": None, "ModDate": None}, "png": {}}
@@ -160,11 +161,16 @@ class _PanelGrid:
         rows, columns = specs[0].get_gridspec().get_geometry()
         self.axes, self.rows, self.columns = axes, rows, columns
         self.is_pictures = any(ax.images for ax in axes)
-        least = self._least(has_legend)
+        least = as_turned = self._least(has_legend)
+        if self.is_pictures:
+            least = max(least, *(_widest_word(ax.title) + 0.1 for ax in axes))
+        width -= BAR if self.is_pictures and any(ax.get_label() == "<colorbar>" for ax in figure.axes) else 0.0
         cells = [(spec.rowspan.start, spec.colspan.start) for spec in specs]
         if width / columns < least * 0.98:
             high = columns * width / rows / 1.2  # inches of pictures that shrink by a sixth
-            if self.is_pictures and rows < columns and least <= width / rows and high < TALLEST - 1:
+            are_headed = not any(ax.get_title() for ax, at in zip(axes, cells, strict=True) if all(at))
+            can_turn = self.is_pictures and are_headed and rows < columns and as_turned <= width / rows
+            if can_turn and high < TALLEST - 1:
                 self._turn(cells)
                 cells, self.rows, self.columns = [(column, row) for row, column in cells], columns, rows
             else:
@@ -189,11 +195,11 @@ class _PanelGrid:
         """Let the titles of columns name rows."""
         for ax, (row, column) in zip(self.axes, cells, strict=True):
             if row == 0 and column and not ax.get_ylabel():
-                ax.set_ylabel(ax.get_title())
+                ax.set_ylabel(ax.get_title(), fontsize=POINTS)
                 ax.set_title("")
         for ax, (row, column) in zip(self.axes, cells, strict=True):
             if row and column == 0 and ax.get_ylabel():
-                ax.set_title(ax.get_ylabel())
+                ax.set_title(ax.get_ylabel(), fontsize=POINTS)
                 ax.set_ylabel("")
 
     def _move(self, figure: Figure, old: Any, cells: list[tuple[int, int]]) -> None:
@@ -255,6 +261,16 @@ def _size(text: Text) -> tuple[float, float]:
     figure: Any = text.get_figure(root=True)
     box = text.get_window_extent(figure.canvas.get_renderer())
     return box.width / figure.dpi, box.height / figure.dpi
+
+
+def _widest_word(text: Text) -> float:
+    """Return the inches of the longest word of a text, which cannot be broken."""
+    whole, widest = text.get_text(), 0.0
+    for word in whole.split():
+        text.set_text(word)
+        widest = max(widest, _size(text)[0])
+    text.set_text(whole)
+    return widest
 
 
 def _wrapped(text: Text, width: float) -> bool:

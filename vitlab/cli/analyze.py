@@ -60,18 +60,18 @@ def main(argv: list[str]) -> int:
         else:
             say(f"{name:<16} {', '.join(path.name for path in paths)}: {finding.note}")
             if finding.gallery:
-                say(f"{'page':<16} {write_leaves(folder, options.run, name, finding.note, finding.gallery).name}")
+                say(f"{'page':<16} {write_leaves(folder, options.named, name, finding.note, finding.gallery).name}")
             shown = next((path.read_bytes() for path in paths if path.suffix == ".png"), b"")
             page.append((name, finding.note, shown or finding.picture()))
     if options.names == "all":
-        say(f"{'page':<16} {write_page(folder, options.run, page).name}")
+        say(f"{'page':<16} {write_page(folder, options.named, page).name}")
     say(f"wrote {folder}")
     return 0 if any(png for *_, png in page) else 1
 
 
 def _take_fold(options: argparse.Namespace) -> None:
     """For the folder of a cross-validation, take its first fold that was trained, and write beside the folds."""
-    home = Path(options.run)
+    home, options.named = Path(options.run), options.run
     if not (home / "cv.yaml").is_file():
         return
     runs = sorted(file.parent for file in home.glob("fold*/*/config.yaml") if any(file.parent.glob("checkpoints/*")))

@@ -10,7 +10,7 @@ function buildAnalyses() {
     if (run === undefined) { saveButtons(place, name, () => one.differences); continue; }
     const { table: text, svg } = one.runs[run] ?? {}, file = name + "_" + run;
     if (text) saveButtons(place, file, () => text);
-    if (svg) el("button", place, { type: "button", className: "save", textContent: "svg", title: "save " + file + " as svg", onclick: async () => save(file + ".svg", await unzipped(svg), "image/svg+xml") });
+    if (svg) drawingButtons(place, file, () => unzipped(svg));
   }
 }
 if (typeof module === "undefined" && content("files")) buildAnalyses();

@@ -140,7 +140,8 @@ def pair_chart(title: str, rows: Sequence[Mapping[str, Any]], names: tuple[str, 
     parts.append(f'<text x="0" y="16" class="t">{escape(title)}</text><path d="M150 {bottom}H355" class="axis"/>')
     for y, row in enumerate(rows):
         line = 40 + 22 * y
-        parts.append(f'<text x="142" y="{line + 4}" class="r">{escape(row["where"][:24])}</text>')
+        where = row["where"] if len(row["where"]) <= 24 else f"{row['where'][:23]}…"
+        parts.append(f'<text x="142" y="{line + 4}" class="r">{escape(where)}</text>')
         for side, color, shift in (("first", COLORS[0], -3), ("second", COLORS[1], 3)):
             value, ends = float(row[side]), (float(row[f"{side}_low"]), float(row[f"{side}_high"]))
             name, has_ends = names[side == "second"], ends[0] == ends[0]

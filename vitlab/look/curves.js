@@ -28,7 +28,7 @@ function plotted(data) { // what is drawn: points as they are and, if asked for,
 function plot(place, kind, names, data) {
   const style = getComputedStyle(document.body), ink = style.getPropertyValue("--ink"), line = style.getPropertyValue("--line");
   const value = (_, v) => (v === null || v === undefined ? "" : number(v));
-  const series = names.map((label) => ({ label, width: 1.6, spanGaps: true, value, points: { size: 5, ...(isCrowded() ? { show: false } : {}) }, show: !curve.hidden.has(label), ...lineStyle(label, names) }));
+  const series = names.map((label) => ({ label, width: 1.6, spanGaps: true, value, points: { size: 5, ...(isCrowded() && data[0].length > 1 ? { show: false } : {}) }, show: !curve.hidden.has(label), ...lineStyle(label, names) }));
   const raw = curve.smooth > 0 ? names.map((label) => ({ label: label + ", as it is", width: 0.6, alpha: 0.4, spanGaps: true, value, points: { show: false }, show: !curve.hidden.has(label), ...lineStyle(label, names) })) : [];
   const axis = { stroke: ink, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 }, font: "11px system-ui" };
   const options = {

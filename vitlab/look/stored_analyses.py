@@ -15,7 +15,7 @@ from vitlab.runs.directory import RunDir
 
 FIGURES, DRAWINGS, TABLES = 2_000_000, 600_000, 900_000  # bytes of all PNG, compressed SVG and csv files of a page
 SHOWN = 8  # differences of an analysis on the page; its csv has all
-NO_KEYS = {"run", "n", "images", "draws", "low", "high"}  # how much was measured, not what
+NO_KEYS = {"run", "n", "images", "draws", "low", "high", "metric"}  # how much was measured and its name, not what
 
 
 def findings_of(runs: dict[str, RunDir]) -> list[dict[str, Any]]:

@@ -98,10 +98,13 @@ function color(share, signed) {
   const i = Math.min(Math.floor(x), map.length - 2);
   return map[i].map((low, k) => low + (map[i + 1][k] - low) * (x - i));
 }
+function share(value, [low, high], signed) { // where all are 0 a map with a sign is white
+  return high > low ? (value - low) / (high - low) : signed ? 0.5 : 0;
+}
 function paint(canvas, values, [h, w], [low, high], signed = false) {
   canvas.width = w; canvas.height = h;
-  const data = new ImageData(w, h), over = high > low ? 1 / (high - low) : 0;
-  for (let n = 0; n < h * w; n++) data.data.set([...color((values[n] - low) * over, signed), 255], 4 * n);
+  const data = new ImageData(w, h);
+  for (let n = 0; n < h * w; n++) data.data.set([...color(share(values[n], [low, high], signed), signed), 255], 4 * n);
   canvas.getContext("2d").putImageData(data, 0, 0);
 }
 function paintColors(canvas, values, [h, w]) {
@@ -238,9 +241,9 @@ function drawingShown() {
   const parts = ['<svg xmlns="http://www.w3.org/2000/svg" width="' + 220 * nets.length + '" height="270" font-family="sans-serif" font-size="11">'];
   nets.forEach((net, n) => {
     if (!maps[n]) return;
-    const [values, [h, w]] = maps[n], rgb = (share) => "rgb(" + color(share, signed).map(Math.round) + ")", left = 10 + 220 * n;
+    const [values, [h, w]] = maps[n], rgb = (part) => "rgb(" + color(part, signed).map(Math.round) + ")", left = 10 + 220 * n;
     parts.push('<text x="' + left + '" y="14">' + escaped(net.shape.name) + "</text>", '<text x="' + left + '" y="28">' + escaped(state.map + (state.map === ATTENTION ? ", layer " + state.layer : "")) + "</text>");
-    values.forEach((v, i) => parts.push('<rect x="' + (left + ((i % w) * 200) / w).toFixed(2) + '" y="' + (34 + (Math.floor(i / w) * 200) / h).toFixed(2) + '" width="' + (200 / w).toFixed(2) + '" height="' + (200 / h).toFixed(2) + '" fill="' + rgb((v - scale[0]) / (scale[1] - scale[0] || 1)) + '"/>'));
+    values.forEach((v, i) => parts.push('<rect x="' + (left + ((i % w) * 200) / w).toFixed(2) + '" y="' + (34 + (Math.floor(i / w) * 200) / h).toFixed(2) + '" width="' + (200 / w).toFixed(2) + '" height="' + (200 / h).toFixed(2) + '" fill="' + rgb(share(v, scale, signed)) + '"/>'));
     for (let i = 0; i < 50; i++) parts.push('<rect x="' + (left + 4 * i) + '" y="240" width="4" height="8" fill="' + rgb(i / 49) + '"/>');
     parts.push('<text x="' + left + '" y="262">' + number(scale[0]) + '</text><text x="' + (left + 200) + '" y="262" text-anchor="end">' + number(scale[1]) + "</text>");
   });
@@ -384,4 +387,4 @@ function buildStages() {
   draw();
 }
 if (typeof module === "undefined") { if (content("data")) buildViewer(); }
-else module.exports = { state, load: (pages) => { nets = pages; cache.clear(); }, read, shown: mapShown, large, range, number }; // for node
+else module.exports = { state, load: (pages) => { nets = pages; cache.clear(); }, read, shown: mapShown, large, range, number, share }; // for node

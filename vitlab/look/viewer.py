@@ -9,12 +9,11 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from vitlab.analysis.attribution.maps import SIGNED, methods_of, occlusion
+from vitlab.analysis.attribution.maps import SIGNED, methods_of, occlusion, reads_token
 from vitlab.analysis.subject import Subject
 from vitlab.analysis.views.pca import pca_colors
 from vitlab.analysis.views.token_layers import token_layer_maps
 from vitlab.layers.resample import Grid
-from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import Asked, all_attention_maps, heads_of, outputs, placed_tokens
 from vitlab.tokenizers.t2t import T2TTokenizer
 
@@ -130,6 +129,7 @@ def seen_heads(net: Asked) -> list[int]:
     """Return the number of heads of each layer; empty where layers differ or have none, which is not shown.
 
     Example:
+        >>> from vitlab.models.vit import VisionTransformer
         >>> seen_heads(VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3))
         [3, 3]
     """
@@ -161,12 +161,7 @@ def _maps(
     names = [name for name in methods if has_gradients or name == "rollout"]
     names = [name for name in names if not (of_class_alone and name == "rollout")]
     found = {name: methods[name](net, images, classes) for name in names if name not in ("attention", "occlusion")}
-    if (
-        "attention" in methods
-        and isinstance(net, VisionTransformer)
-        and net.global_pool != "token"
-        and not of_class_alone
-    ):  # not the class token's row
+    if "attention" in methods and not reads_token(net) and not of_class_alone:  # not the class token's row
         found = {"attention that the head reads": methods["attention"](net, images, classes)} | found
     if has_gradients:
         h, w = net.grid_size
@@ -207,6 +202,7 @@ def pools(net: Asked, count: int, budget: int) -> tuple[int, int]:
     """Return the pooling factors for queries and keys that keep the maps within the budget.
 
     Example:
+        >>> from vitlab.models.vit import VisionTransformer
         >>> net = VisionTransformer(img_size=224, patch_size=16, embed_dim=48, depth=12, num_heads=6)
         >>> pools(net, count=1, budget=BUDGET), pools(net, count=12, budget=BUDGET)
         ((2, 1), (2, 2))

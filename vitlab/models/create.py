@@ -279,6 +279,8 @@ def same_network(theirs: nn.Module, file: WeightsFile, arguments: Mapping[str, A
     ours = VisionTransformer(**{**built, **asked}).eval()
     load_weights(ours, file)
     images = torch.randn(1, ours.in_chans, *ours.img_size, generator=torch.Generator().manual_seed(0))
+    if (value := next(theirs.parameters(), None)) is not None:  # on its device, in its precision
+        ours, images = ours.to(value), images.to(value)
     with torch.no_grad():
         expected, outputs = peer_outputs(theirs, images), ours(images)
     if (expected - outputs).abs().max() > 1e-4 * expected.abs().max().clamp(min=1.0):

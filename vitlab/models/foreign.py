@@ -2,10 +2,10 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
-from typing import Any, NamedTuple
+from functools import cached_property, partial
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -167,7 +167,28 @@ class AnyNetwork(nn.Module):
     @torch.no_grad()
     def attention(self, images: Tensor) -> list[Tensor]:
         """Return the attention of each layer that has weights over all tokens, ``(B, A, L, L)`` each."""
-        return [maps for maps in self._all_attention(images) if self._is_attention(maps)]
+        return [maps for maps in self._attended(images)[1] if self._is_attention(maps)]
+
+    def graded_attention(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return the ``(B, K)`` scores, and in their graph the attention of each layer as :meth:`attention` does."""
+        scores, maps = self._attended(images)
+        return self._scores(scores), [each for each in maps if self._is_attention(each)]
+
+    @cached_property
+    def reads(self) -> Literal["token", "patches"] | None:
+        """Whether the scores come from a first token or from all patches; None if not every layer shows its weights."""
+        with torch.enable_grad():
+            try:
+                scores, maps = self.graded_attention(self._noise(1).requires_grad_())
+            except UsageError:
+                return None
+            if not maps or len(maps) != len(self.layers) or len({each.shape[-1] for each in maps}) > 1:
+                return None
+            slopes = gradients_of(scores.sum(), maps)
+        if any(each is None for each in slopes):
+            return None
+        rows = slopes[-1][0, :, self.num_prefix_tokens :]  # type: ignore[index]
+        return "token" if self.num_prefix_tokens and not rows.any() else "patches"
 
     @property
     def blocks(self) -> list[nn.Module]:
@@ -222,7 +243,7 @@ class AnyNetwork(nn.Module):
         start = [entries[x.name]._replace(name="input") for x in self.layers[:1] if x.name in entries]
         self.stages = [*[each for each in start if each.shape], *self.layers]
         self._choose_grid()
-        depth = [maps for maps in self._all_attention(images[:1]) if self._is_attention(maps)]
+        depth = [maps for maps in self._attended(images[:1])[1] if self._is_attention(maps)]
         self.attention_heads = [maps.shape[1] for maps in depth]
         self.num_prefix_tokens = depth[0].shape[-1] - math.prod(self.grid_size) if depth else 0
         self.cls_token = True if self.num_prefix_tokens else None
@@ -274,15 +295,34 @@ class AnyNetwork(nn.Module):
             return False
         return bool((maps >= 0).all() and ((maps.sum(dim=-1) - 1).abs() < 1e-3).all())
 
-    def _all_attention(self, images: Tensor) -> list[Tensor]:
-        """Return whatever weights timm's attention, PyTorch's and Hugging Face's give, in the order of their use."""
+    def _attended(self, images: Tensor) -> tuple[Any, list[Tensor]]:
+        """Return what the network returns, None if it does not run in this way, and weights of attention.
+
+        These are whatever timm's attention, PyTorch's and Hugging Face's give, in the order of their use.
+        """
         with eager_attention(self.net) as (caught, arguments):
             try:
                 found = self.net(images, **arguments)
-            except Exception:  # a foreign network that does not run in this way gives none
-                return []
+            except Exception:  # whatever a foreign network raises
+                return None, []
         caught += getattr(found, "attentions", None) or ()
-        return [maps for maps in caught if isinstance(maps, Tensor) and maps.ndim == 4 and len(maps) == len(images)]
+        caught = [each for each in caught if isinstance(each, Tensor)]
+        return found, [each for each in caught if each.ndim == 4 and len(each) == len(images)]
+
+
+def gradients_of(score: Tensor, maps: Sequence[Tensor]) -> list[Tensor | None]:
+    """Return the gradients of a score by weights of attention; None where they were not used.
+
+    ``nn.MultiheadAttention`` returns a view of the weights that it used, so the gradient is that of the viewed ones.
+
+    Example:
+        >>> used = torch.ones(2, 2, requires_grad=True) * 3
+        >>> [each if each is None else each.tolist() for each in gradients_of(used.sum(), [used.view(4), used * 1])]
+        [[1.0, 1.0, 1.0, 1.0], None]
+    """
+    used = [each if each._base is None else each._base for each in maps]
+    found = torch.autograd.grad(score, used, allow_unused=True)
+    return [None if slope is None else slope.view_as(each) for slope, each in zip(found, maps, strict=True)]
 
 
 def first(output: Any) -> Any:

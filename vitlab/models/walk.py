@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vitlab.errors import UsageError
 from vitlab.layers.resample import Grid
+from vitlab.models.convert_peers import peer_file
 from vitlab.models.create import NoCounterpart, same_network, timm_file
 from vitlab.models.foreign import AnyNetwork, removed_after
 from vitlab.models.vit import VisionTransformer
@@ -20,10 +21,10 @@ Asked = VisionTransformer | AnyNetwork  # what analyses ask
 
 
 def as_transformer(theirs: nn.Module, name: str) -> VisionTransformer:
-    """Return a network of vitlab unchanged, and convert one of timm to the equivalent network of vitlab.
+    """Return a network of vitlab unchanged, and convert one of timm, transformers or torchvision to its equal here.
 
     Raises:
-        NoCounterpart: For a network of another library, or one of timm without an equivalent here.
+        NoCounterpart: For a network of another library, or one without an equivalent here.
 
     Example:
         >>> from vitlab.models.create import timm_model
@@ -33,10 +34,17 @@ def as_transformer(theirs: nn.Module, name: str) -> VisionTransformer:
     theirs = getattr(theirs, "_orig_mod", theirs)  # of a compiled one
     if isinstance(theirs, VisionTransformer):
         return theirs
-    if not type(theirs).__module__.startswith("timm."):
-        kind = type(theirs).__name__
-        raise NoCounterpart(f"{name} must be a Vision Transformer of vitlab or timm, and is a {kind}", theirs)
-    return same_network(theirs, timm_file(theirs, name), {}).train(theirs.training)
+    library, kind = type(theirs).__module__.partition(".")[0], type(theirs).__name__
+    if library not in ("timm", "transformers", "torchvision"):
+        known = "vitlab, timm, transformers or torchvision"
+        raise NoCounterpart(f"{name} must be a Vision Transformer of {known}, and is a {kind}", theirs)
+    try:
+        file = timm_file(theirs, name) if library == "timm" else peer_file(theirs, name)
+        return same_network(theirs, file, {}).train(theirs.training)
+    except NoCounterpart:
+        raise
+    except ValueError as error:
+        raise NoCounterpart(str(error), theirs) from error
 
 
 def as_asked(theirs: nn.Module, name: str, img_size: tuple[int, int], in_chans: int) -> Asked:

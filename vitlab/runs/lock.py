@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vitlab.errors import UsageError, printable
+from vitlab.errors import UsageError, named, printable
 from vitlab.runs import guard
 from vitlab.runs.directory import LOCK, RunDir
 from vitlab.runs.fence import Fenced, RunGone, owner_text
@@ -71,7 +71,8 @@ class HeldLock:
         """Write more facts into the claim."""
         self._facts |= facts
         text = json.dumps(self._facts).encode()
-        os.pwrite(self.fd, text + b" " * max(0, 512 - len(text)), 0)  # in place, as the lock belongs to this file
+        with named(self.path):
+            os.pwrite(self.fd, text + b" " * max(0, 512 - len(text)), 0)  # in place, as the lock belongs to this file
 
     def release(self) -> None:
         """Release the claim."""

@@ -73,7 +73,14 @@ def known(ablation: Ablation) -> list[Resolved | None]:
 
 
 def _refuse_mistakes(ablation: Ablation, errors: list[BaseException | None]) -> None:
-    """Report the first arm that cannot be built, with the line of the level that causes it, and name the others."""
+    """Report the first arm that cannot be built, with the line of the level that causes it, and name the others.
+
+    Raises:
+        UsageError: An arm cannot be built.
+        OSError: A file of its probe cannot be read or written, which is no mistake of the ablation's file.
+    """
+    if failed := next((error for error in errors if isinstance(error, OSError)), None):
+        raise failed
     bad = [arm for arm, error in zip(ablation.arms, errors, strict=True) if error]
     if not bad:
         return

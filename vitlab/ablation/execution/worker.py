@@ -1,7 +1,6 @@
 """The work on a cell: train, evaluate, record the result, analyze."""
 
 import datetime
-import json
 import re
 import shlex
 import shutil
@@ -50,7 +49,7 @@ def process_cell(cell: Cell, claim: HeldLock, workers: int, slot: Slot, stop: Ca
         if stage is None:
             return _finished(cell)
         if stage.is_evaluation:
-            _count_reading(cell)
+            chain.count_reading(cell.ablation.directory, cell.name, cell.ablation.evaluate)
             is_new = True  # even if an older measurement was recorded
         code, lines = _run(cell, stage, claim, workers, slot, stop)
         if cell.is_waiting():
@@ -87,15 +86,6 @@ def _other_data(cell: Cell) -> str:
     discard_probe(cell.ablation, cell.parts["data"])
     sizes = [{k: v.get("n") for k, v in (x.get("splits") or {}).items()} for x in (cell.resolved.data, own)]
     return f"the images have changed since the plan: {sizes[0]} then, {sizes[1]} now; `run` again to plan with these"
-
-
-def _count_reading(cell: Cell) -> None:
-    """Record each evaluation on the evaluated split, whatever its outcome."""
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    row = json.dumps({"cell": cell.name, "split": cell.ablation.evaluate, "time": now})
-    with (cell.ablation.directory / "readings.jsonl").open("a") as file:
-        file.write(f"{row}\n")
-    chain.append(cell.ablation.directory, "opened", cell=cell.name, split=cell.ablation.evaluate)
 
 
 def _done(cell: Cell, started: float) -> None:

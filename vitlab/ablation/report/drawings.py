@@ -238,34 +238,47 @@ def _interaction(results: CellResults, a: str, b: str) -> tuple[str, Figure, Row
 
 
 def panels(found: Findings) -> dict[str, tuple[str, Figure, Rows]]:
-    """Return title, figure and data of a figure for each analysis with numbers."""
+    """Return title, figure and data of the figures of each analysis with numbers: ``probe``, ``probe_2`` and so on."""
     drawn = {}
     for name in found.results.ablation.analyses:
         rows, curve = [row for row in found.curves if row["analysis"] == name], ANALYSES[name].curve
         if not rows or not curve or not curve.x:
             continue
-        parts, groups = curve.panels(curve, rows), families(found.results.ablation)
-        kept = max(1, MOST // len(groups))
-        shown = [
-            [
-                ("\n".join(filter(None, (group, title))), [row for row in mine if row["arm"] in arms])
-                for title, mine in parts[:kept]
-            ]
-            for group, arms in groups
-        ]
+        groups = families(found.results.ablation)
+        sheets = _sheets(curve.panels(curve, rows), max(1, MOST // len(groups)))
         counts = sorted({int(row["n"]) for row in rows})
         n = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
-        title = f"{name}: mean over seeds (n = {n}), band: {found.results.ablation.stats.ci:.0%} t interval"
-        title += f"; {kept} of {len(parts)} panels, the table has all" if len(parts) > kept else ""
-        lines = -(-len(parts[:kept]) // ABREAST)  # of the panels of a group
-        columns = -(-len(parts[:kept]) // lines)
-        paint = partial(_panel_curves, found, curve, shown)
-        svg = draw(0.5 + 2.4 * len(groups) * lines, paint, title, columns=columns, rows=len(groups) * lines)
-        drawn[name] = (title, svg, rows)
+        words = f"{name}: mean over seeds (n = {n}), band: {found.results.ablation.stats.ci:.0%} t interval"
+        for number, parts in enumerate(sheets, 1):
+            shown = [
+                [
+                    ("\n".join(filter(None, (group, title))), [row for row in mine if row["arm"] in arms])
+                    for title, mine in parts
+                ]
+                for group, arms in groups
+            ]
+            title = words + (f"; figure {number} of {len(sheets)}" if len(sheets) > 1 else "")
+            lines = -(-len(parts) // ABREAST)  # of the panels of a group
+            columns = -(-len(parts) // lines)
+            paint = partial(_panel_curves, found, curve, shown)
+            svg = draw(0.5 + 2.4 * len(groups) * lines, paint, title, columns=columns, rows=len(groups) * lines)
+            numbers = rows if len(sheets) == 1 else [row for _, mine in parts for row in mine]
+            drawn[name if number == 1 else f"{name}_{number}"] = (title, svg, numbers)
         if maps := drawing_of(found.results, name, curve):
             svg = draw(maps.height, maps.paint, maps.title, columns=maps.columns, rows=maps.rows)
             drawn[f"{name}_maps"] = (maps.title, svg, maps.data)
     return drawn
+
+
+def _sheets(parts: list[tuple[str, Rows]], most: int) -> list[list[tuple[str, Rows]]]:
+    """Return the panels of each figure: all in one if there are ``most`` at most, else each measure by itself."""
+    parts = [part for part in parts if part[1]]
+    if len(parts) <= most:
+        return [parts]
+    measures: dict[str, list[tuple[str, Rows]]] = {}
+    for part in parts:
+        measures.setdefault(part[1][0]["measure"], []).append(part)
+    return [mine[i : i + most] for mine in measures.values() for i in range(0, len(mine), most)]
 
 
 def _panel_curves(found: Findings, curve: Curve, groups: list[list[tuple[str, Rows]]], *axes: Axes) -> None:

@@ -15,7 +15,7 @@ from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
 from vitlab.layers.attention import Attention
 from vitlab.layers.pos_embed import PosEmbed
-from vitlab.models.foreign import AnyNetwork
+from vitlab.models.foreign import AnyNetwork, gradients_of
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import Asked, attentions, graded_tokens, outputs
 
@@ -74,35 +74,56 @@ class _Caught:
         return self.caught[-1]
 
 
-def read_out(net: VisionTransformer, total: Tensor) -> Tensor:
+def reads_token(net: Asked) -> bool:
+    """Return whether the head reads the class token, and not the patches.
+
+    Example:
+        >>> reads_token(VisionTransformer(img_size=8, patch_size=4, embed_dim=16, depth=1, num_heads=2))
+        True
+    """
+    return net.reads == "token" if isinstance(net, AnyNetwork) else net.global_pool == "token"
+
+
+def read_out(net: Asked, total: Tensor) -> Tensor:
     """Map ``(B, L, L)`` to the ``(B, N)`` row of what the head reads: the class token, or the mean of the patches."""
-    rows = total[:, 0] if net.global_pool == "token" else total[:, net.num_prefix_tokens :].mean(dim=1)
+    rows = total[:, 0] if reads_token(net) else total[:, net.num_prefix_tokens :].mean(dim=1)
     return rows[:, net.num_prefix_tokens :]
 
 
-def graded_maps(net: VisionTransformer, images: Tensor, classes: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+@torch.no_grad()
+def plain_maps(net: Asked, images: Tensor) -> list[Tensor]:
+    """Return the ``(B, A, L, L)`` maps that all blocks apply."""
+    if isinstance(net, AnyNetwork):
+        return net.attention(images)
+    with caught_maps(net) as maps:
+        net(images)
+    return maps
+
+
+def graded_maps(net: Asked, images: Tensor, classes: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     """Return the ``(B, A, L, L)`` maps of all blocks, and the gradient of the classes' outputs by each."""
+    if isinstance(net, AnyNetwork):
+        with torch.enable_grad():
+            found, theirs = net.graded_attention(images.detach().requires_grad_())
+            slopes = gradients_of(_scores_of(found, classes, "a map of attention"), theirs)
+        return [each.detach() for each in theirs], [slope for slope in slopes if slope is not None]
     with torch.enable_grad(), caught_maps(net) as maps:
         found = net(images.detach().requires_grad_())
         gradients = torch.autograd.grad(found.gather(1, classes[:, None]).sum(), maps)
     return [each.detach() for each in maps], list(gradients)
 
 
-def last_attention(net: VisionTransformer, images: Tensor, classes: Tensor) -> Tensor:
+def last_attention(net: Asked, images: Tensor, classes: Tensor) -> Tensor:
     """Return the attention of the head's token in the last block, averaged over heads, for no particular class."""
-    with torch.no_grad(), caught_maps(net) as maps:
-        net(images)
-    return read_out(net, maps[-1].mean(dim=1))
+    return read_out(net, plain_maps(net, images)[-1].mean(dim=1))
 
 
-def attention_rollout(net: VisionTransformer, images: Tensor, classes: Tensor) -> Tensor:
+def attention_rollout(net: Asked, images: Tensor, classes: Tensor) -> Tensor:
     """Return :func:`vitlab.analysis.rollout` to the head's token, for no particular class."""
-    with torch.no_grad(), caught_maps(net) as maps:
-        net(images)
-    return read_out(net, rollout(maps))
+    return read_out(net, rollout(plain_maps(net, images)))
 
 
-def gradient_attention(net: VisionTransformer, images: Tensor, classes: Tensor) -> Tensor:
+def gradient_attention(net: Asked, images: Tensor, classes: Tensor) -> Tensor:
     """Return the relevance of Chefer et al. 2021, "Generic attention-model explainability" (arXiv:2103.15679).
 
     Maps times their gradients, negative ones cut off, mean of heads, added up over the layers: R + A R.
@@ -116,7 +137,7 @@ def gradient_attention(net: VisionTransformer, images: Tensor, classes: Tensor) 
     return _added_up(net, maps, gradients)
 
 
-def _added_up(net: VisionTransformer, maps: list[Tensor], gradients: list[Tensor]) -> Tensor:
+def _added_up(net: Asked, maps: list[Tensor], gradients: list[Tensor]) -> Tensor:
     total = torch.eye(maps[0].shape[-1]).to(maps[0]).expand(len(maps[0]), -1, -1)
     for attention, gradient in zip(maps, gradients, strict=True):
         total = total + (attention * gradient).clamp(min=0).mean(dim=1) @ total
@@ -158,7 +179,7 @@ def relevant_maps(net: VisionTransformer, images: Tensor, classes: Tensor) -> li
     return list(torch.autograd.grad(found, maps, F.one_hot(classes, found.shape[1]).to(found)))
 
 
-def gradient_rollout(net: VisionTransformer, images: Tensor, classes: Tensor) -> Tensor:
+def gradient_rollout(net: Asked, images: Tensor, classes: Tensor) -> Tensor:
     """Return rollout of maps weighted by their gradients, negative ones cut off (Gildenblat 2020, vit-explain)."""
     maps, gradients = graded_maps(net, images, classes)
     weighted = ((a * g).mean(dim=1, keepdim=True).clamp(min=0) for a, g in zip(maps, gradients, strict=True))
@@ -312,17 +333,19 @@ SIGNED = ("integrated gradients", "GradientSHAP", "occlusion")  # a patch can sp
 def methods_of(net: Asked) -> dict[str, Callable[[Any, Tensor, Tensor], Tensor]]:
     """Return the maps that a network has: of attention if all blocks let it be caught, Grad-CAM if a layer has cells.
 
+    LRP has a rule for each operation, which those of other libraries need not follow: it is of our networks alone.
+
     Example:
         >>> from vitlab.models.foreign import AnyNetwork
         >>> list(methods_of(AnyNetwork(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), "a", (2, 2), 3)))
         ['SmoothGrad', 'integrated gradients', 'GradientSHAP', 'occlusion']
     """
-    attends = isinstance(net, VisionTransformer) and all(
-        isinstance(getattr(block, "attn", None), Attention) for block in net.blocks
-    )
-    missing = () if attends else OF_ATTENTION
-    if isinstance(net, AnyNetwork) and not any(stage.has_cells for stage in net.stages):
-        missing = (*missing, "Grad-CAM")
+    if isinstance(net, AnyNetwork):
+        missing: tuple[str, ...] = ("LRP",) if net.reads else OF_ATTENTION
+        missing += () if any(stage.has_cells for stage in net.stages) else ("Grad-CAM",)
+    else:
+        attends = all(isinstance(getattr(block, "attn", None), Attention) for block in net.blocks)
+        missing = () if attends else OF_ATTENTION
     return {name: method for name, method in METHODS.items() if name not in missing}
 
 

@@ -101,7 +101,7 @@ def _bars(axes: Axes, table: pd.DataFrame, what: str) -> None:
     axes.invert_yaxis()
     axes.set_xlim(0, 1)
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, fontsize=7, frameon=False)
-    finish(axes, "share", "" if len(worst) == len(table) else f"{_NAMED} of {len(table):,}", legend=False)
+    finish(axes, "share", "" if len(worst) == len(table) else f"{len(worst)} of {len(table):,}", legend=False)
 
 
 def macro_intervals(matrix: Matrix, draws: int = 200) -> dict[str, tuple[float, float]]:

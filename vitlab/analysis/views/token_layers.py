@@ -105,8 +105,10 @@ def analyze_token_layers(subject: Subject) -> Finding:
         (y, x), uniform = _query(subject, (h, w)), uniform_distance((h, w))
         each_far = (attention * distances((h, w)).to(attention)).sum(dim=-1).mean(dim=1)
         far = over_images("mean_distance", each_far.cpu().numpy())
+        whole = float(attention.sum(dim=-1).mean())  # 1, unless the features of a performer vanish
+        said = f"distance {far['mean_distance']:.1f}, uniform {uniform:.1f}" if whole > 0.5 else "its weights vanish"
         for i, values in enumerate(attention[:, y * w + x].view(-1, h, w).cpu()):
-            title = f"layer {layer + 1}, {h} x {w}\ndistance {far['mean_distance']:.1f}, uniform {uniform:.1f}"
+            title = f"layer {layer + 1}, {h} x {w}\n{said}"
             heat(axes[i, layer + 1], values.numpy(), title if i == 0 else "")
             axes[i, layer + 1].plot(x, y, "+", color="white", markeredgecolor="#D55E00", markersize=7)
             rows += [
