@@ -122,7 +122,7 @@ def test_a_cell_of_a_rate_that_tuning_does_not_choose_any_more_is_trained_again(
     path.write_text(json.dumps(json.loads(path.read_text()) | {"validation": 1.0}))
     bench.run("none", "none")
     cells = [bench.record("none", f"{training}-{seed}") for training in ("photos", "few", "glyphs") for seed in (0, 1)]
-    assert [cell["rate"] == other for cell in cells] == [True] * 4 + [False] * 2
+    assert [cell["rate"] for cell in cells[:4]] == [other] * 4
     assert [cell["test_reads"] for cell in cells] == [2] * 4 + [1] * 2
     assert sum("trained again" in line for line in said) == 4
 
