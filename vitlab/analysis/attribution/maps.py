@@ -340,6 +340,7 @@ def methods_of(net: Asked) -> dict[str, Callable[[Any, Tensor, Tensor], Tensor]]
         >>> list(methods_of(AnyNetwork(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), "a", (2, 2), 3)))
         ['SmoothGrad', 'integrated gradients', 'GradientSHAP', 'occlusion']
     """
+    missing: tuple[str, ...]
     if isinstance(net, AnyNetwork):
         missing = ("LRP",) if net.reads else OF_ATTENTION
         missing += () if any(stage.has_cells for stage in net.stages) else ("Grad-CAM",)
