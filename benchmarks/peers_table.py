@@ -27,9 +27,10 @@ INTRODUCTION = f"""{MARK}
 ## Networks of transformers and torchvision
 
 `vitlab.create_model("hf:NAME")` reads a ViT of Hugging Face's transformers, and `"hf:FOLDER"` one that
-`save_pretrained` wrote, where nothing is downloaded. `"torchvision:vit_b_16"` reads one of torchvision. Each call
-compares the outputs of both, and refuses a network that differs: the logits; without a head the normalized class token;
-of SigLIP the pooled features. transformers {{transformers}}, torchvision {{torchvision}};
+`save_pretrained` wrote, where nothing is downloaded. `"torchvision:vit_b_16"` reads one of torchvision.
+`--init_from`, `analyze`, `look` and `vitlab.load` take these names, too, and prepare images as the libraries do.
+Each call compares the outputs of both, and refuses a network that differs: the logits; without a head the
+normalized class token; of SigLIP the pooled features. transformers {{transformers}}, torchvision {{torchvision}};
 `{COMMAND}` wrote this part.
 
 Networks have the width, heads, patches and resolution of published ones, **{DEPTH} blocks in place of all** and random

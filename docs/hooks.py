@@ -21,7 +21,10 @@ GALLERY = "gallery.md"  # shows one network at all levels
 
 
 def on_config(config):
-    """Link to the repository that this checkout was cloned from, if others can open it."""
+    """Say the version, and link to the repository that this checkout was cloned from, if others can open it."""
+    version = re.search(r'^__version__ = "(.*)"', (ROOT / "vitlab" / "__init__.py").read_text(), re.M)[1]
+    commit = _git("rev-parse", "--short", "HEAD")
+    config.copyright = f"vitlab {version}" + (f", commit {commit}" if commit else "")  # at the foot of each page
     config.repo_url = config.repo_url or public_address(_git("remote", "get-url", "origin"))
     if config.repo_url:
         config.edit_uri = config.edit_uri or f"blob/{_git('rev-parse', 'HEAD')}/docs/"

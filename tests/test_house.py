@@ -181,11 +181,6 @@ def test_what_a_file_is_about_is_told_by_its_name():
     assert not {name for name in ONE_FILE if names.count(name) > 1}
 
 
-AT_A_FRIENDS = {  # go home when their rooms are next worked on
-    "layers/pos_embed/checks.py",
-}
-
-
 def test_a_small_file_with_one_user_lives_with_it_or_says_why_it_stands_alone():
     texts = {path: path.read_text() for path in FILES}
     users = defaultdict(set)
@@ -198,7 +193,7 @@ def test_a_small_file_with_one_user_lives_with_it_or_says_why_it_stands_alone():
             continue
         name = name_of(path)
         is_listed = any(f'"{name}' in other for other in texts.values())  # a command, a class path, a public name
-        if str(path.relative_to(PACKAGE)) not in AT_A_FRIENDS and not is_listed:
+        if not is_listed:
             assert len({user for user in users[name] if user.stem != "__init__"} - {path}) != 1, f"merge {path}"
 
 

@@ -20,6 +20,8 @@ def shown_to_type_checkers(package):
     for node in ast.walk(ast.parse(Path(package.__file__).read_text())):
         if isinstance(node, ast.ImportFrom) and node.module.startswith("vitlab"):
             names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.FunctionDef) and node.col_offset == 0 and not node.name.startswith("_"):
+            names.add(node.name)
     return names - {"UsageError", "did_you_mean", "lazy"}
 
 

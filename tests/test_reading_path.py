@@ -85,7 +85,7 @@ def visits(file, function):
     return stays
 
 
-WAYS = [("vitlab/jobs/train/fit.py", "fit")]
+WAYS = [("vitlab/jobs/train/fit.py", "fit"), ("vitlab/ablation/execution/worker.py", "process_cell")]
 WAYS += [
     ("vitlab/jobs/checkpoint.py", name)
     for name in ("checkpoint_to_resume", "checkpoint_facts", "load_checkpoint", "save_weights")
@@ -93,7 +93,7 @@ WAYS += [
 
 
 @pytest.mark.parametrize(("file", "function"), WAYS, ids=[name for _, name in WAYS])
-def test_a_training_and_the_way_of_a_checkpoint_are_read_without_going_back_and_forth(file, function):
+def test_a_training_a_cell_and_the_way_of_a_checkpoint_are_read_without_going_back_and_forth(file, function):
     stays = visits(file, function)
     assert 0 < len(stays) <= STAYS
     assert len(stays) - len({*stays}) <= RETURNS, stays

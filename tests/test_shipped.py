@@ -132,7 +132,7 @@ def test_the_wheel_trains_and_finds_an_ablation_from_an_empty_folder(installed, 
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert "configs/imagenet/t2t_vit_14.yaml" in vitlab("models")
+    assert "imagenet/t2t_vit_14" in vitlab("models")
     vitlab("fit", "--config", "t2t", "--name", "first", "--trainer.max_epochs=1", "--trainer.logger=false")
     assert (empty / "runs/first/results.json").is_file()
     assert "15 missing" in vitlab("ablate", "status", "position_embeddings/probe")  # file and base were found
@@ -218,6 +218,8 @@ def test_a_card_says_what_its_network_says_of_the_photos_held_back(name):
 
 def test_the_positions_of_the_shipped_network_are_a_grid():
     net, _ = vitlab.load("vitlab:photos64_vit")
+    named = vitlab.create_model("vitlab:photos64_vit").state_dict()
+    assert all(torch.equal(value, named[key]) for key, value in net.state_dict().items())
     table = torch.nn.functional.normalize(net.pos_embed.table().detach(), dim=-1).view(8, 8, -1)
     near, far = (table[3, 3] * table[3, 4]).sum(), (table[3, 3] * table[7, 4]).sum()
     assert near > 0.5 > 0 > far
@@ -235,6 +237,8 @@ def test_heads_of_the_shipped_network_look_at_their_neighbors():
 
 
 def test_weights_that_are_not_shipped_are_named():
+    with pytest.raises(ValueError, match=r'got \'photos64_vitt\'; did you mean "photos64_vit"'):
+        vitlab.create_model("vitlab:photos64_vitt")
     with pytest.raises(UsageError, match=r"ships the weights of .*photos64_vit.*did you mean \"photos64_vit\""):
         find_weights("vitlab:photos64_vitt")
     assert main(["look", "vitlab:photos64", "-o", "page.html"]) == 2

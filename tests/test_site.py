@@ -1,6 +1,7 @@
 """The site: every page is in its contents, what it counts is so, and it is built without a warning."""
 
 import ast
+import doctest
 import importlib.util
 import re
 import subprocess
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+import vitlab
 from vitlab.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[1]
@@ -101,6 +103,19 @@ def test_what_the_pages_on_python_name_is_there():
         assert found is not None and (name.count(".") == 1 or hasattr(found, member)), name
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("page", sorted((DOCS / "api").glob("*.md")), ids=lambda page: page.stem)
+def test_a_page_on_python_begins_with_an_example_that_runs_and_a_picture(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    head = page.read_text().partition("\n::: ")[0]
+    (example,) = re.findall(r"^```pycon\n(.*?)^```", head, re.M | re.S)
+    lines: list[str] = []
+    found = doctest.DocTestParser().get_doctest(example, {}, page.name, str(page), 0)
+    assert doctest.DocTestRunner().run(found, out=lines.append).failed == 0, "".join(lines)
+    (picture,) = re.findall(r"^!\[.{10,}\]\((.*)\)$", head, re.M)
+    assert (page.parent / picture).is_file()
+
+
 def test_links_that_leave_the_site_lead_to_the_repository_where_it_has_a_public_address(hooks, monkeypatch):
     page = SimpleNamespace(file=SimpleNamespace(src_uri="notebooks/1.md"))
     text = "[the test](../../tests/test_site.py) and [a page](../index.md)"
@@ -112,6 +127,7 @@ def test_links_that_leave_the_site_lead_to_the_repository_where_it_has_a_public_
     }.items():
         monkeypatch.setattr(hooks, "_git", lambda *words, remote=remote: remote if words[0] == "remote" else "1a2b")
         config = hooks.on_config(SimpleNamespace(repo_url=None, edit_uri=None))
+        assert config.copyright == f"vitlab {vitlab.__version__}, commit 1a2b"
         found = hooks.on_page_markdown(text, page, config, [])
         link = f"[the test]({shown})" if shown else "the test (`tests/test_site.py`)"
         assert found == f"{link} and [a page](../index.md)"

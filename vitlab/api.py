@@ -51,7 +51,8 @@ def fit(
         run_dir: Directory of the run, instead of ``name``.
         resume: Run to continue exactly from its last checkpoint.
         auto_resume: Whether to continue the run of ``name`` or ``run_dir`` if it exists, else start it.
-        init_from: Weights to start from: a run, a checkpoint, a file, or ``timm:NAME``.
+        init_from: Weights to start from: a run, a checkpoint, a file, or ``timm:NAME``, ``hf:NAME``,
+            ``torchvision:NAME``.
         resize: With ``init_from``, how to resample positions for another grid; None is the method's default.
         init_grid: With ``init_from``, rows and columns of the token grid where the file lacks them.
         overwrite: Whether to delete the run directory if it exists.
@@ -104,7 +105,7 @@ def load(source: PathLike = "last", trust_imports: Sequence[str] = ()) -> "Loade
 
     Args:
         source: A run by name or directory, ``last``, one of its checkpoints or weights, a file that ``vitlab export``
-            wrote (safetensors, or onnx, which onnxruntime runs), or ``timm:NAME``.
+            wrote (safetensors, or onnx, which onnxruntime runs), or ``timm:NAME``, ``hf:NAME``, ``torchvision:NAME``.
         trust_imports: Packages of yours whose classes it may use.
 
     Raises:

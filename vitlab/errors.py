@@ -2,8 +2,13 @@
 
 import difflib
 import errno
+import os
+import shutil
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class UsageError(ValueError):
@@ -37,13 +42,41 @@ def what_failed(error: BaseException) -> str | None:
     Example:
         >>> what_failed(OSError(28, "No space left on device", "runs/first/results.json"))
         'runs/first/results.json: No space left on device'
+        >>> what_failed(OSError(28, "No space left on device", "runs/first/results.json", None, "sent/results.json"))
+        'sent/results.json: No space left on device'
+        >>> what_failed(shutil.Error([("figures/a.svg", "sent/a.svg", "No space left on device")]))
+        'sent/a.svg: No space left on device'
     """
     chain: BaseException | None = error
     while chain is not None:
+        if isinstance(chain, shutil.Error) and isinstance(chain.args[0], list):  # files of a folder: source, copy, why
+            return f"{chain.args[0][0][1]}: {chain.args[0][0][2]}"
         if isinstance(chain, OSError) and chain.strerror:
-            return f"{chain.filename}: {chain.strerror}" if chain.filename else chain.strerror
+            is_of_target = chain.filename2 and chain.errno in _FULL  # of a copy
+            place = chain.filename2 if is_of_target else chain.filename
+            return f"{place}: {chain.strerror}" if place else chain.strerror
         chain = chain.__cause__ or chain.__context__
     return None
+
+
+@contextmanager
+def named(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Inside a ``with`` block, errors of the system name this file if they name none, as those of write and fsync.
+
+    Example:
+        >>> try:
+        ...     with named("runs/first/results.json"):
+        ...         raise OSError(28, "No space left on device")
+        ... except OSError as error:
+        ...     print(what_failed(error))
+        runs/first/results.json: No space left on device
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno and not error.filename:
+            error.filename = os.fspath(path)
+        raise
 
 
 def before_again(number: int | None) -> str:
@@ -53,8 +86,7 @@ def before_again(number: int | None) -> str:
         >>> before_again(28), before_again(13)
         ('make room', 'see that it can be read and written')
     """
-    is_full = number in (None, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return "make room" if is_full else "see that it can be read and written"
+    return "make room" if number is None or number in _FULL else "see that it can be read and written"
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

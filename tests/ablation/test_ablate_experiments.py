@@ -15,8 +15,7 @@ from vitlab.errors import UsageError
 from vitlab.models.cost import count_macs, count_parameters, count_tokens
 from vitlab.models.load import network_args
 from vitlab.models.vit import VisionTransformer
-from vitlab.tokenizers.performer import TokenPerformer
-from vitlab.tokenizers.token_layers import TokenMlp
+from vitlab.tokenizers.token_layers import TokenMlp, TokenPerformer
 
 ROOT = Path(__file__).parents[2]
 FILES = [p for p in sorted((ROOT / "experiments").glob("*/*.yaml")) if "axes" in yaml.safe_load(p.read_text())]

@@ -14,9 +14,8 @@ from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.inference.answers import Question, answer
 from vitlab.ablation.inference.baselines import arm_questions
 from vitlab.ablation.inference.findings import find
-from vitlab.ablation.inference.looks import Looks, next_look, take_look
+from vitlab.ablation.inference.looks import Looks, levels, next_look, overall, spent, take_look
 from vitlab.ablation.inference.measured import CellResults
-from vitlab.ablation.inference.spending import levels, overall, spent
 
 MARGIN = 2.0
 

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 import vitlab
+from vitlab.ablation.execution.commands import command
 from vitlab.ablation.execution.identity import code_digest
-from vitlab.ablation.execution.resolve import command
 from vitlab.config import trust
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -29,7 +29,7 @@ MINE = {
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(trust, "TRUSTED", [])
-    monkeypatch.setattr("vitlab.ablation.execution.resolve.TRUSTED", trust.TRUSTED)
+    monkeypatch.setattr("vitlab.ablation.execution.commands.TRUSTED", trust.TRUSTED)
     monkeypatch.setattr("vitlab.ablation.file.given.TRUSTED", trust.TRUSTED)
     return tmp_path
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from vitlab.ablation.execution.commands import fit_args, overrides
 from vitlab.ablation.execution.identity import code_digest
-from vitlab.ablation.execution.resolve import fit_args, overrides
 from vitlab.ablation.file.schema import level_names
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.config.parser import VitlabCLI

@@ -360,7 +360,7 @@ def test_a_report_of_one_arm_alone_and_the_next_of_all(finished):
 def test_a_report_of_nothing_but_stale_cells_is_refused_with_the_way_out(finished):
     ablation, arms, _ = finished
     now = [replace(arm, code="other") for arm in arms]
-    with pytest.raises(UsageError, match=r"no cell of made-up is done .* --accept-stale includes the 9"):
+    with pytest.raises(UsageError, match=r"no cell of made-up is done .* --accept_stale includes the 9"):
         write_report(ablation, now, None, False)
     assert write_report(ablation, now, None, True).verdicts[0].word == "supported"
 

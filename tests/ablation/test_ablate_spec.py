@@ -1,11 +1,16 @@
 """The file of an ablation: every mistake is one line with file, line and way out, before anything starts."""
 
+import errno
+import shutil
+
+import pandas as pd
 import pytest
 import yaml
 
 from vitlab.ablation.evidence.bundle import export_bundle, load_bundle
+from vitlab.ablation.execution import resolve
 from vitlab.ablation.execution.cells import Cell, Resolved
-from vitlab.ablation.execution.resolve import start_args
+from vitlab.ablation.execution.commands import start_args
 from vitlab.ablation.file.claims import parse_claim
 from vitlab.ablation.file.schema import File
 from vitlab.ablation.file.spec import read_ablation
@@ -194,6 +199,29 @@ def test_a_date_is_text_as_in_a_config(write):
     assert ablation.tune.candidates[0] == {"model.schedule": "2026-11-21"}
 
 
+@pytest.mark.parametrize("fails", ["the table of predictions", "any other file"])
+def test_an_export_to_a_disk_that_fills_up_leaves_nothing_and_can_be_repeated(write, tmp_path, monkeypatch, fails):
+    def full(*words, **more):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    ablation = read_ablation(write())
+    arms = [Resolved(arm, {"model": dict(arm.overrides)}, {}, {}, (), 1.0, "") for arm in ablation.arms]
+    cell = Cell(ablation, arms[0], 0)
+    cell.run.write("results.json", {"val": {"acc1": 0.5}})
+    (cell.run.path / "predictions").mkdir()
+    pd.DataFrame({"target": [1], "prediction": [1]}).to_parquet(cell.run.path / "predictions" / "val.parquet")
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            *((pd.DataFrame, "to_parquet") if fails == "the table of predictions" else (shutil, "copyfile")), full
+        )
+        with pytest.raises(OSError, match="No space left"):
+            export_bundle(ablation, arms, tmp_path / "sent")
+    assert not (tmp_path / "sent").exists()
+    assert tmp_path / "sent" / cell.name / "predictions" / "val.parquet" in export_bundle(
+        ablation, arms, tmp_path / "sent"
+    )
+
+
 @pytest.mark.slow
 def test_a_file_without_an_end_is_refused(tmp_path):
     for text in ("a: &a {b: *a}\n", f"{'[' * 2000}{']' * 2000}\n"):
@@ -214,6 +242,16 @@ def test_an_analysis_that_nobody_knows_is_refused(write, capsys):
     err = capsys.readouterr().err
     assert 'no analysis called "scrambel"; did you mean "scramble"?' in err and ", line " in err
     assert err.count("\n") == 1
+
+
+def test_a_disk_that_fails_while_an_arm_is_built_is_no_mistake_of_the_file(write, monkeypatch):
+    def fails(*words):
+        raise OSError(errno.EIO, "Input/output error", "arms/log")
+
+    monkeypatch.setattr(resolve, "code_digest", lambda own: "")
+    monkeypatch.setattr(resolve, "_probe", fails)
+    with pytest.raises(OSError, match="arms/log"):
+        resolve.resolve(read_ablation(write()), 1)
 
 
 def test_the_line_is_that_of_the_mistake(write):

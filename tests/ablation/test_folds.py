@@ -17,7 +17,7 @@ from vitlab.data import Table
 
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
-    for module in ("resolve", "worker"):
+    for module in ("resolve", "commands"):
         monkeypatch.setattr(f"vitlab.ablation.execution.{module}.command", lambda ablation: [sys.executable, str(TOY)])
     monkeypatch.setenv("TOY_STARTS", str(tmp_path / "starts"))
     monkeypatch.chdir(tmp_path)

@@ -1,13 +1,18 @@
 """What many workers read of many cells: not all of them at every take."""
 
+import errno
 import json
+import os
 
 import pytest
 
 from vitlab.ablation.evidence import chain
 from vitlab.ablation.execution.cells import Cell, Resolved, begun
 from vitlab.ablation.execution.pool import Interrupts, Pool
+from vitlab.ablation.execution.progress import Progress
+from vitlab.ablation.execution.worker import CellOutcome
 from vitlab.ablation.file.spec import read_ablation
+from vitlab.runs.directory import RunDir
 
 FILE = """\
 name: many
@@ -59,6 +64,41 @@ def test_a_reader_returns_each_new_record_once_and_whole(tmp_path):
         assert [record["cell"] for record in reader.new()] == ["a"]
         file.write(json.dumps("b") + "}\n")
     assert [record["cell"] for record in reader.new()] == ["b"]
+
+
+def test_a_chain_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    def full(file):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=rf"No space left on device: '{tmp_path}/{chain.FILE}'"):
+        chain.append(tmp_path, "opened", cell="first")
+
+
+@pytest.mark.parametrize("call", ["_take", "_tell"])
+def test_a_disk_that_fails_between_two_cells_ends_in_its_error(cells, monkeypatch, call):
+    def fails(*words):
+        raise OSError(errno.EIO, "Input/output error", "done.json")
+
+    monkeypatch.setattr("vitlab.ablation.execution.pool.process_cell", lambda *words: CellOutcome("done"))
+    monkeypatch.setattr(Pool, call, fails)
+    with pytest.raises(OSError, match=r"done\.json"):
+        Pool(cells, 2, None, Interrupts(print)).run_all()
+
+
+def test_progress_shows_what_is_known_while_the_disk_does_not_answer(cells, monkeypatch):
+    progress = Progress(cells, 1)
+
+    def fails(of):
+        raise OSError(errno.ESTALE, "Stale file handle", "done.json")
+
+    cells[0].run.write("run.json", {"status": "running"})
+    monkeypatch.setattr(Cell, "is_finished", fails)
+    progress._next = 0.0
+    assert progress.update() == {cell.name: "missing" for cell in cells}
+    progress._states[cells[0].name] = "running"
+    monkeypatch.setattr(RunDir, "rows", fails)
+    assert str(progress.table().renderables[1]) == f"{cells[0].name}: done.json: Stale file handle"
 
 
 def test_one_worker_takes_cells_in_their_order(cells):

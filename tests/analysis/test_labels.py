@@ -165,3 +165,4 @@ def test_the_command_takes_the_folder_of_a_cross_validation_and_tells_an_unfinis
     options = argparse.Namespace(run=str(tmp_path), output=None)
     _take_fold(options)
     assert (options.run, options.output) == (str(run.parent), str(tmp_path / "analysis"))
+    assert options.named == str(tmp_path)  # in the title of the page

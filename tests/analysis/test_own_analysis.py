@@ -14,7 +14,7 @@ from vitlab.ablation import Lab
 from vitlab.ablation.execution.identity import code_digest
 from vitlab.ablation.inference.analyses import curve_rows, sections
 from vitlab.ablation.inference.measured import metrics_of
-from vitlab.ablation.report.panels import panels
+from vitlab.ablation.report.drawings import panels
 from vitlab.analysis import ANALYSES, Analysis, Curve, Finding
 from vitlab.cli.main import main
 from vitlab.config.trust import TRUSTED, trust

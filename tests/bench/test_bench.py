@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import loader_libraries
 from bench import attention as attention_bench
 from bench import ddp, loader, model, networks, numerics, overhead, pairs, report, saved
 from bench.model import Case, Unequal
@@ -224,6 +225,19 @@ def test_loaders_hand_out_every_image():
     assert [row["loader"] for row in rows if row["ratio"] != 1] == [
         *("DataLoader, PIL, 0 workers", "vitlab, in memory") * 2, "ImageFolder, 2 workers", "Packed, 2 workers"
     ]  # fmt: skip
+
+
+def test_the_page_of_loaders_says_what_was_measured():
+    home = Path(loader_libraries.__file__).parent
+    found = json.loads((home / "loader-libraries.json").read_text())
+    assert loader_libraries.tables(found) in (home / "loader.md").read_text()
+
+
+@pytest.mark.rare
+def test_libraries_are_compared_on_the_same_images(tmp_path):
+    found = loader_libraries.measure(count=24, rounds=3, budget=0, folder=tmp_path, awkward_files=None)
+    assert found["order"]["vitlab"] and found["pixels"] == {"vitlab": True, "torchvision v2": False}
+    assert found["decoded alike"] == 24 and found["speed"]["packing"].keys() >= {"vitlab", "datasets"}
 
 
 @pytest.mark.slow

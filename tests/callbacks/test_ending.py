@@ -7,8 +7,7 @@ import pytest
 from lightning.pytorch.callbacks import EarlyStopping, Timer
 from tiny import fit, task
 
-from vitlab.callbacks.ending import broken_off
-from vitlab.callbacks.record import RunRecord
+from vitlab.callbacks.record import RunRecord, broken_off
 from vitlab.errors import Stopped
 from vitlab.runs.directory import RunDir
 

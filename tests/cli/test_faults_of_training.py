@@ -172,7 +172,7 @@ def test_a_damaged_last_checkpoint_is_passed_over_on_resume_and_test(here, capsy
 
 def test_two_runs_do_not_share_a_directory(here, capsys):
     from vitlab.runs.directory import RunDir
-    from vitlab.runs.hold import locked
+    from vitlab.runs.lock import locked
 
     with locked(RunDir(here / "runs" / "mine")):
         assert main([*FIT, "--name", "mine"]) == 2

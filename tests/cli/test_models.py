@@ -14,7 +14,7 @@ from vitlab.layers.resample import ResizePolicy
 from vitlab.models import SIZES, VisionTransformer
 from vitlab.models.cost import count_macs, count_parameters, count_tokens
 from vitlab.models.old_names import OLD
-from vitlab.models.published import PUBLISHED
+from vitlab.models.sizes import PUBLISHED
 
 
 @pytest.mark.parametrize("name", SIZES)

@@ -6,8 +6,7 @@ import torch.nn.functional as F
 
 from vitlab.data.known.position_probe import PositionProbe
 from vitlab.models.vit import VisionTransformer
-from vitlab.optim import param_groups
-from vitlab.optim.schedule import warmed_up
+from vitlab.optim import param_groups, warmed_up
 
 NAMES = ["none", "learned", "factorized", "sincos1d", "sincos2d", "relpos", "alibi2d", "rope2d", "rope_mixed", "conv"]
 EPOCHS = {"bag": 6, "abs": 10, "rel": 14}

@@ -1,7 +1,9 @@
 """The report on a folder, and its command."""
 
+import errno
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -102,6 +104,18 @@ def test_the_picture_shows_what_a_configuration_does_at_its_size(photos, tmp_pat
             sheets.append(np.asarray(sheet))
     assert np.array_equal(sheets[0][:, :22], sheets[1][:, :22])  # the column of evaluation
     assert not np.array_equal(sheets[0], sheets[1])
+
+
+def test_a_picture_on_a_full_disk_is_named_and_none_is_left(photos, tmp_path, monkeypatch):
+    def full(self, fp, format=None, **params):
+        Path(fp).write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Image.Image, "save", full)
+    drawn = tmp_path / "drawn" / "data.png"
+    with pytest.raises(UsageError, match=rf"No space left on device: '{drawn}'"):
+        data_command([str(photos), "-o", str(drawn), "--num_workers", "0"])
+    assert not [*drawn.parent.iterdir()]
 
 
 @pytest.mark.parametrize("argv", [["no such folder", "x"], ["x", "--siz", "3"], []])

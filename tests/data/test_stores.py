@@ -1,17 +1,22 @@
-"""Shards in a store: S3, by a real server on the loopback address, serves what the same shards on a disk do."""
+"""Shards in a store: S3, GCS and HTTP, by servers on the loopback address, serve what the same shards on a disk do."""
 
 import io
 import re
 import tarfile
+import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
+from http.server import ThreadingHTTPServer
 from multiprocessing import get_context
+from urllib.parse import quote
+from urllib.request import Request, urlopen
 
 import fsspec
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from test_web_dataset import Faulty
 
 from vitlab.cli.main import main
 from vitlab.data import Packed, WebDataset
@@ -69,8 +74,8 @@ def server():
 
 
 @pytest.fixture(scope="module")
-def stored(server, tmp_path_factory):
-    """Three shards for training and one for validation, and a packed folder, on disk and in the bucket."""
+def made(tmp_path_factory):
+    """Three shards for training and one for validation, and a packed folder, on disk."""
     here, rng = tmp_path_factory.mktemp("stored"), np.random.default_rng(0)
     for name, n in (("train-0", 9), ("train-1", 9), ("train-2", 9), ("val-0", 5)):
         with tarfile.open(here / f"{name}.tar", "w") as tar:
@@ -84,24 +89,72 @@ def stored(server, tmp_path_factory):
                     (entry := tarfile.TarInfo(f"{i:04}.{suffix}")).size = len(data)
                     tar.addfile(entry, io.BytesIO(data))
     assert main(["pack", str(here / "photos"), str(here / "packed"), "--size=22", "--num_workers=0"]) == 0
-    s3 = fsspec.filesystem("s3")
-    for file in [*here.glob("*.tar"), *(here / "packed").iterdir()]:
-        s3.put_file(str(file), f"bucket/{file.relative_to(here)}")
     return here
 
 
+def _files(here):
+    return {str(file.relative_to(here)): file for file in [*here.glob("*.tar"), *(here / "packed").iterdir()]}
+
+
+@pytest.fixture(scope="module")
+def stored(server, made):
+    """The same in the bucket of S3."""
+    for name, file in _files(made).items():
+        fsspec.filesystem("s3").put_file(str(file), f"bucket/{name}")
+    return made
+
+
+@pytest.fixture
+def http(made, monkeypatch):
+    """A server of HTTP with these files, whose client waits for 3 s."""
+    aiohttp = pytest.importorskip("aiohttp")
+    timeout = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(total=3)}}
+    monkeypatch.setitem(fsspec.config.conf, "http", timeout)
+    monkeypatch.setattr("vitlab.data.files.ranges._WAITS", (0.0, 0.0, 0.0))
+    files = {f"/{name}": file.read_bytes() for name, file in _files(made).items()}
+    handler = type("Handler", (Faulty,), {"files": files, "faults": [], "slow": 4.0})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", handler.faults
+    server.shutdown(), server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def gcs(made, monkeypatch):
+    """An emulator of GCS with these files."""
+    pytest.importorskip("gcsfs")
+    emulator = pytest.importorskip("gcp_storage_emulator.server")
+    server = emulator.create_server("127.0.0.1", 0, in_memory=True, default_bucket="bucket")
+    server.start()
+    host = f"http://127.0.0.1:{server._api._httpd.server_port}"
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", host)
+    monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # would ask Google by gRPC
+    monkeypatch.setitem(fsspec.config.conf, "gs", {"token": "anon"})
+    for name, file in _files(made).items():
+        address = f"{host}/upload/storage/v1/b/bucket/o?uploadType=media&name={quote(name, safe='')}"
+        urlopen(Request(address, file.read_bytes(), {"Content-Type": "application/octet-stream"})).close()
+    yield "gs://bucket", []
+    server.stop()
+
+
 @pytest.fixture(autouse=True)
-def _cache(tmp_path, monkeypatch, server):
+def _cache(tmp_path, monkeypatch):
     monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
-    server.faults.clear()
-    server.asked.clear()
 
 
-def _shards(where, num_workers=0, **settings):
+@pytest.fixture(autouse=True)
+def _no_faults(request):
+    if "server" in request.fixturenames:
+        server = request.getfixturevalue("server")
+        server.faults.clear()
+        server.asked.clear()
+
+
+def _shards(where, num_workers=0, val="val-*.tar", **settings):
     torch.manual_seed(1)
-    data = WebDataset(
-        f"{where}/train-{{0..2}}.tar", f"{where}/val-*.tar", num_workers=num_workers, **SETTINGS | settings
-    )
+    data = WebDataset(f"{where}/train-{{0..2}}.tar", f"{where}/{val}", num_workers=num_workers, **SETTINGS | settings)
     data.setup("fit")
     return data
 
@@ -203,6 +256,42 @@ def test_a_cache_serves_the_next_epoch_and_two_processes_keep_to_its_budget(stor
     assert all(map(_equal, _two_processes("packed", str(stored)), ranks))
     left = sum(file.stat().st_size for file in (tmp_path / "cache" / "ranges").glob("*/*"))
     assert 10_000 < left <= 20_000 and int((tmp_path / "cache" / "ranges" / "bytes").read_text()) >= left
+
+
+KINDS = {"shards": lambda where, **how: _shards(where, val="val-0.tar", **how), "packed": _packed}
+
+
+@pytest.mark.parametrize(
+    "place", [pytest.param("http", marks=pytest.mark.slow), pytest.param("gcs", marks=pytest.mark.rare)]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_shards_at_other_addresses_give_the_batches_of_those_on_the_disk(kind, place, made, request):
+    address, _ = request.getfixturevalue(place)
+    local, remote = KINDS[kind](made), KINDS[kind](address)
+    assert _equal(_epoch(local), _epoch(remote)) and local.statistics() == remote.statistics()
+    assert _equal(_epoch(local, 1)[3:], _epoch(KINDS[kind](address, num_workers=2), 1, 3))
+    for rank in (0, 1):
+        local._place = remote._place = lambda rank=rank: (rank, 2)
+        assert _equal(_epoch(local, 1), _epoch(remote, 1))
+    with pytest.raises(ValueError, match=rf"^there is no {address}/no/index.npz$"):
+        Packed(f"{address}/no")
+
+
+@pytest.mark.rare  # waits for a server
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fault", ["500", "short", "cut", "slow"])
+def test_faults_of_http_change_no_batch_and_are_told(kind, fault, made, http):
+    address, faults = http
+    data = KINDS[kind](address)
+    clean = _epoch(data)
+    faults[:] = [fault]
+    with pytest.warns(UserWarning, match=r"(tar|bin): 1 of \d+ ranges failed, attempt 2 of 4 in 0 s") as told:
+        assert _equal(clean, _epoch(data))
+    assert len(told) == 1 and "\n" not in str(told[0].message) and not faults
+    faults[:] = [fault] * 1000
+    with pytest.warns(UserWarning), pytest.raises(ValueError, match=r"tar|photos|png") as stopped:
+        _epoch(data)
+    assert "\n" not in str(stopped.value), stopped.value
 
 
 def _refusing(environ, start_response):

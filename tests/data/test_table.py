@@ -104,14 +104,22 @@ def test_a_split_column_is_what_it_says(tmp_path):
     [
         ({}, {"targets": "brigt"}, "must have the column brigt; there are path, bright, other"),
         ({"bright": [None, *range(29)]}, {}, "row 1: the column bright is empty"),
-        ({"bright": [np.inf, *range(29)]}, {}, "row 1: bright is inf, not finite"),
+        ({"bright": [np.inf, *range(29)]}, {}, "row 1: the column bright is inf, not finite"),
         ({"bright": ["x", *range(29)]}, {"target_type": "number"}, "the column bright must hold numbers"),
-        ({"split": ["train"] * 29 + ["rest"]}, {}, "has rest in its split column: rows must be in train, val or test"),
-        ({"split": ["train"] * 20 + ["test"] * 10, "group": ["a"] * 30}, {}, "the group a is in train and in test"),
+        ({"split": ["train"] * 29 + ["rest"]}, {}, "row 30: the column split says rest: rows must be"),
+        (
+            {"split": ["train"] * 20 + ["test"] * 10, "group": ["a"] * 30},
+            {},
+            "row 21: the group a of .* is in test, and in row 1 in",
+        ),
         ({}, {"in_chans": 1}, "`data.in_chans` is 1, the arrays of .* have 3 channels"),
         ({}, {"augment": "rand-m9-mstd0.5-inc1"}, "`data.augment` must be none or crop-flip for arrays"),
         ({}, {"targets": ["bright", "other"], "target_type": ["class"]}, "one for each of bright, other, got"),
-        ({}, {"targets": ["bright", "other"], "target_type": "multilabel"}, "the column bright of labels must hold 0"),
+        (
+            {},
+            {"targets": ["bright", "other"], "target_type": "multilabel"},
+            "row 1: the column bright of labels must",
+        ),
         ({"w": ["a"] * 30}, {"targets": "w", "target_type": "multilabel"}, "has one label, a; labels stand apart by"),
         ({}, {"group_column": "patient"}, "must have the column patient; there are path, bright, other"),
         ({}, {"split_by": "time"}, "`data.split_by: time` needs a column of times, and .* has no time"),
@@ -122,7 +130,7 @@ def test_a_split_column_is_what_it_says(tmp_path):
             {"split_by": "time"},
             "and so does the column sp",
         ),
-        ({"weight": [-1, *range(29)]}, {}, "the column weight must hold weights, none below 0"),
+        ({"weight": [-1, *range(29)]}, {}, "row 1: the column weight must hold no weight below 0, got -1"),
         ({}, {"sampling": "balanced"}, "`data.sampling: balanced` draws classes, and the targets are numbers"),
     ],
 )
@@ -135,10 +143,75 @@ def test_mistakes_in_a_table_are_told(tmp_path, columns, settings, message):
 def test_an_array_of_another_shape_and_one_with_nan_are_named(tmp_path):
     _arrays(tmp_path)
     np.save(tmp_path / "3.npy", np.zeros((3, 6, 11), np.float32))
-    with pytest.raises(ValueError, match=r"3\.npy has the shape \(3, 6, 11\), others have \(3, 6, 10\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"row 4, column path: .*3\.npy has the shape \(3, 6, 11\), others have \(3, 6, 10\)",
+    ):
         _open(tmp_path)
     np.save(tmp_path / "3.npy", np.full((3, 6, 10), np.nan))
-    with pytest.raises(ValueError, match=r"3\.npy has values that are not finite"):
+    with pytest.raises(ValueError, match=r"table\.csv, row 4, column path: .*3\.npy has values that are not finite"):
+        _open(tmp_path)
+
+
+def _pairs(folder, n=20):
+    """A table with two columns of photos, which differ as much as the target says; return the photos."""
+    rng = np.random.default_rng(0)
+    photos = rng.integers(0, 200, (n, 2, 6, 10, 3), dtype=np.uint8)
+    for i, pair in enumerate(photos):
+        for name, photo in zip(("before", "after"), pair, strict=True):
+            Image.fromarray(photo).save(folder / f"{name}-{i}.png")
+    paths = {name: [f"{name}-{i}.png" for i in range(n)] for name in ("before", "after")}
+    change = photos[:, 1].mean((1, 2, 3)) - photos[:, 0].mean((1, 2, 3))
+    pd.DataFrame({**paths, "bright": change}).to_csv(folder / "table.csv", index=False)
+    return photos
+
+
+def test_images_of_two_columns_are_stacked_on_channels(tmp_path):
+    photos = _pairs(tmp_path)
+    data = _open(tmp_path, path_column=["before", "after"])
+    assert data.in_chans == 6 and data.img_size == (6, 10)
+    images, rows = data.splits["train"], []
+    for i, (image, name) in enumerate(zip(images.images, images.names, strict=True)):
+        rows.append(row := int(name.removesuffix(".png").rpartition("-")[2]))
+        assert name == f"before-{row}.png + after-{row}.png"
+        assert torch.equal(image, torch.from_numpy(photos[row]).permute(0, 3, 1, 2).flatten(0, 1).float())
+        assert images.labels[i].item() == pytest.approx(photos[row, 1].mean() - photos[row, 0].mean(), abs=1e-4)
+    seen = photos[rows].transpose(1, 4, 0, 2, 3).reshape(6, -1)
+    assert np.allclose(data.mean, seen.mean(1)) and np.allclose(data.std, seen.std(1))
+    stacked = photos[rows[0]].transpose(0, 3, 1, 2).reshape(6, 6, 10)
+    np.save(tmp_path / "pair.npy", stacked)
+    known = data.decoding, 6, data.statistics(), True
+    assert torch.equal(
+        data.pipeline.eval_file(tmp_path / "pair.npy", *known),
+        data.pipeline.normalize(images.images[:1], data.statistics())[0],
+    )
+    with pytest.raises(ImageError, match="an image of 3 channels, the network takes 6: give an array"):
+        data.pipeline.eval_file(tmp_path / "before-0.png", *known)
+
+
+def test_a_pair_that_does_not_fit_is_told_with_row_and_column(tmp_path):
+    _pairs(tmp_path)
+    both = {"path_column": ["before", "after"]}
+    with pytest.raises(ValueError, match="must have the column later; there are before, after, bright"):
+        _open(tmp_path, path_column=["before", "later"])
+    Image.new("RGB", (7, 6)).save(tmp_path / "after-3.png")
+    with pytest.raises(ValueError, match=r"row 4, column after: .*after-3.png has 6 x 7 pixels, and that of before 6"):
+        _open(tmp_path, **both)
+    (tmp_path / "after-3.png").unlink()
+    with pytest.raises(ValueError, match=r"table.csv, row 4, column after: .*after-3.png: No such file"):
+        _open(tmp_path, **both)
+
+
+def test_an_unreadable_photo_is_told_with_its_row(tmp_path):
+    _pairs(tmp_path)
+    (tmp_path / "before-3.png").write_bytes(b"no")
+    with pytest.raises(ValueError, match=r"before-3.png: not one of .*\(\S*table.csv, row 4, column before\)$"):
+        _open(tmp_path, path_column="before")
+
+
+def test_a_table_that_is_not_utf8_names_its_line(tmp_path):
+    (tmp_path / "table.csv").write_bytes("path,bright\na.png,1\n\xe9.png,2\n".encode("latin1"))
+    with pytest.raises(ValueError, match=r"table\.csv must be UTF-8, and its line 3 is not"):
         _open(tmp_path)
 
 

@@ -80,7 +80,7 @@ def test_test_rows_of_a_split_column_stay_apart_and_need_no_fold(table):
         ({}, {"fold": 3, "fold_column": None}, r"has no column None; k/n, such as 1/5, draws folds"),
         ({"fold": [0] * 3 + [None] + [1] * (N - 4)}, {"fold": 1}, r"table.csv, row 4: the column fold names no fold"),
         ({"time": range(N)}, {"fold": 1, "split_by": "time"}, r"and so does `data.split_by: time`"),
-        ({"group": ["a"] * N}, {"fold": 1}, r"the group a is in the folds 0 and 1"),
+        ({"group": ["a"] * N}, {"fold": 1}, r"row 2: the group a of .* is in fold 1, and in row 1 in fold 0"),
         ({"y": [1.5, None] + [2] * (N - 2)}, {}, r"row 2: the column y is empty; --data.missing=drop .*mask"),
         ({"y": [None] * N}, {"missing": "drop"}, r"every row has an empty target among y, z"),
         ({"y": [1.5, "low"] + [2] * (N - 2)}, {"target_type": "number"}, r"row 2: the column y must hold numbers"),

@@ -190,11 +190,12 @@ def test_bad_shards_are_one_line(tmp_path, capsys, train, message):
     assert re.search(message, error) and error.count("\n") == 1, error
 
 
-class _Faulty(BaseHTTPRequestHandler):
+class Faulty(BaseHTTPRequestHandler):
     """Serve byte ranges of files, with the next of `faults` in place of an answer."""
 
     files: dict[str, bytes]
     faults: list[str]
+    slow = 0.8  # seconds
 
     def log_message(self, *args):
         pass
@@ -203,6 +204,8 @@ class _Faulty(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self):
+        if self.path not in self.files:
+            return self.send_error(404)
         content, asked = self.files[self.path], self.headers.get("Range")
         start, end = 0, len(content)
         if asked:
@@ -210,7 +213,7 @@ class _Faulty(BaseHTTPRequestHandler):
             start, end = int(first), min(int(last or end) + 1, end)
         fault = self.faults.pop(0) if asked and self.faults else ""
         if fault == "slow":
-            time.sleep(0.8)
+            time.sleep(self.slow)
         body = content[start:end]
         self.send_response(500 if fault == "500" else 206 if asked else 200)
         body = b"" if fault == "500" else body[:-7] if fault in ("short", "cut") else body
@@ -230,7 +233,7 @@ def server(monkeypatch):
     timeout = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(total=0.5)}}
     monkeypatch.setitem(fsspec.config.conf, "http", timeout)
     monkeypatch.setattr("vitlab.data.files.ranges._WAITS", (0.0, 0.0, 0.0))
-    handler = type("Handler", (_Faulty,), {"files": {"/a.tar": _shard(1)}, "faults": []})
+    handler = type("Handler", (Faulty,), {"files": {"/a.tar": _shard(1)}, "faults": []})
     http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=http.serve_forever, daemon=True)
     thread.start()
@@ -306,7 +309,7 @@ def test_a_store_that_refuses_is_told_apart_from_one_that_lacks_the_shard(status
     pytest.importorskip("aiohttp")
     monkeypatch.setenv("VITLAB_CACHE", str(tmp_path))
 
-    class Refusing(_Faulty):
+    class Refusing(Faulty):
         def do_GET(self):
             self.send_error(status)
 

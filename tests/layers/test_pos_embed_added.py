@@ -4,9 +4,8 @@ import pytest
 import torch
 from timm.layers import build_sincos2d_pos_embed
 
-from vitlab.layers.pos_embed.added import Factorized, Learned
+from vitlab.layers.pos_embed.added import Factorized, Learned, SinCos1d, SinCos2d
 from vitlab.layers.pos_embed.build import build_pos_embed
-from vitlab.layers.pos_embed.sincos import SinCos1d, SinCos2d
 
 GRIDS = [(14, 14), (3, 5)]
 

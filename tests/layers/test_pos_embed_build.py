@@ -196,3 +196,14 @@ def test_adding_one_is_a_class_and_a_name(monkeypatch):
     assert build("tilt")(torch.zeros(1, 196, 384))[0, 3, 0] == 3
     with pytest.raises(ValueError, match=r"`pos_embed.join` must be one of stem for pos_embed='tilt'"):
         build("tilt", join="every_layer")
+
+
+@pytest.mark.parametrize("path", ["sincos.SinCos2d", "added.SinCos2d"])
+def test_a_class_path_of_an_older_version_still_leads_to_its_class(path):
+    spec = {"class_path": f"vitlab.layers.pos_embed.{path}", "init_args": {"trainable": True}}
+    assert type(build(spec)) is POS_EMBEDS["sincos2d"]
+
+
+def test_a_class_path_that_never_was_one_is_refused():
+    with pytest.raises(ValueError, match="is not imported"):
+        build("vitlab.layers.pos_embed.sincos.SinCos3d")

@@ -3,9 +3,9 @@ import torch
 from timm.models.swin_transformer_v2 import WindowAttention
 
 from vitlab.layers.attention import Attention
-from vitlab.layers.pos_embed.maps import ContinuousBias, Fourier, LieRE
-from vitlab.layers.pos_embed.rotary import RoPEMixed
-from vitlab.layers.pos_embed.string import String
+from vitlab.layers.pos_embed.added import Fourier
+from vitlab.layers.pos_embed.biases import ContinuousBias
+from vitlab.layers.pos_embed.rotary import LieRE, RoPEMixed, String
 
 
 @pytest.mark.parametrize("trained", [None, (2, 3)])

@@ -8,9 +8,8 @@ from torch import nn
 
 from vitlab.jobs.train.describe import _model_line
 from vitlab.layers.attention import Attention
-from vitlab.layers.pos_embed.offsets import Fire, RelPos1d
-from vitlab.layers.pos_embed.rotary import RoPEMixed
-from vitlab.layers.pos_embed.string import String
+from vitlab.layers.pos_embed.biases import Fire, RelPos1d
+from vitlab.layers.pos_embed.rotary import RoPEMixed, String
 from vitlab.models import VisionTransformer
 from vitlab.tasks import Classifier
 

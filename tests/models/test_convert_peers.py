@@ -1,12 +1,20 @@
 """ViTs of Hugging Face's transformers and of torchvision compute the same here, with random weights."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+import vitlab
+from vitlab.cli.main import main
 from vitlab.models import create_model
 from vitlab.models.convert_peers import hf_state, peer_file, peer_outputs
 from vitlab.models.load import load_weights
 from vitlab.models.vit import VisionTransformer
+from vitlab.runs.directory import RunDir
+from vitlab.tasks.distillation import read_teacher
 
 SIZE = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
 WIDE = SIZE | {"intermediate_size": 48, "image_size": (32, 48)}  # ViT and DeiT take other heights than widths
@@ -108,6 +116,48 @@ def test_a_folder_of_transformers_is_read_by_name_and_fine_tuned(tmp_path):
     assert "\n" not in str(refused.value)
     with pytest.raises(ValueError, match=r"transformers has no configuration of hf:.*/none"):
         create_model(f"hf:{tmp_path}/none")
+
+
+HOW = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.3, 0.4], "resample": 2}
+PROCESSORS = {
+    "ViTImageProcessor": {"size": {"height": 32, "width": 32}},
+    "DeiTImageProcessor": {"size": {"height": 40, "width": 40}, "crop_size": {"height": 32, "width": 32}},
+    "BitImageProcessor": {"size": {"shortest_edge": 40}, "crop_size": {"height": 32, "width": 32}},
+}
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_images_are_prepared_as_transformers_prepares_them(name, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    random_net("ViTForImageClassification", "ViT", MLP | {"num_labels": 5}).save_pretrained(tmp_path)
+    processor = getattr(transformers, name)(**PROCESSORS[name], **HOW)
+    processor.save_pretrained(tmp_path)
+    loaded = vitlab.load(f"hf:{tmp_path}")
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 3, 3), dtype=np.uint8)
+    image = Image.fromarray(pixels).resize((61, 48), Image.Resampling.BICUBIC)
+    theirs = processor(image, return_tensors="pt")["pixel_values"][0]
+    torch.testing.assert_close(loaded.transform(image), theirs, atol=0.05, rtol=0)  # three of 255 steps
+
+
+@pytest.mark.slow
+def test_a_network_of_another_library_is_fine_tuned_analyzed_and_taught_by(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    transformers = pytest.importorskip("transformers")
+    random_net("ViTForImageClassification", "ViT", MLP | {"num_labels": 5}).save_pretrained("theirs")
+    transformers.ViTImageProcessor(size={"height": 32, "width": 32}, **HOW).save_pretrained("theirs")
+    for i in range(12):
+        (folder := tmp_path / "photos" / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 36), (20 * i, 100, 50)).save(folder / f"{i}.png")
+    arguments = [f"--model.{k}={v}" for k, v in net_arguments().items() if k != "img_size"]
+    small = ["--data=ImageFolder", "--data.root=photos", "--data.img_size=32", "--data.batch_size=2"]
+    small += ["--data.num_workers=0", "--trainer.max_epochs=1", "--trainer.logger=false", "--quiet"]
+    config = str(Path(vitlab.__file__).parents[1] / "configs" / "vit.yaml")
+    fit = ["fit", "--config", config, *arguments, "--model.global_pool=token", "--model.pos_embed=learned", *small]
+    assert main([*fit, "--init_from=hf:theirs", "--name=tuned"]) == 0
+    facts = RunDir("runs/tuned").data
+    assert (facts["mean"], facts["statistics_from"]) == (HOW["image_mean"], "given")
+    assert main(["analyze", "cost", "hf:theirs", "--images", "photos/a"]) == 0
+    assert read_teacher("hf:theirs").mean == tuple(HOW["image_mean"])
 
 
 def net_arguments():

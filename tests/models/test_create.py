@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 
 import vitlab.models
 from vitlab.models import SIZES, VisionTransformer, create, create_model, load, load_network
-from vitlab.models.create import load_timm
+from vitlab.models.create import load_of_library
 from vitlab.models.weights_file import read_weights
 
 TINY = {"img_size": 16, "patch_size": 4, "in_chans": 1, "num_classes": 5, "embed_dim": 16, "depth": 2, "num_heads": 2}
@@ -213,7 +213,7 @@ def test_weights_that_timm_fetches_enter_no_other_network(monkeypatch):
         create_model("vit_s16", weights="timm:vit_small_patch16_224", **SMALL, **other)
     net = VisionTransformer(**SMALL | other)
     with pytest.raises(ValueError, match="build yours with act_layer=gelu"):
-        load_timm(net, "timm:vit_small_patch16_224", SMALL | other, "usual", None)
+        load_of_library(net, "timm:vit_small_patch16_224", SMALL | other, "usual", None)
 
 
 def test_weights_are_read_once(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from timm.models.vision_transformer import VisionTransformer as TimmViT
 from torch import nn
 from torch.nn import functional as F
 
-from vitlab.layers.pos_embed.sincos import SinCos1d, SinCos2d
+from vitlab.layers.pos_embed.added import SinCos1d, SinCos2d
 from vitlab.models.convert import from_t2t, to_timm
 from vitlab.models.load import load_weights
 from vitlab.models.vit import VisionTransformer

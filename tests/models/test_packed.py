@@ -8,8 +8,8 @@ import torch
 from vitlab.layers.block import DropPath
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.pos_embed.build import PosEmbedName
-from vitlab.layers.pos_embed.packed_batch import PackedPosEmbed
 from vitlab.models import VisionTransformer
+from vitlab.models.packed_batch import PackedPosEmbed
 from vitlab.packed_batch import PackedBatch
 
 SIZES = [(16, 24), (8, 12), (24, 16), (4, 8), (16, 24), (12, 8)]

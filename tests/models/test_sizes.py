@@ -3,7 +3,7 @@ import torch
 
 from vitlab.models import SIZES, VisionTransformer
 from vitlab.models.cost import count_macs, count_parameters, count_tokens
-from vitlab.models.published import PUBLISHED
+from vitlab.models.sizes import PUBLISHED
 
 # T2T-ViT: trained values, official total (with 197 positions and the frozen features), GMACs; Yuan et al. 2021's models
 # at 224 px with 1000 classes, attention products counted.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitlab.layers.pos_embed.sincos import SinCos1d
+from vitlab.layers.pos_embed.added import SinCos1d
 from vitlab.models import SIZES, VisionTransformer
 from vitlab.models.convert import from_t2t
 

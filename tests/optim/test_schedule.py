@@ -2,7 +2,7 @@ import pytest
 import torch
 from timm.scheduler import CosineLRScheduler
 
-from vitlab.optim.schedule import warmed_up
+from vitlab.optim import warmed_up
 
 
 def test_it_is_timms_schedule_with_ten_epochs_of_cooldown():

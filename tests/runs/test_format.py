@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -15,17 +16,19 @@ from vitlab.models.weights_file import read_weights
 from vitlab.runs.format import FORMAT, check_resumable, format_of
 
 # Each folder has a run of three epochs that was stopped in its second, as the vitlab of its time wrote it, and the
-# metrics of one that was not stopped. Format 1 was written by the commit before 9c25e0f, format 2 by that before 3.
+# metrics of one that was not stopped. Format 1 was written by the commit before 9c25e0f, format 2 by that before 3,
+# format 3 by 0.1.0, and 0.2.0 by the commit that gave this number.
 OLD = Path(__file__).parent / "checkpoints"
+FROZEN = {"format1": 1, "format2": 2, "format3": 3, "0.2.0": 3}
 
 
-def place(folder, number):
-    """Return a run directory with the checkpoint of a format."""
+def place(folder, name):
+    """Return a run directory with the checkpoint of a format, or of a release."""
     run = folder / "runs" / "old"
     (run / "checkpoints").mkdir(parents=True)
-    for name in ("config.yaml", "metrics.jsonl"):
-        shutil.copy(OLD / f"format{number}" / name, run / name)
-    shutil.copy(OLD / f"format{number}" / "last.ckpt", run / "checkpoints" / "last.ckpt")
+    for file in ("config.yaml", "metrics.jsonl"):
+        shutil.copy(OLD / name / file, run / file)
+    shutil.copy(OLD / name / "last.ckpt", run / "checkpoints" / "last.ckpt")
     return run
 
 
@@ -35,18 +38,27 @@ def curve(path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(1, FORMAT + 1))
-def test_a_frozen_checkpoint_resumes_to_the_curve_of_its_time(tmp_path, monkeypatch, number):
-    run = place(tmp_path, number)
-    assert format_of(torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)) == number
+@pytest.mark.parametrize("name", FROZEN)
+def test_a_frozen_checkpoint_resumes_to_the_curve_of_its_time(tmp_path, monkeypatch, name):
+    run = place(tmp_path, name)
+    assert format_of(torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)) == FROZEN[name]
     monkeypatch.chdir(tmp_path)
     assert main(["fit", "--resume", "old", "--quiet"]) == 0
-    expected = curve(OLD / f"format{number}" / "curve.jsonl")
+    expected = curve(OLD / name / "curve.jsonl")
     found = curve(run / "metrics.jsonl")
     assert found.keys() == expected.keys()
     assert found == pytest.approx(expected, rel=1e-4)  # other machines round differently
     section = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["vitlab"]
     assert (section["format"], section["optimizers"], section["schedules"]) == (FORMAT, 1, 1)
+
+
+def test_each_format_and_each_release_has_a_frozen_checkpoint():
+    released = re.findall(r"^## (\S+)", (Path(__file__).parents[2] / "CHANGELOG.md").read_text(), re.MULTILINE)
+    sections = [torch.load(OLD / name / "last.ckpt", weights_only=True).get("vitlab", {}) for name in FROZEN]
+    assert {*released} <= {section.get("version") for section in sections}, (
+        "freeze a run of the release in checkpoints/"
+    )
+    assert {*FROZEN.values()} == {*range(1, FORMAT + 1)}
 
 
 def _drop(name):
@@ -101,7 +113,7 @@ def edited(path, edit):
 
 @pytest.mark.parametrize("said", EDITS)
 def test_an_edited_checkpoint_is_refused_in_one_line_that_names_the_fault(tmp_path, said):
-    path = place(tmp_path, 3) / "checkpoints" / "last.ckpt"
+    path = place(tmp_path, "format3") / "checkpoints" / "last.ckpt"
     check_resumable(path)
     edited(path, EDITS[said])
     with pytest.raises(ValueError, match=said) as error:
@@ -111,7 +123,7 @@ def test_an_edited_checkpoint_is_refused_in_one_line_that_names_the_fault(tmp_pa
 
 @pytest.mark.parametrize("said", ["`epoch` must not be negative", "has format 4"])
 def test_a_resume_refuses_it_with_exit_code_2(tmp_path, monkeypatch, capsys, said):
-    path = place(tmp_path, 3) / "checkpoints" / "last.ckpt"
+    path = place(tmp_path, "format3") / "checkpoints" / "last.ckpt"
     edited(path, next(edit for text, edit in EDITS.items() if said in text))
     monkeypatch.chdir(tmp_path)
     assert main(["fit", "--resume", "old"]) == 2
@@ -119,7 +131,7 @@ def test_a_resume_refuses_it_with_exit_code_2(tmp_path, monkeypatch, capsys, sai
 
 
 def test_weights_of_a_newer_format_are_not_read_either(tmp_path):
-    path = place(tmp_path, 3) / "checkpoints" / "last.ckpt"
+    path = place(tmp_path, "format3") / "checkpoints" / "last.ckpt"
     assert read_weights(path).arguments["depth"] == 1
     edited(path, _put({"format": 4, "version": "9.9"}, "vitlab"))
     with pytest.raises(ValueError, match=r"has format 4, of vitlab 9\.9; this is vitlab .* update vitlab"):
@@ -130,7 +142,7 @@ def test_weights_have_the_mode_of_other_files(tmp_path):
     path, others = tmp_path / "last.safetensors", tmp_path / "others"
     before = os.umask(0o027)
     try:
-        save_weights(place(tmp_path, 3) / "checkpoints" / "last.ckpt", path)
+        save_weights(place(tmp_path, "format3") / "checkpoints" / "last.ckpt", path)
         others.touch()
     finally:
         os.umask(before)
@@ -141,7 +153,7 @@ def test_weights_have_the_mode_of_other_files(tmp_path):
 @pytest.mark.parametrize("edit", [_drop("loops"), _put(-1, "epoch"), _put([], "optimizer_states")])
 @pytest.mark.parametrize("number", [1, 2])
 def test_migration_makes_no_older_checkpoint_good(tmp_path, number, edit):
-    path = place(tmp_path, number) / "checkpoints" / "last.ckpt"
+    path = place(tmp_path, f"format{number}") / "checkpoints" / "last.ckpt"
     check_resumable(path)
     edited(path, edit)
     with pytest.raises(ValueError, match="cannot be resumed"):

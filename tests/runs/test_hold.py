@@ -9,9 +9,9 @@ import time
 import pytest
 
 from vitlab.errors import UsageError
-from vitlab.runs import hold, lock
+from vitlab.runs import lock
 from vitlab.runs.directory import RunDir
-from vitlab.runs.hold import locked
+from vitlab.runs.lock import locked
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def run(tmp_path, monkeypatch):
     """An empty run directory, in a time where a minute is four seconds."""
     monkeypatch.setattr(lock, "DEAD", 4.0)
     monkeypatch.setattr(lock, "TOUCH", 0.5)
-    monkeypatch.setattr(hold.LOG, "info", lambda *words: None)
+    monkeypatch.setattr(lock.LOG, "info", lambda *words: None)
     return RunDir(tmp_path)
 
 

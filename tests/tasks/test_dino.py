@@ -18,7 +18,7 @@ from vitlab.data.loading.crops import MultiCrop, cut_batch
 from vitlab.data.loading.order import TrainOrder
 from vitlab.data.loading.streams import uniforms
 from vitlab.pretraining import DINO
-from vitlab.pretraining.dino_loss import cosine
+from vitlab.pretraining.dino import cosine
 
 ROOT = Path(__file__).parents[2]
 TINY = {"img_size": 8, "in_chans": 2, "patch_size": 2, "embed_dim": 16, "depth": 1, "num_heads": 2}

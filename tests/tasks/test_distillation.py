@@ -16,7 +16,7 @@ from vitlab.data.known.fake import FakeData
 from vitlab.models.vit import VisionTransformer
 from vitlab.tasks import Classifier, Distillation
 from vitlab.tasks import distillation as module
-from vitlab.tasks.teacher import Teacher, read_teacher
+from vitlab.tasks.distillation import Teacher, read_teacher
 
 TINY = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 8, "depth": 1, "num_heads": 2, "num_classes": 10}
 CONFIG = str(Path(__file__).parents[2] / "configs" / "t2t.yaml")

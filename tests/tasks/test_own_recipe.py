@@ -8,7 +8,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, TensorDataset
 
 from vitlab import interface
-from vitlab.optim.schedule import warmed_up
+from vitlab.optim import warmed_up
 from vitlab.tasks import Classifier, Regressor
 from vitlab.tasks.optimizer import build_optimizer
 

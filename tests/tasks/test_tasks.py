@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from vitlab.data.files.sets import TensorImages
 from vitlab.tasks import Classifier, Regressor
-from vitlab.tasks.labels import balanced
+from vitlab.tasks.classifier import balanced
 
 TINY = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 8, "depth": 1, "num_heads": 2}
 

@@ -8,10 +8,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from vitlab.tokenizers.conv import ConvStem
-from vitlab.tokenizers.performer import TokenPerformer, random_features
 from vitlab.tokenizers.splits import soft_split, soft_splits, split_grids
 from vitlab.tokenizers.t2t import T2TTokenizer
-from vitlab.tokenizers.token_layers import TokenAttention, TokenTransformer, build_token_layer
+from vitlab.tokenizers.token_layers import (
+    TokenAttention,
+    TokenPerformer,
+    TokenTransformer,
+    build_token_layer,
+    random_features,
+)
 
 MODES = {"zero": "constant", "reflect": "reflect", "replicate": "replicate", "circular": "circular", "none": None}
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from vitlab.ablation.execution.resolve import known, nested
+from vitlab.ablation.execution.commands import nested
+from vitlab.ablation.execution.resolve import known
 from vitlab.ablation.execution.status import Status
 from vitlab.ablation.inference.measured import NO_METRICS, bounds_of, collect
 from vitlab.ablation.lab import Lab

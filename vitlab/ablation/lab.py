@@ -203,7 +203,7 @@ class Lab:
         cells = cells_of(self.ablation, self._measured())
         found = verify_evidence(self.ablation, arms, cells, tried, allow_missing, [*lost])
         if deep:
-            from vitlab.ablation.evidence.deep import verify_deep
+            from vitlab.ablation.evidence.verify import verify_deep
 
             self._workers(None)  # refuses evidence without weights, and programs that nobody trusts
             wrong, notes = verify_deep([cell for cell in cells if cell.state() == "done"])
@@ -233,7 +233,7 @@ class Lab:
         if not found.is_green:
             words = [f"{name}: {'; '.join(why)}" for name, why in found.problems.items()]
             words += [f"{name}: {state}" for name, state in found.missing.items()]
-            way = "" if found.problems else "; --allow-missing accepts what is missing"
+            way = "" if found.problems else "; --allow_missing accepts what is missing"
             raise UsageError(f"nothing is exported that does not verify: {' | '.join(words)}{way}")
         return export_bundle(self.ablation, self._known(), Path(folder))
 

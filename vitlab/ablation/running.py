@@ -48,7 +48,7 @@ def submit_cells(ablation: Ablation, only: Sequence[str], fail_fast: bool, retry
     if retry_failed:
         _forget_failures(cells)
     if left := _count(ablation) - sum(cell.is_finished() for cell in cells):
-        more = [word for text in only for word in ("--only", text)] + ["--fail-fast"] * fail_fast
+        more = [word for text in only for word in ("--only", text)] + ["--fail_fast"] * fail_fast
         submit_workers(ablation, task_count(ablation, left), more, say)
     else:
         say("every cell is done; nothing to submit")
@@ -56,7 +56,7 @@ def submit_cells(ablation: Ablation, only: Sequence[str], fail_fast: bool, retry
 
 def commands(ablation: Ablation, workers: int, only: Sequence[str], say: Say) -> str:
     """Return what ``run`` would do as text: the commands of each cell, or the batch script of a cluster."""
-    from vitlab.ablation.execution.worker import remaining_commands
+    from vitlab.ablation.execution.commands import remaining_stages
 
     if needs_submission(ablation):
         return batch_script(ablation, task_count(ablation, _count(ablation)))
@@ -64,7 +64,8 @@ def commands(ablation: Ablation, workers: int, only: Sequence[str], say: Say) ->
     if ablation.tune:
         tried = trials(ablation, arms_of(cells))
         cells = [*(c for t in tried for c in t.cells if not t.is_over), *_tuned(ablation, cells)]
-    parts = [[f"# {cell.name}", *map(shlex.join, words)] for cell in cells if (words := remaining_commands(cell))]
+    left = [(cell.name, remaining_stages(cell)) for cell in cells]
+    parts = [[f"# {name}", *(shlex.join(stage.words) for stage in stages)] for name, stages in left if stages]
     return "\n".join(line for part in parts for line in part)
 
 

@@ -93,9 +93,9 @@ class Console(Bar):
         shown = {k: v for k, v in self.record.validated.items() if k.count("/") < 2}  # no single targets
         parts += [f"{k} {v:.4f}" for k, v in shown.items() if k not in ("val/n", "val/acc5")]
         if speed := self.record.row.get("images_per_second"):  # none if an epoch is resumed after its last step
-            parts.append(f"{speed:,.0f} images/s")
-        parts += [f"MFU {self.record.row['mfu']:.0%}"] if "mfu" in self.record.row else []
-        parts.append(f"{_duration(self.record.seconds_left(trainer))} left")
+            parts.append(f"{speed:6,.0f} images/s")
+        parts += [f"MFU {self.record.row['mfu']:3.0%}"] if "mfu" in self.record.row else []
+        parts.append(f"{_duration(self.record.seconds_left(trainer)):>5} left")
         LOG.info("  ".join(parts))
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:

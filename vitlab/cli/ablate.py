@@ -80,23 +80,29 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument("--check", action="store_true", help="build every arm; compare their initial weights")
         if word == "run":
             sub.add_argument("--only", metavar="AXIS=LEVEL", action="append", help="only the arms with this level")
-            sub.add_argument("--fail-fast", action="store_true", help="start no new cells after a failure")
-            sub.add_argument("--retry-failed", action="store_true", help="try the failed cells again")
+            _add_switch(sub, "--fail_fast", "start no new cells after a failure")
+            _add_switch(sub, "--retry_failed", "try the failed cells again")
             sub.add_argument("--dry_run", action="store_true", help="print the cells' commands, or the batch script")
         if word == "export":
             sub.add_argument("folder", metavar="DIR", help="a new folder")
         if word in ("verify", "export"):
-            sub.add_argument("--allow-missing", action="store_true", help="accept that planned cells are missing")
+            _add_switch(sub, "--allow_missing", "accept that planned cells are missing")
         if word == "verify":
             sub.add_argument("--deep", action="store_true", help="evaluate kept weights, and train a cell, again")
             sub.add_argument("--trust_command", action="store_true", help="allow the program that `run.command` names")
         if word == "report":
             sub.add_argument("--from", dest="evidence", metavar="DIR", help="a folder of `vitlab ablate export`")
             sub.add_argument("-o", "--output", metavar="DIR", help="copy report.md, summary.csv and the figures here")
-            sub.add_argument("--accept-stale", action="store_true", help="include cells trained by other code versions")
+            _add_switch(sub, "--accept_stale", "include cells trained by other code versions")
             add_print(sub, "pdf,svg")
         add_trust(sub)
     return parser
+
+
+def _add_switch(parser: argparse.ArgumentParser, name: str, text: str) -> None:
+    """Add a switch; its spelling with a hyphen, that of 0.1.0, works and is hidden."""
+    parser.add_argument(name, action="store_true", help=text)
+    parser.add_argument(name.replace("_", "-"), dest=name.strip("-"), action="store_true", help=argparse.SUPPRESS)
 
 
 def _positive(text: str) -> int:

@@ -60,18 +60,18 @@ def main(argv: list[str]) -> int:
         else:
             say(f"{name:<16} {', '.join(path.name for path in paths)}: {finding.note}")
             if finding.gallery:
-                say(f"{'page':<16} {write_leaves(folder, options.run, name, finding.note, finding.gallery).name}")
+                say(f"{'page':<16} {write_leaves(folder, options.named, name, finding.note, finding.gallery).name}")
             shown = next((path.read_bytes() for path in paths if path.suffix == ".png"), b"")
             page.append((name, finding.note, shown or finding.picture()))
     if options.names == "all":
-        say(f"{'page':<16} {write_page(folder, options.run, page).name}")
+        say(f"{'page':<16} {write_page(folder, options.named, page).name}")
     say(f"wrote {folder}")
     return 0 if any(png for *_, png in page) else 1
 
 
 def _take_fold(options: argparse.Namespace) -> None:
     """For the folder of a cross-validation, take its first fold that was trained, and write beside the folds."""
-    home = Path(options.run)
+    home, options.named = Path(options.run), options.run
     if not (home / "cv.yaml").is_file():
         return
     runs = sorted(file.parent for file in home.glob("fold*/*/config.yaml") if any(file.parent.glob("checkpoints/*")))
@@ -113,8 +113,9 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("names", metavar="NAME[,NAME...]", help=f"{', '.join(ANALYSES)}; or all, which also writes one page")
     add("run", metavar="RUN", help="run directory, run name, checkpoint in a run, or last; a safetensors file of "
-        "vitlab; with --images or --data also timm:NAME, or a name of `vitlab models` with --weights")  # fmt: skip
-    add("--weights", metavar="FILE", help="weights of a named network (default: those that timm downloads)")
+        "vitlab; with --images or --data also timm:NAME, hf:NAME, torchvision:NAME, or a name of `vitlab models` with "
+        "--weights")  # fmt: skip
+    add("--weights", metavar="FILE", help="weights of a named network (default: those that are published)")
     add("--img_size", type=int, metavar="N", help="side of the images of a named network, in pixels")
     add("--init_grid", metavar="ROWS,COLUMNS", type=grid_of, help="token grid of --weights, where the file lacks it")
     add(

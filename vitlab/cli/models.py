@@ -9,8 +9,7 @@ from typing import Any
 from vitlab.class_paths import choice_text, name_and_args
 from vitlab.config.arguments import CommandParser, add_formats
 from vitlab.errors import UsageError, did_you_mean
-from vitlab.models.published import AGAIN, PUBLISHED
-from vitlab.models.sizes import SIZES
+from vitlab.models.sizes import AGAIN, PUBLISHED, SIZES
 from vitlab.shipped import HOME
 from vitlab.tables import columns, formatted
 

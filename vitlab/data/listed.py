@@ -1,5 +1,6 @@
 """Images listed in rows, with targets."""
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Literal, Unpack
 
@@ -68,7 +69,7 @@ class Listed(Photos):
                 f"the column {rows.columns['fold']} ({known}) is not used: --data.fold=VALUE validates on its rows, "
                 "and `vitlab cv` goes through all values"
             )
-        self._check_groups()
+        self._check_together("in", self.part_of.tolist(), [True] * len(self.part_of))
         self.targets = self._facts(self._train_rows)
         if run := RUN.get():
             self._adopt_targets(run.targets)
@@ -257,18 +258,20 @@ class Listed(Photos):
             )
         inside = self.part_of != "test"
         if len(empty := np.flatnonzero(inside & (np.array(self.folds) == ""))):
-            place = f"{file}, row {self.table.table.index[empty[0]] + 1}"
-            raise ValueError(f"{place}: the column {column} names no fold; only rows of the split test may do so")
-        first: dict[str, str] = {}
-        for group, value, used in zip(self.table.groups or [], self.folds, inside.tolist(), strict=False):
-            if used and first.setdefault(group, value) != value:
-                raise ValueError(f"{file}: the group {group} is in the folds {first[group]} and {value}")
+            raise ValueError(
+                f"{self.table.row(empty[0])}: the column {column} names no fold; only rows of the split test may do so"
+            )
+        self._check_together("in fold", self.folds, inside.tolist())
 
-    def _check_groups(self) -> None:
-        first: dict[str, str] = {}
-        for group, part in zip(self.table.groups or [], self.part_of.tolist(), strict=False):
-            if first.setdefault(group, part) != part:
-                raise ValueError(f"{self.table.file}: the group {group} is in {first[group]} and in {part}")
+    def _check_together(self, where: str, values: Sequence[str], used: Sequence[bool]) -> None:
+        """Refuse a group whose rows have different values of a column, such as folds."""
+        first: dict[str, int] = {}
+        for i, (group, value) in enumerate(zip(self.table.groups or [], values, strict=False)):
+            if used[i] and values[j := first.setdefault(group, i)] != value:
+                place = f"{self.table.row(i)}: the group {group} of the column {self.table.columns['group']}"
+                raise ValueError(
+                    f"{place} is {where} {value}, and in row {self.table.table.index[j] + 1} {where} {values[j]}"
+                )
 
 
 def _parts(table: Rows) -> dict[str, str]:
@@ -278,6 +281,7 @@ def _parts(table: Rows) -> dict[str, str]:
     parts = parts_among(names)
     unknown = sorted(set(names) - set(parts.values()))
     if unknown or "train" not in parts:
-        what = f"{unknown[0]} in its split column" if unknown else "no row of the split train"
-        raise ValueError(f"{table.file} has {what}: rows must be in train, val or test")
+        column, place = table.columns["split"], table.row(table.splits.index(unknown[0])) if unknown else table.file
+        what = f"says {unknown[0]}" if unknown else "has no train"
+        raise ValueError(f"{place}: the column {column} {what}: rows must be in train, val or test")
     return parts

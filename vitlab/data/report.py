@@ -14,6 +14,7 @@ from vitlab.data.files.twins import contradictions, duplicates, near_duplicates
 from vitlab.data.image_folder import ImageFolder
 from vitlab.data.loading.streams import stream
 from vitlab.errors import printable
+from vitlab.runs.directory import atomic_write
 
 _ROWS, _COLUMNS = 8, 7  # of the picture: one image of each class first; augmented versions
 _MOST = 50  # lines of a list that can be long
@@ -119,9 +120,8 @@ def write_picture(data: ImageFolder, path: str) -> None:
         for column, (transform, seed) in enumerate(cells):
             cell = transform(image, seed) if transform else image
             sheet.paste(cell.resize((width, height)), (column * (width + 2), row * (height + 2)))
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    sheet.save(target)
+    with atomic_write(Path(path)) as beside:
+        sheet.save(beside)
 
 
 def _one_of_each_class_first(labels: np.ndarray) -> np.ndarray:

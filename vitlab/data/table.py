@@ -5,10 +5,12 @@ from typing import Literal, Unpack
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlab.data.arguments import TableArgs
 from vitlab.data.files.array_images import is_array, read_array
+from vitlab.data.files.decode import Decoding, decode
 from vitlab.data.files.rows import Declared, Missing, Rows, read_table
 from vitlab.data.files.scan import Folder, Store, sizes_of
 from vitlab.data.files.sets import FileImages, Images, TensorImages
@@ -23,7 +25,8 @@ class Table(Listed):
     """Images listed in a CSV, TSV, Parquet or Arrow file, or in a Hugging Face data set, with targets.
 
     Images are photos, or C x H x W arrays of one shape (.npy, or TIFF with C pages), which are kept as floats in
-    memory. Rows of one group are never in two splits.
+    memory. So are those of several columns, such as before and after, stacked on channels; a photo has three, of 0 to
+    255. Rows of one group are never in two splits.
 
     Args:
         path: The table, or the folder of a Hugging Face data set, whose splits are then used.
@@ -32,7 +35,8 @@ class Table(Listed):
             each column; default: multilabel for lists and for several columns of 0 and 1, number for floats and for
             other columns of numbers among several, class otherwise.
         label_separator: Separator of the labels in a column of text, for `target_type` multilabel.
-        path_column: Column of the paths, relative to the folder of the table, or of the images of a data set.
+        path_column: Column of the paths, relative to the folder of the table, or of the images of a data set; or
+            several columns of paths, whose images are stacked on channels.
         split_column: Column with train, val or test; optional.
         fold_column: Column of folds; `fold` then names one of its values, whose rows are for validation.
         group_column: Column of groups that must stay together, such as patients; optional.
@@ -56,7 +60,7 @@ class Table(Listed):
         targets: list[str] | str = "target",
         target_type: Declared = None,
         label_separator: str = ";",
-        path_column: str = "path",
+        path_column: str | list[str] = "path",
         split_column: str | None = "split",
         fold_column: str | None = "fold",
         group_column: str | None = "group",
@@ -68,21 +72,25 @@ class Table(Listed):
         **photos: Unpack[TableArgs],
     ) -> None:
         names = [targets] if isinstance(targets, str) else targets
+        first, *others = self.path_columns = [path_column] if isinstance(path_column, str) else list(path_column)
         columns = {
-            "path": path_column, "split": split_column, "fold": fold_column, "group": group_column,
-            "weight": weight_column, "time": time_column,
+            "path": first, "split": split_column, "fold": fold_column, "group": group_column,
+            "weight": weight_column, "time": time_column, **{f"path {name}": name for name in others},
         }  # fmt: skip
         self.folder = Path(path)
         self.store: Store = Folder(self.folder.parent)
         if self.folder.is_dir():
-            table, self.store = rows_of(path, path_column)
+            if others:
+                raise ValueError(f"`data.path_column` of {path}, a data set, must be one column, got {path_column}")
+            table, self.store = rows_of(path, first)
         else:
             self.folder = self.folder.parent
-            table = read_table(path, [*names, *filter(None, columns.values())], required=[path_column, *names])
-        rows = Rows(path, table, names, columns, target_type, label_separator, missing)
-        arrays = isinstance(self.store, Folder) and is_array(self.folder / rows.paths[0])
+            required = [*self.path_columns, *names]
+            table = read_table(path, [*names, *filter(None, columns.values())], required=required)
+        rows = self.table = Rows(path, table, names, columns, target_type, label_separator, missing)
+        arrays = bool(others) or (isinstance(self.store, Folder) and is_array(self.folder / rows.paths[0]))
         if arrays:
-            shape = read_array(self.folder / rows.paths[0]).shape
+            shape = self._array(0, Decoding()).shape
             if in_chans not in (None, shape[0]):
                 raise ValueError(f"`data.in_chans` is {in_chans}, the arrays of {path} have {shape[0]} channels")
             sizes, in_chans = [shape[1:]], shape[0]
@@ -98,20 +106,52 @@ class Table(Listed):
 
     def images_of(self, rows: Indices, targets: Tensor) -> Images:
         """Return the images of some rows."""
-        files = [self.table.paths[i] for i in rows]
         if not self.arrays:
-            return FileImages(self.store, files, targets, self.decoding)
-        return TensorImages(self._read_arrays(files), targets, [f.encode() for f in files])
+            return FileImages(self.store, [self.table.paths[i] for i in rows], targets, self.decoding)
+        return TensorImages(self._read_arrays(rows), targets, [" + ".join(self._paths(i)).encode() for i in rows])
 
-    def _read_arrays(self, files: list[str]) -> Tensor:
+    def filter_readable(self, images: Images) -> Images:
+        """Return the readable images of a split, and note the others with their rows."""
+        found = super().filter_readable(images)
+        if isinstance(self.store, Folder) and self.unreadable:
+            rows = {self.store.path(path): i for i, path in reversed([*enumerate(self.table.paths)])}
+            for path, reason in self.unreadable.items():
+                place = f" ({self.table.row(rows[path])}, column {self.table.columns['path']})"
+                self.unreadable[path] = reason.removesuffix(place) + place
+        return found
+
+    def _paths(self, row: int) -> list[str]:
+        """Return the path of a row's image, or those of its images."""
+        return [str(self.table.table[column].iloc[row]) for column in self.path_columns]
+
+    def _array(self, row: int, how: Decoding) -> NDArray[np.float32]:
+        """Return the image of a row as ``(C, H, W)``; images of several columns are stacked on channels."""
+        found: list[NDArray[np.float32]] = []
+        for column, path in zip(self.path_columns, self._paths(row), strict=True):
+            file = self.folder / path
+            try:
+                found.append(read_array(file) if is_array(file) or not self.path_columns[1:] else _photo(file, how))
+            except ValueError as error:
+                raise ValueError(f"{self.table.row(row)}, column {column}: {error}") from None
+            if found[-1].shape[1:] != (size := found[0].shape[1:]):
+                other = f"{found[-1].shape[1]} x {found[-1].shape[2]} pixels, and that of {self.path_columns[0]} "
+                raise ValueError(f"{self.table.row(row)}, column {column}: {file} has {other}{size[0]} x {size[1]}")
+        return np.concatenate(found)
+
+    def _read_arrays(self, rows: Indices) -> Tensor:
         shape = (self.in_chans, *(self.pipeline.native_size or ()))
-        size = 4 * len(files) * int(np.prod(shape))
+        size = 4 * len(rows) * int(np.prod(shape))
         if size > _MOST:
             raise ValueError(f"{self.place}: arrays of {size / 1e9:.1f} GB do not fit, {_MOST / 1e9:.1f} GB do")
-        images = torch.empty(len(files), *shape)
-        for i, file in enumerate(files):
-            array = read_array(self.folder / file)
+        images = torch.empty(len(rows), *shape)
+        for i, row in enumerate(rows.tolist()):
+            array = self._array(row, self.decoding)
             if array.shape != shape:
-                raise ValueError(f"{self.folder / file} has the shape {array.shape}, others have {shape}")
+                place = f"{self.table.row(row)}, column {self.path_columns[0]}: {self.folder / self._paths(row)[0]}"
+                raise ValueError(f"{place} has the shape {array.shape}, others have {shape}")
             images[i] = torch.from_numpy(array)
         return images
+
+
+def _photo(file: Path, how: Decoding) -> NDArray[np.float32]:
+    return np.asarray(decode(file, how), dtype=np.float32).transpose(2, 0, 1)

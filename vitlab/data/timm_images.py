@@ -9,7 +9,7 @@ _KEYS = ("mean", "std", "crop_pct", "crop_mode", "interpolation")  # as timm and
 
 
 def images_of(pretrained_cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how images are prepared by timm's description of weights, as arguments of the data sets.
+    """Return how images are prepared by a description of weights in timm's form, as arguments of the data sets.
 
     Raises:
         ValueError: They were resized or cut in a way that does not exist here.
@@ -22,7 +22,7 @@ def images_of(pretrained_cfg: Mapping[str, Any]) -> dict[str, Any]:
     facts = resolve_data_config({}, pretrained_cfg=dict(pretrained_cfg))
     for key, choices in (("interpolation", get_args(Interpolation)), ("crop_mode", get_args(CropMode))):
         if facts[key] not in choices:
-            raise ValueError(f"timm prepares images with {key} {facts[key]}, which is none of {', '.join(choices)}")
+            raise ValueError(f"these weights take images of {key} {facts[key]}, which is none of {', '.join(choices)}")
     return {key: list(facts[key]) if isinstance(facts[key], tuple) else facts[key] for key in _KEYS}
 
 

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from vitlab.jobs.rebuild import evaluation_args, one_device
 from vitlab.jobs.restore import restore
 from vitlab.jobs.terminal import say
 from vitlab.jobs.train.facts import has_grid
-from vitlab.models.create import NoCounterpart, create_model
+from vitlab.models.create import LIBRARIES, NoCounterpart, create_model
 from vitlab.models.foreign import AnyNetwork
 from vitlab.models.load import load_network, load_weights, network_args
 from vitlab.models.sizes import SIZES
@@ -92,7 +93,7 @@ def is_elsewhere(source: str) -> bool:
     path = Path(find_weights(source))
     named = source in SIZES and not path.exists()
     return (
-        source.startswith("timm:") or named or (path.is_file() and not (path.parent.parent / "config.yaml").is_file())
+        source.startswith(LIBRARIES) or named or (path.is_file() and not (path.parent.parent / "config.yaml").is_file())
     )
 
 
@@ -101,7 +102,7 @@ def subject_at(source: str, view: View, arguments: Sequence[str] = ()) -> tuple[
 
     Args:
         source: A run, its name or a checkpoint in it; a vitlab file; ``vitlab:NAME``, a trained network that vitlab
-            ships; a name of `vitlab models` or ``timm:NAME``.
+            ships; a name of `vitlab models`, or ``timm:NAME``, ``hf:NAME``, ``torchvision:NAME``.
         view: Which part of it to analyze.
         arguments: Command-line arguments that change values of a run's configuration.
     """
@@ -128,10 +129,10 @@ def named_subject(source: str, view: View, arguments: Sequence[str] = ()) -> Sub
                 net = load_network(source)
                 say(f"images           {Path(source).name} does not define a normalization: using ImageNet's")
         else:
-            if view.weights is None and not source.startswith("timm:"):
+            if view.weights is None and not source.startswith(LIBRARIES):
                 raise UsageError(f"{source} has no weights: give them with --weights FILE")
             weights, grid = view.weights, view.init_grid
-            file = read_weights(weights) if weights and not weights.startswith("timm:") else None
+            file = read_weights(weights) if weights and not weights.startswith(LIBRARIES) else None
             if not grid and changes and file and not file.arguments and source in SIZES:
                 with suppress(ValueError):  # the grid of the network's own image size, if the weights fit it
                     grid = create_model(source, weights=file).grid_size
@@ -139,7 +140,7 @@ def named_subject(source: str, view: View, arguments: Sequence[str] = ()) -> Sub
                 net = create_model(source, weights=file or weights, grid=grid, **changes)
             except NoCounterpart as error:
                 net = _foreign(error.theirs, source, view, file)
-        name = Path(source).stem if Path(source).is_file() else source.removeprefix("timm:")
+        name = Path(source).stem if Path(source).is_file() else re.split("[:/]", source)[-1]
         data = _data_for(net, source, arguments)
         subject = Subject(net, data or transform or _prepare(net), name=name, **_fields(view))
         subject.is_elsewhere = data is not None and data.num_classes != subject.net.num_classes
@@ -148,20 +149,22 @@ def named_subject(source: str, view: View, arguments: Sequence[str] = ()) -> Sub
 
 
 def _foreign(theirs: Any, source: str, view: View, file: WeightsFile | None) -> AnyNetwork:
-    """Return a network of timm that has no equivalent here, with weights from a file if they are given."""
+    """Return a network of another library that has no equivalent here, with weights from a file if they are given."""
     if file is not None:
         try:
             theirs.load_state_dict(file.state_dict)
         except RuntimeError as error:
             raise misfit(Path(file.path), error) from error
     elif view.weights:
-        raise UsageError(f"`--weights {view.weights}` is for networks of vitlab: {source} takes a file, or timm's own")
+        raise UsageError(f"`--weights {view.weights}` is for networks of vitlab: {source} takes a file, or its own")
+    if not theirs.pretrained_cfg:
+        raise UsageError(f"{source} does not say how its images are prepared, and has no counterpart here")
     in_chans, *size = theirs.pretrained_cfg["input_size"]
     if view.img_size:
         size = [view.img_size, view.img_size]
         if hasattr(theirs, "set_input_size"):
             theirs.set_input_size(img_size=tuple(size))
-    net = AnyNetwork(theirs, source.removeprefix("timm:"), (size[0], size[1]), in_chans)
+    net = AnyNetwork(theirs, re.split("[:/]", source)[-1], (size[0], size[1]), in_chans)
     net.pretrained_cfg = theirs.pretrained_cfg
     return net
 

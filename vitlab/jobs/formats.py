@@ -25,8 +25,7 @@ from vitlab.layers.mlp import ActName
 from vitlab.layers.norm import NormName
 from vitlab.layers.pos_embed.added import AddedPosEmbed
 from vitlab.layers.pos_embed.rotary import RoPE2d
-from vitlab.models.convert import to_timm
-from vitlab.models.convert_back import weights_for_timm
+from vitlab.models.convert import to_timm, weights_for_timm
 from vitlab.models.load import load_network, network_args
 from vitlab.models.old_names import DEFAULTS, OLD
 from vitlab.models.vit import VisionTransformer

@@ -20,7 +20,7 @@ from vitlab.interface import transform_of
 from vitlab.jobs.formats import Graph, need_packages
 from vitlab.jobs.restore import network_of, restore
 from vitlab.jobs.terminal import say
-from vitlab.models.create import timm_model
+from vitlab.models.create import LIBRARIES, create_model, timm_model
 from vitlab.models.load import load_network
 from vitlab.models.weights_file import check_readable
 from vitlab.runs.directory import find_run
@@ -44,14 +44,16 @@ class Loaded(NamedTuple):
 
 
 def load_trained(source: str) -> Loaded:
-    """Return the network and transform of a run, one of its checkpoints, an exported file or ``timm:NAME``.
+    """Return the network and transform of a run, one of its checkpoints, an exported file or another library.
 
     Args:
-        source: What to load; a bare name is that of a run, ``vitlab:NAME`` a trained network that vitlab ships.
+        source: What to load; a bare name is that of a run, ``vitlab:NAME`` a trained network that vitlab ships;
+            ``timm:NAME``, ``hf:NAME`` and ``torchvision:NAME`` are those of other libraries.
     """
     source = find_weights(source)
-    if source.startswith("timm:"):
-        return _load_timm(timm_model(source, pretrained=True))
+    if source.startswith(LIBRARIES):
+        is_timm = source.startswith("timm:")
+        return _load_of_library(timm_model(source, pretrained=True) if is_timm else create_model(source))
     path = Path(source)
     if path.is_file() and (card_beside(path).is_file() or path.suffix == ".onnx"):
         return _load_exported(path)
@@ -62,7 +64,7 @@ def load_trained(source: str) -> Loaded:
     return Loaded(network_of(cli.model).eval(), transform_of(cli.datamodule))
 
 
-def _load_timm(net: nn.Module) -> Loaded:
+def _load_of_library(net: nn.Module) -> Loaded:
     from timm.data import create_transform, resolve_model_data_config
 
     return Loaded(net.eval(), create_transform(**resolve_model_data_config(net), is_training=False))

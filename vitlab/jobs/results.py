@@ -11,7 +11,7 @@ from vitlab.class_paths import choice_text
 from vitlab.config.arguments import config_paths
 from vitlab.config.keys import key_of
 from vitlab.errors import UsageError
-from vitlab.models.published import PUBLISHED
+from vitlab.models.sizes import PUBLISHED
 from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import read_manifest
 from vitlab.runs.records import Record

@@ -15,11 +15,10 @@ from vitlab.layers.pos_embed import (
     grid_cells,
     resample_pos_embed,
 )
-from vitlab.layers.pos_embed.added import AddedPosEmbed, Factorized, Learned
+from vitlab.layers.pos_embed.added import AddedPosEmbed, Factorized, Learned, SinCos1d, SinCos2d
 from vitlab.layers.pos_embed.biases import Alibi2d, BiasPosEmbed, RelPos
 from vitlab.layers.pos_embed.conv import ConvPosEmbed
 from vitlab.layers.pos_embed.rotary import RoPE2d, RoPEMixed, RotaryPosEmbed
-from vitlab.layers.pos_embed.sincos import SinCos1d, SinCos2d
 
 __all__ = [
     "POS_EMBEDS",

@@ -20,9 +20,8 @@ from vitlab.look.sketch import Box, Row, Skip, plus, svg_of, through
 from vitlab.models.foreign import AnyNetwork
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import Asked
-from vitlab.tokenizers.performer import TokenPerformer
 from vitlab.tokenizers.t2t import T2TTokenizer
-from vitlab.tokenizers.token_layers import TokenTransformer
+from vitlab.tokenizers.token_layers import TokenPerformer, TokenTransformer
 
 Level = Literal["network", "tokens", "block", "head"]
 LEVELS: tuple[Level, ...] = get_args(Level)

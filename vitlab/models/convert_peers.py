@@ -48,15 +48,19 @@ _RENAMED = [  # of transformers to ours, in this order; the first of each kind i
 def peer_model(name: str, pretrained: bool) -> nn.Module:
     """Return the network ``hf:NAME``, ``hf:FOLDER`` or ``torchvision:NAME``; ``pretrained`` loads published weights.
 
-    Of a folder nothing is downloaded. No code of a model's publisher runs, and weights are read from safetensors.
+    It has timm's ``pretrained_cfg``. Of a folder nothing is downloaded. No code of a model's publisher runs, and
+    weights are read from safetensors.
 
     Example:
         >>> type(peer_model("torchvision:vit_b_16", pretrained=False)).__name__
         'VisionTransformer'
     """
     library, _, rest = name.partition(":")
+    if library == "torchvision":
+        _check_torchvision(rest)
     try:
-        return _torchvision_model(rest, pretrained) if library == "torchvision" else _hf_model(rest, pretrained)
+        net = _torchvision_model(rest, pretrained) if library == "torchvision" else _hf_model(rest, pretrained)
+        net.pretrained_cfg = peer_images(name)  # type: ignore[assignment]  # as networks of timm have it
     except ImportError as error:
         raise ValueError(f"{name} needs transformers: pip install transformers") from error
     except ValueError:
@@ -64,14 +68,20 @@ def peer_model(name: str, pretrained: bool) -> nn.Module:
     except Exception as error:  # the hub raises many kinds
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"{name} cannot be read: {reason}") from error
+    return net
 
 
-def _torchvision_model(name: str, pretrained: bool) -> nn.Module:
+def _check_torchvision(name: str) -> None:
     from torchvision import models
 
     names = [known for known in models.list_models(module=models) if known.startswith("vit_")]
     if name not in names:
         raise ValueError(f"torchvision has the ViTs {', '.join(names)}, got {name!r}{did_you_mean(name, names)}")
+
+
+def _torchvision_model(name: str, pretrained: bool) -> nn.Module:
+    from torchvision import models
+
     net: nn.Module = models.get_model(name, weights="DEFAULT" if pretrained else None)
     return net.eval()
 
@@ -97,6 +107,50 @@ def _hf_model(name: str, pretrained: bool) -> nn.Module:
         return cls.from_pretrained(name, trust_remote_code=False, use_safetensors=True).eval()
     except OSError as error:
         raise ValueError(f"hf:{name} has no weights to give: {' '.join(str(error).split())[:200]}") from error
+
+
+def peer_images(name: str) -> dict[str, Any]:
+    """Return how images were prepared for the published weights of a name, in timm's form; empty if unknown.
+
+    Example:
+        >>> peer_images("torchvision:vit_b_16")["crop_pct"]
+        0.875
+    """
+    library, _, rest = name.partition(":")
+    if library == "torchvision":
+        _check_torchvision(rest)
+    return _torchvision_images(rest) if library == "torchvision" else _hf_images(rest)
+
+
+def _torchvision_images(name: str) -> dict[str, Any]:
+    from torchvision import models
+
+    how = models.get_model_weights(name)["DEFAULT"].transforms()
+    (crop,), (resized,) = how.crop_size, how.resize_size
+    return {
+        "input_size": (3, crop, crop), "crop_pct": crop / resized, "crop_mode": "center",
+        "interpolation": how.interpolation.value, "mean": tuple(how.mean), "std": tuple(how.std),
+    }  # fmt: skip
+
+
+def _hf_images(name: str) -> dict[str, Any]:
+    """Return the preparation that transformers' ``preprocessor_config.json`` describes."""
+    from transformers.models.auto.image_processing_auto import get_image_processor_config
+
+    how = get_image_processor_config(name)
+    size, cut = how.get("size"), how.get("crop_size") if how.get("do_center_crop") else None
+    if size is None or how.get("do_resize") is False:
+        return {}
+    side = size if isinstance(size, int) else size.get("shortest_edge", size.get("height"))
+    crop = side if cut is None else cut if isinstance(cut, int) else cut["height"]
+    keeps_aspect = isinstance(size, dict) and "shortest_edge" in size
+    names = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # as Pillow numbers them
+    mean, std = (tuple(how[key]) if how.get("do_normalize", True) else (x,) * 3
+                 for key, x in (("image_mean", 0.0), ("image_std", 1.0)))  # fmt: skip
+    return {
+        "input_size": (3, crop, crop), "crop_pct": crop / side, "crop_mode": "center" if keeps_aspect else "squash",
+        "interpolation": names.get(how.get("resample", 3), "another filter"), "mean": mean, "std": std,
+    }  # fmt: skip
 
 
 def peer_file(theirs: nn.Module, name: str) -> WeightsFile:

@@ -14,8 +14,8 @@ from vitlab.errors import did_you_mean
 from vitlab.layers.pool import PoolName
 from vitlab.layers.resample import ResizePolicy
 from vitlab.models.arguments import ModelArgs
+from vitlab.models.convert import timm_positions
 from vitlab.models.convert_peers import PEERS, peer_file, peer_model, peer_outputs
-from vitlab.models.convert_pos import timm_positions
 from vitlab.models.load import load_weights, outputs_of
 from vitlab.models.old_names import OLD, upgrade
 from vitlab.models.sizes import SIZES
@@ -24,7 +24,7 @@ from vitlab.models.weights_file import WeightsFile, read_weights
 from vitlab.shipped import PREFIX, shipped_weights
 
 _log = logging.getLogger(__name__)
-_LIBRARIES = ("timm:", *PEERS)  # how names of their networks begin
+LIBRARIES = ("timm:", *PEERS)  # how names of their networks begin
 _UNSEEN = (  # arguments that the shapes in a state dict do not show
     *("num_heads", "block", "attn", "act_layer", "mlp_layer", "norm_layer", "norm_eps", "pos_embed"),
 )
@@ -59,19 +59,20 @@ def create_model(
     """Build a network by name, with any argument overridden, and optionally load weights.
 
     Args:
-        name: A size of ``SIZES``, a network that vitlab ships trained, ``timm:NAME``, ``hf:NAME`` (or ``hf:FOLDER``) of
-            Hugging Face's transformers, or ``torchvision:NAME``; None builds from ``arguments`` only.
+        name: A size of ``SIZES``, ``vitlab:NAME``, a network that vitlab ships trained, ``timm:NAME``, ``hf:NAME`` (or
+            ``hf:FOLDER``) of Hugging Face's transformers, or ``torchvision:NAME``; None builds from ``arguments`` only.
         weights: A local file of vitlab, timm or the official T2T-ViT, ``vitlab:NAME``, which is part of the package, or
-            ``timm:NAME``, ``hf:NAME``, ``torchvision:NAME``, which these libraries download. A network of theirs has
-            their weights by default. The head has as many outputs as the weights, unless ``num_classes`` is given: if
+            ``timm:NAME``, ``hf:NAME``, ``torchvision:NAME``, which these libraries download. A name with a prefix has
+            its weights by default. The head has as many outputs as the weights, unless ``num_classes`` is given: if
             that differs, the head is new.
         resize: How to resample the positions of the weights for another grid; ``usual`` is the method's default.
         grid: Rows and columns of tokens that the positions of a file were trained on, if it does not say so.
         **arguments: Arguments of :class:`VisionTransformer`.
 
     Returns:
-        The network, in training mode. Conversions of the weights are logged at level INFO. With timm's weights it has
-        timm's ``pretrained_cfg``, from which ``timm.data.resolve_model_data_config`` tells how images are prepared.
+        The network, in training mode. Conversions of the weights are logged at level INFO. With the weights of
+        another library it has timm's ``pretrained_cfg``, from which ``timm.data.resolve_model_data_config`` tells how
+        images are prepared.
 
     Raises:
         ValueError: A name or argument does not exist (the closest is suggested), or weights do not fit.
@@ -85,12 +86,14 @@ def create_model(
     for argument in arguments:
         if argument not in known and argument not in OLD:
             raise ValueError(f"a network has no argument {argument!r}{did_you_mean(argument, known)}")
+    if name is not None and name.startswith(PREFIX):
+        name, weights = name.removeprefix(PREFIX), weights or name
     names = [*SIZES, *shipped_weights()]
-    if name is not None and name not in names and not name.startswith(_LIBRARIES):
+    if name is not None and name not in names and not name.startswith(LIBRARIES):
         others = "timm:NAME, hf:NAME or torchvision:NAME"
         raise ValueError(f"a network is called {', '.join(names)}, {others}, got {name!r}{did_you_mean(name, names)}")
     theirs: nn.Module | None = None
-    if name is not None and name.startswith(_LIBRARIES):
+    if name is not None and name.startswith(LIBRARIES):
         theirs, file = _of_library(name, pretrained=weights is None)
         same_network(theirs, file, {})
         base = file.arguments  # the arguments follow from the name
@@ -101,7 +104,7 @@ def create_model(
         return VisionTransformer(**upgrade({**_base(name), **arguments}))
     else:
         base = _base(name)
-        if isinstance(weights, str) and weights.startswith(_LIBRARIES):
+        if isinstance(weights, str) and weights.startswith(LIBRARIES):
             theirs, file = _of_library(weights, pretrained=True)
             same_network(theirs, file, upgrade({**base, **arguments}))
         else:
@@ -109,7 +112,7 @@ def create_model(
     net = VisionTransformer(**base | {"num_classes": outputs_of(file.state_dict)} | arguments)
     for sentence in load_weights(net, file, resize, grid=grid):
         _log.info(sentence)
-    if (description := getattr(theirs, "pretrained_cfg", None)) is not None:  # of timm alone
+    if description := getattr(theirs, "pretrained_cfg", None):
         net.pretrained_cfg = {**description, "input_size": (net.in_chans, *net.img_size)}  # type: ignore[assignment]
     return net
 
@@ -130,16 +133,25 @@ def _base(name: str | None) -> ModelArgs:
     return read_weights(f"{PREFIX}{name}").arguments
 
 
-def load_timm(net: VisionTransformer, name: str, arguments: Mapping[str, Any], resize: Any, grid: Any) -> list[str]:
-    """Load the published weights of ``timm:NAME`` into ``net``, built from ``arguments``, if both compute the same.
+def load_of_library(
+    net: VisionTransformer, name: str, arguments: Mapping[str, Any], resize: Any, grid: Any
+) -> list[str]:
+    """Load the published weights of a name such as ``timm:NAME`` into ``net``, if both compute the same.
+
+    Args:
+        net: The network, built from ``arguments``.
+        name: ``timm:NAME``, ``hf:NAME``, ``hf:FOLDER`` or ``torchvision:NAME``.
+        arguments: What ``net`` was built from.
+        resize: As for :func:`create_model`.
+        grid: As for :func:`create_model`.
 
     Example:
         >>> net = VisionTransformer(embed_dim=48, depth=1, num_heads=3)
-        >>> load_timm(net, "timm:no_such", {}, "usual", None)  # doctest: +IGNORE_EXCEPTION_DETAIL
+        >>> load_of_library(net, "timm:no_such", {}, "usual", None)  # doctest: +IGNORE_EXCEPTION_DETAIL
         Traceback (most recent call last):
         ValueError: timm has no weights to give for timm:no_such
     """
-    file = timm_file(theirs := timm_model(name, pretrained=True), name)
+    theirs, file = _of_library(name, pretrained=True)
     sentences = load_weights(net, file, resize, grid=grid)
     same_network(theirs, file, arguments)
     return sentences

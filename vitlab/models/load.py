@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from vitlab.layers.pos_embed import resample_pos_embed
+from vitlab.layers.pos_embed.added import SinCos1d, SinCosPosEmbed
 from vitlab.layers.pos_embed.rotary import RoPE2d
-from vitlab.layers.pos_embed.sincos import SinCos1d, SinCosPosEmbed
 from vitlab.layers.resample import Grid, ResizePolicy
 from vitlab.models.arguments import ModelArgs
 from vitlab.models.convert import convert_layout, resize_patch_kernels, same_table, unknown_grid

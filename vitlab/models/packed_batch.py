@@ -1,17 +1,173 @@
-"""The forward pass of images of different sizes, whose tokens share rows, and what cannot be combined with it."""
+"""Images of different sizes whose tokens share the rows of one batch: their positions, and the forward pass."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Self
 
+import torch
 from torch import Tensor
 
 from vitlab.layers.block import DropPath
 from vitlab.layers.channels import SqueezeExcite
-from vitlab.layers.custom import PerToken
-from vitlab.layers.pos_embed.packed_batch import PackedPosEmbed
+from vitlab.layers.norm import PerToken
+from vitlab.layers.pos_embed.base import PosEmbed
+from vitlab.layers.pos_embed.placed import placed
+from vitlab.layers.resample import Grid, ResizePolicy
 from vitlab.packed_batch import PackedBatch
 from vitlab.tokenizers.patch import PatchEmbed
 from vitlab.tokenizers.splits import pair
+
+
+class PackedPosEmbed(PosEmbed):
+    """Apply a position embedding to rows that hold several images: NaViT, Dehghani et al. 2023 (arXiv:2307.06304).
+
+    Images with the same grid go through the method together, at that grid, so each is encoded as it would be alone.
+    Rows are as long as the longest image; shorter images share a row. Attention stays within an image: the bias between
+    tokens of different images is minus infinity.
+
+    Args:
+        pos_embed: The position embedding of the network.
+        grids: Rows and columns of the patches of each image.
+        num_prefix_tokens: Number of prefix tokens P of each image, before its patches.
+        policy: How to resample positions for another grid; None is the default of the method.
+        device: Device of the tokens.
+
+    >>> packed = PackedPosEmbed(PosEmbed(), [(2, 3), (1, 2), (3, 1)], num_prefix_tokens=1)
+    >>> packed.owner  # the image of each token: one row for image 0, one for images 2 and 1
+    tensor([[0, 0, 0, 0, 0, 0, 0],
+            [2, 2, 2, 2, 1, 1, 1]])
+    """
+
+    def __init__(
+        self,
+        pos_embed: PosEmbed,
+        grids: Sequence[Grid],
+        num_prefix_tokens: int,
+        policy: ResizePolicy | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__()
+        lengths = [num_prefix_tokens + h * w for h, w in grids]
+        starts, self.shape = lay_out(lengths)
+        first_tokens, first_patches = torch.tensor(starts), torch.tensor([0, *lengths]).cumsum(0)[:-1]
+        first_patches -= num_prefix_tokens * torch.arange(len(grids))
+        by_grid = {grid: [i for i, other in enumerate(grids) if other == grid] for grid in dict.fromkeys(grids)}
+        self.groups, owner = [], torch.full((self.shape[0] * self.shape[1],), len(grids))
+        for grid, members in by_grid.items():
+            images, n = torch.tensor(members), grid[0] * grid[1]
+            tokens = first_tokens[images, None] + torch.arange(num_prefix_tokens + n)
+            patches = first_patches[images, None] + torch.arange(n)
+            owner[tokens] = images[:, None]
+            self.groups.append(_Group(placed(pos_embed.at(grid, policy)), tokens.to(device), patches.to(device)))
+        self.ranks = torch.tensor([i for members in by_grid.values() for i in members]).argsort().to(device)
+        self.owner = owner.view(self.shape).to(device)
+        same_image = self.owner[:, None, :, None] == self.owner[:, None, None]
+        self.mask = torch.zeros(same_image.shape, device=device).masked_fill_(~same_image, -torch.inf)  # (R, 1, L, L)
+
+    def for_batch(self) -> Self:
+        """Return this method with what it draws for the images of each grid."""
+        return self.view(groups=[group._replace(part=group.part.for_batch()) for group in self.groups])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map the ``(1, T, D)`` patch tokens of all images to ``(1, T, D)``, now ordered by grid."""
+        parts = [group.part(_pick(x, group.patches)) for group in self.groups]
+        return torch.cat([part.flatten(0, 1) for part in parts])[None]
+
+    def prepend(self, prefix: Sequence[Tensor], x: Tensor) -> Tensor:
+        """Pack the tokens that :meth:`forward` returned into ``(R, L, D)`` rows, prefix tokens before each image."""
+        parts = x[0].split([group.patches.numel() for group in self.groups])
+        images = [part.unflatten(0, group.patches.shape) for part, group in zip(parts, self.groups, strict=True)]
+        return self._rows([super(PackedPosEmbed, self).prepend(prefix, part) for part in images])
+
+    def enter(self, x: Tensor, layer: int) -> Tensor:
+        """Map the ``(R, L, D)`` tokens that enter block ``layer`` to ``(R, L, D)``."""
+        return self._map_images(x, lambda part, y: part.enter(y, layer))
+
+    def leave(self, x: Tensor, layer: int) -> Tensor:
+        """Map the ``(R, L, D)`` tokens that leave block ``layer`` to ``(R, L, D)``."""
+        return self._map_images(x, lambda part, y: part.leave(y, layer))
+
+    def rotate(self, x: Tensor, layer: int) -> Tensor:
+        """Map ``(R, A, L, d)`` queries or keys of block ``layer`` to ``(R, A, L, d)``."""
+
+        def rotate(part: PosEmbed, y: Tensor) -> Tensor:
+            rotated = part.rotate(heads := y.transpose(1, 2), layer)
+            return y if rotated is heads else rotated.transpose(1, 2)
+
+        return self._map_images(x.transpose(1, 2), rotate).transpose(1, 2)
+
+    def bias(self, layer: int) -> Tensor:
+        """Return ``(R, A or 1, L, L)``: the method's bias within an image, minus infinity between images."""
+        biases = self._within([group.part.bias(layer) for group in self.groups])
+        return self.mask if biases is None else self.mask + biases
+
+    def relate(self, q: Tensor, k: Tensor, layer: int) -> Tensor | None:
+        """Return the method's bias by scaled ``(R, A, L, d)`` queries and keys, ``(R, A, L, L)``, or None."""
+
+        def of(group: _Group, x: Tensor) -> Tensor:
+            return _pick(x.transpose(1, 2), group.tokens).transpose(1, 2)
+
+        return self._within([group.part.relate(of(group, q), of(group, k), layer) for group in self.groups])
+
+    def of_images(self, x: Tensor, read: Callable[[Tensor], Tensor]) -> Tensor:
+        """Apply ``read`` to the ``(n, P + N, D)`` tokens of the images of each grid, and return ``(B, ...)``."""
+        return torch.cat([read(_pick(x, group.tokens)) for group in self.groups]).index_select(0, self.ranks)
+
+    def _map_images(self, x: Tensor, fn: Callable[[PosEmbed, Tensor], Tensor]) -> Tensor:
+        """Apply ``fn`` to the ``(R, L, ...)`` tokens, grid by grid; return ``x`` itself if ``fn`` changes nothing."""
+        parts = []
+        for group in self.groups:
+            if (y := fn(group.part, tokens := _pick(x, group.tokens))) is tokens:
+                return x
+            parts.append(y)
+        return self._rows(parts)
+
+    def _rows(self, parts: list[Tensor]) -> Tensor:
+        flat = torch.cat([part.flatten(0, 1) for part in parts])
+        places = torch.cat([group.tokens.flatten() for group in self.groups])
+        empty = flat.new_zeros(self.shape[0] * self.shape[1], *flat.shape[1:])
+        return empty.index_copy(0, places, flat).unflatten(0, self.shape)
+
+    def _within(self, parts: Sequence[Tensor | None]) -> Tensor | None:
+        """Place the biases of each grid, ``(A, N, N)`` or ``(n, A, N, N)``, in rows: ``(R, A, L, L)``, or None."""
+        whole: Tensor | None = None
+        for part, group in zip(parts, self.groups, strict=True):
+            if part is not None:
+                if whole is None:
+                    whole = part.new_zeros(*self.shape, self.shape[1], part.shape[-3])
+                rows, columns = group.tokens // self.shape[1], group.tokens % self.shape[1]
+                where = (rows[:, :, None], columns[:, :, None], columns[:, None])
+                whole = whole.index_put(where, part.movedim(-3, -1).expand(len(rows), -1, -1, -1))
+        return None if whole is None else whole.permute(0, 3, 1, 2)
+
+
+class _Group(NamedTuple):
+    """Images of one grid: the method at it, and indices of their ``(n, P + N)`` tokens and ``(n, N)`` patches."""
+
+    part: PosEmbed
+    tokens: Tensor
+    patches: Tensor
+
+
+def _pick(x: Tensor, places: Tensor) -> Tensor:
+    """Return the tokens of ``(R, L, ...)`` rows at flat indices ``(n, N)``, ``(n, N, ...)``."""
+    return x.flatten(0, 1).index_select(0, places.flatten()).unflatten(0, places.shape)
+
+
+def lay_out(lengths: Sequence[int]) -> tuple[list[int], tuple[int, int]]:
+    """Pack images into rows as long as the longest: return where each begins, and number and length of the rows.
+
+    Longest image first, each into the first row that has room.
+
+    >>> lay_out([3, 5, 2])
+    ([5, 0, 8], (2, 5))
+    """
+    length, used, starts = max(lengths), [0] * 0, [0] * len(lengths)
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        row = next((r for r, n in enumerate(used) if n + lengths[i] <= length), len(used))
+        used += [0] * (row == len(used))
+        starts[i] = row * length + used[row]
+        used[row] += lengths[i]
+    return starts, (len(used), length)
 
 
 def forward_packed(net: Any, images: PackedBatch) -> Tensor:

@@ -1,7 +1,9 @@
 """Self-distillation: pre-training without labels, with the student's moving average as teacher."""
 
 import copy
+import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Literal, Unpack
 
 import torch
@@ -11,11 +13,115 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection
 
 from vitlab.models import start
-from vitlab.pretraining import dino_loss as losses
 from vitlab.pretraining.mae import covered, parameters_outside, refuse_supervised
 from vitlab.tasks.arguments import TaskArgs
 from vitlab.tasks.base import Task
 from vitlab.tasks.meter import Meter
+
+
+class ProjectionHead(nn.Module):
+    """Score features against prototypes, Caron et al. 2021 (arXiv:2104.14294): MLP, normalization, linear layer.
+
+    The last layer has weight normalization (Salimans and Kingma 2016, arXiv:1602.07868): the lengths of its prototypes
+    are fixed at 1 or trained.
+
+    Args:
+        dim: Width of the features.
+        prototypes: Number of prototypes K.
+        hidden: Width of the two hidden layers.
+        proj_dim: Width of the prototypes.
+        is_fixed: Whether the lengths of the prototypes are fixed at 1.
+    """
+
+    def __init__(self, dim: int, prototypes: int, hidden: int, proj_dim: int, is_fixed: bool = True) -> None:
+        super().__init__()
+        widths = (dim, hidden, hidden, proj_dim)
+        layers: list[nn.Module] = []
+        for a, b in pairwise(widths):
+            layers += [nn.Linear(a, b), nn.GELU()]
+        self.mlp = nn.Sequential(*layers[:-1])
+        self.prototypes = nn.Parameter(nn.init.trunc_normal_(torch.empty(prototypes, proj_dim), std=0.02))
+        self.length = None if is_fixed else nn.Parameter(torch.ones(prototypes))
+        self.apply(lambda module: start.init_weights(module, 0.02))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``(..., D)`` to ``(..., K)`` in at least float32."""
+        scores = F.linear(F.normalize(self.mlp(x), dim=-1), F.normalize(self.prototypes, dim=-1))
+        scores = scores if self.length is None else scores * self.length
+        return scores if scores.dtype.itemsize > 2 else scores.float()
+
+
+def cosine(begin: float, end: float, step: int, steps: float) -> float:
+    """Return the value at ``step`` of a half cosine from ``begin`` to ``end``.
+
+    >>> round(cosine(0.996, 1.0, 50, 100), 6)
+    0.998
+    """
+    return end + (begin - end) * (1 + math.cos(math.pi * step / steps)) / 2
+
+
+def over_processes(x: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+    """Return the sum (or another reduction) of a tensor over all processes."""
+    if dist.is_available() and dist.is_initialized():
+        dist.all_reduce(x := x.clone(), op)
+    return x
+
+
+def sinkhorn(scores: Tensor, temperature: float, rounds: int = 3) -> Tensor:
+    """Map the teacher's ``(n, K)`` scores to targets that use all prototypes equally over all processes.
+
+    Sinkhorn-Knopp, Cuturi 2013 (arXiv:1306.0895), as in SwAV, Caron et al. 2020 (arXiv:2006.09882), and DINOv2.
+
+    >>> targets = sinkhorn(torch.randn(64, 8), 0.1, rounds=50)
+    >>> torch.allclose(targets.sum(0), torch.full((8,), 8.0), atol=0.1), torch.allclose(targets.sum(1), torch.ones(64))
+    (True, True)
+    """
+    scores = scores / temperature
+    top = scores.amax() if len(scores) else scores.new_tensor(-torch.inf)
+    q = (scores - over_processes(top, dist.ReduceOp.MAX)).exp()
+    tiny = torch.finfo(q.dtype).tiny
+    for _ in range(rounds):
+        q = q / over_processes(q.sum(dim=0)).clamp_min(tiny)
+        q = q / q.sum(dim=1, keepdim=True).clamp_min(tiny)
+    return q
+
+
+def crop_loss(scores: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    """Return the mean cross-entropy between each student crop and the teacher's other crops of the image.
+
+    Args:
+        scores: ``(V, B, K)`` of the student, the two large crops first.
+        targets: ``(2, B, K)`` probabilities of the teacher for the large crops.
+        temperature: Temperature of the student.
+    """
+    logs = F.log_softmax(scores / temperature, dim=-1)
+    pairs = [-(q * logs[v]).sum(dim=-1).mean() for i, q in enumerate(targets) for v in range(len(logs)) if v != i]
+    return torch.stack(pairs).mean()
+
+
+def patch_loss(scores: Tensor, targets: Tensor, weights: Tensor, temperature: float) -> Tensor:
+    """Return iBOT's cross-entropy at tokens hidden from the student, Zhou et al. 2022 (arXiv:2111.07832).
+
+    Args:
+        scores: ``(n, K)`` of the student, only at hidden tokens.
+        targets: ``(n, K)`` probabilities of the teacher.
+        weights: ``(n,)``: 1 / (number of hidden tokens of the image x number of images).
+        temperature: Temperature of the student.
+    """
+    return -((targets * F.log_softmax(scores / temperature, dim=-1)).sum(dim=-1) * weights).sum()
+
+
+def koleo(features: Tensor, eps: float = 1e-8) -> Tensor:
+    """Return minus the mean log distance from each of ``(B, D)`` normalized features to its nearest neighbor.
+
+    The Kozachenko-Leonenko estimate of entropy, Sablayrolles et al. 2019 (arXiv:1806.03198), as in DINOv2.
+
+    >>> round(koleo(torch.tensor([[1.0, 0.0], [0.0, 3.0]])).item(), 4)  # -log(sqrt(2))
+    -0.3466
+    """
+    x = F.normalize(features if features.dtype.itemsize > 2 else features.float(), dim=1, eps=eps)
+    near = (x.detach() @ x.detach().T).fill_diagonal_(-1).argmax(dim=1)
+    return -(F.pairwise_distance(x, x[near], eps=eps) + eps).log().mean()
 
 
 class DINO(Task):
@@ -97,7 +203,7 @@ class DINO(Task):
         if weight_decay_end is not None and not self.hparams["weight_decay"]:
             raise ValueError("`weight_decay_end` needs a `weight_decay` above 0 to begin with")
         self.student = net = self.net
-        self.head = losses.ProjectionHead(net.num_features, prototypes, proj_hidden, proj_dim, norm_last_layer)
+        self.head = ProjectionHead(net.num_features, prototypes, proj_hidden, proj_dim, norm_last_layer)
         self.net, self.teacher_head = copy.deepcopy(net), copy.deepcopy(self.head)
         self.net.requires_grad_(False), self.teacher_head.requires_grad_(False)
         sides = [divmod(side, cells) for side, cells in zip(net.img_size, net.grid_size, strict=True)]
@@ -139,7 +245,7 @@ class DINO(Task):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(batch, batch_idx)
         if (end := self.hparams["weight_decay_end"]) is not None:
-            decay = losses.cosine(self.hparams["weight_decay"], end, self.global_step, self._steps())
+            decay = cosine(self.hparams["weight_decay"], end, self.global_step, self._steps())
             for group in self.optimizers(use_pl_optimizer=False).param_groups:  # type: ignore[union-attr]
                 group["weight_decay"] = decay if group["weight_decay"] else 0.0
 
@@ -176,7 +282,7 @@ class DINO(Task):
         if len(crops) > 2:
             features.append(self._pooled(self.student, self.student.forward_features(torch.cat(tuple(crops[2:])))))
         scores = self.head(torch.cat(features)).unflatten(0, (-1, B))  # (V, B, K)
-        loss = losses.crop_loss(scores, targets, h["student_temp"])
+        loss = crop_loss(scores, targets, h["student_temp"])
         if hidden is not None and self.cover is not None:
             mask = hidden.flatten(0, 1)
             shares = mask / mask.sum(dim=1, keepdim=True, dtype=scores.dtype).clamp_min(1)
@@ -184,15 +290,15 @@ class DINO(Task):
                 teacher_scores = self.teacher_head(tokens[:, P:])
                 patch_targets = self._targets(teacher_scores, teacher_temp, self.patch_center, mask)
             weights = shares[mask] / len(mask)
-            patch_loss = losses.patch_loss(self.head(seen[:, P:][mask]), patch_targets, weights, h["student_temp"])
-            loss = loss + h["ibot_weight"] * patch_loss
+            on_patches = patch_loss(self.head(seen[:, P:][mask]), patch_targets, weights, h["student_temp"])
+            loss = loss + h["ibot_weight"] * on_patches
         if h["koleo_weight"]:
-            loss = loss + h["koleo_weight"] * sum(losses.koleo(part) for part in features[0].split(B))
+            loss = loss + h["koleo_weight"] * sum(koleo(part) for part in features[0].split(B))
         return loss
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Take a step of the optimizer, then update the teacher."""
-        momentum = losses.cosine(self.hparams["momentum_teacher"], 1.0, self.global_step, self._steps())
+        momentum = cosine(self.hparams["momentum_teacher"], 1.0, self.global_step, self._steps())
         super().optimizer_step(*args, **kwargs)
         self.follow(momentum)
 
@@ -236,10 +342,10 @@ class DINO(Task):
         """Return the teacher's probabilities from ``(..., K)`` scores, only at ``mask`` if given; update the center."""
         masked = scores if mask is None else scores[mask]
         if self.hparams["centering"] == "sinkhorn":
-            return losses.sinkhorn(masked, temperature)
+            return sinkhorn(masked, temperature)
         targets = F.softmax((masked - center) / temperature, dim=-1)
         world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-        mean = losses.over_processes(scores.flatten(0, -2).mean(dim=0)) / world
+        mean = over_processes(scores.flatten(0, -2).mean(dim=0)) / world
         center.lerp_(mean.to(center.dtype), 1 - self.hparams["center_momentum"])
         return targets
 

@@ -9,7 +9,7 @@ from torchmetrics import MetricCollection
 
 from vitlab.class_paths import choice_text, name_and_args
 from vitlab.layers.block import Block
-from vitlab.layers.pos_embed.sincos import SinCos2d
+from vitlab.layers.pos_embed.added import SinCos2d
 from vitlab.models import start
 from vitlab.models.old_names import upgrade
 from vitlab.tasks.arguments import TaskArgs

@@ -1,9 +1,8 @@
 """LightningModules: a network with its loss, metrics and optimizer; those without labels are in `pretraining`."""
 
 from vitlab.lazy import lazy
-from vitlab.tasks.classifier import Classifier
+from vitlab.tasks.classifier import Classifier, LinearProbe
 from vitlab.tasks.distillation import Distillation
-from vitlab.tasks.linear_probe import LinearProbe
 from vitlab.tasks.multi_task import MultiTask
 from vitlab.tasks.regressor import Regressor
 

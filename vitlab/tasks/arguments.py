@@ -6,7 +6,7 @@ from typing import Any, Literal
 from vitlab.class_paths import ClassSpec
 from vitlab.layers.compiled import CompileMode
 from vitlab.models.arguments import NetworkArgs
-from vitlab.optim.schedule import ScheduleName
+from vitlab.optim import ScheduleName
 from vitlab.tasks.optimizer import SchedulerSpec
 
 

@@ -17,7 +17,7 @@ from vitlab.models.arguments import NetworkArgs
 from vitlab.models.old_names import OLD
 from vitlab.models.vit import VisionTransformer
 from vitlab.named_kwargs import Named
-from vitlab.optim.schedule import ScheduleName
+from vitlab.optim import ScheduleName
 from vitlab.packed_batch import PackedBatch
 from vitlab.tasks.meter import Meter, add_metrics
 from vitlab.tasks.optimizer import Optimized, SchedulerSpec, check_recipe, freeze_parts, step_plateaus

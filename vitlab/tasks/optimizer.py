@@ -15,8 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from vitlab.class_paths import ClassSpec, build, find_class, name_and_args
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.interface import better, is_loadable, trained
-from vitlab.optim import param_groups, slow_earlier_blocks
-from vitlab.optim.schedule import ScheduleName, warmed_up
+from vitlab.optim import ScheduleName, param_groups, slow_earlier_blocks, warmed_up
 from vitlab.ranges import check_ranges
 
 SHAPES: dict[str, tuple[str, ...]] = dict.fromkeys(get_args(ScheduleName), ())  # arguments of each named schedule

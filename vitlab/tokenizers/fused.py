@@ -16,9 +16,8 @@ from vitlab.layers.kernels import attend
 from vitlab.layers.plain import is_plain
 from vitlab.layers.precision import product_dtype, without_autocast
 from vitlab.layers.recompute import recomputed
-from vitlab.tokenizers.performer import TokenPerformer
 from vitlab.tokenizers.splits import Side, Split
-from vitlab.tokenizers.token_layers import TokenAttention, TokenMlp, TokenTransformer
+from vitlab.tokenizers.token_layers import TokenAttention, TokenMlp, TokenPerformer, TokenTransformer
 
 Square = tuple[int, int, int]  # kernel, stride, padding: the splits supported here
 

@@ -14,7 +14,7 @@ from vitlab.ablation.file import spec
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference.measured import collect
 from vitlab.errors import UsageError
-from vitlab.runs.directory import RunDir, write_json, write_text
+from vitlab.runs.directory import RunDir, atomic_write, write_json, write_text
 
 SUMS = "SHA256SUMS"  # as `sha256sum -c` reads it
 OWN = (
@@ -48,8 +48,17 @@ def export_bundle(ablation: Ablation, resolved: list[Resolved], folder: Path) ->
 
     Raises:
         UsageError: The folder exists and is not empty.
+        OSError: A file cannot be read or written; what was written is removed, so that the call can be repeated.
     """
     check_new(folder)
+    try:
+        return _fill(ablation, resolved, folder)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _fill(ablation: Ablation, resolved: list[Resolved], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(ablation.file.path, folder / "ablation.yaml")
     seeds = (*ablation.seeds, *(ablation.tune.seeds if ablation.tune else ()))
@@ -133,10 +142,13 @@ def _copy(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
 
 def _drop_probabilities(path: Path) -> None:
     """Rewrite a table of predictions without the probabilities, which are most of its bytes and in no report."""
-    with suppress(OSError, ValueError):  # a damaged table is exported as it is
+    try:
         table = pd.read_parquet(path).drop(columns=["probability", "probabilities"], errors="ignore")
         whole = {name: pd.to_numeric(table[name], downcast="integer") for name in table.select_dtypes("integer")}
-        table.assign(**whole).to_parquet(path, index=False, compression="zstd")
+    except (OSError, ValueError):  # a damaged table is exported as it is
+        return
+    with atomic_write(path) as beside:
+        table.assign(**whole).to_parquet(beside, index=False, compression="zstd")
 
 
 def _thin(path: Path) -> None:

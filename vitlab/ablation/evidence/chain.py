@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from vitlab.errors import named
 from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import file_digest
 
@@ -57,7 +58,7 @@ def append(directory: Path, kind: str, **facts: Any) -> str:
         facts: The rest of the record.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    with (directory / FILE).open("a+b") as file:
+    with named(directory / FILE), (directory / FILE).open("a+b") as file:
         with suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_EX)
         last, end = _last_line(file)
@@ -69,6 +70,20 @@ def append(directory: Path, kind: str, **facts: Any) -> str:
         file.flush()
         os.fsync(file.fileno())
     return _hash(line)
+
+
+def count_reading(directory: Path, cell: str, split: str) -> None:
+    """Record an evaluation on the evaluated split, whatever its outcome.
+
+    Args:
+        directory: Of the ablation.
+        cell: Name of the cell.
+        split: The split.
+    """
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    with named(readings := directory / "readings.jsonl"), readings.open("a") as file:
+        file.write(json.dumps({"cell": cell, "split": split, "time": now}) + "\n")
+    append(directory, "opened", cell=cell, split=split)
 
 
 def _last_line(file: BinaryIO, step: int = 1 << 14) -> tuple[bytes, int]:

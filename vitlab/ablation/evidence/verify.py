@@ -1,8 +1,11 @@
 """Recompute the numbers of every cell from its predictions, and compare what evidence holds with its records."""
 
+import random
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +13,19 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from vitlab.ablation.evidence.chain import Chain, analyses_of, environment_of, hashes_of, read_chain
+from vitlab.ablation.evidence.chain import Chain, analyses_of, environment_of, hashes_of, read_chain, table_digest
 from vitlab.ablation.evidence.protocol import registered
+from vitlab.ablation.execution import process
 from vitlab.ablation.execution.cells import Cell, Resolved
+from vitlab.ablation.execution.commands import evaluation, training, write_overrides
+from vitlab.ablation.execution.gpus import slot
 from vitlab.ablation.execution.identity import json_digest
 from vitlab.ablation.execution.tuning import Trial
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference import linear
 from vitlab.ablation.inference.measured import NO_METRICS, unreadable
 from vitlab.class_metrics import confusion, over_classes
+from vitlab.runs.openings import note_opening
 
 CLOSE = 2e-6  # tolerance for float32 sums in another order
 CHAIN = "the chain"  # what a problem of it is named by
@@ -55,7 +62,7 @@ class Verified:
         ending = f"{len(self.problems)} of them disagree" if self.problems else "all agree"
         ending = ending if self.numbers or self.problems else "none could be recomputed"
         ending = ending if self.checked or self.problems else "there was nothing to verify"
-        ending += f"; {len(self.missing)} are missing (--allow-missing accepts that)" if self.missing else ""
+        ending += f"; {len(self.missing)} are missing (--allow_missing accepts that)" if self.missing else ""
         lines += [line for line in (self.note, *self.notes, self.head) if line]
         return "\n".join([*lines, f"{self.checked} cells, {self.numbers} numbers recomputed: {ending}"])
 
@@ -289,3 +296,63 @@ def told_by_predictions(path: Path, classes: int = 0) -> dict[str, Any]:
         else:
             means["mae"] += [float((truth - answer).abs().mean())] if len(there) else []
     return found | {name: float(np.mean(each)) for name, each in means.items() if each}
+
+
+def verify_deep(cells: Sequence[Cell], seed: int | None = None) -> tuple[dict[str, list[str]], list[str]]:
+    """Evaluate the kept weights of every cell again, and train one of them again.
+
+    Args:
+        cells: Finished cells.
+        seed: Of the choice of the cell to train; default: another one each time.
+
+    Returns:
+        What is wrong, by the name of the cell, and sentences on what was done.
+    """
+    wrong: dict[str, list[str]] = {}
+    kept = [cell for cell in cells if (cell.run.checkpoints / f"{cell.ablation.checkpoint}.ckpt").is_file()]
+    for cell in kept:
+        if words := _again(cell, with_training=False):
+            wrong[cell.name] = [f"its weights, evaluated again: {words}"]
+    notes = [f"weights of {len(kept)} of {len(cells)} cells evaluated again"]
+    if cells:
+        chosen = random.Random(seed).choice(list(cells))
+        if words := _again(chosen, with_training=True):
+            wrong.setdefault(chosen.name, []).append(f"trained again: {words}")
+        notes.append(f"trained again: {chosen.name}")
+    return wrong, notes
+
+
+def _again(cell: Cell, with_training: bool) -> str:
+    """Return how a repetition in a temporary folder differs; empty if it is equal to the bit."""
+    split = cell.ablation.evaluate
+    note_opening(cell.run.path, split, f"{cell.ablation.checkpoint}.ckpt", {"verify": "deep"})
+    with tempfile.TemporaryDirectory() as folder:
+        there = replace(cell, ablation=replace(cell.ablation, home=Path(folder)))
+        stages = [evaluation(there)]
+        there.run.path.parent.mkdir(parents=True)
+        if with_training:
+            write_overrides(there)
+            stages.insert(0, training(there))
+        else:
+            shutil.copytree(cell.run.path, there.run.path)
+            for name in ("results.json", f"predictions/{split}.parquet"):
+                (there.run.path / name).unlink(missing_ok=True)
+        for stage in stages:
+            with slot(1) as own:
+                device, fd = (own.device, own.fd) if own else (None, None)
+                env = process.child_environment(1, device)
+                log, timeout = Path(folder) / "log", cell.ablation.run.timeout
+                code, lines = process.run_to_end(stage.words, env, log, timeout, lock=fd)
+            if code:
+                return f"it failed: {lines[-1] if lines else f'exit code {code}'}"
+        return _differing(cell, there)
+
+
+def _differing(cell: Cell, again: Cell) -> str:
+    split = cell.ablation.evaluate
+    tables = [c.run.path / "predictions" / f"{split}.parquet" for c in (cell, again)]
+    old, new = cell.run.measured(split), dict(again.run.stored).get(split) or {}
+    name = cell.ablation.primary
+    if all(path.is_file() for path in tables) and table_digest(tables[0]) != table_digest(tables[1]):
+        return f"other predictions, {name} {new.get(name)} in place of {old.get(name)}"  # type: ignore[attr-defined]
+    return "" if old.get(name) == new.get(name) else f"{name} {new.get(name)} in place of {old.get(name)}"  # type: ignore[attr-defined]

@@ -122,6 +122,15 @@ class Cell:
         found = self.run.measured(self.ablation.evaluate)
         return found if found.get("checkpoint") == f"{self.ablation.checkpoint}.ckpt" else None
 
+    def is_measured(self) -> bool:
+        """Return whether it is evaluated; a result with an epoch comes from training, without predictions."""
+        result = self.result() or {}
+        return bool(result) and "epoch" not in result
+
+    def fail(self, facts: Mapping[str, Any]) -> None:
+        """Record a failure, which :meth:`failure` then returns."""
+        RunDir(self.run.path.parent).write(self.sibling(".failed.json").name, facts)
+
     def failure(self) -> dict[str, Any]:
         """Return the record of a failure; empty if there is none."""
         path = self.sibling(".failed.json")

@@ -15,7 +15,7 @@ from vitlab.ablation.execution.cells import Cell, begun, for_each
 from vitlab.ablation.execution.gpus import slot, visible_devices
 from vitlab.ablation.execution.progress import Board, Progress
 from vitlab.ablation.execution.worker import CellOutcome, process_cell
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, what_failed
 from vitlab.runs import lock
 
 Say = Callable[[str], None]
@@ -66,6 +66,7 @@ class Pool:
         self.progress = Progress(cells, workers)
         self.board = Board(self.progress, say)
         self.failures: list[tuple[Cell, CellOutcome]] = []
+        self._broken: OSError | UsageError | None = None
         self._mutex = threading.Lock()
         per_gpu = cells[0].ablation.run.per_gpu if cells else 1
         self._shares = max(per_gpu, math.ceil(workers / max(1, len(visible_devices()))))
@@ -75,7 +76,11 @@ class Pool:
         self._stretch = 1  # cells among which the search for the next begins
 
     def run_all(self) -> None:
-        """Train until every cell is done or has failed, or until a signal."""
+        """Train until every cell is done or has failed, or until a signal.
+
+        Raises:
+            OSError, UsageError: What has ended a worker between two cells; the others went on.
+        """
         with self.board:
             threads = [threading.Thread(target=self._worker) for _ in range(self.workers)]
             for thread in threads:
@@ -83,12 +88,20 @@ class Pool:
             for thread in threads:
                 while thread.is_alive():
                     thread.join(0.2)
+        if self._broken:
+            raise self._broken
 
     def failed(self, cell: Cell) -> bool:
         """Return whether a cell has failed in this call."""
         return any(cell is failed for failed, _ in self.failures)
 
     def _worker(self) -> None:
+        try:
+            self._work()
+        except (OSError, UsageError) as error:  # the disk fails between two cells
+            self._broken = self._broken or error
+
+    def _work(self) -> None:
         while not self.interrupts.count and not (self.fail_fast and self.failures):
             with slot(self._shares, lambda: self.interrupts.count > 0 or self._all_over()) as place:
                 taken = self._take() if place else None
@@ -99,7 +112,7 @@ class Pool:
                 try:
                     outcome = process_cell(cell, claim, self.workers, place, lambda: self.interrupts.count > 1)
                 except (OSError, UsageError, ValueError) as error:  # a full disk, or a file that was damaged meanwhile
-                    outcome = CellOutcome("failed", "system", str(error))
+                    outcome = CellOutcome("failed", "system", what_failed(error) or str(error))
                 finally:
                     claim.release()
                 with self._mutex:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from vitlab.ablation.execution.cells import FEW, Cell, State, begun, for_each
 from vitlab.ablation.execution.status import running_text
+from vitlab.errors import what_failed
 from vitlab.runs import lock
 
 SHOWN: tuple[State, ...] = ("done", "running", "failed", "diverged", "missing")
@@ -37,11 +38,16 @@ class Progress:
     def update(self) -> dict[str, State]:
         """Return the state of every cell, and collect new results.
 
-        All cells' files are looked at for a hundredth of the time at most; in between the last states are returned.
+        All cells' files are looked at for a hundredth of the time at most; in between, and while the disk does not
+        answer, the last states are returned.
         """
         if (began := time.monotonic()) < self._next:
             return self._states
-        self._states = self._look()
+        try:
+            self._states = self._look()
+        except OSError:
+            if not self._states:
+                raise
         self._next = time.monotonic() + 100 * (time.monotonic() - began) if len(self.cells) > FEW else 0.0
         return self._states
 
@@ -85,8 +91,15 @@ class Progress:
             values = [value for name in mine if (value := self.values.get(name, float("nan"))) == value]
             mean = f"{sum(values) / len(values):.4f}" if values else ""
             table.add_row(arm, *(str(counts[state] or "") for state in SHOWN), mean)
-        runs = [Text(f"{c.name}: {running_text(c)}") for c in self.cells if states[c.name] == "running"]
+        runs = [Text(f"{c.name}: {_running(c)}") for c in self.cells if states[c.name] == "running"]
         return Group(table, *runs, Text(self.line(states), style="bold"))
+
+
+def _running(cell: Cell) -> str:
+    try:
+        return running_text(cell)
+    except OSError as error:  # an error here would end the table
+        return what_failed(error) or str(error)
 
 
 def _seen(cell: Cell) -> tuple[State, float | None]:

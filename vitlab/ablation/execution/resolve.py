@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from vitlab.ablation.execution.cells import Resolved, batch_size
+from vitlab.ablation.execution.commands import command, fit_args, overrides, start_args
 from vitlab.ablation.execution.gpus import WAIT, Slot, slot
 from vitlab.ablation.execution.identity import code_digest, initial_weights_digest, json_digest, versions_in_use
-from vitlab.ablation.execution.process import TIMEOUT, VITLAB, child_environment, run_to_end
+from vitlab.ablation.execution.process import TIMEOUT, child_environment, run_to_end
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.config.keys import flatten
-from vitlab.config.trust import TRUSTED, trust_words
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.runs import lock
 from vitlab.runs.directory import RunDir, write_text
@@ -38,48 +38,6 @@ START = "vitlab.ablation.execution.start.Start"  # a callback
 _STARTS = (START, "vitlab.ablation.work.start.Start")  # and its name until 0.1
 
 
-def command(ablation: Ablation) -> list[str]:
-    """Return the command that starts vitlab, with the packages that this command line trusts.
-
-    Raises:
-        UsageError: The file names a package that the command line does not confirm.
-    """
-    if missing := [name for name in ablation.trust_imports if name not in TRUSTED]:
-        way_out = f"confirm it with --trust_imports {','.join(missing)}"
-        raise ablation.file.mistake("trust_imports", f"the file imports {', '.join(missing)}: {way_out}")
-    return [*(ablation.run.command or VITLAB), *trust_words()]
-
-
-def overrides(ablation: Ablation, arm: Arm, seed: int) -> dict[str, Any]:
-    """Return the settings of a cell: those of its arm, its seed, device and logger."""
-    logger: Any = False
-    if ablation.wandb:
-        names = {"project": ablation.wandb.project, "name": f"{arm.name} s{seed}"}
-        logger = {"class_path": "WandbLogger", "init_args": names}
-    return {**nested(arm.overrides), "seed_everything": seed, "trainer.devices": 1, "trainer.logger": logger}
-
-
-def nested(sets: Mapping[str, Any]) -> dict[str, Any]:
-    """Return dotted settings with the arguments of a class grouped under the class, in any order.
-
-    >>> nested({"data.root": "x", "data": "Packed", "model.lr": 1e-3})
-    {'data': {'class_path': 'Packed', 'init_args': {'root': 'x'}}, 'model.lr': 0.001}
-    """
-    for section in ("model", "data"):
-        if isinstance(path := sets.get(section), str):
-            own = {key: value for key, value in sets.items() if key.startswith(f"{section}.")}
-            args = {key.removeprefix(f"{section}.").removeprefix("init_args."): value for key, value in own.items()}
-            others = {key: value for key, value in sets.items() if key not in own}
-            sets = {**others, section: {"class_path": path, "init_args": args}}
-    return dict(sets)
-
-
-def fit_args(ablation: Ablation, arm: Arm, overrides_file: Path) -> list[str]:
-    """Return the config arguments of ``vitlab fit``."""
-    paths = [*ablation.base, *arm.configs, str(overrides_file)]
-    return [word for path in paths for word in ("--config", path)]
-
-
 def build_arm(ablation: Ablation, arm: Arm) -> "VitlabCLI":
     """Build task, data and trainer of an arm with the first seed, in this process, on the CPU and without a logger."""
     from vitlab.config.parser import VitlabCLI
@@ -91,12 +49,6 @@ def build_arm(ablation: Ablation, arm: Arm) -> "VitlabCLI":
         given = Path(folder) / "overrides.yaml"
         given.write_text(yaml.safe_dump(settings, sort_keys=False))
         return VitlabCLI(fit_args(ablation, arm, given))
-
-
-def start_args(arm: Arm, seed: int) -> list[str]:
-    """Return the arguments about initial weights."""
-    source = arm.weights(seed)
-    return ["--init_from", source] if source else []
 
 
 def resolve(ablation: Ablation, workers: int, stop: Callable[[], bool] = lambda: False) -> list[Resolved]:
@@ -121,7 +73,14 @@ def known(ablation: Ablation) -> list[Resolved | None]:
 
 
 def _refuse_mistakes(ablation: Ablation, errors: list[BaseException | None]) -> None:
-    """Report the first arm that cannot be built, with the line of the level that causes it, and name the others."""
+    """Report the first arm that cannot be built, with the line of the level that causes it, and name the others.
+
+    Raises:
+        UsageError: An arm cannot be built.
+        OSError: A file of its probe cannot be read or written, which is no mistake of the ablation's file.
+    """
+    if failed := next((error for error in errors if isinstance(error, OSError)), None):
+        raise failed
     bad = [arm for arm, error in zip(ablation.arms, errors, strict=True) if error]
     if not bad:
         return

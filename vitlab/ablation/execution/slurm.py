@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitlab.ablation.execution.resolve import VITLAB, command
+from vitlab.ablation.execution.commands import command
+from vitlab.ablation.execution.process import VITLAB
 from vitlab.ablation.file.spec import Ablation
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.jobs.sbatch import REQUEUE, Site, ask_sbatch, attempts_text, check_text

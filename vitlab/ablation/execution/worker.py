@@ -1,7 +1,6 @@
 """The work on a cell: train, evaluate, record the result, analyze."""
 
 import datetime
-import json
 import re
 import shlex
 import shutil
@@ -10,17 +9,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import yaml
-
 from vitlab.ablation.evidence import chain
 from vitlab.ablation.evidence.protocol import record_version
 from vitlab.ablation.execution import process
 from vitlab.ablation.execution.cells import Cell
+from vitlab.ablation.execution.commands import Stage, next_stage, training
 from vitlab.ablation.execution.gpus import Slot
 from vitlab.ablation.execution.identity import json_digest
-from vitlab.ablation.execution.process import STOPPED, TIMEOUT
-from vitlab.ablation.execution.resolve import command, discard_probe, fit_args, overrides, start_args
-from vitlab.runs.directory import RunDir, write_text
+from vitlab.ablation.execution.resolve import discard_probe
 from vitlab.runs.lock import HeldLock
 
 KINDS = (  # kinds of failure and their patterns in the last lines of a log
@@ -29,7 +25,6 @@ KINDS = (  # kinds of failure and their patterns in the last lines of a log
     ("disk full", r"No space left on device|Disk quota exceeded"),
 )
 RETRIED = ("pre-empted", "time-out", "out of memory", "killed")
-EVALUATION = {"val": "validate", "test": "test"}
 
 
 @dataclass(frozen=True)
@@ -41,77 +36,46 @@ class CellOutcome:
     text: str = ""
 
 
-def fit_command(cell: Cell) -> list[str]:
-    """Return the command that trains a cell or resumes it."""
-    start = [*command(cell.ablation), "fit"]
-    if cell.run.config.is_file() and cell.run.has_checkpoint():
-        return [*start, "--resume", "--run_dir", str(cell.run.path), "--quiet"]
-    given = fit_args(cell.ablation, cell.arm, cell.sibling(".yaml"))
-    return [*start, *given, *start_args(cell.arm, cell.seed), "--run_dir", str(cell.run.path), "--quiet"]
-
-
-def evaluate_command(cell: Cell) -> list[str]:
-    """Return the command that measures a cell."""
-    checkpoint = cell.run.checkpoints / f"{cell.ablation.checkpoint}.ckpt"
-    return [*command(cell.ablation), EVALUATION[cell.ablation.evaluate], str(checkpoint), "--quiet"]
-
-
-def analyze_command(cell: Cell) -> list[str]:
-    """Return the command for a cell's missing analyses, from its weights if no checkpoint was kept."""
-    name = cell.ablation.checkpoint
-    weights = cell.run.weights / f"{name}.safetensors"
-    path = cell.run.checkpoints / f"{name}.ckpt"
-    missing = ",".join(cell.missing_analyses())
-    return [*command(cell.ablation), "analyze", missing, str(weights if weights.is_file() else path), "--quiet"]
-
-
-def remaining_commands(cell: Cell) -> list[list[str]]:
-    """Return the remaining commands of a cell, and write the file that they read."""
-    commands = [analyze_command(cell)] if cell.missing_analyses() else []
-    if cell.is_done():
-        return commands
-    write_overrides(cell)
-    return [fit_command(cell), evaluate_command(cell), *commands]
-
-
-def write_overrides(cell: Cell) -> None:
-    """Write the settings of a cell, for ``vitlab fit --config``."""
-    text = yaml.safe_dump(overrides(cell.ablation, cell.arm, cell.seed), sort_keys=False)
-    write_text(cell.sibling(".yaml"), text)
-
-
 def process_cell(cell: Cell, claim: HeldLock, workers: int, slot: Slot, stop: Callable[[], bool]) -> CellOutcome:
     """Run the remaining stages of a cell; a stage that an outside cause interrupts is repeated."""
-    started = time.time()
-    env = process.child_environment(workers, slot.device, **_wandb(cell))
-    log, timeout = cell.sibling(".log"), cell.ablation.run.timeout
-    attempts, is_new = 0, False
-    while True:
-        if cell.is_waiting():
-            return CellOutcome("waiting", text=f"{cell.ablation.primary} {cell.value_at(cell.until):.4f}")
-        words = _next_stage(cell)
+    started, attempts, is_new = time.time(), 0, False
+    while not cell.is_waiting():
         if (text := _other_data(cell)) and not cell.is_done():
-            return _failed(cell, fit_command(cell), 0, "other data", [text], 1)
-        if _is_measured(cell) and (is_new or not cell.is_done()):
+            return _failed(cell, training(cell), 0, "other data", [text], 1)
+        stage = next_stage(cell)
+        if cell.is_measured() and (is_new or not cell.is_done()):
             _done(cell, started)
             is_new = False
-        if not words:
+        if stage is None:
             return _finished(cell)
-        if words == evaluate_command(cell):
-            _count_reading(cell)
+        if stage.is_evaluation:
+            chain.count_reading(cell.ablation.directory, cell.name, cell.ablation.evaluate)
             is_new = True  # even if an older measurement was recorded
-        ends = lambda: stop() or cell.is_waiting()  # noqa: E731
-        code, lines = process.run_to_end(words, env, log, timeout, claim, ends, cell.ablation.run.fork, slot.fd)
+        code, lines = _run(cell, stage, claim, workers, slot, stop)
         if cell.is_waiting():
-            continue
-        if code == STOPPED or (code and stop()):  # SLURM's warning also reaches the command
+            break
+        if code == process.STOPPED or (code and stop()):  # SLURM's warning also reaches the command
             return CellOutcome("stopped")
-        if words != _next_stage(cell) and (not code or cell.is_done()):  # one analysis may not apply, the next may
-            continue
         kind = _kind(code, lines)
+        if stage != next_stage(cell) and (not code or cell.is_done()):  # one analysis may not apply, the next may
+            continue
         attempts += 1
         if kind not in RETRIED or attempts > cell.ablation.run.retries:
-            return _failed(cell, words, code, kind, lines, attempts)
+            return _failed(cell, stage, code, kind, lines, attempts)
+    return CellOutcome("waiting", text=f"{cell.ablation.primary} {cell.value_at(cell.until):.4f}")
+
+
+def _run(
+    cell: Cell, stage: Stage, claim: HeldLock, workers: int, slot: Slot, stop: Callable[[], bool]
+) -> tuple[int, list[str]]:
+    """Run a stage to its end, or until the cell has to wait; return the exit code and the last lines of the log."""
+    env = process.child_environment(workers, slot.device, **_wandb(cell))
+    log, run = cell.sibling(".log"), cell.ablation.run
+
+    def ends() -> bool:
+        return stop() or cell.is_waiting()
+
+    return process.run_to_end(stage.words, env, log, run.timeout, claim, ends, run.fork, slot.fd)
 
 
 def _other_data(cell: Cell) -> str:
@@ -122,31 +86,6 @@ def _other_data(cell: Cell) -> str:
     discard_probe(cell.ablation, cell.parts["data"])
     sizes = [{k: v.get("n") for k, v in (x.get("splits") or {}).items()} for x in (cell.resolved.data, own)]
     return f"the images have changed since the plan: {sizes[0]} then, {sizes[1]} now; `run` again to plan with these"
-
-
-def _count_reading(cell: Cell) -> None:
-    """Record each evaluation on the evaluated split, whatever its outcome."""
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    row = json.dumps({"cell": cell.name, "split": cell.ablation.evaluate, "time": now})
-    with (cell.ablation.directory / "readings.jsonl").open("a") as file:
-        file.write(f"{row}\n")
-    chain.append(cell.ablation.directory, "opened", cell=cell.name, split=cell.ablation.evaluate)
-
-
-def _next_stage(cell: Cell) -> list[str]:
-    if cell.run.record.get("status") != "done":
-        if cell.run.exists() and not (cell.run.config.is_file() and cell.run.has_checkpoint()):
-            shutil.rmtree(cell.run.path)  # killed before its first checkpoint
-        write_overrides(cell)
-        return fit_command(cell)
-    if not _is_measured(cell):
-        return evaluate_command(cell)
-    return analyze_command(cell) if cell.missing_analyses() else []
-
-
-def _is_measured(cell: Cell) -> bool:
-    result = cell.result() or {}
-    return bool(result) and "epoch" not in result  # results with an epoch come from training, without predictions
 
 
 def _done(cell: Cell, started: float) -> None:
@@ -185,27 +124,16 @@ def _finished(cell: Cell) -> CellOutcome:
     return CellOutcome("done", text=f"{cell.ablation.primary} {value:.4f}")
 
 
-def _failed(cell: Cell, words: list[str], code: int, kind: str, lines: list[str], attempts: int) -> CellOutcome:
-    stage = words[len(command(cell.ablation))]
+def _failed(cell: Cell, stage: Stage, code: int, kind: str, lines: list[str], attempts: int) -> CellOutcome:
     last = next((line for line in reversed(lines) if line.strip()), f"exit code {code}, no output")
-    repeat = shlex.join(words)
-    RunDir(cell.run.path.parent).write(
-        cell.sibling(".failed.json").name,
-        {
-            "stage": stage,
-            "kind": kind,
-            "code": code,
-            "attempts": attempts,
-            "last": last,
-            "command": repeat,
-            "log": lines,
-        },
-    )
-    return CellOutcome("failed", kind, f"{stage}, {kind}: {last}\n    repeat it with: {repeat}")
+    repeat = shlex.join(stage.words)
+    facts = {"stage": stage.name, "kind": kind, "code": code, "attempts": attempts, "last": last}
+    cell.fail({**facts, "command": repeat, "log": lines})
+    return CellOutcome("failed", kind, f"{stage.name}, {kind}: {last}\n    repeat it with: {repeat}")
 
 
 def _kind(code: int, lines: list[str]) -> str:
-    if code == TIMEOUT:
+    if code == process.TIMEOUT:
         return "time-out"
     for kind, pattern in KINDS:
         if any(re.search(pattern, line, re.IGNORECASE) for line in lines):

@@ -10,8 +10,18 @@ from typing import Any
 from vitlab.ablation.file.arms import Arm, find_configs, pick, read_arms, read_axes
 from vitlab.ablation.file.claims import Claim, parse_claim
 from vitlab.ablation.file.schema import File, check_level_name
-from vitlab.ablation.file.settings import Execution, Match, Stats, WandB, read_match, read_run, read_stats, read_wandb
-from vitlab.ablation.file.tune import Tune, read_tune
+from vitlab.ablation.file.settings import (
+    Execution,
+    Match,
+    Stats,
+    Tune,
+    WandB,
+    read_match,
+    read_run,
+    read_stats,
+    read_tune,
+    read_wandb,
+)
 from vitlab.analysis import ANALYSES
 from vitlab.runs.directory import RUNS
 

@@ -17,8 +17,8 @@ from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference.audit import fair_facts, mismatches, reference
 from vitlab.ablation.inference.baselines import arm_questions
+from vitlab.ablation.inference.looks import levels
 from vitlab.ablation.inference.measured import CellResults, collect
-from vitlab.ablation.inference.spending import levels
 from vitlab.ablation.inference.verdicts import claim_questions
 from vitlab.ablation.inference.words import deviations
 from vitlab.stats import detectable

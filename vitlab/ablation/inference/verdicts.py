@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from vitlab import stats
 from vitlab.ablation.file.claims import Claim
 from vitlab.ablation.inference.answers import Answer, Question, Test
-from vitlab.ablation.inference.looks import Looks
+from vitlab.ablation.inference.looks import Looks, levels
 from vitlab.ablation.inference.measured import CellResults
-from vitlab.ablation.inference.spending import levels
 from vitlab.stats import Estimate
 
 

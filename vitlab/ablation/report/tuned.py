@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vitlab.ablation.execution.tuning import Trial, at_border, choices, given_up, trials
-from vitlab.ablation.file.tune import Range, Tune
+from vitlab.ablation.file.settings import Range, Tune
 from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.words import Section
 from vitlab.ablation.report.drawings import Rows, arm_style, draw, legend, style

@@ -20,8 +20,7 @@ from vitlab.ablation.inference.looks import take_look
 from vitlab.ablation.inference.measured import CellResults, collect
 from vitlab.ablation.inference.verdicts import Verdict
 from vitlab.ablation.inference.words import Section, Table
-from vitlab.ablation.report.drawings import Rows, figures
-from vitlab.ablation.report.panels import panels
+from vitlab.ablation.report.drawings import Rows, figures, panels
 from vitlab.ablation.report.sections import report_sections
 from vitlab.ablation.report.tuned import responses
 from vitlab.analysis.typeset import INCHES, Format, Width, figure_bytes, printed
@@ -116,7 +115,7 @@ def _refuse_useless(results: CellResults) -> None:
     """Refuse results of no cell, and of cells that read different images."""
     if not results.runs:
         stale = sum(state == "stale" for state in results.states.values())
-        ways = [f"--accept-stale includes the {stale} that other code or versions trained"] if stale else []
+        ways = [f"--accept_stale includes the {stale} that other code or versions trained"] if stale else []
         text = f"no cell of {results.ablation.name} is done with the present code and readable"
         raise UsageError("; ".join([text, *ways, *list(results.notes.values())[:1]]))
     if results.mixed:

@@ -13,9 +13,8 @@ from vitlab.analysis.subject import Finding, Subject
 from vitlab.analysis.views.pca import pca_colors
 from vitlab.class_paths import choice_text
 from vitlab.errors import UsageError
-from vitlab.tokenizers.performer import TokenPerformer
 from vitlab.tokenizers.t2t import T2TTokenizer
-from vitlab.tokenizers.token_layers import TokenMlp, TokenTransformer
+from vitlab.tokenizers.token_layers import TokenMlp, TokenPerformer, TokenTransformer
 
 SHOWN = 3  # channels of a split
 

@@ -109,8 +109,13 @@ class Rows:
         if (column := self._column("weight")) is None:
             return None
         values = self._numbers(column)
-        if values.min() < 0 or not values.any():
-            raise ValueError(f"{self.file}: the column {column.name} must hold weights, none below 0 and some above")
+        if values.min() < 0:
+            wrong = int(values.argmin())
+            raise ValueError(
+                f"{self.row(wrong)}: the column {column.name} must hold no weight below 0, got {values[wrong]:g}"
+            )
+        if not values.any():
+            raise ValueError(f"{self.file}: the column {column.name} must hold weights, some above 0")
         return values
 
     def times(self) -> NDArray[np.int64]:
@@ -151,8 +156,10 @@ class Rows:
                 self._refuse_empty(column, target=True)
             values = np.stack([self._numbers(column) for column in cells], axis=1)
             if not np.isin(values, (0, 1)).all():
-                wrong = self.targets[int(np.flatnonzero(~np.isin(values, (0, 1)).all(0))[0])]
-                raise ValueError(f"{self.file}: the column {wrong} of labels must hold 0 and 1")
+                i, k = np.argwhere(~np.isin(values, (0, 1)))[0].tolist()
+                raise ValueError(
+                    f"{self.row(i)}: the column {self.targets[k]} of labels must hold 0 and 1, got {values[i, k]:g}"
+                )
             return list(self.targets), values.astype(np.uint8)
         sets = [_set(cell, separator) for cell in cells[0]]
         names = sorted(set().union(*sets))
@@ -215,7 +222,7 @@ class Rows:
         others = np.flatnonzero(~np.isnan(numbers) & (several | (numbers % 1 != 0)))
         if len(words) and len(others):
             raise ValueError(
-                f"{self._row(words[0])}: the column {column.name} holds {column.iloc[words[0]]!r}, and numbers such as "
+                f"{self.row(words[0])}: the column {column.name} holds {column.iloc[words[0]]!r}, and numbers such as "
                 f"{column.iloc[others[0]]} in row {self.table.index[others[0]] + 1}: correct it, or declare its kind "
                 "by --data.target_type"
             )
@@ -232,8 +239,13 @@ class Rows:
         self.classes[self.targets.index(str(column.name))] = names
         return np.where(there, found, np.float32(np.nan))
 
-    def _row(self, i: int) -> str:
-        """Return a row's place in the table, for messages."""
+    def row(self, i: int) -> str:
+        """Return a row's place in the table, for messages; the first one below the header is row 1.
+
+        >>> import pandas as pd
+        >>> Rows("a.csv", pd.DataFrame({"path": ["1", "2"], "y": [0.5, 1.5]}), ["y"], {}).row(1)
+        'a.csv, row 2'
+        """
         return f"{self.file}, row {self.table.index[i] + 1}"
 
     def _refuse_empty(self, column: "pd.Series | None", target: bool = False) -> None:
@@ -241,7 +253,7 @@ class Rows:
             ways = "; --data.missing=drop leaves such rows out" if target else ""
             maskable = target and self.kind in ("number", "mixed") and len(self.targets) > 1
             ways += ", mask leaves out the cell" if maskable else ""
-            raise ValueError(f"{self._row(empty[0])}: the column {column.name} is empty{ways}")
+            raise ValueError(f"{self.row(empty[0])}: the column {column.name} is empty{ways}")
 
     def _numbers(self, column: "pd.Series", masked: bool = False) -> NDArray[np.float32]:
         import pandas as pd
@@ -250,9 +262,9 @@ class Rows:
         empty = column.isna().to_numpy()
         if len(wrong := np.flatnonzero(np.isnan(found) & ~empty)):
             cell = column.iloc[wrong[0]]
-            raise ValueError(f"{self._row(wrong[0])}: the column {column.name} must hold numbers, got {cell!r}")
+            raise ValueError(f"{self.row(wrong[0])}: the column {column.name} must hold numbers, got {cell!r}")
         if len(wrong := np.flatnonzero(~np.isfinite(found) & ~(empty & masked))):
-            raise ValueError(f"{self._row(wrong[0])}: {column.name} is {column.iloc[wrong[0]]}, not finite")
+            raise ValueError(f"{self.row(wrong[0])}: the column {column.name} is {column.iloc[wrong[0]]}, not finite")
         return found
 
 
@@ -317,8 +329,15 @@ def read_table(file: str, columns: Sequence[str] | None = None, required: Sequen
         return getattr(pd, _READERS[suffix])(file, **options)
     except FileNotFoundError:
         raise ValueError(f"`data.path` must be a table, and there is no {file}") from None
+    except UnicodeDecodeError as error:
+        line = next((i for i, text in enumerate(Path(file).read_bytes().splitlines(), 1) if not _is_utf8(text)), 0)
+        raise ValueError(f"`data.path` {file} must be UTF-8, and its line {line} is not: {error.reason}") from None
     except Exception as error:  # pandas and pyarrow can raise anything for a broken file
         raise ValueError(f"`data.path` {file} cannot be read: {error}") from None
+
+
+def _is_utf8(text: bytes) -> bool:
+    return text.decode(errors="ignore").encode() == text
 
 
 def _names(file: str, suffix: str) -> list[str]:

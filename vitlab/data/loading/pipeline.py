@@ -235,10 +235,13 @@ class Pipeline:
         """Map a file, an image or an array if ``arrays``, to a normalized ``(C, H, W)``, as in evaluation.
 
         Raises:
-            ImageError: The file cannot be read, or is an array with another number of channels.
+            ImageError: The file cannot be read, or has another number of channels.
         """
         if not arrays or not is_array(path):  # pages of a TIFF file are channels only if they were in training
             image = decode(path, how)
+            if len(image.getbands()) != in_chans:
+                has = f"an image of {len(image.getbands())} channels, the network takes {in_chans}"
+                raise ImageError(str(path), f"{has}: give an array, .npy or TIFF")
             if self.native:
                 pixels = to_tensor(self.native(image))
                 return self._scaled(pixels[None], statistics, tuple(pixels.shape[1:]))[0]

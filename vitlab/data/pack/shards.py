@@ -69,7 +69,9 @@ def read_index(root: str) -> tuple[dict[str, Any], np.ndarray]:
         mine = rows[rows["shard"] == number]
         expected, shard = int((mine["offset"] + mine["length"]).max()), index.removesuffix(INDEX) + shard_name(number)
         with told(shard):
-            found = 0 if not is_remote(root) and not os.path.isfile(shard) else fs.size(folder + shard_name(number))
+            if not is_remote(root) and not os.path.isfile(shard):
+                raise Unusable(f"{root} lacks {shard_name(number)}, which its {INDEX} lists: pack it again")
+            found = fs.size(folder + shard_name(number))
         if found != expected:
             raise ValueError(f"{shard} has {found} bytes instead of {expected}; pack it again")
     return header, rows

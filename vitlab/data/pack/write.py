@@ -27,7 +27,7 @@ from vitlab.data.pack.encode import Encoded, Photo, PhotosToPack
 from vitlab.data.pack.shards import INDEX, PARTS, ROUNDED, ROW, VERSION, shard_name
 from vitlab.data.photos import refuse_unreadable
 from vitlab.runs import guard
-from vitlab.runs.hold import held
+from vitlab.runs.lock import held
 
 _SHARD = 2**30  # bytes
 

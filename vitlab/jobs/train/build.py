@@ -27,7 +27,7 @@ from vitlab.config.parser import VitlabCLI, class_at, user_mistakes
 from vitlab.config.parts import as_mappings
 from vitlab.config.strategies import check_strategy
 from vitlab.data.base import ImageData
-from vitlab.data.timm_images import images_of_timm
+from vitlab.data.timm_images import images_of, images_of_timm
 from vitlab.errors import UsageError
 from vitlab.interface import deals_samples, recipe
 from vitlab.jobs.checkpoint import misfit
@@ -40,7 +40,8 @@ from vitlab.jobs.train.job import GIVEN, Job
 from vitlab.jobs.train.start import write_facts
 from vitlab.jobs.train.wandb import SafeWandbLogger, place_loggers
 from vitlab.lazy import quick_imports
-from vitlab.models.create import load_timm
+from vitlab.models.convert_peers import peer_images
+from vitlab.models.create import LIBRARIES, load_of_library
 from vitlab.models.load import load_weights, network_args
 from vitlab.models.old_names import new_name, upgrade
 from vitlab.runs.choose import choose_run, run_to_continue
@@ -117,14 +118,19 @@ def _load_weights_of(job: Job, source: str, resize: str | None, grid: str | None
         raise UsageError(f"{job.run.path} has no checkpoint yet, and its weights were those of an object: fit it again")
     how = {"resize": resize or "usual", "grid": [int(side) for side in grid.split(",")] if grid else None}
     with user_mistakes():
-        if source.startswith("timm:"):
-            sentences = load_timm(job.task.net, source, network_args(job.task.hparams), **how)
+        if source.startswith(LIBRARIES):
+            sentences = load_of_library(job.task.net, source, network_args(job.task.hparams), **how)
         else:
             path = Path(source) if Path(source).is_file() else find_run(source)[1]
             check_whole(path)
             sentences = load_weights(job.task.net, path, **how)  # type: ignore[arg-type]
     for sentence in [f"weights of {source}", *sentences]:
         say(f"init   {sentence}")
+
+
+def _images_of_peer(source: str) -> dict[str, Any]:
+    described = peer_images(source)
+    return images_of(described) if described else {}
 
 
 class FitCLI(VitlabCLI):
@@ -190,20 +196,21 @@ class FitCLI(VitlabCLI):
         self.wandb_line = place_loggers(self.config, self.run, self.wandb_id)
 
     def _read_images_of_weights(self) -> None:
-        """Learn how images were prepared for timm's initial weights; resize and cut them so, unless told otherwise."""
+        """Learn how images were prepared for another library's weights; resize and cut them so, unless told not to."""
         source, cls = self.options.init_from or "", class_at(self.config.data.class_path)
-        if self.resumed or not source.startswith("timm:") or not issubclass(cls, ImageData):
+        if self.resumed or not source.startswith(LIBRARIES) or not issubclass(cls, ImageData):
             return
         with user_mistakes():
             taken = signature(cls).parameters
-            self.known = {k: v for k, v in images_of_timm(source).items() if k in taken}
+            known = images_of_timm(source) if source.startswith("timm:") else _images_of_peer(source)
+            self.known = {k: v for k, v in known.items() if k in taken}
         given = self.given_settings()
         self.asked = {key.split(".")[-1] for key, value in given if key.startswith("data.") and value is not None}
         for name in {"crop_mode", "interpolation"} & self.known.keys() - self.asked:
             self.config.data.init_args[name] = self.known[name]
 
     def _prepare_as_the_weights(self) -> None:
-        """Take the rest of what timm's initial weights need, now that the images are known; say what differs."""
+        """Take the rest of what these initial weights need, now that the images are known; say what differs."""
         if not self.known:
             return
         arguments = self.config.data.init_args

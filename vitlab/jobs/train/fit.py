@@ -15,8 +15,8 @@ from vitlab.jobs.train.job import Job, Reached
 from vitlab.jobs.train.start import begin, running, telling_of_data, watch_over
 from vitlab.runs.directory import RunDir
 from vitlab.runs.guard import guarded
-from vitlab.runs.hold import locked
 from vitlab.runs.launch import watch_launcher
+from vitlab.runs.lock import locked
 from vitlab.runs.processes import keep_freed_memory
 
 

@@ -37,8 +37,8 @@ from vitlab.notebook import PARTS_FILE, names_in, source_of
 from vitlab.optim import describe_groups
 from vitlab.runs.directory import RunDir, atomic_write
 from vitlab.runs.guard import Guard, enter, others_of
-from vitlab.runs.hold import is_leader, prepare
 from vitlab.runs.launch import announce_run, join_group_store
+from vitlab.runs.lock import is_leader, prepare
 from vitlab.runs.machine import cpu_name, git
 from vitlab.tasks.base import Task
 

@@ -1,12 +1,15 @@
-"""Trained position embeddings that are added to the patch tokens."""
+"""Position embeddings that are added to the patch tokens: trained, by a formula, or by Fourier features."""
 
+import math
 from types import MappingProxyType
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.layers.pos_embed.base import PosEmbed, PosEmbedJoin
+from vitlab.layers.pos_embed.resizable import grid_cells
 from vitlab.layers.resample import Grid, ResizePolicy, resize_axis, resize_table
 
 
@@ -118,3 +121,205 @@ class Factorized(AddedPosEmbed):
     ) -> dict[str, Tensor]:
         h, w = self.grid_size
         return state | {"row": resize_axis(state["row"], h), "col": resize_axis(state["col"], w)}
+
+
+class SinCosPosEmbed(AddedPosEmbed):
+    """A table that a formula gives: the common part of :class:`SinCos1d` and :class:`SinCos2d`.
+
+    A fixed table is not saved, unless it was interpolated from another grid: then ``load_state_dict`` reads it from the
+    key ``interpolated``, and it is saved from then on.
+
+    Args:
+        grid_size: Patch tokens per column and per row, (h, w).
+        embed_dim: Token width D.
+        join: See :class:`AddedPosEmbed`.
+        trainable: Whether the table is trained.
+
+    Example:
+        >>> position: SinCosPosEmbed = SinCos2d((2, 3), embed_dim=8)
+        >>> position.formula((4, 6)).shape  # at another grid
+        torch.Size([24, 8])
+    """
+
+    weight: Tensor  # (J, N, D); J is 1 unless every layer trains its own
+    interpolated: Tensor | None  # (1, N, D)
+
+    def __init__(self, grid_size: Grid, embed_dim: int, join: PosEmbedJoin, trainable: bool) -> None:
+        super().__init__(grid_size, join)
+        self.embed_dim = embed_dim
+        self.trainable = trainable
+        self.register_buffer("interpolated", None)
+
+    def formula(self, grid_size: Grid, trained_grid: Tensor | None = None) -> Tensor:
+        """Return the ``(N, D)`` table in float64; coordinates are in cells of ``trained_grid`` if given."""
+        raise NotImplementedError
+
+    def table(self, layer: int = 0) -> Tensor:
+        """Return the ``(N, D)`` table of block ``layer``."""
+        weight = self.weight if self.interpolated is None else self.interpolated
+        return weight[layer % len(weight)]
+
+    def fill_tables(self) -> None:
+        """Compute the fixed table."""
+        if not self.trainable:
+            table = self.formula(self.grid_size, self.trained_grid).to(self.weight)[None]
+            self.register_buffer("weight", table, persistent=False)
+
+    def policies_for(self, state: dict[str, Tensor]) -> tuple[ResizePolicy, ...]:
+        """Return only interpolate for a trained or interpolated table, every policy of the class otherwise."""
+        return ("interpolate",) if "weight" in state or "interpolated" in state else super().policies_for(state)
+
+    def _create_table(self, num_tables: int) -> None:
+        table = self.formula(self.grid_size).float()[None]  # (1, N, D)
+        if self.trainable:
+            self.weight = nn.Parameter(table.repeat(num_tables, 1, 1))
+        else:
+            self.register_buffer("weight", table, persistent=False)
+
+    def _resized_state(
+        self, state: dict[str, Tensor], old_grid: Grid, policy: ResizePolicy, antialias: bool
+    ) -> dict[str, Tensor]:
+        if policy != "interpolate":
+            return super()._resized_state(state, old_grid, policy, antialias)
+        key = "weight" if self.trainable else "interpolated"
+        table = state[key] if key in state else self.formula(old_grid).float()[None]
+        return state | {key: resize_table(table, old_grid, self.grid_size, antialias)}
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if not self.trainable and prefix + "interpolated" in state_dict:
+            self.interpolated = self.weight.clone()  # super() fills it in
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class SinCos1d(SinCosPosEmbed):
+    """Sines and cosines of the raster index, Vaswani et al. 2017 (arXiv:1706.03762), as in T2T-ViT.
+
+    Patch n has position n + 1, with or without a class token: T2T-ViT, Yuan et al. 2021 (arXiv:2101.11986), gives
+    position 0 to its class token.
+
+    Args:
+        grid_size: Patch tokens per column and per row, (h, w).
+        embed_dim: Token width D.
+        depth: Number of blocks, each with a table of its own if it is trained and ``join`` is every_layer.
+        join: See :class:`AddedPosEmbed`.
+        trainable: Whether the table is trained; it starts at the formula.
+
+    Example:
+        >>> SinCos1d((1, 2), embed_dim=2).table()  # sin 1, cos 1; sin 2, cos 2
+        tensor([[ 0.8415,  0.5403],
+                [ 0.9093, -0.4161]])
+    """
+
+    policies: tuple[ResizePolicy, ...] = ("interpolate", "extrapolate")
+
+    def __init__(
+        self, grid_size: Grid, embed_dim: int, depth: int = 1, join: PosEmbedJoin = "stem", trainable: bool = False
+    ) -> None:
+        super().__init__(grid_size, embed_dim, join, trainable)
+        self._create_table(depth if join == "every_layer" else 1)
+
+    def formula(self, grid_size: Grid, trained_grid: Tensor | None = None) -> Tensor:
+        """Return the ``(N, D)`` table in float64."""
+        positions = torch.arange(1, grid_size[0] * grid_size[1] + 1, dtype=torch.float64)
+        channels = torch.arange(self.embed_dim)
+        angles = positions[:, None] / 10_000.0 ** (2 * (channels // 2).double() / self.embed_dim)
+        return torch.where(channels % 2 == 0, angles.sin(), angles.cos())
+
+
+class SinCos2d(SinCosPosEmbed):
+    """Sines and cosines of column and row; libraries differ in channel order and frequencies, see ``style``.
+
+    mae: He et al. 2022 (arXiv:2111.06377); moco: Chen et al. 2021 (arXiv:2104.02057); big_vision: Beyer et al. 2022
+    (arXiv:2205.01580); timm: the default of its ``build_sincos2d_pos_embed``.
+
+    Args:
+        grid_size: Patch tokens per column and per row, (h, w).
+        embed_dim: Token width D, divisible by 4.
+        depth: Number of blocks, each with a table of its own if it is trained and ``join`` is every_layer.
+        join: See :class:`AddedPosEmbed`.
+        trainable: Whether the table is trained; it starts at the formula.
+        style: Library whose channel order and frequencies to follow.
+
+    Example:
+        >>> SinCos2d((2, 2), embed_dim=4).table()  # sin x, cos x, sin y, cos y
+        tensor([[0.0000, 1.0000, 0.0000, 1.0000],
+                [0.8415, 0.5403, 0.0000, 1.0000],
+                [0.0000, 1.0000, 0.8415, 0.5403],
+                [0.8415, 0.5403, 0.8415, 0.5403]])
+    """
+
+    policies: tuple[ResizePolicy, ...] = ("rescale", "interpolate", "extrapolate")
+
+    def __init__(
+        self,
+        grid_size: Grid,
+        embed_dim: int,
+        depth: int = 1,
+        join: PosEmbedJoin = "stem",
+        trainable: bool = False,
+        style: Literal["mae", "moco", "big_vision", "timm"] = "mae",
+    ) -> None:
+        if embed_dim % 4:
+            raise ValueError(f"`embed_dim` must be divisible by 4 for pos_embed='sincos2d', got embed_dim={embed_dim}")
+        if style == "big_vision" and embed_dim < 8:
+            raise ValueError(f"`embed_dim` must be at least 8 for style='big_vision', got embed_dim={embed_dim}")
+        super().__init__(grid_size, embed_dim, join, trainable)
+        self.style = style
+        self._create_table(depth if join == "every_layer" else 1)
+
+    def formula(self, grid_size: Grid, trained_grid: Tensor | None = None) -> Tensor:
+        """Return the ``(N, D)`` table in float64."""
+        y, x = grid_cells(grid_size, trained_grid, half_cell=0.5 if trained_grid is not None else 0.0)
+        quarter = self.embed_dim // 4
+        steps = quarter - 1 if self.style == "big_vision" else quarter
+        omega = 10_000.0 ** -(torch.arange(quarter, dtype=torch.float64) / steps)
+        x_angles, y_angles = x[:, None] * omega, y[:, None] * omega  # (N, D / 4) each
+        match self.style:
+            case "mae" | "big_vision":
+                parts = [x_angles.sin(), x_angles.cos(), y_angles.sin(), y_angles.cos()]
+            case "moco":
+                parts = [y_angles.sin(), y_angles.cos(), x_angles.sin(), x_angles.cos()]
+            case "timm":
+                parts = [y_angles.sin(), x_angles.sin(), y_angles.cos(), x_angles.cos()]
+        return torch.cat(parts, dim=1)
+
+
+class Fourier(AddedPosEmbed):
+    """Trained Fourier features of row and column through an MLP, Li et al. 2021 (arXiv:2106.02795).
+
+    The features are cos and sin of W (y, x), divided by the root of their number; W starts at N(0, 1 / gamma ** 2).
+
+    Args:
+        grid_size: Patch tokens per column and per row, (h, w).
+        embed_dim: Token width D, even; also the number of features and the hidden width of the MLP.
+        gamma: Initial scale of the features, in cells per radian.
+
+    Example:
+        >>> Fourier((2, 3), embed_dim=8)(torch.zeros(1, 6, 8)).shape
+        torch.Size([1, 6, 8])
+    """
+
+    joins = ("stem",)
+    policies: tuple[ResizePolicy, ...] = ("rescale", "extrapolate")
+    stacks = MappingProxyType({})
+    cells: Tensor  # (N, 2): y, x
+
+    def __init__(self, grid_size: Grid, embed_dim: int, gamma: float = 10.0) -> None:
+        super().__init__(grid_size)
+        if embed_dim % 2 or gamma <= 0:
+            raise ValueError(f"`embed_dim` must be even and `gamma` above 0 for fourier, got {embed_dim} and {gamma}")
+        self.freqs = nn.Parameter(torch.randn(embed_dim // 2, 2) / gamma)
+        self.mlp = nn.Sequential(nn.Linear(embed_dim, embed_dim), nn.GELU(), nn.Linear(embed_dim, embed_dim))
+        self.fill_tables()
+
+    def fill_tables(self) -> None:
+        """Compute the coordinates of all patches."""
+        half = 0.5 if self.trained_grid is not None else 0.0
+        cells = torch.stack(grid_cells(self.grid_size, self.trained_grid, half), dim=1)
+        self.register_buffer("cells", cells.to(self.freqs), persistent=False)
+
+    def table(self, layer: int = 0) -> Tensor:
+        """Return the ``(N, D)`` vectors, the same for every layer."""
+        angles = (self.cells[:, None] * self.freqs).sum(-1)  # products, not a matmul: autocast leaves them in float32
+        features = torch.cat([angles.cos(), angles.sin()], dim=1) / math.sqrt(2 * len(self.freqs))
+        return self.mlp(features)

@@ -5,15 +5,11 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypedDict
 
 from vitlab.class_paths import ClassSpec, build, choice_text, find_class, name_and_args
-from vitlab.layers.pos_embed.added import AddedPosEmbed, Factorized, Learned
+from vitlab.layers.pos_embed.added import AddedPosEmbed, Factorized, Fourier, Learned, SinCos1d, SinCos2d
 from vitlab.layers.pos_embed.base import PosEmbed, PosEmbedJoin
-from vitlab.layers.pos_embed.biases import Alibi2d, RelPos
+from vitlab.layers.pos_embed.biases import Alibi2d, ContinuousBias, Fire, RelPos, RelPos1d
 from vitlab.layers.pos_embed.conv import ConvPosEmbed
-from vitlab.layers.pos_embed.maps import ContinuousBias, Fourier, LieRE
-from vitlab.layers.pos_embed.offsets import Fire, RelPos1d
-from vitlab.layers.pos_embed.rotary import RoPE2d, RoPEMixed
-from vitlab.layers.pos_embed.sincos import SinCos1d, SinCos2d
-from vitlab.layers.pos_embed.string import String
+from vitlab.layers.pos_embed.rotary import LieRE, RoPE2d, RoPEMixed, String
 from vitlab.layers.pos_embed.together import Together
 from vitlab.layers.resample import Grid
 
@@ -133,7 +129,7 @@ def _build_one(
     method, args = name_and_args("pos_embed", name)
     trainable, join, scale = args.pop("trainable", trainable), args.pop("join", join), args.pop("scale", 1.0)
     resize = args.pop("resize", None)
-    cls = POS_EMBEDS.get(method) or find_class("pos_embed", method, PosEmbed, POS_EMBEDS)  # type: ignore[call-overload]
+    cls = POS_EMBEDS.get(method) or _ours(method) or find_class("pos_embed", method, PosEmbed, POS_EMBEDS)  # type: ignore[call-overload]
     if not _is_rotary(cls):
         theta = args.pop("theta", theta)  # to refuse it
     _check_options(choice_text({"class_path": method, "init_args": args}), cls, trainable, join, theta)
@@ -150,6 +146,13 @@ def _build_one(
         module.scale = float(scale)
     module.resize = resize
     return module.requires_grad_(trainable is not False)
+
+
+def _ours(path: str) -> type[PosEmbed] | None:
+    """Return a class of this package by its path, also by that of a file in which it stood in an older version."""
+    home, _, name = path.rpartition(".")
+    known = {cls.__name__: cls for cls in POS_EMBEDS.values()}
+    return known.get(name) if home.startswith(f"{__package__}.") else None
 
 
 def _check_options(

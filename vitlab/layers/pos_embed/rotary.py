@@ -5,11 +5,12 @@ from types import MappingProxyType
 from typing import Literal, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.layers.pos_embed.base import PosEmbed, PosEmbedJoin
-from vitlab.layers.pos_embed.checks import check_rotation, check_word
 from vitlab.layers.pos_embed.resizable import grid_cells
+from vitlab.layers.precision import without_autocast
 from vitlab.layers.resample import Grid, ResizePolicy
 
 PairName = Literal["interleaved", "half"]
@@ -248,3 +249,151 @@ def mixed_freqs(angle: Tensor, head_dim: int, theta: float) -> Tensor:
     fx = torch.cat([size * direction.cos() for direction in directions], dim=-1)  # (J, A, d / 2)
     fy = torch.cat([size * direction.sin() for direction in directions], dim=-1)
     return torch.stack([fx, fy])
+
+
+def check_rotation(name: str, head_dim: int, theta: float) -> float:
+    """Return ``theta``, after checking that it is above 1 and that 4 divides the width of a head.
+
+    Example:
+        >>> check_rotation("rope2d", head_dim=64, theta=100.0)
+        100.0
+    """
+    if head_dim % 4:
+        raise ValueError(
+            f"`embed_dim` / `num_heads` must be divisible by 4 for pos_embed={name!r}, got a head width of {head_dim}"
+        )
+    if not theta > 1:
+        raise ValueError(f"`rope_theta` must be above 1, got rope_theta={theta}")
+    return theta
+
+
+def check_word(name: str, value: str, *words: str) -> None:
+    """Refuse a value that is not one of ``words``.
+
+    Example:
+        >>> check_word("axes", "xy", "xy", "yx")
+    """
+    if value not in words:
+        raise ValueError(f"`{name}` must be one of {', '.join(words)}, got {value!r}")
+
+
+class String(RoPEMixed):
+    """Trained commuting rotations of all channels of a head: STRING, Schenck et al. 2025 (arXiv:2502.02562).
+
+    Every such rotation is P R(y, x) P^T for an orthogonal P and the rotations R of rope_mixed. P is the Cayley
+    transform (I - S)(I + S)^-1 of a trained skew-symmetric S, their Cayley-STRING. S starts at 0, where this is
+    rope_mixed.
+
+    Args:
+        grid_size: Patch tokens per column and per row, (h, w).
+        head_dim: Width d of a head, divisible by 4.
+        num_heads: Number of heads A, each with its own frequencies and its own P.
+        depth: Number of blocks, each with its own values if ``join`` is every_layer.
+        num_prefix_tokens: Number of prefix tokens P.
+        theta: Base of the initial frequencies, above 1.
+        join: Values for every block (every_layer), or one set for all (every_layer_shared).
+
+    Example:
+        >>> String((2, 3), head_dim=8, num_heads=2).rotate(torch.randn(1, 2, 6, 8), layer=0).shape
+        torch.Size([1, 2, 6, 8])
+    """
+
+    stacks = MappingProxyType({"freqs": 1, "skew": 0})
+
+    def __init__(
+        self,
+        grid_size: Grid,
+        head_dim: int,
+        num_heads: int,
+        depth: int = 1,
+        num_prefix_tokens: int = 0,
+        theta: float = 10.0,
+        join: PosEmbedJoin = "every_layer",
+    ) -> None:
+        super().__init__(grid_size, head_dim, num_heads, depth, num_prefix_tokens, theta, join)
+        sets = self.freqs.shape[1]
+        self.skew = nn.Parameter(torch.zeros(sets, num_heads, head_dim, head_dim, dtype=torch.float32))
+
+    def channels(self, layer: int) -> Tensor:
+        """Return the orthogonal ``(A, d, d)`` matrices P of block ``layer``, from the upper triangle of ``skew``."""
+        upper = self.skew[layer % len(self.skew)].triu(1)
+        S, one = upper - upper.mT, torch.eye(upper.shape[-1], dtype=upper.dtype, device=upper.device)
+        return torch.linalg.solve(one + S, one - S)  # the two commute
+
+    def rotate(self, x: Tensor, layer: int) -> Tensor:
+        """Map ``(B, A, L, d)`` queries or keys to ``(B, A, L, d)``, in float32 inside."""
+        with without_autocast(x):
+            P = self.channels(layer)
+            return (super().rotate(x.to(P.dtype) @ P, layer) @ P.mT).to(x.dtype)
+
+
+class LieRE(PosEmbed):
+    """Rotate queries and keys by exp(y Y + x X) with trained generators Y, X: Ostmeier et al. 2025 (arXiv:2406.10322).
+
+    Y and X are skew-symmetric and block-diagonal; blocks of 2 channels are the pairs of rope_mixed. The generators
+    start uniform in [0, 2 pi], as in the authors' code; cells lie between 0 and 1 on either axis.
+
+    Args:
+        grid_size: Patch tokens per column and per row, (h, w).
+        head_dim: Width d of a head, divisible by ``block``.
+        num_heads: Number of heads A, each with generators of its own.
+        depth: Number of blocks of the network, each with generators of its own if ``join`` is every_layer.
+        num_prefix_tokens: Number of prefix tokens P, which are not rotated.
+        join: Own generators in every block (every_layer), or one set for all (every_layer_shared).
+        block: Channels that rotate together; the paper uses 8 and the whole head.
+
+    Example:
+        >>> LieRE((2, 3), head_dim=8, num_heads=2, block=4).rotate(torch.randn(1, 2, 6, 8), layer=0).shape
+        torch.Size([1, 2, 6, 8])
+    """
+
+    joins = ("every_layer", "every_layer_shared")
+    trains = True
+    policies: tuple[ResizePolicy, ...] = ("rescale",)
+    rotates_stacked = True
+    stacks = MappingProxyType({"generators": 1})
+    keeps_float32 = True
+    cells: Tensor  # (2, L): y, x
+
+    def __init__(
+        self,
+        grid_size: Grid,
+        head_dim: int,
+        num_heads: int,
+        depth: int = 1,
+        num_prefix_tokens: int = 0,
+        join: PosEmbedJoin = "every_layer",
+        block: int = 8,
+    ) -> None:
+        super().__init__(grid_size)
+        if block < 2 or head_dim % block:
+            raise ValueError(f"`block` must divide the head width and be at least 2, got {block} and {head_dim}")
+        self.join, self.num_prefix_tokens, self.block = join, num_prefix_tokens, block
+        sets = depth if join == "every_layer" else 1
+        numbers = torch.rand(2, sets, num_heads, head_dim // block, block, block, dtype=torch.float32)
+        self.generators = nn.Parameter(2 * math.pi * numbers)  # only entries above the diagonal are used
+        self.fill_tables()
+
+    def fill_tables(self) -> None:
+        """Compute the coordinates of all tokens."""
+        parts = [cell / side for cell, side in zip(grid_cells(self.grid_size), self.grid_size, strict=True)]
+        cells = F.pad(torch.stack(parts), (self.num_prefix_tokens, 0))
+        self.register_buffer("cells", cells.to(self.generators), persistent=False)
+
+    def rotations(self, layer: int) -> Tensor:
+        """Return ``(A, L, d / block, block, block)`` rotations of block ``layer``."""
+        upper = self.generators.select(1, layer % self.generators.shape[1]).triu(1)
+        y, x = (upper - upper.transpose(-2, -1))[:, :, None]  # (A, 1, d / block, block, block) each
+        down, across = self.cells[:, :, None, None, None]
+        return torch.matrix_exp(down * y + across * x)
+
+    def rotate(self, x: Tensor, layer: int) -> Tensor:
+        """Map ``(B, A, L, d)`` queries or keys to ``(B, A, L, d)``, in float32 inside."""
+        rotations = self.gather_tokens(self.rotations(layer), self.token_order(self.num_prefix_tokens), 1)
+        parts = x.unflatten(-1, (-1, self.block)).to(rotations.dtype)
+        return (rotations * parts[..., None, :]).sum(-1).flatten(-2).to(x.dtype)
+
+    def _resized_state(
+        self, state: dict[str, Tensor], old_grid: Grid, policy: ResizePolicy, antialias: bool
+    ) -> dict[str, Tensor]:
+        return dict(state)  # cells lie between 0 and 1 at any grid

@@ -1,8 +1,15 @@
-"""Optimizer groups: which parameters decay, and how fast each of them learns."""
+"""Optimizer groups, per-layer learning rates and learning-rate schedules."""
 
-from typing import Any
+import math
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
+
+__all__ = ["describe_groups", "param_groups", "slow_earlier_blocks", "warmed_up"]
+ScheduleName = Literal["cosine", "linear", "constant", "step", "wsd"]
 
 
 def param_groups(
@@ -88,3 +95,90 @@ def describe_groups(
                 {"name": name, "shape": shape, "weight_decay": group["weight_decay"], "lr_scale": scale, **block}
             )
     return rows
+
+
+def slow_earlier_blocks(optimizer: Optimizer, net: Any, layer_decay: float) -> None:
+    """Make ``optimizer`` update each slice of a tensor with one slice per block at the rate of that block.
+
+    The group of the tensor has the rate of the last block. After each step, hooks scale the change of the other slices,
+    which equals a lower rate for every optimizer whose steps are proportional to it: positions have no weight decay.
+
+    Args:
+        optimizer: Optimizer of the parameters of ``net``.
+        net: The unwrapped network.
+        layer_decay: As in :func:`param_groups`.
+
+    Example:
+        >>> from vitlab.models import VisionTransformer
+        >>> from vitlab.optim import param_groups
+        >>> net = VisionTransformer(img_size=32, embed_dim=48, depth=2, num_heads=3, pos_embed="relpos")
+        >>> optimizer, table = torch.optim.SGD(param_groups(net, 1.0, 0.0, layer_decay=0.5)), net.pos_embed.bias_table
+        >>> before, table.grad = table.detach().clone(), torch.ones_like(table)
+        >>> slow_earlier_blocks(optimizer, net, 0.5)
+        >>> optimizer.step()
+        >>> (before - table).mean((1, 2)).tolist()
+        [0.25, 0.5]
+    """
+    stacked = [] if layer_decay == 1.0 else [(p, axis) for p, axis in net.pos_embed.stacked_parameters()]
+    before: list[Tensor] = []
+
+    def keep(*call: Any) -> None:
+        before[:] = [p.detach().clone() for p, _ in stacked]
+
+    @torch.no_grad()
+    def scale(*call: Any) -> None:
+        for (p, axis), old in zip(stacked, before, strict=True):
+            factors = _row_scales(p, axis, layer_decay)
+            if isinstance(p, DTensor):
+                factors = distribute_tensor(factors, p.device_mesh, p.placements)
+            p.lerp_(old, 1 - factors)
+
+    if stacked:
+        optimizer.register_step_pre_hook(keep)
+        optimizer.register_step_post_hook(scale)
+
+
+def _row_scales(p: Tensor, axis: int, layer_decay: float) -> Tensor:
+    """Return the learning rate of each value of a tensor with a slice per block, relative to the last block."""
+    steps = torch.arange(p.shape[axis] - 1, -1, -1, dtype=p.dtype, device=p.device)
+    return (layer_decay**steps).unflatten(0, (-1, *[1] * (p.ndim - 1 - axis))).expand(p.shape).contiguous()
+
+
+def warmed_up(
+    step: float,
+    warmup: float,
+    total: float,
+    start: float = 0.0,
+    final: float = 0.0,
+    shape: ScheduleName = "cosine",
+    epoch: float = 1.0,
+    *,
+    every: float = 30.0,
+    gamma: float = 0.1,
+    decay: float = 0.2,
+) -> float:
+    """Rise linearly from ``start`` to 1 over ``warmup``, then follow ``shape`` until ``total``, and stay at ``final``.
+
+    Shapes: half a cosine to ``final`` (Loshchilov and Hutter 2017, arXiv:1608.03983); a line to it; constant 1; a
+    factor ``gamma`` after every ``every`` epochs (step); 1, then a line to ``final`` over the last share ``decay``
+    (wsd, Hu et al. 2024, arXiv:2404.06395). The warm-up replaces the start of the shape without shifting it, as timm's
+    ``CosineLRScheduler``. Times can be in any unit; ``epoch`` is the length of an epoch in that unit.
+
+    Example:
+        >>> [round(warmed_up(epoch, warmup=5, total=10), 2) for epoch in range(11)]
+        [0.0, 0.2, 0.4, 0.6, 0.8, 0.5, 0.35, 0.21, 0.1, 0.02, 0.0]
+    """
+    if step < warmup:
+        return start + (1 - start) * step / warmup
+    if step >= total:
+        return final
+    match shape:
+        case "cosine":
+            return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * step / total))
+        case "linear":
+            return 1 - (1 - final) * step / total
+        case "step":
+            return gamma ** math.floor(step / epoch / every)
+        case "wsd":
+            return 1 - (1 - final) * max(0.0, step / total - (1 - decay)) / decay
+    return 1.0

@@ -1,0 +1,129 @@
+"""The commands of a cell: how vitlab is started with the settings of an arm and a seed, and which stage is next."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from vitlab.ablation.execution.cells import Cell
+from vitlab.ablation.execution.process import VITLAB
+from vitlab.ablation.file.arms import Arm
+from vitlab.ablation.file.spec import Ablation
+from vitlab.config.trust import TRUSTED, trust_words
+from vitlab.runs.directory import write_text
+
+EVALUATION = {"val": "validate", "test": "test"}
+
+
+class Stage(NamedTuple):
+    """A command of the work on a cell: its name, one of fit, validate, test and analyze, and its words."""
+
+    name: str
+    words: list[str]
+
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether it opens the evaluated split."""
+        return self.name in EVALUATION.values()
+
+
+def next_stage(cell: Cell) -> Stage | None:
+    """Return what is left to do first, and prepare it; None if nothing is left."""
+    if cell.run.record.get("status") != "done":
+        if cell.run.exists() and not (cell.run.config.is_file() and cell.run.has_checkpoint()):
+            shutil.rmtree(cell.run.path)  # killed before its first checkpoint
+        write_overrides(cell)
+        return training(cell)
+    if not cell.is_measured():
+        return evaluation(cell)
+    return analysis(cell) if cell.missing_analyses() else None
+
+
+def remaining_stages(cell: Cell) -> list[Stage]:
+    """Return all that is left to do, and write the file that the first reads."""
+    stages = [analysis(cell)] if cell.missing_analyses() else []
+    if cell.is_done():
+        return stages
+    write_overrides(cell)
+    return [training(cell), evaluation(cell), *stages]
+
+
+def training(cell: Cell) -> Stage:
+    """Return the command that trains a cell or resumes it."""
+    start = [*command(cell.ablation), "fit"]
+    if cell.run.config.is_file() and cell.run.has_checkpoint():
+        return Stage("fit", [*start, "--resume", "--run_dir", str(cell.run.path), "--quiet"])
+    given = fit_args(cell.ablation, cell.arm, cell.sibling(".yaml"))
+    more = [*start_args(cell.arm, cell.seed), "--run_dir", str(cell.run.path), "--quiet"]
+    return Stage("fit", [*start, *given, *more])
+
+
+def evaluation(cell: Cell) -> Stage:
+    """Return the command that measures a cell."""
+    name, checkpoint = EVALUATION[cell.ablation.evaluate], f"{cell.ablation.checkpoint}.ckpt"
+    return Stage(name, [*command(cell.ablation), name, str(cell.run.checkpoints / checkpoint), "--quiet"])
+
+
+def analysis(cell: Cell) -> Stage:
+    """Return the command for a cell's missing analyses, from its weights if no checkpoint was kept."""
+    name = cell.ablation.checkpoint
+    weights = cell.run.weights / f"{name}.safetensors"
+    path = cell.run.checkpoints / f"{name}.ckpt"
+    source = str(weights if weights.is_file() else path)
+    return Stage("analyze", [*command(cell.ablation), "analyze", ",".join(cell.missing_analyses()), source, "--quiet"])
+
+
+def write_overrides(cell: Cell) -> None:
+    """Write the settings of a cell, for ``vitlab fit --config``."""
+    text = yaml.safe_dump(overrides(cell.ablation, cell.arm, cell.seed), sort_keys=False)
+    write_text(cell.sibling(".yaml"), text)
+
+
+def command(ablation: Ablation) -> list[str]:
+    """Return the command that starts vitlab, with the packages that this command line trusts.
+
+    Raises:
+        UsageError: The file names a package that the command line does not confirm.
+    """
+    if missing := [name for name in ablation.trust_imports if name not in TRUSTED]:
+        way_out = f"confirm it with --trust_imports {','.join(missing)}"
+        raise ablation.file.mistake("trust_imports", f"the file imports {', '.join(missing)}: {way_out}")
+    return [*(ablation.run.command or VITLAB), *trust_words()]
+
+
+def overrides(ablation: Ablation, arm: Arm, seed: int) -> dict[str, Any]:
+    """Return the settings of a cell: those of its arm, its seed, device and logger."""
+    logger: Any = False
+    if ablation.wandb:
+        names = {"project": ablation.wandb.project, "name": f"{arm.name} s{seed}"}
+        logger = {"class_path": "WandbLogger", "init_args": names}
+    return {**nested(arm.overrides), "seed_everything": seed, "trainer.devices": 1, "trainer.logger": logger}
+
+
+def nested(sets: Mapping[str, Any]) -> dict[str, Any]:
+    """Return dotted settings with the arguments of a class grouped under the class, in any order.
+
+    >>> nested({"data.root": "x", "data": "Packed", "model.lr": 1e-3})
+    {'data': {'class_path': 'Packed', 'init_args': {'root': 'x'}}, 'model.lr': 0.001}
+    """
+    for section in ("model", "data"):
+        if isinstance(path := sets.get(section), str):
+            own = {key: value for key, value in sets.items() if key.startswith(f"{section}.")}
+            args = {key.removeprefix(f"{section}.").removeprefix("init_args."): value for key, value in own.items()}
+            others = {key: value for key, value in sets.items() if key not in own}
+            sets = {**others, section: {"class_path": path, "init_args": args}}
+    return dict(sets)
+
+
+def fit_args(ablation: Ablation, arm: Arm, overrides_file: Path) -> list[str]:
+    """Return the config arguments of ``vitlab fit``."""
+    paths = [*ablation.base, *arm.configs, str(overrides_file)]
+    return [word for path in paths for word in ("--config", path)]
+
+
+def start_args(arm: Arm, seed: int) -> list[str]:
+    """Return the arguments about initial weights."""
+    source = arm.weights(seed)
+    return ["--init_from", source] if source else []
