@@ -342,7 +342,7 @@ def methods_of(net: Asked) -> dict[str, Callable[[Any, Tensor, Tensor], Tensor]]
     """
     missing: tuple[str, ...]
     if isinstance(net, AnyNetwork):
-        missing: tuple[str, ...] = ("LRP",) if net.reads else OF_ATTENTION
+        missing = ("LRP",) if net.reads else OF_ATTENTION
         missing += () if any(stage.has_cells for stage in net.stages) else ("Grad-CAM",)
     else:
         attends = all(isinstance(getattr(block, "attn", None), Attention) for block in net.blocks)
