@@ -340,8 +340,9 @@ def methods_of(net: Asked) -> dict[str, Callable[[Any, Tensor, Tensor], Tensor]]
         >>> list(methods_of(AnyNetwork(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), "a", (2, 2), 3)))
         ['SmoothGrad', 'integrated gradients', 'GradientSHAP', 'occlusion']
     """
+    missing: tuple[str, ...]
     if isinstance(net, AnyNetwork):
-        missing: tuple[str, ...] = ("LRP",) if net.reads else OF_ATTENTION
+        missing = ("LRP",) if net.reads else OF_ATTENTION
         missing += () if any(stage.has_cells for stage in net.stages) else ("Grad-CAM",)
     else:
         attends = all(isinstance(getattr(block, "attn", None), Attention) for block in net.blocks)
