@@ -1,4 +1,4 @@
-"""Shards in a store: S3, GCS and HTTP, by servers on the loopback address, serve what the same shards on a disk do."""
+"""Shards in a store: S3 and HTTP, by servers on the loopback address, serve what the same shards on a disk do."""
 
 import io
 import re
@@ -8,8 +8,6 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from http.server import ThreadingHTTPServer
 from multiprocessing import get_context
-from urllib.parse import quote
-from urllib.request import Request, urlopen
 
 import fsspec
 import numpy as np
@@ -119,24 +117,6 @@ def http(made, monkeypatch):
     yield f"http://127.0.0.1:{server.server_port}", handler.faults
     server.shutdown(), server.server_close()
     thread.join()
-
-
-@pytest.fixture
-def gcs(made, monkeypatch):
-    """An emulator of GCS with these files."""
-    pytest.importorskip("gcsfs")
-    emulator = pytest.importorskip("gcp_storage_emulator.server")
-    server = emulator.create_server("127.0.0.1", 0, in_memory=True, default_bucket="bucket")
-    server.start()
-    host = f"http://127.0.0.1:{server._api._httpd.server_port}"
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", host)
-    monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # would ask Google by gRPC
-    monkeypatch.setitem(fsspec.config.conf, "gs", {"token": "anon"})
-    for name, file in _files(made).items():
-        address = f"{host}/upload/storage/v1/b/bucket/o?uploadType=media&name={quote(name, safe='')}"
-        urlopen(Request(address, file.read_bytes(), {"Content-Type": "application/octet-stream"})).close()
-    yield "gs://bucket", []
-    server.stop()
 
 
 @pytest.fixture(autouse=True)
@@ -261,12 +241,10 @@ def test_a_cache_serves_the_next_epoch_and_two_processes_keep_to_its_budget(stor
 KINDS = {"shards": lambda where, **how: _shards(where, val="val-0.tar", **how), "packed": _packed}
 
 
-@pytest.mark.parametrize(
-    "place", [pytest.param("http", marks=pytest.mark.slow), pytest.param("gcs", marks=pytest.mark.rare)]
-)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_shards_at_other_addresses_give_the_batches_of_those_on_the_disk(kind, place, made, request):
-    address, _ = request.getfixturevalue(place)
+def test_shards_over_http_give_the_batches_of_those_on_the_disk(kind, made, http):
+    address, _ = http
     local, remote = KINDS[kind](made), KINDS[kind](address)
     assert _equal(_epoch(local), _epoch(remote)) and local.statistics() == remote.statistics()
     assert _equal(_epoch(local, 1)[3:], _epoch(KINDS[kind](address, num_workers=2), 1, 3))
