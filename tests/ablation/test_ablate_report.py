@@ -307,7 +307,7 @@ def test_a_panel_is_drawn_for_each_measure_and_line_in_as_many_figures_as_they_n
     assert labels == ["accuracy"] * 4 + ["excess"] * 4 + ["r2"] * 4
     assert [len(drawn[name][1].axes) for name in ("cka", "cka_2")] == [24, 2] and "cka_3" not in drawn
     assert drawn["cka_2"][0].endswith("; figure 2 of 2") and "figure" not in drawn["probe"][0]
-    monkeypatch.setattr("vitlab.ablation.report.panels.MOST", 11)  # as of arms in several rows
+    monkeypatch.setattr("vitlab.ablation.report.drawings.MOST", 11)  # as of arms in several rows
     write_report(ablation, list(resolved(ablation)), None, False, ("svg",), "column")
     sheets = [drawn[name] for name in ("probe", "probe_2", "probe_3")]
     assert [{ax.get_ylabel() for ax in figure.axes} for _, figure, _ in sheets] == [{"accuracy"}, {"excess"}, {"r2"}]

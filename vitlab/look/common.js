@@ -30,7 +30,7 @@ function sheet(name, svg) { // a document of one page that is as large as the fi
   const [width, height] = ["width", "height"].map((side) => svg.match(new RegExp("<svg[^>]*? " + side + '="([0-9.]+)(pt|px)?"')));
   const [w, h] = [width, height].map((side) => (side ? side[1] + (side[2] ?? "px") : "6.9in"));
   const style = "@page{size:" + w + " " + h + ";margin:0}body{margin:0;background:#fff}svg{display:block}";
-  return '<!doctype html><html><head><meta charset="utf-8"><title>' + escaped(name) + "</title><style>" + style + "</style></head><body>" + svg.slice(svg.indexOf("<svg")) + "</body></html>";
+  return '<!doctype html><html><head><meta charset="utf-8"><title>' + escaped(name) + "</title><style>" + style + "<\/style><\/head><body>" + svg.slice(svg.indexOf("<svg")) + "<\/body><\/html>";
 }
 function printSheet(name, svg) {
   const frame = el("iframe", document.body, { srcdoc: sheet(name, svg), title: name, className: "sheet" }), title = document.title;
