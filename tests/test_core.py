@@ -48,7 +48,9 @@ def test_nothing_of_the_core_imports_the_rooms_beside_it_when_it_is_imported():
 def imported_at_once(module: str) -> set[str]:
     """Return the modules of vitlab that a module imports when it is imported itself, and no core can do without."""
     path = PACKAGE.parent.joinpath(*module.split("."))
-    nodes = ast.parse((path / "__init__.py" if (path / "__init__.py").is_file() else path.with_suffix(".py")).read_text()).body
+    nodes = ast.parse(
+        (path / "__init__.py" if (path / "__init__.py").is_file() else path.with_suffix(".py")).read_text()
+    ).body
     names = {module.rpartition(".")[0]}
     for node in nodes:
         if isinstance(node, ast.Import):

@@ -44,7 +44,7 @@ OWN = (
 SELDOM = [
     f"docs/{name}.md" for name in ("ablation", "analysis", "cluster", "gallery", "pretraining", "troubleshooting")
 ]
-SELDOM += ["docs/tutorial_photos.md", "docs/tutorial_unlabeled.md"]
+SELDOM += [f"docs/tutorial_{name}.md" for name in ("first_run", "photos", "unlabeled")]
 RUN = [page for page in PAGES if commands(page) and page not in (*OWN, *SELDOM)]
 RUN += [pytest.param(page, marks=pytest.mark.rare) for page in SELDOM]
 

@@ -77,6 +77,7 @@ def test_cells_that_read_other_images_are_no_results_and_are_not_mixed(done, lab
     assert done().report().results["value"].notna().all()
 
 
+@pytest.mark.rare
 def test_a_report_is_not_copied_over_a_file(done, lab):
     with pytest.raises(UsageError, match=r"`--output` must be a folder, and base.yaml is a file"):
         done().report("base.yaml")

@@ -278,7 +278,8 @@ def of_many_layers():
     return ablation
 
 
-@pytest.mark.parametrize("layers", [4, pytest.param(26, marks=pytest.mark.rare)])
+@pytest.mark.rare
+@pytest.mark.parametrize("layers", [4, 26])
 def test_every_figure_of_a_report_can_be_read_in_a_column(folder, layers, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     if layers == 26:

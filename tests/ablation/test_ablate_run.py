@@ -49,6 +49,7 @@ def test_a_run_does_every_cell_once_in_plain_lines_and_a_second_run_none(lab):
     assert not lab.files(".claim.json")
 
 
+@pytest.mark.rare
 def test_added_seeds_and_arms_keep_the_old_cells(lab, undisturbed):
     lab.change(arms=("none", "learned"), seeds=1)
     assert lab()[0] == 0
@@ -106,6 +107,7 @@ def test_two_commands_share_a_directory(lab, undisturbed):
     assert lab.results() == undisturbed
 
 
+@pytest.mark.rare
 def test_finished_cells_get_only_the_analyses_they_miss(lab, undisturbed):
     assert lab()[0] == 0
     before = lab.counts()

@@ -339,6 +339,7 @@ def test_only_the_head_that_was_kept_elsewhere_tells_of_a_chain_that_is_written_
     assert found.is_green and found.head != head  # documented: nothing in the folder can tell
 
 
+@pytest.mark.rare
 def test_weights_and_a_training_tell_of_forged_predictions(toy):
     found = started().verify(deep=True)
     assert found.is_green and "weights of 4 of 4 cells evaluated again" in str(found)

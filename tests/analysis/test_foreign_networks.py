@@ -48,7 +48,6 @@ NETWORKS = {  # what builds it, the side of its images, how many analyses it tak
         32, 18),
 }  # fmt: skip
 ASK_FOR = {"segmentation": "--masks DIR", "labels": "`vitlab cv`"}  # which no network has by itself
-SELDOM = ("cait", "convnext", "swin", "deit")  # maps (B, C, H, W) as of the ResNet, tokens as of a ViT
 
 
 def subject_of(name):
@@ -57,8 +56,8 @@ def subject_of(name):
     return Subject(make(), Digits(img_size=side, batch_size=32), name=name, num_images=12)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.rare) if n in SELDOM else n for n in NETWORKS])
+@pytest.mark.rare
+@pytest.mark.parametrize("name", NETWORKS)
 def test_a_foreign_network_takes_fourteen_analyses_and_refuses_the_others_in_a_line(name, monkeypatch):
     monkeypatch.setattr("vitlab.analysis.attribution.sanity.DRAWS", 2)  # five take half of the time of this test
     subject, done = subject_of(name), []

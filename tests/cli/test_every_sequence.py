@@ -222,7 +222,7 @@ def live(seed, tmp_path, monkeypatch, capsys, steps=9):
     return world
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.parametrize("seed", SEEDS)
 def test_after_any_sequence_each_number_is_that_of_a_fresh_test_or_marked(seed, tmp_path, monkeypatch, capsys):
     world = live(seed, tmp_path, monkeypatch, capsys)

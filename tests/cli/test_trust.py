@@ -225,6 +225,7 @@ def _harmed(value, name=""):
     return value + EVIL if isinstance(value, str) and name not in ("kind", "sha256", "checkpoint", "hash") else value
 
 
+@pytest.mark.rare
 def test_escape_codes_of_a_foreign_run_do_not_reach_the_terminal(run, tmp_path, capsys):
     def harm(folder, *files):
         for file in files:

@@ -51,7 +51,7 @@ def read(folder):
     return run, config, summary, artifacts
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_wandb_holds_the_whole_result_of_a_run_and_its_test_joins_it(tmp_path):
     known = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
 

@@ -137,7 +137,7 @@ def test_tasks_that_cannot_take_it_say_why_before_anything_is_written(photos, ta
     assert said in str(refused.value)
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_a_run_learns_and_a_stop_in_the_middle_of_an_epoch_changes_nothing(photos, tmp_path, capsys, monkeypatch):
     step = Classifier.training_step
 

@@ -172,7 +172,7 @@ def _two_processes(kind, where, **settings):
 
 
 @pytest.mark.slow  # a server and processes
-@pytest.mark.parametrize("kind", ["shards", "packed"])
+@pytest.mark.parametrize("kind", [pytest.param("shards", marks=pytest.mark.rare), "packed"])
 def test_shards_in_s3_give_the_batches_of_those_on_the_disk(kind, stored, server):
     make = {"shards": _shards, "packed": _packed}[kind]
     local, remote = make(stored), make("s3://bucket")

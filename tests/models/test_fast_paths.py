@@ -200,7 +200,7 @@ def one_graph(model):
     return torch.compile(model, fullgraph=True, backend="eager")
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.parametrize(
     ("pos_embed", "tokenizer"),
     [("learned", "patch"), ("rope_mixed", "t2t"), ("relpos", "patch"), ("conv", "t2t"), ("sincos1d", "patch")],

@@ -347,7 +347,7 @@ def test_layers_that_read_other_tokens_get_them(changes):
     check(task)
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.parametrize("changes", [{}, T2T], ids=ids)
 @pytest.mark.parametrize("wrapped", [LoRA, None])
 def test_compiled_networks_are_the_network(changes, wrapped):

@@ -117,7 +117,7 @@ def test_what_cannot_be_is_one_line():
             MAE(**TINY | LIGHT | arguments)
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.filterwarnings("ignore:the features have collapsed")  # with some draws of so small a network
 def test_a_run_stopped_in_mid_epoch_goes_on_to_the_same_numbers_and_starts_a_classifier(tmp_path, monkeypatch, capsys):
     fit = [

@@ -97,7 +97,7 @@ def test_what_waits_is_seen():
     assert len(waits.seen) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.parametrize(
     "options",
     [
