@@ -77,7 +77,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(change, answer, here):
     assert list(here.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_other_source_of_a_class_of_a_notebook_makes_another_cell():
     Path("parts.py").write_text("class A:\n    x = 1\n")
     before = code_digest(own=["parts.py"])

@@ -56,7 +56,7 @@ def test_means_are_in_the_order_of_numbers_and_other_tables_are_refused(tmp_path
         main(["compare", "mine"])
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_the_tables_of_an_ablation_are_printed_for_programs_too(lab, monkeypatch, capsys):
     lab.change(arms=("none", "learned"), workers=1)
     assert lab("run")[0] == 0

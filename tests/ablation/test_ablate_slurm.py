@@ -110,7 +110,7 @@ def test_without_slurm_nothing_is_trained_in_its_place(login, monkeypatch):
     assert not login.counts() and not list(login.path.rglob("*.sbatch"))
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_a_worker_that_is_warned_saves_is_requeued_and_continues(login, undisturbed, monkeypatch):
     toy().run()
     script = login.path / "runs/ablations/toy/slurm/workers.sbatch"

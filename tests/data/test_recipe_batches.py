@@ -182,7 +182,7 @@ def rectangle(image):
     return [len(rows), len(columns), rows[0], columns[0]] if len(rows) else None
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.parametrize("share", sorted({settings_of(path).get("random_erasing", 0.0) for path in RECIPES} - {0.0}))
 def test_erased_rectangles_are_distributed_as_timms_and_filled_alike(share):
     n, side = 12_000, 24

@@ -131,7 +131,7 @@ def test_the_list_has_a_fixed_sample_and_the_mistakes_beyond_it(monkeypatch):
 WORK = Path(__file__).with_name("work.js")
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_somebody_works_at_the_page(runs, scheme):

@@ -85,7 +85,7 @@ def randomized(**arguments):
     return net
 
 
-@pytest.mark.parametrize("img_size", [(60, 100), pytest.param((400, 100), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("img_size", [(60, 100), pytest.param((400, 100), marks=pytest.mark.rare)])
 @pytest.mark.parametrize("heads", [1, 4])
 def test_t2t_is_the_formula_of_the_article(img_size, heads):
     small = {"embed_dim": 32, "depth": 2, "num_heads": 2, "mlp_ratio": 1.5, "img_size": img_size}
