@@ -145,9 +145,7 @@ def train_network(
             outputs = net(as_floats(images.to(device)))
         loss = loss_of(outputs.float(), labels.to(device))
         if not torch.isfinite(loss):
-            raise UsageError(
-                f"the loss of {training}, seed {seed}, rate {rate:g} is {loss.item()} at step {step + 1}"
-            )
+            raise UsageError(f"the loss of {training}, seed {seed}, rate {rate:g} is {loss.item()} at step {step + 1}")
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), recipe["clip"])
