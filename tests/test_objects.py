@@ -154,6 +154,7 @@ def test_a_part_without_forward_is_named(part):
         vitlab.create_model(**TINY, **{part: NoForward})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["mlp_layer", "attn", "block", "global_pool", "act_layer"])
 def test_a_part_that_returns_a_tuple_is_named_before_anything_is_written(part, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -205,6 +205,7 @@ def test_means_over_classes(recalls, classes, images, measure):
     assert 0.9 <= share_held(draw, truth) <= 0.98
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("measure", ["recall", "precision", "f1"])
 @pytest.mark.parametrize("images", [20, 100])
 def test_measures_of_a_class(images, measure):

@@ -99,6 +99,7 @@ def test_planted_wrong_labels_come_first(folds, subject):
     assert abs(estimate - len(wrong) / N) < 0.03
 
 
+@pytest.mark.slow
 def test_the_page_shows_the_doubted_images_and_no_name_ends_its_script(subject, tmp_path):
     finding = analyze_labels(subject)
     fits_a_column(finding.figure)

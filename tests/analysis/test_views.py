@@ -33,6 +33,7 @@ def test_colors_are_the_principal_components_whatever_the_rotation():
     assert min(both) < 1e-3  # a sign is arbitrary
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_constant_features_have_one_color(small_subject, threads):
     torch.set_num_threads(threads)
@@ -109,6 +110,7 @@ def test_a_network_of_ones_own_needs_only_a_function_that_prepares_pictures():
         Subject(small_net(), prepare, name="mine").shown()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm_pix", [False, True])
 def test_reconstruction_is_the_loss_and_a_network_that_reads_nothing_equals_its_null(digits, norm_pix):
     torch.manual_seed(0)

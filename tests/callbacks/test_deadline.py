@@ -89,6 +89,7 @@ def test_a_step_that_hangs_is_named_with_the_stacks_of_all_threads(tmp_path):
     assert saved["global_step"] == 3  # of the epoch before: in the middle of a step nothing is whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("averages", [False, True], ids=["weights", "EMA"])
 @pytest.mark.parametrize("place", ["loader", "validation batch"])
 def test_what_is_whole_is_saved_and_goes_on_to_the_same_numbers(tmp_path, place, averages):

@@ -160,6 +160,7 @@ def _members(*names):
     return content.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "train, message",
     [

@@ -196,6 +196,7 @@ def unpacked(one, *shape):
     return one["low"] + codes * (one["high"] - one["low"]) / 65535
 
 
+@pytest.mark.slow
 def test_the_viewer_holds_the_weights_of_every_layer_and_head():
     subject = small_subject()
     (first, _), images = pictures_of(subject, count=2), subject.shown(2)
@@ -251,6 +252,7 @@ class LinearAttention(torch.nn.Module):
         return q @ (k.transpose(-2, -1) @ v)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [{"block": Convolution}, {"attn": LinearAttention}], ids=str)
 def test_a_network_without_attention_has_a_page_of_what_outputs_tell(words):
     subject = small_subject(**words)
@@ -365,6 +367,7 @@ def test_many_patches_share_cells_so_that_twelve_pictures_of_a_small_vit_fit():
     torch.testing.assert_close(pooled(maps, net.grid_size, 2, 2), expected)
 
 
+@pytest.mark.slow
 def test_names_of_classes_and_runs_are_text_whatever_they_hold(tmp_path):
     run = measured(tmp_path / "one", [True] * 6 + [False] * 4)
     page = render(HOSTILE, {HOSTILE: run}, [small_subject(HOSTILE)], pictures=2)
