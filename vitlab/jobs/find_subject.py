@@ -121,6 +121,7 @@ def named_subject(source: str, view: View, arguments: Sequence[str] = ()) -> Sub
     """Build a network that has no run, and prepare the images of ``view`` for it, or the data that are given."""
     changes: dict[str, Any] = {"img_size": view.img_size} if view.img_size else {}
     transform, net = None, None
+    name = Path(source).stem if Path(source).is_file() else re.split("[:/]", source)[-1]
     with user_mistakes():
         if Path(source).is_file():
             if Path(f"{source}.json").is_file():
@@ -139,8 +140,7 @@ def named_subject(source: str, view: View, arguments: Sequence[str] = ()) -> Sub
             try:
                 net = create_model(source, weights=file or weights, grid=grid, **changes)
             except NoCounterpart as error:
-                net = _foreign(error.theirs, source, view, file)
-        name = Path(source).stem if Path(source).is_file() else re.split("[:/]", source)[-1]
+                net = _foreign(error.theirs, source, name, view, file)
         data = _data_for(net, source, arguments)
         subject = Subject(net, data or transform or _prepare(net), name=name, **_fields(view))
         subject.is_elsewhere = data is not None and data.num_classes != subject.net.num_classes
@@ -148,7 +148,7 @@ def named_subject(source: str, view: View, arguments: Sequence[str] = ()) -> Sub
     return subject
 
 
-def _foreign(theirs: Any, source: str, view: View, file: WeightsFile | None) -> AnyNetwork:
+def _foreign(theirs: Any, source: str, name: str, view: View, file: WeightsFile | None) -> AnyNetwork:
     """Return a network of another library that has no equivalent here, with weights from a file if they are given."""
     if file is not None:
         try:
@@ -164,7 +164,7 @@ def _foreign(theirs: Any, source: str, view: View, file: WeightsFile | None) -> 
         size = [view.img_size, view.img_size]
         if hasattr(theirs, "set_input_size"):
             theirs.set_input_size(img_size=tuple(size))
-    net = AnyNetwork(theirs, re.split("[:/]", source)[-1], (size[0], size[1]), in_chans)
+    net = AnyNetwork(theirs, name, (size[0], size[1]), in_chans)
     net.pretrained_cfg = theirs.pretrained_cfg
     return net
 

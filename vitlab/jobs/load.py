@@ -20,7 +20,7 @@ from vitlab.interface import transform_of
 from vitlab.jobs.formats import Graph, need_packages
 from vitlab.jobs.restore import network_of, restore
 from vitlab.jobs.terminal import say
-from vitlab.models.create import LIBRARIES, create_model, timm_model
+from vitlab.models.create import LIBRARIES, library_network
 from vitlab.models.load import load_network
 from vitlab.models.weights_file import check_readable
 from vitlab.runs.directory import find_run
@@ -52,8 +52,7 @@ def load_trained(source: str) -> Loaded:
     """
     source = find_weights(source)
     if source.startswith(LIBRARIES):
-        is_timm = source.startswith("timm:")
-        return _load_of_library(timm_model(source, pretrained=True) if is_timm else create_model(source))
+        return _load_of_library(library_network(source))
     path = Path(source)
     if path.is_file() and (card_beside(path).is_file() or path.suffix == ".onnx"):
         return _load_exported(path)

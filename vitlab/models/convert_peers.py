@@ -56,8 +56,6 @@ def peer_model(name: str, pretrained: bool) -> nn.Module:
         'VisionTransformer'
     """
     library, _, rest = name.partition(":")
-    if library == "torchvision":
-        _check_torchvision(rest)
     try:
         net = _torchvision_model(rest, pretrained) if library == "torchvision" else _hf_model(rest, pretrained)
         net.pretrained_cfg = peer_images(name)  # type: ignore[assignment]  # as networks of timm have it
@@ -82,6 +80,7 @@ def _check_torchvision(name: str) -> None:
 def _torchvision_model(name: str, pretrained: bool) -> nn.Module:
     from torchvision import models
 
+    _check_torchvision(name)
     net: nn.Module = models.get_model(name, weights="DEFAULT" if pretrained else None)
     return net.eval()
 
@@ -117,14 +116,13 @@ def peer_images(name: str) -> dict[str, Any]:
         0.875
     """
     library, _, rest = name.partition(":")
-    if library == "torchvision":
-        _check_torchvision(rest)
     return _torchvision_images(rest) if library == "torchvision" else _hf_images(rest)
 
 
 def _torchvision_images(name: str) -> dict[str, Any]:
     from torchvision import models
 
+    _check_torchvision(name)
     how = models.get_model_weights(name)["DEFAULT"].transforms()
     (crop,), (resized,) = how.crop_size, how.resize_size
     return {

@@ -126,6 +126,17 @@ def _of_library(name: str, pretrained: bool) -> tuple[nn.Module, WeightsFile]:
     return theirs, peer_file(theirs, name)
 
 
+def library_network(name: str) -> Any:
+    """Return a trained network of another library: of timm as it is, of transformers and torchvision its equal here.
+
+    Example:
+        >>> library_network("timm:no_such")  # doctest: +IGNORE_EXCEPTION_DETAIL
+        Traceback (most recent call last):
+        ValueError: timm has no weights to give for timm:no_such
+    """
+    return timm_model(name, pretrained=True) if name.startswith("timm:") else create_model(name)
+
+
 def _base(name: str | None) -> ModelArgs:
     """Return the arguments of a published or shipped network."""
     if name is None or name in SIZES:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlab.models.create import LIBRARIES, create_model, timm_model
+from vitlab.models.create import LIBRARIES, library_network
 from vitlab.models.load import load_network
 from vitlab.models.weights_file import read_weights
 from vitlab.runs.directory import find_run
@@ -80,12 +80,11 @@ def read_teacher(source: str) -> Teacher:
             ``torchvision:NAME``.
     """
     if source.startswith(LIBRARIES):
-        is_timm = source.startswith("timm:")
-        net: Any = timm_model(source, pretrained=True) if is_timm else create_model(source)
+        net = library_network(source)
         if not (facts := getattr(net, "pretrained_cfg", None)):
             raise ValueError(f"`model.teacher`: {source} does not say how its images are prepared")
         channels, height, width = facts["input_size"]
-        takes_any = is_timm and not facts.get("fixed_input_size")
+        takes_any = source.startswith("timm:") and not facts.get("fixed_input_size")
         size = (channels, None, None) if takes_any else (channels, height, width)
         return Teacher(net, tuple(facts["mean"]), tuple(facts["std"]), size, net.num_classes)
     path, facts = _find_weights(source)
