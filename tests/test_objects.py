@@ -13,8 +13,11 @@ from torch import nn
 from torchmetrics.classification import MulticlassF1Score
 
 import vitlab
+from vitlab.class_paths import current_path
 from vitlab.config import trust
 from vitlab.config.arguments import as_arguments
+from vitlab.config.parser import class_at
+from vitlab.data.known import Digits
 from vitlab.objects import written
 
 sys.path.append(str(Path(__file__).parent))
@@ -40,6 +43,16 @@ def test_a_built_position_embedding_describes_itself_without_what_the_network_gi
     assert written("pos_embed", built) == {"class_path": "userpkg.pos.Coordinates", "init_args": {"width": 5}}
     assert vitlab.create_model(**TINY, pos_embed=built).pos_embed.mlp[0].out_features == 5
     assert written("pos_embed", copy.deepcopy(built)) == written("pos_embed", built)
+
+
+def test_classes_of_vitlab_are_written_as_a_reader_types_them_and_found_where_they_stood_before():
+    assert written("data", vitlab.Digits(subset=0.1)) == {"class_path": "vitlab.Digits", "init_args": {"subset": 0.1}}
+    before = {"vitlab.tasks.linear_probe.LinearProbe": vitlab.LinearProbe, "vitlab.data.known.digits.Digits": Digits}
+    for path, cls in before.items():
+        assert class_at(path) is cls
+    net = vitlab.create_model(**TINY, pos_embed="vitlab.layers.pos_embed.sincos.SinCos2d")
+    assert type(net.pos_embed) is type(vitlab.create_model(**TINY, pos_embed="sincos2d").pos_embed)
+    assert current_path("vitlab.layers.pos_embed.sincos.SinCos3d") == "vitlab.layers.pos_embed.sincos.SinCos3d"
 
 
 def test_a_task_keeps_objects_as_a_configuration_holds_them():

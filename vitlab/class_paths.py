@@ -5,6 +5,7 @@ Only classes that are already imported are found, so that no file of weights or 
 """
 
 import inspect
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -13,6 +14,7 @@ from typing import Any, Required, TypedDict, get_type_hints
 from vitlab.errors import did_you_mean
 from vitlab.named_kwargs import check_names, check_types, taken_by
 from vitlab.objects import written
+from vitlab.shipped import HERE
 
 
 class ClassSpec(TypedDict, total=False):
@@ -25,6 +27,38 @@ class ClassSpec(TypedDict, total=False):
     init_args: dict[str, Any]
 
 
+def current_path(path: str) -> str:
+    """Return where a class of vitlab stands now, if it is no longer where an earlier version wrote that it is.
+
+    A class of vitlab has a name of its own, by which it is found. Other paths are returned unchanged.
+
+    >>> current_path("vitlab.tasks.linear_probe.LinearProbe"), current_path("mypkg.Mine")
+    ('vitlab.tasks.classifier.LinearProbe', 'mypkg.Mine')
+    """
+    module, _, name = path.rpartition(".")
+    package, *folders = module.split(".")
+    place = HERE.joinpath(*folders)
+    file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    if package != HERE.name or not name.isidentifier() or (file.is_file() and name in file.read_text()):
+        return path
+    found = (one for one in HERE.rglob("*.py") if re.search(rf"^class {name}\b", one.read_text(), re.M))
+    home = next(found, None)
+    return path if home is None else ".".join([package, *home.relative_to(HERE).with_suffix("").parts, name])
+
+
+def with_current_paths(content: Any) -> Any:
+    """Return what a configuration holds with the class paths of earlier versions replaced, see :func:`current_path`.
+
+    >>> with_current_paths({"callbacks": [{"class_path": "vitlab.tasks.linear_probe.LinearProbe"}]})
+    {'callbacks': [{'class_path': 'vitlab.tasks.classifier.LinearProbe'}]}
+    """
+    if isinstance(content, str):
+        return current_path(content)
+    if isinstance(content, list):
+        return [with_current_paths(one) for one in content]
+    return {k: with_current_paths(v) for k, v in content.items()} if isinstance(content, dict) else content
+
+
 def name_and_args(key: str, value: Any, more: Iterable[str] = ()) -> tuple[str, dict[str, Any]]:
     """Return the word or class path that ``key`` is set to, and its arguments.
 
@@ -35,11 +69,11 @@ def name_and_args(key: str, value: Any, more: Iterable[str] = ()) -> tuple[str, 
     if not isinstance(value, str | Mapping | list | tuple | bool | int | float | None):
         value = written(key, value)
     if isinstance(value, str):
-        return value, {}
+        return current_path(value), {}
     if not isinstance(value, Mapping) or "class_path" not in value or set(value) - known:
         form = "{class_path: mypkg.Mine, init_args: {...}}"
         raise ValueError(f"`{key}` must be a word, a class path or {form}, got {value!r}")
-    return str(value["class_path"]), dict(value.get("init_args") or {})
+    return current_path(str(value["class_path"])), dict(value.get("init_args") or {})
 
 
 def choice_text(value: Any) -> Any:

@@ -66,7 +66,7 @@ def written(key: str, value: Any, used: list[str] | None = None) -> Any:
 
 
 def class_path(key: str, cls: type) -> str:
-    """Return the path of a class under which it is found again.
+    """Return the path of a class under which it is found again: of vitlab's own that which a reader types.
 
     Raises:
         UsageError: It is defined inside of a function or class, or its name now leads to another class.
@@ -84,6 +84,8 @@ def class_path(key: str, cls: type) -> str:
     if found is not cls:
         state = "defined again" if found is not None else "renamed or deleted"
         raise UsageError(f"`{key}`: {module}.{name} was {state} since: give the class as it is now, or a new object")
+    if module.startswith("vitlab.") and name in getattr(sys.modules["vitlab"], "__all__", ()):
+        return f"vitlab.{name}"
     return f"{module}.{name}"
 
 

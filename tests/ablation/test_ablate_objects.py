@@ -54,7 +54,7 @@ def test_its_base_may_be_a_configuration_with_a_module_and_data_in_hand():
     lab = vitlab.ablate({**MINE, **change, "metric": {"primary": "val_acc", "mode": "max"}})
     kept = yaml.safe_load(Path("runs/ablations/mine/base.yaml").read_text())
     assert kept["model"] == {"class_path": "userpkg.net.Net"}
-    assert kept["data"] == {"class_path": "vitlab.data.known.digits.Digits", "init_args": {"subset": 0.1}}
+    assert kept["data"] == {"class_path": "vitlab.Digits", "init_args": {"subset": 0.1}}
     assert lab.ablation.base == ("runs/ablations/mine/base.yaml",)
     assert lab.ablation.trust_imports == ("userpkg",)
     with pytest.raises(ValueError, match=r"`base` is nested, as a config file is: 'trainer\.max_epochs'"):

@@ -2,7 +2,7 @@ import pytest
 from small_nets import SMALL, small_net, train
 
 from vitlab.analysis.subject import Subject
-from vitlab.data.known.digits import Digits
+from vitlab.data.known import Digits
 
 OWN = ("layer", "head", "query", "other", "classifies", "pictures", "num_images")
 

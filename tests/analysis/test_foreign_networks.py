@@ -15,7 +15,7 @@ from vitlab.analysis import ANALYSES
 from vitlab.analysis.attribution.maps import METHODS, methods_of
 from vitlab.analysis.subject import Subject
 from vitlab.cli.main import main
-from vitlab.data.known.digits import Digits
+from vitlab.data.known import Digits
 from vitlab.errors import UsageError
 from vitlab.look.page import render
 from vitlab.models.foreign import AnyNetwork, eager_attention, gradients_of

@@ -12,7 +12,7 @@ from vitlab.analysis.subject import Subject
 from vitlab.analysis.views.pca import analyze_pca, pca_colors
 from vitlab.analysis.views.reconstruction import analyze_reconstruction
 from vitlab.analysis.views.token_layers import analyze_splits, split_features, token_layer_maps
-from vitlab.data.known.digits import Digits
+from vitlab.data.known import Digits
 from vitlab.data.loading.streams import MASK, shuffled_indices, stream
 from vitlab.errors import UsageError
 from vitlab.models.walk import attention_maps

@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from vitlab.data.known.digits import Digits
+from vitlab.data.known import Digits
 
 
 def test_digits_knows_its_shape_before_reading_anything():

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitlab.data.known.cifar import CIFAR10, CIFAR100
-from vitlab.data.known.fashion_mnist import FashionMNIST
+from vitlab.data.known import CIFAR10, CIFAR100, FashionMNIST
 
 SHARED = Path(os.environ.get("VITLAB_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitlab.data.known.fake import FakeData
+from vitlab.data.known import FakeData
 from vitlab.data.loading.mix import Mix
 from vitlab.data.loading.order import Step, TrainOrder
 

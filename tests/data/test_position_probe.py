@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitlab.data.known.position_probe import PositionProbe
+from vitlab.data.known import PositionProbe
 from vitlab.models.vit import VisionTransformer
 from vitlab.optim import param_groups, warmed_up
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vitlab.data.known.fake import FakeData
+from vitlab.data.known import FakeData
 from vitlab.data.loading.order import TrainOrder
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.data.loading.prefetch import Prefetch

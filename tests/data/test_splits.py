@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vitlab.data.files.splits import SplitRule, split_hash
-from vitlab.data.known.digits import Digits
+from vitlab.data.known import Digits
 
 
 def _samples(counts=(50, 31, 7, 1)):

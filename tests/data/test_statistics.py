@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from vitlab.data.files.sets import TensorImages
-from vitlab.data.known.digits import Digits
-from vitlab.data.known.fake import FakeData
+from vitlab.data.known import Digits, FakeData
 
 
 class _Loud(FakeData):

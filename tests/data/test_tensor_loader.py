@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from vitlab.data.files.sets import TensorImages
-from vitlab.data.known.fake import FakeData
+from vitlab.data.known import FakeData
 from vitlab.data.loading.order import EvalOrder, TrainOrder
 from vitlab.data.loading.pipeline import Buffers
 from vitlab.data.loading.sample_loader import SampleLoader

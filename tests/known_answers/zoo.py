@@ -16,7 +16,7 @@ from torch import Tensor
 from vitlab.analysis.subject import Subject
 from vitlab.data.base import ImageData, Part
 from vitlab.data.files.sets import Statistics, TensorImages
-from vitlab.data.known.digits import Digits
+from vitlab.data.known import Digits
 from vitlab.models.vit import VisionTransformer
 
 SMALL: dict[str, Any] = {"img_size": (8, 8), "in_chans": 1, "num_classes": 10, "patch_size": 2}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import vitlab
 from vitlab.cli.main import main
 from vitlab.jobs.checkpoint import save_weights
 from vitlab.models.weights_file import read_weights
@@ -50,6 +51,26 @@ def test_a_frozen_checkpoint_resumes_to_the_curve_of_its_time(tmp_path, monkeypa
     assert found == pytest.approx(expected, rel=1e-4)  # other machines round differently
     section = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["vitlab"]
     assert (section["format"], section["optimizers"], section["schedules"]) == (FORMAT, 1, 1)
+
+
+@pytest.mark.slow
+def test_a_run_that_names_classes_by_the_files_of_before_resumes_is_measured_and_loaded(tmp_path, monkeypatch):
+    run = place(tmp_path, "0.2.0")
+    text = (run / "config.yaml").read_text()
+    moved = {
+        "vitlab.Digits": "vitlab.data.known.digits.Digits",
+        "callbacks: null": "callbacks: [{class_path: vitlab.look.growing.GrowingPage, init_args: {share: 0.01}}]",
+    }
+    for now, then in moved.items():
+        assert now in text
+        text = text.replace(now, then)
+    (run / "config.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", "--resume", "old", "--quiet"]) == 0
+    assert curve(run / "metrics.jsonl") == pytest.approx(curve(OLD / "0.2.0" / "curve.jsonl"), rel=1e-4)
+    (run / "config.yaml").write_text(text)
+    assert main(["validate", "old", "--quiet"]) == 0
+    assert vitlab.load("old").net.num_classes == 10
 
 
 def test_each_format_and_each_release_has_a_frozen_checkpoint():

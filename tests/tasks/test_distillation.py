@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from vitlab.callbacks.ema import EMA
 from vitlab.cli.main import main
 from vitlab.data import Digits
-from vitlab.data.known.fake import FakeData
+from vitlab.data.known import FakeData
 from vitlab.models.vit import VisionTransformer
 from vitlab.tasks import Classifier, Distillation
 from vitlab.tasks import distillation as module

@@ -26,6 +26,7 @@ import vitlab.data
 import vitlab.tasks
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.console import Bar
+from vitlab.class_paths import current_path
 from vitlab.config.arguments import config_paths, flags
 from vitlab.config.explain import explain, parse_yaml, read_yaml
 from vitlab.config.guesses import with_typed_names
@@ -272,7 +273,7 @@ def settings(args: list[str]) -> list[tuple[str, Any]]:
 
 def class_at(path: str) -> Any:
     """Return the class of a full class path, as it is after parsing."""
-    module, _, name = path.rpartition(".")
+    module, _, name = current_path(path).rpartition(".")
     return getattr(importlib.import_module(module), name)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from jsonargparse import get_loader, set_loader
 
-from vitlab.class_paths import name_and_args
+from vitlab.class_paths import name_and_args, with_current_paths
 from vitlab.config.arguments import without_flags
 from vitlab.config.trust import import_class
 from vitlab.errors import UsageError
@@ -83,7 +83,7 @@ def parts_as_words() -> Iterator[None]:
     jsonargparse would import the class_path of every mapping, and a name such as "sgd" is not importable.
     """
     load = get_loader("yaml")
-    set_loader("yaml", lambda text: _worded(load(text)), (yaml.YAMLError,))
+    set_loader("yaml", lambda text: _worded(with_current_paths(load(text))), (yaml.YAMLError,))
     try:
         yield
     finally:

@@ -4,11 +4,7 @@ from vitlab.data.arrays import Arrays
 from vitlab.data.base import ImageData
 from vitlab.data.hugging_face import HuggingFace
 from vitlab.data.image_folder import ImageFolder, ImageNet, Unlabeled
-from vitlab.data.known.cifar import CIFAR10, CIFAR100
-from vitlab.data.known.digits import Digits
-from vitlab.data.known.fake import FakeData
-from vitlab.data.known.fashion_mnist import FashionMNIST
-from vitlab.data.known.position_probe import PositionProbe
+from vitlab.data.known import CIFAR10, CIFAR100, Digits, FakeData, FashionMNIST, PositionProbe
 from vitlab.data.packed import Packed
 from vitlab.data.photos import Photos
 from vitlab.data.table import Table

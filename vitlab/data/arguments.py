@@ -61,7 +61,7 @@ class DataArgs(FixedTestArgs, total=False):
 
 
 class CIFARArgs(FixedTestArgs, total=False):
-    """Arguments of :class:`vitlab.data.known.cifar.CIFAR10`."""
+    """Arguments of :class:`vitlab.data.known.CIFAR10`."""
 
     root: str
     download: bool

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from vitlab.class_paths import with_current_paths
 from vitlab.config.arguments import config_paths, without_flags
 from vitlab.config.explain import read_yaml
 from vitlab.config.parser import class_at
@@ -23,7 +24,7 @@ _FORMER = {"crop_mode": "box", "color_profile": "ignore"}  # what was the way be
 def stored_config(run: RunDir) -> dict[str, Any] | None:
     """Return the configuration of a run; None if it is missing or damaged."""
     with suppress(UsageError):
-        content = read_yaml(run.config)
+        content: dict[str, Any] = with_current_paths(read_yaml(run.config))
         if all(isinstance(content.get(part), dict) for part in ("trainer", "model", "data")):  # else it is truncated
             content["data"].get("init_args", {}).update(former_ways(run))
             return content

@@ -1,6 +1,5 @@
 """Rebuild a trained run from its directory, or from a configuration and a checkpoint."""
 
-import importlib
 import inspect
 import shutil
 import tempfile
@@ -13,7 +12,7 @@ import torch
 import yaml
 from lightning.pytorch.callbacks import Callback
 
-from vitlab.config.parser import VitlabCLI, user_mistakes
+from vitlab.config.parser import VitlabCLI, class_at, user_mistakes
 from vitlab.config.trust import check_import
 from vitlab.data.base import ImageData
 from vitlab.data.photos import Photos
@@ -73,9 +72,9 @@ def restore(
 def _without_files(run: RunDir, facts: dict[str, Any]) -> dict[str, Any]:
     """Return the configuration with data that can be built without its files."""
     content = yaml.safe_load(run.config.read_text())
-    check_import(content["data"]["class_path"])
-    module, _, name = content["data"]["class_path"].rpartition(".")
-    cls = getattr(importlib.import_module(module or "vitlab.data"), name)
+    path = content["data"]["class_path"]
+    check_import(path)
+    cls = class_at(path if "." in path else f"vitlab.data.{path}")
     arguments = {**(content["data"].get("init_args") or {}), **former_ways(run)}
     if issubclass(cls, Photos):
         names = inspect.signature(ImageData).parameters.keys() - {"fold"}  # of a table it may name its rows

@@ -1,0 +1,305 @@
+"""Data sets with known classes and sizes: published and synthetic ones."""
+
+import gzip
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, Unpack, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitlab.data.arguments import CIFARArgs, DataArgs, FixedTestArgs
+from vitlab.data.base import ImageData, Part
+from vitlab.data.files.sets import TensorImages
+
+
+class Digits(ImageData):
+    """1,797 handwritten digits of 8 x 8 pixels and 17 gray levels, Alpaydin and Kaynak 1998 (UCI 80).
+
+    Args:
+        **data: Passed to :class:`ImageData`.
+
+    Example:
+        >>> data = Digits(batch_size=64)
+        >>> data.setup("fit")
+        >>> images, labels = next(iter(data.train_dataloader()))[:2]
+        >>> images.shape, images.dtype
+        (torch.Size([64, 1, 8, 8]), torch.uint8)
+    """
+
+    def __init__(self, **data: Unpack[DataArgs]) -> None:
+        super().__init__(native_size=(8, 8), in_chans=1, class_names=[str(digit) for digit in range(10)], **data)
+
+    def read(self, part: Part) -> TensorImages:
+        """Return all images."""
+        table = torch.from_numpy(_table())
+        pixels = table[:, :64].reshape(-1, 1, 8, 8).mul(255 / 16).round().to(torch.uint8)
+        return TensorImages(pixels, table[:, 64].long())
+
+
+def _table() -> NDArray[np.float64]:
+    """Return the 64 gray levels and the class of each digit, without the slow import of scikit-learn."""
+    home = find_spec("sklearn")
+    file = Path((home.submodule_search_locations or ["."])[0] if home else ".") / "datasets/data/digits.csv.gz"
+    if file.is_file():
+        return np.loadtxt(file, delimiter=",")
+    from sklearn.datasets import load_digits
+
+    return np.column_stack(load_digits(return_X_y=True))
+
+
+_CLOTHES = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot"
+_PREFIX = {"train": "train", "test": "t10k"}
+
+
+class FashionMNIST(ImageData):
+    """70,000 gray pictures of clothes, 28 x 28, 10 classes, Xiao et al. 2017 (arXiv:1708.07747).
+
+    Args:
+        root: Folder that holds FashionMNIST/raw with the four published files, compressed or not.
+        download: Whether to download missing files.
+        **data: Passed to :class:`ImageData`.
+
+    Example:
+        >>> FashionMNIST(root="nowhere")
+        Traceback (most recent call last):
+        ValueError: ...
+    """
+
+    has_test_split = True
+
+    def __init__(self, root: str = "data", download: bool = False, **data: Unpack[FixedTestArgs]) -> None:
+        super().__init__(native_size=(28, 28), in_chans=1, class_names=_CLOTHES.split(","), test_share=0.5, **data)
+        self.root, self.download = root, download
+        self.folder = Path(root) / "FashionMNIST" / "raw"
+        if not download:
+            for kind in ("images-idx3", "labels-idx1"):
+                _find(self.folder, f"train-{kind}-ubyte")
+
+    def prepare_data(self) -> None:
+        """Download what is missing, if asked to."""
+        if self.download:
+            from torchvision.datasets import FashionMNIST as Published
+
+            Published(self.root, download=True)
+
+    def read(self, part: Part) -> TensorImages:
+        """Return the training or the test images."""
+        prefix = _PREFIX[part]
+        images = _read_idx(_find(self.folder, f"{prefix}-images-idx3-ubyte"))
+        labels = _read_idx(_find(self.folder, f"{prefix}-labels-idx1-ubyte"))
+        if images.shape[1:] != (28, 28) or labels.shape != images.shape[:1]:
+            raise ValueError(f"{self.folder}: {prefix} has images {images.shape} and labels {labels.shape}")
+        return TensorImages(images[:, None], labels.long())
+
+
+def _find(folder: Path, name: str) -> Path:
+    for path in (folder / name, folder / f"{name}.gz"):
+        if path.is_file():
+            return path
+    raise ValueError(
+        f"`data.root` must hold FashionMNIST/raw/{name} or the same with .gz, which is missing in "
+        f"{folder.parent.parent}; --data.download=true fetches it"
+    )
+
+
+def _read_idx(path: Path) -> Tensor:
+    """Return the uint8 array of an idx file: 0, 0, 8 (uint8), number of axes, their big-endian lengths, the bytes."""
+    try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        if data[:3] != b"\0\0\x08":
+            raise ValueError("not an idx file of bytes")
+        shape = np.frombuffer(data, ">u4", count=data[3], offset=4).astype(int)
+        return torch.from_numpy(np.frombuffer(data, np.uint8, offset=4 + 4 * data[3]).reshape(shape).copy())
+    except (OSError, EOFError, ValueError, IndexError) as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+_TEN = "airplane automobile bird cat deer dog frog horse ship truck"
+_HUNDRED = """
+apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
+caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant flatfish
+forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle
+mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine
+possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
+sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle wardrobe whale
+willow_tree wolf woman worm
+"""
+
+
+class CIFAR10(ImageData):
+    """60,000 color photos of 32 x 32 pixels, 10 classes, Krizhevsky 2009 (Learning Multiple Layers of Features).
+
+    Args:
+        root: Folder that holds cifar-10-batches-py.
+        download: Whether to download missing files.
+        **data: Passed to :class:`ImageData`.
+
+    Example:
+        >>> CIFAR10(root="nowhere")
+        Traceback (most recent call last):
+        ValueError: `data.root` must hold the folder cifar-10-batches-py, which is missing in nowhere; ...
+    """
+
+    has_test_split = True
+    published = "CIFAR10"
+    folder = "cifar-10-batches-py"
+    classes = _TEN.split()
+
+    def __init__(self, root: str = "data", download: bool = False, **data: Unpack[FixedTestArgs]) -> None:
+        super().__init__(native_size=(32, 32), in_chans=3, class_names=self.classes, test_share=0.5, **data)
+        self.root, self.download = root, download
+        if not download and not (Path(root) / self.folder).is_dir():
+            raise ValueError(
+                f"`data.root` must hold the folder {self.folder}, which is missing in {root}; "
+                "--data.download=true fetches it"
+            )
+
+    def prepare_data(self) -> None:
+        """Download what is missing, if asked to."""
+        if self.download:
+            self._open(train=True, download=True)
+
+    def read(self, part: Part) -> TensorImages:
+        """Return the training or the test images."""
+        stored = self._open(train=part == "train")
+        images = torch.from_numpy(stored.data).permute(0, 3, 1, 2).contiguous()
+        return TensorImages(images, torch.tensor(stored.targets))
+
+    def _open(self, train: bool, download: bool = False) -> Any:
+        import torchvision.datasets
+
+        # torchvision compares each file with its published MD5 before it reads pickled arrays
+        try:
+            return getattr(torchvision.datasets, self.published)(self.root, train=train, download=download)
+        except RuntimeError as error:
+            raise ValueError(f"{self.root}: {error}; --data.download=true fetches what is missing") from None
+
+
+class CIFAR100(CIFAR10):
+    """60,000 color photos of 32 x 32 pixels, 100 classes, Krizhevsky 2009 (Learning Multiple Layers of Features).
+
+    Args:
+        **cifar: Passed to :class:`CIFAR10`.
+
+    Example:
+        >>> CIFAR100(root="nowhere")
+        Traceback (most recent call last):
+        ValueError: `data.root` must hold the folder cifar-100-python, which is missing in nowhere; ...
+    """
+
+    published = "CIFAR100"
+    folder = "cifar-100-python"
+    classes = _HUNDRED.split()
+
+    def __init__(self, **cifar: Unpack[CIFARArgs]) -> None:
+        super().__init__(**cifar)
+
+
+ProbeTask = Literal["bag", "abs", "rel"]
+
+_TASKS = {
+    "bag": ["marker 0", "marker 1", "marker 2", "marker 3"],
+    "abs": ["top left", "top right", "bottom left", "bottom right"],
+    "rel": ["right", "left", "below", "above"],
+}
+_GRID = 4  # cells in a row and in a column
+_CELL = 4  # pixels in a row and in a column of a cell
+_SEEDS = {"markers": 0, "train": 1, "test": 2}
+_UNIT = 24  # gray levels per unit; noise has std 0.5, markers 1.5; black and white lie at 5.3 units
+
+
+class PositionProbe(ImageData):
+    """Noise of 16 x 16 pixels with a marker in one or two of 4 x 4 cells; four classes of equal size, chance is 25 %.
+
+    bag: which of four markers is there, which needs no position. abs: in which quadrant the marker is. rel: on which
+    side of marker A marker B is, in the same row or column. There are 2,000 test images, and 1,500 (rel: 3,000)
+    training images for the default `val_share` of 0.2. The images do not depend on the seed of the run.
+
+    Args:
+        task: What to classify: bag, abs or rel.
+        **data: Passed to :class:`ImageData`.
+
+    Example:
+        >>> PositionProbe(task="rel").class_names
+        ['right', 'left', 'below', 'above']
+    """
+
+    has_test_split = True
+
+    def __init__(self, task: ProbeTask = "rel", **data: Unpack[FixedTestArgs]) -> None:
+        if task not in _TASKS:
+            raise ValueError(f"`data.task` must be one of {', '.join(get_args(ProbeTask))}, got {task!r}")
+        side = _GRID * _CELL
+        super().__init__(native_size=(side, side), in_chans=1, class_names=_TASKS[task], test_share=0.5, **data)
+        self.task = task
+
+    def read(self, part: Part) -> TensorImages:
+        """Draw the training or the test images; every call returns the same."""
+        rng = torch.Generator().manual_seed(_SEEDS[part])
+        n = 2000 if part == "test" else 3750 if self.task == "rel" else 1875
+        labels = torch.randperm(n, generator=rng) % 4
+        cells = 0.5 * torch.randn(n, _GRID, _GRID, _CELL, _CELL, generator=rng)
+        markers = 1.5 * torch.randn(4, _CELL, _CELL, generator=torch.Generator().manual_seed(_SEEDS["markers"]))
+        rows = torch.arange(n)
+        for marker, y, x in _places(self.task, labels, rng):
+            cells[rows, y, x] += markers[marker]
+        images = cells.transpose(2, 3).reshape(n, 1, _GRID * _CELL, _GRID * _CELL)
+        return TensorImages((128 + _UNIT * images).round().clamp(0, 255).to(torch.uint8), labels)
+
+
+def _places(task: ProbeTask, labels: Tensor, rng: torch.Generator) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Return marker, row and column, ``(n,)`` each, for every marker of the images with these labels."""
+
+    def draw(stop: Tensor | int) -> Tensor:
+        return (torch.rand(len(labels), generator=rng) * stop).long()  # in [0, stop)
+
+    first = torch.zeros_like(labels)
+    match task:
+        case "bag":
+            return [(labels, draw(_GRID), draw(_GRID))]
+        case "abs":
+            half = _GRID // 2
+            return [(first, labels // 2 * half + draw(half), labels % 2 * half + draw(half))]
+        case "rel":
+            distance = 1 + draw(_GRID - 1)
+            near, across = draw(_GRID - distance), draw(_GRID)  # on the common line, and the line itself
+            b_is_far, in_row = labels % 2 == 0, labels < 2
+            a = torch.where(b_is_far, near, near + distance)
+            b = torch.where(b_is_far, near + distance, near)
+            y = [torch.where(in_row, across, along) for along in (a, b)]
+            x = [torch.where(in_row, along, across) for along in (a, b)]
+            return [(first, y[0], x[0]), (first + 1, y[1], x[1])]
+
+
+class FakeData(ImageData):
+    """Random images with random labels.
+
+    Args:
+        n: Number of images.
+        native_size: Side of the square images, in pixels.
+        in_chans: Number of channels, 1 or 3.
+        num_classes: Number of classes K.
+        **data: Passed to :class:`ImageData`.
+
+    Example:
+        >>> data = FakeData(n=20, native_size=8)
+        >>> data.setup("fit")
+        >>> {split: len(images) for split, images in data.splits.items()}
+        {'train': 13, 'val': 3}
+    """
+
+    def __init__(
+        self, n: int = 64, native_size: int = 32, in_chans: int = 3, num_classes: int = 10, **data: Unpack[DataArgs]
+    ) -> None:
+        names = [f"class {k}" for k in range(num_classes)]
+        super().__init__(native_size=(native_size, native_size), in_chans=in_chans, class_names=names, **data)
+        self.shape = (n, in_chans, native_size, native_size)
+
+    def read(self, part: Part) -> TensorImages:
+        """Return all images; every call returns the same."""
+        rng = torch.Generator().manual_seed(0)
+        images = torch.randint(256, self.shape, generator=rng, dtype=torch.uint8)
+        return TensorImages(images, torch.arange(len(images)) % self.num_classes)

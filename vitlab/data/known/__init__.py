@@ -1,1 +1,0 @@
-"""Data sets with known classes and sizes: published and synthetic ones."""
