@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from vitlab.data.known import FakeData
+from vitlab.data.loading.loader import Prefetch
 from vitlab.data.loading.order import TrainOrder
 from vitlab.data.loading.pipeline import Pipeline
-from vitlab.data.loading.prefetch import Prefetch
 from vitlab.data.loading.tensor_loader import TensorLoader
 
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import lightning as L
 import torch
@@ -10,18 +10,15 @@ from lightning.pytorch.trainer.states import TrainerFn
 from PIL import Image
 from torch import Tensor
 
-from vitlab.data import division
 from vitlab.data.arguments import RuleArgs
-from vitlab.data.division import Part
 from vitlab.data.files.decode import ColorProfile, Decoding, ImageError, to_srgb
-from vitlab.data.files.sets import Images, Statistics
+from vitlab.data.files.sets import FileImages, Images, Statistics
 from vitlab.data.files.splits import Indices, SplitName, SplitRule
-from vitlab.data.loading.loader import Batch, Loader
+from vitlab.data.loading.loader import Batch, Loader, send
 from vitlab.data.loading.mix import Mix
 from vitlab.data.loading.native import check_native
 from vitlab.data.loading.order import Draw, EvalOrder, Sampling, TrainOrder
 from vitlab.data.loading.pipeline import Pipeline, check_data_at_least
-from vitlab.data.loading.prefetch import send
 from vitlab.data.loading.transforms import Augment, CropMode, Interpolation, as_size
 from vitlab.data.record import (
     RUN,
@@ -34,6 +31,8 @@ from vitlab.data.record import (
 )
 from vitlab.interface import Weighted
 from vitlab.named_kwargs import Named
+
+Part = Literal["train", "test", "all"]  # what a data set reads: block 1, block 2, or, without the latter, all
 
 
 class ImageData(Named, L.LightningDataModule):
@@ -82,7 +81,7 @@ class ImageData(Named, L.LightningDataModule):
     targets: dict[str, Any]  # kind: class, multilabel, number or mixed; for the latter two also names, mean and std
     _restored: dict[str, Any]
     splits: dict[SplitName, Images]
-    held_back: dict[SplitName, Images]  # see `division`
+    held_back: dict[SplitName, Images]  # the test split during training, only for its checksums
     unreadable: dict[str, str]  # path: reason, for files left out
     notes: list[str]  # for the header of the training log
     _ready: dict[SplitName, Images]
@@ -201,16 +200,51 @@ class ImageData(Named, L.LightningDataModule):
             self.statistics()
 
     def build(self, wanted: SplitName) -> None:
-        """Read the block that a split belongs to, unless it has been read."""
-        division.read_block(self, wanted)
+        """Read the block that a split belongs to, unless it has been read; refuse a split without images."""
+        if wanted in self.splits:
+            return
+        names: tuple[SplitName, ...] = ("test",) if wanted == "test" else ("train", "val")
+        readable = {name: self.filter_readable(images) for name, images in self._split_images(names).items()}
+        self.check_readable()
+        for name, images in readable.items():
+            if not len(images) and (name == wanted or wanted == "train"):
+                raise ValueError(f"the {name} split has no image{self.rule.why_empty(name, self.has_test_split)}")
+            self.splits[name] = images
+            if run := RUN.get():
+                run.compare(name, images, self.rule)
 
     def compare_with_test(self) -> None:
         """Read the checksums of the test split, and nothing else, to report duplicates of training images.
 
         Its unreadable files count like those of the other splits, so that training does not begin in vain.
         """
-        division.compare_with_test(self)
+        self.hold_test_back()
         self.check_readable()
+
+    def hold_test_back(self) -> None:
+        """Read the checksums of the test split, unless it has been read, and note what cannot be read."""
+        if "test" in self.splits or self.held_back:
+            return
+        try:
+            (images,) = self._split_images(("test",)).values()
+            if isinstance(images, FileImages):
+                images, reasons = images.scanned(self.num_workers)
+                self.unreadable |= {images.store.path(file): reason for file, reason in reasons.items()}
+        except (ValueError, OSError) as error:
+            note = f"the test split cannot be read: {error}"
+        else:
+            self.held_back["test"] = images
+            note = "" if len(images) else "the test split has no image"
+        if note and note not in self.notes:
+            self.notes.append(note)
+
+    def _split_images(self, names: tuple[SplitName, ...]) -> dict[SplitName, Images]:
+        """Return the images of some splits of one block, unread where they are files."""
+        if names == ("test",) and self.has_test_split:
+            return {"test": self.read("test")}
+        images = self.read("train" if self.has_test_split else "all")
+        indices = self.indices(images)
+        return {name: images.take(indices[name]) for name in names}
 
     def train_dataloader(self) -> Loader:
         """Return the training batches of this process."""

@@ -1,21 +1,113 @@
-"""Photos in one folder per class."""
+"""Photos in one folder per class, ImageNet as it is downloaded, and photos without classes."""
 
+import io
 import os
+import tarfile
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, Unpack
 
+import numpy as np
 import torch
 
 from vitlab.data.arguments import AnyPhotoArgs, PhotoArgs
-from vitlab.data.files import ilsvrc
-from vitlab.data.files.folders import class_folders, deeper, files_below, is_flat, sample_files, visible
+from vitlab.data.files.ranges import Ranges
 from vitlab.data.files.scan import Folder, sizes_of
 from vitlab.data.files.sets import FileImages, Statistics
+from vitlab.data.files.tars import members_of
 from vitlab.data.photos import Photos, Videos, check_videos, parts_among
 from vitlab.data.record import RUN
 
 _PUBLISHED = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and standard deviation of ImageNet's pixels
 _LOOKS = "ROOT/CLASS/IMAGE, or ROOT/train/CLASS/IMAGE with a folder val, test or both beside train"
+_FEW = 4  # images per class in the sample
+_NOT_PHOTOS = ("thumbs.db", "desktop.ini", "__macosx")
+TRAIN, VAL, DEVKIT = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12"
+_SOLUTION = "LOC_val_solution.csv"  # Kaggle's: name,wnid x y x y ...
+_ANSWERS = ("ILSVRC2012_validation_ground_truth.txt", "meta.mat")
+
+
+def visible(folder: Path) -> list[os.DirEntry[str]]:
+    """Return the visible entries of a folder in sorted order."""
+    with os.scandir(folder) as entries:
+        return sorted((entry for entry in entries if _is_visible(entry.name)), key=lambda entry: entry.name)
+
+
+def is_flat(folder: Path) -> bool:
+    """Return whether a folder has files but no folders."""
+    entries = visible(folder) if folder.is_dir() else []
+    return bool(entries) and not any(entry.is_dir() for entry in entries)
+
+
+def files_below(folder: str) -> list[str]:
+    """Return all files below a folder in sorted order; refuse a link to a folder above."""
+    return sorted(_walk(folder, {os.path.realpath(folder)}, os.path.realpath(folder)))
+
+
+def class_folders(folder: Path) -> tuple[list[str], list[str]]:
+    """Return the names of the folders with files, and of those without.
+
+    Raises:
+        ValueError: Two classes differ only in case.
+    """
+    found = [(entry.name, next(_first_files(entry.path), None)) for entry in visible(folder) if entry.is_dir()]
+    names = [name for name, file in found if file is not None]
+    spellings = Counter(name.lower() for name in names if len(name) > 1)  # a and A may be classes of letters
+    twice = [name for name in names if spellings[name.lower()] > 1]
+    if twice:
+        raise ValueError(f"the classes {', '.join(twice)} in {folder} differ only in case: join or rename them")
+    return names, [name for name, file in found if file is None]
+
+
+def sample_files(folder: Path) -> list[str]:
+    """Return a sample of files of each class."""
+    return [file for entry in visible(folder) if entry.is_dir() for file in islice(_first_files(entry.path), _FEW)]
+
+
+def deeper(folder: Path) -> Path | None:
+    """Return the folder of class folders below ``folder``, if the way there is one folder in another."""
+    entries = visible(folder)
+    while len(entries) == 1 and entries[0].is_dir():
+        folder = Path(entries[0].path)
+        entries = visible(folder)
+        if len(entries) > 1 and all(entry.is_dir() for entry in entries):
+            return folder
+    return None
+
+
+def _first_files(folder: str) -> Iterator[str]:
+    seen: set[str] = set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:  # a link to a folder already seen
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(filter(_is_visible, folders))
+        yield from (os.path.join(place, name) for name in sorted(filter(_is_visible, names)))
+
+
+def _walk(folder: str, above: set[str], top: str) -> list[str]:
+    files: list[str] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not _is_visible(entry.name):
+                continue
+            if not entry.is_dir():
+                files.append(entry.path)
+                continue
+            place = os.path.realpath(entry.path)
+            if place in above:  # a link to a folder that contains it
+                continue
+            if f"{top}{os.sep}".startswith(place.rstrip(os.sep) + os.sep):
+                raise ValueError(f"{entry.path} leads to {place}, above its class: remove the link")
+            files += _walk(entry.path, above | {place}, top)
+    return files
+
+
+def _is_visible(name: str) -> bool:
+    return not name.startswith(".") and name.lower() not in _NOT_PHOTOS
 
 
 class Survey(NamedTuple):
@@ -100,6 +192,64 @@ class ImageFolder(Photos):
             self.notes.append(note)
 
 
+def tarred(root: Path) -> Ranges | None:
+    """Return the images in the official tar files of a folder, named as if unpacked; None without such files.
+
+    The names are train/WNID/IMAGE and val/WNID/IMAGE.
+    """
+    if not (root / TRAIN).is_file():
+        return None
+    classes = val_classes(root)
+    addresses = [str(root / TRAIN), str(root / VAL)]
+    (train, val), stamps = members_of(addresses)
+    images = [(f"train/{x.name}", 0, x) for x in train]
+    images += [(f"val/{class_of(Path(x.name), classes)}/{x.name}", 1, x) for x in val]
+    images.sort()  # as in folders
+    rows = np.array([(shard, x.offset, x.length) for _, shard, x in images], dtype=np.int64)
+    return Ranges(addresses, [file for file, *_ in images], rows, stamps)
+
+
+def class_of(image: Path, classes: dict[str, str]) -> str:
+    """Return the class of a validation image."""
+    try:
+        return classes[image.stem]
+    except KeyError:
+        raise ValueError(f"{image} is not among the {len(classes):,} validation images of ImageNet") from None
+
+
+def val_classes(root: Path) -> dict[str, str]:
+    """Return the class (WNID) of each validation image, by file name without suffix.
+
+    Raises:
+        ValueError: Neither the development kit nor Kaggle's list is in the folder or up to three levels above.
+    """
+    for place in [root, *root.resolve().parents[:3]]:
+        if (place / _SOLUTION).is_file():
+            lines = (place / _SOLUTION).read_text().splitlines()[1:]
+            return {name: answer.split()[0] for name, _, answer in (line.partition(",") for line in lines) if answer}
+        try:
+            if (place / DEVKIT).is_dir():
+                return _from_devkit(*((place / DEVKIT / "data" / name).read_bytes() for name in _ANSWERS))
+            if (place / f"{DEVKIT}.tar.gz").is_file():
+                with tarfile.open(place / f"{DEVKIT}.tar.gz") as tar:
+                    found = {Path(entry.name).name: tar.extractfile(entry) for entry in tar if entry.isreg()}
+                    return _from_devkit(*(found[name].read() for name in _ANSWERS))  # type: ignore[union-attr]
+        except Exception as error:  # a damaged archive or MATLAB file fails in many ways
+            raise ValueError(f"{place / DEVKIT} cannot be read: {type(error).__name__}: {error}") from None
+    raise ValueError(
+        f"the classes of the validation images are unknown: put {DEVKIT}.tar.gz or {_SOLUTION} into {root}, "
+        "or sort the images into val/WNID/"
+    )
+
+
+def _from_devkit(truth: bytes, meta: bytes) -> dict[str, str]:
+    from scipy.io import loadmat
+
+    synsets = loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
+    name = dict(zip(synsets["ILSVRC2012_ID"].tolist(), map(str, synsets["WNID"].tolist()), strict=True))
+    return {f"ILSVRC2012_val_{i:08}": name[int(number)] for i, number in enumerate(truth.split(), start=1)}
+
+
 class ImageNet(ImageFolder):
     """The 1,000 classes of ILSVRC 2012 in ROOT/train/n01440764/ and ROOT/val/n01440764/, Russakovsky et al. 2014
     (arXiv:1409.0575).
@@ -126,10 +276,10 @@ class ImageNet(ImageFolder):
 
     def survey(self) -> Survey:
         """Find parts and classes before any image is decoded."""
-        self.tars = ilsvrc.tarred(self.root)
+        self.tars = tarred(self.root)
         if self.tars is None:
             return super().survey()
-        self.first = self.root / ilsvrc.TRAIN
+        self.first = self.root / TRAIN
         names = sorted({_second(file) for file in self.tars.files if file.startswith("train/")})
         return Survey({"train": "train", "test": "val"}, names, sizes_of(self.tars, self.tars.files[:16]), [])
 
@@ -139,7 +289,7 @@ class ImageNet(ImageFolder):
         if "val" in folders and is_flat(folders["test"]):
             left_out.append(folders["test"].name)
             folders = {"train": folders["train"], "test": folders["val"]}
-        self.classes = ilsvrc.val_classes(self.root) if "test" in folders and is_flat(folders["test"]) else None
+        self.classes = val_classes(self.root) if "test" in folders and is_flat(folders["test"]) else None
         return folders, left_out
 
     def list_files(self, parts: list[str]) -> FileImages:
@@ -149,7 +299,7 @@ class ImageNet(ImageFolder):
         if self.tars is None:
             folder = self.folders["test"]
             files = [f"{folder.name}/{entry.name}" for entry in visible(folder)]
-            names = [ilsvrc.class_of(Path(file), self.classes or {}) for file in files]
+            names = [class_of(Path(file), self.classes or {}) for file in files]
         else:
             files = [file for part in parts for file in self.tars.files if file.startswith(f"{self.parts[part]}/")]
             names = [_second(file) for file in files]
@@ -209,9 +359,9 @@ class Unlabeled(ImageFolder):
 
 def kind_of(root: str) -> type[ImageFolder]:
     """Return the class that reads a folder: ImageNet as downloaded, class folders, or photos without classes."""
-    if is_flat(Path(root)) and not ilsvrc.tarred(Path(root)):
+    if is_flat(Path(root)) and not tarred(Path(root)):
         return Unlabeled
-    is_download = (Path(root) / ilsvrc.TRAIN).is_file() or is_flat(Path(root) / "val")
+    is_download = (Path(root) / TRAIN).is_file() or is_flat(Path(root) / "val")
     return ImageNet if is_download else ImageFolder
 
 
@@ -221,7 +371,7 @@ def _second(file: str) -> str:
 
 def _unsorted(folder: Path) -> str:
     is_imagenet = visible(folder)[0].name.startswith("ILSVRC2012_val")
-    way_out = f", or take --data=ImageNet and put {ilsvrc.DEVKIT}.tar.gz beside it" if is_imagenet else ""
+    way_out = f", or take --data=ImageNet and put {DEVKIT}.tar.gz beside it" if is_imagenet else ""
     return f"{folder} holds files and no class folders: sort them into {folder.name}/CLASS/{way_out}"
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vitlab.data.arguments import TableArgs
-from vitlab.data.division import Part
+from vitlab.data.base import Part
 from vitlab.data.files.rows import Rows, distinct_folds
 from vitlab.data.files.sets import FileImages, Images
 from vitlab.data.files.splits import Indices, SplitName, by_time

@@ -9,7 +9,6 @@ from typing import Literal, Unpack, get_args
 
 import numpy as np
 
-from vitlab.data import division
 from vitlab.data.arguments import EncodedArgs
 from vitlab.data.base import ImageData, Part
 from vitlab.data.files.decode import ImageError
@@ -169,7 +168,7 @@ class Photos(ImageData):
     def check_readable(self) -> None:
         """Raise a ValueError that lists the unreadable files of all splits, if there are more than allowed."""
         if len(self.unreadable) > self.max_unreadable and "test" not in self.splits:
-            division.compare_with_test(self)
+            self.hold_test_back()
         refuse_unreadable(self.unreadable, self.max_unreadable)
 
     def on_unreadable(self, error: ImageError) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlab.class_paths import build, name_and_args
-from vitlab.data.loading.prefetch import send
+from vitlab.data.loading.loader import send
 from vitlab.data.loading.streams import VIEW, Seeds, stream, uniforms
 from vitlab.data.loading.transforms import Augment, Interpolation, RandomCropFlip, Size, as_size
 

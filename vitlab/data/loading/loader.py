@@ -1,14 +1,19 @@
-"""The base of loaders, which Lightning can resume in the middle of an epoch."""
+"""The base of loaders, which Lightning can resume in the middle of an epoch, and copies to a GPU ahead of its work."""
 
+from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from vitlab.data.files.splits import Indices
 from vitlab.data.loading.order import EvalOrder, Step, TrainOrder
+from vitlab.packed_batch import PackedBatch
 
 Batch = tuple[Any, Tensor, Step]  # uint8 images (B, C, H, W) or `PackedBatch`, classes (B,), samples
+_AHEAD = 2  # batches
+_T = TypeVar("_T", Tensor, PackedBatch)
 
 
 class Loader:
@@ -53,3 +58,45 @@ class Loader:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue after ``state["batches"]`` batches if the next iteration has the epoch of the state."""
         self._resume = dict(state)
+
+
+def send(x: _T, device: torch.device) -> _T:
+    """Copy a tensor from the host to a device; to a GPU asynchronously, from pinned memory."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
+
+
+class Prefetch(Loader):
+    """Copy the batches of a loader to a CUDA device from pinned memory, on a separate stream, two batches ahead.
+
+    Args:
+        loader: Yields batches on the CPU.
+        device: Target device.
+    """
+
+    def __init__(self, loader: Loader, device: torch.device) -> None:
+        super().__init__(loader.sampler)
+        self.loader, self.device = loader, device
+
+    def read(self, start: int) -> Iterator[Batch]:
+        """Yield the batches from number ``start`` on."""
+        stream = torch.cuda.Stream(self.device)
+        waiting: deque[tuple[Batch, torch.cuda.Event]] = deque()
+        for batch in self.loader.read(start):
+            waiting.append(self._send(batch, stream))
+            if len(waiting) > _AHEAD:
+                yield self._receive(*waiting.popleft())
+        while waiting:
+            yield self._receive(*waiting.popleft())
+
+    def _send(self, batch: Batch, stream: torch.cuda.Stream) -> tuple[Batch, torch.cuda.Event]:
+        images, targets, step = batch
+        with torch.cuda.stream(stream):
+            images, targets = send(images, self.device), send(targets, self.device)
+            return (images, targets, step), stream.record_event()
+
+    def _receive(self, batch: Batch, sent: torch.cuda.Event) -> Batch:
+        current = torch.cuda.current_stream(self.device)
+        current.wait_event(sent)
+        for x in batch[:2]:
+            x.record_stream(current)  # keep its memory until this stream has used it
+        return batch

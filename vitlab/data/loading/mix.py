@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitlab.data.loading.loader import send
 from vitlab.data.loading.order import Step, kind_text
-from vitlab.data.loading.prefetch import send
 from vitlab.data.loading.streams import ERASE, generator, stream, uniforms
 
 

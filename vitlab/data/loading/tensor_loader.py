@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlab.data.files.splits import Indices
-from vitlab.data.loading.loader import Batch, Loader
+from vitlab.data.loading.loader import Batch, Loader, send
 from vitlab.data.loading.order import EvalOrder, Step, TrainOrder
-from vitlab.data.loading.prefetch import send
 from vitlab.data.loading.streams import uniforms
 
 _CHUNK = 4096  # images augmented at once: enough to copy all images of one shift together,
