@@ -161,6 +161,7 @@ ONE_SOURCE = {  # what decides a fact: the files that may hold it
         *("jobs/train/endings.py", "jobs/train/facts.py"),  # facts: which flag a refused size came from
     },
     r"1 if .*mode == .m[ai][nx].|-1 if .*mode": {"ablation/file/spec.py"},  # which metric is better
+    r"now\(datetime\.UTC\)": {"runs/records.py"},  # the time, as records have it
     r"has_key\(\)": {"jobs/train/wandb.py", "cli/doctor.py"},  # which mode W&B has
 }
 

@@ -59,7 +59,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: status, answer, curves."""
-        from vitlab.look.card import card_of
+        from vitlab.look.facts import card_of
 
         return card_of(self._directory, self.status)
 

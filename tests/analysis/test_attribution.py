@@ -4,8 +4,15 @@ import torch
 from small_nets import brightness_net, distracted_net, small_net
 from torch import nn
 
-from vitlab.analysis.attribution.curves import SHARES, analyze_faithfulness, verdict
-from vitlab.analysis.attribution.fillings import FILLINGS, another_image, blurred, deleted
+from vitlab.analysis.attribution.curves import (
+    FILLINGS,
+    SHARES,
+    analyze_faithfulness,
+    another_image,
+    blurred,
+    deleted,
+    verdict,
+)
 from vitlab.analysis.attribution.maps import (
     METHODS,
     NOISE,

@@ -16,7 +16,7 @@ from PIL import Image
 import vitlab
 from vitlab.cli.main import main
 from vitlab.data.image_folder import ImageFolder
-from vitlab.jobs.rebuild import former_ways
+from vitlab.jobs.restore import former_ways
 from vitlab.runs.directory import RunDir
 
 pytestmark = pytest.mark.slow  # whole runs

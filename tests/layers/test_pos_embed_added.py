@@ -4,7 +4,7 @@ import pytest
 import torch
 from timm.layers import build_sincos2d_pos_embed
 
-from vitlab.layers.pos_embed.added import Factorized, Learned, SinCos1d, SinCos2d
+from vitlab.layers.pos_embed.added import Factorized, Fourier, Learned, SinCos1d, SinCos2d
 from vitlab.layers.pos_embed.build import build_pos_embed
 
 GRIDS = [(14, 14), (3, 5)]
@@ -145,3 +145,11 @@ def own(choice):
 def test_a_scale_is_a_factor_on_what_is_added(choice):
     with pytest.raises(ValueError, match="`scale` belongs to a method that adds a vector"):
         own({"class_path": choice[0], "init_args": {"scale": choice[1]}})
+
+
+def test_fourier_features_follow_the_papers_formula():
+    position = Fourier((3, 4), embed_dim=6, gamma=2.0)
+    for n, (y, x) in enumerate((y, x) for y in range(3) for x in range(4)):
+        angles = position.freqs @ torch.tensor([float(y), float(x)])
+        features = torch.cat([angles.cos(), angles.sin()]) / 6**0.5
+        torch.testing.assert_close(position.table()[n], position.mlp(features))

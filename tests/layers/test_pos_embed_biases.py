@@ -1,8 +1,21 @@
+import math
+
 import pytest
 import torch
 from timm.layers import RelPosBias
+from timm.models.swin_transformer_v2 import WindowAttention
+from torch import nn
 
-from vitlab.layers.pos_embed.biases import Alibi2d, RelPos, alibi_slopes, displacement_index
+from vitlab.layers.attention import Attention
+from vitlab.layers.pos_embed.biases import (
+    Alibi2d,
+    ContinuousBias,
+    Fire,
+    RelPos,
+    RelPos1d,
+    alibi_slopes,
+    displacement_index,
+)
 
 
 def test_relpos_bias_depends_on_the_displacement_alone():
@@ -86,3 +99,58 @@ def test_biases_are_float32_in_bfloat16_models(module):
     module.to(torch.bfloat16)
     assert module.bias(0).dtype == torch.float32
     torch.testing.assert_close(module.bias(0), before, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("trained", [None, (2, 3)])
+def test_log_spaced_biases_are_swin_v2s(trained):
+    theirs = WindowAttention(8, (4, 5), 2, pretrained_window_size=trained or (0, 0))
+    ours = ContinuousBias((4, 5), num_heads=2)
+    if trained:
+        ours.load_state_dict(ours.resized_state(ours.state_dict(), trained, "extrapolate"))
+    ours.mlps[0].load_state_dict(theirs.cpb_mlp.state_dict())
+    table = theirs.cpb_mlp(theirs.relative_coords_table).view(-1, 2)
+    expected = 16 * table[theirs.relative_position_index.view(-1)].sigmoid().view(20, 20, 2).permute(2, 0, 1)
+    torch.testing.assert_close(ours.bias(0) + 8, expected)
+
+
+def test_fire_is_the_papers_function_of_a_distance_where_keys_lie_before_the_query():
+    fire = Fire((1, 9), num_heads=2, threshold=5.0).double()
+    f, c, T = fire.mlp, fire.c.item(), 5.0
+    bias = fire.biases(0)
+    for i in range(4, 9):  # no key behind these is farther than the first
+        for j in range(i + 1):
+            x = math.log(c * (i - j) + 1) / math.log(c * max(T, i) + 1)
+            torch.testing.assert_close(bias[:, i, j], f(torch.tensor([0.0, x], dtype=torch.float64)))
+
+
+def test_fire_knows_rows_from_columns_and_a_grid_beyond_the_trained_one_stays_bounded():
+    fire = Fire((3, 4), num_heads=1, num_prefix_tokens=1)
+    seen = []
+    fire.mlp.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    large = fire.at((30, 40)).bias(0)
+    assert large.shape == (1, 1201, 1201) and seen[-1].abs().max().item() == pytest.approx(1.0)
+    bias = fire.bias(0)
+    assert bias[0, 0].abs().max() == bias[0, :, 0].abs().max() == 0
+    assert not torch.allclose(bias[0, 1, 2], bias[0, 1, 5]) and not torch.allclose(bias[0, 1, 2], bias[0, 2, 1])
+
+
+def test_vits_relative_logits_are_products_of_queries_and_vectors_of_offsets():
+    relative, attn = RelPos1d((2, 2), head_dim=4, num_prefix_tokens=1), Attention(8, num_heads=2)
+    nn.init.normal_(relative.keys)
+    x = torch.randn(1, 5, 8)
+    q, k, _ = attn.qkv(x).unflatten(2, (3, 2, 4)).unbind(2)
+    logits = attn.logits(x, relative, layer=0)
+    for head in range(2):
+        for i in range(5):
+            for j in range(5):
+                key = k[0, j, head]
+                if i and j:
+                    key = key + relative.keys[0, (i - 1) - (j - 1) + 3]
+                expected = (q[0, i, head] @ key) / math.sqrt(4)
+                torch.testing.assert_close(logits[0, head, i, j], expected)
+
+
+@pytest.mark.parametrize("option", [{"c": 0.0}, {"threshold": -1.0}, {"hidden": 0}])
+def test_fire_refuses_what_cannot_be(option):
+    with pytest.raises(ValueError, match="must be above 0 for fire"):
+        Fire((2, 2), num_heads=1, **option)

@@ -4,8 +4,12 @@ from typing import get_args
 import pytest
 import torch
 
+from vitlab.jobs.train.describe import _model_line
 from vitlab.layers.pos_embed import POS_EMBEDS, PosEmbedName, build_pos_embed
-from vitlab.layers.pos_embed.added import AddedPosEmbed
+from vitlab.layers.pos_embed.added import AddedPosEmbed, Fourier
+from vitlab.layers.pos_embed.rotary import LieRE
+from vitlab.models import VisionTransformer
+from vitlab.tasks import Classifier
 
 NAMES = get_args(PosEmbedName)
 SIZE = {"grid_size": (14, 14), "embed_dim": 384, "num_heads": 6, "depth": 12, "num_prefix_tokens": 1}
@@ -207,3 +211,36 @@ def test_a_class_path_of_an_older_version_still_leads_to_its_class(path):
 def test_a_class_path_that_never_was_one_is_refused():
     with pytest.raises(ValueError, match="is not imported"):
         build("vitlab.layers.pos_embed.sincos.SinCos3d")
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: LieRE((2, 2), head_dim=6, num_heads=1, block=4), "`block` must divide the head width"),
+        (lambda: Fourier((2, 2), embed_dim=7), "`embed_dim` must be even"),
+    ],
+)
+def test_widths_that_cannot_be_are_refused(make, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        make()
+
+
+@pytest.mark.rare
+@pytest.mark.parametrize("name", ["cpb", "liere", "string", "fire", "relpos1d"])
+def test_methods_are_compiled_whole_and_exported_for_any_batch(name):
+    size = {"img_size": (16, 24), "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 3}
+    net = VisionTransformer(pos_embed=name, **size).eval()
+    images = torch.randn(3, 3, 16, 24)
+    with torch.no_grad():
+        expected = net(images)
+        torch.testing.assert_close(torch.compile(net, fullgraph=True, backend="aot_eager")(images), expected)
+        batch = {"images": {0: torch.export.Dim("batch", min=1, max=8)}}
+        exported = torch.export.export(net, (images[:2],), dynamic_shapes=batch).module()
+        torch.testing.assert_close(exported(images), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "ruled_out"), [("relpos1d", True), ("fire", True), ("string", False)])
+def test_the_header_says_what_rules_out_flash_kernels(name, ruled_out):
+    size = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
+    line = _model_line(Classifier(num_classes=3, pos_embed=name, **size), {"parameters": 1, "macs": 1})
+    assert ("rules out flash kernels" in line) == ruled_out

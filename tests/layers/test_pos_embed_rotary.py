@@ -1,10 +1,11 @@
 import pytest
 import torch
 from timm.layers import RotaryEmbeddingCat, RotaryEmbeddingMixed, apply_rot_embed_cat
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitlab.layers.attention import Attention
-from vitlab.layers.pos_embed.rotary import RoPE2d, RoPEMixed, mixed_freqs
+from vitlab.layers.pos_embed.rotary import LieRE, RoPE2d, RoPEMixed, String, mixed_freqs
 
 GRIDS = [(14, 14), (3, 5)]
 
@@ -156,3 +157,63 @@ def test_tables_are_made_once_a_step_not_for_the_queries_and_keys_of_each_block(
         for layer, attention in enumerate(blocks):
             tokens = attention(tokens, positions, layer)
     assert counted.count == cosines
+
+
+def test_lie_rotations_are_exponentials_of_a_sum_of_generators():
+    position, x = LieRE((2, 4), head_dim=8, num_heads=2, depth=3, num_prefix_tokens=1, block=4), torch.randn(1, 2, 9, 8)
+    turned = position.rotate(x, layer=1)
+    assert torch.equal(turned[:, :, 0], x[:, :, 0])
+    raw = position.generators[:, 1, 1, 0].triu(1).double()
+    skew = raw - raw.transpose(-2, -1)
+    rotation = torch.linalg.matrix_exp(skew[0] * 0.5 + skew[1] * 0.75)  # row 1 of 2, column 3 of 4
+    torch.testing.assert_close(turned[0, 1, 8, :4], (rotation @ x[0, 1, 8, :4].double()).float())
+    torch.testing.assert_close(rotation @ rotation.T, torch.eye(4, dtype=torch.float64))
+
+
+def test_lie_rotations_of_two_channels_are_mixed_rotary():
+    lie, mixed = LieRE((2, 4), 4, num_heads=2, block=2), RoPEMixed((2, 4), 4, num_heads=2)
+    with torch.no_grad():
+        down, across = lie.generators[:, 0, :, :, 0, 1]
+        mixed.freqs[0, 0], mixed.freqs[1, 0] = -across / 4, -down / 2
+        x = torch.randn(3, 2, 8, 4)
+        torch.testing.assert_close(lie.rotate(x, 0), mixed.rotate(x, 0), rtol=0, atol=3e-5)
+
+
+@pytest.mark.parametrize(("kind", "made"), [(LieRE, "rotations"), (String, "channels"), (RoPEMixed, "cos_sin")])
+def test_a_block_makes_its_rotation_once_for_queries_and_keys(kind, made, monkeypatch):
+    torch.manual_seed(0)
+    pos = kind((2, 3), head_dim=8, num_heads=2, num_prefix_tokens=1)
+    attention, x = Attention(16, num_heads=2, qk_norm=True), torch.randn(2, 7, 16)
+    calls, plain = [], getattr(kind, made)
+    monkeypatch.setattr(kind, made, lambda self, layer: calls.append(layer) or plain(self, layer))
+    stacked = attention(x, pos, layer=0)
+    assert calls == [0]
+    pos.rotates_stacked = False
+    assert torch.equal(attention(x, pos, layer=0), stacked) and len(calls) == 3
+
+
+def test_string_is_the_exponential_of_commuting_generators():
+    string = String((2, 3), head_dim=8, num_heads=2, num_prefix_tokens=1).double()
+    nn.init.normal_(string.skew, std=0.5)
+    x = torch.randn(1, 2, 7, 8, dtype=torch.float64)
+    turned = string.rotate(x, layer=0)
+    for head in range(2):
+        P = string.channels(0)[head]
+        torch.testing.assert_close(P @ P.T, torch.eye(8, dtype=torch.float64))
+        generators = []
+        for freqs in string.freqs[:, 0, head]:  # of x, of y
+            turns = [torch.tensor([[0.0, -w.item()], [w.item(), 0.0]], dtype=torch.float64) for w in freqs]
+            generators.append(P @ torch.block_diag(*turns) @ P.T)
+        gx, gy = generators
+        torch.testing.assert_close(gx @ gy, gy @ gx)
+        for token, (row, column) in enumerate([(0, 0), (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]):
+            R = torch.matrix_exp(column * gx + row * gy)
+            torch.testing.assert_close(turned[0, head, token], R @ x[0, head, token])
+
+
+def test_a_new_string_is_rope_mixed():
+    torch.manual_seed(0)
+    string = String((2, 3), head_dim=8, num_heads=2)
+    torch.manual_seed(0)
+    mixed, x = RoPEMixed((2, 3), head_dim=8, num_heads=2), torch.randn(1, 2, 6, 8)
+    torch.testing.assert_close(string.rotate(x, 0), mixed.rotate(x, 0))

@@ -6,8 +6,7 @@ from vitlab.analysis.catalogue import ANALYSES, Analysis, Curve, names_of
 from vitlab.lazy import lazy
 
 if TYPE_CHECKING:
-    from vitlab.analysis.attribution.curves import analyze_faithfulness
-    from vitlab.analysis.attribution.fillings import deleted
+    from vitlab.analysis.attribution.curves import analyze_faithfulness, deleted
     from vitlab.analysis.attribution.maps import (
         analyze_attribution,
         gradient_attention,
@@ -68,8 +67,7 @@ else:
             "rollout",
             "uniform_distance",
         ),
-        "vitlab.analysis.attribution.curves": ("analyze_faithfulness",),
-        "vitlab.analysis.attribution.fillings": ("deleted",),
+        "vitlab.analysis.attribution.curves": ("analyze_faithfulness", "deleted"),
         "vitlab.analysis.attribution.maps": (
             "analyze_attribution",
             "gradient_attention",

@@ -10,9 +10,9 @@ from torch import Tensor
 from vitlab.analysis.catalogue import Analysis, Curve, Rows
 from vitlab.analysis.figures import curves, finish, one_axes
 from vitlab.analysis.intervals import over_images
+from vitlab.analysis.pictures import shape_text
 from vitlab.analysis.shift import shifted
 from vitlab.analysis.subject import Finding, Subject
-from vitlab.analysis.views.pictures import shape_text
 from vitlab.errors import UsageError
 from vitlab.layers.resample import ResizePolicy
 from vitlab.models.foreign import AnyNetwork

@@ -12,8 +12,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from vitlab.analysis.pictures import LoadedImages, PreparedPictures, as_tensor, shape_text
 from vitlab.analysis.typeset import INCHES, Format, Width, figure_bytes, printed
-from vitlab.analysis.views.pictures import LoadedImages, PreparedPictures, as_tensor, shape_text
 from vitlab.class_paths import choice_text
 from vitlab.data.base import ImageData
 from vitlab.data.files.sets import Images, TensorImages

@@ -24,7 +24,7 @@ from vitlab.errors import Stopped
 from vitlab.lightning_overhead import Unprofiled, search_no_driver
 from vitlab.runs.directory import RunDir
 from vitlab.runs.fence import Fence, Fenced
-from vitlab.runs.records import Ending
+from vitlab.runs.records import Ending, now_utc
 
 LOG = logging.getLogger("vitlab")
 _ADVICE = "lower `model.lr`, or raise `model.warmup_epochs`"
@@ -229,11 +229,6 @@ def peak_memory() -> dict[str, int]:
     unit = 1 if sys.platform == "darwin" else 1024
     peak = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
     return {**peak, "cuda": torch.cuda.max_memory_allocated()} if torch.cuda.is_available() else peak
-
-
-def now_utc() -> str:
-    """Return the current time in UTC, as ISO 8601."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def ending_of(trainer: Any, run: RunDir) -> Ending:

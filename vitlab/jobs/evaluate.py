@@ -18,7 +18,7 @@ from vitlab.config.parser import VitlabCLI, settings, user_mistakes
 from vitlab.data.record import TRAINED_ON, Trained, measured, read_numbers
 from vitlab.errors import UsageError, what_failed
 from vitlab.jobs.checkpoint import checkpoint_facts, load_checkpoint, misfit
-from vitlab.jobs.rebuild import evaluation_args
+from vitlab.jobs.restore import evaluation_args
 from vitlab.jobs.train.close import protocol_of
 from vitlab.jobs.train.facts import check_grid, has_grid
 from vitlab.jobs.train.wandb import add_result

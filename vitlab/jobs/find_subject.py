@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import vitlab.data
 from vitlab.analysis.outcomes.labels import PLAN
+from vitlab.analysis.pictures import LoadedImages
 from vitlab.analysis.subject import CkaTokens, Subject
-from vitlab.analysis.views.pictures import LoadedImages
 from vitlab.config.parser import VitlabCLI, settings, user_mistakes
 from vitlab.data.base import ImageData
 from vitlab.data.loading.pipeline import Pipeline
@@ -25,8 +25,7 @@ from vitlab.errors import UsageError, did_you_mean
 from vitlab.interface import answering, image_fact, network, path_of
 from vitlab.jobs.checkpoint import load_checkpoint, misfit
 from vitlab.jobs.load import load_pictures, load_trained
-from vitlab.jobs.rebuild import evaluation_args, one_device
-from vitlab.jobs.restore import restore
+from vitlab.jobs.restore import evaluation_args, one_device, restore
 from vitlab.jobs.terminal import say
 from vitlab.jobs.train.facts import has_grid
 from vitlab.models.create import LIBRARIES, NoCounterpart, create_model

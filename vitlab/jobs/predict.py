@@ -22,8 +22,7 @@ from vitlab.data.files.decode import Decoding, ImageError, decode
 from vitlab.errors import UsageError
 from vitlab.interface import answering, as_outputs, embedder, image_fact, network, path_of, transform_of
 from vitlab.jobs.load import exported_card, load_trained
-from vitlab.jobs.rebuild import one_device
-from vitlab.jobs.restore import restore
+from vitlab.jobs.restore import one_device, restore
 from vitlab.jobs.train.facts import has_grid
 from vitlab.runs.directory import RunDir
 from vitlab.tasks import MultiTask, Regressor

@@ -1,7 +1,8 @@
-"""Facts about a run for the page, from the files in its directory."""
+"""Facts about a run for its page, and its card in a notebook, from the files in its directory."""
 
 import math
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from vitlab.class_metrics import confusion
 from vitlab.class_paths import choice_text
 from vitlab.config.keys import dotted
 from vitlab.data.files.splits import SplitName
+from vitlab.look.analysis_page import as_html
 from vitlab.look.charts import confusions_table, line_chart, matrix_chart
 from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import read_manifest
@@ -24,6 +26,9 @@ CURVES = ("loss", "acc1", "lr", "grad_norm")
 SAID = {"tokenizer": "tokenizer", "pos_embed": "positions"}  # arguments of a network that are said first
 MANY = 4  # runs from which on a page begins with a table of them
 MOST_CLASSES = 60  # largest confusion matrix on a page
+CARD = """.vitlab svg{width:23rem;max-width:100%;height:auto}.vitlab text{font:11px sans-serif;fill:currentColor}
+.vitlab .t{font-size:13px}.vitlab .r{text-anchor:end}.vitlab .m{text-anchor:middle}
+.vitlab .axis{stroke:currentColor;fill:none}.vitlab .line{fill:none;stroke-width:1.6}"""  # in a notebook
 Said = tuple[SplitName, pd.DataFrame]  # a split, and what was predicted on it
 
 
@@ -234,3 +239,24 @@ def _rights(table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     index, target, said = (table[name].to_numpy() for name in ("index", "target", "prediction"))
     order = np.argsort(index, kind="stable")
     return np.stack([index, target])[:, order], (said == target)[order]
+
+
+def card_of(run: RunDir, status: str) -> str:
+    """Return status, answer and curves of a run as HTML; what it does not have yet, or what is damaged, is left out.
+
+    Example:
+        >>> card = card_of(RunDir("runs/first"), "done")
+        >>> "<b>first</b>, done" in card, card.count("<svg") > 0
+        (True, True)
+    """
+    parts = [f"<p><b>{escape(run.path.resolve().name)}</b>, {escape(status)}</p>"]
+    try:
+        if found := numbers_of(run):
+            split = "validation" if found["split"] == "val" else found["split"]
+            said = f"{found['name']} on {found['n']}{split} images{found['of']}"
+            parts.append(f"<p><b>{escape(found['head'])}</b> {escape(said)}</p>")
+        parts += [f"<p>{as_html(doubt)}</p>" for doubt in doubts_of(run)]
+        parts += curves_of({run.path.name: run})
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        parts.append(f"<p>{escape(str(error))}</p>")
+    return f'<div class="vitlab"><style>{CARD}</style>{"".join(parts)}</div>'

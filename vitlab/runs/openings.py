@@ -1,11 +1,12 @@
 """How often a split of a run was opened: each evaluation adds a line to ``openings.jsonl``, whatever its outcome."""
 
-import datetime
 import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from vitlab.runs.records import now_utc
 
 FILE = "openings.jsonl"
 
@@ -19,7 +20,7 @@ def note_opening(run: Path, split: str, checkpoint: str, overrides: Mapping[str,
         checkpoint: Name of the file of the weights.
         overrides: What is changed against the run's own conditions.
     """
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    now = now_utc()
     row = {"split": split, "time": now, "checkpoint": checkpoint, "overrides": dict(overrides)}
     with suppress(OSError), (run / FILE).open("a") as file:
         file.write(json.dumps(row, default=str) + "\n")

@@ -1,5 +1,6 @@
-"""The schemas of the JSON files in a run directory, and checks against them."""
+"""The schemas of the JSON files in a run directory, checks against them, and the time that they note."""
 
+import datetime
 import json
 import types
 import typing
@@ -8,6 +9,16 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from vitlab.errors import UsageError
+
+
+def now_utc() -> str:
+    """Return the time now in UTC, as all records have it: ISO 8601, in seconds.
+
+    Example:
+        >>> now_utc()[10], now_utc()[-6:]
+        ('T', '+00:00')
+    """
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 class Ending(TypedDict):

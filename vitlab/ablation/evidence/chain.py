@@ -6,7 +6,6 @@ that a line holds the hash of, has to write every later line again; the last has
 ``export``, is then another one. Kept elsewhere (a paper, a commit, a message), it tells of the change.
 """
 
-import datetime
 import fcntl
 import hashlib
 import json
@@ -21,6 +20,7 @@ from typing import Any, BinaryIO
 from vitlab.errors import named
 from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import file_digest
+from vitlab.runs.records import now_utc
 
 FILE = "chain.jsonl"
 NO_RECORD = "0" * 64  # before the first
@@ -64,7 +64,7 @@ def append(directory: Path, kind: str, **facts: Any) -> str:
         last, end = _last_line(file)
         file.truncate(end)  # a process ended while it wrote: what it did is recorded again
         previous = _hash(last) if last else NO_RECORD
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        now = now_utc()
         line = json.dumps({"kind": kind, **facts, "time": now, "previous": previous}, sort_keys=True).encode()
         file.write(line + b"\n")
         file.flush()
@@ -80,7 +80,7 @@ def count_reading(directory: Path, cell: str, split: str) -> None:
         cell: Name of the cell.
         split: The split.
     """
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    now = now_utc()
     with named(readings := directory / "readings.jsonl"), readings.open("a") as file:
         file.write(json.dumps({"cell": cell, "split": split, "time": now}) + "\n")
     append(directory, "opened", cell=cell, split=split)

@@ -1,6 +1,5 @@
 """Registration and history: every version of the file and its configs that cells ran under."""
 
-import datetime
 import difflib
 import itertools
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from vitlab.ablation.file.spec import Ablation
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RunDir
 from vitlab.runs.machine import git
-from vitlab.runs.records import read_json
+from vitlab.runs.records import now_utc, read_json
 from vitlab.shipped import HOME
 
 SHOWN = 40  # changed lines of a version that a report prints
@@ -34,7 +33,7 @@ def record_version(ablation: Ablation) -> str:
     name = json_digest(present)
     folder = RunDir(ablation.directory / "history")
     if not (folder.path / f"{name}.json").is_file():
-        folder.write(f"{name}.json", {"time": _now(), "commit": git("rev-parse", "HEAD"), "texts": present})
+        folder.write(f"{name}.json", {"time": now_utc(), "commit": git("rev-parse", "HEAD"), "texts": present})
         chain.append(ablation.directory, "version", digest=name)
     return name
 
@@ -55,7 +54,7 @@ def register(ablation: Ablation, done: int) -> dict[str, Any]:
         text = f"{ablation.name} was registered at {old['time']} and has changed since; choose another `name`"
         raise UsageError(text)
     if not old:
-        facts = {"digest": name, "time": _now(), "commit": git("rev-parse", "HEAD"), "cells_done": done}
+        facts = {"digest": name, "time": now_utc(), "commit": git("rev-parse", "HEAD"), "cells_done": done}
         facts |= {"candidates": tried} if tried else {}
         chain.append(ablation.directory, "registered", digest=name)
         RunDir(ablation.directory).write("registered.json", facts)
@@ -119,7 +118,3 @@ def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
         part = [d for d in difflib.unified_diff(old, new, n=0, lineterm="") if not d.startswith(("---", "+++", "@@"))]
         lines += [f"{name}: {line.replace('`', chr(39))}" for line in part]
     return lines
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

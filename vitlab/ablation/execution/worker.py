@@ -1,6 +1,5 @@
 """The work on a cell: train, evaluate, record the result, analyze."""
 
-import datetime
 import re
 import shlex
 import shutil
@@ -18,6 +17,7 @@ from vitlab.ablation.execution.gpus import Slot
 from vitlab.ablation.execution.identity import json_digest
 from vitlab.ablation.execution.resolve import discard_probe
 from vitlab.runs.lock import HeldLock
+from vitlab.runs.records import now_utc
 
 KINDS = (  # kinds of failure and their patterns in the last lines of a log
     ("diverged", r"FloatingPointError|loss is (nan|inf)|diverged"),
@@ -107,7 +107,7 @@ def _done(cell: Cell, started: float) -> None:
             "record": record,
             "host": socket.gethostname(),
             "seconds": round(time.time() - started, 1),
-            "ended": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "ended": now_utc(),
         },
     )
 

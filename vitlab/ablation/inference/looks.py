@@ -5,7 +5,6 @@ first look fixes: `stats.seeds_max` of the file, or its `seeds`. It is spent aft
 and Fleming's type; levels are of normal means, applied to the p values of t tests (Jennison and Turnbull 2000).
 """
 
-import datetime
 import functools
 import json
 import math
@@ -20,6 +19,7 @@ from scipy.special import ndtr, ndtri
 
 from vitlab.ablation.file.spec import Ablation
 from vitlab.runs.directory import write_text
+from vitlab.runs.records import now_utc
 
 POINTS = 257  # of the grid on which the densities are integrated
 
@@ -83,7 +83,7 @@ def take_look(ablation: Ablation, seeds: Sequence[int]) -> Looks:
     known = [json.loads(line) for line in lines]
     looks, entry = next_look(known, seeds, ablation.stats.seeds_max or len(ablation.seeds))
     if entry and seeds and not ablation.home:
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        now = now_utc()
         text = json.dumps({**entry, "file": ablation.digest, "time": now})
         write_text(path, "".join(f"{line}\n" for line in [*lines, text]), sync=True)
     return looks

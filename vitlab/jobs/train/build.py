@@ -31,7 +31,7 @@ from vitlab.data.timm_images import images_of, images_of_timm
 from vitlab.errors import UsageError
 from vitlab.interface import deals_samples, recipe
 from vitlab.jobs.checkpoint import misfit
-from vitlab.jobs.rebuild import stored_config, training_args
+from vitlab.jobs.restore import stored_config, training_args
 from vitlab.jobs.terminal import open_terminal, say
 from vitlab.jobs.train.describe import header
 from vitlab.jobs.train.endings import building, hung, lost_process

@@ -19,7 +19,6 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from safetensors import SafetensorError
 from torch import Tensor
 
-from vitlab.callbacks.record import now_utc
 from vitlab.callbacks.watch import is_about_peers
 from vitlab.data.files.decode import ImageError
 from vitlab.errors import RunFailed, Stopped, UsageError, before_again, what_failed
@@ -30,6 +29,7 @@ from vitlab.runs.directory import RunDir
 from vitlab.runs.fence import Fenced, RunGone
 from vitlab.runs.generations import NotSaved
 from vitlab.runs.manifest import last_saved
+from vitlab.runs.records import now_utc
 from vitlab.shipped import HERE
 from vitlab.tasks.base import Task
 

@@ -18,7 +18,6 @@ import yaml
 from lightning.pytorch.loggers import WandbLogger
 
 from vitlab.callbacks.deadline import Deadline
-from vitlab.callbacks.record import now_utc
 from vitlab.callbacks.watch import Watch
 from vitlab.config.arguments import config_paths
 from vitlab.config.parser import settings
@@ -40,6 +39,7 @@ from vitlab.runs.guard import Guard, enter, others_of
 from vitlab.runs.launch import announce_run, join_group_store
 from vitlab.runs.lock import is_leader, prepare
 from vitlab.runs.machine import cpu_name, git
+from vitlab.runs.records import now_utc
 from vitlab.tasks.base import Task
 
 PACKAGES = ("vitlab", "torch", "torchvision", "lightning", "torchmetrics", "timm", "numpy", "jsonargparse", "wandb")
