@@ -153,7 +153,7 @@ def test_every_idea_has_one_home_and_two_ideas_have_two_names():
 
 ONE_SOURCE = {  # what decides a fact: the files that may hold it
     r"json\.dumps\([^\n]*indent": {  # how a record is written: by write_json, whole and synced
-        *("runs/directory.py", "runs/fence.py", "runs/standing.py"),  # standing: a cache that may be lost, below it
+        *("runs/atomic.py", "runs/fence.py", "runs/standing.py"),  # standing: a cache that may be lost, below it
         *("config/help.py", "tables.py"),  # text of a page or a terminal
         *("position_bench/cells.py", "position_bench/submission.py"),
     },

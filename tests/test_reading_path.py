@@ -59,21 +59,32 @@ def test_the_path_goes_from_the_command_to_attention_and_the_readme_leads_to_it(
 def visits(file, function):
     """Return the files of vitlab whose functions a function calls, one a stay, in the order in which it is read.
 
-    Functions of the same file are read where they are called, those of other files by name.
+    Functions of the same file are read where they are called, methods too, those of other files by name.
     """
     tree = ast.parse((ROOT / file).read_text())
     own = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    home = next((c for c in tree.body if isinstance(c, ast.ClassDef) and c.name == function.partition(".")[0]), None)
+    own |= {f"{home.name}.{node.name}": node for node in home.body if isinstance(node, ast.FunctionDef)} if home else {}
     known = {
         alias.asname or alias.name: file_of(node.module, alias.name)
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vitlab")
         for alias in node.names
     }
-    stays = []
+    stays, entered = [], []
+
+    def enter(name):
+        if name not in entered:  # a function that calls itself
+            entered.append(name)
+            read(own[name])
+            entered.remove(name)
 
     def read(node):
-        if isinstance(node, ast.Name) and node.id in own and node.id != function:
-            read(own[node.id])
+        if isinstance(node, ast.Name) and node.id in own:
+            enter(node.id)
+        elif home and isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self":
+            if (method := f"{home.name}.{node.attr}") in own:
+                enter(method)
         elif isinstance(node, ast.Name) and (place := known.get(node.id)) and stays[-1:] != [place]:
             stays.append(place)
         annotations = (node.args, node.returns) if isinstance(node, ast.FunctionDef) else ()
@@ -81,14 +92,23 @@ def visits(file, function):
             if child not in annotations:
                 read(child)
 
-    read(own[function])
+    enter(function)
     return stays
 
 
 WAYS = [("vitlab/jobs/train/fit.py", "fit"), ("vitlab/ablation/execution/worker.py", "process_cell")]
-WAYS += [
-    ("vitlab/jobs/checkpoint.py", name)
-    for name in ("checkpoint_to_resume", "checkpoint_facts", "load_checkpoint", "save_weights")
+WAYS += [  # of a checkpoint: to disk
+    ("vitlab/callbacks/checkpoint.py", "Checkpoint.save"),
+    ("vitlab/runs/generations.py", "BackgroundCheckpointIO.save_checkpoint"),
+    ("vitlab/runs/generations.py", "rotate"),
+    ("vitlab/runs/generations.py", "sweep"),
+]
+WAYS += [  # and back
+    ("vitlab/runs/shards.py", "read_checkpoint"),
+    *(
+        ("vitlab/jobs/checkpoint.py", name)
+        for name in ("checkpoint_to_resume", "checkpoint_facts", "load_checkpoint", "save_weights")
+    ),
 ]
 
 

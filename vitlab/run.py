@@ -249,7 +249,7 @@ class Run:
         from vitlab.jobs.find_subject import View
         from vitlab.jobs.terminal import open_terminal
         from vitlab.look.command import page_about
-        from vitlab.runs.directory import write_text
+        from vitlab.runs.atomic import write_text
 
         open_terminal(quiet=True)
         path = Path(output or self.path / "look.html")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitlab.errors import UsageError, printable
-from vitlab.runs.directory import atomic_write, write_text
+from vitlab.runs.atomic import atomic_write, write_text
 
 if TYPE_CHECKING:
     import pandas as pd

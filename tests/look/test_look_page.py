@@ -40,7 +40,8 @@ from vitlab.look.viewer import BUDGET, packed, pictures_of, pooled, pools, shape
 from vitlab.look.written import MARK
 from vitlab.models.create import create_model
 from vitlab.models.walk import attention_maps
-from vitlab.runs.directory import RunDir, write_text
+from vitlab.runs.atomic import write_text
+from vitlab.runs.directory import RunDir
 from vitlab.tasks import Classifier
 
 ROOT = Path(__file__).parents[2]

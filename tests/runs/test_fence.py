@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from vitlab.runs import lock
-from vitlab.runs.directory import RunDir, atomic_write
+from vitlab.runs.atomic import atomic_write
+from vitlab.runs.directory import RunDir
 from vitlab.runs.fence import Fenced, RunGone
 from vitlab.runs.generations import BackgroundCheckpointIO, rotate, writing
 from vitlab.runs.lock import locked

@@ -1,7 +1,8 @@
 import pytest
 
 from vitlab.errors import UsageError
-from vitlab.runs.directory import RunDir, atomic_write, write_text
+from vitlab.runs.atomic import atomic_write, write_text
+from vitlab.runs.directory import RunDir
 
 
 def test_a_file_keeps_its_content_until_the_next_one_is_whole(tmp_path):

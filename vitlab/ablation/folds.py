@@ -18,7 +18,8 @@ from vitlab.ablation.inference.measured import NO_METRICS, bounds_of, collect
 from vitlab.ablation.lab import Lab
 from vitlab.config.table_folds import folds_of_config
 from vitlab.errors import UsageError
-from vitlab.runs.directory import RUNS, write_text
+from vitlab.runs.atomic import write_text
+from vitlab.runs.directory import RUNS
 from vitlab.shipped import find_file
 from vitlab.stats import interval
 from vitlab.tables import columns

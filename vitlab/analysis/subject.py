@@ -24,7 +24,7 @@ from vitlab.errors import UsageError, printable
 from vitlab.models.foreign import AnyNetwork
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import Asked, as_asked, heads_of, outputs
-from vitlab.runs.directory import atomic_write
+from vitlab.runs.atomic import atomic_write
 
 T = TypeVar("T")
 CkaTokens = Literal["mean", "class", "flattened"]

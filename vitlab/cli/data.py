@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
     from vitlab.config.explain import parse_yaml
     from vitlab.data.image_folder import kind_of
     from vitlab.data.report import report, report_as_text, write_picture
-    from vitlab.runs.directory import write_json
+    from vitlab.runs.atomic import write_json
 
     try:
         given = {"augment": "crop-flip", **(_data_of(options.config) if options.config else {})}

@@ -9,7 +9,8 @@ from typing import Any
 from vitlab.config.arguments import CommandParser, add_formats
 from vitlab.errors import UsageError, printable
 from vitlab.jobs.results import check_record, markdown, record, rows_in_full
-from vitlab.runs.directory import RUNS, RunDir, all_runs, find_directory, write_text
+from vitlab.runs.atomic import write_text
+from vitlab.runs.directory import RUNS, RunDir, all_runs, find_directory
 from vitlab.tables import formatted, marks, replace_section
 
 

@@ -11,8 +11,9 @@ from vitlab.config.arguments import CommandParser, KeepLines, config_paths, valu
 from vitlab.config.options import FitOptions, options_parser
 from vitlab.config.trust import trust_words
 from vitlab.errors import UsageError, did_you_mean
+from vitlab.runs.atomic import write_text
 from vitlab.runs.choose import choose_run, run_to_continue
-from vitlab.runs.directory import RUNS, RunDir, write_text
+from vitlab.runs.directory import RUNS, RunDir
 from vitlab.shipped import find_file
 
 FOLDER = RUNS / "slurm"  # scripts and logs lie beside the run directory, which must be new

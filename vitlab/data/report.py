@@ -14,7 +14,7 @@ from vitlab.data.files.twins import contradictions, duplicates, near_duplicates
 from vitlab.data.image_folder import ImageFolder
 from vitlab.data.loading.streams import stream
 from vitlab.errors import printable
-from vitlab.runs.directory import atomic_write
+from vitlab.runs.atomic import atomic_write
 
 _ROWS, _COLUMNS = 8, 7  # of the picture: one image of each class first; augmented versions
 _MOST = 50  # lines of a list that can be long

@@ -16,7 +16,8 @@ from vitlab.errors import UsageError
 from vitlab.interface import network
 from vitlab.jobs.train.facts import has_grid
 from vitlab.models.weights_file import check_readable, read_weights, weights_digest
-from vitlab.runs.directory import RunDir, as_umask, atomic_write
+from vitlab.runs.atomic import as_umask, atomic_write
+from vitlab.runs.directory import RunDir
 from vitlab.runs.fence import Fence
 from vitlab.runs.format import check_resumable
 from vitlab.runs.shards import read_checkpoint

@@ -24,7 +24,8 @@ from vitlab.jobs.train.facts import check_grid, has_grid
 from vitlab.jobs.train.wandb import add_result
 from vitlab.models.load import load_weights
 from vitlab.models.weights_file import check_readable
-from vitlab.runs.directory import RunDir, atomic_write
+from vitlab.runs.atomic import atomic_write
+from vitlab.runs.directory import RunDir
 from vitlab.runs.openings import note_opening
 from vitlab.runs.shards import has_shards, read_checkpoint
 from vitlab.runs.standing import checksum

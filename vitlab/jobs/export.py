@@ -27,8 +27,9 @@ from vitlab.jobs.formats import (
 from vitlab.jobs.restore import network_of, restore
 from vitlab.jobs.results import split_metrics
 from vitlab.models.vit import VisionTransformer
+from vitlab.runs.atomic import as_umask, write_json
 from vitlab.runs.choose import DYNAMIC
-from vitlab.runs.directory import RunDir, as_umask, write_json
+from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import file_digest
 from vitlab.runs.standing import checksum
 from vitlab.tasks import MultiTask, Regressor

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitlab.analysis import ANALYSES
-from vitlab.runs.directory import atomic_write
+from vitlab.runs.atomic import atomic_write
 
 _HEAD = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">

@@ -9,7 +9,8 @@ from vitlab.config.trust import add_trust
 from vitlab.errors import UsageError
 from vitlab.lazy import quick_imports
 from vitlab.look.written import is_of_training
-from vitlab.runs.directory import RunDir, find_run, write_text
+from vitlab.runs.atomic import write_text
+from vitlab.runs.directory import RunDir, find_run
 
 if TYPE_CHECKING:
     from vitlab.analysis.subject import Subject

@@ -21,7 +21,8 @@ from vitlab.look.facts import Said
 from vitlab.look.moments import can_be_shown
 from vitlab.look.page import RELOAD, render
 from vitlab.models.vit import VisionTransformer
-from vitlab.runs.directory import RunDir, write_text
+from vitlab.runs.atomic import write_text
+from vitlab.runs.directory import RunDir
 
 LOG = logging.getLogger("vitlab")
 SHARE = 0.05  # largest share of the time between validations that pictures may take

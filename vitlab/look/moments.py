@@ -19,7 +19,8 @@ from vitlab.data.loading.order import EvalOrder
 from vitlab.layers.pos_embed.added import AddedPosEmbed
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import all_attention_maps, heads_of
-from vitlab.runs.directory import RunDir, atomic_write
+from vitlab.runs.atomic import atomic_write
+from vitlab.runs.directory import RunDir
 
 LOG = logging.getLogger("vitlab")
 FOLDER = "moments"

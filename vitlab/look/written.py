@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from vitlab.runs.directory import write_text
+from vitlab.runs.atomic import write_text
 
 MARK = '<meta name="vitlab" content="written while training">'
 RELOADS = re.compile(r'<meta http-equiv="refresh"[^>]*>\n?|; the run goes on and this page reloads itself[^.<]*')

@@ -6,13 +6,14 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from vitlab.errors import UsageError, did_you_mean
-from vitlab.runs.fence import Fence, RunGone, renamed_or_removed
+from vitlab.runs.atomic import write_json, write_text
+from vitlab.runs.fence import Fence, RunGone
 from vitlab.runs.manifest import check_whole, first_whole
 from vitlab.runs.records import RECORDS, DataFacts, ModelFacts, Record, Results, read_json, read_record
 from vitlab.runs.standing import Standing, standing
@@ -255,47 +256,6 @@ def _step_of(line: bytes) -> float:
     except (ValueError, AttributeError):
         return -1
     return step if isinstance(step, int | float) else -1
-
-
-@contextmanager
-def atomic_write(path: Path, fence: Fence | None = None) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; the file replaces ``path`` in one step, or is removed on failure.
-
-    With the ``fence`` of a training it replaces ``path`` only while that training may write.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if fence:
-        with fence.beside(path) as beside:
-            yield beside
-        return
-    beside = path.with_name(f".{os.getpid()}-{os.urandom(3).hex()}.{path.name}")  # some libraries depend on the suffix
-    with renamed_or_removed(beside, path):
-        yield beside
-        os.replace(beside, path)
-
-
-def as_umask(path: Path) -> None:
-    """Give a file the mode of new files; safetensors writes files that only the owner can read."""
-    probe = path.with_name(f"{path.name}.mode")
-    try:
-        probe.touch()
-        path.chmod(probe.stat().st_mode)
-    finally:
-        probe.unlink(missing_ok=True)
-
-
-def write_text(path: Path, text: str, sync: bool = False, fence: Fence | None = None) -> None:
-    """Write a text file atomically, with ``sync`` also across a power failure."""
-    with atomic_write(path, fence) as beside, beside.open("w") as file:
-        file.write(text)
-        if sync:
-            file.flush()
-            os.fsync(file.fileno())
-
-
-def write_json(path: Path, content: Any, fence: Fence | None = None) -> None:
-    """Write a JSON file atomically, also across a power failure; a reader sees all of it or nothing."""
-    write_text(path, json.dumps(content, indent=1, default=str) + "\n", sync=True, fence=fence)
 
 
 def find_run(text: str) -> tuple[RunDir, Path]:

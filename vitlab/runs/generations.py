@@ -17,11 +17,11 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from torch import Tensor
 
 from vitlab.errors import UsageError, before_again, megabytes
-from vitlab.runs.directory import write_json
+from vitlab.runs.atomic import sync_folder
 from vitlab.runs.fence import Fence, RunGone
 from vitlab.runs.format import migrate
 from vitlab.runs.guard import during
-from vitlab.runs.manifest import NAME, Entry, file_digest, read_manifest, sync_folder
+from vitlab.runs.manifest import NAME, Entry, file_digest, read_manifest, write_manifest
 from vitlab.runs.shards import sweep_shards
 
 WRITING = ".writing"  # never matches *.ckpt
@@ -186,7 +186,7 @@ def rotate(folder: Path, names: list[str], facts: Entry, shards: Any = None, fen
     entry = {"sha256": file_digest(written), "size": status.st_size, "modified": status.st_mtime_ns, **facts}
     entry |= {"shards": shards} if shards else {}
     before = read_manifest(folder)
-    _write_manifest(folder, {**before, WRITING: entry}, fence)
+    write_manifest(folder, {**before, WRITING: entry}, fence)
     entries = {name: e for name, e in before.items() if name != WRITING}
     if last.is_file() and (old := _known(last, before)):  # a damaged file never replaces a good one
         _rename_link(last, previous, fence)
@@ -197,7 +197,7 @@ def rotate(folder: Path, names: list[str], facts: Entry, shards: Any = None, fen
     os.replace(written, folder / f"{names[0]}.ckpt")
     sync_folder(folder)
     entries |= {f"{name}.ckpt": entry for name in names}
-    _write_manifest(folder, entries, fence)
+    write_manifest(folder, entries, fence)
     sync_folder(folder)
     sweep_shards(folder, entries)
 
@@ -214,10 +214,6 @@ def _known(path: Path, entries: dict[str, Entry]) -> Entry | None:
 def _check(fence: Fence | None) -> None:
     if fence:
         fence.check()
-
-
-def _write_manifest(folder: Path, entries: dict[str, Entry], fence: Fence | None = None) -> None:
-    write_json(folder / NAME, entries, fence)
 
 
 def _rename_link(source: Path, target: Path, fence: Fence | None) -> None:
@@ -240,7 +236,7 @@ def sweep(folder: Path) -> None:
     if WRITING in entries:
         known = {e["sha256"]: e for e in entries.values()}
         digests = {path.name: file_digest(path) for path in folder.glob("*.ckpt")}
-        _write_manifest(folder, {name: known[d] for name, d in digests.items() if d in known})
+        write_manifest(folder, {name: known[d] for name, d in digests.items() if d in known})
 
 
 def check_room(run: Path, weights: int) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.errors import UsageError
-from vitlab.runs.directory import RUNS, write_text
+from vitlab.runs.atomic import write_text
+from vitlab.runs.directory import RUNS
 from vitlab.runs.processes import is_running
 
 PATIENCE = 300.0  # seconds that a process waits for process 0, and process 0 for all

@@ -4,12 +4,13 @@ import errno
 import hashlib
 import json
 import logging
-import os
 import zipfile
 from pathlib import Path
 from typing import Any
 
 from vitlab.errors import UsageError
+from vitlab.runs.atomic import write_json
+from vitlab.runs.fence import Fence
 
 LOG = logging.getLogger("vitlab")
 NAME = "manifest.json"
@@ -30,6 +31,11 @@ def read_manifest(folder: Path) -> dict[str, Entry]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def write_manifest(folder: Path, entries: dict[str, Entry], fence: Fence | None = None) -> None:
+    """Replace the manifest of a folder, whole and synced."""
+    write_json(folder / NAME, entries, fence)
 
 
 def damage(path: Path) -> str | None:
@@ -120,15 +126,6 @@ def check_whole(path: Path) -> None:
         others = [p for p in sorted(path.parent.glob("*.ckpt")) if p != path and damage(p) is None]
         hint = f"; {others[-1]} is intact" if others else ""
         raise UsageError(f"{path} is damaged: {reason}{hint}")
-
-
-def sync_folder(folder: Path) -> None:
-    """Sync the directory entries of a folder to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def last_saved(folder: Path) -> str:

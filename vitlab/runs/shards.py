@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from vitlab.runs.atomic import sync_folder
 from vitlab.runs.format import refuse_newer
-from vitlab.runs.manifest import Entry, file_digest, sync_folder
+from vitlab.runs.manifest import Entry, file_digest
 
 FOLDER = "shards-"
 _HARMLESS = {  # names that the index of a folder may contain; other pickles could run code

@@ -14,7 +14,8 @@ from vitlab.ablation.file import spec
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference.measured import collect
 from vitlab.errors import UsageError
-from vitlab.runs.directory import RunDir, atomic_write, write_json, write_text
+from vitlab.runs.atomic import atomic_write, write_json, write_text
+from vitlab.runs.directory import RunDir
 
 SUMS = "SHA256SUMS"  # as `sha256sum -c` reads it
 OWN = (

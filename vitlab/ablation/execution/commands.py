@@ -12,7 +12,7 @@ from vitlab.ablation.execution.process import VITLAB
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.config.trust import TRUSTED, trust_words
-from vitlab.runs.directory import write_text
+from vitlab.runs.atomic import write_text
 
 EVALUATION = {"val": "validate", "test": "test"}
 

@@ -24,7 +24,8 @@ from vitlab.ablation.file.spec import Ablation
 from vitlab.config.keys import flatten
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.runs import lock
-from vitlab.runs.directory import RunDir, write_text
+from vitlab.runs.atomic import write_text
+from vitlab.runs.directory import RunDir
 
 if TYPE_CHECKING:
     from vitlab.config.parser import VitlabCLI

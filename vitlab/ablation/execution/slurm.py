@@ -20,7 +20,7 @@ from vitlab.ablation.execution.process import VITLAB
 from vitlab.ablation.file.spec import Ablation
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.jobs.sbatch import REQUEUE, Site, ask_sbatch, attempts_text, check_text
-from vitlab.runs.directory import write_text
+from vitlab.runs.atomic import write_text
 
 OWN = ("array_parallelism", *(field.name for field in dataclasses.fields(Site)))
 SBATCH = (  # options of sbatch that may stand beside them; others belong under `sbatch`

@@ -90,9 +90,10 @@ def _other_data(cell: Cell) -> str:
 
 def _done(cell: Cell, started: float) -> None:
     """Record that a cell is measured: in the chain of all cells, then in its own directory."""
+    protocol = record_version(cell.ablation)
     tune = chain.read_chain(cell.ablation.directory / "tune")
     more = {"tuning": tune.head} if tune else {}
-    protocol, hashes = record_version(cell.ablation), chain.hashes_of(cell.run, cell.ablation.evaluate)
+    hashes = chain.hashes_of(cell.run, cell.ablation.evaluate)
     record = chain.append(cell.ablation.directory, "cell", cell=cell.name, id=cell.id, hashes=hashes, **more)
     cell.run.write(
         "done.json",

@@ -13,7 +13,8 @@ from vitlab.config.trust import TRUSTED, may_import, trust
 from vitlab.errors import UsageError
 from vitlab.notebook import PARTS_FILE, names_in, source_of
 from vitlab.objects import written
-from vitlab.runs.directory import RUNS, write_text
+from vitlab.runs.atomic import write_text
+from vitlab.runs.directory import RUNS
 
 BASE = "base.yaml"  # the configuration that Python gave
 

@@ -18,7 +18,7 @@ from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri
 
 from vitlab.ablation.file.spec import Ablation
-from vitlab.runs.directory import write_text
+from vitlab.runs.atomic import write_text
 from vitlab.runs.records import now_utc
 
 POINTS = 257  # of the grid on which the densities are integrated

@@ -25,7 +25,7 @@ from vitlab.ablation.report.sections import report_sections
 from vitlab.ablation.report.tuned import responses
 from vitlab.analysis.typeset import INCHES, Format, Width, figure_bytes, printed
 from vitlab.errors import UsageError
-from vitlab.runs.directory import atomic_write, write_text
+from vitlab.runs.atomic import atomic_write, write_text
 
 VIEW = '<meta name="viewport" content="width=device-width, initial-scale=1">'  # as wide as a phone is
 STYLE = """

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vitlab.runs.directory import atomic_write
+from vitlab.runs.atomic import atomic_write
 
 
 def write_rows(path: Path, header: Any, rows: np.ndarray) -> None:

@@ -34,7 +34,8 @@ from vitlab.jobs.train.wandb import finish_run
 from vitlab.layers.precision import float32_precision
 from vitlab.notebook import PARTS_FILE, names_in, source_of
 from vitlab.optim import describe_groups
-from vitlab.runs.directory import RunDir, atomic_write
+from vitlab.runs.atomic import atomic_write
+from vitlab.runs.directory import RunDir
 from vitlab.runs.guard import Guard, enter, others_of
 from vitlab.runs.launch import announce_run, join_group_store
 from vitlab.runs.lock import is_leader, prepare
