@@ -1,0 +1,1 @@
+"""What a network answers: calibration, confusion, mistakes, and labels that it doubts."""

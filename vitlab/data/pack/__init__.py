@@ -1,0 +1,1 @@
+"""Shards of photos: packed once, read without decoding."""

@@ -129,7 +129,7 @@ def _build_one(
     method, args = name_and_args("pos_embed", name)
     trainable, join, scale = args.pop("trainable", trainable), args.pop("join", join), args.pop("scale", 1.0)
     resize = args.pop("resize", None)
-    cls = POS_EMBEDS.get(method) or _ours(method) or find_class("pos_embed", method, PosEmbed, POS_EMBEDS)  # type: ignore[call-overload]
+    cls = POS_EMBEDS.get(method) or find_class("pos_embed", method, PosEmbed, POS_EMBEDS)  # type: ignore[call-overload]
     if not _is_rotary(cls):
         theta = args.pop("theta", theta)  # to refuse it
     _check_options(choice_text({"class_path": method, "init_args": args}), cls, trainable, join, theta)
@@ -146,13 +146,6 @@ def _build_one(
         module.scale = float(scale)
     module.resize = resize
     return module.requires_grad_(trainable is not False)
-
-
-def _ours(path: str) -> type[PosEmbed] | None:
-    """Return a class of this package by its path, also by that of a file in which it stood in an older version."""
-    home, _, name = path.rpartition(".")
-    known = {cls.__name__: cls for cls in POS_EMBEDS.values()}
-    return known.get(name) if home.startswith(f"{__package__}.") else None
 
 
 def _check_options(
