@@ -1,4 +1,4 @@
-"""Find the configs, experiments and weights that the package ships, by name."""
+"""Names of configs, experiments and networks, and where those are that the package ships."""
 
 from pathlib import Path
 
@@ -9,6 +9,7 @@ HOME = HERE if (HERE / "configs").is_dir() else HERE.parent  # installed from a 
 FOLDERS = ("configs", "experiments")
 WEIGHTS = HERE / "weights"
 PREFIX = "vitlab:"  # of the name of shipped weights
+LIBRARIES = ("timm:", "hf:", "torchvision:")  # how names of other libraries' networks begin
 
 
 def find_shipped(text: str, folder: str = "configs") -> Path | None:

@@ -2,7 +2,13 @@
 
 import pytest
 
-from vitlab.ablation.execution.identity import code_digest, effective, json_digest, versions_in_use
+from vitlab.ablation.execution.identity import (
+    code_digest,
+    effective,
+    initial_weights_digest,
+    json_digest,
+    versions_in_use,
+)
 
 MODULE = '"""A module."""\n\n\ndef f(x):\n    """Double."""\n    return 2 * x\n'
 
@@ -74,3 +80,16 @@ def test_the_folder_and_the_workers_of_the_data_do_not_count():
     a = {"data": {"class_path": "D", "init_args": {"root": "a", "num_workers": 1, "batch_size": 2}}}
     b = {"data": {"class_path": "D", "init_args": {"root": "b", "num_workers": 0, "batch_size": 2}}}
     assert effective(a) == effective(b) == {"data.class_path": "D", "data.init_args.batch_size": 2}
+
+
+def test_initial_weights_of_other_libraries_count_by_their_files_or_by_their_name(tmp_path):
+    (folder := tmp_path / "theirs").mkdir()
+    for name, text in {"config.json": "{}", "model.safetensors": "a", "README.md": "a"}.items():
+        (folder / name).write_text(text)
+    first = initial_weights_digest(f"hf:{folder}")
+    (folder / "README.md").write_text("other words")
+    assert initial_weights_digest(f"hf:{folder}") == first
+    (folder / "model.safetensors").write_text("other weights")
+    assert initial_weights_digest(f"hf:{folder}") != first
+    named = ["timm:vit_tiny_patch16_224", "hf:facebook/dinov2-small", "torchvision:vit_b_16", "vitlab:photos64_vit"]
+    assert len({initial_weights_digest(name) for name in named}) == len(named)

@@ -170,6 +170,7 @@ def _members(*names):
         ("s4://bucket/0.tar", "s4://bucket/0.tar cannot be read: Protocol not known: s4"),
         ("reference::memory://shards/good.tar", "references are not supported"),
         ("shards/{a..c}.tar", "must be two numbers"),
+        ("shards", r"shards is a folder; name its tar files, as in shards/\*.tar"),
         ("shards/gz.tar", "not a complete, uncompressed tar file"),
         ("shards/cut.tar", "not a complete, uncompressed tar file: unexpected end of data"),
         ("shards/alone.tar", r"alone.tar: 1 has no .cls member with its class, only .png, .txt"),

@@ -12,7 +12,6 @@ from vitlab.config.trust import add_trust
 from vitlab.errors import UsageError
 from vitlab.lazy import quick_imports
 from vitlab.runs.directory import find_run
-from vitlab.shipped import PREFIX
 
 QUICK = 64  # images
 MOST_PICTURES = 64  # of --images; most figures show fewer
@@ -28,12 +27,12 @@ def main(argv: list[str]) -> int:
     with quick_imports():
         from vitlab.analysis.typeset import formats_of
         from vitlab.jobs.analyze import analyze, variation
-        from vitlab.jobs.find_subject import View, is_elsewhere
+        from vitlab.jobs.find_subject import View, is_elsewhere, name_of_network
         from vitlab.jobs.terminal import open_terminal, say
         from vitlab.look.analysis_page import write_leaves, write_page
     how = formats_of(options.format), options.width
     away = is_elsewhere(options.run)
-    own = Path("analysis") / Path(options.run.removeprefix("timm:").removeprefix(PREFIX)).stem if away else None
+    own = Path("analysis") / name_of_network(options.run) if away else None
     if options.against:
         find_run(options.against)
     folder = Path(options.output) if options.output else own or find_run(options.run)[0].path / "analysis"

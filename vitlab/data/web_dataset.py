@@ -3,7 +3,7 @@
 import glob
 import re
 from collections import Counter
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple, Unpack
 
 import numpy as np
@@ -102,6 +102,8 @@ def addresses_of(pattern: str) -> list[str]:
         items = [f"{i:0{len(first)}}" for i in range(int(first), int(last) + 1)] if dots else braces[1].split(",")
         return [x for i in items for x in addresses_of(pattern[: braces.start()] + i + pattern[braces.end() :])]
     if "*" not in pattern:
+        if Path(pattern).is_dir():
+            raise ValueError(f"{pattern} is a folder; name its tar files, as in {pattern.rstrip('/')}/*.tar")
         return [pattern]
     if not is_remote(pattern):
         found = sorted(glob.glob(pattern))

@@ -28,7 +28,7 @@ from vitlab.jobs.load import load_pictures, load_trained
 from vitlab.jobs.restore import evaluation_args, one_device, restore
 from vitlab.jobs.terminal import say
 from vitlab.jobs.train.facts import has_grid
-from vitlab.models.create import LIBRARIES, NoCounterpart, create_model
+from vitlab.models.create import NoCounterpart, create_model
 from vitlab.models.foreign import AnyNetwork
 from vitlab.models.load import load_network, load_weights, network_args
 from vitlab.models.sizes import SIZES
@@ -38,7 +38,7 @@ from vitlab.named_kwargs import full_signature
 from vitlab.runs.directory import RunDir, find_run
 from vitlab.runs.shards import read_checkpoint
 from vitlab.runs.standing import checksum
-from vitlab.shipped import find_weights
+from vitlab.shipped import LIBRARIES, find_weights
 from vitlab.tasks import Classifier
 from vitlab.tasks.base import Task
 
@@ -96,6 +96,15 @@ def is_elsewhere(source: str) -> bool:
     )
 
 
+def name_of_network(source: str) -> str:
+    """Return what a network without a run is called: its file's name, or the last part of its own.
+
+    >>> name_of_network("timm:vit_small_patch14_dinov2.lvd142m"), name_of_network("hf:facebook/deit-tiny-patch16-224")
+    ('vit_small_patch14_dinov2.lvd142m', 'deit-tiny-patch16-224')
+    """
+    return Path(source).stem if Path(source).is_file() else re.split("[:/]", source.rstrip("/"))[-1]
+
+
 def subject_at(source: str, view: View, arguments: Sequence[str] = ()) -> tuple[Subject, Path, dict[str, Any]]:
     """Return the subject that a source names, the folder of its analyses, and name and checksum of its weights.
 
@@ -120,7 +129,7 @@ def named_subject(source: str, view: View, arguments: Sequence[str] = ()) -> Sub
     """Build a network that has no run, and prepare the images of ``view`` for it, or the data that are given."""
     changes: dict[str, Any] = {"img_size": view.img_size} if view.img_size else {}
     transform, net = None, None
-    name = Path(source).stem if Path(source).is_file() else re.split("[:/]", source)[-1]
+    name = name_of_network(source)
     with user_mistakes():
         if Path(source).is_file():
             if Path(f"{source}.json").is_file():

@@ -20,11 +20,11 @@ from vitlab.interface import transform_of
 from vitlab.jobs.formats import Graph, need_packages
 from vitlab.jobs.restore import network_of, restore
 from vitlab.jobs.terminal import say
-from vitlab.models.create import LIBRARIES, library_network
+from vitlab.models.create import library_network
 from vitlab.models.load import load_network
 from vitlab.models.weights_file import check_readable
 from vitlab.runs.directory import find_run
-from vitlab.shipped import find_weights
+from vitlab.shipped import LIBRARIES, find_weights
 from vitlab.tasks import MultiTask, Regressor
 
 Transform = Callable[[Image.Image], Tensor]

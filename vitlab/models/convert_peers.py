@@ -12,7 +12,6 @@ from vitlab.models.convert import fold_prefix_positions
 from vitlab.models.weights_file import WeightsFile
 
 State = dict[str, Tensor]
-PEERS = ("hf:", "torchvision:")  # how names of these libraries begin
 _CLASSES = {  # of transformers, by model type: the class to build where a configuration names none of these
     "vit": ("ViTModel", "ViTForImageClassification"),
     "deit": ("DeiTModel", "DeiTForImageClassification"),

@@ -15,16 +15,15 @@ from vitlab.layers.pool import PoolName
 from vitlab.layers.resample import ResizePolicy
 from vitlab.models.arguments import ModelArgs
 from vitlab.models.convert import timm_positions
-from vitlab.models.convert_peers import PEERS, peer_file, peer_model, peer_outputs
+from vitlab.models.convert_peers import peer_file, peer_model, peer_outputs
 from vitlab.models.load import load_weights, outputs_of
 from vitlab.models.old_names import OLD, upgrade
 from vitlab.models.sizes import SIZES
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.weights_file import WeightsFile, read_weights
-from vitlab.shipped import PREFIX, shipped_weights
+from vitlab.shipped import LIBRARIES, PREFIX, shipped_weights
 
 _log = logging.getLogger(__name__)
-LIBRARIES = ("timm:", *PEERS)  # how names of their networks begin
 _UNSEEN = (  # arguments that the shapes in a state dict do not show
     *("num_heads", "block", "attn", "act_layer", "mlp_layer", "norm_layer", "norm_eps", "pos_embed"),
 )

@@ -229,12 +229,12 @@ def list_lines(bench: Bench) -> list[str]:
     seeds = len(bench.protocol["seeds"])
     lines = [f"{len(complete)} of {len(POS_EMBEDS)} methods are measured, {seeds} seeds each: % right, 95 % interval"]
     if complete:
-        lines.append(f"{'':<12}" + "".join(f"{task:>20}" for task in TASKS))
-        lines.append(f"{'chance':<12}" + "".join(f"{100 * x:>20.1f}" for x in chance_of_tasks(bench.protocol).values()))
+        lines.append(f"{'':<12}" + "".join(f"{task:>22}" for task in TASKS))
+        lines.append(f"{'chance':<12}" + "".join(f"{100 * x:>22.1f}" for x in chance_of_tasks(bench.protocol).values()))
     scores = {name: bench.scores(name) for name in complete}
     for name in complete:
         cells = [score_text(scores[name].get(task)) for task in TASKS]
-        lines.append(f"{name:<12}" + "".join(f"{cell:>20}" for cell in cells))
+        lines.append(f"{name:<12}" + "".join(f"{cell:>22}" for cell in cells))
     if len(complete) > 1:
         lines.append("rank, mean over seeds with its 95 % interval")
         tables = {task: ranks(scores, task) for task in TASKS}
@@ -243,7 +243,7 @@ def list_lines(bench: Bench) -> list[str]:
                 "{:.1f} [{:.1f}, {:.1f}]".format(*tables[task][name]) if name in tables[task] else "n/a"
                 for task in TASKS
             ]
-            lines.append(f"{name:<12}" + "".join(f"{cell:>20}" for cell in cells))
+            lines.append(f"{name:<12}" + "".join(f"{cell:>22}" for cell in cells))
     if left := [name for name in POS_EMBEDS if name not in complete]:
         lines.append(f"not measured: {', '.join(left)}")
     return lines

@@ -1,11 +1,14 @@
 """Publish what is measured: evidence, one figure, and the table of a page; alone, since it draws."""
 
 import shutil
-import textwrap
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
+from vitlab.analysis.figures import COLORS
+from vitlab.analysis.typeset import INCHES, figure_bytes, printed
 from vitlab.layers.pos_embed import POS_EMBEDS
 from vitlab.position_bench.bench import compare_with, list_lines
 from vitlab.position_bench.cells import Bench
@@ -14,6 +17,7 @@ from vitlab.position_bench.protocol import TASKS, chance_of_tasks
 from vitlab.position_bench.training import answers_of
 
 BEGIN, END = "<!-- posbench: written by `vitlab posbench --evidence` -->", "<!-- posbench: end -->"
+_VERDICT_COLORS = {"better": COLORS[2], "worse": COLORS[1], "": COLORS[0]}  # against `none`
 
 
 def write_bench_page(bench: Bench, target: Path) -> list[Path]:
@@ -37,9 +41,9 @@ def write_bench_page(bench: Bench, target: Path) -> list[Path]:
         for k, v in answers_of(training, bench.splits(training)[1]).items()
     }
     np.savez_compressed(evidence / "answers.npz", **{k: v.astype(np.uint8) for k, v in answers.items()})  # type: ignore[arg-type]
-    figure, page = target / "posbench.png", target / "README.md"
+    figure, page = target / "posbench.svg", target / "README.md"
     if complete:
-        draw_scores(bench, complete, figure)
+        figure.write_bytes(figure_bytes(draw_scores(bench, complete), "svg"))
     old = page.read_text() if page.is_file() else f"# posbench\n\n{BEGIN}\n{END}\n"
     before, after = old.split(BEGIN)[0], old.split(END)[-1]
     page.write_text(before + BEGIN + "\n" + "\n".join(page_lines(bench, complete)) + "\n" + END + after)
@@ -49,7 +53,7 @@ def write_bench_page(bench: Bench, target: Path) -> list[Path]:
 def page_lines(bench: Bench, complete: list[str]) -> list[str]:
     """Return the generated part of the page: figure, scores and verdicts."""
     lines = ["", list_lines(bench)[0].split(":")[0] + "."]
-    lines += ["", "![Methods by tasks, with intervals](posbench.png)", ""] if complete else []
+    lines += ["", "![Methods by tasks, with intervals](posbench.svg)", ""] if complete else []
     lines += ["| method | " + " | ".join(TASKS) + " | time | memory |", "|---" * (len(TASKS) + 3) + "|"]
     for name in complete:
         scores, cost = bench.scores(name), bench.record(name, "cost") or {}
@@ -79,29 +83,51 @@ def page_lines(bench: Bench, complete: list[str]) -> list[str]:
     return lines
 
 
-def draw_scores(bench: Bench, complete: list[str], path: Path) -> None:
-    """Draw a panel for each task: the score of each method with its 95 % interval, its seeds, and chance."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+def draw_scores(bench: Bench, complete: list[str]) -> Figure:
+    """Draw a panel for each task: the score of each method with its 95 % interval, its seeds, and that of ``none``.
 
-    figure = Figure(figsize=(2 * len(TASKS), 0.9 + 0.28 * len(complete)), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(1, len(TASKS), sharey=True)
-    for ax, (task, (text, training)) in zip(axes, TASKS.items(), strict=True):
+    The color is the verdict against ``none``: better, worse or neither.
+    """
+    figure = Figure(figsize=(INCHES["page"], 0.9 + 0.32 * len(complete)), layout="constrained")
+    panels = figure.subplots(2, (len(TASKS) + 1) // 2, sharey=True).ravel()
+    words = {name: _words_against_none(bench, name) for name in complete if name != "none" and "none" in complete}
+    for ax, (task, (text, training)) in zip(panels, TASKS.items(), strict=False):
         for y, name in enumerate(complete):
             if values := bench.scores(name).get(task):
                 low, high = score_interval(values)
-                ax.plot([100 * low, 100 * high], [y, y], color="tab:blue", linewidth=2)
-                ax.plot([100 * x for x in values], [y + 0.25] * len(values), ".", color="0.5", markersize=3)
-                ax.plot(100 * np.mean(values), y, "o", color="tab:blue", markersize=4)
+                color = _VERDICT_COLORS[words.get(name, {}).get(task, "")]
+                ax.plot([100 * low, 100 * high], [y, y], color=color, linewidth=1.5)
+                ax.plot([100 * x for x in values], [y + 0.3] * len(values), ".", color="0.6", markersize=1.5)
+                ax.plot(100 * np.mean(values), y, "o", color=color, markersize=3)
             else:
-                ax.text(0.5, y, "n/a", transform=ax.get_yaxis_transform(), ha="center", va="center", fontsize=7)
-        ax.axvline(100 * chance_of_tasks(bench.protocol)[task], color="0.6", linewidth=0.8, linestyle=":")
-        ax.set_title(task, fontsize=9)
-        ax.set_xlabel(textwrap.fill(text, 24), fontsize=7)
-        ax.tick_params(labelsize=7)
+                ax.text(0.5, y, "n/a", transform=ax.get_yaxis_transform(), ha="center", va="center")
+        if "none" in complete and (base := bench.scores("none").get(task)):
+            ax.axvline(100 * np.mean(base), color="0.6", linewidth=0.8, linestyle=":")
+        ax.set_title(task)
+        ax.set_xlabel(f"% right: {text}")
         if training == "glyphs":  # from nothing to all right, so that noise at chance looks small
             ax.set_xlim(-5, 105)
         ax.set_yticks(range(len(complete)), complete)
-    axes[0].set_ylim(len(complete) - 0.4, -0.6)
-    figure.savefig(path, dpi=130, metadata={"Software": None})
+        ax.spines[["top", "right"]].set_visible(False)
+    _draw_key(panels[-1])
+    panels[0].set_ylim(len(complete) - 0.4, -0.6)
+    return printed(figure, INCHES["page"])
+
+
+def _draw_key(ax: Axes) -> None:
+    """Say in the empty panel what colors and marks mean."""
+    ax.set_axis_off()
+    texts = {"better": "better than none", "worse": "worse than none", "": "neither is shown"}
+    for place, (word, text) in zip((0.95, 0.8, 0.65), texts.items(), strict=True):
+        ax.plot(0.02, place, "o", color=_VERDICT_COLORS[word], markersize=3, transform=ax.transAxes)
+        ax.text(0.1, place, text, transform=ax.transAxes, va="center")
+    for place, text in zip(
+        (0.45, 0.3, 0.15), ("bars: 95 % intervals", "small dots: seeds", "dotted: none"), strict=True
+    ):
+        ax.text(0.0, place, text, transform=ax.transAxes, va="center")
+
+
+def _words_against_none(bench: Bench, name: str) -> dict[str, str]:
+    """Return the verdict of each task against ``none`` where it is better or worse."""
+    found = compare_with(bench, name, bench, []).verdicts
+    return {v.task: v.word for v in found if v.against == "none" and v.word in _VERDICT_COLORS}

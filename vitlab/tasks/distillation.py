@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlab.models.create import LIBRARIES, library_network
+from vitlab.models.create import library_network
 from vitlab.models.load import load_network
 from vitlab.models.weights_file import read_weights
 from vitlab.runs.directory import find_run
+from vitlab.shipped import LIBRARIES
 from vitlab.tasks.arguments import ClassifierArgs
 from vitlab.tasks.classifier import Classifier
 

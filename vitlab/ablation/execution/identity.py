@@ -16,12 +16,12 @@ from typing import Any
 
 from vitlab.config.keys import flatten, key_of
 from vitlab.runs.directory import find_run
-from vitlab.shipped import HERE
+from vitlab.shipped import HERE, LIBRARIES, find_weights
 
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 ASIDE = ("ablation", "look")  # rooms whose code runs beside cells, and draws what they left; all others count
 COMMANDS = ("cli/fit.py", "cli/evaluate.py", "cli/analyze.py")  # those of a cell, of all that the command line has
-LIBRARIES = ("torch", "torchvision", "timm", "lightning", "numpy")  # whose versions can change a number
+COMPUTING = ("torch", "torchvision", "timm", "lightning", "numpy")  # libraries whose versions can change a number
 
 
 def json_digest(content: Any) -> str:
@@ -70,18 +70,30 @@ def versions_in_use() -> str:
         True
     """
     found = {"python": platform.python_version()}
-    for name in LIBRARIES:
+    for name in COMPUTING:
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     return ", ".join(f"{name} {text}" for name, text in found.items())
 
 
 def initial_weights_digest(source: str) -> str:
-    """Return the hash of a cell's initial weights: of their file, or of the name of downloaded ones."""
-    if source.startswith("timm:"):
+    """Return the hash of a cell's initial weights: of their files, or of the name of downloaded ones.
+
+    Raises:
+        UsageError: There are no such weights.
+    """
+    source = find_weights(source)
+    if source.startswith("hf:") and (folder := Path(source.removeprefix("hf:"))).is_dir():
+        return json_digest({path.name: _of_file(path, path.stat().st_mtime_ns) for path in _files_of_weights(folder)})
+    if source.startswith(LIBRARIES):
         return json_digest(source)
     path = Path(source) if Path(source).is_file() else find_run(source)[1]
     return _of_file(path, path.stat().st_mtime_ns)
+
+
+def _files_of_weights(folder: Path) -> list[Path]:
+    """Return the files of a network of transformers: what it is, and its weights."""
+    return sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".bin"))
 
 
 @lru_cache(64)

@@ -143,14 +143,13 @@ def _forest(ax: Axes, results: CellResults, rows: Rows) -> None:
     if margin:
         ax.axvspan(-margin, margin, color="0.9", zorder=0)
     ax.axvline(0, color="0.4", lw=0.8)
-    base = ", ".join(results.ablation.baseline.values())
-    ax.annotate(base, (0, 0), (3, 3), xycoords=("data", "axes fraction"), textcoords="offset points", fontsize=7)
     for y, row in enumerate(rows):
         color, mark = arm_style(results, row["arm"])
         ax.plot([row["difference_low"], row["difference_high"]], [y, y], color=color, lw=1.5)
         ax.plot([row["difference"]], [y], mark, color=color)
     _arms(ax, [(row["arm"], row["n"], row["planned"]) for row in rows])
     band = f" (gray: the margin of ±{margin:g})" if margin else ""
+    base = ", ".join(results.ablation.baseline.values())
     ax.set_xlabel(f"difference in {results.ablation.primary} to {base}{band}")
 
 

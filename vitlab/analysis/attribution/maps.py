@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlab.analysis.attribution.relevance import Relevance
+from vitlab.analysis.attribution.relevance import Relevance, has_rules
 from vitlab.analysis.catalogue import Analysis
 from vitlab.analysis.head_attention import maps_of_images, rollout
 from vitlab.analysis.subject import Finding, Subject
@@ -144,7 +144,7 @@ def _added_up(net: Asked, maps: list[Tensor], gradients: list[Tensor]) -> Tensor
     return read_out(net, total)
 
 
-def lrp(net: VisionTransformer, images: Tensor, classes: Tensor) -> Tensor:
+def lrp(net: Asked, images: Tensor, classes: Tensor) -> Tensor:
     """Return the transformer attribution of Chefer et al. 2021, "beyond attention visualization" (arXiv:2012.09838).
 
     As :func:`gradient_attention`, with the relevance that :class:`~.relevance.Relevance` hands down to each weight of
@@ -159,24 +159,54 @@ def lrp(net: VisionTransformer, images: Tensor, classes: Tensor) -> Tensor:
     return _added_up(net, relevant_maps(net, images, classes), gradients)
 
 
-def relevant_maps(net: VisionTransformer, images: Tensor, classes: Tensor) -> list[Tensor]:
+def relevant_maps(net: Asked, images: Tensor, classes: Tensor) -> list[Tensor]:
     """Return the relevance of each weight of attention for the classes' outputs, ``(B, A, L, L)`` for each block."""
-    needed = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    if isinstance(net, AnyNetwork):
+        found, maps = _handed_down(net, images)
+        slopes = gradients_of(_scores_of(found, classes, "LRP"), maps)
+        return [slope for slope in slopes if slope is not None]
     with torch.no_grad():
         positions = net.positions(images).for_batch()
         x = net.embed(images, positions)
+    with frozen(net), torch.enable_grad(), caught_maps(net) as maps, Relevance():
+        x.requires_grad_()
+        for i in range(len(net.blocks)):
+            x = net.run_block(i, x, positions)
+        found = net.forward_head(net.norm(x))
+    return list(torch.autograd.grad(found, maps, F.one_hot(classes, found.shape[1]).to(found)))
+
+
+def _handed_down(net: AnyNetwork, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Return scores and maps of a network of another library, computed so that relevance goes back between them."""
+    with frozen(net), torch.enable_grad(), Relevance():
+        return net.graded_attention(images.detach().requires_grad_())
+
+
+def shares_relevance(net: AnyNetwork) -> bool:
+    """Return whether each operation between the maps of a network of another library and its outputs has a rule of LRP.
+
+    Example:
+        >>> shares_relevance(AnyNetwork(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), "a", (2, 2), 3))
+        False
+    """
+    if net.reads is None:
+        return False
+    value = next(net.parameters())
+    scores, maps = _handed_down(net, torch.zeros(1, net.in_chans, *net.img_size).to(value))
+    return bool(maps) and has_rules(scores, maps)
+
+
+@contextmanager
+def frozen(net: nn.Module) -> Iterator[None]:
+    """Inside a ``with`` block, no parameter takes a gradient."""
+    needed = [parameter for parameter in net.parameters() if parameter.requires_grad]
     try:
         for parameter in needed:
             parameter.requires_grad_(False)
-        with torch.enable_grad(), caught_maps(net) as maps, Relevance():
-            x.requires_grad_()
-            for i in range(len(net.blocks)):
-                x = net.run_block(i, x, positions)
-            found = net.forward_head(net.norm(x))
+        yield
     finally:
         for parameter in needed:
             parameter.requires_grad_()
-    return list(torch.autograd.grad(found, maps, F.one_hot(classes, found.shape[1]).to(found)))
 
 
 def gradient_rollout(net: Asked, images: Tensor, classes: Tensor) -> Tensor:
@@ -333,7 +363,7 @@ SIGNED = ("integrated gradients", "GradientSHAP", "occlusion")  # a patch can sp
 def methods_of(net: Asked) -> dict[str, Callable[[Any, Tensor, Tensor], Tensor]]:
     """Return the maps that a network has: of attention if all blocks let it be caught, Grad-CAM if a layer has cells.
 
-    LRP has a rule for each operation, which those of other libraries need not follow: it is of our networks alone.
+    LRP needs a rule for each operation: a network of another library has it where all of them have one.
 
     Example:
         >>> from vitlab.models.foreign import AnyNetwork
@@ -342,7 +372,7 @@ def methods_of(net: Asked) -> dict[str, Callable[[Any, Tensor, Tensor], Tensor]]
     """
     missing: tuple[str, ...]
     if isinstance(net, AnyNetwork):
-        missing = ("LRP",) if net.reads else OF_ATTENTION
+        missing = OF_ATTENTION if net.reads is None else () if shares_relevance(net) else ("LRP",)
         missing += () if any(stage.has_cells for stage in net.stages) else ("Grad-CAM",)
     else:
         attends = all(isinstance(getattr(block, "attn", None), Attention) for block in net.blocks)

@@ -1,9 +1,11 @@
 """Layer-wise relevance propagation (LRP): a backward pass that hands down shares of an output in place of gradients."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -16,6 +18,12 @@ SAME = {  # what goes in has the relevance of what comes out
 SUMS = {"add": 1, "__add__": 1, "__radd__": 1, "__iadd__": 1, "sub": -1, "__sub__": -1, "__isub__": -1}
 PRODUCTS = {"mul", "__mul__", "__rmul__", "__imul__", "div", "__truediv__", "__itruediv__"}
 TERMS = {"matmul", "__matmul__", "bmm", "einsum", "mean", "sum", "adaptive_avg_pool1d", "adaptive_avg_pool2d"}
+
+MOVES = re.compile(  # nodes of a graph that only move values: their usual backward passes do as well
+    "(_Shared|View|UnsafeView|ReshapeAlias|Transpose|T|Permute|Expand|Repeat|Select|Slice|Index|IndexSelect|Gather|Cat|"
+    "Stack|Unbind|Split|SplitWithSizes|Unsqueeze|Squeeze|Clone|Alias|AsStrided|Roll|Flip|ConstantPadNd|ToCopy)"
+    r"Backward\d*"
+)
 
 
 class Relevance(TorchFunctionMode):
@@ -43,6 +51,9 @@ class Relevance(TorchFunctionMode):
         inputs = [each for each in args if isinstance(each, Tensor)]
         if not torch.is_grad_enabled() or not any(each.requires_grad for each in inputs):
             return func(*args, **kwargs)
+        if name == "multi_head_attention_forward" and _is_plain(args, kwargs):
+            with self:
+                return _attention(*args)
         args = (args[0].clone(), *args[1:]) if name in SAME or name.startswith("__i") else args  # nothing in place
 
         def compute(*own: Tensor) -> Tensor:
@@ -82,6 +93,60 @@ def _rule(name: str, inputs: list[Tensor], compute: Callable[..., Tensor]) -> Sh
             (relevance / count).sum_to_size(each.shape) if has else None for each, has in zip(x, carry, strict=True)
         ]
     return None
+
+
+def has_rules(output: Tensor, inputs: Sequence[Tensor]) -> bool:
+    """Return whether each operation of a forward pass in the mode has a rule, from ``inputs`` to an ``output``.
+
+    Example:
+        >>> x = torch.ones(1, 3, requires_grad=True)
+        >>> with Relevance():
+        ...     y, z = x.softmax(1)[:, :2].sum(), x.sin().sum()
+        >>> has_rules(y, [x]), has_rules(z, [x])
+        (True, False)
+    """
+    ends = {(each * 1).grad_fn.next_functions[0][0] for each in inputs}  # type: ignore[union-attr]
+    leads: dict[Any, bool] = {None: False}  # whether a node comes after an input
+    stack: list[Any] = [output.grad_fn]
+    after: list[Any] = []
+    while stack:
+        node = stack[-1]
+        if node in leads:
+            stack.pop()
+            continue
+        before = [each for each, _ in node.next_functions]
+        if node in ends:
+            leads[node] = True
+        elif missing := [each for each in before if each not in leads]:
+            stack += missing
+            continue
+        else:
+            leads[node] = any(leads[each] for each in before)
+            after += [node] if leads[node] else []
+        stack.pop()
+    return all(MOVES.fullmatch(node.name().rpartition("::")[2]) for node in after)
+
+
+def _is_plain(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Return whether :func:`_attention` computes the same: no masks, nothing added to the keys, one width."""
+    extra = (*args[7:10], *(kwargs.get(name) for name in ("key_padding_mask", "attn_mask", "use_separate_proj_weight")))
+    return not any(isinstance(each, Tensor) or each for each in extra) and args[0].ndim == 3
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, width: int, heads: int, weight: Tensor, bias: Tensor | None,
+    bias_k: None, bias_v: None, zeros: bool, dropout: float, out_weight: Tensor, out_bias: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Compute what :class:`torch.nn.MultiheadAttention` does, one operation at a time, so that each has its rule.
+
+    Returns:
+        The ``(L, B, D)`` output, and ``(B, A, L, S)`` weights.
+    """
+    biases = [None] * 3 if bias is None else bias.chunk(3)
+    each = zip((query, key, value), weight.chunk(3), biases, strict=True)
+    q, k, v = (F.linear(x, w, b).unflatten(2, (heads, -1)).permute(1, 2, 0, 3) for x, w, b in each)
+    weights = (q * (width // heads) ** -0.5 @ k.transpose(2, 3)).softmax(dim=3)
+    return F.linear((weights @ v).permute(2, 0, 1, 3).flatten(2), out_weight, out_bias), weights
 
 
 def _of_linear(x: Tensor, weight: Tensor, relevance: Tensor) -> Tensor:

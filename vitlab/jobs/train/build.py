@@ -41,12 +41,13 @@ from vitlab.jobs.train.start import write_facts
 from vitlab.jobs.train.wandb import SafeWandbLogger, place_loggers
 from vitlab.lazy import quick_imports
 from vitlab.models.convert_peers import peer_images
-from vitlab.models.create import LIBRARIES, load_of_library
+from vitlab.models.create import load_of_library
 from vitlab.models.load import load_weights, network_args
 from vitlab.models.old_names import new_name, upgrade
 from vitlab.runs.choose import choose_run, run_to_continue
 from vitlab.runs.directory import RunDir, find_run
 from vitlab.runs.manifest import check_whole
+from vitlab.shipped import LIBRARIES
 from vitlab.tasks.base import Task
 from vitlab.tasks.distillation import Distillation
 
