@@ -13,9 +13,8 @@ import yaml
 from vitlab.cli.main import main
 from vitlab.config.keys import differences, differing_keys
 from vitlab.jobs import listing
-from vitlab.jobs.about import about
 from vitlab.jobs.export import _measured
-from vitlab.jobs.listing import list_runs
+from vitlab.jobs.listing import about, list_runs
 from vitlab.jobs.results import split_metrics
 from vitlab.run import Run
 from vitlab.runs import lock

@@ -7,9 +7,8 @@ from typing import Any
 
 from vitlab.config.arguments import CommandParser, KeepLines, add_formats
 from vitlab.errors import UsageError, megabytes, printable
-from vitlab.jobs.about import PARTS, about, differences_of
 from vitlab.jobs.clean import WHAT, Item, remove, to_clean
-from vitlab.jobs.listing import Row, head_metrics, list_runs
+from vitlab.jobs.listing import PARTS, Row, about, differences_of, head_metrics, list_runs
 from vitlab.runs.directory import RunDir, find_directory
 from vitlab.tables import columns, formatted
 
