@@ -177,11 +177,12 @@ def shape_of(subject: Subject, count: int, budget: int = BUDGET) -> dict[str, An
     """Return the sizes that the viewer needs to decode the maps."""
     net = subject.net
     query, key = pools(net, count, budget)
-    (h, w), heads = net.grid_size, seen_heads(net)
+    (h, w), (H, W), heads = net.grid_size, net.img_size, seen_heads(net)
     sizes = {"depth": len(heads), "heads": max(heads, default=0), "grid": [h, w]}
     return sizes | {
         "query": [-(-h // query), -(-w // query)],
         "key": [-(-h // key), -(-w // key)],
+        "ratio": round(W / H, 4),
         "name": subject.name,
         "splits": _split_shapes(net, count),
     }
