@@ -171,7 +171,7 @@ function drawDifference() {
 function saidOf(net, n) { // what the network says of the picture, then or now
   const one = net.pictures[state.picture], then = moment(n), of = one.target ? " (it is " + one.target + ")" : "";
   const is_kept = state.map === ATTENTION || state.map === POSITIONS;
-  if (then && is_kept) return "epoch " + then.kept.epochs[then.i] + ": " + then.kept.said[then.i][state.picture] + of;
+  if (then && is_kept) return "epoch " + then.kept.epochs[then.i] + (then.kept.said[then.i][state.picture] ? ": " + then.kept.said[then.i][state.picture] : "") + of;
   const now = state.epoch < 0 ? "" : is_kept ? "now (nothing was kept of this run): " : "now (of epochs only attention and positions are kept): ";
   const asked = state.target >= 0 && !(state.target in (one.targets ?? {})) && state.target !== one.class ? "; maps are of the predicted class: those of the class chosen were not made for this picture" : "";
   return now + one.said + of + asked;

@@ -39,7 +39,7 @@ def pictures_of(
     images, net = subject.shown(count), subject.net
     query, key = pools(net, len(images), budget)
     scores = outputs(net, images)
-    classes, has_head = scores.argmax(dim=1), net.num_classes > 1
+    classes, has_head = scores.argmax(dim=1), subject.scores_classes
     maps = _maps(net, images, classes, has_gradients) if has_head else {}
     truth, names = subject.shown_classes(count) if has_head else [], subject.class_names
     others = _of_other_classes(net, images, scores, truth) if has_head and has_gradients else []
