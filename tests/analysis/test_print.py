@@ -1,13 +1,16 @@
 """Figures in print: whatever is drawn can be read at the width of a column."""
 
+import warnings
+
 import matplotlib
+import numpy as np
 import pytest
 from figure_faults import faults, fits_a_column
 from matplotlib.figure import Figure
 from small_nets import SMALL, small_net
 
 from vitlab.analysis import ANALYSES
-from vitlab.analysis.figures import curves, one_axes
+from vitlab.analysis.figures import curves, grid_of_axes, one_axes, overlay
 from vitlab.analysis.subject import Subject
 from vitlab.analysis.typeset import figure_bytes, printed, shown_texts
 from vitlab.errors import UsageError
@@ -56,6 +59,21 @@ def test_titles_that_lay_on_each_other_are_wrapped_or_go_below_each_other():
     figure.set_size_inches(3.3, 2)
     assert any("lies on" in fault for fault in faults(figure))
     assert not faults(printed(figure, 3.3))
+
+
+@pytest.mark.slow
+def test_oblong_maps_with_long_names_of_rows_and_columns_stay_as_wide_as_a_page_allows():
+    figure, axes = grid_of_axes(4, 11)
+    names = ["image", *(f"map of gradients{i}" for i in range(10))]
+    for i, row in enumerate(axes):
+        for j, (ax, name) in enumerate(zip(row, names, strict=True)):
+            title = "as sunflower" if j == 0 else name if i == 0 else ""
+            overlay(ax, np.zeros((48, 80, 3)), np.random.default_rng(i + j).random((3, 5)), title)
+    with warnings.catch_warnings(action="error"):
+        done = printed(figure, 6.9)
+    assert not faults(done)
+    assert min(ax.get_position().width for ax in done.axes) * 6.9 > 0.5
+    assert [ax.title.get_rotation() for ax in done.axes if ax.get_title()] == [0] * 14
 
 
 def test_lines_have_their_names_at_their_ends_and_none_is_lost():

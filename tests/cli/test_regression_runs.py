@@ -11,7 +11,9 @@ from safetensors.torch import load_file
 
 from vitlab.cli.main import main
 from vitlab.data import FakeData
+from vitlab.jobs.find_subject import View, subject_at
 from vitlab.jobs.restore import restore
+from vitlab.look.viewer import pictures_of
 from vitlab.runs.directory import RunDir
 from vitlab.tasks import Regressor
 
@@ -74,6 +76,13 @@ def test_two_numbers_are_learned_measured_and_predicted_in_their_units(arrays, c
     assert torch.allclose(head, task.network_in_units().head.bias) and head[0] > 500
     again = Regressor.load_from_checkpoint("runs/run/checkpoints/best.ckpt", weights_only=True)
     assert torch.equal(again.target_mean, task.target_mean)
+
+    capsys.readouterr()
+    assert main(["analyze", "attribution", "run"]) == 2  # a number is no score of a class
+    assert "attribution needs class scores, and run predicts left, low" in capsys.readouterr().err
+    subject = subject_at("run", View())[0]
+    entry = pictures_of(subject, count=1)[0]
+    assert entry["said"] == "" and "class" not in entry and entry["maps"] == {}
 
 
 def test_classes_are_refused_where_numbers_are_needed_and_the_other_way_round(arrays, capsys):

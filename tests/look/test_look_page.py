@@ -703,6 +703,25 @@ for (const width of [390, 1200]) {
         assert float(text.split(": ")[1]) == pytest.approx(table["weight"].item(), abs=1e-3)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_in_a_browser_oblong_images_and_their_maps_keep_their_shape(tmp_path):
+    net = vitlab.VisionTransformer(**SMALL | {"img_size": (8, 24)})
+    page = render("oblong", {}, [Subject(net, Digits(img_size=(8, 24)), name="oblong")], 2)
+    work = """<script>
+setTimeout(() => {
+  const shape = (each) => (each.getBoundingClientRect().width / each.getBoundingClientRect().height).toFixed(2);
+  document.body.dataset.shapes = [...document.querySelectorAll("#stages canvas")].map(shape).join();
+}, 500);
+</script>"""
+    (tmp_path / "page.html").write_text(page + work)
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000", "--dump-dom"]
+    words = [str(CHROMIUM), *flags, (tmp_path / "page.html").as_uri()]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    shapes = re.search('data-shapes="([^"]+)"', done.stdout)[1].split(",")
+    assert len(shapes) > 2 and {float(shape) for shape in shapes} == {3.0}
+
+
 @pytest.mark.rare
 def test_a_page_of_a_small_vit_with_twelve_pictures_is_under_8_mb(monkeypatch):
     monkeypatch.setattr(

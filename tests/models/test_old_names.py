@@ -107,6 +107,25 @@ def test_the_command_line_wins_over_files_of_either_age(tmp_path):
         assert found["attn"]["init_args"] == {"qk_scale": 0.5, "qk_norm": True}
 
 
+@pytest.mark.parametrize("key", ["model.qk_scale", "model.init_args.qk_scale"])
+def test_of_an_old_name_and_its_part_in_two_files_the_later_wins(tmp_path, key):
+    (tmp_path / "old.yaml").write_text(f"{key}: 0.25\n")
+    (tmp_path / "new.yaml").write_text("model: {attn: {class_path: gated, init_args: {qk_scale: 0.5}}}\n")
+    for order, expected in ((("new", "old"), 0.25), (("old", "new"), 0.5)):
+        files = [word for name in order for word in ("--config", str(tmp_path / f"{name}.yaml"))]
+        found, _ = arguments_of(*files)
+        assert found["attn"] == {"class_path": "gated", "init_args": {"qk_scale": expected}}
+
+
+@pytest.mark.slow
+def test_the_printed_config_has_what_an_old_flag_overrides(tmp_path, capsys):
+    (tmp_path / "new.yaml").write_text("model: {attn: {class_path: gated, init_args: {qk_scale: 0.5}}}\n")
+    with pytest.raises(SystemExit):
+        VitlabCLI([*FLAGS, "--config", str(tmp_path / "new.yaml"), "--model.qk_scale=0.25", "--print_config"])
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert "0.25" in str(printed["model"]["init_args"]["attn"])
+
+
 @pytest.mark.parametrize("key", ["model.attn.qk_norm", "model.init_args.attn.init_args.qk_norm"])
 def test_a_file_changes_one_option_of_a_part(tmp_path, key):
     for text in (f"{key}: true\n", "model: {attn: {qk_norm: true}}\n"):

@@ -241,6 +241,12 @@ class Subject:
         numbered = [f"class {k}" for k in range(self.net.num_classes)]
         return numbered if self.is_elsewhere else self.data.class_names or numbered
 
+    @property
+    def scores_classes(self) -> bool:
+        """Whether the outputs are scores of classes or labels: not features, numbers, nor targets of several kinds."""
+        predicts_numbers = self.data.targets["kind"] in ("number", "mixed") and not self.is_elsewhere
+        return self.net.num_classes > 1 and not isinstance(self.net.head, nn.Identity) and not predicts_numbers
+
     def check_classes(self) -> None:
         """Refuse to measure accuracy on images without classes, or with classes that the network does not know."""
         if self.has_no_data:

@@ -89,6 +89,9 @@ def printed(figure: Figure, width: float, title: str = "") -> Figure:
         for ax, names in beside:
             _place(copy, ax, names)
     copy.draw_without_rendering()
+    if sum(group.short_by(copy) for group in groups) > 0.1:
+        _set_height(copy, groups, 0.0)
+        copy.draw_without_rendering()
     _fix(copy)
     _clear(copy, {id(text) for _, names in beside for text in names})
     return copy
@@ -105,8 +108,9 @@ def _settle(figure: Figure, groups: Sequence["_PanelGrid"]) -> None:
     """Lay the figure out, and let its texts and its height follow."""
     figure.draw_without_rendering()
     _thin(figure)
+    before = sum(group.words for group in groups)
     _wrap_all(figure, groups)
-    _set_height(figure, groups)
+    _set_height(figure, groups, sum(group.words for group in groups) - before)
 
 
 def shown_texts(figure: Figure) -> list[Text]:
@@ -219,7 +223,10 @@ class _PanelGrid:
         for ax, (row, _) in zip(self.axes, self.cells, strict=True):
             box = ax.get_position(original=True)
             wide, tall = box.width * figure.get_figwidth(), box.height * figure.get_figheight()
-            missing[row] = max(missing.get(row, -99.0), self._height(ax, wide) - tall)
+            more = self._height(ax, wide) - tall
+            if more < 0 and ax.images:  # its words already stand in what is left above and below
+                more = sum(min(0.0, more / 2 + words) for words in _words_about(ax))
+            missing[row] = max(missing.get(row, -99.0), more)
         return sum(missing.values())
 
     def _height(self, ax: Axes, wide: float) -> float:
@@ -237,6 +244,15 @@ class _PanelGrid:
         return max(0.8, 1.4 * LINE * len(names)) if is_list else 0.0
 
     @property
+    def words(self) -> float:
+        """The inches of titles and names of axes above and below the panels, row by row."""
+        rows: dict[tuple[int, int], float] = {}
+        for ax, (row, _) in zip(self.axes, self.cells, strict=True):
+            for i, high in enumerate(_words_about(ax)):
+                rows[row, i] = max(rows.get((row, i), 0.0), high)
+        return sum(rows.values())
+
+    @property
     def lowest(self) -> float:
         """The inches below which curves are no curves any more; 0 for pictures."""
         rows = {row: 0.0 if self.is_pictures else LOWEST for row, _ in self.cells}
@@ -249,8 +265,8 @@ def _first_height(groups: Sequence[_PanelGrid]) -> float:
     return min(TALLEST, sum(group.rows * min(group.cell, 2.5) for group in groups) + 0.6)
 
 
-def _set_height(figure: Figure, groups: Sequence[_PanelGrid]) -> None:
-    height = figure.get_figheight() + sum(group.short_by(figure) for group in groups)
+def _set_height(figure: Figure, groups: Sequence[_PanelGrid], more: float) -> None:
+    height = figure.get_figheight() + sum(group.short_by(figure) for group in groups) + more
     named = sum(legend.get_window_extent().height / figure.dpi for legend in figure.legends)
     least = sum(group.lowest for group in groups) + max(named, 0.6) + 0.4  # curves stay curves
     figure.set_figheight(round(min(max(height, 1.0), max(TALLEST, least)), 2))
@@ -261,6 +277,12 @@ def _size(text: Text) -> tuple[float, float]:
     figure: Any = text.get_figure(root=True)
     box = text.get_window_extent(figure.canvas.get_renderer())
     return box.width / figure.dpi, box.height / figure.dpi
+
+
+def _words_about(ax: Axes) -> tuple[float, float]:
+    """Return the inches of what is written above and below a panel, between numbers at ticks and other panels."""
+    title, name = (_size(text)[1] if text.get_text() else 0.0 for text in (ax.title, ax.xaxis.label))
+    return title, max(name, 2 * LINE if ax.child_axes else 0.0)  # a bar below has numbers, and a name
 
 
 def _widest_word(text: Text) -> float:
@@ -311,12 +333,14 @@ def _wrap_all(figure: Figure, groups: Sequence[_PanelGrid]) -> None:
         pitch = min(np.diff(lefts), default=wide) - 0.09 if group.columns > 1 else wide
         rooms = [2 * min(box.x0 + box.x1, 2 - box.x0 - box.x1) / 2 * wide - 0.06 for box in boxes]
         rooms = [min(pitch, room) for room in rooms]  # of what stands at the center of the panel
-        titles = [(ax.title, room) for ax, room in zip(group.axes, rooms, strict=True) if ax.title.get_text()]
-        fits = [_wrapped(title, room) for title, room in titles]  # each is wrapped
-        if not all(fits):
-            for title, _ in titles:
-                title.set_text(title.unbroken)  # type: ignore[attr-defined]
-                title.set_rotation(90)
+        for row in sorted({row for row, _ in group.cells}):
+            there = zip(group.axes, rooms, group.cells, strict=True)
+            titles = [(ax.title, room) for ax, room, (at, _) in there if at == row and ax.title.get_text()]
+            fits = [_wrapped(title, room) for title, room in titles]  # each is wrapped
+            if not all(fits):
+                for title, _ in titles:
+                    title.set_text(title.unbroken)  # type: ignore[attr-defined]
+                    title.set_rotation(90)
         for ax, box, room in zip(group.axes, boxes, rooms, strict=True):
             if ax.get_xlabel() and not _wrapped(ax.xaxis.label, room) and group.is_pictures:
                 ax.set_xlabel("")  # the ranges of maps, which stand in the table

@@ -3,7 +3,7 @@
 import importlib
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -36,6 +36,7 @@ from vitlab.config.parts import (
     check_parts,
     import_parts,
     in_parts,
+    later_names,
     merge_parts,
     parts_as_words,
     parts_to_words,
@@ -66,6 +67,8 @@ LINKS = {
 class Parser(LightningArgumentParser):
     """A parser that takes no abbreviations and reports a mistake in one line."""
 
+    later: Collection[str] = ()  # old names of options that override what their part says
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "allow_abbrev": False})
 
@@ -81,7 +84,7 @@ class Parser(LightningArgumentParser):
     def dump(self, cfg: Namespace, *args: Any, **kwargs: Any) -> str:
         """Return the configuration as text, with every option in the part that understands it."""
         cfg = cfg.clone()
-        _in_parts(cfg, [])
+        _in_parts(cfg, self.later)
         if isinstance(model := cfg.get("model"), Namespace) and isinstance(given := model.get("init_args"), Namespace):
             parts_to_words(given)
         text: str = super().dump(cfg, *args, **kwargs)
@@ -111,6 +114,7 @@ class VitlabCLI(LightningCLI):
         self.added_callbacks, self.trainer_settings = list(callbacks), trainer
         parts = [v for _, v in settings(args) if str(v).endswith((".yaml", ".yml")) and Path(str(v)).is_file()]
         self.contents = [read_yaml(path) for path in [*config_paths(args), *parts]]
+        self.later = later_names(self.contents, settings(args))
         refuse_secrets(
             {k: v for content in self.contents for k, v in flatten_as_typed(content).items()} | dict(settings(args))
         )
@@ -132,6 +136,7 @@ class VitlabCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Link the model's image size, channels, classes and targets to the data."""
+        parser.later = self.later  # type: ignore[attr-defined]
         parser.add_lightning_class_args(Checkpoint, "checkpoint")
         for name in LINKS:
             parser.link_arguments("data", f"model.init_args.{name}", self._reader(name), apply_on="instantiate")
@@ -140,7 +145,7 @@ class VitlabCLI(LightningCLI):
         """Parse only ``args``, not ``sys.argv``."""
         with parts_as_words():
             self.config = parser.parse_args(args)
-        self.moved = _in_parts(self.config, settings(self.arguments))
+        self.moved = _in_parts(self.config, self.later)
 
     def instantiate_classes(self) -> None:
         """Build data, task and trainer; an error in their constructors is a mistake of the user's."""
@@ -211,7 +216,7 @@ class VitlabCLI(LightningCLI):
                 )
 
 
-def _in_parts(config: Namespace, pairs: Sequence[tuple[str, Any]]) -> list[str]:
+def _in_parts(config: Namespace, later: Collection[str]) -> list[str]:
     """Move options with old names to their parts, where the model is a task of vitlab; return the names."""
     model = config.get("model")
     if not isinstance(model, Namespace) or not isinstance(given := model.get("init_args"), Namespace):
@@ -220,7 +225,7 @@ def _in_parts(config: Namespace, pairs: Sequence[tuple[str, Any]]) -> list[str]:
     if not issubclass(cls, Task):
         return []
     with user_mistakes([*inspect.signature(cls).parameters, *OLD]):
-        return in_parts(given, cls, pairs)
+        return in_parts(given, cls, later)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from inspect import signature
 from typing import Any
@@ -12,6 +12,7 @@ from jsonargparse import get_loader, set_loader
 
 from vitlab.class_paths import name_and_args, with_current_paths
 from vitlab.config.arguments import without_flags
+from vitlab.config.keys import flatten, key_as_typed
 from vitlab.config.trust import import_class
 from vitlab.errors import UsageError
 from vitlab.models.old_names import DEFAULTS, OLD, upgrade
@@ -52,25 +53,41 @@ def check_parts(arguments: Mapping[str, Any]) -> None:
                 check_ranges("model", one.get("init_args") or {}, within=name)
 
 
-def in_parts(arguments: Any, cls: Any, pairs: Sequence[tuple[str, Any]]) -> list[str]:
-    """Move options with old names among the parsed arguments of a task to their parts; return the names.
+def later_names(contents: Sequence[Any], pairs: Sequence[tuple[str, Any]]) -> set[str]:
+    """Return the old names that are set after the parts they belong to: by a later file, or on the command line.
 
-    An option of a config file does not override what a part says, one of the command line does.
+    Args:
+        contents: Contents of the config files, in order.
+        pairs: Keys and values of the command line.
+
+    Example:
+        >>> later_names([{"model.attn": {"qk_norm": True}}, {"model": {"qk_norm": False}}], [])
+        {'qk_norm'}
+    """
+    sources = [[key_as_typed(key) for key in flatten(one)] for one in contents if isinstance(one, Mapping)]
+    last: dict[str, int] = {}
+    for i, keys in enumerate([*sources, typed := [key_as_typed(key) for key, _ in pairs]]):
+        last |= {key.removeprefix("model.").partition(".")[0]: i for key in keys if key.startswith("model.")}
+    is_typed = {key.removeprefix("model.") for key in typed}
+    return {name for name, old in OLD.items() if name in is_typed or last.get(name, -1) > last.get(old.part, -1)}
+
+
+def in_parts(arguments: Any, cls: Any, later: Collection[str]) -> list[str]:
+    """Move options with old names among the parsed arguments of a task to their parts; return the names.
 
     Args:
         arguments: Parsed arguments of a task, which are changed.
         cls: The class of the task, which may itself have an argument of such a name.
-        pairs: Keys and values of the command line.
+        later: Names of which the value overrides what a part says, see :func:`later_names`.
     """
     own = signature(cls).parameters
     names = [name for name in OLD if name in arguments and name not in own]
     given = {name: value for name in names if (value := arguments.pop(name)) is not None}
-    typed = {key.removeprefix("model.").removeprefix("init_args.") for key, _ in pairs}
     as_mappings(given)
     import_parts(given)  # of a part that the network does not have, too
     as_mappings(arguments)
     parts = {name: arguments[name] for name in DEFAULTS if name in arguments}
-    new = upgrade({**parts, **given}, weak=given.keys() - typed)
+    new = upgrade({**parts, **given}, weak=given.keys() - set(later))
     for name, value in new.items():
         arguments[name] = value
     return [name for name in given if new != upgrade({**parts, **{k: v for k, v in given.items() if k != name}})]

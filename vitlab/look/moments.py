@@ -184,14 +184,14 @@ def _files(run: Path) -> list[Path]:
 
 
 def moments_of(
-    run: RunDir, images: int, names: list[str], shape: Mapping[str, Any], most: int = SHOWN
+    run: RunDir, images: int, names: list[str] | None, shape: Mapping[str, Any], most: int = SHOWN
 ) -> dict[str, Any] | None:
     """Return what a run kept, for the viewer; None if there is nothing of these images and this network.
 
     Args:
         run: The run directory.
         images: How many validation images there are: of others, other eight were kept.
-        names: Of the classes.
+        names: Of the classes; None for a network that predicts numbers.
         shape: The network's, as of :func:`vitlab.look.viewer.shape_of`.
         most: Validations that are returned at most, the first and the last among them.
     """
@@ -213,7 +213,7 @@ def moments_of(
 
     def said(shares: np.ndarray) -> str:
         k = int(shares.argmax())
-        return f"{names[k] if k < len(names) else f'class {k}'}, {float(shares[k]):.0%}"
+        return "" if names is None else f"{names[k] if k < len(names) else f'class {k}'}, {float(shares[k]):.0%}"
 
     rows = [found[epoch] for epoch in chosen]
     stacked = {"token": np.stack([row["token"] for row in rows])}

@@ -146,7 +146,8 @@ def _moments(run: RunDir | None, subject: Subject, shape: dict[str, Any], most: 
     """Return what a run kept of the viewer's first pictures while it trained; None if there is nothing."""
     if run is None or subject.pictures is not None or "val" not in getattr(subject.data, "splits", {}):
         return None
-    found = moments_of(run, len(subject.data.splits["val"]), subject.class_names, shape, most)
+    names = subject.class_names if subject.scores_classes else None
+    found = moments_of(run, len(subject.data.splits["val"]), names, shape, most)
     if found:
         found |= {name: packed(found[name]) for name in ("token", "positions") if name in found}
     return found

@@ -171,7 +171,7 @@ function drawDifference() {
 function saidOf(net, n) { // what the network says of the picture, then or now
   const one = net.pictures[state.picture], then = moment(n), of = one.target ? " (it is " + one.target + ")" : "";
   const is_kept = state.map === ATTENTION || state.map === POSITIONS;
-  if (then && is_kept) return "epoch " + then.kept.epochs[then.i] + ": " + then.kept.said[then.i][state.picture] + of;
+  if (then && is_kept) return "epoch " + then.kept.epochs[then.i] + (then.kept.said[then.i][state.picture] ? ": " + then.kept.said[then.i][state.picture] : "") + of;
   const now = state.epoch < 0 ? "" : is_kept ? "now (nothing was kept of this run): " : "now (of epochs only attention and positions are kept): ";
   const asked = state.target >= 0 && !(state.target in (one.targets ?? {})) && state.target !== one.class ? "; maps are of the predicted class: those of the class chosen were not made for this picture" : "";
   return now + one.said + of + asked;
@@ -238,14 +238,15 @@ function rowsShown() { // the numbers of the maps as they are shown
 }
 function drawingShown() {
   const maps = nets.map((_, n) => large(n)), signed = maps.some((map) => map && map[2]), scale = range(maps.filter(Boolean).map((map) => map[0]), signed);
-  const parts = ['<svg xmlns="http://www.w3.org/2000/svg" width="' + 220 * nets.length + '" height="270" font-family="sans-serif" font-size="11">'];
+  const tall = Math.round(Math.max(...nets.map((net) => 200 / net.shape.ratio)));
+  const parts = ['<svg xmlns="http://www.w3.org/2000/svg" width="' + 220 * nets.length + '" height="' + (tall + 70) + '" font-family="sans-serif" font-size="11">'];
   nets.forEach((net, n) => {
     if (!maps[n]) return;
-    const [values, [h, w]] = maps[n], rgb = (part) => "rgb(" + color(part, signed).map(Math.round) + ")", left = 10 + 220 * n;
+    const [values, [h, w]] = maps[n], rgb = (part) => "rgb(" + color(part, signed).map(Math.round) + ")", left = 10 + 220 * n, high = 200 / net.shape.ratio;
     parts.push('<text x="' + left + '" y="14">' + escaped(net.shape.name) + "</text>", '<text x="' + left + '" y="28">' + escaped(state.map + (state.map === ATTENTION ? ", layer " + state.layer : "")) + "</text>");
-    values.forEach((v, i) => parts.push('<rect x="' + (left + ((i % w) * 200) / w).toFixed(2) + '" y="' + (34 + (Math.floor(i / w) * 200) / h).toFixed(2) + '" width="' + (200 / w).toFixed(2) + '" height="' + (200 / h).toFixed(2) + '" fill="' + rgb(share(v, scale, signed)) + '"/>'));
-    for (let i = 0; i < 50; i++) parts.push('<rect x="' + (left + 4 * i) + '" y="240" width="4" height="8" fill="' + rgb(i / 49) + '"/>');
-    parts.push('<text x="' + left + '" y="262">' + number(scale[0]) + '</text><text x="' + (left + 200) + '" y="262" text-anchor="end">' + number(scale[1]) + "</text>");
+    values.forEach((v, i) => parts.push('<rect x="' + (left + ((i % w) * 200) / w).toFixed(2) + '" y="' + (34 + (Math.floor(i / w) * high) / h).toFixed(2) + '" width="' + (200 / w).toFixed(2) + '" height="' + (high / h).toFixed(2) + '" fill="' + rgb(share(v, scale, signed)) + '"/>'));
+    for (let i = 0; i < 50; i++) parts.push('<rect x="' + (left + 4 * i) + '" y="' + (tall + 40) + '" width="4" height="8" fill="' + rgb(i / 49) + '"/>');
+    parts.push('<text x="' + left + '" y="' + (tall + 62) + '">' + number(scale[0]) + '</text><text x="' + (left + 200) + '" y="' + (tall + 62) + '" text-anchor="end">' + number(scale[1]) + "</text>");
   });
   return parts.join("") + "</svg>\n";
 }
@@ -265,6 +266,7 @@ function restore() { // what the link asks for, as far as it is there
 function buildDifference(stages) {
   if (nets.length !== 2) return;
   const card = (between.card = el("div", stages, { className: "card" }));
+  card.style.setProperty("--ratio", nets[0].shape.ratio);
   el("b", card, { textContent: "difference" });
   between.said = el("div", card, { className: "note" });
   between.stage = el("canvas", card, { className: "stage" });
@@ -330,6 +332,7 @@ function buildStages() {
   if (!epochList().includes(state.epoch)) state.epoch = -1;
   nets.forEach((net, n) => {
     const card = el("div", stages, { className: "card" });
+    card.style.setProperty("--ratio", net.shape.ratio); // width to height of its images
     el("b", card, { textContent: net.shape.name });
     net.said = el("div", card, { className: "note" });
     const view = el("div", card, { className: "view" }), left = el("div", view), right = el("div", view);

@@ -39,7 +39,7 @@ def pictures_of(
     images, net = subject.shown(count), subject.net
     query, key = pools(net, len(images), budget)
     scores = outputs(net, images)
-    classes, has_head = scores.argmax(dim=1), net.num_classes > 1
+    classes, has_head = scores.argmax(dim=1), subject.scores_classes
     maps = _maps(net, images, classes, has_gradients) if has_head else {}
     truth, names = subject.shown_classes(count) if has_head else [], subject.class_names
     others = _of_other_classes(net, images, scores, truth) if has_head and has_gradients else []
@@ -177,11 +177,12 @@ def shape_of(subject: Subject, count: int, budget: int = BUDGET) -> dict[str, An
     """Return the sizes that the viewer needs to decode the maps."""
     net = subject.net
     query, key = pools(net, count, budget)
-    (h, w), heads = net.grid_size, seen_heads(net)
+    (h, w), (H, W), heads = net.grid_size, net.img_size, seen_heads(net)
     sizes = {"depth": len(heads), "heads": max(heads, default=0), "grid": [h, w]}
     return sizes | {
         "query": [-(-h // query), -(-w // query)],
         "key": [-(-h // key), -(-w // key)],
+        "ratio": round(W / H, 4),
         "name": subject.name,
         "splits": _split_shapes(net, count),
     }

@@ -381,9 +381,11 @@ def methods_of(net: Asked) -> dict[str, Callable[[Any, Tensor, Tensor], Tensor]]
 
 
 def predicted(subject: Subject, images: Tensor, name: str) -> Tensor:
-    """Return the predicted class of each image, ``(B,)``; refuse a network without outputs."""
-    if subject.net.num_classes < 2 or isinstance(subject.net.head, nn.Identity):
-        raise UsageError(f"{name} needs class scores, and {subject.name} has no classification head")
+    """Return the predicted class of each image, ``(B,)``; refuse a network without scores of classes."""
+    if not subject.scores_classes:
+        numbers = ", ".join(subject.data.targets.get("names", ())) if subject.net.num_classes > 1 else ""
+        what = f"predicts {numbers}" if numbers else "has no classification head"
+        raise UsageError(f"{name} needs class scores, and {subject.name} {what}")
     return outputs(subject.net, images).argmax(dim=1)
 
 
