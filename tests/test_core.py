@@ -24,8 +24,11 @@ MODULES = {
     for path in PACKAGE.rglob("*.py")
 }
 RUN = """
+import importlib.util
 import sys
+sys.meta_path = [one for one in sys.meta_path if "editable" not in getattr(one, "__module__", "")]  # has all rooms
 from vitlab.cli.main import main
+assert not [room for room in sys.argv[2:] if importlib.util.find_spec(f"vitlab.{room}")]
 small = ["--model.depth=1", "--data.subset=0.1", "--trainer.max_epochs=1", "--trainer.logger=false", "--quiet"]
 assert main(["fit", "--help"]) == 0
 assert main(["fit", "--config", "vit", "--name", "a", *small]) == 0
@@ -90,7 +93,7 @@ def test_the_core_trains_measures_and_exports_without_the_rooms_beside_it(tmp_pa
     for room in BESIDE:
         shutil.rmtree(tmp_path / "vitlab" / room)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-P", "-c", RUN, str(tmp_path)]
+    command = [sys.executable, "-P", "-c", RUN, str(tmp_path), *BESIDE]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert "best.safetensors" in done.stdout and "test/acc1" in done.stdout
