@@ -260,6 +260,17 @@ def outputs(net: Asked, images: Tensor) -> Tensor:
         return torch.cat([net(batch) for batch in images.split(32)])
 
 
+def probabilities(net: Asked, outputs: Tensor) -> Tensor:
+    """Map ``(B, K)`` outputs to probabilities: of classes, or of each label for itself if ``net.predicts_labels``.
+
+    Example:
+        >>> net = VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3, num_classes=2)
+        >>> probabilities(net, torch.zeros(1, 2))
+        tensor([[0.5000, 0.5000]])
+    """
+    return outputs.sigmoid() if net.predicts_labels else outputs.softmax(dim=1)
+
+
 @contextmanager
 def caught_inputs(modules: list[nn.Module], caught: list[Tensor]) -> Iterator[None]:
     """Inside a ``with`` block, append the first argument of each call of ``modules`` to ``caught``.
