@@ -16,6 +16,8 @@ from vitlab.models.convert_peers import peer_file
 from vitlab.models.create import NoCounterpart, same_network, timm_file
 from vitlab.models.foreign import AnyNetwork, removed_after
 from vitlab.models.vit import VisionTransformer
+from vitlab.tokenizers.patch import PatchEmbed
+from vitlab.tokenizers.splits import pair
 
 Asked = VisionTransformer | AnyNetwork  # what analyses ask
 
@@ -258,6 +260,21 @@ def outputs(net: Asked, images: Tensor) -> Tensor:
     """
     with torch.no_grad():
         return torch.cat([net(batch) for batch in images.split(32)])
+
+
+def token_steps(net: Asked) -> tuple[int, int]:
+    """Return height and width, in pixels, from one token to the next; of a network of another library, of a cell.
+
+    T2T's windows reach beyond an image, so 3 tokens of 16 pixels may be of 37 pixels.
+
+    Example:
+        >>> token_steps(VisionTransformer(img_size=(37, 53), tokenizer="t2t", embed_dim=48, depth=1, num_heads=3))
+        (16, 16)
+    """
+    if isinstance(net, AnyNetwork):
+        return net.img_size[0] // net.grid_size[0], net.img_size[1] // net.grid_size[1]
+    tokenizer: Any = net.tokenizer
+    return pair("patch_size", tokenizer.patch if isinstance(tokenizer, PatchEmbed) else tokenizer.patch_size)
 
 
 def probabilities(net: Asked, outputs: Tensor) -> Tensor:
