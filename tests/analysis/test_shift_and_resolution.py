@@ -75,8 +75,8 @@ def test_comparison_counts_what_differs():
 
 
 def test_sizes_reach_from_half_to_twice_in_whole_patches():
-    assert sizes((8, 8), (4, 4)) == [(4, 4), (6, 6), (8, 8), (10, 10), (12, 12), (16, 16)]
-    assert sizes((224, 224), (14, 14))[0] == (112, 112)
+    assert sizes((8, 8), (4, 4), (2, 2)) == [(4, 4), (6, 6), (8, 8), (10, 10), (12, 12), (16, 16)]
+    assert sizes((224, 224), (14, 14), (16, 16))[0] == (112, 112)
 
 
 def test_a_canvas_keeps_pixels_and_whole_patches():

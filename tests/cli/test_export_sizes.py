@@ -74,8 +74,21 @@ def test_the_page_says_which_pairs_are_written():
 def test_the_sizes_that_a_tokenizer_takes_are_named():
     sides = open_sides(net_of("patch", "learned", patch_size=[4, 8]))
     assert [(side.multiple_of, side.least) for side in sides] == [(4, 4), (8, 8)]
+    sides = open_sides(net_of("t2t", "learned", t2t_kernels=[7, 3, 3], img_size=32))
+    assert [(side.multiple_of, side.least) for side in sides] == [(16, 32)] * 2  # one row would be a constant
     sides = open_sides(net_of("t2t", "learned", t2t_kernels=[7, 3, 3], t2t_padding="none", img_size=64))
-    assert [(side.multiple_of, side.least) for side in sides] == [(16, 32)] * 2  # 16 leaves no window of 3
+    assert [(side.multiple_of, side.least) for side in sides] == [(16, 48)] * 2  # 32 leaves one window of 3
+
+
+def test_a_size_between_the_steps_of_a_graph_is_refused():
+    net = net_of("t2t", "learned", t2t_kernels=[7, 3, 3], img_size=(37, 48))
+    with pytest.raises(UsageError, match="leaves multiples of 16 x 16 pixels open, not 37 x 48: leave the option out"):
+        open_sides(net)
+
+
+@pytest.mark.rare
+def test_t2t_of_two_rows_is_written_at_any_size(tmp_path):
+    check("pt2", net_of("t2t", "learned", t2t_kernels=[7, 3, 3], img_size=32), tmp_path)
 
 
 def test_a_tokenizer_of_one_size_is_refused():

@@ -6,9 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from safetensors.torch import load_file
 
+from vitlab.analysis.attribution.maps import cells, occlusion
 from vitlab.cli.main import main
 from vitlab.data import FakeData
 from vitlab.jobs.find_subject import View, subject_at
@@ -143,6 +145,12 @@ def test_labels_and_classes_in_folders_are_measured_predicted_and_looked_at(tmp_
     assert main(["predict", "labels", names[0], names[1], "-o", "out.csv"]) == 0
     predicted = pd.read_csv("out.csv")
     assert list(predicted) == ["path", "red", "low"] and predicted["red"][0] > 0.5 > predicted["red"][1]
+    subject = subject_at("labels", View(images=names[0]))[0]  # red and low
+    entry, whole = pictures_of(subject, count=1)[0], subject.net(subject.pictures).sigmoid()[0]
+    assert entry["said"] == f"{['red', 'low'][whole.argmax()]}, {whole.max():.0%}"
+    covered = subject.pictures * (1 - cells(subject.net, F.one_hot(torch.tensor([0]), 4).float()))
+    drop = whole[0] - subject.net(covered).sigmoid()[0, 0]
+    assert torch.allclose(occlusion(subject.net, subject.pictures, torch.tensor([0]))[0, 0], drop, atol=1e-5)
 
     folder = ["--data=ImageFolder", "--data.root=photos", "--data.sampling=balanced", "--model.class_weights=balanced"]
     assert main([*CONFIG, *folder, *few, "--name=classes"]) == 0

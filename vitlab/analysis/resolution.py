@@ -1,6 +1,7 @@
 """Accuracy at other image sizes, for each way to resample positions."""
 
 import copy
+import math
 from collections.abc import Iterator
 
 import pandas as pd
@@ -16,22 +17,33 @@ from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
 from vitlab.layers.resample import ResizePolicy
 from vitlab.models.foreign import AnyNetwork
+from vitlab.models.walk import token_steps
 
 FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 Size = tuple[int, int]
 
 
-def sizes(img_size: Size, grid_size: Size) -> list[Size]:
-    """Return image sizes from half to twice ``img_size``, in whole steps of the grid."""
-    steps = patch_sides(img_size, grid_size)
-    found = [(round(grid_size[0] * f) * steps[0], round(grid_size[1] * f) * steps[1]) for f in FACTORS]
-    return sorted({img_size if f == 1.0 else size for f, size in zip(FACTORS, found, strict=True) if min(size) > 0})
+def sizes(img_size: Size, grid_size: Size, steps: Size) -> list[Size]:
+    """Return image sizes from half to twice ``img_size``, in whole ``steps`` of the grid, in pixels.
+
+    Of those with one height, by which sizes are named, it is the one whose shape is nearest to that of ``img_size``.
+
+    Example:
+        >>> sizes((37, 53), (3, 4), (16, 16))  # and not 32 x 32, too
+        [(32, 48), (37, 53), (64, 96), (96, 128)]
+    """
+    found = [(round(grid_size[0] * f) * steps[0], round(grid_size[1] * f) * steps[1]) for f in FACTORS if f != 1.0]
+    shape = img_size[0] / img_size[1]
+    by_height: dict[int, Size] = {}
+    for size in sorted(found, key=lambda size: abs(math.log(size[0] / size[1] / shape)) if min(size) else math.inf):
+        by_height.setdefault(size[0], size)
+    return sorted({**{h: size for h, size in by_height.items() if min(size)}, img_size[0]: img_size}.values())
 
 
 def sizes_taken(subject: Subject) -> list[Size]:
     """Return those of :func:`sizes` that the network takes; refuse one that takes no other size than its own."""
     net = subject.net
-    found = sizes(net.img_size, net.grid_size)
+    found = sizes(net.img_size, net.grid_size, token_steps(net))
     if isinstance(net, AnyNetwork):
         found = [size for size in found if net.takes(size)]
         if found == [net.img_size]:
@@ -40,11 +52,6 @@ def sizes_taken(subject: Subject) -> list[Size]:
                 f"resolution needs a network that takes several sizes, and {subject.kind} takes only {own}"
             )
     return found
-
-
-def patch_sides(img_size: Size, grid_size: Size) -> Size:
-    """Return height and width of a cell of the grid, in pixels."""
-    return img_size[0] // grid_size[0], img_size[1] // grid_size[1]
 
 
 def policies(subject: Subject) -> tuple[ResizePolicy | None, ...]:
@@ -71,7 +78,7 @@ def canvas(images: Tensor, size: Size, black: Tensor, steps: Size = (1, 1)) -> T
 def measure(subject: Subject) -> Iterator[dict[str, object]]:
     """Yield accuracy at each size, for each policy and two ways to make larger images; the network runs at each."""
     net, default, own = subject.net, policies(subject)[0], subject.net.pos_embed_resize
-    steps = patch_sides(net.img_size, net.grid_size)
+    steps = token_steps(net)
     for size in sizes_taken(subject):
         pipeline = copy.copy(subject.data.pipeline)
         pipeline.img_size = size

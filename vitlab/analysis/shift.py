@@ -12,7 +12,7 @@ from vitlab.analysis.figures import curves, finish, one_axes
 from vitlab.analysis.intervals import over_images, over_several
 from vitlab.analysis.scramble import MEASURES, NO_CLASSES, changes_of
 from vitlab.analysis.subject import Finding, Subject
-from vitlab.models.walk import outputs
+from vitlab.models.walk import outputs, token_steps
 
 Fill = Literal["black", "reflect", "circular"]
 DIRECTIONS = {"down": (1, 0), "up": (-1, 0), "right": (0, 1), "left": (0, -1)}
@@ -75,7 +75,7 @@ def analyze_shift(subject: Subject) -> Finding:
     has_labels = subject.labels_known("shift")
     net, (images, classes), before, black = subject.net, subject.labeled(), subject.outputs(), subject.black()
     labels = classes if has_labels else None
-    stride = net.img_size[0] // net.grid_size[0]
+    stride = token_steps(net)[0]
     rows = []
     for fill in get_args(Fill):
         for pixels in (0, *shift_sizes(stride, min(net.img_size))):

@@ -100,6 +100,7 @@ class Subject:
         if isinstance(self.data, LoadedImages):
             self.data.name_targets(self.net.num_classes)
             self.classifies = self.data.targets["kind"] == "class"
+        self.net.predicts_labels = self.data.targets["kind"] == "multilabel" and not self.is_elsewhere
         takes, made = ((each.in_chans, *each.img_size) for each in (self.net, self.data))
         if takes != made:
             raise UsageError(f"{self.name} takes images of {shape_text(takes)}, and its data has {shape_text(made)}")

@@ -11,23 +11,26 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.gridspec import GridSpec, GridSpecFromSubplotSpec
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
 from vitlab.analysis.figures import COLORS
+from vitlab.analysis.panels import (
+    LINE,
+    POINTS,
+    SMALL,
+    TALLEST,
+    PanelGrid,
+    size_of,
+    tick_labels,
+)
 from vitlab.errors import UsageError, did_you_mean
 
 Width = Literal["column", "page"]
 Format = Literal["pdf", "svg", "png"]
 INCHES: dict[Width, float] = {"column": 3.3, "page": 6.9}  # of a journal's column and page
-POINTS, SMALL = 7.0, 6.5  # of text, and of numbers at ticks and names of lines
-TALLEST, LOWEST = 9.0, 1.35  # inches of a figure, and of a row of curves with its title where they are many
 MANY = 40  # panels, which take seconds to lay out
 SETTINGS: Any = {"svg.hashsalt": "vitlab", "svg.fonttype": "none", "pdf.fonttype": 42}  # text stays text
-BAR = 0.7  # inches that a color bar beside maps needs with its numbers and its name
-LINE = 1.25 * SMALL / 72  # inches between two lines of text
-PICTURE, BARRED, PANEL, LABELED = 0.42, 0.7, 1.6, 2.2  # inches that a map, one with a bar, and curves need
 METADATA: Any = {"svg": {"Date": None}, "pdf": {"CreationDate": None, "ModDate": None}, "png": {}}
 
 
@@ -77,7 +80,7 @@ def printed(figure: Figure, width: float, title: str = "") -> Figure:
     _dress(copy)
     wide = min(width, copy.get_figwidth())
     legends = _legends(copy)
-    groups = [_PanelGrid(copy, axes, wide, bool(legends)) for axes in _gridspecs(copy)]
+    groups = [PanelGrid(copy, axes, wide, bool(legends)) for axes in _gridspecs(copy)]
     copy.set_size_inches(wide, _first_height(groups))
     is_single = bool(groups) and all(group.columns == 1 for group in groups)
     rounds = 3 if len(copy.axes) < MANY else 2
@@ -104,7 +107,7 @@ def _fix(figure: Figure) -> None:
         ax.set_position(np.round(ax.get_position(original=True).bounds, 5).tolist())
 
 
-def _settle(figure: Figure, groups: Sequence["_PanelGrid"]) -> None:
+def _settle(figure: Figure, groups: Sequence["PanelGrid"]) -> None:
     """Lay the figure out, and let its texts and its height follow."""
     figure.draw_without_rendering()
     _thin(figure)
@@ -131,7 +134,7 @@ def shown_texts(figure: Figure) -> list[Text]:
         found += [ax.title, *ax.texts]
         found += ax.legend_.findobj(Text) if ax.legend_ else []
         for axis in (ax.xaxis, ax.yaxis) if ax.axison else ():
-            found += [axis.label, axis.offsetText, *(label for _, label in _tick_labels(axis))]
+            found += [axis.label, axis.offsetText, *(label for _, label in tick_labels(axis))]
     seen: dict[int, Text] = {id(text): text for text in found if text.get_visible() and text.get_text().strip()}
     return list(seen.values())
 
@@ -157,142 +160,15 @@ def _gridspecs(figure: Figure) -> list[list[Axes]]:
     return list(found.values())
 
 
-class _PanelGrid:
-    """Panels of one grid, in as many columns as have room."""
-
-    def __init__(self, figure: Figure, axes: list[Axes], width: float, has_legend: bool) -> None:
-        specs: Any = [ax.get_subplotspec() for ax in axes]
-        rows, columns = specs[0].get_gridspec().get_geometry()
-        self.axes, self.rows, self.columns = axes, rows, columns
-        self.is_pictures = any(ax.images for ax in axes)
-        least = as_turned = self._least(has_legend)
-        if self.is_pictures:
-            least = max(least, *(_widest_word(ax.title) + 0.1 for ax in axes))
-        width -= BAR if self.is_pictures and any(ax.get_label() == "<colorbar>" for ax in figure.axes) else 0.0
-        cells = [(spec.rowspan.start, spec.colspan.start) for spec in specs]
-        if width / columns < least * 0.98:
-            high = columns * width / rows / 1.2  # inches of pictures that shrink by a sixth
-            are_headed = not any(ax.get_title() for ax, at in zip(axes, cells, strict=True) if all(at))
-            can_turn = self.is_pictures and are_headed and rows < columns and as_turned <= width / rows
-            if can_turn and high < TALLEST - 1:
-                self._turn(cells)
-                cells, self.rows, self.columns = [(column, row) for row, column in cells], columns, rows
-            else:
-                fewer = max(1, min(columns, int(width / least)))
-                lines = -(-columns // fewer)
-                fewer = -(-columns // lines)  # as even as they go
-                if not self.is_pictures or rows * lines * width / fewer <= TALLEST:
-                    cells = [(row * lines + column // fewer, column % fewer) for row, column in cells]
-                    self.rows, self.columns = rows * lines, fewer
-            self._move(figure, specs[0].get_gridspec(), cells)
-        self.cells, self.cell = cells, width / self.columns
-
-    def _least(self, has_legend: bool) -> float:
-        """Return the inches that a panel needs."""
-        if not self.is_pictures:
-            return LABELED if has_legend and self.rows == 1 else PANEL
-        if any(len(ax.texts) > 1 for ax in self.axes):  # numbers in cells
-            return 2.5
-        return BARRED if any(ax.child_axes for ax in self.axes) else PICTURE
-
-    def _turn(self, cells: list[tuple[int, int]]) -> None:
-        """Let the titles of columns name rows."""
-        for ax, (row, column) in zip(self.axes, cells, strict=True):
-            if row == 0 and column and not ax.get_ylabel():
-                ax.set_ylabel(ax.get_title(), fontsize=POINTS)
-                ax.set_title("")
-        for ax, (row, column) in zip(self.axes, cells, strict=True):
-            if row and column == 0 and ax.get_ylabel():
-                ax.set_title(ax.get_ylabel(), fontsize=POINTS)
-                ax.set_ylabel("")
-
-    def _move(self, figure: Figure, old: Any, cells: list[tuple[int, int]]) -> None:
-        size = (self.rows, self.columns)
-        inside = isinstance(old, GridSpecFromSubplotSpec)
-        new: Any = (
-            GridSpecFromSubplotSpec(*size, subplot_spec=old._subplot_spec) if inside else GridSpec(*size, figure=figure)
-        )
-        for ax, cell in zip(self.axes, cells, strict=True):
-            ax.set_subplotspec(new[cell])
-            if not self.is_pictures:
-                ax.tick_params(labelbottom=True, labelleft=True)
-
-    def short_by(self, figure: Figure) -> float:
-        """Return by how many inches the figure should be taller for these panels."""
-        missing: dict[int, float] = {}
-        for ax, (row, _) in zip(self.axes, self.cells, strict=True):
-            box = ax.get_position(original=True)
-            wide, tall = box.width * figure.get_figwidth(), box.height * figure.get_figheight()
-            more = self._height(ax, wide) - tall
-            if more < 0 and ax.images:  # its words already stand in what is left above and below
-                more = sum(min(0.0, more / 2 + words) for words in _words_about(ax))
-            missing[row] = max(missing.get(row, -99.0), more)
-        return sum(missing.values())
-
-    def _height(self, ax: Axes, wide: float) -> float:
-        if ax.images:
-            (left, right), (low, high) = ax.get_xlim(), ax.get_ylim()
-            return wide * abs(high - low) / max(abs(right - left), 1e-9)
-        if listed := self._listed(ax):
-            return listed
-        return min(max(0.6 * wide, 0.9), 2.0 if self.rows == 1 else 1.5)
-
-    def _listed(self, ax: Axes) -> float:
-        """Return the height of a list of names, in inches; 0 for curves."""
-        names = [label.get_text() for _, label in _tick_labels(ax.yaxis)]
-        is_list = self.is_pictures or any(c.isalpha() for name in names for c in name)
-        return max(0.8, 1.4 * LINE * len(names)) if is_list else 0.0
-
-    @property
-    def words(self) -> float:
-        """The inches of titles and names of axes above and below the panels, row by row."""
-        rows: dict[tuple[int, int], float] = {}
-        for ax, (row, _) in zip(self.axes, self.cells, strict=True):
-            for i, high in enumerate(_words_about(ax)):
-                rows[row, i] = max(rows.get((row, i), 0.0), high)
-        return sum(rows.values())
-
-    @property
-    def lowest(self) -> float:
-        """The inches below which curves are no curves any more; 0 for pictures."""
-        rows = {row: 0.0 if self.is_pictures else LOWEST for row, _ in self.cells}
-        for ax, (row, _) in zip(self.axes, self.cells, strict=True):
-            rows[row] = max(rows[row], 0.0 if self.is_pictures else self._listed(ax) + 0.5)
-        return sum(rows.values())
-
-
-def _first_height(groups: Sequence[_PanelGrid]) -> float:
+def _first_height(groups: Sequence[PanelGrid]) -> float:
     return min(TALLEST, sum(group.rows * min(group.cell, 2.5) for group in groups) + 0.6)
 
 
-def _set_height(figure: Figure, groups: Sequence[_PanelGrid], more: float) -> None:
+def _set_height(figure: Figure, groups: Sequence[PanelGrid], more: float) -> None:
     height = figure.get_figheight() + sum(group.short_by(figure) for group in groups) + more
     named = sum(legend.get_window_extent().height / figure.dpi for legend in figure.legends)
     least = sum(group.lowest for group in groups) + max(named, 0.6) + 0.4  # curves stay curves
     figure.set_figheight(round(min(max(height, 1.0), max(TALLEST, least)), 2))
-
-
-def _size(text: Text) -> tuple[float, float]:
-    """Return width and height of a text in inches."""
-    figure: Any = text.get_figure(root=True)
-    box = text.get_window_extent(figure.canvas.get_renderer())
-    return box.width / figure.dpi, box.height / figure.dpi
-
-
-def _words_about(ax: Axes) -> tuple[float, float]:
-    """Return the inches of what is written above and below a panel, between numbers at ticks and other panels."""
-    title, name = (_size(text)[1] if text.get_text() else 0.0 for text in (ax.title, ax.xaxis.label))
-    return title, max(name, 2 * LINE if ax.child_axes else 0.0)  # a bar below has numbers, and a name
-
-
-def _widest_word(text: Text) -> float:
-    """Return the inches of the longest word of a text, which cannot be broken."""
-    whole, widest = text.get_text(), 0.0
-    for word in whole.split():
-        text.set_text(word)
-        widest = max(widest, _size(text)[0])
-    text.set_text(whole)
-    return widest
 
 
 def _wrapped(text: Text, width: float) -> bool:
@@ -303,25 +179,25 @@ def _wrapped(text: Text, width: float) -> bool:
     text.set_rotation(0)
     text.set_text(words_of)
     lines: list[str] = []
-    if _size(text)[0] <= width:
+    if size_of(text)[0] <= width:
         text.set_rotation(turned)
         return True
     for part in words_of.split("\n"):
         line = ""
         for word in part.split(" "):
             text.set_text(longer := f"{line} {word}".strip() if line else word)
-            if line and _size(text)[0] > width:
+            if line and size_of(text)[0] > width:
                 lines.append(line)
                 longer = word
             line = longer
         lines.append(line)
     text.set_text("\n".join(lines))
-    fits = _size(text)[0] <= width * 1.01
+    fits = size_of(text)[0] <= width * 1.01
     text.set_rotation(turned)
     return fits
 
 
-def _wrap_all(figure: Figure, groups: Sequence[_PanelGrid]) -> None:
+def _wrap_all(figure: Figure, groups: Sequence[PanelGrid]) -> None:
     wide, tall = figure.get_size_inches()
     if figure._suptitle:  # type: ignore[attr-defined]
         title: Text = figure._suptitle  # type: ignore[attr-defined]
@@ -381,7 +257,7 @@ def _name_lines(
     probe, widest = figure.text(0, 0, "", fontsize=SMALL), 0.0
     for name in below:
         probe.set_text(name)
-        widest = max(widest, _size(probe)[0])
+        widest = max(widest, size_of(probe)[0])
     probe.remove()
     columns = max(1, min(len(below), int((figure.get_figwidth() - 0.1) / (widest + 0.45))))
     style: Any = {"fontsize": SMALL, "frameon": False, "handlelength": 2.2, "columnspacing": 1.0, "borderpad": 0.1}
@@ -451,25 +327,16 @@ def _apart(places: list[float], gap: float) -> list[float]:
     return [mean + i * gap for i, mean in enumerate(means)]
 
 
-def _tick_labels(axis: Any) -> list[tuple[float, Text]]:
-    """Return the places and labels of the major ticks that are drawn."""
-    low, high = sorted(axis.get_view_interval())
-    room = 1e-9 * max(high - low, 1e-300)
-    ticks = [tick for tick in axis.get_major_ticks() if low - room <= tick.get_loc() <= high + room]
-    labels = [(tick.get_loc(), tick.label1) for tick in ticks if tick.label1.get_visible()]
-    return [(place, label) for place, label in labels if label.get_text().strip()] if axis.get_visible() else []
-
-
 def _thin(figure: Figure) -> None:
     """Wrap or turn words at ticks that touch, and leave out as many numbers as needed."""
     for ax in figure.axes:
         for axis in (ax.xaxis, ax.yaxis) if ax.axison else ():
-            if _touch(label for _, label in _tick_labels(axis)):
+            if _touch(label for _, label in tick_labels(axis)):
                 _relax(figure, ax, axis)
 
 
 def _relax(figure: Figure, ax: Axes, axis: Any) -> None:
-    found = _tick_labels(axis)
+    found = tick_labels(axis)
     names = [label.get_text() for _, label in found]
     has_words = any(any(c.isalpha() for c in name) for name in names)
     if axis is ax.xaxis and has_words:
@@ -481,7 +348,7 @@ def _relax(figure: Figure, ax: Axes, axis: Any) -> None:
         axis.set_ticks([place for place, _ in found], names, rotation=90, fontsize=SMALL)
         figure.draw_without_rendering()
     for step in range(2, len(found) + 1):
-        if not _touch(label for _, label in _tick_labels(axis)):
+        if not _touch(label for _, label in tick_labels(axis)):
             return
         chosen = found[::step]
         axis.set_ticks([place for place, _ in chosen], names[::step], fontsize=SMALL)

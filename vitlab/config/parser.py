@@ -13,6 +13,7 @@ from urllib.error import URLError
 import lightning as L
 import lightning.pytorch.callbacks
 import lightning.pytorch.loggers
+import yaml
 from jsonargparse import Namespace, set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback
@@ -88,7 +89,11 @@ class Parser(LightningArgumentParser):
         if isinstance(model := cfg.get("model"), Namespace) and isinstance(given := model.get("init_args"), Namespace):
             parts_to_words(given)
         text: str = super().dump(cfg, *args, **kwargs)
-        return text
+        if not isinstance(cfg.get("model"), Namespace):  # of the inner parser of a class
+            return text
+        content = yaml.safe_load(text)
+        as_mappings(content["model"].get("init_args") or {})
+        return yaml.safe_dump(content, sort_keys=False)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise the mistake as :class:`UsageError`, with the closest valid key or value."""

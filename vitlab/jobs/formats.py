@@ -29,9 +29,9 @@ from vitlab.models.convert import to_timm, weights_for_timm
 from vitlab.models.load import load_network, network_args
 from vitlab.models.old_names import DEFAULTS, OLD
 from vitlab.models.vit import VisionTransformer
+from vitlab.models.walk import token_steps
 from vitlab.models.weights_file import weights_digest
 from vitlab.tokenizers.patch import PatchEmbed
-from vitlab.tokenizers.splits import pair
 
 Arguments = dict[str, Any]  # of VisionTransformer
 Outputs = Callable[[Tensor], Tensor]
@@ -108,22 +108,25 @@ def open_sides(net: VisionTransformer) -> list[Side]:
             f"`--dynamic size` needs a tokenizer with `grid_of(size)`: {path_of(tokenizer)} takes only images of "
             "{} x {}; leave the option out".format(*net.img_size)
         )
-    steps = pair("patch_size", tokenizer.patch if isinstance(tokenizer, PatchEmbed) else tokenizer.patch_size)
+    steps = token_steps(net)
+    if any(side % step for side, step in zip(net.img_size, steps, strict=True)):
+        own, some = ("{} x {}".format(*each) for each in (net.img_size, steps))
+        raise UsageError(f"`--dynamic size` leaves multiples of {some} pixels open, not {own}: leave the option out")
+    least = 1 if isinstance(tokenizer, PatchEmbed) else 2  # torch.export takes one row of windows for a constant
     sides = []
     for axis, step in enumerate(steps):
-        fits = (n for n in range(1, _MOST // step + 1) if _has_grid(tokenizer, axis, n * step, net.img_size))
+        fits = (n for n in range(1, _MOST // step + 1) if _tokens(tokenizer, axis, n * step, net.img_size) >= least)
         sides.append(Side(step, step * next(fits), _MOST // step * step))
     return sides
 
 
-def _has_grid(tokenizer: Any, axis: int, side: int, img_size: tuple[int, ...]) -> bool:
-    """Return whether the tokenizer takes images with this height (axis 0) or width, the other side as trained."""
+def _tokens(tokenizer: Any, axis: int, side: int, img_size: tuple[int, ...]) -> int:
+    """Return the rows (axis 0) or columns of tokens of images with this height or width; 0 if they are refused."""
     size = [side if i == axis else other for i, other in enumerate(img_size)]
     try:
-        tokenizer.grid_of((size[0], size[1]))
+        return int(tokenizer.grid_of((size[0], size[1]))[axis])
     except ValueError:
-        return False
-    return True
+        return 0
 
 
 def _dynamic_shapes(sides: list[Side] | None) -> tuple[dict[int, Any]]:

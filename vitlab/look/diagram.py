@@ -356,9 +356,7 @@ def _inside_head(net: VisionTransformer) -> tuple[Rows, list[Skip]]:
     if net.head_hidden:
         rows.append([(Box("linear, tanh", "as in the pre-training of ViT", "a", f"{net.head_hidden}"), 1)])
     if net.num_classes:
-        rows.append(
-            [(Box("linear", "one number for each output", "a", f"{net.num_classes}"), 1)]
-        )
+        rows.append([(Box("linear", "one number for each output", "a", f"{net.num_classes}"), 1)])
     return [*rows], []
 
 

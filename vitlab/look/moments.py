@@ -18,7 +18,7 @@ from vitlab.data.base import ImageData
 from vitlab.data.loading.order import EvalOrder
 from vitlab.layers.pos_embed.added import AddedPosEmbed
 from vitlab.models.vit import VisionTransformer
-from vitlab.models.walk import all_attention_maps, heads_of
+from vitlab.models.walk import all_attention_maps, heads_of, probabilities
 from vitlab.runs.atomic import atomic_write
 from vitlab.runs.directory import RunDir
 
@@ -155,7 +155,7 @@ def seen(net: VisionTransformer, images: Tensor) -> dict[str, np.ndarray]:
     maps = [
         m[:, :, 0, prefix:] if of_token else m[:, :, prefix:, prefix:].mean(2) for m in all_attention_maps(net, images)
     ]
-    found = {"token": torch.stack(maps, dim=1), "probabilities": net(images).float().softmax(dim=-1)}
+    found = {"token": torch.stack(maps, dim=1), "probabilities": probabilities(net, net(images).float())}
     if isinstance(net.pos_embed, AddedPosEmbed):
         table = F.normalize(net.pos_embed.table(0).detach().float(), dim=-1)
         found["positions"] = table @ table.T

@@ -14,7 +14,7 @@ from vitlab.analysis.subject import Subject
 from vitlab.analysis.views.pca import pca_colors
 from vitlab.analysis.views.token_layers import token_layer_maps
 from vitlab.layers.resample import Grid
-from vitlab.models.walk import Asked, all_attention_maps, heads_of, outputs, placed_tokens
+from vitlab.models.walk import Asked, all_attention_maps, heads_of, outputs, placed_tokens, probabilities
 from vitlab.tokenizers.t2t import T2TTokenizer
 
 BUDGET = 4_500_000  # bytes of the maps between patches in a page, two each, before they become text
@@ -39,6 +39,7 @@ def pictures_of(
     images, net = subject.shown(count), subject.net
     query, key = pools(net, len(images), budget)
     scores = outputs(net, images)
+    shares = probabilities(net, scores)
     classes, has_head = scores.argmax(dim=1), subject.scores_classes
     maps = _maps(net, images, classes, has_gradients) if has_head else {}
     truth, names = subject.shown_classes(count) if has_head else [], subject.class_names
@@ -46,7 +47,7 @@ def pictures_of(
     colors = _colors(net, images)
     found = []
     for i, pixels in enumerate(subject.pixels(images)):
-        k, share = int(classes[i]), float(scores[i].softmax(dim=0).max())
+        k, share = int(classes[i]), float(shares[i].max())
         said = (names[k] if k < len(names) else f"class {k}") if has_head else ""
         entry: dict[str, Any] = {"src": data_url(pixels), "said": f"{said}, {share:.0%}" if has_head else ""}
         if has_head:

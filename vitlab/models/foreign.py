@@ -97,6 +97,8 @@ class AnyNetwork(nn.Module):
 
     pos_embed_resize: Any = None  # nothing to resize
 
+    predicts_labels = False  # whether each output is a label for itself, and not a class among others
+
     def __init__(self, net: nn.Module, name: str, img_size: tuple[int, int], in_chans: int) -> None:
         super().__init__()
         if type(net).forward is nn.Module.forward:

@@ -76,6 +76,8 @@ class VisionTransformer(Named, nn.Module):
     old_names: ClassVar[Collection[str]] = OLD
     _built_from = (moved,)
 
+    predicts_labels = False  # whether each output is a label for itself, and not a class among others
+
     def __init__(
         self,
         img_size: int | Sequence[int] = 224,

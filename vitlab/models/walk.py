@@ -16,6 +16,8 @@ from vitlab.models.convert_peers import peer_file
 from vitlab.models.create import NoCounterpart, same_network, timm_file
 from vitlab.models.foreign import AnyNetwork, removed_after
 from vitlab.models.vit import VisionTransformer
+from vitlab.tokenizers.patch import PatchEmbed
+from vitlab.tokenizers.splits import pair
 
 Asked = VisionTransformer | AnyNetwork  # what analyses ask
 
@@ -258,6 +260,32 @@ def outputs(net: Asked, images: Tensor) -> Tensor:
     """
     with torch.no_grad():
         return torch.cat([net(batch) for batch in images.split(32)])
+
+
+def token_steps(net: Asked) -> tuple[int, int]:
+    """Return height and width, in pixels, from one token to the next; of a network of another library, of a cell.
+
+    T2T's windows reach beyond an image, so 3 tokens of 16 pixels may be of 37 pixels.
+
+    Example:
+        >>> token_steps(VisionTransformer(img_size=(37, 53), tokenizer="t2t", embed_dim=48, depth=1, num_heads=3))
+        (16, 16)
+    """
+    if isinstance(net, AnyNetwork):
+        return net.img_size[0] // net.grid_size[0], net.img_size[1] // net.grid_size[1]
+    tokenizer: Any = net.tokenizer
+    return pair("patch_size", tokenizer.patch if isinstance(tokenizer, PatchEmbed) else tokenizer.patch_size)
+
+
+def probabilities(net: Asked, outputs: Tensor) -> Tensor:
+    """Map ``(B, K)`` outputs to probabilities: of classes, or of each label for itself if ``net.predicts_labels``.
+
+    Example:
+        >>> net = VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3, num_classes=2)
+        >>> probabilities(net, torch.zeros(1, 2))
+        tensor([[0.5000, 0.5000]])
+    """
+    return outputs.sigmoid() if net.predicts_labels else outputs.softmax(dim=1)
 
 
 @contextmanager

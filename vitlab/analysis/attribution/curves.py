@@ -16,7 +16,7 @@ from vitlab.analysis.figures import COLORS, MARKERS, curves, finish
 from vitlab.analysis.intervals import over_images
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
-from vitlab.models.walk import Asked, outputs
+from vitlab.models.walk import Asked, outputs, probabilities
 
 SHARES = (0.0, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 1.0)  # of the patches; the same from both ends
 DRAWS = 2  # random orders, each from both ends
@@ -97,7 +97,7 @@ def deleted(net: Asked, images: Tensor, values: Tensor, count: int, filling: Ten
 
 def probability(net: Asked, images: Tensor, classes: Tensor) -> Tensor:
     """Return the probability of each image's class, ``(B,)``."""
-    return outputs(net, images).softmax(dim=1).gather(1, classes[:, None])[:, 0].double().cpu()
+    return probabilities(net, outputs(net, images)).gather(1, classes[:, None])[:, 0].double().cpu()
 
 
 def taken_away(

@@ -17,7 +17,7 @@ from vitlab.layers.attention import Attention
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.models.foreign import AnyNetwork, gradients_of
 from vitlab.models.vit import VisionTransformer
-from vitlab.models.walk import Asked, attentions, graded_tokens, outputs
+from vitlab.models.walk import Asked, attentions, graded_tokens, outputs, probabilities
 
 STEPS = 32  # of the path of integrated gradients
 SAMPLES = 16  # of noise in SmoothGrad, and of plain images in GradientSHAP
@@ -309,7 +309,7 @@ def _scores_of(found: Tensor, classes: Tensor, name: str) -> Tensor:
 
 
 def occlusion(net: Asked, images: Tensor, classes: Tensor, side: int = 1) -> Tensor:
-    """Return the decrease of the class's probability when a patch gets the mean color, for each patch.
+    """Return the decrease of the class's or label's probability when a patch gets the mean color, for each patch.
 
     After Zeiler and Fergus 2014 (arXiv:1311.2901).
 
@@ -325,7 +325,7 @@ def occlusion(net: Asked, images: Tensor, classes: Tensor, side: int = 1) -> Ten
     masks = cells(net, F.one_hot(owner).T.to(images))
     for image, k in zip(images, classes, strict=True):
         covered = torch.cat([image[None], image * (1 - masks)])
-        share = outputs(net, covered).softmax(dim=1)[:, k]
+        share = probabilities(net, outputs(net, covered))[:, k]
         found.append((share[0] - share[1:])[owner])
     return torch.stack(found)
 

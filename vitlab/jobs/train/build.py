@@ -24,7 +24,6 @@ from vitlab.config.callbacks import check_callbacks, redirect_into_run
 from vitlab.config.keys import check_same_config, flatten_as_typed, recipe_name
 from vitlab.config.options import FitOptions
 from vitlab.config.parser import VitlabCLI, class_at, user_mistakes
-from vitlab.config.parts import as_mappings
 from vitlab.config.strategies import check_strategy
 from vitlab.data.base import ImageData
 from vitlab.data.timm_images import images_of, images_of_timm
@@ -284,9 +283,7 @@ class FitCLI(VitlabCLI):
         """Return the configuration to store, with the linked values that the data cannot provide."""
         content = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
         links = {} if deals_samples(class_at(self.config.data.class_path)) else self.given_links()
-        arguments = {**content["model"].get("init_args", {}), **links}
-        as_mappings(arguments)
-        content["model"]["init_args"] = arguments
+        content["model"]["init_args"] = {**content["model"].get("init_args", {}), **links}
         return yaml.safe_dump(content, sort_keys=False)
 
     def _describe(self, trainer: L.Trainer, task: L.LightningModule) -> None:
