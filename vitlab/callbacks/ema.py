@@ -47,6 +47,11 @@ class EMA(WeightAveraging):
         super().setup(trainer, pl_module, stage)
         pl_module.__dict__.update(later)
 
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Move the average to the device of the network, which Lightning has moved after the copy was made."""
+        if self._average_model is not None:
+            self._average_model.to(pl_module.device)
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Forget the cached lists of weights."""
         super().on_train_start(trainer, pl_module)
