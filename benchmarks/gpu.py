@@ -182,6 +182,8 @@ def recipe(path: Path, device: str, batch: int | None) -> dict[str, Any]:
     while len(times) < 3 or time.monotonic() < end:
         times.append(timed(training.step))
     speed = training.speed(statistics.median(times))
+    if kind != "Classifier":
+        speed.pop("mfu", None)  # MAE computes a quarter of the tokens, and a decoder
     seen = (
         trainer["max_steps"] * given["batch_size"] if "max_steps" in trainer else trainer["max_epochs"] * images.number
     )
