@@ -73,9 +73,8 @@ benchmarks: setup  ## what benchmarks/README.md says of speed: 12 minutes of an 
 	$(BENCH) loader --budget 30 --json $(SET)/loader.json
 	$(BENCH) ddp --budget 30 --json $(SET)/ddp.json
 
-benchmarks-gpu: setup  ## the same for whoever has a GPU: networks beside timm's, compiled, and every position embedding
-	$(BENCH) model --suite gpu --device cuda --compile --budget 600 --json benchmarks/gpu.json
-	$(BIN)/python benchmarks/positions.py benchmarks/positions-gpu.md --device cuda --side 224 --batch 128
+benchmarks-gpu: setup  ## whoever has a GPU: one page in ten minutes, benchmarks/gpu.md: positions, recipes, numerics, lost processes
+	$(BIN)/python benchmarks/gpu.py benchmarks/gpu.md
 
 results: setup  ## the tables of accuracy (docs/results.md) and speed (benchmarks/README.md), out of the files in benchmarks/
 	$(BIN)/vitlab results benchmarks/results.jsonl --into docs/results.md

@@ -2,6 +2,7 @@
 
     make slurm                                          # all of it, and benchmarks/slurm.md
     python benchmarks/slurm.py preemption silent_node   # some of it, printed alone
+    python benchmarks/slurm.py torchrun                 # two machines, network namespaces, which need no Slurm
 
 Debian's packages slurm-wlm and munge are all that it needs; `docker run` of debian:12 with them does for CI elsewhere.
 """
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
 
 from cluster.catalog import CATALOG, STEPS, Lab, Seen, refusals
@@ -43,15 +45,19 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := [name for name in options.scenario if name not in names]:
         parser.error(f"there is no scenario {unknown[0]!r}: choose {', '.join(names)}")
-    if missing := missing_programs():
+    chosen = options.scenario or names
+    alone = set(chosen) <= {"torchrun"}
+    if not alone and (missing := missing_programs()):
         print(f"skipped: this machine has no {', '.join(missing)}; on Debian: apt install slurm-wlm munge")
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the daemons are stopped then, too
-    chosen = options.scenario or names
     rows: list[Seen] = []
-    with running_cluster() as cluster, tempfile.TemporaryDirectory(prefix="vitlab-slurm-") as folder:
+    with (
+        nullcontext() if alone else running_cluster() as cluster,
+        tempfile.TemporaryDirectory(prefix="vitlab-slurm-") as folder,
+    ):
         lab = Lab(cluster, Path(folder) / "work")
-        version = cluster.ask("sinfo", "--version").strip()
+        version = cluster.ask("sinfo", "--version").strip() if cluster else "no Slurm"
         for name in chosen:
             begun = time.monotonic()
             try:

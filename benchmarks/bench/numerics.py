@@ -31,10 +31,10 @@ def measure() -> list[dict[str, Any]]:
     for model in MODELS:
         net, plain, exact = ours(model), Plain(ours(model)), Plain(ours(model)).double()
         for kind, images in images_of().items():
-            reference = _results(exact, images.double())
+            reference = results(exact, images.double())
             row = {"model": model, "images": kind, "limit": LIMIT}
-            row["logits"], row["gradients"] = _difference(_results(net, images), reference)
-            row["plain_logits"], row["plain_gradients"] = _difference(_results(plain, images), reference)
+            row["logits"], row["gradients"] = difference(results(net, images), reference)
+            row["plain_logits"], row["plain_gradients"] = difference(results(plain, images), reference)
             rows.append({**row, "passes": _passes(row)})
     return rows
 
@@ -45,12 +45,14 @@ def _passes(row: dict[str, Any]) -> bool:
     return all(row[ours] <= max(row["limit"], row[plain]) for ours, plain in pairs)
 
 
-def _results(net: nn.Module, images: Tensor) -> list[Tensor]:
+def results(net: nn.Module, images: Tensor) -> list[Tensor]:
+    """Return the logits of a network in evaluation, and the gradients of their mean square."""
     logits = net.eval()(images)
     return [logits.detach(), *torch.autograd.grad(logits.square().mean(), list(net.parameters()))]
 
 
-def _difference(found: list[Tensor], exact: list[Tensor]) -> tuple[float, float]:
+def difference(found: list[Tensor], exact: list[Tensor]) -> tuple[float, float]:
+    """Return how far logits are off, relative to the largest, and all gradients together, relative to their norm."""
     logits = ((found[0] - exact[0]).abs().max() / exact[0].abs().max()).item()
     error = torch.stack([(a - b).norm() for a, b in zip(found[1:], exact[1:], strict=True)]).norm()
     return logits, (error / torch.stack([g.norm() for g in exact[1:]]).norm()).item()

@@ -93,19 +93,24 @@ class Lab:
     """A folder from which jobs are submitted to a cluster.
 
     Args:
-        cluster: Where they run.
+        cluster: Where they run; None if nothing is submitted.
         folder: Holds recipe, sites and runs.
     """
 
-    def __init__(self, cluster: Cluster, folder: Path) -> None:
-        self.cluster, self.folder = cluster, folder
+    cluster: Cluster
+
+    def __init__(self, cluster: Cluster | None, folder: Path) -> None:
+        if cluster:
+            self.cluster = cluster
+        self.folder = folder
         folder.mkdir()
         (folder / "pace.py").write_text(PACE)
         (folder / "recipe.yaml").write_text(yaml.safe_dump(RECIPE))
         own = {"PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
         own["MASTER_ADDR"] = "127.0.0.1"  # no name server knows the nodes `a` and `b`
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        self.environment = cluster.environment | own | {"PATH": path, "VITLAB_JOIN_TIMEOUT": "300"}
+        known = cluster.environment if cluster else dict(os.environ)
+        self.environment = known | own | {"PATH": path, "VITLAB_JOIN_TIMEOUT": "300"}
 
     def run(self, *words: str, pace: float = 2.0, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
         """Run a command in this folder, or in another one."""

@@ -2,11 +2,14 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
+import lightning as L
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from vitlab.callbacks.ema import EMA as Average
 from vitlab.cli.main import main
 
 CONFIG = Path(__file__).parents[2] / "configs" / "vit.yaml"
@@ -33,3 +36,14 @@ def test_the_average_is_what_is_validated_kept_and_exported(tmp_path, monkeypatc
     after = json.loads(Path("runs/a/results.json").read_text())["val"]
     assert after["weights"] == "ema"
     assert after["loss"] == pytest.approx(during, rel=1e-6)
+
+
+def test_the_average_goes_with_the_network_to_its_device():
+    module, average, trainer = L.LightningModule(), Average(), SimpleNamespace(global_step=1)
+    module.net = torch.nn.Linear(3, 2)
+    average.setup(trainer, module, "fit")  # Lightning copies the network before it moves it
+    module.to("meta")  # of other devices, the one that every machine has
+    average.on_fit_start(trainer, module)
+    average.on_train_start(trainer, module)
+    average.on_train_batch_end(trainer, module, None, None, 0)
+    assert {parameter.device.type for parameter in average._average_model.parameters()} == {"meta"}

@@ -1,5 +1,6 @@
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -8,7 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import yaml
+from torch.distributed.run import get_args_parser
 
+from vitlab.cli.main import main
 from vitlab.errors import UsageError
 from vitlab.runs.launch import launched_devices
 
@@ -53,6 +57,50 @@ def test_torchrun_says_how_many_devices_there_are(monkeypatch, devices, num_node
     else:
         with pytest.raises(UsageError, match=expected):
             launched_devices(devices, num_nodes)
+
+
+def lines_over_ssh(tmp_path):
+    """Return what the lines of the docs start on each machine: words of torchrun."""
+    page = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()
+    block = page.partition("test_launch.py -->\n```sh\n")[2].partition("```")[0]
+    (tmp_path / "ssh").write_text("""#!/bin/sh\necho "$@" >> said""")
+    (tmp_path / "ssh").chmod(0o755)
+    own = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    assert not subprocess.run(["bash", "-c", block], cwd=tmp_path, env=own, check=True, stderr=subprocess.PIPE).stderr
+    said = sorted((tmp_path / "said").read_text().splitlines())
+    assert [line.split(" torchrun ")[0] for line in said] == [f"node{i} cd {tmp_path} &&" for i in range(2)]
+    return [shlex.split(line.split(" torchrun ")[1]) for line in said]
+
+
+def pods(tmp_path):
+    """Return what Kubernetes starts in each pod: words of torchrun."""
+    service, job = yaml.safe_load_all((Path(CONFIG).parent / "cluster" / "kubernetes.yaml").read_text())
+    spec, pod = job["spec"], job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    name = service["metadata"]["name"]
+    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]} and pod["subdomain"] == name
+    assert f"--master_addr={job['metadata']['name']}-0.{name}" in container["args"]
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 4 and container["command"] == ["torchrun"]
+    words = [[word.replace("$(JOB_COMPLETION_INDEX)", str(i)) for word in container["args"]] for i in range(2)]
+    assert spec["completions"] == spec["parallelism"] == len(words)
+    return words
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("started", [lines_over_ssh, pods])
+def test_ssh_and_kubernetes_start_one_run_on_two_machines(started, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    found = [get_args_parser().parse_args(words) for words in started(tmp_path)]
+    assert [node.node_rank for node in found] == [0, 1]
+    first, second = found
+    assert (
+        first.module and first.training_script == "vitlab" and first.training_script_args == second.training_script_args
+    )
+    assert (first.nnodes, first.nproc_per_node) == ("2", "4")
+    words = [*first.training_script_args, "--trainer.accelerator=cpu", "--dry_run"]
+    assert {"--trainer.devices=4", "--trainer.num_nodes=2", "--auto_resume"} <= set(words)
+    assert main(words) == 0, capsys.readouterr().err
 
 
 @pytest.mark.rare

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import lightning as L
 import pytest
@@ -24,7 +25,7 @@ FIT += ["--data.batch_size=36", "--trainer.log_every_n_steps=1", "--trainer.grad
 ONE = ["--trainer.devices=1", "--trainer.strategy=auto"]
 TWO = ["--trainer.devices=2", "--trainer.strategy=fsdp2"]
 LAST = "weights/last.safetensors"
-EMA = '--trainer.callbacks=[{"class_path": "EMA"}]'
+EMA = '--trainer.callbacks=[{"class_path": "EMA", "init_args": {"decay": 0.9}}]'
 
 
 @pytest.mark.parametrize(
@@ -35,8 +36,8 @@ EMA = '--trainer.callbacks=[{"class_path": "EMA"}]'
             ["--trainer.strategy=ddp_static", "--trainer.accumulate_grad_batches=2"],
             "`trainer.strategy=ddp_static` cannot",
         ),
-        (["--trainer.strategy=fsdp2", EMA], "does not support EMA"),
-        (["--trainer.strategy=fsdp2", "--model.opt=sgd"], "got `model.opt=sgd`"),
+        (["--trainer.strategy=fsdp2", EMA.replace("EMA", "EMAWeightAveraging")], "not EMAWeightAveraging"),
+        (["--trainer.strategy=fsdp2", "--model.opt=adamuon"], "got `model.opt=adamuon`"),
     ],
 )
 def test_what_a_strategy_cannot_do_is_refused(arguments, told, tmp_path, monkeypatch, capsys):
@@ -89,12 +90,13 @@ def rows(cwd, name):
     return [row for row in map(json.loads, lines) if "train/loss" in row]
 
 
-@pytest.fixture(scope="module")
-def sharded(tmp_path_factory):
-    """A folder with a finished run of two processes, called two."""
+@pytest.fixture(scope="module", params=[[], ["--model.opt=muon", "--model.lr=5e-4", EMA]], ids=["adamw", "muon, EMA"])
+def sharded(request, tmp_path_factory):
+    """A folder with a finished run of two processes, called two; its options are those of FIT for the test."""
     folder = tmp_path_factory.mktemp("sharded")
-    assert "Traceback" not in run([*FIT, *TWO, "--name", "two"], folder)
-    return folder
+    with mock.patch.object(sys.modules[__name__], "FIT", [*FIT, *request.param]):
+        assert "Traceback" not in run([*FIT, *TWO, "--name", "two"], folder)
+        yield folder
 
 
 @pytest.mark.rare
@@ -219,3 +221,56 @@ def test_sharded_training_continues_on_any_number_of_processes(sharded, tmp_path
     steps = [row["step"] for row in rows(tmp_path, "parts")]
     assert steps == list(range(1, len(steps) + 1))
     assert len(steps) * 2 == len(there) * 3
+
+
+SHARES = """import copy, sys
+import timm.optim.muon
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from vitlab.config.strategies import SHARDED
+from vitlab.models import VisionTransformer
+from vitlab.optim import param_groups
+from vitlab.tasks.optimizer import build_optimizer
+
+orthogonal = timm.optim.muon.zeropower_via_newtonschulz  # rounds to bfloat16, which hides what differs
+orthogonal.__defaults__ = tuple(torch.float64 if one is torch.bfloat16 else one for one in orthogonal.__defaults__)
+
+def train(net, name, images, targets):
+    opt = build_optimizer(name, param_groups(net, 1e-2, 0.0 if name in ("Adadelta", "Adagrad") else 0.05), net)
+    for batch, answers in zip(images, targets):
+        torch.nn.functional.cross_entropy(net(batch), answers).backward()
+        opt.step()
+        opt.zero_grad()
+
+def work(rank):
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    sizes = {"img_size": 16, "patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 5}
+    torch.manual_seed(0)
+    whole = VisionTransformer(**sizes, init_std=0.2, qkv_bias=False).double()  # a bias of keys has no gradient
+    images, targets = torch.randn(4, 8, 3, 16, 16).double(), torch.randint(5, (4, 8))
+    for name in SHARDED:
+        one, two = copy.deepcopy(whole), copy.deepcopy(whole)
+        for part in (*two.blocks, two):
+            fully_shard(part, mesh=mesh)
+        train(one, name, images, targets)
+        train(two, name, *(each[:, 4 * rank : 4 * rank + 4] for each in (images, targets)))
+        found = get_model_state_dict(two, options=StateDictOptions(full_state_dict=True))
+        for key in found:  # of rank 0
+            torch.testing.assert_close(found[key], one.state_dict()[key], rtol=0, atol=1e-9, msg=f"{name}: {key}")
+        assert not torch.equal(one.head.weight, whole.head.weight), name
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    mp.spawn(work, nprocs=2)"""
+
+
+@pytest.mark.rare
+def test_steps_of_shards_are_those_of_whole_weights_for_each_optimizer_that_is_let_in(tmp_path):
+    (tmp_path / "shares.py").write_text(SHARES)
+    words = [sys.executable, "shares.py", str(tmp_path / "meet")]
+    own = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, cwd=tmp_path, env=own, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

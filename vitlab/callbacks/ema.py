@@ -7,6 +7,9 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import WeightAveraging
+from torch.distributed.fsdp import FSDPModule
+
+_OF_SHARDS = ("configure_model", "_device_mesh")  # what a strategy that shards gives to a task; it cannot be copied
 
 
 class EMA(WeightAveraging):
@@ -33,6 +36,22 @@ class EMA(WeightAveraging):
         self.decay = decay
         self._pairs: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None
 
+    @property
+    def average(self) -> Any:
+        """The copy of the task whose weights are the average; None outside of training."""
+        return self._average_model and self._average_model.module
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Copy the task. A strategy that shards the network has not done so yet, and then shards the copy, too."""
+        later = {name: pl_module.__dict__.pop(name) for name in _OF_SHARDS if name in pl_module.__dict__}
+        super().setup(trainer, pl_module, stage)
+        pl_module.__dict__.update(later)
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Move the average to the device of the network, which Lightning has moved after the copy was made."""
+        if self._average_model is not None:
+            self._average_model.to(pl_module.device)
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Forget the cached lists of weights."""
         super().on_train_start(trainer, pl_module)
@@ -50,6 +69,21 @@ class EMA(WeightAveraging):
             with torch.no_grad():
                 torch._foreach_lerp_(*self._pairs, weight)
             self._latest_update_step = step
+
+    def _swap_models(self, pl_module: L.LightningModule) -> None:
+        _reshard(pl_module)
+        super()._swap_models(pl_module)
+
+    def _copy_average_to_current(self, pl_module: L.LightningModule) -> None:
+        _reshard(pl_module)
+        super()._copy_average_to_current(pl_module)
+
+
+def _reshard(module: L.LightningModule) -> None:
+    """Free the whole weights that a forward pass has gathered, so that each process has its shards alone."""
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Str
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
-    get_optimizer_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
 )
@@ -22,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from vitlab.callbacks.ema import EMA
 from vitlab.class_paths import choice_text, name_and_args
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.runs.format import migrate
@@ -34,6 +34,10 @@ DDP: dict[str, Any] = {
     "forward_sync_buffers" if _RENAMED else "broadcast_buffers": False,
     "gradient_as_bucket_view": True,
 }
+SHARDED = (  # optimizers whose steps on shards are those on whole weights
+    *("adamw", "sgd", "momentum", "adam", "nadamw", "lamb", "lars", "lion", "muon", "adopt", "rmsproptf"),
+    *("SGD", "AdamW", "Adam", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta", "Adamax"),
+)
 
 
 class Replicate(DDPStrategy):
@@ -74,14 +78,23 @@ class FullyShard(ModelParallelStrategy):
         super().setup_environment()
         self._writers = torch.distributed.new_group(backend="gloo")  # training keeps its own group busy
         task: Any = self.lightning_module
-        task.configure_model = partial(_shard, task.net, self.device_mesh["data_parallel"])
+        task.configure_model = self._shard_all
+
+    def _shard_all(self) -> None:
+        mesh = self.device_mesh["data_parallel"]
+        for task in (self.lightning_module, *self._averages()):
+            _shard(task.net, mesh)
+
+    def _averages(self) -> list[Any]:
+        """Return the copy of the task that holds an average of the weights, if one is kept."""
+        task: Any = self.lightning_module
+        return [one.average for one in task.trainer.callbacks if isinstance(one, EMA) and one.average]
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Start to write a copy of the shards on all processes; then rank 0 writes the file that lists them."""
         path = Path(self.broadcast(filepath))
         folder = path.parent / self.broadcast(f"{FOLDER}{secrets.token_hex(4)}")
-        states = [state.pop("state") for state in checkpoint["optimizer_states"]]
-        flat = {key: value.detach().clone() for key, value in _flat(checkpoint.pop("state_dict"), states).items()}
+        flat = {key: value.detach().clone() for key, value in _pop_tensors(checkpoint).items()}
         content = snapshot(checkpoint, {})
         size = sum(tensor.nbytes for tensor in flat.values())
         self.checkpoint_io.begin(partial(self._write, flat, folder, content, path), path, size)
@@ -104,21 +117,66 @@ class FullyShard(ModelParallelStrategy):
             finally:
                 self._save_distributed_checkpoint = True
         net: Any = self.model
-        weights = get_model_state_dict(net)
-        states: list[Any] = [get_optimizer_state_dict(net, optimizer)["state"] for optimizer in self.optimizers]
+        weights: dict[str, Any] = get_model_state_dict(net)
+        sections = {"state_dict": weights}
+        if "averaging_state" in content:  # an average is kept: it is what `state_dict` holds
+            sections = {"state_dict": {k: torch.empty_like(v) for k, v in weights.items()}, AVERAGED: weights}
         source = reader(path.parent / Path(content["shards"]["folder"]).name)
-        fill(_flat(weights, states), source, alone=False)
-        set_model_state_dict(net, weights)
+        parts = source.read_metadata().state_dict_metadata
+        sizes = {key: (part.size, part.properties.dtype) for key, part in parts.items()}
+        places = dict(net.named_parameters())
+        states = [_empty_state(f"optimizer_{i}.", sizes, places) for i in range(len(self.optimizers))]
+        fill(_flat(sections, states), source, alone=False)
         for optimizer, state, kept in zip(self.optimizers, states, content["optimizer_states"], strict=False):
-            set_optimizer_state_dict(net, optimizer, {**kept, "state": state})
-        return content
+            rest = kept.get("state", {})
+            whole: dict[str, Any] = {name: {**rest.get(name, {}), **state.get(name, {})} for name in {**rest, **state}}
+            set_optimizer_state_dict(net, optimizer, {**kept, "state": whole})
+        set_model_state_dict(net, sections["state_dict"] if not self._averages() else weights)
+        return content | sections
 
 
-def _flat(weights: dict[str, Any], states: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    flat = {f"state_dict.{name}": value for name, value in weights.items()}
+AVERAGED = "current_model_state"  # Lightning's name of the weights that are trained beside their average
+
+
+def _pop_tensors(checkpoint: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Take what is sharded out of a checkpoint: weights, their average, and what an optimizer keeps of each weight.
+
+    What it keeps that is no tensor stays, such as whether Muon orthogonalizes a weight's updates.
+    """
+    sections = {name: checkpoint.pop(name) for name in ("state_dict", AVERAGED) if name in checkpoint}
+    states = list[dict[str, Any]]()
+    for optimizer in checkpoint["optimizer_states"]:
+        pairs = [(name, key, value) for name, state in optimizer.pop("state").items() for key, value in state.items()]
+        tensors, rest = dict[str, Any](), dict[str, Any]()
+        for name, key, value in pairs:
+            (tensors if isinstance(value, torch.Tensor) else rest).setdefault(name, {})[key] = value
+        states.append(tensors)
+        if rest:
+            optimizer["state"] = rest
+    return _flat(sections, states)
+
+
+def _flat(sections: dict[str, dict[str, Any]], states: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    flat = {f"{section}.{name}": value for section, weights in sections.items() for name, value in weights.items()}
     for i, state in enumerate(states):
         flat |= {f"optimizer_{i}.{name}.{k}": v for name, values in state.items() for k, v in values.items()}
     return flat
+
+
+def _empty_state(
+    prefix: str, sizes: dict[str, tuple[torch.Size, torch.dtype]], places: dict[str, torch.Tensor]
+) -> dict[str, dict[str, torch.Tensor]]:
+    """Return tensors for what an optimizer had kept of each weight, sharded as the weight if they are of its size."""
+    found = dict[str, dict[str, torch.Tensor]]()
+    for key, (size, dtype) in sizes.items():
+        if key.startswith(prefix):
+            name, _, part = key.removeprefix(prefix).rpartition(".")
+            like = places[name]
+            whole = like.shape == size
+            found.setdefault(name, {})[part] = (
+                torch.zeros_like(like, dtype=dtype) if whole else torch.zeros(size, dtype=dtype)
+            )
+    return found
 
 
 def _shard(net: Any, mesh: DeviceMesh) -> None:
@@ -154,9 +212,13 @@ def check_strategy(name: Any, trainer: L.Trainer, opt: Any) -> None:
     if name == "ddp_static" and trainer.accumulate_grad_batches > 1:
         raise UsageError("`trainer.strategy=ddp_static` cannot accumulate gradients; use ddp")
     if isinstance(trainer.strategy, FullyShard):
-        if any(isinstance(callback, WeightAveraging) for callback in trainer.callbacks):  # type: ignore[attr-defined]
-            raise UsageError("`trainer.strategy=fsdp2` does not support EMA: leave the callback out, or use ddp")
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, WeightAveraging) and not isinstance(callback, EMA):
+                raise UsageError(
+                    f"`trainer.strategy=fsdp2` averages weights with EMA alone, not {type(callback).__name__}"
+                )
         if opt is None:
             raise UsageError("`trainer.strategy=fsdp2` only shards networks of vitlab; use ddp")
-        if name_and_args("opt", opt)[0] != "adamw":
-            raise UsageError(f"`trainer.strategy=fsdp2` only supports adamw, got `model.opt={choice_text(opt)}`")
+        if name_and_args("opt", opt)[0] not in SHARDED:
+            got = f"got `model.opt={choice_text(opt)}`"
+            raise UsageError(f"`trainer.strategy=fsdp2` shards the states of {', '.join(SHARDED)}, {got}")

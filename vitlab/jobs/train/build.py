@@ -1,6 +1,5 @@
 """Build task, data and trainer of ``vitlab fit`` in a run directory."""
 
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
@@ -37,7 +36,7 @@ from vitlab.jobs.train.endings import building, hung, lost_process
 from vitlab.jobs.train.facts import check_crops, check_module, model_facts
 from vitlab.jobs.train.job import GIVEN, Job
 from vitlab.jobs.train.start import write_facts
-from vitlab.jobs.train.wandb import SafeWandbLogger, place_loggers
+from vitlab.jobs.train.wandb import SafeWandbLogger, new_id, place_loggers
 from vitlab.lazy import quick_imports
 from vitlab.models.convert_peers import peer_images
 from vitlab.models.create import load_of_library
@@ -149,7 +148,7 @@ class FitCLI(VitlabCLI):
         self.options = options
         self.resumed = run is not None
         self.run = run or RunDir(".")
-        self.wandb_id = os.urandom(4).hex()
+        self.wandb_id = new_id()
         self.known: dict[str, Any] = {}  # how images were prepared for the initial weights
         self.asked: set[str] = set()  # what of it is given
         super().__init__(args)

@@ -41,6 +41,15 @@ def prepare_environment() -> None:
         os.environ.setdefault(name, value)
 
 
+def new_id() -> str:
+    """Return the identity of a new W&B run: the one that the agent of a sweep has given to this process, or a new one.
+
+    Within a sweep W&B takes its agent's whatever is asked for, and results that are added later must find the run.
+    """
+    given = os.environ.get("WANDB_RUN_ID") if os.environ.get("WANDB_SWEEP_ID") else None
+    return given or os.urandom(4).hex()
+
+
 def place_loggers(config: Namespace, run: RunDir, wandb_id: str) -> str | None:
     """Point the loggers of a parsed configuration to ``run``; return the header's line about W&B if it is used."""
     loggers = config.get("trainer.logger")
