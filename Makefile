@@ -46,7 +46,7 @@ ablation: setup  ## does a ViT use its positions? five arms, three seeds, a repo
 	$(BIN)/vitlab ablate run experiments/position_embeddings/probe.yaml
 	$(BIN)/vitlab ablate report experiments/position_embeddings/probe.yaml
 
-faults: setup  ## the catalog of faults (VITLAB_NTH=1 for every n and not the first and last of each site), then runs killed as users run them for MINUTES (30), added to the kills so far; benchmarks/faults.md
+faults: setup  ## the catalog of faults (VITLAB_NTH=1 for every n and not the first and last of each site, 4 with each error), then runs killed as users run them for MINUTES (30), added to the kills so far; benchmarks/faults.md
 	rm -rf .faults
 	VITLAB_FAULTS=$(CURDIR)/.faults $(BIN)/python -m pytest -m faults tests/faults -n 2 --dist load; code=$$?; \
 		$(BIN)/python tests/faults/users.py benchmarks/faults-kills.json --minutes $(or $(MINUTES),30) || code=1; \
