@@ -100,7 +100,8 @@ class Failing:
             if "/vitlab/" in file or not places:
                 places.append(f"{file.rpartition('/')[2]}:{frame.f_lineno}")
             frame = frame.f_back
-        file = re.sub(r"[0-9a-f]{6,}|\d+", "#", path[len(self.root) :])
+        file = re.sub(r"-[a-z0-9_]{8}(?=/|$)", "-#", path[len(self.root) :])  # a name of tempfile
+        file = re.sub(r"[0-9a-f]{6,}|\d+", "#", file)
         return f"{name} {file} {' < '.join(places)}"
 
 
@@ -257,6 +258,7 @@ def names(said, failed, folder):
     """Return whether an output names the file of a failed call, or a folder that it is in below the working folder."""
     path = Path(re.sub(r"/\.(fit-)?[0-9a-f]+-[0-9a-f]+\.", "/", failed))  # a file beside its place
     path = Path(re.sub(r"/\.([^/]+)-[0-9a-f]{12}(?=/|$)", r"/\1", str(path)))  # a set that is being packed
+    path = Path(re.sub(r"/\.([^/]+)\.\d+$", r"/\1", str(path)))  # an output that is being written
     inside = [path, *path.parents][: len(path.parts) - len(folder.parts)] or [path]
     return any(str(one.relative_to(folder)) in said for one in inside)
 
@@ -338,9 +340,9 @@ def loop(folder, command, share=1.0, every=0, seed=0, say=lambda text: None, for
     calls = chosen(plain.calls, every, share, random.Random(seed))
 
     def fail(i):
-        end = once(command, template, folder / str(i), *calls[i], expected, forever)
+        end = once(command, template, folder / f"point{i}", *calls[i], expected, forever)  # no name of a class
         say(f"  {end.wrong}\n" if end.wrong else "")
-        shutil.rmtree(folder / str(i))
+        shutil.rmtree(folder / f"point{i}")
         return end
 
     with ThreadPoolExecutor(at_once) as pool:
