@@ -27,8 +27,8 @@ ELASTIC = """
 ## Elastic training
 
 torchrun ends all processes of a group when one is lost, and starts them again; what the others had in memory is
-gone. So the snapshot is the last checkpoint, and `--checkpoint.every_n_steps=1` in a directory in memory loses no
-finished step. TorchFT's processes go on and heal the new one from a peer's memory, also on CPUs, and the global
+gone. So the snapshot is the last checkpoint, and `--checkpoint.every_n_steps=1` loses at most one step a kill.
+TorchFT's processes go on and heal the new one from a peer's memory, also on CPUs, and the global
 batch can be kept by dividing each batch by the number of participants (`tests/faults/elastic.py`). It is not part
 of `vitlab fit`: its quorum may change the number of processes at every step, while Lightning's strategy, the
 loaders' shares, the metrics and the first process, which writes the run directory, are fixed for a training.
