@@ -46,17 +46,16 @@ ablation: setup  ## does a ViT use its positions? five arms, three seeds, a repo
 	$(BIN)/vitlab ablate run experiments/position_embeddings/probe.yaml
 	$(BIN)/vitlab ablate report experiments/position_embeddings/probe.yaml
 
-faults: setup  ## the catalog of faults (VITLAB_NTH=1 for every n and not the first and last of each site), then runs killed as users run them for MINUTES (30), added to the kills so far; benchmarks/faults.md
-	rm -rf .faults
+faults: setup  ## the catalog of faults (VITLAB_NTH=1 for every n and not the first and last of each site, 4 with each error), then runs killed as users run them for MINUTES (30), added to the kills so far; benchmarks/faults.md; goes on where it was cut off
 	VITLAB_FAULTS=$(CURDIR)/.faults $(BIN)/python -m pytest -m faults tests/faults -n 2 --dist load; code=$$?; \
 		$(BIN)/python tests/faults/users.py benchmarks/faults-kills.json --minutes $(or $(MINUTES),30) || code=1; \
 		$(BIN)/python tests/faults/report.py .faults benchmarks/faults.md; exit $$code
 
 faults-quick: setup  ## a sample of it, and one run of each kind killed twice, and its table
-	rm -rf .faults && mkdir .faults
-	WANDB_MODE=offline $(BIN)/python tests/faults/users.py .faults/users --once & users=$$!; \
-		VITLAB_FAULTS=$(CURDIR)/.faults VITLAB_FAULTS_SHARE=0.1 $(BIN)/python -m pytest -m faults tests/faults -n 2 --dist load; \
-		code=$$?; wait $$users || code=1; $(BIN)/python tests/faults/report.py .faults; exit $$code
+	rm -rf .faults-quick && mkdir .faults-quick
+	WANDB_MODE=offline $(BIN)/python tests/faults/users.py .faults-quick/users --once & users=$$!; \
+		VITLAB_FAULTS=$(CURDIR)/.faults-quick VITLAB_FAULTS_SHARE=0.1 $(BIN)/python -m pytest -m faults tests/faults -n 2 --dist load; \
+		code=$$?; wait $$users || code=1; $(BIN)/python tests/faults/report.py .faults-quick; exit $$code
 
 slurm: setup  ## a real Slurm of two nodes on this machine, what it does to jobs, benchmarks/slurm.md: 25 minutes; skipped without slurm-wlm and munge
 	$(BIN)/python benchmarks/slurm.py --page benchmarks/slurm.md

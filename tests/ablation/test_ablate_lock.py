@@ -1,5 +1,6 @@
 """Claims: who owns a cell, and when another may have it."""
 
+import errno
 import io
 import json
 import os
@@ -118,3 +119,13 @@ def test_an_owner_notices_that_another_has_its_claim(path, monkeypatch):
     assert claim.lost
     claim.release()
     assert path.exists()  # it belongs to the other
+
+
+def test_the_age_of_a_claim_needs_no_disk_that_removes_files(path, monkeypatch):
+    left_behind(path, age=100.0)
+
+    def fails(*words, **more):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "unlink", fails)
+    assert 99 < lock.read(path)["age"] < 110

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from vitlab.ablation.evidence import bundle
 from vitlab.ablation.evidence.bundle import export_bundle, load_bundle
 from vitlab.ablation.execution import resolve
 from vitlab.ablation.execution.cells import Cell, Resolved
@@ -222,6 +223,23 @@ def test_an_export_to_a_disk_that_fills_up_leaves_nothing_and_can_be_repeated(wr
     )
 
 
+def test_an_export_that_was_killed_leaves_no_folder_and_can_be_repeated(write, tmp_path, monkeypatch):
+    ablation = read_ablation(write())
+    arms = [Resolved(arm, {"model": dict(arm.overrides)}, {}, {}, (), 1.0, "") for arm in ablation.arms]
+    with monkeypatch.context() as patch:
+        patch.setattr(bundle, "collect", lambda *words: [].pop())
+        patch.setattr(shutil, "rmtree", lambda *words, **more: None)  # as after SIGKILL, nothing is tidied up
+        with pytest.raises(IndexError):
+            export_bundle(ablation, arms, tmp_path / "sent")
+    assert not (tmp_path / "sent").exists()
+    (tmp_path / "sent").mkdir()
+    files = export_bundle(ablation, arms, tmp_path / "sent")
+    assert all(path.is_file() and path.parent == tmp_path / "sent" for path in files)
+    assert not list(tmp_path.glob(".sent*"))
+    with pytest.raises(UsageError, match="not empty; export into a new folder"):
+        export_bundle(ablation, arms, tmp_path / "sent")
+
+
 @pytest.mark.slow
 def test_a_file_without_an_end_is_refused(tmp_path):
     for text in ("a: &a {b: *a}\n", f"{'[' * 2000}{']' * 2000}\n"):
@@ -242,6 +260,16 @@ def test_an_analysis_that_nobody_knows_is_refused(write, capsys):
     err = capsys.readouterr().err
     assert 'no analysis called "scrambel"; did you mean "scramble"?' in err and ", line " in err
     assert err.count("\n") == 1
+
+
+def test_a_stored_arm_that_cannot_be_read_now_is_not_taken_for_one_that_is_missing(write, monkeypatch):
+    monkeypatch.setattr(resolve, "code_digest", lambda own: "")
+    ablation = read_ablation(write())
+    assert resolve.known(ablation) == [None] * 4
+    (ablation.directory / "arms").mkdir(parents=True)
+    resolve._cache(ablation, ablation.arms[1], "").mkdir()  # reading it fails, also for root
+    with pytest.raises(OSError, match=ablation.arms[1].name):
+        resolve.known(ablation)
 
 
 def test_a_disk_that_fails_while_an_arm_is_built_is_no_mistake_of_the_file(write, monkeypatch):

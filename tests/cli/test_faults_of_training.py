@@ -1,3 +1,4 @@
+import errno
 import json
 import logging
 import multiprocessing
@@ -5,6 +6,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -168,6 +170,39 @@ def test_a_damaged_last_checkpoint_is_passed_over_on_resume_and_test(here, capsy
     told = capsys.readouterr()
     assert "last.ckpt is damaged" in told.out + told.err
     assert "using runs/torn/checkpoints/previous.ckpt instead" in told.out + told.err
+
+
+def test_a_file_that_a_library_does_not_see_for_a_moment_is_told_as_any_other_that_cannot_be_read(
+    here, capsys, monkeypatch
+):
+    assert main([*FIT, "--name", "a", "--data.subset=0.1", "--trainer.max_epochs=1"]) == 0
+    capsys.readouterr()
+    real = os.stat
+
+    def fails_in(caller):
+        def stat(path, **more):
+            first = frame = sys._getframe(1)
+            while frame is not None and caller not in frame.f_code.co_filename:
+                frame = frame.f_back
+            asks = any(word in first.f_code.co_filename for word in ("genericpath", "fsspec"))  # whether it is there
+            if frame is not None and asks and "runs/a/c" in str(path):
+                raise OSError(errno.EIO, "Input/output error", path)
+            return real(path, **more)
+
+        return stat
+
+    for words, caller, file in (
+        (["test", "a"], "/torch_io.py", "checkpoints/best.ckpt"),
+        (["fit", "--resume", "a", "--trainer.max_epochs=2", "--quiet"], "/torch_io.py", "checkpoints/last.ckpt"),
+        (["test", "a"], "jsonargparse/_paths.py", "config.yaml"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "stat", fails_in(caller))
+            assert main(words) in (1, 2), words
+        told = capsys.readouterr().err
+        assert told.startswith("vitlab: ") and told.count("\n") == 1
+        assert f"runs/a/{file}: it cannot be opened now" in told
+    assert main(["test", "a"]) == 0
 
 
 def test_two_runs_do_not_share_a_directory(here, capsys):

@@ -163,9 +163,8 @@ def torchrun(folder, steps, seconds, kills, seed=0):
         facts = os.environ | {"VITLAB_LAUNCH": "one", "VITLAB_PYTHON": str(python.path), "OMP_NUM_THREADS": "1"}
         facts |= {"VITLAB_BEFORE": "elastic:slow"}
         line = [python.path, *how, *words, "--name", "killed", "--auto_resume"]
-        process = subprocess.Popen(
-            line, cwd=folder, env=facts, stdout=(folder / "log").open("w"), stderr=subprocess.STDOUT
-        )
+        with (folder / "log").open("w") as log:
+            process = subprocess.Popen(line, cwd=folder, env=facts, stdout=log, stderr=subprocess.STDOUT)
         due = time.monotonic() + seconds
         while process.poll() is None:
             time.sleep(0.05)

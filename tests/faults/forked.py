@@ -55,13 +55,13 @@ class Python:
     def __enter__(self):
         self.folder = Path(tempfile.mkdtemp(prefix="python"))
         self.path = self.folder / "python"
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(str(self.folder / "socket"))
-        listener.listen(64)
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(self.folder / "socket"))
+        self.listener.listen(64)
         self.path.write_text(CLIENT.format(python=sys.executable, address=str(self.folder / "socket")))
         self.path.chmod(0o755)
-        words = [sys.executable, __file__, str(listener.fileno()), str(self.folder)]
-        self.process = subprocess.Popen(words, pass_fds=[listener.fileno()])
+        words = [sys.executable, __file__, str(self.listener.fileno()), str(self.folder)]
+        self.process = subprocess.Popen(words, pass_fds=[self.listener.fileno()])
         line, facts = [self.path, "-m", "vitlab", "--version"], os.environ | {"VITLAB_PYTHON": str(self.path)}
         subprocess.run(line, env=facts, check=True, capture_output=True)  # it has imported everything
         return self
@@ -69,6 +69,7 @@ class Python:
     def __exit__(self, *error):
         self.process.kill()
         self.process.wait()
+        self.listener.close()
 
     def alive(self, launch):
         """Return the living forks of a launch, with the module that each runs."""

@@ -5,7 +5,9 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
+from multiprocessing import connection
 from pathlib import Path
 
 import torch
@@ -14,6 +16,7 @@ from safetensors.torch import load_file
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["imported"])  # which the server finds by PYTHONPATH alone
 os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+ONE_BY_ONE = threading.Lock()  # a start asks all other processes for their exit codes, which can be read once
 CONFIGS = Path(__file__).parents[2] / "configs"
 EMA = '[{"class_path": "EMA", "init_args": {"decay": 0.9}}]'
 TINY = ["fit", "--config", str(CONFIGS / "vit.yaml"), "--trainer.logger=false", "--trainer.log_every_n_steps=1"]
@@ -34,11 +37,13 @@ class Process:
     def __init__(self, arguments, folder, before=None, environment=None):
         self.log = Path(folder) / f"log-{time.monotonic_ns()}"
         self.process = CONTEXT.Process(target=_run, args=(arguments, folder, self.log, before, environment or {}))
-        self.process.start()
+        with ONE_BY_ONE:
+            self.process.start()
         self.pid = self.process.pid
 
     def running(self):
-        return self.process.is_alive()
+        with ONE_BY_ONE:
+            return self.process.is_alive()
 
     def send(self, number):
         if self.running():
@@ -46,8 +51,10 @@ class Process:
 
     def wait(self, seconds=120):
         """Return the exit code; negative for a signal, None for a process that has not ended."""
-        self.process.join(seconds)
-        return self.process.exitcode
+        connection.wait([self.process.sentinel], seconds)
+        with ONE_BY_ONE:
+            self.process.join(0)
+            return self.process.exitcode
 
     def output(self):
         return self.log.read_text(errors="replace")

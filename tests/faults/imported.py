@@ -1,15 +1,20 @@
-"""What a server of processes loads before it forks: all that a command imports, and the parsers of all classes."""
+"""What a server of processes does before it forks: it imports all that a command needs, and parses and hashes once."""
 
 import gc
 import importlib
+import pkgutil
 
-from vitlab.ablation.execution import warm
+import vitlab
+from vitlab.ablation.execution import identity, warm
 
-MORE = ("vitlab.cli.main", "vitlab.cli.evaluate", "vitlab.look.command", "vitlab.callbacks.ema")
-MORE += ("sklearn.datasets", "scipy.stats", "wandb", "torch.distributed.run")
+MORE = ("sklearn.datasets", "scipy.stats", "wandb", "torch.distributed.run", "torch.utils.serialization.config")
+MORE += ("matplotlib.backends.backend_svg", "matplotlib.backends.backend_pdf", "pyarrow.pandas_compat")
+MORE += ("fsspec.implementations.chained", "PIL.JpegImagePlugin", "PIL.PngImagePlugin")
 
-for name in (*(f"vitlab.{room}" for room in warm.ROOMS), *warm.OTHERS, *MORE):
+ours = [module.name for module in pkgutil.walk_packages(vitlab.__path__, "vitlab.") if "__main__" not in module.name]
+for name in (*ours, *warm.OTHERS, *MORE):
     importlib.import_module(name)
 warm._parse()
+identity.code_digest()
 gc.collect()
 gc.freeze()  # the collector of a fork leaves these pages alone

@@ -6,7 +6,7 @@ What this cannot see: calls of libraries in C++ and Rust (safetensors, pyarrow, 
 memory maps, directories that are listed, and the processes that a command starts (cells of an ablation, workers).
 
 A site is a call from one place of the code, for one file up to its numbers. By default each site fails at its first
-and its last call, with one of the errors in turn; ``every`` takes all calls and all errors.
+and its last call, with one of the errors in turn; with ``every`` = 1 all calls fail so, with 4 each with all errors.
 """
 
 import builtins
@@ -22,8 +22,10 @@ import shutil
 import sys
 import zlib
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 from harness import CONFIGS, Process
@@ -82,8 +84,8 @@ class Failing:
         if isinstance(place, int) and not path.startswith("/"):
             return  # a pipe to a process, such as sbatch: no file of the run directory
         path = os.path.join(os.getcwd(), path)
-        if not path.startswith(self.root) or "/log-" in path or path.endswith("/calls"):
-            return
+        if not path.startswith(self.root) or "/log-" in path or path.endswith(("/calls", "/bin/sbatch")):
+            return  # of another folder, or of this loop's
         site = self.site(name, path)
         self.counts[site] += 1
         if (site == self.target and self.counts[site] == self.k) or (self.forever and self.what):
@@ -98,7 +100,8 @@ class Failing:
             if "/vitlab/" in file or not places:
                 places.append(f"{file.rpartition('/')[2]}:{frame.f_lineno}")
             frame = frame.f_back
-        file = re.sub(r"[0-9a-f]{6,}|\d+", "#", path[len(self.root) :])
+        file = re.sub(r"-[a-z0-9_]{8}(?=/|$)", "-#", path[len(self.root) :])  # a name of tempfile
+        file = re.sub(r"[0-9a-f]{6,}|\d+", "#", file)
         return f"{name} {file} {' < '.join(places)}"
 
 
@@ -255,81 +258,114 @@ def names(said, failed, folder):
     """Return whether an output names the file of a failed call, or a folder that it is in below the working folder."""
     path = Path(re.sub(r"/\.(fit-)?[0-9a-f]+-[0-9a-f]+\.", "/", failed))  # a file beside its place
     path = Path(re.sub(r"/\.([^/]+)-[0-9a-f]{12}(?=/|$)", r"/\1", str(path)))  # a set that is being packed
+    path = Path(re.sub(r"/\.([^/]+)\.\d+$", r"/\1", str(path)))  # an output that is being written
     inside = [path, *path.parents][: len(path.parts) - len(folder.parts)] or [path]
     return any(str(one.relative_to(folder)) in said for one in inside)
 
 
+class End(NamedTuple):
+    """How a command ended of which a call failed."""
+
+    calls: dict  # by site
+    failed: str  # path of the call that failed; empty if none did
+    code: int
+    said: str
+    wrong: str | None
+
+
 def once(command, template, folder, target, k, number, expected=None, forever=False):
-    """Run a command of which one call fails, and repeat it; return its calls by site, and what is wrong."""
-    words, again, promised = COMMANDS[command]
+    """Run a command of which one call fails, and repeat it."""
+    words, again, _ = COMMANDS[command]
     shutil.copytree(template, folder)
     facts = toy_facts(folder)
     process = Process(words, folder, partial(install, str(folder), target, k, number, forever), facts)
     code, said = process.wait(120), process.output()
     calls, failed = json.loads((folder / "calls").read_text()) if (folder / "calls").is_file() else ({}, "?")
-    where = f"{command}, call {k} of {target} ({errno.errorcode[number]}): "
-    lines = [line for line in said.splitlines() if line.strip()]
-    if "Traceback" in said:
-        return calls, f"{where}traceback, exit {code}: {lines[-1][:200] if lines else ''}"
-    if code not in (0, 1, 2):
-        return calls, f"{where}exit {code}: {said[-200:]}"
-    if code and failed and not names(said, failed, folder):
-        return calls, f"{where}exit {code} without a line that names {failed}: {said[-200:]!r}"
-    if code == 0 and promised and not (folder / promised).exists():
-        return calls, f"{where}exit 0 and no {promised}"
-    if code:
+    wrong = judge(command, folder, code, said, failed)
+    if code in (1, 2) and not wrong:
         repeated = Process(again or words, folder, None, facts)
         if second := repeated.wait(120):
-            return calls, f"{where}exit {code}, and again exit {second}: {repeated.output()[-200:]!r}"
-    if number == errno.EIO and "is damaged: " in said:
-        return calls, None  # the disk has lost a checkpoint, another takes its place, and a line says so
-    if expected is not None and (found := numbers(command, folder)) != expected:
-        return calls, f"{where}exit {code}, and other numbers in the end: {str(found)[:100]}, {str(expected)[:100]}"
-    return calls, None
+            wrong = f"exit {code}, and again exit {second}: {repeated.output()[-200:]!r}"
+    is_lost = number == errno.EIO and "is damaged: " in said  # another takes its place, and a line says so
+    if not wrong and not is_lost and expected is not None and (found := numbers(command, folder)) != expected:
+        wrong = f"exit {code}, and other numbers in the end: {str(found)[:100]}, {str(expected)[:100]}"
+    how = f"{command}, call {k} of {target} ({errno.errorcode[number]}): "
+    return End(calls, failed, code, said.replace(f"{folder}/", ""), wrong and how + wrong)
+
+
+def judge(command, folder, code, said, failed):
+    """Return what is wrong with a command's end, None if nothing is."""
+    lines, promised = [line for line in said.splitlines() if line.strip()], COMMANDS[command][2]
+    if "Traceback" in said:
+        return f"traceback, exit {code}: {lines[-1][:200] if lines else ''}"
+    if code not in (0, 1, 2):
+        return f"exit {code}: {said[-200:]}"
+    if code and failed and not names(said, failed, folder):
+        return f"exit {code} without a line that names {failed}: {said[-200:]!r}"
+    if code == 0 and promised and not (folder / promised).exists():
+        return f"exit 0 and no {promised}"
+    return None
 
 
 def chosen(sites, every, share, draw):
     """Return which calls fail, as site, number of the call, and error."""
-    if every:
-        return [(site, k, number) for site, count in sites.items() for k in range(1, count + 1) for number in ERRORS]
     errors = itertools.cycle(ERRORS)
+    if every:
+        calls = [(site, k) for site, count in sites.items() for k in range(1, count + 1)]
+        return [(*call, number) for call in calls for number in (ERRORS if every == 4 else [next(errors)])]
     ends = [(site, k, next(errors)) for site, count in sites.items() for k in sorted({1, count})]
     return ends if share >= 1 else draw.sample(ends, min(len(ends), max(2, round(share * len(ends)))))
 
 
-def loop(folder, commands=tuple(COMMANDS), share=1.0, every=False, seed=0, say=lambda text: None, forever=False):
-    """Fail calls of each command; return how many sites and calls there are, how many failed, and what is wrong."""
-    draw = random.Random(seed)
+def loop(folder, command, share=1.0, every=0, seed=0, say=lambda text: None, forever=False, at_once=2):
+    """Fail calls of a command; return how many sites and calls there are, how many failed, and what is wrong.
+
+    Args:
+        folder: A new folder.
+        command: A name of COMMANDS.
+        share: Of the first and last calls of all sites, a random share.
+        every: 1 for all calls, 4 for all calls with each error.
+        seed: Of the random share.
+        say: Called with each thing that is wrong.
+        forever: Whether all later calls fail as well.
+        at_once: Number of commands that run at a time.
+    """
     template = folder / "template"
     template.mkdir(parents=True)
     prepare(template)
-    if any("ablate" in command for command in commands):
+    if "ablate" in command:
         ablation(template)
-    found = {}
-    for command in commands:
-        plain = folder / "plain"
-        sites, wrong = once(command, template, plain, "", -1, errno.EIO)
-        expected = None if wrong else numbers(command, plain)
-        shutil.rmtree(plain)
-        problems, calls = [wrong] if wrong else [], chosen(sites, every, share, draw)
-        for site, k, number in calls:
-            problem = once(command, template, folder / "one", site, k, number, expected, forever)[1]
-            problems += [problem] if problem else []
-            say(f"  {problem}\n" if problem else "")
-            shutil.rmtree(folder / "one")
-        total = sum(sites.values())
-        found[command] = {"calls": total, "sites": len(sites), "injected": len(calls), "wrong": problems}
-    return found
+    plain = once(command, template, folder / "plain", "", -1, errno.EIO)
+    expected = None if plain.wrong else numbers(command, folder / "plain")
+    calls = chosen(plain.calls, every, share, random.Random(seed))
+
+    def fail(i):
+        end = once(command, template, folder / f"point{i}", *calls[i], expected, forever)  # no name of a class
+        say(f"  {end.wrong}\n" if end.wrong else "")
+        shutil.rmtree(folder / f"point{i}")
+        return end
+
+    with ThreadPoolExecutor(at_once) as pool:
+        ends = list(pool.map(fail, range(len(calls))))
+    return {
+        "calls": sum(plain.calls.values()),
+        "sites": len(plain.calls),
+        "injected": sum(bool(end.failed) for end in ends),
+        "ends": Counter(end.code for end in ends),
+        "wrong": [end.wrong for end in (plain, *ends) if end.wrong],
+        "lines": Counter(end.said.strip() for end in ends if end.code),
+    }
 
 
 def main():
-    """Run the loop: FOLDER SHARE [COMMAND ...]."""
+    """Run the loop and print each line that a command ended with: FOLDER SHARE [COMMAND ...]."""
     folder, share = Path(sys.argv[1]), float(sys.argv[2])
     for command in sys.argv[3:] or COMMANDS:
         place = folder / command.replace(" ", "-")
-        found = loop(place, [command], share, say=sys.stdout.write)[command]
-        sys.stdout.write(f"{command}: {found['calls']} calls at {found['sites']} sites, {found['injected']} injected, ")
-        sys.stdout.write(f"{len(found['wrong'])} wrong\n")
+        found = loop(place, command, share, say=sys.stdout.write)
+        for line, count in found.pop("lines").most_common():
+            sys.stdout.write(f"  {count} x {line}\n")
+        sys.stdout.write(f"{command}: {found}\n")
         sys.stdout.flush()
         shutil.rmtree(place)
 

@@ -1,4 +1,4 @@
-"""The n-th call to the file system fails: of each site the first and last n here, every n with VITLAB_NTH=1."""
+"""The n-th call to the file system fails, for the first and last n of each site; with VITLAB_NTH=1 for every n."""
 
 import os
 import subprocess
@@ -7,8 +7,9 @@ import pytest
 from harness import Process
 from nth import COMMANDS, loop, prepare
 
-EVERY = os.environ.get("VITLAB_NTH") == "1"
+EVERY = int(os.environ.get("VITLAB_NTH", 0))
 SHARE = float(os.environ.get("VITLAB_FAULTS_SHARE", 1))
+OF_ENDS = float(os.environ.get("VITLAB_NTH_SHARE", SHARE))  # a random share of the first and last n
 QUICK = ("validate", "export", "pack", "results")  # of which `make faults-quick` fails a sample
 
 
@@ -16,15 +17,11 @@ QUICK = ("validate", "export", "pack", "results")  # of which `make faults-quick
 @pytest.mark.timeout(36000 if EVERY else 3600)
 @pytest.mark.parametrize("command", COMMANDS if SHARE == 1 else QUICK)
 def test_whichever_call_fails_the_command_ends_in_one_line_or_goes_on_rightly(tmp_path, note, command):
-    found = loop(tmp_path / "loop", [command], SHARE, EVERY)[command]
-    how = "each with four errors" if EVERY else "of each site the first and the last, with one of four errors in turn"
-    note(
-        f"`vitlab {command}`: {found['injected']} failures of its {found['calls']} calls to the file system at "
-        f"{found['sites']} sites, {how}",
-        f"{len(found['wrong'])} tracebacks, lines without a path, exits 0 without a result, failed repetitions, "
-        "or repetitions with other numbers",
-        "0",
-    )
+    found = loop(tmp_path / "loop", command, OF_ENDS, EVERY)
+    how = "each n" if EVERY else f"{'' if OF_ENDS >= 1 else 'a random share of '}the first and the last n of each site"
+    how += ", each error" if EVERY == 4 else ""
+    wrong = f"{len(found['wrong'])} wrong"
+    note(f"vitlab {command}", wrong, "0", nth={**found, "how": how, "wrong": wrong, "lines": len(found["lines"])})
     assert not found["wrong"], "\n".join(found["wrong"])
 
 
@@ -32,7 +29,7 @@ def test_whichever_call_fails_the_command_ends_in_one_line_or_goes_on_rightly(tm
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("command", ("fit", "test", "export") if SHARE == 1 else ("test",))
 def test_from_whichever_call_on_all_fail_the_command_ends_in_one_line(tmp_path, note, command):
-    found = loop(tmp_path / "loop", [command], 0.2 * SHARE, forever=True)[command]
+    found = loop(tmp_path / "loop", command, 0.2 * SHARE, forever=True)
     note(
         f"`vitlab {command}`, a disk that is gone from the n-th call on: {found['injected']} of the {found['calls']} n",
         f"{len(found['wrong'])} tracebacks, lines without a path, exits 0 without a result, or failed repetitions",

@@ -88,12 +88,9 @@ CELLS = cells() if SHARE == 1 else [cell for cell in cells(SHARE / 2) if cell[0]
 @pytest.mark.parametrize("phase", dict.fromkeys(cell[0] for cell in CELLS))
 def test_every_phase_has_an_end(tmp_path, note, phase):
     found, wrong = matrix(tmp_path, [cell for cell in CELLS if cell[0] == phase])
-    note(
-        f"{phase} hangs, in C++ where it can: {len(found)} cells of signal and processes",
-        f"{len(found) - len(wrong)} right",
-        f"{len(found)}",
-        {f"{sent}, {ranks}": f"{end['code']} after {end['seconds']} s" for (_, sent, ranks), end in found.items()},
-    )
+    ends = {f"{sent}, {ranks}": f"{end['code']} after {end['seconds']} s" for (_, sent, ranks), end in found.items()}
+    what = f"{phase} hangs, in C++ where it can: {len(found)} cells of signal and processes"
+    note(what, f"{len(found) - len(wrong)} right", f"{len(found)}", cells=ends)
     assert not wrong, "\n".join(wrong)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from forked import Python
 from harness import TINY, differences, until
 from kills import usable
+from report import commit
 
 OFTEN = ["--trainer.max_epochs=3", "--data.subset=0.3", "--checkpoint.every_n_steps=2"]
 LOGGED = [word for word in TINY if word != "--trainer.logger=false"]  # which is W&B's, offline
@@ -174,6 +175,7 @@ def collect(kept, minutes, names=(), seed=None, once=False):
             hit, dead, unusable, run = chain(scenario, folder, name, draw, seconds, kills, python)
             extra = [path.name for path in run.parent.iterdir() if path.name not in seen(folder, run.name)]
             known["kills"] += hit
+            known.setdefault("at", {})[commit()] = known["at"].get(commit(), 0) + hit
             known["runs"] += 1
             known["unusable"] += unusable
             known["dead"] += dead + [f"another directory: {one}" for one in extra]

@@ -41,6 +41,8 @@ def explain(message: str, keys: Iterable[str], class_names: Iterable[str]) -> st
     if found := re.search(r"Expected a dot import path string: (\S+)", message):
         hint = "; leave out the space" if found[1] in (names := [*class_names]) else did_you_mean(found[1], names)
         return f'`{outer}`: there is no class "{found[1]}"{hint}'
+    if outer in ("", "config") and (found := re.search(r"Path is not a file: '(.*)'", message)):  # it was one before
+        return f"{found[1]}: it cannot be opened now"
     if found := re.search(r"the following arguments are required: (.*)", message):
         names = [f"--{outer}.{name}" if outer else name for name in found[1].split(", ")]
         if names == ["data"]:

@@ -1,5 +1,6 @@
 """Measure a run on its validation or test split."""
 
+import errno
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -153,6 +154,10 @@ def _run(cli: VitlabCLI, command: Command, path: Path | None) -> None:
         measure(cli.model, datamodule=cli.datamodule, ckpt_path=path, weights_only=True, verbose=False)
     except RuntimeError as error:
         raise misfit(path, error) from error
+    except FileNotFoundError as error:
+        if path is None or str(path) not in str(error):
+            raise
+        raise OSError(errno.EIO, "it cannot be opened now", str(path)) from error  # Lightning: not found
 
 
 def _load_shards(cli: VitlabCLI, checkpoint: Path) -> bool:

@@ -202,7 +202,8 @@ def _age(path: Path) -> float:
     except OSError:
         return 0.0
     finally:
-        now.unlink(missing_ok=True)
+        with suppress(OSError):  # a disk that fails
+            now.unlink(missing_ok=True)
 
 
 def is_alive(path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -16,6 +17,7 @@ from vitlab.ablation.inference.measured import collect
 from vitlab.errors import UsageError
 from vitlab.runs.atomic import atomic_write, write_json, write_text
 from vitlab.runs.directory import RunDir
+from vitlab.runs.lock import held
 
 SUMS = "SHA256SUMS"  # as `sha256sum -c` reads it
 OWN = (
@@ -51,16 +53,22 @@ def export_bundle(ablation: Ablation, resolved: list[Resolved], folder: Path) ->
         UsageError: The folder exists and is not empty.
         OSError: A file cannot be read or written; what was written is removed, so that the call can be repeated.
     """
-    check_new(folder)
-    try:
-        return _fill(ablation, resolved, folder)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+    place = folder.resolve()
+    work = place.with_name(f".{place.name}-unfinished")  # so that nothing is in the folder until all is
+    with held(place.with_name(f".{place.name}.lock"), f"exports into {folder}"):
+        check_new(folder)
+        shutil.rmtree(work, ignore_errors=True)  # of an export that was killed
+        try:
+            files = _fill(ablation, resolved, work)
+            os.replace(work, place)
+        except BaseException:
+            shutil.rmtree(work, ignore_errors=True)
+            raise
+    return [folder / path.relative_to(work) for path in files]
 
 
 def _fill(ablation: Ablation, resolved: list[Resolved], folder: Path) -> list[Path]:
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir()
     shutil.copyfile(ablation.file.path, folder / "ablation.yaml")
     seeds = (*ablation.seeds, *(ablation.tune.seeds if ablation.tune else ()))
     facts = []

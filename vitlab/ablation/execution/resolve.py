@@ -129,13 +129,17 @@ def _cache(ablation: Ablation, arm: Arm, code: str) -> Path:
 
 
 def _load(arm: Arm, path: Path, code: str) -> Resolved | None:
-    """Return an arm from its stored probe; None if it is missing or unreadable."""
+    """Return an arm from its stored probe; None if it is missing or damaged.
+
+    Raises:
+        OSError: Nobody knows, as the file cannot be read now: without the arm a report would lack its cells.
+    """
     try:
         facts = json.loads(path.read_text())
         length = facts.pop("length")  # a probe of an older version has none
         more = {"environment": versions_in_use(), "code": code, "length": length}
         return Resolved(arm=arm, **{**facts, **more, "groups": tuple(facts["groups"])})
-    except (OSError, ValueError, TypeError, KeyError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError):
         return None
 
 
