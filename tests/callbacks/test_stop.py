@@ -32,10 +32,13 @@ def signalled(number, step, validation=False):
 @pytest.fixture(autouse=True)
 def handlers():
     """The handlers are as they were, whatever a test does."""
+    own = {number: signal.getsignal(number) for number in SIGNALS}
+    for number in SIGNALS:  # `nohup make test` ignores some, as the callback then rightly does
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     before = {number: signal.getsignal(number) for number in SIGNALS}
     yield
     after = {number: signal.getsignal(number) for number in SIGNALS}
-    for number, handler in before.items():
+    for number, handler in own.items():
         signal.signal(number, handler)
     assert before == after
 

@@ -74,7 +74,7 @@ def lines_over_ssh(tmp_path):
 
 def pods(tmp_path):
     """Return what Kubernetes starts in each pod: words of torchrun."""
-    service, job = yaml.safe_load_all((Path(CONFIG).parent / "cluster" / "kubernetes.yaml").read_text())
+    service, job = yaml.safe_load_all((Path(__file__).parents[2] / "docs" / "kubernetes.yaml").read_text())
     spec, pod = job["spec"], job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     name = service["metadata"]["name"]

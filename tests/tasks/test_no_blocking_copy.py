@@ -7,7 +7,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vitlab.data.loading import prefetch
+from vitlab.data.loading.loader import send
 from vitlab.data.loading.mix import Mix
 from vitlab.data.loading.order import TrainOrder
 from vitlab.data.loading.pipeline import Pipeline
@@ -93,7 +93,7 @@ def test_what_waits_is_seen():
         x = torch.ones(3).to(CUDA)
         x[[0, 2]]
         x.to("cuda", non_blocking=True)
-        prefetch.send(torch.ones(3), CUDA)
+        send(torch.ones(3), CUDA)
     assert len(waits.seen) == 2
 
 
