@@ -63,7 +63,7 @@ def imported_at_once(module: str) -> set[str]:
     return {name for name in names if name in MODULES}
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.parametrize("room", BESIDE)
 def test_a_room_beside_the_core_needs_none_of_the_others(room):
     todo = [name for name in MODULES if name.startswith(f"vitlab.{room}")]

@@ -59,7 +59,8 @@ def test_added_seeds_and_arms_keep_the_old_cells(lab, undisturbed):
     assert lab.results() == undisturbed
 
 
-@pytest.mark.parametrize("moment", [0.5, *(pytest.param(x, marks=pytest.mark.rare) for x in (0.1, 1.1))])
+@pytest.mark.rare
+@pytest.mark.parametrize("moment", [0.5, 0.1, 1.1])
 def test_after_a_kill_of_the_whole_command_the_results_are_those_of_an_undisturbed_run(lab, undisturbed, moment):
     process = lab.start(sleep=0.15)
     wait_for(lambda: lab.counts())
@@ -141,6 +142,7 @@ def test_a_failing_analysis_loses_no_number(lab):
     assert lab()[0] == 0
 
 
+@pytest.mark.rare
 def test_a_failing_cell_is_reported_and_the_others_go_on(lab):
     code, out = lab("run", toy={"learned 1": "fail"})
     assert code == 1

@@ -17,7 +17,7 @@ from vitlab.models.old_names import OLD
 from vitlab.models.sizes import PUBLISHED
 
 
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.rare] * bool(i % 3)) for i, n in enumerate(SIZES)])
 def test_the_printed_cost_is_the_counted_one(name):
     with torch.device("meta"):
         model = VisionTransformer(**SIZES[name])

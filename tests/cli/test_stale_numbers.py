@@ -41,6 +41,7 @@ def page_of(*names):
     return Path("page.html").read_text()
 
 
+@pytest.mark.rare
 def test_after_a_resume_results_and_look_leave_out_the_old_number_until_a_new_test(place, capsys):
     assert re.search(r'big">[\d.]+ %</div>\s*accuracy on 359 images of test', page_of("first"))
     old = vitlab.Run("first").results["test"]["acc1"]
