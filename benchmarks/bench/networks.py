@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.official import official
+from vitlab.class_paths import name_and_args
 from vitlab.layers.attention import Attention
 from vitlab.layers.kernels import products
 from vitlab.models.convert import to_timm
@@ -72,7 +73,7 @@ def build(model: str, contender: str, t2t_repo: str | None = None) -> nn.Module:
 
 def contenders(model: str, peers: list[str], t2t_repo: str | None = None) -> tuple[list[str], list[str]]:
     """Return the contenders, the reference first, and the peers that are not installed."""
-    if NETWORKS[model].get("tokenizer", "patch") == "t2t":
+    if name_and_args("tokenizer", NETWORKS[model].get("tokenizer", "patch"))[0] == "t2t":
         return ["plain", *(["official"] if t2t_repo else []), "vitlab"], []
     missing = [peer for peer in peers if importlib.util.find_spec(peer) is None]
     return [*(peer for peer in peers if peer not in missing), "vitlab"], missing

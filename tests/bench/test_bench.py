@@ -149,7 +149,8 @@ def test_a_clone_of_the_official_code_takes_part_with_our_weights(tmp_path, caps
 
 def test_libraries_that_are_not_installed_are_named():
     assert networks.contenders("vit_s16", ["timm", "no_such_library"]) == (["timm", "vitlab"], ["no_such_library"])
-    assert networks.contenders("t2t_vit_7", ["timm"]) == (["plain", "vitlab"], [])
+    for name in ("t2t_vit_7", "t2t_vit_t_14"):  # a word, and a mapping with options
+        assert networks.contenders(name, ["timm"]) == (["plain", "vitlab"], [])
 
 
 @pytest.mark.parametrize("mode", ["fwd", "train"])
