@@ -175,7 +175,8 @@ def collect(kept, minutes, names=(), seed=None, once=False):
             hit, dead, unusable, run = chain(scenario, folder, name, draw, seconds, kills, python)
             extra = [path.name for path in run.parent.iterdir() if path.name not in seen(folder, run.name)]
             known["kills"] += hit
-            known.setdefault("at", {})[commit()] = known["at"].get(commit(), 0) + hit
+            at = known.setdefault("at", {})
+            at[commit()] = at.get(commit(), 0) + hit
             known["runs"] += 1
             known["unusable"] += unusable
             known["dead"] += dead + [f"another directory: {one}" for one in extra]
