@@ -119,7 +119,7 @@ def test_a_lost_rank(tmp_path, note, how, number, which, named):
     before = max(step for kind, step in curve(run) if kind == "train")
     single = ["--trainer.devices=1", "--trainer.strategy=auto", "--quiet"]
     resumed = Process(["fit", "--resume", "two", *single], tmp_path)
-    goes_on = until(lambda: max(step for _, step in curve(run)) > before, resumed, 90)
+    goes_on = until(lambda: max((step for _, step in curve(run)), default=0) > before, resumed, 90)
     resumed.send(signal.SIGTERM)
     code = resumed.wait(60)
     note(

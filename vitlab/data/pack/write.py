@@ -162,9 +162,7 @@ def _write(
     start, shard, unreadable = _continued(folder, what)
     free, expected = shutil.disk_usage(folder).free, _expected(what, start)
     if expected > free:
-        raise ValueError(
-            f"{folder.parent} has {free / 1e9:.1f} GB left, and the packed images take {expected / 1e9:.1f} GB"
-        )
+        raise ValueError(f"{folder.parent} has {_amount(free)} left, and the packed images take {_amount(expected)}")
     guard.enter("pack", f"the next photos of {what.store.place}")
     photos = DataLoader(
         Encoded(what, start), batch_size=16, num_workers=num_workers, collate_fn=list, generator=Generator(),
@@ -223,6 +221,10 @@ def _continued(folder: Path, what: PhotosToPack) -> tuple[int, int, dict[str, st
             now[:] = known
             start, shard, unreadable = start + len(known), shard + 1, {**unreadable, **reasons}
     return start, shard, unreadable
+
+
+def _amount(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count > 5e7 else f"{count / 1e3:.0f} kB"
 
 
 def _expected(what: PhotosToPack, start: int) -> int:
