@@ -21,7 +21,7 @@ from vitlab.position_bench import submission
 from vitlab.position_bench import training as training_module
 from vitlab.position_bench.cells import Bench, label_of, published
 from vitlab.position_bench.judging import best_of_families, judge
-from vitlab.position_bench.page import page_lines, write_bench_page
+from vitlab.position_bench.page import draw_scores, page_lines, write_bench_page
 from vitlab.position_bench.pictures import CELLS, OFFSETS, PIXELS, as_floats, folder_photos, glyphs
 from vitlab.position_bench.protocol import (
     FOLDER,
@@ -260,6 +260,11 @@ def test_the_page_is_made_of_what_is_complete(small, tmp_path):
     assert all(f">{word}<" in figure for word in ("accuracy", "learned", "better than none"))
     write_bench_page(small, tmp_path)
     assert (tmp_path / "README.md").read_text() == page
+
+
+def test_a_figure_of_methods_without_those_that_all_are_compared_with_has_no_verdicts(small):
+    figure = draw_scores(small, ["none"])
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["none"]
 
 
 def test_the_list_says_what_is_not_measured(capsys):

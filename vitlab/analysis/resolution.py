@@ -34,10 +34,10 @@ def sizes(img_size: Size, grid_size: Size, steps: Size) -> list[Size]:
     """
     found = [(round(grid_size[0] * f) * steps[0], round(grid_size[1] * f) * steps[1]) for f in FACTORS if f != 1.0]
     shape = img_size[0] / img_size[1]
-    by_height: dict[int, Size] = {}
-    for size in sorted(found, key=lambda size: abs(math.log(size[0] / size[1] / shape)) if min(size) else math.inf):
+    by_height = {img_size[0]: img_size}
+    for size in sorted(filter(all, found), key=lambda size: abs(math.log(size[0] / size[1] / shape))):
         by_height.setdefault(size[0], size)
-    return sorted({**{h: size for h, size in by_height.items() if min(size)}, img_size[0]: img_size}.values())
+    return sorted(by_height.values())
 
 
 def sizes_taken(subject: Subject) -> list[Size]:

@@ -84,16 +84,19 @@ class Parser(LightningArgumentParser):
 
     def dump(self, cfg: Namespace, *args: Any, **kwargs: Any) -> str:
         """Return the configuration as text, with every option in the part that understands it."""
+        if not isinstance(cfg.get("model"), Namespace):  # of the inner parser of a class
+            return str(super().dump(cfg, *args, **kwargs))
+        return yaml.safe_dump(self.content(cfg, *args, **kwargs), sort_keys=False)
+
+    def content(self, cfg: Namespace, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return the whole configuration as :meth:`dump` writes it."""
         cfg = cfg.clone()
         _in_parts(cfg, self.later)
-        if isinstance(model := cfg.get("model"), Namespace) and isinstance(given := model.get("init_args"), Namespace):
+        if isinstance(given := cfg.model.get("init_args"), Namespace):
             parts_to_words(given)
-        text: str = super().dump(cfg, *args, **kwargs)
-        if not isinstance(cfg.get("model"), Namespace):  # of the inner parser of a class
-            return text
-        content = yaml.safe_load(text)
+        content: dict[str, Any] = yaml.safe_load(super().dump(cfg, *args, **kwargs))
         as_mappings(content["model"].get("init_args") or {})
-        return yaml.safe_dump(content, sort_keys=False)
+        return content
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise the mistake as :class:`UsageError`, with the closest valid key or value."""

@@ -12,7 +12,7 @@ from vitlab.analysis.typeset import INCHES, figure_bytes, printed
 from vitlab.layers.pos_embed import POS_EMBEDS
 from vitlab.position_bench.bench import compare_with, list_lines
 from vitlab.position_bench.cells import Bench
-from vitlab.position_bench.judging import score_interval, score_text
+from vitlab.position_bench.judging import TaskVerdict, score_interval, score_text
 from vitlab.position_bench.protocol import TASKS, chance_of_tasks
 from vitlab.position_bench.training import answers_of
 
@@ -62,8 +62,8 @@ def page_lines(bench: Bench, complete: list[str]) -> list[str]:
     lines.append(
         "| chance | " + " | ".join(f"{100 * x:.1f}" for x in chance_of_tasks(bench.protocol).values()) + " | | |"
     )
-    against = bench.protocol["claims"]["against"]
-    if not all(name in complete for name in against):
+    against, verdicts = bench.protocol["claims"]["against"], _verdicts(bench, complete)
+    if not verdicts:
         return lines
     for other in against:
         rows = [name for name in complete if name not in (other, "none")]
@@ -72,7 +72,7 @@ def page_lines(bench: Bench, complete: list[str]) -> list[str]:
         lines += ["", f"Against `{other}`, Holm over each method's {len(TASKS) * len(against)} claims:", ""]
         lines += ["| method | " + " | ".join(TASKS) + " |", "|---" * (len(TASKS) + 1) + "|"]
         for name in rows:
-            found = {v.task: v for v in compare_with(bench, name, bench, []).verdicts if v.against == other}
+            found = {v.task: v for v in verdicts[name] if v.against == other}
             words = [
                 f"{v.word} {100 * v.difference:+.1f}" if v.word != "not applicable" else "n/a"
                 for v in (found[task] for task in TASKS)
@@ -90,12 +90,17 @@ def draw_scores(bench: Bench, complete: list[str]) -> Figure:
     """
     figure = Figure(figsize=(INCHES["page"], 0.9 + 0.32 * len(complete)), layout="constrained")
     panels = figure.subplots(2, (len(TASKS) + 1) // 2, sharey=True).ravel()
-    words = {name: _words_against_none(bench, name) for name in complete if name != "none" and "none" in complete}
+    better_or_worse = {
+        (name, v.task): v.word
+        for name, found in _verdicts(bench, complete).items()
+        for v in found
+        if v.against == "none" and v.word in _VERDICT_COLORS
+    }
     for ax, (task, (text, training)) in zip(panels, TASKS.items(), strict=False):
         for y, name in enumerate(complete):
             if values := bench.scores(name).get(task):
                 low, high = score_interval(values)
-                color = _VERDICT_COLORS[words.get(name, {}).get(task, "")]
+                color = _VERDICT_COLORS[better_or_worse.get((name, task), "")]
                 ax.plot([100 * low, 100 * high], [y, y], color=color, linewidth=1.5)
                 ax.plot([100 * x for x in values], [y + 0.3] * len(values), ".", color="0.6", markersize=1.5)
                 ax.plot(100 * np.mean(values), y, "o", color=color, markersize=3)
@@ -127,7 +132,8 @@ def _draw_key(ax: Axes) -> None:
         ax.text(0.0, place, text, transform=ax.transAxes, va="center")
 
 
-def _words_against_none(bench: Bench, name: str) -> dict[str, str]:
-    """Return the verdict of each task against ``none`` where it is better or worse."""
-    found = compare_with(bench, name, bench, []).verdicts
-    return {v.task: v.word for v in found if v.against == "none" and v.word in _VERDICT_COLORS}
+def _verdicts(bench: Bench, complete: list[str]) -> dict[str, list[TaskVerdict]]:
+    """Return the verdicts on each method but ``none``; empty where a method is missing that all are compared with."""
+    if not all(name in complete for name in bench.protocol["claims"]["against"]):
+        return {}
+    return {name: compare_with(bench, name, bench, []).verdicts for name in complete if name != "none"}

@@ -80,13 +80,14 @@ def analyze_sanity(subject: Subject) -> Finding:
     if net.head is None:
         raise UsageError(f"sanity starts at the head, and {subject.kind} does not end in a linear layer")
     stages = dict(zip(STAGES, ((0, False), (-(-depth // 2), False), (depth, False), (depth, True)), strict=True))
-    own = {name: method(net, images, classes) for name, method in methods_of(net).items()}
+    methods = methods_of(net)
+    own = {name: method(net, images, classes) for name, method in methods.items()}
     rows = []
     for step, (stage, (blocks, tokens)) in enumerate(stages.items()):
         alike: dict[str, list[Tensor]] = {name: [] for name in own}
         for seed in range(DRAWS):
             other = randomized(net, blocks, tokens, seed)
-            for name, method in methods_of(net).items():
+            for name, method in methods.items():
                 alike[name].append(rank_correlation(own[name], method(other, images, classes)))
         for name, each in alike.items():
             found = over_draws("correlation", torch.stack(each).numpy())

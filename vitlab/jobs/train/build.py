@@ -280,7 +280,8 @@ class FitCLI(VitlabCLI):
 
     def _as_text(self) -> str:
         """Return the configuration to store, with the linked values that the data cannot provide."""
-        content = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+        parser: Any = self.parser
+        content = parser.content(self.config, skip_none=False)
         links = {} if deals_samples(class_at(self.config.data.class_path)) else self.given_links()
         content["model"]["init_args"] = {**content["model"].get("init_args", {}), **links}
         return yaml.safe_dump(content, sort_keys=False)
