@@ -51,6 +51,7 @@ TASKS: dict[str, Callable[..., Any]] = {"Classifier": Classifier, "MAE": MAE}
 LEFT_OUT = {"Distillation": "its teacher is a file", "DINO": "its crops come from the loader"}
 NETWORK = "vit_s16"  # of the position embeddings
 ROUNDS, SECONDS = 15, 3.0  # at most: of the position embeddings, and of a recipe
+STEPS = {"cuda": 8, "cpu": 1}  # of a timing: the host prepares a step while the GPU takes the one before, as in training
 SHARES = {"positions": 0.35, "numerics": 0.15, "recipes": 1.0}  # of the time that is left, spent at most
 
 
@@ -84,6 +85,7 @@ class Training:
 
     def __init__(self, task: Any, shape: tuple[int, ...], num_classes: int, device: str, half: bool) -> None:
         self.macs, self.batch = count_macs(trained(task), (shape[-2], shape[-1])), shape[0]
+        self.others = torch.cuda.memory_allocated() if device == "cuda" else 0  # bytes of what else is measured
         self.task, self.device, self.half = task.train().to(device), device, half
         task._trainer = SimpleNamespace(training=True, datamodule=None)  # which some tasks ask
         if device == "cuda":
@@ -100,20 +102,28 @@ class Training:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
+    def steps(self) -> None:
+        """Take the steps of one timing."""
+        for _ in range(STEPS[self.device]):
+            self.step()
+
     def begin(self) -> dict[str, Any]:
-        """Take the first steps: return the seconds of the first, the memory of a later one, and whether it waits."""
+        """Take the first steps: return the seconds of the first, the memory of a later one, and whether it waits.
+
+        The memory is that of this training: weights, state of the optimizer, images, and what a step adds.
+        """
         first = timed(self.step)
         if self.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         second = timed(self.step)
         found: dict[str, Any] = {"compiles": max(0.0, first - second), "waits": waits(self.step, self.device)}
         if self.device == "cuda":
-            found["memory"] = torch.cuda.max_memory_allocated() / 2**30
+            found["memory"] = (torch.cuda.max_memory_allocated() - self.others) / 2**30
         return found
 
     def speed(self, seconds: float) -> dict[str, float]:
-        """Return images per second of steps of so many seconds, and the share of the device's peak."""
-        rate = self.batch / seconds
+        """Return images per second of timings of so many seconds, and the share of the device's peak."""
+        rate = STEPS[self.device] * self.batch / seconds
         peak = peak_flops(torch.device(self.device))
         return {"rate": rate} | ({"mfu": 6 * self.macs * rate / peak} if peak else {})
 
@@ -141,7 +151,7 @@ def positions(options: argparse.Namespace, seconds: float) -> list[dict[str, Any
         task = Classifier(num_classes=1000, **NETWORKS[NETWORK] | {"img_size": options.side, "pos_embed": name})
         trainings[name] = Training(task, shape, 1000, options.device, options.device == "cuda")
         firsts[name] = trainings[name].begin()
-    times = interleave({name: one.step for name, one in trainings.items()}, ROUNDS, seconds)
+    times = interleave({name: one.steps for name, one in trainings.items()}, ROUNDS, seconds)
     found = compare(times, "none")
     return [
         {"name": name, **row, **firsts[name], **trainings[name].speed(row["seconds"])} for name, row in found.items()
@@ -180,7 +190,7 @@ def recipe(path: Path, device: str, batch: int | None) -> dict[str, Any]:
     first = training.begin()
     times, end = list[float](), time.monotonic() + SECONDS
     while len(times) < 3 or time.monotonic() < end:
-        times.append(timed(training.step))
+        times.append(timed(training.steps))
     speed = training.speed(statistics.median(times))
     if kind != "Classifier":
         speed.pop("mfu", None)  # MAE computes a quarter of the tokens, and a decoder

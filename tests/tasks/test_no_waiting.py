@@ -10,7 +10,10 @@ from torch.utils.data import DataLoader
 from vitlab.callbacks.ema import EMA
 from vitlab.tasks import Classifier
 
-pytestmark = pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),
+]
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "repeat_interleave")
 VIT = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 8, "depth": 2, "num_heads": 2}
 PLAIN = {**VIT, "drop_path_rate": 0.2, "dropout": 0.1}
