@@ -31,7 +31,7 @@ from torch import Tensor
 import vitlab
 from bench.networks import NETWORKS
 from bench.numerics import difference, images_of, results
-from bench.pairs import compare, interleave, timed
+from bench.pairs import IN_A_ROW, compare, interleave, timed
 from bench.report import machine_line
 from cluster.daemons import wait_for
 from vitlab.callbacks.steps import peak_flops
@@ -51,7 +51,6 @@ TASKS: dict[str, Callable[..., Any]] = {"Classifier": Classifier, "MAE": MAE}
 LEFT_OUT = {"Distillation": "its teacher is a file", "DINO": "its crops come from the loader"}
 NETWORK = "vit_s16"  # of the position embeddings
 ROUNDS, SECONDS = 15, 3.0  # at most: of the position embeddings, and of a recipe
-STEPS = {"cuda": 8, "cpu": 1}  # of a timing: the host prepares a step while the GPU takes the one before, as in training
 SHARES = {"positions": 0.35, "numerics": 0.15, "recipes": 1.0}  # of the time that is left, spent at most
 
 
@@ -102,11 +101,6 @@ class Training:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def steps(self) -> None:
-        """Take the steps of one timing."""
-        for _ in range(STEPS[self.device]):
-            self.step()
-
     def begin(self) -> dict[str, Any]:
         """Take the first steps: return the seconds of the first, the memory of a later one, and whether it waits.
 
@@ -122,8 +116,8 @@ class Training:
         return found
 
     def speed(self, seconds: float) -> dict[str, float]:
-        """Return images per second of timings of so many seconds, and the share of the device's peak."""
-        rate = STEPS[self.device] * self.batch / seconds
+        """Return images per second of steps of so many seconds, and the share of the device's peak."""
+        rate = self.batch / seconds
         peak = peak_flops(torch.device(self.device))
         return {"rate": rate} | ({"mfu": 6 * self.macs * rate / peak} if peak else {})
 
@@ -151,7 +145,9 @@ def positions(options: argparse.Namespace, seconds: float) -> list[dict[str, Any
         task = Classifier(num_classes=1000, **NETWORKS[NETWORK] | {"img_size": options.side, "pos_embed": name})
         trainings[name] = Training(task, shape, 1000, options.device, options.device == "cuda")
         firsts[name] = trainings[name].begin()
-    times = interleave({name: one.steps for name, one in trainings.items()}, ROUNDS, seconds)
+    times = interleave(
+        {name: one.step for name, one in trainings.items()}, ROUNDS, seconds, in_a_row=IN_A_ROW[options.device]
+    )
     found = compare(times, "none")
     return [
         {"name": name, **row, **firsts[name], **trainings[name].speed(row["seconds"])} for name, row in found.items()
@@ -190,7 +186,7 @@ def recipe(path: Path, device: str, batch: int | None) -> dict[str, Any]:
     first = training.begin()
     times, end = list[float](), time.monotonic() + SECONDS
     while len(times) < 3 or time.monotonic() < end:
-        times.append(timed(training.steps))
+        times.append(timed(training.step, IN_A_ROW[device]))
     speed = training.speed(statistics.median(times))
     if kind != "Classifier":
         speed.pop("mfu", None)  # MAE computes a quarter of the tokens, and a decoder

@@ -13,7 +13,7 @@ from torch import nn
 
 from bench import command
 from bench.networks import OWN_WEIGHTS, build, contenders, difference, ours
-from bench.pairs import Work, canary, compare, interleave, is_noisy
+from bench.pairs import IN_A_ROW, Work, canary, compare, interleave, is_noisy
 from vitlab.layers.compiled import compile_parts
 from vitlab.models.cost import count_macs
 
@@ -81,7 +81,7 @@ def measure(
     works = {name: step(net, images, case) for name, net in nets.items()}
     firsts = {name: first_steps(work, device) for name, work in works.items()}
     works["canary"], canary_flops = canary(DTYPES[case.dtype], device)
-    times = interleave(works, rounds, budget)
+    times = interleave(works, rounds, budget, in_a_row=IN_A_ROW[device])
     noisy = is_noisy(times["canary"])
     found = compare(times, names[0])
     rate = canary_flops / found.pop("canary")["seconds"]

@@ -13,19 +13,25 @@ from vitlab.stats import interval as student
 
 Work = Callable[[], object]
 
+IN_A_ROW = {"cuda": 8, "cpu": 1}  # runs of a timing: the host prepares one while a GPU takes another, as in training
 _NOISY = 0.15  # spread of the canary above which absolute numbers are meaningless
 
 
 def interleave(
-    contenders: dict[str, Work], rounds: int = 9, budget: float = float("inf"), warmups: int = 2
+    contenders: dict[str, Work],
+    rounds: int = 9,
+    budget: float = float("inf"),
+    warmups: int = 2,
+    in_a_row: int = 1,
 ) -> dict[str, list[float]]:
-    """Return the seconds of every contender in every round; the order is reversed every other round.
+    """Return the seconds of a run of every contender in every round; the order is reversed every other round.
 
     Args:
         contenders: What to run, by name.
         rounds: Number of rounds.
         budget: Seconds after which no further round begins, once there are three.
         warmups: Runs of each contender that are not counted.
+        in_a_row: Runs of a timing, see :data:`IN_A_ROW`.
     """
     start = time.perf_counter()
     for work in contenders.values():
@@ -36,17 +42,18 @@ def interleave(
         if i >= 3 and time.perf_counter() - start > budget:
             break
         for name in list(contenders)[:: -1 if i % 2 else 1]:
-            times[name].append(timed(contenders[name]))
+            times[name].append(timed(contenders[name], in_a_row))
     return times
 
 
-def timed(work: Work) -> float:
-    """Return the seconds that ``work`` takes, including the accelerator."""
+def timed(work: Work, in_a_row: int = 1) -> float:
+    """Return the seconds that a run of ``work`` takes, including the accelerator, the mean of so many in a row."""
     _wait()
     start = time.perf_counter()
-    work()
+    for _ in range(in_a_row):
+        work()
     _wait()
-    return time.perf_counter() - start
+    return (time.perf_counter() - start) / in_a_row
 
 
 def compare(times: dict[str, list[float]], base: str) -> dict[str, dict[str, Any]]:
