@@ -123,14 +123,16 @@ class Training:
 
 
 def waits(step: Callable[[], None], device: str) -> str:
-    """Return ``no`` if the host never waits for the GPU in a step, else where it does; of a CPU nothing is known."""
+    """Return whether the host waits for the GPU anywhere in a step; of a CPU nothing is known."""
     if device != "cuda":
         return "-"
     torch.cuda.set_sync_debug_mode("error")
     try:
         step()
     except RuntimeError as error:
-        return str(error).splitlines()[0]
+        if "synchronizing" not in str(error):
+            raise
+        return "yes"
     finally:
         torch.cuda.set_sync_debug_mode("default")
     return "no"

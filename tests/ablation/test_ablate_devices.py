@@ -75,6 +75,7 @@ def test_parts_of_a_gpu_are_of_any_size_and_who_takes_all_of_it_is_alone(monkeyp
         assert half.device == "GPU-8f3a" and [room(shares) for shares in (1, 2, 3, 4)] == [0, 1, 1, 2]
     with slot(1):
         assert [room(shares) for shares in (1, 2, 3)] == [0, 0, 0]
+    monkeypatch.setattr(gpus, "_listed", dict)  # nothing tells the UUIDs
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # the one GPU of each job, by another's number
     names = [monkeypatch.setenv("SLURM_JOB_ID", job) or one_name("0") for job in ("71", "72")]

@@ -108,3 +108,15 @@ def test_other_formats_of_an_earlier_figure_go(subjects, tmp_path):
     finding.save(tmp_path, "position")
     finding.save(tmp_path, "position", ("pdf",), "column")
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".csv", ".pdf"]
+
+
+def test_a_figure_with_categories_is_copied_and_both_go_on_counting_them():
+    figure = Figure()
+    axes = figure.subplots()
+    axes.barh(["a", "b"], [1, 2])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # Python 3.12 and 3.13 warn of what 3.14 refuses
+        copy = printed(figure, 3.3)
+    for one in (copy.axes[0], axes):
+        one.barh(["c"], [3])
+        assert [round(bar.get_y() + bar.get_height() / 2) for bar in one.patches] == [0, 1, 2]

@@ -1,9 +1,10 @@
 """Figures set for print: one width, one size of text, and no text that is cut or lies on another."""
 
+import copyreg
 import io
+import itertools
 import pickle
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from typing import Any, Literal, get_args
 
 import matplotlib
@@ -60,6 +61,21 @@ def figure_bytes(figure: Figure, form: Format) -> bytes:
     return file.getvalue()
 
 
+def _copied(figure: Figure) -> Figure:
+    """Return a copy of a figure, as matplotlib allows it: through a pickle.
+
+    An axis of categories counts them with an ``itertools.count``, which Python 3.14 no longer pickles.
+    """
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file)
+    pickler.dispatch_table = copyreg.dispatch_table | {
+        itertools.count: lambda counter: (itertools.count, (int(repr(counter)[len("count(") : -1]),))
+    }
+    pickler.dump(figure)
+    copy: Figure = pickle.loads(file.getvalue())
+    return copy
+
+
 def printed(figure: Figure, width: float, title: str = "") -> Figure:
     """Return a copy of a figure that is at most ``width`` inches wide at print size, with text of 7 points.
 
@@ -72,7 +88,7 @@ def printed(figure: Figure, width: float, title: str = "") -> Figure:
         >>> float(printed(figure, 3.3).get_figwidth())
         3.3
     """
-    copy: Figure = pickle.loads(pickle.dumps(figure))
+    copy = _copied(figure)
     FigureCanvasAgg(copy)
     copy.set_layout_engine("constrained", w_pad=0.03, h_pad=0.03, wspace=0.0, hspace=0.0, rect=(0.01, 0, 0.985, 1))
     if title:
@@ -303,7 +319,7 @@ def _place(figure: Figure, ax: Axes, names: list[Any]) -> None:
     tall = ax.get_position().height * figure.get_figheight()
     order = sorted(names, key=lambda text: text.xy[1])
     heights = [(Text.get_window_extent(text).height / figure.dpi + 0.015) / tall for text in order]
-    starts = np.cumsum([0.0, *((a + b) / 2 for a, b in pairwise(heights))])
+    starts = np.cumsum([0.0, *((a + b) / 2 for a, b in itertools.pairwise(heights))])
     places = _apart([text.xy[1] - start for text, start in zip(order, starts, strict=True)], 0.0)
     for text, place, start in zip(order, places, starts, strict=True):
         text.xyann = (1.06, place + start)
