@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -123,16 +124,37 @@ def test_checkpointed_blocks_keep_only_their_input(monkeypatch):
     assert living_bytes(plain, False) == pytest.approx(before, rel=0.02)
 
 
+def test_what_is_computed_again_has_the_autocast_of_the_forward_pass(monkeypatch):
+    net, seen, layer_norm = network(**T2T), [], F.layer_norm
+    monkeypatch.setattr(recompute, "LEAST", 1)
+
+    def watched(*args: object, **kwargs: object) -> Tensor:
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return layer_norm(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(F, "layer_norm", watched)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = net(torch.randn(4, 3, 16, 16)).square().mean()
+    in_forward = len(seen)
+    loss.backward()
+    assert len(seen) > in_forward and all(seen[in_forward:])
+
+
 @pytest.mark.gpu
-def test_a_gpu_keeps_less_and_computes_the_same(monkeypatch):
-    net, images = network(patch_size=4, depth=6).cuda(), torch.randn(64, 3, 16, 16, device="cuda")
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_gpu_keeps_less_and_computes_the_same(name, dtype, monkeypatch):
+    net, images = network(**NETWORKS[name] | {"depth": 6}).cuda(), torch.randn(64, 3, 16, 16, device="cuda")
     found = []
     for least in (2**62, 1):
         monkeypatch.setattr(recompute, "LEAST", least)
+        torch.manual_seed(0)
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
-        loss = net(images).square().mean()
+        with torch.autocast("cuda", dtype, enabled=dtype is not None):
+            loss = net(images).float().square().mean()
         kept = torch.cuda.memory_allocated() - before
         found.append((kept, torch.autograd.grad(loss, list(net.parameters()))))
-    assert found[1][0] < 0.72 * found[0][0]
-    assert all(torch.equal(a, b) for a, b in zip(found[0][1], found[1][1], strict=True))
+    assert found[1][0] < (0.72 if name == "patch" and dtype is None else 1.01) * found[0][0]
+    for one, other in zip(found[0][1], found[1][1], strict=True):  # some kernels of cuDNN add in any order
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-3 * float(one.abs().max()))

@@ -1,5 +1,7 @@
 """Switch off autocast where it would hurt, and query how a device rounds float32 operands."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,6 +40,20 @@ def without_autocast(x: Tensor) -> torch.autocast:
         False
     """
     return torch.autocast(_device(x), enabled=False)
+
+
+def autocast_again(x: Tensor) -> Callable[[], torch.autocast]:
+    """Return what makes contexts with the autocast that the device of ``x`` has now, to compute something again later.
+
+    Example:
+        >>> with torch.autocast("cpu", torch.bfloat16):
+        ...     again = autocast_again(torch.zeros(1))
+        >>> with again():
+        ...     torch.is_autocast_enabled("cpu")
+        True
+    """
+    device = _device(x)
+    return partial(torch.autocast, device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
 
 
 def product_dtype(x: Tensor) -> torch.dtype:

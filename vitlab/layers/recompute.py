@@ -10,7 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import checkpoint as whole
 
 from vitlab.layers.plain import is_plain
-from vitlab.layers.precision import product_dtype, without_autocast
+from vitlab.layers.precision import autocast_again, product_dtype
 
 T = TypeVar("T")
 CHEAP = (nn.GELU, nn.SiLU, nn.LayerNorm, nn.RMSNorm)  # they draw no random numbers, and keep their input
@@ -54,9 +54,10 @@ def recomputed(module: nn.Module, x: Tensor, use: Callable[[Tensor], T], shared:
     cast = y.dtype if shared else product_dtype(y)
     y, source = y.to(cast), x.detach()  # as a linear layer would cast it
     place = y.untyped_storage()._cdata  # also of a fake tensor
+    autocast = autocast_again(x)  # without it a GPU refuses to normalize bfloat16 with weights in float32
 
     def compute() -> Tensor:
-        with torch.no_grad(), without_autocast(source):
+        with torch.no_grad(), autocast():
             return module.forward(source).to(cast)
 
     def pack(kept: Tensor) -> Tensor | Callable[[], Tensor]:
