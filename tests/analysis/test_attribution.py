@@ -385,7 +385,7 @@ def test_randomized_parts_are_those_that_are_named():
 
 def test_maps_with_a_sign_are_drawn_about_zero_with_a_bar_of_their_own(small_subject):
     finding = analyze_attribution(small_subject(pictures=IMAGES[:2]))
-    values = finding.table.set_index(["map", "image"])["weight"]
+    values = finding.table.set_index(["map", "image"])["weight"].sort_index()
     axes = [each for each in finding.figure.axes if each.images and each.get_label() != "<colorbar>"]
     bars = {image.axes: image.colorbar for each in axes for image in each.images if image.colorbar}
     assert len(axes) == 2 * 11 and len(bars) == 2 * 3  # images, methods; those with a sign

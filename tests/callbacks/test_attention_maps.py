@@ -18,7 +18,6 @@ from vitlab.tasks import Classifier
 
 TINY = {"img_size": 8, "patch_size": 2, "in_chans": 1, "embed_dim": 8, "depth": 2, "num_heads": 2, "num_classes": 3}
 IMAGES = torch.randn(12, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers")
 
 
 class Kept(WandbLogger):

@@ -7,6 +7,7 @@ import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
 from http.server import ThreadingHTTPServer
+from importlib.metadata import version
 from multiprocessing import get_context
 
 import fsspec
@@ -19,6 +20,9 @@ from test_web_dataset import Faulty
 from vitlab.cli.main import main
 from vitlab.data import Packed, WebDataset
 
+REFUSED = r"^s3://bucket/other\S* cannot be read: .*Forbidden"
+if version("s3fs") < "2026.9":  # earlier ones say of a place that one may not list that it is not there
+    REFUSED += "|^there is no s3://bucket/other$"
 SETTINGS = {"batch_size": 4, "img_size": 16, "augment": "crop-flip", "repeats": 1}
 
 
@@ -289,5 +293,5 @@ def test_a_store_that_refuses_or_lacks_something_is_one_line(stored, server, mon
             WebDataset(f"s3://bucket/{name}") if name.endswith("tar") else Packed(f"s3://bucket/{name}")
     monkeypatch.setattr(server, "app", _refusing)
     for make in (WebDataset, Packed):
-        with pytest.raises(ValueError, match=r"^s3://bucket/other\S* cannot be read: .*Forbidden"):
+        with pytest.raises(ValueError, match=REFUSED):
             make("s3://bucket/other")

@@ -14,9 +14,11 @@ from vitlab.tasks import Classifier
 TINY = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 5, "num_heads": 2, "num_classes": 3}
 
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:The .grad attribute of a Tensor that is not a leaf"
-)  # torch looks at it
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # torch looks at it
+    pytest.mark.filterwarnings("ignore:The CUDA Graph is empty"),  # torch's own, while it records and tunes
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
+]
 
 
 @pytest.fixture(autouse=True)

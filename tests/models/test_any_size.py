@@ -2,6 +2,7 @@ from typing import get_args
 
 import pytest
 import torch
+from packaging.version import Version
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from vitlab.layers.pos_embed import POS_EMBEDS, PosEmbedName, resample_pos_embed
@@ -171,6 +172,8 @@ def test_inductor_compiles_once_for_three_sizes():
 
 
 def check_one_graph(net, backend="eager"):
+    if Version(torch.__version__) < Version("2.12"):
+        pytest.skip("torch 2.11 and older do not trace how positions are resized")
     torch.compiler.reset()
     graphs = CompileCounterWithBackend(backend)
     compiled = torch.compile(net, fullgraph=True, dynamic=True, backend=graphs)

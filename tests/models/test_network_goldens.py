@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from packaging.version import Version
 
 from vitlab.models import SIZES, VisionTransformer
 
@@ -83,6 +84,7 @@ def trained_only(found: dict) -> dict:
     return {name: value for name, value in found.items() if value is not None}
 
 
+@pytest.mark.skipif(Version(torch.__version__) < Version("2.12"), reason="torch 2.11 and older draw other weights")
 @pytest.mark.parametrize("name", OLD)
 def test_a_network_starts_and_computes_as_it_did(name):
     expected, found = json.loads(FILE.read_text())["networks"][name], numbers(OLD[name])

@@ -216,7 +216,7 @@ RATES = {
 
 
 @pytest.mark.parametrize(("scheduler", "expected"), RATES.values(), ids=RATES)
-@pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:You're resuming from a checkpoint")
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint")
 def test_a_schedule_of_a_class_sets_the_rates_and_resumes_exactly(scheduler, expected, tmp_path):
     import timm.scheduler  # noqa: F401
 

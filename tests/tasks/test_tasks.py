@@ -25,9 +25,6 @@ def fit(task, targets, **trainer):
     return runner, images, loader
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers")
-
-
 def test_validation_metrics_are_those_of_the_whole_set_at_once():
     torch.manual_seed(0)
     targets = torch.randint(0, 7, (10,))  # 4 + 4 + 2: a mean of batch means would be wrong

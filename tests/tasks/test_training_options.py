@@ -12,7 +12,6 @@ from vitlab.callbacks.ema import EMA
 from vitlab.tasks import Classifier, LinearProbe
 
 TINY = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 8, "depth": 1, "num_heads": 2, "num_classes": 3}
-pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers")
 
 
 def fit(task, callbacks=(), **trainer):

@@ -131,10 +131,13 @@ def _torchvision_images(name: str) -> dict[str, Any]:
 
 
 def _hf_images(name: str) -> dict[str, Any]:
-    """Return the preparation that transformers' ``preprocessor_config.json`` describes."""
-    from transformers.models.auto.image_processing_auto import get_image_processor_config
+    """Return the preparation that transformers' ``preprocessor_config.json`` describes; empty if there is none."""
+    from transformers.image_processing_utils import BaseImageProcessor
 
-    how = get_image_processor_config(name)
+    try:  # get_image_processor_config of some releases returns nothing of such a file
+        how, _ = BaseImageProcessor.get_image_processor_dict(name)
+    except OSError:
+        return {}
     size, cut = how.get("size"), how.get("crop_size") if how.get("do_center_crop") else None
     if size is None or how.get("do_resize") is False:
         return {}
