@@ -22,21 +22,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 import torch
 import yaml
-from torch import Tensor
+from torch import Tensor, nn
 
 import vitlab
-from bench.networks import NETWORKS
+from bench.model import Case, step
+from bench.networks import NETWORKS, build, ours
 from bench.numerics import difference, images_of, results
 from bench.pairs import IN_A_ROW, compare, interleave, timed
 from bench.report import machine_line
 from cluster.daemons import wait_for
 from vitlab.callbacks.steps import peak_flops
 from vitlab.interface import trained
-from vitlab.layers.compiled import compile_parts
+from vitlab.layers.compiled import CompileMode, compile_parts
 from vitlab.layers.pos_embed import PosEmbedName
 from vitlab.models.cost import count_macs
 from vitlab.models.vit import VisionTransformer
@@ -51,7 +52,12 @@ TASKS: dict[str, Callable[..., Any]] = {"Classifier": Classifier, "MAE": MAE}
 LEFT_OUT = {"Distillation": "its teacher is a file", "DINO": "its crops come from the loader"}
 NETWORK = "vit_s16"  # of the position embeddings
 ROUNDS, SECONDS = 15, 3.0  # at most: of the position embeddings, and of a recipe
-SHARES = {"positions": 0.35, "numerics": 0.15, "recipes": 1.0}  # of the time that is left, spent at most
+SHARES = {
+    "positions": 0.35,
+    "compiled": 0.05,
+    "numerics": 0.15,
+    "recipes": 1.0,
+}  # of the time that is left, spent at most
 
 
 class Images(NamedTuple):
@@ -154,6 +160,22 @@ def positions(options: argparse.Namespace, seconds: float) -> list[dict[str, Any
     return [
         {"name": name, **row, **firsts[name], **trainings[name].speed(row["seconds"])} for name, row in found.items()
     ]
+
+
+def compiled(options: argparse.Namespace, seconds: float) -> list[dict[str, Any]]:
+    """Return a row for each way to train one network, ours and timm's with the same weights, in turns."""
+    case = Case(NETWORK, "train", "bf16" if options.device == "cuda" else "fp32", options.batch)
+    nets = {name: build(NETWORK, name).to(options.device) for name in ("timm", "vitlab")}
+    if options.device == "cuda":
+        nets["timm, compiled"] = cast(nn.Module, torch.compile(build(NETWORK, "timm").cuda()))
+        nets["vitlab, whole"] = cast(nn.Module, torch.compile(build(NETWORK, "vitlab").cuda()))
+        for mode in get_args(CompileMode)[:2]:
+            compile_parts(net := build(NETWORK, "vitlab").cuda(), mode)
+            nets[f"vitlab, {mode}"] = net
+    images = torch.randn(options.batch, 3, *ours(NETWORK).img_size, device=options.device)
+    works = {name: step(net, images, case) for name, net in nets.items()}
+    found = compare(interleave(works, ROUNDS, seconds, in_a_row=IN_A_ROW[options.device]), "timm")
+    return [{"name": name, **row, "rate": options.batch / row["seconds"]} for name, row in found.items()]
 
 
 def recipe_files() -> list[Path]:
@@ -357,6 +379,11 @@ SPEED = {
 }
 COLUMNS = {
     "positions": {"`pos_embed`": "`{name}`", "speed": "{ratio:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]", **SPEED},
+    "compiled": {
+        "network": "{name}",
+        "speed": "{ratio:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]",
+        "images/s": "{rate:.0f}",
+    },
     "recipes": {
         "recipe": "`{name}`",
         "images of a GPU": "{batch}",
@@ -379,6 +406,13 @@ TEXT = {
 
 ViT-S/16, {side} x {side} pixels, {batch} images a step. Speed is relative to `none`, in turns: the median and its 95 %
 interval.
+""",
+    "compiled": """\
+## Compiled
+
+Training steps of the same ViT-S/16, {batch} images each, with fused AdamW. Speed is relative to timm's network, not
+compiled. Ours is compiled block by block, as `model.compile` says: `default`, or `reduce-overhead`, which records the
+kernels and replays them without the host; `whole` is one graph of all blocks.
 """,
     "recipes": """\
 ## Recipes
@@ -427,7 +461,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("this machine has no GPU: --device cpu takes the same steps")
     end, found = time.monotonic() + 60 * options.minutes, dict[str, list[dict[str, Any]]]()
     found["faults"] = faults(options)  # first: they take what they take
-    for name, measure in (("positions", positions), ("numerics", numerics), ("recipes", recipes)):
+    for measure in (positions, compiled, numerics, recipes):
+        name = measure.__name__
         found[name] = measure(options, SHARES[name] * max(0.0, end - time.monotonic()))
         free(options.device)
         print(table(found[name], COLUMNS[name]), flush=True)

@@ -23,7 +23,8 @@ def test_one_command_writes_the_page_of_positions_recipes_numerics_and_faults(tm
     words = ["--device=cpu", "--side=16", "--batch=2", "--recipe_batch=2", "--minutes=60"]
     assert gpu.main([str(tmp_path / "page.md"), *words]) == 0
     text, numbers = (tmp_path / "page.md").read_text(), json.loads((tmp_path / "page.json").read_text())
-    assert re.findall("^## (.+)$", text, re.M) == ["Position embeddings", "Recipes", "Numerics", "Lost processes"]
+    titles = ["Position embeddings", "Compiled", "Recipes", "Numerics", "Lost processes"]
+    assert re.findall("^## (.+)$", text, re.M) == titles
     assert all(f"| `{name}` |" in text for name in [*gpu.get_args(gpu.PosEmbedName), *chosen])
     assert "| `pretrain/dino_cifar10` | - | - | - | - | - | - | - | - | its crops come from the loader |" in text
     assert "one GPU" in text.split("## Lost processes")[1]

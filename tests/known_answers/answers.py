@@ -191,10 +191,11 @@ def _(table, subject):
     return "evidence: " + ", ".join(good), {"attention", "rollout"} <= set(bad) and {"occlusion"} <= set(good)
 
 
-@known("faithfulness", "shortcut", true="occlusion is evidence under every filling")
+@known("faithfulness", "shortcut", true="occlusion is evidence under every filling that takes the brightness away")
 def _(table, subject):
     mine = table[(table["kind"] == "MoRF") & (table["map"] == "occlusion")].drop_duplicates("filling")
-    return f"gain at least {mine['gain_low'].min():.2f}", len(mine) >= 4 and mine["gain_low"].min() > 0
+    low = mine[mine["filling"] != "blur"]["gain_low"]  # a blur leaves some of it: undecided in one of five networks
+    return f"gain at least {low.min():.2f}", len(low) >= 3 and low.min() > 0 and (mine["gain"] > 0).all()
 
 
 @known("calibration", "calibrated", "overconfident", true="the error by construction is in the interval")
