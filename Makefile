@@ -6,7 +6,7 @@ BENCH = $(BIN)/vitlab bench
 unexport PYTHONDONTWRITEBYTECODE  # where it is set, every worker and each of some hundred commands compiles the package anew
 OFFICIAL = $(if $(T2T_REPO),--t2t-repo $(T2T_REPO))
 
-.PHONY: run test test-all check ablation results docs pages maps notebooks benchmarks benchmarks-gpu faults faults-quick slurm gpu setup
+.PHONY: run test test-all check image ablation results docs pages maps notebooks benchmarks benchmarks-gpu faults faults-quick slurm gpu setup
 
 run: setup  ## train T2T-ViT on real images, measure it, print where the run is
 	$(BIN)/vitlab fit --config configs/t2t.yaml
@@ -35,6 +35,9 @@ walk:  ## type the first tutorials from a wheel, in a new environment of PYTHON 
 	.venv-walk/bin/python -m pip wheel --disable-pip-version-check --quiet --no-deps -w build/walk .
 	.venv-walk/bin/python -m pip install --disable-pip-version-check --quiet build/walk/vitlab-*.whl
 	.venv-walk/bin/python tests/walk.py $(or $(WALK),README.md docs/tutorial_first_run.md)
+
+image:  ## take the steps of the Dockerfile one by one where no engine is, as root, with debootstrap and the Python below PREFIX
+	$(PYTHON) tests/image.py $(PREFIX)
 
 check: setup  ## the fast part: lint, format, types, unit tests
 	$(BIN)/ruff check .

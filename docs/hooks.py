@@ -12,6 +12,8 @@ from pathlib import Path
 
 import griffe
 
+import vitlab
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 ROLE = re.compile(r":(?:class|meth|func|mod|attr|data|exc|obj):`~?([^`]+)`")  # of Sphinx; the site is Markdown
@@ -21,10 +23,14 @@ GALLERY = "gallery.md"  # shows one network at all levels
 
 
 def on_config(config):
-    """Say the version, and link to the repository that this checkout was cloned from, if others can open it."""
-    version = re.search(r'^__version__ = "(.*)"', (ROOT / "vitlab" / "__init__.py").read_text(), re.M)[1]
+    """Say the version, and link to the repository that this checkout was cloned from, if others can open it.
+
+    Where mike builds the site, it stands beside those of other versions: each page offers them.
+    """
     commit = _git("rev-parse", "--short", "HEAD")
-    config.copyright = f"vitlab {version}" + (f", commit {commit}" if commit else "")  # at the foot of each page
+    config.copyright = f"vitlab {vitlab.__version__}" + (f", commit {commit}" if commit else "")  # below each page
+    if "mike" in config.plugins:
+        config.extra["version"] = {"provider": "mike", "default": "latest"}
     config.repo_url = config.repo_url or public_address(_git("remote", "get-url", "origin"))
     if config.repo_url:
         config.edit_uri = config.edit_uri or f"blob/{_git('rev-parse', 'HEAD')}/docs/"

@@ -19,7 +19,7 @@ NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 ANSWERS = {"jupyter": {"source_hidden": True}, "tags": ["answers"]}  # folded
 
 
-def test_there_are_six():
+def test_the_notebooks_are_six_in_the_order_of_reading():
     names = [
         "1_attention",
         "2_position_embeddings",

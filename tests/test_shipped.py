@@ -43,7 +43,7 @@ def test_a_table_names_a_shipped_config_as_it_can_be_typed_anywhere(empty):
     assert command == f"vitlab fit --config configs/t2t.yaml --config {empty}/mine.yaml --trainer.max_epochs=2"
 
 
-def test_a_local_file_wins(empty):
+def test_a_file_of_yours_goes_before_a_shipped_one_of_its_name(empty):
     (empty / "configs").mkdir()
     for name in ("t2t", "configs/t2t.yaml"):
         (empty / name).write_text("")

@@ -4,6 +4,7 @@ import ast
 import doctest
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from vitlab.cli.main import COMMANDS
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 HIGHLIGHTED = ("number", "special", "function", "constant", "keyword", "string")  # the rest has a color of the text
 
 
@@ -52,7 +54,9 @@ def test_links_lead_to_files_that_are_there(page):
 def test_nothing_is_fetched_by_a_reader():
     settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
     assert settings["theme"]["font"] is False
-    assert not any("//" in str(settings.get(key, "")) for key in ("extra_css", "extra_javascript"))
+    assert not any("//" in str(settings.get(key, "")) for key in ("extra_css", "extra_javascript", "extra"))
+    (shim,) = settings["extra"]["polyfills"]
+    assert "iframe-worker" in shim, "else the plugin `offline` adds one of the network"
 
 
 def contrast(one, other):
@@ -126,11 +130,20 @@ def test_links_that_leave_the_site_lead_to_the_repository_where_it_has_a_public_
         "ssh://git@cluster:/srv/vitlab.git": None,
     }.items():
         monkeypatch.setattr(hooks, "_git", lambda *words, remote=remote: remote if words[0] == "remote" else "1a2b")
-        config = hooks.on_config(SimpleNamespace(repo_url=None, edit_uri=None))
+        config = hooks.on_config(SimpleNamespace(repo_url=None, edit_uri=None, plugins={}))
         assert config.copyright == f"vitlab {vitlab.__version__}, commit 1a2b"
         found = hooks.on_page_markdown(text, page, config, [])
         link = f"[the test]({shown})" if shown else "the test (`tests/test_site.py`)"
         assert found == f"{link} and [a page](../index.md)"
+
+
+def test_pages_offer_other_versions_only_where_there_are_some(hooks):
+    for plugins, extra in (
+        ({"search"}, {}),
+        ({"search", "mike"}, {"version": {"provider": "mike", "default": "latest"}}),
+    ):
+        config = SimpleNamespace(repo_url=None, edit_uri=None, plugins=plugins, extra={})
+        assert hooks.on_config(config).extra == extra
 
 
 def test_no_docstring_shows_a_role_of_sphinx_on_the_site(hooks):
@@ -176,18 +189,44 @@ def test_every_picture_says_what_it_shows_to_who_cannot_see_it(hooks):
     assert shown == drawings and len(shown) == 3
 
 
-@pytest.mark.rare
-def test_the_site_is_built_without_a_warning(tmp_path):
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The site, and what mkdocs said."""
     pytest.importorskip("mkdocs", reason="pip install -e '.[docs]'")
-    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    site = tmp_path_factory.mktemp("built") / "site"
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
+    return site, subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.mark.rare
+def test_the_site_is_built_without_a_warning(built):
+    site, done = built
     assert done.returncode == 0, done.stderr
-    assert "--model.pos_embed" in (tmp_path / "site/command.html").read_text()
-    page = (tmp_path / "site/api/run.html").read_text()
+    assert "--model.pos_embed" in (site / "command.html").read_text()
+    page = (site / "api/run.html").read_text()
     assert "vitlab.api.fit" in page and "&gt;&gt;&gt;" in page
-    raw = [page.name for page in (tmp_path / "site").rglob("*.html") if re.search(r":\w+:<code>", page.read_text())]
+    raw = [page.name for page in site.rglob("*.html") if re.search(r":\w+:<code>", page.read_text())]
     assert not raw and "slate" in page
     assert not re.search(r'(?:src|href)="https?://(?:fonts|cdn|unpkg)', page)
+
+
+@pytest.mark.rare
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+@pytest.mark.parametrize("page", ["index.html", "api/run.html"])
+def test_a_site_that_is_opened_from_the_disk_can_be_searched(built, tmp_path, page):
+    site, _ = built
+    flags = (
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={tmp_path}",
+        "--virtual-time-budget=20000",
+    )
+    words = [str(CHROMIUM), *flags, "--dump-dom", f"{(site / page).as_uri()}?q=checkpoint"]
+    shown = subprocess.run(words, capture_output=True, text=True, timeout=120).stdout
+    found = re.search(r'"md-search-result__meta">(\d+) matching documents<', shown)
+    assert found and int(found[1]) > 5
+    assert f'href="{(site / "security.html").as_uri()}#checkpoints-and-weights" class="md-search-result' in shown
 
 
 @pytest.mark.rare

@@ -4,9 +4,11 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
 import yaml
 
 import vitlab
+from tests import image
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -25,12 +27,37 @@ def test_the_workflow_tests_each_python_that_the_package_names_and_calls_targets
 
 
 def test_the_image_has_a_pinned_base_no_cache_and_a_user_who_may_write():
-    lines = (ROOT / "Dockerfile").read_text().replace("\\\n", "").splitlines()
-    (base,) = (line for line in lines if line.startswith("FROM "))
-    assert re.fullmatch(r"FROM python:3\.\d+\.\d+-slim-\w+", base)
-    (install,) = (line for line in lines if line.startswith("RUN "))
+    (word, base), *steps = image.instructions((ROOT / "Dockerfile").read_text())
+    assert word == "FROM" and re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", base)
+    (install,) = (rest for word, rest in steps if word == "RUN")
     assert "--no-cache-dir" in install and "--constraint /src/constraints.txt" in install
-    assert "--owner vitlab /work" in install and "USER vitlab" in lines
+    assert "--owner vitlab /work" in install and ("USER", "vitlab") in steps
+
+
+@pytest.mark.slow
+def test_each_step_of_the_image_can_be_taken_where_no_engine_is(tmp_path, monkeypatch):
+    text = (ROOT / "Dockerfile").read_text()
+    ran = []
+    monkeypatch.setattr(image.Image, "inside", lambda self, words, **env: ran.append(words[-1]))
+    one = image.Image(tmp_path)
+    for word, rest in image.instructions(text)[1:]:
+        one.take(word, rest)
+    assert len(ran) == 1 and "&& useradd --create-home vitlab" in ran[0] and "\\" not in ran[0]
+    assert (one.user, one.cwd, one.env["HOME"], one.entrypoint, one.command) == (
+        "vitlab",
+        "/work",
+        "/tmp",
+        ["vitlab"],
+        ["--help"],
+    )
+    sent = {path.name for path in (tmp_path / "src").iterdir()}
+    assert {"pyproject.toml", "setup.py", "constraints.txt", "vitlab", "configs", "experiments", "LICENSE"} <= sent
+    assert not sent & {".git", ".venv", "build", "runs", "site", "data"}
+    assert (tmp_path / "src/vitlab/data").is_dir() and not list((tmp_path / "src").rglob("__pycache__"))
+    (words,) = image.runs(text)
+    assert words[0] == "fit"
+    with pytest.raises(SystemExit, match="the step ADD"):
+        one.take("ADD", "a b")
 
 
 def test_the_citation_is_of_this_version_and_has_what_bibtex_needs():

@@ -87,7 +87,7 @@ def test_tables_of_before_leave_a_token_and_itself_out_and_today_s_do_not(result
     assert not is_without_itself(new)
 
 
-def test_one_table_of_before_leaves_the_offset_out_of_all(results_of):
+def test_one_older_table_leaves_the_offset_zero_out_of_all(results_of):
     mixed = results_of([content(0, True), content(1, False)])
     assert all(table["position"].isna().sum() == HEADS for table in displacements(mixed).values())
 

@@ -377,7 +377,7 @@ def test_a_verification_notices_no_number_and_no_config(finished):
     assert "acc1 is nan, its predictions give" in str(found) and str(found).count("config.yaml cannot be read") == 2
 
 
-def test_a_class_may_be_called_none(finished):
+def test_classes_called_none_and_na_stay_in_the_report(finished):
     ablation, arms, cells = finished
     for cell in cells:
         path = cell.run.path / "analysis/confusion.csv"

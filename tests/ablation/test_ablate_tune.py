@@ -159,7 +159,7 @@ def test_halving_compares_at_epochs_that_validate(every, expected):
     assert rungs(SimpleNamespace(tune=SimpleNamespace(halving=None)), arm) == []
 
 
-def test_a_number_may_be_written_as_people_write_it(toy, lab):
+def test_a_learning_rate_of_1e_3_is_read_as_a_number(toy, lab):
     path = lab.path / "toy.yaml"
     text = path.read_text()
     path.write_text(text[: text.index("tune:")] + "tune: {model.lr: [1e-3, 2e-3, 4E-3], seeds: [7]}\n")

@@ -15,7 +15,7 @@ RNG = np.random.default_rng(0)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 40])
-def test_holm(count):
+def test_holms_adjustment_equals_that_of_statsmodels(count):
     p = RNG.uniform(0, 0.2, count) ** 2
     assert [adjusted for adjusted, _ in holm(p)] == pytest.approx(
         multitest.multipletests(p, method="holm")[1], abs=1e-15

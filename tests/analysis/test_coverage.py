@@ -48,7 +48,7 @@ NETWORKS = {  # of the true share at each predicted probability
 @pytest.mark.parametrize(
     "name", ["calibrated", *(pytest.param(n, marks=pytest.mark.rare) for n in ("overconfident", "wrong in one bin"))]
 )
-def test_the_calibration_error(name, n):
+def test_the_interval_of_the_calibration_error_holds_the_truth_as_often_as_it_says(name, n):
     true = NETWORKS[name]
     many = np.random.default_rng(1).beta(5, 1.5, 2_000_000)
     of = bins_of(many)
@@ -75,7 +75,7 @@ def related(n, share, generator):
 @pytest.mark.rare
 @pytest.mark.parametrize("n", [24, *(pytest.param(n, marks=pytest.mark.rare) for n in (64, 256))])
 @pytest.mark.parametrize("share", [0.9, *(pytest.param(share, marks=pytest.mark.rare) for share in (0.0, 0.4, 0.6))])
-def test_cka(share, n):
+def test_the_interval_of_cka_holds_the_true_similarity_as_often_as_it_says(share, n):
     generator = torch.Generator().manual_seed(0)
 
     def kernels(count):
@@ -103,7 +103,7 @@ VARIANCES = {  # standard deviations over draws, over images, and of an image in
 
 
 @pytest.mark.parametrize("name", VARIANCES)
-def test_maps_of_random_networks(name):
+def test_the_interval_of_sanity_covers_images_and_random_networks(name):
     """As in `sanity`; the interval over images alone held the mean over networks in 20 of 200 where draws differ."""
     of_draws, of_images, rest = VARIANCES[name]
 
@@ -119,7 +119,7 @@ def test_maps_of_random_networks(name):
 
 @pytest.mark.parametrize("n", [100, 500])
 @pytest.mark.parametrize(("luck", "level"), [(0.3, 0.0), (0.1, 1.0), (0.3, 2.5), (0.0, 4.0)])
-def test_few_shots(n, luck, level):
+def test_the_interval_of_few_shots_covers_images_and_draws_of_labels(n, luck, level):
     """Images differ in difficulty, draws of labeled images in luck; both act on the chance of being right."""
     truth = (level + np.hypot(1, np.hypot(1, luck)) * np.random.default_rng(9).standard_normal(4_000_000) > 0).mean()
 
@@ -132,7 +132,7 @@ def test_few_shots(n, luck, level):
 
 @pytest.mark.parametrize("n", [24, 64, 512])
 @pytest.mark.parametrize("share", [0.5, 0.8, 0.95])
-def test_shares_of_images(share, n):
+def test_the_interval_of_a_share_of_images_holds_the_truth_as_often_as_it_says(share, n):
     """Accuracy and flipped predictions of shift, scramble, resolution and knn; errors, recall, precision; the page."""
     assert 0.9 <= share_held(lambda rng: share_interval(int(rng.binomial(n, share)), n), share, MANY) <= 0.98
 
@@ -163,7 +163,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("n", [24, 64, 512])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_means_over_images(shape, n):
+def test_the_interval_of_a_mean_over_images_holds_the_truth_as_often_as_it_says(shape, n):
     """Distance, entropy, above_null, excess, R^2, change, norm_ratio, mean_distance, error of a reconstruction."""
     assert 0.9 <= share_held(lambda rng: ends(over_images("x", SHAPES[shape](rng, n))), 0.0, MANY) <= 0.98
 
@@ -193,7 +193,7 @@ def test_the_difference_of_two_runs_on_the_same_images(only_a, only_b, n):
         (0.97, 0.995),
     ],
 )
-def test_means_over_classes(recalls, classes, images, measure):
+def test_the_interval_of_a_mean_over_classes_holds_the_truth_as_often_as_it_says(recalls, classes, images, measure):
     of = np.linspace(*recalls, classes)
     wrong = np.random.default_rng(4).dirichlet(np.ones(classes - 1), classes)
     shares = np.array([np.insert((1 - r) * w, k, r) for k, (r, w) in enumerate(zip(of, wrong, strict=True))])
@@ -208,7 +208,7 @@ def test_means_over_classes(recalls, classes, images, measure):
 @pytest.mark.slow
 @pytest.mark.parametrize("measure", ["recall", "precision", "f1"])
 @pytest.mark.parametrize("images", [20, 100])
-def test_measures_of_a_class(images, measure):
+def test_intervals_of_recall_precision_and_f1_hold_the_truth_as_often_as_they_say(images, measure):
     shares = np.array([[0.8, 0.15, 0.05], [0.1, 0.85, 0.05], [0.2, 0.1, 0.7]])
     truth = by_class(np.round(shares * 1e9).astype(np.int64))[measure][0]
 

@@ -246,7 +246,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("net", "transform", "message"), WRONG.values(), ids=WRONG)
-def test_what_cannot_be_asked_is_refused_in_a_line(net, transform, message):
+def test_a_network_or_transform_that_no_analysis_can_use_is_refused_in_a_line(net, transform, message):
     with pytest.raises(UsageError, match=message) as error:
         Subject(net, transform, pictures=[Image.new("RGB", (20, 20))])
     assert "\n" not in str(error.value)

@@ -138,7 +138,7 @@ def test_a_class_without_images_is_never_suggested():
     assert confident_classes(shares, np.array([0, 1])).tolist() == [0, 1]
 
 
-def test_what_cannot_be_judged_is_told(folds, subject, tmp_path):
+def test_labels_says_which_fold_or_file_it_lacks(folds, subject, tmp_path):
     with pytest.raises(UsageError, match="labels needs a cross-validation: `vitlab cv`, then"):
         analyze_labels(dataclasses.replace(subject, folds=None))
     (tmp_path / "cv.yaml").write_text("axes: {fold: {fold1of2: {}}}")

@@ -43,7 +43,7 @@ def test_a_figure_of_each_analysis_can_be_read_in_a_column(subjects, name):
     assert name in ELSEWHERE
 
 
-def test_faults_are_found():
+def test_overlapping_cut_and_small_text_of_a_figure_is_found():
     figure = Figure((2, 1))
     figure.text(0.5, 0.5, "a title"), figure.text(0.5, 0.55, "another")
     figure.text(0.95, 0.1, "too far right"), figure.text(0.1, 0.1, "small", fontsize=5)

@@ -51,7 +51,7 @@ def test_scrambling_an_image_moves_its_patches():
 
 
 @pytest.mark.parametrize("side", [1, 2])
-def test_blocks_move_whole(side):
+def test_scrambling_in_blocks_keeps_the_inside_of_each_block(side):
     order = permuted_blocks((4, 6), side, torch.Generator().manual_seed(1))
     assert sorted(order.tolist()) == list(range(24)) and order.tolist() != list(range(24))
     blocks = order.view(4 // side, side, 6 // side, side).transpose(1, 2).reshape(-1, side * side)

@@ -54,7 +54,7 @@ def test_the_shift_table_holds_every_fill_and_direction(small_subject):
     assert (table[table["pixels"] == 0]["agreement"] == 1).all()
 
 
-def test_comparison_counts_what_differs():
+def test_flips_accuracies_and_their_intervals_are_those_counted_by_hand():
     before, after = torch.eye(4), torch.eye(4)[[0, 1, 3, 2]]
     found = compare(before, after, torch.tensor([0, 0, 2, 2]))
     ends = {

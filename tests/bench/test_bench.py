@@ -365,7 +365,7 @@ def test_the_command_fails_if_numerics_do(monkeypatch, capsys):
         (["models"], "see `vitlab bench --help`"),
     ],
 )
-def test_a_mistake_is_one_line(arguments, message, capsys):
+def test_a_mistake_in_the_command_bench_is_one_line(arguments, message, capsys):
     assert main(["bench", *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error

@@ -76,7 +76,7 @@ def test_each_cell_has_its_color_beside_its_image():
 
 
 @pytest.mark.parametrize("network", [{}, {"tokenizer": "t2t", "t2t_kernels": (3, 3), "t2t_strides": (2, 1)}])
-def test_training_does_not_notice(network):
+def test_attention_maps_change_neither_weights_nor_random_numbers(network):
     runs = []
     for callbacks in ([], [AttentionMaps()]):
         task, pictures = fit(*callbacks, epochs=2, **network)
@@ -106,7 +106,7 @@ def test_only_the_first_process_draws():
         ({}, {"class_token": False, "global_pool": "avg"}, "analyze attention RUN --query ROW,COLUMN"),
     ],
 )
-def test_what_cannot_be_shown_is_refused(arguments, network, message):
+def test_maps_that_a_network_or_logger_cannot_give_are_refused(arguments, network, message):
     with pytest.raises(ValueError, match=message):
         fit(AttentionMaps(**arguments), **network)
 

@@ -2,10 +2,11 @@ import re
 import sys
 
 import pytest
+from lightning.pytorch.callbacks import Checkpoint
 from tiny import fit, loader, task, trainer
 
 from vitlab.callbacks import console as shown
-from vitlab.callbacks.console import Console, EvaluationConsole
+from vitlab.callbacks.console import Console, EpochTable, EvaluationConsole
 from vitlab.callbacks.record import RunRecord
 from vitlab.runs.directory import RunDir
 
@@ -14,8 +15,16 @@ from vitlab.runs.directory import RunDir
 def lines(monkeypatch):
     """What is printed."""
     lines = []
-    monkeypatch.setattr(shown.LOG, "info", lambda text, *more: lines.append(text % more))
+    monkeypatch.setattr(shown.LOG, "info", lambda text, **more: lines.append(text))
     return lines
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    """What a terminal shows of it."""
+    screen = []
+    monkeypatch.setattr(shown.LOG, "info", lambda text, extra: screen.extend(extra["on_terminal"].split("\n")))
+    return screen
 
 
 @pytest.fixture
@@ -49,6 +58,59 @@ def test_an_epoch_is_one_line_with_its_numbers_speed_and_time_left(tmp_path, lin
         lines[0],
     ), lines[0]
     assert lines[1].endswith("0:00 left")
+
+
+def test_a_terminal_of_80_columns_shows_every_number_below_its_name(tmp_path, screen, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    fit(tmp_path, *recorded(tmp_path), enable_progress_bar=True)
+    names = "epoch  train/loss  train/acc1  val/loss  val/acc1  images/s     left"
+    assert screen[0] == names and len(screen) == 3
+    for row in screen[1:]:
+        assert re.fullmatch(r" +[12]/2(?: +\d\.\d{4}){4} +[\d,]+ +0:\d\d", row), row
+        assert all(row[end - 1] != " " and row[end:][:1].strip() == "" for end in ends(names)), row
+
+
+def ends(names):
+    return [found.end() for found in re.finditer(r"\S+", names)]
+
+
+def test_a_narrow_terminal_keeps_losses_and_what_decides_the_best_epoch(tmp_path, screen, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "58")
+    record, console = recorded(tmp_path)
+    keeper = Checkpoint()
+    keeper.monitor = "val/rank"
+
+    def measured(trainer, task):
+        record.validated |= {"val/knn": 0.5, "val/probe": 0.25, "val/rank": 12.5}
+
+    record.on_validation_end = measured
+    fit(tmp_path, record, console, keeper, enable_checkpointing=True, enable_progress_bar=True)
+    assert screen[0].split() == ["epoch", "train/loss", "train/acc1", "val/knn", "val/rank", "left"]
+    assert max(map(len, screen)) <= 58 and screen[1].split()[-2] == "12.5000"
+
+
+def test_names_of_columns_come_again_when_they_change_and_after_a_screen_of_rows():
+    rows = EpochTable()
+    first = rows.add({"epoch": "1", "train/loss": "2.5", "left": "0:09"}, 80).split("\n")
+    assert first == ["epoch  train/loss  left", "    1         2.5  0:09"]
+    validated = rows.add({"epoch": "2", "train/loss": "2.5", "val/loss": "1.5", "left": "0:08"}, 80).split("\n")
+    assert validated[0] == "epoch  train/loss  val/loss  left"
+    assert rows.add({"epoch": "3", "train/loss": "2.5", "left": "0:07"}, 80) == "    3         2.5            0:07"
+    narrower = rows.add({"epoch": "4", "train/loss": "2.5", "left": "0:06"}, 30, ["val/loss"])
+    assert narrower == "epoch  train/loss  left\n    4         2.5  0:06"
+    more = [rows.add({"epoch": str(i), "train/loss": "2.5", "left": "0:05"}, 30, ["val/loss"]) for i in range(5, 50)]
+    assert [5 + i for i, text in enumerate(more) if "epoch" in text] == [24, 44]
+
+
+@pytest.mark.parametrize(("width", "kept"), [(200, "loss acc1 images/s left"), (62, "loss acc1 left"), (40, "left")])
+def test_numbers_behind_a_bar_are_whole_and_the_time_left_is_always_there(tmp_path, bars, monkeypatch, width, kept):
+    monkeypatch.setenv("COLUMNS", str(width))
+    fit(tmp_path, *recorded(tmp_path), enable_progress_bar=True, log_every_n_steps=1)
+    for bar in bars:
+        assert re.fullmatch(r"(loss \d\.\d{3}  )?(acc1 \d\.\d{3}  )?([\d,]+ images/s  )?0:\d\d left", bar.postfix)
+        assert " ".join(re.findall(r"loss|acc1|images/s|left", bar.postfix)) == kept
+        drawn = str(bar) if width > 100 else bar.format_meter(**(bar.format_dict | {"ncols": width - 1}))
+        assert drawn.endswith(bar.postfix) and len(drawn) < width
 
 
 def test_an_epoch_of_which_no_step_was_left_after_a_resume_has_no_speed(tmp_path, lines):

@@ -35,7 +35,7 @@ def wrong(findings):
 
 
 @pytest.mark.slow
-def test_this_machine_can_train(capsys, monkeypatch):
+def test_doctor_reports_versions_devices_processes_wandb_and_disk(capsys, monkeypatch):
     monkeypatch.delenv(doctor.FORCED, raising=False)
     assert main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -173,7 +173,7 @@ def test_one_wrong_thing_is_exit_code_1_and_hides_none_of_the_others(monkeypatch
     assert "1 wrong" in shown
 
 
-def test_it_takes_no_arguments(capsys):
+def test_an_argument_of_doctor_is_refused_in_one_line(capsys):
     assert main(["doctor", "me"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 

@@ -231,5 +231,5 @@ def test_after_any_sequence_each_number_is_that_of_a_fresh_test_or_marked(seed, 
 
 @pytest.mark.rare
 @pytest.mark.parametrize("seed", RARE)
-def test_after_more_sequences_too(seed, tmp_path, monkeypatch, capsys):
+def test_a_page_shows_current_numbers_after_any_longer_sequence_of_commands(seed, tmp_path, monkeypatch, capsys):
     assert live(seed, tmp_path, monkeypatch, capsys, steps=14).shown > 0

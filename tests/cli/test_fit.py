@@ -103,7 +103,7 @@ def test_rows_of_metrics_are_means_over_all_samples(run):
     assert all(r["lr"] > 0 and r["images_per_second"] > 0 for r in rows if "train/loss" in r)
 
 
-def test_what_decays_is_written_down(run):
+def test_a_run_records_which_parameters_decay(run):
     rows = {r["name"]: r for r in read(run / "param_groups.json")}
     assert rows["cls_token"]["weight_decay"] == rows["norm.weight"]["weight_decay"] == 0
     assert rows["head.weight"]["weight_decay"] == 0.05

@@ -11,7 +11,7 @@ import pytest
 
 from vitlab.cli import doctor
 from vitlab.cli.main import COMMANDS, main
-from vitlab.jobs.terminal import open_terminal, say
+from vitlab.jobs.terminal import LOG, close_log, log_to, open_terminal, say
 
 PRINT = {  # commands that print a table, and what of them
     **{name: [name] for name in ("results", "models", "bench", "posbench", "data", "predict", "embed", "doctor")},
@@ -56,6 +56,18 @@ def test_a_header_is_broken_at_the_width_of_a_terminal_and_whole_in_a_pipe(capsy
     assert capsys.readouterr().out == broken
     say(line)
     assert capsys.readouterr().out == f"{line}\n"
+
+
+def test_an_epoch_is_a_row_on_a_terminal_and_names_its_numbers_in_a_pipe_and_in_the_log(tmp_path, capsys, monkeypatch):
+    line, row = "epoch   1/2  val/loss 0.5000", "epoch  val/loss\n  1/2    0.5000"
+    open_terminal()
+    log_to(tmp_path / "train.log")
+    LOG.info(line, extra={"on_terminal": row})
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    LOG.info(line, extra={"on_terminal": row})
+    close_log()
+    assert capsys.readouterr().out == f"{line}\n{row}\n"
+    assert [text.partition(" epoch")[2] for text in (tmp_path / "train.log").read_text().splitlines()] == [line[5:]] * 2
 
 
 def test_checks_of_the_machine_are_rows(monkeypatch, capsys):

@@ -204,7 +204,7 @@ def test_whole_runs_go_and_what_no_run_writes_stays(place, capsys):
         (["clean", "--what", "all"], "invalid choice: 'all'"),
     ],
 )  # fmt: skip
-def test_mistakes_are_one_line(place, capsys, words, message):
+def test_a_mistake_in_a_command_on_runs_is_one_line(place, capsys, words, message):
     assert main(["runs", *words]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1

@@ -180,7 +180,7 @@ def test_a_row_without_a_class_is_refused(tmp_path):
         ({"path": "somebody/something"}, r"got somebody/something; with --data\.download=true"),
     ],
 )
-def test_what_is_not_there_is_said_in_one_line(tmp_path, settings, message):
+def test_a_missing_split_or_column_is_named_in_one_line(tmp_path, settings, message):
     path = _saved(tmp_path / "rows", train=_pngs(4))
     with pytest.raises(ValueError, match=message) as error:
         HuggingFace(**{"path": str(path), **settings})

@@ -106,7 +106,7 @@ def test_cmyk_is_red_where_it_says_red(weird):
     assert pixels.max(0)[0] > 200 and pixels.max(0)[1:].max() < 80
 
 
-def test_the_suffix_says_nothing(tmp_path):
+def test_a_jpeg_under_the_name_of_a_png_is_read(tmp_path):
     Image.new("RGB", (3, 2), "red").save(tmp_path / "photo.png", "JPEG")
     assert decode(tmp_path / "photo.png").size == (3, 2)
 

@@ -114,6 +114,6 @@ def test_evaluation_is_never_mixed():
 
 
 @pytest.mark.parametrize("name, value", [("mixup", -1.0), ("cutmix", -0.1), ("random_erasing", 1.1)])
-def test_wrong_values_are_refused(name, value):
+def test_a_wrong_option_of_mixing_is_refused_with_its_value(name, value):
     with pytest.raises(ValueError, match=rf"`data\.{name}` must .* got {value}"):
         FakeData(**{name: value})

@@ -201,7 +201,7 @@ def test_what_an_earlier_version_packed_is_refused_with_the_command_that_renews_
         Packed(str(tmp_path / "old"))
 
 
-def test_wrong_uses_are_refused(tmp_path):
+def test_an_existing_pack_is_kept_and_a_folder_of_photos_is_no_pack(tmp_path):
     root = _photos(tmp_path / "photos")
     pack(str(root), str(tmp_path / "packed"), num_workers=0)
     with pytest.raises(ValueError, match="packed exists"):
@@ -224,7 +224,7 @@ def test_the_pack_command_says_what_it_made(tmp_path, capsys, how):
 
 
 @pytest.mark.parametrize("argv", [["no such folder", "x"], ["x", "--siz", "3"], ["x", "y", "--size=0"], []])
-def test_mistakes_are_one_line(tmp_path, monkeypatch, argv):
+def test_a_mistake_in_the_command_pack_is_one_line(tmp_path, monkeypatch, argv):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError) as error:
         pack_command(argv)

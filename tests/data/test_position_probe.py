@@ -28,7 +28,7 @@ def markers():
 
 
 @pytest.mark.parametrize("task", ["bag", "abs", "rel"])
-def test_sizes_and_equal_classes(task):
+def test_splits_of_the_probe_have_their_sizes_and_classes_of_equal_size(task):
     data = PositionProbe(task)
     data.build("train")
     data.build("test")
@@ -117,7 +117,7 @@ def accuracy(task, pos_embed, global_pool="token", lr_mult=1.0, seed=1):
 @pytest.mark.parametrize(
     "pos_embed", [pytest.param(n, marks=[pytest.mark.rare] * (n not in ("none", "rope2d"))) for n in NAMES]
 )
-def test_bag_needs_no_position(pos_embed):
+def test_every_method_solves_the_task_that_needs_no_positions(pos_embed):
     assert accuracy("bag", pos_embed) >= 97
 
 

@@ -119,7 +119,7 @@ def test_a_picture_on_a_full_disk_is_named_and_none_is_left(photos, tmp_path, mo
 
 
 @pytest.mark.parametrize("argv", [["no such folder", "x"], ["x", "--siz", "3"], []])
-def test_mistakes_are_one_line(tmp_path, monkeypatch, argv):
+def test_a_mistake_in_the_command_data_is_one_line(tmp_path, monkeypatch, argv):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError) as error:
         data_command(argv)

@@ -103,7 +103,7 @@ def test_given_lists_are_used_as_they_are(tmp_path):
         ([1], "JSON object of lists"),
     ],
 )
-def test_wrong_lists_are_refused(tmp_path, lists, message):
+def test_a_split_file_that_contradicts_itself_or_the_data_is_refused(tmp_path, lists, message):
     path = tmp_path / "split.json"
     path.write_text(json.dumps(lists))
     with pytest.raises(ValueError, match=message):

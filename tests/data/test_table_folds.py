@@ -96,7 +96,7 @@ def test_test_rows_of_a_split_column_stay_apart_and_need_no_fold(table):
         ({}, {"target_type": ["multilabel", "number"]}, r"is class or number for each, got multilabel"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused_with_its_place(table, columns, settings, message):
+def test_a_table_that_does_not_fit_its_settings_is_refused_with_row_and_column(table, columns, settings, message):
     with pytest.raises(ValueError, match=message):
         _open(table(**columns), **settings)
 

@@ -40,7 +40,7 @@ def test_there_are_twelve_networks_and_an_answer_for_each():
     seldom(ANSWERS, lambda a: (a.analysis, a.network) in TWICE or (a.analysis in DEAR and "no_positions" in a.network)),
     ids=lambda a: f"{a.analysis}-{a.network}",
 )
-def test_what_is_said_is_true(answer):
+def test_an_analysis_tells_the_truth_of_a_network_whose_answer_is_known(answer):
     said, right = answer.said
     assert right, f"{answer.analysis} of {answer.network} says {said}; true is: {answer.true}"
 

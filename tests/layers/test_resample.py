@@ -31,7 +31,7 @@ def test_tables_are_resized_as_timm_does(old_grid, grid, antialias):
     torch.testing.assert_close(resize_table(table, old_grid, grid, antialias), theirs, rtol=0, atol=0)
 
 
-def test_equal_sizes_change_nothing():
+def test_resizing_to_the_same_size_returns_the_same_tensor():
     table, axis, bias = torch.randn(2, 15, 4), torch.randn(2, 5, 4), torch.randn(2, 5 * 9 + 3, 4)
     assert resize_table(table, (3, 5), (3, 5)) is table
     assert resize_axis(axis, 5) is axis

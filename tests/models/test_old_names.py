@@ -47,7 +47,7 @@ def test_an_old_name_builds_the_network_of_the_new_one(old, new):
     assert all(torch.equal(nets[0][name], nets[1][name]) for name in nets[0])
 
 
-def test_every_default_of_before_says_nothing():
+def test_an_old_default_in_a_file_changes_nothing():
     before = {name: old.default for name, old in OLD.items()}
     assert upgrade({**DEFAULTS, **before}) == DEFAULTS
     assert upgrade({**DEFAULTS, **before, "tokenizer": "t2t"})["tokenizer"] == "t2t"
@@ -158,7 +158,7 @@ def test_a_file_changes_one_option_of_a_part(tmp_path, key):
         ),
     ],
 )
-def test_a_mistake_is_one_line(flag, answer):
+def test_a_wrong_option_of_a_part_is_one_line_with_the_way_out(flag, answer):
     with pytest.raises(ValueError) as error:
         arguments_of(flag)
     assert answer in str(error.value) and "\n" not in str(error.value)

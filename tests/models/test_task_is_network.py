@@ -207,7 +207,7 @@ def test_a_linear_layer_of_ones_own_is_called(changes, name, wrapped):
 
 @pytest.mark.parametrize("kind", ["after", "before", "backward"])
 @pytest.mark.parametrize(("changes", "name"), PLACES + NORMS, ids=ids)
-def test_a_hook_acts(changes, name, kind, monkeypatch):
+def test_a_hook_of_yours_acts_in_every_shortcut(changes, name, kind, monkeypatch):
     monkeypatch.setattr(recompute, "LEAST", 1)
     task, calls = task_of(**changes), []
     module = task.net.get_submodule(name)

@@ -154,7 +154,7 @@ def test_without_positions_the_order_of_tokens_does_not_matter(tokenizer, global
 
 
 @pytest.mark.parametrize("pos_embed", ["learned", "factorized", "sincos1d", "sincos2d"])
-def test_with_a_position_table_it_does(pos_embed, images):
+def test_with_a_position_table_the_order_of_tokens_changes_the_logits(pos_embed, images):
     model = tiny(pos_embed=pos_embed).eval()
     logits = model(images)
     model.tokenizer.register_forward_hook(lambda _, x, tokens: tokens.flip(1))
@@ -231,7 +231,7 @@ def test_t2t_is_finite_under_autocast(t2t_attn, dtype, images):
 
 
 @pytest.mark.parametrize("tokenizer", get_args(TokenizerName))
-def test_float64_works(tokenizer, images):
+def test_a_network_in_float64_gives_the_logits_of_float32(tokenizer, images):
     model = tiny(tokenizer=tokenizer).eval()
     logits = model(images)
     torch.testing.assert_close(model.double()(images.double()).float(), logits, rtol=1e-4, atol=1e-5)

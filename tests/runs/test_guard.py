@@ -102,7 +102,7 @@ def test_a_process_of_the_run_that_ends_before_all_are_connected_is_named(monkey
     assert said[0].startswith(f"process 1 (rank 1, pid {child.pid}) has ended with exit code 3")
 
 
-def test_limits_are_variables(monkeypatch):
+def test_each_limit_of_time_can_be_set_in_the_environment(monkeypatch):
     assert limit_of("save") == 1800
     monkeypatch.setenv("VITLAB_SAVE_TIMEOUT", "5")
     assert limit_of("save") == 5

@@ -74,7 +74,7 @@ def test_a_run_is_there_before_data_and_loggers_are_touched(here, monkeypatch, c
 
 @pytest.mark.parametrize("logger", [SELDOM, True], ids=["alone", "with W&B"])
 @pytest.mark.parametrize("way", [["--resume", "a"], [*FIT[1:], "--name", "a", "--auto_resume"]], ids=["resume", "auto"])
-def test_what_a_signal_during_setup_leaves_can_be_continued(here, monkeypatch, capsys, logger, way):
+def test_a_run_that_a_signal_ended_during_setup_can_be_continued(here, monkeypatch, capsys, logger, way):
     stopped_in_setup(monkeypatch, logger)
     assert (
         "stopped by SIGTERM before the first step; continue with `vitlab fit --resume runs/a`"

@@ -191,7 +191,7 @@ def test_the_network_gets_crops_normalized_as_whole_images_are():
         assert torch.minimum((crop - wanted).abs(), (crop.flip(3) - wanted).abs()).amax() < 1e-4
 
 
-def test_what_cannot_be_is_one_line():
+def test_options_that_contradict_dino_are_refused_by_name():
     for arguments, line in (
         ({"mask_share": [0.5, 0.1]}, "`mask_share` must be the least and the largest"),
         ({"teacher_temp": 0.0}, r"`model.teacher_temp` must be in \(0, 1000\]"),

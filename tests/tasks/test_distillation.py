@@ -124,7 +124,7 @@ class FakeDigits(FakeData):
         ({"teacher": "last"}, "must name its run"),
     ],
 )
-def test_wrong_values_are_refused(arguments, told):
+def test_a_wrong_option_of_distillation_is_refused_by_its_name(arguments, told):
     with pytest.raises(ValueError, match=told):
         Distillation(**{"teacher": "t", **TINY, **arguments})
 

@@ -101,7 +101,7 @@ def test_masks_depend_on_seed_epoch_and_image_alone_and_are_spread_evenly():
     assert all(len({(i // 6 // 2, i % 6 // 2) for i in four}) == 1 for image in squares for four in image)
 
 
-def test_what_cannot_be_is_one_line():
+def test_options_that_contradict_mae_are_refused_by_name():
     for arguments, line in (
         ({"mask_ratio": 0.0}, r"`model.mask_ratio` must be in \(0, 1\)"),
         ({"mask_ratio": 0.97}, "`mask_ratio` must hide some of 16 tokens"),

@@ -88,7 +88,7 @@ def test_the_way_back_is_that_of_autograd():
     torch.testing.assert_close([p.grad for p in net.net.parameters()], list(expected))
 
 
-def test_what_waits_is_seen():
+def test_a_copy_that_waits_for_the_device_is_caught():
     with faked(), Waits() as waits:
         x = torch.ones(3).to(CUDA)
         x[[0, 2]]

@@ -43,7 +43,7 @@ def test_the_average_is_the_recursion_with_its_warmup():
     torch.testing.assert_close(task.net.head.weight.data, expected)  # the average is what is left at the end
 
 
-def test_what_is_validated_is_the_average():
+def test_validation_measures_the_averaged_weights():
     seen = {}
 
     class Look(L.Callback):

@@ -2,7 +2,9 @@
 
 import logging
 import math
+import shutil
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -13,6 +15,8 @@ from tqdm import tqdm
 from vitlab.callbacks.record import RunRecord
 
 LOG = logging.getLogger("vitlab")
+_BAR = 8  # columns of the bar itself, at least, beside its numbers
+_REPEAT = 20  # rows of a table under one line of names
 
 
 class Bar(ProgressBar):
@@ -47,8 +51,53 @@ class Bar(ProgressBar):
                 self.bar, self.quiet = None, True
 
 
+class EpochTable:
+    """A table of numbers that grows a row at a time and is never wider than the terminal.
+
+    Example:
+        >>> table = EpochTable()
+        >>> print(table.add({"epoch": "1/2", "val/loss": "0.6412", "left": "0:02"}, width=80))
+        epoch  val/loss  left
+          1/2    0.6412  0:02
+        >>> print(table.add({"epoch": "2/2", "val/loss": "0.5198", "left": "0:00"}, width=80))
+          2/2    0.5198  0:00
+    """
+
+    def __init__(self) -> None:
+        self._widths: dict[str, int] = {}  # of all columns so far, in order
+        self._named: list[str] = []  # the columns and widths under the last line of names
+        self._count = 0  # rows below it
+
+    def add(self, cells: dict[str, str], width: int, spare: Iterable[str] = ()) -> str:
+        """Return the next row, below a line of names if this is the first one or the columns have changed.
+
+        Args:
+            cells: Text of each column; a column that is known from before and is missing here stays empty.
+            width: Columns of the terminal.
+            spare: Names to leave out while the row is too wide, in this order.
+        """
+        order = [*cells, *(name for name in self._widths if name not in cells)]
+        if self._widths.keys() >= cells.keys():
+            order = [*self._widths]
+        self._widths = {name: max(self._widths.get(name, len(name)), len(cells.get(name, ""))) for name in order}
+        shown = dict(self._widths)
+        for name in spare:
+            if sum(shown.values()) + 2 * (len(shown) - 1) > width:
+                shown.pop(name, None)
+        row = "  ".join(cells.get(name, "").rjust(length) for name, length in shown.items())
+        named = [name.rjust(length) for name, length in shown.items()]
+        if named == self._named and self._count < _REPEAT:
+            self._count += 1
+            return row
+        self._named, self._count = named, 1
+        return "  ".join(named) + "\n" + row
+
+
 class Console(Bar):
     """Show loss, accuracy, images/s and time left; without a terminal, only one line per epoch.
+
+    A terminal shows the epochs as the rows of a table, and as many columns as fit. Pipes and train.log get a line that
+    names each of its numbers.
 
     Args:
         record: Source of the numbers; the bar itself never waits for the device.
@@ -64,6 +113,7 @@ class Console(Bar):
     def __init__(self, record: RunRecord, quiet: bool = False) -> None:
         super().__init__(quiet)
         self.record = record
+        self._table = EpochTable()
         self._shown: dict[str, float] = {}  # the row that the bar shows now
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -78,7 +128,7 @@ class Console(Bar):
         if self.bar is not None:
             if self.record.row is not self._shown and self.record.row:
                 self._shown = self.record.row
-                self.bar.set_postfix_str(self._numbers(), refresh=False)
+                self._show(self.bar)
             self._advance()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -88,26 +138,43 @@ class Console(Bar):
             return
         sums = dict(self.record.epoch_sums)
         n = sums.pop("n", 0.0)
-        parts = [_place(trainer, 3)]
-        parts += [f"train/{name} {value / n:.4f}" for name, value in sums.items()]
+        numbers = {f"train/{name}": f"{value / n:.4f}" for name, value in sums.items()}
         shown = {k: v for k, v in self.record.validated.items() if k.count("/") < 2}  # no single targets
-        parts += [f"{k} {v:.4f}" for k, v in shown.items() if k not in ("val/n", "val/acc5")]
-        if speed := self.record.row.get("images_per_second"):  # none if an epoch is resumed after its last step
-            parts.append(f"{speed:6,.0f} images/s")
-        parts += [f"MFU {self.record.row['mfu']:3.0%}"] if "mfu" in self.record.row else []
-        parts.append(f"{_duration(self.record.seconds_left(trainer)):>5} left")
-        LOG.info("  ".join(parts))
+        numbers |= {k: f"{v:.4f}" for k, v in shown.items() if k not in ("val/n", "val/acc5")}
+        speed = {}
+        if per_second := self.record.row.get("images_per_second"):  # none if an epoch is resumed after its last step
+            speed["images/s"] = f"{per_second:,.0f}"
+        if "mfu" in self.record.row:
+            speed["MFU"] = f"{self.record.row['mfu']:3.0%}"
+        left = _duration(self.record.seconds_left(trainer))
+        parts = [_place(trainer, 3), *(f"{name} {number}" for name, number in numbers.items())]
+        parts += [f"{value:>6} {name}" if name == "images/s" else f"{name} {value}" for name, value in speed.items()]
+        place = _place(trainer, len(str(trainer.max_epochs))).partition(" ")[2]
+        row = {"epoch": place, **numbers, **speed, "left": f"{left:>7}"}
+        best = getattr(trainer.checkpoint_callback, "monitor", None)
+        spare = [
+            "MFU",
+            "images/s",
+            *(name for name in reversed(numbers) if not name.endswith("/loss") and name != best),
+        ]
+        text = self._table.add(row, shutil.get_terminal_size().columns, spare)
+        LOG.info("  ".join([*parts, f"{left:>5} left"]), extra={"on_terminal": text})
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Close the bar."""
         self._close()
 
-    def _numbers(self) -> str:
+    def _show(self, bar: tqdm) -> None:
+        """Write the last row's numbers behind the bar, as many as fit, and the time left."""
         row = self.record.row
         shown = [f"{name[6:]} {row[name]:.3f}" for name in row if name.startswith("train/")]
-        return "  ".join(
-            [*shown, f"{row['images_per_second']:,.0f} images/s", f"{_duration(row['seconds_left'])} left"]
-        )
+        shown += [f"{row['images_per_second']:,.0f} images/s"]
+        left = f"{_duration(row['seconds_left'])} left"
+        room = shutil.get_terminal_size().columns - len(f"{bar.desc} || {bar.total}/{bar.total}, ") - _BAR
+        while shown and len("  ".join([*shown, left])) >= room:
+            shown.pop()
+        bar.bar_format = "{desc} |{bar}| {n_fmt}/{total_fmt}{postfix}"  # in place of tqdm's own speed and time left
+        bar.set_postfix_str("  ".join([*shown, left]), refresh=False)
 
 
 class EvaluationConsole(Bar):

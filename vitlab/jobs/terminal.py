@@ -55,7 +55,10 @@ def _warning(message: Warning | str, *place: object) -> str:
 class _Printable(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Escape control characters, which names in a foreign run may contain."""
-        lines = super().format(record).expandtabs(1).split("\n")
+        text = super().format(record)
+        if sys.stdout.isatty():  # what was made for it, where pipes and train.log get a longer line
+            text = getattr(record, "on_terminal", text)
+        lines = text.expandtabs(1).split("\n")
         if record.name.endswith(".profiler") and len(lines) > REPORT:
             lines[REPORT:] = [f"... {len(lines) - REPORT:,} more lines are in train.log"]
         lines = [printable(line) for line in lines]

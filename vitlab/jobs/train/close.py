@@ -71,7 +71,8 @@ def _close(job: Job, reached: Reached, seconds: float) -> None:
         lines.append(_never_validated(job))
     lines += divergence(job)
     minutes, rest = divmod(round(seconds), 60)
-    say("\n".join(["", *lines, end, f"took  {minutes}:{rest:02}", f"run   {job.run.path}"]))
+    say("\n".join(["", *lines, end]), wrap=True)
+    say(f"took  {minutes}:{rest:02}\nrun   {job.run.path}")
     say(f"next  vitlab test {job.run.path}")
 
 
