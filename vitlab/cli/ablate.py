@@ -55,12 +55,13 @@ def main(argv: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         "vitlab ablate",
+        usage="vitlab ablate [-h] COMMAND ...",  # Python 3.13 does not break a line between the words
         description="Compare variants over seeds, with statistics: one file, from question to verdict.",
         epilog=EPILOG,
         formatter_class=KeepLines,
         allow_abbrev=False,
     )
-    words = parser.add_subparsers(dest="word", required=True, metavar="|".join(WORDS))
+    words = parser.add_subparsers(prog=parser.prog, dest="word", required=True, metavar="|".join(WORDS))
     for word, text in WORDS.items():
         sub = words.add_parser(word, help=text, description=text, allow_abbrev=False)
         if word == "compare":
