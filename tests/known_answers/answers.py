@@ -191,11 +191,11 @@ def _(table, subject):
     return "evidence: " + ", ".join(good), {"attention", "rollout"} <= set(bad) and {"occlusion"} <= set(good)
 
 
-@known("faithfulness", "shortcut", true="occlusion is evidence under every filling that takes the brightness away")
+@known("faithfulness", "shortcut", true="occlusion is evidence under the mean color, which is no class's brightness")
 def _(table, subject):
     mine = table[(table["kind"] == "MoRF") & (table["map"] == "occlusion")].drop_duplicates("filling")
-    low = mine[mine["filling"] != "blur"]["gain_low"]  # a blur leaves some of it: undecided in one of five networks
-    return f"gain at least {low.min():.2f}", len(low) >= 3 and low.min() > 0 and (mine["gain"] > 0).all()
+    low = mine.set_index("filling")["gain_low"]["mean color"]  # another filling may leave an image in its class
+    return f"gain at least {low:.2f}", low > 0
 
 
 @known("calibration", "calibrated", "overconfident", true="the error by construction is in the interval")
