@@ -44,7 +44,7 @@ def faults(figure, least=6.0):
         words = text.get_text()
         if text.get_fontsize() < least:
             said.append(f"{words!r} has {text.get_fontsize():g} pt")
-        if box.x0 < -1.5 or box.y0 < -1.5 or box.x1 > wide + 1.5 or box.y1 > tall + 1.5:  # pixels
+        if box.x0 < -0.5 or box.y0 < -0.5 or box.x1 > wide + 0.5 or box.y1 > tall + 0.5:
             said.append(f"{words!r} is cut: {np.round(box.extents).tolist()} of {wide:.0f} x {tall:.0f}")
         for other, near in zip(texts[:i], boxes[:i], strict=True):
             if min(box.x1, near.x1) - max(box.x0, near.x0) > 0.5 and min(box.y1, near.y1) - max(box.y0, near.y0) > 0.5:
