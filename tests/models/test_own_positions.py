@@ -89,6 +89,14 @@ def masked(net: VisionTransformer, image: Tensor, keep: Tensor) -> Tensor:
     return net.norm(x)[:, tokens]
 
 
+@pytest.mark.parametrize("pos_embed", ["learned", "rope2d", "relpos", [Turns, Near]], ids=str)
+def test_a_method_that_relates_no_queries_to_keys_is_not_given_scaled_ones(pos_embed: object, monkeypatch) -> None:
+    monkeypatch.setattr(PosEmbed, "relate", None)
+    images = torch.randn(2, 1, 8, 12, dtype=torch.float64)
+    for size in ((8, 12), (12, 8)):
+        assert net_of(pos_embed)(images.view(2, 1, *size)).isfinite().all()
+
+
 @pytest.mark.parametrize("own", OWN, ids=str)
 def test_kept_tokens_have_the_positions_of_their_cells(own: type[PosEmbed]) -> None:
     net, images = net_of(own), torch.randn(3, 1, 8, 12, dtype=torch.float64)

@@ -207,8 +207,9 @@ class Attention(nn.Module):
 
     def position_bias(self, q: Tensor, k: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor | None:
         """Return the position bias of the logits of ``q``, which holds all queries or only the first ones, or None."""
-        bias, related = pos_embed.bias(layer), pos_embed.relate(q * self.qk_scale, k, layer)
+        bias = pos_embed.bias(layer)
         bias = None if bias is None else bias.to(q.dtype)[..., : q.shape[2], :]
+        related = pos_embed.relate(q * self.qk_scale, k, layer) if pos_embed.relates else None
         return related if bias is None else bias if related is None else bias + related
 
 

@@ -46,6 +46,7 @@ class PackedPosEmbed(PosEmbed):
         device: torch.device | None = None,
     ) -> None:
         super().__init__()
+        self.relates = pos_embed.relates
         lengths = [num_prefix_tokens + h * w for h, w in grids]
         starts, self.shape = lay_out(lengths)
         first_tokens, first_patches = torch.tensor(starts), torch.tensor([0, *lengths]).cumsum(0)[:-1]

@@ -45,6 +45,7 @@ class PosEmbed(Resizable, metaclass=Described):
     joins: tuple[PosEmbedJoin, ...] = ()  # where it can act, the default first
     trains = False  # whether it has parameters, or can have some
     rotates_stacked = False  # whether rotate also takes (2, B, A, L, d): queries and keys stacked
+    relates = False  # whether relate acts: true of a class that defines it
     splits_queries = False  # whether bias or relate acts, and gives the rows of :attr:`queries` alone
     join: PosEmbedJoin | None = None
     stacks: Mapping[str, int] = MappingProxyType({})  # parameters that hold a slice for each block, and its axis
@@ -61,6 +62,7 @@ class PosEmbed(Resizable, metaclass=Described):
         if vars(cls).keys() & {"bias", "biases", "relate"} and "splits_queries" not in vars(cls):
             cls.splits_queries = False
         by_queries = vars(cls).get("relate")
+        cls.relates = cls.relates or by_queries is not None
         if by_queries is not None and len(inspect.signature(by_queries).parameters) == 3:
             by_both: Any = functools.wraps(by_queries)(lambda self, q, k, layer: by_queries(self, q, layer))
             cls.relate = by_both  # type: ignore[method-assign]

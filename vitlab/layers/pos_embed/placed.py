@@ -47,7 +47,7 @@ class Placed(PosEmbed):
     def __init__(self, method: PosEmbed, order: Tensor) -> None:
         super().__init__(method.grid_size)
         self.__dict__["method"] = method  # no submodule: its parameters are not of this module
-        self.order, self.rotates_stacked = order, method.rotates_stacked
+        self.order, self.rotates_stacked, self.relates = order, method.rotates_stacked, method.relates
         self.num_kept, self.num_patches = order.shape[-1], method.grid_size[0] * method.grid_size[1]
 
     def for_batch(self) -> Self:

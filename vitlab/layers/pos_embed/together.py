@@ -38,6 +38,7 @@ class Together(PosEmbed):
         acting = [part for part in parts.values() if _acts_on_logits(part)]
         self.splits_queries = bool(acting) and all(part.splits_queries for part in acting)
         self.rotates_stacked = any(part.rotates_stacked for part in parts.values())  # at most one of them rotates
+        self.relates = any(part.relates for part in parts.values())
         self.policies = tuple(dict.fromkeys(policy for part in parts.values() for policy in part.policies))
 
     @property
@@ -149,7 +150,7 @@ def _sum(biases: list[Tensor | None]) -> Tensor | None:
 
 
 def _acts_on_logits(part: PosEmbed) -> bool:
-    return type(part).bias is not PosEmbed.bias or type(part).relate is not PosEmbed.relate
+    return type(part).bias is not PosEmbed.bias or part.relates
 
 
 def _within(state: dict[str, Tensor], name: str) -> dict[str, Tensor]:
