@@ -12,6 +12,7 @@ from harness import TINY, until
 from phases import PHASES, cells, matrix
 
 WORDS = [*(word for word in TINY if word != "--quiet"), "--trainer.accelerator=cpu", "--trainer.strategy=ddp"]
+PORTS = random.SystemRandom()  # a run in this process seeds the other, and both workers of pytest drew one port
 
 
 def alone(folder, tasks, **more):
@@ -19,7 +20,7 @@ def alone(folder, tasks, **more):
     counts = {"SLURM_NTASKS": tasks, "SLURM_NTASKS_PER_NODE": tasks, "SLURM_NNODES": 1}
     numbers = {"SLURM_JOB_ID": 7, "SLURM_STEP_ID": 0, "SLURM_PROCID": 0, "SLURM_LOCALID": 0, "SLURM_NODEID": 0}
     names = {"SLURM_NODELIST": "127.0.0.1", "SLURM_JOB_NAME": "job", "MASTER_ADDR": "127.0.0.1"}
-    facts = {**counts, **numbers, **names, "MASTER_PORT": random.randrange(20000, 60000), **more}
+    facts = {**counts, **numbers, **names, "MASTER_PORT": PORTS.randrange(20000, 60000), **more}
     with (folder / "log").open("w") as log:
         return subprocess.Popen(
             [
