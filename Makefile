@@ -30,7 +30,7 @@ test-lowest: .venv-lowest/ready  ## with the lowest versions that pyproject.toml
 	touch $@
 
 walk:  ## type the first tutorials from a wheel, in a new environment of PYTHON in which pip resolves the versions itself
-	rm -rf .venv-walk build/walk
+	rm -rf .venv-walk build  # setuptools packs what an earlier build has left
 	$(PYTHON) -m venv .venv-walk
 	.venv-walk/bin/python -m pip wheel --disable-pip-version-check --quiet --no-deps -w build/walk .
 	.venv-walk/bin/python -m pip install --disable-pip-version-check --quiet build/walk/vitlab-*.whl
