@@ -10,7 +10,7 @@ from PIL import Image
 import vitlab
 from vitlab.cli.main import main
 from vitlab.models import create_model
-from vitlab.models.convert_peers import hf_state, peer_file, peer_outputs
+from vitlab.models.convert_peers import hf_state, peer_file, peer_images, peer_outputs
 from vitlab.models.load import load_weights
 from vitlab.models.vit import VisionTransformer
 from vitlab.runs.directory import RunDir
@@ -137,6 +137,14 @@ def test_images_are_prepared_as_transformers_prepares_them(name, tmp_path):
     image = Image.fromarray(pixels).resize((61, 48), Image.Resampling.BICUBIC)
     theirs = processor(image, return_tensors="pt")["pixel_values"][0]
     torch.testing.assert_close(loaded.transform(image), theirs, atol=0.05, rtol=0)  # three of 255 steps
+
+
+def test_a_preparation_that_cannot_be_read_is_refused_and_one_that_is_not_there_is_not(tmp_path):
+    random_net("ViTForImageClassification", "ViT", MLP | {"num_labels": 5}).save_pretrained(tmp_path)
+    assert peer_images(f"hf:{tmp_path}") == {} and vitlab.load(f"hf:{tmp_path}")
+    (tmp_path / "preprocessor_config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"cannot be read: .*preprocessor_config\.json"):
+        vitlab.load(f"hf:{tmp_path}")
 
 
 @pytest.mark.slow

@@ -133,11 +133,12 @@ def _torchvision_images(name: str) -> dict[str, Any]:
 def _hf_images(name: str) -> dict[str, Any]:
     """Return the preparation that transformers' ``preprocessor_config.json`` describes; empty if there is none."""
     from transformers.image_processing_utils import BaseImageProcessor
+    from transformers.models.auto.image_processing_auto import get_image_processor_config
+    from transformers.utils import cached_file
 
-    try:  # get_image_processor_config of some releases returns nothing of such a file
+    how = get_image_processor_config(name)  # of which transformers 5.12 returns nothing, where there is a file or not
+    if not how and cached_file(name, "preprocessor_config.json", _raise_exceptions_for_missing_entries=False):
         how, _ = BaseImageProcessor.get_image_processor_dict(name)
-    except OSError:
-        return {}
     size, cut = how.get("size"), how.get("crop_size") if how.get("do_center_crop") else None
     if size is None or how.get("do_resize") is False:
         return {}
