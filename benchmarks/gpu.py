@@ -22,14 +22,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, cast, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 import yaml
-from torch import Tensor, nn
+from torch import Tensor
 
 import vitlab
-from bench.model import Case, step
+from bench.model import Case, compiled_as_used, step
 from bench.networks import NETWORKS, build, ours
 from bench.numerics import difference, images_of, results
 from bench.pairs import IN_A_ROW, compare, interleave, timed
@@ -37,7 +37,7 @@ from bench.report import machine_line
 from cluster.daemons import wait_for
 from vitlab.callbacks.steps import peak_flops
 from vitlab.interface import trained
-from vitlab.layers.compiled import CompileMode, compile_parts
+from vitlab.layers.compiled import compile_parts
 from vitlab.layers.pos_embed import PosEmbedName
 from vitlab.models.cost import count_macs
 from vitlab.models.vit import VisionTransformer
@@ -52,12 +52,8 @@ TASKS: dict[str, Callable[..., Any]] = {"Classifier": Classifier, "MAE": MAE}
 LEFT_OUT = {"Distillation": "its teacher is a file", "DINO": "its crops come from the loader"}
 NETWORK = "vit_s16"  # of the position embeddings
 ROUNDS, SECONDS = 15, 3.0  # at most: of the position embeddings, and of a recipe
-SHARES = {
-    "positions": 0.35,
-    "compiled": 0.05,
-    "numerics": 0.15,
-    "recipes": 1.0,
-}  # of the time that is left, spent at most
+# of the time that is left, spent at most
+SHARES = {"positions": 0.35, "compiled": 0.05, "numerics": 0.15, "recipes": 1.0}
 
 
 class Images(NamedTuple):
@@ -167,11 +163,11 @@ def compiled(options: argparse.Namespace, seconds: float) -> list[dict[str, Any]
     case = Case(NETWORK, "train", "bf16" if options.device == "cuda" else "fp32", options.batch)
     nets = {name: build(NETWORK, name).to(options.device) for name in ("timm", "vitlab")}
     if options.device == "cuda":
-        nets["timm, compiled"] = cast(nn.Module, torch.compile(build(NETWORK, "timm").cuda()))
-        nets["vitlab, whole"] = cast(nn.Module, torch.compile(build(NETWORK, "vitlab").cuda()))
-        for mode in get_args(CompileMode)[:2]:
-            compile_parts(net := build(NETWORK, "vitlab").cuda(), mode)
-            nets[f"vitlab, {mode}"] = net
+        nets["timm, compiled"] = compiled_as_used("timm", build(NETWORK, "timm").cuda())
+        nets["vitlab, default"] = compiled_as_used("vitlab", nets["vitlab"])
+        nets["vitlab, whole"], nets["vitlab, reduce-overhead"] = (build(NETWORK, "vitlab").cuda() for _ in range(2))
+        nets["vitlab, whole"].compile()
+        compile_parts(nets["vitlab, reduce-overhead"], "reduce-overhead")
     images = torch.randn(options.batch, 3, *ours(NETWORK).img_size, device=options.device)
     works = {name: step(net, images, case) for name, net in nets.items()}
     found = compare(interleave(works, ROUNDS, seconds, in_a_row=IN_A_ROW[options.device]), "timm")
@@ -377,13 +373,10 @@ SPEED = {
     "compiles, s": "{compiles:.1f}",
     "waits": "{waits}",
 }
+RATIO = "{ratio:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]"
 COLUMNS = {
-    "positions": {"`pos_embed`": "`{name}`", "speed": "{ratio:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]", **SPEED},
-    "compiled": {
-        "network": "{name}",
-        "speed": "{ratio:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]",
-        "images/s": "{rate:.0f}",
-    },
+    "positions": {"`pos_embed`": "`{name}`", "speed": RATIO, **SPEED},
+    "compiled": {"network": "{name}", "speed": RATIO, "images/s": SPEED["images/s"]},
     "recipes": {
         "recipe": "`{name}`",
         "images of a GPU": "{batch}",

@@ -16,6 +16,7 @@ from vitlab.layers.attention import Attention
 from vitlab.layers.block import Block, DenseBlock, LayerScale
 from vitlab.layers.mlp import Mlp
 from vitlab.layers.pos_embed import PosEmbed
+from vitlab.layers.pos_embed.together import acts_on_logits
 from vitlab.look.sketch import Box, Row, Skip, plus, svg_of, through
 from vitlab.models.foreign import AnyNetwork
 from vitlab.models.vit import VisionTransformer
@@ -335,7 +336,7 @@ def _attention_rows(attn: Attention, pos_embed: PosEmbed, L: int, end: str) -> R
     if type(pos_embed).rotate is not PosEmbed.rotate:
         rows.append([(Box("positions", f"{positions} rotates queries and keys", "c", shape), 2), (through(), 1)])
     rows.append([(Box("scores", f"queries times keys, times {attn.qk_scale:.3g}", "b", pairs), 2), (through(), 1)])
-    if type(pos_embed).bias is not PosEmbed.bias or pos_embed.relates:
+    if acts_on_logits(pos_embed):
         rows.append([(Box("positions", f"{positions} adds to the scores", "c", pairs), 2), (through(), 1)])
     weigh = "each row sums to 1" if attn.is_softmax else f"weights of {type(attn).__name__}"
     rows.append([(Box("softmax" if attn.is_softmax else "weights", weigh, "b", pairs), 2), (through(), 1)])

@@ -35,7 +35,7 @@ class Together(PosEmbed):
         _check(parts)
         for name, part in parts.items():
             self.add_module(name, part)
-        acting = [part for part in parts.values() if _acts_on_logits(part)]
+        acting = [part for part in parts.values() if acts_on_logits(part)]
         self.splits_queries = bool(acting) and all(part.splits_queries for part in acting)
         self.rotates_stacked = any(part.rotates_stacked for part in parts.values())  # at most one of them rotates
         self.relates = any(part.relates for part in parts.values())
@@ -149,7 +149,13 @@ def _sum(biases: list[Tensor | None]) -> Tensor | None:
     return torch.stack(given).sum(0) if given else None
 
 
-def _acts_on_logits(part: PosEmbed) -> bool:
+def acts_on_logits(part: PosEmbed) -> bool:
+    """Return whether a method defines a bias, of positions or of queries and keys.
+
+    Example:
+        >>> acts_on_logits(PosEmbed((2, 3)))
+        False
+    """
     return type(part).bias is not PosEmbed.bias or part.relates
 
 
