@@ -1,11 +1,8 @@
 """The ``vitlab`` command: finds the subcommand and answers ``--help`` before anything heavy is imported."""
 
-import atexit
 import importlib
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -102,6 +99,10 @@ def _replace_home() -> None:
 
 
 def _temporary() -> str:
+    import atexit
+    import shutil
+    import tempfile
+
     folder = tempfile.mkdtemp(prefix="vitlab-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
