@@ -10,7 +10,7 @@ from pathlib import Path
 from vitlab import __version__
 from vitlab.config.guesses import COMMANDS as OTHER_NAMES
 from vitlab.config.trust import apply_trust_flags, refuse_forced_loading
-from vitlab.errors import RunFailed, UsageError, did_you_mean, printable, what_failed
+from vitlab.errors import RunFailed, UsageError, did_you_mean, lost_loader, printable, what_failed
 
 COMMANDS = {  # name: what it does, module:function that takes the arguments and returns the exit code
     "fit": ("train a model, or continue a run", "vitlab.cli.fit:main"),
@@ -59,6 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:
         if (line := what_failed(error)) is None:
+            raise
+        _say(printable(line))
+        return 1
+    except RuntimeError as error:
+        if (line := lost_loader(error)) is None:
             raise
         _say(printable(line))
         return 1
