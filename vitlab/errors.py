@@ -5,8 +5,11 @@ import errno
 import os
 import shutil
 import signal
+import sysconfig
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -87,6 +90,24 @@ def before_again(number: int | None) -> str:
         ('make room', 'see that it can be read and written')
     """
     return "make room" if number is None or number in _FULL else "see that it can be read and written"
+
+
+def in_own_code(error: BaseException) -> str | None:
+    """Return the innermost line of the user's own code that an error went through, with the error; else None.
+
+    Own is what lies neither in this package, nor in Python's library, nor among installed packages.
+    """
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(Path(frame.filename))]
+    if not frames:
+        return None
+    what = " ".join(f"{type(error).__name__}: {error}".split())[:400]
+    return f"{frames[-1].filename}, line {frames[-1].lineno}, `{frames[-1].line}`: {what}"
+
+
+def _is_own(file: Path) -> bool:
+    others = (Path(__file__).parent, Path(sysconfig.get_path("stdlib")))
+    is_installed = {"site-packages", "dist-packages"} & set(file.parts)
+    return file.is_file() and not is_installed and not any(other in file.parents for other in others)
 
 
 def lost_loader(error: Exception) -> str | None:

@@ -1,5 +1,6 @@
 """An analysis is added in one place: the command, an ablation and its report, and `look` find it there."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import vitlab
 from vitlab.ablation import Lab
@@ -18,7 +20,10 @@ from vitlab.ablation.report.drawings import panels
 from vitlab.analysis import ANALYSES, Analysis, Curve, Finding
 from vitlab.cli.main import main
 from vitlab.config.trust import TRUSTED, trust
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, in_own_code
+from vitlab.jobs.analyze import analyze
+from vitlab.jobs.find_subject import View
+from vitlab.layers.pos_embed import PosEmbed
 from vitlab.look.analysis_page import write_page
 from vitlab.look.stored_analyses import findings_of
 from vitlab.runs.directory import RunDir
@@ -148,3 +153,36 @@ def test_the_record_s_defaults_draw_a_panel_for_each_measure_and_line():
     rows = [{"measure": m, "line": line} for m in "ab" for line in ("one, two", "three, four", "five, six")]
     assert [title for title, _ in curve.panels(curve, rows)][:2] == ["kind: one\nof: two", "kind: three\nof: four"]
     assert len(curve.panels(curve, rows)) == 6
+
+
+class OneGrid(PosEmbed):
+    """A part of the user's own that fails at other image sizes, in words of its own."""
+
+    policies = ("bilinear", "nearest")
+
+    def forward(self, x):
+        return x + torch.zeros(1, 16, 1)
+
+
+def test_an_analysis_that_a_part_of_the_users_cannot_do_stops_no_other(small_subject, monkeypatch, tmp_path):
+    subject = small_subject(pos_embed=f"{__name__}.OneGrid")
+    subject.net.pos_embed_resize = "nearest"
+    monkeypatch.setattr("vitlab.jobs.analyze.subject_at", lambda *asked: (subject, tmp_path, {}))
+    first, second = analyze(["resolution", "shift"], "a", View(), output=tmp_path / "out")
+    line = str(first[1])
+    assert (
+        line.startswith(f"{__file__}, line ") and "`return x + torch.zeros(1, 16, 1)`: RuntimeError: The size" in line
+    )
+    assert not isinstance(second[1], UsageError) and (tmp_path / "out" / "shift.csv").is_file()
+    assert subject.net.pos_embed_resize == "nearest"
+
+
+def test_an_error_is_traced_to_the_users_own_code_alone():
+    def raised(function):
+        try:
+            function()
+        except Exception as error:
+            return in_own_code(error.with_traceback(error.__traceback__.tb_next.tb_next))  # without this file's frames
+
+    assert raised(lambda: json.loads("{")) is None
+    assert raised(lambda: vitlab.create_model("nothing")) is None

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pandas as pd
 import torch
@@ -17,6 +18,7 @@ from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
 from vitlab.layers.resample import ResizePolicy
 from vitlab.models.foreign import AnyNetwork
+from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import token_steps
 
 FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
@@ -77,29 +79,42 @@ def canvas(images: Tensor, size: Size, black: Tensor, steps: Size = (1, 1)) -> T
 @torch.no_grad()
 def measure(subject: Subject) -> Iterator[dict[str, object]]:
     """Yield accuracy at each size, for each policy and two ways to make larger images; the network runs at each."""
-    net, default, own = subject.net, policies(subject)[0], subject.net.pos_embed_resize
+    net, default = subject.net, policies(subject)[0]
     steps = token_steps(net)
-    for size in sizes_taken(subject):
-        pipeline = copy.copy(subject.data.pipeline)
-        pipeline.img_size = size
-        for policy in policies(subject):
-            net.pos_embed_resize = policy
-            for protocol in ("resize", "canvas"):
-                right: list[Tensor] = []
-                for images, labels in subject.batches(pipeline=pipeline if protocol == "resize" else None):
-                    images = images if protocol == "resize" else canvas(images, size, subject.black(), steps)
-                    right.append((net(images).argmax(dim=1) == labels).cpu())
-                where = f"resolution/acc1@{size[0]}" + ("" if policy == default else f"/{policy}")
-                facts: dict[str, object] = {"size": size[0], "policy": policy or "nothing to resize", "metric": where}
-                found = torch.cat(right).numpy()
-                yield {
-                    "run": subject.name,
-                    "protocol": protocol,
-                    **facts,
-                    **over_images("acc1", found),
-                    "n": len(found),
-                }
-    net.pos_embed_resize = own
+    with _own_policy_restored(net):
+        for size in sizes_taken(subject):
+            pipeline = copy.copy(subject.data.pipeline)
+            pipeline.img_size = size
+            for policy in policies(subject):
+                net.pos_embed_resize = policy
+                for protocol in ("resize", "canvas"):
+                    right: list[Tensor] = []
+                    for images, labels in subject.batches(pipeline=pipeline if protocol == "resize" else None):
+                        images = images if protocol == "resize" else canvas(images, size, subject.black(), steps)
+                        right.append((net(images).argmax(dim=1) == labels).cpu())
+                    where = f"resolution/acc1@{size[0]}" + ("" if policy == default else f"/{policy}")
+                    facts: dict[str, object] = {
+                        "size": size[0],
+                        "policy": policy or "nothing to resize",
+                        "metric": where,
+                    }
+                    found = torch.cat(right).numpy()
+                    yield {
+                        "run": subject.name,
+                        "protocol": protocol,
+                        **facts,
+                        **over_images("acc1", found),
+                        "n": len(found),
+                    }
+
+
+@contextmanager
+def _own_policy_restored(net: VisionTransformer | AnyNetwork) -> Iterator[None]:
+    own = net.pos_embed_resize
+    try:
+        yield
+    finally:
+        net.pos_embed_resize = own
 
 
 def accuracies(table: pd.DataFrame) -> dict[str, float]:

@@ -3,13 +3,16 @@
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+
+import torch
 
 from vitlab.analysis import ANALYSES
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.analysis.typeset import Format, Width
 from vitlab.config.parser import settings, user_mistakes
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, in_own_code
 from vitlab.jobs.find_subject import View, is_elsewhere, subject_at
 from vitlab.runs.directory import RunDir
 
@@ -51,7 +54,7 @@ def analyze(
     for done, name in enumerate(names):
         on_start(name, done)
         try:
-            with user_mistakes():
+            with user_mistakes(), _mistakes_of_parts():
                 finding = ANALYSES[name].measure(subject)
         except UsageError as error:
             notes.update("notes.json", **{name: {"not_done": str(error)}})
@@ -73,6 +76,17 @@ def variation(arguments: Sequence[str]) -> str:
     words = ",".join(f"{key}={value}" for key, value in changed.items())
     name = re.sub(r"[^\w.,=-]+", "_", words)
     return name if len(name) <= LONGEST else f"{name[:LONGEST]}-{hashlib.sha256(words.encode()).hexdigest()[:6]}"
+
+
+@contextmanager
+def _mistakes_of_parts() -> Iterator[None]:
+    """Turn what a part of the user's own raises into a UsageError: it may not do all that an analysis asks of it."""
+    try:
+        yield
+    except (TypeError, ValueError, LookupError, AttributeError, RuntimeError, AssertionError) as error:
+        if isinstance(error, UsageError | torch.OutOfMemoryError) or (line := in_own_code(error)) is None:
+            raise
+        raise UsageError(line) from error
 
 
 def _check_same_data(subject: Subject, other: Subject) -> None:

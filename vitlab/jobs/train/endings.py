@@ -7,10 +7,8 @@ import errno
 import os
 import shutil
 import signal
-import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any, NoReturn
 from urllib.error import URLError
 
@@ -21,7 +19,7 @@ from torch import Tensor
 
 from vitlab.callbacks.watch import is_about_peers
 from vitlab.data.files.decode import ImageError
-from vitlab.errors import RunFailed, Stopped, UsageError, before_again, lost_loader, what_failed
+from vitlab.errors import RunFailed, Stopped, UsageError, before_again, in_own_code, lost_loader, what_failed
 from vitlab.interface import deals_samples, path_of
 from vitlab.jobs.terminal import close_log, print_error, say
 from vitlab.jobs.train.job import Job
@@ -30,7 +28,6 @@ from vitlab.runs.fence import Fenced, RunGone
 from vitlab.runs.generations import NotSaved
 from vitlab.runs.manifest import last_saved
 from vitlab.runs.records import now_utc
-from vitlab.shipped import HERE
 from vitlab.tasks.base import Task
 
 OUT_OF_MEMORY = (
@@ -208,10 +205,9 @@ def explain_mismatch(error: Exception, task: Any, data: Any) -> str | None:
     """
     if isinstance(task, Task) and deals_samples(data):
         return None
+    if line := in_own_code(error):
+        return line
     what = " ".join(f"{type(error).__name__}: {error}".split())[:400]
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
-    if frames:
-        return f"{frames[-1].filename}, line {frames[-1].lineno}, `{frames[-1].line}`: {what}"
     if not isinstance(error, TypeError | ValueError | LookupError | AttributeError | RuntimeError | AssertionError):
         return None
     if isinstance(task, Task):
@@ -220,11 +216,6 @@ def explain_mismatch(error: Exception, task: Any, data: Any) -> str | None:
             f"{path_of(data)} is {_first(data)}: {what}"
         )
     return f"{path_of(task)} does not train on {path_of(data)}: {what}"
-
-
-def _is_own(file: str) -> bool:
-    path = Path(file)
-    return path.is_file() and "site-packages" not in path.parts and HERE not in path.parents
 
 
 def _first(data: Any) -> str:
