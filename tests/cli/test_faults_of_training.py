@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -286,6 +287,20 @@ def test_a_killed_data_worker_ends_the_run_with_a_line(here, photos, monkeypatch
     during(monkeypatch, kill)
     assert main([*photos, "--data.num_workers=1"]) == 1
     assert "Use fewer (--data.num_workers), then `vitlab fit --resume" in capsys.readouterr().out
+
+
+@pytest.mark.rare
+def test_parameters_whose_gradients_ddp_waits_for_are_named_once(here):
+    (here / "unused.py").write_text(
+        "import torch\nfrom vitlab import PosEmbed\n\n\nclass Gain(PosEmbed):\n    def __init__(self, grid_size):\n"
+        "        super().__init__(grid_size)\n        self.gain = torch.nn.Parameter(torch.ones(()))\n"
+    )
+    own = ["--model.pos_embed=unused.Gain", "--trust_imports=unused", "--trainer.devices=2", "--trainer.max_epochs=1"]
+    line = [sys.executable, "-m", "vitlab", "fit", "--config", "vit", "--trainer.logger=false", *own]
+    done = subprocess.run(line, cwd=here, capture_output=True, text=True, timeout=200)
+    said = done.stdout + done.stderr
+    assert done.returncode == 1 and "Traceback" not in said, said
+    assert said.count("the loss does not depend on net.pos_embed.gain, and DDP waits") == 1, said
 
 
 def test_a_log_that_cannot_be_closed_hides_no_error(tmp_path, monkeypatch):

@@ -75,6 +75,8 @@ def explained(job: Job) -> Iterator[None]:
             if job.run.fence:
                 job.run.fence.told = True
             _fail(sentence, error)
+        if line := _unused(error, job.task):
+            _fail(line, error, told=not job.trainer.is_global_zero)
         _refuse(job, error)
         raise
 
@@ -137,8 +139,9 @@ def _refuse(job: Job, error: Exception) -> None:
     raise UsageError(sentence or " ".join(str(error).split())) from error
 
 
-def _fail(sentence: str, error: Exception) -> NoReturn:
-    print_error(f"\n{sentence}")
+def _fail(sentence: str, error: Exception, told: bool = False) -> NoReturn:
+    if not told:
+        print_error(f"\n{sentence}")
     raise RunFailed(sentence) from error
 
 
@@ -183,6 +186,16 @@ def explain_exception(error: Exception, run: RunDir, batch: int | None, processe
         case RuntimeError() if (line := lost_loader(error)) is not None:
             return f"{line}, then {way_on}"
     return None
+
+
+def _unused(error: Exception, task: torch.nn.Module) -> str | None:
+    """Return which parameters got no gradient, if that is why DDP has ended the training."""
+    if "not used in producing" not in str(error):  # Lightning's words for it, and torch's
+        return None
+    unused = [name for name, p in task.named_parameters() if p.requires_grad and p.grad is None]
+    more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
+    way_out = "leave them out, freeze them, or add --trainer.strategy=ddp_find_unused_parameters_true"
+    return f"the loss does not depend on {', '.join(unused[:3])}{more}, and DDP waits for all gradients: {way_out}"
 
 
 def _is_hanging_loader(error: Exception) -> bool:
