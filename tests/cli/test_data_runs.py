@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import timm
 import torch
@@ -110,6 +111,20 @@ def test_a_run_is_measured_on_other_images_of_some_of_its_classes(tmp_path, caps
     assert "on 10 images" in capsys.readouterr().out
     predictions = RunDir("runs/run").results["variations"]
     assert [row["n"] for row in predictions] == [10, 10]
+
+
+def test_names_that_yaml_could_take_for_numbers_stay_names(tmp_path):
+    names = ["007", "1e3", "True", "null"]
+    root = _fill(tmp_path / "run", {"train": 6, "test": 2}, names)  # a folder of the run's own name, too
+    own = [f"--data.root={root}", "--data.batch_size=8", "--trainer.logger=CSVLogger", "--trainer.logger.name=1e3"]
+    assert _fit("--data=ImageFolder", *own) == 0
+    assert yaml.safe_load(Path("runs/run/config.yaml").read_text())["trainer"]["logger"]["init_args"]["name"] == "1e3"
+    assert main(["fit", "--resume", "run", "--trainer.max_epochs=2", "--quiet"]) == 0
+    assert main(["predict", "run", str(root / "test"), "-o", "out.csv"]) == 0
+    table = pd.read_csv("out.csv", keep_default_na=False, dtype=str)
+    assert sorted(table["target"].unique()) == names and set(table["class_1"]) <= set(names)
+    assert main(["look", "run", "--pictures", "1", "--quiet"]) == 0
+    assert Path("runs/run/look.html").is_file() and not (root / "look.html").exists()
 
 
 def _mkfifo(root):

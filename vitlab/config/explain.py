@@ -143,6 +143,43 @@ def _count(node: yaml.Node, known: dict[int, int]) -> int:
     return known[id(node)]
 
 
+def yaml_text(content: Any) -> str:
+    """Return values as YAML in which jsonargparse finds them again: for it, an unquoted 1e3 is a number.
+
+    Example:
+        >>> print(yaml_text({"names": ["1e3", "cat"], "lr": 1e-3}), end="")
+        names:
+        - '1e3'
+        - cat
+        lr: 0.001
+    """
+    return yaml.dump(content, Dumper=_Writer, sort_keys=False)
+
+
+def yaml_values(text: str) -> Any:
+    """Return the values that jsonargparse finds in YAML.
+
+    Example:
+        >>> yaml_values("{names: ['1e3', cat], lr: 1e-3}")
+        {'names': ['1e3', 'cat'], 'lr': 0.001}
+    """
+    return yaml.load(text, _Reader)
+
+
+class _Writer(yaml.SafeDumper):
+    pass
+
+
+class _Reader(yaml.SafeLoader):
+    pass
+
+
+for each in (_Writer, _Reader):
+    each.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$"), [*"-+0123456789"]
+    )
+
+
 class _UniqueKeys(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: dict[Any, int] = {}

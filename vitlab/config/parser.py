@@ -14,7 +14,7 @@ import lightning as L
 import lightning.pytorch.callbacks
 import lightning.pytorch.loggers
 import yaml
-from jsonargparse import Namespace, set_parsing_settings
+from jsonargparse import Namespace, set_dumper, set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -29,7 +29,7 @@ from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.console import Bar
 from vitlab.class_paths import current_path
 from vitlab.config.arguments import config_paths, flags
-from vitlab.config.explain import explain, parse_yaml, read_yaml
+from vitlab.config.explain import explain, parse_yaml, read_yaml, yaml_text
 from vitlab.config.guesses import with_typed_names
 from vitlab.config.keys import flatten_as_typed
 from vitlab.config.parts import (
@@ -86,7 +86,7 @@ class Parser(LightningArgumentParser):
         """Return the configuration as text, with every option in the part that understands it."""
         if not isinstance(cfg.get("model"), Namespace):  # of the inner parser of a class
             return str(super().dump(cfg, *args, **kwargs))
-        return yaml.safe_dump(self.content(cfg, *args, **kwargs), sort_keys=False)
+        return yaml_text(self.content(cfg, *args, **kwargs))
 
     def content(self, cfg: Namespace, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the whole configuration as :meth:`dump` writes it."""
@@ -126,6 +126,7 @@ class VitlabCLI(LightningCLI):
         refuse_secrets(
             {k: v for content in self.contents for k, v in flatten_as_typed(content).items()} | dict(settings(args))
         )
+        set_dumper("yaml", yaml_text)  # jsonargparse writes the arguments of a class and reads them again
         set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=allowed_imports())
         super().__init__(
             L.LightningModule,

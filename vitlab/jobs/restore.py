@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Callback
 
 from vitlab.class_paths import with_current_paths
 from vitlab.config.arguments import config_paths, without_flags
-from vitlab.config.explain import read_yaml
+from vitlab.config.explain import read_yaml, yaml_text, yaml_values
 from vitlab.config.parser import VitlabCLI, class_at, user_mistakes
 from vitlab.config.trust import check_import, may_import
 from vitlab.data.base import ImageData
@@ -149,7 +149,7 @@ def restore(
     facts: dict[str, Any] = dict(run.data)
     with tempfile.TemporaryDirectory() as folder:
         config = RunDir(folder)
-        config.config.write_text(yaml.safe_dump(_without_files(run, facts), sort_keys=False))
+        config.config.write_text(yaml_text(_without_files(run, facts)))
         cli = VitlabCLI(evaluation_args(config, list(rest)), callbacks, **trainer)
     with user_mistakes():
         if isinstance(cli.datamodule, ImageData):
@@ -161,7 +161,7 @@ def restore(
 
 def _without_files(run: RunDir, facts: dict[str, Any]) -> dict[str, Any]:
     """Return the configuration with data that can be built without its files."""
-    content = yaml.safe_load(run.config.read_text())
+    content = yaml_values(run.config.read_text())
     path = content["data"]["class_path"]
     check_import(path)
     cls = class_at(path if "." in path else f"vitlab.data.{path}")

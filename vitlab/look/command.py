@@ -1,5 +1,6 @@
 """``vitlab look``: one HTML page about runs and networks."""
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from vitlab.errors import UsageError
 from vitlab.lazy import quick_imports
 from vitlab.look.written import is_of_training
 from vitlab.runs.atomic import write_text
-from vitlab.runs.directory import RunDir, find_run
+from vitlab.runs.directory import RunDir, find_directory, find_run
 
 if TYPE_CHECKING:
     from vitlab.analysis.subject import Subject
@@ -95,8 +96,10 @@ def page_about(sources: list[str], view: "View", rest: list[str]) -> str:
 
 def _place(sources: list[str]) -> str:
     """Return the path of the page: in the directory of a single run, else in the working directory."""
-    folders = [Path(sources[0]), Path("runs") / sources[0]] if len(sources) == 1 else []
-    return str(next((folder / "look.html" for folder in folders if folder.is_dir()), "look.html"))
+    if len(sources) == 1:
+        with suppress(UsageError):  # it names a network, a file, or nothing
+            return str(find_directory(sources[0]).path / "look.html")
+    return "look.html"
 
 
 def _parser() -> CommandParser:

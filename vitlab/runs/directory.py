@@ -282,10 +282,11 @@ def find_directory(text: str) -> RunDir:
     """Return the run that a directory, a name in ``runs/``, or ``last`` names."""
     if text == "last":
         return last_run()
-    others = ""
-    for directory in (Path(text), RUNS / text):
+    others, places = "", (Path(text), RUNS / text)
+    for directory in places:  # a folder here, as of images, may have the name of a run
         if RunDir(directory).has_begun():
             return RunDir(directory)
+    for directory in places:
         if directory.is_dir() and (foreign := RunDir(directory).foreign()):
             others = f"; {directory} contains {foreign[0]} and no run: start one elsewhere with --name"
         elif directory.is_dir():

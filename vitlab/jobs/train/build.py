@@ -20,6 +20,7 @@ from vitlab.callbacks.stop import StopOnSignal
 from vitlab.callbacks.watch import Watch
 from vitlab.config.arguments import config_paths
 from vitlab.config.callbacks import check_callbacks, redirect_into_run
+from vitlab.config.explain import yaml_text
 from vitlab.config.keys import check_same_config, flatten_as_typed, recipe_name
 from vitlab.config.options import FitOptions
 from vitlab.config.parser import VitlabCLI, class_at, user_mistakes
@@ -284,7 +285,7 @@ class FitCLI(VitlabCLI):
         content = parser.content(self.config, skip_none=False)
         links = {} if deals_samples(class_at(self.config.data.class_path)) else self.given_links()
         content["model"]["init_args"] = {**content["model"].get("init_args", {}), **links}
-        return yaml.safe_dump(content, sort_keys=False)
+        return yaml_text(content)
 
     def _describe(self, trainer: L.Trainer, task: L.LightningModule) -> None:
         say(header(self.job), wrap=True)
