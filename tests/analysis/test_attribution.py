@@ -253,7 +253,7 @@ def test_the_fillings_are_what_they_are_called():
     others = another_image(net, torch.arange(40.0).view(40, 1, 1, 1).expand(-1, 1, 8, 8))[:, 0, 0, 0]
     assert sorted(others.tolist()) == list(range(40)) and (others != torch.arange(40)).all()
     torch.testing.assert_close(FILLINGS["own mean"](net, IMAGES)[:, 0, 5, 5], IMAGES.mean(dim=(1, 2, 3)))
-    with pytest.raises(UsageError, match="need two images at least"):
+    with pytest.raises(UsageError, match="need at least two images, got one"):
         another_image(net, IMAGES[:1])
 
 

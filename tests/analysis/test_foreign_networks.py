@@ -302,7 +302,9 @@ def test_commands_take_a_resnet_of_timm_with_pictures_or_with_data(small_resnet,
     assert "not done" not in capsys.readouterr().out
     assert pd.read_csv("analysis/resnet10t/confusion.csv")["class"].tolist() == ["a", "b"]
     assert main(["analyze", "attribution", *small, "--images", "photos/a", "--model.depth=3"]) == 2
-    assert "`--model.depth` changes a run, and timm:resnet10t has none" in capsys.readouterr().err
+    assert (
+        "`--model.depth` changes the configuration of a run, and timm:resnet10t is not a run" in capsys.readouterr().err
+    )
     assert main(["look", "timm:resnet10t", "--img_size", "12", "--images", "photos/a", "--pictures", "2"]) == 0
     assert "BasicBlock" in (tmp_path / "look.html").read_text()
     train(tmp_path / "run", "--data.subset=0.1", "--trainer.accelerator=cpu")

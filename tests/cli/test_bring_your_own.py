@@ -253,7 +253,7 @@ WRONG = {
         [*VIT, *FACTS, "--data=userpkg.wrong.Dicts"],
         "userpkg.wrong.Dicts is {image: tensor (16, 1, 8, 8), label: tensor (16,)}",
     ),
-    "data that do not say their size": ([*VIT, *BARS], "Bars does not say its `data.img_size`: give --model.img_size"),
+    "data that do not say their size": ([*VIT, *BARS], "Bars does not define `data.img_size`: set --model.img_size"),
     "a position embedding that is none": (
         [*VIT, "--data=Digits", "--model.pos_embed=userpkg.Net"],
         "`model.pos_embed`: userpkg.Net must be a subclass of vitlab.layers.pos_embed.base.PosEmbed",

@@ -41,7 +41,7 @@ def test_a_size_is_the_network_with_its_arguments_and_ours_go_before():
         (
             "t2t_vit_15",
             {},
-            r"a network is called vit_ti16, .* or torchvision:NAME, got 't2t_vit_15'; did you mean \"t2t_vit_1",
+            r"`name` must be one of vit_ti16, .* or torchvision:NAME, got 't2t_vit_15'; did you mean \"t2t_vit_1",
         ),
         ("vit_s16", {"pos_embd": "none"}, "a network has no argument 'pos_embd'; did you mean \"pos_embed\""),
         ("timm:vit_tiny_patch16_22", {}, 'timm has no .* for timm:vit_tiny_patch16_22: .*did you mean "vit_tiny'),

@@ -159,9 +159,9 @@ def test_a_slow_method_is_refused_before_it_is_trained():
 
 
 def test_a_class_that_is_no_posembed_is_refused():
-    with pytest.raises(UsageError, match="Wrong is no PosEmbed"):
+    with pytest.raises(UsageError, match="Wrong is not a PosEmbed"):
         benches.method_of(Wrong)
-    with pytest.raises(UsageError, match="'rope3d' is no position embedding"):
+    with pytest.raises(UsageError, match="'rope3d' is not a position embedding"):
         benches.method_of("rope3d")
 
 

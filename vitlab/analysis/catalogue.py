@@ -159,7 +159,7 @@ class Catalogue(Mapping[str, Analysis]):
             )
         other = self._known[name].function.__module__ if name in self._known else self._shipped.get(name, ("",))[0]
         if other not in ("", module):
-            raise ValueError(f"an analysis called {name} is in {other} already: give that of {module} another name")
+            raise ValueError(f"{other} already has an analysis called {name}: give that of {module} another name")
         self._known[name] = analysis
 
     def __getitem__(self, name: str) -> Analysis:

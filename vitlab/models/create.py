@@ -90,7 +90,7 @@ def create_model(
     names = [*SIZES, *shipped_weights()]
     if name is not None and name not in names and not name.startswith(LIBRARIES):
         others = "timm:NAME, hf:NAME or torchvision:NAME"
-        raise ValueError(f"a network is called {', '.join(names)}, {others}, got {name!r}{did_you_mean(name, names)}")
+        raise ValueError(f"`name` must be one of {', '.join(names)}, {others}, got {name!r}{did_you_mean(name, names)}")
     theirs: nn.Module | None = None
     if name is not None and name.startswith(LIBRARIES):
         theirs, file = _of_library(name, pretrained=weights is None)

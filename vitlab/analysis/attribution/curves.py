@@ -21,7 +21,7 @@ from vitlab.models.walk import Asked, outputs, probabilities
 SHARES = (0.0, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 1.0)  # of the patches; the same from both ends
 DRAWS = 2  # random orders, each from both ends
 PICKS = 8  # random patches that the patch named first is compared with
-MOST = 48  # images; each takes 500 forward passes, those of integrated gradients, and one for each patch
+MOST = 48  # images; each takes 750 forward passes, those of integrated gradients, and one for each patch
 ORDERS = {"MoRF": 1, "LeRF": -1}  # most, or least, relevant first
 Method = Callable[..., Tensor]
 Values = dict[str, Tensor]  # (B,) of each map
@@ -58,7 +58,7 @@ def blurred(net: Asked, images: Tensor) -> Tensor:
 def another_image(net: Asked, images: Tensor) -> Tensor:
     """Return for each of the ``(B, C, H, W)`` images another one, at random: what it has in the same place."""
     if len(images) < 2:
-        raise UsageError("patches of another image need two images at least, and there is one: give more images")
+        raise UsageError("patches of another image need at least two images, got one: give more images")
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).to(images.device)
     return images[order.roll(1)[order.argsort()]]
 
