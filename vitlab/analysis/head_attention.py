@@ -77,7 +77,7 @@ def mean_distance(maps: Tensor, grid_size: Grid, num_prefix_tokens: int) -> Tens
     """Map ``(B, A, L, L)`` attention to its mean distance from patch to patch, ``(B, A)`` in cells.
 
     As in ViT's appendix (Dosovitskiy et al. 2021, arXiv:2010.11929), with rows renormalized after the columns of
-    prefix tokens are dropped: else a head that attends to the class token looks local.
+    prefix tokens are dropped; otherwise a head that attends to the class token would look local.
 
     Example:
         >>> mean_distance(torch.eye(9)[None, None], (3, 3), num_prefix_tokens=0)  # each looks at itself

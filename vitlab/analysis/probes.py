@@ -62,7 +62,7 @@ def cross_validated_ridge(gram: Tensor, cross: Tensor, squares: Tensor, n: float
 
 
 def centered(x: Tensor) -> Tensor:
-    """Return ``(n, D)`` features less their mean, in double precision.
+    """Return ``(n, D)`` features minus their mean, in double precision.
 
     They are 0 if the features vary by no more than the rounding of float32: several threads round equal rows apart.
 

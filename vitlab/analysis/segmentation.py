@@ -44,9 +44,9 @@ class Counts(NamedTuple):
     """Pixels of each image and class, ``(n, K)`` each.
 
     Args:
-        both: Of the class, and said to be so.
+        both: Of the class, and predicted to be.
         true: Of the class.
-        said: Said to be of the class.
+        said: Predicted to be of the class.
     """
 
     both: _RESULT
@@ -230,7 +230,7 @@ def _layer(subject: Subject) -> tuple[int, tuple[int, int]]:
 def _predict(
     net: Asked, subject: Subject, fit: Masked, held_out: Masked, layer: int, grid: tuple[int, int], classes: int
 ) -> NDArray[np.int64]:
-    """Return the ``(n, H, W)`` classes that a linear layer on tokens says of the held-out images."""
+    """Return the ``(n, H, W)`` classes that a linear layer on tokens predicts for the held-out images."""
     cells = _cells(grid, fit.masks.shape[1:])
     counts = torch.from_numpy(_shares(fit.masks, cells, classes)).flatten(0, 1).float()
     x = torch.cat(list(_tokens(net, subject, fit.images, layer))).flatten(0, 1)
@@ -277,7 +277,7 @@ def _shares(masks: NDArray[np.uint8], cells: NDArray[np.int64], classes: int) ->
 
 
 def count(masks: NDArray[np.uint8], said: NDArray[np.int64], classes: int) -> Counts:
-    """Return the pixels of each image and class; those that count nowhere are left out.
+    """Return the pixels of each image and class, without ignored ones.
 
     >>> count(np.array([[[0, 1, 1, 255]]], dtype=np.uint8), np.array([[[0, 0, 1, 1]]]), 2).both.tolist()
     [[1, 1]]

@@ -31,7 +31,7 @@ _NORMED: ClassSpec = {"class_path": "softmax", "init_args": {"qk_norm": True}}
 
 
 class NoCounterpart(ValueError):
-    """A network of another library that this one has no equivalent of.
+    """A network of another library that has no equivalent in vitlab.
 
     Args:
         message: What is missing here.
@@ -65,7 +65,7 @@ def create_model(
             its weights by default. The head has as many outputs as the weights, unless ``num_classes`` is given: if
             that differs, the head is new.
         resize: How to resample the positions of the weights for another grid; ``usual`` is the method's default.
-        grid: Rows and columns of tokens that the positions of a file were trained on, if it does not say so.
+        grid: Rows and columns of tokens that the positions of a file were trained on, if the file does not state them.
         **arguments: Arguments of :class:`VisionTransformer`.
 
     Returns:
@@ -126,7 +126,7 @@ def _of_library(name: str, pretrained: bool) -> tuple[nn.Module, WeightsFile]:
 
 
 def library_network(name: str) -> Any:
-    """Return a trained network of another library: of timm as it is, of transformers and torchvision its equal here.
+    """Return a trained network of another library: of timm as it is, of transformers and torchvision its equivalent here.
 
     Example:
         >>> library_network("timm:no_such")  # doctest: +IGNORE_EXCEPTION_DETAIL

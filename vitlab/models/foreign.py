@@ -69,11 +69,11 @@ class Layer(NamedTuple):
 
 
 class AnyNetwork(nn.Module):
-    """What analyses can ask of a network that is no :class:`VisionTransformer`: a ResNet, Swin, or one of your own.
+    """What analyses need of a network that is not a :class:`VisionTransformer`: a ResNet, Swin, or one of your own.
 
     It needs ``forward``, from ``(B, C, H, W)`` images to ``(B, K)`` class scores; an object with ``logits``, as Hugging
     Face returns it, counts. One forward pass finds the rest: the layers (blocks of one kind in a row; else all
-    convolutions and linear layers), the linear layer that ends the network, and attention whose weights can be had.
+    convolutions and linear layers), the linear layer that ends the network, and attention whose weights can be read.
 
     Args:
         net: The network; is set to evaluation mode.

@@ -21,7 +21,7 @@ STAGES = ("the head", "half the blocks", "all blocks", "tokenizer too")  # what 
 
 
 def randomized(net: Asked, blocks: int, tokens: bool = False, seed: int = 0) -> Asked:
-    """Return a copy whose head and last ``blocks`` blocks have random weights of the same mean and spread.
+    """Return a copy whose head and last ``blocks`` blocks have random weights of the same mean and standard deviation.
 
     Args:
         net: The network.

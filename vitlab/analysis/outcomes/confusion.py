@@ -26,7 +26,7 @@ _NAMED, _COUNTED = 40, 12  # classes whose names, and whose counts, a matrix has
     ),
 )
 def analyze_confusion(subject: Subject) -> Finding:
-    """Count the images of each class by the class they were given; of labels, found and missed ones at 1/2.
+    """Count the images of each class by predicted class; for labels, hits and misses at a probability of 1/2.
 
     Example:
         >>> finding = analyze_confusion(subject)
