@@ -126,7 +126,7 @@ def _of_library(name: str, pretrained: bool) -> tuple[nn.Module, WeightsFile]:
 
 
 def library_network(name: str) -> Any:
-    """Return a trained network of another library: of timm as it is, of transformers and torchvision its equivalent here.
+    """Return a trained network of another library: of timm as it is, else (transformers, torchvision) its equivalent.
 
     Example:
         >>> library_network("timm:no_such")  # doctest: +IGNORE_EXCEPTION_DETAIL

@@ -153,8 +153,8 @@ def analyze_faithfulness(subject: Subject) -> Finding:
 
     MoRF and LeRF are the orders of Samek et al. 2017 (arXiv:1509.06321): the class's probability should fall at once if
     the most relevant patches are replaced first, and late if the least relevant ones are. The area between both curves,
-    which is 0 for random maps, is the symmetric relevance gain of Bluecher et al. 2024 (arXiv:2401.06654). An insertion curve
-    (Petsiuk et al. 2018, arXiv:1806.07421) is LeRF from right to left.
+    which is 0 for random maps, is the symmetric relevance gain of Bluecher et al. 2024 (arXiv:2401.06654). An insertion
+    curve (Petsiuk et al. 2018, arXiv:1806.07421) is LeRF from right to left.
 
     Under a filling a map is evidence if, by 95 % intervals over images, its MoRF and LeRF are better than those of
     random patches, and the patch it names first does more than a random patch. A map is better than another one if
