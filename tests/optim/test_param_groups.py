@@ -99,7 +99,7 @@ def test_the_no_decay_set_is_the_same_bare_wrapped_compiled_and_under_ddp(tmp_pa
         torch.distributed.destroy_process_group()
 
 
-def test_a_multiplier_that_meets_nothing_is_refused():
+def test_a_multiplier_without_effect_is_refused():
     with pytest.raises(ValueError, match=r"`pos_embed_lr_mult` must stay 1 .* got 10"):
         param_groups(VisionTransformer(**TINY, pos_embed="rope2d"), 0.1, 0.1, pos_embed_lr_mult=10)
 
