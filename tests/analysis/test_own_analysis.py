@@ -130,7 +130,7 @@ def test_what_an_analysis_measures_identifies_a_cell_and_its_description_does_no
 
 
 def test_names_of_custom_analyses_are_checked():
-    with pytest.raises(ValueError, match=r"called cost is in vitlab\.analysis\.cost already"):
+    with pytest.raises(ValueError, match=r"vitlab\.analysis\.cost already has an analysis called cost"):
         Analysis(reading="", limits="", name="cost")(lambda subject: None)
     for name in ("all", "Two words", "_x"):
         with pytest.raises(ValueError, match="lower-case letters, digits and _"):

@@ -283,7 +283,7 @@ def test_a_killed_data_worker_ends_the_run_with_one_line(here, photos, monkeypat
 
     during(monkeypatch, kill)
     assert main([*photos, "--data.num_workers=1"]) == 1
-    assert "Use fewer (--data.num_workers), then `vitlab fit --resume" in capsys.readouterr().out
+    assert "Use fewer workers (--data.num_workers), then `vitlab fit --resume" in capsys.readouterr().out
 
 
 def test_a_log_that_cannot_be_closed_hides_no_error(tmp_path, monkeypatch):

@@ -107,7 +107,7 @@ def layer_kernels(net: Asked, batches: Iterable[tuple[Tensor, Tensor]], which: C
         x="other_layer",
         measures={"cka": "cka"},
         lines=("against", "layer"),
-        words="How alike two layers represent the same images.",
+        words="How similarly two layers represent the same images.",
     ),
 )
 def analyze_cka(subject: Subject) -> Finding:

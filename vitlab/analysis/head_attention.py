@@ -191,8 +191,8 @@ def analyze_rollout(subject: Subject) -> Finding:
     curve=Curve(
         x="layer",
         measures={"distance": "distance", "above_null": "above the null"},
-        words="Mean attention distance in patches, and what of it is left of the same images with tokens in random "
-        "places; mean of the heads.",
+        words="Mean attention distance in patches, and its excess over that of the same images with shuffled tokens; "
+        "mean over heads.",
     ),
 )
 def analyze_distance(subject: Subject) -> Finding:
@@ -214,7 +214,7 @@ def analyze_distance(subject: Subject) -> Finding:
     curve=Curve(
         x="layer",
         measures={"entropy": "entropy", "above_null": "above the null"},
-        words="Entropy of attention in nats, and the same against tokens in random places; mean of the heads.",
+        words="Entropy of attention in nats, and its excess over that of shuffled tokens; mean over heads.",
     ),
 )
 def analyze_entropy(subject: Subject) -> Finding:

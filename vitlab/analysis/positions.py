@@ -114,7 +114,7 @@ def profiles(
     limits="Whether the network uses the table: see `scramble` and `displacement`.",
     curve=Curve(
         measures={"norm_ratio": "norm_ratio"},
-        words="Length of the table's vectors over that of the patch tokens.",
+        words="Length of the table's vectors relative to that of the patch tokens.",
     ),
 )
 def analyze_position(subject: Subject) -> Finding:

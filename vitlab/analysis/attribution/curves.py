@@ -133,18 +133,18 @@ def gains(table: pd.DataFrame) -> pd.DataFrame:
 
 
 @Analysis(
-    reading="The probability of the predicted class while patches give way to a filling, the most relevant first "
-    "(MoRF, good: falls at once) or the least relevant first (LeRF, good: falls last), under four fillings. A map is "
-    "evidence where it beats random patches both ways and the patch it names first does more than a random one; what "
-    "holds under some fillings only depends on the filling.",
+    reading="The probability of the predicted class as patches are replaced, the most relevant first (MoRF, good: "
+    "falls at once) or the least relevant first (LeRF, good: falls last), under four fillings. A map is evidence where "
+    "it beats random patches both ways and the patch it names first does more than a random one; what holds under only "
+    "some fillings depends on the filling.",
     limits="Completeness of a faithful map, and other fillings: images with replaced patches are unlike any in "
     "training.",
     curve=Curve(
         measures={"gain": "gain", "first_above_random": "first_above_random"},
         lines=("filling", "map"),
-        words="Area between the curves of the class's probability while a map's least and its most relevant patches "
-        "go first (0: a random map), and what the patch named first does beyond a random one. Only what holds under "
-        "every filling is evidence.",
+        words="Area between the curves of the class's probability as a map's least and its most relevant patches are "
+        "replaced first (0: a random map), and what replacing the patch named first does beyond a random one. Only "
+        "what holds under every filling is evidence.",
         summary=gains,
     ),
 )

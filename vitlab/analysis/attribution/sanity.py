@@ -59,7 +59,7 @@ def by_stage(table: pd.DataFrame) -> pd.DataFrame:
         x_label=f"random weights: {', '.join(f'{i} {stage}' for i, stage in enumerate(STAGES))}",
         measures={"correlation": "rank correlation"},
         lines=("map",),
-        words="How alike a map stays while weights become random.",
+        words="Similarity of a map to itself as weights are randomized.",
         summary=by_stage,
     ),
 )

@@ -22,7 +22,7 @@ _NAMED, _COUNTED = 40, 12  # classes whose names, and whose counts, a matrix has
     curve=Curve(
         measures={"recall": "recall", "precision": "precision", "f1": "f1"},
         lines=("class",),
-        words="Of each class.",
+        words="Recall, precision and F1 of each class.",
     ),
 )
 def analyze_confusion(subject: Subject) -> Finding:

@@ -185,7 +185,7 @@ def explain_exception(error: Exception, run: RunDir, batch: int | None, processe
             return f"another process of the run has ended, or cannot be reached; the run ends. Go on with {way_on}"
         case RuntimeError() if "DataLoader worker" in str(error) or _is_hanging_loader(error):
             what = " ".join(str(error).split()).split(". ")[0]
-            return f"{what}: killed, out of memory, or hanging. Use fewer (--data.num_workers), then {way_on}"
+            return f"{what}: killed, out of memory, or hanging. Use fewer workers (--data.num_workers), then {way_on}"
     return None
 
 
