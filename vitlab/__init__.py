@@ -11,9 +11,13 @@ Names are imported on first use, so ``import vitlab`` is fast. Subpackages are a
 [(7, 4, 2), (3, 2, 1)]
 """
 
+import sys
 from typing import TYPE_CHECKING
 
 from vitlab.lazy import lazy
+
+if sys.platform == "win32":
+    raise ImportError("vitlab needs Linux; on Windows, install it in WSL (`wsl --install`), which is a Linux")
 
 if TYPE_CHECKING:
     from vitlab import ablation as ablation

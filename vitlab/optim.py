@@ -32,7 +32,7 @@ def param_groups(
         lr: Peak learning rate of the last stage.
         weight_decay: Decoupled weight decay of linear and convolution weights.
         layer_decay: Learning rate of each stage relative to the next, Clark et al. 2020 (arXiv:2003.10555).
-        pos_embed_lr_mult: Factor on the learning rate of the trained parameters of ``net.pos_embed``.
+        pos_embed_lr_mult: Factor on the learning rate of the parameters of ``net.pos_embed``, if it trains any.
         head_lr_mult: Factor on the learning rate of the parameters of ``net.head``.
 
     Returns:
@@ -46,10 +46,6 @@ def param_groups(
     """
     positions = {id(p) for p in net.pos_embed.parameters()}
     factors = dict.fromkeys(positions, pos_embed_lr_mult) | {id(p): head_lr_mult for p in net.head.parameters()}
-    if pos_embed_lr_mult != 1.0 and not any(p.requires_grad for p in net.pos_embed.parameters()):
-        raise ValueError(
-            f"`pos_embed_lr_mult` must stay 1 for a position embedding that trains nothing, got {pos_embed_lr_mult}"
-        )
     exempt = net.no_weight_decay()
     decays = {id(p) for name, p in net.named_parameters() if name.removeprefix("_orig_mod.") not in exempt}
     stages, depth = net.stages(), len(net.blocks)

@@ -446,6 +446,14 @@ def test_wandb_gets_the_report_as_one_offline_run_of_the_group(folder, tmp_path,
     assert files == {"summary", "report"}
 
 
+def test_nothing_can_be_uploaded_of_a_report_where_wandb_is_disabled(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert (
+        send_report("made-up", WandB(), tmp_path, folder / "report.html", folder / "summary.csv") == "W&B      disabled"
+    )
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_failing_wandb_fails_no_report(folder, monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_MODE", "sideways")
     said = send_report("made-up", WandB(), tmp_path, folder / "report.html", folder / "summary.csv")

@@ -96,6 +96,8 @@ def test_an_exported_ablation_knows_its_cells_without_the_weights_that_they_star
 
 WRONG = {  # what is changed, and words of the message
     "unknown key": ({"sedes": 3}, ["line", "unknown key `sedes`", 'did you mean "seeds"']),
+    "a key that others call so": ({"arms": {}}, ["line", "unknown key `arms`; use `axes`"]),
+    "what all cells share": ({"trainer": {}}, ["unknown key `trainer`; for all cells", "list that in `base`"]),
     "unknown key in a section": ({"stats": {"magrin": 1}}, ["unknown key `magrin`", '"margin"']),
     "missing key": ({"metric": None}, ["`metric` is missing"]),
     "adjusted key": (

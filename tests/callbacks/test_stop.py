@@ -9,8 +9,9 @@ from tiny import fit, loader, task, trainer
 
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.ema import EMA
-from vitlab.callbacks.stop import SIGNALS, StopOnSignal
+from vitlab.callbacks.stop import StopOnSignal
 from vitlab.errors import Stopped
+from vitlab.runs.interrupt import STOPPING
 
 
 def signalled(number, step, validation=False):
@@ -32,18 +33,18 @@ def signalled(number, step, validation=False):
 @pytest.fixture(autouse=True)
 def handlers():
     """The handlers are as they were, whatever a test does."""
-    own = {number: signal.getsignal(number) for number in SIGNALS}
-    for number in SIGNALS:  # `nohup make test` ignores some, as the callback then rightly does
+    own = {number: signal.getsignal(number) for number in STOPPING}
+    for number in STOPPING:  # `nohup make test` ignores some, as the callback then rightly does
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    before = {number: signal.getsignal(number) for number in SIGNALS}
+    before = {number: signal.getsignal(number) for number in STOPPING}
     yield
-    after = {number: signal.getsignal(number) for number in SIGNALS}
+    after = {number: signal.getsignal(number) for number in STOPPING}
     for number, handler in own.items():
         signal.signal(number, handler)
     assert before == after
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", STOPPING)
 def test_a_signal_ends_the_step_saves_and_stops(tmp_path, number):
     keeper = Checkpoint()
     with pytest.raises(Stopped) as stopped:

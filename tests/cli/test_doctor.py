@@ -187,3 +187,9 @@ def test_the_help_of_doctor_imports_neither_torch_nor_lightning():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ))
     assert done.returncode == 0, done.stderr
     assert "Exit code" in done.stdout
+
+
+def test_on_windows_the_import_names_the_way_out():
+    script = "import sys, typing; sys.platform = 'win32'; import vitlab"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stderr.splitlines()[-1].startswith("ImportError: vitlab needs Linux; on Windows, install it in WSL")

@@ -255,6 +255,36 @@ def test_only_running_out_of_memory_is_reported_as_such(tmp_path):
     assert explain_exception(RuntimeError("cannot allocate a task to this worker"), run, 64, 1) is None
 
 
+SHARED = "unable to allocate shared memory(shm) for file </torch_1_2_0>: No space left on device (28)"
+BUS = "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers are out of..."
+KILLED = "DataLoader worker (pid 7) is killed by signal: Killed. "
+RAISED = "Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback ...\nRuntimeError: "
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        (RAISED + SHARED, "shared memory (/dev/shm), through which the loader's processes pass batches, is full"),
+        (BUS, "shared memory (/dev/shm)"),
+        (KILLED, "DataLoader worker (pid 7) is killed by signal: Killed: out of memory, or hanging"),
+        (RAISED + "The size of tensor a must match", None),  # the user's own code: its traceback is shown
+    ],
+)
+def test_a_lost_loader_is_told_apart_from_an_error_raised_in_it(said, line, tmp_path, monkeypatch, capsys):
+    def fail(args):
+        raise RuntimeError(said)
+
+    told = explain_exception(RuntimeError(said), RunDir(tmp_path), 64, 1)
+    monkeypatch.setattr("vitlab.cli.evaluate.test", fail)
+    if line is None:
+        assert told is None
+        with pytest.raises(RuntimeError):
+            main(["test", "a"])
+    else:
+        assert told and told.startswith(line) and "(--data.num_workers), then `vitlab fit --resume" in told
+        assert main(["test", "a"]) == 1 and capsys.readouterr().err.startswith(f"vitlab: {line}")
+
+
 @pytest.mark.parametrize(("number", "first"), [(28, "Make room"), (5, "See that"), (116, "See that")])
 def test_a_disk_that_fails_is_not_called_full(tmp_path, number, first):
     """Before, EIO and EACCES asked to make room, and ESTALE had no line with the way on."""

@@ -4,8 +4,10 @@ from unittest import mock
 
 import pytest
 import wandb
+from jsonargparse import Namespace
 
-from vitlab.jobs.train.wandb import LOG, SafeWandbLogger
+from vitlab.jobs.train.wandb import LOG, SafeWandbLogger, place_loggers
+from vitlab.runs.directory import RunDir
 
 
 @pytest.fixture
@@ -60,3 +62,14 @@ def test_a_wandb_service_that_dies_is_reported_once(logger, monkeypatch, lines):
     logger.finalize("success")
     assert run.log.call_count == 1
     assert sum("metrics.jsonl has the metrics: the service has died" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "told"), [("disabled", "disabled"), ("offline", "offline; upload it with `wandb sync")]
+)
+def test_the_header_says_what_becomes_of_the_metrics(tmp_path, monkeypatch, mode, told):
+    monkeypatch.setenv("WANDB_MODE", mode)
+    args = Namespace(project="p", name=None, offline=False, log_model=False, save_dir=None)
+    logger = Namespace(class_path="lightning.pytorch.loggers.WandbLogger", init_args=args)
+    line = place_loggers(Namespace(trainer=Namespace(logger=logger)), RunDir(tmp_path / "a"), "1")
+    assert line is not None and line.startswith(told)

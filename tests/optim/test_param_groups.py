@@ -99,9 +99,10 @@ def test_the_no_decay_set_is_the_same_bare_wrapped_compiled_and_under_ddp(tmp_pa
         torch.distributed.destroy_process_group()
 
 
-def test_a_multiplier_without_effect_is_refused():
-    with pytest.raises(ValueError, match=r"`pos_embed_lr_mult` must stay 1 .* got 10"):
-        param_groups(VisionTransformer(**TINY, pos_embed="rope2d"), 0.1, 0.1, pos_embed_lr_mult=10)
+@pytest.mark.parametrize("pos_embed", ["none", "rope2d"])
+def test_a_config_for_a_table_trains_as_well_with_positions_that_train_nothing(pos_embed):
+    net = VisionTransformer(**TINY, pos_embed=pos_embed)
+    assert param_groups(net, 0.1, 0.1, pos_embed_lr_mult=10) == param_groups(net, 0.1, 0.1)
 
 
 def test_few_groups_keep_the_optimizer_fast():

@@ -32,6 +32,7 @@ from vitlab.position_bench.protocol import (
     registered_protocol,
 )
 from vitlab.position_bench.training import answers_of, batches_of, bench_network_of, check_method
+from vitlab.tokenizers import T2TTokenizer
 
 HERE = __name__
 
@@ -428,7 +429,28 @@ def test_the_protocol_for_gpus_has_14_tokens_a_side_and_a_price_that_can_be_adde
     assert main(["posbench", "rope2d", "--protocol", "imagenet100", "--cells"]) == 2
     assert "trains on a GPU, and there is none here" in capsys.readouterr().err
     assert main(["posbench", "rope2d", "--protocol", "imagenet"]) == 2
-    assert "vitlab ships imagenet100, protocol" in capsys.readouterr().err
+    assert "vitlab ships imagenet100, protocol, t2t" in capsys.readouterr().err
+
+
+def test_the_protocol_for_t2t_differs_from_the_registered_one_in_its_network_alone(tmp_path, capsys):
+    registered, settings = registered_protocol(), read_protocol("t2t")
+    assert {name for name in settings if settings[name] != registered[name]} == {"version", "network"}
+    assert {**settings["network"], "patch_size": 4, "tokenizer": 0} == {**registered["network"], "tokenizer": 0}
+    for training, chans in (("photos", 3), ("few", 3), ("glyphs", 1)):
+        net = bench_network_of("rope2d", settings, training, 0)
+        assert isinstance(net.tokenizer, T2TTokenizer) and (net.grid_size, net.in_chans) == ((8, 8), chans)
+    assert check_method("relpos", settings | {"limit_cpu_seconds": None}) > 0
+    (tmp_path / "mine.yaml").write_text("base: t2t\n")
+    assert main(["posbench", "none", "--protocol", str(tmp_path / "mine.yaml"), "--price"]) == 2
+    assert "`base` must be `protocol`, the registered one, got 't2t'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_method_is_measured_behind_t2t(tmp_path):
+    small = tiny()
+    settings = small | {"network": read_protocol("t2t")["network"] | {"embed_dim": 16, "depth": 1, "num_heads": 2}}
+    bench = Bench(tmp_path, None, settings, say=lambda line: None)
+    assert set(bench.run_cell("learned", "learned", "glyphs", 0, 0.01)["scores"]) == {"place", "offset", "far"}
 
 
 @pytest.mark.gpu

@@ -1,5 +1,7 @@
 """Every phase of a command has an end: a line, a signal and a limit, wherever the main thread is."""
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -78,6 +80,21 @@ def test_a_signal_before_saving_does_not_cut_the_saving_short_and_one_within_it_
             assert left(0.5) is None
             interrupt.RECEIVED.append((15, time.monotonic()))
             assert left(5) == 75
+
+
+def test_a_child_process_that_ends_stops_nothing(left):
+    handled = (signal.SIGCHLD, signal.SIGUSR1)  # the first by torch, for the workers of a loader
+    before = {number: signal.signal(number, lambda number, frame: None) for number in handled}
+    try:
+        with interrupt.second_interrupt_ends(), guarded() as watched:
+            watched.enter("data", "the photos")
+            subprocess.run([sys.executable, "-c", ""], check=True)
+            assert left(0.6) is None
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert left(5) == 75
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_a_phase_that_makes_progress_has_no_limit(monkeypatch, left):

@@ -12,16 +12,14 @@ from lightning.pytorch.callbacks import Callback
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.errors import Stopped
 from vitlab.runs import guard
-from vitlab.runs.interrupt import TWICE
-
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+from vitlab.runs.interrupt import STOPPING, TWICE
 
 
 class StopOnSignal(Callback):
-    """On any of ``SIGNALS``, finish the current step or validation batch, save, and exit, all processes together.
+    """On SIGTERM, SIGUSR1, SIGINT or SIGHUP, finish the current step or validation batch, save, and exit.
 
-    The handlers only set a flag. A validation is interrupted, and repeated when the run resumes. A second Ctrl-C, or a
-    second SIGTERM within five seconds, stops at once without saving.
+    All processes do so together. The handlers only set a flag. A validation is interrupted, and repeated when the run
+    resumes. A second Ctrl-C, or a second SIGTERM within five seconds, stops at once without saving.
 
     Args:
         checkpoint: Callback that saves the state; None exits without saving.
@@ -42,7 +40,7 @@ class StopOnSignal(Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Remember the signal handlers before training."""
-        self._original = {number: signal.getsignal(number) for number in SIGNALS}
+        self._original = {number: signal.getsignal(number) for number in STOPPING}
 
     def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Restore these handlers: Lightning has just replaced them."""
@@ -51,7 +49,7 @@ class StopOnSignal(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Install handlers that set a flag."""
-        for number in SIGNALS:
+        for number in STOPPING:
             if number != signal.SIGHUP or self._original.get(number) != signal.SIG_IGN:  # nohup
                 signal.signal(number, self._receive)
                 self._handled.append(number)

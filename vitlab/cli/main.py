@@ -5,11 +5,12 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from vitlab import __version__
 from vitlab.config.guesses import COMMANDS as OTHER_NAMES
 from vitlab.config.trust import apply_trust_flags, refuse_forced_loading
-from vitlab.errors import RunFailed, UsageError, did_you_mean, printable, what_failed
+from vitlab.errors import RunFailed, UsageError, did_you_mean, lost_loader, printable, what_failed
 
 COMMANDS = {  # name: what it does, module:function that takes the arguments and returns the exit code
     "fit": ("train a model, or continue a run", "vitlab.cli.fit:main"),
@@ -40,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
     args = list(sys.argv[1:] if argv is None else argv)
     _open_closed()
+    _replace_home()
     try:
         if args[:1] != ["doctor"]:  # doctor reports it with its other findings
             refuse_forced_loading()
@@ -57,6 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:
         if (line := what_failed(error)) is None:
+            raise
+        _say(printable(line))
+        return 1
+    except RuntimeError as error:
+        if (line := lost_loader(error)) is None:
             raise
         _say(printable(line))
         return 1
@@ -80,6 +87,30 @@ def _open_closed() -> None:
                 os.close(opened)
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115
+
+
+def _replace_home() -> None:
+    """Give libraries a temporary folder where there is no home directory, or it cannot be written, as in containers.
+
+    matplotlib and W&B would print warnings and logs between the lines of a training, or fail.
+    """
+    if not os.path.isabs(os.path.expanduser("~")):  # Path.home() raises
+        os.environ["HOME"] = _temporary()
+    homes = {"MPLCONFIGDIR": ("XDG_CONFIG_HOME", ".config"), "WANDB_CACHE_DIR": ("XDG_CACHE_HOME", ".cache")}
+    for name, (variable, folder) in homes.items():
+        place = Path(os.environ.get(variable) or Path.home() / folder).absolute()
+        if name not in os.environ and not os.access(next(p for p in (place, *place.parents) if p.exists()), os.W_OK):
+            os.environ[name] = _temporary()
+
+
+def _temporary() -> str:
+    import atexit
+    import shutil
+    import tempfile
+
+    folder = tempfile.mkdtemp(prefix="vitlab-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _say(line: str) -> None:

@@ -29,6 +29,14 @@ COMMANDS = {
     "runs": "results",
     "list": "results",
 }
+_FOR_ALL = "for all cells, write it into a config and list that in `base`: [vit, mine.yaml]"
+ABLATION_KEYS = {  # key of an ablation's file, as others would name it: what to write instead
+    **dict.fromkeys(("arms", "factors", "grid", "levels", "parameters", "sweep", "variants"), "use `axes`"),
+    **dict.fromkeys(("config", "defaults"), "use `base`"),
+    **dict.fromkeys(("data", "fixed", "model", "overrides", "set", "trainer"), _FOR_ALL),
+    **dict.fromkeys(("hypotheses", "hypothesis"), "use `claims`"),
+    **dict.fromkeys(("executor", "timeout", "workers"), "it is a key of `run`"),
+}
 VALUES = {  # what other programs call a value of trainer.precision: its name in Lightning
     "fp16": "16-mixed",
     "float16": "16-mixed",

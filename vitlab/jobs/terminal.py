@@ -23,6 +23,7 @@ KNOWN_WARNINGS = (
     r"The `srun` command is available on your system but is not used",  # one process on a login node is fine
     r"The number of training batches \(\d+\) is smaller than the logging",  # the last step is always logged
     r"The '\w+_dataloader' does not have many workers",  # data in memory needs none
+    r"Consider setting `persistent_workers=True` in '(predict|test)_dataloader'",  # which is read once
     r"`precision=bf16` is supported for historical reasons",  # the lines of a run name what it stands for
 )
 

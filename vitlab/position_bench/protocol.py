@@ -41,14 +41,19 @@ def registered_protocol() -> dict[str, Any]:
 def read_protocol(name: str) -> dict[str, Any]:
     """Return a protocol: that of a file, or one that the package ships by its name, such as ``imagenet100``.
 
+    A file with ``base: protocol`` states what differs from the registered one.
+
     Raises:
-        UsageError: There is none.
+        UsageError: There is none, or it is incomplete.
     """
     path = next((each for each in (Path(name), FOLDER / f"{name}.yaml") if each.is_file()), None)
     if path is None:
         known = [each.stem for each in sorted(FOLDER.glob("*.yaml"))]
         raise UsageError(f"`--protocol {name}`: there is no such file, and vitlab ships {', '.join(known)}")
     found = read_yaml(path, "--protocol")
+    if (base := found.pop("base", None)) not in (None, "protocol"):
+        raise UsageError(f"`--protocol {name}`: `base` must be `protocol`, the registered one, got {base!r}")
+    found = registered_protocol() | found if base else found
     if missing := sorted(set(registered_protocol()) - set(found)):
         raise UsageError(f"`--protocol {name}` lacks {', '.join(missing)}")
     return found

@@ -12,8 +12,9 @@ from types import FrameType
 
 from vitlab.errors import Stopped
 
+STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)  # which end a command; SIGCHLD does not
 TWICE = 0.4  # seconds within which a second signal is a duplicate: a terminal and a launcher both send it
-RECEIVED: list[tuple[int, float]] = []  # signals and when they came, also while the main thread is in C++
+RECEIVED: list[tuple[int, float]] = []  # of STOPPING, and when they came, also while the main thread is in C++
 HURRY = threading.Event()  # set where the process must not wait at its end for what libraries have left open
 GRACE = 0.5  # seconds that a process has to end normally after the second Ctrl-C
 
@@ -44,10 +45,8 @@ def second_interrupt_ends() -> Iterator[None]:
 @contextmanager
 def stop_on_signals() -> Iterator[None]:
     """Raise :class:`Stopped` on a signal, also while libraries load; training installs handlers that save first."""
-    numbers = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP]
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup
-        numbers.remove(signal.SIGHUP)
-    before = {n: signal.signal(n, _stop) for n in numbers}
+    is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    before = {n: signal.signal(n, _stop) for n in STOPPING if n != signal.SIGHUP or not is_nohup}
     try:
         yield
     finally:
@@ -70,7 +69,8 @@ def _stop(number: int, frame: FrameType | None) -> None:
 def _listen(reads: socket.socket, twice: threading.Event) -> None:
     first = 0.0
     while number := reads.recv(1):
-        RECEIVED.append((number[0], time.monotonic()))
+        if number[0] in STOPPING:
+            RECEIVED.append((number[0], time.monotonic()))
         if number[0] == signal.SIGINT:
             first = first or time.monotonic()
             if time.monotonic() - first > TWICE:

@@ -44,7 +44,7 @@ class Task(Named, FastHookName, SizedByData, Optimized, L.LightningModule):
         cooldown_epochs: Epochs at ``min_lr`` after the schedule, part of ``trainer.max_epochs``.
         weight_decay: Decoupled weight decay of linear and convolution weights; nothing else decays.
         layer_decay: Learning rate of each stage relative to the next.
-        pos_embed_lr_mult: Factor on the learning rate of the position embedding.
+        pos_embed_lr_mult: Factor on the learning rate of the position embedding, if it trains anything.
         head_lr_mult: Factor on the learning rate of the head, which is new in fine-tuning.
         freeze: Parts of the network not to train, as prefixes of parameter names, such as tokenizer or blocks.0.
         nan_loss: Whether a loss or gradient that is not finite stops the run, or only its step is skipped; skip makes

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import yaml
 
+from vitlab.config.guesses import ABLATION_KEYS
 from vitlab.errors import UsageError, did_you_mean
 
 KEYS: dict[str, tuple[str, ...]] = {  # "": the file itself; others: the section of that name
@@ -103,7 +104,8 @@ class File:
                 raise self.mistake(section, f"`{section}` must have keys ({', '.join(known)}), got {content!r}")
             for key in content:
                 if key not in known:
-                    hint = did_you_mean(str(key), known) or f"; known are {', '.join(known)}"
+                    ours = None if section else ABLATION_KEYS.get(key)
+                    hint = f"; {ours}" if ours else did_you_mean(str(key), known) or f"; known are {', '.join(known)}"
                     raise self.mistake(f"{section}/{key}".lstrip("/"), f"unknown key `{key}`{hint}")
         for name, choices in CHOICES.items():
             section, _, key = name.rpartition(".")

@@ -225,6 +225,8 @@ def send_report(name: str, where: WandB, folder: Path, page: Path, summary: Path
 
     way: Any
     project, way = where.project, chosen_mode(where.is_offline)
+    if way == "disabled":
+        return "W&B      disabled"
     prepare_environment()
     try:
         import wandb

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vitlab.callbacks.watch import is_about_peers
 from vitlab.data.files.decode import ImageError
-from vitlab.errors import RunFailed, Stopped, UsageError, before_again, what_failed
+from vitlab.errors import RunFailed, Stopped, UsageError, before_again, lost_loader, what_failed
 from vitlab.interface import deals_samples, path_of
 from vitlab.jobs.terminal import close_log, print_error, say
 from vitlab.jobs.train.job import Job
@@ -183,9 +183,8 @@ def explain_exception(error: Exception, run: RunDir, batch: int | None, processe
             return f"the checkpoints in {run.checkpoints} belong to another network: use its configuration"
         case RuntimeError() if processes > 1 and is_about_peers(error):
             return f"another process of the run has ended, or cannot be reached; the run ends. Go on with {way_on}"
-        case RuntimeError() if "DataLoader worker" in str(error) or _is_hanging_loader(error):
-            what = " ".join(str(error).split()).split(". ")[0]
-            return f"{what}: killed, out of memory, or hanging. Use fewer workers (--data.num_workers), then {way_on}"
+        case RuntimeError() if (line := lost_loader(error)) is not None:
+            return f"{line}, then {way_on}"
     return None
 
 

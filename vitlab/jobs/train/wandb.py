@@ -74,6 +74,8 @@ def _place_wandb(args: Any, run: RunDir, wandb_id: str) -> str:
     mode = chosen_mode(args["offline"])
     if mode == "offline" and not args["offline"] and "WANDB_MODE" not in os.environ:
         args["mode"] = "offline"
+    if "disabled" in (args.get("mode"), mode):
+        return "disabled"
     if args["offline"] or args.get("mode") == "offline" or mode in ("offline", "dryrun"):
         return f"offline; upload it with `wandb sync {run.path}/wandb/offline-run-*`"
     return f"project {args['project']}, run {wandb_id}"
