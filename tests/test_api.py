@@ -65,13 +65,13 @@ def test_a_run_knows_what_it_is(run, place):
     assert run.results["val"]["acc1"] == rows["val/acc1"].dropna().iloc[-1]
 
 
-def test_what_python_started_runs_again_from_the_command_with_the_same_numbers(run, place):
+def test_a_run_started_in_python_repeats_from_the_command_line_with_the_same_numbers(run, place):
     words = [word for word in run.record["argv"][1:] if word != "--quiet"]
     assert main([*words, "--name", "again", "--quiet"]) == 0
     assert vitlab.Run("again").results["val"]["loss"] == run.results["val"]["loss"]
 
 
-def test_a_run_is_measured_as_by_the_command(run, capsys):
+def test_python_measures_a_run_as_the_command_does(run, capsys):
     values = run.test()
     assert 0 < values["acc1"] <= 1
     assert run.results["test"]["acc1"] == values["acc1"]
@@ -111,7 +111,7 @@ def test_an_analysis_is_a_table_with_a_figure(run):
     assert set(several) == {"cost", "position"}
 
 
-def test_the_page_of_a_run_is_written_and_opened_in_the_browser_unless_it_is_not_to_be_shown(run, place, monkeypatch):
+def test_look_writes_the_page_of_a_run_and_opens_it_unless_told_not_to(run, place, monkeypatch):
     opened = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     assert run.look(pictures=0, show=False) == run.path / "look.html" and not opened
@@ -120,7 +120,7 @@ def test_the_page_of_a_run_is_written_and_opened_in_the_browser_unless_it_is_not
     assert page == place / "mine.html" and "first" in page.read_text()
 
 
-def test_a_run_is_continued_as_by_the_command_also_with_another_saving_interval_and_bar(place, run):
+def test_python_resumes_a_run_as_the_command_does_even_with_another_saving_interval(place, run):
     stopped = vitlab.fit("t2t", SHORT, name="longer", quiet=True)
     longer = vitlab.fit(overrides={"trainer.max_epochs": 2}, resume=stopped, quiet=True)
     assert longer.path == stopped.path
@@ -129,7 +129,7 @@ def test_a_run_is_continued_as_by_the_command_also_with_another_saving_interval_
     assert vitlab.fit(overrides=more, resume="longer", quiet=True).metrics["epoch"].max() == 2
 
 
-def test_one_call_starts_a_run_and_continues_it(place, run):
+def test_one_call_starts_a_run_or_continues_it(place, run):
     for epochs in (1, 2):
         found = vitlab.fit("t2t", {**SHORT, "trainer.max_epochs": epochs}, name="either", auto_resume=True, quiet=True)
         assert found.metrics["epoch"].max() == epochs - 1
@@ -203,7 +203,7 @@ def test_an_interrupt_in_a_notebook_is_a_keyboard_interrupt(place, monkeypatch):
     assert vitlab.fit(resume="interrupted", quiet=True).status == "done"
 
 
-def test_values_reach_the_configuration_as_they_are(place):
+def test_values_reach_the_configuration_unchanged(place):
     odd = {"model.freeze": ["tokenizer"], "data.fold": "1/3", "trainer.gradient_clip_val": None}
     run = vitlab.fit("vit", {**SHORT, **odd}, name="odd", quiet=True)
     assert run.config["model"]["init_args"]["freeze"] == ["tokenizer"]
@@ -219,7 +219,7 @@ def test_a_comparison_is_planned_and_reported_from_python():
     assert "15 missing" in str(lab.status())
 
 
-def test_the_forms_of_an_export_are_those_of_the_command():
+def test_python_exports_the_same_formats_as_the_command():
     from vitlab.run import Form
     from vitlab.runs.choose import SUFFIXES
 
@@ -227,17 +227,17 @@ def test_the_forms_of_an_export_are_those_of_the_command():
 
 
 @pytest.mark.parametrize("text", ["*.png", "[abc", "100%", "%d", "a: b: c", "@x", "!x", "12", "true", ""])
-def test_text_is_passed_on_as_it_would_be_typed(text):
+def test_text_is_parsed_as_if_it_were_typed(text):
     assert as_arguments({"data.root": text}) == [f"--data.root={text}"]
 
 
-def test_numbers_without_an_end_are_passed_on_as_numbers():
+def test_infinite_numbers_stay_numbers():
     words = as_arguments({"a": float("inf"), "b": -float("inf"), "c": float("nan")})
     assert words == ["--a=.inf", "--b=-.inf", "--c=.nan"]
     assert as_arguments({"a": [float("inf"), {"b": (float("nan"), 1)}]}) == ['--a=[.inf, {"b": [.nan, 1]}]']
 
 
-def test_dates_and_paths_are_passed_on_as_text():
+def test_dates_and_paths_become_text():
     day = datetime.date(2026, 11, 23)
     words = as_arguments({"data.root": day, "data.folders": [day, Path("ü"), "a: b"]})
     assert words == ["--data.root=2026-11-23", '--data.folders=["2026-11-23", "ü", "a: b"]']

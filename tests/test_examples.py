@@ -126,7 +126,7 @@ def test_linear_attention_is_the_formula_of_the_paper_and_refuses_what_acts_on_l
         attn(x, build_pos_embed("alibi2d", (1, 5), 8, 2, 1, 0).double(), 0)
 
 
-def test_the_imaginary_part_of_rotated_queries_and_keys_gives_more_heads():
+def test_the_imaginary_part_of_rotated_products_gives_more_heads():
     attn, x = randomized(rope_plus.RoPEPlus(16, 2)), torch.randn(2, 6, 16, dtype=torch.float64)
     position = build_pos_embed("rope2d", (2, 3), 16, 2, 1, 0).double()
     q, k, v = parts(attn, x)
@@ -191,7 +191,7 @@ def test_an_example_computes_what_its_authors_code_computes(name):
     torch.testing.assert_close(attn(x, position, layer), y, rtol=0, atol=1e-5)
 
 
-def test_the_bias_of_a_position_embedding_enters_each_of_them():
+def test_every_example_adds_the_bias_of_a_position_embedding():
     position, x = build_pos_embed("relpos", (2, 3), 8, 2, 1, 1), torch.randn(1, 7, 8)
     nn.init.normal_(position.bias_table)
     for cls in (differential.Differential, cope.CoPE):
@@ -213,7 +213,7 @@ def test_analyses_see_the_weights_that_the_network_uses(path):
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_task_is_the_network_with_each_of_them(path):
+def test_a_task_with_any_example_computes_what_its_network_does(path):
     sizes = {name: value for name, value in TINY.items() if name != "num_classes"}
     task = randomized(Classifier(num_classes=3, attn=path, **sizes))
     images = torch.randn(2, 1, 12, 12, dtype=torch.float64)
@@ -221,7 +221,7 @@ def test_a_task_is_the_network_with_each_of_them(path):
     torch.testing.assert_close(task(images), expected, rtol=0, atol=1e-12)
 
 
-def test_an_attention_that_shows_nothing_is_refused_by_name():
+def test_an_attention_without_weights_to_show_is_refused_by_name():
     class Own(nn.Module):
         def forward(self, x, pos_embed, layer):
             return x
@@ -249,7 +249,7 @@ OFTEN = (WAYS[3], WAYS[-1])  # an attention and a position embedding
     [way if way in OFTEN else pytest.param(way, marks=pytest.mark.rare) for way in WAYS],
     ids=lambda way: way[0].partition("=")[2],
 )
-def test_each_is_trained_analyzed_and_exported_by_the_commands(way, tmp_path, monkeypatch, capsys):
+def test_every_example_is_trained_analyzed_and_exported_by_the_commands(way, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     key, path = way[0].removeprefix("--model.").split("=")
     trust = ["--trust_imports", path.split(".")[0]]
@@ -263,7 +263,7 @@ def test_each_is_trained_analyzed_and_exported_by_the_commands(way, tmp_path, mo
 
 
 @pytest.mark.rare
-def test_they_are_compared_in_an_ablation(tmp_path, monkeypatch):
+def test_examples_are_compared_in_an_ablation(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{FOLDER}:{FOLDER.parent}")  # of the processes that train the cells
     net = {name: value for name, value in TINY.items() if name not in ("img_size", "in_chans", "num_classes")}

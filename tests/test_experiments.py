@@ -121,7 +121,7 @@ def test_a_conclusion_names_the_rows_that_it_stands_on_and_says_their_numbers(pa
 
 
 @pytest.mark.parametrize("name", ["t2t_positions", "pretraining"])
-def test_an_answer_stands_on_every_claim_of_its_reports(name):
+def test_an_answer_names_every_claim_of_its_reports(name):
     (answer,) = [rows for words, rows in conclusions(f"experiments/{name}/README.md") if words.startswith("**Answer")]
     there = {(place, int(row)) for place, kind, row, _ in answer if kind == "claim"}
     for path in RESULTS:
@@ -131,7 +131,7 @@ def test_an_answer_stands_on_every_claim_of_its_reports(name):
             assert claims <= there, claims - there
 
 
-def test_no_answer_says_no_difference_over_a_claim_that_was_refuted():
+def test_no_answer_says_no_difference_where_a_claim_was_refuted():
     with pytest.raises(AssertionError, match="the report says refuted"):
         named("t2t_positions/fashion_mnist", "claim 5 equivalent +1.24")
     with pytest.raises(AssertionError, match="it is"):
@@ -139,7 +139,7 @@ def test_no_answer_says_no_difference_over_a_claim_that_was_refuted():
 
 
 @pytest.mark.parametrize("data", ["cifar10", "fashion_mnist"])
-def test_arms_without_positions_are_published_with_a_displacement_of_zero(data):
+def test_published_arms_without_positions_have_a_displacement_of_zero(data):
     table = pd.read_csv(ROOT / "experiments/t2t_positions/results" / data / "summary.csv")
     table = table[table["analysis"] == "displacement"]
     without, patches = table[table["arm"].str.endswith("-none")], table[table["arm"] == "patch-learned"]
@@ -148,7 +148,7 @@ def test_arms_without_positions_are_published_with_a_displacement_of_zero(data):
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=IDS)
-def test_a_published_report_is_what_the_engine_says_of_its_seeds(path, monkeypatch):
+def test_a_published_report_is_what_the_statistics_give_for_its_seeds(path, monkeypatch):
     monkeypatch.chdir(ROOT)
     ablation = read_ablation(f"experiments/{path.parents[2].name}/{path.parent.name}.yaml")
     results = CellResults(ablation, [Resolved(arm, {"data": {}}, {}, {}, (), 1.0, "") for arm in ablation.arms])
@@ -198,7 +198,7 @@ def test_committed_evidence_verifies_and_gives_the_published_numbers(path, tmp_p
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "experiments").glob("*/results/*/README.md")), ids=str)
-def test_the_page_of_figures_beside_a_report_shows_each_of_them(page):
+def test_the_page_of_figures_beside_a_report_shows_every_figure(page):
     shown = re.findall(r"\(figures/([^)]+)\)", page.read_text())
     assert sorted(shown) == sorted(path.name for path in (page.parent / "figures").glob("*.svg"))
 

@@ -104,7 +104,7 @@ def test_no_files_import_each_other_in_a_circle():
     assert not in_a_circle({name_of(p): modules_of(p) & known for p in FILES if p.name != "__init__.py"})
 
 
-def test_no_rooms_import_each_other_in_a_circle_not_even_inside_of_functions():
+def test_no_rooms_import_each_other_in_a_circle_not_even_inside_functions():
     uses = defaultdict(set)
     for path in FILES:
         room = "vitlab" if path == PACKAGE / "__init__.py" else room_of(path)  # the face of the package is a room
@@ -177,7 +177,7 @@ def test_a_fact_has_one_source(pattern):
 ONE_FILE = {"analyses", "arms", "arrays", "attention", "findings", "report", "subject", "verify"}
 
 
-def test_what_a_file_is_about_is_told_by_its_name():
+def test_the_name_of_a_file_says_what_it_is_about():
     names = [path.stem for path in FILES]
     assert not {name for name in ONE_FILE if names.count(name) > 1}
 
@@ -210,7 +210,7 @@ def test_the_network_imports_torch_alone(path):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_a_file_and_a_function_can_be_read_at_once(path):
+def test_files_and_functions_are_short_enough_to_read_at_once(path):
     text = path.read_text()
     assert text.count("\n") <= 500, "a file is one idea: split it"
     for node in ast.walk(ast.parse(text)):

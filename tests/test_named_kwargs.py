@@ -54,20 +54,20 @@ def test_the_arguments_of_the_network_are_those_of_the_class():
     assert all(given[name].annotation == kind for name, kind in typing.get_type_hints(OldArgs).items())
 
 
-def test_help_shows_what_a_person_sets():
+def test_help_shows_the_arguments_that_people_set():
     text = str(inspect.signature(Classifier))
     assert "lr: float = 0.001" in text
     assert "pos_embed:" in text
     assert "batch_size: int = 128" in str(inspect.signature(Digits))
 
 
-def test_what_a_subclass_decides_is_no_argument_of_it():
+def test_what_a_subclass_fixes_is_not_one_of_its_arguments():
     assert "native_size" not in inspect.signature(Digits).parameters
     assert "test_share" not in inspect.signature(CIFAR10).parameters
     assert "num_outputs" not in inspect.signature(Regressor).parameters
 
 
-def test_a_class_of_ones_own_adds_to_what_it_hands_on():
+def test_a_custom_subclass_adds_arguments_to_those_it_passes_on():
     class Mine(Classifier):
         def __init__(self, weight: float, **rest):
             super().__init__(**rest)

@@ -37,7 +37,7 @@ def test_every_public_name_is_there_and_known_to_type_checkers(name):
 
 
 @pytest.mark.slow
-def test_the_rooms_are_names_of_vitlab():
+def test_every_subpackage_is_an_attribute_of_vitlab():
     assert {*ROOMS, "stats"} <= set(dir(vitlab))
     code = (
         "import vitlab; print(vitlab.layers.Attention, vitlab.stats.holm, vitlab.ablation.Lab, vitlab.optim.__name__)"

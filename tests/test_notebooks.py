@@ -67,7 +67,7 @@ def test_a_notebook_ends_with_three_exercises_and_asserts_the_answers(path):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_page_is_as_new_as_its_notebook_and_that_as_its_cells(path, render):
+def test_a_page_and_its_notebook_are_up_to_date_with_the_cells(path, render):
     notebook = json.loads(path.read_text())
     assert notebook["metadata"]["vitlab"]["made_from"] == render.digest(notebook), "`make pages` runs it anew"
     files = render.page_of(notebook, path.name)
@@ -78,7 +78,7 @@ def test_a_page_is_as_new_as_its_notebook_and_that_as_its_cells(path, render):
     assert render.page_of(notebook, path.name) != files
 
 
-def test_another_run_leaves_what_is_stored_unless_it_says_something_else(render):
+def test_running_again_keeps_stored_outputs_unless_they_say_something_else(render):
     def said(text):
         return {"output_type": "stream", "name": "stdout", "text": text}
 
@@ -103,7 +103,7 @@ def test_another_run_leaves_what_is_stored_unless_it_says_something_else(render)
         assert render.same(one, other) is expected, (one, other)
 
 
-def test_the_counterpart_of_each_figure_and_formula_of_the_articles_is_there():
+def test_every_figure_and_formula_of_the_articles_has_its_counterpart():
     index = (PAGES / "index.md").read_text()
     named = ["patchify", "tokenize", "class (prediction) token", "position embedding", "self-attention", "multi-head"]
     named += ["single head with the skip of the values", "MLP", "encoder", "head", "soft split", "token transformer"]
@@ -124,7 +124,7 @@ def test_the_counterpart_of_each_figure_and_formula_of_the_articles_is_there():
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_vitlab_alone_is_imported(path):
+def test_notebooks_import_only_the_top_level_of_vitlab(path):
     cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
     lines = [line.strip() for cell in cells for line in "".join(cell["source"]).splitlines()]
     assert [line for line in lines if line.startswith(("import vitlab", "from vitlab"))] == ["import vitlab"]

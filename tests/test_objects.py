@@ -38,14 +38,14 @@ def test_a_network_is_built_from_a_class_an_object_or_a_partial_as_from_its_path
     assert torch.equal(net(images), expected(images))
 
 
-def test_a_built_position_embedding_describes_itself_without_what_the_network_gives():
+def test_a_built_position_embedding_is_written_without_the_arguments_that_the_network_passes():
     built = Coordinates((4, 4), 16, width=5)
     assert written("pos_embed", built) == {"class_path": "userpkg.pos.Coordinates", "init_args": {"width": 5}}
     assert vitlab.create_model(**TINY, pos_embed=built).pos_embed.mlp[0].out_features == 5
     assert written("pos_embed", copy.deepcopy(built)) == written("pos_embed", built)
 
 
-def test_classes_of_vitlab_are_written_as_a_reader_types_them_and_found_where_they_stood_before():
+def test_classes_of_vitlab_are_written_as_users_type_them_and_found_at_older_paths():
     assert written("data", vitlab.Digits(subset=0.1)) == {"class_path": "vitlab.Digits", "init_args": {"subset": 0.1}}
     before = {"vitlab.tasks.linear_probe.LinearProbe": vitlab.LinearProbe, "vitlab.data.known.digits.Digits": Digits}
     for path, cls in before.items():
@@ -65,7 +65,7 @@ def test_a_task_keeps_objects_as_a_configuration_holds_them():
     assert again.state_dict().keys() == task.state_dict().keys()
 
 
-def test_a_flag_is_kept_as_whether_there_is_what_it_asks_for():
+def test_a_flag_is_recovered_from_whether_the_part_exists():
     path = "torch.nn.modules.linear.Linear"
     assert written("x", nn.Linear(2, 3)) == {"class_path": path, "init_args": {"in_features": 2, "out_features": 3}}
     assert written("x", nn.Linear(2, 3, bias=False))["init_args"]["bias"] is False
@@ -130,7 +130,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("value", "answer"), WRONG.values(), ids=WRONG)
-def test_what_cannot_be_written_is_refused_with_what_to_give_instead(value, answer):
+def test_what_cannot_be_written_is_refused_with_an_alternative(value, answer):
     with pytest.raises(ValueError) as error:
         written("model.part", value)
     assert answer in str(error.value)
@@ -142,7 +142,7 @@ def untrusted(monkeypatch):
     monkeypatch.setattr(trust, "TRUSTED", [])
 
 
-def test_the_module_of_a_class_in_hand_is_trusted_and_no_other(untrusted):
+def test_passing_a_class_trusts_its_module_and_no_other(untrusted):
     assert not trust.may_import("userpkg.pos.Coordinates")
     text = '{"class_path": "userpkg.pos.Coordinates", "init_args": {"width": 3}}'
     assert as_arguments({"model.pos_embed": Coordinates(width=3)}) == [f"--model.pos_embed={text}"]
@@ -213,7 +213,7 @@ def run_python(words, folder):
 
 @pytest.mark.slow
 @pytest.mark.rare
-def test_classes_of_a_notebook_are_trained_and_load_later_from_the_source_beside_the_run(tmp_path):
+def test_classes_of_a_notebook_train_and_load_later_from_the_source_kept_with_the_run(tmp_path):
     script = Path(__file__).parent / "userpkg" / "notebook.py"
     done = run_python([str(script)], tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]

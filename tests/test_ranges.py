@@ -52,7 +52,7 @@ def test_every_numeric_key_has_a_range_that_holds_its_default():
         ("checkpoint.every_minutes", 1e30, "in [0, 1e6], got 1e+30"),
     ],
 )
-def test_a_number_out_of_its_range_is_refused_by_its_key(key, value, told):
+def test_a_number_out_of_range_is_refused_with_its_key(key, value, told):
     group, _, name = key.partition(".")
     with pytest.raises(ValueError, match=re.escape(f"`{key}` must be {told}")):
         check_ranges(group, {name: value})
@@ -74,7 +74,7 @@ UNION = """Parser key "model":
   Given value: NestedArg(key='qk_scale', val='nan')"""
 
 
-def test_a_wrong_value_among_several_types_is_told_by_its_key():
+def test_a_value_of_none_of_several_types_is_refused_with_its_key():
     assert explain(UNION, ["model.qk_scale"], []) == '`model.qk_scale` must be float or null, got "nan"'
 
 

@@ -36,7 +36,7 @@ def file_of(module, name):
     return None
 
 
-def test_the_path_is_an_evening():
+def test_the_reading_path_is_short_enough_for_an_evening():
     lines = sum((ROOT / step).read_text().count("\n") for step in STEPS)
     assert STEPS and len(STEPS) <= FILES
     assert lines < LINES, f"{lines} lines: what the way to the loss does not need stands beside it"
@@ -44,7 +44,7 @@ def test_the_path_is_an_evening():
 
 
 @pytest.mark.parametrize("number", range(1, len(STEPS)))
-def test_each_file_of_the_path_is_imported_by_one_before_it_or_by_what_picks_it_by_name(number):
+def test_each_file_of_the_path_is_imported_by_an_earlier_one_or_by_code_that_picks_it_by_name(number):
     before = STEPS[:number]
     near = set().union(*map(imports_of, before))
     assert STEPS[number] in near or STEPS[number] in set().union(*map(imports_of, near))
@@ -113,13 +113,13 @@ WAYS += [  # and back
 
 
 @pytest.mark.parametrize(("file", "function"), WAYS, ids=[name for _, name in WAYS])
-def test_a_training_a_cell_and_the_way_of_a_checkpoint_are_read_without_going_back_and_forth(file, function):
+def test_training_a_cell_and_saving_a_checkpoint_read_without_jumping_back_and_forth(file, function):
     stays = visits(file, function)
     assert 0 < len(stays) <= STAYS
     assert len(stays) - len({*stays}) <= RETURNS, stays
 
 
-def test_a_training_reads_build_train_close():
+def test_a_training_reads_in_the_order_build_train_close():
     stays = [Path(place).stem for place in visits("vitlab/jobs/train/fit.py", "fit")]
     order = [stays.index(step) for step in ("build", "start", "endings", "close")]
     assert order == sorted(order)

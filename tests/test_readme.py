@@ -134,7 +134,7 @@ def test_the_readme_is_a_screen_and_a_half_and_its_tables_are_narrow():
 
 
 @pytest.mark.rare
-def test_the_python_of_the_page_on_coming_from_elsewhere_runs(desk):
+def test_the_python_code_for_users_of_other_libraries_runs(desk):
     pytest.importorskip("onnxscript", reason="pip install -e '.[export]'")
     (snippet,) = blocks("docs/coming_from.md", "python")
     names = {}
@@ -233,7 +233,7 @@ def as_shown(shown, said):
     return all(one == other or ("." in one and abs(float(one) - float(other)) <= 0.025) for one, other in pairs)
 
 
-def test_what_a_page_shows_is_compared_with_what_is_said():
+def test_shown_output_is_compared_with_printed_output():
     said = "acc1 0.9833 on 359\nimages\nepoch 2 took 0:14\nend"
     assert as_shown("acc1 0.9721\non 359 images ... end", said)
     assert not as_shown("acc1 0.9421\non 359 images ... end", said)
@@ -279,7 +279,7 @@ def test_the_page_names_files_and_targets_that_exist(page):
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/tutorial_cluster.md"])
-def test_the_kills_of_the_page_are_those_that_were_counted(page):
+def test_the_number_of_kills_on_a_page_is_the_counted_one(page):
     counted = re.findall(r"(\d+) SIGKILLs", (ROOT / "benchmarks/faults.md").read_text())
     assert f"{sum(map(int, counted))} kills" in PAGES[page]
 
@@ -293,13 +293,13 @@ def test_the_page_on_ablations_names_every_key():
     assert missing == []
 
 
-def test_the_page_on_analyses_names_each_of_them():
+def test_the_page_on_analyses_names_every_analysis():
     from vitlab.analysis import ANALYSES
 
     assert [name for name in ANALYSES if f"`{name}`" not in PAGES["docs/analysis.md"]] == []
 
 
-def test_the_page_on_positions_names_each_method():
+def test_the_page_on_positions_names_every_method():
     from typing import get_args
 
     from vitlab.layers.pos_embed import PosEmbedName
@@ -310,7 +310,7 @@ def test_the_page_on_positions_names_each_method():
 
 
 @pytest.mark.rare
-def test_the_own_position_embedding_of_the_page_knows_its_positions_and_ends_in_an_ablation(desk, monkeypatch):
+def test_the_position_embedding_of_the_tutorial_passes_its_check_and_its_ablation(desk, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     definition, check = blocks("docs/tutorial_positions.md", "python")
     assert len([line for line in definition.splitlines()[1:] if line.strip()]) <= 15

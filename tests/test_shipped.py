@@ -37,13 +37,13 @@ def test_a_config_is_found_by_its_name_and_by_its_path(name):
     assert find_file(name, "--config") == str(HOME / "configs/t2t.yaml")
 
 
-def test_a_table_names_a_shipped_config_as_it_can_be_typed_anywhere(empty):
+def test_tables_name_a_shipped_config_so_that_it_can_be_typed_anywhere(empty):
     found = [find_file("t2t", "--config"), str(empty / "mine.yaml")]
     command = command_of({"configs": found}, {"trainer.max_epochs": 2})
     assert command == f"vitlab fit --config configs/t2t.yaml --config {empty}/mine.yaml --trainer.max_epochs=2"
 
 
-def test_a_file_of_yours_goes_before_a_shipped_one_of_its_name(empty):
+def test_a_local_file_takes_precedence_over_a_shipped_one_of_the_same_name(empty):
     (empty / "configs").mkdir()
     for name in ("t2t", "configs/t2t.yaml"):
         (empty / name).write_text("")
@@ -67,7 +67,7 @@ def test_a_wrong_name_gets_the_closest_one(empty, name, folder, closest):
     assert "\n" not in str(caught.value)
 
 
-def test_only_the_values_of_config_are_taken_for_names():
+def test_only_values_of_config_are_read_as_names():
     args = ["-c", "t2t", "--name", "t2t", "--config=vit", "--data.root=t2t"]
     t2t, vit = (str(HOME / f"configs/{name}.yaml") for name in ("t2t", "vit"))
     assert resolve_configs(args) == ["-c", t2t, "--name", "t2t", f"--config={vit}", "--data.root=t2t"]
@@ -79,7 +79,7 @@ def test_a_shipped_ablation_is_read_with_its_base_from_an_empty_folder(capsys):
     assert "15 missing" in capsys.readouterr().out
 
 
-def test_a_job_is_written_from_shipped_files(capsys):
+def test_a_batch_script_is_written_from_shipped_files(capsys):
     words = ["submit", "fit", "--config", "imagenet/t2t_vit_14", "--dry_run", "--name", "x", "--slurm"]
     assert main([*words, "cluster/slurm"]) == 0
     assert "fit=(vitlab fit --config imagenet/t2t_vit_14 --name x --auto_resume)" in capsys.readouterr().out
@@ -202,7 +202,7 @@ PHOTOS = Path(os.environ.get("VITLAB_SHARED", ROOT.parent / "shared")) / "data/c
 @pytest.mark.rare
 @pytest.mark.skipif(not PHOTOS.is_dir(), reason="needs the photos, which the repository does not hold")
 @pytest.mark.parametrize("name", shipped_weights())
-def test_a_card_says_what_its_network_says_of_the_photos_held_back(name):
+def test_a_card_states_the_results_of_its_network_on_held_out_photos(name):
     net, transform = vitlab.load(f"vitlab:{name}")
     card = json.loads(Path(f"{find_weights(f'vitlab:{name}')}.json").read_text())
     files = sorted(PHOTOS.glob("*/*"))
@@ -246,7 +246,7 @@ def test_weights_that_are_not_shipped_are_named():
 
 @pytest.mark.slow
 @pytest.mark.rare
-def test_a_shipped_network_is_analyzed_and_looked_at_offline(empty, capsys):
+def test_shipped_networks_are_analyzed_and_shown_offline(empty, capsys):
     Image.fromarray(load_sample_image("flower.jpg")).save(empty / "flower.png")
     assert main(["analyze", "position,attention", "vitlab:photos64_vit", "--images", "."]) == 0
     assert (empty / "analysis/photos64_vit/position.csv").is_file()

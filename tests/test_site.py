@@ -98,7 +98,7 @@ def test_the_page_on_the_command_has_every_command():
     assert set(re.findall(r"<!-- help: (\w+) -->", (DOCS / "command.md").read_text())) == set(COMMANDS)
 
 
-def test_what_the_pages_on_python_name_is_there():
+def test_every_name_on_the_api_pages_exists():
     named = [name for page in (DOCS / "api").glob("*.md") for name in re.findall(r"^::: (\S+)", page.read_text(), re.M)]
     assert len(named) > 50
     for name in named:
@@ -178,7 +178,7 @@ def test_each_box_of_a_drawing_leads_to_what_is_inside_it(hooks):
             assert target in ids[page.resolve().relative_to(DOCS).as_posix()], (name, file, target)
 
 
-def test_every_picture_says_what_it_shows_to_who_cannot_see_it(hooks):
+def test_every_picture_has_a_description_for_those_who_cannot_see_it(hooks):
     others = [ROOT / "README.md", *ROOT.glob("experiments/*/README.md"), *ROOT.glob("benchmarks/*.md")]
     found = [(page.name, alt) for page in [*PAGES, *others] for alt in re.findall(r"!\[(.*?)\]\(", page.read_text())]
     assert len(found) > 60

@@ -26,7 +26,7 @@ def test_the_workflow_tests_each_python_that_the_package_names_and_calls_targets
     assert all("timeout-minutes" in job for job in jobs.values())
 
 
-def test_the_image_has_a_pinned_base_no_cache_and_a_user_who_may_write():
+def test_the_image_has_a_pinned_base_no_cache_and_an_unprivileged_user_who_can_write():
     (word, base), *steps = image.instructions((ROOT / "Dockerfile").read_text())
     assert word == "FROM" and re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", base)
     (install,) = (rest for word, rest in steps if word == "RUN")
@@ -35,7 +35,7 @@ def test_the_image_has_a_pinned_base_no_cache_and_a_user_who_may_write():
 
 
 @pytest.mark.slow
-def test_each_step_of_the_image_can_be_taken_where_no_engine_is(tmp_path, monkeypatch):
+def test_the_steps_of_the_image_run_without_a_container_engine(tmp_path, monkeypatch):
     text = (ROOT / "Dockerfile").read_text()
     ran = []
     monkeypatch.setattr(image.Image, "inside", lambda self, words, **env: ran.append(words[-1]))
@@ -60,7 +60,7 @@ def test_each_step_of_the_image_can_be_taken_where_no_engine_is(tmp_path, monkey
         one.take("ADD", "a b")
 
 
-def test_the_citation_is_of_this_version_and_has_what_bibtex_needs():
+def test_the_citation_names_this_version_and_has_what_bibtex_needs():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == vitlab.__version__
     assert [author["name"] for author in citation["authors"]] == [author["name"] for author in PROJECT["authors"]]

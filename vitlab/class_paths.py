@@ -28,7 +28,7 @@ class ClassSpec(TypedDict, total=False):
 
 
 def current_path(path: str) -> str:
-    """Return where a class of vitlab stands now, if it is no longer where an earlier version wrote that it is.
+    """Return the present path of a class of vitlab that an earlier version had in another place.
 
     A class of vitlab has a name of its own, by which it is found. Other paths are returned unchanged.
 

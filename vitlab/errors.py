@@ -114,15 +114,15 @@ def lost_loader(error: Exception) -> str | None:
     """Return a line about a loader that has lost a process or lacks shared memory; None for what a process has raised.
 
     Example:
-        >>> lost_loader(RuntimeError("DataLoader worker (pid 7) exited unexpectedly"))
-        'DataLoader worker (pid 7) exited unexpectedly: out of memory, or hanging. Use fewer (--data.num_workers)'
+        >>> lost_loader(RuntimeError("DataLoader worker (pid 7) exited"))
+        'DataLoader worker (pid 7) exited: out of memory, or hanging. Use fewer workers (--data.num_workers)'
     """
     what = " ".join(str(error).split())
     if any(words in what for words in ("shared memory(shm)", "unable to write to file </torch_", "Bus error")):
         full = "shared memory (/dev/shm), through which the loader's processes pass batches, is full"
         return f"{full}: enlarge it (in a container: --shm-size=8g), or use fewer processes (--data.num_workers)"
     if what.startswith(("DataLoader worker", "DataLoader timed out")):
-        return f"{what.split('. ')[0].rstrip('.')}: out of memory, or hanging. Use fewer (--data.num_workers)"
+        return f"{what.split('. ')[0].rstrip('.')}: out of memory, or hanging. Use fewer workers (--data.num_workers)"
     return None
 
 

@@ -54,7 +54,7 @@ def answering(task: Any) -> nn.Module:
 
 
 def transform_of(data: Any) -> Callable[[Any], Tensor]:
-    """Return what maps a PIL image to a normalized ``(C, H, W)``; without one, a call of it says what is missing."""
+    """Return what maps a PIL image to a normalized ``(C, H, W)``; without one, calling it says what is missing."""
     if callable(own := getattr(data, "eval_transform", None)):
         return own
 
@@ -82,7 +82,7 @@ def embedder(task: Any) -> nn.Module | Callable[[Tensor], Tensor]:
 
 
 def as_outputs(value: Any, of: Any) -> Tensor:
-    """Return the outputs of a network; refuse what is no tensor ``(B, ...)``."""
+    """Return the outputs of a network; refuse what is not a tensor ``(B, ...)``."""
     if isinstance(value, Tensor) and value.ndim:
         return value
     kind = f"a {type(value).__name__}" if not isinstance(value, Tensor) else "a single number"

@@ -76,7 +76,7 @@ def taken_by(cls: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def check_types(hints: Mapping[str, Any], arguments: Mapping[str, Any], key: str) -> None:
-    """Refuse a value that is not of the type of its argument; classes and other types are left to who gets them.
+    """Refuse a value that is not of the type of its argument; classes and other types are left to the callee.
 
     Args:
         hints: Types by name.

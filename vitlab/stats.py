@@ -153,7 +153,7 @@ def mcnemar(only_a: int, only_b: int) -> float:
 
 
 def paired_interval(only_a: int, only_b: int, n: int, ci: float = 0.95) -> tuple[float, float]:
-    """Return the interval of a difference of two shares over the same n images, a less b.
+    """Return the interval of a difference of two shares over the same n images, a minus b.
 
     That of Agresti and Min 2005 (doi:10.1002/sim.1781), who add half an image to each cell of the table of right and
     wrong: it has a width, and keeps its coverage, where the two differ on few images or on none.

@@ -28,7 +28,7 @@ from vitlab.ablation.lab import Lab
         ("NoDevFiles", []),
     ],
 )
-def test_slots_are_the_devices_that_are_visible_and_a_host_has_each_once(monkeypatch, tmp_path, visible, devices):
+def test_slots_are_the_visible_devices_and_a_host_has_each_only_once(monkeypatch, tmp_path, visible, devices):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert visible_devices() == devices
@@ -60,7 +60,7 @@ def test_a_child_has_its_share_of_the_cores_and_no_more_threads_than_its_user_as
     assert child_environment(2)["OMP_NUM_THREADS"] == threads
 
 
-def test_parts_of_a_gpu_are_of_any_size_and_who_takes_all_of_it_is_alone(monkeypatch, tmp_path):
+def test_a_gpu_is_shared_in_parts_of_any_size_or_taken_whole(monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8f3a")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
@@ -82,7 +82,7 @@ def test_parts_of_a_gpu_are_of_any_size_and_who_takes_all_of_it_is_alone(monkeyp
     assert names == ["71.0", "72.0"]
 
 
-def test_a_gpu_is_the_same_by_number_by_uuid_and_by_the_beginning_of_one(monkeypatch, tmp_path):
+def test_a_gpu_is_recognized_by_number_uuid_or_prefix_of_a_uuid(monkeypatch, tmp_path):
     (tmp_path / "nvidia-smi").write_text(
         "#!/bin/sh\necho 'GPU 0: NVIDIA H100 (UUID: GPU-8932f937-d72c)'\necho 'GPU 1: NVIDIA H100 (UUID: GPU-77aa)'\n"
         "echo '  MIG 1g.10gb Device 0: (UUID: MIG-c7384736)'\necho '  MIG 2g.20gb Device 1: (UUID: MIG-99/2/0)'\n"
@@ -104,7 +104,7 @@ def test_a_gpu_is_the_same_by_number_by_uuid_and_by_the_beginning_of_one(monkeyp
 
 
 @pytest.mark.slow
-def test_probes_at_work_have_a_device_each(lab, monkeypatch):
+def test_each_running_probe_has_a_device_of_its_own(lab, monkeypatch):
     monkeypatch.chdir(lab.path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,")
     lab.change(command=[sys.executable, "devices.py"])

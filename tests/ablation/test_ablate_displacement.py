@@ -72,7 +72,7 @@ def test_heads_that_go_by_content_have_a_spread_of_zero(results_of, two_passes):
     assert (abs(found.mean(axis=1)) <= reach).mean() >= 10 / 12
 
 
-def test_tables_of_before_leave_a_token_and_itself_out_and_today_s_do_not(results_of):
+def test_older_tables_leave_out_the_offset_zero_and_present_ones_do_not(results_of):
     before, today = content(0, False), content(0, True)
     assert before["position"].max() > 5  # the offset (0, 0), which is content
     old = results_of([before])
@@ -93,7 +93,7 @@ def test_one_older_table_leaves_the_offset_zero_out_of_all(results_of):
 
 
 @pytest.mark.parametrize("two_passes", [True, False], ids=["today", "before"])
-def test_what_is_known_of_position_is_found_in_its_size(results_of, two_passes):
+def test_the_amount_of_positional_knowledge_is_recovered(results_of, two_passes):
     found = spreads(results_of([content(seed, two_passes, by_place=0.5) for seed in range(5)]))
     rows = torch.arange(-3, 4)[:, None].expand(7, 7)
     pairs = PAIRS.clone()

@@ -65,7 +65,7 @@ def cell(lab, arm="learned", seed=0):
 
 
 @pytest.mark.rare
-def test_cells_that_read_other_images_are_no_results_and_are_not_mixed(done, lab, monkeypatch):
+def test_cells_that_read_other_images_do_not_count_and_are_not_mixed(done, lab, monkeypatch):
     change(lab, "seeds: 2", "seeds: 3")
     monkeypatch.setenv("TOY_IMAGES", "480")  # the pictures behind the same root are others now
     said = []
@@ -90,7 +90,7 @@ def test_a_report_refuses_cells_that_are_mixed(done, lab):
         done().report()
 
 
-def test_a_base_config_that_changed_is_told_with_its_lines(done, lab):
+def test_a_changed_base_config_is_reported_line_by_line(done, lab):
     done().report()
     base = lab.path / "base.yaml"
     base.write_text(base.read_text().replace("lr: 0.001", "lr: 0.002"))
@@ -102,7 +102,7 @@ def test_a_base_config_that_changed_is_told_with_its_lines(done, lab):
     )
 
 
-def test_a_registered_protocol_cannot_change_in_silence(done, lab):
+def test_a_registered_protocol_cannot_change_silently(done, lab):
     first = json.loads((lab.path / "runs/ablations/toy/registered.json").read_text())
     assert done().register() == first and first["cells_done"] == 0
     done().report()
@@ -122,7 +122,7 @@ def test_a_registered_protocol_cannot_change_in_silence(done, lab):
         done().register()
 
 
-def test_a_registered_file_can_be_mended_until_a_cell_of_it_starts(toy, lab):
+def test_a_registered_file_can_be_corrected_until_its_first_cell_starts(toy, lab):
     first = toy().register()
     change(lab, "- learned > none", "- none > learned")
     home = lab.path / "runs/ablations/toy"
@@ -138,7 +138,7 @@ def test_a_registered_file_can_be_mended_until_a_cell_of_it_starts(toy, lab):
 
 
 @pytest.mark.parametrize("change_of", ["code", "config", "seed"])
-def test_cells_outside_the_plan_are_told_with_what_differs(done, lab, change_of, monkeypatch):
+def test_cells_outside_the_plan_are_reported_with_what_differs(done, lab, change_of, monkeypatch):
     if change_of == "code":
         monkeypatch.setattr("vitlab.ablation.execution.resolve.code_digest", lambda own: "0123456789")
         monkeypatch.setattr("vitlab.ablation.execution.cells.code_digest", lambda own: "0123456789")
@@ -150,7 +150,7 @@ def test_cells_outside_the_plan_are_told_with_what_differs(done, lab, change_of,
     assert f"also finished cells that are not in this plan: 4 with other {change_of}" in str(done().status())
 
 
-def test_verify_computes_the_numbers_again_and_names_what_disagrees(done, lab):
+def test_verify_recomputes_the_numbers_and_names_what_disagrees(done, lab):
     found = done().verify()
     assert found.is_green and str(found).endswith("\n4 cells, 8 numbers recomputed: all agree")
     path = cell(lab) / "results.json"
@@ -186,7 +186,7 @@ SELDOM = ["done.json", "run.json", "analysis/notes.json", "metrics.jsonl", "anal
 
 
 @pytest.mark.parametrize("name", [*FILES, *(pytest.param(name, marks=pytest.mark.rare) for name in SELDOM)])
-def test_a_damaged_file_takes_nobody_else_down(done, lab, name):
+def test_a_damaged_file_does_not_affect_other_cells(done, lab, name):
     path = cell(lab) / name
     path.write_text("{" + path.read_text(errors="replace")[:20] + "}\n")
     report = done().report()
@@ -202,7 +202,7 @@ def test_a_damaged_file_takes_nobody_else_down(done, lab, name):
         assert set(done().status().cells["state"]) == {"done"} and done().verify().is_green
 
 
-def test_a_cell_that_went_on_after_its_evaluation_is_named_and_measured_again(done, lab):
+def test_a_cell_that_was_trained_further_after_its_evaluation_is_named_and_measured_again(done, lab):
     path = cell(lab) / "checkpoints/last.ckpt"
     path.write_text('{"epoch": 2, "more": 1}')  # as after `vitlab fit --resume`
     status = path.stat()
@@ -219,7 +219,7 @@ def test_a_cell_that_went_on_after_its_evaluation_is_named_and_measured_again(do
     assert set(done().status().cells["state"]) == {"done"} and done().verify().is_green
 
 
-def test_a_cell_that_was_resumed_with_other_settings_is_no_cell_any_more(done, lab):
+def test_a_cell_that_was_resumed_with_other_settings_no_longer_counts(done, lab):
     record = json.loads((cell(lab) / "run.json").read_text())
     (cell(lab) / "run.json").write_text(json.dumps({**record, "changes": [{"trainer.devices": 2}]}))
     assert set(done().status().cells["state"]) == {"done"}  # cannot change a number
@@ -256,7 +256,7 @@ def test_a_damaged_file_of_an_arm_is_made_again(done, lab):
     assert set(done().status().cells["state"]) == {"done"}
 
 
-def test_an_exported_folder_makes_the_same_page_elsewhere(done, tmp_path_factory, monkeypatch):
+def test_an_exported_folder_gives_the_same_report_elsewhere(done, tmp_path_factory, monkeypatch):
     page = done().report().files[1].read_text()
     done().export("kept")
     elsewhere = tmp_path_factory.mktemp("elsewhere")
@@ -280,7 +280,7 @@ def test_an_exported_folder_makes_the_same_page_elsewhere(done, tmp_path_factory
         lab_there.run()
 
 
-def test_an_exported_folder_that_was_touched_is_refused(done, lab):
+def test_an_exported_folder_that_was_changed_is_refused(done, lab):
     done().export("kept")
     with pytest.raises(UsageError, match="kept exists and is not empty"):
         done().export("kept")
@@ -306,7 +306,7 @@ def test_a_metric_that_nobody_measures_is_found_before_any_cell(toy, lab):
     assert not lab.counts()
 
 
-def test_planning_starts_no_program_that_nobody_trusts(lab, monkeypatch):
+def test_planning_starts_no_untrusted_program(lab, monkeypatch):
     monkeypatch.chdir(lab.path)
     for start in (Lab("toy.yaml").plan, Lab("toy.yaml").run, Lab("toy.yaml").commands):
         with pytest.raises(UsageError, match=r"line \d+: `run.command` starts .* if you trust it, add --trust_command"):
@@ -314,7 +314,7 @@ def test_planning_starts_no_program_that_nobody_trusts(lab, monkeypatch):
     assert not (lab.path / "runs").exists()
 
 
-def test_readings_of_the_images_that_count_are_counted(done, lab):
+def test_every_reading_of_the_measured_split_is_counted(done, lab):
     path = lab.path / "runs/ablations/toy/readings.jsonl"
     assert len(path.read_text().splitlines()) == 4
     (cell(lab) / "results.json").unlink()
@@ -322,6 +322,6 @@ def test_readings_of_the_images_that_count_are_counted(done, lab):
     assert len(path.read_text().splitlines()) == 5
 
 
-def test_versions_are_kept_once_each(done, lab):
+def test_each_version_of_the_file_is_kept_once(done, lab):
     done().run()
     assert len(protocol.stored_versions(done().ablation)) == 1

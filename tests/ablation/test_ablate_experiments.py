@@ -69,7 +69,7 @@ FACTORIAL = ROOT / "experiments" / "t2t_positions" / "factorial_fashion_mnist.ya
 
 
 @pytest.mark.slow
-def test_the_factorial_of_t2t_positions_has_equal_arms_that_differ_in_what_they_say(monkeypatch):
+def test_the_arms_of_the_t2t_factorial_match_in_all_but_their_factors(monkeypatch):
     monkeypatch.chdir(ROOT)
     ablation = read_ablation(FACTORIAL.relative_to(ROOT))
     config = yaml.safe_load(Path(ablation.base[0]).read_text())["model"]["init_args"]

@@ -55,7 +55,7 @@ def resolved(ablation, flops):
 FLOPS = [100, 101, 200, 230]  # patch none, patch learned, t2t none, t2t learned
 
 
-def test_arms_must_match_within_the_levels_that_the_file_says(tmp_path):
+def test_arms_must_match_within_the_levels_that_the_file_names(tmp_path):
     axes = {"tokenizer": TOKENIZER, "pos_embed": POS_EMBED}
     found = ablation(tmp_path, axes, match={"within": ["tokenizer"], "flops": 0.02})
     assert mismatches(found, resolved(found, FLOPS)) == {"t2t-learned": ["+15.0% flops than t2t-none"]}
@@ -76,7 +76,7 @@ SCHEDULES = ["cosine", "wsd", {"class_path": "linear"}, "constant"]
 @pytest.mark.filterwarnings("ignore")  # of Lightning, on loaders and validation
 @pytest.mark.parametrize("scheduler", SCHEDULES, ids=str)
 @pytest.mark.parametrize("limits", [{}, {"accumulate_grad_batches": 4}, {"limit_train_batches": 7}, {"max_steps": 30}])
-def test_a_probe_tells_steps_and_rates_of_the_whole_training(tmp_path, monkeypatch, scheduler, limits):
+def test_a_probe_reports_steps_and_learning_rates_of_the_whole_training(tmp_path, monkeypatch, scheduler, limits):
     """Against the sum over all steps of a training that records each."""
     recipe = {"num_classes": 3, **SIZE, "lr_scheduler": scheduler, "warmup_epochs": 1, "lr": 0.01}
     monkeypatch.chdir(tmp_path)
@@ -99,7 +99,7 @@ def test_a_probe_tells_steps_and_rates_of_the_whole_training(tmp_path, monkeypat
     assert found[0]["sum_of_learning_rates"] == pytest.approx(sum(seen), rel=1e-6)
 
 
-def test_steps_and_rates_of_a_report_are_those_of_the_runs(tmp_path):
+def test_steps_and_learning_rates_of_a_report_are_those_of_the_runs(tmp_path):
     found = ablation(tmp_path, {"pos_embed": POS_EMBED})
     arms = resolved(found, [100, 100])
     run = RunDir(tmp_path / "run")
@@ -128,7 +128,7 @@ def test_a_position_embedding_that_learns_faster_is_seen(tmp_path):
     assert mismatches(found, [none, replace(learned, groups=({**group, "lr_scale": 1.0},))]) == {}
 
 
-def test_positions_that_weigh_otherwise_at_the_start_are_seen_and_can_be_required_alike(tmp_path):
+def test_different_weights_of_positions_at_the_start_are_reported_and_can_be_refused(tmp_path):
     def told(ratios, **match):
         spec = ablation(tmp_path, {"pos_embed": {**POS_EMBED, "other": {"model.pos_embed": "sincos2d"}}}, **match)
         arms = zip(resolved(spec, [1] * 3), ratios, strict=True)
@@ -157,7 +157,7 @@ def test_the_start_of_a_network_is_measured_on_its_tokens():
     assert found[1]["pos_to_content"] == pytest.approx(found[0]["pos_to_content"] / 2)
 
 
-def test_logistic_regression_on_the_training_pixels_is_the_gate(tmp_path, monkeypatch):
+def test_an_arm_must_beat_logistic_regression_on_the_training_pixels(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     probe = str(ROOT / "experiments/position_embeddings/probe_vit.yaml")
     spec = ablation(tmp_path, {"pos_embed": POS_EMBED}, base=probe)
@@ -201,7 +201,7 @@ def test_arms_that_start_differently_are_found(tmp_path):
     assert "DIFFER INITIALLY" in lines[2] and "START DIFFERENTLY" not in lines[1]
 
 
-def test_arms_of_different_schedules_are_told(tmp_path):
+def test_arms_with_different_schedules_are_reported(tmp_path):
     spec = ablation(tmp_path, {"pos_embed": POS_EMBED})
     arms = resolved(spec, FLOPS[:2])
     arms[1] = replace(arms[1], config={**arms[1].config, "model": {"lr": 0.1, "lr_scheduler": "wsd"}})

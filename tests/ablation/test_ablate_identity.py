@@ -53,7 +53,7 @@ def test_a_changed_number_and_a_new_file_change_the_code(package, change):
 
 
 @pytest.mark.parametrize("name", ["cli/x.py", "look/page.py", "ablation/report.py"])
-def test_code_that_no_cell_runs_does_not_count(package, name):
+def test_code_that_no_cell_runs_does_not_identify_it(package, name):
     before = code_digest(package)
     (package / name).write_text("x = 1\n")
     (package / "layers/page.html").write_text("<p>")
@@ -71,18 +71,18 @@ CONFIG = {"seed_everything": 0, "trainer": {"max_epochs": 2, "logger": {"class_p
     ("key", "value", "counts"),
     [("max_epochs", 3, True), ("precision", "bf16-mixed", True), ("logger", False, False), ("devices", 1, False)],
 )
-def test_a_config_counts_by_what_can_change_a_number(key, value, counts):
+def test_a_config_identifies_a_cell_by_what_can_change_a_number(key, value, counts):
     changed = {**CONFIG, "trainer": {**CONFIG["trainer"], key: value}}
     assert (json_digest(effective(changed)) != json_digest(effective(CONFIG))) == counts
 
 
-def test_the_folder_and_the_workers_of_the_data_do_not_count():
+def test_the_folder_and_the_workers_of_the_data_do_not_identify_a_cell():
     a = {"data": {"class_path": "D", "init_args": {"root": "a", "num_workers": 1, "batch_size": 2}}}
     b = {"data": {"class_path": "D", "init_args": {"root": "b", "num_workers": 0, "batch_size": 2}}}
     assert effective(a) == effective(b) == {"data.class_path": "D", "data.init_args.batch_size": 2}
 
 
-def test_initial_weights_of_other_libraries_count_by_their_files_or_by_their_name(tmp_path):
+def test_initial_weights_of_other_libraries_identify_a_cell_by_file_or_name(tmp_path):
     (folder := tmp_path / "theirs").mkdir()
     for name, text in {"config.json": "{}", "model.safetensors": "a", "README.md": "a"}.items():
         (folder / name).write_text(text)

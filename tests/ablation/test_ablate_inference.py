@@ -135,7 +135,7 @@ def test_every_printed_interval_covers_the_truth_as_often_as_it_says(tmp_path, a
 
 
 @pytest.mark.slow
-def test_adding_seeds_until_it_works_finds_a_difference_in_at_most_one_case_of_twenty():
+def test_adding_seeds_until_something_is_significant_errs_in_at_most_one_case_of_twenty():
     rng, studies, counts = np.random.default_rng(0), 3000, (3, 4, 5, 6, 8)
     values = rng.standard_normal((studies, 8))
     naive, spending = np.zeros(studies, bool), np.zeros(studies, bool)
@@ -160,7 +160,7 @@ def test_the_levels_of_the_looks_are_the_published_ones():
     assert overall(0.03, [1.0]) == 0.03 and overall(0.03, [0.6]) > 0.05
 
 
-def test_a_table_and_a_claim_on_one_comparison_have_one_voice(tmp_path):
+def test_the_table_and_a_claim_agree_on_the_same_comparison(tmp_path):
     names = ["none", "learned", "sincos"]
     claims = ["learned > none", "none > learned", "sincos ~ none within 2.0", "sincos > learned"]
     results = results_of(tmp_path, names, 5, claims)
@@ -179,7 +179,7 @@ def test_a_table_and_a_claim_on_one_comparison_have_one_voice(tmp_path):
             assert (e.adjusted < 0.05) == (e.low > -MARGIN and e.high < MARGIN)
 
 
-def test_the_gain_that_five_pairs_of_seeds_show_is_not_called_nothing(tmp_path):
+def test_a_gain_that_five_pairs_of_seeds_show_is_reported_as_higher(tmp_path):
     # the published seeds of Fashion-MNIST behind T2T: r = .98, and unpaired tests see nothing
     none, learned = [0.8193, 0.8243, 0.8273, 0.8247, 0.8258], [0.8229, 0.8291, 0.8324, 0.8288, 0.8314]
     results = fill(results_of(tmp_path, ["none", "learned"], 5, margin=0.01), [none, learned])
@@ -206,7 +206,7 @@ def test_arms_that_see_other_batches_are_not_paired_and_a_file_may_say_otherwise
     assert is_paired("paired", (32, 64)) and not is_paired("welch", (32, 32))
 
 
-def test_an_interval_never_reaches_beyond_what_can_be(tmp_path):
+def test_an_interval_never_exceeds_the_range_of_the_metric(tmp_path):
     results = results_of(tmp_path, ["a0", "a1"], 3, metric="acc1")
     rows = find(fill(results, [[0.1, 0.9, 0.99], [0.97, 0.99, 1.0]], "acc1"), all_at_once(3)).arms
     assert (rows[0].low, rows[0].high, rows[1].high) == (0.0, 1.0, 1.0)
@@ -222,7 +222,7 @@ def test_two_seeds_are_tested_and_one_is_not(tmp_path):
     assert found.arms[1].verdict == "not distinguishable at n = 2" and found.verdicts[0].word == "inconclusive"
 
 
-def test_a_seed_that_one_arm_misses_is_no_pair(tmp_path):
+def test_a_seed_that_one_arm_lacks_is_not_a_pair(tmp_path):
     results = results_of(tmp_path, ["a0", "a1"], 4)
     fill(results, [[1.0, 1.1, 1.2, 9.0], [2.0, 2.2, 2.4, 2.6]])
     del results.numbers["a0", 3]
@@ -245,18 +245,18 @@ def test_looks_are_counted_once_for_each_set_of_seeds():
     assert found.seeds == (0, 1, 2, 3, 4) and "Look 2, at 3, 5 of at most 5 seeds" in found.sentences()[0]
 
 
-def test_seeds_that_are_added_when_the_error_is_spent_are_in_no_test():
+def test_seeds_added_after_the_error_is_spent_enter_no_test():
     found, _ = seen([0, 1, 2], 3, [0, 1, 2, 3, 4])
     assert (found.counts, found.seeds, found.added) == ((3,), (0, 1, 2), (3, 4))
     assert "3, 4 came after the error was spent" in found.sentences()[0]
 
 
-def test_other_seeds_instead_of_those_seen_are_no_way_out():
+def test_replacing_seen_seeds_by_others_does_not_reset_the_looks():
     found, _ = seen([0, 1, 2], 3, [7, 8, 9])
     assert found.seeds == () and found.left_out == (0, 1, 2)
 
 
-def test_the_most_seeds_are_those_of_the_first_look():
+def test_the_first_look_fixes_the_largest_number_of_seeds():
     found, known = next_look([{"seeds": [0, 1], "most": 4}], [0, 1, 2], 99)
     assert found.most == 4 and known["most"] == 4 and found.times == (0.5, 0.75)
 
@@ -274,7 +274,7 @@ def test_a_report_notes_its_look_beside_the_cells(tmp_path, monkeypatch):
     assert (tmp_path / "runs/ablations/made-up/looks.jsonl").read_text().splitlines() == lines
 
 
-def test_the_advice_on_seeds_knows_holm_and_the_looks(tmp_path):
+def test_the_advice_on_seeds_accounts_for_holm_and_the_looks(tmp_path):
     values = [[0.0, 0.4, -0.4, 0.1, -0.2], [3.0, -0.6, 2.4, 0.2, 1.9]]
     few = results_of(tmp_path, ["a0", "a1"], 5, ["a1 > a0"], seeds_max=30)
     few = find(fill(few, values), Looks((5,), 30, tuple(range(5)))).verdicts[0]
@@ -285,7 +285,7 @@ def test_the_advice_on_seeds_knows_holm_and_the_looks(tmp_path):
 
 
 @pytest.mark.parametrize(("counts", "most"), [((5,), 5), ((4,), 5), ((2, 4), 5), ((5,), 12)])
-def test_the_advice_on_seeds_knows_those_that_an_arm_misses(tmp_path, counts, most):
+def test_the_advice_on_seeds_accounts_for_missing_seeds(tmp_path, counts, most):
     results = results_of(tmp_path, ["a0", "a1"], 5, ["a1 > a0"], seeds_max=most)
     fill(results, [[0.0] * 5, [1.2, 2.2, 3.2, 2.0, 2.1]])
     for seed in (3, 4):
@@ -294,7 +294,7 @@ def test_the_advice_on_seeds_knows_those_that_an_arm_misses(tmp_path, counts, mo
     assert verdict.answer.estimate.n == 3 and verdict.more >= 1 and "2 of 5 seeds are missing" in verdict.note
 
 
-def test_a_look_at_no_common_seed_is_none(tmp_path, monkeypatch):
+def test_a_report_without_common_seeds_is_not_a_look(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ablation = results_of(tmp_path, ["a0", "a1"], 3).ablation
     empty = take_look(ablation, [])
@@ -323,13 +323,13 @@ def test_the_margin_of_the_primary_metric_is_not_that_of_a_claim_on_another(tmp_
     assert words == ["inconclusive", "supported"]
 
 
-def test_two_seeds_without_a_pair_are_not_called_one(tmp_path):
+def test_arms_without_a_common_seed_get_no_inference(tmp_path):
     results = results_of(tmp_path, ["a0", "a1"], 4)
     results.numbers = {(f"a{i}", 2 * i + j): {"score": i + j / 9} for i in range(2) for j in range(2)}
     assert find(results, all_at_once(4)).arms[1].verdict == "no seed in common with its baseline: no inference"
 
 
-def test_every_arm_is_asked_about_in_the_unit_of_the_margin(tmp_path):
+def test_every_arm_is_compared_in_the_unit_of_the_margin(tmp_path):
     results = results_of(tmp_path, ["a0", "a1", "a2"], 3)
     assert {q.margin for q in arm_questions(results, "score").values()} == {MARGIN}
     assert {q.margin for q in arm_questions(results, "loss").values()} == {None}

@@ -25,7 +25,7 @@ def left_behind(path, age=0.0, **facts):
     os.utime(path, (now - age, now - age))
 
 
-def test_one_of_many_gets_the_claim(path):
+def test_exactly_one_of_many_workers_gets_a_cell(path):
     taken = []
     barrier = threading.Barrier(8)
 
@@ -45,7 +45,7 @@ def test_one_of_many_gets_the_claim(path):
     assert not path.exists()
 
 
-def test_a_claim_that_another_has_is_seen_with_two_calls_of_the_file_system(path, monkeypatch):
+def test_seeing_that_a_cell_is_taken_costs_two_calls_of_the_file_system(path, monkeypatch):
     """A worker of many looks at claims of others at every take; it took 14 calls over a network."""
     claim, calls = lock.take(path), []
     for module, names in ((os, ("open", "stat", "mkdir", "unlink", "utime", "rename")), (io, ("open",))):
@@ -58,13 +58,13 @@ def test_a_claim_that_another_has_is_seen_with_two_calls_of_the_file_system(path
     claim.release()
 
 
-def test_a_claim_of_a_folder_that_is_missing_makes_it(tmp_path):
+def test_claiming_a_cell_creates_its_missing_folder(tmp_path):
     claim = lock.take(tmp_path / "arm" / "s0.claim.json")
     assert claim and claim.is_owned()
     claim.release()
 
 
-def test_one_of_many_takes_a_dead_claim_over(path, monkeypatch):
+def test_exactly_one_of_many_workers_takes_over_a_dead_claim(path, monkeypatch):
     left_behind(path, age=lock.DEAD + 5)
     assert lock.take(path) is None  # an old date alone does not tell: the clock may have jumped
     monkeypatch.setattr(lock, "TOUCH", 0.01)
@@ -107,7 +107,7 @@ def test_a_claim_lives_as_long_as_a_process_that_its_owner_started(path):
     claim._end.set()
 
 
-def test_an_owner_notices_that_another_has_its_claim(path, monkeypatch):
+def test_an_owner_notices_that_another_has_taken_its_claim(path, monkeypatch):
     monkeypatch.setattr(lock, "TOUCH", 0.02)
     claim = lock.take(path)
     path.unlink()

@@ -34,7 +34,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_it_becomes_the_file_that_it_would_be_and_its_cells_trust_the_classes():
+def test_a_dictionary_becomes_the_file_it_describes_and_its_cells_trust_the_classes():
     lab = vitlab.ablate(MINE)
     file = Path("runs/ablations/mine/ablation.yaml")
     level = {"class_path": "userpkg.pos.Coordinates", "init_args": {"width": 4}}
@@ -47,7 +47,7 @@ def test_it_becomes_the_file_that_it_would_be_and_its_cells_trust_the_classes():
     assert vitlab.ablate(file).ablation.arms == lab.ablation.arms
 
 
-def test_its_base_may_be_a_configuration_with_a_module_and_data_in_hand():
+def test_the_base_may_be_a_configuration_with_a_module_and_data_as_objects():
     base = {"model": Net, "data": vitlab.Digits(subset=0.1), "trainer": {"max_epochs": 1, "accelerator": "cpu"}}
     levels = {"small": {"model.width": 4}, "wide": {"model.width": 8}}
     change = {"base": base, "axes": {"width": levels}, "baseline": {"width": "small"}}
@@ -78,7 +78,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(change, answer, here):
 
 
 @pytest.mark.rare
-def test_other_source_of_a_class_of_a_notebook_makes_another_cell():
+def test_changing_the_source_of_a_notebook_class_makes_another_cell():
     Path("parts.py").write_text("class A:\n    x = 1\n")
     before = code_digest(own=["parts.py"])
     Path("parts.py").write_text('class A:\n    """Docstrings do not count."""\n\n    x = 1\n')

@@ -50,14 +50,14 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_class_is_called_by_its_name_and_by_its_arguments_where_two_are_alike():
+def test_a_level_is_named_after_its_class_and_after_its_arguments_if_two_share_a_class():
     wave = {"class_path": "mine.Wave", "init_args": {"width": 64, "kind": "A b"}}
     assert level_names(["none", "mine.Coordinates", wave]) == ["none", "coordinates", "wave"]
     assert level_names(["mine.Wave", wave]) == ["wave", "wave_width64_kinda_b"]
     assert level_names([True, 0.5, "bf16-mixed", "a.yaml"]) == ["true", "0.5", "bf16-mixed", "a.yaml"]
 
 
-def test_two_levels_of_one_name_are_refused_at_their_line(here):
+def test_two_levels_with_one_name_are_refused_with_their_line(here):
     Path("own.yaml").write_text(FILE.replace("learned, mine_of_ablation.Wave,", "learned, other.Wave, other2.Wave,"))
     with pytest.raises(
         UsageError, match=r"line 6: two levels are called wave; name them: .NAME: .model.pos_embed: VAL"
@@ -65,7 +65,7 @@ def test_two_levels_of_one_name_are_refused_at_their_line(here):
         read_ablation("own.yaml")
 
 
-def test_every_arm_of_own_parts_and_own_tasks_is_built_on_the_base(here):
+def test_arms_with_custom_parts_and_tasks_are_built_on_the_base(here):
     trust(["mine_of_ablation"])
     ablation = read_ablation("own.yaml")
     assert [arm.name for arm in ablation.arms][2:5] == ["wave-plain", "wave-sharp", "wave_width2-plain"]
@@ -78,7 +78,7 @@ def test_every_arm_of_own_parts_and_own_tasks_is_built_on_the_base(here):
     assert (task.hparams["embed_dim"], len(task.net.blocks)) == (48, 1), "the base's"
 
 
-def test_own_code_counts_as_vitlabs_does_and_is_not_imported(here):
+def test_custom_code_identifies_a_cell_as_vitlabs_does_and_is_not_imported(here):
     before = code_digest(here, own=["mine_of_ablation"])
     assert before != code_digest(here)
     assert "mine_of_ablation" not in sys.modules

@@ -366,7 +366,7 @@ def test_a_report_of_nothing_but_stale_cells_is_refused_with_the_way_out(finishe
     assert write_report(ablation, now, None, True).verdicts[0].word == "supported"
 
 
-def test_a_verification_notices_no_number_and_no_config(finished):
+def test_verify_names_cells_without_a_number_or_a_readable_config(finished):
     ablation, arms, cells = finished
     for cell in cells[1:]:
         cell.run.config.write_text(f"seed_everything: {cell.seed}\n")
@@ -417,7 +417,7 @@ def test_a_report_that_is_repeated_is_the_same(folder, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
-def test_the_page_can_be_looked_at(folder, tmp_path):
+def test_the_report_page_opens_in_a_browser(folder, tmp_path):
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
     flags += ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars"]
     flags += [f"--user-data-dir={tmp_path / 'user'}", "--window-size=1100,4000"]

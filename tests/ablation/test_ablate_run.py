@@ -75,7 +75,7 @@ def test_after_a_kill_of_the_whole_command_the_results_are_those_of_an_undisturb
     assert not lab.files(".claim.json")
 
 
-def test_what_a_killed_command_had_started_is_ended_before_the_cell_goes_on(lab):
+def test_processes_of_a_killed_command_are_ended_before_its_cell_continues(lab):
     process = lab.start(sleep=30)
     wait_for(lambda: [p for p in lab.files(".claim.json") if '"child_started": "' in p.read_text()])
     claim = json.loads(next(p for p in lab.files(".claim.json") if "child_started" in p.read_text()).read_text())
@@ -109,7 +109,7 @@ def test_two_commands_share_a_directory(lab, undisturbed):
 
 
 @pytest.mark.rare
-def test_finished_cells_get_only_the_analyses_they_miss(lab, undisturbed):
+def test_finished_cells_get_only_the_analyses_that_they_lack(lab, undisturbed):
     assert lab()[0] == 0
     before = lab.counts()
     lab.change(analyses=("resolution",))
@@ -230,7 +230,7 @@ def test_when_one_of_two_workers_is_killed_the_other_does_the_rest(lab, undistur
 
 
 @pytest.mark.rare
-def test_on_a_terminal_a_table_is_drawn_again_and_again(lab):
+def test_on_a_terminal_the_progress_table_is_redrawn_in_place(lab):
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
     process = lab.start(sleep=0.5, terminal=slave)
@@ -266,7 +266,7 @@ def test_arms_that_resolve_to_the_same_configuration_are_refused(lab):
     assert "the arms none and learned resolve to the same configuration" in out
 
 
-def test_a_value_that_does_not_exist_is_one_line_with_the_line_of_its_level(lab):
+def test_a_value_that_does_not_exist_is_refused_with_the_line_of_its_level(lab):
     lab.change(arms=("none", "lerned"), claims=())
     line = next(
         i for i, t in enumerate((lab.path / "toy.yaml").read_text().splitlines(), 1) if t.startswith("    lerned")

@@ -74,7 +74,7 @@ def test_a_login_node_trains_nothing_and_submits_no_more_than_there_are_cells(lo
     assert submitted(login)[-1] == ["--array=0-2"]  # six cells, two on each GPU
 
 
-def test_arrays_are_chained_beyond_the_limit_of_the_site(login, monkeypatch):
+def test_more_tasks_than_the_site_allows_become_chained_arrays(login, monkeypatch):
     monkeypatch.setenv("MOST", "3")
     login.change(seeds=3, executor="slurm", workers=8, slurm={k: SETTINGS[k] for k in ("time", "gpus")})
     toy().run()
@@ -95,7 +95,7 @@ def test_arrays_are_chained_beyond_the_limit_of_the_site(login, monkeypatch):
         ({"sbatch": {"array": "0-9"}}, "`sbatch.array` is set by vitlab"),
     ],
 )
-def test_a_setting_that_slurm_does_not_take_is_told_with_its_line(login, change, words):
+def test_a_setting_that_slurm_does_not_take_is_reported_with_its_line(login, change, words):
     login.change(executor="slurm", slurm={**SETTINGS, **change})
     with pytest.raises(UsageError) as error:
         toy().run()
@@ -103,7 +103,7 @@ def test_a_setting_that_slurm_does_not_take_is_told_with_its_line(login, change,
     assert not submitted(login)
 
 
-def test_without_slurm_nothing_is_trained_in_its_place(login, monkeypatch):
+def test_without_slurm_nothing_is_trained_locally_instead(login, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(UsageError, match="there is no sbatch on this machine"):
         toy().run()

@@ -59,7 +59,7 @@ def test_excluded_arms_are_left_out(write):
     assert [arm.name for arm in ablation.arms] == ["none-token", "none-avg", "learned-token"]
 
 
-def test_what_is_adjusted_is_set_in_the_arms_of_these_levels_alone(write):
+def test_adjust_changes_only_the_arms_with_these_levels(write):
     wide = {"class_path": "learned", "init_args": {"scale": 2}}
     ablation = read_ablation(
         write(adjust=[{"of": {"pos_embed": "learned", "global_pool": "avg"}, "set": {"model.pos_embed": wide}}])
@@ -165,7 +165,7 @@ WRONG = {  # what is changed, and words of the message
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_mistake_is_told_with_its_line(write, case):
+def test_a_mistake_in_the_file_is_reported_with_its_line(write, case):
     changes, words = WRONG[case]
     path = write(**changes)
     with pytest.raises(UsageError) as caught:
@@ -177,7 +177,7 @@ def test_a_mistake_is_told_with_its_line(write, case):
         assert word in message, message
 
 
-def test_one_name_is_a_list_of_one_and_a_number_may_have_an_exponent_alone(write):
+def test_a_single_name_is_a_list_and_1e3_is_a_number(write):
     path = write(claims="learned > none", stats={"margin": "1e-2"}, match={"within": "global_pool", "flops": "1e-1"})
     ablation = read_ablation(path)
     assert ([c.text for c in ablation.claims], ablation.stats.margin) == (["learned > none"], 0.01)
@@ -186,7 +186,7 @@ def test_one_name_is_a_list_of_one_and_a_number_may_have_an_exponent_alone(write
     assert ablation.secondary == ("loss",)  # the primary metric is one family, not two
 
 
-def test_a_metric_of_one_target_is_not_of_an_analysis(write):
+def test_a_metric_of_one_target_is_not_taken_for_an_analysis(write):
     tune = {"model.lr": [1, 2]}
     ablation = read_ablation(write(metric={"primary": "mae/height", "mode": "min"}, analyses=["resolution"], tune=tune))
     assert ablation.primary == "mae/height" and not ablation.is_analyzed("mae/height")

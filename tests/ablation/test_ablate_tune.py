@@ -42,7 +42,7 @@ def configs(lab, pattern):
 
 
 @pytest.mark.rare
-def test_every_arm_is_measured_with_the_best_of_its_trials_on_seeds_of_their_own(toy, lab):
+def test_every_arm_is_measured_with_its_best_candidate_which_other_seeds_chose(toy, lab):
     plan = toy().plan()
     assert not lab.counts() and len(plan.arms) == 2
     assert not toy().run().failed
@@ -64,9 +64,7 @@ def test_every_arm_is_measured_with_the_best_of_its_trials_on_seeds_of_their_own
 
 
 @pytest.mark.rare
-def test_tuning_that_is_killed_and_shared_ends_as_if_undisturbed_and_its_evidence_makes_the_same_page(
-    toy, lab, monkeypatch
-):
+def test_killed_and_shared_tuning_ends_as_if_undisturbed_and_its_evidence_gives_the_same_report(toy, lab, monkeypatch):
     for drawn in ("figures", "panels"):  # most of a report's time; that of the tuning stays
         monkeypatch.setattr(f"vitlab.ablation.report.write.{drawn}", lambda *found: {})
     write(lab, {**SPACE, "seeds": [100], "halving": 2})
@@ -108,7 +106,7 @@ def test_tuning_that_is_killed_and_shared_ends_as_if_undisturbed_and_its_evidenc
 
 
 @pytest.mark.rare
-def test_candidates_by_tpe_learn_from_those_before_and_need_optuna_once(toy, lab, monkeypatch):
+def test_tpe_candidates_learn_from_earlier_ones_and_need_optuna_only_once(toy, lab, monkeypatch):
     pytest.importorskip("optuna")
     space = {"model.lr": {"low": "1e-4", "high": "1e-2", "log": True}, "model.sd": [0.01, 0.02]}
     write(lab, {**space, "search": "tpe", "budget": 5, "seeds": [100], "halving": 2})
@@ -125,7 +123,7 @@ def test_candidates_by_tpe_learn_from_those_before_and_need_optuna_once(toy, lab
 
 
 @pytest.mark.rare
-def test_an_arm_that_diverges_or_is_hopeless_is_given_up_and_the_others_are_measured(toy, lab, monkeypatch):
+def test_an_arm_that_diverges_or_stays_below_the_floor_is_given_up_and_the_others_are_measured(toy, lab, monkeypatch):
     lab.change()
     content = yaml.safe_load((lab.path / "toy.yaml").read_text())
     tune = {"model.lr": [0.001, 0.002], "seeds": [100], "floor": 0.55}
@@ -166,7 +164,7 @@ def test_a_learning_rate_of_1e_3_is_read_as_a_number(toy, lab):
     assert [c["model.lr"] for c in read_ablation(path).tune.candidates] == [0.001, 0.002, 0.004]
 
 
-def test_the_border_is_told_of_numbers_alone(toy, lab):
+def test_a_choice_at_the_border_is_reported_only_for_numbers(toy, lab):
     write(lab, {**SPACE, "model.opt": ["adamw", "sgd"], "seeds": [7]})
     ablation = read_ablation("toy.yaml")
     assert at_border(ablation, {"model.lr": 0.008, "model.opt": "sgd"}) == ["model.lr"]
@@ -195,7 +193,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_mistake_in_tuning_is_told_with_its_line(toy, lab, case):
+def test_a_mistake_in_tuning_is_reported_with_its_line(toy, lab, case):
     tune, words = WRONG[case]
     write(lab, tune)
     with pytest.raises(UsageError) as caught:
@@ -204,7 +202,7 @@ def test_a_mistake_in_tuning_is_told_with_its_line(toy, lab, case):
 
 
 @pytest.mark.parametrize("values", [[None, 0.1], [[0.9, 0.95], [0.9, 0.999]], [{"a": 1}, "b"], [True, False]])
-def test_candidates_of_any_kind_are_drawn(values):
+def test_the_response_curve_takes_candidates_of_any_type(values):
     rows = [{"arm": "a", "k": v, "to_best": -0.1 * i, "stopped": i, "chosen": i == 0} for i, v in enumerate(values)]
     axes = Figure().subplots()
     arm = SimpleNamespace(name="a", levels={"x": "a"})

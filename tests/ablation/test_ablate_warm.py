@@ -55,7 +55,7 @@ def light(finish, tmp_path, monkeypatch):
     return finish
 
 
-def test_a_command_in_a_fork_ends_as_one_in_a_process_and_its_death_is_its_own(light, tmp_path, capsys):
+def test_a_forked_command_ends_like_a_process_and_its_death_affects_no_other(light, tmp_path, capsys):
     assert light("--version") == light("--version", fork=False)
     assert light("fot") == light("fot", fork=False) and light("fot")[0] == 2
     (server,) = process._servers.values()
@@ -81,7 +81,7 @@ def test_a_command_in_a_fork_ends_as_one_in_a_process_and_its_death_is_its_own(l
     assert light("--version")[0] == 0 and capsys.readouterr().err == ""  # and so they do without it
 
 
-def test_where_nothing_can_be_forked_it_is_said_once_and_processes_do_the_work(light, tmp_path, capsys):
+def test_where_forking_is_impossible_one_line_says_so_and_processes_do_the_work(light, tmp_path, capsys):
     (tmp_path / "server.py").write_text("raise ImportError('no libcudart')")
     assert light("--version")[0] == light("--version")[0] == 0
     text = "vitlab: cells start as new processes, which is slower, as forking failed: ImportError: no libcudart\n"
@@ -108,7 +108,7 @@ def test_a_process_in_which_cuda_is_in_use_does_not_fork(monkeypatch, capsys):
 
 @pytest.mark.slow
 @pytest.mark.rare
-def test_a_forked_training_is_that_of_a_process_to_the_bit(finish):
+def test_a_forked_training_equals_one_in_its_own_process_to_the_bit(finish):
     for name, fork in (("first", True), ("second", True), ("fresh", False)):
         assert finish(*FIT, name, *FIT_ENDS, "--quiet", fork=fork) == (0, [])
         assert finish("validate", f"{name}/checkpoints/last.ckpt", "--quiet", fork=fork) == (0, [])

@@ -323,7 +323,7 @@ def test_checksums_are_written_again(toy):
 
 
 @cheat("everything is forged: predictions, results, chain and checksums")
-def test_only_the_head_that_was_kept_elsewhere_tells_of_a_chain_that_is_written_again(toy):
+def test_only_a_head_kept_elsewhere_reveals_a_rewritten_chain(toy):
     started().export("kept")
     head, records = Lab("kept").verify().head, chain.read_chain(Path("kept")).records
     forged = cell(home=Path("kept"))
@@ -340,7 +340,7 @@ def test_only_the_head_that_was_kept_elsewhere_tells_of_a_chain_that_is_written_
 
 
 @pytest.mark.rare
-def test_weights_and_a_training_tell_of_forged_predictions(toy):
+def test_kept_weights_and_retraining_reveal_forged_predictions(toy):
     found = started().verify(deep=True)
     assert found.is_green and "weights of 4 of 4 cells evaluated again" in str(found)
     forged = cell()

@@ -56,7 +56,7 @@ def test_a_name_with_a_comma_is_one_column_of_the_file(toy, monkeypatch):
     assert [row["mae/width, in cm"] for row in rows] == ["1.5", "1.5"] and None not in rows[0]
 
 
-def test_the_table_has_mean_spread_and_interval_of_what_is_done(tmp_path):
+def test_the_table_has_mean_spread_and_interval_of_the_finished_folds(tmp_path):
     rows = [{"fold": f"fold{i}of5", "n": 1000, "acc1": x, "r2": np.nan} for i, x in enumerate((0.5, 0.6, 0.7))]
     lines = str(Folds(Status([], []), rows, tmp_path)).splitlines()
     assert lines[4].split() == ["mean", "0.6"] and lines[5].split() == ["sd", "0.1"]
@@ -76,7 +76,7 @@ def test_the_table_has_mean_spread_and_interval_of_what_is_done(tmp_path):
         (["base.yaml", "--model.lr=1", "x"], "`x` is out of place"),
     ],
 )
-def test_mistakes_are_one_line_and_leave_nothing(toy, capsys, words, message):
+def test_mistakes_in_cross_validation_are_one_line_and_leave_nothing(toy, capsys, words, message):
     assert main(["cv", *words]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
@@ -84,7 +84,7 @@ def test_mistakes_are_one_line_and_leave_nothing(toy, capsys, words, message):
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["undivided", "with a split column"])
-def test_groups_stay_together_in_folds_that_cover_all(tmp_path, monkeypatch, given):
+def test_folds_cover_all_images_and_keep_groups_together(tmp_path, monkeypatch, given):
     monkeypatch.chdir(tmp_path)
     np.save("a.npy", np.zeros((1, 4, 4), np.float32))
     lines = ["path,target,group" + ",split" * given]

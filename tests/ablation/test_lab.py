@@ -14,7 +14,7 @@ def toy(lab, monkeypatch):
     return Lab("toy.yaml", trust_command=True)
 
 
-def test_a_comparison_goes_from_plan_to_verdict_in_python_without_a_word(toy, lab, capfd):
+def test_python_goes_silently_from_plan_to_verdict(toy, lab, capfd):
     plan = toy.plan()
     assert list(plan.arms["arm"]) == ["none", "learned", "rope2d"]
     assert not plan.is_refused and "6 cells (6 missing)" in str(plan)
@@ -40,7 +40,7 @@ def test_the_command_prints_what_python_returns(toy, lab):
     assert lab("run", "--dry_run", "--only", "pos_embed=learned")[1].splitlines()[1:] == []
 
 
-def test_what_fails_is_named_and_the_conditions_of_a_run_are_kept(toy, lab, monkeypatch):
+def test_failed_cells_are_named_and_the_conditions_of_a_run_are_kept(toy, lab, monkeypatch):
     monkeypatch.setenv("TOY", '{"learned 1": "fail"}')
     said = []
     status = toy.run(only=["pos_embed=learned"], say=said.append)
@@ -56,7 +56,7 @@ def test_what_fails_is_named_and_the_conditions_of_a_run_are_kept(toy, lab, monk
         toy.run(only=["pos_embed=lerned"])
 
 
-def test_a_missing_file_and_a_report_of_nothing_are_one_line_each(toy):
+def test_a_missing_file_and_a_report_without_cells_are_one_line_each(toy):
     with pytest.raises(UsageError, match="no cell of toy is done; start with `vitlab ablate run"):
         toy.report()
     with pytest.raises(

@@ -76,7 +76,7 @@ def test_a_chain_that_cannot_be_written_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("call", ["_take", "_tell"])
-def test_a_disk_that_fails_between_two_cells_ends_in_its_error(cells, monkeypatch, call):
+def test_a_disk_that_fails_between_two_cells_ends_the_run_with_its_error(cells, monkeypatch, call):
     def fails(*words):
         raise OSError(errno.EIO, "Input/output error", "done.json")
 
@@ -86,7 +86,7 @@ def test_a_disk_that_fails_between_two_cells_ends_in_its_error(cells, monkeypatc
         Pool(cells, 2, None, Interrupts(print)).run_all()
 
 
-def test_progress_shows_what_is_known_while_the_disk_does_not_answer(cells, monkeypatch):
+def test_progress_shows_the_last_known_state_while_the_disk_does_not_answer(cells, monkeypatch):
     progress = Progress(cells, 1)
 
     def fails(of):
@@ -109,7 +109,7 @@ def test_one_worker_takes_cells_in_their_order(cells):
         _finish(taken, claim)
 
 
-def test_twenty_workers_take_every_cell_once_and_look_at_few(cells, monkeypatch):
+def test_twenty_workers_take_every_cell_once_and_check_few(cells, monkeypatch):
     pools = [Pool(cells, 1, None, Interrupts(print)) for _ in range(20)]
     looks, real = [], Cell.is_finished
     monkeypatch.setattr(Cell, "is_finished", lambda cell: looks.append(cell.name) or real(cell))

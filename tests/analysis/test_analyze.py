@@ -28,7 +28,7 @@ def photos(tmp_path):
     return folder
 
 
-def test_each_name_leaves_a_table_and_two_figures(run, tmp_path, capsys):
+def test_each_analysis_writes_a_table_and_two_figures(run, tmp_path, capsys):
     assert analyze("distance,entropy", run, "-o", tmp_path / "out") == 0
     names = {f"{name}.{suffix}" for name in ("distance", "entropy") for suffix in ("csv", "png", "svg")}
     assert {path.name for path in (tmp_path / "out").iterdir()} == names | {"notes.json"}
@@ -41,7 +41,7 @@ def test_each_name_leaves_a_table_and_two_figures(run, tmp_path, capsys):
 
 
 @pytest.mark.rare
-def test_all_makes_one_page_in_the_run_directory(run):
+def test_analyze_all_writes_one_page_into_the_run_directory(run):
     assert analyze("all", run, "--quiet") == 0
     page = (run / "analysis" / "analysis.html").read_text()
     for name, own in ANALYSES.items():
@@ -52,14 +52,14 @@ def test_all_makes_one_page_in_the_run_directory(run):
     assert page.count("data:image/png;base64,") > len(ANALYSES) // 2
 
 
-def test_the_numbers_come_from_the_weights_named(run, tmp_path):
+def test_the_numbers_come_from_the_named_weights(run, tmp_path):
     for name in ("checkpoints/best.ckpt", "weights/best.safetensors"):
         assert analyze("distance", run / name, "-o", tmp_path / name.split("/")[0], "--quiet") == 0
     tables = [(tmp_path / folder / "distance.csv").read_text() for folder in ("checkpoints", "weights")]
     assert tables[0] == tables[1]
 
 
-def test_pictures_of_another_size_are_resized_and_it_is_said(run, photos, tmp_path, capsys):
+def test_pictures_of_another_size_are_resized_with_a_note(run, photos, tmp_path, capsys):
     assert analyze("attention", run, "--images", photos, "-o", tmp_path / "out") == 0
     assert "1 of 2 resized and cropped to 8 x 8 pixels" in capsys.readouterr().out
     assert set(pd.read_csv(tmp_path / "out" / "attention.csv")["image"]) == {0, 1}
@@ -79,14 +79,14 @@ def test_pictures_of_another_size_are_resized_and_it_is_said(run, photos, tmp_pa
         ("distance", ["--config", "x.yaml"], "the configuration comes from"),
     ],
 )
-def test_wrong_input_is_told_in_one_line(run, photos, names, arguments, message, capsys):
+def test_wrong_input_is_refused_in_one_line(run, photos, names, arguments, message, capsys):
     assert analyze(names, run, *(argument.format(photos=photos) for argument in arguments)) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.startswith("vitlab: ") and error.count("\n") == 1
 
 
-def test_a_run_without_class_token_is_told_what_to_use(run_without_token, capsys):
+def test_a_run_without_class_token_is_told_which_option_to_use(run_without_token, capsys):
     assert analyze("attention", run_without_token) == 2
     error = capsys.readouterr().err
     assert "has no class token; choose a patch with --query ROW,COLUMN, or use distance or displacement" in error
@@ -94,13 +94,13 @@ def test_a_run_without_class_token_is_told_what_to_use(run_without_token, capsys
     assert analyze("attention", run_without_token, "--query=1,2", "--quiet") == 0
 
 
-def test_two_runs_are_compared(run, run_without_token, tmp_path):
+def test_against_compares_two_runs(run, run_without_token, tmp_path):
     out = tmp_path / "out"
     assert analyze("cka,probe", run, "--against", run_without_token, "-o", out, "--quiet") == 0
     assert len(pd.read_csv(out / "cka.csv")["against"].unique()) == 2
 
 
-def test_pictures_need_none_of_the_files_of_the_training(tmp_path, capsys):
+def test_analyzing_pictures_needs_no_training_data(tmp_path, capsys):
     root, rng = tmp_path / "data", np.random.default_rng(0)
     for name in ("dark", "light"):
         (root / name).mkdir(parents=True)
@@ -136,7 +136,7 @@ def test_a_run_trained_on_many_devices_is_analyzed_on_one(run, tmp_path):
     assert analyze("filters", other, "--quiet", "--trainer.accelerator=cpu") == 0
 
 
-def test_a_variation_leaves_the_numbers_of_the_run_alone(run):
+def test_a_variation_is_stored_apart_from_the_numbers_of_the_run(run):
     """Before, `--data.crop_pct` wrote another accuracy over that of the run, and look headed it as the run's."""
     assert analyze("errors", run, "--quiet") == 0
     before = (run / "analysis/errors.csv").read_bytes()

@@ -28,7 +28,7 @@ def photos(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_file_of_ours_is_looked_at_without_a_run(photos, tmp_path, monkeypatch, capsys):
+def test_an_exported_file_is_analyzed_without_a_run(photos, tmp_path, monkeypatch, capsys):
     import json
 
     arguments = {**SMALL, "in_chans": 3}
@@ -90,7 +90,7 @@ def last_attention_of(net, image):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("of_timm", ["false", pytest.param("true", marks=pytest.mark.rare)])
-def test_the_net_of_a_module_of_ones_own_is_looked_into(of_timm, photos, tmp_path, monkeypatch, capsys):
+def test_the_net_of_a_custom_module_is_analyzed(of_timm, photos, tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
     monkeypatch.chdir(tmp_path)
     from userpkg.vit import Wrapped
@@ -137,7 +137,7 @@ def test_the_net_of_a_module_of_ones_own_is_looked_into(of_timm, photos, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_plain_module_of_ones_own_is_asked_what_it_can_answer(tmp_path, monkeypatch, capsys):
+def test_a_plain_custom_module_gets_the_analyses_that_it_supports(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
     monkeypatch.chdir(tmp_path)
     trust, few = "--trust_imports=userpkg", ["--trainer.max_epochs=2", "--trainer.accelerator=cpu"]

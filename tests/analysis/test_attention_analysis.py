@@ -41,14 +41,14 @@ def test_tokens_of_each_block_are_those_of_the_walk():
 
 
 @pytest.mark.parametrize("pos_embed", ["none", "learned", "conv"])
-def test_what_attention_gets_are_the_normalized_tokens_of_the_same_images(pos_embed):
+def test_attention_receives_the_normalized_tokens_of_the_same_images(pos_embed):
     net = small_net(pos_embed=pos_embed, **({"pos_embed_join": "every_layer"} if pos_embed == "learned" else {}))
     tokens, inputs = block_tokens(net, IMAGES), attention_inputs(net, IMAGES)
     for layer, block in enumerate(net.blocks):
         torch.testing.assert_close(inputs[layer], block.norm1(net.pos_embed.enter(tokens[layer], layer)))
 
 
-def test_looking_leaves_nothing_behind():
+def test_reading_attention_leaves_the_network_unchanged():
     net = small_net()
     attention_maps(net, IMAGES, 0)
     block_tokens(net, IMAGES)
@@ -81,7 +81,7 @@ def test_uniform_attention_looks_as_far_as_the_mean_of_all_pairs(grid, expected)
     torch.testing.assert_close(mean_distance(maps, grid, 1), torch.full((2, 3), uniform_distance(grid)))
 
 
-def test_a_class_token_that_takes_all_attention_does_not_look_like_locality():
+def test_attention_to_the_class_token_does_not_count_as_locality():
     maps = torch.full((1, 1, 13, 13), 0.01 / 12)
     maps[..., 0] = 0.99
     torch.testing.assert_close(mean_distance(maps, (3, 4), 1).item(), uniform_distance((3, 4)))
@@ -124,7 +124,7 @@ def test_the_map_is_that_of_the_layer_head_and_patch_asked_for(small_subject):
     torch.testing.assert_close(torch.tensor(table[table["image"] == 0]["weight"].to_numpy()).float(), expected)
 
 
-def test_a_network_without_class_token_is_told_what_to_use(small_subject):
+def test_a_network_without_class_token_is_told_which_option_to_use(small_subject):
     bare = {"class_token": False, "global_pool": "avg"}
     for analyze in (analyze_attention, analyze_rollout):
         with pytest.raises(UsageError, match="no class token; choose a patch with --query ROW,COLUMN, or use distance"):
@@ -133,6 +133,6 @@ def test_a_network_without_class_token_is_told_what_to_use(small_subject):
 
 
 @pytest.mark.parametrize("wrong", [{"layer": 2}, {"head": -1}, {"query": (0, 4)}, {"num_images": 0}])
-def test_what_a_network_does_not_have_is_refused(small_subject, wrong):
+def test_an_analysis_of_a_missing_part_is_refused(small_subject, wrong):
     with pytest.raises(ValueError, match=f"--{next(iter(wrong))}"):
         small_subject(**wrong)

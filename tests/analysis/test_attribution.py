@@ -53,7 +53,7 @@ def one_bright_patch():
 
 
 @pytest.mark.parametrize("method", ["integrated gradients", "occlusion", "Grad-CAM"])
-def test_only_the_patch_that_decides_is_found(method):
+def test_maps_find_the_only_patch_that_decides(method):
     images, classes = one_bright_patch()
     found = METHODS[method](brightness_net(), images, classes)
     assert found.argmax(dim=1).tolist() == [6, 12]
@@ -135,7 +135,7 @@ def test_the_relevance_of_a_block_is_that_of_its_sums_products_and_layers():
     torch.testing.assert_close(of_x, skip + through, atol=1e-6, rtol=1e-5)
 
 
-def test_lrp_is_what_the_code_of_its_authors_finds():
+def test_lrp_agrees_with_the_code_of_its_authors():
     """Of a network of two blocks whose weights are sines: the numbers are of their code, run on the same weights."""
     net = small_net(img_size=4, num_classes=3)
     with torch.no_grad():
@@ -147,7 +147,7 @@ def test_lrp_is_what_the_code_of_its_authors_finds():
     torch.testing.assert_close(found * 1e3, torch.tensor(AUTHORS), atol=0, rtol=2e-3)
 
 
-def test_no_relevance_is_made_and_a_head_without_values_has_none():
+def test_attention_creates_no_relevance_and_a_head_without_values_has_none():
     net = small_net(depth=1)
     with torch.no_grad():
         net.blocks[0].attn.qkv.weight[40:48].zero_()  # the values of head 1
@@ -157,7 +157,7 @@ def test_no_relevance_is_made_and_a_head_without_values_has_none():
     assert (found.sum(dim=(1, 2, 3)) <= 0.5 + 1e-5).all()  # half of what reaches the attention, and values have half
 
 
-def test_gradient_shap_adds_up_to_what_the_picture_adds_to_plain_ones():
+def test_gradient_shap_sums_to_the_output_minus_that_of_plain_images():
     net, images = AnyNetwork(OnePatch(), "one patch", (6, 10), 3), torch.randn(2, 3, 6, 10)
     starts = [start for start, _ in plain_starts(images)]
     assert len(starts) == SAMPLES and torch.stack(starts).mean(dim=0).abs().max() < 1e-6
@@ -167,7 +167,7 @@ def test_gradient_shap_adds_up_to_what_the_picture_adds_to_plain_ones():
         torch.testing.assert_close(found, net(images)[:, 0] - plain)
 
 
-def test_grad_cam_of_a_convolution_is_what_its_paper_says():
+def test_grad_cam_of_a_convolution_is_the_formula_of_its_paper():
     import torchvision
 
     torch.manual_seed(0)
@@ -197,7 +197,7 @@ def net_without_gradient():
     return AnyNetwork(Fixed(), "fixed", (33, 47), 3)
 
 
-def test_integrated_gradients_add_up_to_what_the_picture_adds():
+def test_integrated_gradients_sum_to_the_output_minus_that_of_the_mean_color():
     net = brightness_net()
     images, classes = one_bright_patch()
     with torch.no_grad():
@@ -232,7 +232,7 @@ def test_a_head_whose_values_go_nowhere_has_no_gradient_and_no_relevance():
 
 
 @pytest.mark.parametrize("filling", FILLINGS)
-def test_a_patch_that_is_taken_away_has_the_filling_and_the_others_stay(filling):
+def test_a_deleted_patch_gets_the_filling_and_the_others_stay(filling):
     net, values = small_net(), torch.rand(3, 16)
     fill = FILLINGS[filling](net, IMAGES)
     for count in (0, 5, 16):
@@ -242,7 +242,7 @@ def test_a_patch_that_is_taken_away_has_the_filling_and_the_others_stay(filling)
         assert torch.equal(changed[is_filled], fill[is_filled]) and torch.equal(changed[~is_filled], IMAGES[~is_filled])
 
 
-def test_the_fillings_are_what_they_are_called():
+def test_each_filling_is_what_its_name_says():
     net = small_net()
     wide = torch.zeros(2, 1, 8, 8)
     wide[:, :, 3, 4] = 1.0
@@ -253,12 +253,12 @@ def test_the_fillings_are_what_they_are_called():
     others = another_image(net, torch.arange(40.0).view(40, 1, 1, 1).expand(-1, 1, 8, 8))[:, 0, 0, 0]
     assert sorted(others.tolist()) == list(range(40)) and (others != torch.arange(40)).all()
     torch.testing.assert_close(FILLINGS["own mean"](net, IMAGES)[:, 0, 5, 5], IMAGES.mean(dim=(1, 2, 3)))
-    with pytest.raises(UsageError, match="need two images at least"):
+    with pytest.raises(UsageError, match="need at least two images, got one"):
         another_image(net, IMAGES[:1])
 
 
 @pytest.mark.slow
-def test_maps_that_name_the_wrong_patch_do_not_pass_though_they_name_the_right_one_next():
+def test_a_map_that_ranks_a_wrong_patch_first_is_no_evidence_even_if_the_right_one_follows():
     net, draw = distracted_net(), torch.Generator().manual_seed(1)
     images, others = (torch.randn(48, 1, 8, 8, generator=draw) for _ in range(2))
     others[:, :, 4:6, 2:4] = images[:, :, 4:6, 2:4]  # patch 9
@@ -278,7 +278,7 @@ def test_maps_that_name_the_wrong_patch_do_not_pass_though_they_name_the_right_o
     assert whole.nunique() == 1 and whole.iloc[0] == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_map_without_a_choice_is_no_evidence(monkeypatch):
+def test_a_constant_map_is_no_evidence(monkeypatch):
     net, (images, _) = brightness_net(), one_bright_patch()
     subject = Subject(net, lambda image: image, pictures=images.repeat(8, 1, 1, 1))
     monkeypatch.setattr("vitlab.analysis.attribution.maps.METHODS", {
@@ -299,7 +299,7 @@ def test_a_map_without_a_choice_is_no_evidence(monkeypatch):
 
 
 @pytest.mark.slow
-def test_areas_are_those_of_the_curves_and_fillings_that_contradict_are_told(small_subject):
+def test_areas_match_their_curves_and_contradicting_fillings_are_reported(small_subject):
     table = analyze_faithfulness(small_subject(num_images=12)).table
     for _, line in table[table["kind"] != "pair"].groupby(["filling", "kind", "map"]):
         assert tuple(line["share"]) == SHARES
@@ -400,6 +400,6 @@ def test_maps_with_a_sign_are_drawn_about_zero_with_a_bar_of_their_own(small_sub
             assert drawn.get_alpha() is None and np.allclose(drawn.get_array().ravel(), values[name, i])
 
 
-def test_a_network_without_head_is_told(small_subject):
+def test_a_network_without_a_head_is_refused(small_subject):
     with pytest.raises(UsageError, match="needs class scores, and model has no classification head"):
         analyze_attribution(small_subject(num_classes=0))

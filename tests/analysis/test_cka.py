@@ -39,7 +39,7 @@ def test_hsic_is_the_formula_of_song_et_al():
     assert unbiased_hsic(torch.tensor(k), torch.tensor(m)).item() == pytest.approx(expected)
 
 
-def test_two_runs_give_a_floor(small_subject):
+def test_comparing_two_runs_notes_the_noise_floor_of_seeds(small_subject):
     subject = small_subject()
     subject.other = small_subject(pos_embed="none")
     subject.other.name = "other"

@@ -139,7 +139,7 @@ def test_the_interval_of_a_share_of_images_holds_the_truth_as_often_as_it_says(s
 
 @pytest.mark.parametrize("n", [24, 64, 512])
 @pytest.mark.parametrize(("share", "alike"), [(0.5, 0.0), (0.8, 2.0), (0.95, 1.0), (0.8, 9.0)])
-def test_shares_of_images_under_four_changes(share, alike, n):
+def test_the_interval_of_shares_under_four_changes_holds_the_truth(share, alike, n):
     """The mean of four directions of a shift; ``alike`` is how much the images themselves differ.
 
     The mean of the four intervals, which was printed, held the truth in all of 1,000 draws where directions differ.
@@ -170,7 +170,7 @@ def test_the_interval_of_a_mean_over_images_holds_the_truth_as_often_as_it_says(
 
 @pytest.mark.parametrize("n", [50, 440, 5000])
 @pytest.mark.parametrize(("only_a", "only_b"), [(0.02, 0.02), (0.05, 0.02), (0.2, 0.1)])
-def test_the_difference_of_two_runs_on_the_same_images(only_a, only_b, n):
+def test_the_interval_of_a_difference_of_two_runs_holds_the_truth(only_a, only_b, n):
     def draw(rng):
         a, b, _ = rng.multinomial(n, [only_a, only_b, 1 - only_a - only_b])
         return paired_interval(a, b, n)
@@ -221,10 +221,10 @@ def test_intervals_of_recall_precision_and_f1_hold_the_truth_as_often_as_they_sa
 
 
 @pytest.mark.parametrize("n", [3, 5, 9])
-def test_the_ratio_of_two_speeds(n):
+def test_the_interval_of_a_ratio_of_speeds_holds_the_truth(n):
     assert 0.9 <= share_held(lambda rng: speed_interval(np.exp(0.1 * rng.standard_normal(n)).tolist()), 1.0) <= 0.98
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])
-def test_the_mean_over_seeds_or_folds(n):
+def test_the_interval_of_a_mean_over_seeds_or_folds_holds_the_truth(n):
     assert 0.9 <= share_held(lambda rng: interval_of_mean(rng.standard_normal(n).tolist()), 0.0, MANY) <= 0.98

@@ -77,7 +77,7 @@ def test_the_shown_cell_lies_where_the_query_patch_does(small_subject):
         ({"tokenizer": "conv"}, "tokenizer=conv has none"),
     ],
 )
-def test_what_has_no_token_maps_says_what_to_use(small_subject, arguments, message):
+def test_a_tokenizer_without_token_maps_is_told_what_to_use(small_subject, arguments, message):
     with pytest.raises(UsageError, match=message):
         analyze_token_layers(small_subject(**arguments))
 
@@ -94,7 +94,7 @@ def test_parts_add_up_to_the_whole(arguments):
     assert macs["mlp"] == 2 * 17 * 2 * 16 * 64
 
 
-def test_cost_is_measured_and_every_parameter_stands_in_the_file(small_subject, monkeypatch, tmp_path):
+def test_cost_is_measured_and_every_parameter_is_in_the_file(small_subject, monkeypatch, tmp_path):
     monkeypatch.setattr("vitlab.analysis.cost.SECONDS", 0.01)
     path = analyze_cost(small_subject(embed_dim=256)).save(tmp_path, "cost")[0]
     table = pd.read_csv(path).set_index(["quantity", "of"])["value"]

@@ -58,7 +58,7 @@ def subject_of(name):
 
 @pytest.mark.rare
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_foreign_network_takes_fourteen_analyses_and_refuses_the_others_in_a_line(name, monkeypatch):
+def test_fourteen_analyses_work_for_a_foreign_network_and_the_others_refuse_it_in_one_line(name, monkeypatch):
     monkeypatch.setattr("vitlab.analysis.attribution.sanity.DRAWS", 2)  # five take half of the time of this test
     subject, done = subject_of(name), []
     for analysis, own in ANALYSES.items():
@@ -95,7 +95,7 @@ def test_features_are_what_the_head_reads_and_tokens_what_the_layers_return():
 
 
 @pytest.mark.parametrize("of", ["torch", "timm", "hugging face"])
-def test_attention_of_others_is_what_their_queries_and_keys_say(of):
+def test_attention_of_other_libraries_follows_from_their_queries_and_keys(of):
     torch.manual_seed(0)
     images = torch.randn(2, 3, 32, 32)
     if of == "torch":
@@ -156,7 +156,7 @@ class Mine(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [torchvisions, lambda: hugging_face(3).eval()], ids=["torchvision", "hugging face"])
-def test_a_vit_of_another_library_has_all_ten_maps_and_where_it_is_only_asked_the_same(make):
+def test_a_vit_of_another_library_has_all_ten_maps_converted_or_not(make):
     torch.manual_seed(0)
     images, classes, theirs = torch.randn(2, 3, 32, 32), torch.tensor([1, 2]), make()
     ours, asked = as_asked(theirs, "theirs", (32, 32), 3), AnyNetwork(theirs, "theirs", (32, 32), 3)
@@ -169,7 +169,7 @@ def test_a_vit_of_another_library_has_all_ten_maps_and_where_it_is_only_asked_th
         torch.testing.assert_close(method(asked, images, classes) / most, expected / most, rtol=0, atol=1e-3, msg=name)
 
 
-def test_lrp_is_of_networks_whose_operations_all_have_a_rule():
+def test_lrp_needs_a_rule_for_every_operation_of_a_network():
     torch.manual_seed(0)
     asked, images = as_asked(Mine().eval(), "mine", (32, 32), 3), torch.randn(2, 3, 32, 32)
     assert "LRP" in methods_of(asked)
@@ -188,7 +188,7 @@ class Waves(nn.Module):
         return x.sin()
 
 
-def test_maps_of_ones_own_vit_are_of_what_its_head_reads():
+def test_maps_of_a_custom_vit_belong_to_what_its_head_reads():
     torch.manual_seed(0)
     asked, images = as_asked(Mine().eval(), "mine", (32, 32), 3), torch.randn(1, 3, 32, 32)
     assert isinstance(asked, AnyNetwork) and asked.reads == "patches"
@@ -246,13 +246,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("net", "transform", "message"), WRONG.values(), ids=WRONG)
-def test_a_network_or_transform_that_no_analysis_can_use_is_refused_in_a_line(net, transform, message):
+def test_an_unusable_network_or_transform_is_refused_in_one_line(net, transform, message):
     with pytest.raises(UsageError, match=message) as error:
         Subject(net, transform, pictures=[Image.new("RGB", (20, 20))])
     assert "\n" not in str(error.value)
 
 
-def test_pictures_of_another_size_are_refused_in_a_line():
+def test_pictures_of_another_size_are_refused_in_one_line():
     with pytest.raises(UsageError, match=r"`pictures` must be \(B, 1, 8, 8\), got 2 x 1 x 9 x 9"):
         Subject(small_net(), Digits(), pictures=torch.zeros(2, 1, 9, 9))
     with pytest.raises(UsageError, match="becomes 1 x 9 x 9, and must become 1 x 8 x 8: end the transform with"):
@@ -302,7 +302,9 @@ def test_commands_take_a_resnet_of_timm_with_pictures_or_with_data(small_resnet,
     assert "not done" not in capsys.readouterr().out
     assert pd.read_csv("analysis/resnet10t/confusion.csv")["class"].tolist() == ["a", "b"]
     assert main(["analyze", "attribution", *small, "--images", "photos/a", "--model.depth=3"]) == 2
-    assert "`--model.depth` changes a run, and timm:resnet10t has none" in capsys.readouterr().err
+    assert (
+        "`--model.depth` changes the configuration of a run, and timm:resnet10t is not a run" in capsys.readouterr().err
+    )
     assert main(["look", "timm:resnet10t", "--img_size", "12", "--images", "photos/a", "--pictures", "2"]) == 0
     assert "BasicBlock" in (tmp_path / "look.html").read_text()
     train(tmp_path / "run", "--data.subset=0.1", "--trainer.accelerator=cpu")

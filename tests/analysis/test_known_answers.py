@@ -70,7 +70,7 @@ WITHOUT_POSITIONS = [{}, {"class_token": False, "global_pool": "avg"}, OVERLAPPI
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", WITHOUT_POSITIONS, ids=["class_token", "mean", "t2t"])
-def test_a_trained_network_without_positions_has_no_displacement_though_content_draws_a_pattern(trained, changes):
+def test_a_trained_network_without_positions_has_no_displacement_although_content_shows_a_pattern(trained, changes):
     table = displacements(trained(pos_embed="none", **changes))
     assert holds_zero(table).mean() > 0.85  # 95 % intervals, which neighbors share; .898 with the weights of torch 2.10
     itself = table.xs((0, 0), level=("dy", "dx"))
@@ -100,7 +100,7 @@ def test_intervals_of_displacement_and_of_its_spread_hold_the_truth(trained):
     assert 0.88 < (seeds.mean(dim=1).abs() <= reach).double().mean() < 0.99
 
 
-def test_networks_share_no_draw_of_the_shuffles(trained):
+def test_each_network_has_shuffles_of_its_own(trained):
     one, other = trained(pos_embed="none"), trained(pos_embed="none", class_token=False, global_pool="avg")
     tables = [displacements(subject) for subject in (one, one, other)]
     assert tables[0].equals(tables[1])
@@ -108,14 +108,14 @@ def test_networks_share_no_draw_of_the_shuffles(trained):
     assert abs(np.corrcoef(noise[0], noise[2])[0, 1]) < 0.3
 
 
-def test_a_head_that_looks_at_what_is_alike_knows_no_position(digits):
+def test_a_head_that_attends_to_similar_tokens_shows_no_position(digits):
     table = displacements(Subject(net_looking_at_what_is_alike(), digits, SMALL, num_images=256)).loc[0, 0]
     assert holds_zero(table).mean() > 0.9 and holds_zero(table)[0, 0]
     assert table["logit"][0, 0] > 10 * table["error"][0, 0]
 
 
 @pytest.mark.parametrize("offset", [(0, 0), (0, -1), (1, 1)])
-def test_a_head_that_looks_at_a_place_is_seen_to(digits, offset):
+def test_a_head_that_attends_to_a_place_is_recognized(digits, offset):
     table = displacements(Subject(net_looking_at(*offset), digits, num_images=16)).loc[0, 0]["position"]
     assert table.idxmax() == offset and table[offset] > 40
     assert table.drop(index=[offset]).std() < 1e-3
@@ -145,7 +145,7 @@ def test_pictures_of_a_head_that_looks_left_show_the_left_neighbor_of_the_query(
     assert table[1, 1] == pytest.approx(0.5, abs=1e-3) and table[1, 2] == pytest.approx(0.5, abs=1e-3)
 
 
-def test_a_head_that_goes_by_content_alone_is_told_by_its_null(digits):
+def test_the_null_reveals_a_head_that_attends_by_content_alone(digits):
     net = small_net(pos_embed="none")
     table = analyze_distance(Subject(net, digits, SMALL, num_images=256)).table
     assert (table["null"] - table["uniform"]).abs().max() < 0.03
@@ -189,7 +189,7 @@ def test_constant_features_classify_at_chance_and_show_no_place(digits, threads)
     assert analyze_cka(subject).table["cka"].isna().all()  # what does not vary is alike to nothing, and to everything
 
 
-def test_a_base_line_with_another_tokenizer_is_refused(digits):
+def test_a_baseline_with_another_tokenizer_is_refused(digits):
     subject = Subject(small_net(), digits, SMALL, num_images=16)
     for changes in ({"tokenizer": "t2t", "t2t_kernels": [3, 3], "t2t_dim": 8}, {"patch_size": 4}):
         arguments = {**SMALL, "pos_embed": "none", **changes}
@@ -198,7 +198,7 @@ def test_a_base_line_with_another_tokenizer_is_refused(digits):
             analyze_probe(subject)
 
 
-def test_cka_of_equal_layers_is_one_without_doubt_and_else_has_an_interval(small_subject):
+def test_cka_of_equal_layers_is_exactly_one_and_otherwise_has_an_interval(small_subject):
     table = analyze_cka(small_subject()).table
     same = table[table["layer"] == table["other_layer"]]
     assert (same["cka_high"] - same["cka_low"] < 1e-6).all()
@@ -206,7 +206,7 @@ def test_cka_of_equal_layers_is_one_without_doubt_and_else_has_an_interval(small
     assert (other["cka_low"] < other["cka"] - 1e-4).all()
 
 
-def test_a_class_that_the_center_tells_keeps_its_accuracy_when_packed_images_are_resized(tmp_path):
+def test_a_class_visible_in_the_center_keeps_its_accuracy_when_packed_images_are_resized(tmp_path):
     for name, center in (("dark", 40), ("light", 215)):
         (tmp_path / "photos" / name).mkdir(parents=True)
         for i in range(20):

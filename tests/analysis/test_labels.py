@@ -100,7 +100,7 @@ def test_planted_wrong_labels_come_first(folds, subject):
 
 
 @pytest.mark.slow
-def test_the_page_shows_the_doubted_images_and_no_name_ends_its_script(subject, tmp_path):
+def test_the_page_shows_doubted_images_and_no_file_name_breaks_its_script(subject, tmp_path):
     finding = analyze_labels(subject)
     fits_a_column(finding.figure)
     assert len(finding.gallery) == max(24, int(finding.table["doubted"].sum()))
@@ -138,7 +138,7 @@ def test_a_class_without_images_is_never_suggested():
     assert confident_classes(shares, np.array([0, 1])).tolist() == [0, 1]
 
 
-def test_labels_says_which_fold_or_file_it_lacks(folds, subject, tmp_path):
+def test_labels_names_the_fold_or_file_that_is_missing(folds, subject, tmp_path):
     with pytest.raises(UsageError, match="labels needs a cross-validation: `vitlab cv`, then"):
         analyze_labels(dataclasses.replace(subject, folds=None))
     (tmp_path / "cv.yaml").write_text("axes: {fold: {fold1of2: {}}}")
@@ -156,7 +156,7 @@ def test_labels_says_which_fold_or_file_it_lacks(folds, subject, tmp_path):
         held_out_predictions(tmp_path)
 
 
-def test_the_command_takes_the_folder_of_a_cross_validation_and_tells_an_unfinished_one(tmp_path, capsys):
+def test_the_command_takes_the_folder_of_a_cross_validation_and_refuses_an_unfinished_one(tmp_path, capsys):
     (tmp_path / "cv.yaml").write_text("axes: {fold: {fold1of2: {}}}")
     assert command(["analyze", "labels", str(tmp_path)]) == 2
     assert "has no fold that was trained: let `vitlab cv` finish first" in capsys.readouterr().err

@@ -80,7 +80,7 @@ def test_a_probability_of_0_is_in_the_interval_of_its_bin(monkeypatch):
     assert analyze_calibration(SimpleNamespace(split="val", name="toy")).table["confidence_high"].tolist() == [0.0]
 
 
-def test_labels_and_numbers_are_as_wrong_as_their_cross_entropy_and_their_error():
+def test_errors_of_labels_and_numbers_are_cross_entropy_and_absolute_error():
     targets, outputs = torch.tensor([[1, 0], [1, 1]]), torch.tensor([[0.9, 0.2], [0.3, 0.6]])
     labels = Outcome("multilabel", targets, outputs, ["cat", "dog"], ["a", "b"])
     expected = torch.nn.functional.binary_cross_entropy(outputs, targets.float(), reduction="none").mean(1)

@@ -70,7 +70,7 @@ def here(tmp_path, monkeypatch):
     TRUSTED[:] = [name for name in TRUSTED if name != "mine_of_analysis"]
 
 
-def test_one_file_of_the_users_is_found_everywhere(here, small_subject, capsys):
+def test_one_file_of_the_user_adds_an_analysis_everywhere(here, small_subject, capsys):
     with pytest.raises(
         UsageError, match=r'own.yaml.*"norms": if it is in mine_of_analysis, add --trust_imports mine_o'
     ):
@@ -107,7 +107,7 @@ def test_one_file_of_the_users_is_found_everywhere(here, small_subject, capsys):
     assert "What <code>tokens</code> hold." in write_page(here, "first", [("norms", "24 images", b"")]).read_text()
 
 
-def test_one_file_of_the_package_is_found_without_importing_it(tmp_path):
+def test_analyses_of_the_package_are_found_without_importing_them(tmp_path):
     shutil.copytree(
         Path(vitlab.__file__).parent, tmp_path / "vitlab", ignore=shutil.ignore_patterns("__pycache__", "weights")
     )
@@ -126,7 +126,7 @@ def test_one_file_of_the_package_is_found_without_importing_it(tmp_path):
     assert "norms           What `tokens` hold." in done.stdout, done.stderr
 
 
-def test_how_an_analysis_is_read_is_no_part_of_a_cell_and_what_it_measures_is(tmp_path):
+def test_what_an_analysis_measures_identifies_a_cell_and_its_description_does_not(tmp_path):
     digests = []
     for old, new in (("", ""), ("norm of a token", "length"), ("norm(dim=-1).mean", "norm(dim=-1).amax")):
         (tmp_path / "norms.py").write_text(MINE.replace(old, new))
@@ -134,8 +134,8 @@ def test_how_an_analysis_is_read_is_no_part_of_a_cell_and_what_it_measures_is(tm
     assert digests[0] == digests[1] != digests[2]
 
 
-def test_what_an_analysis_of_ones_own_may_be_called():
-    with pytest.raises(ValueError, match=r"called cost is in vitlab\.analysis\.cost already"):
+def test_names_of_custom_analyses_are_checked():
+    with pytest.raises(ValueError, match=r"vitlab\.analysis\.cost already has an analysis called cost"):
         Analysis(reading="", limits="", name="cost")(lambda subject: None)
     for name in ("all", "Two words", "_x"):
         with pytest.raises(ValueError, match="lower-case letters, digits and _"):

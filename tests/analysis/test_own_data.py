@@ -49,7 +49,7 @@ class Sides(nn.Module):
         return torch.stack([images[..., :4].sum(dim=(1, 2, 3)), images[..., 4:].sum(dim=(1, 2, 3))], dim=1)
 
 
-def test_images_and_classes_of_ones_own_data_are_those_that_the_network_was_given():
+def test_custom_data_are_analyzed_with_the_images_and_classes_of_their_loaders():
     data = Halves()
     subject = Subject(Sides(), data, name="own", split="val")
     assert subject.class_names == ["left", "right"] and subject.classifies
@@ -67,7 +67,7 @@ def test_images_and_classes_of_ones_own_data_are_those_that_the_network_was_give
                                                subject.shown(2)]].tolist()  # fmt: skip
 
 
-def test_numbers_of_ones_own_data_are_compared_in_their_own_unit():
+def test_numbers_of_custom_data_are_compared_in_their_own_unit():
     class One(nn.Module):
         def forward(self, images):
             return images.mean(dim=(2, 3))
@@ -80,7 +80,7 @@ def test_numbers_of_ones_own_data_are_compared_in_their_own_unit():
         analyze_confusion(subject)
 
 
-def test_what_is_no_batch_of_images_and_targets_is_named():
+def test_a_batch_without_images_and_targets_is_named():
     with pytest.raises(UsageError, match=r"must give images \(B, C, H, W\) and targets .* and give a dict"):
         Subject(Sides(), Halves(form=lambda pair: dict(zip("ab", pair, strict=True))))
     subject = Subject(Sides(), Halves(lambda labels: labels + 5), name="own")

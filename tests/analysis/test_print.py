@@ -43,7 +43,7 @@ def test_a_figure_of_each_analysis_can_be_read_in_a_column(subjects, name):
     assert name in ELSEWHERE
 
 
-def test_overlapping_cut_and_small_text_of_a_figure_is_found():
+def test_overlapping_cut_off_and_small_text_is_detected():
     figure = Figure((2, 1))
     figure.text(0.5, 0.5, "a title"), figure.text(0.5, 0.55, "another")
     figure.text(0.95, 0.1, "too far right"), figure.text(0.1, 0.1, "small", fontsize=5)
@@ -51,7 +51,7 @@ def test_overlapping_cut_and_small_text_of_a_figure_is_found():
 
 
 @pytest.mark.slow
-def test_titles_that_lay_on_each_other_are_wrapped_or_go_below_each_other():
+def test_overlapping_titles_are_wrapped_or_stacked():
     figure = Figure((8, 2), layout="constrained")
     for ax in figure.subplots(1, 4):
         ax.plot([0, 1])
@@ -103,7 +103,7 @@ def test_text_stays_text_and_fonts_are_embedded():
 
 
 @pytest.mark.slow
-def test_other_formats_of_an_earlier_figure_go(subjects, tmp_path):
+def test_other_formats_of_an_earlier_figure_are_removed(subjects, tmp_path):
     finding = ANALYSES["position"].measure(subjects[0])
     finding.save(tmp_path, "position")
     finding.save(tmp_path, "position", ("pdf",), "column")

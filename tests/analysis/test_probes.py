@@ -55,7 +55,7 @@ def test_the_probe_in_batches_is_one_ridge_regression_with_the_penalty_of_scikit
 
 
 @pytest.mark.parametrize("factor", [1e3, 1e-1, 1e-2, 1e-3])
-def test_features_times_a_number_tell_their_cells_as_well(factor):
+def test_scaled_features_identify_their_cells_equally_well(factor):
     def found(factor):
         generator = torch.Generator().manual_seed(0)
         places, probe = torch.randn(16, 8, generator=generator), CellProbe((4, 4))
@@ -66,7 +66,7 @@ def test_features_times_a_number_tell_their_cells_as_well(factor):
     assert found(factor) == pytest.approx(found(1.0), rel=1e-4) and found(1.0)["accuracy"] > 0.5
 
 
-def test_a_token_that_says_its_cell_is_placed_right():
+def test_a_token_that_encodes_its_cell_is_located():
     tokens = torch.eye(6).expand(3, 6, 6) + 0.01 * torch.randn(3, 6, 6)
     probe = CellProbe((2, 3))
     probe.add(tokens)
@@ -74,7 +74,7 @@ def test_a_token_that_says_its_cell_is_placed_right():
     assert probe.result()["accuracy"] == 1 and probe.result()["r2"] > 0.99
 
 
-def test_noise_tells_no_cell_without_positions_and_every_cell_with_them():
+def test_noise_reveals_no_cell_without_positions_and_every_cell_with_them():
     batches = [[(torch.randn(64, 1, 8, 8), torch.zeros(64))] for _ in range(2)]
     net = small_net(pos_embed="sincos2d")
     for each, low, high in ((net, 0.8, 1.0), (without_positions(net), 0.0, 0.15)):

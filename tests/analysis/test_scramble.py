@@ -22,7 +22,7 @@ def order_of(side=1, seed=0):
 
 @pytest.mark.parametrize("tokenizer", ["patch", "t2t"])
 @pytest.mark.parametrize("pos_embed", POSITIONS)
-def test_scrambled_tokens_change_nothing_without_positions_and_something_with(pos_embed, tokenizer):
+def test_scrambling_tokens_changes_nothing_without_positions_and_something_with_them(pos_embed, tokenizer):
     net = small_net(pos_embed=pos_embed, init_std=0.5, **(T2T if tokenizer == "t2t" else {}))
     with torch.no_grad():
         change = (scramble_tokens(net, IMAGES, order_of()) - net(IMAGES)).abs().max().item()
@@ -32,7 +32,7 @@ def test_scrambled_tokens_change_nothing_without_positions_and_something_with(po
         assert change > 1e-4
 
 
-def test_image_patches_are_tokens_for_the_patch_tokenizer_alone():
+def test_scrambling_patches_equals_scrambling_tokens_only_for_the_patch_tokenizer():
     order = order_of()
     for arguments, same in (({}, True), (T2T, False)):
         net = small_net(pos_embed="learned", **arguments)
@@ -68,7 +68,7 @@ def test_block_sides_fill_the_grid():
     assert block_sides((4, 8)) == [4, 2, 1]
 
 
-def test_the_table_starts_with_what_is_not_scrambled(small_subject):
+def test_the_first_row_is_the_unscrambled_image(small_subject):
     for analyze, level in ((analyze_scramble, "tokens"), (analyze_scramble_image, "image")):
         table = analyze(small_subject()).table
         assert list(table["blocks"]) == [1, 4, 4, 4, 16, 16, 16] and set(table["level"]) == {level}

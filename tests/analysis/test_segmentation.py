@@ -45,7 +45,7 @@ def measured(subject, masks):
     return finding, finding.table[finding.table["class"] == "mean"].set_index("of")["iou"]
 
 
-def test_a_mask_that_is_a_function_of_the_token_is_found_and_one_of_the_place_is_told_by_the_place(tokens):
+def test_masks_that_depend_on_tokens_or_on_places_are_predicted_from_these(tokens):
     subject, folder = tokens
     finding, miou = measured(subject, folder / "level")
     assert miou["tokens"] == 1 and miou["without positions"] == 1 and miou["majority of patches"] == 1
@@ -99,7 +99,7 @@ def test_softmax_regression_is_at_the_minimum_of_its_loss():
         (None, r"has no mask of a train image, such as .*png"),
     ],
 )
-def test_a_mask_that_does_not_fit_is_told_in_a_line(tokens, tmp_path, mask, message):
+def test_a_mask_that_does_not_fit_is_refused_in_one_line(tokens, tmp_path, mask, message):
     for i in range(N) if mask is not None else []:
         if isinstance(mask, bytes):
             (tmp_path / f"{i}.png").write_bytes(mask)
@@ -110,7 +110,7 @@ def test_a_mask_that_does_not_fit_is_told_in_a_line(tokens, tmp_path, mask, mess
     assert "\n" not in str(told.value)
 
 
-def test_no_masks_and_no_folder_are_told(tokens):
+def test_missing_masks_and_folders_are_reported(tokens):
     subject, folder = tokens
     for masks, message in ((None, "needs masks: --masks DIR"), (folder / "nothing", "must be a folder, got")):
         with pytest.raises(UsageError, match=message):

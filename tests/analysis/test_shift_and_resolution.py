@@ -30,7 +30,7 @@ def test_a_shift_moves_every_pixel_and_fills_the_border(dy, dx):
                 assert moved[0, 0, y, x] == expected
 
 
-def test_whole_patches_round_the_border_change_nothing_without_positions():
+def test_wrapping_by_whole_patches_changes_nothing_without_positions():
     images = torch.randn(3, 1, 8, 8)
     for pos_embed, limit in (("none", 1e-5), ("learned", None)):
         net = small_net(pos_embed=pos_embed)
@@ -99,7 +99,7 @@ def test_every_policy_of_a_method_is_measured_and_all_agree_at_the_trained_size(
         assert "resolution/acc1@12/rescale" in metrics
 
 
-def test_another_run_is_drawn_beside(small_subject):
+def test_another_run_is_drawn_for_comparison(small_subject):
     subject = small_subject(num_images=16)
     subject.other = copy.copy(small_subject(pos_embed="none", num_images=16))
     subject.other.name = "none"

@@ -45,7 +45,7 @@ def test_constant_features_have_one_color(small_subject, threads):
 
 
 @pytest.mark.parametrize(("batch_size", "images"), [(64, 1000), (2, 1000), (64, 9)])
-def test_figures_of_few_pictures_and_of_many_show_the_same_ones_first(batch_size, images):
+def test_few_and_many_pictures_begin_with_the_same_ones(batch_size, images):
     data = Digits(batch_size=batch_size)
     data.build("val")
     data.splits["val"] = data.splits["val"].take(np.arange(min(images, len(data.splits["val"]))))
@@ -91,7 +91,7 @@ def test_splits_show_the_channels_that_vary_most(small_subject):
         analyze_splits(small_subject())
 
 
-def test_a_network_of_ones_own_needs_only_a_function_that_prepares_pictures():
+def test_a_custom_network_needs_only_a_function_that_prepares_pictures():
     def prepare(image):
         return (torch.tensor(list(image.resize((8, 8)).tobytes())).view(1, 8, 8) / 255 - 0.25) / 0.5
 
@@ -143,6 +143,6 @@ def test_reconstruction_is_the_loss_and_a_network_that_reads_nothing_equals_its_
     assert error["itself"] == pytest.approx(float(wanted.mean()), rel=1e-5 if norm_pix else 0.2)
 
 
-def test_what_is_no_autoencoder_fills_nothing_in(small_subject):
+def test_reconstruction_refuses_a_network_that_is_not_an_autoencoder(small_subject):
     with pytest.raises(UsageError, match="reconstruction needs a masked autoencoder"):
         analyze_reconstruction(small_subject())

@@ -68,7 +68,7 @@ def test_the_interval_of_equal_values_is_that_value_and_many_narrow_it():
 
 
 @pytest.mark.parametrize(("seconds", "noisy"), [([1, 1.05, 1.1], False), ([1, 1, 1.3], True), ([1, 9, 1, 1, 1], False)])
-def test_a_canary_whose_time_spreads_marks_the_run(seconds, noisy):
+def test_a_canary_with_varying_times_marks_the_run_as_noisy(seconds, noisy):
     assert pairs.is_noisy(seconds) == noisy
 
 
@@ -83,7 +83,7 @@ def test_contenders_compute_the_same_logits(contender):
     assert networks.ours(name).eval()(images).std() > 1e-3
 
 
-def test_the_plain_way_writes_windows_and_maps_and_keeps_all_tokens(monkeypatch):
+def test_the_plain_contender_stores_windows_and_maps_and_keeps_all_tokens(monkeypatch):
     plain, seen = networks.build("t2t_vit_7", "plain"), []
     plain.net.norm.register_forward_hook(lambda _, x, y: seen.append(y.shape[1]))
     monkeypatch.setattr(F, "scaled_dot_product_attention", None)
@@ -132,7 +132,7 @@ def parts(num_classes):
 """
 
 
-def test_a_clone_of_the_official_code_takes_part_with_our_weights(tmp_path, capsys):
+def test_a_clone_of_the_official_code_is_measured_with_our_weights(tmp_path, capsys):
     import timm
 
     (tmp_path / "models").mkdir()
@@ -179,7 +179,7 @@ def test_a_training_step_trains_and_leaves_no_gradient():
     assert {p.grad for p in net.parameters()} == {None}
 
 
-def test_only_a_quiet_machine_can_be_too_slow():
+def test_only_a_quiet_machine_can_fail_for_slowness():
     row = {"model": "t2t_vit_7", "mode": "fwd", "dtype": "fp32", "contender": "vitlab", "ratio": 1.0, "noisy": False}
     row["interval"] = (0.9, 1.1)
     assert list(model.too_slow([row])) == ["t2t_vit_7 fwd: 1.00 x the plain implementation, the goal is 1.25"]
@@ -191,7 +191,7 @@ def test_only_a_quiet_machine_can_be_too_slow():
 # Others
 
 
-def test_numerics_pass_for_the_short_ways_and_fail_for_a_wrong_one(monkeypatch):
+def test_numerics_pass_for_the_fast_paths_and_fail_for_a_wrong_one(monkeypatch):
     monkeypatch.setattr(numerics, "MODELS", ("t2t_vit_7", "vit_s16"))
     images = numerics.images_of(16)
     assert {"random", "white", "letterbox", "equal channels", "gray", "two grays", "two textures"} < images.keys()
@@ -210,7 +210,7 @@ def test_numerics_pass_for_the_short_ways_and_fail_for_a_wrong_one(monkeypatch):
     assert not any(row["passes"] for row in numerics.measure())
 
 
-def test_attention_cells_say_what_the_rule_chooses(monkeypatch):
+def test_the_attention_table_says_which_kernel_the_rule_chooses(monkeypatch):
     monkeypatch.setattr(attention_bench, "SHAPES", [(1, 2, 5, 4)])
     monkeypatch.setattr("vitlab.layers.kernels.HAS_TILES", True)
     monkeypatch.setattr("vitlab.layers.kernels.EMULATED", frozenset())
@@ -220,7 +220,7 @@ def test_attention_cells_say_what_the_rule_chooses(monkeypatch):
 
 
 @pytest.mark.rare
-def test_loaders_hand_out_every_image():
+def test_loaders_deliver_every_image():
     rows = loader.measure(rounds=3, budget=0, count=512, photos=72)
     assert all(row["ratio"] == 1 for row in rows if row["loader"] == row["base"])
     assert [row["loader"] for row in rows if row["ratio"] != 1] == [
@@ -306,7 +306,7 @@ def test_the_readmes_table_is_made_of_saved_runs_against_the_fastest_of_the_othe
     assert "`make benchmarks` must first measure cpu-fp32.json" in capsys.readouterr().err
 
 
-def test_the_readmes_say_what_the_saved_runs_say():
+def test_the_readmes_state_the_numbers_of_the_saved_runs():
     begin, end = tables.marks("speed")
     steps = []
     for folder in (ROOT / "benchmarks", ROOT / "benchmarks" / "epyc", ROOT / "benchmarks" / "avx2"):
@@ -372,7 +372,7 @@ def test_a_mistake_in_the_command_bench_is_one_line(arguments, message, capsys):
     assert error.count("\n") == 1
 
 
-def test_an_installed_package_says_where_the_command_is(monkeypatch, tmp_path, capsys):
+def test_an_installed_package_says_where_to_find_the_command(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("vitlab.cli.bench._FOLDER", tmp_path)
     assert main(["bench", "--help"]) == 2
     assert "is not part of the installed package: run it from a checkout" in (error := capsys.readouterr().err)

@@ -35,7 +35,7 @@ def test_one_command_writes_the_page_of_positions_recipes_numerics_and_faults(tm
         assert row["hours"] * 3600 * row["rate"] == pytest.approx(seen)
 
 
-def test_the_recipes_of_a_gpu_are_all_that_wait_for_their_hours():
+def test_the_gpu_page_lists_every_recipe_without_measured_hours():
     named = {path.relative_to(gpu.CONFIGS).as_posix() for path in gpu.recipe_files()}
     waiting = {
         path.relative_to(gpu.CONFIGS).as_posix()
@@ -46,7 +46,7 @@ def test_the_recipes_of_a_gpu_are_all_that_wait_for_their_hours():
 
 
 @pytest.mark.rare
-def test_a_lost_process_ends_the_other_with_a_line():
+def test_losing_a_process_ends_the_other_with_one_line():
     for what, number in gpu.FAULTS.items():
         row = gpu.fault(what, number, "cpu")
         assert row["code"] in (1, 75) and row["after"] < 240 and "process" in row["line"], row

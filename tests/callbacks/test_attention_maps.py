@@ -63,7 +63,7 @@ def test_a_picture_comes_every_n_epochs_and_shows_the_heads_of_the_validated_wei
     assert not any(module._forward_pre_hooks for module in task.net.modules())
 
 
-def test_each_cell_has_its_color_beside_its_image():
+def test_each_patch_of_a_map_has_its_color_beside_its_image():
     maps = torch.rand(2, 3, 4, 4)
     picture = draw_maps(IMAGES[:2], maps).permute(1, 2, 0).numpy()
     assert picture.shape == (2 * 98 + 2, 4 * 98 + 2, 3)
@@ -106,7 +106,7 @@ def test_only_the_first_process_draws():
         ({}, {"class_token": False, "global_pool": "avg"}, "analyze attention RUN --query ROW,COLUMN"),
     ],
 )
-def test_maps_that_a_network_or_logger_cannot_give_are_refused(arguments, network, message):
+def test_attention_maps_without_a_fitting_network_or_logger_are_refused(arguments, network, message):
     with pytest.raises(ValueError, match=message):
         fit(AttentionMaps(**arguments), **network)
 
@@ -124,7 +124,7 @@ def test_an_offline_run_holds_the_pictures(tmp_path):
             assert np.asarray(picture).std() > 20
 
 
-def test_a_run_without_class_token_is_told_in_one_line(tmp_path, capsys):
+def test_attention_maps_of_a_run_without_class_token_are_refused_in_one_line(tmp_path, capsys):
     arguments = ["--model.class_token=false", "--model.global_pool=avg", "--trainer.logger=false"]
     arguments += [f"--run_dir={tmp_path / 'run'}", "--trainer.callbacks=AttentionMaps"]
     assert main(["fit", "--config", "configs/vit.yaml", *arguments]) == 2

@@ -89,7 +89,7 @@ def test_a_narrow_terminal_keeps_losses_and_what_decides_the_best_epoch(tmp_path
     assert max(map(len, screen)) <= 58 and screen[1].split()[-2] == "12.5000"
 
 
-def test_names_of_columns_come_again_when_they_change_and_after_a_screen_of_rows():
+def test_column_names_are_repeated_when_they_change_and_after_a_screen_of_rows():
     rows = EpochTable()
     first = rows.add({"epoch": "1", "train/loss": "2.5", "left": "0:09"}, 80).split("\n")
     assert first == ["epoch  train/loss  left", "    1         2.5  0:09"]
@@ -113,7 +113,7 @@ def test_numbers_behind_a_bar_are_whole_and_the_time_left_is_always_there(tmp_pa
         assert drawn.endswith(bar.postfix) and len(drawn) < width
 
 
-def test_an_epoch_of_which_no_step_was_left_after_a_resume_has_no_speed(tmp_path, lines):
+def test_an_epoch_without_steps_after_a_resume_has_no_speed(tmp_path, lines):
     class Forgetful(RunRecord):
         def on_train_epoch_end(self, trainer, pl_module):
             self.row = {}  # as after a resume behind the last step
@@ -135,7 +135,7 @@ def test_the_bar_of_an_epoch_counts_its_batches_and_closes(tmp_path, lines, bars
     assert all(bar.disable for bar in bars)  # tqdm's mark of a closed bar
 
 
-def test_a_failure_leaves_no_half_bar_behind(tmp_path, bars):
+def test_a_failure_leaves_no_unfinished_bar(tmp_path, bars):
     model = task()
 
     def breaks(*given):

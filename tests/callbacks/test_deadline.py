@@ -92,7 +92,7 @@ def test_a_step_that_hangs_is_named_with_the_stacks_of_all_threads(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("averages", [False, True], ids=["weights", "EMA"])
 @pytest.mark.parametrize("place", ["loader", "validation batch"])
-def test_what_is_whole_is_saved_and_goes_on_to_the_same_numbers(tmp_path, place, averages):
+def test_a_consistent_state_is_saved_and_resumes_to_the_same_numbers(tmp_path, place, averages):
     def parts():
         return [Checkpoint(), *([EMA(decay=0.5)] if averages else [])]
 
@@ -111,7 +111,7 @@ def test_what_is_whole_is_saved_and_goes_on_to_the_same_numbers(tmp_path, place,
 
 
 @pytest.mark.rare
-def test_a_process_stuck_in_c_is_ended_by_the_thread(tmp_path):
+def test_the_thread_ends_a_process_that_is_stuck_in_c(tmp_path):
     code = f"""
 import sys; sys.path.insert(0, {str(__file__.rpartition("/")[0])!r})
 import multiprocessing
@@ -150,7 +150,7 @@ def test_limits_follow_the_median_and_the_floor(tmp_path):
     assert deadline.limit("step") == 75.0
 
 
-def test_without_a_floor_nothing_is_looked_at(tmp_path):
+def test_a_deadline_of_zero_turns_the_checks_off(tmp_path):
     deadline = Deadline(tmp_path / "log", 0.0, None)
     fit(tmp_path, deadline)
     assert not deadline._place

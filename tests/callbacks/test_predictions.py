@@ -29,7 +29,7 @@ def test_every_image_has_its_class_and_the_probability_that_the_network_gives_it
     assert table["probability"].tolist() == pytest.approx(probability.tolist())
 
 
-def test_rows_go_by_the_order_of_the_split_not_of_the_loader(tmp_path):
+def test_predictions_follow_the_order_of_the_split_not_of_the_loader(tmp_path):
     class Backwards(torch.utils.data.Sampler):
         indices = range(11, -1, -1)
 
@@ -57,7 +57,7 @@ def test_a_regression_keeps_its_numbers_as_they_are(tmp_path):
         assert table["prediction_1"].tolist() == pytest.approx(model.eval()(IMAGES)[:, 1].tolist(), abs=1e-6)
 
 
-def test_rows_keep_their_image_where_a_file_has_become_unreadable():
+def test_predictions_keep_their_image_when_a_file_becomes_unreadable():
     class Images(TensorImages):
         def image(self, i):
             if i == 2:

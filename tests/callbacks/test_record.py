@@ -88,7 +88,7 @@ def test_a_loss_that_is_not_finite_names_step_batch_and_rate(record, tmp_path):
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["one process", "sharded, which reads its checkpoint after set-up"])
-def test_every_step_stands_once_after_kills_and_torn_rows(record, tmp_path, monkeypatch, late):
+def test_every_step_is_recorded_once_after_kills_and_torn_rows(record, tmp_path, monkeypatch, late):
     monkeypatch.setattr(SingleDeviceStrategy, "restore_checkpoint_after_setup", late)
     keeper = Checkpoint(every_n_steps=2)
     record.run.metrics.write_text('{"step": 1, "train/loss": 2.0}\n{"step": 2, "trai')  # killed before a checkpoint
@@ -103,7 +103,7 @@ def test_every_step_stands_once_after_kills_and_torn_rows(record, tmp_path, monk
     assert [row["step"] for row in record.run.rows()] == [2, 3, 3, 5, 6, 6]
 
 
-def test_a_file_of_metrics_that_somebody_has_edited_loses_nothing(record, tmp_path):
+def test_an_edited_file_of_metrics_loses_no_rows(record, tmp_path):
     fit(tmp_path, record, Checkpoint(), max_epochs=1)
     record.run.metrics.write_text('{"note": "mine, and longer than what was there"}\n' + record.run.metrics.read_text())
     again = RunRecord(record.run, lambda trainer, task: None)

@@ -64,5 +64,5 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("error", "why", "text"), BROKEN, ids=[f"{b[1]} {b[2]}" for b in BROKEN])
-def test_a_run_that_was_broken_off_says_by_what(error, why, text):
+def test_an_interrupted_run_says_what_interrupted_it(error, why, text):
     assert broken_off(error) == {"why": why, "text": text}

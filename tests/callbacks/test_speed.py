@@ -33,7 +33,7 @@ def trainer(device, world_size):
     return SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device(device)), world_size=world_size)
 
 
-def test_utilization_is_three_forward_passes_against_the_peak_of_all_devices(monkeypatch):
+def test_utilization_counts_three_forward_passes_against_the_peak_of_all_devices(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     speed = Speed({"flops": 2 * 4.6e9}, trainer("cuda", 8))  # ViT-S/16 at 8 x 10,000 images a second
     assert speed.utilization(80_000)["mfu"] == pytest.approx(0.2791, abs=1e-4)

@@ -54,7 +54,7 @@ def test_a_signal_ends_the_step_saves_and_stops(tmp_path, number):
     assert (saved["epoch"], saved["global_step"]) == (0, 2)
 
 
-def test_a_signal_in_the_last_step_leaves_from_the_epochs_validation(tmp_path):
+def test_a_signal_in_the_last_step_stops_during_the_validation_of_the_epoch(tmp_path):
     keeper = Checkpoint()
     with pytest.raises(Stopped):
         fit(tmp_path, StopOnSignal(keeper), keeper, model=signalled(signal.SIGTERM, step=3))
@@ -64,7 +64,7 @@ def test_a_signal_in_the_last_step_leaves_from_the_epochs_validation(tmp_path):
 
 @pytest.mark.parametrize("epoch", [1, 2])
 @pytest.mark.parametrize("averages", [False, True], ids=["weights", "EMA"])
-def test_a_validation_is_broken_off_and_made_anew_to_the_same_numbers(tmp_path, averages, epoch):
+def test_an_interrupted_validation_is_repeated_with_the_same_numbers(tmp_path, averages, epoch):
     def parts():
         return [Checkpoint(), *([EMA(decay=0.5)] if averages else [])]
 
@@ -88,13 +88,13 @@ def test_a_validation_is_broken_off_and_made_anew_to_the_same_numbers(tmp_path, 
     assert keeper.best_epoch == whole.checkpoint_callbacks[0].best_epoch
 
 
-def test_where_nothing_is_kept_a_signal_stops_without_saving(tmp_path):
+def test_without_checkpoints_a_signal_stops_without_saving(tmp_path):
     with pytest.raises(Stopped):
         fit(tmp_path, StopOnSignal(None), model=signalled(signal.SIGUSR1, step=1))
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_steps_that_belong_together_are_not_torn_apart(tmp_path):
+def test_a_signal_never_splits_accumulated_batches(tmp_path):
     keeper = Checkpoint()
     with pytest.raises(Stopped):
         model = signalled(signal.SIGTERM, step=1)

@@ -67,7 +67,7 @@ def watching(other, patience="30", told=None):
     return watch
 
 
-def test_a_process_on_its_own_watches_nobody():
+def test_a_single_process_watches_no_other():
     watch = Watch(lambda what: None)
     watch.setup(SimpleNamespace(world_size=1), None, "fit")
     assert not watch._thread.is_alive()
@@ -84,7 +84,7 @@ def test_a_process_that_has_died_is_named_and_this_one_ends(other, left):
     assert watch.loss.endswith("has ended")
 
 
-def test_a_process_that_counts_no_longer_is_lost_after_the_patience(other, left):
+def test_a_silent_process_counts_as_lost_after_the_timeout(other, left):
     told = []
     watch = watching(other, patience="2", told=told)
     watch.test_store.set("count1", "1")  # and never again
@@ -92,7 +92,7 @@ def test_a_process_that_counts_no_longer_is_lost_after_the_patience(other, left)
     assert told[0].endswith("has not answered for 2 s")
 
 
-def test_a_process_that_said_goodbye_is_not_missed(other, left):
+def test_a_process_that_signed_off_does_not_count_as_lost(other, left):
     watch = watching(other, patience="1")
     watch.test_store.set("bye1", "1")
     other.kill()
@@ -102,7 +102,7 @@ def test_a_process_that_said_goodbye_is_not_missed(other, left):
     assert not watch._thread.is_alive() and watch.loss is None
 
 
-def test_a_first_process_that_is_frozen_does_not_answer_and_is_lost(other, left):
+def test_a_frozen_first_process_counts_as_lost(other, left):
     """The store lives in the frozen process: a call to it returns to nobody."""
     watch = Watch(lambda what: None)
     watch.patience, watch.rank, watch.world = 2.0, 1, 2
@@ -121,7 +121,7 @@ def test_a_first_process_that_is_frozen_does_not_answer_and_is_lost(other, left)
     watch._end.set()
 
 
-def test_who_is_started_by_a_process_that_dies_before_they_meet_ends(other, left, monkeypatch):
+def test_processes_end_if_the_one_that_started_them_dies_before_they_connect(other, left, monkeypatch):
     monkeypatch.setenv("VITLAB_RUN_DIR", "runs/one")
     monkeypatch.setenv("VITLAB_LAUNCHER", str(other.pid))
     monkeypatch.setattr(launch, "CONNECTED", threading.Event())

@@ -80,7 +80,7 @@ def test_any_module_and_any_data_are_trained_measured_and_recorded(arguments, ca
     assert (Path("runs/own/weights/best.safetensors")).is_file()
 
 
-def test_a_module_of_ones_own_is_saved_on_a_signal_and_goes_on(monkeypatch, capsys):
+def test_a_custom_module_is_saved_on_a_signal_and_resumes(monkeypatch, capsys):
     monkeypatch.setenv("PREEMPT", "1")
     preempt = "--trainer.callbacks=[{class_path: userpkg.callback.Preempt}]"
     assert main(["fit", *NET, *BARS, *SHORT, "--name=own", preempt]) == 75
@@ -99,7 +99,7 @@ PARTS = [
 ]
 
 
-def test_parts_of_ones_own_in_a_task_of_vitlab_are_recorded_and_go_on_exactly(monkeypatch, capsys):
+def test_custom_parts_of_a_vitlab_task_are_recorded_and_resume_exactly(monkeypatch, capsys):
     preempt = "--trainer.callbacks=[{class_path: userpkg.callback.Preempt}]"
     words = ["fit", *VIT, *PARTS, "--data=Digits", "--data.subset=0.2", "--data.batch_size=32", *SHORT, preempt]
     assert main([*words, "--name=whole", "--trust_imports=userpkg"]) == 0
@@ -131,7 +131,7 @@ def test_parts_of_ones_own_in_a_task_of_vitlab_are_recorded_and_go_on_exactly(mo
             vitlab.load(source)
 
 
-def test_what_vitlab_knows_of_its_own_classes_alone_is_refused_in_one_line(capsys):
+def test_what_needs_vitlabs_own_classes_is_refused_in_one_line(capsys):
     assert main(["fit", *NET, *BARS, *SHORT, "--name=own"]) == 0
     capsys.readouterr()
     save_digit(Path("pictures"))
@@ -158,7 +158,7 @@ def of_page(here):
 
 
 @pytest.mark.rare
-def test_the_module_of_the_page_has_the_whole_life(here, monkeypatch, capsys):
+def test_the_module_of_the_page_is_trained_resumed_tested_and_exported(here, monkeypatch, capsys):
     of_page(here)
     monkeypatch.syspath_prepend(str(here))
     trusted = ["--trust_imports=mynet,mydata"]
@@ -223,7 +223,7 @@ class Tuples(nn.Module):
         return self.layers(images.flatten(1)), None
 
 
-def test_outputs_that_are_no_tensor_and_a_missing_forward_are_refused_in_one_line():
+def test_outputs_other_than_a_tensor_and_a_missing_forward_are_refused_in_one_line():
     with pytest.raises(ValueError, match=r"must return a tensor .B, K., got a tuple: return the outputs alone"):
         Plain(Tuples(), 1, (2, 2))
     with pytest.raises(ValueError, match=r"has neither `forward.images.` nor a `net` with one"):
@@ -253,7 +253,7 @@ WRONG = {
         [*VIT, *FACTS, "--data=userpkg.wrong.Dicts"],
         "userpkg.wrong.Dicts is {image: tensor (16, 1, 8, 8), label: tensor (16,)}",
     ),
-    "data that do not say their size": ([*VIT, *BARS], "Bars does not say its `data.img_size`: give --model.img_size"),
+    "data that do not say their size": ([*VIT, *BARS], "Bars does not define `data.img_size`: set --model.img_size"),
     "a position embedding that is none": (
         [*VIT, "--data=Digits", "--model.pos_embed=userpkg.Net"],
         "`model.pos_embed`: userpkg.Net must be a subclass of vitlab.layers.pos_embed.base.PosEmbed",
@@ -271,7 +271,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("arguments", "answer"), WRONG.values(), ids=WRONG)
-def test_what_cannot_be_trained_is_one_line_and_leaves_nothing(arguments, answer, capsys):
+def test_a_module_that_cannot_be_trained_is_refused_in_one_line_and_leaves_nothing(arguments, answer, capsys):
     assert main(["fit", *arguments, *SHORT, "--name=wrong", "--trust_imports=userpkg"]) == 2
     assert answer in one_line(capsys)
     assert not Path("runs/wrong").exists()

@@ -28,7 +28,7 @@ def test_training_needs_no_standard_stream(tmp_path, closed):
 
 
 @pytest.mark.rare
-def test_a_reader_that_leaves_ends_nothing_and_prints_no_traceback(tmp_path):
+def test_a_closed_pipe_ends_no_training_and_prints_no_traceback(tmp_path):
     done = shell('"$0" -m vitlab "$@" | head -1; exit ${PIPESTATUS[0]}', tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Logging error" not in done.stderr and "Traceback" not in done.stderr

@@ -61,7 +61,7 @@ def test_the_cifar_recipe_is_that_recipe_on_folders_of_small_images(tmp_path, ca
     assert main(["predict", "run", str(root / "test"), "-o", "out.csv"]) == 0
 
 
-def test_the_header_and_the_test_tell_of_training_images_in_the_test_split(tmp_path, capsys):
+def test_the_header_and_the_test_report_training_images_in_the_test_split(tmp_path, capsys):
     root = _fill(tmp_path / "photos", {"train": 12, "val": 4, "test": 4})
     shutil.copy(root / "train" / "ant" / "0.png", root / "test" / "ant" / "copy.png")
     shutil.copy(root / "train" / "ant" / "1.png", root / "train" / "bee" / "other.png")
@@ -80,7 +80,7 @@ def test_the_header_and_the_test_tell_of_training_images_in_the_test_split(tmp_p
     assert RunDir("runs/run").results["test"]["trained_on"] == 1
 
 
-def test_a_split_that_was_changed_after_training_and_holds_training_images_is_no_test(tmp_path, capsys):
+def test_a_test_split_that_now_holds_training_images_is_refused(tmp_path, capsys):
     root = _fill(tmp_path / "photos", {"": 20})
     assert _fit("--data=ImageFolder", f"--data.root={root}", "--data.batch_size=8") == 0
     assert main(["test", "run"]) == 0
@@ -97,7 +97,7 @@ def test_a_split_that_was_changed_after_training_and_holds_training_images_is_no
     assert [row["split"] for row in results["variations"]] == ["test with training images"]
 
 
-def test_a_run_is_measured_on_other_images_of_some_of_its_classes(tmp_path, capsys):
+def test_a_run_is_measured_on_another_folder_with_some_of_its_classes(tmp_path, capsys):
     root = _fill(tmp_path / "photos", {"train": 12, "test": 4})
     assert _fit("--data=ImageFolder", f"--data.root={root}", "--data.batch_size=8") == 0
     other = _fill(tmp_path / "other", {"test": 5}, ["cat", "ant"], size=50, seed=9)
@@ -169,7 +169,7 @@ def _no_val(root):
         (_no_val, "the val split has no image"),
     ],
 )
-def test_a_structure_that_is_not_what_it_seems_is_refused_before_training(tmp_path, capsys, change, message):
+def test_a_misleading_folder_structure_is_refused_before_training(tmp_path, capsys, change, message):
     root = _fill(tmp_path / "photos", {"train": 4, "test": 2})
     change(root)
     assert _fit("--data=ImageFolder", f"--data.root={root}", "--data.batch_size=2", "--dry_run") == 2
@@ -178,14 +178,14 @@ def test_a_structure_that_is_not_what_it_seems_is_refused_before_training(tmp_pa
     assert re.search(message, error), error
 
 
-def test_a_root_that_is_too_high_is_refused_with_the_one_that_is_meant(tmp_path, capsys):
+def test_a_root_one_level_too_high_is_refused_with_the_right_one(tmp_path, capsys):
     root = _fill(tmp_path / "ILSVRC" / "Data" / "CLS-LOC", {"": 3})
     assert _fit("--data=ImageFolder", f"--data.root={tmp_path / 'ILSVRC'}", "--dry_run") == 2
     assert f"did you mean {root}?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("folder", ["Val", "tests", "valid"])
-def test_parts_are_known_by_their_usual_names_in_any_case(tmp_path, capsys, folder):
+def test_split_folders_are_recognized_by_their_usual_names_in_any_case(tmp_path, capsys, folder):
     root = _fill(tmp_path / "photos", {"Train": 8, folder: 2, "extra": 1})
     assert _fit("--data=ImageFolder", f"--data.root={root}", "--data.batch_size=2", "--dry_run") == 0
     out = capsys.readouterr().out
@@ -193,7 +193,7 @@ def test_parts_are_known_by_their_usual_names_in_any_case(tmp_path, capsys, fold
     assert "folders that are no split are left out: extra" in out
 
 
-def test_a_flat_test_folder_is_told_by_fit_and_refused_by_test(tmp_path, capsys):
+def test_a_flat_test_folder_is_reported_by_fit_and_refused_by_test(tmp_path, capsys):
     root = _fill(tmp_path / "photos", {"train": 8, "test": 2})
     _flat_test(root)
     assert _fit("--data=ImageFolder", f"--data.root={root}", "--data.batch_size=2") == 0
@@ -203,7 +203,7 @@ def test_a_flat_test_folder_is_told_by_fit_and_refused_by_test(tmp_path, capsys)
     assert told in capsys.readouterr().err
 
 
-def test_a_key_of_another_class_is_not_suggested_for_itself(capsys):
+def test_a_key_of_another_class_is_not_suggested(capsys):
     assert main(["fit", "--config", str(REPOSITORY / "configs" / "vit.yaml"), "--data.root=x"]) == 2
     assert "`data.root`: other classes of `data` have it, but not the selected one" in capsys.readouterr().err
 
@@ -238,7 +238,7 @@ def _as_of_old(run):
 
 
 @pytest.mark.rare
-def test_results_state_the_crop_and_a_run_of_old_keeps_its_own(tmp_path, capsys):
+def test_results_state_the_crop_and_an_older_run_keeps_its_own(tmp_path, capsys):
     root = _odd_photos(tmp_path / "photos")
     size = ("--data.img_size=20", "--data.crop_scale=0.3", "--data.crop_pct=0.8", "--data.batch_size=4")
     size += ("--data.augment=crop-flip",)
@@ -280,7 +280,7 @@ def test_results_state_the_crop_and_a_run_of_old_keeps_its_own(tmp_path, capsys)
     assert torch.equal(vitlab.load("box.safetensors").transform(Image.open(other)), pixels[1])
 
 
-def test_only_a_run_of_old_has_the_former_crop(tmp_path):
+def test_only_an_older_run_has_the_former_crop(tmp_path):
     data = {"class_path": "vitlab.data.ImageFolder", "init_args": {"root": "photos", "crop_pct": None}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"data": data}))
     run = RunDir(tmp_path)

@@ -34,12 +34,12 @@ def test_good_photos_are_counted(tmp_path, monkeypatch):
     assert line == "ImageFolder: 8 training and 4 validation images of 3x8x8, 2 classes, whole images"
 
 
-def test_photos_without_labels_are_no_class(tmp_path, monkeypatch):
+def test_photos_without_labels_are_not_counted_as_a_class(tmp_path, monkeypatch):
     line = _line(_photos(tmp_path / "photos"), monkeypatch, Unlabeled, batch_size=1)
     assert "of 3x8x8, no labels, " in line
 
 
-def test_faults_of_the_data_are_told(tmp_path, monkeypatch):
+def test_faults_of_the_data_are_in_the_header(tmp_path, monkeypatch):
     root = _photos(tmp_path / "photos")
     (root / "train" / "cat" / "0.png").write_bytes(b"broken")
     (root / "val" / "cat" / "0.png").write_bytes((root / "train" / "dog" / "1.png").read_bytes())
@@ -51,7 +51,7 @@ def test_faults_of_the_data_are_told(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("steps", "line"), [(-1, "40 epochs, seed 0"), (5, "40 epochs, at most 5 steps, seed 0")])
-def test_a_limit_on_steps_stands_beside_the_epochs(steps, line):
+def test_a_limit_on_steps_is_shown_beside_the_epochs(steps, line):
     device = Space(root_device=torch.device("cpu"))
     trainer = Space(max_epochs=40, max_steps=steps, accelerator=0, num_devices=1, num_nodes=1, strategy=device)
     trainer.precision = "32-true"

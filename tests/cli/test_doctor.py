@@ -87,7 +87,7 @@ def test_the_bad_versions_are_those_that_pyproject_excludes():
                 assert ceilings[name] == version
 
 
-def test_every_package_that_pyproject_requires_is_looked_at():
+def test_doctor_checks_every_package_that_pyproject_requires():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     required = [re.match(r"[\w-]+", line)[0] for line in project["dependencies"]]
     assert set(required) <= {*doctor.PACKAGES, *doctor.MORE}
@@ -103,7 +103,7 @@ def test_a_torchvision_of_another_torch_is_named(monkeypatch):
     assert "does not import" in wrong(doctor.torchvision_build())["torchvision"]
 
 
-def test_a_driver_without_a_gpu_in_torch_is_wrong(monkeypatch):
+def test_a_driver_without_a_gpu_in_torch_is_reported(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
@@ -134,7 +134,7 @@ def test_a_setting_that_lets_checkpoints_run_code_is_named(monkeypatch):
     assert "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1" in wrong(doctor.loading())["checkpoints"]
 
 
-def test_the_mode_of_wandb_is_told_and_no_key_is_shown(monkeypatch, tmp_path):
+def test_the_mode_of_wandb_is_shown_and_no_key(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("WANDB_MODE", "WANDB_API_KEY", "NETRC"):
         monkeypatch.delenv(name, raising=False)
@@ -145,7 +145,7 @@ def test_the_mode_of_wandb_is_told_and_no_key_is_shown(monkeypatch, tmp_path):
     assert "offline" in next(doctor.wandb_mode()).text
 
 
-def test_a_full_or_closed_disk_is_wrong(monkeypatch, tmp_path):
+def test_a_full_or_read_only_disk_is_reported(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert wrong(doctor.disk()) == {}
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: types.SimpleNamespace(free=5e8))
@@ -178,7 +178,7 @@ def test_an_argument_of_doctor_is_refused_in_one_line(capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_its_help_imports_neither_torch_nor_lightning():
+def test_the_help_of_doctor_imports_neither_torch_nor_lightning():
     code = (
         "import sys\nfrom vitlab.cli.main import main\n"
         "try:\n    main(['doctor', '--help'])\nexcept SystemExit as end:\n    assert not end.code\n"

@@ -38,7 +38,7 @@ def test_the_average_is_what_is_validated_kept_and_exported(tmp_path, monkeypatc
     assert after["loss"] == pytest.approx(during, rel=1e-6)
 
 
-def test_the_average_goes_with_the_network_to_its_device():
+def test_the_average_follows_the_network_to_its_device():
     module, average, trainer = L.LightningModule(), Average(), SimpleNamespace(global_step=1)
     module.net = torch.nn.Linear(3, 2)
     average.setup(trainer, module, "fit")  # Lightning copies the network before it moves it

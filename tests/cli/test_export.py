@@ -113,7 +113,7 @@ def test_every_kind_of_network_becomes_a_graph_for_any_batch_size(arguments, tmp
 
 @pytest.mark.rare
 @pytest.mark.parametrize("form", ["onnx", "pt2"])
-def test_the_performers_small_number_is_kept(form, tmp_path):
+def test_exports_keep_the_epsilon_of_performers(form, tmp_path):
     """Where all features are small, the 1e-8 in the denominator decides; optimizers of graphs took it for 0."""
     net = VisionTransformer(
         [8, 16], tokenizer="t2t", t2t_kernels=[3, 3], t2t_dim=8, embed_dim=16, depth=1, num_heads=2, num_classes=3
@@ -206,7 +206,7 @@ def test_a_t2t_run_cannot_become_timms(t2t, capsys):
     )
 
 
-def test_timms_table_has_a_class_position_of_zeros(vit, tmp_path):
+def test_exports_for_timm_have_a_class_position_of_zeros(vit, tmp_path):
     path = tmp_path / "vit.safetensors"
     assert main(["export", str(vit), "--to", "timm", "-o", str(path), "--quiet"]) == 0
     table = load_file(path)["pos_embed"]
@@ -215,7 +215,7 @@ def test_timms_table_has_a_class_position_of_zeros(vit, tmp_path):
     assert torch.equal(table[:, 1:], network(vit).pos_embed.weight)
 
 
-def test_safetensors_says_how_its_network_is_built(vit, tmp_path):
+def test_safetensors_hold_the_arguments_of_their_network(vit, tmp_path):
     path = tmp_path / "vit.safetensors"
     assert main(["export", str(vit), "--to", "safetensors", "-o", str(path), "--quiet"]) == 0
     with safe_open(path, framework="pt") as file:
@@ -228,7 +228,7 @@ def test_safetensors_says_how_its_network_is_built(vit, tmp_path):
     assert path.stat().st_mode & 0o777 == (tmp_path / "vit.safetensors.json").stat().st_mode & 0o777
 
 
-def test_the_file_beside_says_what_images_and_outputs_are(vit, tmp_path):
+def test_the_json_beside_a_file_describes_images_and_outputs(vit, tmp_path):
     path = tmp_path / "vit.safetensors"
     assert main(["export", str(vit / "checkpoints" / "last.ckpt"), "--to", "safetensors", "-o", str(path)]) == 0
     facts = json.loads((tmp_path / "vit.safetensors.json").read_text())
@@ -240,14 +240,14 @@ def test_the_file_beside_says_what_images_and_outputs_are(vit, tmp_path):
     assert VisionTransformer(**facts["network"]).img_size == (8, 8)
 
 
-def test_by_default_the_file_lies_in_the_run(vit, capsys):
+def test_by_default_the_file_is_written_into_the_run(vit, capsys):
     assert main(["export", str(vit), "--to", "safetensors"]) == 0
     assert (vit / "export" / "best.safetensors").is_file()
     assert str(vit / "export" / "best.safetensors") in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("wrong", [2e-4, float("nan")])
-def test_a_file_that_says_something_else_fails_the_check_and_is_not_left(vit, wrong, tmp_path, monkeypatch, capsys):
+def test_a_file_with_different_outputs_fails_the_check_and_is_removed(vit, wrong, tmp_path, monkeypatch, capsys):
     write, read = FORMATS["safetensors"]
 
     def distorted(path, arguments):
@@ -304,7 +304,7 @@ def test_a_missing_package_is_named_with_the_way_to_install_it(vit, package, mon
         (["--to", "pt2", "-o", "/dev/null/vit.pt2"], "cannot be written"),
     ],
 )
-def test_wrong_input_is_told_in_one_line(vit, arguments, message, capsys):
+def test_wrong_input_is_refused_in_one_line(vit, arguments, message, capsys):
     assert main(["export", str(vit), *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error and error.startswith("vitlab: ") and error.count("\n") == 1

@@ -99,7 +99,7 @@ def test_a_tokenizer_of_one_size_is_refused():
 
 
 @pytest.mark.parametrize("form", ["safetensors", "timm"])
-def test_only_graphs_leave_sizes_open(form, tmp_path):
+def test_dynamic_sizes_are_only_for_graphs(form, tmp_path):
     refused = partial(export, None, None, form, tmp_path / "net", False)
     with pytest.raises(UsageError, match=f"`--dynamic size` is for graphs: use --to onnx or pt2, got {form}"):
         refused("size")

@@ -78,7 +78,7 @@ def test_a_run_whose_every_loss_is_not_finite_stops_all_the_same(here, monkeypat
     assert "the loss is not finite in epoch 1, batch 11, near step 20" in capsys.readouterr().out
 
 
-def test_each_row_tells_speed_time_left_and_gradient(here):
+def test_each_row_has_speed_time_left_and_gradient_norm(here):
     assert main([*SHORT, "--name", "rows", "--trainer.gradient_clip_val=null", "--trainer.log_every_n_steps=4"]) == 0
     rows = [json.loads(line) for line in (here / "runs/rows/metrics.jsonl").read_text().splitlines()]
     trained = [row for row in rows if "train/loss" in row]
@@ -153,7 +153,7 @@ def test_a_disk_that_fills_up_stops_the_run_and_leaves_what_was_saved(here, monk
     assert torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["epoch"] == 2
 
 
-def test_a_damaged_last_checkpoint_is_passed_over_on_resume_and_test(here, capsys):
+def test_resume_and_test_skip_a_damaged_last_checkpoint(here, capsys):
     assert main([*FIT, "--name", "torn", "--data.subset=0.1"]) == 0
     folder = here / "runs" / "torn" / "checkpoints"
     for name in ("last", "best"):
@@ -173,9 +173,7 @@ def test_a_damaged_last_checkpoint_is_passed_over_on_resume_and_test(here, capsy
     assert "using runs/torn/checkpoints/previous.ckpt instead" in told.out + told.err
 
 
-def test_a_file_that_a_library_does_not_see_for_a_moment_is_told_as_any_other_that_cannot_be_read(
-    here, capsys, monkeypatch
-):
+def test_a_file_that_a_library_briefly_cannot_see_is_reported_like_any_unreadable_one(here, capsys, monkeypatch):
     assert main([*FIT, "--name", "a", "--data.subset=0.1", "--trainer.max_epochs=1"]) == 0
     capsys.readouterr()
     real = os.stat
@@ -277,7 +275,7 @@ def test_files_that_vanish_are_named_and_counted(here, photos, monkeypatch, caps
 
 
 @pytest.mark.rare  # torch raises wherever this process is when it learns of a worker's death, in another test even
-def test_a_killed_data_worker_ends_the_run_with_a_line(here, photos, monkeypatch, capsys):
+def test_a_killed_data_worker_ends_the_run_with_one_line(here, photos, monkeypatch, capsys):
     others = set(multiprocessing.active_children())  # of tests before
 
     def kill():
@@ -286,7 +284,7 @@ def test_a_killed_data_worker_ends_the_run_with_a_line(here, photos, monkeypatch
 
     during(monkeypatch, kill)
     assert main([*photos, "--data.num_workers=1"]) == 1
-    assert "Use fewer (--data.num_workers), then `vitlab fit --resume" in capsys.readouterr().out
+    assert "Use fewer workers (--data.num_workers), then `vitlab fit --resume" in capsys.readouterr().out
 
 
 @pytest.mark.rare

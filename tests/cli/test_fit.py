@@ -79,7 +79,7 @@ def test_a_run_leaves_all_that_later_commands_need(run):
 
 
 @pytest.mark.slow
-def test_its_config_runs_again_by_itself(run, here):
+def test_the_config_of_a_run_trains_it_again(run, here):
     assert main(["fit", "--config", str(run / "config.yaml"), "--name", "again"]) == 0
     ours, theirs = load_file(run / "weights/last.safetensors"), load_file(here / "runs/again/weights/last.safetensors")
     assert all(torch.equal(ours[k], theirs[k]) for k in ours)
@@ -90,7 +90,7 @@ def test_training_reads_neither_loggers_nor_the_test_split(run):
     assert "test" not in read(run / "results.json")
 
 
-def test_its_checkpoints_load_without_running_code(run):
+def test_checkpoints_of_a_run_load_without_running_code(run):
     state = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
     assert state["hyper_parameters"]["pos_embed"] == "sincos2d"
     weights = load_file(run / "weights" / "last.safetensors")
@@ -118,7 +118,7 @@ def test_the_sum_of_the_learning_rates_is_written_down(run):
 
 
 @pytest.mark.slow
-def test_the_header_says_which_options_leave_the_fast_way_of_t2t(here, capsys):
+def test_the_header_says_which_options_rule_out_the_fast_path_of_t2t(here, capsys):
     assert main(["fit", *T2T, "--dry_run", "--model.t2t_padding=reflect", "--model.t2t_value_skip=false"]) == 0
     assert "; t2t_padding and t2t_value_skip: the soft splits use the slower plain" in capsys.readouterr().out
     assert main(["fit", *T2T, "--dry_run"]) == 0
@@ -143,7 +143,7 @@ def test_a_finished_run_is_measured_without_a_config(run, capsys):
     assert alone["loss"] == pytest.approx(fit["loss"], abs=1e-6)
 
 
-def test_a_variation_stands_beside_the_result(run):
+def test_a_variation_is_stored_beside_the_result(run):
     main(["test", str(run)])
     before = read(run / "results.json")["test"]
     assert main(["test", str(run), "--data.batch_size=32"]) == 0
@@ -153,7 +153,7 @@ def test_a_variation_stands_beside_the_result(run):
     assert after["variations"][-1]["loss"] == pytest.approx(before["loss"], abs=1e-6)
 
 
-def test_another_image_size_needs_what_is_known_of_the_training(run, capsys):
+def test_testing_at_another_image_size_needs_the_data_record_of_the_run(run, capsys):
     words = ["test", str(run), "--data.img_size=12", "--quiet"]
     assert main(words) == 0
     assert "rescale from 4 x 4 to 6 x 6" in read(run / "results.json")["variations"][-1]["overrides"]["resize"]
@@ -163,7 +163,7 @@ def test_another_image_size_needs_what_is_known_of_the_training(run, capsys):
     facts.rename(run / "data.json")
 
 
-def test_measuring_keeps_what_the_run_says_of_each_image(run):
+def test_measuring_keeps_a_prediction_for_each_image(run):
     for command, split in (("test", "test"), ("validate", "val")):
         assert main([command, str(run), "--quiet"]) == 0
         result, table = read(run / "results.json")[split], pd.read_parquet(run / f"predictions/{split}.parquet")
@@ -213,7 +213,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("arguments", "told"), MISTAKES, ids=lambda v: v if isinstance(v, str) else "")
-def test_a_mistake_gets_one_line_and_writes_nothing(arguments, told, here, capsys):
+def test_a_mistake_is_one_line_and_writes_nothing(arguments, told, here, capsys):
     if "accelerator=cuda" in str(arguments) and torch.cuda.is_available():
         pytest.skip("here it is no mistake")
     assert main(["fit", *arguments]) == 2
@@ -237,7 +237,7 @@ EDITS = [
 
 
 @pytest.mark.parametrize(("old", "new", "told"), EDITS, ids=[e[1].strip() for e in EDITS])
-def test_a_mistake_in_a_file_gets_one_line(old, new, told, here, capsys):
+def test_a_mistake_in_a_file_is_one_line(old, new, told, here, capsys):
     text = (CONFIGS / "t2t.yaml").read_text()
     assert old in text
     (here / "mine.yaml").write_text(text.replace(old, new, 1))
@@ -264,7 +264,7 @@ def test_overwrite_deletes_runs_only(here, capsys):
 
 
 @pytest.mark.slow
-def test_overwrite_loses_nothing_to_a_mistake(here, capsys):
+def test_overwrite_deletes_nothing_after_a_mistake(here, capsys):
     quick = [*SHORT, "--data.subset=0.1", "--name", "again", "--overwrite"]
     assert main(["fit", *quick]) == 0
     first = read(here / "runs" / "again" / "run.json")
@@ -338,12 +338,12 @@ def test_every_command_answers_help_without_torch_or_lightning():
     assert 'did you mean "trainer.max_epochs"?' in done.stderr
 
 
-def test_the_kept_flags_are_those_of_the_classes():
+def test_the_stored_flags_are_those_of_the_classes():
     assert flags() == current(), "python -m vitlab.config.help writes them anew"
 
 
 @pytest.mark.parametrize("flag", ["--model.pos_embd", "--data.batchsize=3", "--modle.lr=1", "--trainer.nosuch", "--lr"])
-def test_a_flag_that_nothing_has_is_refused_before_imports_and_in_the_words_of_the_parser(here, capsys, flag):
+def test_an_unknown_flag_is_refused_before_imports_in_the_words_of_the_parser(here, capsys, flag):
     with pytest.raises(UsageError, match="there is no") as refused:
         refuse_unknown(["--config=t2t", flag])
     with pytest.raises(UsageError) as parsed:
@@ -351,7 +351,7 @@ def test_a_flag_that_nothing_has_is_refused_before_imports_and_in_the_words_of_t
     assert str(refused.value) == str(parsed.value)
 
 
-def test_flags_that_a_class_of_ones_own_may_take_are_left_to_the_parser(here):
+def test_flags_of_custom_classes_are_left_to_the_parser(here):
     (here / "own.yaml").write_text("data: {class_path: mine.Data}")
     refuse_unknown(["--config=own.yaml", "--data.anything=3", "--model.anything=3"])
     refuse_unknown(["--model=mine.Net", "--model.anything=3", "--model.pos_embed.init_args.deep=1"])
@@ -372,7 +372,7 @@ def test_a_dry_run_imports_only_what_it_uses(here):
     assert done.returncode == 0, done.stderr
 
 
-def test_help_for_fit_names_what_people_set_on_two_screens(capsys, monkeypatch):
+def test_help_for_fit_lists_common_arguments_on_two_screens(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     assert main(["fit", "--help"]) == 0
     page = capsys.readouterr().out

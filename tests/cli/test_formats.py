@@ -22,12 +22,12 @@ PRINT = {  # commands that print a table, and what of them
 NO_TABLE = {"fit", "pack", "analyze", "look", "export", "submit", "completion"}  # they write files, or text
 
 
-def test_every_command_is_said_to_print_a_table_or_not():
+def test_every_command_is_listed_as_printing_a_table_or_not():
     assert {words[0] for words in PRINT.values()} | NO_TABLE == set(COMMANDS)
 
 
 @pytest.mark.parametrize("words", PRINT.values(), ids=PRINT)
-def test_a_command_that_prints_a_table_takes_json_and_csv(words, capsys):
+def test_every_command_that_prints_a_table_takes_json_and_csv(words, capsys):
     with pytest.raises(SystemExit):
         main([*words, "--help"])
     said = capsys.readouterr().out
@@ -44,7 +44,7 @@ def test_the_help_of_every_command_fits_a_narrow_terminal(command, capsys, monke
     assert [line for line in lines if len(line) > (100 if line.startswith("  vitlab ") else 80)] == []
 
 
-def test_a_header_is_broken_at_the_width_of_a_terminal_and_whole_in_a_pipe(capsys, monkeypatch):
+def test_a_header_wraps_at_the_width_of_a_terminal_and_not_in_a_pipe(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     line = "W&B    offline, as no account is known on this machine; upload it with `wandb sync runs/digits`"
     open_terminal()
@@ -70,7 +70,7 @@ def test_an_epoch_is_a_row_on_a_terminal_and_names_its_numbers_in_a_pipe_and_in_
     assert [text.partition(" epoch")[2] for text in (tmp_path / "train.log").read_text().splitlines()] == [line[5:]] * 2
 
 
-def test_checks_of_the_machine_are_rows(monkeypatch, capsys):
+def test_the_checks_of_doctor_are_rows(monkeypatch, capsys):
     found = [doctor.Checked("ok", "python", "3, they say"), doctor.Checked("wrong", "disk", "is full")]
     monkeypatch.setattr(doctor, "CHECKS", (lambda: iter(found),))
     assert main(["doctor", "--csv"]) == 1
@@ -78,13 +78,13 @@ def test_checks_of_the_machine_are_rows(monkeypatch, capsys):
     assert [tuple(row.values()) for row in rows] == [tuple(one) for one in found]
 
 
-def test_saved_benchmarks_are_rows_and_a_file_is_written_beside_what_is_printed(tmp_path, capsys):
+def test_saved_benchmarks_are_rows_and_are_written_as_well_as_printed(tmp_path, capsys):
     assert main(["bench", "table", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert {"model", "contender", "ratio"} <= rows[0].keys()
 
 
-def test_what_is_measured_is_printed_for_programs_or_written_into_a_file(tmp_path, monkeypatch, capsys):
+def test_measurements_are_printed_for_programs_or_written_to_a_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(
         importlib.import_module("bench.command")._RUN,

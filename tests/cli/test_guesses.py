@@ -37,7 +37,7 @@ GUESSES = [
 
 
 @pytest.mark.parametrize(("words", "answer"), GUESSES, ids=[" ".join(words[4:] or words) for words, _ in GUESSES])
-def test_a_common_guess_is_answered_with_the_name_it_has_here(words, answer, tmp_path, monkeypatch, capsys):
+def test_a_common_guess_is_answered_with_vitlabs_name(words, answer, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(words) == 2
     text = capsys.readouterr().err.strip()

@@ -31,7 +31,7 @@ def test_the_tasks_of_a_slurm_step_take_the_name_of_the_first(tmp_path):
         assert list(pool.map(ask, [2, 1, 0])) == ["name-0"] * 3
 
 
-def test_a_process_on_its_own_keeps_its_name(monkeypatch):
+def test_a_single_process_keeps_its_name(monkeypatch):
     from vitlab.runs.launch import agree
 
     for word in ("TORCHELASTIC_RUN_ID", "SLURM_STEP_ID"):
@@ -144,7 +144,7 @@ def test_a_group_that_torchrun_starts_again_does_not_look_for_the_one_before(tmp
     assert sorted(path.name for path in tmp_path.glob("met?")) == ["met0", "met1"]
 
 
-def test_a_process_that_waits_in_vain_for_another_says_for_which(monkeypatch):
+def test_a_process_that_waits_in_vain_names_the_missing_one(monkeypatch):
     from torch.distributed import TCPStore
 
     from vitlab.runs import launch

@@ -41,7 +41,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("words", "way_out"), REFUSED, ids=[words[0] for words, _ in REFUSED])
-def test_what_does_not_go_with_a_run_directory_is_refused_with_the_way_out(words, way_out, capsys):
+def test_what_a_run_directory_cannot_record_is_refused_with_an_alternative(words, way_out, capsys):
     assert main([*FIT, *words]) == 2
     assert way_out in one_line(capsys)
 
@@ -54,7 +54,7 @@ def test_a_logger_that_is_not_installed_is_named_in_one_line(capsys, monkeypatch
 
 
 @pytest.mark.slow
-def test_loggers_monitors_reports_and_an_early_stop_work_by_name_and_are_seen(capsys):
+def test_loggers_monitors_profilers_and_early_stopping_work_by_name_and_are_shown(capsys):
     pytest.importorskip("psutil", reason="DeviceStatsMonitor needs it")
     callbacks = ["LearningRateMonitor", "DeviceStatsMonitor", "ModelSummary", "EarlyStopping"]
     words = [
@@ -95,7 +95,7 @@ def printed(capsys, words):
     return yaml.safe_load(capsys.readouterr().out)
 
 
-def test_print_config_prints_what_would_run_wherever_it_stands(capsys):
+def test_print_config_prints_what_would_run_wherever_it_is_typed(capsys):
     Path("mine.yaml").write_text("trainer: {max_epochs: 5}\n")
     words = [*FIT[1:], "--config=mine.yaml", "--model.pos_embed=rope2d"]
     last = printed(capsys, ["fit", *words, "--print_config"])
@@ -115,13 +115,13 @@ trainer:
 """
 
 
-def test_merge_keys_of_yaml_give_way_to_what_stands_beside_them(capsys):
+def test_explicit_keys_override_merge_keys_of_yaml(capsys):
     Path("mine.yaml").write_text(MERGED)
     found = printed(capsys, ["fit", "--config=mine.yaml", "--print_config"])["trainer"]["callbacks"]
     assert [one["init_args"]["max_depth"] for one in found] == [3, 3, 5]
 
 
-def test_the_environment_counts_less_than_files_and_words(monkeypatch):
+def test_files_and_flags_override_environment_variables(monkeypatch):
     Path("mine.yaml").write_text("model: {init_args: {lr: 0.1}}\ntrainer: {max_epochs: 5}\n")
     values = {
         "PL_TRAINER__MAX_EPOCHS": "3",  # the file says it
@@ -142,7 +142,7 @@ def test_the_environment_counts_less_than_files_and_words(monkeypatch):
     assert with_environment(words)[0] == "--config=other.yaml"
 
 
-def test_a_variable_that_does_nothing_is_told(monkeypatch):
+def test_an_environment_variable_without_effect_is_reported(monkeypatch):
     Path("mine.yaml").write_text("trainer: {max_epochs: 5}\n")
     monkeypatch.setenv("PL_TRAINER__MAX_EPOCHS", "3")
     monkeypatch.setenv("PL_TRAINER_PRECISION", "bf16-mixed")
@@ -165,7 +165,7 @@ def test_a_device_that_is_missing_names_the_way_out(capsys):
 
 
 @pytest.mark.slow
-def test_a_loss_that_explodes_gets_a_remark(capsys):
+def test_an_exploding_loss_is_remarked_on(capsys):
     short = ["--trainer.logger=false", "--data.batch_size=32"]
     assert main([*FIT, *short, "--model.lr=20", "--model.warmup_epochs=0", "--name=wild"]) == 0
     assert "the loss exploded: val/loss" in (out := capsys.readouterr().out)
@@ -189,7 +189,7 @@ PLUGINS = [
 ]
 
 
-def test_plugins_and_environments_of_lightning_and_fabric_may_be_named(capsys):
+def test_plugins_and_environments_of_lightning_and_fabric_can_be_named(capsys):
     for name in PLUGINS:
         assert printed(capsys, [*FIT, f"--trainer.plugins={name}", "--print_config"])["trainer"]["plugins"]
 

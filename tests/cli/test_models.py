@@ -30,7 +30,7 @@ def test_every_size_is_published_and_nothing_else():
     assert list(PUBLISHED) == list(SIZES)
 
 
-def test_accuracies_that_two_measured_agree():
+def test_accuracies_measured_by_two_sources_agree():
     for name, facts in PUBLISHED.items():
         if facts.again:
             assert facts.top1 == pytest.approx(facts.again[0], abs=0.05 + 1e-9), name

@@ -31,7 +31,7 @@ def answer(capsys, words):
     return text
 
 
-def test_a_module_beside_you_is_found_and_never_hides_a_library(here):
+def test_a_module_in_the_current_folder_is_found_and_never_hides_a_library(here):
     (here / "mine.py").write_text("here = True\n")
     (here / "torch.py").write_text("raise ImportError('not this one')\n")
     words = [sys.executable, "-P", "-m", "vitlab", "models", "--trust_imports", "mine,torch"]
@@ -49,17 +49,17 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("package", "text", "path", "told"), MISTAKES.values(), ids=MISTAKES)
-def test_what_cannot_be_imported_says_so_in_its_own_words(package, text, path, told, here, capsys):
+def test_an_import_error_is_reported_in_its_own_words(package, text, path, told, here, capsys):
     (here / "mine.py").write_text(text)
     assert told in answer(capsys, ["fit", f"--model={path}", *DIGITS, "--trust_imports", package])
 
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "submit"])
-def test_every_command_takes_trust(command, capsys):
+def test_every_command_that_loads_classes_takes_trust_imports(command, capsys):
     assert "must name packages, such as my_package" in answer(capsys, [command, "--trust_imports=1x"])
 
 
-def test_a_callback_of_ones_own_does_not_lock_the_finished_run(monkeypatch, capsys):
+def test_a_finished_run_is_measured_without_its_custom_callback(monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(TESTS))
     hello = "--trainer.callbacks=[{class_path: userpkg.callback.Hello}]"
     words = ["fit", "--config=t2t", *DIGITS, "--trainer.logger=false", "--name=own", hello]

@@ -53,7 +53,7 @@ def predict(run, *arguments):
 
 
 @pytest.mark.slow
-def test_the_tables_of_a_run_are_printed_for_programs_too(run, photos, capsys):
+def test_the_tables_of_a_run_are_printed_as_json_and_csv_too(run, photos, capsys):
     capsys.readouterr()
     assert predict(run, photos / "a.png", photos / "c.png", "--csv", "--topk", 2) == 0
     head, *rows = capsys.readouterr().out.splitlines()
@@ -70,7 +70,7 @@ def test_the_tables_of_a_run_are_printed_for_programs_too(run, photos, capsys):
 
 
 @pytest.mark.slow
-def test_a_run_says_of_files_what_its_network_says_of_the_data(run, tmp_path):
+def test_predictions_for_files_equal_the_network_on_the_data(run, tmp_path):
     cli = restore(RunDir(run), run / "checkpoints" / "best.ckpt")
     cli.datamodule.build("test")
     images = cli.datamodule.splits["test"]
@@ -197,7 +197,7 @@ def test_an_output_is_replaced_whole_or_not_at_all(tmp_path):
     assert os.listdir(tmp_path) == ["out.csv"]
 
 
-def test_an_earlier_table_among_the_images_is_no_image(run, photos, tmp_path):
+def test_an_earlier_table_among_the_images_is_skipped(run, photos, tmp_path):
     shutil.copytree(photos / "b", tmp_path / "b")
     for _ in range(2):
         assert predict(run, tmp_path / "b", "-o", tmp_path / "b" / "out.csv") == 0
@@ -211,7 +211,7 @@ def test_without_an_output_the_terminal_shows_a_table(run, photos, capsys):
     assert all(len(line.split()) == 5 for line in lines[1:4])
 
 
-def test_no_more_classes_are_named_than_there_are(run, photos, tmp_path):
+def test_topk_names_at_most_all_classes(run, photos, tmp_path):
     assert predict(run, photos / "a.png", "-o", tmp_path / "out.csv", "--topk=1000") == 0
     table = pd.read_csv(tmp_path / "out.csv")
     assert sorted(table[f"class_{k}"][0] for k in range(1, 11)) == list(range(10))
@@ -232,7 +232,7 @@ def test_no_more_classes_are_named_than_there_are(run, photos, tmp_path):
         ([], "IMAGE|DIR|GLOB"),
     ],
 )
-def test_wrong_input_is_told_in_one_line(run, photos, arguments, message, capsys):
+def test_wrong_input_is_refused_in_one_line(run, photos, arguments, message, capsys):
     (photos / "empty").mkdir(exist_ok=True)
     assert predict(run, *(argument.format(photos=photos) for argument in arguments)) == 2
     error = capsys.readouterr().err
@@ -240,7 +240,7 @@ def test_wrong_input_is_told_in_one_line(run, photos, arguments, message, capsys
     assert error.startswith("vitlab: ") and error.count("\n") == 1
 
 
-def test_damaged_weights_are_told_in_one_line(run, photos, tmp_path, capsys):
+def test_damaged_weights_are_refused_in_one_line(run, photos, tmp_path, capsys):
     other = shutil.copytree(run, tmp_path / "other")
     whole = (other / "checkpoints" / "best.ckpt").read_bytes()
     (other / "checkpoints" / "best.ckpt").unlink()  # last.ckpt may be the same file
@@ -289,7 +289,7 @@ def folder_of_classes(root):
     return root
 
 
-def test_a_run_needs_none_of_the_files_it_was_trained_on(tmp_path):
+def test_predicting_needs_none_of_the_training_files(tmp_path):
     root = folder_of_classes(tmp_path / "data")
     data = [f"--data.root={root}", "--data.img_size=[8,10]", "--data.batch_size=8", "--data.num_workers=0"]
     run = train(tmp_path, "vit.yaml", "--data=ImageFolder", *data)
@@ -306,7 +306,7 @@ def test_a_run_needs_none_of_the_files_it_was_trained_on(tmp_path):
         assert torch.equal(after.eval_transform(image), before.eval_transform(image))
 
 
-def test_published_data_need_not_be_there(run, tmp_path):
+def test_predicting_needs_no_published_data_set(run, tmp_path):
     other = shutil.copytree(run, tmp_path / "other")
     config = yaml.safe_load((other / "config.yaml").read_text())
     config["data"] = {
@@ -323,7 +323,7 @@ def test_published_data_need_not_be_there(run, tmp_path):
 @pytest.mark.parametrize(
     ("name", "place"), [("Packed", {"root": "/nowhere"}), ("HuggingFace", {"path": "/nowhere", "download": True})]
 )
-def test_packed_photos_and_rows_need_not_be_there(run, tmp_path, name, place):
+def test_predicting_needs_no_packed_photos_or_table(run, tmp_path, name, place):
     other = shutil.copytree(run, tmp_path / "other")
     config = yaml.safe_load((other / "config.yaml").read_text())
     config["data"] = {"class_path": f"vitlab.data.{name}", "init_args": {**place, "img_size": 8, "in_chans": 1}}
@@ -392,7 +392,7 @@ def test_a_file_whose_name_looks_like_a_pattern_is_that_file(tmp_path):
     assert find_images([str(tmp_path / "a[1].png")]) == ([str(tmp_path / "a[1].png")], {})
 
 
-def test_a_name_that_is_no_text_can_be_written_and_printed():
+def test_a_file_name_that_is_not_text_can_be_written_and_printed():
     assert escaped(os.fsdecode(b"caf\xe9.png")) == r"caf\xe9.png"
     assert escaped("café.png") == "café.png"
     table = pd.DataFrame({"path": ["\x1b[2Ja\n.png"], "class_1": ["b"], "probability_1": [0.5]})
@@ -415,7 +415,7 @@ def test_a_name_that_is_no_text_can_be_written_and_printed():
         ("*.jpg", []),
     ],
 )
-def test_patterns_mean_what_a_shell_means_by_them(tmp_path, monkeypatch, pattern, expected):
+def test_patterns_match_what_a_shell_would_match(tmp_path, monkeypatch, pattern, expected):
     for name in ("a.png", "b/1.png", "b/c/2.png", "b/x.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()

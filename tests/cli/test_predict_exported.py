@@ -58,7 +58,7 @@ def test_a_file_and_its_card_predict_what_the_run_does(folder, tmp_path, capsys)
     same(table(alone / "net.safetensors", folder / "photos", to=tmp_path / "b.csv"), expected)
 
 
-def test_so_does_a_graph_of_onnx_in_onnxruntime(folder, tmp_path):
+def test_a_graph_in_onnxruntime_predicts_what_the_run_does(folder, tmp_path):
     pytest.importorskip("onnxruntime")
     assert main(["export", str(folder / "run"), "--to", "onnx", "-o", str(tmp_path / "net.onnx"), "--quiet"]) == 0
     expected = table(folder / "run", folder / "photos", to=tmp_path / "run.csv")
@@ -78,7 +78,7 @@ def test_so_does_a_graph_of_onnx_in_onnxruntime(folder, tmp_path):
         (["bad.safetensors", "a.png"], "bad.safetensors.json is not what `vitlab export` writes beside a file"),
     ],
 )
-def test_wrong_input_is_told_in_one_line(folder, words, message, tmp_path, monkeypatch, capsys):
+def test_wrong_input_is_refused_in_one_line(folder, words, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     shutil.copy(folder / "photos" / "a.png", tmp_path)
     (tmp_path / "net.onnx").write_bytes(b"")

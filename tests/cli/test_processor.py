@@ -8,7 +8,7 @@ from vitlab.jobs import processor
 from vitlab.layers import kernels
 
 
-def test_the_speed_of_both_ways_stands_beside_the_one_taken(monkeypatch):
+def test_doctor_shows_the_speed_of_both_kernels_and_the_one_used(monkeypatch):
     monkeypatch.setattr(processor, "speed_of_sdpa", lambda dtype, gradient: 0.5 if gradient else 2.0)
     monkeypatch.setattr(processor, "cost_of_half", lambda dtype: 21.4)
     monkeypatch.setattr(kernels, "HAS_TILES", False)
@@ -23,7 +23,7 @@ def test_the_speed_of_both_ways_stands_beside_the_one_taken(monkeypatch):
     assert "emulated, products take 21 times as long as in float32: train in 32-true" in half.text
 
 
-def test_products_that_are_emulated_are_many_times_slower_and_others_are_not():
+def test_emulated_products_are_many_times_slower_and_others_are_not():
     for dtype in (torch.float16, torch.bfloat16):  # seen: 18 to 60 where emulated, .4 to .6 where not
         assert (processor.cost_of_half(dtype) > 4) == (dtype in kernels.EMULATED)
 
@@ -34,7 +34,7 @@ def test_where_half_precision_is_emulated_the_fused_kernel_is_the_faster_one():
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "bf16"])
-def test_half_precision_that_is_emulated_says_so_with_its_factor(precision, monkeypatch):
+def test_emulated_half_precision_is_reported_with_its_factor(precision, monkeypatch):
     monkeypatch.setattr(processor, "cost_of_half", lambda dtype: {torch.bfloat16: 21.4}[dtype])
     monkeypatch.setattr(processor, "EMULATED", frozenset({torch.bfloat16}))
     assert processor.slow_half(precision, "cpu") == (

@@ -101,7 +101,7 @@ def test_classes_are_refused_where_numbers_are_needed_and_the_other_way_round(ar
     assert "`model.num_targets` is 2, the data has 1: left" in capsys.readouterr().err
 
 
-def test_a_file_that_is_no_such_array_is_listed_and_the_others_are_predicted(arrays, capsys):
+def test_a_file_of_another_shape_is_listed_and_the_others_are_predicted(arrays, capsys):
     assert main([*CONFIG, *TABLE, "--data.targets=left", "--trainer.max_epochs=1", "--name=run"]) == 0
     np.save("wide.npy", np.zeros((3, 8, 12)))
     assert main(["predict", "run", "3.npy", "wide.npy", "-o", "out.csv"]) == 1
@@ -118,7 +118,7 @@ def test_a_regressor_that_was_trained_on_class_numbers_still_measures():
     assert torch.allclose(task.eval_loss(outputs, task.as_targets(labels)), ((outputs[:, 0] - labels) ** 2).mean())
 
 
-def test_labels_and_classes_in_folders_are_measured_predicted_and_looked_at(tmp_path, monkeypatch, capsys):
+def test_labels_and_classes_in_folders_are_measured_predicted_and_shown(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)

@@ -55,7 +55,7 @@ def test_runs_without_a_seed_do_not_replace_each_other_or_seed_0(tmp_path, capsy
     assert "| 4 | 92.0 % " in capsys.readouterr().out  # the later run of seed 0, and three
 
 
-def test_a_network_of_the_users_own_has_a_line_too(tmp_path, capsys) -> None:
+def test_a_custom_network_has_a_row_too(tmp_path, capsys) -> None:
     path = Path(make_run(tmp_path / "a", 0, 0.9))
     (path / "config.yaml").write_text("{model: {class_path: mypkg.Net}, trainer: {max_epochs: 7}}")
     RunDir(path).write("model.json", {"parameters": 1_234_567})
@@ -71,12 +71,12 @@ def test_a_network_of_the_users_own_has_a_line_too(tmp_path, capsys) -> None:
         ("vitlab fit --config configs/t2t.yaml", "- |"),
     ],
 )
-def test_an_unchanged_recipe_has_what_its_paper_states_beside_it(tmp_path, command, published) -> None:
+def test_an_unchanged_recipe_is_shown_beside_the_published_accuracy(tmp_path, command, published) -> None:
     one = record(RunDir(make_run(tmp_path / "a", 0, 0.8))) | {"command": command}
     assert f" of 360 | {published}" in markdown([one])
 
 
-def test_kept_records_give_the_same_table_and_are_kept_once(tmp_path, capsys) -> None:
+def test_stored_records_give_the_same_table_and_are_stored_once(tmp_path, capsys) -> None:
     runs = [make_run(tmp_path / f"a{i}", i, acc1) for i, acc1 in enumerate((0.90, 0.91))]
     kept, page = str(tmp_path / "kept.jsonl"), tmp_path / "page.md"
     assert main(["results", runs[0], "--keep", kept]) == 0
@@ -101,7 +101,7 @@ def test_kept_records_give_the_same_table_and_are_kept_once(tmp_path, capsys) ->
         (lambda path: str(path / "absent"), "no run or checkpoint called"),
     ],
 )
-def test_what_has_no_result_is_refused_in_one_line(tmp_path, capsys, write, message) -> None:
+def test_a_run_without_a_result_is_refused_in_one_line(tmp_path, capsys, write, message) -> None:
     source = write(tmp_path)
     source = source if isinstance(source, str) else str(tmp_path / "a.jsonl")
     assert main(["results", source]) == 2
@@ -114,7 +114,7 @@ def test_records_are_kept_in_a_file_that_can_be_read_again(tmp_path, capsys) -> 
     assert "`--keep` must end with .jsonl" in capsys.readouterr().err and not (tmp_path / "a.json").exists()
 
 
-def test_a_page_without_a_place_for_the_table_stays_as_it_is(tmp_path, capsys) -> None:
+def test_a_page_without_marks_for_the_table_stays_unchanged(tmp_path, capsys) -> None:
     (tmp_path / "page.md").write_text("text")
     assert main(["results", make_run(tmp_path / "a", 0, 0.9), "--into", str(tmp_path / "page.md")]) == 2
     assert "must contain the lines <!-- results -->" in capsys.readouterr().err
@@ -131,7 +131,7 @@ def test_the_page_of_results_has_the_table_of_the_kept_records_and_the_readme_it
     assert first[1] == "`vitlab fit --config configs/t2t.yaml`" and row in (root / "README.md").read_text()
 
 
-def test_a_resumed_run_has_its_first_command_and_what_the_resume_changed(tmp_path, capsys, monkeypatch) -> None:
+def test_a_resumed_run_shows_its_first_command_and_what_the_resume_changed(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     config = str(Path(__file__).parents[2] / "configs" / "t2t.yaml")
     small = ["--model.depth=1", "--trainer.limit_train_batches=2", "--trainer.logger=false", "--quiet"]

@@ -118,7 +118,7 @@ def test_a_kill_loses_nothing(whole, every):
 
 
 @pytest.mark.slow
-def test_a_run_of_so_many_steps_goes_on_after_the_end_of_an_epoch_with_the_next_one(tmp_path, monkeypatch):
+def test_a_run_limited_by_steps_resumes_after_an_epoch_with_the_next_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["fit", "--config", str(CONFIG.with_name("vit.yaml")), "--trainer.logger=false", "--model.depth=1"]
     words += ["--trainer.max_epochs=-1", "--trainer.max_steps=20", "--data.batch_size=32", "--data.subset=0.3"]
@@ -154,7 +154,7 @@ def test_two_processes_stop_together_and_continue_to_the_same_bits_or_as_one(tmp
 
 
 @pytest.mark.slow
-def test_a_run_of_an_older_vitlab_goes_on_with_the_defaults_of_what_it_does_not_speak_of(tmp_path, monkeypatch, capsys):
+def test_a_run_of_an_older_vitlab_resumes_with_defaults_for_newer_options(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["--config=vit", "--data.subset=0.2", "--trainer.logger=false", "--trainer.max_epochs=1", "--name=old"]
     assert main(["fit", *words]) == 0

@@ -90,7 +90,7 @@ def test_runs_are_filtered_and_sorted(place, capsys, words, found):
     assert names(capsys, *words) == list(found)
 
 
-def test_a_number_of_other_weights_is_not_listed_and_one_that_is_not_compared_has_a_mark(place, capsys):
+def test_numbers_of_replaced_weights_are_left_out_and_unverified_ones_are_marked(place, capsys):
     path = Path("runs/a/checkpoints/best.ckpt")
     os.utime(path, (0, 0))
     assert main(["runs", "list", "a"]) == 0
@@ -133,7 +133,7 @@ def test_a_damaged_run_does_not_hide_the_others(place, capsys):
     assert "left out runs/b: runs/b/results.json is damaged" in error and "0.9" in out
 
 
-def test_two_runs_differ_in_what_they_were_given(place, capsys):
+def test_runs_diff_shows_what_two_runs_were_given_differently(place, capsys):
     assert main(["runs", "diff", "a", "b", "--json"]) == 0
     rows = {row["key"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["model.pos_embed"] == {"part": "config", "key": "model.pos_embed", "a": "rope2d", "b": "none"}
@@ -175,7 +175,7 @@ def test_clean_says_which_results_lose_their_checkpoint(place, capsys):
     assert not list(Path("runs/a").rglob("*.ckpt")) and RunDir("runs/a").measured("test")["acc1"] == 0.75
 
 
-def test_a_state_that_a_result_names_is_not_spare(place, capsys):
+def test_a_checkpoint_that_a_result_names_is_not_spare(place, capsys):
     run = RunDir("runs/a")
     digest = file_digest(run.checkpoints / "previous.ckpt")
     run.write("results.json", {"test": {"acc1": 0.7, "checkpoint": "previous.ckpt", "sha256": digest}})
@@ -183,7 +183,7 @@ def test_a_state_that_a_result_names_is_not_spare(place, capsys):
     assert "test was measured with it" in capsys.readouterr().err and (run.checkpoints / "previous.ckpt").is_file()
 
 
-def test_whole_runs_go_and_what_no_run_writes_stays(place, capsys):
+def test_clean_removes_whole_runs_and_keeps_files_of_others(place, capsys):
     Path("runs/b/thesis.tex").write_text("mine")
     assert main(["runs", "clean", "--what", "runs", "--where", "run!=c", "--yes"]) == 0
     assert not Path("runs/a").exists() and Path("runs/b/config.yaml").is_file()
@@ -219,7 +219,7 @@ def test_a_notebook_shows_status_answer_and_curves_also_of_a_damaged_run(place):
     assert "results.json is damaged" in run._repr_html_()
 
 
-def test_a_format_that_is_not_there_is_refused_with_those_that_are(place):
+def test_an_unknown_format_is_refused_with_the_known_ones(place):
     with pytest.raises(ValueError, match='there is no format "torchscript"; give safetensors, timm, onnx, pt2'):
         Run("a").export("torchscript")
 
@@ -244,7 +244,7 @@ def test_runs_are_compared_one_way_as_text_and_loggers_change_nothing():
     assert differences([a, b]) == [("model.depth", ["2", "-"]), ("model.width", ["-", "3"])]
 
 
-def test_what_is_stored_of_a_split_has_the_same_metrics_for_every_reader(place):
+def test_every_reader_sees_the_same_metrics_of_a_split(place):
     images = {"img_size": [8, 8], "crop_pct": 0.9}
     run = RunDir(Path("runs/a"))
     result = {**run.stored["test"], "trained_on": 3, "epoch": 2, "recall": {"cat": 0.5}, "images": images}

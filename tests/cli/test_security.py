@@ -56,7 +56,7 @@ def test_a_class_path_runs_nothing_outside_the_allowed_packages(here, capsys, mo
     assert "evil" not in sys.modules
 
 
-def test_a_package_of_ones_own_is_imported_when_trusted(here, capsys, monkeypatch):
+def test_a_custom_package_is_imported_when_trusted(here, capsys, monkeypatch):
     (here / "mine").mkdir()
     (here / "mine" / "__init__.py").write_text("from vitlab.data import Digits\nclass MyDigits(Digits):\n    pass\n")
     monkeypatch.syspath_prepend(here)
@@ -69,7 +69,7 @@ def test_a_package_of_ones_own_is_imported_when_trusted(here, capsys, monkeypatc
 
 
 @pytest.mark.slow
-def test_a_run_directory_from_elsewhere_names_no_module_to_import(here, capsys, monkeypatch):
+def test_a_run_directory_from_others_cannot_name_a_module_to_import(here, capsys, monkeypatch):
     assert main([*FIT, "--trainer.logger=false", "--name", "given"]) == 0
     config = here / "runs" / "given" / "config.yaml"
     content = yaml.safe_load(config.read_text())

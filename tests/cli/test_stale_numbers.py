@@ -81,7 +81,7 @@ def test_before_a_test_the_page_heads_with_the_validation_result_and_names_it(pl
     assert "<code>vitlab test runs/untested</code> measures others" in page
 
 
-def test_a_result_of_another_checkpoint_says_so_wherever_it_stands(place, capsys):
+def test_a_result_of_another_checkpoint_is_marked_wherever_it_is_shown(place, capsys):
     assert main(["fit", "--resume", "first", "--trainer.max_epochs=2", "--quiet"]) == 0
     assert main(["test", "runs/first/checkpoints/previous.ckpt", "--quiet"]) == main(["results", "first"]) == 0
     told = capsys.readouterr()
@@ -90,7 +90,7 @@ def test_a_result_of_another_checkpoint_says_so_wherever_it_stands(place, capsys
     assert re.search("accuracy on 359 images of test, .*, of previous.ckpt, saved in epoch 1", page_of("first"))
 
 
-def test_a_run_that_has_not_ended_states_how_far_it_came(place, capsys):
+def test_an_unfinished_run_states_how_far_it_came(place, capsys):
     run = RunDir("runs/first")
     run.config.write_text(run.config.read_text().replace("max_epochs: 1", "max_epochs: 30"))
     run.update("run.json", status="preempted")
@@ -98,14 +98,14 @@ def test_a_run_that_has_not_ended_states_how_far_it_came(place, capsys):
     assert "| 1 of 30 | 1 |" in capsys.readouterr().out
 
 
-def test_a_result_of_an_older_vitlab_is_shown_and_told_as_such(place, capsys):
+def test_a_result_of_an_older_vitlab_is_shown_and_marked_as_such(place, capsys):
     run = RunDir("runs/first")
     run.update("results.json", test={k: v for k, v in run.stored["test"].items() if k != "sha256"})
     assert main(["results", "first"]) == 0
     assert "note     runs/first: measured without noting the checkpoint's checksum" in capsys.readouterr().err
 
 
-def test_a_variation_is_called_one_on_the_terminal(place, capsys):
+def test_a_variation_is_named_as_such_on_the_terminal(place, capsys):
     before = vitlab.Run("first").results["test"]
     assert main(["test", "first", "--model.pos_embed=none", "--data.batch_size=7"]) == 0
     out = capsys.readouterr().out

@@ -163,7 +163,7 @@ if __name__ == "__main__":
 
 @pytest.mark.rare
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Lightning's: no validation, few workers
-def test_accumulated_weighted_batches_of_uneven_processes_are_those_of_one(tmp_path):
+def test_accumulated_weighted_batches_of_uneven_processes_equal_those_of_one(tmp_path):
     (tmp_path / "uneven.py").write_text(UNEVEN)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     words = [sys.executable, "uneven.py", "two.pt"]
@@ -268,7 +268,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.rare
-def test_steps_of_shards_are_those_of_whole_weights_for_each_optimizer_that_is_let_in(tmp_path):
+def test_every_accepted_optimizer_takes_the_same_steps_on_shards_as_on_whole_weights(tmp_path):
     (tmp_path / "shares.py").write_text(SHARES)
     words = [sys.executable, "shares.py", str(tmp_path / "meet")]
     own = {**os.environ, "OMP_NUM_THREADS": "1"}

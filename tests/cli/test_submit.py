@@ -127,7 +127,7 @@ def test_a_dry_run_prints_a_script_that_bash_accepts_and_writes_nothing(slurm, c
     assert not (slurm.desk / "runs").exists()
 
 
-def test_a_run_whose_time_is_up_saves_is_requeued_and_continues_in_its_directory(slurm, capsys):
+def test_a_run_at_its_time_limit_saves_is_requeued_and_continues_in_its_directory(slurm, capsys):
     assert main([*JOB, "--name", "long"]) == 0
     assert "job     4711" in capsys.readouterr().out
     assert slurm.said("sbatch") == ["--parsable runs/slurm/long.sbatch"]
@@ -149,7 +149,7 @@ def test_a_run_whose_time_is_up_saves_is_requeued_and_continues_in_its_directory
 
 
 @pytest.mark.rare
-def test_two_real_processes_are_warned_requeued_and_finish_one_run(slurm, monkeypatch):
+def test_two_processes_are_warned_and_requeued_and_finish_one_run(slurm, monkeypatch):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         monkeypatch.setenv("MASTER_PORT", str(free.getsockname()[1]))
@@ -221,7 +221,7 @@ def test_a_node_that_lacks_what_the_job_needs_ends_it_with_one_line(slurm, monke
     assert not slurm.said("fit.0") and not slurm.said("scontrol")
 
 
-def test_a_run_that_has_begun_needs_the_file_of_its_config_no_more(slurm):
+def test_a_run_that_has_started_no_longer_needs_its_config_file(slurm):
     own = slurm.desk / "own.yaml"
     own.write_text(Path(RECIPE).read_text())
     assert main(["submit", "fit", "--config", "own.yaml", "--slurm", SITE, "--gpus=1", "--name", "n"]) == 0
@@ -254,7 +254,7 @@ def test_a_cancelled_job_saves_and_stays_cancelled(slurm):
     assert not slurm.said("scontrol")
 
 
-def test_where_slurm_does_not_requeue_the_way_to_continue_is_told(slurm):
+def test_if_slurm_does_not_requeue_the_log_says_how_to_continue(slurm):
     assert main([*JOB, "--name", "long"]) == 0
     (slurm.desk / "no_requeue").touch()
     slurm.start("long")
@@ -319,14 +319,14 @@ def test_a_name_is_chosen_once_and_differs_between_jobs(slurm):
     assert main([*JOB, "--name", "x"]) == 2, "it waits in the queue"
 
 
-def test_what_sbatch_refuses_is_told_and_leaves_nothing(slurm, capsys):
+def test_a_job_that_sbatch_refuses_is_reported_and_leaves_nothing(slurm, capsys):
     (slurm.desk / "closed").touch()
     assert main([*JOB, "--name", "n"]) == 1
     assert capsys.readouterr().err == "vitlab: sbatch refused the job: sbatch: error: Invalid account\n"
     assert not slurm.script("n").exists()
 
 
-def test_a_job_for_which_no_node_is_large_enough_is_refused_and_not_left_to_wait(slurm, capsys):
+def test_a_job_too_large_for_every_node_is_refused_instead_of_waiting_forever(slurm, capsys):
     (slurm.desk / "small").touch()
     assert main([*JOB, "--name", "n"]) == 1
     error = capsys.readouterr().err
@@ -343,7 +343,7 @@ def test_the_script_trusts_what_was_trusted_and_keeps_the_deadline(slurm, capsys
     assert "--auto_resume --trust_imports mine --deadline 30" in fit
 
 
-def test_a_machine_without_slurm_is_told_so(tmp_path, monkeypatch, capsys):
+def test_submitting_without_slurm_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     assert main([*JOB]) == 2
@@ -386,7 +386,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("arguments", "told"), MISTAKES, ids=[told for _, told in MISTAKES])
-def test_a_mistake_gets_one_line_and_submits_nothing(arguments, told, slurm, capsys):
+def test_a_mistake_is_one_line_and_submits_nothing(arguments, told, slurm, capsys):
     (slurm.desk / "runs" / "there").mkdir(parents=True)
     (slurm.desk / "runs" / "there" / "config.yaml").touch()
     assert main(arguments) == 2
@@ -414,7 +414,7 @@ SITES = [
 
 
 @pytest.mark.parametrize(("text", "told"), SITES, ids=[told for _, told in SITES])
-def test_a_mistake_in_the_site_file_gets_one_line(text, told, slurm, capsys):
+def test_a_mistake_in_the_site_file_is_one_line(text, told, slurm, capsys):
     (slurm.desk / "site.yaml").write_text(text)
     assert main(["submit", "fit", "--config", RECIPE, "--slurm", "site.yaml"]) == 2
     error = capsys.readouterr().err
@@ -433,7 +433,7 @@ def test_submitting_needs_neither_torch_nor_lightning(slurm):
     assert done.returncode == 0, done.stderr
 
 
-def test_nothing_is_read_once_the_job_is_handed_over(slurm, monkeypatch, capsys):
+def test_no_file_is_read_after_the_job_is_submitted(slurm, monkeypatch, capsys):
     """A failing file system would end with 1, although the job waits, and its repetition with 2."""
     exists = RunDir.exists
 

@@ -98,7 +98,7 @@ def test_a_key_that_looks_like_another_is_named(tmp_path, capsys, key, told):
     assert told in said and said.count("\n") == 1
 
 
-def test_merge_keys_are_read_and_give_way():
+def test_merge_keys_are_read_and_overridden():
     assert parse_yaml("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\n", "here") == {
         "a": {"x": 1, "y": 2},
         "b": {"x": 1, "y": 3},
@@ -147,14 +147,14 @@ def test_verify_names_what_is_damaged(run, capsys):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only to root")
-def test_a_read_only_run_is_measured_and_what_was_not_kept_is_told(run, capsys):
+def test_a_read_only_run_is_measured_and_what_was_not_saved_is_reported(run, capsys):
     for path in [run, *run.rglob("*")]:
         path.chmod(path.stat().st_mode & ~(stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH))
     assert main(["validate", str(run)]) == 1  # a script must not believe that it is recorded
     assert "val/acc1" in capsys.readouterr().out
 
 
-def test_a_result_that_cannot_be_kept_is_printed_all_the_same(run, capsys, monkeypatch):
+def test_a_result_that_cannot_be_saved_is_printed_all_the_same(run, capsys, monkeypatch):
     from vitlab.jobs import evaluate
 
     def read_only(*given):
@@ -192,7 +192,7 @@ def test_a_foreign_profiler_or_callback_writes_nothing_when_a_run_is_measured(ru
     assert not outside.exists()
 
 
-def test_what_a_configuration_names_writes_into_the_run_alone(tmp_path):
+def test_loggers_of_a_configuration_write_only_into_the_run(tmp_path):
     def part(path, **arguments):
         return Namespace(class_path=f"lightning.pytorch.{path}", init_args=Namespace(**arguments))
 
@@ -248,7 +248,7 @@ def test_escape_codes_of_a_foreign_run_do_not_reach_the_terminal(run, tmp_path, 
         assert said.out + said.err and "\x1b" not in said.out + said.err, words
 
 
-def test_only_memory_that_runs_out_is_told_as_such(tmp_path):
+def test_only_running_out_of_memory_is_reported_as_such(tmp_path):
     run = RunDir(tmp_path)
     for error in (OSError(12, "Cannot allocate memory"), RuntimeError("unable to mmap: Cannot allocate memory (12)")):
         assert "out of memory" in str(explain_exception(error, run, 64, 1))
@@ -300,7 +300,7 @@ def test_a_disk_that_fails_is_not_called_full(tmp_path, number, first):
         RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried"),
     ],
 )
-def test_out_of_memory_on_a_cpu_is_told_like_on_a_gpu(tmp_path, monkeypatch, capsys, error):
+def test_out_of_memory_is_reported_on_a_cpu_as_on_a_gpu(tmp_path, monkeypatch, capsys, error):
     from vitlab.tasks import Classifier
 
     def fails(*given):

@@ -26,7 +26,7 @@ def logger(tmp_path, monkeypatch, lines):
     return SafeWandbLogger(project="p", save_dir=tmp_path, id="x")
 
 
-def test_a_server_out_of_reach_makes_the_run_an_offline_one(logger, monkeypatch, lines):
+def test_a_run_stays_offline_if_the_server_cannot_be_reached(logger, monkeypatch, lines):
     modes = []
 
     def init(**words):
@@ -43,7 +43,7 @@ def test_a_server_out_of_reach_makes_the_run_an_offline_one(logger, monkeypatch,
     assert logger.experiment.log.call_count == 2
 
 
-def test_a_wandb_that_cannot_start_at_all_is_left_out(logger, monkeypatch, lines):
+def test_training_continues_without_wandb_if_it_cannot_start(logger, monkeypatch, lines):
     def refuse(**words):
         raise OSError("no space left")
 
@@ -53,7 +53,7 @@ def test_a_wandb_that_cannot_start_at_all_is_left_out(logger, monkeypatch, lines
     assert sum("continues without" in line for line in lines) == 1
 
 
-def test_a_service_that_dies_is_told_once_and_then_left_alone(logger, monkeypatch, lines):
+def test_a_wandb_service_that_dies_is_reported_once(logger, monkeypatch, lines):
     run = mock.MagicMock(spec=wandb.Run)
     run.log.side_effect = BrokenPipeError("the service has died")
     monkeypatch.setattr(wandb, "init", lambda **words: run)

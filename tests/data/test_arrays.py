@@ -36,7 +36,7 @@ def test_a_file_is_what_its_arrays_are_and_each_channel_is_normalized_by_the_tra
         assert data.splits["train"].split_hash == sets[0].splits["train"].split_hash
 
 
-def test_rows_keep_their_split_where_others_join_them():
+def test_rows_keep_their_split_when_others_are_added():
     images, targets = _arrays(80)
     before, after = Arrays(images[40:], targets[40:]), Arrays(images, targets)
     of = [
@@ -75,6 +75,6 @@ def test_groups_times_and_weights_are_those_of_a_table(tmp_path):
         (("nowhere.npz",), "there is no nowhere.npz"),
     ],
 )
-def test_arrays_that_are_no_images_are_told(arguments, message):
+def test_arrays_that_are_not_images_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         Arrays(*arguments)

@@ -97,7 +97,7 @@ def test_a_photo_of_a_wide_gamut_is_converted_as_its_formulas_say():
     assert (np.asarray(ignored) == pixels).all() and _off(ignored, _wide_in_srgb(pixels)).max() > 20
 
 
-def test_cmyk_is_converted_as_its_press_says_and_plainly_without_a_profile():
+def test_cmyk_is_converted_by_its_profile_and_plainly_without_one():
     inks = _noise(8, 8, 4, low=0, high=255)
     inks[0, 0], inks[0, 1] = (0, 0, 0, 0), (0, 0, 0, 255)
     image = Image.frombytes("CMYK", (8, 8), inks.tobytes())
@@ -179,7 +179,7 @@ def test_packed_photos_with_profiles_equal_the_files(photos, tmp_path, size):
         Packed(str(tmp_path / "srgb"), color_profile="ignore", **HOW)
 
 
-def test_the_scan_of_one_way_is_not_taken_for_the_other(photos):
+def test_scans_with_and_without_color_profiles_are_kept_apart(photos):
     means = []
     for way in ("srgb", "ignore", "srgb"):
         (data := ImageFolder(str(photos), color_profile=way, **HOW)).setup("fit")
@@ -189,7 +189,7 @@ def test_the_scan_of_one_way_is_not_taken_for_the_other(photos):
         ImageFolder(str(photos), color_profile="cmyk")
 
 
-def test_an_image_that_a_user_opens_is_seen_as_the_file_is(photos):
+def test_an_opened_image_is_prepared_like_its_file(photos):
     (data := ImageFolder(str(photos), **HOW)).setup("test")
     for i, file in enumerate(data.splits["test"].files):
         direct = data.eval_transform(Image.open(photos / file))

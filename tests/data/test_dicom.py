@@ -48,7 +48,7 @@ def test_numbers_are_shown_in_the_given_range_or_the_window_or_their_own():
     assert (np.asarray(decode_bytes(inverted, "x", Decoding("L"))) == 255 - _scaled(VALUES, -1000, 2400)).all()
 
 
-def test_of_colors_and_of_frames_the_first_is_read():
+def test_the_first_frame_of_dicom_is_read_in_gray_and_color():
     rng = np.random.default_rng(0)
     colors = rng.integers(0, 256, (2, 5, 7, 3), dtype=np.uint8)
     eight = {"BitsAllocated": 8, "BitsStored": 8, "HighBit": 7, "SamplesPerPixel": 3, "PlanarConfiguration": 0}
@@ -57,7 +57,7 @@ def test_of_colors_and_of_frames_the_first_is_read():
     assert (np.asarray(decode_bytes(data, "x")) == colors[0]).all()
 
 
-def test_a_file_without_pixels_a_cut_one_and_a_missing_library_are_one_line(tmp_path, monkeypatch):
+def test_a_file_without_pixels_a_truncated_one_and_a_missing_library_are_one_line(tmp_path, monkeypatch):
     for name, kind, data in (
         ("0", "a", dicom(VALUES)), ("1", "a", dicom(VALUES[::-1])), ("2", "b", dicom(VALUES[:, ::-1])),
         ("report", "b", dicom(Modality="SR")), ("cut", "b", dicom(VALUES)[:-20]),

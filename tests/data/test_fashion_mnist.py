@@ -75,7 +75,7 @@ def test_the_published_images_have_the_published_statistics():
     assert torch.bincount(data.read("test").labels).tolist() == [1000] * 10
 
 
-def test_cifar_comes_from_torchvision(tmp_path, monkeypatch):
+def test_cifar_is_read_as_torchvision_reads_it(tmp_path, monkeypatch):
     class Published:
         def __init__(self, root, train, download):
             rng = np.random.default_rng(int(train))

@@ -58,7 +58,7 @@ def _pngs(n, seed=0):
     return [_png([seed, i]) for i in range(n)]
 
 
-def test_its_splits_are_used_as_folders_are(tmp_path):
+def test_splits_of_a_hugging_face_data_set_are_used_like_folders(tmp_path):
     rows = {"train": _pngs(12), "validation": _pngs(4, 1), "test": _pngs(6, 2)}
     data = _open(_saved(tmp_path / "three", **rows))
     expected = {"train": "train", "val": "validation", "test": "test"}
@@ -135,7 +135,7 @@ def test_unreadable_rows_are_refused_with_the_list_or_left_out_and_listed(tmp_pa
     assert sum(len(images) for images, _ in data.iterate_batches(data.train_dataloader())) in (14, 15)
 
 
-def test_fit_does_not_look_at_the_test_split(tmp_path):
+def test_fit_does_not_read_the_test_split(tmp_path):
     path = _saved(tmp_path / "rows", train=_pngs(12), test=[b"broken"] * 2)
     data = _open(path, "fit", "validate")
     data.fingerprint()
@@ -157,7 +157,7 @@ def test_rows_seen_before_are_not_decoded_again(tmp_path, monkeypatch):
     assert _open(path).fingerprint() == first
 
 
-def test_names_of_classes_may_stand_in_the_column(tmp_path):
+def test_the_column_may_hold_names_of_classes(tmp_path):
     _rows(_pngs(12), ["tiger", "ape", "cow"] * 4).save_to_disk(str(tmp_path / "rows"))
     data = _open(tmp_path / "rows")
     assert data.class_names == ["ape", "cow", "tiger"]

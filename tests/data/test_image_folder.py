@@ -119,7 +119,7 @@ def test_many_unreadable_files_are_counted_and_ten_are_shown(tmp_path):
         _open(tmp_path / "photos", val_share=0.01, test_share=0.01)
 
 
-def test_a_file_that_changes_is_looked_at_again(tmp_path):
+def test_a_changed_file_is_scanned_again(tmp_path):
     root = _fill(tmp_path / "photos", {"cat": 10, "dog": 10})
     before = _open(root)
     Image.new("RGB", (9, 9), "red").save(root / before.splits["train"].files[0])
@@ -178,7 +178,7 @@ def test_suffixes_odd_names_links_and_hidden_files(tmp_path):
     data.fingerprint()
 
 
-def test_a_folder_without_images_is_no_class_and_a_class_may_be_missing_in_a_split(tmp_path):
+def test_a_folder_without_images_is_not_a_class_and_a_split_may_lack_a_class(tmp_path):
     _fill(tmp_path / "photos" / "train", {"a": 3, "b": 0, "c": 3, "__MACOSX": 1})
     _fill(tmp_path / "photos" / "test", {"c": 2})
     data = _open(tmp_path / "photos", val_share=0.3)
@@ -195,7 +195,7 @@ def test_a_class_that_training_lacks_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("layout", ["", "val/cat", "flat"])
-def test_a_folder_that_does_not_look_right_is_refused_with_how_it_should_look(tmp_path, layout):
+def test_a_folder_of_the_wrong_layout_is_refused_with_the_right_one(tmp_path, layout):
     root = tmp_path / "photos"
     if layout == "flat":
         root.mkdir()
@@ -206,7 +206,7 @@ def test_a_folder_that_does_not_look_right_is_refused_with_how_it_should_look(tm
         ImageFolder(str(root))
 
 
-def test_the_class_map_of_a_trained_run_wins(tmp_path):
+def test_the_class_map_of_a_trained_run_takes_precedence(tmp_path):
     trained = _open(_fill(tmp_path / "one", {"cat": 10, "dog": 10, "fox": 10}), "fit")
     state = trained.state_dict()
     other = _open(_fill(tmp_path / "two", {"cat": 10, "fox": 10}), "test", test_share=0.5)

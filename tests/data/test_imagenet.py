@@ -91,7 +91,7 @@ def _same(first, second):
     return len(pairs) > 5 and all(torch.equal(a, b) for pair in pairs for a, b in zip(*pair, strict=True))
 
 
-def test_the_tar_files_are_the_folders_that_they_become_when_they_are_unpacked(tmp_path):
+def test_the_tar_files_of_imagenet_are_read_like_unpacked_folders(tmp_path):
     tars, plain = _download(tmp_path)
     first, second = ImageNet(str(tars), **SETTINGS), ImageNet(str(plain), **SETTINGS)
     assert first.class_names == second.class_names == WNIDS and len(_all(first)[-1][0]) == 2
@@ -99,7 +99,7 @@ def test_the_tar_files_are_the_folders_that_they_become_when_they_are_unpacked(t
     assert _same(ImageNet(str(tars), **SETTINGS), second)  # out of the cache
 
 
-def test_the_tar_files_are_packed_as_the_folders_are(tmp_path, capsys):
+def test_the_tar_files_of_imagenet_are_packed_like_folders(tmp_path, capsys):
     tars, plain = _download(tmp_path)
     assert main(["pack", str(tars), str(tmp_path / "packed"), "--num_workers=0"]) == 0
     assert "30 images of 3 classes" in capsys.readouterr().out

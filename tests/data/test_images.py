@@ -59,12 +59,12 @@ def test_every_awkward_file_is_decoded_or_refused_as_the_manifest_says(weird):
         ("hopper_orientation_8.jpg", 5), ("hopper_idat_after_image_end.png", 1), ("hopper_float_dpi_2.tif", 1),
     ],
 )  # fmt: skip
-def test_one_photo_looks_the_same_in_every_format(weird, name, tolerance):
+def test_one_photo_is_the_same_in_every_format(weird, name, tolerance):
     assert abs(_pixels(decode(weird / name)) - _pixels(decode(weird / "hopper.tif"))).mean() < tolerance
 
 
 @pytest.mark.parametrize("name", ["hopper_gray.jpg", "hopper.pfm", "hopper_16bit.pgm"])
-def test_gray_and_deep_versions_have_the_photo_s_brightness(weird, name):
+def test_gray_and_16_bit_versions_keep_the_brightness_of_a_photo(weird, name):
     gray = _pixels(decode(weird / "hopper.tif", Decoding("L")))
     assert abs(_pixels(decode(weird / name, Decoding("L"))) - gray).mean() < 3
 
@@ -101,7 +101,7 @@ def test_half_transparent_black_over_white_is_gray():
     assert _reopen(Image.new("RGBA", (2, 2), (0, 0, 0, 128)), "PNG").getpixel((0, 0)) == (127, 127, 127)
 
 
-def test_cmyk_is_red_where_it_says_red(weird):
+def test_red_in_cmyk_is_decoded_as_red(weird):
     pixels = _pixels(decode(weird / "pil_sample_cmyk.jpg")).reshape(-1, 3)
     assert pixels.max(0)[0] > 200 and pixels.max(0)[1:].max() < 80
 
@@ -111,7 +111,7 @@ def test_a_jpeg_under_the_name_of_a_png_is_read(tmp_path):
     assert decode(tmp_path / "photo.png").size == (3, 2)
 
 
-def test_a_bomb_is_refused_from_its_header():
+def test_a_decompression_bomb_is_refused_by_its_header():
     bomb = io.BytesIO()
     Image.new("1", (8000, 8000)).save(bomb, "PNG")
     assert Decoding().max_pixels < 8000**2 and len(bomb.getvalue()) < 50_000
@@ -120,7 +120,7 @@ def test_a_bomb_is_refused_from_its_header():
 
 
 @pytest.mark.parametrize("content, reason", [(b"", "the file is empty"), (b"hello", "not one of JPEG")])
-def test_what_is_no_image_is_refused_with_its_path(tmp_path, content, reason):
+def test_a_file_that_is_not_an_image_is_refused_with_its_path(tmp_path, content, reason):
     (tmp_path / "a b\u00e9.jpg").write_bytes(content)
     with pytest.raises(ValueError, match=rf"a b\u00e9\.jpg: {reason}"):
         decode(tmp_path / "a b\u00e9.jpg")
@@ -197,7 +197,7 @@ def test_16_bits_may_be_scaled_from_one_range_for_all_files(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_most_pixels_may_be_raised():
+def test_the_limit_on_pixels_can_be_raised():
     bomb = io.BytesIO()
     Image.new("1", (8000, 8000)).save(bomb, "PNG")
     assert decode_bytes(bomb.getvalue(), "x", Decoding("L", max_pixels=64_000_000)).size == (8000, 8000)

@@ -65,7 +65,7 @@ def test_photos_of_any_size_grow_too_whatever_the_number_of_workers(tmp_path):
         ([[0, 4], [1, 6]], "must end with `data.img_size`, 8x8, got 6x6"),
     ],
 )
-def test_schedules_that_cannot_be_are_refused(schedule, message):
+def test_impossible_schedules_of_sizes_are_refused(schedule, message):
     with pytest.raises(ValueError, match=f"`data.img_size_schedule` {message}"):
         Digits(img_size_schedule=schedule, batch_size=8).train_dataloader()
 

@@ -50,7 +50,7 @@ def test_an_image_keeps_its_shape_in_at_most_so_many_patches():
 
 
 @pytest.mark.parametrize("world", [1, 3])
-def test_a_step_of_every_process_keeps_within_its_budget_in_every_epoch(world):
+def test_every_step_of_every_process_keeps_within_its_budget_of_patches(world):
     counts = np.random.default_rng(0).integers(1, 17, 200)
     orders = [TrainOrder(200, 12, 7, rank, world, tokens=Tokens(counts, 16)) for rank in range(world)]
     seen = []
@@ -78,7 +78,7 @@ def test_evaluation_takes_every_image_once_and_as_many_steps_in_each_process(wor
     assert max(counts[i].sum() for own in steps for i in own) <= 6 // world * 16
 
 
-def test_batches_are_the_images_as_they_come_one_by_one(photos):
+def test_packed_batches_hold_the_images_as_read_one_by_one(photos):
     data = ImageFolder(photos, **NATIVE, batch_size=2)
     data.setup("fit")
     images, labels, step = next(iter(data.val_dataloader()))
@@ -114,7 +114,7 @@ def test_each_image_counts_the_same_in_the_gradient_of_two_processes(monkeypatch
     ],
     ids=str,
 )
-def test_data_that_cannot_have_it_say_why(photos, settings, said):
+def test_data_without_native_sizes_say_why(photos, settings, said):
     with pytest.raises(ValueError, match=r"`data\.(native_patch|augment)`") as refused:
         ImageFolder(photos, **{**NATIVE, **settings})
     assert said in str(refused.value)
@@ -131,7 +131,7 @@ def test_data_that_cannot_have_it_say_why(photos, settings, said):
         (lambda: MAE(**TINY, decoder_dim=16, decoder_depth=1, decoder_heads=2), "MAE"),
     ],
 )
-def test_tasks_that_cannot_take_it_say_why_before_anything_is_written(photos, task, said):
+def test_tasks_that_cannot_take_native_sizes_say_why_before_anything_is_written(photos, task, said):
     with pytest.raises(UsageError, match=r"`data\.native_patch`") as refused:
         model_facts(task(), ImageFolder(photos, **NATIVE))
     assert said in str(refused.value)

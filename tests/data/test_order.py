@@ -59,7 +59,7 @@ def test_repeated_samples_stand_in_one_batch_with_seeds_of_their_own():
 
 
 @pytest.mark.parametrize("repeats", [2, 3, 4, 5])
-def test_copies_of_a_sample_are_no_neighbors_wherever_a_batch_begins_and_ends(repeats):
+def test_copies_of_a_sample_are_never_neighbors_wherever_a_batch_begins(repeats):
     for batch_size in range(2 * repeats, 60):
         for step in _epoch(TrainOrder(batch_size * 5 + 1, batch_size, seed=batch_size, repeats=repeats)):
             pairs = step.indices[: batch_size // 2 * 2].reshape(-1, 2)
@@ -83,7 +83,7 @@ def test_a_process_sees_as_many_different_samples_as_by_timms_sampler(repeats, w
             assert sum(len(set(s.indices)) for s in step) >= sum(len(set(b)) for b in batches)
 
 
-def test_three_copies_have_as_different_partners_as_in_several_processes_of_timm():
+def test_three_copies_have_as_many_different_partners_as_with_timm():
     for step in _epoch(TrainOrder(6 * 768, 768, seed=0, repeats=3)):
         partners = {}
         for a, b in step.indices.reshape(-1, 2):
@@ -102,7 +102,7 @@ def test_any_samples_that_fill_no_more_than_half_of_a_batch_are_neighbors_of_oth
         assert (left == right).sum() == max(0, np.bincount(samples).max() - len(samples) // 2)
 
 
-def test_a_class_of_few_samples_drawn_often_is_no_neighbor_of_itself():
+def test_a_small_class_drawn_often_is_not_its_own_neighbor():
     order = TrainOrder(Draw(torch.tensor([0] * 60 + [1] * 2), "balanced"), 20, seed=0)
     for epoch in range(20):
         for step in _epoch(order, epoch):
@@ -117,7 +117,7 @@ def test_a_batch_of_different_samples_keeps_its_order():
     )
 
 
-def test_copies_are_on_any_number_of_processes_and_from_any_step_what_they_are_alone():
+def test_copies_are_the_same_on_any_number_of_processes_and_from_any_step():
     alone = _epoch(TrainOrder(250, 24, 3, repeats=3), 2)
     for world in (2, 3, 4, 6):
         ranks = [_epoch(TrainOrder(250, 24, 3, rank, world, repeats=3), 2, start=4) for rank in range(world)]

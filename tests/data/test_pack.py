@@ -153,7 +153,7 @@ def test_random_crops_of_packed_photos_decode_nothing(tmp_path, monkeypatch):
     assert len(list(data.train_dataloader())) == 5 and len(list(data.val_dataloader())) == 2
 
 
-def test_packing_that_had_not_come_far_leaves_nothing_behind(tmp_path, monkeypatch):
+def test_packing_that_fails_early_leaves_nothing_behind(tmp_path, monkeypatch):
     root = _photos(tmp_path / "photos")
     (root / "train" / "cat" / "bad.jpg").write_bytes(b"x")
     with pytest.raises(ValueError, match="1 files cannot be read"):
@@ -191,7 +191,7 @@ def test_a_file_that_was_cut_off_or_is_missing_is_refused(tmp_path, name):
         Packed(str(tmp_path / "packed"))
 
 
-def test_what_an_earlier_version_packed_is_refused_with_the_command_that_renews_it(tmp_path):
+def test_a_pack_of_an_earlier_version_is_refused_with_the_command_that_renews_it(tmp_path):
     content = io.BytesIO()
     header = {"version": 1, "size": 32, "class_names": ["a", "b"], "parts": ["train"], "files": ["a/0.png"]}
     np.savez(content, rows=np.zeros(1), header=np.frombuffer(json.dumps(header).encode(), np.uint8))
@@ -201,7 +201,7 @@ def test_what_an_earlier_version_packed_is_refused_with_the_command_that_renews_
         Packed(str(tmp_path / "old"))
 
 
-def test_an_existing_pack_is_kept_and_a_folder_of_photos_is_no_pack(tmp_path):
+def test_an_existing_pack_is_kept_and_a_folder_of_photos_is_not_taken_for_one(tmp_path):
     root = _photos(tmp_path / "photos")
     pack(str(root), str(tmp_path / "packed"), num_workers=0)
     with pytest.raises(ValueError, match="packed exists"):
@@ -213,7 +213,7 @@ def test_an_existing_pack_is_kept_and_a_folder_of_photos_is_no_pack(tmp_path):
 
 
 @pytest.mark.parametrize("how", [["--size", "30"], ["--keep"]])
-def test_the_pack_command_says_what_it_made(tmp_path, capsys, how):
+def test_the_pack_command_reports_what_it_wrote(tmp_path, capsys, how):
     root = _photos(tmp_path / "photos")
     (root / "train" / "cat" / "bad.jpg").write_bytes(b"")
     target = str(tmp_path / "packed")
@@ -231,7 +231,7 @@ def test_a_mistake_in_the_command_pack_is_one_line(tmp_path, monkeypatch, argv):
     assert re.match(r"[^\n]+$", str(error.value))
 
 
-def test_photos_packed_at_the_side_of_evaluation_are_evaluated_as_the_files(tmp_path):
+def test_photos_packed_at_the_evaluation_size_are_evaluated_like_the_files(tmp_path):
     root = _photos(tmp_path / "photos", width=lambda i: 141 + 17 * i)
     for i, size in enumerate([(301, 149), (149, 303), (177, 201)]):
         Image.effect_noise(size, 60).convert("RGB").save(root / "test" / "cat" / f"odd{i}.png")
@@ -272,7 +272,7 @@ def _processes(folder, count, size=16):
 
 @pytest.mark.slow
 @pytest.mark.rare
-def test_of_three_at_once_one_packs_and_the_others_wait_for_it(tmp_path):
+def test_of_three_simultaneous_commands_one_packs_and_the_others_wait(tmp_path):
     _photos(tmp_path / "photos")
     processes = _processes(tmp_path, 3)
     assert [process.stdout.readline() for process in processes] == ["ready\n"] * 3
@@ -322,7 +322,7 @@ def _read(path):
         return ""
 
 
-def test_a_set_that_another_process_has_packed_otherwise_is_not_taken(tmp_path, monkeypatch):
+def test_a_pack_that_another_process_wrote_with_other_settings_is_refused(tmp_path, monkeypatch):
     root = _photos(tmp_path / "photos")
     target = tmp_path / "packed"
 

@@ -71,7 +71,7 @@ def test_rel_shows_b_on_the_labeled_side_of_a_at_every_distance(markers):
         assert ((dy.abs() + dx.abs()) == distance).float().mean() > 0.3
 
 
-def test_bag_says_nothing_of_the_cell(markers):
+def test_labels_of_bag_do_not_depend_on_the_cell(markers):
     images = PositionProbe("bag").read("test")
     best = found(images, markers).flatten(1).argmax(dim=1)
     assert (best // 16 == images.labels).float().mean() > 0.95
@@ -153,5 +153,5 @@ def test_a_class_token_reads_absolute_positions_from_rotations(pos_embed):
         *(pytest.param(*case, marks=pytest.mark.rare) for case in (("learned", 10, 93), ("relpos", 10, 93))),
     ],
 )
-def test_relations_are_told_by_every_method_that_can_learn_them_in_time(pos_embed, lr_mult, bound):
+def test_every_method_that_can_learn_relations_in_time_does(pos_embed, lr_mult, bound):
     assert accuracy("rel", pos_embed, lr_mult=lr_mult) >= bound

@@ -42,14 +42,14 @@ def _same(found, expected):
         assert torch.equal(x.cpu(), a) and torch.equal(y.cpu(), b)
 
 
-def test_every_batch_comes_once_in_order_and_two_are_on_their_way(still):
+def test_every_batch_comes_once_in_order_and_two_are_prefetched(still):
     _same(still, _loader())
     kinds = [kind for kind, _ in still.log]
     assert kinds == ["sent", "sent"] + ["sent", "received"] * 8 + ["received"] * 2
     assert [i for kind, i in still.log if kind == "sent"] == [i for kind, i in still.log if kind == "received"]
 
 
-def test_a_resumed_epoch_counts_what_was_handed_out_not_what_was_sent(still):
+def test_a_resumed_epoch_counts_delivered_batches_not_prefetched_ones(still):
     batches = iter(still)
     for _ in range(3):
         next(batches)

@@ -107,7 +107,7 @@ def of_the_source(world, **settings):
     return count([list(of_timm(n, rank, world, **settings)) for rank in range(world)])
 
 
-def test_every_recipe_is_found_and_experiments_leave_batches_as_their_recipes_have_them():
+def test_every_recipe_is_found_and_experiments_keep_the_batches_of_their_recipes():
     assert len(RECIPES) >= 40 and sum("mixup" in settings_of(path) for path in RECIPES) >= 20
     bases = {path.resolve() for path in RECIPES}
     for path in EXPERIMENTS:
@@ -200,6 +200,6 @@ def test_erased_rectangles_are_distributed_as_timms_and_filled_alike(share):
     assert abs(noise.mean()) < 0.01 and abs(noise.std() - 1) < 0.01
 
 
-def test_a_twisted_distribution_is_seen():
+def test_the_comparison_detects_a_distorted_distribution():
     rng = np.random.default_rng(0)
     assert ks_2samp(rng.beta(0.8, 0.8, 6000), rng.beta(1.0, 1.0, 6000)).pvalue < 1e-3

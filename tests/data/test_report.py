@@ -29,7 +29,7 @@ def photos(tmp_path, monkeypatch):
     return tmp_path / "photos"
 
 
-def test_the_report_tells_what_is_there(photos):
+def test_the_report_counts_formats_sizes_and_classes(photos):
     (photos / "train" / "cat" / "bad\n\x1b[31m.jpg").write_bytes(b"")
     (photos / "test" / "dog" / "twin.png").write_bytes((photos / "train" / "cat" / "0.png").read_bytes())
     (photos / "train" / "empty").mkdir()

@@ -98,7 +98,7 @@ def test_a_file_that_vanishes_is_replaced_in_training_and_counted_where_that_is_
     assert list(data.unreadable) == [str(gone)] and data.fingerprint()["unreadable"] == data.unreadable
 
 
-def test_what_replaces_a_file_that_vanished_is_not_mixed_with_itself(folder):
+def test_the_stand_in_of_a_vanished_file_is_not_mixed_with_itself(folder):
     data = _data(folder, max_unreadable=1, batch_size=6, repeats=2, mixup=1.0)
     (folder / data.splits["train"].files[3]).unlink()
     for epoch in range(6):
@@ -138,7 +138,7 @@ def test_batches_with_files_that_vanished_are_the_same_for_any_number_of_process
     assert not set(gone) & set(torch.cat([step[2] for step in one]).tolist())
 
 
-def test_what_cannot_be_replaced_stops_the_training(folder):
+def test_a_vanished_file_without_a_stand_in_stops_the_training(folder):
     data = _data(folder, max_unreadable=100)
     for file in data.splits["train"].files:
         (folder / file).unlink()

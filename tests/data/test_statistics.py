@@ -58,7 +58,7 @@ def test_fit_and_validate_pass_where_the_test_part_raises_and_test_raises():
         data.setup("test")
 
 
-def test_the_statistics_of_a_checkpoint_win():
+def test_the_statistics_of_a_checkpoint_take_precedence():
     trained = FakeData(batch_size=8)
     trained.setup("fit")
     later = FakeData(batch_size=8, split_seed=5)
@@ -68,7 +68,7 @@ def test_the_statistics_of_a_checkpoint_win():
     assert set(later.splits) == {"test"}  # nothing else was read for them
 
 
-def test_the_state_is_made_of_primitives(tmp_path):
+def test_the_state_of_data_consists_of_plain_values(tmp_path):
     data = FakeData(batch_size=8)
     data.setup("fit")
     torch.save(data.state_dict(), tmp_path / "x.ckpt")
@@ -92,7 +92,7 @@ def test_a_run_is_not_continued_on_another_training_split():
 
 
 @pytest.mark.parametrize("changed", [{"repeats": 3}, {"sampling": "balanced"}, {}], ids=str)
-def test_a_run_from_before_copies_were_spread_says_so_when_it_goes_on(changed):
+def test_a_run_from_before_copies_were_spread_says_so_on_resume(changed):
     trained, later = FakeData(batch_size=8, **changed), FakeData(batch_size=8, **changed)
     for data in (trained, later):
         data.setup("fit")
@@ -151,7 +151,7 @@ def test_wrong_values_name_the_argument_and_the_rule(name, value, message):
         FakeData(**{name: value}, **({"std": value} if name == "mean" else {}))
 
 
-def test_given_statistics_win_over_the_training_split_and_a_checkpoint():
+def test_given_statistics_take_precedence_over_training_split_and_checkpoint():
     data = FakeData(mean=[0.5] * 3, std=[0.25] * 3)
     data.setup("fit")
     assert data.statistics() == ((0.5,) * 3, (0.25,) * 3) and data.fingerprint()["statistics_from"] == "given"

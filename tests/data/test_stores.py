@@ -206,7 +206,7 @@ FAULTS = {
 @pytest.mark.rare  # clients of S3 wait, too
 @pytest.mark.parametrize("kind", ["shards", "packed"])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_faults_of_s3_change_no_batch_and_are_told(kind, fault, stored, server):
+def test_faults_of_s3_change_no_batch_and_are_reported(kind, fault, stored, server):
     data = {"shards": _shards, "packed": _packed}[kind]("s3://bucket")
     clean = _epoch(data)
     server.faults[:] = [fault]
@@ -262,7 +262,7 @@ def test_shards_over_http_give_the_batches_of_those_on_the_disk(kind, made, http
 @pytest.mark.rare  # waits for a server
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fault", ["500", "short", "cut", "slow"])
-def test_faults_of_http_change_no_batch_and_are_told(kind, fault, made, http):
+def test_faults_of_http_change_no_batch_and_are_reported(kind, fault, made, http):
     address, faults = http
     data = KINDS[kind](address)
     clean = _epoch(data)

@@ -91,7 +91,7 @@ def test_groups_are_never_in_two_splits(tmp_path):
         assert sum(len(images) for images in data.splits.values()) == 30
 
 
-def test_a_split_column_is_what_it_says(tmp_path):
+def test_a_split_column_decides_the_splits(tmp_path):
     _arrays(tmp_path, split=["train"] * 20 + ["Val"] * 6 + ["test"] * 4)
     data = _open(tmp_path)
     assert {name: [int(i[:-4]) for i in images.ids] for name, images in data.splits.items()} == {
@@ -134,7 +134,7 @@ def test_a_split_column_is_what_it_says(tmp_path):
         ({}, {"sampling": "balanced"}, "`data.sampling: balanced` draws classes, and the targets are numbers"),
     ],
 )
-def test_mistakes_in_a_table_are_told(tmp_path, columns, settings, message):
+def test_mistakes_in_a_table_are_reported(tmp_path, columns, settings, message):
     _arrays(tmp_path, **columns)
     with pytest.raises(ValueError, match=message):
         _open(tmp_path, **settings)
@@ -189,7 +189,7 @@ def test_images_of_two_columns_are_stacked_on_channels(tmp_path):
         data.pipeline.eval_file(tmp_path / "before-0.png", *known)
 
 
-def test_a_pair_that_does_not_fit_is_told_with_row_and_column(tmp_path):
+def test_a_pair_that_does_not_fit_is_reported_with_row_and_column(tmp_path):
     _pairs(tmp_path)
     both = {"path_column": ["before", "after"]}
     with pytest.raises(ValueError, match="must have the column later; there are before, after, bright"):
@@ -202,7 +202,7 @@ def test_a_pair_that_does_not_fit_is_told_with_row_and_column(tmp_path):
         _open(tmp_path, **both)
 
 
-def test_an_unreadable_photo_is_told_with_its_row(tmp_path):
+def test_an_unreadable_photo_is_reported_with_its_row(tmp_path):
     _pairs(tmp_path)
     (tmp_path / "before-3.png").write_bytes(b"no")
     with pytest.raises(ValueError, match=r"before-3.png: not one of .*\(\S*table.csv, row 4, column before\)$"):
@@ -228,7 +228,7 @@ def _photos(folder, n=20, **columns):
     pd.DataFrame({"path": [f"{i}.png" for i in range(n)], **columns}).to_parquet(folder / "table.parquet")
 
 
-def test_labels_are_columns_of_0_and_1_lists_or_words_set_apart(tmp_path):
+def test_labels_are_columns_of_0_and_1_lists_or_separated_words(tmp_path):
     cat, dog = [i % 2 for i in range(20)], [int(i % 5 == 0) for i in range(20)]
     names = [[name for name, has in (("cat", c), ("dog", d)) if has] for c, d in zip(cat, dog, strict=True)]
     _photos(tmp_path, cat=cat, dog=dog, list=names, words=["; ".join(found) or None for found in names])
@@ -248,7 +248,7 @@ def test_labels_are_columns_of_0_and_1_lists_or_words_set_apart(tmp_path):
     assert _open(tmp_path, "table.parquet", targets=["cat", "dog"], target_type="number").targets["kind"] == "number"
 
 
-def test_time_puts_the_latest_rows_into_test_and_divides_neither_days_nor_groups(tmp_path):
+def test_split_by_time_tests_on_the_latest_rows_and_divides_neither_days_nor_groups(tmp_path):
     days = [f"2024-{1 + i // 10:02}-{1 + i % 10 // 2:02}" for i in range(30)]
     _arrays(tmp_path, time=days[::-1])
     row = lambda images: [29 - int(path.decode()[:-4]) for path in images.ids]  # noqa: E731
@@ -330,7 +330,7 @@ def test_channels_of_a_tiff_file_may_be_values_of_a_pixel_or_planes(tmp_path, ki
                 decode(path)
 
 
-def test_a_tiff_file_that_pillow_does_not_read_names_the_way_out(tmp_path, monkeypatch):
+def test_a_tiff_file_that_pillow_cannot_read_names_the_package_to_install(tmp_path, monkeypatch):
     tifffile = pytest.importorskip("tifffile")
     tifffile.imwrite(
         path := tmp_path / "a.tif", np.ones((7, 9, 5), np.uint16), photometric="minisblack", planarconfig="contig"

@@ -45,7 +45,7 @@ def _rows(images):
     return sorted(int(name.decode().removesuffix(".npy")) for name in images.ids)
 
 
-def test_a_fold_is_for_validation_and_the_others_for_training(table):
+def test_one_fold_validates_and_the_others_train(table):
     path = table()
     for fold in (0, "3"):
         data = _open(path, fold=fold)
@@ -56,7 +56,7 @@ def test_a_fold_is_for_validation_and_the_others_for_training(table):
         data.setup("test")
 
 
-def test_a_column_of_folds_that_is_not_used_is_told(table):
+def test_an_unused_column_of_folds_is_reported(table):
     path = table()
     for settings in ({}, {"fold": "1/4"}):
         (note,) = [note for note in _open(path, **settings).notes if "fold" in note]
@@ -128,7 +128,7 @@ def test_whole_numbers_with_gaps_stay_classes_and_labels(table):
 NET = {"img_size": 4, "in_chans": 1, "patch_size": 2, "embed_dim": 8, "depth": 1, "num_heads": 2}
 
 
-def test_the_masked_loss_is_that_of_the_values_that_are_there(table):
+def test_the_masked_loss_counts_only_the_given_values(table):
     facts = {"kind": "number", "names": ["y", "z"], "mean": [1.0, -2.0], "std": [2.0, 3.0]}
     masked, plain = Regressor(targets={**facts, "present": 0.75}, **NET), Regressor(targets=facts, **NET)
     outputs, targets = torch.randn(2, 8, 2)
@@ -151,7 +151,7 @@ def test_the_masked_loss_is_that_of_the_values_that_are_there(table):
         Regressor(targets={**facts, "present": 0.75}, metrics=["MeanSquaredError"], **NET)
 
 
-def test_errors_are_those_of_each_target_s_own_values():
+def test_errors_of_each_target_count_only_its_given_values():
     outputs, targets = torch.randn(2, 30, 3)
     gaps = torch.rand(30, 3) < 0.4
     gaps[:, 2] = True
@@ -199,7 +199,7 @@ PETS = {"kind": "mixed", "names": ["y", "z"], "classes": [["cat", "dog", "owl"],
         "std": [1.0, 3.0], "present": [0.75, 0.5]}  # fmt: skip
 
 
-def test_the_loss_of_several_kinds_is_cross_entropy_and_squared_error_of_what_is_there():
+def test_the_loss_of_classes_and_numbers_is_cross_entropy_plus_squared_error_of_given_values():
     task = MultiTask(targets=PETS, label_smoothing=0.0, target_weights={"z": 0.5}, **NET)
     outputs, targets = torch.randn(8, 4, requires_grad=True), torch.tensor([[0, 1, 2, 0] * 2, [3.0, 5, 7, 1] * 2]).T
     gaps = torch.zeros(8, 2, dtype=torch.bool)
@@ -224,7 +224,7 @@ def test_the_loss_of_several_kinds_is_cross_entropy_and_squared_error_of_what_is
         MultiTask(targets={"kind": "number", "names": ["y"]}, **NET).check_targets()
 
 
-def test_metrics_of_several_kinds_are_those_of_each_alone_and_predictions_tell_them(tmp_path):
+def test_metrics_of_classes_and_numbers_are_those_of_each_alone_and_follow_from_predictions(tmp_path):
     task = MultiTask(targets=PETS, **NET)
     outputs, targets = torch.randn(40, 4), torch.stack([torch.randint(3, (40,)), torch.randn(40)], dim=1)
     outputs[:20, :3] += 9 * torch.nn.functional.one_hot(targets[:20, 0].long(), 3)
@@ -247,14 +247,14 @@ def test_metrics_of_several_kinds_are_those_of_each_alone_and_predictions_tell_t
     assert told == pytest.approx({"n": 40, "acc1": float(right), "mae": float(expected["mae"])})
 
 
-def test_predictions_of_masked_numbers_tell_the_mean_error_of_the_values_that_are_there(tmp_path):
+def test_predictions_of_masked_numbers_give_the_mean_error_of_the_given_values(tmp_path):
     table = pd.DataFrame({"target_0": [1.0, np.nan, 3.0], "prediction_0": [2.0, 5.0, 3.0],
                           "target_1": [np.nan, np.nan, 1.0], "prediction_1": [0.0, 0.0, 4.0]})  # fmt: skip
     table.to_parquet(tmp_path / "val.parquet")
     assert told_by_predictions(tmp_path / "val.parquet")["mae"] == pytest.approx((0.5 + 3) / 2)
 
 
-def test_another_split_or_table_is_measured_in_the_scale_and_classes_of_the_run(table):
+def test_another_split_or_table_is_measured_with_the_scale_and_classes_of_the_run(table):
     run = _open(table(**_pets()), missing="mask", fold=0)
     trained = Trained({**run.fingerprint(), "split_rule": None}, None, "val")
     y = np.where(np.arange(N) % 2, "owl", "dog")

@@ -30,7 +30,7 @@ def _loaders(order, channels=3, pad=2):
 
 @pytest.mark.parametrize("channels, large", [(1, False), (3, False), (3, True)])
 @pytest.mark.parametrize("epoch", [0, 3])
-def test_the_chunk_is_augmented_as_each_image_alone(monkeypatch, channels, large, epoch):
+def test_a_chunk_is_augmented_like_its_images_one_by_one(monkeypatch, channels, large, epoch):
     monkeypatch.setattr("vitlab.data.loading.tensor_loader._CHUNK", 13)
     monkeypatch.setattr("vitlab.data.loading.tensor_loader._LARGE", 0 if large else 2**14)
     fast, slow = _loaders(TrainOrder(40, 6, seed=1), channels)
@@ -41,7 +41,7 @@ def test_the_chunk_is_augmented_as_each_image_alone(monkeypatch, channels, large
         assert torch.equal(x, x_slow) and torch.equal(y, y_slow) and step.mix_seed == step_slow.mix_seed
 
 
-def test_one_operation_cuts_what_one_by_one_is_cut():  # the way of a GPU
+def test_cutting_all_windows_at_once_equals_cutting_one_by_one():  # the way of a GPU
     fast, _ = _loaders(TrainOrder(40, 6, seed=1))
     step = next(fast.sampler.steps(0))
     places = np.array([0, 1, 4, 2, 3, 0]), np.array([4, 0, 2, 1, 3, 3]), np.array([1, 0, 0, 1, 1, 0], dtype=bool)
@@ -66,7 +66,7 @@ def test_evaluation_cuts_out_the_center():
 
 
 @pytest.mark.parametrize("loader", [0, 1])
-def test_a_loaded_state_holds_for_its_epoch_only(loader):
+def test_a_loaded_state_applies_only_to_its_epoch(loader):
     whole = _loaders(TrainOrder(40, 6, seed=1))[loader]
     whole.sampler.set_epoch(2)
     expected = [x for x, *_ in whole]
@@ -108,7 +108,7 @@ def test_batches_on_a_gpu_are_those_of_the_cpu():
         assert x_gpu.is_cuda and torch.equal(x, x_gpu.cpu()) and torch.equal(y, y_gpu.cpu())
 
 
-def test_the_memory_of_a_batch_is_used_again_only_when_nobody_holds_it():
+def test_the_memory_of_a_batch_is_reused_only_when_nothing_refers_to_it():
     buffers = Buffers()
     first = buffers.empty((4, 3, 2, 2)).fill_(1)
     part, second = first[1], buffers.empty((4, 3, 2, 2)).fill_(2)

@@ -113,7 +113,7 @@ LISTS = [
 
 
 @pytest.mark.parametrize("steps", LISTS, ids=str)
-def test_what_a_list_does_depends_on_the_seed_alone_and_leaves_others_numbers_alone(steps):
+def test_augmentation_lists_depend_only_on_the_seed_and_disturb_no_other_random_numbers(steps):
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8))
     transform = Augmented(None, steps, (0.5, 0.5, 0.5))
     random.seed(0), np.random.seed(0), torch.manual_seed(0)
@@ -125,7 +125,7 @@ def test_what_a_list_does_depends_on_the_seed_alone_and_leaves_others_numbers_al
     assert len({x.tobytes() for x in made}) > 1
 
 
-def test_a_list_says_whether_images_are_moved_and_takes_classes_of_ones_own():
+def test_augmentation_lists_decide_about_shifts_and_take_custom_classes():
     own = f"{__name__}.Inverted"
     still = Pipeline(None, (12, 10), [own], None, None, "bilinear").transform(True, (0.5,))
     plain = Pipeline(None, (12, 10), "none", None, None, "bilinear").transform(True, (0.5,))
@@ -148,6 +148,6 @@ def test_a_list_says_whether_images_are_moved_and_takes_classes_of_ones_own():
         (["nowhere.Mine"], "is not imported"),
     ],
 )
-def test_what_cannot_augment_is_refused_at_once(augment, message):
+def test_steps_that_cannot_augment_are_refused_at_once(augment, message):
     with pytest.raises(ValueError, match=message):
         Pipeline(None, (12, 10), augment, None, None, "bilinear")

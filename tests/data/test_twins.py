@@ -30,7 +30,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_picture_is_found_again_after_small_changes_and_no_other_is(change):
+def test_near_duplicates_are_found_after_small_changes_without_false_pairs(change):
     rng = np.random.default_rng(0)
     photos = [_photo(rng) for _ in range(300)]
     changed = [CHANGES[change](photo) for photo in photos[:40]]
@@ -43,7 +43,7 @@ def test_images_without_structure_are_not_taken_for_each_other():
     assert near(looks, looks) == []
 
 
-def test_what_is_found_is_what_comparing_all_pairs_finds():
+def test_near_duplicates_are_those_of_comparing_all_pairs():
     rng = np.random.default_rng(1)
     first = rng.integers(0, 2**63, (200, 4)).astype(np.uint64)
     second = first[:50].copy()

@@ -136,7 +136,7 @@ def test_the_index_is_kept_until_a_shard_changes(tmp_path, monkeypatch):
     assert data.splits["test"].image(0).tobytes() != images[0] == images[1] and len(data.splits["test"]) == 4
 
 
-def test_classes_come_out_of_json_members_and_other_names_out_of_a_map(tmp_path):
+def test_classes_come_from_json_members_and_other_names_from_a_map(tmp_path):
     shard = _shard(1, 20, lambda i: (".json", json.dumps({"what": [3, 10][i % 2], "by": "me"})))
     _write("shards", {"a": shard})
     data = WebDataset("shards/a.tar", label="json.what", img_size=16, num_workers=0)
@@ -245,7 +245,7 @@ def server(monkeypatch):
     thread.join()
 
 
-def test_faults_of_a_server_change_no_batch_and_are_told(server):
+def test_faults_of_a_server_change_no_batch_and_are_reported(server):
     address, faults = server
     data = WebDataset(address, img_size=16, num_workers=0, batch_size=2, repeats=1)
     data.setup("fit")
@@ -279,7 +279,7 @@ def test_a_server_that_goes_on_failing_ends_the_run_after_four_attempts(server):
     assert not faults
 
 
-def test_a_shard_that_fails_on_the_way_is_asked_again(tmp_path, monkeypatch):
+def test_a_shard_that_fails_is_requested_again(tmp_path, monkeypatch):
     _write("memory://shards", {"a": _shard(1)})
     data = WebDataset("memory://shards/a.tar", img_size=16, num_workers=0, batch_size=2)
     data.setup("fit")
@@ -307,7 +307,7 @@ def test_a_shard_that_fails_on_the_way_is_asked_again(tmp_path, monkeypatch):
         (None, "cannot be read: Cannot"),
     ],
 )
-def test_a_store_that_refuses_is_told_apart_from_one_that_lacks_the_shard(status, message, tmp_path, monkeypatch):
+def test_a_refusal_of_a_store_is_told_apart_from_a_missing_shard(status, message, tmp_path, monkeypatch):
     pytest.importorskip("aiohttp")
     monkeypatch.setenv("VITLAB_CACHE", str(tmp_path))
 

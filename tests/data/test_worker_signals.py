@@ -43,7 +43,7 @@ def photos(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGINT])
-def test_a_worker_ignores_what_asks_a_run_to_save(photos, number):
+def test_a_worker_ignores_signals_that_ask_a_run_to_save(photos, number):
     data = ImageFolder(str(photos), img_size=8, batch_size=1, num_workers=1)
     others = set(multiprocessing.active_children())  # of tests before
     data.setup("fit")

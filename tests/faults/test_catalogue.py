@@ -309,7 +309,7 @@ SHOWS = {
 @faults
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("fault", SHOWS)
-def test_what_hangs_or_is_interrupted_ends_in_time(tmp_path, note, fault):
+def test_hanging_or_interrupted_processes_end_in_time(tmp_path, note, fault):
     more, before, harm, must, seconds, line = SHOWS[fault]
     words = [*[word for word in FIT if word != "--quiet"], "--trainer.max_epochs=500", "--name", "a"]
     if more:
@@ -358,7 +358,7 @@ def test_two_runs_of_one_directory(tmp_path, note):
     assert (codes, named, end) == ([2, 2], True, 75), after.output()
 
 
-def test_the_figures_have_a_table(tmp_path):
+def test_every_number_of_the_page_has_a_table(tmp_path):
     from report import table
 
     (tmp_path / "a.json").write_text(json.dumps({"fault": "f", "found": "0 lost", "must": "0"}))

@@ -26,7 +26,7 @@ def test_torchrun_loses_at_most_one_step_a_kill(tmp_path, note, monkeypatch):
 
 @pytest.mark.faults
 @pytest.mark.timeout(1800)
-def test_torchft_goes_on_without_the_killed(tmp_path, note):
+def test_torchft_continues_without_the_killed_process(tmp_path, note):
     pytest.importorskip("torchft")
     found = torchft(tmp_path / "run", STEPS, SECONDS, KILLS)
     note(

@@ -10,7 +10,7 @@ COUNT = int(os.environ.get("VITLAB_HISTORIES", 500 if os.environ.get("VITLAB_FAU
 
 @pytest.mark.faults
 @pytest.mark.timeout(7200)
-def test_in_no_history_do_two_train_in_one_directory(tmp_path, note):
+def test_in_no_history_do_two_processes_train_in_one_directory(tmp_path, note):
     done, attempts, faults, wrong = 0, 0, 0, []
     for first in range(0, COUNT, 20):  # a figure for those that have ended, if this one is cut off
         found = histories(tmp_path / str(first), range(first, min(first + 20, COUNT)), at_once=5)

@@ -44,7 +44,7 @@ def stop_two(folder, ready, **seconds):
 
 
 @pytest.mark.rare
-def test_a_process_that_leaves_first_is_not_taken_for_lost(tmp_path):
+def test_a_process_that_finishes_first_does_not_count_as_lost(tmp_path):
     run = tmp_path / "runs" / "two"
     code, said, left = stop_two(tmp_path, run / "metrics.jsonl", late=0, linger=7)
     assert code == 75, said
@@ -56,7 +56,7 @@ def test_a_process_that_leaves_first_is_not_taken_for_lost(tmp_path):
 
 
 @pytest.mark.rare
-def test_a_process_on_its_way_is_not_left_behind(tmp_path):
+def test_a_process_that_starts_late_is_stopped_with_the_others(tmp_path):
     code, said, left = stop_two(tmp_path, tmp_path / "started", late=8, linger=0)
     assert code == 75, said
     assert "stopped by SIGTERM before the first step" in said and "Traceback" not in said

@@ -16,7 +16,7 @@ QUICK = ("validate", "export", "pack", "results")  # of which `make faults-quick
 @pytest.mark.faults
 @pytest.mark.timeout(36000 if EVERY else 3600)
 @pytest.mark.parametrize("command", COMMANDS if SHARE == 1 else QUICK)
-def test_whichever_call_fails_the_command_ends_in_one_line_or_goes_on_rightly(tmp_path, note, command):
+def test_whichever_system_call_fails_the_command_prints_one_line_or_recovers(tmp_path, note, command):
     found = loop(tmp_path / "loop", command, OF_ENDS, EVERY)
     how = "each n" if EVERY else f"{'' if OF_ENDS >= 1 else 'a random share of '}the first and the last n of each site"
     how += ", each error" if EVERY == 4 else ""
@@ -28,7 +28,7 @@ def test_whichever_call_fails_the_command_ends_in_one_line_or_goes_on_rightly(tm
 @pytest.mark.faults
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("command", ("fit", "test", "export") if SHARE == 1 else ("test",))
-def test_from_whichever_call_on_all_fail_the_command_ends_in_one_line(tmp_path, note, command):
+def test_from_whichever_system_call_on_all_fail_the_command_prints_one_line(tmp_path, note, command):
     found = loop(tmp_path / "loop", command, 0.2 * SHARE, forever=True)
     note(
         f"`vitlab {command}`, a disk that is gone from the n-th call on: {found['injected']} of the {found['calls']} n",

@@ -68,7 +68,7 @@ def test_a_signal_ends_a_process_that_waits_for_others(tmp_path, note, tasks, se
 
 @pytest.mark.faults
 @pytest.mark.timeout(120)
-def test_processes_that_never_come_are_not_waited_for_without_end(tmp_path, note):
+def test_the_wait_for_missing_processes_has_an_end(tmp_path, note):
     process = alone(tmp_path, 2, VITLAB_JOIN_TIMEOUT=12)
     code = process.wait(100)
     said = (tmp_path / "log").read_text()
@@ -87,7 +87,7 @@ CELLS = cells() if SHARE == 1 else [cell for cell in cells(SHARE / 2) if cell[0]
 @pytest.mark.faults
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("phase", dict.fromkeys(cell[0] for cell in CELLS))
-def test_every_phase_has_an_end(tmp_path, note, phase):
+def test_every_phase_ends_on_a_signal_or_at_its_limit(tmp_path, note, phase):
     found, wrong = matrix(tmp_path, [cell for cell in CELLS if cell[0] == phase])
     ends = {f"{sent}, {ranks}": f"{end['code']} after {end['seconds']} s" for (_, sent, ranks), end in found.items()}
     what = f"{phase} hangs, in C++ where it can: {len(found)} cells of signal and processes"

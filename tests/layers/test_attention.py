@@ -66,7 +66,7 @@ def test_weights_are_what_forward_applies_and_their_rows_sum_to_one(pos_embed, q
 
 
 @pytest.mark.parametrize("pos_embed", ["none", "relpos", "rope2d", "rope_mixed", "alibi2d"])
-def test_a_query_meets_the_keys_of_other_tokens_as_if_it_stood_among_them(pos_embed):
+def test_a_query_meets_the_keys_of_other_tokens_as_if_among_them(pos_embed):
     position, attn = build_pos_embed(pos_embed, (2, 3), 16, 2, 2, 1), Attention(dim=16, num_heads=2)
     x, others = torch.randn(2, 2, 7, 16)
     logits = attn.logits(x, position, 1, keys=others)
@@ -194,7 +194,7 @@ def test_rmsnorm_is_the_formula_and_an_unknown_norm_is_refused():
 
 
 @pytest.mark.parametrize("cls", [Attention, Block, AttentionPool])
-def test_what_is_not_width_or_heads_is_given_by_name(cls):
+def test_arguments_other_than_width_and_heads_are_given_by_name(cls):
     with pytest.raises(TypeError, match="positional arguments"):
         cls(16, 2, True)
     names = [p.name for p in inspect.signature(cls).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]

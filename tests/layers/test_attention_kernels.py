@@ -99,7 +99,7 @@ def test_a_bias_takes_the_fused_kernel_of_a_gpu_with_its_gradients(pos_embed):
 
 @pytest.mark.parametrize("pos_embed", ["none", "relpos", "alibi2d", "rope2d", "rope_mixed"])
 @pytest.mark.parametrize("kernel", [products, sdpa])
-def test_the_first_row_alone_is_the_first_row_of_all(pos_embed, kernel):
+def test_computing_the_first_row_alone_gives_the_first_row_of_all(pos_embed, kernel):
     position = build_pos_embed(pos_embed, (2, 3), 16, 2, 2, 1)
     attn = Attention(16, 2, qk_norm=True, value_skip=True)
     attn.kernel = kernel
@@ -108,7 +108,7 @@ def test_the_first_row_alone_is_the_first_row_of_all(pos_embed, kernel):
 
 
 @pytest.mark.parametrize("qkv_bias", [True, False])
-def test_the_first_row_alone_costs_one_query_and_changes_no_gradient(qkv_bias):
+def test_computing_the_first_row_alone_costs_one_query_and_changes_no_gradient(qkv_bias):
     attn, position = Attention(16, 2, qkv_bias=qkv_bias).double(), build_pos_embed("none", (2, 3), 16, 2, 1, 1)
     attn.kernel = products  # the counter misses the fused kernel of a CPU
     x = torch.randn(3, 7, 16, dtype=torch.float64, requires_grad=True)

@@ -154,7 +154,7 @@ def test_a_block_drops_its_two_branches_apart(subset):
     assert len({tuple(row.flatten().round(decimals=3).tolist()) for row in y}) == 4  # none, the first, the second, both
 
 
-def test_drop_path_says_its_rate_when_printed():
+def test_drop_path_shows_its_rate_when_printed():
     assert "rate=0.1, subset=True" in repr(DropPath(0.1, subset=True))
 
 

@@ -72,7 +72,7 @@ def test_short_grids_compiled_networks_and_what_is_not_trained_are_computed_as_a
     assert seen
 
 
-def test_parts_of_ones_own_see_all_queries(split):
+def test_custom_biases_and_kernels_see_all_queries(split):
     class Doubled(RelPos):  # a bias of one's own says nothing of rows
         def biases(self, layer):
             return 2 * super().biases(layer)
@@ -99,7 +99,7 @@ def test_parts_of_ones_own_see_all_queries(split):
     assert not seen
 
 
-def test_a_list_is_split_where_each_bias_of_it_is():
+def test_a_list_of_methods_splits_queries_if_each_of_its_biases_does():
     def splits(*names):
         return build_pos_embed(list(names), (2, 3), 16, num_heads=2, depth=1, num_prefix_tokens=1).splits_queries
 

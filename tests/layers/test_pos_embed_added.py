@@ -115,7 +115,7 @@ def test_trainable_sine_tables_start_at_the_formula_one_a_layer():
     torch.testing.assert_close(trained.weight[1], fixed.table(), rtol=0, atol=0)
 
 
-def test_the_input_is_left_as_it_was():
+def test_adding_positions_does_not_change_the_input():
     for join in ("stem", "every_layer"):
         module = Learned((2, 3), 4, depth=1, join=join)
         x = torch.randn(1, 6, 4)

@@ -82,7 +82,7 @@ def test_alibi2d_does_not_touch_prefix_tokens():
     assert bias[:, :, :2].abs().max() == 0
 
 
-def test_alibi2d_does_not_notice_the_symmetries_of_a_square_but_a_shuffle():
+def test_alibi2d_notices_a_shuffle_but_no_symmetry_of_a_square():
     bias = Alibi2d((4, 4), num_heads=3).double().bias(0)
     cells = torch.arange(16).view(4, 4)
     symmetries = [turn for k in range(4) for turn in (cells.rot90(k), cells.rot90(k).flip(0))]
@@ -151,6 +151,6 @@ def test_vits_relative_logits_are_products_of_queries_and_vectors_of_offsets():
 
 
 @pytest.mark.parametrize("option", [{"c": 0.0}, {"threshold": -1.0}, {"hidden": 0}])
-def test_fire_refuses_what_cannot_be(option):
+def test_fire_refuses_impossible_options(option):
     with pytest.raises(ValueError, match="must be above 0 for fire"):
         Fire((2, 2), num_heads=1, **option)

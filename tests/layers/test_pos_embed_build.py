@@ -72,14 +72,14 @@ def test_parameter_counts_at_vit_small(name, options, count):
 
 
 @pytest.mark.parametrize("name", ["learned", "factorized", "relpos", "rope_mixed", "conv"])
-def test_not_trainable_freezes_what_is_there(name):
+def test_trainable_false_freezes_every_tensor_of_the_method(name):
     module = build(name, trainable=False)
     assert module.state_dict() and not any(parameter.requires_grad for parameter in module.parameters())
 
 
 @pytest.mark.parametrize("trainable", [True, False])
 @pytest.mark.parametrize("name", ["none", "alibi2d", "rope2d"])
-def test_nothing_to_train_is_said(name, trainable):
+def test_a_method_with_nothing_to_train_refuses_trainable(name, trainable):
     with pytest.raises(ValueError, match=f"pos_embed='{name}' has nothing to train: leave `pos_embed.trainable`"):
         build(name, trainable=trainable)
 
@@ -123,7 +123,7 @@ def test_theta_defaults_to_the_published_value_of_each_method():
     assert (sizes[0] - sizes[2]).abs().max() > 0.1
 
 
-def test_widths_that_a_method_cannot_halve_twice_are_refused():
+def test_widths_that_4_does_not_divide_are_refused():
     with pytest.raises(
         ValueError, match="`embed_dim` must be divisible by 4 for pos_embed='sincos2d', got embed_dim=6"
     ):
@@ -165,12 +165,12 @@ def test_order_must_be_a_permutation_and_ends_with_the_block(name):
     assert module.order is None
 
 
-def test_the_names_are_those_of_the_table():
+def test_the_names_of_the_methods_are_those_of_the_documented_table():
     assert tuple(POS_EMBEDS) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_a_class_says_of_itself_is_what_it_does(name):
+def test_a_class_does_what_it_declares(name):
     cls, parameters = POS_EMBEDS[name], inspect.signature(POS_EMBEDS[name]).parameters
     assert ("join" in parameters) == (len(cls.joins) > 1)
     trained = [build(name, join=join, trainable=trainable) for join in cls.joins for trainable in [True] * cls.trains]
@@ -220,7 +220,7 @@ def test_a_class_path_that_never_was_one_is_refused():
         (lambda: Fourier((2, 2), embed_dim=7), "`embed_dim` must be even"),
     ],
 )
-def test_widths_that_cannot_be_are_refused(make, sentence):
+def test_impossible_widths_are_refused(make, sentence):
     with pytest.raises(ValueError, match=sentence):
         make()
 

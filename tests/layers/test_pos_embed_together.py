@@ -51,12 +51,12 @@ def test_parts_keep_their_options_and_their_rates():
         (["learned", "ropd"], {}, 'did you mean "rope2d"'),
     ],
 )
-def test_lists_that_contradict_are_refused(parts, options, sentence):
+def test_lists_of_methods_that_conflict_are_refused(parts, options, sentence):
     with pytest.raises(ValueError, match=sentence):
         build(parts, **options)
 
 
-def test_every_part_is_resized_the_way_it_can_be():
+def test_every_method_of_a_list_is_resized_by_a_policy_that_it_has():
     torch.manual_seed(0)
     small, large = (VisionTransformer(**GRID | {"img_size": s}, pos_embed=["learned", "rope2d"]) for s in (16, 32))
     own = {k.removeprefix("pos_embed."): v for k, v in small.state_dict().items() if k.startswith("pos_embed.")}
@@ -128,6 +128,6 @@ def test_training_moves_all_coordinates_of_a_batch_together_and_evaluation_none(
         ({**DINO, "jitter": 0.5}, "`jitter` and `rescale` 1, got 0.0, 0.5"),
     ],
 )
-def test_options_of_a_rotation_that_cannot_be_are_refused(options, sentence):
+def test_impossible_options_of_a_rotation_are_refused(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         RoPE2d((2, 3), 8, **options)

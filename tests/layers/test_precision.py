@@ -54,7 +54,7 @@ def errors(device, t2t_attn):
 
 @pytest.mark.parametrize("device", BOTH)
 @pytest.mark.parametrize("t2t_attn", ["performer", "transformer"])
-def test_the_fast_way_steps_aside_where_convolutions_alone_round(torchs_default, device, t2t_attn):
+def test_the_fast_path_is_not_taken_where_only_convolutions_round(torchs_default, device, t2t_attn):
     assert convolutions_round()
     fused, taken, fast = errors(device, t2t_attn)
     assert not fused and taken < 2e-5 and fast > 2e-4
@@ -79,7 +79,7 @@ def test_convolutions_may_round_where_products_do(torchs_default):
 
 
 @pytest.mark.slow
-def test_a_compiled_network_takes_the_same_way(torchs_default):
+def test_a_compiled_network_takes_the_same_path(torchs_default):
     net, images = T2TTokenizer((16, 16), 1, 8, t2t_kernels=(3, 3), t2t_dim=4).eval(), torch.randn(1, 1, 16, 16)
     with torch.no_grad():
         compiled = torch.compile(net, fullgraph=True, backend="eager")(images)

@@ -91,13 +91,13 @@ def test_an_activation_in_place_is_kept(monkeypatch):
     assert torch.equal(x.grad, expected)
 
 
-def test_inference_has_nothing_to_keep():
+def test_inference_keeps_nothing_for_a_backward_pass():
     with torch.inference_mode():
         assert network()(torch.randn(2, 3, 16, 16)).shape == (2, 3)
 
 
 @pytest.mark.parametrize("mode", [FakeTensorMode, lambda: torch.device("meta")], ids=["fake", "meta"])
-def test_shapes_without_data_pass(mode, monkeypatch):
+def test_tensors_without_data_pass(mode, monkeypatch):
     monkeypatch.setattr(recompute, "LEAST", 1)
     with mode():
         linear, x = nn.Linear(8, 2), torch.empty(3, 8, requires_grad=True)

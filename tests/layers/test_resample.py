@@ -39,7 +39,7 @@ def test_resizing_to_the_same_size_returns_the_same_tensor():
 
 
 @pytest.mark.parametrize("grid", [(6, 4), (2, 3), (3, 9), (1, 1)])
-def test_constant_fields_stay_constant(grid):
+def test_resizing_keeps_constant_tables_constant(grid):
     h, w = grid
     torch.testing.assert_close(
         resize_table(torch.ones(1, 15, 4), (3, 5), grid), torch.ones(1, h * w, 4), rtol=0, atol=1e-6
@@ -163,7 +163,7 @@ def test_another_grid_demands_a_policy_that_the_method_has(name, allowed, policy
 
 
 @pytest.mark.parametrize("name", ["none", "conv"])
-def test_methods_without_a_grid_need_no_policy_and_take_none(name):
+def test_methods_that_do_not_depend_on_a_grid_need_no_policy_and_take_none(name):
     old, new = network(name, (3, 5)), network(name, (6, 4))
     state = old.state_dict()
     assert resample_pos_embed(state, new, (3, 5), None) == (state, [])

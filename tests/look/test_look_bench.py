@@ -48,7 +48,7 @@ def runs(tmp_path_factory):
     return place
 
 
-def test_of_each_validation_maps_positions_and_predictions_are_kept(tmp_path):
+def test_each_validation_keeps_maps_positions_and_predictions(tmp_path):
     torch.manual_seed(0)
     net = VisionTransformer(img_size=8, in_chans=1, num_classes=10, patch_size=2, embed_dim=16, depth=2, num_heads=2)
     subject = Subject(net, Digits())
@@ -74,7 +74,7 @@ def test_of_each_validation_maps_positions_and_predictions_are_kept(tmp_path):
     assert moments_of(run, len(data), subject.class_names, shape | {"depth": 3}) is None
 
 
-def test_keeping_takes_at_most_a_share_of_the_cpu_time(monkeypatch):
+def test_moments_take_at_most_their_share_of_the_cpu_time(monkeypatch):
     moments, now = Moments(share=0.01), [0.0]
     trainer = type("Trainer", (), {"is_global_zero": True})()
     monkeypatch.setattr("vitlab.look.moments.can_be_shown", lambda *_: now.append(1) or False)
@@ -91,7 +91,7 @@ def test_keeping_takes_at_most_a_share_of_the_cpu_time(monkeypatch):
         Moments(share=2)
 
 
-def test_a_folder_that_cannot_be_read_ends_no_training(tmp_path, monkeypatch, caplog):
+def test_an_unreadable_folder_of_moments_ends_no_training(tmp_path, monkeypatch, caplog):
     def fail(run):
         raise OSError(5, "Input/output error", str(run / "moments"))
 
@@ -104,7 +104,7 @@ def test_a_folder_that_cannot_be_read_ends_no_training(tmp_path, monkeypatch, ca
 
 @pytest.mark.slow
 @pytest.mark.rare
-def test_a_run_keeps_its_moments_and_training_does_not_notice(runs, monkeypatch):
+def test_a_run_keeps_its_moments_without_changing_training(runs, monkeypatch):
     monkeypatch.chdir(runs)
     assert [path.name for path in sorted(Path("runs/one/moments").iterdir())] == [
         f"{step:09d}.npz" for step in (5, 10, 15)
@@ -134,7 +134,7 @@ WORK = Path(__file__).with_name("work.js")
 @pytest.mark.rare
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_somebody_works_at_the_page(runs, scheme):
+def test_a_reader_uses_the_page_in_a_browser(runs, scheme):
     page = (runs / "both.html").read_text()
     assert len(page.encode()) < 5e6 and not re.search(r'(src|href)="https?:', page)
     text = json.dumps(page).replace("</", "<\\/").replace("<!--", "<\\!--")
@@ -190,7 +190,7 @@ def is_of_class(runs, facts):
         assert not np.allclose(values["first"], values["then"], rtol=0.01)
 
 
-def test_what_a_network_that_diverged_says_still_makes_a_page():
+def test_a_network_that_diverged_still_has_a_page():
     values = packed(torch.tensor([float("nan"), 1.0, float("inf")]))
     assert (values["low"], values["high"]) == (0.0, 1.0)
     torch.manual_seed(0)
@@ -201,7 +201,7 @@ def test_what_a_network_that_diverged_says_still_makes_a_page():
     assert found["runs"]["a"]["maps"] == {} and json.dumps(found, allow_nan=False)
 
 
-def test_maps_of_a_performer_whose_features_vanish_are_what_it_applies():
+def test_maps_of_a_performer_with_vanishing_features_are_those_it_applies():
     torch.manual_seed(0)
     tokenizer = T2TTokenizer((8, 8), in_chans=1, embed_dim=16, t2t_kernels=(3, 3), t2t_strides=(1, 2), t2t_dim=8)
     layer = tokenizer.layers()[0]

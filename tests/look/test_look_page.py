@@ -69,7 +69,7 @@ def small_subject(name="small", **changes):
     return Subject(vitlab.VisionTransformer(**{**SMALL, **changes}), Digits(), name=name)
 
 
-def test_a_run_says_first_its_status_its_model_its_data_and_whether_its_numbers_are_current(tmp_path):
+def test_the_page_of_a_run_begins_with_status_model_data_and_whether_numbers_are_current(tmp_path):
     assert first_words(RunDir(tmp_path)) == ["unknown", "unknown", "unknown", "not measured yet"]
     run = measured(tmp_path / "run", [True, False])
     tokenizer = {"class_path": "t2t", "init_args": {"t2t_dim": 32}}
@@ -210,7 +210,7 @@ def test_the_viewer_holds_the_weights_of_every_layer_and_head():
 
 
 @pytest.mark.slow
-def test_the_viewer_has_occlusion_and_attention_once():
+def test_the_viewer_stores_occlusion_and_attention_only_once():
     subject = small_subject()
     images, (first, _) = subject.shown(2), pictures_of(subject, count=2)
     names = ["rollout", "gradient rollout", "gradient x attention", "LRP", "Grad-CAM", "SmoothGrad"]
@@ -255,7 +255,7 @@ class LinearAttention(torch.nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [{"block": Convolution}, {"attn": LinearAttention}], ids=str)
-def test_a_network_without_attention_has_a_page_of_what_outputs_tell(words):
+def test_a_network_without_attention_has_a_page_of_maps_from_outputs(words):
     subject = small_subject(**words)
     assert shape_of(subject, 1)["depth"] == 0 and list(methods_of(subject.net)) == OF_OUTPUTS
     page = render("own", {}, [subject], 1)
@@ -369,7 +369,7 @@ def test_many_patches_share_cells_so_that_twelve_pictures_of_a_small_vit_fit():
 
 
 @pytest.mark.slow
-def test_names_of_classes_and_runs_are_text_whatever_they_hold(tmp_path):
+def test_names_of_classes_and_runs_are_shown_as_text_whatever_they_contain(tmp_path):
     run = measured(tmp_path / "one", [True] * 6 + [False] * 4)
     page = render(HOSTILE, {HOSTILE: run}, [small_subject(HOSTILE)], pictures=2)
     assert "<img src=x" not in page and "onerror=alert(1)&gt;" in page

@@ -57,7 +57,7 @@ def attributes(pos_embed):
 
 
 @pytest.mark.parametrize("name", [*NAMES, MOVED])
-def test_no_batch_sets_anything_on_the_positions(name):
+def test_a_batch_leaves_no_state_on_the_position_embedding(name):
     net = net_of(name, patch_size=4).train()
     before = list(attributes(net.pos_embed))
     for mode in (False, True):

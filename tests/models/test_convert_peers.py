@@ -94,7 +94,7 @@ def test_the_names_of_files_before_version_5_are_read():
         ("ViTMAEModel", "ViTMAE", MLP, "ViTMAEModel has no counterpart here: ViTModel, .* have one"),
     ],
 )
-def test_what_has_no_counterpart_is_refused_by_name(name, config, more, reason):
+def test_a_model_without_a_counterpart_is_refused_by_name(name, config, more, reason):
     with pytest.raises(ValueError, match=reason) as refused:
         peer_file(random_net(name, config, more), "hf:random")
     assert "\n" not in str(refused.value)
@@ -139,7 +139,7 @@ def test_images_are_prepared_as_transformers_prepares_them(name, tmp_path):
     torch.testing.assert_close(loaded.transform(image), theirs, atol=0.05, rtol=0)  # three of 255 steps
 
 
-def test_a_preparation_that_cannot_be_read_is_refused_and_one_that_is_not_there_is_not(tmp_path):
+def test_an_unreadable_image_preparation_is_refused_and_a_missing_one_is_not(tmp_path):
     random_net("ViTForImageClassification", "ViT", MLP | {"num_labels": 5}).save_pretrained(tmp_path)
     assert peer_images(f"hf:{tmp_path}") == {} and vitlab.load(f"hf:{tmp_path}")
     (tmp_path / "preprocessor_config.json").write_text("{")
@@ -148,7 +148,7 @@ def test_a_preparation_that_cannot_be_read_is_refused_and_one_that_is_not_there_
 
 
 @pytest.mark.slow
-def test_a_network_of_another_library_is_fine_tuned_analyzed_and_taught_by(tmp_path, monkeypatch, capsys):
+def test_a_network_of_another_library_is_fine_tuned_analyzed_and_used_as_a_teacher(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     transformers = pytest.importorskip("transformers")
     random_net("ViTForImageClassification", "ViT", MLP | {"num_labels": 5}).save_pretrained("theirs")
@@ -186,6 +186,6 @@ def test_a_vit_of_torchvision_computes_the_same(representation_size):
     assert_equal(theirs, "torchvision:random")
 
 
-def test_a_name_that_torchvision_lacks_is_told_with_the_closest():
+def test_an_unknown_torchvision_name_is_refused_with_the_closest():
     with pytest.raises(ValueError, match=r"torchvision has the ViTs vit_b_16, .*, got 'vit_b_17'; did you mean \"vit"):
         create_model("torchvision:vit_b_17")

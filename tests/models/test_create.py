@@ -22,13 +22,13 @@ def checkpoint(tmp_path):
     return net.eval(), tmp_path / "last.ckpt"
 
 
-def test_the_room_shows_what_it_offers_and_knows_nothing_else():
+def test_vitlab_models_exports_its_public_names_and_nothing_else():
     assert {"SIZES", "VisionTransformer", "create_model", "load_network"} <= set(dir(vitlab.models))
     with pytest.raises(AttributeError, match="no attribute 'creat_model'"):
         vitlab.models.creat_model  # noqa: B018
 
 
-def test_a_size_is_the_network_with_its_arguments_and_ours_go_before():
+def test_a_size_sets_arguments_and_given_ones_override_them():
     net = create_model("vit_ti16", pos_embed="rope2d", img_size=(32, 48), depth=2, num_classes=7)
     assert (net.embed_dim, net.grid_size, len(net.blocks), net.num_classes) == (192, (2, 3), 2, 7)
     assert type(net.pos_embed).__name__ == "RoPE2d"
@@ -41,7 +41,7 @@ def test_a_size_is_the_network_with_its_arguments_and_ours_go_before():
         (
             "t2t_vit_15",
             {},
-            r"a network is called vit_ti16, .* or torchvision:NAME, got 't2t_vit_15'; did you mean \"t2t_vit_1",
+            r"`name` must be one of vit_ti16, .* or torchvision:NAME, got 't2t_vit_15'; did you mean \"t2t_vit_1",
         ),
         ("vit_s16", {"pos_embd": "none"}, "a network has no argument 'pos_embd'; did you mean \"pos_embed\""),
         ("timm:vit_tiny_patch16_22", {}, 'timm has no .* for timm:vit_tiny_patch16_22: .*did you mean "vit_tiny'),
@@ -54,7 +54,7 @@ def test_a_name_that_does_not_exist_is_one_line_with_the_closest(name, arguments
     assert "\n" not in str(error.value)
 
 
-def test_weights_bring_their_classes_unless_others_are_asked_for(checkpoint, caplog):
+def test_weights_bring_their_classes_unless_others_are_requested(checkpoint, caplog):
     net, path = checkpoint
     images = torch.randn(2, 1, 16, 16)
     again = create_model(weights=path, **{**TINY, "num_classes": 5}).eval()
@@ -131,7 +131,7 @@ def test_families_of_timm_are_rebuilt_from_their_files(name, tmp_path, monkeypat
         torch.testing.assert_close(ours(images), expected, rtol=0, atol=2e-6 * float(expected.abs().max().clamp(min=5)))
 
 
-def test_a_file_whose_rotation_cannot_be_told_is_refused_until_it_is_said(tmp_path, monkeypatch):
+def test_a_file_that_does_not_state_its_rotation_is_refused_until_the_user_does(tmp_path, monkeypatch):
     build = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained: build(name, **SMALL))
     theirs, path = saved_timm("vit_small_patch16_dinov3", tmp_path)
@@ -156,7 +156,7 @@ def test_a_file_whose_rotation_cannot_be_told_is_refused_until_it_is_said(tmp_pa
         ("vit_relpos_small_patch16_224", "VisionTransformerRelPos"),
     ],
 )
-def test_families_that_ours_lacks_are_refused_by_what_is_missing(name, missing, tmp_path, monkeypatch):
+def test_families_without_a_counterpart_are_refused_with_what_is_missing(name, missing, tmp_path, monkeypatch):
     build = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained: build(name, embed_dim=32, depth=1, num_heads=2))
     with pytest.raises(ValueError, match=f"has no counterpart here.*{missing}|{missing} has no counterpart"):
@@ -164,7 +164,7 @@ def test_families_that_ours_lacks_are_refused_by_what_is_missing(name, missing, 
 
 
 @pytest.mark.parametrize(("name", "missing"), [("test_vit3", "pool_include_prefix")])
-def test_a_network_of_timm_that_ours_lacks_is_refused_by_what_is_missing(name, missing, tmp_path):
+def test_a_network_of_timm_without_a_counterpart_is_refused_with_what_is_missing(name, missing, tmp_path):
     _, path = saved_timm(name, tmp_path)
     with pytest.raises(ValueError, match=f"has no counterpart here: it has {missing}"):
         create_model(f"timm:{name}", weights=path)
@@ -175,7 +175,7 @@ def test_another_family_of_timm_is_refused_by_name(tmp_path):
         create_model("timm:test_resnet", weights=tmp_path / "never_read.pt")
 
 
-def test_a_network_that_answers_otherwise_is_not_taken_for_ours(tmp_path, monkeypatch):
+def test_a_network_with_different_outputs_is_not_accepted_as_equivalent(tmp_path, monkeypatch):
     def with_attention_scale(name, pretrained=False):
         model = timm.models.VisionTransformer(img_size=32, patch_size=16, embed_dim=16, depth=1, num_heads=2)
         model.blocks[0].attn.scale = 3.0
@@ -188,7 +188,7 @@ def test_a_network_that_answers_otherwise_is_not_taken_for_ours(tmp_path, monkey
         create_model("timm:scaled", weights=tmp_path / "timm.pt")
 
 
-def test_a_table_that_turns_as_well_is_never_taken_for_a_table_alone(tmp_path, monkeypatch):
+def test_a_table_with_a_rotation_is_never_taken_for_a_table_alone(tmp_path, monkeypatch):
     build = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained: build(name, **SMALL))
     theirs, path = saved_timm("vit_small_patch16_rope_ape_224", tmp_path)
@@ -203,7 +203,7 @@ def test_a_table_that_turns_as_well_is_never_taken_for_a_table_alone(tmp_path, m
     create_model(weights=path, **SMALL, **same)
 
 
-def test_weights_that_timm_fetches_enter_no_other_network(monkeypatch):
+def test_weights_that_timm_fetches_are_loaded_into_no_other_network(monkeypatch):
     build = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained: build(name, **SMALL))
     net = create_model("vit_s16", weights="timm:vit_small_patch16_224", **SMALL)
@@ -235,7 +235,7 @@ def test_a_checkpoint_gives_its_network_ready_to_evaluate(checkpoint):
     assert not again.training and torch.equal(again(images), net(images))
 
 
-def test_the_head_of_the_file_says_how_many_outputs_there_are(tmp_path):
+def test_the_head_of_a_file_decides_the_number_of_outputs(tmp_path):
     arguments = {name: value for name, value in TINY.items() if name != "num_classes"}  # a regressor's
     for outputs in (1, 0):
         net = VisionTransformer(**arguments, num_classes=outputs, head_hidden=3 * outputs)
@@ -273,7 +273,7 @@ def test_a_file_of_another_position_embedding_names_the_argument(tmp_path):
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_every_size_says_its_width_and_step(name):
+def test_every_network_states_its_width_and_its_token_step(name):
     with torch.device("meta"):
         net = create_model(name)
     assert (net.embed_dim, net.num_classes) == (SIZES[name]["embed_dim"], 1000)

@@ -109,7 +109,7 @@ def test_dense_and_cheap_blocks_serve_the_class_token_alone(changed):
         ({"mlp_layer": "ghost", "mlp_ratio": 1.5}, "whole number of at least 2 for mlp_layer='ghost', got 1.5"),
     ],
 )
-def test_backbones_that_cannot_be_are_refused(changed, message):
+def test_impossible_backbones_are_refused(changed, message):
     with pytest.raises(ValueError, match=message):
         VisionTransformer(**TINY | changed)
 
@@ -130,7 +130,7 @@ def test_a_convolution_after_the_last_block_keeps_its_gradient(changed):
     assert None not in gradients(model, model(torch.randn(2, 1, 16, 24, dtype=torch.float64)))
 
 
-def test_a_foreign_position_embedding_that_acts_after_a_block_is_asked():
+def test_a_custom_position_embedding_that_acts_after_a_block_is_called():
     class Doubles(PosEmbed):
         def leave(self, x, layer):
             return 2 * x
@@ -142,7 +142,7 @@ def test_a_foreign_position_embedding_that_acts_after_a_block_is_asked():
 
 
 @pytest.mark.parametrize("t2t_attn", ["performer", "transformer"])
-def test_training_takes_the_fast_way_for_both_token_layers(t2t_attn, monkeypatch):
+def test_training_takes_the_fast_path_for_both_token_layers(t2t_attn, monkeypatch):
     def fail(*_, **__):
         raise AssertionError("windows were written to memory")
 
@@ -164,7 +164,7 @@ def network_of(path):
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: f"{p.parent.name}/{p.stem}")
-def test_no_config_leaves_the_fast_ways(path):
+def test_every_config_keeps_the_fast_paths(path):
     model = network_of(path)
     if isinstance(model.tokenizer, T2TTokenizer):
         assert model.tokenizer.is_fused(torch.empty(1, 3, *model.img_size))
@@ -180,7 +180,7 @@ def test_the_configs_have_both_token_layers_and_a_head_for_each_way():
 
 
 @pytest.mark.parametrize("name", [name for name in SIZES if name.startswith("t2t")])
-def test_no_published_network_leaves_the_fast_way(name):
+def test_every_published_network_keeps_the_fast_path(name):
     with torch.device("meta"):
         model = VisionTransformer(**SIZES[name])
     assert model.tokenizer.is_fused(torch.empty(1, 3, 224, 224))

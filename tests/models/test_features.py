@@ -60,7 +60,7 @@ def test_intermediate_layers_are_those_of_timm(both, images, options, norm):
 
 
 @pytest.mark.parametrize("indices", [0, 5, [4], [-5], []])
-def test_blocks_that_are_not_there_are_refused(images, indices):
+def test_indices_of_missing_blocks_are_refused(images, indices):
     with pytest.raises(ValueError, match="the network has 4 blocks, 0 to 3, got"):
         VisionTransformer(**TINY).forward_intermediates(images, indices=indices)
 
@@ -70,7 +70,7 @@ def test_an_unknown_format_is_refused(images):
         VisionTransformer(**TINY).forward_intermediates(images, output_fmt="NHWC")
 
 
-def test_features_and_attention_have_gradients_where_they_are_wanted(images):
+def test_features_and_attention_have_gradients_on_request(images):
     net = VisionTransformer(**TINY)
     found = net.get_intermediate_layers(images, n=2)
     found += [attention_maps(net, images, 3, gradients=True), *attention_logits(net, images, gradients=True)]
@@ -113,7 +113,7 @@ def test_a_new_head_has_new_outputs_and_leaves_the_rest(images):
         ({"tokenizer": "conv", "t2t_kernels": (3, 3), "t2t_strides": (2, 3)}, 6),
     ],
 )
-def test_a_network_says_its_width_its_outputs_and_the_step_of_its_tokens(arguments, patch_size):
+def test_a_network_states_its_width_its_outputs_and_the_step_of_its_tokens(arguments, patch_size):
     net = VisionTransformer(**{**TINY, "num_classes": 5, **arguments})
     assert (net.embed_dim, net.num_classes, net.patch_size) == (16, 5, patch_size)
 

@@ -60,7 +60,7 @@ def one_by_one(net, image, keep):
 
 
 @pytest.mark.parametrize("arguments", POSITIONS, ids=str)
-def test_kept_tokens_stand_where_they_stood_whatever_tells_their_place(arguments):
+def test_kept_tokens_keep_their_places_with_every_kind_of_position_embedding(arguments):
     net, images = net_of(arguments), torch.randn(3, 1, 8, 12, dtype=torch.float64)
     n = net.grid_size[0] * net.grid_size[1]
     keep = torch.stack([torch.randperm(n)[:4] for _ in images])
@@ -79,7 +79,7 @@ def test_kept_tokens_stand_where_they_stood_whatever_tells_their_place(arguments
     assert net.pos_embed.order is None
 
 
-def test_what_cannot_keep_some_tokens_says_so():
+def test_a_method_that_cannot_keep_some_tokens_says_so():
     images, keep = torch.zeros(2, 1, 8, 12), torch.zeros(2, 3, dtype=torch.long)
     for arguments, given, line in (
         ({"pos_embed": "conv"}, keep, "ConvPosEmbed mixes neighboring tokens"),

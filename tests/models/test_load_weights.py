@@ -64,7 +64,7 @@ def path(tmp_path):
 
 
 @pytest.mark.parametrize("pos_embed", ["none", "learned", "factorized", "relpos", "rope_mixed", "conv"])
-def test_a_plain_state_dict_is_loaded_without_a_word(path, pos_embed):
+def test_a_plain_state_dict_is_loaded_without_a_message(path, pos_embed):
     saved = randomized(tiny(pos_embed=pos_embed))
     torch.save(saved.state_dict(), path)
     model = tiny(pos_embed=pos_embed)
@@ -73,7 +73,7 @@ def test_a_plain_state_dict_is_loaded_without_a_word(path, pos_embed):
     assert_same_outputs(model, saved)
 
 
-def test_safetensors_are_loaded_and_their_arguments_believed(tmp_path):
+def test_safetensors_are_loaded_with_their_stored_arguments(tmp_path):
     saved = randomized(tiny(pos_embed="sincos2d"))
     path = tmp_path / "weights.safetensors"
     save_file(saved.state_dict(), path, metadata={"hyper_parameters": json.dumps(TINY | {"pos_embed": "sincos2d"})})
@@ -272,7 +272,7 @@ def test_a_fixed_table_of_another_grid_is_noticed_by_the_files_arguments(path):
     assert "rescale from 2 x 4 to 4 x 4" in sentence
 
 
-def test_a_file_that_does_not_say_its_grid_is_reported(path):
+def test_a_file_without_its_grid_is_reported(path):
     torch.save(randomized(tiny(pos_embed="rope2d")).state_dict(), path)
     (sentence,) = load_weights(tiny(pos_embed="rope2d"), path)
     assert sentence == UNSAID
@@ -287,7 +287,7 @@ def test_another_position_method_without_weights_is_reported(path):
 
 @pytest.mark.parametrize("img_size", [(8, 12), 24, (16, 36)])
 @pytest.mark.parametrize("layout", ["ours", "timm"])
-def test_positions_of_an_unknown_grid_are_refused_until_it_is_said(path, img_size, layout):
+def test_positions_of_an_unknown_grid_are_refused_until_the_grid_is_given(path, img_size, layout):
     saved = randomized(tiny(img_size=img_size))
     state = saved.state_dict()
     torch.save(state if layout == "ours" else to_timm(state), path)
@@ -302,7 +302,7 @@ def test_positions_of_an_unknown_grid_are_refused_until_it_is_said(path, img_siz
     assert torch.equal(model.pos_embed.weight, by_flag)
 
 
-def test_the_class_tokens_position_is_found_by_the_grid_that_is_said(path):
+def test_the_given_grid_locates_the_position_of_the_class_token(path):
     saved = randomized(tiny(img_size=(12, 20)))  # 15 patches and a class token: as many rows as 4 x 4 patches
     torch.save(to_timm(saved.state_dict()), path)
     assert UNSAID in load_weights(tiny(), path)
@@ -311,7 +311,7 @@ def test_the_class_tokens_position_is_found_by_the_grid_that_is_said(path):
     torch.testing.assert_close(model.cls_token, saved.cls_token)
 
 
-def test_a_damaged_file_beside_weights_is_told(path):
+def test_a_damaged_json_beside_weights_is_reported(path):
     torch.save(randomized(tiny()).state_dict(), path)
     for text, reason in (
         ("[", "must hold a JSON object"),
@@ -373,7 +373,7 @@ def test_a_truncated_torch_file_is_refused_in_one_line(path, share, legacy):
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.ESTALE, errno.EIO])
-def test_a_file_that_the_system_does_not_give_is_not_called_truncated(path, monkeypatch, number):
+def test_a_file_that_cannot_be_opened_is_not_called_truncated(path, monkeypatch, number):
     """Before, the first raised ValueError: "is truncated or not a file that torch wrote"."""
     torch.save(tiny().state_dict(), path)
     real = open

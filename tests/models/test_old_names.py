@@ -68,7 +68,7 @@ def test_a_policy_goes_to_the_entries_of_a_list_that_have_it():
     assert [part.resize for part in net.pos_embed.parts.values()] == [None, "rescale"]
 
 
-def test_a_checkpoint_of_before_becomes_its_network(tmp_path):
+def test_an_older_checkpoint_gives_its_network(tmp_path):
     old = {"qk_norm": True, "rope_theta": 50.0, "pos_embed": "rope2d", "attn_gate": False, "t2t_dim": 64, "lr": 1.0}
     arguments = TINY | {"embed_dim": 16} | old
     net = VisionTransformer(**network_args(arguments)).eval()
@@ -95,7 +95,7 @@ def test_old_and_new_flags_give_one_configuration():
 
 
 @pytest.mark.slow
-def test_the_command_line_wins_over_files_of_either_age(tmp_path):
+def test_the_command_line_overrides_files_with_old_and_new_names(tmp_path):
     before, now = tmp_path / "before.yaml", tmp_path / "now.yaml"
     before.write_text("model: {init_args: {qk_scale: 0.5, attn_gate: false}}\n")
     now.write_text("model: {init_args: {attn: {class_path: softmax, init_args: {qk_scale: 0.5}}}}\n")
@@ -108,7 +108,7 @@ def test_the_command_line_wins_over_files_of_either_age(tmp_path):
 
 
 @pytest.mark.parametrize("key", ["model.qk_scale", "model.init_args.qk_scale"])
-def test_of_an_old_name_and_its_part_in_two_files_the_later_wins(tmp_path, key):
+def test_of_two_files_with_an_old_and_a_new_name_the_later_wins(tmp_path, key):
     (tmp_path / "old.yaml").write_text(f"{key}: 0.25\n")
     (tmp_path / "new.yaml").write_text("model: {attn: {class_path: gated, init_args: {qk_scale: 0.5}}}\n")
     for order, expected in ((("new", "old"), 0.25), (("old", "new"), 0.5)):

@@ -108,7 +108,7 @@ OWN = {
 
 @pytest.mark.parametrize("part", OWN)
 @pytest.mark.parametrize("pos_embed", ["learned", "rope2d", "relpos", "conv"])
-def test_a_part_of_ones_own_trains_and_is_rebuilt_from_its_file(part, pos_embed, tmp_path):
+def test_a_custom_part_trains_and_is_rebuilt_from_its_file(part, pos_embed, tmp_path):
     if (part, pos_embed) == ("attn", "relpos"):
         pos_embed = "alibi2d"  # linear attention has no logits to add a trained bias to
     arguments = TINY | {"embed_dim": 16, part: OWN[part], "pos_embed": pos_embed}
@@ -146,7 +146,7 @@ def test_a_block_without_attention_trains_takes_any_size_and_is_exported(block):
     torch.testing.assert_close(torch.export.export(net, (images,)).module()(images), net(images))
 
 
-def test_a_block_of_ones_own_sees_the_grid_of_the_image():
+def test_a_custom_block_sees_the_grid_of_the_image():
     net = VisionTransformer(**TINY, block=f"{HERE}.Convolution", num_classes=3)
     for size in ((8, 8), (4, 12)):
         images = torch.randn(2, 1, *size)
@@ -180,7 +180,7 @@ def test_a_mistake_is_named_with_the_way_out(wrong, told):
 
 
 @pytest.mark.slow
-def test_a_run_with_a_block_of_ones_own_is_described_tested_and_analyzed(tmp_path, monkeypatch):
+def test_a_run_with_a_custom_block_is_described_tested_and_analyzed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ownblock.py").write_text(
         "from torch import nn\n\n\nclass Shift(nn.Module):\n    def __init__(self, dim):\n        super().__init__()\n"

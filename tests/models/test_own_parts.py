@@ -75,7 +75,7 @@ def test_normalizations_of_torch_work_by_name_and_know_width_and_epsilon():
     torch.testing.assert_close(group(x), expected.flatten(2), rtol=0, atol=1e-5)
 
 
-def test_a_network_of_own_parts_trains_and_is_rebuilt_from_its_file_alone(tmp_path):
+def test_a_network_of_custom_parts_trains_and_is_rebuilt_from_its_file_alone(tmp_path):
     parts = {
         "pos_embed": {"class_path": f"{HERE}.Slope", "init_args": {"start": 0.5}},
         "tokenizer": f"{HERE}.Strips",
@@ -98,7 +98,7 @@ def test_a_network_of_own_parts_trains_and_is_rebuilt_from_its_file_alone(tmp_pa
     assert load_weights(create_model(**TINY, **parts), tmp_path / "last.ckpt") == []
 
 
-def test_with_one_seed_an_own_position_embedding_leaves_every_other_start_value():
+def test_a_custom_position_embedding_changes_no_other_initial_value():
     torch.manual_seed(0)
     one = VisionTransformer(**TINY, pos_embed="none").state_dict()
     torch.manual_seed(0)
@@ -140,12 +140,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("arguments", "answer"), WRONG.values(), ids=WRONG)
-def test_a_class_that_is_no_such_part_is_refused_by_name_with_the_way_out(arguments, answer):
+def test_a_class_of_the_wrong_kind_is_refused_by_name_with_the_way_out(arguments, answer):
     with pytest.raises(ValueError, match=answer):
         VisionTransformer(**{**TINY, **arguments})
 
 
-def test_a_class_of_vitlab_by_its_path_is_what_its_word_is():
+def test_the_class_path_of_a_vitlab_part_equals_its_word():
     torch.manual_seed(0)
     word = VisionTransformer(**TINY)
     torch.manual_seed(0)

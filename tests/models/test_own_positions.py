@@ -119,7 +119,7 @@ def test_permuted_positions_move_with_the_tokens_and_change_without_them(own: ty
     assert (alone - here).abs().max() > 1e-3
 
 
-def test_a_masked_autoencoder_learns_with_one() -> None:
+def test_a_masked_autoencoder_learns_with_a_custom_position_embedding() -> None:
     task = MAE(**SIZE, pos_embed=f"{__name__}.Turns", decoder_dim=16, decoder_depth=1, decoder_heads=2, mask_ratio=0.5)
     loss = task.pixel_loss(torch.randn(2, 1, 8, 12), torch.stack([torch.randperm(6) for _ in range(2)]))
     loss.backward()

@@ -64,7 +64,7 @@ def test_a_packed_batch_has_the_outputs_and_gradients_of_its_images_one_by_one(m
     ],
     ids=str,
 )
-def test_so_has_one_with_the_other_parts_of_a_network(changes):
+def test_a_packed_batch_agrees_with_single_images_for_other_parts_too(changes):
     check_equal(network(**changes))
 
 
@@ -111,7 +111,7 @@ def test_a_branch_is_dropped_for_whole_images_not_for_rows():
     ],
     ids=str,
 )
-def test_a_network_that_cannot_take_them_says_why(changes, said):
+def test_a_network_that_cannot_take_packed_images_says_why(changes, said):
     net = VisionTransformer(**{**TINY, **changes})
     with pytest.raises(ValueError, match="images of their own sizes") as refused:
         net(PackedBatch.of([image.float() for image in pictures()], 4))

@@ -32,7 +32,7 @@ def of_ours(net, theirs):
     return state
 
 
-def test_all_sizes_register_and_have_as_many_parameters_as_ours(module):
+def test_all_sizes_are_registered_with_timm_with_as_many_parameters_as_ours(module):
     assert set(timm.list_models("t2t_vit*")) == {n for n in SIZES if n.startswith("t2t_vit") and n[-1].isdigit()}
     for name in NAMES:
         with torch.device("meta"):
@@ -42,7 +42,7 @@ def test_all_sizes_register_and_have_as_many_parameters_as_ours(module):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_equals_ours_with_weights_converted(name, module):
+def test_the_registered_network_equals_ours_with_converted_weights(name, module):
     size = {"img_size": (48, 80), "depth": 2, "num_classes": 5}
     theirs, ours = timm.create_model(name, **size).eval(), create_model(name, **size, init_std=0.1).eval()
     theirs.load_state_dict(of_ours(ours, theirs), strict=True)
@@ -56,7 +56,7 @@ def test_it_equals_ours_with_weights_converted(name, module):
     theirs.train()(images).sum().backward()
 
 
-def test_it_resizes_and_changes_its_head(module):
+def test_the_registered_network_resizes_and_changes_its_head(module):
     theirs = timm.create_model("t2t_vit_7", depth=1, num_classes=0, img_size=64).eval()
     theirs.set_input_size(img_size=(96, 64))
     assert theirs(torch.zeros(1, 3, 96, 64)).shape == (1, 256)
@@ -67,7 +67,7 @@ def test_it_resizes_and_changes_its_head(module):
 
 
 @pytest.mark.parametrize("name", [NAMES[0], pytest.param(NAMES[1], marks=pytest.mark.slow)])
-def test_it_loads_official_files_and_gives_their_logits(name, module):
+def test_the_registered_network_loads_official_files_and_gives_their_logits(name, module):
     theirs = timm.create_model(name).eval()
     content = {"state_dict_ema": {f"module.{key}": value for key, value in official_state_dict(name).items()}}
     theirs.load_state_dict(module.checkpoint_filter_fn(content, theirs), strict=True)

@@ -197,7 +197,7 @@ def ids(value: object) -> str | None:
 
 @pytest.mark.parametrize("wrapped", [LoRA, Around])
 @pytest.mark.parametrize(("changes", "name"), PLACES, ids=ids)
-def test_a_linear_layer_of_ones_own_is_called(changes, name, wrapped):
+def test_a_custom_linear_layer_is_called(changes, name, wrapped):
     task = task_of(**changes)
     before = alone(task)(torch.ones(*IMAGES))
     task.net.set_submodule(name, wrapped(task.net.get_submodule(name)))
@@ -207,7 +207,7 @@ def test_a_linear_layer_of_ones_own_is_called(changes, name, wrapped):
 
 @pytest.mark.parametrize("kind", ["after", "before", "backward"])
 @pytest.mark.parametrize(("changes", "name"), PLACES + NORMS, ids=ids)
-def test_a_hook_of_yours_acts_in_every_shortcut(changes, name, kind, monkeypatch):
+def test_a_hook_acts_in_every_shortcut(changes, name, kind, monkeypatch):
     monkeypatch.setattr(recompute, "LEAST", 1)
     task, calls = task_of(**changes), []
     module = task.net.get_submodule(name)
@@ -228,7 +228,7 @@ def test_a_hook_of_yours_acts_in_every_shortcut(changes, name, kind, monkeypatch
 
 @pytest.mark.parametrize("changes", [{}, T2T, T2T | {"t2t_attn": "transformer"}], ids=ids)
 @pytest.mark.parametrize("kind", ["after", "before"])
-def test_a_hook_of_all_modules_acts(changes, kind, monkeypatch):
+def test_a_global_hook_acts(changes, kind, monkeypatch):
     monkeypatch.setattr(recompute, "LEAST", 1)
     task = task_of(**changes)
     seen: dict[bool, list[str]] = {}
@@ -300,7 +300,7 @@ class Patched:
 
 
 @pytest.mark.parametrize("method", [TurnsAll, TurnsMore, Biased, Broadcast, ByQuery, EntersAndLeaves])
-def test_a_position_embedding_of_ones_own_acts(method):
+def test_a_custom_position_embedding_acts(method):
     task = task_of(pos_embed="none")
     sizes = {"head_dim": 16, "num_prefix_tokens": 1} if method is TurnsMore else {}
     task.net.pos_embed = method((4, 4), **sizes)
@@ -313,7 +313,7 @@ def test_a_method_that_was_patched_acts():
     check(task)
 
 
-def test_attention_and_block_of_ones_own_act():
+def test_custom_attention_and_blocks_act():
     task = task_of()
     task.net.blocks[1].attn = OwnAttention(task.net.blocks[1].attn)
     check(task)
@@ -322,7 +322,7 @@ def test_attention_and_block_of_ones_own_act():
     check(task)
 
 
-def test_a_kernel_of_ones_own_acts():
+def test_a_custom_kernel_acts():
     def near(q, k, v, bias=None, scale=1.0):  # each query attends to its neighbors, by number
         rows, columns = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
         far = (rows - columns + k.shape[2] - q.shape[2]).abs() > 2
@@ -399,7 +399,7 @@ def test_a_layer_that_is_sharded_alone_is_the_layer(changes, name, all_else, mes
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_a_network_in_shares_by_block_keeps_its_short_cut(mesh):
+def test_a_network_sharded_by_block_keeps_its_shortcut(mesh):
     task = task_of()
     for module in (*task.net.blocks, task.net):
         fully_shard(module, mesh=mesh)
@@ -416,7 +416,7 @@ def test_packed_images_go_through_the_layers_of_a_user():
     torch.testing.assert_close(task.net(PackedBatch.of(list(images), patch=4)), alone(task)(images), rtol=0, atol=1e-4)
 
 
-def test_kernels_of_other_sizes_do_not_go_round_a_layer_of_ones_own():
+def test_resized_patch_kernels_do_not_bypass_a_custom_layer():
     class Own(nn.Conv2d):
         def forward(self, x: Tensor) -> Tensor:
             return 2 * super().forward(x)

@@ -116,7 +116,7 @@ def test_conversion_leaves_its_input_alone():
         ({"tokenizer": "conv", "t2t_kernels": (3, 3), "t2t_strides": (2, 2)}, "patch_embed.convs.0.weight"),
     ],
 )
-def test_what_timm_has_no_counterpart_of_is_refused(arguments, reason):
+def test_a_part_without_a_counterpart_in_timm_is_refused(arguments, reason):
     with pytest.raises(ValueError, match=f"no counterpart of.*{reason}"):
         to_timm(VisionTransformer(**TINY | arguments).state_dict())
 

@@ -329,7 +329,7 @@ def test_state_dict_keys_are_the_contract():
     )
 
 
-def test_tokens_that_are_not_asked_for_are_none():
+def test_without_class_and_register_tokens_there_are_none():
     model = tiny(class_token=False, global_pool="avg")
     assert model.cls_token is None
     assert model.reg_token is None
@@ -464,7 +464,7 @@ def test_images_of_another_shape_are_refused(shape):
         tiny()(torch.randn(shape))
 
 
-def test_init_std_is_the_spread_of_linear_weights_alone():
+def test_init_std_is_the_standard_deviation_of_linear_weights_alone():
     net = VisionTransformer(img_size=32, patch_size=8, embed_dim=64, depth=1, num_heads=2, init_std=0.1)
     assert net.blocks[0].attn.qkv.weight.std().item() == pytest.approx(0.1, rel=0.05)
     assert net.cls_token.std().item() == pytest.approx(0.02, rel=0.3)

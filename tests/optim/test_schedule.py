@@ -5,7 +5,7 @@ from timm.scheduler import CosineLRScheduler
 from vitlab.optim import warmed_up
 
 
-def test_it_is_timms_schedule_with_ten_epochs_of_cooldown():
+def test_the_schedule_is_timms_with_ten_epochs_of_cooldown():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1e-3)
     theirs = CosineLRScheduler(optimizer, t_initial=300, warmup_t=10, warmup_lr_init=1e-6, lr_min=1e-5)
     for epoch in range(310):
@@ -14,7 +14,7 @@ def test_it_is_timms_schedule_with_ten_epochs_of_cooldown():
         assert ours == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-9)
 
 
-def test_it_rises_falls_and_stays():
+def test_the_learning_rate_rises_falls_and_stays():
     values = [warmed_up(t, warmup=4, total=10, final=0.1) for t in range(13)]
     assert values[0] == 0
     assert values[:4] == sorted(values[:4])
@@ -22,5 +22,5 @@ def test_it_rises_falls_and_stays():
     assert values[10:] == pytest.approx([0.1] * 3)
 
 
-def test_without_warmup_it_starts_at_one():
+def test_without_warmup_the_schedule_starts_at_one():
     assert warmed_up(0, warmup=0, total=10) == 1

@@ -107,13 +107,13 @@ def test_none_under_another_name_has_the_same_predictions_and_is_equal_in_every_
     assert [v.word for v in verdicts] == ["equal"] * len(TASKS)
 
 
-def test_what_is_complete_is_not_trained_again(small, monkeypatch):
+def test_complete_cells_are_not_trained_again(small, monkeypatch):
     monkeypatch.setattr("vitlab.position_bench.cells.train_network", None)
     small.run("none", "none")
 
 
 @pytest.mark.slow
-def test_a_cell_of_a_rate_that_tuning_does_not_choose_any_more_is_trained_again(small, tmp_path):
+def test_a_cell_is_trained_again_when_tuning_now_chooses_another_rate(small, tmp_path):
     shutil.copytree(small.folder, tmp_path, dirs_exist_ok=True)
     said: list[str] = []
     bench = Bench(tmp_path, tmp_path, tiny(), said.append)
@@ -159,10 +159,10 @@ def test_a_slow_method_is_refused_before_it_is_trained():
         check_method("none", tiny() | {"limit_cpu_seconds": 1e-9})
 
 
-def test_a_class_that_is_no_posembed_is_refused():
-    with pytest.raises(UsageError, match="Wrong is no PosEmbed"):
+def test_a_class_that_is_not_a_posembed_is_refused():
+    with pytest.raises(UsageError, match="Wrong is not a PosEmbed"):
         benches.method_of(Wrong)
-    with pytest.raises(UsageError, match="'rope3d' is no position embedding"):
+    with pytest.raises(UsageError, match="'rope3d' is not a position embedding"):
         benches.method_of("rope3d")
 
 
@@ -227,7 +227,7 @@ def test_verify_refuses(cheat, small, answers, tmp_path):
     assert any(CHEATS[cheat] in line for line in submission.problems_of(bench, "none", answers))
 
 
-def test_predictions_that_nothing_was_trained_for_fit_their_scores_and_retraining_finds_them(small, answers, tmp_path):
+def test_invented_predictions_fit_their_scores_and_retraining_exposes_them(small, answers, tmp_path):
     bench = copied(small, tmp_path)
     path = tmp_path / "none" / "few-0.npz"
     np.savez_compressed(path, few=answers["few"].astype(np.uint8))
@@ -263,12 +263,12 @@ def test_the_page_is_made_of_what_is_complete(small, tmp_path):
     assert (tmp_path / "README.md").read_text() == page
 
 
-def test_a_figure_of_methods_without_those_that_all_are_compared_with_has_no_verdicts(small):
+def test_a_figure_without_the_reference_methods_has_no_verdicts(small):
     figure = draw_scores(small, ["none"])
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["none"]
 
 
-def test_the_list_says_what_is_not_measured(capsys):
+def test_the_list_names_the_methods_that_are_not_measured(capsys):
     assert main(["posbench", "--list"]) == 0
     out = capsys.readouterr().out
     assert "of 16 methods are measured" in out
@@ -341,7 +341,7 @@ def test_the_example_is_a_method_that_can_be_measured():
 PUBLISHED = published().complete()
 
 
-def test_what_verdicts_are_made_against_is_published():
+def test_the_reference_methods_are_published():
     assert set(registered_protocol()["claims"]["against"]) <= set(PUBLISHED)
 
 
@@ -355,7 +355,7 @@ def test_published_cells_are_verified_and_the_page_says_their_scores(name):
     assert f"{len(PUBLISHED)} of {len(POS_EMBEDS)} methods are measured" in page
 
 
-def test_what_stands_beside_the_papers_is_what_was_measured():
+def test_the_numbers_beside_those_of_the_papers_were_measured():
     text = (FOLDER / "README.md").read_text()
     rows = re.findall(r"^\| (\w+) - (\w+) \| \S+ \| (\S+) \|", text, flags=re.M)
     assert len(rows) >= 5

@@ -52,7 +52,7 @@ def content(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_whoever_was_taken_over_writes_nothing_more(run):
+def test_a_process_that_was_taken_over_writes_nothing_more(run):
     assert save(run, 1) is None
     new = another(run)
     new.append_row({"step": 2})
@@ -71,7 +71,7 @@ def test_whoever_was_taken_over_writes_nothing_more(run):
 
 
 @pytest.mark.parametrize("write", [lambda run: run.write("results.json", {}), lambda run: run.append_row({"step": 9})])
-def test_one_that_was_stopped_between_its_check_and_its_write_changes_nothing(run, monkeypatch, write):
+def test_a_process_stopped_between_its_check_and_its_write_changes_nothing(run, monkeypatch, write):
     check, taken = run.fence.check, []
 
     def checked():
@@ -122,7 +122,7 @@ def until(condition, seconds=5.0):
     return condition()
 
 
-def test_a_lock_that_is_removed_is_made_again(run):
+def test_a_removed_lock_is_made_again(run):
     with locked(run):
         path = run.path / ".lock"
         path.unlink()
@@ -188,7 +188,7 @@ def test_a_clock_that_jumps_gives_nobody_the_lock_of_a_living_owner(run, monkeyp
 
 
 @pytest.mark.parametrize("main_thread", ["hangs", "ends by itself"])
-def test_who_has_lost_ends_with_one_line(run, monkeypatch, capsys, main_thread):
+def test_the_process_that_lost_its_lock_ends_with_one_line(run, monkeypatch, capsys, main_thread):
     ended = threading.Event()
     monkeypatch.setattr(lock, "LEAVING", 0.3)
     monkeypatch.setattr(os, "_exit", lambda code: ended.set())
@@ -221,7 +221,7 @@ def test_a_lock_that_cannot_be_signed_is_not_left_behind(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("fenced", [False, True])
-def test_a_full_disk_is_told_with_the_path_of_the_file(run, fenced):
+def test_a_full_disk_is_reported_with_the_path_of_the_file(run, fenced):
     with (
         pytest.raises(OSError, match=r"results\.json") as error,
         atomic_write(run.path / "results.json", run.fence if fenced else None),
@@ -233,7 +233,7 @@ def test_a_full_disk_is_told_with_the_path_of_the_file(run, fenced):
 @pytest.mark.parametrize(
     ("call", "name"), [("os.fsync", "run.json"), ("pathlib.Path.write_bytes", "metrics.jsonl")], ids=["fsync", "write"]
 )
-def test_who_cannot_take_a_directory_over_is_told_which_file_failed(run, monkeypatch, call, name):
+def test_a_failed_takeover_names_the_file_that_failed(run, monkeypatch, call, name):
     """The system's errors of a descriptor have no name: before, `vitlab fit` said "Stale file handle" alone."""
 
     def stale(*words):

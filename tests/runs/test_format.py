@@ -54,7 +54,7 @@ def test_a_frozen_checkpoint_resumes_to_the_curve_of_its_time(tmp_path, monkeypa
 
 
 @pytest.mark.slow
-def test_a_run_that_names_classes_by_the_files_of_before_resumes_is_measured_and_loaded(tmp_path, monkeypatch):
+def test_a_run_with_older_class_paths_resumes_is_measured_and_loaded(tmp_path, monkeypatch):
     run = place(tmp_path, "0.2.0")
     text = (run / "config.yaml").read_text()
     moved = {
@@ -143,7 +143,7 @@ def test_an_edited_checkpoint_is_refused_in_one_line_that_names_the_fault(tmp_pa
 
 
 @pytest.mark.parametrize("said", ["`epoch` must not be negative", "has format 4"])
-def test_a_resume_refuses_it_with_exit_code_2(tmp_path, monkeypatch, capsys, said):
+def test_resuming_from_an_edited_checkpoint_exits_with_code_2(tmp_path, monkeypatch, capsys, said):
     path = place(tmp_path, "format3") / "checkpoints" / "last.ckpt"
     edited(path, next(edit for text, edit in EDITS.items() if said in text))
     monkeypatch.chdir(tmp_path)
@@ -173,7 +173,7 @@ def test_weights_have_the_mode_of_other_files(tmp_path):
 
 @pytest.mark.parametrize("edit", [_drop("loops"), _put(-1, "epoch"), _put([], "optimizer_states")])
 @pytest.mark.parametrize("number", [1, 2])
-def test_migration_makes_no_older_checkpoint_good(tmp_path, number, edit):
+def test_migration_does_not_hide_faults_of_an_older_checkpoint(tmp_path, number, edit):
     path = place(tmp_path, f"format{number}") / "checkpoints" / "last.ckpt"
     check_resumable(path)
     edited(path, edit)

@@ -83,7 +83,7 @@ def test_a_damaged_last_does_not_push_out_the_good_one_before(tmp_path):
     assert (value(tmp_path / "last.ckpt"), value(tmp_path / "previous.ckpt")) == (2, 0)
 
 
-def test_a_file_that_cannot_be_written_is_told_and_removed(tmp_path):
+def test_a_file_that_cannot_be_written_is_reported_and_removed(tmp_path):
     files = BackgroundCheckpointIO()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
@@ -98,7 +98,7 @@ def test_a_file_that_cannot_be_written_is_told_and_removed(tmp_path):
     assert not os.listdir(tmp_path)
 
 
-def test_other_errors_of_saving_are_no_disk_errors(tmp_path, monkeypatch):
+def test_other_errors_of_saving_are_not_called_disk_errors(tmp_path, monkeypatch):
     def no_memory(*args):
         raise RuntimeError("CUDA error")
 
@@ -109,7 +109,7 @@ def test_other_errors_of_saving_are_no_disk_errors(tmp_path, monkeypatch):
         files.wait()
 
 
-def test_what_is_written_in_the_background_is_the_state_of_the_moment(tmp_path, monkeypatch):
+def test_a_checkpoint_written_in_the_background_holds_the_state_at_the_call(tmp_path, monkeypatch):
     go, save = threading.Event(), torch.save
     monkeypatch.setattr(generations.torch, "save", lambda *args: go.wait(10) and save(*args))
     files, done, tied = BackgroundCheckpointIO(), [], torch.zeros(3)
@@ -127,7 +127,7 @@ def test_what_is_written_in_the_background_is_the_state_of_the_moment(tmp_path, 
     assert found["a"].data_ptr() == found["b"].data_ptr()
 
 
-def test_a_place_without_room_or_under_a_file_is_refused(tmp_path):
+def test_a_full_disk_or_a_file_in_place_of_a_folder_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"no room for the checkpoints: they need about 12,000,000.0 GB, .* are free"):
         check_room(tmp_path / "run", 10**15)
     (tmp_path / "file").write_text("")
@@ -152,7 +152,7 @@ def test_a_folder_that_cannot_be_made_is_not_called_full(tmp_path):
     assert f"see that it can be read and written, then `vitlab fit --resume {tmp_path}`" in said
 
 
-def test_a_disk_that_is_gone_loses_no_failure(tmp_path, monkeypatch):
+def test_a_failure_is_reported_even_if_the_disk_is_gone(tmp_path, monkeypatch):
     """Before, the question how much is free raised in the thread, and nobody learned that nothing was saved."""
 
     def gone(*words):

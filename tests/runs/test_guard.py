@@ -97,7 +97,7 @@ def test_a_child_process_that_ends_stops_nothing(left):
             signal.signal(number, handler)
 
 
-def test_work_that_goes_on_has_no_limit(monkeypatch, left):
+def test_a_phase_that_makes_progress_has_no_limit(monkeypatch, left):
     monkeypatch.setenv("VITLAB_PACK_TIMEOUT", "0.3")
     with guarded() as watched:
         enter("pack", "the next photos")
@@ -126,7 +126,7 @@ def test_each_limit_of_time_can_be_set_in_the_environment(monkeypatch):
     assert Guard().phase is None
 
 
-def test_the_line_of_who_is_waited_for_names_where_they_meet(monkeypatch):
+def test_the_line_about_missing_processes_names_their_meeting_address(monkeypatch):
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     assert guard._meeting_place() == "127.0.0.1"

@@ -35,12 +35,12 @@ def seconds(run):
         return time.monotonic() - start
 
 
-def test_the_lock_of_another_host_that_gives_no_sign_of_life_is_waited_for(run):
+def test_a_lock_of_another_host_without_a_heartbeat_is_taken_over_after_a_wait(run):
     left(run, json.dumps({"host": "elsewhere", "pid": 7}), age=1)
     assert 2 < seconds(run) < 10
 
 
-def test_the_lock_of_another_host_that_is_touched_is_respected(run):
+def test_a_lock_of_another_host_with_a_heartbeat_is_respected(run):
     left(run, json.dumps({"host": "elsewhere", "pid": 7}))
     end = threading.Event()
 

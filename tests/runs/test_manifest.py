@@ -40,13 +40,13 @@ def lines(monkeypatch):
     return lines
 
 
-def test_whole_files_are_used_without_a_word(run, lines):
+def test_intact_files_are_used_without_a_message(run, lines):
     assert run.last_checkpoint() == run.checkpoints / "last.ckpt"
     assert not lines
 
 
 @pytest.mark.parametrize("harm", ["truncated", "flipped", "empty", "gone"])
-def test_the_generation_before_is_used_and_both_are_named(run, lines, harm):
+def test_the_previous_generation_is_used_and_both_are_named(run, lines, harm):
     last = run.checkpoints / "last.ckpt"
     match harm:
         case "truncated":
@@ -77,7 +77,7 @@ def test_every_flipped_byte_is_found_with_or_without_a_manifest(run, tmp_path):
     assert "is damaged" in damage(alone)
 
 
-def test_nothing_whole_is_an_error_and_never_a_new_start(run):
+def test_without_an_intact_checkpoint_resuming_is_an_error_and_never_a_new_start(run):
     for path in run.checkpoints.glob("*.ckpt"):
         flip(path, 500)
     with pytest.raises(UsageError, match="no intact checkpoint is left"):
@@ -85,7 +85,7 @@ def test_nothing_whole_is_an_error_and_never_a_new_start(run):
     assert run.has_checkpoint()
 
 
-def test_a_damaged_file_that_was_asked_for_is_refused_and_a_whole_one_named(run):
+def test_a_requested_damaged_file_is_refused_and_an_intact_one_named(run):
     last = run.checkpoints / "last.ckpt"
     flip(last, 500)
     with pytest.raises(UsageError, match=r"last.ckpt is damaged: .*sha256.*; .*previous.ckpt is intact"):

@@ -19,14 +19,14 @@ def run(tmp_path):
     return run
 
 
-def test_each_file_is_read_as_what_it_is(run):
+def test_each_record_is_read_in_its_own_format(run):
     assert run.record["attempts"] == 2 and run.record["wandb_id"] is None
     assert run.results["test"] == run.measured("test") == {"acc1": 0.5, "n": 3.0}
     assert run.data["splits"]["train"]["n"] == 3
     assert run.model["grid"] == [2, 2]
 
 
-def test_what_has_not_been_written_is_empty_or_told(tmp_path):
+def test_missing_records_are_empty_or_reported(tmp_path):
     run = RunDir(tmp_path)
     assert run.record == run.results == run.measured("val") == {}
     for name in ("data", "model"):
@@ -66,13 +66,13 @@ def test_a_value_of_another_type_is_named(run, file, name, content):
         getattr(run, attribute)
 
 
-def test_what_a_later_vitlab_has_written_beside_is_left_as_it_is(run):
+def test_unknown_keys_of_a_later_vitlab_are_kept(run):
     run.update("model.json", color={"deep": [1]})
     assert run.model["color"] == {"deep": [1]}
     assert json.loads((run.path / "model.json").read_text())["grid"] == [2, 2]
 
 
-def test_a_damaged_run_is_in_no_others_way(run, monkeypatch):
+def test_a_damaged_run_does_not_affect_others(run, monkeypatch):
     from vitlab.runs import directory
 
     monkeypatch.setattr(directory, "RUNS", run.path.parent)

@@ -15,7 +15,7 @@ def test_a_file_keeps_its_content_until_the_next_one_is_whole(tmp_path):
     assert path.read_text() == "first" and list(path.parent.iterdir()) == [path]
 
 
-def test_a_run_that_kept_weights_alone_is_used_by_them(tmp_path):
+def test_a_run_without_checkpoints_is_used_through_its_weights(tmp_path):
     run = RunDir(tmp_path)
     with pytest.raises(UsageError, match="has no checkpoint yet"):
         run.checkpoint()

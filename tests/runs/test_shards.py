@@ -36,7 +36,7 @@ def checkpoint(tmp_path):
     return tmp_path / "last.ckpt"
 
 
-def test_weights_are_whole_and_folders_that_nothing_names_go(checkpoint):
+def test_sharded_weights_are_whole_and_unused_folders_are_removed(checkpoint):
     content = read_checkpoint(checkpoint)["state_dict"]
     assert content.keys() == WEIGHTS.keys()
     assert all(torch.equal(content[name], value + 2) for name, value in WEIGHTS.items())
@@ -47,7 +47,7 @@ def test_weights_are_whole_and_folders_that_nothing_names_go(checkpoint):
     assert [path.name for path in checkpoint.parent.glob("shards-*")] == ["shards-2"]
 
 
-def test_a_shard_that_is_damaged_or_gone_is_told(checkpoint):
+def test_a_damaged_or_missing_shard_is_reported(checkpoint):
     assert damage(checkpoint) is None
     shard = next((checkpoint.parent / "shards-2").glob("*.distcp"))
     content = bytearray(shard.read_bytes())

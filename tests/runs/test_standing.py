@@ -47,7 +47,7 @@ def test_a_number_belongs_to_the_checkpoint_until_another_takes_its_name(tmp_pat
     assert run.standing("test").kind == "current"
 
 
-def test_a_number_of_another_checkpoint_is_told_and_not_refused(tmp_path):
+def test_a_number_of_another_checkpoint_is_shown_with_a_note(tmp_path):
     run = RunDir(tmp_path / "a")
     saved(run, best=b"one", last=b"two")
     measured(run, "last")
@@ -83,7 +83,7 @@ def test_files_of_one_size_and_one_time_are_told_apart(tmp_path):
 
 
 @pytest.mark.parametrize("digest", [None, "0"])
-def test_a_result_without_a_checksum_is_told_and_not_refused(tmp_path, digest):
+def test_a_result_without_a_checksum_is_shown_with_a_note(tmp_path, digest):
     run = RunDir(tmp_path / "a")
     saved(run, best=b"one")
     run.write("results.json", {"test": {"acc1": 0.5, "checkpoint": "best.ckpt", "sha256": digest}})
@@ -91,7 +91,7 @@ def test_a_result_without_a_checksum_is_told_and_not_refused(tmp_path, digest):
     assert run.measured("test")["acc1"] == 0.5
 
 
-def test_weights_tell_of_which_checkpoint_they_are_when_it_was_deleted(tmp_path):
+def test_weights_identify_their_checkpoint_after_it_was_deleted(tmp_path):
     run = RunDir(tmp_path / "a")
     saved(run, best=b"one")
     measured(run, "best")

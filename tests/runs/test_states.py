@@ -55,7 +55,7 @@ SELDOM = pytest.param(False, marks=pytest.mark.rare)
 
 
 @pytest.mark.parametrize("logger", [SELDOM, True], ids=["alone", "with W&B"])
-def test_a_run_is_there_before_data_and_loggers_are_touched(here, monkeypatch, capsys, logger):
+def test_a_run_is_recorded_before_data_and_loggers_are_touched(here, monkeypatch, capsys, logger):
     seen = {}
 
     def look(self, part):
@@ -100,7 +100,7 @@ def test_auto_resume_is_one_command_for_start_middle_and_end(here, monkeypatch, 
     assert {json.loads(line)["epoch"] for line in Path("runs/a/metrics.jsonl").read_text().splitlines()} == {0, 1}
 
 
-def test_auto_resume_goes_on_as_configured_when_the_recipe_has_changed_since(here):
+def test_auto_resume_continues_with_the_stored_configuration_if_the_recipe_has_changed(here):
     shutil.copy(CONFIG, "mine.yaml")
     words = ["fit", "--config", "mine.yaml", *FIT[3:], "--name", "a", "--auto_resume"]
     assert main(words) == 0
@@ -225,7 +225,7 @@ def advice(said):
 
 @pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__)
 @pytest.mark.parametrize("way", ["start", "resume", pytest.param("auto", marks=pytest.mark.rare)])
-def test_every_state_of_a_directory_has_a_printed_way_on(here, trained, monkeypatch, capsys, state, way):
+def test_every_state_of_a_run_directory_prints_how_to_continue(here, trained, monkeypatch, capsys, state, way):
     monkeypatch.setattr(lock, "DEAD", 4.0)
     run = Path("runs/a")
     shutil.copytree(trained, run)
@@ -272,7 +272,7 @@ def during(monkeypatch, act, step):
 
 @pytest.mark.parametrize("logger", [SELDOM, True], ids=["alone", "with W&B"])
 @pytest.mark.parametrize("fate", ["deleted", "moved", "exchanged"])
-def test_a_directory_that_vanishes_ends_the_run_with_a_line(here, monkeypatch, capsys, fate, logger):
+def test_a_vanished_directory_ends_the_run_with_one_line(here, monkeypatch, capsys, fate, logger):
     def act():
         if fate == "deleted":
             shutil.rmtree("runs/a")

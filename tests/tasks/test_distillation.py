@@ -124,7 +124,7 @@ class FakeDigits(FakeData):
         ({"teacher": "last"}, "must name its run"),
     ],
 )
-def test_a_wrong_option_of_distillation_is_refused_by_its_name(arguments, told):
+def test_a_wrong_option_of_distillation_is_refused_by_name(arguments, told):
     with pytest.raises(ValueError, match=told):
         Distillation(**{"teacher": "t", **TINY, **arguments})
 
@@ -189,7 +189,7 @@ def test_a_run_does_not_continue_with_another_teacher(teacher_run, tmp_path, mon
 
 
 @pytest.mark.parametrize("dry", [[], ["--dry_run"]])
-def test_a_teacher_that_does_not_fit_is_one_line(teacher_run, tmp_path, monkeypatch, capsys, dry):
+def test_a_teacher_that_does_not_fit_is_refused_in_one_line(teacher_run, tmp_path, monkeypatch, capsys, dry):
     monkeypatch.chdir(tmp_path)
     assert main([*LEARN, f"--model.teacher={teacher_run}", "--data.img_size=16", "--data.mixup=0", *dry]) == 2
     assert "`model.teacher` takes images of 1x8x8, the data has 1x16x16" in capsys.readouterr().err

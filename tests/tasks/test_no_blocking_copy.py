@@ -80,7 +80,7 @@ def go_back(loss):
             ready += [] if missing[after] else [after]
 
 
-def test_the_way_back_is_that_of_autograd():
+def test_the_backward_pass_is_that_of_autograd():
     net = Classifier(in_chans=3, num_classes=5, img_size=32, embed_dim=48, depth=2, num_heads=3, patch_size=8)
     losses = [net(torch.ones(2, 3, 32, 32)).square().mean() for _ in range(2)]
     go_back(losses[0])
@@ -88,7 +88,7 @@ def test_the_way_back_is_that_of_autograd():
     torch.testing.assert_close([p.grad for p in net.net.parameters()], list(expected))
 
 
-def test_a_copy_that_waits_for_the_device_is_caught():
+def test_a_copy_that_waits_for_the_device_is_detected():
     with faked(), Waits() as waits:
         x = torch.ones(3).to(CUDA)
         x[[0, 2]]

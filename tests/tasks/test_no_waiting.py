@@ -53,14 +53,14 @@ def train(task, steps, accelerator="cpu"):
 
 
 @pytest.mark.parametrize("vit", [PLAIN, T2T])
-def test_no_step_reads_a_number_back(vit):
+def test_no_step_reads_a_number_back_from_the_device(vit):
     watch = Watch()
     steps = Steps(watch.__enter__, lambda: watch.__exit__(None, None, None))
     train(Classifier(num_classes=3, **vit), steps)
     assert steps.count == 4
 
 
-def test_a_step_that_reads_its_loss_is_seen():
+def test_a_step_that_reads_its_loss_is_detected():
     class Reads(Classifier):
         def training_step(self, batch, batch_idx):
             loss = super().training_step(batch, batch_idx)

@@ -152,12 +152,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("arguments", "answer"), WRONG.values(), ids=WRONG)
-def test_what_no_recipe_can_use_is_refused_by_name_with_the_way_out(arguments, answer):
+def test_unusable_values_of_a_recipe_are_refused_by_name_with_the_way_out(arguments, answer):
     with pytest.raises(ValueError, match=answer):
         classifier(**arguments)
 
 
-def test_metrics_of_torchmetrics_and_ones_own_are_measured_beside_the_tasks():
+def test_metrics_of_torchmetrics_and_custom_ones_are_measured_beside_the_tasks_own():
     macro = {"class_path": "F1Score", "init_args": {"average": "macro"}}
     task = classifier(metrics=["F1Score", macro, spec("Share", of=2)])
     outputs, targets = torch.randn(30, 3), torch.randint(3, (30,))

@@ -39,7 +39,7 @@ def test_a_classifier_learns_its_sizes_from_the_data_and_its_checkpoint_is_loade
     assert "acc1" in str(tester.test(vitlab.Classifier(**SMALL), data, ckpt_path=file, verbose=False))
 
 
-def test_nothing_at_all_has_to_be_given(tmp_path):
+def test_a_classifier_needs_no_arguments(tmp_path):
     task = vitlab.Classifier()
     trained(tmp_path, task, vitlab.Digits(subset=0.05, batch_size=8))
     assert (task.net.img_size, task.net.patch_size, task.net.grid_size, task.net.num_classes) == ((8, 8), 2, (4, 4), 10)
@@ -49,7 +49,7 @@ def test_nothing_at_all_has_to_be_given(tmp_path):
         vitlab.Classifier(patch_size=16).take_sizes(vitlab.Digits())
 
 
-def test_weights_are_as_if_the_sizes_had_been_given():
+def test_weights_do_not_depend_on_whether_sizes_are_given_or_learned_from_the_data():
     data = vitlab.Digits(subset=0.1, batch_size=16)
     task = vitlab.Classifier(**SMALL)
     torch.manual_seed(3)

@@ -223,6 +223,6 @@ def test_balanced_weights_come_from_the_training_split():
         ({"class_weights": [1, 2, -1]}, "not all 0"),
     ],
 )
-def test_what_does_not_fit_the_targets_is_refused(settings, message):
+def test_options_that_do_not_fit_the_targets_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         Classifier(num_classes=3, **settings, **TINY)

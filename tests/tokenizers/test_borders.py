@@ -36,7 +36,7 @@ def extent(mask):
     return [int(side.max() - side.min()) + 1 for side in (rows, columns)]
 
 
-def test_both_kinds_of_windows_reach_as_far_and_only_one_shares_pixels():
+def test_overlapping_and_dilated_windows_reach_equally_far_and_only_one_shares_pixels():
     middle, right = 3 * 7 + 3, 3 * 7 + 4
     seen = {
         name: [pixels_of(tokenizer(t2t_attn="none", **w), t) for t in (middle, right)] for name, w in WINDOWS.items()
@@ -56,7 +56,7 @@ def test_windows_apart_without_a_border_cut_the_image_into_parts():
 
 @pytest.mark.parametrize("windows", WINDOWS)
 @pytest.mark.parametrize("t2t_attn", ["performer", "none"])
-def test_of_an_even_image_only_zeros_make_tokens_differ_and_only_at_the_border(windows, t2t_attn):
+def test_in_a_uniform_image_only_zero_padding_makes_tokens_differ_at_the_border(windows, t2t_attn):
     even = torch.full((1, 1, 28, 28), 0.7, dtype=torch.float64)
     for border in BORDERS:
         split = tokenizer(t2t_attn=t2t_attn, t2t_padding=border, **WINDOWS[windows])

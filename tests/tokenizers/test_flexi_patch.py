@@ -19,7 +19,7 @@ def test_the_kernel_is_resized_as_timm_does_it(side):
 
 
 @pytest.mark.parametrize("new", [(8, 8), (12, 16)])
-def test_enlarged_patches_meet_the_kernel_as_the_old_ones_did(new):
+def test_a_resized_kernel_maps_enlarged_patches_to_the_same_tokens(new):
     patch, kernel = torch.randn(2, 1, 6, 6, dtype=torch.float64)
     large = F.interpolate(patch[None], size=new, mode="bilinear", antialias=True).flatten()
     resized = pseudo_inverse_resize((6, 6), new) @ kernel.flatten()
@@ -55,6 +55,6 @@ def test_a_step_has_patches_of_its_own_and_evaluation_those_of_the_kernel(pos_em
         ({"flexi_patch": [8, 12], "tokenizer": "t2t"}, "belongs to tokenizer='patch', got .* for 't2t'"),
     ],
 )
-def test_sizes_of_patches_that_cannot_be_are_refused(changed, message):
+def test_impossible_patch_sizes_are_refused(changed, message):
     with pytest.raises(ValueError, match=message):
         VisionTransformer(**SMALL | changed)

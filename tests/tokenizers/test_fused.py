@@ -59,7 +59,7 @@ def worst(gradients, exact):
 @pytest.mark.parametrize("t2t_attn", ["performer", "transformer"])
 @pytest.mark.parametrize(("C", "size", "kernels", "strides"), SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_tokens_and_gradients_are_the_plain_ones(t2t_attn, C, size, kernels, strides, kind):
+def test_tokens_and_gradients_are_those_of_the_reference(t2t_attn, C, size, kernels, strides, kind):
     tokenizer = randomized(T2TTokenizer(size, C, 8, t2t_attn, kernels, strides, t2t_dim=6))
     plain = copy.deepcopy(tokenizer).double()
     plain.fused = False
@@ -76,7 +76,7 @@ def test_tokens_and_gradients_are_the_plain_ones(t2t_attn, C, size, kernels, str
 
 
 @pytest.mark.parametrize("t2t_attn", ["performer", "transformer"])
-def test_published_widths_in_float32_give_the_plain_tokens(t2t_attn):
+def test_published_widths_in_float32_give_the_tokens_of_the_reference(t2t_attn):
     tokenizer = T2TTokenizer((64, 48), 3, 32, t2t_attn)
     images = torch.randn(2, 3, 64, 48)
     y, gradients = outputs_and_gradients(tokenizer.eval(), images)
@@ -96,7 +96,7 @@ def test_windows_of_one_pixel_are_legal():
     torch.testing.assert_close(y, tokenizer(images), rtol=0, atol=1e-10)
 
 
-def test_both_ways_have_the_same_parameters_and_draw_the_same_dropout():
+def test_the_fast_path_and_the_reference_share_parameters_and_dropout_masks():
     tokenizer = T2TTokenizer((32, 32), 3, 8)
     plain = T2TTokenizer((32, 32), 3, 8, fused=False)
     assert tokenizer.state_dict().keys() == plain.state_dict().keys()
@@ -132,7 +132,7 @@ def first_stage(images, tokenizer):
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "black and white"])
-def test_autocast_rounds_an_image_no_earlier_than_the_plain_way(kind):
+def test_autocast_rounds_an_image_no_earlier_than_the_reference(kind):
     tokenizer = T2TTokenizer((64, 48), 3, 32)
     nn.init.normal_(tokenizer.attention1.kqv.weight, std=0.02)  # as VisionTransformer does
     images = images_of(kind, 3, (64, 48))
@@ -179,7 +179,7 @@ def test_values_that_float16_cannot_hold_before_normalization_are_normalized_fir
     torch.testing.assert_close(y.float(), expected, rtol=1e-3, atol=3e-3)
 
 
-def test_half_precision_makes_the_windows_that_the_plain_way_makes_with_their_gradient():
+def test_half_precision_gives_the_windows_and_gradients_of_the_reference():
     norm, linear = randomized(nn.LayerNorm(45)), randomized(nn.Linear(45, 4))
     x, gradients = torch.randn(2, 5, 9, 7, requires_grad=True), []
     with torch.autocast("cpu", torch.bfloat16):
@@ -196,7 +196,7 @@ def test_tokens_between_the_splits_are_never_copied_to_another_order():
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_switching_takes_effect_at_once_and_meta_tensors_take_the_plain_way(fused):
+def test_switching_takes_effect_at_once_and_meta_tensors_take_the_reference(fused):
     tokenizer = T2TTokenizer((32, 32), 3, 8)
     tokenizer.fused = fused
     assert tokenizer.is_fused(torch.zeros(1, 3, 32, 32)) == fused
@@ -205,7 +205,7 @@ def test_switching_takes_effect_at_once_and_meta_tensors_take_the_plain_way(fuse
 
 @pytest.mark.slow
 @pytest.mark.parametrize("t2t_attn", [pytest.param("performer", marks=pytest.mark.rare), "transformer"])
-def test_the_fast_way_has_no_graph_break(t2t_attn):
+def test_the_fast_path_has_no_graph_break(t2t_attn):
     tokenizer = T2TTokenizer((32, 32), 3, 8, t2t_attn).eval()
     images = torch.randn(2, 3, 32, 32)
     compiled = torch.compile(tokenizer, fullgraph=True, backend="eager")

@@ -36,7 +36,7 @@ def test_grid_is_a_pair_of_whole_numbers():
     assert [type(side) for side in grid_size] == [int, int]
 
 
-def test_images_do_not_mix_where_tokens_and_their_lengths_are_equally_many():
+def test_images_do_not_mix_when_there_are_as_many_tokens_as_values_per_patch():
     tokenizer = PatchEmbed((400, 400), patch_size=20, in_chans=1, embed_dim=8)  # N = P * P = 400
     images = torch.randn(2, 1, 400, 400)
     changed = images.clone()

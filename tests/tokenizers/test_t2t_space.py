@@ -110,7 +110,7 @@ def test_every_option_reaches_both_token_layers(t2t_attn):
         ("performer", {"t2t_features": 0}, "8 and 0 features"),
     ],
 )
-def test_an_option_that_cannot_be_is_refused(t2t_attn, options, message):
+def test_an_impossible_option_is_refused(t2t_attn, options, message):
     with pytest.raises(ValueError, match=message):
         build_token_layer(t2t_attn, 27, 8, 1e-5, **options)
 
@@ -166,7 +166,7 @@ COVERED = [
 
 
 @pytest.mark.parametrize(("options", "named"), ASIDE)
-def test_the_fast_way_steps_aside_by_name(options, named):
+def test_options_that_rule_out_the_fast_path_are_named(options, named):
     tokenizer = T2TTokenizer((64, 64), 3, 16, **{"t2t_dim": 8, **options})
     images = torch.randn(2, 3, 64, 64)
     assert tokenizer.unfused_options() == [named] and not tokenizer.is_fused(images)
@@ -174,7 +174,7 @@ def test_the_fast_way_steps_aside_by_name(options, named):
 
 
 @pytest.mark.parametrize("options", COVERED)
-def test_the_fast_way_is_exact_for_what_it_covers(options):
+def test_the_fast_path_is_exact_for_the_options_that_it_covers(options):
     tokenizer = T2TTokenizer((64, 64), 3, 16, **{"t2t_dim": 8, **options}).eval()
     for name, p in tokenizer.named_parameters():
         nn.init.normal_(p, std=0.2, mean=1.0 if "norm" in name and name.endswith("weight") else 0.0)

@@ -169,7 +169,7 @@ def test_the_last_split_and_projection_equal_a_convolution():
         ({"t2t_dim": (32, 64, 64)}, r"`t2t_dim` must be one width .* or 2, one a token layer, got \(32, 64, 64\)"),
     ],
 )
-def test_splits_that_cannot_be_are_refused(tokenizer, arguments, message):
+def test_impossible_splits_are_refused(tokenizer, arguments, message):
     with pytest.raises(ValueError, match=message):
         tokenizer(**{"img_size": (8, 8), "in_chans": 3, "embed_dim": 8} | arguments)
 

@@ -30,7 +30,7 @@ ORDER = (  # in which they are read; others follow by name
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure to draw: ``paint`` gets its axes, row by row; ``data`` are the numbers in it."""
+    """A figure to draw: ``paint`` receives its axes in row-major order; ``data`` are the numbers in it."""
 
     title: str
     paint: Callable[..., None]
@@ -64,7 +64,7 @@ class Curve:
         log2: Whether the horizontal axis is logarithmic.
         summary: Makes the table with these columns from that of a run, where it has others.
         together: Makes tables of different versions comparable, given those of all runs.
-        caution: Says what is to be known of such tables; "" for nothing.
+        caution: Returns a caveat about such tables; "" for none.
         panels: Returns title and rows of each panel of the figure.
         drawing: A second figure, given the tables of each arm.
 
@@ -88,7 +88,7 @@ class Curve:
 
 @dataclass
 class Analysis:
-    """An analysis: what it measures and how everybody reads it. Written above a function, it makes this one known.
+    """An analysis: what it measures and how to read it. As a decorator, it makes a function known as an analysis.
 
     ``vitlab analyze``, an ablation's ``analyses``, its report and ``vitlab look`` then find it by name: those of vitlab
     at once, those of your own file after it was imported (``--trust_imports my_analyses``).
@@ -159,7 +159,7 @@ class Catalogue(Mapping[str, Analysis]):
             )
         other = self._known[name].function.__module__ if name in self._known else self._shipped.get(name, ("",))[0]
         if other not in ("", module):
-            raise ValueError(f"an analysis called {name} is in {other} already: give that of {module} another name")
+            raise ValueError(f"{other} already has an analysis called {name}: give that of {module} another name")
         self._known[name] = analysis
 
     def __getitem__(self, name: str) -> Analysis:

@@ -36,7 +36,7 @@ def cka(k: Tensor, m: Tensor) -> float:
     """Return the centered kernel alignment of two ``(n, n)`` kernels: 1 is equal up to rotation and scale, 0 unrelated.
 
     Kornblith et al. 2019 (arXiv:1905.00414), with the estimator of Nguyen et al. 2021 (arXiv:2010.15327) that does not
-    grow where there are more features than images.
+    grow if there are more features than images.
     """
     return float(unbiased_hsic(k, m) / (unbiased_hsic(k, k) * unbiased_hsic(m, m)).sqrt())
 
@@ -71,7 +71,7 @@ def of_images(tokens: Tensor, which: CkaTokens, prefix: int) -> Tensor:
         which: ``mean`` of the patches, ``class`` for the first token, or ``flattened``: all, cell by cell. The last,
             that of Raghu et al. 2021 (arXiv:2108.08810), is large for any two networks that leave a patch in its
             place: cell by cell they compare how bright the images are.
-        prefix: Number of tokens that are no patches.
+        prefix: Number of tokens that are not patches.
 
     Example:
         >>> tokens = torch.randn(4, 5, 16)
@@ -107,7 +107,7 @@ def layer_kernels(net: Asked, batches: Iterable[tuple[Tensor, Tensor]], which: C
         x="other_layer",
         measures={"cka": "cka"},
         lines=("against", "layer"),
-        words="How alike two layers represent the same images.",
+        words="How similarly two layers represent the same images.",
     ),
 )
 def analyze_cka(subject: Subject) -> Finding:

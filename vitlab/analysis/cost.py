@@ -37,7 +37,7 @@ def parameters_by_part(net: Asked) -> dict[str, int]:
 
 
 def macs_by_part(net: Asked) -> dict[str, int]:
-    """Return the multiply-adds per image in each part; additions of positions count as none."""
+    """Return the multiply-adds per image in each part; adding positions counts as none."""
     found = macs_of_modules(net)
     if isinstance(net, AnyNetwork):
         return _largest({name: found.get(name, 0) for name, _ in net.net.named_children()}, found[""])

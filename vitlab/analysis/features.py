@@ -84,7 +84,7 @@ def draw_shots(labels: Tensor, shots: int, seed: int) -> Tensor:
         x="shots",
         log2=True,
         measures={"acc1": "accuracy"},
-        words="Ridge regression on frozen features from a few labels a class.",
+        words="Ridge regression on frozen features from a few labels per class.",
     ),
 )
 def analyze_fewshot(subject: Subject) -> Finding:

@@ -77,7 +77,7 @@ def mean_distance(maps: Tensor, grid_size: Grid, num_prefix_tokens: int) -> Tens
     """Map ``(B, A, L, L)`` attention to its mean distance from patch to patch, ``(B, A)`` in cells.
 
     As in ViT's appendix (Dosovitskiy et al. 2021, arXiv:2010.11929), with rows renormalized after the columns of
-    prefix tokens are dropped: else a head that attends to the class token looks local.
+    prefix tokens are dropped; otherwise a head that attends to the class token would look local.
 
     Example:
         >>> mean_distance(torch.eye(9)[None, None], (3, 3), num_prefix_tokens=0)  # each looks at itself
@@ -191,8 +191,8 @@ def analyze_rollout(subject: Subject) -> Finding:
     curve=Curve(
         x="layer",
         measures={"distance": "distance", "above_null": "above the null"},
-        words="Mean attention distance in patches, and what of it is left of the same images with tokens in random "
-        "places; mean of the heads.",
+        words="Mean attention distance in patches, and its excess over that of the same images with shuffled tokens; "
+        "mean over heads.",
     ),
 )
 def analyze_distance(subject: Subject) -> Finding:
@@ -214,7 +214,7 @@ def analyze_distance(subject: Subject) -> Finding:
     curve=Curve(
         x="layer",
         measures={"entropy": "entropy", "above_null": "above the null"},
-        words="Entropy of attention in nats, and the same against tokens in random places; mean of the heads.",
+        words="Entropy of attention in nats, and its excess over that of shuffled tokens; mean over heads.",
     ),
 )
 def analyze_entropy(subject: Subject) -> Finding:

@@ -1,4 +1,4 @@
-"""Intervals over images: every number of an analysis has one."""
+"""Intervals over images, which every number of an analysis has."""
 
 import math
 from collections.abc import Sequence

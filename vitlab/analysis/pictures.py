@@ -1,4 +1,4 @@
-"""Images that no data set of vitlab prepares: pictures without classes, and what the loaders of one's own data give."""
+"""Images that no data set of vitlab prepares: pictures without classes, and batches of a user's loaders."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

@@ -114,7 +114,7 @@ def profiles(
     limits="Whether the network uses the table: see `scramble` and `displacement`.",
     curve=Curve(
         measures={"norm_ratio": "norm_ratio"},
-        words="Length of the table's vectors over that of the patch tokens.",
+        words="Length of the table's vectors relative to that of the patch tokens.",
     ),
 )
 def analyze_position(subject: Subject) -> Finding:
@@ -157,19 +157,19 @@ def analyze_position(subject: Subject) -> Finding:
 
 
 def comparable(tables: Tables) -> Tables:
-    """Return the tables of ``displacement`` of several runs; if one is of before, all without the offset (0, 0)."""
+    """Return the tables of ``displacement`` of several runs; if one of them is older, all without the offset (0, 0)."""
     found = {key: table for key, table in tables.items() if "position" in table}
     is_old = any("pairs" not in table for table in found.values())
     return {key: _of_others(table) for key, table in found.items()} if is_old else found
 
 
 def is_without_itself(tables: Iterable[pd.DataFrame]) -> bool:
-    """Return whether the offset (0, 0) is left out of comparable tables, for the sake of tables of before."""
+    """Return whether the offset (0, 0) is left out of comparable tables, because of older tables."""
     return any((table["pairs"] == 0).any() for table in tables)
 
 
 def caution_of(tables: Tables) -> str:
-    """Return a sentence on tables of before; "" if there is none."""
+    """Return a sentence on older tables; "" if there is none."""
     return OLD_TABLES if is_without_itself(tables.values()) else ""
 
 

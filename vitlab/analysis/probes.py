@@ -62,7 +62,7 @@ def cross_validated_ridge(gram: Tensor, cross: Tensor, squares: Tensor, n: float
 
 
 def centered(x: Tensor) -> Tensor:
-    """Return ``(n, D)`` features less their mean, in double precision.
+    """Return ``(n, D)`` features minus their mean, in double precision.
 
     They are 0 if the features vary by no more than the rounding of float32: several threads round equal rows apart.
 
@@ -297,8 +297,8 @@ def _check_comparable(subject: Subject, other: Subject) -> None:
     weights = [{k: v.shape for k, v in net.tokenizer.state_dict().items()} for net in nets]
     if kinds[0] != kinds[1] or weights[0].keys() != weights[1].keys():
         raise UsageError(
-            f"probe --against needs a run of the same tokenizer and grid, got {kinds[1]} and {kinds[0]}: else what "
-            "the tokenizer tells of places counts for the positions; leave --against out"
+            f"probe --against needs a run of the same tokenizer and grid, got {kinds[1]} and {kinds[0]}: "
+            "otherwise what the tokenizer reveals of places would count as positions; leave --against out"
         )
 
 

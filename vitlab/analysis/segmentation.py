@@ -21,7 +21,7 @@ from vitlab.errors import UsageError
 from vitlab.models.foreign import AnyNetwork
 from vitlab.models.walk import Asked, placed_tokens
 
-UNLABELED = 255  # in a mask: a pixel that counts nowhere
+UNLABELED = 255  # in a mask: a pixel that is ignored
 SUFFIXES = (".png", ".npy", ".tif", ".tiff", ".bmp", ".gif")  # of masks: without loss
 _MODES = ("1", "L", "P", "I", "I;16")
 _DRAWS, _STEPS, _SHOWN = 1000, 200, 6
@@ -44,9 +44,9 @@ class Counts(NamedTuple):
     """Pixels of each image and class, ``(n, K)`` each.
 
     Args:
-        both: Of the class, and said to be so.
+        both: Of the class, and predicted to be.
         true: Of the class.
-        said: Said to be of the class.
+        said: Predicted to be of the class.
     """
 
     both: _RESULT
@@ -124,7 +124,7 @@ def mask_of(folder: Path, name: str) -> Path | None:
 
 
 def read_mask(path: Path) -> Image.Image:
-    """Return a mask as gray image of class numbers; 255 counts nowhere.
+    """Return a mask as gray image of class numbers; 255 is ignored.
 
     Raises:
         UsageError: It cannot be read, is in color, or has other numbers than 0 to 255.
@@ -144,7 +144,7 @@ def read_mask(path: Path) -> Image.Image:
     if values.ndim != 2 or values.dtype.kind not in "biu" or not values.size:
         raise UsageError(f"{path} must hold height x width class numbers, got {values.shape} {values.dtype}")
     if len(wrong := values[(values < 0) | (values > UNLABELED)]):
-        raise UsageError(f"{path} has the class {wrong[0]}: 0 to 254 are classes, 255 counts nowhere")
+        raise UsageError(f"{path} has the class {wrong[0]}: 0 to 254 are classes, and 255 is ignored")
     return Image.fromarray(values.astype(np.uint8))
 
 
@@ -208,7 +208,7 @@ def _cut(subject: Subject, images: Images, i: int, file: Path) -> NDArray[np.uin
         raise UsageError(
             f"{file} has {mask.height} x {mask.width} pixels, and its image {images.names[i]} {size[0]} x {size[1]}"
         )
-    crop = subject.data.pipeline.center((1.0,))  # a border counts nowhere
+    crop = subject.data.pipeline.center((1.0,))  # a border is ignored
     crop.filter = Image.Resampling.NEAREST
     cut = crop(mask)
     height, width = subject.data.img_size
@@ -230,7 +230,7 @@ def _layer(subject: Subject) -> tuple[int, tuple[int, int]]:
 def _predict(
     net: Asked, subject: Subject, fit: Masked, held_out: Masked, layer: int, grid: tuple[int, int], classes: int
 ) -> NDArray[np.int64]:
-    """Return the ``(n, H, W)`` classes that a linear layer on tokens says of the held-out images."""
+    """Return the ``(n, H, W)`` classes that a linear layer on tokens predicts for the held-out images."""
     cells = _cells(grid, fit.masks.shape[1:])
     counts = torch.from_numpy(_shares(fit.masks, cells, classes)).flatten(0, 1).float()
     x = torch.cat(list(_tokens(net, subject, fit.images, layer))).flatten(0, 1)
@@ -277,7 +277,7 @@ def _shares(masks: NDArray[np.uint8], cells: NDArray[np.int64], classes: int) ->
 
 
 def count(masks: NDArray[np.uint8], said: NDArray[np.int64], classes: int) -> Counts:
-    """Return the pixels of each image and class; those that count nowhere are left out.
+    """Return the pixels of each image and class, without ignored ones.
 
     >>> count(np.array([[[0, 1, 1, 255]]], dtype=np.uint8), np.array([[[0, 0, 1, 1]]]), 2).both.tolist()
     [[1, 1]]

@@ -139,7 +139,7 @@ class Subject:
         """Yield normalized ``(B, C, H, W)`` images and their ``(B,)`` classes.
 
         Args:
-            split: Which images; never augmented. Above the limit, a fixed random sample.
+            split: Which images; never augmented. Beyond the limit, a fixed random sample.
             limit: Largest number of images; default: ``num_images``.
             pipeline: Preprocessing; default: the network's, without augmentation.
         """
@@ -261,7 +261,7 @@ class Subject:
             raise UsageError(f"these images have other classes than {self.name}, so accuracy cannot be measured")
 
     def labels_known(self, name: str) -> bool:
-        """Return whether what changes predictions can be told from accuracy, too; refuse an analysis of numbers."""
+        """Return whether accuracy can be measured, besides changes of predictions; refuse an analysis of numbers."""
         if not (self.has_no_data or self.is_elsewhere):
             self.need_classes(name)
             return True

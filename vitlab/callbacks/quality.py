@@ -22,7 +22,7 @@ COLLAPSED = 1.5  # below this RankMe all features lie on a line
 class FeatureQuality(Callback):
     """Measure pooled features at validation: ``val/knn``, ``val/probe`` and ``val/rankme``, for any task with a `net`.
 
-    Features are the inputs of the head for training and validation images without augmentation. Measuring draws no
+    Features are the inputs of the head, for training and validation images without augmentation. Measuring draws no
     random numbers and does not train the network, so a resumed run measures the same; `checkpoint.monitor` can be any
     of them. Every process measures all images, with equal results. Under EMA the average is measured::
 

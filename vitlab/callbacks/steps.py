@@ -1,4 +1,4 @@
-"""What training steps tell until they are logged: losses, gradient norms, metrics, and how fast they were."""
+"""What training steps accumulate until they are logged: losses, gradient norms, metrics and speed."""
 
 from collections.abc import Mapping
 from typing import Any

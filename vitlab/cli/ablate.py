@@ -89,12 +89,14 @@ def _parser() -> argparse.ArgumentParser:
         if word in ("verify", "export"):
             _add_switch(sub, "--allow_missing", "accept that planned cells are missing")
         if word == "verify":
-            sub.add_argument("--deep", action="store_true", help="evaluate kept weights, and train a cell, again")
+            sub.add_argument(
+                "--deep", action="store_true", help="evaluate the kept weights again, and retrain one cell"
+            )
             sub.add_argument("--trust_command", action="store_true", help="allow the program that `run.command` names")
         if word == "report":
             sub.add_argument("--from", dest="evidence", metavar="DIR", help="a folder of `vitlab ablate export`")
             sub.add_argument("-o", "--output", metavar="DIR", help="copy report.md, summary.csv and the figures here")
-            _add_switch(sub, "--accept_stale", "include cells trained by other code versions")
+            _add_switch(sub, "--accept_stale", "include cells of other versions of the code or of libraries")
             add_print(sub, "pdf,svg")
         add_trust(sub)
     return parser

@@ -116,7 +116,12 @@ def _parser() -> argparse.ArgumentParser:
         "--weights")  # fmt: skip
     add("--weights", metavar="FILE", help="weights of a named network (default: those that are published)")
     add("--img_size", type=int, metavar="N", help="side of the images of a named network, in pixels")
-    add("--init_grid", metavar="ROWS,COLUMNS", type=grid_of, help="token grid of --weights, where the file lacks it")
+    add(
+        "--init_grid",
+        metavar="ROWS,COLUMNS",
+        type=grid_of,
+        help="token grid of --weights, if the file does not state it",
+    )
     add(
         "--data",
         metavar="NAME",

@@ -17,7 +17,7 @@ COMMANDS = {  # name: what it does, module:function that takes the arguments and
     "validate": ("measure a run on its validation split", "vitlab.cli.evaluate:validate"),
     "test": ("measure a run on its test split", "vitlab.cli.evaluate:test"),
     "data": ("report on a folder of images before training on it", "vitlab.cli.data:main"),
-    "pack": ("write a folder of images into one memory-mapped file", "vitlab.cli.pack:main"),
+    "pack": ("write a folder of images into a few memory-mapped files", "vitlab.cli.pack:main"),
     "predict": ("classify images with a run", "vitlab.cli.predict:main"),
     "embed": ("write the features that a run computes for images", "vitlab.cli.predict:embed"),
     "analyze": ("show what a run has learned, in tables and figures", "vitlab.cli.analyze:main"),
@@ -135,7 +135,7 @@ def _command(args: list[str]) -> Callable[[list[str]], int]:
 
 def _first_words(args: list[str]) -> int:
     sys.stdout.write(
-        "vitlab fit --config t2t    train a T2T-ViT on images of digits, half a minute\n"
+        "vitlab fit --config t2t    train a T2T-ViT on images of digits, in a minute or two\n"
         "vitlab test last           measure it on its test split\n"
         "vitlab look last           write a page with its curves, attention and mistakes\n"
         "vitlab analyze --help      what can be asked about a trained network\n"

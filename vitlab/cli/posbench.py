@@ -20,10 +20,12 @@ checks the cells, and `vitlab posbench METHOD submit` writes the folder that a p
 def main(argv: list[str]) -> int:
     """Run ``vitlab posbench`` and return its exit code."""
     parser = argparse.ArgumentParser(
-        "vitlab posbench", description="Train a position embedding on equal terms; one verdict a task.", epilog=EPILOG
+        "vitlab posbench",
+        description="Train a position embedding on the terms of the published ones, and give a verdict for each task.",
+        epilog=EPILOG,
     )
     add = parser.add_argument
-    add("methods", nargs="*", metavar="METHOD", help="position embeddings, then verify or submit if wanted")
+    add("methods", nargs="*", metavar="METHOD", help="position embeddings; then verify or submit, if wanted")
     add("--list", action="store_true", help="show where the published methods stand, and train nothing")
     add("--data", type=Path, metavar="DIR", help="folder that holds CIFAR-10, as torchvision leaves it")
     add("--folder", type=Path, default=Path("posbench"), metavar="DIR", help="where cells are kept (default: posbench)")

@@ -15,8 +15,8 @@ from vitlab.tables import columns, formatted
 WORDS = {
     "list": "list runs with their results",
     "show": "show one run: status, code, machine, data, changes, numbers, files",
-    "diff": "show what two runs differ in",
-    "clean": "show what of the runs can go and what that frees; ask, then remove it",
+    "diff": "show how two runs differ",
+    "clean": "show which files of the runs can go and what that frees; ask, then remove them",
 }
 EPILOG = """examples:
   vitlab runs list --where model.pos_embed=rope2d --where 'test.acc1>0.9' --sort test.acc1
@@ -53,8 +53,8 @@ def _parser() -> argparse.ArgumentParser:
         add = subs[word].add_argument
         add("places", nargs="*", metavar="RUN|FOLDER", help="runs, or folders with runs below (default: runs/)")
         add("--where", action="append", default=[], metavar="KEY=VALUE", help="only runs for which this holds; "
-            "also !=, <, <=, >, >=, and patterns as rope*. KEY: of the configuration, status, started, test.acc1, "
-            "...; several: all must hold")  # fmt: skip
+            "also !=, <, <=, >, >=, and patterns as rope*. KEY is one of the configuration, status, started, "
+            "test.acc1, ...; if given several times, all must hold")  # fmt: skip
     add = subs["list"].add_argument
     add("--sort", metavar="KEY", help="sort by this, from low to high (default: by start)")
     add("--reverse", action="store_true", help="from high to low")
@@ -90,7 +90,7 @@ def _list(options: argparse.Namespace) -> int:
         sys.stdout.write(formatted(rows, options.form))
         return 0
     if not rows:
-        raise UsageError("no run is like that; `vitlab runs list` lists all")
+        raise UsageError("no run matches; `vitlab runs list` lists all of them")
     asked = [*more, *(text for text in [options.sort] if text)]
     shown = dict.fromkeys(["run", "status", "started", "seed", "config", "changed", *head_metrics(rows), *asked])
     cells = [[_cell(row, name) for name in shown] for row in rows]

@@ -86,7 +86,7 @@ def options_parser() -> argparse.ArgumentParser:
         "--init_grid",
         type=_grid,
         metavar="ROWS,COLUMNS",
-        help="with --init_from: token grid that its positions were trained on, where the file lacks it",
+        help="with --init_from: token grid of its positions, if the file does not state it",
     )
     add("--overwrite", action="store_true", help="delete the run directory if it exists")
     add(

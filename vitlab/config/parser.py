@@ -209,7 +209,7 @@ class VitlabCLI(LightningCLI):
             default = parameter.default
             needed = name != "targets" and name not in self.given_links()
             if needed and (issubclass(cls, Task) or default is inspect.Parameter.empty):
-                raise UsageError(f"{type(data).__name__} does not say its `{name}`: give --model.{name}")
+                raise UsageError(f"{type(data).__name__} does not define `{name}`: set --model.{name}")
             return self.given_links().get(name, default)
 
         return read

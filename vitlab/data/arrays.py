@@ -89,7 +89,7 @@ def _read(source: Any) -> dict[str, NDArray[Any]]:
     except FileNotFoundError:
         raise ValueError(f"`data.path` must be a .npz or .npy file, and there is no {source}") from None
     except Exception as error:  # numpy can raise anything for a broken file
-        raise ValueError(f"{source} is no .npz or .npy file of numbers: {error}") from None
+        raise ValueError(f"{source} is not a .npz or .npy file of numbers: {error}") from None
 
 
 def _images(values: NDArray[Any], place: str) -> NDArray[np.float32]:

@@ -36,7 +36,7 @@ Part = Literal["train", "test", "all"]  # what a data set reads: block 1, block 
 
 
 class ImageData(Named, L.LightningDataModule):
-    """Labeled images in disjoint training, validation and test splits; only `test` and `predict` read the test split.
+    """Labeled images in disjoint training, validation and test splits; only the stages test and predict build the last.
 
     Args:
         native_size: Height and width of the images, in pixels; None if they differ.

@@ -127,8 +127,8 @@ class ImageFolder(Photos):
 
     Args:
         root: Folder of the photos.
-        videos: What folders below a class are. None: nothing, and each file is divided by itself; frames: videos, whose
-            frames are all in one split; middle: videos of which the middle frame stands for all.
+        videos: What folders below a class are: None, no videos, each file is divided by itself; frames, videos whose
+            frames are all in one split; or middle, videos of which the middle frame stands for all.
         **photos: Passed to :class:`Photos`.
 
     Example:

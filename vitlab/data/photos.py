@@ -154,7 +154,7 @@ class Photos(ImageData):
         return readable
 
     def of_another_size(self, images: FileImages) -> str:
-        """Return which image has not the size that all must have, and the way out; empty if all have it."""
+        """Return which image lacks the size that all must have, and the way out; empty if all have it."""
         other = np.flatnonzero((images.known["size"] != (self.one_size or 0)).any(1))
         if self.one_size is None or not len(other):
             return ""

@@ -185,7 +185,9 @@ def _data_for(net: Any, source: str, arguments: Sequence[str]) -> ImageData | No
         return None
     others = [key for key in given if not key.startswith("data.")]
     if name is None or others:
-        raise UsageError(f"`--{next(iter(others or given))}` changes a run, and {source} has none")
+        raise UsageError(
+            f"`--{next(iter(others or given))}` changes the configuration of a run, and {source} is not a run"
+        )
     cls = getattr(vitlab.data, str(name), None)
     if cls is None:
         raise UsageError(f'no data set called "{name}"{did_you_mean(str(name), vitlab.data.__all__)}')

@@ -116,7 +116,12 @@ def _parser() -> CommandParser:
     add("--pictures", type=int, default=12, help="largest number of images (default: %(default)s)")
     add("--weights", metavar="FILE", help="weights of a named network")
     add("--img_size", type=int, metavar="N", help="side of the images of a named network, in pixels")
-    add("--init_grid", metavar="ROWS,COLUMNS", type=grid_of, help="token grid of --weights, where the file lacks it")
+    add(
+        "--init_grid",
+        metavar="ROWS,COLUMNS",
+        type=grid_of,
+        help="token grid of --weights, if the file does not state it",
+    )
     add("--diagram", metavar="FILE", help="write only the drawing of the architecture, as SVG")
     add("--level", metavar="LEVEL", default="network", help="what --diagram draws: network, tokens, block or head")
     add("--quiet", action="store_true", help="print errors only")

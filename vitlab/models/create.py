@@ -31,7 +31,7 @@ _NORMED: ClassSpec = {"class_path": "softmax", "init_args": {"qk_norm": True}}
 
 
 class NoCounterpart(ValueError):
-    """A network of another library that this one has no equivalent of.
+    """A network of another library that has no equivalent in vitlab.
 
     Args:
         message: What is missing here.
@@ -65,7 +65,7 @@ def create_model(
             its weights by default. The head has as many outputs as the weights, unless ``num_classes`` is given: if
             that differs, the head is new.
         resize: How to resample the positions of the weights for another grid; ``usual`` is the method's default.
-        grid: Rows and columns of tokens that the positions of a file were trained on, if it does not say so.
+        grid: Rows and columns of tokens that the positions of a file were trained on, if the file does not state them.
         **arguments: Arguments of :class:`VisionTransformer`.
 
     Returns:
@@ -90,7 +90,7 @@ def create_model(
     names = [*SIZES, *shipped_weights()]
     if name is not None and name not in names and not name.startswith(LIBRARIES):
         others = "timm:NAME, hf:NAME or torchvision:NAME"
-        raise ValueError(f"a network is called {', '.join(names)}, {others}, got {name!r}{did_you_mean(name, names)}")
+        raise ValueError(f"`name` must be one of {', '.join(names)}, {others}, got {name!r}{did_you_mean(name, names)}")
     theirs: nn.Module | None = None
     if name is not None and name.startswith(LIBRARIES):
         theirs, file = _of_library(name, pretrained=weights is None)
@@ -126,7 +126,7 @@ def _of_library(name: str, pretrained: bool) -> tuple[nn.Module, WeightsFile]:
 
 
 def library_network(name: str) -> Any:
-    """Return a trained network of another library: of timm as it is, of transformers and torchvision its equal here.
+    """Return a trained network of another library: of timm as it is, else (transformers, torchvision) its equivalent.
 
     Example:
         >>> library_network("timm:no_such")  # doctest: +IGNORE_EXCEPTION_DETAIL

@@ -69,11 +69,11 @@ class Layer(NamedTuple):
 
 
 class AnyNetwork(nn.Module):
-    """What analyses can ask of a network that is no :class:`VisionTransformer`: a ResNet, Swin, or one of your own.
+    """What analyses need of a network that is not a :class:`VisionTransformer`: a ResNet, Swin, or one of your own.
 
     It needs ``forward``, from ``(B, C, H, W)`` images to ``(B, K)`` class scores; an object with ``logits``, as Hugging
     Face returns it, counts. One forward pass finds the rest: the layers (blocks of one kind in a row; else all
-    convolutions and linear layers), the linear layer that ends the network, and attention whose weights can be had.
+    convolutions and linear layers), the linear layer that ends the network, and attention whose weights can be read.
 
     Args:
         net: The network; is set to evaluation mode.
@@ -82,7 +82,7 @@ class AnyNetwork(nn.Module):
         in_chans: Channels C of its images.
 
     Raises:
-        UsageError: It cannot be asked: it has no ``forward``, returns something else, or refuses such images.
+        UsageError: It cannot be analyzed: it has no ``forward``, returns something else, or refuses such images.
 
     Example:
         >>> net = nn.Sequential(nn.Conv2d(3, 8, 4, stride=4), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 4 * 4, 10))
@@ -102,7 +102,7 @@ class AnyNetwork(nn.Module):
     def __init__(self, net: nn.Module, name: str, img_size: tuple[int, int], in_chans: int) -> None:
         super().__init__()
         if type(net).forward is nn.Module.forward:
-            raise UsageError(f"{name} cannot be asked: its class {type(net).__name__} has no `forward`")
+            raise UsageError(f"{name} cannot be analyzed: its class {type(net).__name__} has no `forward`")
         self.net, self.name, self.img_size, self.in_chans = net.eval(), name, img_size, in_chans
         self._explore()
 

@@ -71,7 +71,7 @@ def load_weights(
             default of the model's position embedding.
         antialias: Whether bicubic interpolation smooths when it shrinks the grid.
         grid: Rows and columns of tokens that the positions were trained on; None if the file or a FILE.json beside it
-            says so, or the model has the same grid.
+            states them, or the model has the same grid.
 
     Example:
         >>> import tempfile

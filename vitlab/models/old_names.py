@@ -177,7 +177,7 @@ def _with_policy(entries: Sequence[Any], given: Mapping[str, Any]) -> list[Any]:
         has_it = cls is not None and policy in cls.policies
         new.append({"class_path": path, "init_args": {"resize": policy} | args} if has_it else entry)
     if new == list(entries):
-        raise ValueError(f"`pos_embed_resize` {policy!r} is no policy of any entry of `pos_embed`")
+        raise ValueError(f"`pos_embed_resize` {policy!r} is not a policy of any entry of `pos_embed`")
     return new
 
 

@@ -23,7 +23,7 @@ Asked = VisionTransformer | AnyNetwork  # what analyses ask
 
 
 def as_transformer(theirs: nn.Module, name: str) -> VisionTransformer:
-    """Return a network of vitlab unchanged, and convert one of timm, transformers or torchvision to its equal here.
+    """Return a network of vitlab as it is, and convert one of timm, transformers or torchvision to its equivalent here.
 
     Raises:
         NoCounterpart: For a network of another library, or one without an equivalent here.
@@ -167,7 +167,7 @@ def attention_logits(
 def block_tokens(net: Asked, images: Tensor, gradients: bool = False) -> list[Tensor]:
     """Return the ``(B, L, D)`` tokens that enter the first block, then those that leave each block.
 
-    In a network that is no Vision Transformer, L and D differ between layers.
+    In a network that is not a Vision Transformer, L and D differ between layers.
 
     Example:
         >>> net = VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3)
@@ -203,7 +203,8 @@ def placed_tokens(net: Asked, images: Tensor) -> list[tuple[Tensor, Grid] | None
 def graded_tokens(net: Asked, images: Tensor) -> tuple[Tensor, list[tuple[Tensor, Callable[[Tensor], Tensor]]]]:
     """Return the ``(B, K)`` outputs and the tokens they come from, layer by layer, in their graph.
 
-    With each tokens comes what maps them, or their gradient, to ``(B, D, h, w)``; layers without cells are left out.
+    The tokens of each layer come with a function that maps them, or their gradient, to ``(B, D, h, w)``; layers without
+    cells are left out.
 
     Example:
         >>> net = VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3, num_classes=10)

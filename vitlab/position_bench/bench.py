@@ -68,7 +68,7 @@ def posbench(
         say: Receives a line for each cell.
 
     Raises:
-        UsageError: The method is no PosEmbed or cannot be measured, or the images are not those of the protocol.
+        UsageError: The method is not a PosEmbed or cannot be measured, or the images are not those of the protocol.
     """
     trust(trust_imports)
     chosen = method_of(method)
@@ -98,7 +98,7 @@ def method_of(method: Any) -> Method:
         if method not in POS_EMBEDS:
             if "." not in method:
                 raise UsageError(
-                    f"{method!r} is no position embedding: choose {', '.join(POS_EMBEDS)}, or a class path"
+                    f"{method!r} is not a position embedding: choose {', '.join(POS_EMBEDS)}, or a class path"
                 )
             import_class("pos_embed", method)
         return method
@@ -106,7 +106,7 @@ def method_of(method: Any) -> Method:
         return dict(method)
     cls = method if isinstance(method, type) else type(method)
     if not issubclass(cls, PosEmbed):
-        raise UsageError(f"{cls.__qualname__} is no PosEmbed: inherit from vitlab.PosEmbed")
+        raise UsageError(f"{cls.__qualname__} is not a PosEmbed: inherit from vitlab.PosEmbed")
     used: list[str] = []
     found = written("pos_embed", method, used)
     trust_classes(used)

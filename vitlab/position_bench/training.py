@@ -244,7 +244,7 @@ def check_method(method: Method, protocol: Mapping[str, Any]) -> float:
         device = bench_device(protocol)
         net = bench_network_of(method, protocol, "photos", 0).train().to(device)
         if not isinstance(net.pos_embed, PosEmbed):
-            raise UsageError(f"{method!r} is no PosEmbed")
+            raise UsageError(f"{method!r} is not a PosEmbed")
         images = _images_of(protocol, device)
         before = net.tokenizer(images)
         after = net.pos_embed(before)

@@ -49,7 +49,7 @@ class Task(Named, FastHookName, SizedByData, Optimized, L.LightningModule):
         freeze: Parts of the network not to train, as prefixes of parameter names, such as tokenizer or blocks.0.
         nan_loss: Whether a loss or gradient that is not finite stops the run, or only its step is skipped; skip makes
             each step wait for the device.
-        compile: Whether to compile the network block by block, or the mode of torch.compile (true is default).
+        compile: Whether to compile the network block by block, or a mode of torch.compile (true: default).
         **vit: Passed to :class:`VisionTransformer`.
     """
 

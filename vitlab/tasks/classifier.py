@@ -20,10 +20,10 @@ class Classifier(Task):
     Args:
         num_classes: Number of classes or labels K; comes from the data.
         label_smoothing: Share of the target spread over all classes in training; of several labels, towards 1/2.
-        loss: Cross-entropy over the classes (ce), or binary cross-entropy of each class (bce), which several labels
-            need; Touvron et al. 2022 (arXiv:2204.07118) use it for one class.
-        class_weights: Weight of each class in the training loss; with `bce`, weight of its positives; balanced: N / (K
-            n) for a class with n of N images, (N - n) / n for a label.
+        loss: Loss in training: cross-entropy over the classes (ce), or binary cross-entropy of each class (bce), which
+            several labels need; Touvron et al. 2022 (arXiv:2204.07118) use it for one class.
+        class_weights: Weight of each class in the training loss: a list, or balanced, N / (K n) for a class with n of N
+            images. With `bce`, weight of its positives; balanced is then (N - n) / n.
         targets: Kind and names of the targets; comes from the data.
         **task: Passed to :class:`Task`.
 

@@ -1,4 +1,4 @@
-"""What a task that was built by hand learns from its data; alone, as no step of a training needs it."""
+"""What a task that was built by hand learns from its data; in a file of its own, as no training step needs it."""
 
 import inspect
 import math

@@ -47,7 +47,7 @@ def covers(splits: Sequence[Split], dilations: Sequence[Side], padding: str, lay
 
 
 def goes_round_nothing(layer: nn.Module) -> bool:
-    """Return whether the fast path of a token layer passes by no hook, and no layer that a user has put in its place.
+    """Return whether the fast path of a token layer skips no hook, and no layer that a user has replaced.
 
     Example:
         >>> layer = TokenTransformer(147, 64)

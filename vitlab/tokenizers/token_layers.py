@@ -183,7 +183,7 @@ class TokenTransformer(nn.Module):
 class TokenMlp(nn.Module):
     """Token layer without attention: the values of :class:`TokenTransformer` and its MLP, each token by itself.
 
-    It tells what attention between the splits is worth: no other step of the tokenizer lets distant windows see each
+    It shows what attention between the splits is worth: no other step of the tokenizer lets distant windows see each
     other. A wider MLP, by ``mlp_ratio``, makes up for the parameters and FLOPs of the attention.
 
     Args:

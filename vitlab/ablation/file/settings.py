@@ -214,7 +214,9 @@ def read_tune(file: File, axes: Mapping[str, Mapping[str, Any]], seeds: tuple[in
             raise file.mistake(f"tune/{name}", f"`tune.{name}` must be {only}, got {content[name]!r}")
     primary = str((file.content.get("metric") or {}).get("primary"))
     if primary.partition("/")[0] in file.texts("analyses", "[resolution, scramble]"):
-        raise file.mistake("tune", "`tune` chooses by `metric.primary` on the validation split; an analysis is not it")
+        raise file.mistake(
+            "tune", "`tune` chooses by `metric.primary` on the validation split, where no analysis is measured"
+        )
     search, budget = _search(file, content, space)
     own = content.get("seeds", [max(seeds) + 100])
     if not isinstance(own, list) or not own or any(type(s) is not int or s < 0 for s in own) or len({*own}) < len(own):

@@ -88,7 +88,7 @@ def _fit(ablation: Ablation, arm: Resolved) -> dict[str, Any]:
         parts += [torch.cat(images).numpy(), torch.cat(labels).numpy()]
     x, y, held, truth = parts
     if y.ndim != 1 or y.dtype.kind not in "iu":
-        raise ValueError("its targets are no classes")
+        raise ValueError("its targets are not classes")
     model = LogisticRegression(C=0.1, max_iter=STEPS, tol=1e-3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it could go on: the steps are declared

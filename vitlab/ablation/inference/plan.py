@@ -63,7 +63,7 @@ def plan_of(ablation: Ablation, resolved: list[Resolved], workers: int) -> Plan:
         "",
     ]
     unfair = mismatches(ablation, resolved)
-    lines += [f"unlike   {name}: {'; '.join(words)}" for name, words in unfair.items()]
+    lines += [f"mismatch {name}: {'; '.join(words)}" for name, words in unfair.items()]
     lines += _power(collect(ablation, resolved))
     left = [cell for cell in cells if not cell.is_finished()]
     if tune := ablation.tune:

@@ -1,4 +1,4 @@
-"""Faithfulness of a map: the effect of taking its most, or its least, relevant patches away first."""
+"""Faithfulness of a map: the effect of replacing its most, or its least, relevant patches first."""
 
 from collections.abc import Callable, Sequence
 from itertools import permutations
@@ -21,14 +21,14 @@ from vitlab.models.walk import Asked, outputs, probabilities
 SHARES = (0.0, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 1.0)  # of the patches; the same from both ends
 DRAWS = 2  # random orders, each from both ends
 PICKS = 8  # random patches that the patch named first is compared with
-MOST = 48  # images; each takes 500 forward passes, those of integrated gradients, and one for each patch
+MOST = 48  # images; each takes 750 forward passes, those of integrated gradients, and one for each patch
 ORDERS = {"MoRF": 1, "LeRF": -1}  # most, or least, relevant first
 Method = Callable[..., Tensor]
 Values = dict[str, Tensor]  # (B,) of each map
 
 
 def mean_color(net: Asked, images: Tensor) -> Tensor:
-    """Return the mean color of the training images, which is 0: from it integrated gradients and occlusion start."""
+    """Return the mean color of the training images, 0 once normalized, which occlusion and integrated gradients use."""
     return torch.zeros_like(images)
 
 
@@ -56,9 +56,9 @@ def blurred(net: Asked, images: Tensor) -> Tensor:
 
 
 def another_image(net: Asked, images: Tensor) -> Tensor:
-    """Return for each of the ``(B, C, H, W)`` images another one, at random: what it has in the same place."""
+    """Return another one, at random, for each of the ``(B, C, H, W)`` images: its patches fill the same places."""
     if len(images) < 2:
-        raise UsageError("patches of another image need two images at least, and there is one: give more images")
+        raise UsageError("patches of another image need at least two images, got one: give more images")
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).to(images.device)
     return images[order.roll(1)[order.argsort()]]
 
@@ -103,14 +103,14 @@ def probability(net: Asked, images: Tensor, classes: Tensor) -> Tensor:
 def taken_away(
     net: Asked, images: Tensor, values: Tensor, classes: Tensor, filling: Tensor, ends: Sequence[Tensor]
 ) -> Tensor:
-    """Return the classes' probabilities while patches go, largest of ``(B, N)`` values first, ``(B, shares)``.
+    """Return the classes' probabilities as patches are replaced, largest of ``(B, N)`` values first, ``(B, shares)``.
 
     Args:
         net: The network.
         images: Normalized ``(B, C, H, W)`` images.
         values: A value of each patch.
         classes: The class of each image, ``(B,)``.
-        filling: What comes in place of patches, ``(B, C, H, W)``.
+        filling: Images whose patches replace them, ``(B, C, H, W)``.
         ends: The probabilities of the whole images and of the filling alone, ``(B,)`` each.
     """
     counts = [round(share * values.shape[1]) for share in SHARES[1:-1]]
@@ -124,7 +124,7 @@ def area(probabilities: Tensor) -> Tensor:
 
 
 def gains(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the gain of each map under each filling; tables of before had deletion and insertion by the mean color."""
+    """Return the gain of each map under each filling; older tables have deletion and insertion by the mean color."""
     if "filling" in table:
         return table[table["kind"] == "MoRF"].drop_duplicates(["filling", "map"])
     areas = table.drop_duplicates(["kind", "map"]).pivot(index="map", columns="kind", values="area")
@@ -133,18 +133,18 @@ def gains(table: pd.DataFrame) -> pd.DataFrame:
 
 
 @Analysis(
-    reading="The probability of the predicted class while patches give way to a filling, the most relevant first "
-    "(MoRF, good: falls at once) or the least relevant first (LeRF, good: falls last), under four fillings. A map is "
-    "evidence where it beats random patches both ways and the patch it names first does more than a random one; what "
-    "holds under some fillings only depends on the filling.",
+    reading="The probability of the predicted class as patches are replaced, the most relevant first (MoRF, good: "
+    "falls at once) or the least relevant first (LeRF, good: falls last), under four fillings. A map is evidence where "
+    "it beats random patches both ways and the patch it names first does more than a random one; what holds under only "
+    "some fillings depends on the filling.",
     limits="Completeness of a faithful map, and other fillings: images with replaced patches are unlike any in "
     "training.",
     curve=Curve(
         measures={"gain": "gain", "first_above_random": "first_above_random"},
         lines=("filling", "map"),
-        words="Area between the curves of the class's probability while a map's least and its most relevant patches "
-        "go first (0: a random map), and what the patch named first does beyond a random one. Only what holds under "
-        "every filling is evidence.",
+        words="Area between the curves of the class's probability as a map's least and its most relevant patches are "
+        "replaced first (0: a random map), and what replacing the patch named first does beyond a random one. Only "
+        "what holds under every filling is evidence.",
         summary=gains,
     ),
 )
@@ -152,9 +152,9 @@ def analyze_faithfulness(subject: Subject) -> Finding:
     """Replace patches by several fillings, most or least relevant patches first.
 
     MoRF and LeRF are the orders of Samek et al. 2017 (arXiv:1509.06321): the class's probability should fall at once if
-    the most relevant patches go first, and last if the least relevant ones do. The area between both curves, which is 0
-    for random maps, is the symmetric relevance gain of Bluecher et al. 2024 (arXiv:2401.06654). An insertion curve
-    (Petsiuk et al. 2018, arXiv:1806.07421) is LeRF from right to left.
+    the most relevant patches are replaced first, and late if the least relevant ones are. The area between both curves,
+    which is 0 for random maps, is the symmetric relevance gain of Bluecher et al. 2024 (arXiv:2401.06654). An insertion
+    curve (Petsiuk et al. 2018, arXiv:1806.07421) is LeRF from right to left.
 
     Under a filling a map is evidence if, by 95 % intervals over images, its MoRF and LeRF are better than those of
     random patches, and the patch it names first does more than a random patch. A map is better than another one if

@@ -64,7 +64,7 @@ def caught_maps(net: VisionTransformer) -> Iterator[list[Tensor]]:
 
 
 class _Caught:
-    """The weights of an attention of one's own, kept each time that they are asked for."""
+    """The weights of a user's attention, kept each time that they are computed."""
 
     def __init__(self, attention: Attention, caught: list[Tensor]) -> None:
         self.weigh, self.caught = attention.weigh, caught
@@ -126,7 +126,7 @@ def attention_rollout(net: Asked, images: Tensor, classes: Tensor) -> Tensor:
 def gradient_attention(net: Asked, images: Tensor, classes: Tensor) -> Tensor:
     """Return the relevance of Chefer et al. 2021, "Generic attention-model explainability" (arXiv:2103.15679).
 
-    Maps times their gradients, negative ones cut off, mean of heads, added up over the layers: R + A R.
+    Maps times their gradients, negative products set to 0, averaged over heads, accumulated over the layers: R + A R.
 
     Example:
         >>> net = VisionTransformer(img_size=8, patch_size=4, embed_dim=16, depth=2, num_heads=2, num_classes=3).eval()
@@ -210,7 +210,7 @@ def frozen(net: nn.Module) -> Iterator[None]:
 
 
 def gradient_rollout(net: Asked, images: Tensor, classes: Tensor) -> Tensor:
-    """Return rollout of maps weighted by their gradients, negative ones cut off (Gildenblat 2020, vit-explain)."""
+    """Return rollout of maps weighted by their gradients, negative values set to 0 (Gildenblat 2020, vit-explain)."""
     maps, gradients = graded_maps(net, images, classes)
     weighted = ((a * g).mean(dim=1, keepdim=True).clamp(min=0) for a, g in zip(maps, gradients, strict=True))
     return read_out(net, rollout(weighted))
@@ -256,7 +256,7 @@ def smooth_grad(net: Asked, images: Tensor, classes: Tensor) -> Tensor:
 def integrated_gradients(net: Asked, images: Tensor, classes: Tensor) -> Tensor:
     """Return the integrated gradients of Sundararajan et al. 2017 (arXiv:1703.01365) from the mean color, by patch.
 
-    A patch has the sum over its pixels; all of them add up to the output less that of the mean color.
+    A patch has the sum over its pixels; all of them add up to the output minus that of the mean color.
     """
     total = torch.zeros_like(images)
     for step in range(STEPS):
@@ -268,7 +268,7 @@ def gradient_shap(net: Asked, images: Tensor, classes: Tensor) -> Tensor:
     """Return GradientSHAP, Lundberg and Lee 2017 (arXiv:1705.07874) by expected gradients (arXiv:1906.10670), by patch.
 
     As :func:`integrated_gradients`, from images of one color each, drawn with mean and spread of the training pixels,
-    each at one place of its path. All patches add up to the output less its mean over these, nearly.
+    each at one place of its path. All patches add up, nearly, to the output minus its mean over these.
     """
     total = torch.zeros_like(images)
     for start, place in plain_starts(images):

@@ -21,7 +21,7 @@ STAGES = ("the head", "half the blocks", "all blocks", "tokenizer too")  # what 
 
 
 def randomized(net: Asked, blocks: int, tokens: bool = False, seed: int = 0) -> Asked:
-    """Return a copy whose head and last ``blocks`` blocks have random weights of the same mean and spread.
+    """Return a copy whose head and last ``blocks`` blocks have random weights of the same mean and standard deviation.
 
     Args:
         net: The network.
@@ -59,7 +59,7 @@ def by_stage(table: pd.DataFrame) -> pd.DataFrame:
         x_label=f"random weights: {', '.join(f'{i} {stage}' for i, stage in enumerate(STAGES))}",
         measures={"correlation": "rank correlation"},
         lines=("map",),
-        words="How alike a map stays while weights become random.",
+        words="Similarity of a map to itself as weights are randomized.",
         summary=by_stage,
     ),
 )

@@ -1,1 +1,1 @@
-"""What a network answers: calibration, confusion, mistakes, and labels that it doubts."""
+"""The outputs of a network: calibration, confusion, mistakes, and doubtful labels."""

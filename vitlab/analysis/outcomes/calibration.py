@@ -28,7 +28,7 @@ def bins_of(confidence: NDArray[np.floating], bins: int = BINS) -> NDArray[np.in
 
 
 def reliability(confidence: NDArray[np.floating], right: NDArray[np.bool_], bins: int = BINS) -> pd.DataFrame:
-    """Return number, mean confidence and share of right answers in bins of equal width, empty ones left out.
+    """Return count, mean confidence and accuracy in bins of equal width, without empty bins.
 
     >>> reliability(np.array([0.9, 0.7, 0.2]), np.array([True, False, False]), bins=2)
        low  high  n  confidence  accuracy

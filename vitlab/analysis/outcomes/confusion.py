@@ -22,11 +22,11 @@ _NAMED, _COUNTED = 40, 12  # classes whose names, and whose counts, a matrix has
     curve=Curve(
         measures={"recall": "recall", "precision": "precision", "f1": "f1"},
         lines=("class",),
-        words="Of each class.",
+        words="Recall, precision and F1 of each class.",
     ),
 )
 def analyze_confusion(subject: Subject) -> Finding:
-    """Count the images of each class by the class they were given; of labels, found and missed ones at 1/2.
+    """Count the images of each class by predicted class; for labels, hits and misses at a probability of 1/2.
 
     Example:
         >>> finding = analyze_confusion(subject)

@@ -119,7 +119,7 @@ def held_out_predictions(folder: Path) -> tuple[pd.DataFrame, list[str]]:
         folder: Folder of the cross-validation; of a fold that was trained twice the newest run counts.
 
     Raises:
-        UsageError: A fold is not finished, its images have no names, or their targets are no classes.
+        UsageError: A fold is not finished, its images have no names, or their targets are not classes.
     """
     parts, names = [], None
     for fold in [folder / name for name in _planned(folder)]:

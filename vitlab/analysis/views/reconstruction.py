@@ -24,7 +24,7 @@ SHOWN = 6  # pictures
 def analyze_reconstruction(subject: Subject) -> Finding:
     """Show images, their masks, their reconstructions, and reconstructions from another image.
 
-    The error is the mean squared error of the hidden pixels, whose variance over the training images is 1. Two nulls:
+    The error is the mean squared error of hidden pixels, whose variance over the training images is 1. Two baselines:
     the same network under the same mask, which sees the picture before; and no network, but the mean of the pictures
     there, or each hidden patch's own mean where the task leaves that out of what is predicted.
 

@@ -25,7 +25,7 @@ def is_array(path: Path) -> bool:
 
 
 def loses_channels(image: Image.Image) -> bool:
-    """Return whether Pillow takes the first of several planes of a TIFF file for all of it.
+    """Return whether Pillow would read only the first of several planes of a TIFF file.
 
     >>> loses_channels(Image.new("RGB", (2, 2)))
     False
@@ -40,7 +40,7 @@ def read_array(path: Path) -> NDArray[np.float32]:
     Channels of a TIFF file are its pages, or the values of its pixels.
 
     Raises:
-        ValueError: The file is no such array, or has a value that is not finite.
+        ValueError: The file is not such an array, or has a value that is not finite.
     """
     try:
         values = (np.load(path, allow_pickle=False) if path.suffix.lower() == ".npy" else _tiff(path)).astype(

@@ -93,7 +93,7 @@ class Dicom(NamedTuple):
 
     Args:
         values: uint8 RGB ``(H, W, 3)``, or numbers ``(H, W)`` in the unit that the file states, such as Hounsfield.
-        window: The values that are shown black and white, if the file says so.
+        window: The values that are shown black and white, if the file states them.
         inverted: Whether large values are dark.
 
     >>> Dicom(np.zeros((2, 3))).window

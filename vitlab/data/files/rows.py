@@ -32,7 +32,7 @@ class Rows:
             from several columns of 0 and 1, number from floats and other columns of numbers among several, and class
             otherwise. Several columns with classes among them are of the kind mixed.
         separator: Separator of the labels in a column of text.
-        missing: What becomes of empty targets: they are refused; drop leaves their rows out; mask leaves them out of
+        missing: What happens to empty targets: they are refused; drop leaves their rows out; mask leaves them out of
             loss and metrics, for several numbers or classes, and drops rows without any.
 
     >>> import pandas as pd
@@ -197,7 +197,7 @@ class Rows:
         return list(kind)
 
     def _seen(self, cells: list["pd.Series"]) -> tuple[list[Kind], str]:
-        """Return the kind of each column by its values, and a word on how it was told."""
+        """Return the kind of each column by its values, and a note on how it was inferred."""
         several = len(cells) > 1
         if several and all(c.dtype.kind in "biu" and c.dropna().isin([0, 1]).all() for c in cells):
             return ["multilabel"] * len(cells), "by their values, 0 and 1"

@@ -23,9 +23,9 @@ class SplitRule:
     Args:
         test_share: Share of all images for the test split, if none is given.
         val_share: Share of the other images for the validation split.
-        split_seed: Seed of the division.
-        fold: k/n: validate on the k-th of n parts of the images outside the test split, instead of `val_share`; of a
-            table also a value of its column of folds, whose rows are then for validation.
+        split_seed: Seed of the split.
+        fold: k/n: validate on the k-th of n parts of the images outside the test split, instead of `val_share`. For a
+            table also a value of its column of folds, whose rows then validate.
         subset: Share of the training split to train on; smaller subsets are contained in larger ones.
         split_file: JSON file with lists of indices or paths: train, val and test.
 

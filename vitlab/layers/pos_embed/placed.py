@@ -1,4 +1,4 @@
-"""Position embeddings of one's own that know nothing of kept or permuted tokens."""
+"""Support for position embeddings of users, which need not handle kept or permuted tokens."""
 
 from collections.abc import Callable
 from typing import Self
@@ -27,7 +27,7 @@ def placed(method: PosEmbed) -> PosEmbed:
 
 
 class Placed(PosEmbed):
-    """Call hooks that know nothing of ``order`` with each token in its place, and zeros in places without one.
+    """Call hooks that do not handle ``order`` with each token in its place, and zeros in places without one.
 
     Args:
         method: The position embedding, of the whole grid.
