@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vitlab.errors import UsageError
+from vitlab.runs.matching import matching
 from vitlab.runs.records import read_json
 
 RECORD, ROWS = "run.json", "metrics.jsonl"
@@ -101,7 +102,7 @@ class Fence:
             self._finish(self.folder / RECORD, text.encode())
             for place in (self.folder, self.folder / "checkpoints", self.folder / "weights"):
                 for pattern in _UNFINISHED:
-                    for path in place.glob(pattern):
+                    for path in matching(place, pattern):
                         path.unlink(missing_ok=True)
             if (self.folder / ROWS).is_file():
                 self._open_rows((self.folder / ROWS).read_bytes())

@@ -23,6 +23,7 @@ from vitlab.config.keys import key_of
 from vitlab.errors import UsageError
 from vitlab.runs import lock
 from vitlab.runs.directory import RunDir
+from vitlab.runs.matching import matching
 from vitlab.runs.records import read_json
 
 FEW = 100  # cells whose files are looked at one after another, and each time
@@ -208,7 +209,7 @@ class Cell:
 
     def stale(self) -> RunDir | None:
         """Return the finished run with the same configuration and data but other code or versions, if there is one."""
-        for path in sorted(self.run.path.parent.glob(f"s{self.seed}-*/done.json")):
+        for path in matching(self.run.path.parent, f"s{self.seed}-*/done.json"):
             run = RunDir(path.parent)
             parts = _parts(run)
             same = all(parts.get(name) == self.parts[name] for name in ("config", "data"))
@@ -241,7 +242,7 @@ def others(ablation: Ablation, resolved: Sequence[Resolved | None]) -> dict[str,
     probed, names = {arm.arm.name for arm in resolved if arm}, {arm.name for arm in ablation.arms}
     code = code_digest(own=ablation.trust_imports) if probed < names else ""
     found = {}
-    for path in sorted(ablation.directory.glob("*/s*-*/done.json")):
+    for path in matching(ablation.directory, "*/s*-*/done.json"):
         arm, parts = path.parent.parent.name, _parts(RunDir(path.parent))
         name = f"{arm}/{path.parent.name}"
         if name in planned or arm not in names:
