@@ -249,7 +249,7 @@ def numbers(command, folder):
             report = folder / "runs" / "ablations" / "toy" / "report"
             return [(report / name).read_text() for name in ("results.csv", "summary.csv")]
         case "ablate export":
-            return sorted(str(p.relative_to(folder)) for p in (folder / "sent").glob("**/*") if p.is_file())
+            return (folder / "sent" / "SHA256SUMS").read_text()
         case "submit":
             return (folder / "runs" / "slurm" / "far.sbatch").read_text().replace(str(folder), "")
     return None
