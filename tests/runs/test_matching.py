@@ -4,10 +4,14 @@ import errno
 import json
 import os
 import re
+from pathlib import Path
 
 import pytest
+import torch
 
 from vitlab.errors import what_failed
+from vitlab.runs.directory import RunDir
+from vitlab.runs.fence import Fence
 from vitlab.runs.generations import WRITING, sweep
 from vitlab.runs.manifest import NAME, read_manifest
 from vitlab.runs.matching import matching
@@ -62,3 +66,41 @@ def test_checkpoints_that_cannot_be_listed_keep_their_shards_and_checksums(tmp_p
         with pytest.raises(PermissionError):
             work()
     assert "last.ckpt" in read_manifest(tmp_path) and (tmp_path / "shards-1").is_dir()
+
+
+@pytest.fixture
+def unseen(monkeypatch):
+    """Makes pathlib that of Python 3.14, where a file that cannot be looked at is none, and lets the system fail so."""
+    monkeypatch.setattr(Path, "is_file", lambda path: os.path.isfile(path))
+    monkeypatch.setattr(Path, "exists", lambda path: os.path.exists(path))
+    real = os.stat
+
+    def refuse(hidden):
+        def status(place, *words, **more):
+            if str(place) == str(hidden):
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(place))
+            return real(place, *words, **more)
+
+        monkeypatch.setattr(os, "stat", status)
+
+    return refuse
+
+
+def test_a_file_that_cannot_be_looked_at_now_is_not_taken_for_gone(tmp_path, unseen):
+    run = RunDir(tmp_path / "run")
+    run.checkpoints.mkdir(parents=True)
+    for name in ("last.ckpt", "best.ckpt"):
+        torch.save({"a": torch.zeros(2)}, run.checkpoints / name)
+    run.metrics.write_text('{"step": 1}\n')
+    for hidden, work in (
+        (run.metrics, lambda: Fence(run.path).take_over({})),  # and would begin metrics.jsonl anew
+        (run.metrics, lambda: Fence(run.path).read_rows()),
+        (run.metrics, run.rows),
+        (run.checkpoints / "last.ckpt", run.last_checkpoint),  # and would go on from another
+        (run.config, run.has_begun),  # and would start anew
+    ):
+        unseen(hidden)
+        with pytest.raises(OSError, match=re.escape(str(hidden))):
+            work()
+    unseen("nothing")
+    assert run.rows() == [{"step": 1}] and run.last_checkpoint() == run.checkpoints / "last.ckpt"

@@ -14,7 +14,7 @@ from vitlab.config.trust import add_trust
 from vitlab.errors import UsageError, printable
 from vitlab.lazy import quick_imports
 from vitlab.runs.directory import RunDir, find_directory, find_run
-from vitlab.runs.matching import matching
+from vitlab.runs.matching import is_there, matching
 from vitlab.tables import formatted
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _check_files(run: RunDir) -> dict[str, str | None]:
     reads |= {name: partial(read_record, run.path / name, kind) for name, kind in RECORDS.items()}
     reads |= {"config.yaml": partial(read_yaml, run.config), "metrics.jsonl": run.rows}
     for name, read in reads.items():
-        if (run.path / name).is_file():
+        if is_there(run.path / name):
             try:
                 read()
                 found[name] = None

@@ -11,6 +11,7 @@ from typing import Any
 from vitlab.errors import UsageError, what_failed
 from vitlab.runs.atomic import write_json
 from vitlab.runs.fence import Fence
+from vitlab.runs.matching import is_there
 from vitlab.runs.records import read_json
 
 LOG = logging.getLogger("vitlab")
@@ -84,7 +85,7 @@ def _torn_shards(folder: Path, entry: Entry) -> str | None:
     named = entry.get("shards") or {"folder": "", "files": {}}
     for name, digest in named["files"].items():
         path = folder / named["folder"] / name
-        if not path.is_file():
+        if not is_there(path):
             return f"its shard {path} is missing"
         if file_digest(path) != digest:
             return f"its shard {path} has changed since it was written (sha256)"
@@ -108,7 +109,7 @@ def first_whole(paths: list[Path]) -> Path | None:
     """Return the first of ``paths`` that exists and is intact, and log which ones were skipped."""
     bad: list[str] = []
     for path in paths:
-        if not path.is_file():
+        if not is_there(path):
             continue
         reason = _damage_of(path)
         if reason is None:

@@ -18,7 +18,7 @@ from vitlab.errors import UsageError
 from vitlab.runs.atomic import atomic_write, write_json, write_text
 from vitlab.runs.directory import RunDir
 from vitlab.runs.lock import held
-from vitlab.runs.matching import matching
+from vitlab.runs.matching import is_there, matching
 
 SUMS = "SHA256SUMS"  # as `sha256sum -c` reads it
 OWN = (
@@ -84,7 +84,7 @@ def _fill(ablation: Ablation, resolved: list[Resolved], folder: Path) -> list[Pa
     for cell in collected.cells.values():
         if cell.run.exists():
             _copy(cell.run.path, folder / cell.name, OF_A_CELL)
-        if (failed := cell.sibling(".failed.json")).is_file():
+        if is_there(failed := cell.sibling(".failed.json")):
             _copy(failed.parent, (folder / cell.name).parent, (failed.name,))
     for path in _below(folder):
         if path.parent.name == "predictions" and path.suffix == ".parquet":

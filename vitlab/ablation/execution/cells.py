@@ -23,7 +23,7 @@ from vitlab.config.keys import key_of
 from vitlab.errors import UsageError
 from vitlab.runs import lock
 from vitlab.runs.directory import RunDir
-from vitlab.runs.matching import matching
+from vitlab.runs.matching import is_there, matching
 from vitlab.runs.records import read_json
 
 FEW = 100  # cells whose files are looked at one after another, and each time
@@ -135,7 +135,7 @@ class Cell:
     def failure(self) -> dict[str, Any]:
         """Return the record of a failure; empty if there is none."""
         path = self.sibling(".failed.json")
-        return read_json(path) if path.is_file() and not self.is_finished() else {}
+        return read_json(path) if is_there(path) and not self.is_finished() else {}
 
     def is_done(self) -> bool:
         """Return whether it is trained and measured."""
@@ -168,7 +168,7 @@ class Cell:
 
     def damage(self) -> str:
         """Return a message about an unreadable file, or about a resume that changed the cell; empty if all is well."""
-        if not self.run.path.exists() and not self.sibling(".failed.json").exists():
+        if not self.run.exists() and not is_there(self.sibling(".failed.json")):
             return ""
         try:
             _ = self.run.record, self.run.stored, self.run.read("done.json"), self.run.read("analysis/notes.json")
