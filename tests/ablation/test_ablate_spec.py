@@ -1,7 +1,10 @@
 """The file of an ablation: every mistake is one line with file, line and way out, before anything starts."""
 
+import argparse
 import errno
+import os
 import shutil
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -15,6 +18,7 @@ from vitlab.ablation.execution.commands import start_args
 from vitlab.ablation.file.claims import parse_claim
 from vitlab.ablation.file.schema import File
 from vitlab.ablation.file.spec import read_ablation
+from vitlab.cli import ablate
 from vitlab.cli.main import main
 from vitlab.errors import UsageError
 
@@ -223,6 +227,42 @@ def test_an_export_to_a_disk_that_fills_up_leaves_nothing_and_can_be_repeated(wr
     assert tmp_path / "sent" / cell.name / "predictions" / "val.parquet" in export_bundle(
         ablation, arms, tmp_path / "sent"
     )
+
+
+def test_an_export_does_not_leave_out_predictions_that_cannot_be_listed(write, tmp_path, monkeypatch):
+    ablation = read_ablation(write())
+    arms = [Resolved(arm, {"model": dict(arm.overrides)}, {}, {}, (), 1.0, "") for arm in ablation.arms]
+    cell, scan, listed = Cell(ablation, arms[0], 0), os.scandir, os.listdir
+    cell.run.write("results.json", {"val": {"acc1": 0.5}})
+    (cell.run.path / "predictions").mkdir()
+    pd.DataFrame({"target": [1], "prediction": [1]}).to_parquet(cell.run.path / "predictions" / "val.parquet")
+
+    def fails(call, place):
+        if str(place).endswith("predictions"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(place))
+        return call(place)
+
+    monkeypatch.setattr(os, "scandir", lambda place=".": fails(scan, place))
+    monkeypatch.setattr(os, "listdir", lambda place=".": fails(listed, place))
+    with pytest.raises(PermissionError, match="predictions"):
+        export_bundle(ablation, arms, tmp_path / "sent")
+    assert not (tmp_path / "sent").exists()
+
+
+def test_what_cannot_be_read_around_an_export_leaves_no_folder_or_is_told(tmp_path, capsys):
+    done: list[str] = []
+    toy = SimpleNamespace(directory=tmp_path / "toy")
+    lab = SimpleNamespace(ablation=toy, export=lambda folder, allow_missing: done.append(folder) or [])
+    options = argparse.Namespace(folder=str(tmp_path / "sent"), allow_missing=False)
+    (tmp_path / "toy" / "chain.jsonl").mkdir(parents=True)  # a file that cannot be read
+    with pytest.raises(IsADirectoryError, match=r"toy/chain\.jsonl"):
+        ablate._export(lab, options)
+    assert not done  # the repetition would find a folder there
+    (tmp_path / "toy" / "chain.jsonl").rmdir()
+    (tmp_path / "sent" / "SHA256SUMS").mkdir(parents=True)
+    assert ablate._export(lab, options) == 0 and done
+    out = capsys.readouterr().out
+    assert f"no seal of the folder now: {tmp_path}/sent/SHA256SUMS: Is a directory; `sha256sum" in out
 
 
 def test_an_export_that_was_killed_leaves_no_folder_and_can_be_repeated(write, tmp_path, monkeypatch):

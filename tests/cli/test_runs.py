@@ -168,6 +168,15 @@ def test_clean_leaves_a_run_that_trains_alone(place, capsys):
     assert "killed" in capsys.readouterr().out
 
 
+def test_clean_finds_what_a_killed_training_left_under_the_names_of_its_attempt(place, capsys):
+    left = [Path("runs/a", name) for name in ("checkpoints/.writing-0f", ".fit-0f-a1.run.json", "weights/.fit-0f-b2.x")]
+    for path in left:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"torn")
+    assert main(["runs", "clean", "a", "--yes"]) == 0
+    assert not any(path.exists() for path in left)
+
+
 def test_clean_says_which_results_lose_their_checkpoint(place, capsys):
     assert main(["runs", "clean", "a", "--what", "checkpoints", "--yes"]) == 0
     note = "note: test loses the checkpoint of the measurement, runs/a/checkpoints/best.ckpt"

@@ -7,6 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from forked import Python
 from harness import TINY, finish
 from report import commit
 
@@ -46,6 +47,13 @@ def note(request):
             path.write_text(json.dumps({"fault": fault, "found": found, "must": must, "commit": commit(), **more}))
 
     return keep
+
+
+@pytest.fixture(scope="session")
+def python():
+    """A stand-in for ``python`` whose processes have imported everything; each import anew takes seconds."""
+    with Python() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,10 @@
 """The n-th call of a command to the file system fails, for every n: a loop in the manner of SQLite.
 
 Python's own calls are patched: open, os.open, os.fsync, os.replace, os.rename, os.link, os.unlink, os.utime, os.stat,
-os.mkdir, and write and flush of files that Python opened for writing; each under the command's working folder alone.
+os.mkdir, os.listdir, os.scandir, and write and flush of files that Python opened for writing; each under the command's
+working folder alone.
 What this cannot see: calls of libraries in C++ and Rust (safetensors, pyarrow, onnx, torch.export, the core of W&B),
-memory maps, directories that are listed, and the processes that a command starts (cells of an ablation, workers).
+memory maps, and the processes that a command starts (cells of an ablation, workers).
 
 A site is a call from one place of the code, for one file up to its numbers. By default each site fails at its first
 and its last call, with one of the errors in turn; with ``every`` = 1 all calls fail so, with 4 each with all errors.
@@ -156,7 +157,7 @@ def install(root, target, k, number, forever=False):
         return Written(found, failing) if set(mode) & set("wax+") and not isinstance(file, int) else found
 
     builtins.open = io.open = opened
-    for name in ("open", "fsync", "rename", "link", "unlink", "utime", "stat", "mkdir"):
+    for name in ("open", "fsync", "rename", "link", "unlink", "utime", "stat", "mkdir", "listdir", "scandir"):
         setattr(os, name, patched(getattr(os, name), name))
     os.replace = patched(os.replace, "replace", 1)
 
@@ -248,7 +249,7 @@ def numbers(command, folder):
             report = folder / "runs" / "ablations" / "toy" / "report"
             return [(report / name).read_text() for name in ("results.csv", "summary.csv")]
         case "ablate export":
-            return sorted(str(p.relative_to(folder)) for p in (folder / "sent").glob("**/*") if p.is_file())
+            return (folder / "sent" / "SHA256SUMS").read_text()
         case "submit":
             return (folder / "runs" / "slurm" / "far.sbatch").read_text().replace(str(folder), "")
     return None

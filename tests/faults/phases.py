@@ -183,24 +183,23 @@ def judge(cell, found, left, said):
     return None
 
 
-def matrix(folder, chosen):
+def matrix(folder, chosen, python):
     """Run cells, one after the other; return what was found for each, and what is wrong."""
     found, wrong = {}, []
-    with Python() as python:
-        for i, cell in enumerate(chosen):
-            found[cell], problem = run(cell, folder / str(i), python)
-            wrong += [problem] if problem else []
-            if __name__ == "__main__":
-                sys.stdout.write(f"{cell}: {found[cell]} {problem or ''}\n")
-                sys.stdout.flush()
+    for i, cell in enumerate(chosen):
+        found[cell], problem = run(cell, folder / str(i), python)
+        wrong += [problem] if problem else []
+        if __name__ == "__main__":
+            sys.stdout.write(f"{cell}: {found[cell]} {problem or ''}\n")
+            sys.stdout.flush()
     return found, wrong
 
 
 def main():
     """Run the cells that hold all the given words: WORD ..."""
     chosen = [cell for cell in cells() if all(word in str(cell) for word in sys.argv[1:])]
-    with tempfile.TemporaryDirectory(prefix="phases") as place:
-        found, wrong = matrix(Path(place), chosen)
+    with tempfile.TemporaryDirectory(prefix="phases") as place, Python() as python:
+        found, wrong = matrix(Path(place), chosen, python)
     sys.stdout.write(f"{len(found)} cells, {len(wrong)} wrong\n")
     return int(bool(wrong))
 

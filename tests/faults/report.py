@@ -18,9 +18,9 @@ One call of a command to the file system fails with EIO, ENOSPC, ESTALE or EACCE
 Right is an exit 0 with all results saved, or an exit 1 or 2, no traceback, and a line that names the file, or a
 folder that it is in; then the repetition ends with exit 0 and the numbers of a run that nothing disturbed. A site
 is a call from one place of the code, for one file up to its numbers. Patched are Python's open, os.open, os.fsync,
-os.replace, os.rename, os.link, os.unlink, os.utime, os.stat, os.mkdir, and write and flush of files that Python
-opened. Not seen are calls of libraries in C++ and Rust (safetensors, pyarrow, torch.export), memory maps, listed
-directories, and the processes that a command starts.
+os.replace, os.rename, os.link, os.unlink, os.utime, os.stat, os.mkdir, os.listdir, os.scandir, and write and flush of
+files that Python opened. Not seen are calls of libraries in C++ and Rust (safetensors, pyarrow, torch.export), memory
+maps, and the processes that a command starts.
 
 """
 ELASTIC = """

@@ -4,7 +4,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
@@ -15,16 +14,17 @@ WORDS = [*(word for word in TINY if word != "--quiet"), "--trainer.accelerator=c
 PORTS = random.SystemRandom()  # a run in this process seeds the other, and both workers of pytest drew one port
 
 
-def alone(folder, tasks, **more):
+def alone(folder, tasks, python, **more):
     """Start process 0 of several, as srun does where the nodes of the others did not boot."""
     counts = {"SLURM_NTASKS": tasks, "SLURM_NTASKS_PER_NODE": tasks, "SLURM_NNODES": 1}
     numbers = {"SLURM_JOB_ID": 7, "SLURM_STEP_ID": 0, "SLURM_PROCID": 0, "SLURM_LOCALID": 0, "SLURM_NODEID": 0}
     names = {"SLURM_NODELIST": "127.0.0.1", "SLURM_JOB_NAME": "job", "MASTER_ADDR": "127.0.0.1"}
     facts = {**counts, **numbers, **names, "MASTER_PORT": PORTS.randrange(20000, 60000), **more}
+    facts |= {"VITLAB_LAUNCH": f"alone{time.monotonic_ns()}", "VITLAB_PYTHON": python.path}
     with (folder / "log").open("w") as log:
         return subprocess.Popen(
             [
-                sys.executable,
+                python.path,
                 "-m",
                 "vitlab",
                 *WORDS,
@@ -44,11 +44,11 @@ SIGNALS = {"SIGTERM": [15], "SIGUSR1": [10], "SIGHUP": [1], "Ctrl-C twice": [2, 
 
 
 @pytest.mark.faults
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("sent", SIGNALS)
 @pytest.mark.parametrize("tasks", [2, 3])
-def test_a_signal_ends_a_process_that_waits_for_others(tmp_path, note, tasks, sent):
-    process = alone(tmp_path, tasks)
+def test_a_signal_ends_a_process_that_waits_for_others(tmp_path, note, python, tasks, sent):
+    process = alone(tmp_path, tasks, python)
     said = tmp_path / "log"
     assert until(lambda: "waiting for" in said.read_text() or process.poll() is not None, seconds=80, every=0.1)
     started = time.monotonic()
@@ -67,9 +67,9 @@ def test_a_signal_ends_a_process_that_waits_for_others(tmp_path, note, tasks, se
 
 
 @pytest.mark.faults
-@pytest.mark.timeout(120)
-def test_the_wait_for_missing_processes_has_an_end(tmp_path, note):
-    process = alone(tmp_path, 2, VITLAB_JOIN_TIMEOUT=12)
+@pytest.mark.timeout(300)
+def test_the_wait_for_missing_processes_has_an_end(tmp_path, note, python):
+    process = alone(tmp_path, 2, python, VITLAB_JOIN_TIMEOUT=12)
     code = process.wait(100)
     said = (tmp_path / "log").read_text()
     note(
@@ -87,8 +87,8 @@ CELLS = cells() if SHARE == 1 else [cell for cell in cells(SHARE / 2) if cell[0]
 @pytest.mark.faults
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("phase", dict.fromkeys(cell[0] for cell in CELLS))
-def test_every_phase_ends_on_a_signal_or_at_its_limit(tmp_path, note, phase):
-    found, wrong = matrix(tmp_path, [cell for cell in CELLS if cell[0] == phase])
+def test_every_phase_ends_on_a_signal_or_at_its_limit(tmp_path, note, python, phase):
+    found, wrong = matrix(tmp_path, [cell for cell in CELLS if cell[0] == phase], python)
     ends = {f"{sent}, {ranks}": f"{end['code']} after {end['seconds']} s" for (_, sent, ranks), end in found.items()}
     what = f"{phase} hangs, in C++ where it can: {len(found)} cells of signal and processes"
     note(what, f"{len(found) - len(wrong)} right", f"{len(found)}", cells=ends)

@@ -1,6 +1,7 @@
 """posbench: planted methods, refusals, what verify finds, and how often a verdict is wrong."""
 
 import copy
+import errno
 import json
 import re
 import shutil
@@ -238,6 +239,27 @@ def test_invented_predictions_fit_their_scores_and_retraining_exposes_them(small
     (tmp_path / "none" / "again").mkdir()
     shutil.copyfile(small.folder / "photos.npz", tmp_path / "none" / "again" / "photos.npz")
     assert "trained again" in submission.retrain(bench, "none", "none")[0]
+
+
+def test_a_full_disk_leaves_no_half_cell_and_no_half_submission(tmp_path, monkeypatch):
+    def full(place, *words, **more):
+        Path(place).write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device", str(place))
+
+    bench, predictions = Bench(tmp_path), {"few": np.zeros(3, np.uint8)}
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "savez_compressed", full)
+        with pytest.raises(OSError, match=r"No space left.*few-0\.npz"):
+            bench._write("rope2d", "few-0", {"scores": {}}, predictions)
+    assert list((tmp_path / "rope2d").iterdir()) == []
+    bench._write("rope2d", "few-0", {"scores": {}}, predictions)
+    monkeypatch.setattr(submission, "problems_of", lambda *words: [])
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfile", lambda source, place: full(place))
+        with pytest.raises(OSError, match="No space left"):
+            submission.write_submission(bench, "rope2d", tmp_path / "sent", {})
+    files = submission.write_submission(bench, "rope2d", tmp_path / "sent", {})
+    assert [path.name for path in files] == ["MANIFEST.json", "few-0.json", "few-0.npz"]
 
 
 def test_submit_writes_what_verify_accepts(small, answers, tmp_path):

@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -105,6 +106,23 @@ def test_a_kill_between_two_renames_leaves_known_files(run):
 def test_a_manifest_that_cannot_be_read_leaves_the_checksums_of_the_parts(run):
     (run.checkpoints / "manifest.json").write_text("{torn")
     assert first_whole([run.checkpoints / "last.ckpt"]) == run.checkpoints / "last.ckpt"
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ESTALE, errno.EIO])
+def test_no_file_is_called_whole_whose_checksum_cannot_be_read(run, monkeypatch, number):
+    path, read = run.checkpoints / "manifest.json", Path.read_text
+
+    def fails(file, *words, **more):
+        if file == path:
+            raise OSError(number, os.strerror(number), str(file))
+        return read(file, *words, **more)
+
+    assert damage(run.checkpoints / "last.ckpt") is None
+    monkeypatch.setattr(Path, "read_text", fails)
+    assert damage(run.checkpoints / "last.ckpt") == f"{path}: {os.strerror(number)}"
+    monkeypatch.undo()
+    path.write_text("{torn")
+    assert damage(run.checkpoints / "last.ckpt").startswith(f"{path} is damaged: ")
 
 
 def test_no_other_checkpoint_takes_the_place_of_one_that_cannot_be_opened_now(tmp_path, monkeypatch):

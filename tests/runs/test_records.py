@@ -1,9 +1,14 @@
+import errno
 import json
+import os
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RunDir
+from vitlab.runs.openings import note_opening, openings
 
 DATA = {"class_names": ["a", "b"], "mean": [0.5], "std": [0.25]}
 
@@ -80,3 +85,24 @@ def test_a_damaged_run_does_not_affect_others(run, monkeypatch):
     torn.path.mkdir()
     (torn.path / "run.json").write_text("{")
     assert [one.path.name for one in directory.all_runs()] == ["torn", "run"]
+
+
+def test_an_opening_that_cannot_be_noted_or_counted_is_an_error_unless_the_run_is_read_only(tmp_path, monkeypatch):
+    note_opening(tmp_path, "test", "best.ckpt", {})
+    assert openings(tmp_path, "test") == 1 and openings(tmp_path, "val") == 0
+    real = Path.open
+
+    def fails(number):
+        def opened(path, *words, **more):
+            if path.name == "openings.jsonl":
+                raise OSError(number, os.strerror(number), str(path))
+            return real(path, *words, **more)
+
+        return opened
+
+    for number in (errno.ENOSPC, errno.EIO, errno.ESTALE, errno.EROFS, errno.EACCES):
+        monkeypatch.setattr(Path, "open", fails(number))
+        with nullcontext() if number in (errno.EROFS, errno.EACCES) else pytest.raises(OSError, match="openings"):
+            note_opening(tmp_path, "test", "best.ckpt", {})
+        with pytest.raises(OSError, match="openings"):
+            openings(tmp_path, "test")

@@ -10,7 +10,7 @@ from vitlab.ablation.side_by_side import ablation_rows, compare_ablations, compa
 from vitlab.api import ablate
 from vitlab.config.arguments import CommandParser, KeepLines, add_formats, add_print
 from vitlab.config.trust import add_trust
-from vitlab.errors import UsageError, printable
+from vitlab.errors import UsageError, printable, what_failed
 from vitlab.tables import formatted
 
 if TYPE_CHECKING:
@@ -181,14 +181,18 @@ def _verify(lab: "Lab", options: argparse.Namespace) -> int:
 
 
 def _export(lab: "Lab", options: argparse.Namespace) -> int:
-    from vitlab.ablation.evidence.bundle import seal_of
+    from vitlab.ablation.evidence.bundle import SUMS, seal_of
     from vitlab.ablation.evidence.chain import read_chain
 
+    chain = read_chain(lab.ablation.directory)  # before there is a folder, which the repetition would refuse
     files = lab.export(options.folder, options.allow_missing)
     _say(f"{len(files)} files in {options.folder}; `vitlab ablate report --from {options.folder}` writes the report")
-    if chain := read_chain(lab.ablation.directory):
+    if chain:
         _say(chain.sentence())
-    _say(f"seal of the folder (sha256 of SHA256SUMS): {seal_of(Path(options.folder))}; keep it elsewhere")
+    try:
+        _say(f"seal of the folder (sha256 of SHA256SUMS): {seal_of(Path(options.folder))}; keep it elsewhere")
+    except OSError as error:
+        _say(f"no seal of the folder now: {what_failed(error)}; `sha256sum {options.folder}/{SUMS}` tells it")
     return 0
 
 

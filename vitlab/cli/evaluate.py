@@ -14,6 +14,7 @@ from vitlab.config.trust import add_trust
 from vitlab.errors import UsageError, printable
 from vitlab.lazy import quick_imports
 from vitlab.runs.directory import RunDir, find_directory, find_run
+from vitlab.runs.matching import is_there, matching
 from vitlab.tables import formatted
 
 if TYPE_CHECKING:
@@ -58,14 +59,14 @@ def _check_files(run: RunDir) -> dict[str, str | None]:
     from vitlab.runs.manifest import damage
     from vitlab.runs.records import RECORDS, read_record
 
-    found = {f"checkpoints/{path.name}": damage(path) for path in sorted(run.checkpoints.glob("*.ckpt"))}
+    found = {f"checkpoints/{path.name}": damage(path) for path in matching(run.checkpoints, "*.ckpt")}
     reads: dict[str, Callable[[], Any]] = {
-        f"weights/{path.name}": partial(read_weights, path) for path in sorted(run.weights.glob("*.safetensors"))
+        f"weights/{path.name}": partial(read_weights, path) for path in matching(run.weights, "*.safetensors")
     }
     reads |= {name: partial(read_record, run.path / name, kind) for name, kind in RECORDS.items()}
     reads |= {"config.yaml": partial(read_yaml, run.config), "metrics.jsonl": run.rows}
     for name, read in reads.items():
-        if (run.path / name).is_file():
+        if is_there(run.path / name):
             try:
                 read()
                 found[name] = None

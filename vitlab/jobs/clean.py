@@ -12,6 +12,7 @@ from vitlab.jobs.listing import is_running_in, status_of_run
 from vitlab.runs import lock
 from vitlab.runs.directory import LOCK, RunDir
 from vitlab.runs.manifest import read_manifest
+from vitlab.runs.matching import matching
 
 What = Literal["spare", "resume", "checkpoints", "runs"]
 WHAT = {
@@ -20,7 +21,7 @@ WHAT = {
     "checkpoints": "all checkpoints of runs that do not train now; weights/ and the records stay",
     "runs": "whole directories of the named runs that do not train now",
 }
-_LEFT = ("checkpoints/.writing", "checkpoints/.link", "**/*.damaged", ".probe-*")
+_LEFT = ("checkpoints/.writing*", "checkpoints/.link*", "**/.fit-*", "**/*.damaged", ".probe-*")
 
 
 @dataclass
@@ -92,8 +93,8 @@ def _of_run(run: RunDir, what: What, kept: dict[str, str]) -> list[Item]:
     items = [Item(run, path, "left by an interrupted write") for path in dict.fromkeys(left)]
     is_done = status_of_run(run, run.record) == "done"
     if what == "checkpoints":
-        items += [Item(run, path, "a checkpoint") for path in sorted(run.checkpoints.glob("*.ckpt"))]
-        items += [Item(run, path, "shards of a checkpoint") for path in sorted(run.checkpoints.glob("shards-*"))]
+        items += [Item(run, path, "a checkpoint") for path in matching(run.checkpoints, "*.ckpt")]
+        items += [Item(run, path, "shards of a checkpoint") for path in matching(run.checkpoints, "shards-*")]
     elif is_done and (run.checkpoints / "last.ckpt").is_file():
         items += [Item(run, run.checkpoints / "previous.ckpt", "the state before the last, of a run that is done")]
         if what == "resume" and (run.checkpoints / "best.ckpt").is_file():
@@ -116,8 +117,9 @@ def _named(run: RunDir) -> dict[str, list[str]]:
     results += [(split, stored[split]) for split in ("val", "test") if split in stored]
     results += [(f"{one.get('split', '?')} with other settings", one) for one in stored.get("variations", [])]
     results += [(f"analysis {name}", one) for name, one in run.read("analysis/notes.json").items()]
-    results += [(f"export {path.name}", run.read(f"export/{path.name}")) for path in run.path.glob("export/*.json")]
-    sums = {name: entry.get("sha256") for name, entry in read_manifest(run.checkpoints).items()}
+    exports = [path.name for path in matching(run.path, "export/*.json")]
+    results += [(f"export {name}", run.read(f"export/{name}")) for name in exports]
+    sums = {name: entry.get("sha256") for name, entry in run.read("checkpoints/manifest.json").items()}
     found: dict[str, list[str]] = {}
     for text, one in results:
         if isinstance(one, dict) and one.get("checkpoint"):
@@ -168,6 +170,8 @@ def remove(items: Sequence[Item]) -> tuple[int, dict[str, str]]:
                 except OSError as error:
                     kept[str(item.path)] = error.strerror or str(error)
             _sweep(mine[0].run)
+        except OSError as error:  # of the checkpoints that are left, nobody knows what they need
+            kept[str(path)] = error.strerror or str(error)
         finally:
             claim.release()
             with suppress(OSError):
@@ -191,8 +195,8 @@ def _remove(item: Item) -> None:
 
 def _sweep(run: RunDir) -> None:
     """Remove the shards that belonged to a checkpoint that went; the manifest keeps its checksum, for the results."""
-    if any(run.checkpoints.glob("shards-*")):
+    if matching(run.checkpoints, "shards-*"):
         from vitlab.runs.shards import sweep_shards  # torch
 
-        there = {path.name for path in run.checkpoints.glob("*.ckpt")}
+        there = {path.name for path in matching(run.checkpoints, "*.ckpt")}
         sweep_shards(run.checkpoints, {n: e for n, e in read_manifest(run.checkpoints).items() if n in there})

@@ -28,6 +28,7 @@ from vitlab.position_bench.training import (
     scores_of,
     train_network,
 )
+from vitlab.runs.atomic import atomic_write, write_text
 
 GLYPH_SEEDS = {"glyphs": 0, "glyphs_test": 1, "glyphs_val": 2}
 
@@ -176,14 +177,12 @@ class Bench:
 
     def _write(self, label: str, cell: str, kept: dict[str, Any], predictions: dict[str, NDArray[np.uint8]]) -> None:
         path = self.path(label, cell)
-        path.parent.mkdir(parents=True, exist_ok=True)
         if predictions:
             arrays = path.with_suffix(".npz")
-            np.savez_compressed(arrays, **predictions)  # type: ignore[arg-type]
+            with atomic_write(arrays) as beside:
+                np.savez_compressed(beside, **predictions)  # type: ignore[arg-type]
             kept = kept | {"predictions": digest_of_file(arrays)}
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(kept | {"protocol": self.digest}, indent=1, sort_keys=True) + "\n")
-        part.replace(path)
+        write_text(path, json.dumps(kept | {"protocol": self.digest}, indent=1, sort_keys=True) + "\n", sync=True)
 
     def run(self, method: Method, label: str) -> None:
         """Run all cells of a method that are left: first its learning rate, then five seeds of each training.

@@ -15,6 +15,7 @@ from vitlab.position_bench.cells import Bench
 from vitlab.position_bench.judging import TaskVerdict, score_interval, score_text
 from vitlab.position_bench.protocol import TASKS, chance_of_tasks
 from vitlab.position_bench.training import answers_of
+from vitlab.runs.atomic import atomic_write, write_text
 
 BEGIN, END = "<!-- posbench: written by `vitlab posbench --evidence` -->", "<!-- posbench: end -->"
 _VERDICT_COLORS = {"better": COLORS[2], "worse": COLORS[1], "": COLORS[0]}  # against `none`
@@ -40,13 +41,14 @@ def write_bench_page(bench: Bench, target: Path) -> list[Path]:
         for training in bench.protocol["trainings"]
         for k, v in answers_of(training, bench.splits(training)[1]).items()
     }
-    np.savez_compressed(evidence / "answers.npz", **{k: v.astype(np.uint8) for k, v in answers.items()})  # type: ignore[arg-type]
+    with atomic_write(evidence / "answers.npz") as beside:
+        np.savez_compressed(beside, **{k: v.astype(np.uint8) for k, v in answers.items()})  # type: ignore[arg-type]
     figure, page = target / "posbench.svg", target / "README.md"
     if complete:
-        figure.write_bytes(figure_bytes(draw_scores(bench, complete), "svg"))
+        write_text(figure, figure_bytes(draw_scores(bench, complete), "svg").decode())
     old = page.read_text() if page.is_file() else f"# posbench\n\n{BEGIN}\n{END}\n"
     before, after = old.split(BEGIN)[0], old.split(END)[-1]
-    page.write_text(before + BEGIN + "\n" + "\n".join(page_lines(bench, complete)) + "\n" + END + after)
+    write_text(page, before + BEGIN + "\n" + "\n".join(page_lines(bench, complete)) + "\n" + END + after)
     return [evidence, *([figure] if complete else []), page]
 
 

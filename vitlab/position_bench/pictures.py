@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlab.errors import UsageError
+from vitlab.runs.atomic import atomic_write
 
 CELLS = 8  # tokens a side
 PIXELS = 4  # of a token
@@ -104,8 +105,8 @@ def photos(root: Path, sizes: Mapping[str, int], keep: Path | None = None) -> di
     else:
         found = {f"{name}_{what}": value for name, pair in _decoded(root).items() for what, value in pair.items()}
         if keep is not None:
-            keep.parent.mkdir(parents=True, exist_ok=True)
-            np.savez(keep, **found)
+            with atomic_write(keep) as beside:
+                np.savez(beside, **found)
     images = {
         name: as_floats(torch.from_numpy(found[f"{name}_images"]).permute(0, 3, 1, 2)) for name in ("train", "test")
     }
@@ -167,14 +168,12 @@ def _decoded_folder(folder: Path, count: int, side: int, keep: Path) -> Split:
     names = hashlib.sha256("\n".join(str(path) for path, _ in chosen).encode()).hexdigest()[:12]
     path = keep.with_name(f"{keep.name}-{names}.npy")
     if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        images = np.lib.format.open_memmap(part, "w+", np.uint8, (count, 3, side, side))
-        for i, (file, _) in enumerate(chosen):
-            with Image.open(file) as image:
-                images[i] = np.asarray(_middle(image.convert("RGB"), side)).transpose(2, 0, 1)
-        images.flush()
-        part.replace(path)
+        with atomic_write(path) as beside:
+            images = np.lib.format.open_memmap(beside, "w+", np.uint8, (count, 3, side, side))
+            for i, (file, _) in enumerate(chosen):
+                with Image.open(file) as image:
+                    images[i] = np.asarray(_middle(image.convert("RGB"), side)).transpose(2, 0, 1)
+            images.flush()
     mapped = np.load(path, mmap_mode="c")  # private to this process: torch wants to be able to write
     return Split(torch.from_numpy(mapped), torch.tensor([label for _, label in chosen]))
 

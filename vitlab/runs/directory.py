@@ -15,6 +15,7 @@ from vitlab.errors import UsageError, did_you_mean
 from vitlab.runs.atomic import write_json, write_text
 from vitlab.runs.fence import Fence, RunGone
 from vitlab.runs.manifest import check_whole, first_whole
+from vitlab.runs.matching import is_there
 from vitlab.runs.records import RECORDS, DataFacts, ModelFacts, Record, Results, read_json, read_record
 from vitlab.runs.standing import Standing, standing
 
@@ -51,7 +52,10 @@ class RunDir:
 
     def exists(self) -> bool:
         """Return whether the directory exists and is not empty."""
-        return self.path.is_dir() and any(path.name != LOCK for path in self.path.iterdir())
+        try:
+            return any(path.name != LOCK for path in self.path.iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     def check_there(self) -> None:
         """Raise :class:`RunGone` unless this is the directory of the first call, and still this process's.
@@ -83,11 +87,11 @@ class RunDir:
 
     def has_begun(self) -> bool:
         """Return whether there is a run to resume: a configuration, or at least a checkpoint."""
-        return self.config.is_file() or self.has_checkpoint()
+        return is_there(self.config) or self.has_checkpoint()
 
     def has_checkpoint(self) -> bool:
         """Return whether there is a checkpoint to resume from."""
-        return any((self.checkpoints / name).is_file() for name in ("last.ckpt", "previous.ckpt"))
+        return any(is_there(self.checkpoints / name) for name in ("last.ckpt", "previous.ckpt"))
 
     def last_checkpoint(self) -> Path | None:
         """Return the newest intact checkpoint to resume from; None if the run stopped before it had one."""
@@ -101,7 +105,7 @@ class RunDir:
         """Return the checkpoint to use: the best, else the last; the weights of a run that kept only these."""
         path = first_whole([self.checkpoints / name for name in ("best.ckpt", "last.ckpt", "previous.ckpt")])
         weights = [self.weights / name for name in ("best.safetensors", "last.safetensors")]
-        path = path or next((file for file in weights if file.is_file()), None)
+        path = path or next((file for file in weights if is_there(file)), None)
         if path is None:
             raise UsageError(f"{self.path} has no checkpoint yet: it was stopped before its first epoch ended")
         return path
@@ -229,7 +233,7 @@ class RunDir:
             known: Bytes that the file had at the checkpoint; None if unknown. Somebody may have removed it since.
             step: Step of the checkpoint; no row of a later one stays.
         """
-        own = self.metrics.read_bytes() if self.metrics.is_file() and not self.fence else b""
+        own = self.metrics.read_bytes() if not self.fence and is_there(self.metrics) else b""
         text = self.fence.read_rows() if self.fence else own
         size = text.rfind(b"\n") + 1
         if known is not None and text[:known].endswith(b"\n" if known else b""):  # otherwise the file was edited
@@ -245,7 +249,7 @@ class RunDir:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of metrics.jsonl, without a last line that a crash truncated."""
-        lines = self.metrics.read_text().splitlines() if self.metrics.is_file() else []
+        lines = self.metrics.read_text().splitlines() if is_there(self.metrics) else []
         return [json.loads(line) for line in lines if line.endswith("}")]
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vitlab.errors import UsageError
+from vitlab.runs.matching import is_there, matching
 from vitlab.runs.records import read_json
 
 RECORD, ROWS = "run.json", "metrics.jsonl"
@@ -101,9 +102,9 @@ class Fence:
             self._finish(self.folder / RECORD, text.encode())
             for place in (self.folder, self.folder / "checkpoints", self.folder / "weights"):
                 for pattern in _UNFINISHED:
-                    for path in place.glob(pattern):
+                    for path in matching(place, pattern):
                         path.unlink(missing_ok=True)
-            if (self.folder / ROWS).is_file():
+            if is_there(self.folder / ROWS):
                 self._open_rows((self.folder / ROWS).read_bytes())
 
     def check(self) -> None:
@@ -146,7 +147,7 @@ class Fence:
             self.check()
             if self._rows is None:
                 path = self.folder / ROWS
-                self._open_rows(path.read_bytes() if path.is_file() else b"")
+                self._open_rows(path.read_bytes() if is_there(path) else b"")
             assert self._rows is not None
             line, size = f"{row}\n".encode(), os.fstat(self._rows).st_size
             try:
@@ -163,7 +164,7 @@ class Fence:
             if self._rows is not None:
                 return os.pread(self._rows, os.fstat(self._rows).st_size, 0)
         path = self.folder / ROWS
-        return path.read_bytes() if path.is_file() else b""
+        return path.read_bytes() if is_there(path) else b""
 
     def cut_rows(self, size: int) -> None:
         """Cut ``metrics.jsonl`` to its first bytes."""

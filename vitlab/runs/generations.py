@@ -22,6 +22,7 @@ from vitlab.runs.fence import Fence, RunGone
 from vitlab.runs.format import migrate
 from vitlab.runs.guard import during
 from vitlab.runs.manifest import NAME, Entry, file_digest, read_manifest, write_manifest
+from vitlab.runs.matching import matching
 from vitlab.runs.shards import sweep_shards
 
 WRITING = ".writing"  # never matches *.ckpt
@@ -230,12 +231,12 @@ def _rename_link(source: Path, target: Path, fence: Fence | None) -> None:
 def sweep(folder: Path) -> None:
     """Remove the leftovers of a process that was killed while writing, and match checksums to files again."""
     for pattern in (f"{WRITING}*", f"{_LINK}*", f".*.{NAME}"):
-        for path in folder.glob(pattern):
+        for path in matching(folder, pattern):
             path.unlink(missing_ok=True)
     entries = read_manifest(folder)
     if WRITING in entries:
         known = {e["sha256"]: e for e in entries.values()}
-        digests = {path.name: file_digest(path) for path in folder.glob("*.ckpt")}
+        digests = {path.name: file_digest(path) for path in matching(folder, "*.ckpt")}
         write_manifest(folder, {name: known[d] for name, d in digests.items() if d in known})
 
 

@@ -2,15 +2,17 @@
 
 import errno
 import hashlib
-import json
 import logging
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, what_failed
 from vitlab.runs.atomic import write_json
 from vitlab.runs.fence import Fence
+from vitlab.runs.matching import is_there
+from vitlab.runs.records import read_json
 
 LOG = logging.getLogger("vitlab")
 NAME = "manifest.json"
@@ -26,11 +28,9 @@ def file_digest(path: Path) -> str:
 
 def read_manifest(folder: Path) -> dict[str, Entry]:
     """Return the manifest's entry of each checkpoint in a folder; empty if it is missing or unreadable."""
-    try:
-        content = json.loads((folder / NAME).read_text())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    with suppress(OSError, UsageError):
+        return read_json(folder / NAME)
+    return {}
 
 
 def write_manifest(folder: Path, entries: dict[str, Entry], fence: Fence | None = None) -> None:
@@ -42,12 +42,15 @@ def damage(path: Path) -> str | None:
     """Return what is wrong with a checkpoint file, or None if it is intact.
 
     A file in the manifest must have one of the manifest's checksums; any entry's, because a process may have ended
-    between two renames. For any other file, the checksums within the archive are verified.
+    between two renames. For any other file, the checksums within the archive are verified. A manifest that is there
+    and cannot be read leaves nothing to compare a file with.
     """
     try:
-        return _damage(path)
+        return _damage(path, read_json(path.parent / NAME))
     except OSError as error:
-        return error.strerror or str(error)
+        return what_failed(error) if error.filename == str(path.parent / NAME) else error.strerror or str(error)
+    except UsageError as error:
+        return str(error)
 
 
 def _damage_of(path: Path) -> str | None:
@@ -58,15 +61,14 @@ def _damage_of(path: Path) -> str | None:
             cannot read the file (EIO) has damaged it.
     """
     try:
-        return _damage(path)
+        return _damage(path, read_manifest(path.parent))
     except OSError as error:
         if error.errno == errno.EIO:
             return error.strerror
         raise OSError(error.errno, error.strerror, str(error.filename or path)) from error
 
 
-def _damage(path: Path) -> str | None:
-    entries = read_manifest(path.parent)
+def _damage(path: Path, entries: dict[str, Entry]) -> str | None:
     if path.name in entries:
         known, digest = {entry["sha256"]: entry for entry in entries.values()}, file_digest(path)
         if digest in known:
@@ -83,7 +85,7 @@ def _torn_shards(folder: Path, entry: Entry) -> str | None:
     named = entry.get("shards") or {"folder": "", "files": {}}
     for name, digest in named["files"].items():
         path = folder / named["folder"] / name
-        if not path.is_file():
+        if not is_there(path):
             return f"its shard {path} is missing"
         if file_digest(path) != digest:
             return f"its shard {path} has changed since it was written (sha256)"
@@ -107,7 +109,7 @@ def first_whole(paths: list[Path]) -> Path | None:
     """Return the first of ``paths`` that exists and is intact, and log which ones were skipped."""
     bad: list[str] = []
     for path in paths:
-        if not path.is_file():
+        if not is_there(path):
             continue
         reason = _damage_of(path)
         if reason is None:

@@ -1,11 +1,12 @@
 """How often a split of a run was opened: each evaluation adds a line to ``openings.jsonl``, whatever its outcome."""
 
+import errno
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from vitlab.errors import named
 from vitlab.runs.records import now_utc
 
 FILE = "openings.jsonl"
@@ -13,6 +14,9 @@ FILE = "openings.jsonl"
 
 def note_opening(run: Path, split: str, checkpoint: str, overrides: Mapping[str, Any]) -> None:
     """Note that a split is opened now; a run that is read-only here notes nothing.
+
+    Raises:
+        OSError: The disk is full or fails: an evaluation that nobody counts is not begun.
 
     Args:
         run: The run directory.
@@ -22,12 +26,19 @@ def note_opening(run: Path, split: str, checkpoint: str, overrides: Mapping[str,
     """
     now = now_utc()
     row = {"split": split, "time": now, "checkpoint": checkpoint, "overrides": dict(overrides)}
-    with suppress(OSError), (run / FILE).open("a") as file:
-        file.write(json.dumps(row, default=str) + "\n")
+    try:
+        with named(run / FILE), (run / FILE).open("a") as file:
+            file.write(json.dumps(row, default=str) + "\n")
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise
 
 
 def openings(run: Path, split: str) -> int:
     """Return how often a split of a run was opened, as far as it is noted.
+
+    Raises:
+        OSError: What is noted cannot be read.
 
     Example:
         >>> openings(Path("nowhere"), "test")
@@ -35,6 +46,6 @@ def openings(run: Path, split: str) -> int:
     """
     try:
         lines = (run / FILE).read_text().splitlines()
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return 0
     return sum(f'"split": "{split}"' in line for line in lines)

@@ -16,6 +16,7 @@ import torch
 from vitlab.runs.atomic import sync_folder
 from vitlab.runs.format import refuse_newer
 from vitlab.runs.manifest import Entry, file_digest
+from vitlab.runs.matching import matching
 
 FOLDER = "shards-"
 _HARMLESS = {  # names that the index of a folder may contain; other pickles could run code
@@ -90,7 +91,7 @@ def write_shards(tensors: dict[str, torch.Tensor], folder: Path, process: int = 
 
     def digests() -> dict[str, str]:
         sync_folder(folder)
-        names = [path.name for path in folder.glob(f"__{process}_*.distcp")] + [".metadata"] * (process == 0)
+        names = [path.name for path in matching(folder, f"__{process}_*.distcp")] + [".metadata"] * (process == 0)
         return {name: file_digest(folder / name) for name in names}
 
     alone, writer = group is None, dcp.FileSystemWriter(folder)
@@ -137,8 +138,8 @@ def read_checkpoint(path: Path, **how: Any) -> Any:
 
 def sweep_shards(folder: Path, entries: dict[str, Entry]) -> None:
     """Remove the shards that no checkpoint names; keep all if a checkpoint is missing from the manifest."""
-    if all(path.name in entries for path in folder.glob("*.ckpt")):
+    if all(path.name in entries for path in matching(folder, "*.ckpt")):
         named = {entry["shards"]["folder"] for entry in entries.values() if entry.get("shards")}
-        for path in folder.glob(f"{FOLDER}*"):
+        for path in matching(folder, f"{FOLDER}*"):
             if path.name not in named:
                 shutil.rmtree(path, ignore_errors=True)

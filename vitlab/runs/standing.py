@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from vitlab.runs.manifest import NAME, file_digest, read_manifest
+from vitlab.runs.matching import is_there
 
 CHOICE = ("best", "last", "previous")  # which checkpoint of a run is used, in this order
 KNOWN = ".digests.json"  # checksums of files that the manifest does not know by size and time, such as copies
@@ -53,11 +54,11 @@ def standing(run: Path, result: Mapping[str, Any], again: str, read: bool = True
         return Standing(
             "unknown", f"measured without noting the checkpoint's checksum, maybe of older weights; `{again}` tells"
         )
-    used = next((stem for stem in CHOICE if (run / "checkpoints" / f"{stem}.ckpt").is_file()), None)
+    used = next((stem for stem in CHOICE if is_there(run / "checkpoints" / f"{stem}.ckpt")), None)
     used = used or next((stem for stem in CHOICE if _present(run, stem)), None)
     if used is None:
         return Standing("gone", "measured with a checkpoint that was deleted: nothing is left to compare it with")
-    if not read and any(path.is_file() and not _noted(path) for path in _checkpoints(run, used, Path(name).stem)):
+    if not read and any(is_there(path) and not _noted(path) for path in _checkpoints(run, used, Path(name).stem)):
         text = f"not compared: {used}.ckpt is not the file that its manifest notes; `vitlab runs show {run}` reads it"
         return Standing("unknown", text)
     if digest == _present(run, used):
@@ -78,7 +79,7 @@ def checksum(path: Path) -> str | None:
 def _present(run: Path, stem: str) -> str | None:
     """Return the checksum of a checkpoint as it lies there; if it was deleted, what weights or manifest tell of it."""
     path = run / "checkpoints" / f"{stem}.ckpt"
-    if path.is_file():
+    if is_there(path):
         return _digest(path)
     weights = run / "weights" / f"{stem}.safetensors"
     return _origin(weights) or read_manifest(path.parent).get(path.name, {}).get("sha256")

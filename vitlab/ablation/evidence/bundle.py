@@ -18,6 +18,7 @@ from vitlab.errors import UsageError
 from vitlab.runs.atomic import atomic_write, write_json, write_text
 from vitlab.runs.directory import RunDir
 from vitlab.runs.lock import held
+from vitlab.runs.matching import is_there, matching
 
 SUMS = "SHA256SUMS"  # as `sha256sum -c` reads it
 OWN = (
@@ -83,13 +84,14 @@ def _fill(ablation: Ablation, resolved: list[Resolved], folder: Path) -> list[Pa
     for cell in collected.cells.values():
         if cell.run.exists():
             _copy(cell.run.path, folder / cell.name, OF_A_CELL)
-        if (failed := cell.sibling(".failed.json")).is_file():
+        if is_there(failed := cell.sibling(".failed.json")):
             _copy(failed.parent, (folder / cell.name).parent, (failed.name,))
-    for path in folder.rglob("predictions/*.parquet"):
-        _drop_probabilities(path)
-    for path in folder.rglob("metrics.jsonl"):
-        _thin(path)
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    for path in _below(folder):
+        if path.parent.name == "predictions" and path.suffix == ".parquet":
+            _drop_probabilities(path)
+        elif path.name == "metrics.jsonl":
+            _thin(path)
+    files = _below(folder)
     write_text(folder / SUMS, "".join(f"{_sum(p)}  {p.relative_to(folder).as_posix()}\n" for p in files))
     return [*files, folder / SUMS]
 
@@ -131,9 +133,23 @@ def load_bundle(folder: Path) -> tuple[Ablation, list[Resolved]]:
 
 def _files(folder: Path) -> list[str]:
     """Return the files of evidence, without the report that was written into it, hidden files and the checksums."""
-    names = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    names = [path.relative_to(folder) for path in _below(folder)]
     shown = [name for name in names if not any(part.startswith(".") for part in name.parts)]
     return [name.as_posix() for name in shown if name.parts[0] != "report" and name.as_posix() != SUMS]
+
+
+def _below(folder: Path) -> list[Path]:
+    """Return all files below a folder, sorted.
+
+    Raises:
+        OSError: A folder cannot be listed.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    walk = os.walk(folder, onerror=refuse)
+    return sorted(Path(place, name) for place, _, names in walk for name in names)
 
 
 def seal_of(folder: Path) -> str:
@@ -143,7 +159,7 @@ def seal_of(folder: Path) -> str:
 
 def _copy(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
     for pattern in patterns:
-        for path in sorted(source.glob(pattern)):
+        for path in matching(source, pattern):
             place = target / path.relative_to(source)
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, place)

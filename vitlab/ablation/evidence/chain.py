@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 from vitlab.errors import named
 from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import file_digest
+from vitlab.runs.matching import matching
 from vitlab.runs.records import now_utc
 
 FILE = "chain.jsonl"
@@ -171,7 +172,7 @@ def hashes_of(run: RunDir, split: str) -> dict[str, Any]:
 
 def analyses_of(run: RunDir) -> dict[str, str]:
     """Return the hash of each table of a cell's analyses."""
-    return {path.name: file_digest(path) for path in sorted((run.path / "analysis").glob("*.csv"))}
+    return {path.name: file_digest(path) for path in matching(run.path / "analysis", "*.csv")}
 
 
 def environment_of(run: RunDir) -> str:

@@ -12,6 +12,7 @@ from vitlab.ablation.file.spec import Ablation
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RunDir
 from vitlab.runs.machine import git
+from vitlab.runs.matching import matching
 from vitlab.runs.records import now_utc, read_json
 from vitlab.shipped import HOME
 
@@ -63,10 +64,10 @@ def register(ablation: Ablation, done: int) -> dict[str, Any]:
 
 def _started(directory: Path) -> int:
     """Return the number of cells of a folder that were started, even if they lie there no more."""
-    there = {path.parent.relative_to(directory).as_posix() for path in directory.glob("*/s*-*/run.json")}
+    there = {path.parent.relative_to(directory).as_posix() for path in matching(directory, "*/s*-*/run.json")}
     there |= {
         path.relative_to(directory).as_posix().removesuffix(".failed.json")
-        for path in directory.glob("*/s*-*.failed.json")
+        for path in matching(directory, "*/s*-*.failed.json")
     }
     known = chain.read_chain(directory)
     return len(there | {record["cell"] for record in (known.records if known else ()) if "cell" in record})
@@ -79,7 +80,7 @@ def registered(ablation: Ablation) -> dict[str, Any]:
 
 def stored_versions(ablation: Ablation) -> list[dict[str, Any]]:
     """Return the stored versions, oldest first, and the present one if it is not the last."""
-    kept = [{**read_json(path), "digest": path.stem} for path in (ablation.directory / "history").glob("*.json")]
+    kept = [{**read_json(path), "digest": path.stem} for path in matching(ablation.directory / "history", "*.json")]
     kept.sort(key=lambda version: (version["time"], version["digest"]))
     try:
         present = texts(ablation)

@@ -23,6 +23,7 @@ from vitlab.config.keys import key_of
 from vitlab.errors import UsageError
 from vitlab.runs import lock
 from vitlab.runs.directory import RunDir
+from vitlab.runs.matching import is_there, matching
 from vitlab.runs.records import read_json
 
 FEW = 100  # cells whose files are looked at one after another, and each time
@@ -134,7 +135,7 @@ class Cell:
     def failure(self) -> dict[str, Any]:
         """Return the record of a failure; empty if there is none."""
         path = self.sibling(".failed.json")
-        return read_json(path) if path.is_file() and not self.is_finished() else {}
+        return read_json(path) if is_there(path) and not self.is_finished() else {}
 
     def is_done(self) -> bool:
         """Return whether it is trained and measured."""
@@ -167,7 +168,7 @@ class Cell:
 
     def damage(self) -> str:
         """Return a message about an unreadable file, or about a resume that changed the cell; empty if all is well."""
-        if not self.run.path.exists() and not self.sibling(".failed.json").exists():
+        if not self.run.exists() and not is_there(self.sibling(".failed.json")):
             return ""
         try:
             _ = self.run.record, self.run.stored, self.run.read("done.json"), self.run.read("analysis/notes.json")
@@ -208,7 +209,7 @@ class Cell:
 
     def stale(self) -> RunDir | None:
         """Return the finished run with the same configuration and data but other code or versions, if there is one."""
-        for path in sorted(self.run.path.parent.glob(f"s{self.seed}-*/done.json")):
+        for path in matching(self.run.path.parent, f"s{self.seed}-*/done.json"):
             run = RunDir(path.parent)
             parts = _parts(run)
             same = all(parts.get(name) == self.parts[name] for name in ("config", "data"))
@@ -241,7 +242,7 @@ def others(ablation: Ablation, resolved: Sequence[Resolved | None]) -> dict[str,
     probed, names = {arm.arm.name for arm in resolved if arm}, {arm.name for arm in ablation.arms}
     code = code_digest(own=ablation.trust_imports) if probed < names else ""
     found = {}
-    for path in sorted(ablation.directory.glob("*/s*-*/done.json")):
+    for path in matching(ablation.directory, "*/s*-*/done.json"):
         arm, parts = path.parent.parent.name, _parts(RunDir(path.parent))
         name = f"{arm}/{path.parent.name}"
         if name in planned or arm not in names:

@@ -16,6 +16,7 @@ from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.verdicts import Verdict
 from vitlab.ablation.inference.words import Section, Table, chance, deviations, short, signed, span
 from vitlab.ablation.report.tuned import given_up_arms, tuning_section
+from vitlab.errors import UsageError
 from vitlab.runs.openings import openings
 
 FACTS = ("commit", "dirty", "diff", "python", "versions", "devices", "threads")  # of a run, that cells should share
@@ -207,7 +208,10 @@ def _provenance(results: CellResults) -> list[str]:
 def _opened(results: CellResults) -> int:
     """Return how often the test split was opened: by workers, on lost cells too, and by any command on a run."""
     path = results.ablation.directory / "readings.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    try:
+        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    except ValueError as error:
+        raise UsageError(f"{path} is damaged: {error}; a line was cut off there: remove it") from error
     counts = Counter(row["cell"] for row in rows if row["split"] == "test")
     for run in results.runs.values():
         name = run.path.relative_to(results.ablation.directory).as_posix()

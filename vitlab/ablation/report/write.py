@@ -94,12 +94,11 @@ def write_report(
     )
     names = ("report.html", "report.md", "summary.csv", "results.csv", "results.parquet")
     if output:
-        Path(output).mkdir(parents=True, exist_ok=True)
         for name in ("report.md", "summary.csv", "tables.tex"):
-            shutil.copyfile(place / name, Path(output) / name)
-        shutil.copyfile(place / "results.csv", Path(output) / "seeds.csv")
-        drawings = shutil.ignore_patterns("*.csv")
-        shutil.copytree(place / "figures", Path(output) / "figures", ignore=drawings, dirs_exist_ok=True)
+            _copy(place / name, Path(output) / name)
+        _copy(place / "results.csv", Path(output) / "seeds.csv")
+        drawings, target = shutil.ignore_patterns("*.csv"), Path(output) / "figures"
+        shutil.copytree(place / "figures", target, ignore=drawings, copy_function=_copy, dirs_exist_ok=True)
     return Report(
         arms=pd.DataFrame([row.record() for row in found.arms]),
         claims=summary[summary["kind"] == "claim"].dropna(axis=1, how="all").reset_index(drop=True),
@@ -109,6 +108,12 @@ def write_report(
         answers=parts[0][1],
         files=[place / name for name in names],
     )
+
+
+def _copy(source: str | Path, target: str | Path) -> None:
+    """Copy a file over one that a paper may already include: whole, or the old one stays."""
+    with atomic_write(Path(target)) as beside:
+        beside.write_bytes(Path(source).read_bytes())
 
 
 def _refuse_useless(results: CellResults) -> None:
