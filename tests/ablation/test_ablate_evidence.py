@@ -1,6 +1,8 @@
 """What others can check: which images, which protocol, whether the numbers are those of the predictions."""
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -230,6 +232,18 @@ def test_a_cell_that_was_resumed_with_other_settings_no_longer_counts(done, lab)
     assert why in (lab.path / "runs/ablations/toy/report/report.md").read_text()
     assert not done().run().failed
     assert set(done().status().cells["state"]) == {"done"} and done().verify().is_green
+
+
+def test_a_report_without_the_tables_that_a_failing_disk_hides_is_not_written(done, lab, monkeypatch):
+    """Before, the cell counted as damaged, and the report was written without it and with exit code 0."""
+
+    def fail(path, *args, **more):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(pd, "read_parquet", fail)
+    with pytest.raises(OSError, match=r"Input/output error: '.*/predictions/val.parquet'"):
+        done().report()
+    assert not list(lab.path.glob("runs/ablations/toy/report/*"))
 
 
 def test_a_file_that_is_damaged_during_the_work_fails_its_cell_alone(done, lab, monkeypatch):

@@ -261,7 +261,7 @@ def names(said, failed, folder):
     path = Path(re.sub(r"/\.([^/]+)-[0-9a-f]{12}(?=/|$)", r"/\1", str(path)))  # a set that is being packed
     path = Path(re.sub(r"/\.([^/]+)\.\d+$", r"/\1", str(path)))  # an output that is being written
     inside = [path, *path.parents][: len(path.parts) - len(folder.parts)] or [path]
-    return any(str(one.relative_to(folder)) in said for one in inside)
+    return failed in said or any(str(one.relative_to(folder)) in said for one in inside)
 
 
 class End(NamedTuple):

@@ -101,7 +101,11 @@ def collect(ablation: Ablation, resolved: list[Resolved], accept_stale: bool = F
 
 
 def unreadable(run: RunDir, ablation: Ablation) -> str:
-    """Return a message about an unreadable table of a finished run, or one of other weights; empty if all are well."""
+    """Return a message about a damaged table of a finished run, or one of other weights; empty if all are well.
+
+    Raises:
+        OSError: The file system does not answer: nobody knows whether a table is damaged.
+    """
     path = run.path / "predictions" / f"{ablation.evaluate}.parquet"
     try:
         if path.is_file() and (now := run.standing(ablation.evaluate, pd.read_parquet(path).attrs)).is_stale:
@@ -111,6 +115,8 @@ def unreadable(run: RunDir, ablation: Ablation) -> str:
             metrics_of(run, (name,))
             table_of(run, name)
     except (ValueError, OSError, KeyError, TypeError) as error:  # of pandas and of Arrow
+        if isinstance(error, OSError) and error.errno:  # the system's; Arrow's have no number
+            raise
         return f"{path} is damaged: {' '.join(str(error).split())[:200]}"
     return ""
 
