@@ -135,7 +135,7 @@ def _command(args: list[str]) -> Callable[[list[str]], int]:
 
 def _first_words(args: list[str]) -> int:
     sys.stdout.write(
-        "vitlab fit --config t2t    train a T2T-ViT on images of digits, in a minute or two\n"
+        "vitlab fit --config t2t    train a T2T-ViT on images of digits, a minute or two\n"
         "vitlab test last           measure it on its test split\n"
         "vitlab look last           write a page with its curves, attention and mistakes\n"
         "vitlab analyze --help      what can be asked about a trained network\n"

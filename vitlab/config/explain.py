@@ -163,7 +163,7 @@ def yaml_values(text: str) -> Any:
         >>> yaml_values("{names: ['1e3', cat], lr: 1e-3}")
         {'names': ['1e3', 'cat'], 'lr': 0.001}
     """
-    return yaml.load(text, _Reader)
+    return yaml.load(text, Loader=_Reader)
 
 
 class _Writer(yaml.SafeDumper):

@@ -233,10 +233,11 @@ def sweep(folder: Path) -> None:
     for pattern in (f"{WRITING}*", f"{_LINK}*", f".*.{NAME}"):
         for path in matching(folder, pattern):
             path.unlink(missing_ok=True)
+    checkpoints = matching(folder, "*.ckpt")
     entries = read_manifest(folder)
     if WRITING in entries:
         known = {e["sha256"]: e for e in entries.values()}
-        digests = {path.name: file_digest(path) for path in matching(folder, "*.ckpt")}
+        digests = {path.name: file_digest(path) for path in checkpoints}
         write_manifest(folder, {name: known[d] for name, d in digests.items() if d in known})
 
 
