@@ -32,7 +32,7 @@ PHASES = {  # how many processes it can have; the variable of its limit
     "packing": ([*RANKS][:1], "PACK"),
 }
 LIMIT = 4  # seconds of the phase where no signal comes
-PATIENCE = 4  # seconds after which a process of the run that is stopped is lost
+PATIENCE = 2  # seconds after which a process of the run that is stopped is lost: before the limit, so that it is named
 
 
 def cells(share=1.0, seed=0):

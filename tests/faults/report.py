@@ -89,7 +89,7 @@ def matrix(phases):
         for ranks in dict.fromkeys(cell.partition(", ")[2] for cell in cells):
             ends = [cells.get(f"{sent}, {ranks}", "") for sent in signals]
             lines.append(f"| {phase} | {ranks} | {' | '.join(ends)} |")
-    how = "Exit code and seconds; without a signal the limit was 4 s, the patience with a stopped process 4 s."
+    how = "Exit code and seconds; without a signal the limit was 4 s, the patience with a stopped process 2 s."
     return (
         f"\n## The end of each phase\n\n{how} {sum(len(cells) for _, cells in phases)} cells.\n\n"
         + "\n".join(lines)
