@@ -156,28 +156,13 @@ def yaml_text(content: Any) -> str:
     return yaml.dump(content, Dumper=_Writer, sort_keys=False)
 
 
-def yaml_values(text: str) -> Any:
-    """Return the values that jsonargparse finds in YAML.
-
-    Example:
-        >>> yaml_values("{names: ['1e3', cat], lr: 1e-3}")
-        {'names': ['1e3', 'cat'], 'lr': 0.001}
-    """
-    return yaml.load(text, Loader=_Reader)
-
-
 class _Writer(yaml.SafeDumper):
     pass
 
 
-class _Reader(yaml.SafeLoader):
-    pass
-
-
-for each in (_Writer, _Reader):
-    each.add_implicit_resolver(
-        "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$"), [*"-+0123456789"]
-    )
+_Writer.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$"), [*"-+0123456789"]
+)
 
 
 class _UniqueKeys(yaml.SafeLoader):

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 import yaml
+from jsonargparse import get_loader
 from lightning.pytorch.callbacks import Callback
 
 from vitlab.class_paths import with_current_paths
 from vitlab.config.arguments import config_paths, without_flags
-from vitlab.config.explain import read_yaml, yaml_text, yaml_values
+from vitlab.config.explain import read_yaml, yaml_text
 from vitlab.config.parser import VitlabCLI, class_at, user_mistakes
 from vitlab.config.trust import check_import, may_import
 from vitlab.data.base import ImageData
@@ -161,7 +162,7 @@ def restore(
 
 def _without_files(run: RunDir, facts: dict[str, Any]) -> dict[str, Any]:
     """Return the configuration with data that can be built without its files."""
-    content = yaml_values(run.config.read_text())
+    content = get_loader("yaml")(run.config.read_text())  # as it is read again
     path = content["data"]["class_path"]
     check_import(path)
     cls = class_at(path if "." in path else f"vitlab.data.{path}")

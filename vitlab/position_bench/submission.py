@@ -11,7 +11,7 @@ from vitlab.errors import UsageError
 from vitlab.position_bench.cells import Bench, best_rate, rates_left, tuned_on
 from vitlab.position_bench.protocol import FOLDER, TASKS, digest_of_file
 from vitlab.position_bench.training import Method, scores_of
-from vitlab.runs.atomic import write_text
+from vitlab.runs.atomic import atomic_folder, write_text
 
 FACTS = ("card", "cost")
 MANIFEST = "MANIFEST.json"
@@ -128,14 +128,11 @@ def write_submission(bench: Bench, label: str, target: Path, answers: dict[str, 
         raise UsageError(f"{label} cannot be submitted: {problems[0]}")
     if target.exists():
         raise UsageError(f"{target} exists: remove it or give another folder")
-    work = target.with_name(f".{target.name}-unfinished")  # half a folder would be refused as one that exists
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    for path in _files(bench.folder / label):
-        shutil.copyfile(path, work / path.name)
-    files = {path.name: digest_of_file(path) for path in _files(work)}
-    write_text(work / MANIFEST, json.dumps(files, indent=1, sort_keys=True) + "\n")
-    work.rename(target)
+    with atomic_folder(target) as work:
+        for path in _files(bench.folder / label):
+            shutil.copyfile(path, work / path.name)
+        files = {path.name: digest_of_file(path) for path in _files(work)}
+        write_text(work / MANIFEST, json.dumps(files, indent=1, sort_keys=True) + "\n")
     return sorted(target.iterdir())
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,20 @@ def atomic_write(path: Path, fence: Fence | None = None) -> Iterator[Path]:
     with renamed_or_removed(beside, path):
         yield beside
         os.replace(beside, path)
+
+
+@contextmanager
+def atomic_folder(place: Path) -> Iterator[Path]:
+    """Yield a new folder beside ``place``; it becomes ``place`` in one step, or is removed on failure."""
+    work = place.with_name(f".{place.name}-unfinished")
+    shutil.rmtree(work, ignore_errors=True)  # of a process that was killed
+    try:
+        work.mkdir(parents=True)
+        yield work
+        os.replace(work, place)
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
 
 
 def as_umask(path: Path) -> None:

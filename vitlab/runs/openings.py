@@ -15,14 +15,14 @@ FILE = "openings.jsonl"
 def note_opening(run: Path, split: str, checkpoint: str, overrides: Mapping[str, Any]) -> None:
     """Note that a split is opened now; a run that is read-only here notes nothing.
 
-    Raises:
-        OSError: The disk is full or fails: an evaluation that nobody counts is not begun.
-
     Args:
         run: The run directory.
         split: The split.
         checkpoint: Name of the file of the weights.
         overrides: What is changed against the run's own conditions.
+
+    Raises:
+        OSError: The disk is full or fails: an evaluation that nobody counts is not begun.
     """
     now = now_utc()
     row = {"split": split, "time": now, "checkpoint": checkpoint, "overrides": dict(overrides)}

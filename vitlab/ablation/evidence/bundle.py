@@ -15,7 +15,7 @@ from vitlab.ablation.file import spec
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference.measured import collect
 from vitlab.errors import UsageError
-from vitlab.runs.atomic import atomic_write, write_json, write_text
+from vitlab.runs.atomic import atomic_folder, atomic_write, write_json, write_text
 from vitlab.runs.directory import RunDir
 from vitlab.runs.lock import held
 from vitlab.runs.matching import is_there, matching
@@ -55,21 +55,14 @@ def export_bundle(ablation: Ablation, resolved: list[Resolved], folder: Path) ->
         OSError: A file cannot be read or written; what was written is removed, so that the call can be repeated.
     """
     place = folder.resolve()
-    work = place.with_name(f".{place.name}-unfinished")  # so that nothing is in the folder until all is
     with held(place.with_name(f".{place.name}.lock"), f"exports into {folder}"):
         check_new(folder)
-        shutil.rmtree(work, ignore_errors=True)  # of an export that was killed
-        try:
+        with atomic_folder(place) as work:
             files = _fill(ablation, resolved, work)
-            os.replace(work, place)
-        except BaseException:
-            shutil.rmtree(work, ignore_errors=True)
-            raise
     return [folder / path.relative_to(work) for path in files]
 
 
 def _fill(ablation: Ablation, resolved: list[Resolved], folder: Path) -> list[Path]:
-    folder.mkdir()
     shutil.copyfile(ablation.file.path, folder / "ablation.yaml")
     seeds = (*ablation.seeds, *(ablation.tune.seeds if ablation.tune else ()))
     facts = []

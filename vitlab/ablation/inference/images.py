@@ -9,6 +9,7 @@ import pandas as pd
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.words import Section, Table, chance, signed, span
+from vitlab.runs.matching import is_there
 from vitlab.stats import mcnemar, seeds_and_images
 
 NOTE = "McNemar's exact test is about these two checkpoints: it generalizes to other images, not to other seeds."
@@ -48,7 +49,7 @@ def compared(results: CellResults) -> tuple[list[dict[str, Any]], list[dict[str,
 def _predictions(results: CellResults, arm: str, seed: int) -> pd.DataFrame | None:
     run = results.runs.get((arm, seed))
     path = run.path / "predictions" / f"{results.ablation.evaluate}.parquet" if run else None
-    if path is None or not path.is_file():
+    if path is None or not is_there(path):
         return None
     table = pd.read_parquet(path)  # a regression has no right or wrong
     return table[["index", "target", "prediction"]] if "target" in table else None

@@ -15,6 +15,7 @@ from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.analysis import ANALYSES
 from vitlab.runs.directory import RunDir
+from vitlab.runs.matching import is_there
 
 NO_METRICS = ("checkpoint", "sha256", "weights", "overrides", "epoch", "n")
 
@@ -108,7 +109,7 @@ def unreadable(run: RunDir, ablation: Ablation) -> str:
     """
     path = run.path / "predictions" / f"{ablation.evaluate}.parquet"
     try:
-        if path.is_file() and (now := run.standing(ablation.evaluate, pd.read_parquet(path).attrs)).is_stale:
+        if is_there(path) and (now := run.standing(ablation.evaluate, pd.read_parquet(path).attrs)).is_stale:
             return f"{path}: {now.text}"
         for name in ablation.analyses:
             path = run.path / "analysis" / f"{name}.csv"
@@ -136,7 +137,7 @@ def table_of(run: RunDir, name: str) -> pd.DataFrame | None:
     path = run.path / "analysis" / f"{name}.csv"
     if run.note(name)[1].is_stale:
         return None
-    return pd.read_csv(path, keep_default_na=False, na_values=[""]) if path.is_file() else None  # a class may be "None"
+    return pd.read_csv(path, keep_default_na=False, na_values=[""]) if is_there(path) else None  # a class may be "None"
 
 
 def metrics_of(run: RunDir, names: tuple[str, ...]) -> dict[str, float]:

@@ -17,6 +17,7 @@ from vitlab.ablation.inference.verdicts import Verdict
 from vitlab.ablation.inference.words import Section, Table, chance, deviations, short, signed, span
 from vitlab.ablation.report.tuned import given_up_arms, tuning_section
 from vitlab.errors import UsageError
+from vitlab.runs.matching import is_there
 from vitlab.runs.openings import openings
 
 FACTS = ("commit", "dirty", "diff", "python", "versions", "devices", "threads")  # of a run, that cells should share
@@ -209,7 +210,7 @@ def _opened(results: CellResults) -> int:
     """Return how often the test split was opened: by workers, on lost cells too, and by any command on a run."""
     path = results.ablation.directory / "readings.jsonl"
     try:
-        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+        rows = [json.loads(line) for line in path.read_text().splitlines()] if is_there(path) else []
     except ValueError as error:
         raise UsageError(f"{path} is damaged: {error}; a line was cut off there: remove it") from error
     counts = Counter(row["cell"] for row in rows if row["split"] == "test")
