@@ -10,6 +10,6 @@ setup(
     include_package_data=False,
     package_data={
         "vitlab": ["py.typed", "config/flags.json", "look/*.html", "look/*.js", "look/uplot/*", "weights/*"],
-        **{package: ["**/*.yaml", "posbench/evidence/**/*"] for package in SHIPPED},
+        **{package: ["**/*.yaml", "posbench/**/evidence/**/*"] for package in SHIPPED},
     },
 )

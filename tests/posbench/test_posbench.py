@@ -6,11 +6,13 @@ import json
 import re
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 
 from vitlab.cli.main import main
@@ -360,21 +362,27 @@ def test_the_example_is_a_method_that_can_be_measured():
     assert check_method(benches.method_of("coordinates.Coordinates"), tiny()) > 0
 
 
-PUBLISHED = published().complete()
+PUBLISHED = {path.stem: published(path.stem).complete() for path in FOLDER.glob("*.yaml")}
 
 
-def test_the_reference_methods_are_published():
-    assert set(registered_protocol()["claims"]["against"]) <= set(PUBLISHED)
+def test_the_reference_methods_are_published_under_each_protocol_that_has_evidence():
+    assert PUBLISHED["protocol"]
+    for protocol, names in PUBLISHED.items():
+        assert not names or set(read_protocol(protocol)["claims"]["against"]) <= set(names)
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_published_cells_are_verified_and_the_page_says_their_scores(name):
-    bench = published()
-    assert submission.problems_of(bench, name, submission.answers_kept(bench)) == []
+@pytest.mark.parametrize(("protocol", "name"), [(p, name) for p, names in PUBLISHED.items() for name in names])
+def test_published_cells_are_verified(protocol, name):
+    assert submission.problems_of(published(protocol), name, submission.answers_kept(protocol)) == []
+
+
+@pytest.mark.parametrize("protocol", [p for p, names in PUBLISHED.items() if names])
+def test_the_page_of_a_protocol_says_the_scores_of_its_evidence(protocol):
+    bench, names = published(protocol), PUBLISHED[protocol]
     page = (bench.folder.parent / "README.md").read_text()
-    for line in page_lines(bench, PUBLISHED):
+    for line in page_lines(bench, names):
         assert line in page.splitlines(), line
-    assert f"{len(PUBLISHED)} of {len(POS_EMBEDS)} methods are measured" in page
+    assert f"{len(names)} of {len(POS_EMBEDS)} methods are measured" in page
 
 
 def test_the_numbers_beside_those_of_the_papers_were_measured():
@@ -465,6 +473,27 @@ def test_the_protocol_for_t2t_differs_from_the_registered_one_in_its_network_alo
     (tmp_path / "mine.yaml").write_text("base: t2t\n")
     assert main(["posbench", "none", "--protocol", str(tmp_path / "mine.yaml"), "--price"]) == 2
     assert "`base` must be `protocol`, the registered one, got 't2t'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_method_is_compared_with_what_is_published_under_a_protocol_of_ones_own(small, tmp_path):
+    protocol, cells, evidence = tmp_path / "mine.yaml", tmp_path / "cells", tmp_path / "mine" / "evidence"
+    protocol.write_text(yaml.safe_dump({"base": "protocol", **tiny()}))
+    shutil.copytree(small.folder, evidence)
+    cells.mkdir()
+    shutil.copyfile(small.folder / "photos.npz", cells / "photos.npz")
+    shutil.copytree(small.folder / "alias", cells / f"{HERE}.Alias")
+    compare = partial(benches.posbench, Alias, data=tmp_path, folder=cells, protocol=str(protocol))
+    judged = compare(say=lambda line: None)
+    assert {v.difference for v in judged.verdicts if v.against == "none"} == {0} and judged.notes == []
+    assert {path.name for path in cells.iterdir() if path.is_dir()} == {f"{HERE}.Alias", "anchor.none"}
+    shutil.rmtree(evidence / "learned")
+    shutil.copytree(small.folder / "learned", cells / "learned")
+    shutil.copytree(small.folder / "none", cells / "none")
+    assert compare(say=lambda line: None).verdicts == judged.verdicts  # with anchors of this machine
+    edit(evidence / "none" / "few-0.json", protocol="0" * 64)
+    with pytest.raises(UsageError, match=r"none/few-0\.json was trained under another protocol"):
+        compare()
 
 
 @pytest.mark.slow

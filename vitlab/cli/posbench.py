@@ -30,11 +30,7 @@ def main(argv: list[str]) -> int:
     add("--data", type=Path, metavar="DIR", help="folder that holds CIFAR-10, as torchvision leaves it")
     add("--folder", type=Path, default=Path("posbench"), metavar="DIR", help="where cells are kept (default: posbench)")
     add("--anchors", action="store_true", help="train none and learned here too, and compare with these")
-    add(
-        "--protocol",
-        metavar="FILE",
-        help="another protocol, such as imagenet100; none and learned are trained here too",
-    )
+    add("--protocol", metavar="FILE", help="another protocol, such as t2t or imagenet100, or a file of yours")
     add("--price", action="store_true", help="measure a few steps, say how long all cells would take, train nothing")
     add("--cells", action="store_true", help="train the cells, and compare nothing")
     add("--retrain", action="store_true", help="with verify: train a cell again and compare its predictions")
@@ -51,7 +47,7 @@ def main(argv: list[str]) -> int:
         from vitlab.position_bench.cells import Bench, published
         from vitlab.position_bench.protocol import read_protocol
     if options.list:
-        kept = published()
+        kept = published(options.protocol)
         _print(bench.list_rows(kept), options.form) if options.form else _show(bench.list_lines(kept))
         return 0
     protocol = read_protocol(options.protocol) if options.protocol else None
@@ -105,9 +101,7 @@ def _one(text: str, action: str, own: Any, options: argparse.Namespace) -> int:
     label = label_of(text)
     if not (own.folder / label).is_dir():
         raise UsageError(f"{own.folder / label} does not exist: train with `vitlab posbench {text}` first")
-    if options.protocol:
-        raise UsageError(f"`--protocol {options.protocol}`: verify and submit are for the published protocol")
-    answers = submission.answers_kept(own)
+    answers = submission.answers_kept(options.protocol)
     if action == "submit":
         target = options.output or Path("submission") / label
         _show(map(str, submission.write_submission(own, label, target, answers)))

@@ -61,9 +61,9 @@ def posbench(
         method: A name such as ``rope2d``, a class path, a :class:`vitlab.PosEmbed` or its class.
         data: Folder that holds CIFAR-10, as torchvision leaves it.
         folder: Where the cells are kept.
-        protocol: File or name of another protocol, such as ``imagenet100``; nothing is published of it, so anchors are
-            trained here.
-        anchors: Whether to train ``none`` and ``learned`` here instead of reading their published cells.
+        anchors: Whether to train ``none`` and ``learned`` here instead of reading their published cells. They are, too,
+            under a protocol of which these are not published.
+        protocol: File or name of another protocol, such as ``t2t``.
         trust_imports: Packages of yours that a class path may import.
         say: Receives a line for each cell.
 
@@ -74,12 +74,14 @@ def posbench(
     chosen = method_of(method)
     label = label_of(chosen)
     settings = read_protocol(protocol) if protocol else None
-    anchors = anchors or protocol is not None
     bench = Bench(Path(folder), Path(data) if data else None, settings, say)
     bench.check_kept(label)
-    notes = [] if anchors else check_anchor(bench)
+    references = published(protocol)
+    for name in references.complete():
+        references.check_kept(name)
+    anchors = anchors or not all(map(references.is_complete, bench.protocol["claims"]["against"]))
+    notes = [] if anchors else check_anchor(bench, references)
     bench.run(chosen, label)
-    references = published()
     if anchors:
         references = bench
         for name in bench.protocol["claims"]["against"]:
@@ -113,12 +115,12 @@ def method_of(method: Any) -> Method:
     return found
 
 
-def check_anchor(bench: Bench) -> list[str]:
-    """Train the published anchor cell again, and return what its difference means for the comparison.
+def check_anchor(bench: Bench, known: Bench) -> list[str]:
+    """Train the published anchor cell of ``known`` again, and return what its difference means for the comparison.
 
     No line if its predictions are the same to the bit.
     """
-    anchor, known = bench.protocol["anchor"], published()
+    anchor = bench.protocol["anchor"]
     name, cell = anchor["method"], f"{anchor['training']}-{anchor['seed']}"
     theirs = known.record(name, cell)
     if theirs is None:

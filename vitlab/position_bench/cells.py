@@ -14,7 +14,13 @@ from vitlab.class_paths import name_and_args
 from vitlab.errors import UsageError
 from vitlab.layers.pos_embed import POS_EMBEDS
 from vitlab.position_bench.pictures import Split, folder_photos, glyphs, photos
-from vitlab.position_bench.protocol import FOLDER, digest_of_file, protocol_digest, registered_protocol
+from vitlab.position_bench.protocol import (
+    digest_of_file,
+    evidence_of,
+    protocol_digest,
+    read_protocol,
+    registered_protocol,
+)
 from vitlab.position_bench.training import (
     Method,
     answers_of,
@@ -287,6 +293,10 @@ def label_of(method: Method) -> str:
     return re.sub(r"[^\w.+-]+", "_", "_".join(words))
 
 
-def published() -> Bench:
-    """Return the bench whose evidence the package ships."""
-    return Bench(FOLDER / "evidence")
+def published(protocol: str | None = None) -> Bench:
+    """Return the bench whose evidence is published, of which methods may be missing.
+
+    Args:
+        protocol: Name or file of another protocol than the registered one.
+    """
+    return Bench(evidence_of(protocol), protocol=read_protocol(protocol) if protocol else None)

@@ -46,17 +46,35 @@ def read_protocol(name: str) -> dict[str, Any]:
     Raises:
         UsageError: There is none, or it is incomplete.
     """
-    path = next((each for each in (Path(name), FOLDER / f"{name}.yaml") if each.is_file()), None)
-    if path is None:
-        known = [each.stem for each in sorted(FOLDER.glob("*.yaml"))]
-        raise UsageError(f"`--protocol {name}`: there is no such file, and vitlab ships {', '.join(known)}")
-    found = read_yaml(path, "--protocol")
+    found = read_yaml(_file_of(name), "--protocol")
     if (base := found.pop("base", None)) not in (None, "protocol"):
         raise UsageError(f"`--protocol {name}`: `base` must be `protocol`, the registered one, got {base!r}")
     found = registered_protocol() | found if base else found
     if missing := sorted(set(registered_protocol()) - set(found)):
         raise UsageError(f"`--protocol {name}` lacks {', '.join(missing)}")
     return found
+
+
+def evidence_of(name: str | None = None) -> Path:
+    """Return the folder of the evidence of a protocol, which lies beside its file; nothing may be published yet.
+
+    Args:
+        name: As of :func:`read_protocol`; None is the registered one.
+
+    Example:
+        >>> evidence_of("t2t").relative_to(FOLDER).as_posix()
+        't2t/evidence'
+    """
+    path = _file_of(name or "protocol")
+    return path.parent / "evidence" if path == FOLDER / "protocol.yaml" else path.with_suffix("") / "evidence"
+
+
+def _file_of(name: str) -> Path:
+    path = next((each for each in (Path(name), FOLDER / f"{name}.yaml") if each.is_file()), None)
+    if path is None:
+        known = [each.stem for each in sorted(FOLDER.glob("*.yaml"))]
+        raise UsageError(f"`--protocol {name}`: there is no such file, and vitlab ships {', '.join(known)}")
+    return path
 
 
 def classes_of_photos(protocol: Mapping[str, Any]) -> int:

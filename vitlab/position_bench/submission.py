@@ -9,7 +9,7 @@ import numpy as np
 
 from vitlab.errors import UsageError
 from vitlab.position_bench.cells import Bench, best_rate, rates_left, tuned_on
-from vitlab.position_bench.protocol import FOLDER, TASKS, digest_of_file
+from vitlab.position_bench.protocol import TASKS, digest_of_file, evidence_of
 from vitlab.position_bench.training import Method, scores_of
 from vitlab.runs.atomic import atomic_folder, write_text
 
@@ -17,11 +17,15 @@ FACTS = ("card", "cost")
 MANIFEST = "MANIFEST.json"
 
 
-def answers_kept(bench: Bench) -> dict[str, Any]:
-    """Return the right answers of each task: published with the evidence, so that no images are needed."""
-    path = FOLDER / "evidence" / "answers.npz"
+def answers_kept(protocol: str | None = None) -> dict[str, Any]:
+    """Return the right answers of each task: published with the evidence, so that no images are needed.
+
+    Raises:
+        UsageError: Nothing is published under this protocol.
+    """
+    path = evidence_of(protocol) / "answers.npz"
     if not path.is_file():
-        raise UsageError("the answers of posbench are not published yet: verify and submit need its evidence")
+        raise UsageError(f"`--protocol {protocol}`: nothing is published under it that verify and submit could read")
     with np.load(path) as kept:
         return {name: kept[name] for name in TASKS}
 
@@ -33,7 +37,7 @@ def problems_of(bench: Bench, label: str, answers: dict[str, Any]) -> list[str]:
     validation images chose, and predictions or scores that were edited.
 
     Args:
-        bench: The folder, under the registered protocol.
+        bench: The folder.
         label: The method.
         answers: The right answers of each task.
     """
