@@ -23,15 +23,16 @@ LOOK = 8  # batches between two checks of the clock, on which processes have to 
 
 
 class Checkpoint(callbacks.Checkpoint):
-    """Keep ``last.ckpt``, the one before it as ``previous.ckpt``, and that of the best epoch as ``best.ckpt``.
+    """Keep ``last.ckpt``, the one before it as ``previous.ckpt``, and that of the best validation as ``best.ckpt``.
 
     Lightning's ``ModelCheckpoint`` overwrites the only good file. This callback writes a new file, syncs and renames
     it, so every name holds a complete checkpoint whenever the process ends. ``manifest.json`` has their checksums. A
-    thread writes from a copy in host memory while training continues.
+    thread writes from a copy in host memory while training continues. A validation within an epoch, as
+    ``trainer.val_check_interval`` asks for, is saved at once if it is the best: later steps change the weights.
 
     Args:
-        monitor: Metric that decides which epoch is best; null is the default of the task.
-        mode: Whether the best epoch has the smallest or the largest value; null is the default of the task.
+        monitor: Metric that decides which validation is best; null is the default of the task.
+        mode: Whether the best validation has the smallest or the largest value; null is the default of the task.
         every_n_epochs: Epochs between two checkpoints; the last epoch is always saved.
         every_n_steps: Steps between two additional checkpoints within an epoch; 0 for none.
         every_minutes: Minutes between two additional checkpoints within an epoch; 0 for none.
@@ -58,6 +59,9 @@ class Checkpoint(callbacks.Checkpoint):
         self.every_n_steps, self.every_minutes = every_n_steps, every_minutes
         self.best_score: float | None = None
         self.best_epoch: int | None = None
+        self.best_step: int | None = None  # None in checkpoints of before, which were saved at the end of an epoch
+        self._validated: int | None = None  # step of the last validation
+        self._owed = False  # a save was due when a validation was, and follows it
         self.directory = Path("checkpoints")
         self._loader_state: dict[str, Any] | None = None
         self._schedules: int | None = None  # in the resumed checkpoint
@@ -111,10 +115,11 @@ class Checkpoint(callbacks.Checkpoint):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save within an epoch if it is time, but not between its last batch and its validation."""
-        between_steps = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
-        if batch_idx + 1 < trainer.num_training_batches and between_steps and self._is_due(trainer, batch_idx):
-            self.save(trainer, ["last"], is_last=False)
+        """Save within an epoch if it is time, but not between a batch and its validation: a resume would skip that."""
+        if between_steps(trainer, batch_idx) and self._is_due(trainer, batch_idx):
+            self._owed = validation_follows(trainer)
+            if not self._owed:
+                self.save(trainer, ["last"], is_last=False)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save a finished epoch, after its validation."""
@@ -125,12 +130,13 @@ class Checkpoint(callbacks.Checkpoint):
     def save_epoch(self, trainer: L.Trainer, is_last: bool = True) -> None:
         """Save a finished epoch, also as the best if it is the best so far."""
         improved = self._improved(trainer)
-        if improved:
-            self.best_epoch = trainer.current_epoch
         self.save(trainer, ["last", "best"] if improved else ["last"], is_last)
 
     def on_validation_end(self, trainer: Any, pl_module: L.LightningModule) -> None:
-        """Refuse a metric that does not exist before the first step, not after the first epoch."""
+        """Save if it was within an epoch and is the best so far.
+
+        Refuse a metric that does not exist before the first step, not after the first epoch.
+        """
         if self.monitor is None:  # a module of the user without a monitor
             self.monitor = next((name for name in ("val/loss", "val_loss") if name in trainer.callback_metrics), None)
         monitors = [("checkpoint.monitor", self.monitor)] if self.monitor else []
@@ -144,21 +150,29 @@ class Checkpoint(callbacks.Checkpoint):
         self.mode = self.mode or interface.better(pl_module, self.monitor)
         if self.monitor in trainer.callback_metrics and self.mode is None:
             raise UsageError(f"`checkpoint.mode` must be min or max, to define the best {self.monitor}")
+        if trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        self._validated = trainer.global_step
+        if between_steps(trainer, trainer.fit_loop.epoch_loop.batch_idx):
+            improved, owed, self._owed = self._improved(trainer), self._owed, False
+            if improved or owed:
+                self.save(trainer, ["last", "best"] if improved else ["last"], is_last=False)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best epoch so far and its score."""
-        return {"best_score": self.best_score, "best_epoch": self.best_epoch}
+        """Return the best validation so far: its score, epoch and step."""
+        return {"best_score": self.best_score, "best_epoch": self.best_epoch, "best_step": self.best_step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the best epoch so far and its score."""
+        """Restore the best validation so far."""
         self.best_score, self.best_epoch = state_dict["best_score"], state_dict["best_epoch"]
+        self.best_step = state_dict.get("best_step")
 
     def _improved(self, trainer: L.Trainer) -> bool:
-        if self.monitor not in trainer.callback_metrics:
-            return False  # there was no validation yet
+        if self.monitor not in trainer.callback_metrics or self._validated != trainer.global_step:
+            return False  # these weights were not validated
         score = float(trainer.callback_metrics[self.monitor])
         if self.best_score is None or (score < self.best_score if self.mode == "min" else score > self.best_score):
-            self.best_score = score
+            self.best_score, self.best_epoch, self.best_step = score, trainer.current_epoch, trainer.global_step
             return True
         return False
 
@@ -233,6 +247,18 @@ class Checkpoint(callbacks.Checkpoint):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Wait until all checkpoints are written."""
         self.settle(trainer)
+
+
+def between_steps(trainer: Any, batch_idx: int) -> bool:
+    """Return whether a batch ended a step within an epoch: not its last, whose end saves, nor an accumulated one."""
+    within = batch_idx + 1 < trainer.num_training_batches
+    return within and (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+
+
+def validation_follows(trainer: Any) -> bool:
+    """Return whether a validation follows the batch that has just ended; not known where a clock decides."""
+    loop, by_clock = trainer.fit_loop, getattr(trainer, "_val_check_time_interval", None) is not None
+    return not by_clock and bool(loop.epoch_loop._should_check_val_fx(loop._data_fetcher))
 
 
 def _check_finite(trainer: L.Trainer) -> None:

@@ -9,7 +9,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from vitlab.callbacks.checkpoint import Checkpoint
+from vitlab.callbacks.checkpoint import Checkpoint, between_steps, validation_follows
 from vitlab.errors import Stopped
 from vitlab.runs import guard
 from vitlab.runs.interrupt import STOPPING, TWICE
@@ -57,12 +57,12 @@ class StopOnSignal(Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save within an epoch and exit; after its last batch, leave this to validation or the end of the epoch."""
+        """Save within an epoch and exit; where a validation or the end of the epoch follows, leave this to them."""
         if not self._begun:
             self._begun = True
             guard.enter(None)  # from now on a signal waits for the step, to save it
-        between_steps = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
-        if batch_idx + 1 < trainer.num_training_batches and between_steps and (number := self._signal(trainer)):
+        alone = between_steps(trainer, batch_idx) and not validation_follows(trainer)
+        if alone and (number := self._signal(trainer)):
             if self.checkpoint is not None:
                 self.checkpoint.save(trainer, ["last"])
             raise Stopped(number)

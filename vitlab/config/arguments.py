@@ -155,19 +155,23 @@ def as_arguments(values: Mapping[str, Any] | None) -> list[str]:
     from vitlab.config.trust import trust_classes
 
     used: list[str] = []
-    words = [f"--{key}={_as_yaml(written(key, value, used))}" for key, value in (values or {}).items()]
+    words = [f"--{key}={as_yaml(written(key, value, used))}" for key, value in (values or {}).items()]
     trust_classes(used)
     return words
 
 
-def _as_yaml(value: Any, is_inside: bool = False) -> str:
-    """Return a value as a flag takes it; text inside of a list or mapping needs quotes."""
+def as_yaml(value: Any, is_inside: bool = False) -> str:
+    """Return a value as a flag takes it; text inside of a list or mapping needs quotes.
+
+    >>> as_yaml(None), as_yaml("rope2d"), as_yaml({"scheduling": {"0": 2}})
+    ('null', 'rope2d', '{"scheduling": {"0": 2}}')
+    """
     import yaml
 
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(str(key))}: {_as_yaml(one, True)}" for key, one in value.items()) + "}"
+        return "{" + ", ".join(f"{json.dumps(str(key))}: {as_yaml(one, True)}" for key, one in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(_as_yaml(one, True) for one in value)}]"
+        return f"[{', '.join(as_yaml(one, True) for one in value)}]"
     if isinstance(value, str) and not is_inside:
         return value  # as it would be typed: a text flag takes "12" as text, and quotes as part of it
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,5 +1,6 @@
 """Tabulate finished runs, averaged over seeds."""
 
+import shlex
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import yaml
 
 from vitlab.class_paths import choice_text
-from vitlab.config.arguments import config_paths
+from vitlab.config.arguments import as_yaml, config_paths
 from vitlab.config.keys import key_of
 from vitlab.errors import UsageError
 from vitlab.models.sizes import PUBLISHED
@@ -174,4 +175,4 @@ def command_of(facts: Record, overrides: dict[str, Any] | None) -> str:
 
 
 def _words(settings: dict[str, Any]) -> list[str]:
-    return [f"--{key}={value}" for key, value in settings.items() if key_of(key).table]
+    return [shlex.quote(f"--{key}={as_yaml(value)}") for key, value in settings.items() if key_of(key).table]

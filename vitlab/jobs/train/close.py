@@ -66,7 +66,8 @@ def _close(job: Job, reached: Reached, seconds: float) -> None:
         values = {k.removeprefix("val/"): v for k, v in best.items() if k not in ("step", "epoch", "attempt")}
         facts = {**checkpoint_facts(path), **protocol_of(job.data), "epoch": keeper.best_epoch}
         job.run.update("results.json", val={**values, **facts})
-        lines.append(f"best epoch {best['epoch'] + 1}: {metrics_text(values, 'validation images')}")
+        step = "" if job.trainer.val_check_batch == job.trainer.num_training_batches else f", step {best['step']}"
+        lines.append(f"best epoch {best['epoch'] + 1}{step}: {metrics_text(values, 'validation images')}")
     elif keeper.best_epoch is None and keeper.monitor:
         lines.append(_never_validated(job))
     lines += divergence(job)

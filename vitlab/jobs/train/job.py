@@ -65,7 +65,7 @@ class Reached:
     """What a training has reached, read from the files that it has written.
 
     Args:
-        best: Row of the best epoch's validation, with its epoch; empty if there is none.
+        best: Row of the best validation, with its epoch and step; empty if there is none.
         ending: Why the training ended; None if the run does not say.
     """
 
@@ -77,4 +77,6 @@ class Reached:
         """Return what a job has reached, once its training has ended without an error."""
         keeper = job.keeper
         rows = [row for row in job.run.rows() if keeper and keeper.monitor in row and row["epoch"] == keeper.best_epoch]
+        if keeper and keeper.best_step is not None:
+            rows = [row for row in rows if row["step"] == keeper.best_step]
         return cls(rows[-1] if rows else {}, job.run.record.get("ending"))
