@@ -6,13 +6,14 @@ import lightning as L
 import pytest
 import torch
 from test_stop import signalled
-from tiny import fit, loader, task, trainer
+from tiny import NETWORK, fit, loader, task, trainer
 from torch.utils.data import DataLoader
 
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.ema import EMA
 from vitlab.callbacks.stop import StopOnSignal
 from vitlab.errors import Stopped
+from vitlab.tasks import LinearProbe
 
 WITHIN = {
     "in each epoch": {"val_check_interval": 2},
@@ -50,8 +51,8 @@ class Continued(DataLoader):
         self.start = state["done"]
 
 
-def batches():
-    return Continued(loader().dataset, batch_size=4)
+def batches(size=4):
+    return Continued(loader().dataset, batch_size=size)
 
 
 def rising(model):
@@ -100,3 +101,43 @@ def test_a_resume_repeats_and_skips_no_validation_within_an_epoch(tmp_path, opti
     assert again.state_dict() == best.state_dict()
     ends = [torch.load(tmp_path / name / "checkpoints/last.ckpt", weights_only=True) for name in ("whole", "cut")]
     assert all(torch.equal(ends[0]["state_dict"][k], ends[1]["state_dict"][k]) for k in ends[0]["state_dict"])
+
+
+def test_a_resume_within_an_epoch_accumulates_as_many_batches_as_before(tmp_path):
+    """Lightning does not begin the epoch again, where its scheduler of accumulation is asked."""
+
+    def parts():
+        keeper = Checkpoint()
+        return [L.pytorch.callbacks.GradientAccumulationScheduler({0: 2}), StopOnSignal(keeper), keeper]
+
+    whole = fit(tmp_path / "whole", *parts(), train=batches(size=2), max_epochs=1)
+    with pytest.raises(Stopped):
+        fit(tmp_path, *parts(), model=signalled(signal.SIGTERM, step=2), train=batches(size=2), max_epochs=1)
+    seen = trainer(tmp_path, *parts(), max_epochs=1)
+    last = tmp_path / "checkpoints/last.ckpt"
+    seen.fit(task(), batches(size=2), loader(batch=6), ckpt_path=last, weights_only=True)
+    assert seen.global_step == whole.global_step == 3
+
+
+def test_the_network_of_a_linear_probe_is_without_dropout_in_each_step_also_after_a_resume_within_an_epoch(tmp_path):
+    def probe(cut=0):
+        task, modes = LinearProbe(**NETWORK, dropout=0.5), []
+        loss = task.train_loss
+
+        def noting(*given):
+            modes.append(task.net.training)
+            if len(modes) == cut:
+                signal.raise_signal(signal.SIGTERM)
+            return loss(*given)
+
+        task.train_loss = noting
+        return task, modes
+
+    keeper, (task, modes) = Checkpoint(), probe(cut=2)
+    with pytest.raises(Stopped):
+        fit(tmp_path, StopOnSignal(keeper), keeper, model=task, train=batches())
+    keeper, (task, rest) = Checkpoint(), probe()
+    seen = trainer(tmp_path, keeper)
+    last = tmp_path / "checkpoints/last.ckpt"
+    seen.fit(task, batches(), loader(batch=6), ckpt_path=last, weights_only=True)
+    assert [*modes, *rest] == [False] * 6

@@ -81,10 +81,14 @@ class Checkpoint(callbacks.Checkpoint):
             trainer.strategy.checkpoint_io = BackgroundCheckpointIO()
 
     def on_train_start(self, trainer: Any, pl_module: L.LightningModule) -> None:
-        """Start the clock, and restore the position of the training loader.
+        """Start the clock, and restore the position of the training loader, and how many batches a step accumulates.
 
-        Lightning restores it too early if the schedule has asked for the number of steps.
+        Lightning restores the former too early if the schedule has asked for the number of steps, and the latter only
+        where an epoch begins.
         """
+        for callback in trainer.callbacks:
+            if isinstance(callback, callbacks.GradientAccumulationScheduler):
+                callback.on_train_epoch_start(trainer)
         if self._schedules not in (None, len(trainer.lr_scheduler_configs)):
             ours = len(trainer.lr_scheduler_configs)
             raise UsageError(

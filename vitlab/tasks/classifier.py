@@ -119,7 +119,7 @@ class LinearProbe(Classifier):
         for name, parameter in self.net.named_parameters():
             parameter.requires_grad = name.startswith("head.")
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_start(self) -> None:  # not where an epoch starts: a resume within one would train with dropout
         self.net.eval()
 
 
