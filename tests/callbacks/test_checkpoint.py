@@ -6,8 +6,7 @@ import lightning as L
 import pytest
 import torch
 from test_stop import signalled
-from tiny import NETWORK, fit, loader, task, trainer
-from torch.utils.data import DataLoader
+from tiny import NETWORK, batches, fit, loader, task, trainer
 
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.ema import EMA
@@ -31,28 +30,6 @@ class Validations(L.Callback):
     def on_validation_end(self, trainer, pl_module):
         if not trainer.sanity_checking:
             self.seen.append((trainer.global_step, float(trainer.callback_metrics["val/loss"])))
-
-
-class Continued(DataLoader):
-    """A loader that goes on after the batches that it has delivered, as those of vitlab do."""
-
-    done = start = 0
-
-    def __iter__(self):
-        self.done, self.start = self.start, 0
-        for batch in list(super().__iter__())[self.done :]:
-            self.done += 1
-            yield batch
-
-    def state_dict(self):
-        return {"done": self.done % len(self)}
-
-    def load_state_dict(self, state):
-        self.start = state["done"]
-
-
-def batches(size=4):
-    return Continued(loader().dataset, batch_size=size)
 
 
 def rising(model):

@@ -2,10 +2,12 @@ import re
 import sys
 
 import pytest
+import torch
 from lightning.pytorch.callbacks import Checkpoint
-from tiny import fit, loader, task, trainer
+from tiny import batches, fit, loader, task, trainer
 
 from vitlab.callbacks import console as shown
+from vitlab.callbacks.checkpoint import Checkpoint as VitlabCheckpoint
 from vitlab.callbacks.console import Console, EpochTable, EvaluationConsole
 from vitlab.callbacks.record import RunRecord
 from vitlab.runs.directory import RunDir
@@ -133,6 +135,16 @@ def test_the_bar_of_an_epoch_counts_its_batches_and_closes(tmp_path, lines, bars
     fit(tmp_path, *recorded(tmp_path), enable_progress_bar=True)
     assert [(bar.desc, bar.total, bar.n) for bar in bars] == [("epoch 1/2", 3, 3), ("epoch 2/2", 3, 3)]
     assert all(bar.disable for bar in bars)  # tqdm's mark of a closed bar
+
+
+def test_the_bar_of_an_epoch_that_is_resumed_within_goes_on_where_it_was(tmp_path, lines, bars):
+    fit(tmp_path, VitlabCheckpoint(every_n_steps=1), train=batches(), max_epochs=1, limit_train_batches=2)
+    saved = torch.load(tmp_path / "checkpoints/previous.ckpt", weights_only=True)
+    assert saved["global_step"] == 1
+    seen = trainer(tmp_path, VitlabCheckpoint(), *recorded(tmp_path), enable_progress_bar=True)
+    previous = tmp_path / "checkpoints/previous.ckpt"
+    seen.fit(task(), batches(), loader(batch=6), ckpt_path=previous, weights_only=True)
+    assert [(bar.desc, bar.initial, bar.n) for bar in bars] == [("epoch 1/2", 1, 3), ("epoch 2/2", 0, 3)]
 
 
 def test_a_failure_leaves_no_unfinished_bar(tmp_path, bars):

@@ -22,6 +22,29 @@ def loader(images=IMAGES, batch=4):
     return DataLoader(TensorDataset(images, torch.arange(len(images)) % 3), batch_size=batch)
 
 
+class Continued(DataLoader):
+    """A loader that goes on after the batches that it has delivered, as those of vitlab do."""
+
+    done = start = 0
+
+    def __iter__(self):
+        self.done, self.start = self.start, 0
+        for batch in list(super().__iter__())[self.done :]:
+            self.done += 1
+            yield batch
+
+    def state_dict(self):
+        return {"done": self.done % len(self)}
+
+    def load_state_dict(self, state):
+        self.start = state["done"]
+
+
+def batches(size=4):
+    """Return such a loader that a resume within an epoch continues."""
+    return Continued(loader().dataset, batch_size=size)
+
+
 def trainer(folder, *callbacks, **options):
     """Return a trainer of two epochs whose root is ``folder``."""
     usual = {"max_epochs": 2, "log_every_n_steps": 2, "accelerator": "cpu", "logger": False}

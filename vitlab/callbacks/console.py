@@ -33,9 +33,9 @@ class Bar(ProgressBar):
         """Show nothing; Lightning calls this on all processes except the first."""
         self.quiet = True
 
-    def _open(self, total: float, title: str | None = None) -> None:
+    def _open(self, total: float, title: str | None = None, done: int = 0) -> None:
         if not (self.quiet or self.hidden) and sys.stderr is not None and sys.stderr.isatty():
-            self.bar = tqdm(total=total, desc=title, leave=False, mininterval=0.2)
+            self.bar = tqdm(total=total, desc=title, initial=done, leave=False, mininterval=0.2)
 
     def _close(self) -> None:
         if self.bar is not None:
@@ -115,6 +115,12 @@ class Console(Bar):
         self.record = record
         self._table = EpochTable()
         self._shown: dict[str, float] = {}  # the row that the bar shows now
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Open the bar of an epoch that is resumed in its middle: Lightning does not start it again."""
+        if trainer.fit_loop.restarted_mid_epoch:
+            done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+            self._open(trainer.num_training_batches, _place(trainer), done)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Open the bar of the epoch."""

@@ -85,10 +85,8 @@ class RunRecord(Callback):
         self._speed = Speed(dict(self.run.model) if trainer.is_global_zero else {}, trainer)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Reset the sums of the last epoch, unless this resumes the middle of an epoch."""
-        self.validated = {}
-        if not trainer.fit_loop.restarted_mid_epoch:
-            self.epoch_sums = {}
+        """Reset the sums of the last epoch; a resume within an epoch does not start it again."""
+        self.validated, self.epoch_sums = {}, {}
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
