@@ -118,3 +118,12 @@ def test_the_network_of_a_linear_probe_is_without_dropout_in_each_step_also_afte
     last = tmp_path / "checkpoints/last.ckpt"
     seen.fit(task, batches(), loader(batch=6), ckpt_path=last, weights_only=True)
     assert [*modes, *rest] == [False] * 6
+
+
+@pytest.mark.parametrize("how", [True, "link"])
+def test_lightnings_own_checkpoints_are_whole_beside_those_of_the_run(tmp_path, how):
+    own = L.pytorch.callbacks.ModelCheckpoint(tmp_path / "own", save_top_k=2, monitor="val/loss", save_last=how)
+    fit(tmp_path, Checkpoint(every_n_steps=1), own, max_epochs=4, val_check_interval=2)
+    for path in (*own.best_k_models, own.last_model_path, tmp_path / "checkpoints/last.ckpt"):
+        assert torch.load(path, weights_only=True)["state_dict"]
+    assert len(own.best_k_models) == 2 and (tmp_path / "checkpoints/best.ckpt").is_file()

@@ -35,6 +35,12 @@ REFUSED = [
     (["--trainer.callbacks+=StochasticWeightAveraging", "--trainer.callbacks.swa_lrs=0.1"], "callbacks+=EMA"),
     (["--trainer.callbacks+=LearningRateMonitor"], "add --trainer.logger=CSVLogger"),
     (["--trainer.callbacks+=DeviceStatsMonitor"], "add --trainer.logger=CSVLogger"),
+    (
+        ["--trainer.callbacks+=RichProgressBar"],
+        "beside the bar and the table of epochs",
+    ),
+    (["--trainer.callbacks+=BackboneFinetuning"], "--model=LinearProbe trains the head alone"),
+    (["--trainer.barebones=true"], "`vitlab bench model` measures speed"),
     (["--trainer.plugins=AsyncCheckpointIO"], "leave it out"),
     (["--trainer.logger=CSVLoger"], 'did you mean "CSVLogger"?'),
 ]
@@ -56,7 +62,14 @@ def test_a_logger_that_is_not_installed_is_named_in_one_line(capsys, monkeypatch
 @pytest.mark.slow
 def test_loggers_monitors_profilers_and_early_stopping_work_by_name_and_are_shown(capsys):
     pytest.importorskip("psutil", reason="DeviceStatsMonitor needs it")
-    callbacks = ["LearningRateMonitor", "DeviceStatsMonitor", "ModelSummary", "EarlyStopping"]
+    callbacks = [
+        "LearningRateMonitor",
+        "DeviceStatsMonitor",
+        "ModelSummary",
+        "Timer",
+        "ModelCheckpoint",
+        "EarlyStopping",
+    ]
     words = [
         *FIT,
         "--name=all",
@@ -78,7 +91,7 @@ def test_loggers_monitors_profilers_and_early_stopping_work_by_name_and_are_show
     assert (
         "lr-AdamW" in table.read_text() and "DeviceStatsMonitor.on_train_batch_start/cpu_percent" in table.read_text()
     )
-    assert list(logs.glob("*/events.out.tfevents*"))
+    assert list(logs.glob("*/events.out.tfevents*")) and list(logs.glob("*/checkpoints/*.ckpt"))
     assert "Trainable params" in shown
     assert "FIT Profiler Report" in shown and "more lines are in train.log" in shown
     assert "Profile stats for: run_training_epoch" in Path("runs/all/train.log").read_text()

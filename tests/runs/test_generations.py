@@ -85,6 +85,7 @@ def test_a_damaged_last_does_not_push_out_the_good_one_before(tmp_path):
 
 def test_a_file_that_cannot_be_written_is_reported_and_removed(tmp_path):
     files = BackgroundCheckpointIO()
+    files.finish = print  # as a callback that waits for it
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
@@ -104,6 +105,7 @@ def test_other_errors_of_saving_are_not_called_disk_errors(tmp_path, monkeypatch
 
     monkeypatch.setattr(generations.torch, "save", no_memory)
     files = BackgroundCheckpointIO()
+    files.finish = print
     files.save_checkpoint({}, tmp_path / WRITING)
     with pytest.raises(RuntimeError, match="CUDA error"):
         files.wait()
@@ -146,6 +148,7 @@ def test_a_folder_that_cannot_be_made_is_not_called_full(tmp_path):
     """Before, the line said that 0.0 MB are free, and to make room."""
     (tmp_path / "checkpoints").touch()
     files = BackgroundCheckpointIO()
+    files.finish = print
     files.save_checkpoint({"w": torch.zeros(9)}, tmp_path / "checkpoints" / WRITING)
     said = files.wait() or ""
     assert "File exists; it needs 0.0 MB" in said and " 0.0 MB are free" not in said
@@ -161,5 +164,6 @@ def test_a_failure_is_reported_even_if_the_disk_is_gone(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", gone)
     monkeypatch.setattr(generations.shutil, "disk_usage", gone)
     files = BackgroundCheckpointIO()
+    files.finish = print
     files.save_checkpoint({"w": torch.zeros(9)}, tmp_path / WRITING)
     assert "Input/output error; it needs 0.0 MB. What was saved before is intact" in (files.wait() or "")

@@ -9,6 +9,7 @@ from lightning.pytorch.plugins import AsyncCheckpointIO
 
 from vitlab.config.parser import class_at
 from vitlab.errors import UsageError
+from vitlab.tasks.base import Task
 
 _REFUSED: dict[type, str] = {
     callbacks.LearningRateFinder: (
@@ -20,6 +21,7 @@ _REFUSED: dict[type, str] = {
     callbacks.StochasticWeightAveraging: (
         "averages the weights after the last checkpoint, so they are never saved; use --trainer.callbacks+=EMA"
     ),
+    callbacks.ProgressBar: "would stand beside the bar and the table of epochs that vitlab shows; leave it out",
     AsyncCheckpointIO: "finishes a checkpoint after vitlab has verified it; leave it out",
 }
 _NEED_A_LOGGER = (callbacks.LearningRateMonitor, callbacks.DeviceStatsMonitor)
@@ -55,12 +57,15 @@ def _redirect(arguments: Any, run: Path) -> None:
             arguments[name] = value and f"file:{(run / 'mlruns').absolute()}"
 
 
-def check_callbacks(trainer: Namespace) -> None:
-    """Refuse callbacks that train something other than the record says, or that have no logger to write to.
+def check_callbacks(trainer: Namespace, task: type) -> None:
+    """Refuse callbacks that train something other than the record says, or lack what they need.
 
     Args:
         trainer: The trainer's part of a parsed configuration.
+        task: Class of the module that it trains.
     """
+    if trainer.get("barebones"):
+        raise UsageError("`trainer.barebones` keeps no record and no checkpoint; `vitlab bench model` measures speed")
     for given in (trainer.get("callbacks"), trainer.get("plugins")):
         for part in given if isinstance(given, list) else [given]:
             if not isinstance(part, Namespace):
@@ -73,4 +78,9 @@ def check_callbacks(trainer: Namespace) -> None:
                 raise UsageError(
                     f"`{cls.__name__}` needs a logger: add --trainer.logger=CSVLogger "
                     "(metrics.jsonl has the learning rate in any case)"
+                )
+            if issubclass(cls, callbacks.BackboneFinetuning) and issubclass(task, Task):
+                raise UsageError(
+                    f"`{cls.__name__}` trains the `backbone` of a module, and {task.__name__} has none: "
+                    "--model=LinearProbe trains the head alone, --model.layer_decay the lower blocks less"
                 )

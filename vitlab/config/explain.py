@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from enum import Enum
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,7 @@ class _Writer(yaml.SafeDumper):
     pass
 
 
+_Writer.add_multi_representer(Enum, lambda writer, value: writer.represent_data(value.value))  # in defaults
 _Writer.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$"), [*"-+0123456789"]
 )

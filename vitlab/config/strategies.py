@@ -97,14 +97,17 @@ class FullyShard(ModelParallelStrategy):
         flat = {key: value.detach().clone() for key, value in _pop_tensors(checkpoint).items()}
         content = snapshot(checkpoint, {})
         size = sum(tensor.nbytes for tensor in flat.values())
-        self.checkpoint_io.begin(partial(self._write, flat, folder, content, path), path, size)
-        if self.checkpoint_io.finish is None and (failure := self.checkpoint_io.wait()):  # no callback waits for it
+        finish = self.checkpoint_io.take_finish()
+        self.checkpoint_io.begin(partial(self._write, flat, folder, content, path, finish), path, size)
+        if finish is None and (failure := self.checkpoint_io.wait()):  # no callback waits for it
             raise NotSaved(failure)
 
-    def _write(self, flat: dict[str, torch.Tensor], folder: Path, content: dict[str, Any], path: Path) -> None:
+    def _write(
+        self, flat: dict[str, torch.Tensor], folder: Path, content: dict[str, Any], path: Path, finish: Any
+    ) -> None:
         files = write_shards(flat, folder, self.global_rank, self._writers)
         if self.is_global_zero:
-            self.checkpoint_io.write(content | {"shards": {"folder": folder.name, "files": files}}, path)
+            self.checkpoint_io.write(content | {"shards": {"folder": folder.name, "files": files}}, path, finish)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Read the part of the shards that this process needs; older runs have unsharded weights."""

@@ -39,10 +39,11 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
     """Write and sync a checkpoint in a thread, from a copy, while training continues.
 
     Lightning's own writes through TMPDIR, and copies if that is another file system. Other processes would not see an
-    error that the writing process raises, so :meth:`wait` returns it.
+    error that the writing process raises, so :meth:`wait` returns it. A save without ``finish``, such as that of
+    Lightning's ModelCheckpoint, has nobody who waits for it, and is written at once.
     """
 
-    finish: Callable[..., None] | None = None  # what the thread does after writing the file
+    finish: Callable[..., None] | None = None  # what the thread does after writing the next file
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,8 +61,15 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Copy ``checkpoint`` and start to write it; the copy takes host memory until it is written."""
-        content = snapshot(checkpoint, {})
-        self.begin(partial(self.write, content, Path(path)), Path(path), tensor_bytes(content))
+        content, finish = snapshot(checkpoint, {}), self.take_finish()
+        self.begin(partial(self.write, content, Path(path), finish), Path(path), tensor_bytes(content))
+        if finish is None and (failure := self.wait()):
+            raise NotSaved(failure)
+
+    def take_finish(self) -> Callable[..., None] | None:
+        """Return what is done after writing the next file, for that file alone."""
+        finish, self.finish = self.finish, None
+        return finish
 
     def begin(self, work: Callable[[], None], path: Path, size: int) -> None:
         """Start ``work``, which writes ``size`` bytes to ``path``, in the thread."""
@@ -82,21 +90,21 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
             raise error
         return failure
 
-    def write(self, content: dict[str, Any], path: Path) -> None:
-        """Write and sync a file, and give it its names; again if somebody removes it or its folder meanwhile."""
+    def write(self, content: dict[str, Any], path: Path, finish: Callable[..., None] | None) -> None:
+        """Write and sync a file, and ``finish`` it; again if somebody removes it or its folder meanwhile."""
         try:
-            self._write(content, path)
+            self._write(content, path, finish)
         except FileNotFoundError:
-            self._write(content, path)
+            self._write(content, path, finish)
 
-    def _write(self, content: dict[str, Any], path: Path) -> None:
+    def _write(self, content: dict[str, Any], path: Path, finish: Callable[..., None] | None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
             torch.save(content, file)
             file.flush()
             os.fsync(file.fileno())
-        if self.finish:
-            self.finish(**{key: content[key] for key in ("shards",) if key in content})
+        if finish:
+            finish(**{key: content[key] for key in ("shards",) if key in content})
 
     def _run(self, work: Callable[[], None], path: Path, size: int) -> None:
         try:

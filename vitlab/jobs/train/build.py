@@ -177,7 +177,7 @@ class FitCLI(VitlabCLI):
 
     def before_instantiate_classes(self) -> None:
         """Choose the run directory and point the loggers to it, without writing anything."""
-        check_callbacks(self.config.trainer)
+        check_callbacks(self.config.trainer, class_at(self.config.model.class_path))
         self._read_images_of_weights()
         self.config_text = self._as_text()
         values = flatten_as_typed(yaml.safe_load(self.config_text))
