@@ -7,6 +7,7 @@ import pytest
 import torch
 from test_stop import signalled
 from tiny import NETWORK, batches, fit, loader, task, trainer
+from torch.utils.data import DataLoader, IterableDataset
 
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.ema import EMA
@@ -127,3 +128,16 @@ def test_lightnings_own_checkpoints_are_whole_beside_those_of_the_run(tmp_path, 
     for path in (*own.best_k_models, own.last_model_path, tmp_path / "checkpoints/last.ckpt"):
         assert torch.load(path, weights_only=True)["state_dict"]
     assert len(own.best_k_models) == 2 and (tmp_path / "checkpoints/best.ckpt").is_file()
+
+
+def test_a_loader_without_a_length_ends_its_epochs_as_others_do(tmp_path):
+    class Stream(IterableDataset):
+        def __iter__(self):
+            yield from loader().dataset
+
+    with pytest.raises(ValueError, match=r"`trainer\.max_steps` must be set: .* the images have no number"):
+        fit(tmp_path, train=DataLoader(Stream(), batch_size=4))
+    keeper, saved = Checkpoint(every_n_steps=1), []
+    keeper.save = lambda trainer, names, is_last=True: saved.append((trainer.global_step, is_last))
+    fit(tmp_path, keeper, train=DataLoader(Stream(), batch_size=4), max_epochs=2, max_steps=6)
+    assert saved == [(1, False), (2, False), (3, False), (4, False), (5, False), (6, True)]

@@ -56,5 +56,5 @@ def trainer(folder, *callbacks, **options):
 def fit(folder, *callbacks, model=None, train=None, **options):
     """Train, and return the trainer."""
     at_work = trainer(folder, *callbacks, **options)
-    at_work.fit(model or task(), train or loader(), loader(batch=6))
+    at_work.fit(model or task(), loader() if train is None else train, loader(batch=6))
     return at_work

@@ -255,7 +255,7 @@ class Checkpoint(callbacks.Checkpoint):
 
 def between_steps(trainer: Any, batch_idx: int) -> bool:
     """Return whether a batch ended a step within an epoch: not its last, whose end saves, nor an accumulated one."""
-    within = batch_idx + 1 < trainer.num_training_batches
+    within = not trainer.fit_loop.epoch_loop._num_ready_batches_reached()  # also where a loader has no length
     return within and (batch_idx + 1) % trainer.accumulate_grad_batches == 0
 
 

@@ -123,6 +123,8 @@ def schedule(recipe: Mapping[str, Any], steps: float, epochs: int) -> Callable[[
         steps: Number of training steps.
         epochs: Number of epochs; 0 or less if only steps are limited.
     """
+    if steps == float("inf") and epochs > 0:
+        raise ValueError("`trainer.max_steps` must be set: the schedule needs an end, and the images have no number")
     if not 0 < steps < float("inf"):
         raise ValueError("`trainer.max_epochs` or `trainer.max_steps` must be set: the schedule needs an end")
     shape, args = name_and_args("lr_scheduler", recipe["lr_scheduler"], SchedulerSpec.__annotations__)
