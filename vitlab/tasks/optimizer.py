@@ -123,7 +123,7 @@ def schedule(recipe: Mapping[str, Any], steps: float, epochs: int) -> Callable[[
         steps: Number of training steps.
         epochs: Number of epochs; 0 or less if only steps are limited.
     """
-    if steps == float("inf") and epochs > 0:
+    if steps == -1 and epochs > 0:  # as Lightning estimates
         raise ValueError("`trainer.max_steps` must be set: the schedule needs an end, and the images have no number")
     if not 0 < steps < float("inf"):
         raise ValueError("`trainer.max_epochs` or `trainer.max_steps` must be set: the schedule needs an end")
