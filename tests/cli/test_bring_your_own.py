@@ -251,7 +251,11 @@ WRONG = {
     "batches of another form": ([*NET, "--data=userpkg.wrong.Dicts"], "net.py, line"),
     "batches that a task of vitlab does not take": (
         [*VIT, *FACTS, "--data=userpkg.wrong.Dicts"],
-        "userpkg.wrong.Dicts is {image: tensor (16, 1, 8, 8), label: tensor (16,)}",
+        "userpkg.wrong.Dicts for train is {image: tensor (16, 1, 8, 8), label: tensor (16,)}",
+    ),
+    "two loaders for validation": (
+        [*VIT, *FACTS, "--data=userpkg.wrong.TwoLoaders"],
+        "Classifier takes one loader for validation, one for tests, and userpkg.wrong.TwoLoaders gives several",
     ),
     "data that do not say their size": ([*VIT, *BARS], "Bars does not define `data.img_size`: set --model.img_size"),
     "a position embedding that is none": (
@@ -275,6 +279,15 @@ def test_a_module_that_cannot_be_trained_is_refused_in_one_line_and_leaves_nothi
     assert main(["fit", *arguments, *SHORT, "--name=wrong", "--trust_imports=userpkg"]) == 2
     assert answer in one_line(capsys)
     assert not Path("runs/wrong").exists()
+
+
+@pytest.mark.parametrize(("model", "says"), [(VIT, "for test is {image: tensor (16, 1, 8, 8)"), (NET, "net.py, line")])
+def test_a_batch_that_a_test_does_not_take_is_named_in_one_line(model, says, capsys):
+    words = [*model, *FACTS[: None if model is VIT else 0], "--data=userpkg.wrong.OtherTests"]
+    assert main(["fit", *words, *SHORT, "--name=other", "--trust_imports=userpkg"]) == 0
+    capsys.readouterr()
+    assert main(["test", "other", "--trust_imports=userpkg"]) == 2
+    assert says in one_line(capsys)
 
 
 def test_the_page_runs_as_it_stands(capsys, monkeypatch):

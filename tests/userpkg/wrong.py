@@ -33,3 +33,13 @@ class Dicts(Bars):
         return DataLoader(samples, batch_size=self.batch)
 
     val_dataloader = train_dataloader
+
+
+class TwoLoaders(Bars):
+    def val_dataloader(self):
+        return [super().val_dataloader(), self.test_dataloader()]
+
+
+class OtherTests(Bars):
+    def test_dataloader(self):
+        return Dicts.train_dataloader(self)

@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from vitlab.errors import UsageError, what_failed
 from vitlab.jobs.checkpoint import checkpoint_facts, load_checkpoint, misfit
 from vitlab.jobs.restore import evaluation_args
 from vitlab.jobs.train.close import protocol_of
+from vitlab.jobs.train.endings import explain_mismatch
 from vitlab.jobs.train.facts import check_grid, has_grid
 from vitlab.jobs.train.wandb import add_result
 from vitlab.models.load import load_weights
@@ -152,12 +154,19 @@ def _run(cli: VitlabCLI, command: Command, path: Path | None) -> None:
     measure = getattr(cli.trainer, command)
     try:
         measure(cli.model, datamodule=cli.datamodule, ckpt_path=path, weights_only=True, verbose=False)
-    except RuntimeError as error:
-        raise misfit(path, error) from error
     except FileNotFoundError as error:
         if path is None or str(path) not in str(error):
             raise
         raise OSError(errno.EIO, "it cannot be opened now", str(path)) from error  # Lightning: not found
+    except Exception as error:
+        if "loading state_dict" in str(error) and isinstance(error, RuntimeError):
+            raise misfit(path, error) from error
+        frames = traceback.extract_tb(error.__traceback__)
+        in_step = not isinstance(error, UsageError) and any("evaluation_loop.py" in frame.filename for frame in frames)
+        sentence = explain_mismatch(error, cli.model, cli.datamodule, SPLITS[command]) if in_step else None
+        if sentence is None:
+            raise
+        raise UsageError(sentence) from error
 
 
 def _load_shards(cli: VitlabCLI, checkpoint: Path) -> bool:

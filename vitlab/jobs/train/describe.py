@@ -66,9 +66,9 @@ def _teacher_line(task: Distillation) -> str:
 
 def _data_line(data: Any) -> str:
     if not isinstance(data, ImageData):
-        known = "by its `fingerprint`" if hasattr(data, "fingerprint") else "not recorded: it has no `fingerprint`"
+        known = "recorded by its" if hasattr(data, "fingerprint") else "not recorded, as it has no"
         place = "a run resumed within an epoch sees other batches, unless the loader has `state_dict`"
-        return f"{path_of(data)}; its samples are recorded {known}; {place}"
+        return f"{path_of(data)}; its samples are {known} `fingerprint`; {place}"
     data.compare_with_test()
     facts = data.fingerprint()
     splits = facts["splits"]

@@ -208,13 +208,14 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
-def explain_mismatch(error: Exception, task: Any, data: Any) -> str | None:
+def explain_mismatch(error: Exception, task: Any, data: Any, split: str = "train") -> str | None:
     """Return where the first step failed and what a batch holds; None if it is not a mismatch of task and data.
 
     Args:
-        error: The error of the first step.
+        error: The error of the first step, or of an evaluation.
         task: The LightningModule.
         data: The LightningDataModule.
+        split: Whose loader gave the batch: ``train``, ``val`` or ``test``.
     """
     if isinstance(task, Task) and deals_samples(data):
         return None
@@ -223,17 +224,24 @@ def explain_mismatch(error: Exception, task: Any, data: Any) -> str | None:
     what = " ".join(f"{type(error).__name__}: {error}".split())[:400]
     if not isinstance(error, TypeError | ValueError | LookupError | AttributeError | RuntimeError | AssertionError):
         return None
+    if isinstance(error, torch.OutOfMemoryError) or is_out_of_memory(error) or lost_loader(error):
+        return None
+    if isinstance(task, Task) and "You provided multiple `" in what:  # Lightning, of loaders
+        return (
+            f"{type(task).__name__} takes one loader for validation, one for tests, and {path_of(data)} gives several: "
+            "give one, such as that of a ConcatDataset, and `vitlab test RUN --data=...` for the others"
+        )
     if isinstance(task, Task):
         return (
             f"{type(task).__name__} takes batches of images (B, C, H, W) and targets (B,), and the first of "
-            f"{path_of(data)} is {_first(data)}: {what}"
+            f"{path_of(data)} for {split} is {_first(data, split)}: {what}"
         )
-    return f"{path_of(task)} does not train on {path_of(data)}: {what}"
+    return f"{path_of(task)} does not take what {path_of(data)} gives for {split}: {what}"
 
 
-def _first(data: Any) -> str:
+def _first(data: Any, split: str) -> str:
     try:
-        return structure_of(next(iter(data.train_dataloader())))
+        return structure_of(next(iter(getattr(data, f"{split}_dataloader")())))
     except Exception as error:  # the user's code may raise anything
         return f"not available ({type(error).__name__})"
 
