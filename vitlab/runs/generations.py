@@ -64,7 +64,11 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
         self.begin(partial(self.write, content, Path(path)), Path(path), tensor_bytes(content))
 
     def begin(self, work: Callable[[], None], path: Path, size: int) -> None:
-        """Start ``work``, which writes ``size`` bytes to ``path``, in the thread."""
+        """Start ``work``, which writes ``size`` bytes to ``path``, in the thread.
+
+        Raises:
+            NotSaved: The checkpoint before it could not be written.
+        """
         if failure := self.wait():  # an earlier checkpoint failed
             raise NotSaved(failure)
         self._place = f" into {path.parent}"
