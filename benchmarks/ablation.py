@@ -81,7 +81,7 @@ def main(rounds: int) -> None:
         f"{process.core_count()} cores, Python {platform.python_version()}; medians of {rounds} cells "
         "each way, in turns.",
         f"The cell is `{CONFIG}`, two and a half seconds of training.",
-        f"Load of the machine at the end: {os.getloadavg()[0]:.1f}; on a busy one CPU seconds say more.",
+        f"Load of the machine at the end: {os.getloadavg()[0]:.1f}; on a busy machine, CPU seconds say more.",
         "",
         table(rows, columns),
         "",

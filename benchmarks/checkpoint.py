@@ -113,12 +113,13 @@ def main() -> None:
         f"ViT-S with Adam's moments, {size / 1e6:.0f} MB; all kinds of a table in turn, {ROUNDS} times, on one machine "
         f"with {torch.get_num_threads()} threads: `python benchmarks/checkpoint.py FILE`. Ratios: medians over rounds.",
         "",
-        "One process; the background costs the host a copy of the state in memory while it writes:",
+        "One process; in the background, writing costs the host a copy of the state in memory:",
         "",
         *table(one),
         "",
-        "Two processes that shard the network (`fsdp2`), to one disk. Whole: gathered and written by the first. "
-        "Sharded: each writes its own (`torch.distributed.checkpoint`), which is what vitlab does, in the background:",
+        "Two processes that shard the network (`fsdp2`), to one disk. *Whole*: the first process gathers and writes "
+        "everything. *Sharded*: each writes its own part (`torch.distributed.checkpoint`), which is what vitlab does, "
+        "in the background:",
         "",
         *table(two),
     ]

@@ -51,9 +51,9 @@ def main() -> None:
         "# What compiling costs and gives",
         "",
         f"Forward and backward of a batch of 8 images of 96 x 96 pixels with stochastic depth, torch "
-        f"{torch.__version__}, {torch.get_num_threads()} threads. The first step compiles; nothing was in torch's "
-        f"caches. Then {ROUNDS} steps of all kinds in turn: speed relative to plain, median of the rounds, and "
-        "what all but one at either end lie between. "
+        f"{torch.__version__}, threads: {torch.get_num_threads()}. The first step compiles; nothing was in torch's "
+        f"caches. Then {ROUNDS} steps of all kinds in turn: speed relative to plain, the median of the rounds, and "
+        "the range of the rounds without the fastest and the slowest. "
         f"`{COMMAND} FILE`.",
         "",
         "| network | compiled | first step, CPU s | speed of later steps |",

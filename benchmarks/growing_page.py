@@ -73,8 +73,8 @@ def measure(limit: float) -> str:
         lines.append(f"| {name} | {wall:.2f} | {own:.2f} | {own / cpu:.2%} |")
     wall, own = sum(spent.values())
     lines.append(f"| both | {wall:.2f} | {own:.2f} | {own / cpu:.2%} |")
-    words = f"{kept} validations are kept at the end. Timed from outside, every hook"
-    return "\n".join([*lines, "", f"{words}; each of the two has a share of 1 %.", ""])
+    words = f"{kept} validations are kept at the end. All hooks of both are timed from outside."
+    return "\n".join([*lines, "", f"{words} Each of the two tries to stay within 1 % of the CPU time.", ""])
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python benchmarks/known_answers.py [FILE.md]
 
-It takes a minute or two. The networks and the questions are those of `tests/known_answers/`.
+It takes some minutes of one core. The networks and the questions are those of `tests/known_answers/`.
 """
 
 import sys

@@ -55,7 +55,7 @@ one machine with {cores} cores share {cells} cells that do nothing for {work:g} 
 takes {latency:g} ms longer, as over NFS. The machine was shared: its load was {load[0]:.1f} before, and
 {load[1]:.1f} at the end with these workers. *A take* is the time until a worker has its next cell; its CPU time
 is its own; the rest is waiting for files and for a core, of which these workers have few. With a core for each worker
-a take would be its calls and its CPU time. *Busy* is the share of their time that workers spend inside of cells.
+a take would be its calls and its CPU time. *Busy* is the share of their time that workers spend in cells.
 
 """
 

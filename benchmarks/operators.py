@@ -70,7 +70,7 @@ def main() -> None:
         "# Where a training step's time goes",
         "",
         f"Share of the CPU time of torch's operators in {STEPS} forward and backward passes at 224 x 224 pixels, in "
-        "percent, and the time of a step in float32 relative to bfloat16 (autocast). In bfloat16 attention may run as "
+        "percent, and the time of a step in float32 relative to bfloat16 (autocast). In bfloat16, attention may run as "
         f"products. {machine_line(facts())}. `{COMMAND} FILE`.",
         "",
         "| network | dtype | " + " | ".join(kinds) + " | fp32 / bf16 |",

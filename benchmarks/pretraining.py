@@ -99,14 +99,14 @@ def write(rows: list[dict[str, Any]]) -> None:
     headings |= {"probe on their mean, %": "{mean}", "20 neighbors of the mean, %": "{knn}", "RankMe": "{rankme}"}
     text = f"""# What pre-training without labels is worth
 
-Accuracy on the 10,000 test images of Fashion-MNIST of a logistic regression, and of the vote of 20 neighbors, from
+Accuracy on the 10,000 test images of Fashion-MNIST. A logistic regression (the probe) and a vote of 20 neighbors use
 10,000 training images with their labels. Features are the 16 patch tokens of width 96 after the last block: side by
 side, as the pixels are, or their mean, which forgets where things are. The regression's weight decay is chosen on
-validation images, for each row and seed. MAE and DINO saw all 54,000 images without labels, by
-`configs/pretrain/mae_fashion_mnist.yaml` and `dino_fashion_mnist.yaml`: about two minutes of a CPU core each. The
-random network is theirs before training. The probe on all tokens was added after that on the mean had stayed below
-pixels for DINO on validation images. There, with seed 0, DINO's recipe was chosen among 15 and MAE's among 4.
-Mean and 95 % interval over seeds (t). RankMe of the mean lies in 1 to 96.
+validation images, for each row and seed. MAE and DINO saw all 54,000 images without labels, for about two minutes of a
+CPU core each, with `configs/pretrain/mae_fashion_mnist.yaml` and `dino_fashion_mnist.yaml`. The random network is the
+same one before training. We added the probe on all tokens when, on validation images, the probe on the mean had stayed
+below pixels for DINO. On those images, with seed 0, we also chose DINO's recipe among 15 and MAE's among 4.
+Mean and 95 % t interval over seeds. RankMe of the mean lies between 1 and 96.
 Again: `python benchmarks/pretraining.py ROOT` with `pretraining.json` moved away.
 
 {table(lines, headings)}

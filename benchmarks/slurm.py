@@ -28,8 +28,8 @@ HEAD = """\
 
 Measured by `make slurm` on {date}, commit {commit}: {version}, two nodes on the loopback address of one machine, each
 with eight declared cores and GPUs, which are empty files; jobs train {steps} steps on the CPU, one every two seconds.
-*Equal* means: each step is recorded once, and the final weights are to the bit those of a job of as many processes that
-nothing happened to. Slurm holds a requeued job for the lifetime of a credential, 15 s here and 120 s by default.
+*Equal* means: each step is recorded once, and the final weights are equal, to the bit, to those of an undisturbed job
+with as many processes. Slurm holds a requeued job for the lifetime of a credential, 15 s here and 120 s by default.
 
 | what happened | jobs | starts | found | must be |
 |---|---|---|---|---|

@@ -103,9 +103,10 @@ def write(rows: list[dict[str, Any]]) -> None:
     logs = "\n".join(f"- `{line['config']}`, seed 0: {line['losses']}; {line['machine']}" for line in lines)
     text = f"""# Time to a stated accuracy
 
-How soon a ViT or a T2T-ViT gets there, to be beaten. A run counts from the start of its process to the end, with
-imports, data, checkpoints and validation; accuracy is that of its last epoch on the whole test split, one look at each
-image. A goal is reached if the median of five seeds reaches it. Medians; accuracy with its least and most.
+How soon a ViT or a T2T-ViT reaches an accuracy. Can you beat it? The time of a run goes from the start of its process
+to the end, with imports, data, checkpoints and validation. Accuracy is that of the last epoch on the whole test split,
+from one view of each image. A goal is reached if the median of five seeds reaches it. The table shows
+medians, and the least and the largest accuracy.
 
 {table(lines, columns)}
 
@@ -135,8 +136,9 @@ def _ideas(rows: list[dict[str, Any]]) -> str:
 ## What each idea is worth
 
 `{rows[0]["config"]}` for four epochs (`{" ".join(SHORT)}`), then with one change at a time. Accuracy on the
-3,000 validation images, a number a seed (its standard error is 0.6), and the mean CPU time. The other values are not
-tuned again for a change. `python benchmarks/speedruns.py CONFIG ideas --data.root DIR`.
+3,000 validation images, one number for each of two seeds (the images alone give it a standard error of 0.5 to 0.7), and
+the mean CPU time. Nothing else is tuned again for a change, and differences below one point
+may be chance. `python benchmarks/speedruns.py CONFIG ideas --data.root DIR`.
 
 {table(lines, columns)}
 """

@@ -1,4 +1,4 @@
-"""Each token learns what its row and column add to it, as a small network of the two coordinates says.
+"""An additive position embedding: a small network maps the row and column of a patch to what its token receives.
 
 vitlab posbench coordinates.Coordinates --trust_imports coordinates --data DIR
 """

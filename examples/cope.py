@@ -12,7 +12,9 @@ from vitlab.layers import Attention, PosEmbed
 
 
 class CoPE(Attention):
-    """Attention with a bias by the sum of the gates from a key to the last one, between whole numbers interpolated.
+    """Attention whose position of a key is the sum of the gates from it to the last key.
+
+    The bias of a sum between two whole positions is interpolated.
 
     Args:
         dim: Token width D.

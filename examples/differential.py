@@ -13,12 +13,12 @@ from vitlab.layers import Attention, PosEmbed
 
 
 class Differential(Attention):
-    """Attention whose weights are softmax(q1 k1) - lambda softmax(q2 k2), with a norm of each head.
+    """Attention whose weights are softmax(q1 k1) - lambda softmax(q2 k2), followed by a normalization of each head.
 
     Args:
         dim: Token width D.
-        num_heads: Number of heads A; their width is even.
-        layer: Index of the block, which lambda starts by.
+        num_heads: Number of heads A, whose width must be even.
+        layer: Index of the block, from 0, which sets about which value lambda starts.
         **attention: Passed to :class:`Attention`.
     """
 

@@ -1,4 +1,4 @@
-"""Linear attention, whose cost grows with the number of tokens and not its square; Katharopoulos et al. 2020.
+"""Linear attention: its cost grows with the number of tokens, not with the square of it; Katharopoulos et al. 2020.
 
 arXiv:2006.16236. vitlab fit --config vit --model.attn=linear.Linear --trust_imports linear
 """
@@ -10,9 +10,9 @@ from vitlab.layers import Attention, PosEmbed
 
 
 class Linear(Attention):
-    """Attention with weights f(q) f(k) / sum f(q) f(k), f = elu + 1, of which only f(k) v is summed over the tokens.
+    """Attention with weights f(q) f(k) / sum f(q) f(k), where f = elu + 1; it sums f(k) v over the tokens only once.
 
-    A position embedding must not act on the logits: there are none.
+    There are no logits, so a position embedding that acts on them is refused with a ``ValueError``.
     """
 
     def weigh(self, q: Tensor, k: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor:
@@ -23,7 +23,7 @@ class Linear(Attention):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor:
         """Map queries ``(B, A, L, d)``, keys and values to ``(B, A, L, d)``."""
-        if "weigh" in vars(self):  # somebody watches the weights
+        if "weigh" in vars(self):  # an analysis records the weights
             return super().mix(q, k, v, pos_embed, layer)
         q, k = self.features(q, k, pos_embed, layer)
         return q @ (k.mT @ v) / (q @ k.sum(dim=2, keepdim=True).mT)
@@ -31,5 +31,5 @@ class Linear(Attention):
     def features(self, q: Tensor, k: Tensor, pos_embed: PosEmbed, layer: int) -> tuple[Tensor, Tensor]:
         """Return positive features of queries and keys, ``(B, A, L, d)`` each."""
         if self.position_bias(q, k, pos_embed, layer) is not None:
-            raise ValueError(f"linear attention has no logits, on which {type(pos_embed).__name__} acts: take another")
+            raise ValueError(f"linear attention has no logits for {type(pos_embed).__name__} to act on: take another")
         return F.elu(q) + 1, F.elu(k) + 1

@@ -18,6 +18,9 @@ class PRoPE(RoPE2d):
         num_prefix_tokens: Number of prefix tokens P.
         theta: Base of the frequencies.
         p: Share of the frequencies that rotate, from the highest; 1 is :class:`RoPE2d`, 0 has no positions.
+
+    Raises:
+        ValueError: ``p`` is not from 0 to 1.
     """
 
     def __init__(

@@ -33,7 +33,11 @@ class RelativeValues(Attention):
         self.values = nn.Parameter(torch.zeros(count, dim // num_heads))
 
     def offsets(self, pos_embed: PosEmbed, device: torch.device) -> Tensor:
-        """Return the row of the tables for each query and key, ``(L, L)``."""
+        """Return the row of the tables for each query and key, ``(L, L)``.
+
+        Raises:
+            ValueError: Tokens are missing, in another order, or of several images.
+        """
         if pos_embed.order is not None or pos_embed.owner is not None:
             raise ValueError("RelativeValues needs all tokens of one grid in their places")
         (h, w), P = self.sides, self.num_prefix_tokens

@@ -12,10 +12,11 @@ from vitlab.layers import Attention, PosEmbed
 
 
 class RoPEPlus(Attention):
-    """Attention with twice as many heads of the same queries, keys and values: by the real part, then the imaginary.
+    """Attention with two maps of each head, one from the real part and one from the imaginary part of its products.
 
-    With a pair of channels as a complex number, the logits are the real part of q conj(k), as ever, and its imaginary
-    part, for which queries turn by -90 degrees. Pairs are neighbors, as those of rope2d and rope_mixed are by default.
+    With a pair of channels as a complex number, the logits of the first map are the real part of q conj(k), as in
+    plain attention. Those of the second are its imaginary part, for which queries turn by -90 degrees. Pairs are
+    neighbors, as those of rope2d and rope_mixed are by default.
     This is the paper's RoPE++ of equal cache (EC).
 
     Args:

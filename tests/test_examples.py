@@ -122,7 +122,7 @@ def test_linear_attention_is_the_formula_of_the_paper_and_refuses_what_acts_on_l
         y[:, :, i] = (weights[..., None] * v.movedim(2, 0)).sum(0) / weights.sum(0)[..., None]
     torch.testing.assert_close(attn(x, PosEmbed(), 0), attn.proj(y.transpose(1, 2).flatten(2)))
     torch.testing.assert_close((attn.weights(x, PosEmbed(), 0) @ v), y)
-    with pytest.raises(ValueError, match="has no logits, on which Alibi2d acts"):
+    with pytest.raises(ValueError, match="has no logits for Alibi2d to act on"):
         attn(x, build_pos_embed("alibi2d", (1, 5), 8, 2, 1, 0).double(), 0)
 
 

@@ -20,7 +20,7 @@ _COLUMNS = {
 
 
 def speed_table(folder: Path) -> str:
-    """Return one row per network and precision: our speed and memory relative to a plain network or the best peer."""
+    """Return one row per network and precision: our speed and memory relative to the fastest of the others."""
     found, rows = _read(folder), speed_rows(folder)
     keys = dict.fromkeys((row["model"], row["dtype"]) for row in rows if row["contender"] != "vitlab")
     lines = [_line([row for row in rows if (row["model"], row["dtype"]) == key]) for key in keys]
@@ -47,18 +47,20 @@ def _read(folder: Path) -> list[dict[str, Any]]:
 
 
 def _line(rows: list[dict[str, Any]]) -> dict[str, str]:
-    """Return the cells of one network and precision, against the fastest of the others in training."""
-    others = [row for row in rows if row["contender"] != "vitlab" and "compiled" not in row["contender"]]
-    best = max(others, key=lambda row: (row["mode"] == "train", row["ratio"]))["contender"]
-    line = {"model": rows[0]["model"], "dtype": rows[0]["dtype"], "against": best}
-    shares = []
+    """Return the cells of one network and precision, in each mode against the one of the others that we beat least."""
+    line, bests, shares = {"model": rows[0]["model"], "dtype": rows[0]["dtype"]}, [], []
     for mode in ("fwd", "train"):
-        pair = {row["contender"]: row for row in rows if row["mode"] == mode and row["contender"] in ("vitlab", best)}
-        if len(pair) == 2:
-            found = compare({name: row["all_seconds"] for name, row in pair.items()}, best)["vitlab"]
-            line[mode] = "{ratio:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]".format(**found)
-            if all("memory" in row for row in pair.values()):
-                shares.append(pair["vitlab"]["memory"] / pair[best]["memory"])
+        own = {row["contender"]: row for row in rows if row["mode"] == mode and "compiled" not in row["contender"]}
+        others = [name for name in own if name != "vitlab"]
+        if "vitlab" not in own or not others:
+            continue
+        times = {name: row["all_seconds"] for name, row in own.items()}
+        found = {name: compare({who: times[who] for who in ("vitlab", name)}, name)["vitlab"] for name in others}
+        bests.append(min(others, key=lambda name: found[name]["ratio"]))
+        line[mode] = "{ratio:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]".format(**found[bests[-1]])
+        if all("memory" in own[name] for name in ("vitlab", bests[-1])):
+            shares.append(own["vitlab"]["memory"] / own[bests[-1]]["memory"])
+    line["against"] = " / ".join(dict.fromkeys(bests))
     if len(shares) == 2:
         line["memory"] = "{:.2f} / {:.2f}".format(*shares)
     return line

@@ -27,7 +27,7 @@ ELASTIC = """
 ## Elastic training
 
 torchrun ends all processes of a group when one is lost, and starts them again; what the others had in memory is
-gone. So the snapshot is the last checkpoint, and `--checkpoint.every_n_steps=1` loses at most one step a kill.
+gone. So training continues from the last checkpoint, and `--checkpoint.every_n_steps=1` loses at most one step a kill.
 TorchFT's processes go on and heal the new one from a peer's memory, also on CPUs, and the global
 batch can be kept by dividing each batch by the number of participants (`tests/faults/elastic.py`). It is not part
 of `vitlab fit`: its quorum may change the number of processes at every step, while Lightning's strategy, the
@@ -89,7 +89,9 @@ def matrix(phases):
         for ranks in dict.fromkeys(cell.partition(", ")[2] for cell in cells):
             ends = [cells.get(f"{sent}, {ranks}", "") for sent in signals]
             lines.append(f"| {phase} | {ranks} | {' | '.join(ends)} |")
-    how = "Exit code and seconds; without a signal the limit was 4 s, the patience with a stopped process 2 s."
+    how = (
+        "Exit code and seconds. The limit of a phase without a signal was 4 s, the patience with a stopped process 2 s."
+    )
     return (
         f"\n## The end of each phase\n\n{how} {sum(len(cells) for _, cells in phases)} cells.\n\n"
         + "\n".join(lines)

@@ -1,6 +1,6 @@
 """The ablation laboratory: from a file that describes a comparison to a report with a verdict.
 
-It knows nothing about networks: it runs ``vitlab`` as a command and reads the run directories.
+It trains no network itself: it runs ``vitlab`` as a command and reads the run directories.
 """
 
 from typing import TYPE_CHECKING

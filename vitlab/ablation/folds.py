@@ -73,16 +73,16 @@ def cross_validate(
 ) -> Folds:
     """Train each unfinished fold and measure it on its part; the test split is not used.
 
-    Folds are those that a table names, or are drawn within classes by the hash of each image's name, groups of a table
-    together. They share
-    training images, so the interval over them is only a guide (Bengio and Grandvalet 2004).
+    Folds are those that a table names. Otherwise they are drawn within classes, by the hash of each image's name;
+    groups of a table stay together. Folds share training images, so the interval over them is only a guide (Bengio and
+    Grandvalet 2004).
 
     Args:
         configs: Config files or shipped names.
         settings: Dotted keys and values over them.
         folds: Number of folds to draw; default: those that the table of the data names in its column of folds, else 5.
         seed: Seed of every fold.
-        name: Of the directory ``runs/ablations/NAME``; default: ``cv-`` and the last config.
+        name: NAME of the directory ``runs/ablations/NAME``; default: ``cv-`` and the last config.
         workers: Folds at a time; default: one per GPU, or half of the cores.
         retry_failed: Whether to try failed folds again.
         say: Called with each line of progress.

@@ -86,6 +86,10 @@ class Lab:
         Args:
             workers: Probes and cells at a time; default: the file's.
             check: Also build every arm and compare their initial weights.
+
+        Raises:
+            UsageError: An arm cannot be built, cells belong on SLURM nodes and this is none, ``run.command`` is not
+                trusted, or this is exported evidence.
         """
         from vitlab.ablation.inference.plan import plan_of
 
@@ -116,6 +120,10 @@ class Lab:
             fail_fast: Start no new cells after a failure.
             retry_failed: Try the failed cells again.
             say: Called with each line of progress; with it, a terminal also shows a table.
+
+        Raises:
+            UsageError: An arm cannot be built, arms do not match and the file demands it, ``only`` names no level,
+                SLURM refuses the job, ``run.command`` is not trusted, or this is exported evidence.
         """
         ablation, count = self.ablation, self._workers(workers)
         record_version(ablation)
@@ -178,7 +186,7 @@ class Lab:
         """Freeze claims and protocol, and return digest, time and commit; reports list later changes.
 
         Raises:
-            UsageError: Another version is registered under this name, and a cell of it has started.
+            UsageError: Another version is registered under this name, and a cell or candidate of it was started.
         """
         from vitlab.ablation.evidence.protocol import register
 
@@ -193,7 +201,8 @@ class Lab:
             deep: Also evaluate kept weights again, and train one cell, drawn at random, again.
 
         Raises:
-            UsageError: No cell is done, so that there is nothing to recompute.
+            UsageError: No cell is done, so that there is nothing to recompute; or ``deep`` is asked of exported
+                evidence, which has no weights, or with a ``run.command`` that is not trusted.
         """
         from vitlab.ablation.evidence.verify import verify_evidence
 

@@ -72,7 +72,11 @@ def commands(ablation: Ablation, workers: int, only: Sequence[str], say: Say) ->
 def resolved_cells(
     ablation: Ablation, workers: int, only: Sequence[str], say: Say, stop: Callable[[], bool] = lambda: False
 ) -> list[Cell]:
-    """Resolve the arms and return their cells; refuse arms that do not match if the file demands it."""
+    """Resolve the arms and return their cells; refuse arms that do not match if the file demands it.
+
+    Raises:
+        UsageError: An arm cannot be built, arms do not match and the file demands it, or ``only`` names no level.
+    """
     from vitlab.ablation.inference.audit import mismatches
 
     say(f"{ablation.name}: {len(ablation.arms)} arms x {len(ablation.seeds)} seeds, {workers} at a time; resolving")

@@ -42,7 +42,11 @@ class KeepLines(argparse.HelpFormatter):
 
 
 def grid_of(text: str) -> tuple[int, int]:
-    """Return the row and column, or the rows and columns, that a flag names as ``3,4``."""
+    """Return the row and column, or the rows and columns, that a flag names as ``3,4``.
+
+    Raises:
+        argparse.ArgumentTypeError: The text is not two whole numbers.
+    """
     try:
         row, column = map(int, text.split(","))
     except ValueError:

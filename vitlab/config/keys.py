@@ -1,4 +1,4 @@
-"""The one table of which configuration keys define an experiment and which may change."""
+"""The table that says which configuration keys define an experiment, and which may change."""
 
 import hashlib
 import json

@@ -70,7 +70,11 @@ class FullyShard(ModelParallelStrategy):
         super().__init__(data_parallel_size=1, tensor_parallel_size=1)
 
     def setup_environment(self) -> None:
-        """Make one group of all processes, and shard the network when Lightning configures it."""
+        """Make one group of all processes, and shard the network when Lightning configures it.
+
+        Raises:
+            UsageError: The configuration has a plugin of its own that writes checkpoints.
+        """
         if (given := type(self.checkpoint_io)) not in (TorchCheckpointIO, BackgroundCheckpointIO):
             raise UsageError(f"`trainer.strategy=fsdp2` writes its checkpoints itself: leave {given.__name__} out")
         self.checkpoint_io: BackgroundCheckpointIO = BackgroundCheckpointIO()
@@ -91,7 +95,11 @@ class FullyShard(ModelParallelStrategy):
         return [one.average for one in task.trainer.callbacks if isinstance(one, EMA) and one.average]
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Start to write a copy of the shards on all processes; then rank 0 writes the file that lists them."""
+        """Start to write a copy of the shards on all processes; then rank 0 writes the file that lists them.
+
+        Raises:
+            NotSaved: The checkpoint could not be written, where no callback waits for it.
+        """
         path = Path(self.broadcast(filepath))
         folder = path.parent / self.broadcast(f"{FOLDER}{secrets.token_hex(4)}")
         flat = {key: value.detach().clone() for key, value in _pop_tensors(checkpoint).items()}

@@ -74,7 +74,11 @@ def allowed_imports() -> list[str]:
 
 
 def apply_trust_flags(args: list[str]) -> list[str]:
-    """Trust the packages of ``--trust_imports``, which every command takes, and return the other arguments."""
+    """Trust the packages of ``--trust_imports``, which every command takes, and return the other arguments.
+
+    Raises:
+        UsageError: A package is not named, missing, or fails to import.
+    """
     kept, words = [], iter(args)
     for word in words:
         flag, equals, value = word.partition("=")

@@ -44,6 +44,10 @@ def analyze(
         on_start: Called before each analysis with its name and the number of analyses done.
         formats: Formats of the figures.
         width: Width of the figures in print.
+
+    Raises:
+        UsageError: The run or its weights cannot be used. An analysis that does not apply is yielded with its
+            reason.
     """
     subject, place, weights = subject_at(of, view, arguments)
     if against:

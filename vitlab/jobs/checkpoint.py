@@ -47,7 +47,11 @@ def checkpoint_facts(path: Path) -> dict[str, Any]:
 
 
 def load_checkpoint(task: Any, checkpoint: Path) -> None:
-    """Load the weights of a checkpoint into a module."""
+    """Load the weights of a checkpoint into a module.
+
+    Raises:
+        UsageError: The weights do not fit the module.
+    """
     try:
         if has_grid(task) or checkpoint.suffix == ".safetensors":
             network(task).load_state_dict(read_weights(checkpoint).state_dict)

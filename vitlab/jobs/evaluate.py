@@ -84,6 +84,9 @@ def evaluate(
         quiet: Whether to hide the progress.
         with_training_images: Whether a split that changed since the training may contain training images.
         alone: Whether to use one device, however many the training used.
+
+    Raises:
+        UsageError: The weights do not fit, or the checkpoint was replaced by a training during the measurement.
     """
     split = SPLITS[command]
     _ = run.stored  # refuses a damaged file before the work

@@ -77,8 +77,9 @@ def export(
         opset: Version of ONNX's operators; None is torch's default.
 
     Raises:
-        UsageError: The format cannot represent this network, or the file cannot be written.
-        RunFailed: The outputs differ by more than 1e-4; nothing was written.
+        UsageError: The format cannot represent this network, an option does not go with it, or the folder of the file
+            cannot be written.
+        RunFailed: The outputs differ by more than 1e-4, or the disk is full or fails; nothing was written.
     """
     if dynamic not in DYNAMIC:
         raise UsageError(f"`dynamic` must be one of {', '.join(DYNAMIC)}, got {dynamic!r}")

@@ -113,6 +113,10 @@ def subject_at(source: str, view: View, arguments: Sequence[str] = ()) -> tuple[
             ships; a name of `vitlab models`, or ``timm:NAME``, ``hf:NAME``, ``torchvision:NAME``.
         view: Which part of it to analyze.
         arguments: Command-line arguments that change values of a run's configuration.
+
+    Raises:
+        UsageError: There is no such run or network, its weights do not fit, or ``view`` names weights or a size for
+            a run.
     """
     source = find_weights(source)
     if is_elsewhere(source):
@@ -126,7 +130,11 @@ def subject_at(source: str, view: View, arguments: Sequence[str] = ()) -> tuple[
 
 
 def named_subject(source: str, view: View, arguments: Sequence[str] = ()) -> Subject:
-    """Build a network that has no run, and prepare the images of ``view`` for it, or the data that are given."""
+    """Build a network that has no run, and prepare the images of ``view`` for it, or the data that are given.
+
+    Raises:
+        UsageError: There are no weights for it, or they do not fit.
+    """
     changes: dict[str, Any] = {"img_size": view.img_size} if view.img_size else {}
     transform, net = None, None
     name = name_of_network(source)

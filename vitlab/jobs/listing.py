@@ -54,14 +54,22 @@ class Condition(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> "Condition":
-        """Return the condition that is written as KEY=VALUE, or with another operator."""
+        """Return the condition that is written as KEY=VALUE, or with another operator.
+
+        Raises:
+            UsageError: The text is no condition.
+        """
         if not (found := _OPERATORS.fullmatch(text.strip().removeprefix("--"))):
             raise UsageError(f'`--where` must be KEY=VALUE, or have !=, <, <=, > or >= in place of =, got "{text}"')
         key, operator, value = found.groups()
         return cls(key_as_typed(key), operator, value.strip())
 
     def holds(self, row: Mapping[str, Any]) -> bool:
-        """Return whether the condition holds for a run; of what the run does not have, only ``!=`` holds."""
+        """Return whether the condition holds for a run; of what the run does not have, only ``!=`` holds.
+
+        Raises:
+            UsageError: A number of the run is to be ordered with text.
+        """
         have = row.get(self.key)
         if have is None and self.key not in row:
             return self.operator == "!="

@@ -49,6 +49,9 @@ def load_trained(source: str) -> Loaded:
     Args:
         source: What to load; a bare name is that of a run, ``vitlab:NAME`` a trained network that vitlab ships;
             ``timm:NAME``, ``hf:NAME`` and ``torchvision:NAME`` are those of other libraries.
+
+    Raises:
+        UsageError: There is no such run or file, or it does not say how to prepare images.
     """
     source = find_weights(source)
     if source.startswith(LIBRARIES):
@@ -75,7 +78,11 @@ def card_beside(path: Path) -> Path:
 
 
 def exported_card(path: Path) -> dict[str, Any]:
-    """Return what ``vitlab export`` says of the file that it wrote, in FILE.json beside it."""
+    """Return what ``vitlab export`` says of the file that it wrote, in FILE.json beside it.
+
+    Raises:
+        UsageError: There is no such file, or it is not one that ``vitlab export`` writes.
+    """
     beside = card_beside(path)
     try:
         facts = json.loads(beside.read_text())
@@ -143,7 +150,11 @@ def _prepared(net: Any, images: Mapping[str, Any]) -> Loaded:
 
 
 def load_pictures(place: str, most: int, data: Any) -> Tensor:
-    """Return up to ``most`` images of a folder or file, prepared as ``data`` does; report those that cannot be read."""
+    """Return up to ``most`` images of a folder or file, prepared as ``data`` does; report those that cannot be read.
+
+    Raises:
+        UsageError: None can be read.
+    """
     files, others = find_images([place])
     found, unread = [], dict(others)
     for file in files:

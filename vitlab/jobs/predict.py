@@ -49,6 +49,9 @@ def predict(
         features: Whether to return the pooled features, the input of the head, instead of its outputs.
 
     Only rank 0 returns a table.
+
+    Raises:
+        UsageError: The weights do not fit, or predictions of other processes are missing.
     """
     collector, bar = _Collector(topk), EvaluationConsole(quiet)
     settings = {"fast_dev_run": False, "limit_predict_batches": None, "use_distributed_sampler": False}
@@ -189,7 +192,11 @@ def _folders(files: list[str], chosen: Sequence[int]) -> list[str]:
 
 
 def predict_from_data(run: RunDir, checkpoint: Path, rest: list[str], quiet: bool) -> pd.DataFrame:
-    """Return the outputs for the samples of the data's ``predict_dataloader``, one row each, in order."""
+    """Return the outputs for the samples of the data's ``predict_dataloader``, one row each, in order.
+
+    Raises:
+        UsageError: The data belong to vitlab, which predicts image files; or ``predict_step`` returns no tensor.
+    """
     cli = restore(
         run, checkpoint, [*one_device(run), *rest], [EvaluationConsole(quiet)], default_root_dir=str(run.path)
     )

@@ -75,6 +75,9 @@ def training_args(run: RunDir | None, words: list[str], auto: bool) -> list[str]
         run: The run to resume; None for a new one.
         words: The arguments as given.
         auto: Whether the arguments are those of the run's first start, as with --auto_resume.
+
+    Raises:
+        UsageError: The configuration of the run to resume is missing or damaged.
     """
     if run is None:
         return words
@@ -91,7 +94,11 @@ def training_args(run: RunDir | None, words: list[str], auto: bool) -> list[str]
 
 
 def evaluation_args(run: RunDir, rest: Sequence[str], alone: bool = False) -> list[str]:
-    """Return the arguments that rebuild task and data of ``run`` without other output, if ``alone`` on one device."""
+    """Return the arguments that rebuild task and data of ``run`` without other output, if ``alone`` on one device.
+
+    Raises:
+        UsageError: An argument names a config: that of the run is used.
+    """
     if config_paths(list(rest)):
         raise UsageError(f"the configuration comes from {run.config}; change single values with --key=value")
     devices = one_device(run) if alone else []

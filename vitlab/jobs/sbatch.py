@@ -98,6 +98,9 @@ class Site:
         warn_seconds: Seconds between the warning and the limit; saving must fit in.
         sbatch: More options of sbatch by their long names, such as partition and account.
         setup: Lines of shell before training, such as ``module load cuda``.
+
+    Raises:
+        ValueError: A value is not one that sbatch takes, ``time`` is too short, or an option holds a secret.
     """
 
     time: str
@@ -119,7 +122,7 @@ class Site:
                 raise ValueError(f"`{name}` must be a whole number of at least 1, got {value!r}")
         if _seconds(self.time) <= (least := 2 * self.warn_seconds + EARLY):  # else warned before it has trained
             raise ValueError(
-                f"`time` must be more than twice `warn_seconds` and {EARLY} s, as Slurm may warn early: more than "
+                f"`time` must be more than twice `warn_seconds` plus {EARLY} s, as Slurm may warn early: more than "
                 f"{least} s, got {self.time} and {self.warn_seconds}"
             )
         if self.gpu_type is not None and not re.fullmatch(r"[\w.-]+", str(self.gpu_type)):
@@ -179,7 +182,11 @@ def _check_option(name: str, value: Any) -> None:
 
 
 def read_site(path: str, **given: Any) -> Site:
-    """Read the settings of a cluster; values of the command line override the file's."""
+    """Read the settings of a cluster; values of the command line override the file's.
+
+    Raises:
+        UsageError: There is no such file, a key is unknown, or a value is wrong.
+    """
     content = read_yaml(find_file(path, "--slurm"), "--slurm")
     known = [field.name for field in dataclasses.fields(Site)]
     for key in content:

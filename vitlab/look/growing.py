@@ -1,4 +1,4 @@
-"""The page of a small network that grows while it trains, without being asked for and for a hundredth of the time."""
+"""The page of a small network, written while it trains: nobody asks for it, and it takes a hundredth of the time."""
 
 import logging
 import time
@@ -39,6 +39,9 @@ class GrowingPage(Callback):
 
     Args:
         share: Largest share of the run's time.
+
+    Raises:
+        ValueError: ``share`` is not from 0 to 1.
 
     Example:
         >>> page = GrowingPage(share=0.01)

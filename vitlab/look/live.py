@@ -44,6 +44,9 @@ class LivePage(Callback):
     Args:
         pictures: Largest number of validation images whose attention is shown; 0 for none.
 
+    Raises:
+        ValueError: ``pictures`` is negative.
+
     Example:
         >>> LivePage(pictures=2).losses
         []

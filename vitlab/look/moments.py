@@ -37,7 +37,7 @@ class Moments(Callback):
     A file of ``moments/`` in the run holds, for one validation, the attention that the head's token pays in every layer
     and head, the cosines of the position vectors if there is a table, and the probabilities of the classes. Training
     does not change: no random numbers are drawn and nothing is differentiated. A validation is skipped where keeping it
-    would take more than one percent of the CPU time that the run has taken, and nothing is kept of large networks, of
+    would take more than ``share`` of the CPU time that the run has taken, and nothing is kept of large networks, of
     weights that are sharded or compiled, and of networks that are not vitlab's. ``vitlab fit`` adds this callback
     itself; one with ``share: 0`` in its place keeps nothing::
 
@@ -47,6 +47,9 @@ class Moments(Callback):
 
     Args:
         share: Largest share of the run's CPU time.
+
+    Raises:
+        ValueError: ``share`` is not from 0 to 1.
 
     Example:
         >>> Moments(share=0.005).kept
@@ -190,7 +193,7 @@ def moments_of(
 
     Args:
         run: The run directory.
-        images: How many validation images there are: of others, other eight were kept.
+        images: How many validation images there are; with another number, other images were kept.
         names: Of the classes; None for a network that predicts numbers.
         shape: The network's, as of :func:`vitlab.look.viewer.shape_of`.
         most: Validations that are returned at most, the first and the last among them.

@@ -59,7 +59,7 @@ def render(
         subjects: Networks with their pictures, for viewer, drawings and mistakes; those of runs first, in their order.
         pictures: Pictures of the viewer, at most.
         reload: Seconds after which the page loads itself again; 0 for never.
-        live: Split and predictions of runs that go on, in place of what they measured last; then maps are few, small.
+        live: Split and predictions of runs that still train, in place of the stored ones; then maps are few and small.
     """
     by_name = {subject.name: subject for subject in subjects}
     said = {name: (live or {}).get(name) or predictions_of(run) for name, run in runs.items()}

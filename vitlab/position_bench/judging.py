@@ -99,7 +99,7 @@ def score_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def score_text(values: Sequence[float] | None) -> str:
-    """Return the mean score of the seeds and its interval in per cent; ``n/a`` where there is none.
+    """Return the mean score of the seeds and its interval in percent; ``n/a`` where there is none.
 
     Example:
         >>> score_text([0.5, 0.5]), score_text(None)

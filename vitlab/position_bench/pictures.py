@@ -48,9 +48,9 @@ class Split(NamedTuple):
 def glyphs(count: int, seed: int) -> Split:
     """Return generated images: one channel, 32 x 32, marks that fill a token each, on noise.
 
-    A bright mark A and a dark mark B lie at any two places: the row and the column of A, and how many columns B is to
-    the right of it, are asked. Two further marks, neither bright nor dark, lie at the left and at the right border,
-    each with its pattern: how many rows the right one is below the left one is asked, too.
+    A bright mark A and a dark mark B lie at two places. The questions are the row and the column of A, and how many
+    columns B is to the right of A. Two further marks, neither bright nor dark, lie in the two leftmost and in the two
+    rightmost columns, each with its pattern. The last question is how many rows the right one is below the left one.
 
     Args:
         count: Number of images.
@@ -131,8 +131,8 @@ def as_floats(images: Tensor) -> Tensor:
 def folder_photos(root: Path, sizes: Mapping[str, int], side: int, keep: Path) -> dict[str, Split]:
     """Return ``train``, ``val``, ``test`` and ``few`` of a folder of photos, as bytes that stay on disk.
 
-    The shorter side is resized to 8/7 of ``side`` (bicubic), the middle cut out. Classes come in turn, so that each
-    split has about as many of each.
+    The shorter side is resized to 8/7 of ``side`` (bicubic), and the middle is cut out. Classes take turns, so that
+    each split has about equally many images of each.
 
     Args:
         root: Folder that holds ``train/CLASS/*`` and ``val/CLASS/*``; the test images are those of ``val``.
@@ -141,7 +141,7 @@ def folder_photos(root: Path, sizes: Mapping[str, int], side: int, keep: Path) -
         keep: Folder to keep the decoded images in.
 
     Raises:
-        UsageError: The folder holds neither, or too few images.
+        UsageError: ``train`` or ``val`` is missing, or holds too few images.
     """
     train = _decoded_folder(root / "train", sizes["val"] + sizes["train"], side, keep / f"train-{side}")
     test = _decoded_folder(root / "val", sizes["test"], side, keep / f"val-{side}")

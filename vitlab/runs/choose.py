@@ -24,7 +24,11 @@ class Options(Protocol):
 
 
 def run_to_continue(options: Options) -> RunDir | None:
-    """Return the run to resume; None to start a new one."""
+    """Return the run to resume; None to start a new one.
+
+    Raises:
+        UsageError: Options contradict each other, or ``resume`` names no run.
+    """
     if options.resume:
         return _resumed(options)
     if options.auto_resume and options.overwrite:
@@ -60,7 +64,11 @@ def _given(options: Options) -> Any:
 
 
 def choose_run(options: Options, configs: list[str], seed: Any, resolved: str) -> RunDir:
-    """Return the directory of a new run; every process of one launch returns the same."""
+    """Return the directory of a new run; every process of one launch returns the same.
+
+    Raises:
+        UsageError: The directory holds a run or other files, or the name is invalid.
+    """
     if inherited := os.environ.get("VITLAB_RUN_DIR"):
         return RunDir(inherited)
     run = RunDir(_given(options) or RUNS / agree(default_name(configs, seed, resolved)))

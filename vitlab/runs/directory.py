@@ -61,7 +61,8 @@ class RunDir:
         """Raise :class:`RunGone` unless this is the directory of the first call, and still this process's.
 
         Raises:
-            OSError: Nobody knows, as the file system does not answer.
+            RunGone: It was deleted or replaced.
+            OSError: The file system does not answer, so this is unknown.
         """
         try:
             status = self.path.stat()
@@ -94,7 +95,11 @@ class RunDir:
         return any(is_there(self.checkpoints / name) for name in ("last.ckpt", "previous.ckpt"))
 
     def last_checkpoint(self) -> Path | None:
-        """Return the newest intact checkpoint to resume from; None if the run stopped before it had one."""
+        """Return the newest intact checkpoint to resume from; None if the run stopped before it had one.
+
+        Raises:
+            UsageError: There are checkpoints, and none is intact.
+        """
         try:
             return first_whole([self.checkpoints / name for name in ("last.ckpt", "previous.ckpt", "best.ckpt")])
         except UsageError as error:
@@ -102,7 +107,11 @@ class RunDir:
             raise UsageError(f"{error}; start the run again: {restart}") from error
 
     def checkpoint(self) -> Path:
-        """Return the checkpoint to use: the best, else the last; the weights of a run that kept only these."""
+        """Return the checkpoint to use: the best, else the last; the weights of a run that kept only these.
+
+        Raises:
+            UsageError: There is none, or none is intact.
+        """
         path = first_whole([self.checkpoints / name for name in ("best.ckpt", "last.ckpt", "previous.ckpt")])
         weights = [self.weights / name for name in ("best.safetensors", "last.safetensors")]
         path = path or next((file for file in weights if is_there(file)), None)
@@ -265,6 +274,9 @@ def _step_of(line: bytes) -> float:
 def find_run(text: str) -> tuple[RunDir, Path]:
     """Return the run and the checkpoint that a run directory, its name, a checkpoint, or ``last`` names.
 
+    Raises:
+        UsageError: There is no such run or checkpoint.
+
     Example:
         >>> run, checkpoint = find_run("first")
         >>> checkpoint.name
@@ -283,7 +295,11 @@ def find_run(text: str) -> tuple[RunDir, Path]:
 
 
 def find_directory(text: str) -> RunDir:
-    """Return the run that a directory, a name in ``runs/``, or ``last`` names."""
+    """Return the run that a directory, a name in ``runs/``, or ``last`` names.
+
+    Raises:
+        UsageError: There is no such run.
+    """
     if text == "last":
         return last_run()
     others, places = "", (Path(text), RUNS / text)
@@ -316,7 +332,11 @@ def _started(run: RunDir) -> str:
 
 
 def last_run() -> RunDir:
-    """Return the run that was started last."""
+    """Return the run that was started last.
+
+    Raises:
+        UsageError: There is no run yet.
+    """
     runs = all_runs()
     if not runs:
         raise UsageError(f"there is no run in {RUNS}/ yet; start one with `vitlab fit --config configs/t2t.yaml`")
@@ -331,7 +351,11 @@ def default_name(configs: list[str], seed: Any, resolved: str) -> str:
 
 
 def check_name(name: str) -> str:
-    """Return ``name`` if it is a valid directory name."""
+    """Return ``name`` if it is a valid directory name.
+
+    Raises:
+        UsageError: The name is not valid.
+    """
     if not NAME.fullmatch(name) or set(name) <= {"."}:
         raise UsageError(f'`--name` must be 1 to 64 of A-Z a-z 0-9 . _ -, got "{name}"; use --run_dir for a path')
     return name

@@ -111,7 +111,8 @@ class Fence:
         """Raise :class:`Fenced` if another attempt has taken over; write again what was removed.
 
         Raises:
-            OSError: ``run.json`` cannot be read, so nobody knows.
+            RunGone: Another attempt has taken over (:class:`Fenced`), or ``run.json`` was removed from outside.
+            OSError: ``run.json`` cannot be read, so this is unknown.
         """
         if self.loss is not None:
             raise self.loss
@@ -142,7 +143,12 @@ class Fence:
                 self._kept[path.name] = content
 
     def append(self, row: str) -> None:
-        """Append a line to ``metrics.jsonl``, whole or not at all."""
+        """Append a line to ``metrics.jsonl``, whole or not at all.
+
+        Raises:
+            RunGone: Another attempt has taken over, or the directory is gone.
+            OSError: The disk is full or fails; nothing of the line stays in the file.
+        """
         with self._mutex:
             self.check()
             if self._rows is None:

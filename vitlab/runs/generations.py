@@ -72,7 +72,11 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
         return finish
 
     def begin(self, work: Callable[[], None], path: Path, size: int) -> None:
-        """Start ``work``, which writes ``size`` bytes to ``path``, in the thread."""
+        """Start ``work``, which writes ``size`` bytes to ``path``, in the thread.
+
+        Raises:
+            NotSaved: The checkpoint before it could not be written.
+        """
         if failure := self.wait():  # an earlier checkpoint failed
             raise NotSaved(failure)
         self._place = f" into {path.parent}"

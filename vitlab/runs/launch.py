@@ -62,6 +62,9 @@ def launched_devices(devices: Any, num_nodes: int) -> dict[str, int]:
     """Return the numbers of devices and machines that torchrun uses; empty outside of torchrun.
 
     Lightning reads `devices: auto` as one device on a CPU, and each process would train alone.
+
+    Raises:
+        UsageError: The configuration asks for other numbers than torchrun.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return {}

@@ -57,8 +57,8 @@ def _damage_of(path: Path) -> str | None:
     """Return what is wrong with a checkpoint of which another may take the place; None if it is intact.
 
     Raises:
-        OSError: Nobody knows, as the file cannot be opened now: another one would give other numbers. A disk that
-            cannot read the file (EIO) has damaged it.
+        OSError: The file cannot be opened now, so this is unknown, and another file would give other numbers. If the
+            disk cannot read the file (EIO), it counts as damaged.
     """
     try:
         return _damage(path, read_manifest(path.parent))
@@ -106,7 +106,11 @@ def torn_archive(path: Path) -> str | None:
 
 
 def first_whole(paths: list[Path]) -> Path | None:
-    """Return the first of ``paths`` that exists and is intact, and log which ones were skipped."""
+    """Return the first of ``paths`` that exists and is intact, and log which ones were skipped.
+
+    Raises:
+        UsageError: Files exist, and none is intact.
+    """
     bad: list[str] = []
     for path in paths:
         if not is_there(path):

@@ -10,7 +10,7 @@ def is_there(path: Path) -> bool:
     """Return whether there is a file; :meth:`Path.is_file` says no of any error from Python 3.14 on.
 
     Raises:
-        OSError: Nobody knows, as the file system does not answer.
+        OSError: The file system does not answer, so this is unknown.
 
     Example:
         >>> is_there(Path("runs/first/run.json")), is_there(Path("runs/first"))

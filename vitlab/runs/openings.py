@@ -22,7 +22,7 @@ def note_opening(run: Path, split: str, checkpoint: str, overrides: Mapping[str,
         overrides: What is changed against the run's own conditions.
 
     Raises:
-        OSError: The disk is full or fails: an evaluation that nobody counts is not begun.
+        OSError: The disk is full or fails. The evaluation must not begin then, as nothing would count it.
     """
     now = now_utc()
     row = {"split": split, "time": now, "checkpoint": checkpoint, "overrides": dict(overrides)}

@@ -1,4 +1,4 @@
-"""The chain of an ablation's records: each holds the hash of the one before, so that the last tells of all.
+"""The chain of an ablation's records: each holds the hash of the one before, so that the last hash covers all.
 
 One line of ``chain.jsonl`` for each event: a version of the file, a registration, an opening of the
 evaluated split, a measured cell with the hashes of its files, a cell's analyses. Whoever changes a line, or a file

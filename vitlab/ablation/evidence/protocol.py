@@ -45,6 +45,9 @@ def register(ablation: Ablation, done: int) -> dict[str, Any]:
     Args:
         ablation: The ablation to register.
         done: Number of cells that are already done.
+
+    Raises:
+        UsageError: Another version is registered, and a cell or candidate of it was started.
     """
     old = registered(ablation)
     name = record_version(ablation)

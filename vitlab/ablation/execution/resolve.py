@@ -132,7 +132,7 @@ def _load(arm: Arm, path: Path, code: str) -> Resolved | None:
     """Return an arm from its stored probe; None if it is missing or damaged.
 
     Raises:
-        OSError: Nobody knows, as the file cannot be read now: without the arm a report would lack its cells.
+        OSError: The file cannot be read now. None in its place would leave the cells of the arm out of a report.
     """
     try:
         facts = json.loads(path.read_text())

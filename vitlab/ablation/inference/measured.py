@@ -105,7 +105,7 @@ def unreadable(run: RunDir, ablation: Ablation) -> str:
     """Return a message about a damaged table of a finished run, or one of other weights; empty if all are well.
 
     Raises:
-        OSError: The file system does not answer: nobody knows whether a table is damaged.
+        OSError: The file system does not answer, so this is unknown.
     """
     path = run.path / "predictions" / f"{ablation.evaluate}.parquet"
     try:
