@@ -228,3 +228,10 @@ def test_a_class_has_a_name_of_its_own():
             if isinstance(node, ast.ClassDef):
                 homes[node.name].append(name_of(path))
     assert not {name: found for name, found in homes.items() if len(found) > 1}
+
+
+def test_commands_in_messages_take_the_path_of_a_run_as_a_shell_does():
+    """``vitlab fit --resume my runs/first`` would continue another run, if any."""
+    raw = re.compile(r"vitlab [a-z]+[^`\n]*\{(job\.)?(run|self)\.path\}[^`\n]*`")
+    found = [f"{path}: {line.strip()}" for path in FILES for line in path.read_text().splitlines() if raw.search(line)]
+    assert found == []

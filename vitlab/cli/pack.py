@@ -1,5 +1,6 @@
 """``vitlab pack SRC DST``: write a folder of images into memory-mapped files."""
 
+import shlex
 import sys
 import time
 from typing import Any
@@ -65,6 +66,6 @@ def _pack(options: Any) -> int:
     sys.stdout.write(
         f"{done['n']:,} images of {done['classes']} classes{before}, {done['bytes'] / 1e6:,.1f} MB, {seconds:.1f} s, "
         f"{(done['n'] - done['continued']) / seconds:,.0f} images/s\n"
-        f"next  vitlab fit --config configs/photos_t2t.yaml --data=Packed --data.root {options.target}\n"
+        f"next  vitlab fit --config configs/photos_t2t.yaml --data=Packed --data.root {shlex.quote(str(options.target))}\n"
     )
     return 0

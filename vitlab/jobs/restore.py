@@ -88,7 +88,7 @@ def training_args(run: RunDir | None, words: list[str], auto: bool) -> list[str]
         config = ["--config", str(run.config)] if auto or not given else []
         return [*config, *_former_words(run), *words] if config else [*words, *_former_words(run)]
     if not given:
-        way_on = f"give one with `vitlab fit --config FILE --run_dir {run.path} --auto_resume`"
+        way_on = f"give one with `vitlab fit --config FILE --run_dir {run.typed} --auto_resume`"
         raise UsageError(f"{run.config} is missing or damaged: {way_on}")
     return words
 

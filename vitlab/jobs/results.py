@@ -42,7 +42,7 @@ def record(run: RunDir) -> dict[str, Any]:
     if "acc1" not in measured:
         if (now := run.standing("test")).is_stale:
             raise UsageError(f"{run.path}: its test result was {now.text}")
-        raise UsageError(f"{run.path} has no accuracy on its test split; run `vitlab test {run.path}` first")
+        raise UsageError(f"{run.path} has no accuracy on its test split; run `vitlab test {run.typed}` first")
     facts, model, data = run.record, run.model, run.data
     config = yaml.safe_load(run.config.read_text())
     network = config["model"].get("init_args") or {}  # of a network of the user's, anything

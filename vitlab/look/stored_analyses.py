@@ -51,7 +51,7 @@ def _of_run(run_name: str, run: RunDir, name: str, most: int) -> dict[str, Any]:
     (note, now), folder = run.note(name), run.path / "analysis"
     one: dict[str, Any] = {"run": run_name, "src": "", "size": 0, "table": None, "svg": None}
     if not note:
-        return {**one, "note": f"Not measured: `vitlab analyze {name} {run.path}` does it"}
+        return {**one, "note": f"Not measured: `vitlab analyze {name} {run.typed}` does it"}
     if "note" not in note:
         return {**one, "note": f"Not done: {note.get('not_done', '')}"}
     if now.is_stale:

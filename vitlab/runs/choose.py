@@ -85,7 +85,7 @@ def _check_can_start(run: RunDir, options: Options) -> None:
     """Refuse to start in a directory that contains a run or other files."""
     if run.has_begun():
         if not options.overwrite:
-            way_out = f"continue it with `vitlab fit --resume {run.path}`, or delete it with --overwrite"
+            way_out = f"continue it with `vitlab fit --resume {run.typed}`, or delete it with --overwrite"
             raise UsageError(f"the run directory {run.path} exists; {way_out}")
         return
     if foreign := run.foreign():

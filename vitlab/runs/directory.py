@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
@@ -49,6 +50,16 @@ class RunDir:
         self.weights = self.path / "weights"
         self.fence: Fence | None = None  # of the process that trains here
         self._place: tuple[int, int] | None = None
+
+    @property
+    def typed(self) -> str:
+        """The directory as a command line takes it, for messages: in quotes if it has spaces.
+
+        Example:
+            >>> RunDir("runs/first").typed, RunDir("my runs/first").typed
+            ('runs/first', "'my runs/first'")
+        """
+        return shlex.quote(str(self.path))
 
     def exists(self) -> bool:
         """Return whether the directory exists and is not empty."""
@@ -103,7 +114,7 @@ class RunDir:
         try:
             return first_whole([self.checkpoints / name for name in ("last.ckpt", "previous.ckpt", "best.ckpt")])
         except UsageError as error:
-            restart = f"`vitlab fit --config {self.config} --run_dir {self.path} --overwrite`"
+            restart = f"`vitlab fit --config {self.config} --run_dir {self.typed} --overwrite`"
             raise UsageError(f"{error}; start the run again: {restart}") from error
 
     def checkpoint(self) -> Path:
@@ -172,7 +183,7 @@ class RunDir:
         note = self.read("analysis/notes.json").get(analysis) or {}
         if "note" not in note:  # not done, or known not to apply to the network
             return note, Standing("current")
-        return note, standing(self.path, note, f"vitlab analyze {analysis} {self.path}")
+        return note, standing(self.path, note, f"vitlab analyze {analysis} {self.typed}")
 
     @property
     def data(self) -> DataFacts:

@@ -74,7 +74,7 @@ def _close(job: Job, reached: Reached, seconds: float) -> None:
     minutes, rest = divmod(round(seconds), 60)
     say("\n".join(["", *lines, end]), wrap=True)
     say(f"took  {minutes}:{rest:02}\nrun   {job.run.path}")
-    say(f"next  vitlab test {job.run.path}")
+    say(f"next  vitlab test {job.run.typed}")
 
 
 def _never_validated(job: Job) -> str:

@@ -89,7 +89,7 @@ def closing(run: RunDir) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         what = f"the training is done, but weights and results could not be written: {what_failed(error) or error}"
         first = before_again(getattr(error, "errno", None))
-        _fail(f"{what}; {first}, then `vitlab fit --resume {run.path}`", error)
+        _fail(f"{what}; {first}, then `vitlab fit --resume {run.typed}`", error)
 
 
 def cut_short(run: RunDir, reason: str) -> None:
@@ -101,14 +101,14 @@ def cut_short(run: RunDir, reason: str) -> None:
 
 def hung(run: RunDir, what: str, is_first: bool) -> None:
     """Say how to go on from a hang that the main thread does not leave; the first process records it."""
-    print_error(f"{last_saved(run.checkpoints)} `vitlab fit --resume {run.path}`")
+    print_error(f"{last_saved(run.checkpoints)} `vitlab fit --resume {run.typed}`")
     if is_first:
         _record_failure(run, "preempted", what)
 
 
 def lost_process(run: RunDir, what: str) -> None:
     """Say and record that another process of the run is gone."""
-    print_error(f"\n{what}; the run ends. {last_saved(run.checkpoints)} `vitlab fit --resume {run.path}`")
+    print_error(f"\n{what}; the run ends. {last_saved(run.checkpoints)} `vitlab fit --resume {run.typed}`")
     _record_failure(run, "failed", what)
 
 
@@ -120,7 +120,7 @@ def _record_failure(run: RunDir, status: str, what: str) -> None:
 def _say_stopped(job: Job, stopped: Stopped) -> None:
     if job.trainer.is_global_zero:
         when = "" if job.record.started else " before the first step"
-        way_on = f"continue with `vitlab fit --resume {job.run.path}`"
+        way_on = f"continue with `vitlab fit --resume {job.run.typed}`"
         why = "" if len(stopped.args) > 1 else f" by {signal.Signals(stopped.args[0]).name}"
         say(f"\nstopped{why}{when}; {way_on}")
     stopped.said = True
@@ -134,7 +134,7 @@ def _refuse(job: Job, error: Exception) -> None:
     if not job.resumed and job.trainer.is_global_zero:
         shutil.rmtree(job.run.path, ignore_errors=True)
     if "parameter group" in str(error):  # an older version grouped them differently, as with `layer_decay`
-        way_on = f"resume with the vitlab of its commit (run.json), or start a new run --init_from {job.run.path}"
+        way_on = f"resume with the vitlab of its commit (run.json), or start a new run --init_from {job.run.typed}"
         sentence = f"{job.run.path} has other parameter groups than this vitlab: {way_on}"
     raise UsageError(sentence or " ".join(str(error).split())) from error
 
@@ -154,7 +154,7 @@ def explain_exception(error: Exception, run: RunDir, batch: int | None, processe
         batch: Global batch size; None if unknown.
         processes: Number of processes.
     """
-    way_on = f"`vitlab fit --resume {run.path}`"
+    way_on = f"`vitlab fit --resume {run.typed}`"
     match error:
         case FloatingPointError() | NotSaved():
             return str(error)

@@ -98,7 +98,7 @@ def running(job: Job) -> Iterator[Path | None]:
 def watch_over(guard: Guard, job: Job) -> None:
     """Tell the guard of the command what it watches over: where to go on, and the processes of the run."""
     watch = next((part for part in job.trainer.callbacks if isinstance(part, Watch)), None)  # type: ignore[attr-defined]
-    guard.way_on = f"continue with `vitlab fit --resume {job.run.path}`"
+    guard.way_on = f"continue with `vitlab fit --resume {job.run.typed}`"
     guard.on_end = partial(cut_short, job.run)
     if watch is not None:
         guard.children = partial(watch.adopt_children, job.trainer)
