@@ -62,10 +62,11 @@ def _pack(options: Any) -> int:
     for path, reason in done["unreadable"].items():
         sys.stdout.write(f"left out {printable(path)}: {reason}\n")
     seconds = time.perf_counter() - started
+    target = shlex.quote(str(options.target))
     before = f", {done['continued']:,} of them earlier" if done["continued"] else ""
     sys.stdout.write(
         f"{done['n']:,} images of {done['classes']} classes{before}, {done['bytes'] / 1e6:,.1f} MB, {seconds:.1f} s, "
         f"{(done['n'] - done['continued']) / seconds:,.0f} images/s\n"
-        f"next  vitlab fit --config configs/photos_t2t.yaml --data=Packed --data.root {shlex.quote(str(options.target))}\n"
+        f"next  vitlab fit --config configs/photos_t2t.yaml --data=Packed --data.root {target}\n"
     )
     return 0
