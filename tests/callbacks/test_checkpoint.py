@@ -1,6 +1,7 @@
 """The best checkpoint holds the weights of the best validation, and a resume repeats or skips no validation."""
 
 import signal
+from types import SimpleNamespace
 
 import lightning as L
 import pytest
@@ -11,8 +12,10 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.ema import EMA
+from vitlab.callbacks.record import RunRecord
 from vitlab.callbacks.stop import StopOnSignal
 from vitlab.errors import Stopped
+from vitlab.runs.directory import RunDir
 from vitlab.tasks import LinearProbe
 
 WITHIN = {
@@ -141,3 +144,59 @@ def test_a_loader_without_a_length_ends_its_epochs_as_others_do(tmp_path):
     keeper.save = lambda trainer, names, is_last=True: saved.append((trainer.global_step, is_last))
     fit(tmp_path, keeper, train=DataLoader(Stream(), batch_size=4), max_epochs=2, max_steps=6)
     assert saved == [(1, False), (2, False), (3, False), (4, False), (5, False), (6, True)]
+
+
+class Plain(L.LightningModule):
+    """A module of a user's, whose loss vitlab sums."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(64, 3)
+
+    def training_step(self, batch, batch_idx):
+        if self.global_step == 1 and self.stops:
+            signal.raise_signal(signal.SIGTERM)
+        return torch.nn.functional.cross_entropy(self.layer(batch[0].flatten(1)), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("kind", [Plain, task])
+def test_a_row_of_metrics_covers_the_steps_before_and_after_a_resume(tmp_path, kind):
+    def run(folder, stops, **options):
+        keeper, run = Checkpoint(), RunDir(tmp_path / folder)
+        run.write("model.json", {"flops": 1000})
+        parts = RunRecord(run, lambda trainer, task: None), StopOnSignal(keeper), keeper
+        model = kind() if kind is Plain or not stops else signalled(signal.SIGTERM, step=2)
+        model.stops = stops
+        at_work = trainer(run.path, *parts, log_every_n_steps=3, max_epochs=1)
+        at_work.fit(model, batches(), loader(batch=6), **options)
+        return [row["train/loss"] for row in run.rows() if "train/loss" in row]
+
+    whole = run("whole", False)
+    with pytest.raises(Stopped):
+        run("cut", True)
+    last = tmp_path / "cut/checkpoints/last.ckpt"
+    assert run("cut", False, ckpt_path=last, weights_only=True) == whole and len(whole) == 1
+
+
+def test_sums_of_two_processes_are_saved_and_restored_once():
+    model = task()
+    model.train_sums = {"n": 4, "loss": torch.tensor(2.0)}
+    strategy = SimpleNamespace(
+        reduce=lambda values, reduce_op: values + torch.tensor([6.0, 3.0])
+    )  # of a second process
+    for first in (True, False):
+        model._trainer = SimpleNamespace(world_size=2, is_global_zero=first, strategy=strategy, datamodule=None)
+        checkpoint = {}
+        model.on_save_checkpoint(checkpoint)
+        assert checkpoint["train_sums"] == {"n": 10.0, "loss": 5.0}
+        other = task()
+        other._trainer = model._trainer
+        other.on_load_checkpoint(checkpoint)
+        assert other.train_sums == ({"n": 10.0, "loss": 5.0} if first else {"n": 0, "loss": 0})

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from vitlab.callbacks.steps import Speed, Steps, logged
 from vitlab.errors import Stopped
+from vitlab.interface import sums_its_steps
 from vitlab.lightning_overhead import Unprofiled, search_no_driver
 from vitlab.runs.directory import RunDir
 from vitlab.runs.fence import Fence, Fenced
@@ -156,6 +157,16 @@ class RunRecord(Callback):
         """Restore the sums of the epoch and the size of ``metrics.jsonl``."""
         self.epoch_sums = dict(state_dict["epoch_sums"])
         self._known_bytes = state_dict.get("metrics_bytes")  # missing in checkpoints of older versions
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Add the sums since the last row, of a module that does not do so itself."""
+        if not sums_its_steps(pl_module):
+            checkpoint["train_sums"] = self._steps.sums(trainer, pl_module)
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Restore these sums."""
+        if not sums_its_steps(pl_module):
+            self._steps.restore(trainer, checkpoint.get("train_sums", {}))
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Pause the clock of training."""

@@ -67,9 +67,19 @@ class Steps:
         self.losses = []
         if sums_its_steps(task):
             return task.read_train_sums()
-        sums, self._sums = self._sums, {}
-        local = torch.stack([torch.as_tensor(v, dtype=torch.float32, device=task.device) for v in sums.values()])
-        return dict(zip(sums, trainer.strategy.reduce(local, reduce_op="sum").tolist(), strict=True))
+        sums = self.sums(trainer, task)
+        self._sums = {}
+        return sums
+
+    def sums(self, trainer: Any, task: Any) -> dict[str, float]:
+        """Return the sums over all processes of a module that keeps none itself; every process must call it."""
+        numbers = [torch.as_tensor(v, dtype=torch.float32, device=task.device) for v in self._sums.values()]
+        total = trainer.strategy.reduce(torch.stack(numbers), reduce_op="sum") if numbers else torch.zeros(0)
+        return dict(zip(self._sums, total.tolist(), strict=True))
+
+    def restore(self, trainer: Any, sums: Mapping[str, float]) -> None:
+        """Continue from what :meth:`sums` returned, which the first process keeps for all."""
+        self._sums = {name: value if trainer.is_global_zero else 0.0 for name, value in sums.items()}
 
 
 def samples(batch: Any) -> int:
