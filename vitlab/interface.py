@@ -143,3 +143,16 @@ def fingerprint(data: Any) -> dict[str, Any]:
     """Return the fingerprint of data; for a class without one, only its name and classes."""
     known = {"data": path_of(data), "class_names": list(getattr(data, "class_names", [])), "mean": [], "std": []}
     return known | (data.fingerprint() if hasattr(data, "fingerprint") else {})
+
+
+def sums_over_processes(sums: Mapping[str, Any], task: Any) -> dict[str, float]:
+    """Return sums over steps as sums over all processes of a training, too; every process must call it."""
+    numbers = [torch.as_tensor(value, dtype=torch.float32, device=task.device) for value in sums.values()]
+    total = task.trainer.strategy.reduce(torch.stack(numbers), reduce_op="sum") if numbers else torch.zeros(0)
+    return dict(zip(sums, total.tolist(), strict=True))
+
+
+def of_first_process(sums: Mapping[str, float], task: Any) -> dict[str, Any]:
+    """Return what a process starts from after a resume: the first from the sums over all, others from nothing."""
+    is_first = task._trainer is None or task.trainer.is_global_zero
+    return {name: value if is_first else 0.0 for name, value in sums.items()}

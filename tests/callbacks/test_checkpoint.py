@@ -192,7 +192,7 @@ def test_sums_of_two_processes_are_saved_and_restored_once():
         reduce=lambda values, reduce_op: values + torch.tensor([6.0, 3.0])
     )  # of a second process
     for first in (True, False):
-        model._trainer = SimpleNamespace(world_size=2, is_global_zero=first, strategy=strategy, datamodule=None)
+        model._trainer = SimpleNamespace(is_global_zero=first, strategy=strategy, datamodule=None)
         checkpoint = {}
         model.on_save_checkpoint(checkpoint)
         assert checkpoint["train_sums"] == {"n": 10.0, "loss": 5.0}

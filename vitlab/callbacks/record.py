@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vitlab.callbacks.steps import Speed, Steps, logged
 from vitlab.errors import Stopped
-from vitlab.interface import sums_its_steps
+from vitlab.interface import of_first_process, sums_its_steps, sums_over_processes
 from vitlab.lightning_overhead import Unprofiled, search_no_driver
 from vitlab.runs.directory import RunDir
 from vitlab.runs.fence import Fence, Fenced
@@ -122,7 +122,7 @@ class RunRecord(Callback):
 
     def _flush(self, trainer: Any, task: Any, batch_idx: int) -> None:
         losses, norms = self._steps.losses, self._steps.norms
-        sums = self._steps.read(trainer, task)
+        sums = self._steps.read(task)
         self._skipped = 0 if sums["n"] else self._skipped + len(losses)
         if not math.isfinite(sums.get("loss", 0.0)) or self._skipped >= PATIENCE:
             saved = "the last checkpoint is good" if self.run.has_checkpoint() else "there is no checkpoint so far"
@@ -161,12 +161,12 @@ class RunRecord(Callback):
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Add the sums since the last row, of a module that does not do so itself."""
         if not sums_its_steps(pl_module):
-            checkpoint["train_sums"] = self._steps.sums(trainer, pl_module)
+            checkpoint["train_sums"] = sums_over_processes(self._steps.own_sums, pl_module)
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Restore these sums."""
         if not sums_its_steps(pl_module):
-            self._steps.restore(trainer, checkpoint.get("train_sums", {}))
+            self._steps.own_sums = of_first_process(checkpoint.get("train_sums", {}), pl_module)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Pause the clock of training."""

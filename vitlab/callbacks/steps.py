@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitlab.interface import sums_its_steps
+from vitlab.interface import sums_its_steps, sums_over_processes
 
 # Dense 16-bit tensor-core rates in TFLOP/s with float32 accumulation, from NVIDIA's data sheets; the first name that
 # matches counts. Lightning's table mixes these with sparse and scalar rates.
@@ -37,7 +37,7 @@ class Steps:
         self.losses: list[Tensor] = []
         self.norms: list[Tensor | None] = [None]  # gradient norms before each of these losses, if known
         self.grad_norm: Tensor | None = None
-        self._sums: dict[str, Any] = {}
+        self.own_sums: dict[str, Any] = {}  # of a module that keeps none itself
 
     def measure_gradient(self, task: Any) -> None:
         """Measure the norm of the gradient of all weights."""
@@ -53,33 +53,22 @@ class Steps:
             self.grad_norm = task.grad_norm
         else:
             n = samples(batch)
-            self._sums["n"] = self._sums.get("n", 0) + n
+            self.own_sums["n"] = self.own_sums.get("n", 0) + n
             if isinstance(loss, Tensor):  # Lightning has divided it by the accumulated batches
                 undivided = loss.detach() * trainer.accumulate_grad_batches
-                self._sums["loss"] = self._sums.get("loss", 0) + undivided * n
+                self.own_sums["loss"] = self.own_sums.get("loss", 0) + undivided * n
         if isinstance(loss, Tensor):
             self.losses.append(loss.detach())
         self.norms.append(self.grad_norm)
 
-    def read(self, trainer: Any, task: Any) -> dict[str, float]:
+    def read(self, task: Any) -> dict[str, float]:
         """Return sums over all processes, with ``n`` samples, and reset them; every process must call it."""
         self.norms = self.norms[-1:]
         self.losses = []
         if sums_its_steps(task):
             return task.read_train_sums()
-        sums = self.sums(trainer, task)
-        self._sums = {}
+        sums, self.own_sums = sums_over_processes(self.own_sums, task), {}
         return sums
-
-    def sums(self, trainer: Any, task: Any) -> dict[str, float]:
-        """Return the sums over all processes of a module that keeps none itself; every process must call it."""
-        numbers = [torch.as_tensor(v, dtype=torch.float32, device=task.device) for v in self._sums.values()]
-        total = trainer.strategy.reduce(torch.stack(numbers), reduce_op="sum") if numbers else torch.zeros(0)
-        return dict(zip(self._sums, total.tolist(), strict=True))
-
-    def restore(self, trainer: Any, sums: Mapping[str, float]) -> None:
-        """Continue from what :meth:`sums` returned, which the first process keeps for all."""
-        self._sums = {name: value if trainer.is_global_zero else 0.0 for name, value in sums.items()}
 
 
 def samples(batch: Any) -> int:

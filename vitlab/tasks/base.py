@@ -10,7 +10,7 @@ from torch import Tensor
 from torchmetrics import MetricCollection
 
 from vitlab.class_paths import ClassSpec
-from vitlab.interface import Weighted
+from vitlab.interface import Weighted, of_first_process, sums_over_processes
 from vitlab.layers.compiled import CompileMode, compile_parts
 from vitlab.lightning_overhead import FastHookName, with_cached_signature
 from vitlab.models.arguments import NetworkArgs
@@ -128,14 +128,13 @@ class Task(Named, FastHookName, SizedByData, Optimized, L.LightningModule):
         return {}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["train_sums"] = self._over_processes() if self.trainer.world_size > 1 else self.train_sums
+        checkpoint["train_sums"] = sums_over_processes(self.train_sums, self)
         data: Any = getattr(self.trainer, "datamodule", None)
         if hasattr(data, "preparation"):
             checkpoint["images"] = data.preparation()  # with which `vitlab.load` prepares others
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        is_first = self._trainer is None or self.trainer.is_global_zero  # it has what all had summed
-        self.train_sums = {k: v if is_first else 0 for k, v in checkpoint.get("train_sums", {}).items()}
+        self.train_sums = of_first_process(checkpoint.get("train_sums", {}), self)
 
     def on_fit_start(self) -> None:
         compile_parts(self, self.hparams["compile"])
@@ -168,14 +167,8 @@ class Task(Named, FastHookName, SizedByData, Optimized, L.LightningModule):
 
     def read_train_sums(self) -> dict[str, float]:
         """Return the sums since the last call, over all processes, and reset them; every process must call it."""
-        sums = self._over_processes()
-        self.train_sums = {}
+        sums, self.train_sums = sums_over_processes(self.train_sums, self), {}
         return sums
-
-    def _over_processes(self) -> dict[str, float]:
-        numbers = [torch.as_tensor(v, dtype=torch.float32, device=self.device) for v in self.train_sums.values()]
-        total = self.trainer.strategy.reduce(torch.stack(numbers), reduce_op="sum") if numbers else torch.zeros(0)
-        return dict(zip(self.train_sums, total.tolist(), strict=True))
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         return self._evaluate(batch, self.val_meter)
