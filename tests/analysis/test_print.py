@@ -12,7 +12,7 @@ from small_nets import SMALL, small_net
 from vitlab.analysis import ANALYSES
 from vitlab.analysis.figures import curves, grid_of_axes, one_axes, overlay
 from vitlab.analysis.subject import Subject
-from vitlab.analysis.typeset import figure_bytes, printed, shown_texts
+from vitlab.analysis.typeset import _touching, figure_bytes, printed, shown_texts
 from vitlab.errors import UsageError
 from vitlab.models.vit import VisionTransformer
 
@@ -120,3 +120,17 @@ def test_a_figure_with_categories_is_copied_and_both_go_on_counting_them():
     for one in (copy.axes[0], axes):
         one.barh(["c"], [3])
         assert [round(bar.get_y() + bar.get_height() / 2) for bar in one.patches] == [0, 1, 2]
+
+
+def test_a_list_of_names_makes_a_figure_taller_and_loses_none():
+    """Of 20 rows in two lines of panels, every other name was left out, as numbers are."""
+    figure = Figure(figsize=(7, 3), layout="constrained")
+    names = [f"method{i}" for i in range(20)]
+    for ax in figure.subplots(2, 4, sharey=True).ravel():
+        ax.plot(range(20), range(20), "o")
+        ax.set_yticks(range(20), names)
+    for ax in (copy := printed(figure, 6.9)).axes[::4]:
+        labels = ax.get_yticklabels()
+        assert [label.get_text() for label in labels] == names
+        assert not _touching(labels)
+    assert copy.get_figheight() < 9

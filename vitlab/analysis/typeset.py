@@ -355,6 +355,8 @@ def _relax(figure: Figure, ax: Axes, axis: Any) -> None:
     found = tick_labels(axis)
     names = [label.get_text() for _, label in found]
     has_words = any(any(c.isalpha() for c in name) for name in names)
+    if axis is ax.yaxis and has_words and not ax.images:
+        return  # a list of names, for which the figure becomes taller
     if axis is ax.xaxis and has_words:
         pitch = ax.get_position().width * figure.get_figwidth() / len(found) - 0.04
         fits = [_wrapped(label, pitch) for _, label in found]  # each is wrapped
