@@ -92,6 +92,16 @@ def before_again(number: int | None) -> str:
     return "make room" if number is None or number in _FULL else "see that it can be read and written"
 
 
+MISTAKES = (
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    RuntimeError,
+    AssertionError,
+)  # what a wrong part raises
+
+
 def in_own_code(error: BaseException) -> str | None:
     """Return the innermost line of the user's own code that an error went through, with the error; else None.
 

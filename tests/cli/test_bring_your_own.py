@@ -16,8 +16,10 @@ import vitlab
 from vitlab.class_paths import choice_text
 from vitlab.cli.main import main
 from vitlab.config import trust
+from vitlab.errors import in_own_code
 from vitlab.interface import answering
 from vitlab.jobs.formats import Plain
+from vitlab.jobs.train.endings import explain_mismatch
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -339,3 +341,13 @@ def test_the_attention_of_the_page_is_ablated_against_vitlabs(here, monkeypatch,
     }
     assert main(["ablate", "report", "fading.yaml", "--trust_imports", "myattention"]) == 0
     assert "normed" in next(Path().rglob("report.md")).read_text()
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DataLoader worker exited")]
+)
+def test_a_lack_of_memory_in_own_code_is_no_mistake_of_it(error):
+    try:
+        raise error  # here, in code that is not vitlab's
+    except RuntimeError as raised:
+        assert in_own_code(raised) and explain_mismatch(raised, L.LightningModule(), None, "test") is None

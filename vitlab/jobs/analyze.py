@@ -12,7 +12,7 @@ from vitlab.analysis import ANALYSES
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.analysis.typeset import Format, Width
 from vitlab.config.parser import settings, user_mistakes
-from vitlab.errors import UsageError, in_own_code
+from vitlab.errors import MISTAKES, UsageError, in_own_code
 from vitlab.jobs.find_subject import View, is_elsewhere, subject_at
 from vitlab.runs.directory import RunDir
 
@@ -87,7 +87,7 @@ def _mistakes_of_parts() -> Iterator[None]:
     """Turn what a part of the user's own raises into a UsageError: it may not do all that an analysis asks of it."""
     try:
         yield
-    except (TypeError, ValueError, LookupError, AttributeError, RuntimeError, AssertionError) as error:
+    except MISTAKES as error:
         if isinstance(error, UsageError | torch.OutOfMemoryError) or (line := in_own_code(error)) is None:
             raise
         raise UsageError(line) from error

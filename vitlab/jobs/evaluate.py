@@ -18,7 +18,7 @@ from vitlab.config.images import escaped
 from vitlab.config.options import Policy
 from vitlab.config.parser import VitlabCLI, settings, user_mistakes
 from vitlab.data.record import TRAINED_ON, Trained, measured, read_numbers
-from vitlab.errors import UsageError, what_failed
+from vitlab.errors import MISTAKES, UsageError, what_failed
 from vitlab.jobs.checkpoint import checkpoint_facts, load_checkpoint, misfit
 from vitlab.jobs.restore import evaluation_args
 from vitlab.jobs.train.close import protocol_of
@@ -161,7 +161,7 @@ def _run(cli: VitlabCLI, command: Command, path: Path | None) -> None:
         if path is None or str(path) not in str(error):
             raise
         raise OSError(errno.EIO, "it cannot be opened now", str(path)) from error  # Lightning: not found
-    except Exception as error:
+    except MISTAKES as error:
         if "loading state_dict" in str(error) and isinstance(error, RuntimeError):
             raise misfit(path, error) from error
         frames = traceback.extract_tb(error.__traceback__)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vitlab.callbacks.watch import is_about_peers
 from vitlab.data.files.decode import ImageError
-from vitlab.errors import RunFailed, Stopped, UsageError, before_again, in_own_code, lost_loader, what_failed
+from vitlab.errors import MISTAKES, RunFailed, Stopped, UsageError, before_again, in_own_code, lost_loader, what_failed
 from vitlab.interface import deals_samples, path_of
 from vitlab.jobs.terminal import close_log, print_error, say
 from vitlab.jobs.train.job import Job
@@ -219,12 +219,12 @@ def explain_mismatch(error: Exception, task: Any, data: Any, split: str = "train
     """
     if isinstance(task, Task) and deals_samples(data):
         return None
+    if isinstance(error, torch.OutOfMemoryError) or is_out_of_memory(error) or lost_loader(error):
+        return None
     if line := in_own_code(error):
         return line
     what = " ".join(f"{type(error).__name__}: {error}".split())[:400]
-    if not isinstance(error, TypeError | ValueError | LookupError | AttributeError | RuntimeError | AssertionError):
-        return None
-    if isinstance(error, torch.OutOfMemoryError) or is_out_of_memory(error) or lost_loader(error):
+    if not isinstance(error, MISTAKES):
         return None
     if isinstance(task, Task) and "You provided multiple `" in what:  # Lightning, of loaders
         return (
