@@ -4,13 +4,15 @@
     python benchmarks/gpu.py FILE --device cpu --side 96 --batch 8 --minutes 5    # the same steps, small, without a GPU
 
 Positions and recipes take whole training steps, as a task takes them: network, loss, backward pass, optimizer, on
-images that lie on the device. On a GPU the network is compiled. What a time limit leaves out is named.
+images that lie on the device. On a GPU the network is compiled; recipes are compiled several at once, by processes that
+leave the result in torch's cache, before the first is timed. What a time limit leaves out is named.
 """
 
 import argparse
 import gc
 import json
 import math
+import multiprocessing
 import os
 import signal
 import statistics
@@ -19,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,6 +57,7 @@ NETWORK = "vit_s16"  # of the position embeddings
 ROUNDS, SECONDS = 15, 3.0  # at most: of the position embeddings, and of a recipe
 # of the time that is left, spent at most
 SHARES = {"positions": 0.35, "compiled": 0.05, "numerics": 0.15, "recipes": 1.0}
+AHEAD = max(1, (os.cpu_count() or 1) // 2)  # processes that compile recipes
 
 
 class Images(NamedTuple):
@@ -108,13 +112,10 @@ class Training:
 
         The memory is that of this training: weights, state of the optimizer, images, and what a step adds.
         """
-        first = timed(self.step)
-        if self.device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        second = timed(self.step)
+        first, second = timed(self.step), timed(self.step)
         found: dict[str, Any] = {"compiles": max(0.0, first - second), "waits": waits(self.step, self.device)}
         if self.device == "cuda":
-            found["memory"] = (torch.cuda.max_memory_allocated() - self.others) / 2**30
+            found["memory"] = peak_memory(self.step) - self.others / 2**30
         return found
 
     def speed(self, seconds: float) -> dict[str, float]:
@@ -122,6 +123,13 @@ class Training:
         rate = self.batch / seconds
         peak = peak_flops(torch.device(self.device))
         return {"rate": rate} | ({"mfu": 6 * self.macs * rate / peak} if peak else {})
+
+
+def peak_memory(step: Callable[[], object]) -> float:
+    """Return the most memory of the GPU that is taken during a step, in GiB, with what was there before."""
+    torch.cuda.reset_peak_memory_stats()
+    timed(step)
+    return torch.cuda.max_memory_allocated() / 2**30
 
 
 def waits(step: Callable[[], None], device: str) -> str:
@@ -171,6 +179,12 @@ def compiled(options: argparse.Namespace, seconds: float) -> list[dict[str, Any]
     images = torch.randn(options.batch, 3, *ours(NETWORK).img_size, device=options.device)
     works = {name: step(net, images, case) for name, net in nets.items()}
     found = compare(interleave(works, ROUNDS, seconds, in_a_row=IN_A_ROW[options.device]), "timm")
+    if options.device == "cuda":
+        for name, row in found.items():
+            if name.endswith("reduce-overhead"):
+                continue  # what is recorded keeps its memory between steps
+            there = torch.cuda.memory_allocated() / 2**30
+            row["memory"] = peak_memory(works[name]) - there
     return [{"name": name, **row, "rate": options.batch / row["seconds"]} for name, row in found.items()]
 
 
@@ -181,13 +195,15 @@ def recipe_files() -> list[Path]:
     return sorted(known, key=lambda path: "imagenet" not in path.parts)
 
 
-def recipe(path: Path, device: str, batch: int | None) -> dict[str, Any]:
-    """Return the row of a recipe: the batch of one of its GPUs, its precision, optimizer and loss."""
+def left_out(path: Path) -> str | None:
+    """Return why a recipe is not measured, if it is not."""
+    return LEFT_OUT.get(yaml.safe_load(path.read_text())["model"]["class_path"])
+
+
+def prepared(path: Path, device: str, batch: int | None) -> Training:
+    """Return the training of a recipe: the batch of one of its GPUs, its precision, optimizer and loss."""
     config = yaml.safe_load(path.read_text())
     trainer, kind = config["trainer"], config["model"]["class_path"]
-    row: dict[str, Any] = {"name": path.relative_to(CONFIGS).with_suffix("").as_posix()}
-    if kind in LEFT_OUT:
-        return row | {"left": LEFT_OUT[kind]}
     images, given = DATA[config["data"]["class_path"]], config["data"]["init_args"]
     side = given.get("img_size", images.side)
     processes = int(trainer.get("devices", 1)) * int(trainer.get("num_nodes", 1))
@@ -202,35 +218,77 @@ def recipe(path: Path, device: str, batch: int | None) -> dict[str, Any]:
     if kind == "Classifier":
         arguments["num_classes"] = images.num_classes
     half = str(trainer.get("precision", "32-true")).startswith("bf16")
-    training = Training(TASKS[kind](**arguments), (size, images.in_chans, side, side), images.num_classes, device, half)
+    return Training(TASKS[kind](**arguments), (size, images.in_chans, side, side), images.num_classes, device, half)
+
+
+def recipe(path: Path, device: str, batch: int | None) -> dict[str, Any]:
+    """Return the speed of a recipe, and the hours that its epochs take at it."""
+    config, training = yaml.safe_load(path.read_text()), prepared(path, device, batch)
+    trainer, data = config["trainer"], config["data"]
     first = training.begin()
     times, end = list[float](), time.monotonic() + SECONDS
     while len(times) < 3 or time.monotonic() < end:
         times.append(timed(training.step, IN_A_ROW[device]))
     speed = training.speed(statistics.median(times))
-    if kind != "Classifier":
+    if config["model"]["class_path"] != "Classifier":
         speed.pop("mfu", None)  # MAE computes a quarter of the tokens, and a decoder
     seen = (
-        trainer["max_steps"] * given["batch_size"] if "max_steps" in trainer else trainer["max_epochs"] * images.number
+        trainer["max_steps"] * data["init_args"]["batch_size"]
+        if "max_steps" in trainer
+        else trainer["max_epochs"] * DATA[data["class_path"]].number
     )
-    hours = seen / speed["rate"] / 3600
-    return row | {"batch": size, "half": "bf16" if half else "fp32", **first, **speed, "hours": hours}
+    precision = "bf16" if training.half else "fp32"
+    return {"batch": training.batch, "half": precision, **first, **speed, "hours": seen / speed["rate"] / 3600}
 
 
 def recipes(options: argparse.Namespace, seconds: float) -> list[dict[str, Any]]:
     """Return a row for each recipe; what does not fit on the device or into the time says so."""
     rows, end = list[dict[str, Any]](), time.monotonic() + seconds
+    compiles = compiled_ahead(options, seconds / 2) if options.device == "cuda" else {}
     for path in recipe_files():
-        name = path.relative_to(CONFIGS).with_suffix("").as_posix()
-        if time.monotonic() > end:
-            rows.append({"name": name, "left": "the time was over: give more --minutes"})
-            continue
-        try:
-            rows.append(recipe(path, options.device, options.recipe_batch))
-        except torch.OutOfMemoryError as error:
-            rows.append({"name": name, "left": str(error).partition(". ")[0]})
-        free(options.device)
+        row: dict[str, Any] = {"name": path.relative_to(CONFIGS).with_suffix("").as_posix()}
+        rows.append(row)
+        if left := left_out(path):
+            row["left"] = left
+        elif time.monotonic() > end:
+            row["left"] = "the time was over: give more --minutes"
+        else:
+            try:
+                row |= recipe(path, options.device, options.recipe_batch) | compiles.get(path, {})
+            except torch.OutOfMemoryError as error:
+                row["left"] = str(error).partition(". ")[0]
+            free(options.device)
     return rows
+
+
+def compiled_ahead(options: argparse.Namespace, seconds: float) -> dict[Path, dict[str, Any]]:
+    """Compile the recipes, :data:`AHEAD` at once: return the seconds that each took, without those that failed."""
+    pool = ProcessPoolExecutor(AHEAD, multiprocessing.get_context("spawn"), initializer=_few_threads)
+    begun: dict[Path, Future[dict[str, Any]]] = {
+        path: pool.submit(_compile, path, options.device, options.recipe_batch)
+        for path in recipe_files()
+        if not left_out(path)
+    }
+    wait(begun.values(), timeout=seconds)
+    pool.shutdown(cancel_futures=True)
+    return {path: one.result() for path, one in begun.items() if not one.cancelled() and not one.exception()}
+
+
+def _few_threads() -> None:
+    from torch._inductor import config
+
+    torch.set_num_threads(1)
+    config.compile_threads = 2
+
+
+def _compile(path: Path, device: str, batch: int | None) -> dict[str, Any]:
+    training = prepared(path, device, batch)
+    first = timed(training.step)
+    found = {"compiles": max(0.0, first - timed(training.step))}
+    del training
+    torch.compiler.reset()
+    free(device)
+    return found
 
 
 def free(device: str) -> None:
@@ -376,7 +434,7 @@ SPEED = {
 RATIO = "{ratio:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]"
 COLUMNS = {
     "positions": {"`pos_embed`": "`{name}`", "speed": RATIO, **SPEED},
-    "compiled": {"network": "{name}", "speed": RATIO, "images/s": SPEED["images/s"]},
+    "compiled": {"network": "{name}", "speed": RATIO, **{key: SPEED[key] for key in ("images/s", "memory, GiB")}},
     "recipes": {
         "recipe": "`{name}`",
         "images of a GPU": "{batch}",
@@ -405,13 +463,14 @@ interval.
 
 Training steps of the same ViT-S/16, {batch} images each, with fused AdamW. Speed is relative to timm's network, not
 compiled. Ours is compiled block by block, as `model.compile` says: `default`, or `reduce-overhead`, which records the
-kernels and replays them without the host; `whole` is one graph of all blocks.
+kernels and replays them without the host; `whole` is one graph of all blocks. The memory is what a step adds to weights
+and optimizer.
 """,
     "recipes": """\
 ## Recipes
 
 The batch that a recipe gives to one GPU, its optimizer and its precision. GPU hours are those of its epochs at this
-speed: what loaders and the exchange between GPUs add is not in them.
+speed: what loaders and the exchange between GPUs add is not in them.{ahead}
 """,
     "numerics": """\
 ## Numerics
@@ -431,6 +490,7 @@ def page(found: dict[str, list[dict[str, Any]]], options: argparse.Namespace) ->
     words = {
         "machine": machine_line(facts(options.device)),
         "compiled": "Networks are compiled block by block." if options.device == "cuda" else "Nothing is compiled.",
+        "ahead": f" They were compiled {AHEAD} at once." if options.device == "cuda" else "",
         "faults": "" if found["faults"] else "Skipped: this machine has one GPU, and it takes two.",
         **vars(options),
     }

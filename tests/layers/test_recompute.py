@@ -143,18 +143,10 @@ def test_what_is_computed_again_has_the_autocast_of_the_forward_pass(monkeypatch
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_gpu_keeps_less_and_computes_the_same(name, dtype, monkeypatch):
-    net, images = network(**NETWORKS[name] | {"depth": 6}).cuda(), torch.randn(64, 3, 16, 16, device="cuda")
-    found = []
-    for least in (2**62, 1):
-        monkeypatch.setattr(recompute, "LEAST", least)
-        torch.manual_seed(0)
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        with torch.autocast("cuda", dtype, enabled=dtype is not None):
-            loss = net(images).float().square().mean()
-        kept = torch.cuda.memory_allocated() - before
-        found.append((kept, torch.autograd.grad(loss, list(net.parameters()))))
-    assert found[1][0] < (0.72 if name == "patch" and dtype is None else 1.01) * found[0][0]
-    for one, other in zip(found[0][1], found[1][1], strict=True):  # some kernels of cuDNN add in any order
-        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-3 * float(one.abs().max()))
+def test_a_gpu_recomputes_nothing(name, dtype, monkeypatch):
+    net, images = network(**NETWORKS[name]).cuda(), torch.randn(64, 3, 16, 16, device="cuda")
+    monkeypatch.setattr(recompute, "LEAST", 1)
+    monkeypatch.setattr(recompute, "saved_tensors_hooks", None)  # which hooks would need
+    with torch.autocast("cuda", dtype, enabled=dtype is not None):
+        loss = net(images).float().square().mean()
+    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(loss, list(net.parameters())))

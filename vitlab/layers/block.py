@@ -73,7 +73,7 @@ class DropPath(nn.Module):
         if self.training and self.rate:
             mask = self._keep_mask(y if owner is None else y.flatten(0, 1))  # no more images than tokens
             y = y * ((mask if owner is None else mask[owner, 0]) / (1 - self.rate))
-        return x[:, : y.shape[1]] + y
+        return (x if x.shape[1] == y.shape[1] else x[:, : y.shape[1]]) + y  # a slice of all is an operator, too
 
     def _keep_mask(self, y: Tensor) -> Tensor:
         if torch.compiler.is_compiling():  # bernoulli_ would compile a graph for each rate
