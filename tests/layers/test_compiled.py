@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounter
+from torch._dynamo.utils import counters
 
 from vitlab.layers.block import Block, DropPath
 from vitlab.layers.compiled import compile_parts
@@ -18,6 +19,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # torch looks at it
     pytest.mark.filterwarnings("ignore:The CUDA Graph is empty"),  # torch's own, while it records and tunes
     pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
+    pytest.mark.filterwarnings("ignore:Unable to hit fast path of CUDAGraphs"),  # blocks with one graph follow each other
 ]
 
 
@@ -48,9 +50,10 @@ def test_blocks_share_their_graph_and_the_numbers_stay(pos_embed):
 @pytest.mark.slow
 def test_blocks_that_drop_more_and_more_images_share_their_graph():
     net, counter = VisionTransformer(**TINY | {"depth": 8}, drop_path_rate=0.4), CompileCounter()
-    compile_parts(net, backend=counter)
-    net(torch.randn(4, 3, 16, 16))
-    assert counter.frame_count <= 4
+    compile_parts(net, backend="aot_eager")  # which knows best whether a number can be an argument
+    before = counters["stats"]["unique_graphs"]
+    net(torch.randn(4, 3, 16, 16)).sum().backward()
+    assert counters["stats"]["unique_graphs"] - before <= 4
     drop_path = torch.compile(DropPath(0.4), backend=counter)
     values, counts = drop_path(torch.zeros(9000, 1, 1), torch.ones_like).unique(return_counts=True)
     torch.testing.assert_close(values, torch.tensor([0, 1 / 0.6]))

@@ -71,14 +71,16 @@ class DropPath(nn.Module):
             return self._forward_subset(x, branch)
         y = branch(x)
         if self.training and self.rate:
-            mask = self._keep_mask(y if owner is None else y.flatten(0, 1))  # no more images than tokens
-            y = y * ((mask if owner is None else mask[owner, 0]) / (1 - self.rate))
+            factor = self._factors(y if owner is None else y.flatten(0, 1))  # no more images than tokens
+            y = y * (factor if owner is None else factor[owner, 0])
         return (x if x.shape[1] == y.shape[1] else x[:, : y.shape[1]]) + y  # a slice of all is an operator, too
 
-    def _keep_mask(self, y: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():  # bernoulli_ would compile a graph for each rate
-            return (torch.rand(len(y), 1, 1, device=y.device) < 1 - self.rate).to(y.dtype)
-        return y.new_empty(len(y), 1, 1).bernoulli_(1 - self.rate)
+    def _factors(self, y: Tensor) -> Tensor:
+        """Return ``(B, 1, 1)``: 0 for a sample whose branch is dropped, 1 / (1 - rate) for the others."""
+        if torch.compiler.is_compiling():  # one graph for all rates, which bernoulli_ and `1 - self.rate` have not
+            kept = torch.ones(1, 1, 1, device=y.device) - self.rate
+            return ((torch.rand(len(y), 1, 1, device=y.device) < kept) / kept).to(y.dtype)
+        return y.new_empty(len(y), 1, 1).bernoulli_(1 - self.rate) / (1 - self.rate)
 
     def _forward_subset(self, x: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
         num_kept = max(1, round(len(x) * (1 - self.rate)))
