@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # torch looks at it
     pytest.mark.filterwarnings("ignore:The CUDA Graph is empty"),  # torch's own, while it records and tunes
     pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
-    pytest.mark.filterwarnings("ignore:Unable to hit fast path of CUDAGraphs"),  # blocks with one graph follow each other
+    pytest.mark.filterwarnings("ignore:Unable to hit fast path of CUDAGraphs"),
 ]
 
 
