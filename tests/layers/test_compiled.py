@@ -1,5 +1,7 @@
 """Compiling part by part: one graph for all blocks, the same numbers, gradients block after block."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import nn
@@ -51,9 +53,11 @@ def test_blocks_share_their_graph_and_the_numbers_stay(pos_embed):
 def test_blocks_that_drop_more_and_more_images_share_their_graph():
     net, counter = VisionTransformer(**TINY | {"depth": 8}, drop_path_rate=0.4), CompileCounter()
     compile_parts(net, backend="aot_eager")  # which knows best whether a number can be an argument
-    before = counters["stats"]["unique_graphs"]
-    net(torch.randn(4, 3, 16, 16)).sum().backward()
-    assert counters["stats"]["unique_graphs"] - before <= 4
+    graphs = [counters["stats"]["unique_graphs"]]
+    for side in (16, 24, 32):
+        net(torch.randn(4, 3, side, side)).sum().backward()
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert [b - a for a, b in pairwise(graphs)] == [4, 3, 0], "as many for eight blocks as for any number"
     drop_path = torch.compile(DropPath(0.4), backend=counter)
     values, counts = drop_path(torch.zeros(9000, 1, 1), torch.ones_like).unique(return_counts=True)
     torch.testing.assert_close(values, torch.tensor([0, 1 / 0.6]))

@@ -62,15 +62,24 @@ class DropPath(nn.Module):
         self.rate = rate
         self.subset = subset
 
+    @property
+    def rate(self) -> float:
+        """Share of samples whose branch is dropped in training; it can be set at any time."""
+        return self._rate
+
+    @rate.setter
+    def rate(self, rate: float) -> None:
+        self._rate, self.drops = rate, rate > 0  # torch compiles a graph for each number that an `if` reads
+
     def forward(self, x: Tensor, branch: Callable[[Tensor], Tensor], owner: Tensor | None = None) -> Tensor:
         """Map ``(B, L, D)`` to ``x + branch(x)``, cut to the first token if ``branch`` returns only that.
 
         ``owner``, ``(B, L)``, is the image of each token where images share a row: each image is dropped or kept.
         """
-        if self.training and self.rate and self.subset:
+        if self.training and self.drops and self.subset:
             return self._forward_subset(x, branch)
         y = branch(x)
-        if self.training and self.rate:
+        if self.training and self.drops:
             factor = self._factors(y if owner is None else y.flatten(0, 1))  # no more images than tokens
             y = y * (factor if owner is None else factor[owner, 0])
         return (x if x.shape[1] == y.shape[1] else x[:, : y.shape[1]]) + y  # a slice of all is an operator, too
