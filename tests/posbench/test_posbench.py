@@ -6,6 +6,8 @@ import json
 import re
 import shutil
 import sys
+import threading
+import time
 from functools import partial
 from pathlib import Path
 
@@ -35,6 +37,7 @@ from vitlab.position_bench.protocol import (
     registered_protocol,
 )
 from vitlab.position_bench.training import answers_of, batches_of, bench_network_of, check_method
+from vitlab.runs.lock import take
 from vitlab.tokenizers import T2TTokenizer
 
 HERE = __name__
@@ -129,6 +132,25 @@ def test_a_cell_is_trained_again_when_tuning_now_chooses_another_rate(small, tmp
     assert [cell["rate"] for cell in cells[:4]] == [other] * 4
     assert [cell["test_reads"] for cell in cells] == [2] * 4 + [1] * 2
     assert sum("trained again" in line for line in said) == 4
+
+
+def test_a_cell_that_another_process_is_at_comes_last(small, tmp_path):
+    shutil.copytree(small.folder, tmp_path, dirs_exist_ok=True)
+    said: list[str] = []
+    bench = Bench(tmp_path, tmp_path, tiny(), said.append)
+    for cell in ("tune-photos-0.02", "photos-0", "few-1", "cost"):
+        bench.path("none", cell).unlink()
+    other = take(tmp_path / "none" / ".photos-0.lock")
+    work = threading.Thread(target=bench.run, args=("none", "none"))
+    work.start()
+    until = time.monotonic() + 60
+    while not bench.path("none", "few-1").is_file() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert work.is_alive() and bench.record("none", "photos-0") is None
+    other.release()
+    work.join()
+    assert [line.split(":")[0] for line in said if "CPU s" in line] == ["none few-1", "none photos-0"]
+    assert bench.is_complete("none") and not list((tmp_path / "none").glob(".*.lock"))
 
 
 def test_methods_share_initial_values_and_the_order_of_images():

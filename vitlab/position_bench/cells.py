@@ -2,9 +2,10 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -35,12 +36,14 @@ from vitlab.position_bench.training import (
     train_network,
 )
 from vitlab.runs.atomic import atomic_write, write_text
+from vitlab.runs.lock import held, take
 
+T = TypeVar("T")
 GLYPH_SEEDS = {"glyphs": 0, "glyphs_test": 1, "glyphs_val": 2}
 
 
 class Bench:
-    """A folder of cells under one protocol.
+    """A folder of cells under one protocol. Several processes may share it: none trains a cell that another is at.
 
     Args:
         folder: Where cells are kept, a folder for each method.
@@ -126,11 +129,13 @@ class Bench:
         """
         found: dict[float, float] = {}
         while left := rates_left(self.protocol["tuning"], training, found):
-            found |= {rate: self._tuning(method, label, training, rate) for rate in left}
+            cells = {f"tune-{training}-{rate:g}": rate for rate in left}
+            works = {cell: partial(self._tuning, method, label, training, cell, rate) for cell, rate in cells.items()}
+            found |= {cells[cell]: accuracy for cell, accuracy in self._shared(label, works).items()}
         return best_rate(found)
 
-    def _tuning(self, method: Method, label: str, training: str, rate: float) -> float:
-        cell, seed = f"tune-{training}-{rate:g}", self.protocol["tuning"]["seed"]
+    def _tuning(self, method: Method, label: str, training: str, cell: str, rate: float) -> float:
+        seed = self.protocol["tuning"]["seed"]
         if (kept := self.record(label, cell)) is None:
             train, _ = self.splits(training)
             start = bench_cpu_seconds()
@@ -155,6 +160,37 @@ class Bench:
 
     def run_cell(self, method: Method, label: str, training: str, seed: int, rate: float) -> dict[str, Any]:
         """Train and test a cell, unless it is complete at this learning rate, and return its record."""
+        return self.run_cells(method, label, [(training, seed)], {training: rate})[f"{training}-{seed}"]
+
+    def run_cells(
+        self, method: Method, label: str, cells: Iterable[tuple[str, int]], rates: Mapping[str, float]
+    ) -> dict[str, dict[str, Any]]:
+        """Train and test cells that are not complete at the learning rate of their training; return all records."""
+        works = {
+            f"{training}-{seed}": partial(self._run_cell, method, label, training, seed, rates[training])
+            for training, seed in cells
+        }
+        return self._shared(label, works)
+
+    def _shared(self, label: str, works: Mapping[str, Callable[[], T]]) -> dict[str, T]:
+        """Do the work of cells, last that which another process is at, whose record is found then."""
+        found, later = dict[str, T](), list[str]()
+        locks = {cell: self.folder / label / f".{cell}.lock" for cell in works}
+        (self.folder / label).mkdir(parents=True, exist_ok=True)
+        for cell, work in works.items():
+            if (claim := take(locks[cell])) is None:
+                later.append(cell)
+                continue
+            try:
+                found[cell] = work()
+            finally:
+                claim.release()
+        for cell in later:
+            with held(locks[cell], f"is at {cell} of {label}"):
+                found[cell] = works[cell]()
+        return found
+
+    def _run_cell(self, method: Method, label: str, training: str, seed: int, rate: float) -> dict[str, Any]:
         cell, reads = f"{training}-{seed}", 1
         if (kept := self.record(label, cell)) is not None:
             if kept["rate"] == rate:
@@ -204,9 +240,12 @@ class Bench:
         rates = {training: self.tuned(method, label, training) for training in self.protocol["tuning"]["rates"]}
         words = [f"{rate:g} for {name}" for name, rate in rates.items()]
         self.say(f"{label}: learning rate " + ", ".join(words))
-        for seed in self.protocol["seeds"]:
-            for training in self.protocol["trainings"]:
-                self.run_cell(method, label, training, seed, rates[tuned_on(training)])
+        trainings = self.protocol["trainings"]
+        cells = [(training, seed) for seed in self.protocol["seeds"] for training in trainings]
+        self.run_cells(method, label, cells, {training: rates[tuned_on(training)] for training in trainings})
+        self._shared(label, {"cost": partial(self._cost, method, label)})
+
+    def _cost(self, method: Method, label: str) -> None:
         if self.record(label, "cost") is None:
             self._write(label, "cost", cost_of(method, self.protocol), {})
 
