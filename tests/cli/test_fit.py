@@ -315,6 +315,17 @@ def test_a_run_trains_on_the_gpu_in_bf16_and_is_measured_on_it(here, name):
     assert read(here / "runs" / name / "results.json")["test"]["acc1"] > 0.85
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("more", [[], ["--trainer.accumulate_grad_batches=2"]], ids=["plain", "accumulated"])
+def test_a_run_with_recorded_kernels_trains_validates_and_goes_on(here, more):
+    config = ["--config", str(CONFIGS / "vit.yaml"), "--trainer.logger=false", "--model.compile=reduce-overhead"]
+    device = ["--trainer.accelerator=gpu", "--trainer.devices=1"]
+    assert main(["fit", *config, *device, *more, "--name=recorded", "--trainer.max_epochs=10"]) == 0
+    assert main(["fit", "--resume=recorded", "--trainer.max_epochs=15"]) == 0
+    assert main(["test", "recorded"]) == 0
+    assert read(here / "runs" / "recorded" / "results.json")["test"]["acc1"] > 0.85
+
+
 def test_vitlab_alone_says_in_six_lines_what_to_try(capsys):
     assert main([]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -9,7 +9,7 @@ from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
 
 from vitlab.layers.block import Block, DropPath
-from vitlab.layers.compiled import compile_parts
+from vitlab.layers.compiled import compile_parts, mark_batch
 from vitlab.models import VisionTransformer
 from vitlab.pretraining import MAE
 from vitlab.tasks import Classifier
@@ -21,7 +21,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # torch looks at it
     pytest.mark.filterwarnings("ignore:The CUDA Graph is empty"),  # torch's own, while it records and tunes
     pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
-    pytest.mark.filterwarnings("ignore:Unable to hit fast path of CUDAGraphs"),
 ]
 
 
@@ -95,10 +94,30 @@ def test_a_task_compiles_its_blocks_and_tokenizers_in_its_mode_under_the_same_na
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
 def test_a_compiled_step_on_a_gpu_is_the_plain_one(mode):
     net, images = VisionTransformer(**TINY).cuda(), torch.randn(4, 3, 16, 16, device="cuda")
-    loss = net(images).square().sum()
-    expected = torch.autograd.grad(loss, list(net.parameters()))
+    outputs = net(images)
+    expected = torch.autograd.grad(outputs.square().sum(), list(net.parameters()))
     compile_parts(net, mode)
     for _ in range(3):  # the first of these record, the last is replayed
+        mark_batch(mode, images.device)
         found = torch.autograd.grad(net(images).square().sum(), list(net.parameters()))
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+    for _ in range(3):  # without a backward pass
+        mark_batch(mode, images.device)
+        with torch.no_grad():
+            torch.testing.assert_close(net(images), outputs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", [False, True, "default", "reduce-overhead", "max-autotune"])
+def test_each_batch_of_training_and_validation_is_marked_where_kernels_are_recorded(mode, monkeypatch):
+    told: list[str] = []
+    for name, value in {"device": torch.device("cuda"), "current_epoch": 0, "global_step": 0, "global_rank": 0}.items():
+        monkeypatch.setattr(Classifier, name, value)
+    monkeypatch.setattr("vitlab.tasks.base.seed_step", lambda *args: told.append("step"))
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: told.append("mark"))
+    task = Classifier(**TINY, compile=mode)
+    task._stream_seed = 0
+    task.on_train_batch_start(None, 0)
+    task.on_validation_batch_start(None, 0)
+    marks = ["mark"] if mode in ("reduce-overhead", "max-autotune") else []
+    assert told == [*marks, "step", *marks]

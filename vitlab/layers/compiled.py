@@ -3,6 +3,7 @@
 import re
 from typing import Literal
 
+import torch
 from torch import nn
 
 from vitlab.layers.block import Block
@@ -16,7 +17,8 @@ def compile_parts(net: nn.Module, mode: CompileMode | bool = "default", backend:
     Blocks share their code: torch compiles the first two and reuses the result for the others. A network of twelve
     blocks is ready several times sooner than as one graph, and later image sizes and modes compile as quickly. The
     gradients of a block are ready when its own backward pass ends, so DDP sends them while earlier blocks are computed.
-    Position embedding, prefix tokens and head are not compiled.
+    Position embedding, prefix tokens and head are not compiled. All modes but ``default`` record kernels on a GPU: a
+    loop of your own then calls :func:`mark_batch` before each batch, as tasks do.
 
     Args:
         net: A network, or a module that contains networks.
@@ -38,3 +40,20 @@ def compile_parts(net: nn.Module, mode: CompileMode | bool = "default", backend:
     for name, part in net.named_modules():
         if isinstance(part, Block) or re.search(r"(^|\.)(blocks\.\d+|tokenizer)$", name):
             part.compile(mode="default" if mode is True else mode, backend=backend)
+
+
+def mark_batch(mode: CompileMode | bool, device: torch.device) -> None:
+    """Tell torch that a batch begins, if kernels of a GPU are recorded.
+
+    Without it torch takes each call of a compiled block for a new batch where no backward pass is due, as in
+    validation, and overwrites what the block before has returned (pytorch issue 152887).
+
+    Args:
+        mode: As in :func:`compile_parts`.
+        device: Where the network is.
+
+    Example:
+        >>> mark_batch("reduce-overhead", torch.device("cpu"))  # nothing is recorded there
+    """
+    if device.type == "cuda" and mode in ("reduce-overhead", "max-autotune"):
+        torch.compiler.cudagraph_mark_step_begin()

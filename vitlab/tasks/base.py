@@ -11,7 +11,7 @@ from torchmetrics import MetricCollection
 
 from vitlab.class_paths import ClassSpec
 from vitlab.interface import Weighted, of_first_process, sums_over_processes
-from vitlab.layers.compiled import CompileMode, compile_parts
+from vitlab.layers.compiled import CompileMode, compile_parts, mark_batch
 from vitlab.lightning_overhead import FastHookName, with_cached_signature
 from vitlab.models.arguments import NetworkArgs
 from vitlab.models.old_names import OLD
@@ -141,6 +141,7 @@ class Task(Named, FastHookName, SizedByData, Optimized, L.LightningModule):
         self._stream_seed = torch.initial_seed()
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        mark_batch(self.hparams["compile"], self.device)
         seed_step(self._stream_seed, self.current_epoch, batch_idx, self.global_rank, self.device)
         self.net.start_step(self.global_step)
 
@@ -169,6 +170,9 @@ class Task(Named, FastHookName, SizedByData, Optimized, L.LightningModule):
         """Return the sums since the last call, over all processes, and reset them; every process must call it."""
         sums, self.train_sums = sums_over_processes(self.train_sums, self), {}
         return sums
+
+    def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        mark_batch(self.hparams["compile"], self.device)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         return self._evaluate(batch, self.val_meter)
