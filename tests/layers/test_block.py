@@ -5,7 +5,8 @@ import torch
 from timm.models.vision_transformer import Block as TimmBlock
 from torch import nn
 
-from vitlab.layers.block import Block, DropPath, LayerScale
+from vitlab.layers.block import Block, LayerScale
+from vitlab.layers.drop_path import DropPath
 from vitlab.layers.mlp import Mlp, build_act
 from vitlab.layers.pos_embed import PosEmbed
 

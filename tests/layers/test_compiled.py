@@ -8,8 +8,9 @@ from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
 
-from vitlab.layers.block import Block, DropPath
+from vitlab.layers.block import Block
 from vitlab.layers.compiled import compile_parts, mark_batch
+from vitlab.layers.drop_path import DropPath
 from vitlab.models import VisionTransformer
 from vitlab.pretraining import MAE
 from vitlab.tasks import Classifier

@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 import torch
 
-from vitlab.layers.block import DropPath
+from vitlab.layers.drop_path import DropPath
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.pos_embed.build import PosEmbedName
 from vitlab.models import VisionTransformer

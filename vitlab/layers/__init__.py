@@ -1,7 +1,8 @@
 """The layers of a Vision Transformer: attention, block, position embeddings, pooling."""
 
 from vitlab.layers.attention import Attention
-from vitlab.layers.block import Block, DropPath, LayerScale
+from vitlab.layers.block import Block, LayerScale
+from vitlab.layers.drop_path import DropPath
 from vitlab.layers.mlp import Mlp
 from vitlab.layers.norm import build_norm
 from vitlab.layers.pool import AttentionPool

@@ -5,8 +5,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitlab.layers.attention import Attention
-from vitlab.layers.block import Block, DenseBlock, DropPath, LayerScale
+from vitlab.layers.block import Block, DenseBlock, LayerScale
 from vitlab.layers.channels import Ghost
+from vitlab.layers.drop_path import DropPath
 from vitlab.layers.kernels import KERNELS
 from vitlab.layers.mlp import Mlp, QuickGELU
 from vitlab.layers.plain import all_are_hooked, calls_plainly, has_plain_tensors, is_sharded

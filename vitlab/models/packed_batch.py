@@ -6,8 +6,8 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from vitlab.layers.block import DropPath
 from vitlab.layers.channels import SqueezeExcite
+from vitlab.layers.drop_path import DropPath
 from vitlab.layers.norm import PerToken
 from vitlab.layers.pos_embed.base import PosEmbed
 from vitlab.layers.pos_embed.placed import placed
