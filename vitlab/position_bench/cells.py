@@ -147,6 +147,7 @@ class Bench:
             kept = {"training": training, "validation": accuracy, "rate": rate, "seed": seed}
             kept["cpu_seconds"] = bench_cpu_seconds() - start
             self._write(label, cell, kept, {})
+            self.say(f"{label} {cell}: validation {accuracy:.3f}, {kept['cpu_seconds']:.0f} CPU s")
         return float(kept["validation"])
 
     def validated(self, net: Any, training: str) -> float:
