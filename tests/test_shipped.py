@@ -125,7 +125,11 @@ def test_the_wheel_holds_the_package_with_configs_and_experiments_and_nothing_el
         Path("vitlab/py.typed"),
         Path("vitlab/config/flags.json"),
         *("vitlab" / path for path in YAMLS),
-        *("vitlab" / p.relative_to(ROOT) for p in (ROOT / "experiments/posbench/evidence").rglob("*") if p.is_file()),
+        *(
+            "vitlab" / p.relative_to(ROOT)
+            for p in (ROOT / "experiments").rglob("posbench/**/evidence/**/*")
+            if p.is_file()
+        ),
     }
     assert {path for path in files if not path.parts[0].endswith(".dist-info")} == wanted
 
