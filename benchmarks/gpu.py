@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -195,14 +195,8 @@ def recipe_files() -> list[Path]:
     return sorted(known, key=lambda path: "imagenet" not in path.parts)
 
 
-def left_out(path: Path) -> str | None:
-    """Return why a recipe is not measured, if it is not."""
-    return LEFT_OUT.get(yaml.safe_load(path.read_text())["model"]["class_path"])
-
-
-def prepared(path: Path, device: str, batch: int | None) -> Training:
+def prepared(config: Mapping[str, Any], device: str, batch: int | None) -> Training:
     """Return the training of a recipe: the batch of one of its GPUs, its precision, optimizer and loss."""
-    config = yaml.safe_load(path.read_text())
     trainer, kind = config["trainer"], config["model"]["class_path"]
     images, given = DATA[config["data"]["class_path"]], config["data"]["init_args"]
     side = given.get("img_size", images.side)
@@ -221,10 +215,9 @@ def prepared(path: Path, device: str, batch: int | None) -> Training:
     return Training(TASKS[kind](**arguments), (size, images.in_chans, side, side), images.num_classes, device, half)
 
 
-def recipe(path: Path, device: str, batch: int | None) -> dict[str, Any]:
+def recipe(config: Mapping[str, Any], device: str, batch: int | None) -> dict[str, Any]:
     """Return the speed of a recipe, and the hours that its epochs take at it."""
-    config, training = yaml.safe_load(path.read_text()), prepared(path, device, batch)
-    trainer, data = config["trainer"], config["data"]
+    training, trainer, data = prepared(config, device, batch), config["trainer"], config["data"]
     first = training.begin()
     times, end = list[float](), time.monotonic() + SECONDS
     while len(times) < 3 or time.monotonic() < end:
@@ -244,34 +237,38 @@ def recipe(path: Path, device: str, batch: int | None) -> dict[str, Any]:
 def recipes(options: argparse.Namespace, seconds: float) -> list[dict[str, Any]]:
     """Return a row for each recipe; what does not fit on the device or into the time says so."""
     rows, end = list[dict[str, Any]](), time.monotonic() + seconds
-    compiles = compiled_ahead(options, seconds / 2) if options.device == "cuda" else {}
-    for path in recipe_files():
-        row: dict[str, Any] = {"name": path.relative_to(CONFIGS).with_suffix("").as_posix()}
+    named = {path.relative_to(CONFIGS).with_suffix("").as_posix(): path for path in recipe_files()}
+    configs = {name: yaml.safe_load(path.read_text()) for name, path in named.items()}
+    left = {name: LEFT_OUT.get(config["model"]["class_path"]) for name, config in configs.items()}
+    measured = {name: config for name, config in configs.items() if not left[name]}
+    compiles = compiled_ahead(measured, options, seconds / 2) if options.device == "cuda" else {}
+    for name, config in configs.items():
+        row: dict[str, Any] = {"name": name}
         rows.append(row)
-        if left := left_out(path):
-            row["left"] = left
+        if left[name]:
+            row["left"] = left[name]
         elif time.monotonic() > end:
             row["left"] = "the time was over: give more --minutes"
         else:
             try:
-                row |= recipe(path, options.device, options.recipe_batch) | compiles.get(path, {})
+                row |= recipe(config, options.device, options.recipe_batch) | compiles.get(name, {})
             except torch.OutOfMemoryError as error:
                 row["left"] = str(error).partition(". ")[0]
             free(options.device)
     return rows
 
 
-def compiled_ahead(options: argparse.Namespace, seconds: float) -> dict[Path, dict[str, Any]]:
-    """Compile the recipes, :data:`AHEAD` at once: return the seconds that each took, without those that failed."""
+def compiled_ahead(
+    configs: Mapping[str, Mapping[str, Any]], options: argparse.Namespace, seconds: float
+) -> dict[str, dict[str, Any]]:
+    """Compile recipes, :data:`AHEAD` at once: return the seconds that each took, without those that failed."""
     pool = ProcessPoolExecutor(AHEAD, multiprocessing.get_context("spawn"), initializer=_few_threads)
-    begun: dict[Path, Future[dict[str, Any]]] = {
-        path: pool.submit(_compile, path, options.device, options.recipe_batch)
-        for path in recipe_files()
-        if not left_out(path)
+    begun: dict[str, Future[dict[str, Any]]] = {
+        name: pool.submit(_compile, config, options.device, options.recipe_batch) for name, config in configs.items()
     }
     wait(begun.values(), timeout=seconds)
     pool.shutdown(cancel_futures=True)
-    return {path: one.result() for path, one in begun.items() if not one.cancelled() and not one.exception()}
+    return {name: one.result() for name, one in begun.items() if not one.cancelled() and not one.exception()}
 
 
 def _few_threads() -> None:
@@ -281,8 +278,8 @@ def _few_threads() -> None:
     config.compile_threads = 2
 
 
-def _compile(path: Path, device: str, batch: int | None) -> dict[str, Any]:
-    training = prepared(path, device, batch)
+def _compile(config: Mapping[str, Any], device: str, batch: int | None) -> dict[str, Any]:
+    training = prepared(config, device, batch)
     first = timed(training.step)
     found = {"compiles": max(0.0, first - timed(training.step))}
     del training

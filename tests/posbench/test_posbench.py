@@ -7,7 +7,6 @@ import re
 import shutil
 import sys
 import threading
-import time
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import torch
 import yaml
 from PIL import Image
 
+from cluster.daemons import wait_for
 from vitlab.cli.main import main
 from vitlab.config.trust import trust
 from vitlab.errors import UsageError
@@ -143,9 +143,7 @@ def test_a_cell_that_another_process_is_at_comes_last(small, tmp_path):
     other = take(tmp_path / "none" / ".photos-0.lock")
     work = threading.Thread(target=bench.run, args=("none", "none"))
     work.start()
-    until = time.monotonic() + 60
-    while not bench.path("none", "few-1").is_file() and time.monotonic() < until:
-        time.sleep(0.01)
+    wait_for(bench.path("none", "few-1").is_file, 60, "a cell")
     assert work.is_alive() and bench.record("none", "photos-0") is None
     other.release()
     work.join()
