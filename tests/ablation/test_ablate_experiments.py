@@ -1,5 +1,6 @@
 """Every experiment that is shipped can be read, and every arm of it can be parsed."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -65,13 +66,16 @@ def test_the_tokenizers_of_digits_have_equal_tokens_and_flops(monkeypatch):
         assert abs(other[1] / macs - 1) <= ablation.match.flops == 0.02
 
 
-FACTORIAL = ROOT / "experiments" / "t2t_positions" / "factorial_fashion_mnist.yaml"
+FACTORIALS = {name: f"experiments/t2t_positions/factorial_{name}.yaml" for name in ("fashion_mnist", "cifar10")}
 
 
 @pytest.mark.slow
-def test_the_arms_of_the_t2t_factorial_match_in_all_but_their_factors(monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "image", "grid_size"), [("fashion_mnist", (28, 1), (7, 7)), ("cifar10", (32, 3), (8, 8))]
+)
+def test_the_arms_of_a_t2t_factorial_match_in_all_but_their_factors(name, image, grid_size, monkeypatch):
     monkeypatch.chdir(ROOT)
-    ablation = read_ablation(FACTORIAL.relative_to(ROOT))
+    ablation = read_ablation(FACTORIALS[name])
     config = yaml.safe_load(Path(ablation.base[0]).read_text())["model"]["init_args"]
     facts, built = {}, {}
     for arm in ablation.arms:
@@ -79,10 +83,11 @@ def test_the_arms_of_the_t2t_factorial_match_in_all_but_their_factors(monkeypatc
             continue
         values = {**config, **{key.removeprefix("model."): value for key, value in arm.overrides.items()}}
         with torch.device("meta"):
-            net = VisionTransformer(28, 1, 10, **network_args(values))
+            net = VisionTransformer(*image, 10, **network_args(values))
         built[arm.name] = net.tokenizer
         facts[arm.name] = (count_tokens(net), net.tokenizer.grid_size, count_parameters(net), count_macs(net))
-    assert len(facts) == 14 and {(tokens, grid) for tokens, grid, _, _ in facts.values()} == {(49, (7, 7))}
+    assert len(facts) == 14
+    assert {(tokens, grid) for tokens, grid, _, _ in facts.values()} == {(math.prod(grid_size), grid_size)}
     for sizes in zip(*(fact[2:] for fact in facts.values()), strict=True):
         assert max(sizes) / min(sizes) - 1 <= ablation.match.params == ablation.match.flops == 0.02
     borders = {"zeros": "zero", "mirror": "reflect", "wrap": "circular"}
@@ -97,9 +102,10 @@ def test_the_arms_of_the_t2t_factorial_match_in_all_but_their_factors(monkeypatc
         assert not split.fused and {m.p for m in split.modules() if isinstance(m, torch.nn.Dropout)} == {0.0}
 
 
-def test_the_main_effects_of_the_factorial_are_means_over_all_its_cells(monkeypatch):
+@pytest.mark.parametrize("path", FACTORIALS.values(), ids=list(FACTORIALS))
+def test_the_main_effects_of_a_factorial_are_means_over_all_its_cells(path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    ablation = read_ablation(FACTORIAL.relative_to(ROOT))
+    ablation = read_ablation(path)
     arms = [Resolved(arm, {"data": {}}, {}, {}, (), 1.0, "") for arm in ablation.arms]
     questions = claim_questions(CellResults(ablation, arms))
     assert len(questions) == len(ablation.claims) == 10  # one verdict each
