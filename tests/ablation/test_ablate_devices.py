@@ -82,6 +82,28 @@ def test_a_gpu_is_shared_in_parts_of_any_size_or_taken_whole(monkeypatch, tmp_pa
     assert names == ["71.0", "72.0"]
 
 
+def test_a_gpu_has_a_slot_for_each_worker_or_as_many_as_asked_for(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert [gpus.shares_per_gpu(*asked) for asked in ((1, 1), (2, 1), (3, 1), (15, 1), (2, 4))] == [1, 1, 2, 8, 4]
+
+
+@pytest.mark.slow
+def test_probes_share_a_gpu_as_cells_do(lab, monkeypatch):
+    monkeypatch.chdir(lab.path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4")
+    lab.change(command=[sys.executable, "together.py"], workers=3)
+    (lab.path / "together.py").write_text(
+        "import os, pathlib, runpy, time\n"
+        "pathlib.Path(str(os.getpid())).with_suffix('.here').touch()\n"
+        "end = time.time() + 60\n"
+        "while len(list(pathlib.Path().glob('*.here'))) < 3 and time.time() < end: time.sleep(0.05)\n"
+        "assert time.time() < end, 'the other probes wait'\n"
+        f"runpy.run_path({str(lab.toy)!r}, run_name='__main__')\n"
+    )
+    Lab("toy.yaml", trust_command=True).plan()
+    assert len(list(lab.path.glob("*.here"))) == 3
+
+
 def test_a_gpu_is_recognized_by_number_uuid_or_prefix_of_a_uuid(monkeypatch, tmp_path):
     (tmp_path / "nvidia-smi").write_text(
         "#!/bin/sh\necho 'GPU 0: NVIDIA H100 (UUID: GPU-8932f937-d72c)'\necho 'GPU 1: NVIDIA H100 (UUID: GPU-77aa)'\n"

@@ -1,6 +1,8 @@
 """Tuning per arm: the same budget for every arm, validation data and other seeds; then it is measured."""
 
+import json
 import shutil
+import subprocess
 import sys
 import time
 from types import SimpleNamespace
@@ -11,6 +13,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from tests.ablation.toy import DEFAULTS, IMAGES, accuracy, flat
+from vitlab.ablation.execution.process import VITLAB
 from vitlab.ablation.execution.tuning import at_border, choices, rungs, trials
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.lab import Lab
@@ -211,3 +214,22 @@ def test_the_response_curve_takes_candidates_of_any_type(values):
     assert [label.get_text() for label in axes.get_xticklabels()] == [str(value) for value in values]
     (cross,) = [line for line in axes.get_lines() if line.get_marker() == "x"]  # the second was stopped
     assert cross.get_ydata() == [-0.1]
+
+
+@pytest.mark.slow
+def test_a_candidate_whose_loss_becomes_nan_in_a_real_training_loses_and_its_arm_is_measured(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.yaml").write_text(
+        "trainer: {logger: false, max_epochs: 1, accelerator: cpu, gradient_clip_val: null}\n"
+        "model: {init_args: {depth: 1, opt: sgd, warmup_epochs: 0}}\n"
+    )
+    (tmp_path / "real.yaml").write_text(
+        "name: real\nbase: [vit, small.yaml]\naxes: {model.pos_embed: [none, learned]}\nbaseline: {pos_embed: none}\n"
+        "metric: {primary: acc1}\nseeds: 1\nclaims: [learned > none]\n"
+        "tune: {model.lr: [0.01, 1000], budget: 2, seeds: [9]}\n"
+    )
+    done = subprocess.run([*VITLAB, "ablate", "run", "real.yaml", "--workers", "1"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    failed = [json.loads(path.read_text()) for path in tmp_path.glob("runs/ablations/real/tune/*/*.failed.json")]
+    assert [failure["kind"] for failure in failed] == ["diverged", "diverged"]
+    assert len([*tmp_path.glob("runs/ablations/real/[nl]*/*/done.json")]) == 2

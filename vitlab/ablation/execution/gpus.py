@@ -1,6 +1,7 @@
 """Share the GPUs of a host between processes: a slot is a byte range of a lock file, held while a cell runs."""
 
 import fcntl
+import math
 import os
 import re
 import struct
@@ -66,6 +67,14 @@ def one_name(device: str) -> str:
     listed = _listed()
     found = listed.get(device) or next((uuid for uuid in listed.values() if uuid.startswith(device)), None)
     return found or (f"{os.environ['SLURM_JOB_ID']}.{device}" if "SLURMD_NODENAME" in os.environ else device)
+
+
+def shares_per_gpu(workers: int, per_gpu: int) -> int:
+    """Return into how many slots each GPU of this host is divided, so that so many workers have one each.
+
+    A probe takes a slot like a cell, and so measures the speed of a cell among others.
+    """
+    return max(per_gpu, math.ceil(workers / max(1, len(visible_devices()))))
 
 
 @contextmanager

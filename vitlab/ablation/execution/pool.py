@@ -1,6 +1,5 @@
 """Train the cells that are not done, several at a time; finished cells are never repeated."""
 
-import math
 import random
 import signal
 import threading
@@ -12,7 +11,7 @@ from typing import Literal
 
 from vitlab.ablation.evidence import chain
 from vitlab.ablation.execution.cells import Cell, begun, for_each
-from vitlab.ablation.execution.gpus import slot, visible_devices
+from vitlab.ablation.execution.gpus import shares_per_gpu, slot
 from vitlab.ablation.execution.progress import Board, Progress
 from vitlab.ablation.execution.worker import CellOutcome, process_cell
 from vitlab.errors import UsageError, what_failed
@@ -68,8 +67,7 @@ class Pool:
         self.failures: list[tuple[Cell, CellOutcome]] = []
         self._broken: OSError | UsageError | None = None
         self._mutex = threading.Lock()
-        per_gpu = cells[0].ablation.run.per_gpu if cells else 1
-        self._shares = max(per_gpu, math.ceil(workers / max(1, len(visible_devices()))))
+        self._shares = shares_per_gpu(workers, cells[0].ablation.run.per_gpu if cells else 1)
         self._news = chain.Reader(cells[0].ablation.directory) if cells else None
         self._through = set(self.progress.values)  # names of finished cells, which are not looked at again
         self._seen: dict[str, float] = {}  # of a cell that another worker has, or that failed, when that was seen

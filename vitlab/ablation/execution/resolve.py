@@ -16,7 +16,7 @@ import yaml
 
 from vitlab.ablation.execution.cells import Resolved, batch_size
 from vitlab.ablation.execution.commands import command, fit_args, overrides, start_args
-from vitlab.ablation.execution.gpus import WAIT, Slot, slot
+from vitlab.ablation.execution.gpus import WAIT, Slot, shares_per_gpu, slot
 from vitlab.ablation.execution.identity import code_digest, initial_weights_digest, json_digest, versions_in_use
 from vitlab.ablation.execution.process import TIMEOUT, child_environment, run_to_end
 from vitlab.ablation.file.arms import Arm
@@ -161,7 +161,7 @@ def _probe(ablation: Ablation, arm: Arm, code: str, workers: int, stop: Callable
         place = cache.with_suffix(f".{os.getpid()}")
         place.mkdir(parents=True, exist_ok=True)
         try:
-            with slot(1, stop) as own:  # a whole GPU, to measure memory and speed
+            with slot(shares_per_gpu(workers, ablation.run.per_gpu), stop) as own:
                 if own and not _load(arm, cache, code):  # another process may have just finished it
                     facts = _run_probe(ablation, arm, place, workers, own, claim, stop)
                     RunDir(cache.parent).write(cache.name, facts)

@@ -5,8 +5,9 @@ import shlex
 import shutil
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from vitlab.ablation.evidence import chain
 from vitlab.ablation.evidence.protocol import record_version
@@ -19,7 +20,7 @@ from vitlab.ablation.execution.resolve import discard_probe
 from vitlab.runs.lock import HeldLock
 from vitlab.runs.records import now_utc
 
-KINDS = (  # kinds of failure and their patterns in the last lines of a log
+KINDS = (  # kinds of failure and their patterns, in the last lines of a log or the error of a run
     ("diverged", r"FloatingPointError|loss is (nan|inf)|diverged"),
     ("out of memory", r"out of memory|MemoryError|Cannot allocate memory"),
     ("disk full", r"No space left on device|Disk quota exceeded"),
@@ -56,7 +57,7 @@ def process_cell(cell: Cell, claim: HeldLock, workers: int, slot: Slot, stop: Ca
             break
         if code == process.STOPPED or (code and stop()):  # SLURM's warning also reaches the command
             return CellOutcome("stopped")
-        kind = _kind(code, lines)
+        kind = _kind(code, lines, cell.run.record)
         if stage != next_stage(cell) and (not code or cell.is_done()):  # one analysis may not apply, the next may
             continue
         attempts += 1
@@ -133,11 +134,13 @@ def _failed(cell: Cell, stage: Stage, code: int, kind: str, lines: list[str], at
     return CellOutcome("failed", kind, f"{stage.name}, {kind}: {last}\n    repeat it with: {repeat}")
 
 
-def _kind(code: int, lines: list[str]) -> str:
+def _kind(code: int, lines: list[str], record: Mapping[str, Any]) -> str:
+    """Return what ended a stage, from the error that the run recorded and the last lines that it printed."""
     if code == process.TIMEOUT:
         return "time-out"
+    told = [*lines, str(record.get("error", ""))] if record.get("status") == "failed" else lines
     for kind, pattern in KINDS:
-        if any(re.search(pattern, line, re.IGNORECASE) for line in lines):
+        if any(re.search(pattern, line, re.IGNORECASE) for line in told):
             return kind
     if code == 0:
         return "no result"
