@@ -316,6 +316,7 @@ def test_a_run_trains_on_the_gpu_in_bf16_and_is_measured_on_it(here, name):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # torch's own, which the terminal does not show
 @pytest.mark.parametrize("more", [[], ["--trainer.accumulate_grad_batches=2"]], ids=["plain", "accumulated"])
 def test_a_run_with_recorded_kernels_trains_validates_and_goes_on(here, more):
     config = ["--config", str(CONFIGS / "vit.yaml"), "--trainer.logger=false", "--model.compile=reduce-overhead"]

@@ -29,6 +29,7 @@ from vitlab.runs.records import Ending, now_utc
 
 LOG = logging.getLogger("vitlab")
 _ADVICE = "lower `model.lr`, or raise `model.warmup_epochs`"
+_SAMPLES = 8  # of a batch, to name
 PATIENCE = 20  # consecutive batches that may be skipped
 
 
@@ -229,7 +230,9 @@ def _describe_nan(trainer: Any, losses: list[Tensor], norms: list[Tensor | None]
     text += f", gradient norm {norm.item():.3g} in the step before" if norm is not None else ""
     order: Any = getattr(trainer.train_dataloader, "sampler", None)
     if hasattr(order, "steps"):
-        text += f"; training samples {next(order.steps(first)).indices.tolist()}"
+        samples = next(order.steps(first)).indices.tolist()
+        more = f" and {len(samples) - _SAMPLES:,} more" if len(samples) > _SAMPLES else ""
+        text += f"; training samples {', '.join(map(str, samples[:_SAMPLES]))}{more}"
     return text
 
 
