@@ -1,6 +1,8 @@
 """What the experiments' pages say is what their reports hold, and the reports are what the engine says of the seeds."""
 
+import json
 import re
+import statistics
 import tarfile
 from pathlib import Path
 
@@ -195,6 +197,23 @@ def test_committed_evidence_verifies_and_gives_the_published_numbers(path, tmp_p
     assert len(numbers[0]) > 250 and numbers[0] == numbers[1]
     again, published = (pd.read_csv(file) for file in (tmp_path / "report/summary.csv", path.with_name("summary.csv")))
     pd.testing.assert_frame_equal(again, published, rtol=1e-6)  # versions of scipy differ in the tenth digit
+
+
+def test_the_table_of_candidates_is_what_their_records_say():
+    folder, found = ROOT / "experiments/t2t_positions", {}
+    with tarfile.open(folder / "factorial/candidates_cifar10.tar.xz") as archive:
+        for member in archive.getmembers():
+            if member.name.endswith("/results.json"):
+                accuracy = 100 * json.load(archive.extractfile(member))["val"]["acc1"]
+                found.setdefault(member.name.split("/")[2], []).append(accuracy)
+    assert sum(map(len, found.values())) == 163
+    means = {name: statistics.fmean(both) for name, both in found.items() if len(both) == 2}
+    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| `(\w+)` \| (.*) \|$", (folder / "README.md").read_text(), re.M)
+    assert len(rows) == 12
+    for *levels, stated in rows:
+        arms = ("-".join([*levels, positions, "try"]) for positions in ("none", "learned"))
+        none, learned = (max(x for name, x in means.items() if name.startswith(arm)) for arm in arms)
+        assert stated == f"{none:.1f} | {learned:.1f} | {learned - none:+.1f}"
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "experiments").glob("*/results/*/README.md")), ids=str)
