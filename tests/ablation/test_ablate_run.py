@@ -175,6 +175,9 @@ def test_a_hanging_cell_times_out_and_a_diverged_one_is_counted(lab):
     assert code == 1
     assert "time-out" in out
     assert "1 diverged" in lab("status")[1]
+    assert lab("report")[0] == 0
+    page = (lab.path / "runs/ablations/toy/report/report.md").read_text()
+    assert "in no mean and no test, which favors the arms that lost them: rope2d (1)." in page
 
 
 @pytest.mark.rare

@@ -105,6 +105,10 @@ def _cautions(found: Findings, metric: str, rows: list[ArmRow]) -> list[str]:
         words.append("Secondary metric: comparisons without a claim are exploratory, in a separate family.")
     if len({row.n for row in rows}) > 1 or any(row.n < row.planned for row in rows):
         words.append("Some cells are missing: n differs from the plan, see below.")
+    lost = Counter(arm for (arm, _), state in found.results.states.items() if state == "diverged")
+    if lost:
+        counts = ", ".join(f"{arm} ({n})" for arm, n in lost.items())
+        words.append(f"Seeds that diverged are in no mean and no test, which favors the arms that lost them: {counts}.")
     if any(row.n == 1 for row in rows):
         words.append("n = 1: no inference.")
     return words
