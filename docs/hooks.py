@@ -42,6 +42,8 @@ def on_page_markdown(markdown, page, config, files):
 
     The file is named instead if the repository has no public address.
     """
+    if page.file.src_uri.startswith("api/"):
+        page.meta["search"] = {"boost": 0.002}  # a word in a title counts 1,000 times, and so guides would come last
     markdown = HELP.sub(lambda found: f"```text\n{_help(found[1])}```", markdown)
     markdown = with_drawings(markdown, page.file.src_uri)
     up = page.file.src_uri.count("/") + 1  # folders between the page and the repository
@@ -51,6 +53,13 @@ def on_page_markdown(markdown, page, config, files):
         tree = f"{config.repo_url}/{config.edit_uri.removesuffix('docs/')}"
         return outside.sub(lambda found: f"[{found[1]}]({tree}{found[2]})", markdown)
     return outside.sub(lambda found: found[1] if found[2] in found[1] else f"{found[1]} (`{found[2]}`)", markdown)
+
+
+def on_page_content(content, page, config, files):
+    """Leave the source of a class out of the search, which would find it by the name of any variable."""
+    return content.replace(
+        '<details class="mkdocstrings-source"', '<details data-search-exclude class="mkdocstrings-source"'
+    )
 
 
 class Examples(griffe.Extension):

@@ -3,6 +3,7 @@
 import ast
 import doctest
 import importlib.util
+import json
 import re
 import shutil
 import subprocess
@@ -208,6 +209,16 @@ def test_the_site_is_built_without_a_warning(built):
     raw = [page.name for page in site.rglob("*.html") if re.search(r":\w+:<code>", page.read_text())]
     assert not raw and "slate" in page
     assert not re.search(r'(?:src|href)="https?://(?:fonts|cdn|unpkg)', page)
+
+
+@pytest.mark.rare
+def test_the_search_lists_guides_before_names_and_does_not_read_the_source(built):
+    site, _ = built
+    entries = json.loads((site / "search/search_index.json").read_text())["docs"]
+    names = [entry for entry in entries if entry["location"].startswith("api/")]
+    assert len(names) > 300 and {entry["boost"] for entry in names} == {0.002}
+    assert not [entry for entry in entries if "boost" in entry and entry not in names]
+    assert not [entry["location"] for entry in names if "return self." in entry["text"]]
 
 
 @pytest.mark.rare
