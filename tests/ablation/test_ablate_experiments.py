@@ -102,6 +102,28 @@ def test_the_arms_of_a_t2t_factorial_match_in_all_but_their_factors(name, image,
         assert not split.fused and {m.p for m in split.modules() if isinstance(m, torch.nn.Dropout)} == {0.0}
 
 
+@pytest.mark.slow
+def test_the_arms_for_imagenet_match_in_all_but_their_factors(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    ablation = read_ablation("experiments/t2t_positions/imagenet.yaml")
+    config = yaml.safe_load(Path(ablation.base[0]).read_text())["model"]["init_args"]
+    sizes, reach = [], set()
+    for arm in ablation.arms:
+        if arm.levels["pos_embed"] == "none":
+            values = {**config, **{key.removeprefix("model."): value for key, value in arm.overrides.items()}}
+            with torch.device("meta"):
+                net = VisionTransformer(224, 3, 1000, **network_args(values))
+            assert net.tokenizer.grid_size == (14, 14)
+            sizes.append((count_parameters(net), count_macs(net)))
+            if arm.levels["windows"] in ("shared", "apart"):
+                splits = zip(net.tokenizer.splits, net.tokenizer.dilations, strict=True)
+                spans = [(way * (window - 1), step) for (window, step, _), way in splits]
+                reach.add(1 + sum(span * 2**i for i, (span, _) in enumerate(spans)))
+    assert len(ablation.arms) == 21 and len(sizes) == 10 and reach == {46}
+    for values in zip(*sizes, strict=True):
+        assert max(values) / min(values) - 1 <= 0.02
+
+
 @pytest.mark.parametrize("path", FACTORIALS.values(), ids=list(FACTORIALS))
 def test_the_main_effects_of_a_factorial_are_means_over_all_its_cells(path, monkeypatch):
     monkeypatch.chdir(ROOT)
