@@ -286,6 +286,21 @@ def test_a_graph_is_loaded_with_its_transform_and_says_which_sizes_it_takes(vit,
             graph(images)
 
 
+def test_an_error_is_told_where_the_folder_of_the_export_cannot_be_removed(vit, tmp_path, monkeypatch, capsys):
+    def refuses(path, *more, **named):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    def reads_nothing(*words):
+        for name in ("unlink", "rmdir", "chmod"):
+            monkeypatch.setattr(os, name, refuses)
+        raise OSError(5, "Input/output error", "weights")
+
+    monkeypatch.setattr("vitlab.jobs.export.restore", reads_nothing)
+    code = main(["export", str(vit), "--to", "safetensors", "-o", str(tmp_path / "out/a.safetensors")])
+    monkeypatch.undo()
+    assert code == 1 and capsys.readouterr().err == "vitlab: weights: Input/output error\n"
+
+
 @pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
 def test_a_missing_package_is_named_with_the_way_to_install_it(vit, package, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, package, None)

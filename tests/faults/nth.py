@@ -68,7 +68,8 @@ class Failing:
         self.root, self.target, self.k, self.number = os.path.realpath(root), target, k, number
         self.forever = forever
         self.counts = Counter()
-        self.what = ""
+        self.what = ""  # path of the first call that failed
+        self.failed = set()  # of all
         self.busy = False
 
     def __call__(self, name, place, *named):
@@ -85,12 +86,15 @@ class Failing:
         if isinstance(place, int) and not path.startswith("/"):
             return  # a pipe to a process, such as sbatch: no file of the run directory
         path = os.path.join(os.getcwd(), path)
-        if not path.startswith(self.root) or "/log-" in path or path.endswith(("/calls", "/bin/sbatch")):
+        if not path.startswith(self.root) or "/log-" in path or path.endswith("/calls"):
             return  # of another folder, or of this loop's
+        if "/bin/" in path or "__path_hook__" in path:
+            return  # where Python looks for programs and modules
         site = self.site(name, path)
         self.counts[site] += 1
         if (site == self.target and self.counts[site] == self.k) or (self.forever and self.what):
             self.what = self.what or path
+            self.failed.add(path)
             raise OSError(self.number, os.strerror(self.number), *named)
 
     def site(self, name, path):
@@ -135,7 +139,7 @@ class Written:
 
 
 def install(root, target, k, number, forever=False):
-    """Patch this process; at its end, the file ``calls`` has the calls of each site, and the one that failed."""
+    """Patch this process; at its end, the file ``calls`` has the calls of each site, the first that failed, and all."""
     failing, leave = Failing(root, target, k, number, forever), os._exit
 
     def patched(call, name, position=0):
@@ -163,7 +167,7 @@ def install(root, target, k, number, forever=False):
 
     def ended(code):
         with real(os.path.join(root, "calls"), "w") as file:
-            file.write(json.dumps([failing.counts, failing.what]))
+            file.write(json.dumps([failing.counts, failing.what, sorted(failing.failed)]))
         leave(code)
 
     os._exit = ended
@@ -281,8 +285,9 @@ def once(command, template, folder, target, k, number, expected=None, forever=Fa
     facts = toy_facts(folder)
     process = Process(words, folder, partial(install, str(folder), target, k, number, forever), facts)
     code, said = process.wait(120), process.output()
-    calls, failed = json.loads((folder / "calls").read_text()) if (folder / "calls").is_file() else ({}, "?")
-    wrong = judge(command, folder, code, said, failed)
+    at_end = json.loads((folder / "calls").read_text()) if (folder / "calls").is_file() else ({}, "?", ["?"])
+    calls, failed, every = at_end
+    wrong = judge(command, folder, code, said, every)
     if code in (1, 2) and not wrong:
         repeated = Process(again or words, folder, None, facts)
         if second := repeated.wait(120):
@@ -301,8 +306,8 @@ def judge(command, folder, code, said, failed):
         return f"traceback, exit {code}: {lines[-1][:200] if lines else ''}"
     if code not in (0, 1, 2):
         return f"exit {code}: {said[-200:]}"
-    if code and failed and not names(said, failed, folder):
-        return f"exit {code} without a line that names {failed}: {said[-200:]!r}"
+    if code and failed and not any(names(said, path, folder) for path in failed):
+        return f"exit {code} without a line that names {failed[0]}: {said[-200:]!r}"
     if code == 0 and promised and not (folder / promised).exists():
         return f"exit 0 and no {promised}"
     return None

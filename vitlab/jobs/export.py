@@ -1,7 +1,10 @@
 """Write the network of a run as a file that other programs load."""
 
 import os
+import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -92,15 +95,25 @@ def export(
     if to == "onnx":
         need_packages("`--to onnx`", "onnx", "onnxscript", "onnxruntime")
     with _folder_beside(output) as folder:
-        return _export(run, checkpoint, to, output, Path(folder), check, dynamic == "size", opset)
+        return _export(run, checkpoint, to, output, folder, check, dynamic == "size", opset)
 
 
-def _folder_beside(output: Path) -> tempfile.TemporaryDirectory[str]:
+@contextmanager
+def _folder_beside(output: Path) -> Iterator[Path]:
+    """Yield a new folder beside ``output``, and remove it.
+
+    Removing a ``TemporaryDirectory`` recurses without an end where permission is refused (Python 3.11), and hides the
+    error that came before.
+    """
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        return tempfile.TemporaryDirectory(prefix=".export-", dir=output.parent)
+        folder = Path(tempfile.mkdtemp(prefix=".export-", dir=output.parent))
     except OSError as error:
         raise UsageError(f"`--output {output}` cannot be written: {error.strerror}") from error
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _export(
