@@ -287,21 +287,21 @@ def once(command, template, folder, target, k, number, expected=None, forever=Fa
     code, said = process.wait(120), process.output()
     at_end = json.loads((folder / "calls").read_text()) if (folder / "calls").is_file() else ({}, "?", ["?"])
     calls, failed, every = at_end
-    wrong = judge(command, folder, code, said, every)
+    is_lost = number == errno.EIO and "is damaged: " in said  # another takes its place, and a line says so
+    wrong = judge(folder, code, said, every, None if is_lost else COMMANDS[command][2])
     if code in (1, 2) and not wrong:
         repeated = Process(again or words, folder, None, facts)
         if second := repeated.wait(120):
             wrong = f"exit {code}, and again exit {second}: {repeated.output()[-200:]!r}"
-    is_lost = number == errno.EIO and "is damaged: " in said  # another takes its place, and a line says so
     if not wrong and not is_lost and expected is not None and (found := numbers(command, folder)) != expected:
         wrong = f"exit {code}, and other numbers in the end: {str(found)[:100]}, {str(expected)[:100]}"
     how = f"{command}, call {k} of {target} ({errno.errorcode[number]}): "
     return End(calls, failed, code, said.replace(f"{folder}/", ""), wrong and how + wrong)
 
 
-def judge(command, folder, code, said, failed):
-    """Return what is wrong with a command's end, None if nothing is."""
-    lines, promised = [line for line in said.splitlines() if line.strip()], COMMANDS[command][2]
+def judge(folder, code, said, failed, promised):
+    """Return what is wrong with a command's end, None if nothing is; exit 0 means that the file ``promised`` exists."""
+    lines = [line for line in said.splitlines() if line.strip()]
     if "Traceback" in said:
         return f"traceback, exit {code}: {lines[-1][:200] if lines else ''}"
     if code not in (0, 1, 2):

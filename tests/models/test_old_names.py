@@ -1,11 +1,14 @@
 """Options by the names that they had before they moved to the parts that understand them."""
 
+import re
+
 import pytest
 import torch
 import yaml
 
 from vitlab.config.help import current
 from vitlab.config.parser import VitlabCLI
+from vitlab.errors import UsageError
 from vitlab.models import VisionTransformer, create_model
 from vitlab.models.load import load_network, network_args
 from vitlab.models.old_names import DEFAULTS, OLD, new_name, upgrade
@@ -92,6 +95,11 @@ def test_old_and_new_flags_give_one_configuration():
     for new in (["--model.attn.qk_norm=true"], ["--model.attn.init_args.qk_norm=true"]):
         found, moved = arguments_of(*new, "--model.pos_embed.join=every_layer")
         assert dict(found) == dict(old) and moved == []
+
+
+def test_a_wrong_value_is_refused_under_the_old_name_that_was_typed():
+    with pytest.raises(UsageError, match=re.escape("`model.rope_theta` must be in (1, 1e12], got 1e+30")):
+        VitlabCLI([*FLAGS, "--model.pos_embed=rope2d", "--model.rope_theta=1e30"])
 
 
 @pytest.mark.slow

@@ -83,6 +83,7 @@ def in_parts(arguments: Any, cls: Any, later: Collection[str]) -> list[str]:
     own = signature(cls).parameters
     names = [name for name in OLD if name in arguments and name not in own]
     given = {name: value for name in names if (value := arguments.pop(name)) is not None}
+    check_ranges("model", given)  # by the name that was typed
     as_mappings(given)
     import_parts(given)  # of a part that the network does not have, too
     as_mappings(arguments)
