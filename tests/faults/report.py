@@ -52,7 +52,8 @@ def table(folder, kills=None):
     plain = [row for row in rows if "nth" not in row]
     for scenario, found in (json.loads(kills.read_text()) if kills.is_file() else {}).items():
         left = f"{len(found['dead'])} dead ends, {found['unusable']} unusable, {len(found['diverged'])} diverged"
-        share = f", of all commits so far; {found.get('at', {}).get(commit(), 0)} of them now" if kills == KILLS else ""
+        now = sum(found.get("at", {}).get(name, 0) for name in {row["commit"] for row in rows})
+        share = f", of all commits so far; {now} of them for this page" if kills == KILLS else ""
         fault = f"{scenario}: {found['kills']} SIGKILLs from the first millisecond on, in {found['runs']} runs{share}"
         plain.append({"fault": fault, "found": left, "must": "0, 0, 0"})
     lines = ["| fault | found | must be |", "|---|---|---|"]
@@ -111,7 +112,7 @@ def commits(folder):
 
 def not_run(folder):
     """Return which tests of the catalogue have left no figure, as a paragraph."""
-    line = [sys.executable, "-m", "pytest", "-p", "no:xdist", "--collect-only", "-q", "-m", "faults", "tests/faults"]
+    line = [sys.executable, "-m", "pytest", "-o", "addopts=", "--collect-only", "-q", "-m", "faults", "tests/faults"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("VITLAB_")}
     said = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True).stdout
     names = [text.partition("::")[2] for text in said.splitlines() if "::" in text]

@@ -112,7 +112,7 @@ LOSSES = [
 
 @faults
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("how", "number", "which", "named"), LOSSES if SHARE == 1 else LOSSES[3:], ids=str)
+@pytest.mark.parametrize(("how", "number", "which", "named"), LOSSES if SHARE == 1 else LOSSES[2:3], ids=str)
 def test_a_lost_rank(tmp_path, note, how, number, which, named):
     found = lose_a_rank(tmp_path, number, which)
     run = tmp_path / "runs" / "two"

@@ -5,15 +5,15 @@ import os
 import pytest
 from histories import histories
 
-COUNT = int(os.environ.get("VITLAB_HISTORIES", 500 if os.environ.get("VITLAB_FAULTS_SHARE", "1") == "1" else 20))
+COUNT = int(os.environ.get("VITLAB_HISTORIES", 500 if os.environ.get("VITLAB_FAULTS_SHARE", "1") == "1" else 10))
 
 
 @pytest.mark.faults
 @pytest.mark.timeout(7200)
 def test_in_no_history_do_two_processes_train_in_one_directory(tmp_path, note):
     done, attempts, faults, wrong = 0, 0, 0, []
-    for first in range(0, COUNT, 20):  # a figure for those that have ended, if this one is cut off
-        found = histories(tmp_path / str(first), range(first, min(first + 20, COUNT)), at_once=5)
+    for first in range(0, COUNT, 10):  # a figure for those that have ended, if this one is cut off
+        found = histories(tmp_path / str(first), range(first, min(first + 10, COUNT)), at_once=5)
         done, attempts, faults = done + found["histories"], attempts + found["attempts"], faults + found["faults"]
         wrong += found["wrong"]
         note(

@@ -40,13 +40,14 @@ def alone(folder, tasks, python, **more):
         )
 
 
+SHARE = float(os.environ.get("VITLAB_FAULTS_SHARE", 1))
 SIGNALS = {"SIGTERM": [15], "SIGUSR1": [10], "SIGHUP": [1], "Ctrl-C twice": [2, 2]}
+WAITING = [(tasks, sent) for tasks in (2, 3) for sent in SIGNALS]
 
 
 @pytest.mark.faults
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("sent", SIGNALS)
-@pytest.mark.parametrize("tasks", [2, 3])
+@pytest.mark.parametrize(("tasks", "sent"), WAITING if SHARE == 1 else [(2, "SIGTERM"), (3, "Ctrl-C twice")])
 def test_a_signal_ends_a_process_that_waits_for_others(tmp_path, note, python, tasks, sent):
     process = alone(tmp_path, tasks, python)
     said = tmp_path / "log"
@@ -80,7 +81,6 @@ def test_the_wait_for_missing_processes_has_an_end(tmp_path, note, python):
     assert "waited 12 s in vain for process 1 of 2 to join" in said and "Traceback" not in said
 
 
-SHARE = float(os.environ.get("VITLAB_FAULTS_SHARE", 1))
 CELLS = cells() if SHARE == 1 else [cell for cell in cells(SHARE / 2) if cell[0] != "finishing W&B"]
 
 
