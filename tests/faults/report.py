@@ -52,7 +52,7 @@ def table(folder, kills=None):
     plain = [row for row in rows if "nth" not in row]
     for scenario, found in (json.loads(kills.read_text()) if kills.is_file() else {}).items():
         left = f"{len(found['dead'])} dead ends, {found['unusable']} unusable, {len(found['diverged'])} diverged"
-        now = sum(found.get("at", {}).get(name, 0) for name in {row["commit"] for row in rows})
+        now = sum(found.get("at", {}).get(name, 0) for name in {row.get("commit") for row in rows})
         share = f", of all commits so far; {now} of them for this page" if kills == KILLS else ""
         fault = f"{scenario}: {found['kills']} SIGKILLs from the first millisecond on, in {found['runs']} runs{share}"
         plain.append({"fault": fault, "found": left, "must": "0, 0, 0"})
