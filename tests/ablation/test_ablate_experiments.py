@@ -49,15 +49,20 @@ def test_every_arm_of_an_experiment_can_be_built(path, monkeypatch, tmp_path):
             assert "data." in str(error), error  # the images are not on this machine
 
 
+def network_of(ablation, arm, *sizes):
+    """Build the network of an arm, without weights, for an image size, channels and classes."""
+    config = yaml.safe_load(Path(ablation.base[0]).read_text())["model"]["init_args"]
+    own = {key.removeprefix("model."): value for key, value in arm.overrides.items()}
+    with torch.device("meta"):
+        return VisionTransformer(*sizes, **network_args({**config, **own}))
+
+
 def test_the_tokenizers_of_digits_have_equal_tokens_and_flops(monkeypatch):
     monkeypatch.chdir(ROOT)
     ablation = read_ablation("experiments/tokenizers/digits.yaml")
-    config = yaml.safe_load(Path(ablation.base[0]).read_text())["model"]["init_args"]
     found = []
     for arm in ablation.arms:
-        values = {**config, **{key.removeprefix("model."): value for key, value in arm.overrides.items()}}
-        with torch.device("meta"):
-            net = VisionTransformer(8, 1, 10, **network_args(values))
+        net = network_of(ablation, arm, 8, 1, 10)
         found.append((count_tokens(net), count_macs(net)))
     (tokens, macs), *others = found
     assert tokens == 17
@@ -76,14 +81,11 @@ FACTORIALS = {name: f"experiments/t2t_positions/factorial_{name}.yaml" for name 
 def test_the_arms_of_a_t2t_factorial_match_in_all_but_their_factors(name, image, grid_size, monkeypatch):
     monkeypatch.chdir(ROOT)
     ablation = read_ablation(FACTORIALS[name])
-    config = yaml.safe_load(Path(ablation.base[0]).read_text())["model"]["init_args"]
     facts, built = {}, {}
     for arm in ablation.arms:
         if arm.levels["pos_embed"] != "none":
             continue
-        values = {**config, **{key.removeprefix("model."): value for key, value in arm.overrides.items()}}
-        with torch.device("meta"):
-            net = VisionTransformer(*image, 10, **network_args(values))
+        net = network_of(ablation, arm, *image, 10)
         built[arm.name] = net.tokenizer
         facts[arm.name] = (count_tokens(net), net.tokenizer.grid_size, count_parameters(net), count_macs(net))
     assert len(facts) == 14
@@ -106,13 +108,10 @@ def test_the_arms_of_a_t2t_factorial_match_in_all_but_their_factors(name, image,
 def test_the_arms_for_imagenet_match_in_all_but_their_factors(monkeypatch):
     monkeypatch.chdir(ROOT)
     ablation = read_ablation("experiments/t2t_positions/imagenet.yaml")
-    config = yaml.safe_load(Path(ablation.base[0]).read_text())["model"]["init_args"]
     sizes, reach = [], set()
     for arm in ablation.arms:
         if arm.levels["pos_embed"] == "none":
-            values = {**config, **{key.removeprefix("model."): value for key, value in arm.overrides.items()}}
-            with torch.device("meta"):
-                net = VisionTransformer(224, 3, 1000, **network_args(values))
+            net = network_of(ablation, arm, 224, 3, 1000)
             assert net.tokenizer.grid_size == (14, 14)
             sizes.append((count_parameters(net), count_macs(net)))
             if arm.levels["windows"] in ("shared", "apart"):

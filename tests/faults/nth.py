@@ -68,8 +68,7 @@ class Failing:
         self.root, self.target, self.k, self.number = os.path.realpath(root), target, k, number
         self.forever = forever
         self.counts = Counter()
-        self.what = ""  # path of the first call that failed
-        self.failed = set()  # of all
+        self.failed = []  # paths of the calls that failed
         self.busy = False
 
     def __call__(self, name, place, *named):
@@ -92,9 +91,8 @@ class Failing:
             return  # where Python looks for programs and modules
         site = self.site(name, path)
         self.counts[site] += 1
-        if (site == self.target and self.counts[site] == self.k) or (self.forever and self.what):
-            self.what = self.what or path
-            self.failed.add(path)
+        if (site == self.target and self.counts[site] == self.k) or (self.forever and self.failed):
+            self.failed.append(path)
             raise OSError(self.number, os.strerror(self.number), *named)
 
     def site(self, name, path):
@@ -139,7 +137,7 @@ class Written:
 
 
 def install(root, target, k, number, forever=False):
-    """Patch this process; at its end, the file ``calls`` has the calls of each site, the first that failed, and all."""
+    """Patch this process; at its end, the file ``calls`` has the calls of each site, and the paths that failed."""
     failing, leave = Failing(root, target, k, number, forever), os._exit
 
     def patched(call, name, position=0):
@@ -167,7 +165,7 @@ def install(root, target, k, number, forever=False):
 
     def ended(code):
         with real(os.path.join(root, "calls"), "w") as file:
-            file.write(json.dumps([failing.counts, failing.what, sorted(failing.failed)]))
+            file.write(json.dumps([failing.counts, failing.failed]))
         leave(code)
 
     os._exit = ended
@@ -285,10 +283,9 @@ def once(command, template, folder, target, k, number, expected=None, forever=Fa
     facts = toy_facts(folder)
     process = Process(words, folder, partial(install, str(folder), target, k, number, forever), facts)
     code, said = process.wait(120), process.output()
-    at_end = json.loads((folder / "calls").read_text()) if (folder / "calls").is_file() else ({}, "?", ["?"])
-    calls, failed, every = at_end
+    calls, failed = json.loads((folder / "calls").read_text()) if (folder / "calls").is_file() else ({}, ["?"])
     is_lost = number == errno.EIO and "is damaged: " in said  # another takes its place, and a line says so
-    wrong = judge(folder, code, said, every, None if is_lost else COMMANDS[command][2])
+    wrong = judge(folder, code, said, failed, None if is_lost else COMMANDS[command][2])
     if code in (1, 2) and not wrong:
         repeated = Process(again or words, folder, None, facts)
         if second := repeated.wait(120):
@@ -296,7 +293,7 @@ def once(command, template, folder, target, k, number, expected=None, forever=Fa
     if not wrong and not is_lost and expected is not None and (found := numbers(command, folder)) != expected:
         wrong = f"exit {code}, and other numbers in the end: {str(found)[:100]}, {str(expected)[:100]}"
     how = f"{command}, call {k} of {target} ({errno.errorcode[number]}): "
-    return End(calls, failed, code, said.replace(f"{folder}/", ""), wrong and how + wrong)
+    return End(calls, failed[0] if failed else "", code, said.replace(f"{folder}/", ""), wrong and how + wrong)
 
 
 def judge(folder, code, said, failed, promised):

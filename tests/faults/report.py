@@ -49,10 +49,10 @@ def table(folder, kills=None):
     """Return the collected figures as markdown, with the kills of `make faults-quick` or all so far."""
     kills = kills or (quick if (quick := Path(folder) / "users").is_file() else KILLS)
     rows = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))]
-    plain = [row for row in rows if "nth" not in row]
+    plain, here = [row for row in rows if "nth" not in row], {row.get("commit") for row in rows}
     for scenario, found in (json.loads(kills.read_text()) if kills.is_file() else {}).items():
         left = f"{len(found['dead'])} dead ends, {found['unusable']} unusable, {len(found['diverged'])} diverged"
-        now = sum(found.get("at", {}).get(name, 0) for name in {row.get("commit") for row in rows})
+        now = sum(found.get("at", {}).get(name, 0) for name in here)
         share = f", of all commits so far; {now} of them for this page" if kills == KILLS else ""
         fault = f"{scenario}: {found['kills']} SIGKILLs from the first millisecond on, in {found['runs']} runs{share}"
         plain.append({"fault": fault, "found": left, "must": "0, 0, 0"})
