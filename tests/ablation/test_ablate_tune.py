@@ -220,7 +220,7 @@ def test_a_candidate_whose_loss_becomes_nan_in_a_real_training_loses_and_its_arm
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small.yaml").write_text(
         "trainer: {logger: false, max_epochs: 1, accelerator: cpu, gradient_clip_val: null}\n"
-        "model: {init_args: {depth: 1, opt: sgd, warmup_epochs: 0}}\n"
+        "model: {init_args: {depth: 1, opt: sgd, warmup_epochs: 0, lr: 1000}}\n"  # of the probe, too
     )
     (tmp_path / "real.yaml").write_text(
         "name: real\nbase: [vit, small.yaml]\naxes: {model.pos_embed: [none, learned]}\nbaseline: {pos_embed: none}\n"

@@ -5,6 +5,8 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ def facts(device: str = "cpu") -> dict[str, Any]:
         "load": list(os.getloadavg()) if hasattr(os, "getloadavg") else [],
         "python": platform.python_version(),
         "platform": sys.platform,
-        "versions": {name: found for name in _PACKAGES if (found := _version(name))},
+        "versions": installed_versions(_PACKAGES),
         "commit": _commit(),
     }
 
@@ -55,11 +57,18 @@ def own_version() -> str:
     return str(sys.modules["vitlab"].__version__)
 
 
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+def installed_versions(names: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those packages that are installed.
+
+    Example:
+        >>> list(installed_versions(["torch", "no-such-package"]))
+        ['torch']
+    """
+    found = {}
+    for name in names:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def _commit() -> str | None:

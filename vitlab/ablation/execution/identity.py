@@ -7,15 +7,14 @@ import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from importlib.machinery import PathFinder
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from vitlab.config.keys import flatten, key_of
 from vitlab.runs.directory import find_run
+from vitlab.runs.machine import installed_versions
 from vitlab.shipped import HERE, LIBRARIES, find_weights
 
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -69,10 +68,7 @@ def versions_in_use() -> str:
         >>> versions_in_use().split(", ")[0].startswith("python ")
         True
     """
-    found = {"python": platform.python_version()}
-    for name in COMPUTING:
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
+    found = {"python": platform.python_version(), **installed_versions(COMPUTING)}
     return ", ".join(f"{name} {text}" for name, text in found.items())
 
 

@@ -1,6 +1,7 @@
 """Run a vitlab command in a separate process."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from vitlab.ablation.execution.gpus import visible_devices
 from vitlab.ablation.execution.warm import Child, Server
@@ -18,6 +20,11 @@ from vitlab.runs.lock import HeldLock
 from vitlab.runs.processes import start_time
 
 TIMEOUT, STOPPED = -1000, -1001  # instead of an exit code
+KINDS = (  # kinds of failure and their patterns, in the last lines of a log or the error of a run
+    ("diverged", r"FloatingPointError|loss is (nan|inf)|diverged"),
+    ("out of memory", r"out of memory|MemoryError|Cannot allocate memory"),
+    ("disk full", r"No space left on device|Disk quota exceeded"),
+)
 PATIENCE = 60.0  # seconds to save in
 VITLAB = [sys.executable, "-m", "vitlab"]
 READ_AT_START = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONPATH", "PYTHONHASHSEED", "LD_LIBRARY_PATH", "LD_PRELOAD")
@@ -81,6 +88,19 @@ def run_to_end(
         written.seek(began)
         lines = written.read().decode(errors="replace").splitlines()[-40:]
     return code, lines
+
+
+def failure_kind(code: int, lines: list[str], record: Mapping[str, Any]) -> str:
+    """Return what ended a command, from the error that the run recorded and the last lines that it printed."""
+    if code == TIMEOUT:
+        return "time-out"
+    told = [*lines, str(record.get("error", ""))] if record.get("status") == "failed" else lines
+    for kind, pattern in KINDS:
+        if any(re.search(pattern, line, re.IGNORECASE) for line in told):
+            return kind
+    if code == 0:
+        return "no result"
+    return {75: "pre-empted", 2: "wrong input", -9: "killed", 137: "killed"}.get(code, f"exit code {code}")
 
 
 def _start(

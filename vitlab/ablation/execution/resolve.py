@@ -18,7 +18,7 @@ from vitlab.ablation.execution.cells import Resolved, batch_size
 from vitlab.ablation.execution.commands import command, fit_args, overrides, start_args
 from vitlab.ablation.execution.gpus import WAIT, Slot, shares_per_gpu, slot
 from vitlab.ablation.execution.identity import code_digest, initial_weights_digest, json_digest, versions_in_use
-from vitlab.ablation.execution.process import TIMEOUT, child_environment, run_to_end
+from vitlab.ablation.execution.process import TIMEOUT, child_environment, failure_kind, run_to_end
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.config.keys import flatten
@@ -188,7 +188,8 @@ def _run_probe(
     env = child_environment(workers, own.device)
     code, lines = run_to_end(words, env, place / "log", ablation.run.timeout, claim, stop, ablation.run.fork, own.fd)
     seconds = time.perf_counter() - started
-    if code:
+    candidates_lose = ablation.tune and failure_kind(code, lines, run.record) == "diverged"  # others of them may not
+    if code and not candidates_lose:
         if code == TIMEOUT:
             raise UsageError(f"20 steps of {arm.name} took longer than `run.timeout`, {ablation.run.timeout:.0f} s")
         raise UsageError(lines[-1].removeprefix("vitlab: ") if lines else f"exit code {code}")

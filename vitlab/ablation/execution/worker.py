@@ -1,13 +1,11 @@
 """The work on a cell: train, evaluate, record the result, analyze."""
 
-import re
 import shlex
 import shutil
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from vitlab.ablation.evidence import chain
 from vitlab.ablation.evidence.protocol import record_version
@@ -20,11 +18,6 @@ from vitlab.ablation.execution.resolve import discard_probe
 from vitlab.runs.lock import HeldLock
 from vitlab.runs.records import now_utc
 
-KINDS = (  # kinds of failure and their patterns, in the last lines of a log or the error of a run
-    ("diverged", r"FloatingPointError|loss is (nan|inf)|diverged"),
-    ("out of memory", r"out of memory|MemoryError|Cannot allocate memory"),
-    ("disk full", r"No space left on device|Disk quota exceeded"),
-)
 RETRIED = ("pre-empted", "time-out", "out of memory", "killed")
 
 
@@ -57,7 +50,7 @@ def process_cell(cell: Cell, claim: HeldLock, workers: int, slot: Slot, stop: Ca
             break
         if code == process.STOPPED or (code and stop()):  # SLURM's warning also reaches the command
             return CellOutcome("stopped")
-        kind = _kind(code, lines, cell.run.record)
+        kind = process.failure_kind(code, lines, cell.run.record)
         if stage != next_stage(cell) and (not code or cell.is_done()):  # one analysis may not apply, the next may
             continue
         attempts += 1
@@ -132,19 +125,6 @@ def _failed(cell: Cell, stage: Stage, code: int, kind: str, lines: list[str], at
     facts = {"stage": stage.name, "kind": kind, "code": code, "attempts": attempts, "last": last}
     cell.fail({**facts, "command": repeat, "log": lines})
     return CellOutcome("failed", kind, f"{stage.name}, {kind}: {last}\n    repeat it with: {repeat}")
-
-
-def _kind(code: int, lines: list[str], record: Mapping[str, Any]) -> str:
-    """Return what ended a stage, from the error that the run recorded and the last lines that it printed."""
-    if code == process.TIMEOUT:
-        return "time-out"
-    told = [*lines, str(record.get("error", ""))] if record.get("status") == "failed" else lines
-    for kind, pattern in KINDS:
-        if any(re.search(pattern, line, re.IGNORECASE) for line in told):
-            return kind
-    if code == 0:
-        return "no result"
-    return {75: "pre-empted", 2: "wrong input", -9: "killed", 137: "killed"}.get(code, f"exit code {code}")
 
 
 def _wandb(cell: Cell) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """What lies in a run's directory before its first step, and what is open while it trains."""
 
 import hashlib
-import importlib.metadata
 import math
 import os
 import platform
@@ -39,7 +38,7 @@ from vitlab.runs.directory import RunDir
 from vitlab.runs.guard import Guard, enter, others_of
 from vitlab.runs.launch import announce_run, join_group_store
 from vitlab.runs.lock import is_leader, prepare
-from vitlab.runs.machine import cpu_name, git
+from vitlab.runs.machine import cpu_name, git, installed_versions
 from vitlab.runs.records import now_utc
 from vitlab.tasks.base import Task
 
@@ -213,7 +212,7 @@ def _facts(job: Job) -> dict[str, Any]:
         "attempts": job.record.attempt,
         **_commit(),
         "python": platform.python_version(),
-        "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
+        "versions": installed_versions(PACKAGES),
         "devices": [torch.cuda.get_device_name()] if torch.cuda.is_available() else [cpu_name()],
         "world_size": trainer.world_size,
         "threads": torch.get_num_threads(),
