@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PathLike = str | os.PathLike[str]
 Overrides = Mapping[str, Any]  # dotted keys of the configuration and their values
-Form = Literal["safetensors", "timm", "onnx", "pt2"]
+Form = Literal["safetensors", "timm", "onnx", "onnx-int8", "pt2"]
 
 
 class Run:
@@ -216,7 +216,7 @@ class Run:
         Args:
             to: Format of the file.
             output: The file; None is ``export/CHECKPOINT.SUFFIX`` of the run.
-            check: Whether to compare the file's outputs with the run's.
+            check: Whether to compare the file's outputs with the run's; in int8, of the graph before it is quantized.
             dynamic: What a graph leaves open: batch, or size, which is the batch, the height and the width.
             opset: Version of ONNX's operators; None is torch's default.
 
@@ -228,7 +228,9 @@ class Run:
             'best.safetensors'
         """
         from vitlab.jobs.export import export
+        from vitlab.jobs.terminal import open_terminal
 
+        open_terminal()
         if to not in SUFFIXES:
             raise UsageError(f'there is no format "{to}"{did_you_mean(to, SUFFIXES) or ";"} give {", ".join(SUFFIXES)}')
         path = export_path(self._directory, self.checkpoint, to, output)

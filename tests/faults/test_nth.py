@@ -43,6 +43,7 @@ WRITERS = {
     "export to safetensors": ["export", "done", "--to", "safetensors", "-o", "disk/a.safetensors"],
     "export to onnx": ["export", "done", "--to", "onnx", "-o", "disk/a.onnx"],
     "export to pt2": ["export", "done", "--to", "pt2", "-o", "disk/a.pt2"],
+    "export to onnx-int8": ["export", "done", "--to", "onnx-int8", "-o", "disk/a.onnx"],
     "look": ["look", "done", "--pictures", "2", "-o", "disk/l.html"],
     "analyze": ["analyze", "cost", "done", "-o", "disk/analysis"],
     "pack": ["pack", "photos", "disk/packed", "--size", "16", "--num_workers", "0"],

@@ -3,13 +3,15 @@
 import errno
 import logging
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
 import yaml
+from torch import Tensor
 
 from vitlab.callbacks.console import EvaluationConsole
 from vitlab.callbacks.predictions import Predictions
@@ -19,6 +21,7 @@ from vitlab.config.options import Policy
 from vitlab.config.parser import VitlabCLI, settings, user_mistakes
 from vitlab.data.record import TRAINED_ON, Trained, measured, read_numbers
 from vitlab.errors import MISTAKES, UsageError, what_failed
+from vitlab.interface import answering, path_of
 from vitlab.jobs.checkpoint import checkpoint_facts, load_checkpoint, misfit
 from vitlab.jobs.restore import evaluation_args
 from vitlab.jobs.train.close import protocol_of
@@ -32,9 +35,12 @@ from vitlab.runs.directory import RunDir
 from vitlab.runs.openings import note_opening
 from vitlab.runs.shards import has_shards, read_checkpoint
 from vitlab.runs.standing import checksum
+from vitlab.tasks.base import Task
+from vitlab.tasks.regressor import Standardized
 
 LOG = logging.getLogger("vitlab")
 Command = Literal["validate", "test"]
+Outputs = Callable[[Tensor], Tensor]  # images to outputs
 SPLITS: dict[Command, Literal["val", "test"]] = {"validate": "val", "test": "test"}
 
 
@@ -71,6 +77,7 @@ def evaluate(
     quiet: bool = False,
     with_training_images: bool = False,
     alone: bool = False,
+    answers: Outputs | None = None,
 ) -> Measured | None:
     """Measure a run and save the result in its directory; only rank 0 returns it.
 
@@ -84,6 +91,7 @@ def evaluate(
         quiet: Whether to hide the progress.
         with_training_images: Whether a split that changed since the training may contain training images.
         alone: Whether to use one device, however many the training used.
+        answers: What maps images to outputs in place of the network; the result is not the run's, and is not saved.
 
     Raises:
         UsageError: The weights do not fit, or the checkpoint was replaced by a training during the measurement.
@@ -113,7 +121,8 @@ def evaluate(
             path = None if _load_shards(cli, checkpoint) else checkpoint
         if cli.trainer.is_global_zero and run.exists():
             note_opening(run.path, split, checkpoint.name, conditions)
-        _run(cli, command, path)
+        with _answered_by(cli.model, answers):
+            _run(cli, command, path)
     table = predictions.table(getattr(cli.trainer, f"{split}_dataloaders"))
     if not cli.trainer.is_global_zero:
         return None
@@ -125,9 +134,39 @@ def evaluate(
     seen = trained.accuracy_of_others(table)
     name = f"{split} with training images" if trained.changed else split
     facts |= {**protocol_of(cli.datamodule), "overrides": conditions}
-    unsaved = _save(run, name, {**values, **seen, **recall, **facts}, table)
+    unsaved = None if answers else _save(run, name, {**values, **seen, **recall, **facts}, table)
     told = sentences + trained.sentences(seen, len(table))
     return Measured(name, values, table, told, recall.get("recall", {}), conditions, unsaved)
+
+
+@contextmanager
+def _answered_by(task: Any, outputs: Outputs | None) -> Iterator[None]:
+    """Let a graph answer in place of a task's network; None leaves the network.
+
+    Raises:
+        UsageError: The task did not ask it, or has images that do not fit into one tensor.
+    """
+    if outputs is None:
+        yield
+        return
+    net: Any = task.net if isinstance(task, Task) else answering(task)
+    asked = False
+
+    def forward(images: Any) -> Tensor:
+        nonlocal asked
+        asked = True
+        if not isinstance(images, Tensor):
+            raise UsageError(f"a graph takes images of one size, and the run's data has batches of {path_of(images)}")
+        found = outputs(images.float().cpu()).to(images.device)
+        return (found - task.target_mean) / task.target_std if isinstance(task, Standardized) else found
+
+    net.forward = forward
+    try:
+        yield
+    finally:
+        del net.forward
+    if not asked:
+        raise UsageError(f"{path_of(task)} does not call `forward` of {path_of(net)} in validation")
 
 
 def _add_class_means(

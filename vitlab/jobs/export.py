@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from vitlab.jobs.formats import (
     open_sides,
     sides_text,
 )
+from vitlab.jobs.quantize import Compared, measure_both, quantize
 from vitlab.jobs.restore import network_of, restore
 from vitlab.jobs.results import split_metrics
 from vitlab.models.vit import VisionTransformer
@@ -50,13 +51,16 @@ class Exported:
         path: The file; a .json beside it says how to prepare images and what the outputs mean.
         megabytes: Total size of all files.
         hints: How to load it, by program.
-        difference: Largest difference between the file's outputs and the run's; None if it was not checked.
+        difference: Largest difference between the file's outputs and the run's, in int8 those of the graph before it is
+            quantized; None if it was not checked.
+        compared: What the run and its graph in int8 reach on the validation split; None for other formats.
     """
 
     path: Path
     megabytes: float
     hints: dict[str, str]
     difference: float | None
+    compared: Compared | None = None
 
 
 def export(
@@ -67,35 +71,37 @@ def export(
     check: bool = False,
     dynamic: str = "batch",
     opset: int | None = None,
+    quiet: bool = False,
 ) -> Exported:
     """Write the network of a run, without what only training needs.
 
     Args:
         run: The run.
         checkpoint: Which of its weights to use.
-        to: Format of the file: safetensors, timm, onnx or pt2.
+        to: Format of the file: safetensors, timm, onnx, onnx-int8 or pt2.
         output: File to write.
         check: Whether to compare the file's outputs with the run's.
         dynamic: What a graph leaves open: batch, or size, which is the batch, the height and the width.
         opset: Version of ONNX's operators; None is torch's default.
+        quiet: Whether to show no progress of a measurement.
 
     Raises:
-        UsageError: The format cannot represent this network, an option does not go with it, or the folder of the file
-            cannot be written.
+        UsageError: The format cannot represent this network, an option does not go with it, the folder of the file
+            cannot be written, or the validation images, on which int8 is measured, cannot be read.
         RunFailed: The outputs differ by more than 1e-4, or the disk is full or fails; nothing was written.
     """
     if dynamic not in DYNAMIC:
         raise UsageError(f"`dynamic` must be one of {', '.join(DYNAMIC)}, got {dynamic!r}")
     if dynamic == "size" and to not in OF_ANY:
-        raise UsageError(f"`--dynamic size` is for graphs: use --to {' or '.join(OF_ANY)}, got {to}")
-    if opset is not None and to != "onnx":
+        raise UsageError(f"`--dynamic size` is for graphs: use --to onnx or pt2, got {to}")
+    if opset is not None and not to.startswith("onnx"):
         raise UsageError(f"`--opset` is for --to onnx, got {to}")
     if opset is not None and opset not in OPSETS:
         raise UsageError(f"`--opset` must be {OPSETS[0]} to {OPSETS[-1]}, which torch writes, got {opset}")
-    if to == "onnx":
-        need_packages("`--to onnx`", "onnx", "onnxscript", "onnxruntime")
+    if to.startswith("onnx"):
+        need_packages(f"`--to {to}`", "onnx", "onnxscript", "onnxruntime")
     with _folder_beside(output) as folder:
-        return _export(run, checkpoint, to, output, folder, check, dynamic == "size", opset)
+        return _export(run, checkpoint, to, output, folder, check, dynamic == "size", opset, quiet)
 
 
 @contextmanager
@@ -125,6 +131,7 @@ def _export(
     check: bool,
     any_size: bool,
     opset: int | None,
+    quiet: bool,
 ) -> Exported:
     """Write into ``folder``, and move the files beside ``output`` once they are complete and checked."""
     cli = restore(run, checkpoint, ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.strategy=auto"])
@@ -132,7 +139,7 @@ def _export(
     if isinstance(net, VisionTransformer):
         network = network_arguments(net, recipe(cli.model))
     elif to not in OF_ANY:
-        raise UsageError(f"`--to {to}` is for networks of vitlab, got {path_of(net)}: use --to {' or '.join(OF_ANY)}")
+        raise UsageError(f"`--to {to}` is for networks of vitlab, got {path_of(net)}: use --to onnx or pt2")
     elif any_size:
         raise UsageError(f"`--dynamic size` is for networks of vitlab, got {path_of(net)}: leave it out")
     else:
@@ -141,23 +148,30 @@ def _export(
     sides = open_sides(net) if any_size and isinstance(net, VisionTransformer) else None
     write = partial(write, **({"sides": sides} if sides else {}), **({"opset": opset} if opset else {}))
     unfinished, beside = folder / output.name, folder / f"{output.name}.json"
+    graph = folder / "float32.onnx" if to == "onnx-int8" else unfinished
     try:
-        hints = write(net, network, unfinished)
+        hints = write(net, network, graph)
+        if graph != unfinished:
+            quantize(graph, unfinished)
     except (SafetensorError, RuntimeError, OSError) as error:  # libraries wrap what the system said
         if what_failed(error) is None and "I/O error" not in str(error):
             raise
         reason = (what_failed(error) or "").rpartition(": ")[2] or str(error).rpartition("I/O error: ")[2]
         raise RunFailed(f"{output} could not be written: {reason}") from error
-    difference = largest_difference(net, read(unfinished, network), sides) if check else None
+    difference = largest_difference(net, read(graph, network), sides) if check else None
     if difference is not None and not difference <= LIMIT:  # also true for NaN
         raise RunFailed(f"the outputs differ by {difference:.1e}, more than {LIMIT:g}; nothing was written")
+    compared = None
+    if graph != unfinished:
+        graph.unlink()
+        compared = measure_both(run, checkpoint, read(unfinished, network), quiet)
     facts = {"format": to, **_facts(run, checkpoint, cli, net, sides), "network": network, **hints}
-    write_json(beside, facts)
+    write_json(beside, {**facts, **({"quantized": asdict(compared)} if compared else {})})
     megabytes = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
     for file in sorted(folder.iterdir()):
         as_umask(file)
         os.replace(file, output.parent / file.name)
-    return Exported(output, megabytes, hints, difference)
+    return Exported(output, megabytes, hints, difference, compared)
 
 
 def _measured(run: RunDir, digest: str) -> dict[str, dict[str, float]]:

@@ -343,6 +343,7 @@ def _read_onnx(path: Path, network: Arguments) -> Outputs:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()  # else as many as the machine has, not as we may use
     options.log_severity_level = 3  # errors: it warns of each constant that it does not fold
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     return lambda images: torch.from_numpy(session.run(["outputs"], {"images": images.numpy()})[0])
@@ -373,9 +374,10 @@ FORMATS: dict[str, tuple[Callable[..., dict[str, str]], Callable[[Path, Argument
     "safetensors": (_write_safetensors, _read_safetensors),
     "timm": (_write_timm, _read_timm),
     "onnx": (_write_onnx, _read_onnx),
+    "onnx-int8": (_write_onnx, _read_onnx),  # before it is quantized
     "pt2": (_write_pt2, _read_pt2),
 }
-OF_ANY = ("onnx", "pt2")  # formats that take any network
+OF_ANY = ("onnx", "onnx-int8", "pt2")  # formats that take any network
 
 
 def need_packages(what: str, *names: str) -> None:

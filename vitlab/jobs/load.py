@@ -97,9 +97,9 @@ def exported_card(path: Path) -> dict[str, Any]:
 
 
 def _load_exported(path: Path) -> Loaded:
-    """Read what ``vitlab export --to safetensors`` or ``--to onnx`` wrote."""
+    """Read what ``vitlab export --to safetensors``, ``--to onnx`` or ``--to onnx-int8`` wrote."""
     facts = exported_card(path)
-    if facts.get("format") == "onnx" and "native_size" in facts["images"]:
+    if facts.get("format") in ("onnx", "onnx-int8") and "native_size" in facts["images"]:
         need_packages(str(path), "onnxruntime")
         return _prepared(Graph(path), facts["images"])
     if facts.get("format") != "safetensors":

@@ -8,7 +8,13 @@ from vitlab.errors import UsageError, did_you_mean
 from vitlab.runs.directory import RUNS, RunDir, check_name, default_name, find_directory
 from vitlab.runs.launch import agree, agreed, is_restarted, launched_rank
 
-SUFFIXES = {"safetensors": ".safetensors", "timm": ".timm.safetensors", "onnx": ".onnx", "pt2": ".pt2"}  # of exports
+SUFFIXES = {  # of exports
+    "safetensors": ".safetensors",
+    "timm": ".timm.safetensors",
+    "onnx": ".onnx",
+    "onnx-int8": ".int8.onnx",
+    "pt2": ".pt2",
+}
 DYNAMIC = ("batch", "size")  # what an exported graph leaves open
 
 

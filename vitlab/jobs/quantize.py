@@ -1,0 +1,71 @@
+"""Weights in eight bits: quantize a graph of ONNX, and measure what that changes in the answers of a run."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitlab.errors import UsageError
+from vitlab.jobs.evaluate import Outputs, evaluate
+from vitlab.runs.directory import RunDir
+
+
+@dataclass
+class Compared:
+    """What the network of a run and its quantized graph reach on the same images.
+
+    Args:
+        run: Metrics of the run on its validation split, with the number of images as ``n``.
+        int8: Those of the graph.
+        other_class: Number of images that get another class; None where the answer is not one class.
+    """
+
+    run: dict[str, float]
+    int8: dict[str, float]
+    other_class: int | None
+
+
+def quantize(source: Path, path: Path) -> None:
+    """Write the graph in ``source`` with the weights of its matrices in int8, by onnxruntime's dynamic quantization.
+
+    Each output channel of a matrix has a scale of its own. Weights take seven bits of the eight: processors without
+    VNNI add two products in 16 bits, which more would overflow. Activations become eight bits as they are computed,
+    with one scale for the whole batch, so that outputs depend a little on the other images of a batch. Convolutions,
+    norms and the products of attention stay in float32.
+
+    Args:
+        source: A graph with its weights inside.
+        path: File to write.
+
+    Raises:
+        UsageError: The weights are larger than 1.5 GB.
+    """
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    if source.with_name(f"{source.name}.data").exists():
+        raise UsageError("`--to onnx-int8` is for graphs that hold their weights, below 1.5 GB: use --to onnx")
+    quant_pre_process(source, path, skip_symbolic_shape=True)  # fold what is constant: else no matrix is a constant
+    graph = onnx.load(path)
+    del graph.graph.value_info[:]  # shapes of before the folding, which onnx's own inference takes for contradictions
+    quantize_dynamic(
+        graph,
+        path,
+        op_types_to_quantize=["MatMul", "Gemm"],
+        per_channel=True,
+        reduce_range=True,
+        weight_type=QuantType.QInt8,
+    )
+
+
+def measure_both(run: RunDir, checkpoint: Path, outputs: Outputs, quiet: bool = False) -> Compared:
+    """Measure a run and a graph in place of its network on the validation split; the run's own result is saved in it.
+
+    Raises:
+        UsageError: The images cannot be read, or the graph cannot take the place of the network.
+    """
+    own, other = (evaluate("validate", run, checkpoint, quiet=quiet, alone=True, answers=a) for a in (None, outputs))
+    assert own and other  # one process
+    other_class = None
+    if "prediction" in own.predictions:
+        other_class = int((own.predictions["prediction"] != other.predictions["prediction"]).sum())
+    return Compared(own.values, other.values, other_class)
