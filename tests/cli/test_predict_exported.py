@@ -75,6 +75,10 @@ def test_a_graph_in_onnxruntime_predicts_what_the_run_does(folder, tmp_path):
         (["net.safetensors"], "no images given: `vitlab predict net.safetensors IMAGE|DIR|GLOB ...`"),
         (["net.safetensors", "b.png"], "no images found: b.png: no such file"),
         (["old.safetensors", "a.png"], "old.safetensors was exported by an older vitlab and does not say what it pred"),
+        (
+            ["own.safetensors", "a.png"],
+            "own.safetensors takes images as `eval_transform` of mydata.MyData returns them",
+        ),
         (["bad.safetensors", "a.png"], "bad.safetensors.json is not what `vitlab export` writes beside a file"),
     ],
 )
@@ -83,7 +87,8 @@ def test_wrong_input_is_refused_in_one_line(folder, words, message, tmp_path, mo
     shutil.copy(folder / "photos" / "a.png", tmp_path)
     (tmp_path / "net.onnx").write_bytes(b"")
     card = json.loads((folder / "net.safetensors.json").read_text())
-    for name, facts in (("net", card), ("old", {**card, "targets": None}), ("bad", [])):
+    own = {**card, "images": {"values": "as `eval_transform` of mydata.MyData returns them"}}
+    for name, facts in (("net", card), ("old", {**card, "targets": None}), ("own", own), ("bad", [])):
         shutil.copy(folder / "net.safetensors", f"{name}.safetensors")
         Path(f"{name}.safetensors.json").write_text(json.dumps(facts))
     assert main(["predict", *words]) == 2

@@ -58,7 +58,8 @@ class Plain(nn.Module):
 
     def __init__(self, net: nn.Module, in_chans: int, img_size: tuple[int, int]) -> None:
         super().__init__()
-        self.net, self.in_chans, self.img_size = net.eval(), in_chans, img_size
+        self.net, self.in_chans, self.img_size = net, in_chans, img_size
+        self.eval()
         with torch.no_grad():
             as_outputs(net(torch.zeros(1, in_chans, *img_size)), net)
 

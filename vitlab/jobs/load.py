@@ -99,15 +99,18 @@ def exported_card(path: Path) -> dict[str, Any]:
 def _load_exported(path: Path) -> Loaded:
     """Read what ``vitlab export --to safetensors``, ``--to onnx`` or ``--to onnx-int8`` wrote."""
     facts = exported_card(path)
-    if facts.get("format") in ("onnx", "onnx-int8") and "native_size" in facts["images"]:
-        need_packages(str(path), "onnxruntime")
-        return _prepared(Graph(path), facts["images"])
-    if facts.get("format") != "safetensors":
-        raise UsageError(f"{path} is exported for other programs ({facts.get('format')}): load its run instead")
-    import_parts(facts.get("network") or {})
-    if "native_size" not in facts["images"]:
+    form, images = facts.get("format"), facts["images"]
+    if form not in ("safetensors", "onnx", "onnx-int8"):
+        raise UsageError(f"{path} is exported for other programs ({form}): load its run instead")
+    if str(images.get("values")).startswith("as `eval_transform`"):
+        raise UsageError(f"{path} takes images {images['values']}: load its run instead")
+    if "native_size" not in images:
         raise UsageError(f"{path} was exported by an older vitlab and does not say how to crop images; export it again")
-    return _prepared(load_network(path), facts["images"])
+    if form == "safetensors":
+        import_parts(facts.get("network") or {})
+        return _prepared(load_network(path), images)
+    need_packages(str(path), "onnxruntime")
+    return _prepared(Graph(path), images)
 
 
 def _load_checkpoint(path: Path) -> Loaded:
