@@ -184,3 +184,17 @@ def check_one_graph(net, backend="eager"):
             torch.testing.assert_close(compiled(images), net(images), atol=1e-5, rtol=1e-5)
             counts.add(graphs.frame_count)
     assert len(counts) == 1  # what was compiled for the first size serves the others
+
+
+DEVICES = ["cpu", "meta", pytest.param("cuda", marks=pytest.mark.gpu)]
+TYPES = [torch.float32, torch.bfloat16, torch.float64]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("name", NAMES, ids=str)
+def test_positions_of_another_size_have_the_device_and_type_of_the_network(name, dtype, device):
+    net = net_of(name).to(device, dtype)
+    images = torch.zeros(2, 1, *LARGE, dtype=dtype, device=device)
+    outputs = net(images)
+    assert (outputs.dtype, outputs.device.type) == (dtype, device)

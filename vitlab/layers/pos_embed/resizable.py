@@ -74,12 +74,13 @@ class Resizable(nn.Module):
         state = {name: value for name, value in tensors.items() if name not in unsaved}  # state_dict() ends a graph
         default = next(iter(self.policies_for(state)), None)
         resized = other.resized_state(state, self.grid_size, policy or self.resize or default)
+        own = next((value for value in tensors.values() if value.is_floating_point()), None)
         for name in {**state, **resized}:
             if (value := resized.get(name)) is not state.get(name):
                 other._parameters.pop(name, None)
                 other._buffers.pop(name, None)
-                value = None if value is None else value.to(next(iter(state.values()), value).device)
-                other.__dict__[name] = value
+                computed = value is not None and own is not None and value.is_floating_point()
+                other.__dict__[name] = value.to(own) if computed else value
         other.fill_tables()
         return other
 
