@@ -257,6 +257,8 @@ class Subject:
         if self.data.targets["kind"] == "mixed":
             names = ", ".join(self.data.targets["names"])
             raise UsageError(f"{self.name} predicts {names}, and this measures targets of one kind")
+        if self.data.targets["kind"] == "class" and not self.scores_classes:
+            raise UsageError(f"{self.name} has no outputs for classes, so accuracy cannot be measured")
         if self.is_elsewhere:
             raise UsageError(f"these images have other classes than {self.name}, so accuracy cannot be measured")
 

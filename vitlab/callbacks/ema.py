@@ -9,6 +9,8 @@ import torch
 from lightning.pytorch.callbacks import WeightAveraging
 from torch.distributed.fsdp import FSDPModule
 
+from vitlab.errors import UsageError
+
 _OF_SHARDS = ("configure_model", "_device_mesh")  # what a strategy that shards gives to a task; it cannot be copied
 
 
@@ -42,15 +44,22 @@ class EMA(WeightAveraging):
         return self._average_model and self._average_model.module
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Copy the task. A strategy that shards the network has not done so yet, and then shards the copy, too."""
+        """Copy the task. A strategy that shards the network has not done so yet, and then shards the copy, too.
+
+        Raises:
+            UsageError: The weights have 16 bits, in which the average would hardly move.
+        """
+        if trainer.precision in ("16-true", "bf16-true"):
+            mixed = str(trainer.precision).replace("true", "mixed")
+            raise UsageError(f"EMA needs weights of 32 bits: set --trainer.precision={mixed}, got {trainer.precision}")
         later = {name: pl_module.__dict__.pop(name) for name in _OF_SHARDS if name in pl_module.__dict__}
         super().setup(trainer, pl_module, stage)
         pl_module.__dict__.update(later)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Move the average to the device of the network, which Lightning has moved after the copy was made."""
+        """Give the average the device and type of the network, which Lightning has moved after the copy was made."""
         if self._average_model is not None:
-            self._average_model.to(pl_module.device)
+            self._average_model.to(device=pl_module.device, dtype=pl_module.dtype)  # type: ignore[arg-type]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Forget the cached lists of weights."""

@@ -57,6 +57,7 @@ with suppress(ModuleNotFoundError):  # the core stands without it
     import vitlab.pretraining
 TASKS = [sys.modules[name] for name in ("vitlab.pretraining", "vitlab.tasks") if name in sys.modules]
 
+SEEDS = 2**32 - 1  # the largest that NumPy takes
 LINKS = {
     "img_size": "an image size of",
     "in_chans": "a channel count of",
@@ -154,6 +155,9 @@ class VitlabCLI(LightningCLI):
         """Parse only ``args``, not ``sys.argv``."""
         with parts_as_words():
             self.config = parser.parse_args(args)
+        seed = self.config.seed_everything
+        if not isinstance(seed, bool) and not 0 <= (seed or 0) <= SEEDS:
+            raise UsageError(f"`seed_everything` must be in [0, {SEEDS}], got {seed}")
         self.moved = _in_parts(self.config, self.later)
 
     def instantiate_classes(self) -> None:

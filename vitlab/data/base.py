@@ -31,6 +31,7 @@ from vitlab.data.record import (
 )
 from vitlab.interface import Weighted
 from vitlab.named_kwargs import Named
+from vitlab.packed_batch import PackedBatch
 
 Part = Literal["train", "test", "all"]  # what a data set reads: block 1, block 2, or, without the latter, all
 
@@ -268,12 +269,19 @@ class ImageData(Named, L.LightningDataModule):
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> tuple[Tensor, Tensor] | Weighted:
         """Normalize and mix uint8 ``(B, C, H, W)`` images on their device."""
         images, targets, step = *_, self.step = batch  # for tasks whose random numbers depend on the samples
-        images = self.pipeline.normalize(images, self.statistics(), step)
+        images = self._as_precise(self.pipeline.normalize(images, self.statistics(), step))
         if step.mix_seed is not None:
             images, targets = self.mix(images, targets, step)
         if step.mix_seed is None or self.sample_weights is None:
             return images, targets
         return Weighted(images, targets, send(self.sample_weights[torch.from_numpy(step.indices)], images.device))
+
+    def _as_precise(self, images: Any) -> Any:
+        """Return images in the precision of the training: Lightning converted the batch while it had whole numbers."""
+        if self.trainer is None:
+            return images
+        convert = self.trainer.precision_plugin.convert_input
+        return images.on(convert(images.patches)) if isinstance(images, PackedBatch) else convert(images)
 
     def iterate_batches(self, loader: Iterable[Batch]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the batches of a loader as a task receives them, for use without a Trainer."""

@@ -72,10 +72,14 @@ def network_arguments(net: VisionTransformer, hparams: Mapping[str, Any]) -> Arg
     """Return all constructor arguments of ``net``, from the hyper-parameters of its task."""
     parameters, given = inspect.signature(VisionTransformer).parameters.values(), network_args(hparams)
     arguments = {p.name: given.get(p.name, p.default) for p in parameters}
-    with torch.no_grad():
-        num_classes = net(torch.zeros(1, net.in_chans, *net.img_size)).shape[1]
+    num_classes = 0 if isinstance(net.head, nn.Identity) else _outputs_of(net)
     plain = {"img_size": list(net.img_size), "in_chans": net.in_chans, "num_classes": num_classes}
     return json.loads(json.dumps({**arguments, **plain}))
+
+
+def _outputs_of(net: VisionTransformer) -> int:
+    with torch.no_grad():
+        return int(net(torch.zeros(1, net.in_chans, *net.img_size)).shape[1])
 
 
 @dataclass

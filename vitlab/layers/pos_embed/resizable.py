@@ -79,8 +79,9 @@ class Resizable(nn.Module):
             if (value := resized.get(name)) is not state.get(name):
                 other._parameters.pop(name, None)
                 other._buffers.pop(name, None)
-                computed = value is not None and own is not None and value.is_floating_point()
-                other.__dict__[name] = value.to(own) if computed else value
+                if value is not None and own is not None and value.is_floating_point():
+                    value = value.to(own)
+                other.__dict__[name] = value
         other.fill_tables()
         return other
 

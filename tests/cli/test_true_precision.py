@@ -1,0 +1,59 @@
+"""Runs whose weights have 16 or 64 bits: images are normalized after Lightning has converted the batch."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vitlab.cli.main import main
+
+CONFIG = ["fit", "--config", str(Path(__file__).parents[2] / "configs" / "vit.yaml"), "--trainer.logger=false"]
+SHORT = ["--trainer.max_epochs=2", "--model.depth=1", "--data.subset=0.2", "--data.num_workers=0", "--quiet"]
+
+
+def losses(name):
+    rows = [json.loads(line) for line in Path(f"runs/{name}/metrics.jsonl").read_text().splitlines()]
+    return [row["val/loss"] for row in rows if "val/loss" in row]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more", [[], ["--data.mixup=0.5", "--model.pos_embed=[learned, relpos]"]], ids=["plain", "mix"]
+)
+def test_training_with_weights_of_16_or_64_bits_is_that_of_32_to_rounding(more, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for precision in ("32-true", "64-true", "bf16-true"):
+        assert main([*CONFIG, *SHORT, *more, f"--trainer.precision={precision}", f"--name={precision}"]) == 0
+    whole = losses("32-true")
+    assert losses("64-true") == pytest.approx(whole, rel=1e-4) and losses("64-true") != whole
+    assert losses("bf16-true") == pytest.approx(whole, rel=0.05)
+    assert main(["test", "64-true", "--quiet"]) == main(["test", "32-true", "--trainer.precision=16-true"]) == 0
+    assert main(["fit", "--resume", "bf16-true", "--trainer.max_epochs=3", "--quiet"]) == 0
+    assert len(losses("bf16-true")) == 3
+
+
+@pytest.mark.parametrize(("precision", "mixed"), [("bf16-true", "bf16-mixed"), ("16-true", "16-mixed")])
+def test_an_average_of_weights_of_16_bits_is_refused_as_it_would_hardly_move(
+    precision, mixed, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert main([*CONFIG, *SHORT, f"--trainer.precision={precision}", "--trainer.callbacks=[EMA]"]) == 2
+    assert capsys.readouterr().err == (
+        f"vitlab: EMA needs weights of 32 bits: set --trainer.precision={mixed}, got {precision}\n"
+    )
+
+
+@pytest.mark.slow
+def test_an_average_has_the_precision_of_the_weights(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for precision in ("32-true", "64-true"):
+        ema = "--trainer.callbacks=[{class_path: EMA, init_args: {decay: 0.5}}]"
+        assert main([*CONFIG, *SHORT, f"--trainer.precision={precision}", f"--name={precision}", ema]) == 0
+    assert losses("64-true") == pytest.approx(losses("32-true"), rel=1e-4)
+    assert main(["validate", "64-true", "--quiet"]) == 0
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_a_seed_that_numpy_does_not_take_is_refused(seed, capsys):
+    assert main([*CONFIG, f"--seed_everything={seed}", "--dry_run"]) == 2
+    assert capsys.readouterr().err == f"vitlab: `seed_everything` must be in [0, 4294967295], got {seed}\n"
