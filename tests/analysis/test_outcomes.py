@@ -14,6 +14,7 @@ from vitlab.analysis.outcomes.calibration import expected_calibration_error, rel
 from vitlab.analysis.outcomes.confusion import macro_intervals
 from vitlab.analysis.outcomes.outcome import Outcome, outcome_of
 from vitlab.class_metrics import by_class, confusion, over_classes
+from vitlab.errors import UsageError
 
 
 def test_a_matrix_and_its_means_are_those_of_scikit_learn():
@@ -66,6 +67,13 @@ def test_analyses_of_digits_agree_with_each_other_and_with_the_network(small_sub
     assert (calibration["n"] * calibration["accuracy"]).sum() == pytest.approx(right.sum().item())
     subject.split = "test"
     assert len(outcome_of(subject)) == len(subject.data.splits["test"])
+
+
+@pytest.mark.parametrize("analysis", [analyze_errors, analyze_confusion, analyze_calibration])
+def test_a_network_without_a_head_has_no_accuracy(small_subject, analysis):
+    """Such as that of a masked autoencoder: its features are no scores of classes."""
+    with pytest.raises(UsageError, match="has no outputs for classes, so accuracy cannot be measured"):
+        analysis(small_subject(num_classes=0))
 
 
 def test_a_probability_of_0_is_in_the_interval_of_its_bin(monkeypatch):

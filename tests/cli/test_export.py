@@ -155,12 +155,14 @@ def randomized(net):
         {"pos_embed": "relpos", "global_pool": "avg"},
         {"pos_embed": SHARED, "layer_scale": 0.5},
         {"pos_embed": ["learned", "relpos"], "mlp_layer": "swiglu", "act_layer": "silu"},
+        {"num_classes": 0},
+        {"num_classes": 0, "pos_embed": "rope2d", "global_pool": "avg"},
     ],
     ids=lambda arguments: "-".join(str(value) for value in arguments.values()),
 )
 def test_timm_builds_and_loads_what_was_exported(arguments, tmp_path):
     tiny = {"img_size": [8, 16], "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 3}
-    net = randomized(VisionTransformer(**tiny, **arguments))
+    net = randomized(VisionTransformer(**tiny | arguments))
     network = formats.network_arguments(net, {**tiny, **arguments})
     write, read = FORMATS["timm"]
     code = write(net, network, tmp_path / "net.safetensors")["timm"]

@@ -166,7 +166,7 @@ def _answered_by(task: Any, outputs: Outputs | None) -> Iterator[None]:
     finally:
         del net.forward
     if not asked:
-        raise UsageError(f"{path_of(task)} does not call `forward` of {path_of(net)} in validation")
+        raise UsageError(f"{path_of(task)} does not call `forward` of {path_of(net)} in validation: use --to onnx")
 
 
 def _add_class_means(
