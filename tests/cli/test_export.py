@@ -155,6 +155,7 @@ def randomized(net):
         {"pos_embed": "relpos", "global_pool": "avg"},
         {"pos_embed": SHARED, "layer_scale": 0.5},
         {"pos_embed": ["learned", "relpos"], "mlp_layer": "swiglu", "act_layer": "silu"},
+        {"pre_norm": True},
         {"num_classes": 0},
         {"num_classes": 0, "pos_embed": "rope2d", "global_pool": "avg"},
     ],
@@ -185,13 +186,14 @@ def test_timm_builds_and_loads_what_was_exported(arguments, tmp_path):
         ({"pos_embed": "alibi2d"}, "`pos_embed: alibi2d`"),
         ({"pos_embed_join": "every_layer_shared"}, "`pos_embed: learned(join=every_layer_shared)`"),
         ({"qk_scale": 0.3}, "`attn: softmax(qk_scale=0.3)`"),
+        ({"pre_norm": True, "pos_embed": "none"}, "set it to 0, add a table of positions, or use pre_norm=False"),
         ({"head_hidden": 4, "tokenizer": "conv"}, "`tokenizer: conv` and `head_hidden: 4`"),
     ],
 )
 def test_what_timm_cannot_build_is_refused_with_the_reason(arguments, named, tmp_path):
     tiny = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 3}
-    net = VisionTransformer(**tiny, **arguments)
-    with pytest.raises(ValueError, match=r"does not have .*; use --to safetensors, onnx or pt2") as error:
+    net = randomized(VisionTransformer(**tiny, **arguments))
+    with pytest.raises(ValueError, match=r"(does not have|has no bias) .*; use --to safetensors, onnx or pt2") as error:
         FORMATS["timm"][0](net, formats.network_arguments(net, {**tiny, **arguments}), tmp_path / "net.safetensors")
     assert named in str(error.value)
     assert not os.listdir(tmp_path)

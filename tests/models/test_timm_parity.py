@@ -143,7 +143,7 @@ def test_gradients_are_timms():
     torch.testing.assert_close(ours.cls_token.grad, theirs.cls_token.grad, rtol=0, atol=1e-10)
 
 
-def test_clip_goes_back_to_timm_without_a_bias_of_patches():
+def test_clip_goes_back_to_timm_with_the_bias_of_patches_in_the_table():
     torch.manual_seed(0)
     clip = TimmViT(**TINY, pre_norm=True, norm_layer=torch.nn.LayerNorm).eval()
     for p in clip.parameters():
@@ -157,5 +157,10 @@ def test_clip_goes_back_to_timm_without_a_bias_of_patches():
         torch.testing.assert_close(back(images), clip(images), atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(ours(images), clip(images), atol=1e-5, rtol=1e-5)
     torch.nn.init.constant_(ours.tokenizer.proj.bias, 0.5)
+    back.load_state_dict(to_timm(ours.state_dict()))  # the table takes it
+    with torch.no_grad():
+        torch.testing.assert_close(back(images), ours(images), atol=1e-5, rtol=1e-5)
+    bare = VisionTransformer(**TINY, pre_norm=True, pos_embed="none")
+    torch.nn.init.constant_(bare.tokenizer.proj.bias, 0.5)
     with pytest.raises(ValueError, match=r"no bias of patches .* up to 5.0e-01: set it to 0"):
-        to_timm(ours.state_dict())
+        to_timm(bare.state_dict())

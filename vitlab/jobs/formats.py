@@ -192,18 +192,18 @@ def _read_safetensors(path: Path, network: Arguments) -> Outputs:
 
 def _write_timm(net: VisionTransformer, network: Arguments, path: Path) -> dict[str, str]:
     kind, arguments = _timm_network(network)
-    if kind == "VisionTransformer":
-        state, table = net.state_dict(), None
-        if isinstance(net.pos_embed, AddedPosEmbed):
-            # timm stores the table that is added, whatever it is computed from
-            state = {name: value for name, value in state.items() if not name.startswith("pos_embed.")}
-            table = net.pos_embed.table().detach()
-        state = to_timm(state, table)
-    else:
-        try:
+    try:
+        if kind == "VisionTransformer":
+            state, table = net.state_dict(), None
+            if isinstance(net.pos_embed, AddedPosEmbed):
+                # timm stores the table that is added, whatever it is computed from
+                state = {name: value for name, value in state.items() if not name.startswith("pos_embed.")}
+                table = net.pos_embed.table().detach()
+            state = to_timm(state, table)
+        else:
             state = weights_for_timm(net, _built_by_timm(kind, arguments))
-        except ValueError as error:
-            raise UsageError(f"{error}; use --to safetensors, onnx or pt2") from error
+    except ValueError as error:
+        raise UsageError(f"{error}; use --to safetensors, onnx or pt2") from error
     save_file({name: value.contiguous() for name, value in state.items()}, path, {"format": "pt"})
     norm = arguments.pop("norm_layer")
     code = ", ".join(f"{name}={value!r}" for name, value in arguments.items())

@@ -216,10 +216,12 @@ def to_timm(state_dict: State, pos_embed: Tensor | None = None, no_embed_class: 
     if foreign or (table is not None and len(table) > 1):
         raise ValueError(f"timm's ViT has no counterpart of {', '.join(foreign) or 'a position table per block'}")
     if "norm_pre.weight" in state and (bias := state.pop("patch_embed.proj.bias")).any():
-        raise ValueError(
-            f"timm's ViT has no bias of patches where tokens are normalized before the blocks (CLIP), and this one is "
-            f"up to {bias.abs().max():.1e}: set it to 0, or use pre_norm=False"
-        )
+        if table is None:
+            raise ValueError(
+                "timm's ViT has no bias of patches where tokens are normalized before the blocks (CLIP), and this one "
+                f"is up to {bias.abs().max():.1e}: set it to 0, add a table of positions, or use pre_norm=False"
+            )
+        table = table + bias  # both are added to each patch
     if table is not None:
         prefix = () if no_embed_class else ("cls_token", "reg_token")
         num_prefix_tokens = sum(state[name].shape[1] for name in prefix if name in state)
