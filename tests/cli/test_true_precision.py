@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from vitlab.cli.main import main
+from vitlab.tasks import Classifier
 
 CONFIG = ["fit", "--config", str(Path(__file__).parents[2] / "configs" / "vit.yaml"), "--trainer.logger=false"]
 SHORT = ["--trainer.max_epochs=2", "--model.depth=1", "--data.subset=0.2", "--data.num_workers=0", "--quiet"]
@@ -30,6 +32,18 @@ def test_training_with_weights_of_16_or_64_bits_is_that_of_32_to_rounding(more, 
     assert main(["test", "64-true", "--quiet"]) == main(["test", "32-true", "--trainer.precision=16-true"]) == 0
     assert main(["fit", "--resume", "bf16-true", "--trainer.max_epochs=3", "--quiet"]) == 0
     assert len(losses("bf16-true")) == 3
+
+
+def test_the_mean_loss_of_an_epoch_is_right_in_16_bits(monkeypatch):
+    """Added up in bfloat16, a sum of 64 images a step stops to grow at 256 steps."""
+    net = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 2}
+    task = Classifier(num_classes=10, **net).bfloat16()
+    loss = torch.tensor(2.3, dtype=torch.bfloat16)
+    monkeypatch.setattr(task, "step_loss", lambda batch: (loss, {"errors": loss * 64}))
+    for i in range(1000):
+        task.training_step((torch.zeros(64, 1), torch.zeros(64)), i)
+    sums = task.train_sums
+    assert sums["loss"] / sums["n"] == pytest.approx(sums["errors"] / sums["n"]) == pytest.approx(float(loss))
 
 
 @pytest.mark.parametrize(("precision", "mixed"), [("bf16-true", "bf16-mixed"), ("16-true", "16-mixed")])

@@ -148,13 +148,13 @@ class Task(Named, FastHookName, SizedByData, Optimized, L.LightningModule):
     @with_cached_signature
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         (loss, measures), n = self.step_loss(batch), len(batch[0])
-        sums: dict[str, Any] = {"loss": loss.detach() * n, **measures, "n": n}
+        sums: dict[str, Any] = {"loss": in_32_bits(loss.detach()) * n, **measures, "n": n}
         if self.hparams["nan_loss"] == "skip":
             finite = loss.detach().isfinite()
             sums = {name: torch.where(finite, value, 0) for name, value in sums.items()}
             sums["skipped"] = ~finite * n
         for name, value in sums.items():  # on the device: nothing waits for the GPU until they are read
-            self.train_sums[name] = self.train_sums.get(name, 0) + value
+            self.train_sums[name] = self.train_sums.get(name, 0) + in_32_bits(value)
         if isinstance(batch[0], PackedBatch):  # processes have different numbers of images: weigh each image the same
             loss = loss * n / self.trainer.strategy.reduce(loss.new_tensor(n), reduce_op="mean")
         return loss
@@ -196,6 +196,17 @@ class Task(Named, FastHookName, SizedByData, Optimized, L.LightningModule):
         loss, outputs = self.eval_loss(outputs, targets), self.in_units(outputs)
         meter.update(outputs, targets, loss)
         return outputs
+
+
+def in_32_bits(value: Any) -> Any:
+    """Return a number that can be added up: a sum of thousands in 16 bits no longer grows.
+
+    Example:
+        >>> in_32_bits(torch.ones((), dtype=torch.bfloat16)).dtype
+        torch.float32
+    """
+    half = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+    return value.float() if half else value
 
 
 def seed_step(seed: int, epoch: int, batch: int, rank: int, device: torch.device) -> None:
