@@ -199,21 +199,46 @@ def test_committed_evidence_verifies_and_gives_the_published_numbers(path, tmp_p
     pd.testing.assert_frame_equal(again, published, rtol=1e-6)  # versions of scipy differ in the tenth digit
 
 
-def test_the_table_of_candidates_is_what_their_records_say():
+@pytest.mark.parametrize(
+    ("archive", "count", "heading"),
+    [("candidates.tar.xz", 150, "### Pilot"), ("candidates_cifar10.tar.xz", 163, "### The same on CIFAR-10, on a GPU")],
+)
+def test_the_tables_of_candidates_are_what_their_records_say(archive, count, heading):
     folder, found = ROOT / "experiments/t2t_positions", {}
-    with tarfile.open(folder / "factorial/candidates_cifar10.tar.xz") as archive:
-        for member in archive.getmembers():
+    with tarfile.open(folder / "factorial" / archive) as records:
+        for member in records.getmembers():
             if member.name.endswith("/results.json"):
-                accuracy = 100 * json.load(archive.extractfile(member))["val"]["acc1"]
+                accuracy = 100 * json.load(records.extractfile(member))["val"]["acc1"]
                 found.setdefault(member.name.split("/")[2], []).append(accuracy)
-    assert sum(map(len, found.values())) == 163
+    assert sum(map(len, found.values())) == count
     means = {name: statistics.fmean(both) for name, both in found.items() if len(both) == 2}
-    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| `(\w+)` \| (.*) \|$", (folder / "README.md").read_text(), re.M)
+    page = re.split(r"^(?=##)", (folder / "README.md").read_text(), flags=re.M)
+    (section,) = [part for part in page if part.startswith(heading)]
+    assert f"{count} of the " in section
+    rows, gains = re.findall(r"^\| `(\w+)` \| `(\w+)` \| `(\w+)` \| (.*) \|$", section, re.M), {}
+    bests = {}
     assert len(rows) == 12
     for *levels, stated in rows:
         arms = ("-".join([*levels, positions, "try"]) for positions in ("none", "learned"))
         none, learned = (max(x for name, x in means.items() if name.startswith(arm)) for arm in arms)
         assert stated == f"{none:.1f} | {learned:.1f} | {learned - none:+.1f}"
+        bests |= {(*levels, "none"): none, (*levels, "learned"): learned}
+        for level in levels:
+            gains.setdefault(level, []).append(learned - none)
+    shared, apart, zeros, mirror, wrap = (
+        f"{statistics.fmean(gains[level]):.1f}" for level in ("shared", "apart", "zeros", "mirror", "wrap")
+    )
+    words = " ".join("".join(page).split())
+    if heading == "### Pilot":
+        assert (
+            f"The gain is {shared} points on average where windows share pixels and {apart} where they do not" in words
+        )
+        assert f"{zeros} with zeros, {mirror} with mirrored images and {wrap} without a border" in words
+        weak = [arm for arm, best in bests.items() if best < 88]
+        assert f"{len(weak)} of these {len(bests)} arms are below 88 %" in words
+        assert sum("apart" in arm for arm in weak) == 12
+    else:
+        assert f"On CIFAR-10 it is {shared} and {apart}; {zeros}, {mirror} and {wrap}." in words
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "experiments").glob("*/results/*/README.md")), ids=str)
