@@ -39,7 +39,8 @@ def test_the_average_is_what_is_validated_kept_and_exported(tmp_path, monkeypatc
 
 
 def test_the_average_follows_the_network_to_its_device():
-    module, average, trainer = L.LightningModule(), Average(), SimpleNamespace(global_step=1)
+    module, average = L.LightningModule(), Average()
+    trainer = SimpleNamespace(global_step=1, precision="32-true")
     module.net = torch.nn.Linear(3, 2)
     average.setup(trainer, module, "fit")  # Lightning copies the network before it moves it
     module.to("meta")  # of other devices, the one that every machine has

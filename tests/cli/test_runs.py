@@ -229,7 +229,9 @@ def test_a_notebook_shows_status_answer_and_curves_also_of_a_damaged_run(place):
 
 
 def test_an_unknown_format_is_refused_with_the_known_ones(place):
-    with pytest.raises(ValueError, match='there is no format "torchscript"; give safetensors, timm, onnx, pt2'):
+    with pytest.raises(
+        ValueError, match='there is no format "torchscript"; give safetensors, timm, onnx, onnx-int8, pt2'
+    ):
         Run("a").export("torchscript")
 
 

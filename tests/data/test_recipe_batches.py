@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from lightning.pytorch.plugins import Precision
 from scipy.stats import ks_2samp
 from timm.data import Mixup
 from timm.data.distributed_sampler import RepeatAugSampler
@@ -47,7 +48,8 @@ class Numbered(ImageData):
     def in_process(self, rank, world):
         """Yield the training batches of a process, as a task receives them, and their sample indices."""
         strategy = SimpleNamespace(root_device=torch.device("cpu"))
-        self.trainer = SimpleNamespace(global_rank=rank, world_size=world, strategy=strategy)
+        place = {"global_rank": rank, "world_size": world, "strategy": strategy}
+        self.trainer = SimpleNamespace(**place, precision_plugin=Precision())
         for images, targets in self.iterate_batches(self.train_dataloader()):
             yield images, targets, self.step.indices
 
