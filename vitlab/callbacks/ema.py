@@ -59,7 +59,9 @@ class EMA(WeightAveraging):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Give the average the device and type of the network, which Lightning has moved after the copy was made."""
         if self._average_model is not None:
-            self._average_model.to(device=pl_module.device, dtype=pl_module.dtype)  # type: ignore[arg-type]
+            self._average_model.to(pl_module.device)
+            if trainer.precision == "64-true":
+                self._average_model.double()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Forget the cached lists of weights."""
