@@ -148,10 +148,11 @@ def _export(
     sides = open_sides(net) if any_size and isinstance(net, VisionTransformer) else None
     write = partial(write, **({"sides": sides} if sides else {}), **({"opset": opset} if opset else {}))
     unfinished, beside = folder / output.name, folder / f"{output.name}.json"
-    graph = folder / "float32.onnx" if to == "onnx-int8" else unfinished
+    is_int8 = to == "onnx-int8"
+    graph = folder / f"{output.name}.float32" if is_int8 else unfinished
     try:
         hints = write(net, network, graph)
-        if graph != unfinished:
+        if is_int8:
             quantize(graph, unfinished)
     except (SafetensorError, RuntimeError, OSError) as error:  # libraries wrap what the system said
         if what_failed(error) is None and "I/O error" not in str(error):
@@ -162,7 +163,7 @@ def _export(
     if difference is not None and not difference <= LIMIT:  # also true for NaN
         raise RunFailed(f"the outputs differ by {difference:.1e}, more than {LIMIT:g}; nothing was written")
     compared = None
-    if graph != unfinished:
+    if is_int8:
         graph.unlink()
         compared = measure_both(run, checkpoint, read(unfinished, network), quiet)
     facts = {"format": to, **_facts(run, checkpoint, cli, net, sides), "network": network, **hints}
