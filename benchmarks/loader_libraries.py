@@ -14,8 +14,7 @@ prints the tables of `benchmarks/loader.md`.
 """
 
 import argparse
-import importlib
-import importlib.metadata
+import importlib.util
 import io
 import json
 import shutil
@@ -44,6 +43,7 @@ from vitlab.data.pack.shards import PackedStore, read_index
 from vitlab.data.pack.write import pack
 from vitlab.data.packed import Packed
 from vitlab.packed_batch import PackedBatch
+from vitlab.runs.machine import installed_versions
 from vitlab.runs.processes import cpu_seconds
 
 ROOT = Path(__file__).parents[1]
@@ -402,17 +402,6 @@ def lines() -> dict[str, int]:
     return {part: sum(len((home / file).read_text().splitlines()) for file in files) for part, files in LINES.items()}
 
 
-def versions() -> dict[str, str]:
-    """Return the version of each library that is installed."""
-    found = {}
-    for name in VERSIONS:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
 def measure(count: int, rounds: int, budget: float, folder: Path, awkward_files: Path | None) -> dict[str, Any]:
     """Return all that the page's tables say."""
     torch.set_num_threads(1)
@@ -431,7 +420,7 @@ def measure(count: int, rounds: int, budget: float, folder: Path, awkward_files:
         "images": count, "lines": lines(), "speed": speed, "many": MANY, "order": keeps_order(files, paths, folder),
         "pixels": keeps_pixels(files, folder), "decoded alike": decoded_alike(files),
         "awkward": awkward(awkward_files) if awkward_files else {},
-        "versions": versions(),
+        "versions": installed_versions(VERSIONS),
     }  # fmt: skip
 
 

@@ -65,13 +65,10 @@ def answers(name: str, net: Any, transform: Any, path: Path, folder: str) -> str
     names, quantized = exported_card(Path(find_weights(name)))["outputs"], formats.FORMATS["onnx"][1](path, {})
     files, other, right = find_images([folder])[0], 0, [0, 0]
     for file in files:
-        image, label = (
-            transform(decode(file, Decoding("RGB", None, color_profile="srgb")))[None],
-            Path(file).parent.name,
-        )
+        image = transform(decode(file, Decoding("RGB", None, color_profile="srgb")))[None]
         with torch.inference_mode():
             found = [names[int(one(image).argmax())] for one in (net, quantized)]
-        right = [count + (answer == label) for count, answer in zip(right, found, strict=True)]
+        right = [count + (answer == Path(file).parent.name) for count, answer in zip(right, found, strict=True)]
         other += found[0] != found[1]
     counts = f"{right[0]} of {len(files)} photos right in float32, {right[1]} in int8"
     return f"`{name}`: {counts}; {other} get another answer."

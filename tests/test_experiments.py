@@ -215,8 +215,8 @@ def test_the_tables_of_candidates_are_what_their_records_say(archive, count, hea
     page = re.split(r"^(?=##)", (folder / "README.md").read_text(), flags=re.M)
     (section,) = [part for part in page if part.startswith(heading)]
     assert f"{count} of the " in section
-    rows, gains = re.findall(r"^\| `(\w+)` \| `(\w+)` \| `(\w+)` \| (.*) \|$", section, re.M), {}
-    bests = {}
+    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| `(\w+)` \| (.*) \|$", section, re.M)
+    bests, gains = {}, {}
     assert len(rows) == 12
     for *levels, stated in rows:
         arms = ("-".join([*levels, positions, "try"]) for positions in ("none", "learned"))

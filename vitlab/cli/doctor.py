@@ -1,6 +1,5 @@
 """``vitlab doctor``: check whether this machine can train, and say what to do where it cannot."""
 
-import importlib.metadata
 import os
 import platform
 import re
@@ -15,6 +14,7 @@ from typing import Literal, NamedTuple
 from vitlab.config.arguments import CommandParser, add_formats
 from vitlab.config.trust import FORCED
 from vitlab.runs.directory import RUNS
+from vitlab.runs.machine import installed_versions
 
 PACKAGES = ("torch", "torchvision", "lightning", "torchmetrics", "timm", "jsonargparse", "safetensors")
 MORE = (
@@ -91,18 +91,16 @@ def versions() -> Iterator[Checked]:
     old = sys.version_info < (3, 11)
     yield Checked("wrong" if old else "ok", "python", f"{python}; vitlab needs 3.11 or newer" if old else python)
     for title, names in (("packages", PACKAGES), ("", MORE)):
-        good = []
+        good, found = [], installed_versions(names)
         for name in names:
-            try:
-                version = importlib.metadata.version(name)
-            except importlib.metadata.PackageNotFoundError:
+            if name not in found:
                 yield Checked("wrong", name, "is missing; run `make setup` or `pip install -c constraints.txt -e .`")
                 continue
-            reasons = [why for rule, why in KNOWN_BAD.get(name, []) if _matches(version, rule)]
+            reasons = [why for rule, why in KNOWN_BAD.get(name, []) if _matches(found[name], rule)]
             if reasons:
-                yield Checked("wrong", name, f"{version}: {reasons[0]}")
+                yield Checked("wrong", name, f"{found[name]}: {reasons[0]}")
             else:
-                good.append(f"{name} {version}")
+                good.append(f"{name} {found[name]}")
         yield Checked("ok", title, ", ".join(good))
 
 

@@ -1,13 +1,13 @@
 """Facts about this machine and the code, for records of measurements."""
 
 import functools
+import importlib.metadata
 import os
 import platform
 import subprocess
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +66,8 @@ def installed_versions(names: Iterable[str]) -> dict[str, str]:
     """
     found = {}
     for name in names:
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
     return found
 
 

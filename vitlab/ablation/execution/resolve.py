@@ -188,8 +188,7 @@ def _run_probe(
     env = child_environment(workers, own.device)
     code, lines = run_to_end(words, env, place / "log", ablation.run.timeout, claim, stop, ablation.run.fork, own.fd)
     seconds = time.perf_counter() - started
-    candidates_lose = ablation.tune and failure_kind(code, lines, run.record) == "diverged"  # others of them may not
-    if code and not candidates_lose:
+    if code and not (ablation.tune and failure_kind(code, lines, run.record) == "diverged"):  # its candidates may not
         if code == TIMEOUT:
             raise UsageError(f"20 steps of {arm.name} took longer than `run.timeout`, {ablation.run.timeout:.0f} s")
         raise UsageError(lines[-1].removeprefix("vitlab: ") if lines else f"exit code {code}")
