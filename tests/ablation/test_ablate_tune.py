@@ -66,6 +66,26 @@ def test_every_arm_is_measured_with_its_best_candidate_which_other_seeds_chose(t
     assert not toy().run().failed and lab.counts() == before
 
 
+def test_tune_only_measures_nothing_and_says_which_choices_lie_at_the_border(toy, lab):
+    said = []
+    status = toy().run(say=said.append, tune_only=True)
+    assert not status.failed and not configs(lab, "none/s*") and len(configs(lab, "tune/*/s*")) == 8
+    ablation, arms = toy().ablation, toy()._known()
+    found = choices(ablation, trials(ablation, arms))
+    at = [f"{arm}: the best `model.lr`, {trial.values['model.lr']}, " for arm, trial in found.items()]
+    at = [text for text, trial in zip(at, found.values(), strict=True) if at_border(ablation, trial.values)]
+    lines = [line for line in str(toy().status()).split("\n") if line.startswith("tuning: ")]
+    assert len(lines) == 1 + len(at) and all(f"tuning: {text}is at the border" in lines for text in at)
+    before = lab.counts()
+    assert not toy().run().failed and set(configs(lab, "*/s*")) == {"none", "learned"}
+    assert all(lab.counts()[line] == count for line, count in before.items())  # the candidates are not trained again
+    lab.change(arms=("none", "learned"), seeds=1)
+    content = yaml.safe_load((lab.path / "toy.yaml").read_text())
+    (lab.path / "toy.yaml").write_text(yaml.safe_dump({k: v for k, v in content.items() if k != "tune"}))
+    with pytest.raises(UsageError, match="`--tune_only` trains the candidates of `tune`, which .*toy.yaml does not"):
+        toy().run(tune_only=True)
+
+
 @pytest.mark.rare
 def test_killed_and_shared_tuning_ends_as_if_undisturbed_and_its_evidence_gives_the_same_report(toy, lab, monkeypatch):
     for drawn in ("figures", "panels"):  # most of a report's time; that of the tuning stays

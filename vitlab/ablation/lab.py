@@ -16,7 +16,7 @@ from vitlab.ablation.execution.process import worker_count
 from vitlab.ablation.execution.resolve import known, resolve
 from vitlab.ablation.execution.slurm import needs_submission
 from vitlab.ablation.execution.status import Status, status_of
-from vitlab.ablation.execution.tuning import given_up, trials, tuned
+from vitlab.ablation.execution.tuning import at_border, choices, given_up, trials, tuned
 from vitlab.ablation.file import spec
 from vitlab.ablation.file.given import write_file
 from vitlab.ablation.file.spec import Ablation
@@ -111,6 +111,7 @@ class Lab:
         fail_fast: bool = False,
         retry_failed: bool = False,
         say: Say | None = None,
+        tune_only: bool = False,
     ) -> Status:
         """Train the cells that are not done, and return the progress; call again to continue.
 
@@ -120,17 +121,21 @@ class Lab:
             fail_fast: Start no new cells after a failure.
             retry_failed: Try the failed cells again.
             say: Called with each line of progress; with it, a terminal also shows a table.
+            tune_only: Stop before the first measured seed.
 
         Raises:
             UsageError: An arm cannot be built, arms do not match and the file demands it, ``only`` names no level,
-                SLURM refuses the job, ``run.command`` is not trusted, or this is exported evidence.
+                ``tune_only`` is asked of a file without `tune`, SLURM refuses the job, ``run.command`` is not trusted,
+                or this is exported evidence.
         """
         ablation, count = self.ablation, self._workers(workers)
+        if tune_only and ablation.tune is None:
+            raise UsageError(f"`--tune_only` trains the candidates of `tune`, which {self.file} does not have")
         record_version(ablation)
         if needs_submission(ablation):
-            submit_cells(ablation, only, fail_fast, retry_failed, say or _silent)
+            submit_cells(ablation, only, fail_fast, retry_failed, tune_only, say or _silent)
             return replace(self.status(), submitted=True)
-        failed, code = run_locally(ablation, count, only, fail_fast, retry_failed, say)
+        failed, code = run_locally(ablation, count, only, fail_fast, retry_failed, tune_only, say)
         return replace(self.status(), failed=failed, code=code)
 
     def commands(self, workers: int | None = None, only: Sequence[str] = (), say: Say = _silent) -> str:
@@ -147,8 +152,11 @@ class Lab:
         over, stopped = sum(t.is_over for t in tried), sum(t.stopped > 0 for t in tried)
         count = len(self.ablation.arms) * self.ablation.tune.budget
         early = f", {stopped} of them stopped early" if stopped else ""
-        text = f"tuning: {over} of {count} candidates are over{early}"
-        return replace(status, lines=[text, *status.lines])
+        lines = [f"tuning: {over} of {count} candidates are over{early}"]
+        for arm, trial in choices(self.ablation, tried).items():
+            for key in at_border(self.ablation, trial.values):
+                lines.append(f"tuning: {arm}: the best `{key}`, {trial.values[key]}, is at the border")
+        return replace(status, lines=[*lines, *status.lines])
 
     def report(
         self,

@@ -15,7 +15,13 @@ Say = Callable[[str], None]
 
 
 def run_locally(
-    ablation: Ablation, workers: int, only: Sequence[str], fail_fast: bool, retry_failed: bool, say: Say | None
+    ablation: Ablation,
+    workers: int,
+    only: Sequence[str],
+    fail_fast: bool,
+    retry_failed: bool,
+    tune_only: bool,
+    say: Say | None,
 ) -> tuple[list[str], int]:
     """Train the cells; return those that failed, and the exit code of a signal that ended the call, or 0."""
     from vitlab.ablation.execution.pool import Interrupts, Pool
@@ -36,19 +42,30 @@ def run_locally(
             for name, why in given_up(ablation, trials(ablation, arms)).items():
                 lost.append(name)
                 tell(f"given up {name}: {why}; it is not measured")
+            if tune_only:
+                return lost, 0
         cells = _tuned(ablation, cells)
         pool = Pool(cells, workers, say, interrupts, fail_fast)
         pool.run_all()
     return [*lost, *(cell.name for cell in cells if cell.failure() or pool.failed(cell))], interrupts.code
 
 
-def submit_cells(ablation: Ablation, only: Sequence[str], fail_fast: bool, retry_failed: bool, say: Say) -> None:
+def submit_cells(
+    ablation: Ablation, only: Sequence[str], fail_fast: bool, retry_failed: bool, tune_only: bool, say: Say
+) -> None:
     """Submit workers to SLURM; this machine trains and resolves nothing."""
-    cells = [Cell(ablation, arm, seed) for arm in tuned(ablation, known(ablation)) if arm for seed in ablation.seeds]
+    arms = known(ablation)
+    if tune_only:
+        cells = [cell for trial in trials(ablation, [arm for arm in arms if arm]) for cell in trial.cells]
+        count = _candidates(ablation)
+    else:
+        cells = [Cell(ablation, arm, seed) for arm in tuned(ablation, arms) if arm for seed in ablation.seeds]
+        count = _count(ablation)
     if retry_failed:
         _forget_failures(cells)
-    if left := _count(ablation) - sum(cell.is_finished() for cell in cells):
-        more = [word for text in only for word in ("--only", text)] + ["--fail_fast"] * fail_fast
+    if left := count - sum(cell.is_finished() for cell in cells):
+        more = [word for text in only for word in ("--only", text)]
+        more += ["--fail_fast"] * fail_fast + ["--tune_only"] * tune_only
         submit_workers(ablation, task_count(ablation, left), more, say)
     else:
         say("every cell is done; nothing to submit")
@@ -107,8 +124,12 @@ def _tuned(ablation: Ablation, cells: list[Cell]) -> list[Cell]:
 
 def _count(ablation: Ablation) -> int:
     """Return the number of cells, including those of the tuning."""
-    tried = ablation.tune.budget * len(ablation.tune.seeds) if ablation.tune else 0
-    return len(ablation.arms) * (len(ablation.seeds) + tried)
+    return len(ablation.arms) * len(ablation.seeds) + _candidates(ablation)
+
+
+def _candidates(ablation: Ablation) -> int:
+    """Return the number of cells of the tuning."""
+    return len(ablation.arms) * ablation.tune.budget * len(ablation.tune.seeds) if ablation.tune else 0
 
 
 def _forget_failures(cells: Sequence[Cell]) -> None:

@@ -1,5 +1,6 @@
 """Save checkpoints of a run so that every file is complete at any time."""
 
+import math
 import time
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,9 @@ import lightning as L
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import callbacks
+from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import LambdaLR
 
 from vitlab import interface
 from vitlab.callbacks.record import RunRecord
@@ -19,6 +22,7 @@ from vitlab.runs.directory import RunDir
 from vitlab.runs.format import describe_format
 from vitlab.runs.generations import BackgroundCheckpointIO, NotSaved, rotate, sweep, writing
 
+NOT_STOPPED = EarlyStoppingReason.NOT_STOPPED
 LOOK = 8  # batches between two checks of the clock, on which processes have to agree
 
 
@@ -89,6 +93,11 @@ class Checkpoint(callbacks.Checkpoint):
         for callback in trainer.callbacks:
             if isinstance(callback, callbacks.GradientAccumulationScheduler):
                 callback.on_train_epoch_start(trainer)
+            if isinstance(callback, callbacks.EarlyStopping) and callback.stopping_reason is not NOT_STOPPED:
+                trainer.should_stop = True  # before it was resumed; Lightning goes on
+        if self._schedules is not None:
+            for config in trainer.lr_scheduler_configs:
+                _follow_schedule(config.scheduler)
         if self._schedules not in (None, len(trainer.lr_scheduler_configs)):
             ours = len(trainer.lr_scheduler_configs)
             raise UsageError(
@@ -126,15 +135,28 @@ class Checkpoint(callbacks.Checkpoint):
                 self.save(trainer, ["last"], is_last=False)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save a finished epoch, after its validation."""
+        """Save a finished epoch, after its validation; between those that are due, the best alone."""
         is_last = trainer.current_epoch + 1 == trainer.max_epochs or trainer.should_stop
-        if is_last or (trainer.current_epoch + 1) % self.every_n_epochs == 0:
-            self.save_epoch(trainer, is_last)
+        is_last = is_last or 0 < trainer.max_steps <= trainer.global_step
+        self.save_epoch(trainer, is_last, is_last or (trainer.current_epoch + 1) % self.every_n_epochs == 0)
 
-    def save_epoch(self, trainer: L.Trainer, is_last: bool = True) -> None:
-        """Save a finished epoch, also as the best if it is the best so far."""
-        improved = self._improved(trainer)
-        self.save(trainer, ["last", "best"] if improved else ["last"], is_last)
+    def save_epoch(self, trainer: Any, is_last: bool = True, is_due: bool = True) -> None:
+        """Save an epoch that has ended, also as the best if it is the best so far.
+
+        One that ended early, as at `max_steps`, is saved as unfinished: a resume goes on with its next batch.
+        """
+        names = ["last"] * is_due + ["best"] * self._improved(trainer)
+        if not names:
+            return
+        progress = trainer.fit_loop.epoch_progress
+        is_cut = not trainer.fit_loop.epoch_loop._num_ready_batches_reached()
+        for counts in (progress.total, progress.current):
+            counts.processed -= is_cut
+        try:
+            self.save(trainer, names, is_last)
+        finally:
+            for counts in (progress.total, progress.current):
+                counts.processed += is_cut
 
     def on_validation_end(self, trainer: Any, pl_module: L.LightningModule) -> None:
         """Save if it was within an epoch and is the best so far.
@@ -157,10 +179,12 @@ class Checkpoint(callbacks.Checkpoint):
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         self._validated = trainer.global_step
-        if between_steps(trainer, trainer.fit_loop.epoch_loop.batch_idx):
-            improved, owed, self._owed = self._improved(trainer), self._owed, False
-            if improved or owed:
-                self.save(trainer, ["last", "best"] if improved else ["last"], is_last=False)
+        if trainer.fit_loop.epoch_loop._num_ready_batches_reached():
+            return  # the end of the epoch saves
+        improved, owed, self._owed = self._improved(trainer), self._owed, False
+        between = between_steps(trainer, trainer.fit_loop.epoch_loop.batch_idx)  # else gradients are accumulated
+        if names := ["last"] * (between and (improved or owed)) + ["best"] * improved:
+            self.save(trainer, names, is_last=False)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best validation so far: its score, epoch and step."""
@@ -174,8 +198,9 @@ class Checkpoint(callbacks.Checkpoint):
     def _improved(self, trainer: L.Trainer) -> bool:
         if self.monitor not in trainer.callback_metrics or self._validated != trainer.global_step:
             return False  # these weights were not validated
-        score = float(trainer.callback_metrics[self.monitor])
-        if self.best_score is None or (score < self.best_score if self.mode == "min" else score > self.best_score):
+        score, best = float(trainer.callback_metrics[self.monitor]), self.best_score
+        is_first = best is None or (math.isnan(best) and not math.isnan(score))
+        if is_first or (score < best if self.mode == "min" else score > best):
             self.best_score, self.best_epoch, self.best_step = score, trainer.current_epoch, trainer.global_step
             return True
         return False
@@ -251,6 +276,15 @@ class Checkpoint(callbacks.Checkpoint):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Wait until all checkpoints are written."""
         self.settle(trainer)
+
+
+def _follow_schedule(scheduler: Any) -> None:
+    """Give a resumed training the learning rates of its own schedule; a longer one has others at the same step."""
+    if type(scheduler) is LambdaLR:
+        for group, base, factor in zip(
+            scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True
+        ):
+            group["lr"] = base * factor(scheduler.last_epoch)
 
 
 def between_steps(trainer: Any, batch_idx: int) -> bool:

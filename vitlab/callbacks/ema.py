@@ -17,6 +17,8 @@ _OF_SHARDS = ("configure_model", "_device_mesh")  # what a strategy that shards 
 class EMA(WeightAveraging):
     """Keep an exponential moving average of the weights, which is validated, tested, saved and exported.
 
+    Buffers, such as the statistics of a batch normalization, are those of the network in training.
+
     The decay warms up as (1 + t) / (10 + t) at step t, as in Karras et al. 2024 (arXiv:2312.02696) and timm: without
     warm-up, a decay of .9999 gives chance accuracy for epochs. One kernel updates all weights.
 
@@ -37,6 +39,7 @@ class EMA(WeightAveraging):
         super().__init__(use_buffers=False)
         self.decay = decay
         self._pairs: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None
+        self._buffers: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
 
     @property
     def average(self) -> Any:
@@ -76,9 +79,12 @@ class EMA(WeightAveraging):
         if step > self._latest_update_step and self._average_model is not None:
             weight = 1 - min(self.decay, (1 + step) / (10 + step))
             if not self._pairs:  # listing the weights is slower than updating them
-                self._pairs = list(self._average_model.module.parameters()), list(pl_module.parameters())
+                average: Any = self._average_model.module
+                self._pairs = list(average.parameters()), list(pl_module.parameters())
+                self._buffers = list(average.buffers()), list(pl_module.buffers())
             with torch.no_grad():
                 torch._foreach_lerp_(*self._pairs, weight)
+                torch._foreach_copy_(*self._buffers)
             self._latest_update_step = step
 
     def _swap_models(self, pl_module: L.LightningModule) -> None:

@@ -99,7 +99,7 @@ class RunRecord(Callback):
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: torch.optim.Optimizer) -> None:
         """Measure the gradient norm of steps that are logged, unless clipping measures every step."""
-        if trainer.gradient_clip_val is None and self._is_due(trainer, trainer.fit_loop.epoch_loop.batch_idx):
+        if not trainer.gradient_clip_val and self._is_due(trainer, trainer.fit_loop.epoch_loop.batch_idx):
             self._steps.measure_gradient(pl_module)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -135,8 +135,8 @@ class RunRecord(Callback):
             self.epoch_sums[name] = self.epoch_sums.get(name, 0.0) + value
         n = sums.pop("n")
         self.row = {f"train/{name}": value / n for name, value in sums.items()} | logged(trainer, on_step=True)
-        for group in (group for optimizer in trainer.optimizers[:1] for group in optimizer.param_groups[:1]):
-            self.row["lr"] = group["lr"]  # without an optimizer, Lightning's has no groups
+        if (lr := _rate(trainer, task)) is not None:
+            self.row["lr"] = lr
         if self._steps.grad_norm is not None:
             self.row["grad_norm"] = self._steps.grad_norm.item()
         self.row |= {"images_per_second": n / (now - self._since), "data_wait": self._waited / (now - self._since)}
@@ -224,7 +224,7 @@ def _describe_nan(trainer: Any, losses: list[Tensor], norms: list[Tensor | None]
     bad = torch.nonzero(~torch.isfinite(torch.stack(losses)))
     index = int(bad[0]) if len(bad) else 0
     first, norm = batch_idx + 1 - len(losses) + index, norms[index]
-    lr = trainer.optimizers[0].param_groups[0]["lr"]
+    lr = _rate(trainer, trainer.lightning_module) or 0.0
     text = f"the loss is not finite in epoch {trainer.current_epoch + 1}, batch {first + 1}, near step "
     text += f"{trainer.global_step}, lr {lr:.3g}"
     text += f", gradient norm {norm.item():.3g} in the step before" if norm is not None else ""
@@ -234,6 +234,17 @@ def _describe_nan(trainer: Any, losses: list[Tensor], norms: list[Tensor | None]
         more = f" and {len(samples) - _SAMPLES:,} more" if len(samples) > _SAMPLES else ""
         text += f"; training samples {', '.join(map(str, samples[:_SAMPLES]))}{more}"
     return text
+
+
+def _rate(trainer: Any, task: Any) -> float | None:
+    """Return the learning rate that follows from `model.lr`: earlier layers, positions and head may have another.
+
+    Of a module of the user it is that of the first group. Without an optimizer, Lightning's has no groups.
+    """
+    groups = [group for optimizer in trainer.optimizers[:1] for group in optimizer.param_groups]
+    peak = task.peak_rate() if sums_its_steps(task) and hasattr(task, "peak_rate") else None
+    meant = [group["lr"] for group in groups if group.get("initial_lr") == peak]
+    return next(iter([*meant, *(group["lr"] for group in groups)]), None)
 
 
 def peak_memory() -> dict[str, int]:

@@ -52,7 +52,7 @@ class Steps:
         if sums_its_steps(task):
             self.grad_norm = task.grad_norm
         else:
-            n = samples(batch)
+            n = samples(batch) or 1  # a batch in a form of the user's own counts once
             self.own_sums["n"] = self.own_sums.get("n", 0) + n
             if isinstance(loss, Tensor):  # Lightning has divided it by the accumulated batches
                 undivided = loss.detach() * trainer.accumulate_grad_batches

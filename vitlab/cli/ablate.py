@@ -83,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument("--only", metavar="AXIS=LEVEL", action="append", help="only the arms with this level")
             _add_switch(sub, "--fail_fast", "start no new cells after a failure")
             _add_switch(sub, "--retry_failed", "try the failed cells again")
+            sub.add_argument("--tune_only", action="store_true", help="stop before the first measured seed")
             sub.add_argument("--dry_run", action="store_true", help="print the cells' commands, or the batch script")
         if word == "export":
             sub.add_argument("folder", metavar="DIR", help="a new folder")
@@ -142,10 +143,10 @@ def _run(lab: "Lab", options: argparse.Namespace) -> int:
         if text := lab.commands(options.workers, only, _say):
             _say(text)
         return 0
-    status = lab.run(options.workers, only, options.fail_fast, options.retry_failed, _say)
+    status = lab.run(options.workers, only, options.fail_fast, options.retry_failed, _say, options.tune_only)
     if not status.submitted:
         _say(str(status))
-        _say(f"next     vitlab ablate report {options.file}")
+        _say(f"next     vitlab ablate {'run' if options.tune_only else 'report'} {options.file}")
     return status.code or int(bool(status.failed))
 
 

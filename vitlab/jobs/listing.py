@@ -4,6 +4,7 @@ import fnmatch
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,6 +96,8 @@ class Condition(NamedTuple):
 
 
 def _value(text: str) -> Any:
+    with suppress(ValueError):
+        return int(text) if text.isdecimal() else float(text)  # of 1e-3 YAML makes a text
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:

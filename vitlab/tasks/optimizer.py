@@ -1,5 +1,6 @@
 """How a task changes weights: optimizers and schedules from a name, a class of torch or timm, or a class path."""
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -115,22 +116,22 @@ def check_schedule(task: Any) -> None:
         raise ValueError(f"`lr_scheduler`: decay of wsd is a share and must be at most 1, got {args['decay']}")
 
 
-def schedule(recipe: Mapping[str, Any], steps: float, epochs: int) -> Callable[[float], float] | None:
+def schedule(recipe: Mapping[str, Any], steps: float, per_epoch: float) -> Callable[[float], float] | None:
     """Return a function from the step to the learning rate relative to the peak; None if a class sets the rates.
 
     Args:
         recipe: Hyper-parameters of a task.
         steps: Number of training steps.
-        epochs: Number of epochs; 0 or less if only steps are limited.
+        per_epoch: Number of steps of an epoch; infinite if the images have no number.
     """
-    if steps == -1 and epochs > 0:  # as Lightning estimates
+    if steps == -1 and math.isinf(per_epoch):  # as Lightning estimates
         raise ValueError("`trainer.max_steps` must be set: the schedule needs an end, and the images have no number")
     if not 0 < steps < float("inf"):
         raise ValueError("`trainer.max_epochs` or `trainer.max_steps` must be set: the schedule needs an end")
     shape, args = name_and_args("lr_scheduler", recipe["lr_scheduler"], SchedulerSpec.__annotations__)
     if shape not in SHAPES:
         return None
-    per_epoch = steps / epochs if epochs > 0 else steps
+    per_epoch = min(per_epoch, steps)
     return partial(
         warmed_up,
         warmup=min(recipe["warmup_epochs"] * per_epoch, steps),
@@ -239,11 +240,19 @@ class Optimized(_OfTask):
         """Return the sum of the learning rates of all steps, about how far Adam can move a weight; None if unknown."""
         if not (factor := self._schedule()):
             return None
-        peak = self.hparams["lr"] * self.batch_factor(self._global_batch())
-        return peak * sum(factor(step) for step in range(int(self.trainer.estimated_stepping_batches)))
+        return self.peak_rate() * sum(factor(step) for step in range(int(self.trainer.estimated_stepping_batches)))
+
+    def peak_rate(self) -> float:
+        """Return the largest learning rate of the last layer."""
+        return self.hparams["lr"] * self.batch_factor(self._global_batch())
 
     def _schedule(self) -> Callable[[float], float] | None:
-        return schedule(self.hparams, float(self.trainer.estimated_stepping_batches), self.trainer.max_epochs or 0)
+        trainer = self.trainer
+        steps = float(trainer.estimated_stepping_batches)  # sets the data up
+        batches = float(trainer.num_training_batches)
+        finite = math.isfinite(batches)
+        per_epoch = max(1, math.ceil(batches / trainer.accumulate_grad_batches)) if finite else batches
+        return schedule(self.hparams, steps, per_epoch)
 
     def _global_batch(self) -> int:
         data: Any = getattr(self.trainer, "datamodule", None)
@@ -260,7 +269,10 @@ class Optimized(_OfTask):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         # Lightning refuses to clip with a fused optimizer, only because of float16 scalers.
-        if gradient_clip_val is not None:
+        if gradient_clip_val and gradient_clip_algorithm == "value":
+            self.grad_norm = self.gradient_norm()
+            torch.nn.utils.clip_grad_value_(self.parameters(), gradient_clip_val)
+        elif gradient_clip_val:  # 0 turns it off, as in Lightning
             self.grad_norm = _full_tensor(torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val))
         if self.hparams["nan_loss"] == "skip" and not self.gradient_norm().isfinite():  # over all processes
             optimizer.zero_grad()  # without gradients, an optimizer changes neither weights nor moments

@@ -228,10 +228,10 @@ def _rates(task: Task) -> dict[str, float]:
     rates = task.sum_of_learning_rates()
     if rates is None:
         return {}
-    return {
-        "sum_of_learning_rates": rates,
-        "sum_of_learning_rates_pos_embed": rates * task.hparams["pos_embed_lr_mult"],
-    }
+    groups = describe_groups(task.net, task.optimizer_groups(), task.hparams["lr"], task.hparams["layer_decay"])
+    scales = [group["lr_scale"] for group in groups if group["name"].startswith("pos_embed.")]
+    of_positions = {"sum_of_learning_rates_pos_embed": rates * scales[-1]} if scales else {}
+    return {"sum_of_learning_rates": rates, **of_positions}
 
 
 def promises(trainer: L.Trainer) -> dict[str, str]:

@@ -1,0 +1,125 @@
+"""Trainings that end within an epoch, validate where no checkpoint is due, or go on longer than was planned."""
+
+import json
+
+import pytest
+import torch
+
+import vitlab
+
+BASE = {
+    "trainer.max_epochs": 3,
+    "trainer.accelerator": "cpu",
+    "trainer.logger": False,
+    "trainer.log_every_n_steps": 1,
+    "model": "Classifier",
+    "model.patch_size": 4,
+    "model.embed_dim": 16,
+    "model.depth": 1,
+    "model.num_heads": 2,
+    "model.warmup_epochs": 0,
+    "data": "Digits",
+    "data.batch_size": 128,  # 9 batches an epoch
+}
+CONSTANT = {"model.lr_scheduler": "constant"}
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def fit(name, changes=None, resume=False, quiet=True):
+    return vitlab.fit(None, {**BASE, **(changes or {})}, name=name, auto_resume=resume, quiet=quiet)
+
+
+def rows(run, key):
+    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    return [row[key] for row in lines if key in row]
+
+
+def saved(run, name="last"):
+    return torch.load(run.path / "checkpoints" / f"{name}.ckpt", weights_only=True)
+
+
+@pytest.mark.parametrize("ema", [False, True])
+def test_an_epoch_that_max_steps_cuts_goes_on_with_its_next_batch(ema):
+    average = {"trainer.callbacks": [{"class_path": "EMA", "init_args": {"decay": 0.9}}]} if ema else {}
+    whole = fit("whole", {**CONSTANT, **average, "trainer.max_steps": 22})
+    fit("cut", {**CONSTANT, **average, "trainer.max_steps": 13})
+    again = fit("cut", {**CONSTANT, **average, "trainer.max_steps": 22}, resume=True)
+    assert saved(whole)["global_step"] == saved(again)["global_step"] == 22
+    assert rows(whole, "train/loss") == rows(again, "train/loss") and rows(whole, "val/loss") == rows(again, "val/loss")
+    both = saved(whole)["state_dict"], saved(again)["state_dict"]
+    assert all(torch.equal(both[0][name], both[1][name]) for name in both[0])
+
+
+def test_a_longer_training_has_the_rates_of_its_schedule_from_the_first_step_on():
+    few = {**CONSTANT, "trainer.limit_train_batches": 2}
+    fit("short", {**few, "trainer.max_epochs": 1})
+    again, whole = fit("short", {**few, "trainer.max_epochs": 2}, resume=True), fit("long", few | {"trainer.max_epochs": 2})
+    assert rows(again, "lr")[2:] == rows(whole, "lr")[2:]
+    assert torch.equal(saved(again)["state_dict"]["net.head.weight"], saved(whole)["state_dict"]["net.head.weight"])
+
+
+def test_a_training_that_has_stopped_early_has_nothing_left_to_resume(capsys):
+    stop = {"class_path": "EarlyStopping", "init_args": {"monitor": "val/acc1", "mode": "max", "patience": 1}}
+    early = {**CONSTANT, "trainer.max_epochs": 30, "model.lr": 0.05, "trainer.callbacks": [stop]}
+    run = fit("early", early)
+    before, ending = saved(run), run.record["ending"]
+    again = fit("early", early, resume=True)
+    assert ending["why"] == "early stop" and again.record["ending"] == ending
+    assert saved(again)["global_step"] == before["global_step"] and len(rows(again, "lr")) == before["global_step"]
+
+
+def test_the_last_step_is_saved_where_no_checkpoint_is_due():
+    run = fit("steps", {"trainer.max_epochs": -1, "trainer.max_steps": 12, "checkpoint.every_n_epochs": 10})
+    assert saved(run)["global_step"] == 12 and (run.path / "weights" / "last.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"trainer.accumulate_grad_batches": 3, "trainer.val_check_interval": 4},
+        {"trainer.max_epochs": 5, "trainer.check_val_every_n_epoch": 2, "checkpoint.every_n_epochs": 3},
+    ],
+    ids=["between accumulated batches", "between checkpoints"],
+)
+def test_every_validation_can_be_the_best(where, capsys):
+    run = fit("best", {**where, "model.lr": 0.01}, quiet=False)
+    found = rows(run, "val/acc1")
+    assert len(found) >= 2 and run.results["val"]["acc1"] == max(found)
+    assert "never validated" not in capsys.readouterr().out
+    measured = vitlab.Run(str(run.path / "checkpoints/best.ckpt")).validate()
+    assert measured["acc1"] == max(found)
+
+
+def test_a_warm_up_is_as_long_as_epochs_are_where_steps_are_limited():
+    for epochs in (-1, 100):
+        changes = {"trainer.max_epochs": epochs, "trainer.max_steps": 20, "model.warmup_epochs": 1, "model.lr": 1e-3}
+        rates = rows(fit(f"warm{epochs}", changes), "lr")
+        assert rates[:8] == pytest.approx([1e-3 * step / 9 for step in range(1, 9)], rel=1e-3, abs=2e-6)
+        assert rates[8:] == sorted(rates[8:], reverse=True) and rates[8] > rates[7] and rates[-1] < 2e-5
+
+
+def test_clipping_at_zero_is_none_and_by_value_is_not_by_norm():
+    few = {"trainer.max_epochs": 1, "trainer.limit_train_batches": 2, **CONSTANT}
+    found = {}
+    for name, clip in {
+        "none": {},
+        "zero": {"trainer.gradient_clip_val": 0},
+        "norm": {"trainer.gradient_clip_val": 1e-3, "model.opt": "SGD"},
+        "value": {"trainer.gradient_clip_val": 1e-3, "model.opt": "SGD", "trainer.gradient_clip_algorithm": "value"},
+    }.items():
+        run = fit(name, few | clip)
+        found[name] = saved(run)["state_dict"]["net.head.weight"]
+        assert all(norm > 1e-2 for norm in rows(run, "grad_norm"))
+    assert torch.equal(found["none"], found["zero"]) and not torch.equal(found["norm"], found["value"])
+
+
+def test_the_rate_of_a_row_is_that_of_the_last_layer():
+    changes = {**CONSTANT, "model.layer_decay": 0.5, "model.head_lr_mult": 10, "trainer.max_epochs": 1, "model.lr": 1e-3}
+    run = fit("decay", changes)
+    assert set(rows(run, "lr")[:-1]) == {1e-3}
+    sums = run.record["sum_of_learning_rates"], run.record["sum_of_learning_rates_pos_embed"]
+    assert sums[1] == pytest.approx(sums[0] * 0.25)  # of its two stages, positions are two below the head
