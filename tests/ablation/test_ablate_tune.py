@@ -82,7 +82,7 @@ def test_tune_only_measures_nothing_and_says_which_choices_lie_at_the_border(toy
     lab.change(arms=("none", "learned"), seeds=1)
     content = yaml.safe_load((lab.path / "toy.yaml").read_text())
     (lab.path / "toy.yaml").write_text(yaml.safe_dump({k: v for k, v in content.items() if k != "tune"}))
-    with pytest.raises(UsageError, match="`--tune_only` trains the candidates of `tune`, which .*toy.yaml does not"):
+    with pytest.raises(UsageError, match="`--tune_only` trains the candidates of `tune`"):
         toy().run(tune_only=True)
 
 

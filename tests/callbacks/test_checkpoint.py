@@ -43,6 +43,16 @@ def rising(model):
     return model
 
 
+def test_a_validation_with_a_number_is_better_than_one_without(tmp_path):
+    model = task()
+    loss = model.eval_loss
+    model.eval_loss = lambda *given: loss(*given) + (float("nan") if model.trainer.global_step < 4 else 0.0)
+    keeper, rows = Checkpoint(monitor="val/loss", mode="min"), Validations()
+    fit(tmp_path, rows, keeper, model=model, max_epochs=3)
+    assert torch.tensor([loss for _, loss in rows.seen]).isnan().tolist() == [True, False, False]
+    assert keeper.best_score == min(loss for _, loss in rows.seen[1:])
+
+
 @pytest.mark.parametrize("options", WITHIN.values(), ids=WITHIN)
 @pytest.mark.parametrize("averages", [False, True], ids=["weights", "EMA"])
 def test_the_best_checkpoint_holds_the_weights_that_were_validated(tmp_path, options, averages):

@@ -48,3 +48,15 @@ def test_the_average_follows_the_network_to_its_device():
     average.on_train_start(trainer, module)
     average.on_train_batch_end(trainer, module, None, None, 0)
     assert {parameter.device.type for parameter in average._average_model.parameters()} == {"meta"}
+
+
+def test_the_average_has_the_buffers_of_the_network():
+    module, average = L.LightningModule(), Average(decay=0.5)
+    trainer = SimpleNamespace(global_step=1, precision="32-true")
+    module.net = torch.nn.BatchNorm1d(2)
+    average.setup(trainer, module, "fit")
+    average.on_train_start(trainer, module)
+    module.net(torch.tensor([[1.0, 3.0], [2.0, 5.0]]))
+    average.on_train_batch_end(trainer, module, None, None, 0)
+    assert torch.equal(average.average.net.running_mean, module.net.running_mean) and module.net.running_mean.all()
+    assert average.average.net.num_batches_tracked == 1

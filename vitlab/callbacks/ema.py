@@ -84,7 +84,8 @@ class EMA(WeightAveraging):
                 self._buffers = list(average.buffers()), list(pl_module.buffers())
             with torch.no_grad():
                 torch._foreach_lerp_(*self._pairs, weight)
-                torch._foreach_copy_(*self._buffers)
+                if self._buffers[0]:
+                    torch._foreach_copy_(*self._buffers)
             self._latest_update_step = step
 
     def _swap_models(self, pl_module: L.LightningModule) -> None:

@@ -248,7 +248,9 @@ class Optimized(_OfTask):
 
     def _schedule(self) -> Callable[[float], float] | None:
         trainer = self.trainer
-        steps = float(trainer.estimated_stepping_batches)  # sets the data up
+        steps = float(trainer.estimated_stepping_batches)
+        if trainer.train_dataloader is None:  # Lightning needs none where only steps are limited
+            trainer.fit_loop.setup_data()
         batches = float(trainer.num_training_batches)
         finite = math.isfinite(batches)
         per_epoch = max(1, math.ceil(batches / trainer.accumulate_grad_batches)) if finite else batches
