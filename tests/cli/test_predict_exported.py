@@ -98,11 +98,46 @@ def test_wrong_input_is_refused_in_one_line(folder, words, message, tmp_path, mo
     assert "`vitlab embed` needs the run" in capsys.readouterr().err
 
 
+def test_a_file_of_a_network_that_takes_arrays_reads_them_as_the_run_does(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rng, lines = np.random.default_rng(0), ["path,level"]
+    for i in range(40):
+        level = rng.uniform(0, 10)
+        pages = [Image.fromarray(page) for page in (rng.normal(level, 1, (3, 8, 8))).astype("float32")]
+        pages[0].save(f"{i}.tif", save_all=True, append_images=pages[1:])
+        lines.append(f"{i}.tif,{level:.3f}")
+    Path("t.csv").write_text("\n".join(lines))
+    words = ["--config", str(REPOSITORY / "configs" / "vit.yaml"), "--model=Regressor", *TINY, "--model.patch_size=4"]
+    data = ["--data=Table", "--data.path=t.csv", "--data.targets=level", "--data.batch_size=8", "--data.num_workers=0"]
+    assert main(["fit", *words, *data, "--name=levels"]) == 0
+    assert main(["export", "levels", "--to", "safetensors", "-o", "net.safetensors"]) == 0
+    card = json.loads(Path("net.safetensors.json").read_text())["images"]
+    assert card["arrays"] and card["values"] == "(x - mean) / std of x as stored"
+    for source, to in (("levels", "a.csv"), ("net.safetensors", "b.csv")):
+        assert main(["predict", source, "0.tif", "1.tif", "-o", to]) == 0
+    same(pd.read_csv("b.csv"), pd.read_csv("a.csv"))
+
+
+def test_a_file_of_a_network_without_a_head_has_features(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    config = str(REPOSITORY / "configs" / "pretrain" / "mae_digits.yaml")
+    assert main(["fit", "--config", config, *TINY, "--data.num_workers=0", "--name=mae"]) == 0
+    assert main(["export", "mae", "--to", "safetensors", "-o", "net.safetensors"]) == 0
+    card = json.loads(Path("net.safetensors.json").read_text())
+    assert (card["outputs"], card["targets"]) == ("features", {"kind": "feature"})
+    Image.new("L", (8, 8), 7).save("a.png")
+    for source, to in (("mae", "a.csv"), ("net.safetensors", "b.csv")):
+        assert main(["predict", source, "a.png", "-o", to]) == 0
+    same(pd.read_csv("b.csv"), pd.read_csv("a.csv"))
+
+
 @pytest.mark.parametrize(
     ("targets", "outputs", "columns"),
     [
         ({"kind": "number", "names": ["age", "size"]}, "numbers", {"age": 1.0, "size": -2.0}),
+        ({"kind": "number", "names": ["path", "size"]}, "numbers", {"output/path": 1.0, "size": -2.0}),
         ({"kind": "multilabel"}, ["cat", "dog"], {"cat": 0.7311, "dog": 0.1192}),
+        ({"kind": "feature"}, "features", {"feature_1": 1.0, "feature_2": -2.0}),
         (
             {"kind": "mixed", "names": ["age", "pet"], "classes": [[], ["cat"]]},
             ["age", "pet/cat"],
@@ -113,12 +148,13 @@ def test_wrong_input_is_refused_in_one_line(folder, words, message, tmp_path, mo
 )
 def test_the_card_says_what_outputs_are(targets, outputs, columns, folder, tmp_path, monkeypatch):
     class Fixed(torch.nn.Module):
-        in_chans = 3
+        in_chans, img_size = 3, (8, 8)
 
         def forward(self, images):
             return torch.tensor([[1.0, -2.0]]).repeat(len(images), 1)
 
-    card = {"images": {"color_profile": "srgb"}, "outputs": outputs, "targets": targets}
+    how = json.loads((folder / "net.safetensors.json").read_text())["images"] | {"mean": [0.5] * 3, "std": [0.5] * 3}
+    card = {"images": how, "outputs": outputs, "targets": targets}
     (tmp_path / "net.onnx.json").write_text(json.dumps(card))
     loaded = predictions.load_trained(str(folder / "net.safetensors"))._replace(net=Fixed())
     monkeypatch.setattr(predictions, "load_trained", lambda source: loaded)

@@ -291,3 +291,13 @@ def test_two_processes_take_the_steps_of_one(config, tmp_path):
     for ours, theirs in zip(one, two, strict=True):
         for key in ours:
             assert ours[key] == pytest.approx(theirs[key], rel=1e-3), key
+
+
+def test_a_second_training_of_a_task_goes_on_with_its_student():
+    task = DINO(**{**TINY, "in_chans": 1}, **HEAD)
+    task.on_fit_start()
+    with torch.no_grad():
+        task.student.blocks[0].mlp.fc1.weight.add_(1.0)
+    before = task.student.blocks[0].mlp.fc1.weight.clone()
+    task.on_fit_start()
+    assert torch.equal(task.student.blocks[0].mlp.fc1.weight, before)

@@ -101,6 +101,11 @@ def test_masks_depend_on_seed_epoch_and_image_alone_and_are_spread_evenly():
     assert all(len({(i // 6 // 2, i % 6 // 2) for i in four}) == 1 for image in squares for four in image)
 
 
+def test_a_patch_of_one_value_has_no_spread():
+    with pytest.raises(ValueError, match="`norm_pix` needs patches of several values"):
+        MAE(**{**TINY, "in_chans": 1, "patch_size": 1})
+
+
 def test_options_that_contradict_mae_are_refused_by_name():
     for arguments, line in (
         ({"mask_ratio": 0.0}, r"`model.mask_ratio` must be in \(0, 1\)"),

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from vitlab.data.files.sets import TensorImages
 from vitlab.tasks import Classifier, Regressor
 from vitlab.tasks.classifier import balanced
+from vitlab.tasks.regressor import Errors
 
 TINY = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 8, "depth": 1, "num_heads": 2}
 
@@ -226,3 +227,12 @@ def test_balanced_weights_come_from_the_training_split():
 def test_options_that_do_not_fit_the_targets_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         Classifier(num_classes=3, **settings, **TINY)
+
+
+def test_r2_leaves_out_a_target_that_does_not_vary():
+    errors = Errors(["a", "b"], [0.0, 0.0], [1.0, 1.0])
+    errors.update(
+        torch.tensor([[1.0, 5.0], [2.0, 5.5], [3.0, 6.0]]), torch.tensor([[1.0, 5.0], [2.0, 5.0], [4.0, 5.0]])
+    )
+    found = errors.compute()
+    assert found["r2"] == found["r2/a"] == pytest.approx(1 - 1 / (14 / 3)) and found["r2/b"].isnan()

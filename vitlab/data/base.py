@@ -1,7 +1,8 @@
 """The base of every image data set: three splits, statistics of the training split, loaders."""
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Literal, Unpack
 
 import lightning as L
@@ -17,7 +18,7 @@ from vitlab.data.files.splits import Indices, SplitName, SplitRule
 from vitlab.data.loading.loader import Batch, Loader, send
 from vitlab.data.loading.mix import Mix
 from vitlab.data.loading.native import check_native
-from vitlab.data.loading.order import Draw, EvalOrder, Sampling, TrainOrder
+from vitlab.data.loading.order import Draw, EvalOrder, Sampling, Step, TrainOrder
 from vitlab.data.loading.pipeline import Pipeline, check_data_at_least
 from vitlab.data.loading.transforms import Augment, CropMode, Interpolation, as_size
 from vitlab.data.record import (
@@ -199,6 +200,8 @@ class ImageData(Named, L.LightningDataModule):
         self.build("train" if stage in ("fit", "validate") else "test")
         if stage == "fit":
             self.statistics()
+        if self.trainer is not None:
+            _leave_batches(self.trainer.precision_plugin)
 
     def build(self, wanted: SplitName) -> None:
         """Read the block that a split belongs to, unless it has been read; refuse a split without images."""
@@ -277,7 +280,7 @@ class ImageData(Named, L.LightningDataModule):
         return Weighted(images, targets, send(self.sample_weights[torch.from_numpy(step.indices)], images.device))
 
     def _as_precise(self, images: Any) -> Any:
-        """Return images in the precision of the training: Lightning converted the batch while it had whole numbers."""
+        """Return images in the precision of the training, after they are normalized."""
         if self.trainer is None:
             return images
         convert = self.trainer.precision_plugin.convert_input
@@ -298,7 +301,8 @@ class ImageData(Named, L.LightningDataModule):
         how = {name: getattr(self.pipeline, name) for name in ("native_size", "crop_pct", "crop_mode", "interpolation")}
         size = how["native_size"] and list(how["native_size"])
         profile = self.decoding.color_profile
-        return {"mean": list(self.mean), "std": list(self.std), **how, "native_size": size, "color_profile": profile}
+        how |= {"native_size": size, "color_profile": profile, **({"arrays": True} if self.arrays else {})}
+        return {"mean": list(self.mean), "std": list(self.std), **how}
 
     @property
     def seed(self) -> int:
@@ -344,3 +348,14 @@ class ImageData(Named, L.LightningDataModule):
             self._ready[name] = self.ready(images)
         order = order or EvalOrder(len(images), self.batch_size, *self._place(), self.pipeline.tokens(images))
         return self.pipeline.loader(self._ready[name], order, self.mean, self.num_workers, device, self.on_unreadable)
+
+
+def _leave_batches(plugin: Any) -> None:
+    """Keep Lightning from rounding targets, and images before they are normalized, where weights have 16 bits."""
+    convert = plugin.convert_input
+    if not isinstance(convert, partial):
+        plugin.convert_input = partial(_convert_others, convert)
+
+
+def _convert_others(convert: Callable[[Any], Any], batch: Any) -> Any:
+    return batch if isinstance(batch, tuple | list) and batch and isinstance(batch[-1], Step) else convert(batch)

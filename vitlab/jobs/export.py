@@ -203,7 +203,8 @@ def _facts(run: RunDir, checkpoint: Path, cli: VitlabCLI, net: Any, sides: list[
     data: Any = cli.datamodule
     digest = checksum(checkpoint) or file_digest(checkpoint)  # the manifest's, if the file is the one it notes
     if isinstance(data, ImageData):
-        how = {"values": "(x - mean) / std of x in [0, 1]", **data.preparation()}
+        x = "x as stored" if data.arrays else "x in [0, 1]"
+        how = {"values": f"(x - mean) / std of {x}", **data.preparation()}
         how["value_range"] = data.decoding.value_range
     else:
         how = {"values": f"as `eval_transform` of {path_of(data)} returns them"}
@@ -213,11 +214,14 @@ def _facts(run: RunDir, checkpoint: Path, cli: VitlabCLI, net: Any, sides: list[
         how["sizes"] = sides_text(sides)
         how |= {"trained_at": list(net.img_size), "height": vars(sides[0]), "width": vars(sides[1])}
     outputs: Any = "numbers" if isinstance(cli.model, Regressor) else run.data["class_names"]
+    targets = getattr(data, "targets", None)
+    if getattr(net, "num_classes", None) == 0:  # without a head
+        outputs, targets = "features", {"kind": "feature"}
     return {
         "run": run.path.resolve().name,
         "checkpoint": {"file": checkpoint.name, "sha256": digest},
         "measured": _measured(run, digest),
         "images": {"shape": shape, **how},
         "outputs": cli.model.output_names if isinstance(cli.model, MultiTask) else outputs,
-        "targets": getattr(data, "targets", None),
+        "targets": targets,
     }

@@ -14,6 +14,7 @@ from vitlab.config.images import find_images
 from vitlab.config.parser import user_mistakes
 from vitlab.config.parts import import_parts
 from vitlab.data.files.decode import ImageError, decode, to_srgb
+from vitlab.data.files.sets import Statistics
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError
 from vitlab.interface import transform_of
@@ -137,15 +138,23 @@ def _load_checkpoint(path: Path) -> Loaded:
         return _prepared(task.network_in_units().eval(), content["images"])
 
 
-def _prepared(net: Any, images: Mapping[str, Any]) -> Loaded:
-    """Return a network with the transform that a file of weights describes."""
-    statistics, native = (tuple(images["mean"]), tuple(images["std"])), images["native_size"]
+def pipeline_of(net: Any, images: Mapping[str, Any]) -> tuple[Pipeline, Statistics]:
+    """Return the preparation of images that a file of weights describes: crops, and means and standard deviations."""
+    native = images["native_size"]
     how = images["crop_pct"], images["interpolation"], None, None, images.get("crop_mode", "box")  # as it once was
     pipeline = Pipeline(native and tuple(native), net.img_size, "none", 1.0, *how)
+    return pipeline, (tuple(images["mean"]), tuple(images["std"]))
+
+
+def _prepared(net: Any, images: Mapping[str, Any]) -> Loaded:
+    """Return a network with the transform that a file of weights describes."""
+    pipeline, statistics = pipeline_of(net, images)
     mode = "L" if net.in_chans == 1 else "RGB"
     in_srgb = images.get("color_profile", "ignore") == "srgb"  # as it once was not
 
     def transform(image: Image.Image) -> Tensor:
+        if images.get("arrays"):
+            raise ValueError("the network takes arrays, (x - mean) / std of x as stored, and not pictures")
         with torch.no_grad():
             return pipeline.eval_image((to_srgb(image) if in_srgb else image).convert(mode), statistics)
 

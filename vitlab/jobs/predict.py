@@ -21,7 +21,7 @@ from vitlab.data.base import ImageData
 from vitlab.data.files.decode import Decoding, ImageError, decode
 from vitlab.errors import UsageError
 from vitlab.interface import answering, as_outputs, embedder, image_fact, network, path_of, transform_of
-from vitlab.jobs.load import exported_card, load_trained
+from vitlab.jobs.load import exported_card, load_trained, pipeline_of
 from vitlab.jobs.restore import one_device, restore
 from vitlab.jobs.train.facts import has_grid
 from vitlab.runs.directory import RunDir
@@ -100,6 +100,7 @@ def predict_exported(path: Path, files: list[str], topk: int) -> tuple[pd.DataFr
     facts, how = card.get("targets"), card["images"]
     if facts is None:
         raise UsageError(f"{path} was exported by an older vitlab and does not say what it predicts; export it again")
+    pipeline, statistics = pipeline_of(loaded.net, how)
     collector = _Collector(topk)
     names = card["outputs"] if facts["kind"] == "class" else None
     collector.num_classes = len(names or [])
@@ -110,7 +111,8 @@ def predict_exported(path: Path, files: list[str], topk: int) -> tuple[pd.DataFr
         images, numbers = [], []
         for i, file in enumerate(files[start : start + _FEW], start):
             try:
-                images.append(loaded.transform(decode(file, decoding)))
+                known = decoding, loaded.net.in_chans, statistics, how.get("arrays", False)
+                images.append(pipeline.eval_file(Path(file), *known))
                 numbers.append(i)
             except ImageError as error:
                 collector.reasons[i] = error.reason
@@ -119,7 +121,7 @@ def predict_exported(path: Path, files: list[str], topk: int) -> tuple[pd.DataFr
                 outputs = loaded.net(torch.stack(images))
             outputs = outputs.sigmoid() if facts["kind"] == "multilabel" else outputs
             collector.collect(outputs, numbers, [""] * len(numbers))
-    targets = card["outputs"] if facts["kind"] == "multilabel" else facts.get("names", [])
+    targets = {"multilabel": card["outputs"], "feature": ["feature"]}.get(facts["kind"], facts.get("names", []))
     heads = target_heads(facts) if facts["kind"] == "mixed" else None
     table = _table_of(files, collector.values, names if collector.softmax else None, targets, heads)
     return table, {files[i]: collector.reasons[i] for i in sorted(collector.reasons)}
@@ -150,7 +152,7 @@ def _table(
     for k in range(count):
         number = pd.Series([numbers[k] for numbers, _ in values], dtype="float32")
         if names is None:
-            table[_column(k, count, targets)] = number
+            table[_unused(table, _column(k, count, targets))] = number
         else:
             table[f"class_{k + 1}"] = [names[classes[k]] for _, classes in values]
             table[f"probability_{k + 1}"] = number
@@ -164,10 +166,16 @@ def _table_of_heads(
     table: dict[str, Any] = {"path": [escaped(file) for file in files]}
     outputs = torch.tensor([numbers for numbers, _ in values]).view(len(values), heads[-1].at.stop)
     for head, (answer, probability) in zip(heads, answers_of_heads(heads, outputs), strict=True):
-        table[head.name] = [head.classes[k] for k in answer.tolist()] if head.classes else answer.numpy()
+        named = [head.classes[k] for k in answer.tolist()] if head.classes else answer.numpy()
+        table[_unused(table, head.name)] = named
         if probability is not None:
-            table[f"probability/{head.name}"] = probability.numpy()
+            table[_unused(table, f"probability/{head.name}")] = probability.numpy()
     return pd.DataFrame(table)
+
+
+def _unused(table: dict[str, Any], name: str) -> str:
+    """Return the name of a column; with `output/` before it if there is such a one, as of the files' paths."""
+    return _unused(table, f"output/{name}") if name in table else name
 
 
 def _column(k: int, count: int, targets: Sequence[str]) -> str:

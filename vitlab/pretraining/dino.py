@@ -241,6 +241,7 @@ class DINO(Task):
         super().on_fit_start()
         if self._is_new:
             self.student.load_state_dict(self.net.state_dict())
+        self._is_new = False  # a second training goes on
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(batch, batch_idx)

@@ -77,6 +77,8 @@ class MAE(Task):
         if self.leaves_out and not patches:
             raise ValueError("`hide: tokens` is for patches: tokens of overlapping windows show pixels of hidden ones")
         patch = (net.in_chans, *(side // cells for side, cells in zip(net.img_size, net.grid_size, strict=True)))
+        if norm_pix and math.prod(patch) == 1:
+            raise ValueError("`norm_pix` needs patches of several values, and one value has no spread: set it to false")
         if self.leaves_out:  # refuse methods that cannot leave out tokens now
             net.positions(torch.empty(1, net.in_chans, *net.img_size), torch.zeros(1, 1, dtype=torch.long))
         self.cover = None if self.leaves_out else nn.Parameter(torch.zeros(patch))  # 0: the mean after normalization

@@ -13,6 +13,15 @@ from vitlab.tasks.arguments import TaskArgs
 from vitlab.tasks.base import Task
 
 
+def exact(new: Tensor, old: Tensor) -> Tensor:
+    """Return a buffer where it was moved to, but not rounded to 16 bits: it has the units of the data.
+
+    >>> exact(torch.tensor([1998.0]).bfloat16(), torch.tensor([1998.0]))
+    tensor([1998.])
+    """
+    return old.to(new.device) if new.dtype.itemsize < 4 else new
+
+
 class Standardized(Task):
     """A task whose network learns numbers of mean 0 and spread 1, and whose outputs are in the units of the data."""
 
@@ -23,6 +32,13 @@ class Standardized(Task):
         """Keep mean and standard deviation of each of the K outputs; they are not part of the state dict."""
         for name, values in (("target_mean", mean), ("target_std", std)):
             self.register_buffer(name, torch.tensor(values), persistent=False)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        before = self.target_mean, self.target_std
+        super()._apply(*args, **kwargs)
+        after = self.target_mean, self.target_std
+        self.target_mean, self.target_std = (exact(new, old) for new, old in zip(after, before, strict=True))
+        return self
 
     def as_targets(self, targets: Tensor) -> Tensor:
         """Map ``(B,)`` or ``(B, T)`` targets to ``(B, T)`` numbers; NaN is no value."""
@@ -108,7 +124,8 @@ class Regressor(Standardized):
 class Errors(Metric):
     """Mean absolute error, root mean squared error and R2 (explained share of the variance), also for each target.
 
-    Targets that are NaN do not count, and a target without any value is left out of the averages.
+    Targets that are NaN do not count, and a target without any value is left out of the averages. R2 of a target that
+    has one value alone is NaN, and left out, too.
 
     Args:
         names: Names of the T targets.
@@ -138,6 +155,12 @@ class Errors(Metric):
         for name in ("n", "absolute", "squared", "first", "second"):
             self.add_state(name, torch.zeros(len(names)), dist_reduce_fx="sum")
 
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        before = self.mean, self.std
+        super()._apply(*args, **kwargs)
+        self.mean, self.std = (exact(new, old) for new, old in zip((self.mean, self.std), before, strict=True))
+        return self
+
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Add ``(B, T)`` predictions and targets."""
         known = ~targets.isnan()
@@ -155,9 +178,10 @@ class Errors(Metric):
         values = {
             "mae": self.absolute / self.n * self.std,
             "rmse": (self.squared / self.n).sqrt() * self.std,
-            "r2": 1 - self.squared / variance,
+            "r2": torch.where(variance > 1e-6 * self.second, 1 - self.squared / variance, torch.nan),
         }
-        metrics = {name: value[self.n > 0].mean() for name, value in values.items()}
+        metrics = {name: value[self.n > 0].mean() for name, value in values.items() if name != "r2"}
+        metrics["r2"] = values["r2"].nanmean()
         if len(self.names) > 1:
             metrics |= {f"{k}/{name}": value[i] for k, value in values.items() for i, name in enumerate(self.names)}
         return metrics

@@ -228,8 +228,9 @@ def _rates(task: Task) -> dict[str, float]:
     rates = task.sum_of_learning_rates()
     if rates is None:
         return {}
-    groups = describe_groups(task.net, task.optimizer_groups(), task.hparams["lr"], task.hparams["layer_decay"])
-    scales = [group["lr_scale"] for group in groups if group["name"].startswith("pos_embed.")]
+    groups = describe_groups(task.net, task.optimizer_groups(), task.hparams["lr"], task.hparams["layer_decay"], task)
+    names = "pos_embed.", "student.pos_embed."
+    scales = [group["lr_scale"] for group in groups if group["name"].startswith(names)]
     of_positions = {"sum_of_learning_rates_pos_embed": rates * scales[-1]} if scales else {}
     return {"sum_of_learning_rates": rates, **of_positions}
 
