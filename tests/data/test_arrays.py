@@ -78,3 +78,14 @@ def test_groups_times_and_weights_are_those_of_a_table(tmp_path):
 def test_arrays_that_are_not_images_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         Arrays(*arguments)
+
+
+@pytest.mark.parametrize("side", [40, 80])  # copied together, and one by one
+def test_shifted_arrays_keep_their_values_and_get_the_mean_in_added_pixels(side):
+    images = np.random.default_rng(0).random((20, 3, side, side)) * 10 + 300
+    data = Arrays(images, np.arange(20.0), batch_size=13, augment="crop-flip")
+    data.setup("fit")
+    (batch, _) = next(data.iterate_batches(data.train_dataloader()))
+    added = batch.abs() < 1e-4
+    assert 0.02 < added.float().mean() < 0.3 and added.all(1).any()
+    assert abs(batch[~added].std() - 1) < 0.02 and batch.abs().max() < 1.8

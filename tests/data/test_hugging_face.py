@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vitlab.data import HuggingFace, ImageFolder
+from vitlab.data import HuggingFace, ImageFolder, Table
 
 datasets = pytest.importorskip("datasets")
 CLASSES = ["cat", "dog"]
@@ -170,6 +170,19 @@ def test_a_row_without_a_class_is_refused(tmp_path):
     datasets.DatasetDict(splits).save_to_disk(str(tmp_path / "rows"))
     with pytest.raises(ValueError, match="test, row 1: -1 is not a class of the training split"):
         _open(tmp_path / "rows")
+    _rows(_pngs(12), ["ape", "cow", None] * 4).save_to_disk(str(tmp_path / "words"))
+    with pytest.raises(ValueError, match="all, row 2: None is not a class of the training split"):
+        _open(tmp_path / "words")
+
+
+@pytest.mark.parametrize("mark", [-1, None])
+def test_a_row_without_a_label_is_an_empty_cell_of_a_table(tmp_path, mark):
+    _rows(_pngs(12), [0, 1, mark] * 4).save_to_disk(str(tmp_path / "rows"))
+    settings = {"path": str(tmp_path / "rows"), "targets": "label", "path_column": "image", "num_workers": 0}
+    with pytest.raises(ValueError, match=r"row 3: the column label is empty; --data\.missing=drop"):
+        Table(**settings)
+    data = Table(missing="drop", **settings)
+    assert data.class_names == CLASSES and data.table.names == CLASSES * 4
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from vitlab.data import Packed
+from vitlab.data.files.scan import Folder
 from vitlab.data.image_folder import ImageFolder, ImageNet
 from vitlab.data.pack.write import pack
 
@@ -109,6 +110,26 @@ def test_unreadable_files_are_refused_with_the_list_or_left_out_and_listed(tmp_p
     assert sum(len(images) for images in data.splits.values()) == 38
     again = _open(root, max_unreadable=2)  # from the cache
     assert again.unreadable == data.unreadable
+
+
+def test_a_file_that_could_not_be_read_once_is_read_again(tmp_path, monkeypatch):
+    root, read = _fill(tmp_path / "photos", {"cat": 20, "dog": 20}), Folder.read
+
+    def fails(store, file):
+        if file == "cat/03.png":
+            raise OSError(5, "Input/output error")
+        return read(store, file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "read", fails)
+        with pytest.raises(ValueError, match="Input/output error"):
+            _open(root)
+        with pytest.raises(ValueError, match="Input/output error"):
+            pack(str(root), str(tmp_path / "packed"), num_workers=0, shard_bytes=500)
+        done = pack(str(root), str(tmp_path / "allowed"), num_workers=0, shard_bytes=500, max_unreadable=1)
+    assert done["unreadable"] and not _open(root).unreadable
+    done = pack(str(root), str(tmp_path / "packed"), num_workers=0, shard_bytes=500)
+    assert 0 < done["continued"] < 40 and done["n"] == 40
 
 
 def test_many_unreadable_files_are_counted_and_ten_are_shown(tmp_path):

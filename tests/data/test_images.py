@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image, features
 
-from vitlab.data.files.decode import Decoding, decode, decode_bytes
+from vitlab.data.files.decode import Decoding, ImageError, decode, decode_bytes
 
 SHARED = Path(os.environ.get("VITLAB_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 OTHER_FORMATS = {"PSD", "ICO", "TGA"}  # Pillow reads them, vitlab does not
@@ -165,25 +165,40 @@ def _reopen(image, kind):
 
 
 def _png_of_16_bits(values):
-    """A color PNG of 16 bits a channel, which Pillow reads and does not write."""
+    """A PNG of 16 bits a channel, which Pillow reads and does not write."""
     height, width, channels = values.shape
 
     def chunk(kind, data):
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    header = struct.pack(">IIBBBBB", width, height, 16, {3: 2, 4: 6}[channels], 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, 16, {2: 4, 3: 2, 4: 6}[channels], 0, 0, 0)
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
-@pytest.mark.parametrize("channels", [3, 4])
+@pytest.mark.parametrize("channels", [2, 3, 4])
 def test_colors_of_16_bits_are_scaled_as_grays_are(channels):
     values = np.random.default_rng(0).integers(0, 4096, (6, 7, channels))
     values[0, 0], values[0, 1] = 0, 4095
-    if channels == 4:
-        values[..., 3] = 65535
+    if channels != 3:
+        values[..., -1] = 65535
     image = decode_bytes(_png_of_16_bits(values), "x.png")
-    assert np.array_equal(np.asarray(image), np.round(values[..., :3] * 255 / 4095))
+    colors = values[..., :1].repeat(3, 2) if channels == 2 else values[..., :3]
+    assert np.array_equal(np.asarray(image), np.round(colors * 255 / 4095))
+
+
+@pytest.mark.parametrize("most", [1023, 4095, 65535])
+@pytest.mark.parametrize("kind", ["P2", "P3", "P5", "P6"])
+def test_values_of_ppm_files_are_those_that_they_state(kind, most):
+    values = np.random.default_rng(0).integers(0, 1024, (6, 7, 3 if kind in ("P3", "P6") else 1))
+    words = "# a comment 7\n".join(" ".join(map(str, row.ravel())) + "\n" for row in values).encode()
+    data = f"{kind}\n7 6\n{most}\n".encode() + (words if kind in ("P2", "P3") else values.astype(">u2").tobytes())
+    image = decode_bytes(data, "x.ppm", Decoding(value_range=(0, 1023)))
+    assert np.array_equal(np.asarray(image), np.broadcast_to(np.round(values * 255 / 1023), (6, 7, 3)))
+    with pytest.raises(ImageError):
+        decode_bytes(data[:-20], "x.ppm")
+    bits = decode_bytes(b"P1\n2 1\n0 1\n", "x.pbm")
+    assert np.asarray(bits)[0, :, 0].tolist() == [255, 0]
 
 
 def test_16_bits_may_be_scaled_from_one_range_for_all_files(tmp_path):

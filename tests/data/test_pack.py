@@ -86,6 +86,18 @@ def test_packed_small_images_are_shifted_as_the_files_are(tmp_path, augment):
     assert _same(packed, folder) and packed.img_size == packed.pipeline.native_size == (32, 32)
 
 
+@pytest.mark.parametrize("settings", [{}, {"img_size": 64}])
+def test_square_photos_that_were_packed_small_are_photos_still(tmp_path, settings):
+    root = _photos(tmp_path / "photos", width=lambda i: 150)
+    for name in ("cat", "dog"):
+        for file in root.glob(f"*/{name}/*.jpg"):
+            Image.open(file).resize((150, 150)).save(file)
+    pack(str(root), str(tmp_path / "packed"), size=64, num_workers=0)
+    packed, folder = (cls(str(tmp_path / x), augment="crop-flip", num_workers=0, **settings) for cls, x in _BOTH)
+    assert packed.pipeline.facts() == folder.pipeline.facts() and packed.img_size == folder.img_size
+    assert str(packed.pipeline) == str(folder.pipeline) and "shrunk to 64 pixels" in packed.notes[0]
+
+
 def test_one_packed_folder_is_split_as_the_folder_itself(tmp_path):
     root = _photos(tmp_path / "photos") / "train"
     pack(str(root), str(tmp_path / "packed"), num_workers=0)

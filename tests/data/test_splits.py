@@ -4,8 +4,10 @@ import json
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from vitlab.data.files.splits import SplitRule, split_hash
+from vitlab.data.files.splits import SplitRule, by_time, split_hash
+from vitlab.data.image_folder import ImageFolder
 from vitlab.data.known import Digits
 
 
@@ -128,3 +130,55 @@ def test_the_hash_names_the_set_and_not_its_order():
     assert split_hash(ids, labels) == split_hash(ids[::-1], labels[::-1])
     assert split_hash(ids, labels) != split_hash(ids, labels[::-1])
     assert split_hash(ids, labels) != split_hash(ids[:-1], labels[:-1])
+
+
+def test_of_a_listed_training_split_a_smaller_subset_lies_in_a_larger_one_and_keeps_every_class(tmp_path):
+    ids, labels = _samples()
+    path = tmp_path / "split.json"
+    path.write_text(json.dumps({"train": list(range(80, 20, -1)), "val": [0], "test": [1]}))
+    whole, half, tenth = (SplitRule(subset=s, split_file=str(path)).indices(ids, labels) for s in (1.0, 0.5, 0.1))
+    assert whole["train"].tolist() == list(range(80, 20, -1)) and tenth["val"].tolist() == [0]
+    assert set(tenth["train"]) < set(half["train"]) < set(whole["train"]) and (np.diff(half["train"]) < 0).all()
+    assert np.bincount(labels[half["train"]]).tolist() == [15, 16]  # of 29 and 31
+    assert np.bincount(labels[tenth["train"]]).tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("test", [["test/a/0.png"], ["train/a/2.png"]])
+def test_a_split_file_lists_no_test_split_beside_a_given_one(tmp_path, test):
+    for file in ("train/a/0", "train/a/1", "train/a/2", "train/b/0", "test/a/0"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (2, 2), len(file)).save(tmp_path / f"{file}.png")
+    path = tmp_path / ".split.json"
+    lists = {"train": ["train/a/0.png", "train/b/0.png"], "val": ["train/a/1.png"]}
+    for more in ({"test": test}, {}):
+        path.write_text(json.dumps({**lists, **more}))
+        data = ImageFolder(str(tmp_path), split_file=str(path), num_workers=0)
+        if more:
+            with pytest.raises(ValueError, match="lists test, and the data has a test split: leave out the list"):
+                data.setup("fit")
+    data.setup("fit")
+    assert data.splits["val"].names == lists["val"]
+
+
+@pytest.mark.parametrize(
+    "counts, fold, sizes",
+    [
+        ((2, 6, 2), None, (2, 6, 2)),
+        ((8, 1, 1), None, (8, 1, 1)),
+        ((1, 1, 8), None, (1, 1, 8)),
+        ((2, 2, 2, 2, 2), None, (6, 2, 2)),
+        ((5, 1, 4), "2/2", (5, 1, 4)),
+        ((4, 4), None, (4, 0, 4)),
+    ],
+)
+def test_every_split_by_time_has_images_if_there_are_three_times(counts, fold, sizes):
+    found = by_time(np.repeat(np.arange(len(counts)), counts), SplitRule(fold=fold))
+    assert tuple(map(len, found.values())) == sizes
+
+
+def test_an_empty_split_is_explained_by_what_divided_the_images():
+    rule = SplitRule(fold="1/5")
+    assert rule.why_empty("val", False) == ": `data.fold` is 1/5 of too few images or groups, below 5 in every class"
+    rule.by = "time"
+    assert rule.why_empty("val", False) == ": `data.fold` is 1/5 of too few times"
+    assert SplitRule(split_file="s.json").why_empty("test", True) == ""

@@ -1,10 +1,16 @@
 """Statistics come from the training split alone, and travel with the checkpoint."""
 
+from pathlib import Path
+
 import lightning as L
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from vitlab.data.files.sets import TensorImages
+from vitlab.data.files.decode import Decoding
+from vitlab.data.files.scan import FACTS, Folder, moments
+from vitlab.data.files.sets import FileImages, TensorImages
 from vitlab.data.known import Digits, FakeData
 
 
@@ -159,3 +165,19 @@ def test_given_statistics_take_precedence_over_training_split_and_checkpoint():
     assert data.mean == (0.5,) * 3 and FakeData().mean != data.mean
     with pytest.raises(ValueError, match=r"belong together: give `data.std`"):
         FakeData(mean=[0.5] * 3)
+
+
+def test_a_flat_color_of_files_is_not_divided_by_the_rounding_of_its_moments():
+    records = np.zeros((3, 2), FACTS)
+    records["moments"] = [[moments(Image.new("RGB", (3, 3), (gray, 255, 0)))] * 2 for gray in (31, 128, 200)]
+    for facts in records:
+        images = FileImages(Folder(Path()), ["a", "b"], torch.zeros(2), Decoding(), facts)
+        assert images.statistics()[1] == (1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("unit, origin", [(1e-17, 0), (1, 0), (1e9, 0), (0.05, 101_325)])
+def test_numbers_in_any_unit_are_normalized_and_flat_ones_are_not_divided_by_zero(unit, origin):
+    values = torch.randn(40, 2, 4, 4, generator=torch.Generator().manual_seed(0)) * unit + origin
+    values[:, 1] = 0.1 * unit + origin
+    std = TensorImages(values, torch.zeros(40)).statistics()[1]
+    assert std == pytest.approx((values[:, 0].double().std(correction=0).item(), 1.0), rel=1e-6, abs=0)

@@ -12,6 +12,7 @@ from PIL import Image
 from vitlab.data import Table
 from vitlab.data.files.array_images import is_array, read_array
 from vitlab.data.files.decode import ImageError, decode
+from vitlab.data.files.rows import Rows, read_table
 
 
 @pytest.fixture(autouse=True)
@@ -246,6 +247,36 @@ def test_labels_are_columns_of_0_and_1_lists_or_separated_words(tmp_path):
         assert sum(np.array(x["class_counts"]) for x in one.fingerprint()["splits"].values()).tolist() == [10, 4]
         assert all(images.labels[:, 1].any() for images in one.splits.values())  # the rare label is in each split
     assert _open(tmp_path, "table.parquet", targets=["cat", "dog"], target_type="number").targets["kind"] == "number"
+
+
+def test_words_for_nothing_are_classes_and_mark_empty_cells_among_numbers(tmp_path):
+    grades, ages = ["None", "NA", "mild", ""] * 5, ["1.5", "NA", "null", ""] * 5
+    rows = "".join(f"{i}.png,{grade},{age}\n" for i, (grade, age) in enumerate(zip(grades, ages, strict=True)))
+    (tmp_path / "t.csv").write_text(f"path,grade,age\n{rows}")
+    table = read_table(str(tmp_path / "t.csv"))
+    assert table["age"].dtype == float and table["age"].notna().sum() == 5
+    rows = Rows("t.csv", table, ["grade"], {}, missing="drop")
+    assert rows.names == ["None", "NA", "mild"] * 5
+    assert "a cell with NA or None is of that class: only one without any text is empty" in rows.notes
+    table = read_table(str(tmp_path / "t.csv"), ["path", "grade"])
+    with pytest.raises(ValueError, match="row 4: the column grade is empty"):
+        Rows("t.csv", table, ["grade"], {})
+
+
+def test_a_gap_in_the_column_of_times_matters_only_to_split_by_time(tmp_path):
+    _arrays(tmp_path, time=[None, *range(29)])
+    assert len(_open(tmp_path).splits["train"])
+    with pytest.raises(ValueError, match="row 1: the column time is empty"):
+        _open(tmp_path, split_by="time")
+
+
+def test_the_way_to_mask_columns_of_0_and_1_is_the_one_that_is_named(tmp_path):
+    table = pd.DataFrame({"path": list("abcd"), "cat": [0, 1, np.nan, 1], "dog": [1, 0, 1, 0]})
+    for missing in ("refuse", "mask"):
+        with pytest.raises(ValueError, match=r"drop leaves .*, and with --data\.target_type=number, mask"):
+            Rows("t.csv", table, ["cat", "dog"], {}, missing=missing)
+    masked = Rows("t.csv", table, ["cat", "dog"], {}, "number", missing="mask")
+    assert np.array_equal(masked.values, [[0, 1], [1, 0], [np.nan, 1], [1, 0]], equal_nan=True)
 
 
 def test_split_by_time_tests_on_the_latest_rows_and_divides_neither_days_nor_groups(tmp_path):

@@ -296,3 +296,7 @@ def test_cross_validation_goes_through_the_folds_of_a_table(table):
         [], [*settings, ("data.fold_column", None)]
     )
     assert not folds_of_config([], [("data", "ImageFolder"), ("data.path", path)])
+    path = table("cities.csv", fold=[("東京", "大阪", "---1", "京都")[i % 4] for i in range(N)])
+    assert folds_of_config([], [("data", "Table"), ("data.path", path)]) == {
+        "fold----1": "---1", "fold----2": "京都", "fold----3": "大阪", "fold----4": "東京",
+    }  # fmt: skip

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -43,4 +44,18 @@ def folds_of_config(files: Sequence[str], settings: Sequence[tuple[str, Any]]) -
         raise UsageError(str(error)) from error
     if len(folds) == 1:
         raise UsageError(f"{path}: the column {column} has only the fold {folds[0]}; --folds=5 draws folds instead")
-    return {f"fold-{re.sub(r'[^0-9A-Za-z_.-]', '-', fold)}": fold for fold in folds}
+    return dict(zip(_arm_names(folds), folds, strict=True))
+
+
+def _arm_names(folds: Sequence[str]) -> list[str]:
+    """Return a name for each fold in letters that suit a folder; equal ones are numbered.
+
+    >>> _arm_names(["b/1", "東京", "大阪"])
+    ['fold-b-1', 'fold----1', 'fold----2']
+    """
+    plain = [f"fold-{re.sub(r'[^0-9A-Za-z_.-]', '-', fold)}" for fold in folds]
+    names: list[str] = []
+    for name in plain:
+        numbered = (f"{name}-{k}" for k in count(1))
+        names.append(name if plain.count(name) == 1 else next(n for n in numbered if n not in {*plain, *names}))
+    return names

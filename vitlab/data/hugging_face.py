@@ -55,7 +55,7 @@ class HuggingFace(Photos):
         self.image_column, self.label_column = image_column, label_column
         train = self.rows[parts["train"]]
         names = getattr(train.features[label_column], "names", None)
-        class_names = names or [str(value) for value in sorted(set(_column(train, label_column)))]
+        class_names = names or [str(value) for value in sorted({*_column(train, label_column)} - {None})]
         store = _Rows(path, self.rows, image_column)
         sizes = sizes_of(store, [os.path.join(parts["train"], str(row)) for row in range(min(len(train), 16))])
         super().__init__(place=path, parts=parts, class_names=class_names, sizes=sizes, **photos)
@@ -113,7 +113,8 @@ class _Rows:
 def rows_of(path: str, image_column: str) -> tuple["pd.DataFrame", Store]:
     """Return the rows of a data set in a folder as a table, and the store of their images.
 
-    The image column becomes the name of the image in the store; a column split is added if there are several splits.
+    The image column becomes the name of the image in the store; a class of -1 or none, the mark of a row without a
+    label, is an empty cell. A column split is added if there are several splits.
     """
     import pandas as pd
     from datasets import ClassLabel, Image
@@ -131,7 +132,7 @@ def rows_of(path: str, image_column: str) -> tuple["pd.DataFrame", Store]:
         table = rows.remove_columns([image_column]).to_pandas()
         for name, feature in features.items():
             if isinstance(feature, ClassLabel):
-                table[name] = [feature.names[value] for value in table[name]]
+                table[name] = [feature.names[int(value)] if value >= 0 else None for value in table[name]]
         table[image_column] = [os.path.join(split, str(row)) for row in range(len(rows))]
         tables.append(table if len(found) == 1 or "split" in table else table.assign(split=split))
     return pd.concat(tables, ignore_index=True), _Rows(path, images, image_column)

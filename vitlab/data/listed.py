@@ -205,7 +205,7 @@ class Listed(Photos):
         if self.table.kind == "mixed":
             classes = np.array([kind == "class" for kind in self.table.kinds])
             mean, std = np.where(classes, 0.0, mean), np.where(classes, 1.0, std)
-        scale = {"mean": mean.tolist(), "std": np.where(std > 0, std, 1.0).tolist()}
+        scale = {"mean": mean.tolist(), "std": np.where(std > 1e-7 * np.abs(mean), std, 1.0).tolist()}
         facts = {"kind": self.table.kind, "names": self.table.targets, **scale}
         if self.table.kind == "mixed":
             return {**facts, "classes": self.table.classes, "present": present.mean(axis=0).tolist()}

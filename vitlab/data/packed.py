@@ -10,7 +10,7 @@ from vitlab.data.arguments import PhotoArgs
 from vitlab.data.files.decode import ColorProfile
 from vitlab.data.files.sets import FileImages, Images
 from vitlab.data.pack.shards import PARTS, ROUNDED, PackedStore, facts_of, read_index
-from vitlab.data.photos import Photos, Videos, check_videos
+from vitlab.data.photos import Photos, Videos, are_small, check_videos
 
 
 class Packed(Photos):
@@ -49,10 +49,12 @@ class Packed(Photos):
                     f"{root} was packed with {name} {header[name]}, got `data.{name}` {photos[name]}; pack again"
                 )
         before = self._take_profile(header.get("color_profile", "ignore"), photos)
-        sizes = np.unique(self.rows["facts"]["size"][self.rows["part"] == 0], axis=0).tolist()
+        packed = np.unique(self.rows["facts"]["size"][self.rows["part"] == 0], axis=0).tolist()
+        files = [(h, w) for h, w in header.get("file_sizes", [])]  # unknown to earlier versions
+        small = not files or are_small(files)  # large photos stay photos, however small they were packed
         super().__init__(
             place=root, parts=header["parts"], class_names=self.packed_names,
-            sizes=[(h, w) for h, w in sizes], **photos,
+            sizes=[(h, w) for h, w in packed] if small else files, **photos,
         )  # fmt: skip
         if before:
             self.notes.append("photos were packed without their ICC profiles: to convert them to sRGB, pack again")

@@ -75,7 +75,7 @@ class Photos(ImageData):
         self.stands_for = _read_map(class_map)
         class_names = list(dict.fromkeys(self.stands_for.get(name, name) for name in class_names))
         native = None
-        small = len(set(sizes)) == 1 and (self.arrays or max(map(max, sizes)) <= _SMALL)
+        small = are_small(sizes) or (self.arrays and len(set(sizes)) == 1)
         if img_size is None:
             run = RUN.get()
             img_size = (run and run.img_size) or (list(next(iter(sizes))) if small else 224)
@@ -191,6 +191,15 @@ class Photos(ImageData):
         self.splits.clear()
         for name in built:
             self.build(name)
+
+
+def are_small(sizes: Collection[Size]) -> bool:
+    """Return whether images count as small: all of one size, of at most 128 pixels per side.
+
+    >>> are_small([(32, 32), (32, 32)]), are_small([(200, 200)]), are_small([])
+    (True, False, False)
+    """
+    return len(set(sizes)) == 1 and max(map(max, sizes)) <= _SMALL
 
 
 def refuse_unreadable(reasons: dict[str, str], allowed: int, option: str = "data.max_unreadable") -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import math
 import os
 import re
 import typing
@@ -39,7 +40,7 @@ FORMATS = (  # recognized by content, not by suffix
 )
 _SAME = 3  # largest difference in gray levels by which a profile counts as sRGB
 _PIXELS = ("PixelData", "FloatPixelData", "DoubleFloatPixelData")  # of a DICOM file
-_DEEP = re.compile(r"(RGBA?);16([BLN])")  # raw modes of which Pillow keeps only the higher byte
+_DEEP = re.compile(r"(RGB[AX]?|LA);16([BLN])")  # raw modes of which Pillow keeps only the higher byte
 
 
 @dataclass(frozen=True)
@@ -190,6 +191,8 @@ def decode_bytes(data: bytes, name: str, how: Decoding = Decoding(), shrink: int
                 _check_size(image.width, image.height, how)
                 if loses_channels(image):
                     raise ValueError("a TIFF file of several channels, which --data=Table reads as an array")
+                if (values := _wide_ppm(image, data)) is not None:
+                    return _to_mode(Image.fromarray(_scaled(values, how.value_range)), how)
                 if shrink:
                     image.draft(None, (shrink, shrink))
                 lower = _lower_bytes(image, data)
@@ -267,10 +270,25 @@ def _lower_bytes(image: Image.Image, data: bytes) -> Image.Image | None:
     found = _DEEP.fullmatch(str(raw))
     if found is None:
         return None
-    other = f"{found[1]};16{'L' if found[2] == 'B' else 'B'}"  # in the other byte order the lower byte is the higher
+    gray = found[1] == "LA"  # its four bytes, of which the second is wanted, are read as four channels
+    other = "RGBA" if gray else f"{found[1]};16{'L' if found[2] == 'B' else 'B'}"  # there the lower byte is the higher
     with Image.open(io.BytesIO(data), formats=FORMATS) as lower:
         lower.tile = [tile._replace(args=(other, *rest) if rest else other) for tile in tiles]
-        return lower.copy()
+        return lower.getchannel("G").convert("RGB") if gray else lower.copy()
+
+
+def _wide_ppm(image: Image.Image, data: bytes) -> np.ndarray | None:
+    """Return the values of a PPM or PGM file of over 8 bits, which Pillow would scale by the largest possible one."""
+    tile = image.tile[0] if image.format == "PPM" else None  # type: ignore[attr-defined]
+    if tile is None or not isinstance(tile.args[-1], int) or tile.codec_name == "raw" or tile.args[-1] < 256:
+        return None
+    most, shape = tile.args[-1], (image.height, image.width, 3)[: 3 if image.mode == "RGB" else 2]
+    if tile.codec_name == "ppm":
+        values = np.frombuffer(data, ">u2", math.prod(shape), tile.offset)
+    else:
+        words = re.sub(rb"#[^\r\n]*", b"", data[tile.offset :]).split()
+        values = np.array(words[: math.prod(shape)], dtype=np.int64)
+    return values.reshape(shape).clip(0, most).astype(np.float64)
 
 
 def _scale_16_bits(image: Image.Image, lower: Image.Image, value_range: Sequence[float] | None) -> None:

@@ -17,6 +17,7 @@ _READERS = {
     ".csv": "read_csv", ".tsv": "read_csv", ".parquet": "read_parquet", ".arrow": "read_feather",
     ".feather": "read_feather",
 }  # fmt: skip
+_LIKE_EMPTY = {"none", "na", "n/a", "nan", "null"}  # words with which other programs mark an empty cell
 
 
 class Rows:
@@ -70,21 +71,24 @@ class Rows:
         several = len(cells) > 1 and "class" in self.kinds
         self.kind: Kind | Literal["mixed"] = "mixed" if several else self.kinds[0]
         self.classes: list[list[str]] = [[] for _ in cells]  # of each column, if mixed; empty for numbers
-        for part in self.columns.keys() - {"fold"}:
+        for part in self.columns.keys() - {"fold", "time"}:
             self._refuse_empty(self._column(part))
         self.paths, self.splits, self.groups = self._words("path") or [], self._words("split"), self._words("group")
         self.names: list[str] = []  # of the labels, or the class of each row
         if self.kind == "multilabel":
             self.names, self.values = self._labels(cells, separator)
+            self._note_words(self.names)
             return
         masked = missing == "mask" and self.kind in ("number", "mixed")
         for column in [] if masked else cells:
             self._refuse_empty(column, target=True)
         if self.kind == "class":
             self.names = [str(value) for value in cells[0]]
+            self._note_words(self.class_names)
             return
         read = {"number": self._numbers, "class": self._classes}
         self.values = np.stack([read[k](c, masked) for k, c in zip(self.kinds, cells, strict=True)], axis=1)
+        self._note_words([name for names in self.classes for name in names])
         if masked and len(cells) > 1 and (left := int(np.isnan(self.values).sum())):
             self.notes.append(f"{left:,} empty targets do not count in loss and metrics (`data.missing: mask`)")
 
@@ -132,6 +136,7 @@ class Rows:
             raise ValueError(
                 f"`data.split_by: time` needs a column of times, and {self.file} has no {self.columns.get('time')}"
             )
+        self._refuse_empty(column)
         try:
             values = column if column.dtype.kind in "iufM" else pd.to_datetime(column, format="ISO8601", utc=True)
         except (TypeError, ValueError) as error:
@@ -149,6 +154,10 @@ class Rows:
     def _words(self, part: str) -> list[str] | None:
         column = self._column(part)
         return None if column is None else [str(value) for value in column]
+
+    def _note_words(self, names: list[str]) -> None:
+        if words := [name for name in names if name.lower() in _LIKE_EMPTY]:
+            self.notes.append(f"a cell with {' or '.join(words)} is of that class: only one without any text is empty")
 
     def _labels(self, cells: list["pd.Series"], separator: str) -> tuple[list[str], NDArray[np.uint8]]:
         if len(cells) > 1:
@@ -199,7 +208,7 @@ class Rows:
     def _seen(self, cells: list["pd.Series"]) -> tuple[list[Kind], str]:
         """Return the kind of each column by its values, and a note on how it was inferred."""
         several = len(cells) > 1
-        if several and all(c.dtype.kind in "biu" and c.dropna().isin([0, 1]).all() for c in cells):
+        if several and all((c.dtype.kind in "biu" or c.isna().any()) and c.dropna().isin([0, 1]).all() for c in cells):
             return ["multilabel"] * len(cells), "by their values, 0 and 1"
         if not several and _are_lists(cells[0]):
             return ["multilabel"], "by its lists"
@@ -253,6 +262,8 @@ class Rows:
             ways = "; --data.missing=drop leaves such rows out" if target else ""
             maskable = target and self.kind in ("number", "mixed") and len(self.targets) > 1
             ways += ", mask leaves out the cell" if maskable else ""
+            if target and self.kind == "multilabel":
+                ways += ", and with --data.target_type=number, mask leaves out the cell"
             raise ValueError(f"{self.row(empty[0])}: the column {column.name} is empty{ways}")
 
     def _numbers(self, column: "pd.Series", masked: bool = False) -> NDArray[np.float32]:
@@ -326,7 +337,8 @@ def read_table(file: str, columns: Sequence[str] | None = None, required: Sequen
             if not {*required} <= {*names}:
                 return pd.DataFrame(columns=names)
             options["columns"] = [name for name in names if name in columns]
-        return getattr(pd, _READERS[suffix])(file, **options)
+        table = getattr(pd, _READERS[suffix])(file, **options)
+        return table if _READERS[suffix] != "read_csv" else _with_words(table, file, options)
     except FileNotFoundError:
         raise ValueError(f"`data.path` must be a table, and there is no {file}") from None
     except UnicodeDecodeError as error:
@@ -334,6 +346,16 @@ def read_table(file: str, columns: Sequence[str] | None = None, required: Sequen
         raise ValueError(f"`data.path` {file} must be UTF-8, and its line {line} is not: {error.reason}") from None
     except Exception as error:  # pandas and pyarrow can raise anything for a broken file
         raise ValueError(f"`data.path` {file} cannot be read: {error}") from None
+
+
+def _with_words(table: "pd.DataFrame", file: str, options: dict[str, Any]) -> "pd.DataFrame":
+    """Return a table in whose columns of words only cells without text are empty, as None and NA may be classes."""
+    import pandas as pd
+
+    kinds = {name: pd.api.types.infer_dtype(table[name], skipna=True) for name in table if table[name].isna().any()}
+    if words := [name for name, kind in kinds.items() if kind in ("string", "mixed", "mixed-integer")]:
+        table[words] = pd.read_csv(file, keep_default_na=False, na_values=[""], **options)[words]
+    return table
 
 
 def _is_utf8(text: bytes) -> bool:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -104,8 +104,8 @@ def scan(
 ) -> tuple[Facts, dict[str, str]]:
     """Return a record for each file, in order, and the reason for each unreadable file.
 
-    Records of files whose stamp is unchanged come from a cache in `VITLAB_CACHE`, by default ~/.cache/vitlab; if it
-    cannot be written, files are scanned every time.
+    Records of readable files whose stamp is unchanged come from a cache in `VITLAB_CACHE`, by default ~/.cache/vitlab;
+    if it cannot be written, files are scanned every time. Why a file was unreadable may have passed: it is read again.
     """
     cache = _cache_file(store, how)
     known = _load(cache)
@@ -115,11 +115,9 @@ def scan(
     for i, file in enumerate(files):
         with contextlib.suppress(OSError):  # a file that has vanished is reported as unreadable below
             facts[i]["bytes"], facts[i]["modified"] = store.stamp(file)
-        record, reason = known.get(file, (None, ""))
+        record = known.get(file)
         if record is not None and all(record[name] == facts[i][name] for name in ("bytes", "modified")):
             facts[i] = record
-            if reason:
-                reasons[file] = reason
         else:
             todo.append(i)
     if todo:
@@ -129,8 +127,8 @@ def scan(
                 facts[i][name] = look[name]
             if reason:
                 reasons[files[i]] = reason
-        known |= {file: (facts[i], reasons.get(file, "")) for i, file in enumerate(files)}
-        _save(cache, known)
+    if facts["readable"][todo].any():
+        _save(cache, known | {file: fact for file, fact in zip(files, facts, strict=True) if fact["readable"]})
     return facts, reasons
 
 
@@ -227,17 +225,17 @@ def _cache_file(store: Store, how: Decoding) -> Path:
     return archive.cache() / f"scan-{hashlib.blake2b(os.fsencode(place), digest_size=12).hexdigest()}.npz"
 
 
-def _load(path: Path) -> dict[str, tuple[np.ndarray, str]]:
+def _load(path: Path) -> dict[str, Any]:
     try:
-        (files, reasons), facts = archive.read_rows(path)
+        (files, _), facts = archive.read_rows(path)
         if facts.dtype != FACTS or len(files) != len(facts):
             return {}
-        return {file: (fact, reasons.get(file, "")) for file, fact in zip(files, facts, strict=True)}
+        return {file: fact for file, fact in zip(files, facts, strict=True) if fact["readable"]}
     except Exception:  # absent, outdated or incomplete: scan again
         return {}
 
 
-def _save(path: Path, known: dict[str, tuple[np.ndarray, str]]) -> None:
-    facts = np.array([fact for fact, _ in known.values()], dtype=FACTS)
+def _save(path: Path, known: dict[str, Any]) -> None:
+    facts = np.array(list(known.values()), dtype=FACTS)
     with contextlib.suppress(OSError):
-        archive.write_rows(path, [list(known), {file: reason for file, (_, reason) in known.items() if reason}], facts)
+        archive.write_rows(path, [list(known), {}], facts)  # earlier versions also kept reasons of unreadable files

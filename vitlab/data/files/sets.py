@@ -77,12 +77,15 @@ class TensorImages:
 
     def statistics(self) -> Statistics:
         """Return mean and standard deviation of each channel over all pixels; uint8 counts as values in [0, 1]."""
-        total = np.zeros((2, self.images.shape[1]))
+        total, scale, rounding = np.zeros((2, self.images.shape[1])), 255, 1e-6
+        origin = torch.zeros(self.images.shape[1])
+        if self.images.dtype != torch.uint8 and len(self):  # values may differ little beside their mean
+            scale, rounding, origin = 1, 1e-7, self.images[:64].double().mean((0, 2, 3))
         for chunk in self.images.split(1024):
-            scale = 255 if chunk.dtype == torch.uint8 else 1
-            values = chunk.double().div(scale).transpose(0, 1).flatten(1)  # (C, n H W)
+            values = chunk.double().div(scale).transpose(0, 1).flatten(1) - origin[:, None]  # (C, n H W)
             total += torch.stack([values.sum(1), values.square().sum(1)]).numpy()
-        return _mean_and_std(*(total / max(self.images[:, 0].numel(), 1)))
+        mean, square = total / max(self.images[:, 0].numel(), 1)
+        return _mean_and_std(mean, square, rounding, origin.numpy())
 
 
 class FileImages:
@@ -189,7 +192,8 @@ class FileImages:
         """Return mean and standard deviation of each channel for values in [0, 1]; every image has the same weight."""
         channels = slice(0, 3) if self.how.mode == "RGB" else slice(3, 4)
         moments = self.known["moments"].astype(np.float64).mean(axis=0) if len(self) else np.zeros((2, 4))
-        return _mean_and_std(*moments[:, channels])
+        mean, square = moments[:, channels]
+        return _mean_and_std(mean, square, rounding=5e-4)  # of the mean squares, which are float32, to the root
 
 
 class _Decoded(Dataset[Tensor]):
@@ -221,6 +225,8 @@ def summary(images: Images, num_classes: int) -> dict[str, Any]:
     return {**facts, "class_counts": counts.tolist()}
 
 
-def _mean_and_std(mean: np.ndarray, square: np.ndarray) -> Statistics:
+def _mean_and_std(mean: np.ndarray, square: np.ndarray, rounding: float, origin: np.ndarray | float = 0) -> Statistics:
+    """Return mean and standard deviation from moments about an origin; 1 where the latter is rounding of the mean."""
     std = np.sqrt(np.maximum(square - mean**2, 0.0))
-    return tuple(mean.tolist()), tuple(np.where(std > 1e-6, std, 1.0).tolist())
+    mean = mean + origin
+    return tuple(mean.tolist()), tuple(np.where(std > rounding * np.abs(mean), std, 1.0).tolist())

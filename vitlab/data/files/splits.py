@@ -27,7 +27,7 @@ class SplitRule:
         fold: k/n: validate on the k-th of n parts of the images outside the test split, instead of `val_share`. For a
             table also a value of its column of folds, whose rows then validate.
         subset: Share of the training split to train on; smaller subsets are contained in larger ones.
-        split_file: JSON file with lists of indices or paths: train, val and test.
+        split_file: JSON file with lists of indices or paths: train, val and, unless the data has a test split, test.
 
     >>> ids = [str(i).encode() for i in range(10)]
     >>> {name: len(chosen) for name, chosen in SplitRule().indices(ids, np.zeros(10, int)).items()}
@@ -66,17 +66,25 @@ class SplitRule:
 
     def why_empty(self, name: SplitName, has_test_split: bool) -> str:
         """Return the reason why a split has no images, for messages."""
+        if name == "test" and has_test_split:
+            return ""
         if self.file is not None:
             return f": `data.split_file` {self.file} lists none under {name}"
-        if name == "test" and self.named_fold is not None and not has_test_split:
+        if name == "test" and self.named_fold is not None:
             return (
                 ": the column of folds divides all rows into training and validation; name test rows in a column split"
             )
         if name == "test":
-            return "" if has_test_split else f": `data.test_share` is {self.test_share:g}"
-        if self.test_share == 1 and not has_test_split:
+            return f": `data.test_share` is {self.test_share:g}"
+        if self.test_share == 1 and not has_test_split and self.named_fold is None:
             return ": `data.test_share=1` leaves none"
-        return f": `data.val_share` is {self.val_share:g} and `data.test_share` {self.test_share:g} of too few images"
+        if self.named_fold is not None:
+            return f": by `data.fold={self.named_fold}`, the column of folds puts none there"
+        few = "times" if self.by == "time" else "images"
+        if self.fold is not None:
+            few = few if self.by == "time" else f"{few} or groups, below {self.fold[1]} in every class"
+            return f": `data.fold` is {self.fold[0]}/{self.fold[1]} of too few {few}"
+        return f": `data.val_share` is {self.val_share:g} and `data.test_share` {self.test_share:g} of too few {few}"
 
     def indices(
         self,
@@ -96,7 +104,7 @@ class SplitRule:
             groups: Group of each sample; those of one group are in one split, unless validation is given.
         """
         if self.file is not None:
-            return _read_lists(self.file, ids)
+            return self._listed(self.file, ids, labels, cut_test)
         given = None if self.fold else given_val
         if groups is not None and given is None:
             names, labels, group_of = by_group(groups, labels)
@@ -114,13 +122,25 @@ class SplitRule:
                 train.append(np.concatenate([ranked[last:], ranked[:first]]))
         else:
             val, train = _cut(rest, self.val_share)
-        train = [ranked[: int(np.ceil(len(ranked) * self.subset - 1e-9))] for ranked in train]
         empty = np.empty(0, dtype=np.int64)
         return {
-            "train": np.sort(np.concatenate([empty, *train])),
+            "train": self._subset_of(train),
             "val": np.sort(np.concatenate([empty, *val])),
             "test": np.sort(np.concatenate([empty, *test])),
         }
+
+    def _subset_of(self, train: list[Indices]) -> Indices:
+        """Return the sorted indices of the first samples of each class, ranked."""
+        kept = [ranked[: int(np.ceil(len(ranked) * self.subset - 1e-9))] for ranked in train]
+        return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *kept]))
+
+    def _listed(self, file: str, ids: Sequence[bytes], labels: Indices, cut_test: bool) -> dict[SplitName, Indices]:
+        """Return the indices that a file lists, in its order, and of its training split the subset."""
+        lists = _read_lists(file, ids, cut_test)
+        if self.subset < 1:
+            train = lists["train"]
+            lists["train"] = train[self._subset_of(_ranked_by_class([ids[i] for i in train], labels[train], self.seed))]
+        return lists
 
 
 def by_group(
@@ -154,14 +174,19 @@ def by_time(times: Indices, rule: SplitRule, cut_test: bool = True) -> dict[Spli
     order = np.argsort(times, kind="stable")
     changes = np.append(np.flatnonzero(np.diff(times[order])) + 1, len(order))
 
-    def cut(wanted: float) -> int:
-        return int(changes[np.abs(changes - wanted).argmin()]) if len(changes) else 0
+    def cut(wanted: float, after: int, end: int) -> int:
+        """Return the change between two places that is nearest to the wanted place; ``end`` if there is none."""
+        inside = changes[(changes > after) & (changes < end)]
+        return int(inside[np.abs(inside - wanted).argmin()]) if len(inside) else end
 
-    end = cut(len(order) * (1 - rule.test_share)) if cut_test else len(order)
-    first, last = cut(end * (1 - rule.val_share)), end
+    end = len(order)
+    if cut_test:  # behind two times, of which val gets one, if there are three
+        end = cut(end * (1 - rule.test_share), int(changes[0]) if len(changes) > 2 else 0, end)
+    first, last = cut(end * (1 - rule.val_share), 0, end), end
     if rule.fold is not None:
         k, n = rule.fold
-        first, last = cut(end * k / (n + 1)), cut(end * (k + 1) / (n + 1))
+        last = cut(end * (k + 1) / (n + 1), 0, end + 1)
+        first = cut(end * k / (n + 1), 0, last)
     start = first - int(np.ceil(first * rule.subset - 1e-9))
     parts: dict[SplitName, Indices] = {"train": order[start:first], "val": order[first:last], "test": order[end:]}
     return {name: np.sort(chosen) for name, chosen in parts.items()}
@@ -185,7 +210,7 @@ def _parse_fold(fold: int | str | None) -> tuple[int, int] | None:
     return int(k), int(n)
 
 
-def _read_lists(file: str, ids: Sequence[bytes]) -> dict[SplitName, Indices]:
+def _read_lists(file: str, ids: Sequence[bytes], with_test: bool) -> dict[SplitName, Indices]:
     try:
         lists = json.loads(Path(file).read_text())
         assert isinstance(lists, dict) and all(isinstance(chosen, list) for chosen in lists.values())
@@ -193,6 +218,8 @@ def _read_lists(file: str, ids: Sequence[bytes]) -> dict[SplitName, Indices]:
         raise ValueError(f"`data.split_file` must be a JSON object of lists, got {file}: {error}") from None
     if not {"train", "val"} <= lists.keys() <= {"train", "val", "test"}:
         raise ValueError(f"`data.split_file` must list train, val and, if any, test, got {sorted(lists)} in {file}")
+    if lists.get("test") and not with_test:
+        raise ValueError(f"`data.split_file` {file} lists test, and the data has a test split: leave out the list")
     number: dict[object, int] = {os.fsdecode(identity): i for i, identity in enumerate(ids)}
     number |= {i: i for i in range(len(ids))}
     indices: dict[SplitName, Indices] = {}

@@ -127,8 +127,8 @@ class Buffers:
 class Pipeline:
     """Cut, augment, resize and normalize.
 
-    Images of one native size are shifted over black and resized in batches; photos are cropped and resized one by one.
-    Images in memory without further augmentation are processed in chunks.
+    Images of one native size are shifted over black, arrays over the mean, and resized in batches; photos are cropped
+    and resized one by one. Images in memory without further augmentation are processed in chunks.
 
     Args:
         native_size: Height and width of the stored images, in pixels; None if they differ.
@@ -233,7 +233,8 @@ class Pipeline:
             pixels, labels = images.images, images.labels
             if device.type == "cuda" and pixels.nbytes < torch.cuda.mem_get_info(device)[0] // 4:
                 pixels, labels = pixels.to(device), labels.to(device)
-            loader = TensorLoader(pixels, labels, order, self.native_size, self.pad if moving else 0, moving)
+            fill = mean if pixels.is_floating_point() else None
+            loader = TensorLoader(pixels, labels, order, self.native_size, self.pad if moving else 0, moving, fill)
             resident = pixels.device.type == "cuda"
         else:
             native = self.native if order.tokens else None

@@ -1,6 +1,6 @@
-"""A loader for images in memory, one uint8 tensor, augmented in chunks."""
+"""A loader for images in memory, one tensor, augmented in chunks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -24,12 +24,13 @@ class TensorLoader(Loader):
     """Cut windows out of images in memory; in training at a random place, mirrored with probability 1/2.
 
     Args:
-        images: ``(N, C, H, W)`` uint8, on the device of the batches.
+        images: ``(N, C, H, W)`` uint8, or float32 in any unit, on the device of the batches.
         labels: ``(N,)`` classes.
         order: Which samples this process takes at each step.
         window: Height and width of the window.
-        pad: Black pixels added on every side before cutting.
+        pad: Pixels added on every side before cutting.
         augment: Whether to draw place and mirroring from each sample's seed; otherwise the center is cut out.
+        fill: Value of each channel in added pixels; None for black.
     """
 
     def __init__(
@@ -40,12 +41,13 @@ class TensorLoader(Loader):
         window: tuple[int, int],
         pad: int = 0,
         augment: bool = False,
+        fill: Sequence[float] | None = None,
     ) -> None:
         super().__init__(order)
-        self.images = F.pad(images, (pad, pad, pad, pad)) if pad else images
+        self.images = _padded(images, pad, fill) if pad else images
         self.labels = labels
         self.window = window
-        self.chunk = min(_CHUNK, _CHUNK_BYTES // (images.shape[1] * window[0] * window[1]))
+        self.chunk = min(_CHUNK, _CHUNK_BYTES // (images.element_size() * images.shape[1] * window[0] * window[1]))
         self.augment = augment
         self.room = (self.images.shape[2] - window[0], self.images.shape[3] - window[1])
 
@@ -75,7 +77,7 @@ class TensorLoader(Loader):
         mirrored = draws[:, 2] < 0.5
         if self.images.device.type != "cpu":
             return self._gather(indices, tops, lefts, mirrored)
-        if self.images[0].numel() > _LARGE:
+        if self.images[0].nbytes > _LARGE:
             return self._cut_one_by_one(indices, tops, lefts, mirrored)
         shifts = tops * (self.room[1] + 1) + lefts
         order = np.argsort(shifts, kind="stable")  # all images of one shift are copied by one operation
@@ -93,7 +95,7 @@ class TensorLoader(Loader):
         return self.images[i[:, :, None, None], chan[:, None, None], y[:, None, :, None], x[:, None, None, :]]
 
     def _cut_one_by_one(self, indices: Indices, tops: Indices, lefts: Indices, mirrored: NDArray[np.bool_]) -> Tensor:
-        images = torch.empty(len(indices), self.images.shape[1], *self.window, dtype=torch.uint8)
+        images = torch.empty(len(indices), self.images.shape[1], *self.window, dtype=self.images.dtype)
         source, target = self.images.numpy(), images.numpy()  # numpy copies rows faster
         for j, (i, top, left) in enumerate(zip(indices, tops, lefts, strict=True)):
             target[j] = source[i, :, top : top + self.window[0], left : left + self.window[1]]
@@ -106,3 +108,11 @@ class TensorLoader(Loader):
 
     def _index(self, values: NDArray[Any]) -> Tensor:
         return send(torch.from_numpy(values), self.images.device)
+
+
+def _padded(images: Tensor, pad: int, fill: Sequence[float] | None) -> Tensor:
+    padded = F.pad(images, (pad, pad, pad, pad))
+    for channel, value in enumerate(fill or ()):
+        padded[:, channel, :pad] = padded[:, channel, -pad:] = value
+        padded[:, channel, :, :pad] = padded[:, channel, :, -pad:] = value
+    return padded

@@ -122,6 +122,7 @@ def _pack(
         "rounded": ROUNDED,
         "class_names": data.class_names,
         "parts": data.parts,
+        "file_sizes": sorted(set(sizes_of(what.store, _sample(what)))),
         **settings,
     }
     archive.write_rows(work / INDEX, {**facts, "files": files}, what.rows[readable])
@@ -153,6 +154,12 @@ def _listed(data: ImageFolder, size: int | None) -> PhotosToPack:
             files += images.files
             rows.append(some)
     return PhotosToPack(images.store, files, np.concatenate(rows), data.decoding, size)
+
+
+def _sample(what: PhotosToPack) -> list[str]:
+    """Return some files of the training part, from which sizes are known, as :class:`ImageFolder` looks at some."""
+    train = np.flatnonzero(what.rows["part"] == PARTS.index("train"))
+    return [what.files[i] for i in train[:: max(1, len(train) // 16)]]
 
 
 def _write(
@@ -217,6 +224,9 @@ def _continued(folder: Path, what: PhotosToPack) -> tuple[int, int, dict[str, st
             if not same or any((known[x] != now[x]).any() for x in ("label", "part")) or any(
                 (known["facts"][x] != now["facts"][x]).any() for x in ("bytes", "modified")
             ):  # fmt: skip
+                break
+            broken = start + np.flatnonzero(~known["facts"]["readable"])
+            if not all(Encoded(what, 0)[i].reason for i in broken.tolist()):  # its reason has passed
                 break
             now[:] = known
             start, shard, unreadable = start + len(known), shard + 1, {**unreadable, **reasons}

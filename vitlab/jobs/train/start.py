@@ -231,8 +231,8 @@ def _rates(task: Task) -> dict[str, float]:
     groups = describe_groups(task.net, task.optimizer_groups(), task.hparams["lr"], task.hparams["layer_decay"], task)
     names = "pos_embed.", "student.pos_embed."
     scales = [group["lr_scale"] for group in groups if group["name"].startswith(names)]
-    of_positions = {"sum_of_learning_rates_pos_embed": rates * scales[-1]} if scales else {}
-    return {"sum_of_learning_rates": rates, **of_positions}
+    scale = scales[-1] if scales else task.hparams["pos_embed_lr_mult"]
+    return {"sum_of_learning_rates": rates, "sum_of_learning_rates_pos_embed": rates * scale}
 
 
 def promises(trainer: L.Trainer) -> dict[str, str]:
