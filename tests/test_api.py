@@ -1,9 +1,12 @@
 """The library: what a notebook calls does what the command does."""
 
 import datetime
+import io
+import logging
 import subprocess
 import sys
 import typing
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +112,37 @@ def test_an_analysis_is_a_table_with_a_figure(run):
     assert (run.path / "analysis" / "distance.png").is_file()
     several = run.analyze(["cost", "position"])
     assert set(several) == {"cost", "position"}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda run, digit: run.load(),
+        lambda run, digit: vitlab.load(run),
+        lambda run, digit: run.predict(digit),
+        lambda run, digit: run.analyze("cost"),
+    ],
+    ids=["load", "vitlab.load", "predict", "analyze"],
+)
+def test_lightning_is_as_quiet_as_in_the_commands_and_heard_again_afterwards(run, digit, call):
+    heard = logging.StreamHandler(io.StringIO())
+    heard.setLevel(logging.INFO)
+    loggers = [logging.getLogger(f"lightning.{name}") for name in ("pytorch", "fabric")]  # each has such a handler
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        filters = [*warnings.filters]
+        try:
+            for logger in loggers:
+                logger.addHandler(heard)
+            call(run, digit)
+            assert (heard.stream.getvalue(), [str(one.message) for one in warned]) == ("", [])
+            for logger in loggers:
+                logger.info("heard")
+        finally:
+            for logger in loggers:
+                logger.removeHandler(heard)
+        assert heard.stream.getvalue() == "heard\n" * 2
+        assert warnings.filters == filters
 
 
 def test_look_writes_the_page_of_a_run_and_opens_it_unless_told_not_to(run, place, monkeypatch):

@@ -49,23 +49,28 @@ RUN = [page for page in PAGES if commands(page) and page not in (*OWN, *SELDOM)]
 RUN += [pytest.param(page, marks=pytest.mark.rare) for page in SELDOM]
 
 
+TEN = 10  # epochs of a page that are one in the tests, where a run is resumed
+
+
 def shorter(words):
     if words[0] == "look":
         return [*words, "--pictures=2"]
     if words[0] != "fit" or "--help" in words or "--dry_run" in words:
         return words
     if "--resume" in words:
-        return [re.sub(r"max_epochs=\d+", "max_epochs=2", word) for word in words]
+        return [re.sub(r"max_epochs=(\d+)", lambda n: f"max_epochs={int(n[1]) // TEN}", word) for word in words]
     less = [] if any(word.startswith("--data.root=") for word in words) else ["--data.subset=0.2"]
     return [*words, "--trainer.max_epochs=1", *less]
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A folder with a run called first, as the README's reader has it when turning to the other pages."""
+    """A folder with a run called first, as the README's reader has it when turning to the other pages: resumed once."""
     folder = tmp_path_factory.mktemp("trained")
     words = ["fit", "--config", "t2t", "--run_dir", str(folder / "runs/first"), "--trainer.logger=false"]
     assert main(shorter(words)) == 0
+    (resumed,) = (line for line in commands("README.md") if "--resume first" in line)
+    assert main(shorter(["fit", "--resume", str(folder / "runs/first"), *shlex.split(resumed)[4:]])) == 0
     return folder
 
 
@@ -82,7 +87,7 @@ def desk(tmp_path, monkeypatch):
 
 def run(command):
     """Run a command of a page and return its exit code; what starts processes gets one of its own."""
-    program, *words = shlex.split(command)
+    program, *words = shlex.split(command, comments=True)
     if program == "torchrun":
         return subprocess.run([sys.executable, "-m", "torch.distributed.run", *words], timeout=600).returncode
     if "--trainer.devices=2" in words:

@@ -118,11 +118,13 @@ def load(source: PathLike = "last", trust_imports: Sequence[str] = ()) -> "Loade
         torch.Size([1, 10])
     """
     from vitlab.jobs.load import load_trained
+    from vitlab.jobs.terminal import lightning_quieted
 
     if not isinstance(source, str | os.PathLike):
         raise UsageError(f"`load` takes a run, its name or a file, got a {type(source).__name__}")
     trust(trust_imports)
-    return load_trained(os.fspath(source))
+    with lightning_quieted():
+        return load_trained(os.fspath(source))
 
 
 def ablate(

@@ -118,8 +118,10 @@ class Run:
             False
         """
         from vitlab.jobs.load import load_trained
+        from vitlab.jobs.terminal import lightning_quieted
 
-        return load_trained(os.fspath(self.checkpoint))
+        with lightning_quieted():
+            return load_trained(os.fspath(self.checkpoint))
 
     def validate(self, overrides: Overrides | None = None, resize: Policy | None = None) -> dict[str, float]:
         """Evaluate on the validation split; see :meth:`test`.
@@ -159,12 +161,14 @@ class Run:
         """
         from vitlab.config.images import find_images
         from vitlab.jobs.predict import predict
+        from vitlab.jobs.terminal import lightning_quieted
 
         words = [images] if isinstance(images, str | os.PathLike) else list(images)
         files, unreadable = find_images([os.fspath(word) for word in words])
         if not files:
             raise UsageError(f"no images found: {next(iter(unreadable.values()), 'nothing was given')}")
-        table, more = predict(self._directory, self.checkpoint, [], files, topk, quiet=True)
+        with lightning_quieted():
+            table, more = predict(self._directory, self.checkpoint, [], files, topk, quiet=True)
         if problems := unreadable | more:
             path, reason = next(iter(problems.items()))
             raise UsageError(f"{len(problems)} of {len(files)} images cannot be read, the first is {path}: {reason}")
@@ -192,11 +196,14 @@ class Run:
         from vitlab.analysis import names_of
         from vitlab.jobs.analyze import analyze
         from vitlab.jobs.find_subject import View
+        from vitlab.jobs.terminal import lightning_quieted
 
         several = names == "all" or isinstance(names, list)
         chosen = names_of(names if isinstance(names, str) else ",".join(names))
         found = {}
-        for name, finding, _ in analyze(chosen, str(self.checkpoint), View(**view)):
+        with lightning_quieted():
+            findings = list(analyze(chosen, str(self.checkpoint), View(**view)))
+        for name, finding, _ in findings:
             if not isinstance(finding, UsageError):
                 found[name] = finding
             elif not several:

@@ -199,8 +199,11 @@ class Checkpoint(callbacks.Checkpoint):
         if self.monitor not in trainer.callback_metrics or self._validated != trainer.global_step:
             return False  # these weights were not validated
         score, best = float(trainer.callback_metrics[self.monitor]), self.best_score
-        is_first = best is None or (math.isnan(best) and not math.isnan(score))
-        if is_first or (score < best if self.mode == "min" else score > best):
+        if best is None or (math.isnan(best) and not math.isnan(score)):
+            is_better = True
+        else:
+            is_better = score < best if self.mode == "min" else score > best
+        if is_better:
             self.best_score, self.best_epoch, self.best_step = score, trainer.current_epoch, trainer.global_step
             return True
         return False

@@ -4,13 +4,15 @@ import logging
 import shutil
 import sys
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vitlab.errors import printable
 from vitlab.tables import wrapped
 
 LOG = logging.getLogger("vitlab")
+LIGHTNING = ("lightning", "lightning.pytorch", "lightning.fabric")  # loggers with handlers of their own
 REQUESTED = ("callbacks.model_summary", "callbacks.early_stopping", "profilers.profiler")  # loggers of Lightning
 REPORT = 40  # lines of a profiler's report to show; AdvancedProfiler writes thousands
 
@@ -40,14 +42,35 @@ def open_terminal(quiet: bool = False) -> None:
     terminal.setFormatter(_Printable())
     terminal.setLevel(logging.WARNING if quiet else logging.INFO)
     LOG.addHandler(terminal)
-    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
-        for handler in logging.getLogger(name).handlers:
-            handler.setLevel(logging.WARNING)
+    _quiet(_handlers_of_lightning())
     for name in REQUESTED:
         logging.getLogger(f"lightning.pytorch.{name}").handlers = [terminal]
+    warnings.formatwarning = _warning  # type: ignore[assignment]  # Lightning's begins with a path of its own
+
+
+@contextmanager
+def lightning_quieted() -> Iterator[None]:
+    """Keep Lightning's messages and known warnings from the terminal, and leave loggers and filters as they were."""
+    handlers = _handlers_of_lightning()
+    levels = [handler.level for handler in handlers]
+    with warnings.catch_warnings():
+        _quiet(handlers)
+        try:
+            yield
+        finally:
+            for handler, level in zip(handlers, levels, strict=True):
+                handler.setLevel(level)
+
+
+def _handlers_of_lightning() -> list[logging.Handler]:
+    return [handler for name in LIGHTNING for handler in logging.getLogger(name).handlers]
+
+
+def _quiet(handlers: list[logging.Handler]) -> None:
+    for handler in handlers:
+        handler.setLevel(max(handler.level, logging.WARNING))
     for message in KNOWN_WARNINGS:
         warnings.filterwarnings("ignore", message)
-    warnings.formatwarning = _warning  # type: ignore[assignment]  # Lightning's begins with a path of its own
 
 
 def _warning(message: Warning | str, *place: object) -> str:
