@@ -3,6 +3,8 @@
 arXiv:2006.16236. vitlab fit --config vit --model.attn=linear.Linear --trust_imports linear
 """
 
+from typing import Any
+
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -12,8 +14,14 @@ from vitlab.layers import Attention, PosEmbed
 class Linear(Attention):
     """Attention with weights f(q) f(k) / sum f(q) f(k), where f = elu + 1; it sums f(k) v over the tokens only once.
 
-    There are no logits, so a position embedding that acts on them is refused with a ``ValueError``.
+    There are no logits, so a position embedding that acts on them is refused with a ``ValueError``, as is
+    ``attn_dropout``: :meth:`mix` has no weights to drop.
     """
+
+    def __init__(self, dim: int, num_heads: int, **attention: Any) -> None:
+        super().__init__(dim, num_heads, **attention)
+        if self.attn_dropout:
+            raise ValueError(f"linear attention has no weights to drop: leave attn_dropout={self.attn_dropout} out")
 
     def weigh(self, q: Tensor, k: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor:
         """Return the weights, ``(B, A, L, L)``, for analyses; :meth:`mix` never computes them."""

@@ -53,5 +53,5 @@ class RelativeValues(Attention):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor:
         """Return ``(B, A, L, d)``."""
-        weights = self.weigh(q, k, pos_embed, layer)
+        weights = nn.functional.dropout(self.weigh(q, k, pos_embed, layer), self.attn_dropout, self.training)
         return weights @ v + torch.einsum("baij,ijd->baid", weights, self.values[self.offsets(pos_embed, q.device)])

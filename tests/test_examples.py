@@ -3,6 +3,7 @@
 import importlib
 import json
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -124,6 +125,39 @@ def test_linear_attention_is_the_formula_of_the_paper_and_refuses_what_acts_on_l
     torch.testing.assert_close((attn.weights(x, PosEmbed(), 0) @ v), y)
     with pytest.raises(ValueError, match="has no logits for Alibi2d to act on"):
         attn(x, build_pos_embed("alibi2d", (1, 5), 8, 2, 1, 0).double(), 0)
+
+
+def fading():
+    """Return the class of docs/bring_your_own.md."""
+    page = (FOLDER.parent / "docs" / "bring_your_own.md").read_text()
+    space = {}
+    exec(re.search(r"```python\n# myattention\.py\n(.*?)```", page, re.DOTALL)[1], space)
+    return space["Fading"]
+
+
+@pytest.mark.parametrize(
+    "attn",
+    [fading()(8, 2, num_prefix_tokens=1), relative_values.RelativeValues(8, 2, grid_size=(3, 3), num_prefix_tokens=1)],
+    ids=lambda attn: type(attn).__name__,
+)
+def test_distances_need_all_tokens_of_one_image_in_their_places(attn):
+    net = VisionTransformer(**TINY | {"embed_dim": 8, "depth": 1}).eval()
+    net.blocks[0].attn = attn
+    assert net(torch.randn(2, 1, 12, 12)).shape == (2, 3)
+    with pytest.raises(ValueError, match="needs all tokens of one"):
+        net([torch.randn(1, 12, 12), torch.randn(1, 8, 12)])
+    with pytest.raises(ValueError, match="needs all tokens of one"):
+        net.forward_features(torch.randn(2, 1, 12, 12), torch.tensor([[3, 1], [0, 8]]))
+
+
+def test_weights_are_dropped_in_training_and_refused_where_there_are_none():
+    attn, x = relative_values.RelativeValues(8, 2, (2, 3), 1, attn_dropout=0.5), torch.randn(2, 7, 8)
+    evaluated = attn.eval()(x, PosEmbed((2, 3)), 0)
+    draws = [attn.train()(x, PosEmbed((2, 3)), 0) for _ in range(400)]
+    assert not torch.equal(draws[0], draws[1])
+    torch.testing.assert_close(torch.stack(draws).mean(0), evaluated, rtol=0, atol=0.15)
+    with pytest.raises(ValueError, match=r"no weights to drop: leave attn_dropout=0\.5 out"):
+        VisionTransformer(**TINY, attn={"class_path": "linear.Linear", "init_args": {"attn_dropout": 0.5}})
 
 
 def test_the_imaginary_part_of_rotated_products_gives_more_heads():

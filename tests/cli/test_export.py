@@ -137,6 +137,10 @@ def randomized(net):
     return net.eval()
 
 
+def scaled(method):
+    return {"class_path": method, "init_args": {"scale": 0.2}}
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -151,6 +155,11 @@ def randomized(net):
         {"pos_embed": "rope2d", "layer_scale": 0.5, "reg_tokens": 2},
         {"pos_embed": "rope_mixed", "global_pool": "avg", "class_token": False, "fc_norm": True},
         {"pos_embed": ["learned", "rope2d"], "mlp_layer": "swiglu", "act_layer": "silu", "qk_norm": True},
+        {"pos_embed": scaled("learned")},
+        {"pos_embed": scaled("sincos2d")},
+        {"pos_embed": [scaled("learned"), "rope2d"]},
+        {"global_pool": {"class_path": "avg"}, "act_layer": {"class_path": "relu"}},
+        {"pos_embed": "rope2d", "mlp_layer": {"class_path": "swiglu"}, "act_layer": {"class_path": "silu"}},
         {"pos_embed": DINOV3, "norm_layer": "rmsnorm", "norm_eps": 1e-2},
         {"pos_embed": "relpos", "global_pool": "avg"},
         {"pos_embed": SHARED, "layer_scale": 0.5},

@@ -4,10 +4,13 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
+from torchvision.models import VisionTransformer as TorchvisionViT
 
 import vitlab.models
 from vitlab.models import SIZES, VisionTransformer, create, create_model, load, load_network
+from vitlab.models.convert import convert_layout
 from vitlab.models.create import load_of_library
+from vitlab.models.walk import as_transformer
 from vitlab.models.weights_file import read_weights
 
 TINY = {"img_size": 16, "patch_size": 4, "in_chans": 1, "num_classes": 5, "embed_dim": 16, "depth": 2, "num_heads": 2}
@@ -278,3 +281,31 @@ def test_every_network_states_its_width_and_its_token_step(name):
         net = create_model(name)
     assert (net.embed_dim, net.num_classes) == (SIZES[name]["embed_dim"], 1000)
     assert net.patch_size == SIZES[name].get("patch_size", 16)
+
+
+def test_a_network_that_is_in_training_is_compared_without_dropout_and_stays_in_training():
+    theirs = timm.models.VisionTransformer(**TINY, drop_path_rate=0.5, proj_drop_rate=0.5).train()
+    theirs.blocks[0].eval()
+    ours = as_transformer(theirs, "mine")
+    assert ours.training and theirs.training and theirs.blocks[1].mlp.training
+    assert not theirs.blocks[0].mlp.training
+
+
+@pytest.mark.parametrize(("in_chans", "patch"), [(1, 8), (4, (4, 8)), (5, 4), (12, 4)])
+def test_patches_of_naflexvit_have_any_channels(in_chans, patch):
+    from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg
+
+    size = {"embed_dim": 16, "depth": 1, "num_heads": 2, "pos_embed_grid_size": (3, 2), "patch_size": patch}
+    options = {"global_pool": "avg", "class_token": False, "pos_embed": "learned", "fc_norm": True}
+    theirs = NaFlexVit(NaFlexVitCfg(**size, **options), in_chans=in_chans, num_classes=5).eval()
+    assert as_transformer(theirs, "mine").tokenizer.proj.in_channels == in_chans  # which compares their outputs
+    with pytest.raises(ValueError, match=r"patches have \d+ numbers, which are not 7 x 2 x 2: change `in_chans` or"):
+        convert_layout(theirs.state_dict(), 6, 0, 2, patch=(7, 2, 2))
+
+
+def test_a_width_of_the_mlp_that_the_quotient_misses_is_met():
+    theirs = timm.models.VisionTransformer(**TINY | {"embed_dim": 88, "mlp_ratio": 1.3637})
+    assert theirs.blocks[0].mlp.fc2.in_features == 120 and int(88 * (120 / 88)) == 119
+    assert as_transformer(theirs, "mine").blocks[0].mlp.fc2.in_features == 120
+    peer = TorchvisionViT(16, 8, num_layers=1, num_heads=2, hidden_dim=88, mlp_dim=120, num_classes=5)
+    assert as_transformer(peer, "mine").blocks[0].mlp.fc2.in_features == 120

@@ -6,7 +6,7 @@ from torch import nn
 
 from vitlab.models import VisionTransformer
 from vitlab.models.convert import from_timm
-from vitlab.models.walk import attention_inputs, attention_logits, attention_maps, block_tokens
+from vitlab.models.walk import attention_inputs, attention_logits, attention_maps, block_tokens, pooled_features
 from vitlab.optim import param_groups
 
 TINY = {"img_size": (16, 24), "patch_size": 4, "in_chans": 1, "embed_dim": 16, "depth": 4, "num_heads": 2}
@@ -129,3 +129,9 @@ def test_the_optimizers_of_timm_let_the_same_parameters_decay(pos_embed, tokeniz
         for groups in (theirs, param_groups(net, 0.1, 0.1))
     ]
     assert decays[0] == decays[1] and decays[0]
+
+
+@pytest.mark.parametrize("fc_norm", [False, True])
+def test_pooled_features_are_what_the_head_reads(images, fc_norm):
+    net = VisionTransformer(**TINY, num_classes=5, global_pool="avg", fc_norm=fc_norm, init_std=0.3).eval()
+    torch.testing.assert_close(net.head(pooled_features(net, images)), net(images), rtol=0, atol=1e-6)

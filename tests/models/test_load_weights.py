@@ -199,6 +199,25 @@ def test_maes_table_is_compared_with_the_formula_and_mocos_is_refused(path):
         load_weights(model, path)
 
 
+def scaled(method):
+    return tiny(pos_embed={"class_path": method, "init_args": {"scale": 0.2}})
+
+
+@pytest.mark.parametrize("method", ["learned", "sincos2d"])
+def test_the_table_of_another_library_is_what_a_scaled_method_adds(path, method):
+    saved, model = randomized(scaled(method)), scaled(method)
+    torch.save(to_timm(saved.state_dict(), saved.pos_embed.added()), path)
+    load_weights(model, path)
+    assert_same_outputs(model, saved)
+
+
+def test_a_formula_is_refused_where_the_model_adds_a_fifth_of_it(path):
+    saved = randomized(tiny(pos_embed="sincos2d"))
+    torch.save(to_timm(saved.state_dict(), saved.pos_embed.added()), path)
+    with pytest.raises(ValueError, match="not that of the formula"):
+        load_weights(scaled("sincos2d"), path)
+
+
 # Heads and grids
 
 
@@ -435,3 +454,24 @@ def test_a_kernel_meets_enlarged_patches_as_it_met_the_patches_it_was_trained_on
         expected = small.tokenizer(images)
         actual = F.linear(enlarged.flatten(2), large.tokenizer.proj.weight.flatten(1), large.tokenizer.proj.bias)
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
+
+
+class Windows(nn.Module):
+    """Patches, or with ``overlap`` windows that reach into their neighbors."""
+
+    def __init__(self, img_size, in_chans, embed_dim, patch_size, overlap: int = 0):
+        super().__init__()
+        self.patch_size, self.grid_size = patch_size, tuple(side // patch_size for side in img_size)
+        self.proj = nn.Conv2d(in_chans, embed_dim, patch_size + 2 * overlap, stride=patch_size, padding=overlap)
+
+    def forward(self, images):
+        return self.proj(images).flatten(2).transpose(1, 2)
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_the_kernels_of_a_tokenizer_of_ones_own_are_loaded_as_they_are(path, overlap):
+    own = {"tokenizer": {"class_path": f"{__name__}.Windows", "init_args": {"overlap": overlap}}}
+    saved, model = randomized(tiny(**own)), tiny(**own)
+    torch.save({"hyper_parameters": TINY | own, "state_dict": saved.state_dict()}, path)
+    assert load_weights(model, path, "usual") == []
+    assert_same_outputs(model, saved)

@@ -128,6 +128,34 @@ def _gradient(loss, p):
     return torch.autograd.grad(loss, p, retain_graph=True, allow_unused=True)[0] if p.requires_grad else p
 
 
+class ZeroBranch(nn.Module):
+    """An MLP whose last layer starts at 0, and at 2 with a bias."""
+
+    def __init__(self, dim, hidden_dim):
+        super().__init__()
+        self.first, self.last = nn.Linear(dim, hidden_dim), nn.Linear(hidden_dim, dim)
+
+    def forward(self, x):
+        return self.last(self.first(x).relu())
+
+
+class ZeroBranchAtLast(ZeroBranch):
+    def reset_parameters(self):
+        nn.init.zeros_(self.last.weight)
+        nn.init.constant_(self.last.bias, 2.0)
+
+
+def test_a_part_with_a_start_of_its_own_keeps_it_and_changes_no_other():
+    nets = []
+    for part in (ZeroBranch, ZeroBranchAtLast):
+        torch.manual_seed(0)
+        nets.append(VisionTransformer(**TINY, mlp_layer=f"{HERE}.{part.__name__}"))
+    mlp = nets[1].blocks[1].mlp
+    assert not mlp.last.weight.any() and mlp.last.bias.tolist() == [2.0] * 8
+    states = [{k: v for k, v in net.state_dict().items() if ".last." not in k} for net in nets]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
 def test_a_part_receives_what_its_constructor_asks_for():
     net = VisionTransformer(**TINY, block=OWN["block"], global_pool=OWN["global_pool"])
     assert [block.seen for block in net.blocks] == [(0, (4, 4)), (1, (4, 4))]

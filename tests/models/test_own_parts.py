@@ -153,3 +153,31 @@ def test_the_class_path_of_a_vitlab_part_equals_its_word():
     path = VisionTransformer(**TINY, **paths)
     assert isinstance(path.tokenizer, PatchEmbed)
     assert all(torch.equal(value, path.state_dict()[name]) for name, value in word.state_dict().items())
+
+
+WORDS = [("global_pool", word) for word in ("token", "avg", "max", "map")]
+WORDS += [("act_layer", "quick_gelu"), ("norm_layer", "rmsnorm")]
+
+
+@pytest.mark.parametrize(("part", "word"), WORDS)
+def test_a_word_as_a_class_path_is_the_word(part, word):
+    nets = []
+    for value in (word, {"class_path": word}):
+        torch.manual_seed(0)
+        nets.append(VisionTransformer(**TINY, init_std=0.3, reg_tokens=1, **{part: value}).eval())
+    images = torch.randn(2, 1, 8, 8)
+    assert torch.equal(nets[0](images), nets[1](images))
+    assert not torch.equal(nets[0](images[:1]), nets[0](images[1:]))
+    assert nets[1].reads_class_token_only() == (nets[0].global_pool == "token")
+
+
+@pytest.mark.parametrize("part", ["act_layer", "norm_layer", "global_pool"])
+def test_a_word_takes_no_arguments(part):
+    word = {"act_layer": "gelu", "norm_layer": "layernorm", "global_pool": "avg"}[part]
+    with pytest.raises(ValueError, match=rf"`{part}`: {word} takes no arguments, got {word}\(x=1\)"):
+        VisionTransformer(**TINY, **{part: {"class_path": word, "init_args": {"x": 1}}})
+
+
+def test_a_class_path_of_the_class_token_needs_one():
+    with pytest.raises(ValueError, match="needs `class_token=True`"):
+        VisionTransformer(**TINY, class_token=False, global_pool={"class_path": "token"})

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from timm.layers import resample_patch_embed
 
-from vitlab.models import VisionTransformer
+from vitlab.models import VisionTransformer, count_macs
 from vitlab.tokenizers.patch import PatchEmbed, pseudo_inverse_resize
 
 SMALL = {"img_size": (48, 96), "patch_size": 12, "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 3}
@@ -58,3 +58,19 @@ def test_a_step_has_patches_of_its_own_and_evaluation_those_of_the_kernel(pos_em
 def test_impossible_patch_sizes_are_refused(changed, message):
     with pytest.raises(ValueError, match=message):
         VisionTransformer(**SMALL | changed)
+
+
+def test_other_precisions_and_counting_leave_the_resized_kernel_alone():
+    net = VisionTransformer(flexi_patch=[8, 12], **SMALL).eval()
+    net.tokenizer.eval_patch = (8, 8)
+    count_macs(net)
+    kernel = net.tokenizer.weight_of((8, 8)).clone()
+    half = net.half().tokenizer.weight_of((8, 8))
+    assert half.dtype == torch.float16
+    theirs = pseudo_inverse_resize((12, 12), (8, 8))
+    for precise in (net.double(), net.float()):
+        weight = precise.tokenizer.proj.weight.double().flatten(2)
+        resized = precise.tokenizer.weight_of((8, 8)).double().flatten(2)
+        torch.testing.assert_close(resized, weight @ theirs.T, rtol=0, atol=1e-6)
+    count_macs(net)
+    torch.testing.assert_close(net.tokenizer.weight_of((8, 8)), kernel, rtol=0, atol=1e-3)  # weights were halved

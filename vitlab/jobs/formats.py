@@ -196,9 +196,9 @@ def _write_timm(net: VisionTransformer, network: Arguments, path: Path) -> dict[
         if kind == "VisionTransformer":
             state, table = net.state_dict(), None
             if isinstance(net.pos_embed, AddedPosEmbed):
-                # timm stores the table that is added, whatever it is computed from
+                # timm stores what is added, whatever it is computed from
                 state = {name: value for name, value in state.items() if not name.startswith("pos_embed.")}
-                table = net.pos_embed.table().detach()
+                table = net.pos_embed.added().detach()
             state = to_timm(state, table)
         else:
             state = weights_for_timm(net, _built_by_timm(kind, arguments))
@@ -229,6 +229,7 @@ def _timm_network(network: Arguments) -> tuple[str, dict[str, Any]]:
 
     Rotations are in timm's Eva, trained biases by displacement in its Beit, all else that it has in VisionTransformer.
     """
+    network = {name: _bare(choice) for name, choice in network.items()}
     value = network["pos_embed"]
     parts = dict(name_and_args("pos_embed", part) for part in (value if isinstance(value, list) else [value]))
     words = [word for word in parts if word in ("rope2d", "rope_mixed", "relpos")]
@@ -250,6 +251,12 @@ def _timm_network(network: Arguments) -> tuple[str, dict[str, Any]]:
         shared = options.get("join") == "every_layer_shared"
         return kind, common | {"use_rel_pos_bias": not shared, "use_shared_rel_pos_bias": shared}
     return kind, common | tokens | {"attn_type": "rope", "no_embed_class": True} | _timm_rotation(words[0], options)
+
+
+def _bare(value: Any) -> Any:
+    """Return the word of a ``class_path`` without arguments; anything else unchanged."""
+    is_bare = isinstance(value, Mapping) and "class_path" in value and not value.get("init_args")
+    return value["class_path"] if is_bare else value
 
 
 def _timm_rotation(word: str, options: Mapping[str, Any]) -> dict[str, Any]:

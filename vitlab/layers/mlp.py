@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlab.class_paths import ClassSpec, build_choice
-from vitlab.layers.norm import build_custom
+from vitlab.layers.norm import build_custom, word_of
 from vitlab.layers.recompute import recomputed
 
 ActName = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu"]
@@ -27,7 +27,7 @@ def build_act(act_layer: ActChoice, dim: int) -> nn.Module:
         >>> build_act("relu", 2)(torch.tensor([-1.0, 2.0])), build_act("Tanh", 2)
         (tensor([0., 2.]), Tanh())
     """
-    match act_layer:
+    match word_of("act_layer", act_layer, get_args(ActName)):
         case "gelu":
             return nn.GELU()
         case "gelu_tanh":

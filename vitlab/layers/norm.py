@@ -6,7 +6,7 @@ from typing import Any, Literal, TypedDict, get_args
 import torch
 from torch import Tensor, nn
 
-from vitlab.class_paths import ClassSpec, build, find_class, name_and_args
+from vitlab.class_paths import ClassSpec, build, choice_text, find_class, name_and_args
 
 NormName = Literal["layernorm", "rmsnorm"]
 NormChoice = NormName | str | ClassSpec
@@ -30,6 +30,22 @@ class PerToken(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map ``(..., D)`` to ``(..., D)``."""
         return self.norm(x.flatten(0, -2)).view_as(x)
+
+
+def word_of(key: str, value: Any, words: Iterable[str]) -> str | None:
+    """Return the word that ``key`` is set to, alone or as a ``class_path``; None for a class.
+
+    Raises:
+        ValueError: The word has arguments.
+
+    Example:
+        >>> word_of("act_layer", {"class_path": "gelu"}, ["gelu"]), word_of("act_layer", "Tanh", ["gelu"])
+        ('gelu', None)
+    """
+    word, args = name_and_args(key, value)
+    if word in words and args:
+        raise ValueError(f"`{key}`: {word} takes no arguments, got {choice_text(value)}")
+    return word if word in words else None
 
 
 def build_custom(key: str, value: Any, dim: int, words: Iterable[str], offered: Mapping[str, Any]) -> nn.Module:
@@ -82,7 +98,7 @@ def build_norm(norm_layer: NormChoice, dim: int, norm_eps: float) -> nn.Module:
         >>> build_norm("rmsnorm", 8, norm_eps=1e-6)
         RMSNorm((8,), eps=1e-06, elementwise_affine=True)
     """
-    match norm_layer:
+    match word_of("norm_layer", norm_layer, get_args(NormName)):
         case "layernorm":
             return nn.LayerNorm(dim, eps=norm_eps)
         case "rmsnorm":

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlab.class_paths import ClassSpec, build, choice_text, find_class, name_and_args
+from vitlab.class_paths import ClassSpec, build, find_class, name_and_args
 from vitlab.layers.mlp import ActChoice, Mlp
-from vitlab.layers.norm import NormChoice, build_norm
+from vitlab.layers.norm import NormChoice, build_norm, word_of
 
 PoolName = Literal["token", "avg", "max", "map"]
 PoolChoice = PoolName | str | ClassSpec
@@ -79,19 +79,17 @@ def build_pool(
         >>> build_pool("avg", 8, 2, 1, attention=lambda: AttentionPool(8, 2)) is None
         True
     """
-    word, args = name_and_args("global_pool", global_pool)
-    if word in get_args(PoolName):
-        if args:
-            raise ValueError(f"`global_pool`: {word} takes no arguments, got {choice_text(global_pool)}")
+    if word := word_of("global_pool", global_pool, get_args(PoolName)):
         return attention() if word == "map" else None
+    path, args = name_and_args("global_pool", global_pool)
     offered = {"dim": dim, "num_heads": num_heads, "num_prefix_tokens": num_prefix_tokens}
-    cls = find_class("global_pool", word, nn.Module, get_args(PoolName))
+    cls = find_class("global_pool", path, nn.Module, get_args(PoolName))
     module: nn.Module = build("global_pool", cls, args, offered)
     with torch.no_grad():
         found = module.eval()(torch.zeros(2, num_prefix_tokens + 4, dim))
     shape = tuple(found.shape) if isinstance(found, Tensor) else f"a {type(found).__name__}"
     if shape != (2, dim):
         raise ValueError(
-            f"`global_pool`: {word} must map tokens (B, L, {dim}) to (B, {dim}), but gave {shape} for B = 2"
+            f"`global_pool`: {path} must map tokens (B, L, {dim}) to (B, {dim}), but gave {shape} for B = 2"
         )
     return module.train()

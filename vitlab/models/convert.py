@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vitlab.class_paths import ClassSpec
 from vitlab.layers.pos_embed import PosEmbedChoice
-from vitlab.layers.pos_embed.added import SinCos1d
+from vitlab.layers.pos_embed.added import AddedPosEmbed, SinCos1d
 from vitlab.tokenizers.patch import pseudo_inverse_resize
 
 State = dict[str, Tensor]
@@ -20,7 +20,9 @@ RECOMPUTED = re.compile(
 )
 
 
-def rename_positions(state_dict: State, num_heads: int | None = None) -> State:
+def rename_positions(
+    state_dict: State, num_heads: int | None = None, patch: tuple[int, int, int] | None = None
+) -> State:
     """Rename rotations, biases and factorized tables, and other names in which these networks differ from timm's ViT.
 
     Axial rotations leave no trace in timm's state dicts: load such a file into a model with pos_embed="rope2d", or with
@@ -29,6 +31,7 @@ def rename_positions(state_dict: State, num_heads: int | None = None) -> State:
     Args:
         state_dict: State dict of timm or of naver-ai/rope-vit.
         num_heads: Number of heads A; needed only for the files of naver-ai/rope-vit, which do not show it.
+        patch: Channels, height and width of a patch, which the files of NaFlexViT do not show; None guesses them.
 
     Example:
         >>> list(rename_positions({"embeds.pos_embed_y": torch.zeros(1, 14, 8), "blocks.0.gamma_1": torch.ones(8)}))
@@ -41,7 +44,7 @@ def rename_positions(state_dict: State, num_heads: int | None = None) -> State:
         elif name in ("rope.freqs", "freqs"):
             state["pos_embed.freqs"] = _head_freqs(value, num_heads)
         elif not RECOMPUTED.fullmatch(name):
-            new_name, new_value = _rename_naflex(re.sub(r"\.gamma_([12])$", r".ls\1.gamma", name), value)
+            new_name, new_value = _rename_naflex(re.sub(r"\.gamma_([12])$", r".ls\1.gamma", name), value, patch)
             state[new_name] = new_value
     if tables:
         state["pos_embed.bias_table"] = torch.stack([tables[i] for i in sorted(tables)])
@@ -59,7 +62,7 @@ def _head_freqs(freqs: Tensor, num_heads: int | None) -> Tensor:
     return freqs.unflatten(2, (num_heads, -1))
 
 
-def _rename_naflex(name: str, value: Tensor) -> tuple[str, Tensor]:
+def _rename_naflex(name: str, value: Tensor, patch: tuple[int, int, int] | None = None) -> tuple[str, Tensor]:
     """Return the name and tensor of timm's ViT for a parameter under ``embeds.`` of NaFlexViT; others unchanged."""
     match name.removeprefix("embeds."):
         case "pos_embed_y" if name.startswith("embeds."):
@@ -69,15 +72,25 @@ def _rename_naflex(name: str, value: Tensor) -> tuple[str, Tensor]:
         case "pos_embed" if name.startswith("embeds."):
             return "pos_embed.weight", value.flatten(1, 2)  # (1, h, w, D)
         case "proj.weight" if value.ndim == 2 and name.startswith("embeds."):
-            in_chans = next(c for c in (3, 1, 4, 2) if math.isqrt(value.shape[1] // c) ** 2 * c == value.shape[1])
-            side = math.isqrt(value.shape[1] // in_chans)
-            return "patch_embed.proj.weight", value.unflatten(1, (side, side, in_chans)).permute(
-                0, 3, 1, 2
-            ).contiguous()
+            in_chans, h, w = _patch_of(value.shape[1], patch)
+            return "patch_embed.proj.weight", value.unflatten(1, (h, w, in_chans)).permute(0, 3, 1, 2).contiguous()
         case "proj.weight" | "proj.bias" as rest if name.startswith("embeds."):
             return f"patch_embed.{rest}", value
         case rest:
             return rest, value
+
+
+def _patch_of(count: int, known: tuple[int, int, int] | None) -> tuple[int, int, int]:
+    """Return channels, height and width of a patch of ``count`` numbers: as known, or a square of as many channels."""
+    if known is not None and math.prod(known) == count:
+        return known
+    for in_chans in (3, 1, 4, 2) if known is None else known[:1]:
+        if (side := math.isqrt(count // in_chans)) ** 2 * in_chans == count:
+            return in_chans, side, side
+    what = "squares of 1 to 4 channels: give `patch`"
+    if known is not None:
+        what = "{} x {} x {}: change `in_chans` or `patch_size`".format(*known)
+    raise ValueError(f"the file's patches have {count} numbers, which are not {what}")
 
 
 def _fuse_projections(state: State) -> State:
@@ -170,7 +183,12 @@ def rename_blocks(state: State) -> State:
     return renamed
 
 
-def from_timm(state_dict: State, num_patches: int | None = None, num_heads: int | None = None) -> State:
+def from_timm(
+    state_dict: State,
+    num_patches: int | None = None,
+    num_heads: int | None = None,
+    patch: tuple[int, int, int] | None = None,
+) -> State:
     """Rename the state dict of a timm ViT, Eva (with rotations), BEiT or NaFlexViT to ours; outputs do not change.
 
     Positions that timm adds to class and register tokens are constants and become part of these tokens. DeiT, DINO,
@@ -181,13 +199,14 @@ def from_timm(state_dict: State, num_patches: int | None = None, num_heads: int 
         num_patches: Number of patch tokens N, from which follows how many rows of ``pos_embed`` belong to prefix
             tokens; None assumes a row for every prefix token, timm's default.
         num_heads: Number of heads A; needed only for the rotations in files of naver-ai/rope-vit.
+        patch: Channels, height and width of a patch, which the files of NaFlexViT do not show; None guesses them.
 
     Example:
         >>> theirs = {"cls_token": torch.zeros(1, 1, 8), "pos_embed": torch.ones(1, 1 + 4, 8)}
         >>> {name: tuple(value.shape) for name, value in from_timm(theirs).items()}
         {'cls_token': (1, 1, 8), 'pos_embed.weight': (1, 4, 8)}
     """
-    state = rename_positions(state_dict, num_heads)
+    state = rename_positions(state_dict, num_heads, patch)
     if (weight := state.get("patch_embed.proj.weight")) is not None:  # CLIP has no bias here
         state.setdefault("patch_embed.proj.bias", weight.new_zeros(len(weight)))
     return fold_prefix_positions(_rename(state, "patch_embed.", "tokenizer."), num_patches)
@@ -200,7 +219,8 @@ def to_timm(state_dict: State, pos_embed: Tensor | None = None, no_embed_class: 
 
     Args:
         state_dict: State dict of a network with ``tokenizer="patch"`` and a linear head.
-        pos_embed: The ``(N, D)`` table of a method that does not save it, such as ``model.pos_embed.table(0)``.
+        pos_embed: The ``(N, D)`` table that the network adds, ``model.pos_embed.added()``; None takes the one in the
+            state dict, which lacks those of a formula and a ``scale``.
         no_embed_class: timm's argument: whether its table has no rows for prefix tokens, as in DeiT III.
 
     Example:
@@ -210,10 +230,11 @@ def to_timm(state_dict: State, pos_embed: Tensor | None = None, no_embed_class: 
         'pos_embed'
     """
     state = _rename(state_dict, "tokenizer.", "patch_embed.")
-    table = state.pop("pos_embed.weight", None if pos_embed is None else pos_embed[None])
+    saved = state.pop("pos_embed.weight", None)
+    table = saved if pos_embed is None else pos_embed[None]
     foreign = [name for name in state if name.startswith(("pos_embed.", "head.0."))]
     foreign += [name for name in state if name.startswith("patch_embed.") and ".proj." not in name]
-    if foreign or (table is not None and len(table) > 1):
+    if foreign or (saved is not None and len(saved) > 1):
         raise ValueError(f"timm's ViT has no counterpart of {', '.join(foreign) or 'a position table per block'}")
     if "norm_pre.weight" in state and (bias := state.pop("patch_embed.proj.bias")).any():
         if table is None:
@@ -251,7 +272,11 @@ def from_t2t(state_dict: State) -> State:
 
 
 def convert_layout(
-    state_dict: State, num_patches: int, num_prefix_tokens: int, num_heads: int
+    state_dict: State,
+    num_patches: int,
+    num_prefix_tokens: int,
+    num_heads: int,
+    patch: tuple[int, int, int] | None = None,
 ) -> tuple[State, list[str]]:
     """Convert a state dict of any supported layout to ours, keeping its position table; also say what it was.
 
@@ -260,6 +285,7 @@ def convert_layout(
         num_patches: Number of patch tokens N of the trained network if known, else of the model to load it.
         num_prefix_tokens: Number of prefix tokens P of the model.
         num_heads: Number of heads A of the model.
+        patch: Channels, height and width of a patch of the model; None guesses those that a file does not show.
 
     Returns:
         The state dict, and a sentence if it was converted.
@@ -276,7 +302,7 @@ def convert_layout(
     if any(name.startswith(("patch_embed.", "embeds.")) for name in state_dict):
         if rows and rows - num_patches not in (0, 1, num_prefix_tokens):
             raise unknown_grid(rows)
-        return from_timm(state_dict, num_patches, num_heads), ["layout: converted from timm"]
+        return from_timm(state_dict, num_patches, num_heads, patch), ["layout: converted from timm"]
     return state_dict, []
 
 
@@ -297,6 +323,19 @@ def resize_patch_kernels(state: State, patch: tuple[int, int] | None) -> tuple[S
     old = (kernel.shape[2], kernel.shape[3])
     resized = (kernel.double().flatten(2) @ pseudo_inverse_resize(old, patch).T).unflatten(2, patch)
     return state | {name: resized.to(kernel)}, ["patches: kernels of {} x {} resized to {} x {}".format(*old, *patch)]
+
+
+def mlp_ratio_of(hidden_dim: int, dim: int) -> float:
+    """Return the ratio of which ``int(dim * ratio)`` is ``hidden_dim``, which their quotient may miss by one.
+
+    Example:
+        >>> int(88 * (120 / 88)), int(88 * mlp_ratio_of(120, 88))
+        (119, 120)
+    """
+    ratio = hidden_dim / dim
+    while int(dim * ratio) < hidden_dim:
+        ratio = math.nextafter(ratio, math.inf)
+    return ratio
 
 
 def unknown_grid(count: int) -> ValueError:
@@ -374,6 +413,9 @@ def weights_for_timm(ours: nn.Module, theirs: nn.Module) -> State:
         <All keys matched successfully>
     """
     target, left = theirs.state_dict(), dict(ours.state_dict())
+    for name, part in ours.named_modules():
+        if isinstance(part, AddedPosEmbed) and part.scale != 1:  # timm stores what is added
+            left |= {key: part.scale * left[key] for x in part.stacks if (key := f"{name}.{x}") in left}
     used: set[str] = set()
     state = {name: _weight(name, target, left, used, theirs) for name in target}
     missing = [name for name, value in state.items() if value is None]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from vitlab.errors import did_you_mean
 from vitlab.models.arguments import ModelArgs
-from vitlab.models.convert import fold_prefix_positions
+from vitlab.models.convert import fold_prefix_positions, mlp_ratio_of
 from vitlab.models.weights_file import WeightsFile
 
 State = dict[str, Tensor]
@@ -173,7 +173,7 @@ def peer_file(theirs: nn.Module, name: str) -> WeightsFile:
     arguments["img_size"] = (h * weight.shape[2], w * weight.shape[3])  # the rest is cut off there: 378 of 384
     arguments |= {"patch_size": tuple(weight.shape[2:]), "in_chans": weight.shape[1], "embed_dim": weight.shape[0]}
     arguments |= {"depth": 1 + max(int(key.split(".")[1]) for key in state if key.startswith("blocks."))}
-    arguments |= {"mlp_ratio": state["blocks.0.mlp.fc2.weight"].shape[1] / weight.shape[0]}
+    arguments |= {"mlp_ratio": mlp_ratio_of(state["blocks.0.mlp.fc2.weight"].shape[1], weight.shape[0])}
     arguments |= {"qkv_bias": "blocks.0.attn.qkv.bias" in state, "class_token": "cls_token" in state}
     arguments |= {"reg_tokens": state["reg_token"].shape[1] if "reg_token" in state else 0}
     arguments |= {"layer_scale": 1.0 if "blocks.0.ls1.gamma" in state else None}  # loaded later

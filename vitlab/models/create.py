@@ -14,7 +14,7 @@ from vitlab.errors import did_you_mean
 from vitlab.layers.pool import PoolName
 from vitlab.layers.resample import ResizePolicy
 from vitlab.models.arguments import ModelArgs
-from vitlab.models.convert import timm_positions
+from vitlab.models.convert import mlp_ratio_of, timm_positions
 from vitlab.models.convert_peers import peer_file, peer_model, peer_outputs
 from vitlab.models.load import load_weights, outputs_of
 from vitlab.models.old_names import OLD, upgrade
@@ -227,7 +227,7 @@ def timm_arguments(theirs: Any) -> ModelArgs:
         "embed_dim": theirs.embed_dim,
         "depth": len(theirs.blocks),
         "num_heads": block.attn.num_heads,
-        "mlp_ratio": block.mlp.fc2.in_features / theirs.embed_dim,
+        "mlp_ratio": mlp_ratio_of(block.mlp.fc2.in_features, theirs.embed_dim),
         "qkv_bias": qkv.bias is not None or getattr(block.attn, "q_bias", None) is not None,
         "attn": "softmax" if isinstance(getattr(block.attn, "q_norm", none), nn.Identity) else _NORMED,
         "act_layer": act,
@@ -291,8 +291,13 @@ def same_network(theirs: nn.Module, file: WeightsFile, arguments: Mapping[str, A
     images = torch.randn(1, ours.in_chans, *ours.img_size, generator=torch.Generator().manual_seed(0))
     if (value := next(theirs.parameters(), None)) is not None:  # on its device, in its precision
         ours, images = ours.to(value), images.to(value)
-    with torch.no_grad():
-        expected, outputs = peer_outputs(theirs, images), ours(images)
+    modes = [(module, module.training) for module in theirs.modules()]
+    try:
+        with torch.no_grad():
+            expected, outputs = peer_outputs(theirs.eval(), images), ours(images)
+    finally:
+        for module, mode in modes:
+            module.training = mode
     if (expected - outputs).abs().max() > 1e-4 * expected.abs().max().clamp(min=1.0):
         built = {k: built.get(k, defaults[k].default) for k in asked}
         changes = ", ".join(f"{k}={built[k]} and not {v}" for k, v in asked.items() if built[k] != v)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitlab.layers.pos_embed import resample_pos_embed
-from vitlab.layers.pos_embed.added import SinCos1d, SinCosPosEmbed
+from vitlab.layers.pos_embed.added import AddedPosEmbed, SinCos1d, SinCosPosEmbed
 from vitlab.layers.pos_embed.rotary import RoPE2d
 from vitlab.layers.resample import Grid, ResizePolicy
 from vitlab.models.arguments import ModelArgs
@@ -18,6 +18,7 @@ from vitlab.models.convert import convert_layout, resize_patch_kernels, same_tab
 from vitlab.models.old_names import OLD, upgrade
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.weights_file import WeightsFile, preview, read_weights
+from vitlab.tokenizers.patch import PatchEmbed
 from vitlab.tokenizers.splits import pair
 
 State = dict[str, Tensor]
@@ -84,15 +85,17 @@ def load_weights(
     file = path if isinstance(path, WeightsFile) else read_weights(path)
     known, doubts = _given_grid(file.arguments, model, grid)
     shape = {"num_patches": math.prod(known or model.grid_size), "num_prefix_tokens": model.num_prefix_tokens}
-    state, sentences = convert_layout(file.state_dict, num_heads=model.num_heads, **shape)
+    patch = (model.in_chans, *pair("patch_size", model.patch_size))
+    state, sentences = convert_layout(file.state_dict, num_heads=model.num_heads, patch=patch, **shape)
     if any("timm" in sentence for sentence in sentences) and "pos_embed.freqs" not in state:
         _check_rotation(model, file)
     is_official = any("T2T" in sentence for sentence in sentences)
     old_grid, grid_sentences = (known, doubts) if known else _trained_grid(state, model, is_official)
     state = _rename_to_parts(state, model)
-    new_patch = getattr(model.tokenizer, "patch_size", None) if resize else None
+    new_patch = model.tokenizer.patch_size if resize and isinstance(model.tokenizer, PatchEmbed) else None
     state, patch_sentences = resize_patch_kernels(state, new_patch)
     state, table_sentences = _drop_formula(state, model, old_grid)
+    state = _unscaled(state, model) if sentences else state
     policy = _usual_policy(state, model, old_grid) if resize == "usual" else resize
     state, resize_sentences = resample_pos_embed(state, model, old_grid, policy, antialias)
     state, head_sentences = _keep_new_head(state, model)
@@ -195,13 +198,24 @@ def _drop_formula(state: State, model: VisionTransformer, grid: Grid) -> tuple[S
     if table is None or not isinstance(pos_embed, SinCosPosEmbed) or pos_embed.trainable:
         return state, []
     tolerance = 1e-6 if isinstance(pos_embed, SinCos1d) else 1e-5  # published 2-D tables were computed in float32
-    if not same_table(table[0], pos_embed.formula(grid), tolerance):
+    if not same_table(table[0], pos_embed.scale * pos_embed.formula(grid), tolerance):
         raise ValueError(
             "the file's position table is not that of the formula: it was trained, resized or made by another formula; "
             "build the model with pos_embed {class_path: learned, init_args: {trainable: false}} to keep it"
         )
     state = {name: value for name, value in state.items() if name != "pos_embed.weight"}
     return state, ["positions: the file's table is that of the formula, which the model computes itself"]
+
+
+def _unscaled(state: State, model: VisionTransformer) -> State:
+    """Divide the position tables of a foreign file, which holds what is added, by the ``scale`` of the model."""
+    tables = {
+        f"{name}.{key}": part.scale
+        for name, part in model.named_modules()
+        if isinstance(part, AddedPosEmbed) and part.scale != 1
+        for key in part.stacks
+    }
+    return {name: value / tables[name] if name in tables else value for name, value in state.items()}
 
 
 def _keep_new_head(state: State, model: VisionTransformer) -> tuple[State, list[str]]:

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate
-from typing import NamedTuple, Unpack, get_type_hints
+from typing import Any, NamedTuple, Unpack, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -99,6 +99,8 @@ def init_token(count: int, embed_dim: int) -> Tensor:
 def init_weights(module: nn.Module, std: float) -> None:
     """Initialize a linear layer or convolution: truncated normal weights, zero bias.
 
+    A class that is neither of torch nor of vitlab then initializes itself by its ``reset_parameters``, if it has one.
+
     Example:
         >>> _ = nn.Sequential(nn.Linear(8, 8), nn.GELU()).apply(lambda module: init_weights(module, std=0.02))
     """
@@ -106,6 +108,9 @@ def init_weights(module: nn.Module, std: float) -> None:
         nn.init.trunc_normal_(module.weight, std=std)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
+    own: Any = getattr(type(module), "reset_parameters", None)
+    if own is not None and own.__module__.partition(".")[0] not in ("torch", "vitlab"):
+        own(module)
 
 
 def build_blocks(

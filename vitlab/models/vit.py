@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from functools import partial
-from typing import ClassVar, Unpack
+from typing import ClassVar, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from vitlab.layers.attention import AttnChoice
 from vitlab.layers.block import BlockArgs, BlockChoice
 from vitlab.layers.mlp import ActChoice, MlpChoice
-from vitlab.layers.norm import NormArgs, NormChoice, build_norm
-from vitlab.layers.pool import AttentionPool, PoolChoice, build_pool
+from vitlab.layers.norm import NormArgs, NormChoice, build_norm, word_of
+from vitlab.layers.pool import AttentionPool, PoolChoice, PoolName, build_pool
 from vitlab.layers.pos_embed import PosEmbed, PosEmbedChoice, build_pos_embed
 from vitlab.layers.pos_embed.placed import placed
 from vitlab.layers.recompute import checkpoint
@@ -115,6 +115,7 @@ class VisionTransformer(Named, nn.Module):
         start.check_at_least(1, in_chans=in_chans, embed_dim=embed_dim, depth=depth)
         start.check_at_least(0, num_classes=num_classes, reg_tokens=reg_tokens, head_hidden=head_hidden)
         start.check_rates(dropout=dropout, drop_path_rate=drop_path_rate)
+        global_pool = word_of("global_pool", global_pool, get_args(PoolName)) or global_pool
         start.check_pool(global_pool, class_token)
         start.check_spread(init_std)
         tokenizer, pos_embed, block, attn = moved(tokenizer, pos_embed, block, attn, **old)

@@ -235,7 +235,10 @@ def pooled_features(net: Asked, images: Tensor) -> Tensor:
         >>> pooled_features(net, torch.randn(2, 3, 32, 32)).shape
         torch.Size([2, 48])
     """
-    return net.features(images) if isinstance(net, AnyNetwork) else net.pool(net.forward_features(images))
+    if isinstance(net, AnyNetwork):
+        return net.features(images)
+    features: Tensor = net.fc_norm(net.pool(net.forward_features(images)))
+    return features
 
 
 def heads_of(net: Asked) -> list[int]:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -50,7 +51,7 @@ class PatchEmbed(nn.Module):
             )
         self.flexi_patch = check_flexi(flexi_patch, img_size)
         self.eval_patch, self.drawn = patch, patch
-        self._resizes: dict[tuple[int, int], Tensor] = {}  # cache of the resize matrices, by patch size
+        self._resizes: dict[Any, Tensor] = {}  # cache of the resize matrices, by patch size, precision and device
         self.grid_size = self.grid_of(img_size)
         self.proj = nn.Conv2d(in_chans, embed_dim, kernel_size=patch, stride=patch)
 
@@ -95,10 +96,10 @@ class PatchEmbed(nn.Module):
         weight = self.proj.weight
         if patch == self.patch_size:
             return weight
-        if patch not in self._resizes:
-            self._resizes[patch] = pseudo_inverse_resize(self.patch_size, patch)
-        resize = self._resizes[patch] = self._resizes[patch].to(weight)
-        return (weight.flatten(2) @ resize.T).unflatten(2, patch)
+        key = patch, weight.dtype, weight.device
+        if key not in self._resizes:
+            self._resizes[key] = pseudo_inverse_resize(self.patch_size, patch).to(weight)
+        return (weight.flatten(2) @ self._resizes[key].T).unflatten(2, patch)
 
     def grid_of(self, img_size: Sequence[int]) -> tuple[int, int]:
         """Return the rows and columns of patches for this image height and width; refuse sizes that do not divide."""

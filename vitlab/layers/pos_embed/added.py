@@ -39,8 +39,12 @@ class AddedPosEmbed(PosEmbed):
         self.join = join
 
     def table(self, layer: int = 0) -> Tensor:
-        """Return the ``(N, D)`` vectors to add before block ``layer``, in raster order."""
+        """Return the ``(N, D)`` vectors to add before block ``layer``, in raster order, not yet times ``scale``."""
         raise NotImplementedError
+
+    def added(self, layer: int = 0) -> Tensor:
+        """Return the ``(N, D)`` vectors that are added before block ``layer``: the table times ``scale``."""
+        return self.table(layer) if self.scale == 1 else self.scale * self.table(layer)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``(B, N, D)`` patch tokens to ``(B, N, D)``."""
@@ -54,7 +58,7 @@ class AddedPosEmbed(PosEmbed):
         return x + F.pad(table, (0, 0, x.shape[1] - table.shape[-2], 0))  # (L, D), or (B, L, D)
 
     def _ordered_table(self, layer: int) -> Tensor:
-        table = self.table(layer) if self.scale == 1 else self.scale * self.table(layer)
+        table = self.added(layer)
         # the gradient of F.embedding is faster than that of indexing
         return table if self.order is None else F.embedding(self.order, table)
 
