@@ -1,4 +1,5 @@
 import html
+import json
 import shutil
 
 import numpy as np
@@ -134,6 +135,20 @@ def test_a_run_trained_on_many_devices_is_analyzed_on_one(run, tmp_path):
     (other / "config.yaml").write_text(yaml.safe_dump(config))
     assert analyze("filters", other, "--quiet") == 0
     assert analyze("filters", other, "--quiet", "--trainer.accelerator=cpu") == 0
+
+
+def test_a_refusal_leaves_an_earlier_finding_in_its_place(run, tmp_path):
+    """Before, it wrote over the note alone, and look lost the figure that was still there."""
+    out, notes = ("-o", tmp_path), lambda: json.loads((tmp_path / "notes.json").read_text())["cka"]
+    assert analyze("cka", run, *out, "--quiet", "--num_images=5") == 2
+    assert list(notes()) == ["not_done"]
+    assert analyze("cka", run, *out, "--quiet") == 0
+    before = notes()
+    assert analyze("cka", run, *out, "--quiet", "--num_images=5") == 2
+    assert notes() == before and before["note"].startswith("64 validation images")
+    (tmp_path / "cka.csv").unlink()
+    assert analyze("cka", run, *out, "--quiet", "--num_images=5") == 2
+    assert list(notes()) == ["not_done"]
 
 
 def test_a_variation_is_stored_apart_from_the_numbers_of_the_run(run):

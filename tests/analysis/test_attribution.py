@@ -1,9 +1,12 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from sklearn.datasets import load_sample_image
 from small_nets import brightness_net, distracted_net, small_net
 from torch import nn
 
+import vitlab
 from vitlab.analysis.attribution.curves import (
     FILLINGS,
     SHARES,
@@ -15,13 +18,17 @@ from vitlab.analysis.attribution.curves import (
 )
 from vitlab.analysis.attribution.maps import (
     METHODS,
+    MISSED,
     NOISE,
+    OF_ATTENTION,
     SAMPLES,
     SIGNED,
     STEPS,
     analyze_attribution,
     attention_rollout,
+    by_patch,
     caught_maps,
+    cells,
     graded_maps,
     gradient_attention,
     gradient_shap,
@@ -29,6 +36,7 @@ from vitlab.analysis.attribution.maps import (
     last_attention,
     lrp,
     methods_of,
+    missed,
     occlusion,
     plain_starts,
     relevant_maps,
@@ -36,6 +44,7 @@ from vitlab.analysis.attribution.maps import (
 from vitlab.analysis.attribution.relevance import Relevance
 from vitlab.analysis.attribution.sanity import analyze_sanity, randomized, rank_correlation
 from vitlab.analysis.head_attention import rollout
+from vitlab.analysis.parts import pool_weights
 from vitlab.analysis.subject import Subject
 from vitlab.errors import UsageError
 from vitlab.models.foreign import AnyNetwork
@@ -108,6 +117,80 @@ def test_every_map_is_there_for_odd_sizes_and_parts_of_all_kinds():
             assert found.shape == (2, net.grid_size[0] * net.grid_size[1]) and found.isfinite().all(), name
             assert (found.std(dim=1) > 0).all() and (name in SIGNED or (found >= 0).all()), name
         assert all(parameter.requires_grad and parameter.grad is None for parameter in net.parameters())
+
+
+class Normalized(nn.Module):
+    """Normalizes pixels first, as T2T does; of what it ``jumps`` by nothing is in its gradients."""
+
+    def __init__(self, jumps=0.0):
+        super().__init__()
+        self.jumps, self.weight = jumps, nn.Parameter(torch.randn(4, 64, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, images):
+        pixels = images.flatten(1)
+        found = nn.functional.layer_norm(pixels, (64,), eps=1e-8) @ self.weight.T
+        return found + self.jumps * pixels.ne(0).any(dim=1, keepdim=True)
+
+
+def test_integrated_gradients_add_up_where_pixels_are_normalized_or_the_note_says_that_they_do_not():
+    """Equal steps began at 1/64 of the path, where such a network has done all that it does."""
+    images = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    for jumps, said in ((0.0, ""), (100.0, "; integrated gradients miss up to ")):
+        subject = Subject(Normalized(jumps), lambda image: torch.zeros(1, 8, 8), pictures=images)
+        classes = subject.net(images).argmax(dim=1)
+        found = integrated_gradients(subject.net, images, classes)
+        due = Normalized()(images).gather(1, classes[:, None])[:, 0]  # and 0 for the mean color
+        torch.testing.assert_close(found.sum(dim=1), due, atol=0.01, rtol=0.02)
+        alone = integrated_gradients(subject.net, images[1:2], classes[1:2])
+        torch.testing.assert_close(alone[0], found[1], atol=1e-5, rtol=1e-4)
+        assert analyze_attribution(subject).note.startswith(f"maps of the predicted class{said or '; colors'}")
+
+
+@pytest.mark.slow
+def test_integrated_gradients_of_a_trained_t2t_add_up():
+    net, transform = vitlab.load("vitlab:photos64_t2t")
+    image = transform(Image.fromarray(load_sample_image("flower.jpg")))[None]
+    classes = net(image).argmax(dim=1)
+    assert missed(net, image, classes, integrated_gradients(net, image, classes)) < MISSED
+
+
+def test_each_pixel_counts_once_whatever_the_size():
+    """Bins of pooling overlap where the grid does not divide the image."""
+    net = small_net(img_size=(37, 53), tokenizer="t2t", depth=1)
+    assert net.grid_size == (3, 4)
+    pixels = torch.randn(2, 1, 37, 53)
+    for n in range(12):
+        own = cells(net, torch.eye(12)[n : n + 1])
+        torch.testing.assert_close(by_patch(net, pixels)[:, n], (pixels * own).sum(dim=(1, 2, 3)), atol=1e-4, rtol=1e-4)
+
+
+def test_maps_of_attention_weigh_patches_as_a_pool_by_attention_does():
+    """The map was the mean over all patches, whichever the pool attends to."""
+    net = small_net(class_token=False, global_pool="map", depth=1)
+    pool, features = net.attn_pool, net.forward_features(IMAGES)
+    nn.init.normal_(pool.latent, std=20)
+    q, k = pool.q(pool.latent).expand(3, -1, -1), pool.kv(features)[..., :16]
+    heads = [x.unflatten(2, (2, 8)).transpose(1, 2) for x in (q, k)]
+    weights = nn.functional.scaled_dot_product_attention(*heads, torch.eye(16).expand(3, 2, -1, -1)).mean(dim=1)
+    torch.testing.assert_close(pool_weights(net, IMAGES), weights[:, 0])
+    assert weights.max() > 0.1  # not all alike
+    rows = attention_maps(net, IMAGES, 0).mean(dim=1)
+    torch.testing.assert_close(last_attention(net, IMAGES, CLASSES), (weights @ rows)[:, 0])
+    reached = (rows + torch.eye(16)) / 2
+    torch.testing.assert_close(attention_rollout(net, IMAGES, CLASSES), (weights @ reached)[:, 0])
+
+
+class Second(nn.Module):
+    """A pool that reads one patch."""
+
+    def forward(self, x):
+        return x[:, 1]
+
+
+def test_a_head_that_reads_no_weighted_mean_has_no_maps_of_attention():
+    for pool in ("max", f"{__name__}.Second"):
+        net = small_net(class_token=False, global_pool=pool)
+        assert not set(methods_of(net)) & set(OF_ATTENTION) and "Grad-CAM" in methods_of(net)
 
 
 def test_the_relevance_of_a_block_is_that_of_its_sums_products_and_layers():

@@ -7,6 +7,7 @@ from small_nets import SMALL
 
 from vitlab.analysis.cka import analyze_cka, cka, cka_interval, layer_kernels, linear_kernel, unbiased_hsic
 from vitlab.analysis.subject import Subject
+from vitlab.data.known import Digits
 from vitlab.errors import UsageError
 from vitlab.models.vit import VisionTransformer
 
@@ -114,3 +115,14 @@ def test_hsic_is_that_of_a_published_implementation():
     ours = unbiased_hsic(k, m).item()
     own = SimpleNamespace(device="cpu")
     assert published._HSIC(own, *(each.float() for each in theirs)) == pytest.approx(ours, rel=1e-3, abs=1e-5)
+
+
+def test_another_network_gets_images_normalized_as_it_was_trained(small_subject):
+    net, images = small_subject().net, {"num_images": 24}
+    subject = Subject(net, Digits(mean=[0.9], std=[0.05]), **images)
+    subject.other = Subject(net, Digits(), name="other", **images)
+    table = analyze_cka(subject).table
+    kernels = layer_kernels(net, subject.batches()), layer_kernels(net, subject.other.batches())
+    found = table[table["against"] == "other"]["cka"]
+    assert found.tolist() == pytest.approx([cka(k, m) for k in kernels[0] for m in kernels[1]], abs=1e-4)
+    assert found.iloc[-1] < 0.99  # the last layers of one network, on images of different normalization

@@ -155,3 +155,11 @@ def test_every_rate_of_an_analysis_has_an_interval_that_holds_it(small_subject):
             known = np.isfinite(low)
             assert known.any() and (low[known] <= value[known] + 1e-9).all(), (name, column)
             assert (value[known] <= high[known] + 1e-9).all(), (name, column)
+
+
+def test_errors_of_numbers_are_in_standard_deviations_of_the_training_targets():
+    one = torch.tensor([[3.0]]), torch.tensor([[3.5]]), ["y"], ["a"]
+    assert Outcome("number", *one, torch.tensor([2.0])).image_errors().tolist() == [0.25]
+    assert Outcome("number", *one).image_errors().tolist() == [0.5]  # unknown: in their unit
+    alike = torch.tensor([[3.0], [3.0]]), torch.tensor([[3.5], [2.0]]), ["y"], ["a", "b"]
+    assert Outcome("number", *alike).image_errors().tolist() == [0.5, 1.0]

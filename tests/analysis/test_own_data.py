@@ -1,5 +1,7 @@
 """Data that are not vitlab's: analyses take images and targets from their loaders; and the probe of any network."""
 
+import dataclasses
+
 import lightning as L
 import numpy as np
 import pytest
@@ -7,9 +9,17 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from vitlab.analysis import analyze_confusion, analyze_errors, analyze_probe, analyze_scramble_image, analyze_shift
+from vitlab.analysis import (
+    analyze_attention,
+    analyze_confusion,
+    analyze_errors,
+    analyze_probe,
+    analyze_scramble_image,
+    analyze_shift,
+)
 from vitlab.analysis.subject import Subject
 from vitlab.errors import UsageError
+from vitlab.models.vit import VisionTransformer
 
 
 class Halves(L.LightningDataModule):
@@ -153,3 +163,15 @@ def test_the_probe_of_pictures_alone_reads_noise():
     flat = nn.Sequential(nn.Flatten(), nn.Linear(192, 5), nn.Linear(5, 2))
     with pytest.raises(UsageError, match=r"a place in the image, and model \(Sequential\) shows none"):
         analyze_probe(Subject(flat, lambda image: torch.zeros(3, 8, 8), pictures=torch.rand(2, 3, 8, 8)))
+
+
+def test_arrays_of_five_channels_are_drawn_in_gray():
+    net = VisionTransformer(img_size=8, in_chans=5, patch_size=4, embed_dim=16, depth=1, num_heads=2, num_classes=3)
+    subject = Subject(net, lambda image: torch.zeros(5, 8, 8), pictures=torch.randn(2, 5, 8, 8))
+    assert set(analyze_attention(subject).table["image"]) == {0, 1}
+    assert subject.pixels(subject.shown()).shape == (2, 8, 8, 1)
+
+
+def test_a_changed_copy_of_a_subject_has_outputs_of_its_own():
+    subject = Subject(Sides(), Halves(), num_images=16)
+    assert len(subject.outputs()) == 16 and len(dataclasses.replace(subject, num_images=8).outputs()) == 8

@@ -11,6 +11,7 @@ from vitlab.analysis.positions import (
     displacement_profile,
     mosaic,
     similarity,
+    spread_of_layers,
 )
 from vitlab.analysis.subject import Subject
 from vitlab.analysis.typeset import INCHES, printed
@@ -59,6 +60,27 @@ def test_every_method_has_a_profile_and_some_have_a_table(small_subject, pos_emb
     else:
         with pytest.raises(UsageError, match=f"pos_embed={pos_embed} has none; use displacement"):
             analyze_position(subject)
+
+
+def test_lengths_are_those_of_the_vectors_that_are_added(small_subject):
+    ratios = [
+        analyze_position(small_subject(pos_embed={"class_path": "sincos2d", "init_args": {"scale": scale}})).table
+        for scale in (1.0, 0.25)
+    ]
+    whole, quarter = (float(table["norm_ratio"].iloc[0]) for table in ratios)
+    assert quarter == pytest.approx(whole / 4)
+
+
+def test_a_table_beside_a_rotation_is_shown(small_subject):
+    subject = small_subject(pos_embed=["learned", "rope2d"])
+    expected = similarity(subject.net.pos_embed.parts["learned"].table(0)).detach().flatten()
+    assert analyze_position(subject).table["cosine"].to_numpy() == pytest.approx(expected.numpy(), abs=1e-6)
+
+
+def test_of_one_image_no_spread_is_told(small_subject):
+    finding = analyze_displacement(small_subject(num_images=1))
+    assert {ax.get_title() for ax in finding.figure.axes[:2]} == {"head 0, position", "head 1, position"}
+    assert spread_of_layers(finding.table)["spread"].isna().all()
 
 
 def test_each_layer_shows_its_own_table(small_subject):

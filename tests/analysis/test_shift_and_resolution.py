@@ -8,6 +8,8 @@ from small_nets import small_net
 from vitlab.analysis.resolution import analyze_resolution, canvas, sizes
 from vitlab.analysis.scramble import compare
 from vitlab.analysis.shift import analyze_shift, shift_sizes, shifted
+from vitlab.analysis.subject import Subject
+from vitlab.data.known import Digits
 
 IMAGES = torch.arange(1.0, 25).view(1, 1, 4, 6)
 
@@ -104,3 +106,22 @@ def test_another_run_is_drawn_for_comparison(small_subject):
     subject.other = copy.copy(small_subject(pos_embed="none", num_images=16))
     subject.other.name = "none"
     assert set(analyze_resolution(subject).table["run"]) == {"model", "none"}
+
+
+def test_another_run_of_the_same_name_has_a_curve_of_its_own(small_subject):
+    subject = small_subject(num_images=16)
+    subject.other = small_subject(pos_embed="none", num_images=16)
+    finding = analyze_resolution(subject)
+    assert set(finding.table["run"]) == {"model", "model (other)"} and subject.other.name == "model"
+    assert len(finding.figure.axes[0].get_legend().get_texts()) == 2
+
+
+def test_oblong_patches_have_both_sides_in_the_shifts():
+    net = small_net(img_size=(16, 16), patch_size=(2, 8), class_token=False, global_pool="avg", pos_embed="none")
+    finding = analyze_shift(Subject(net, Digits(img_size=16), num_images=16))
+    change = finding.table[finding.table["fill"] == "circular"].pivot(
+        index="pixels", columns="direction", values="change_most"
+    )
+    assert list(change.index) == [0, 1, 2, 4, 8]
+    assert change["down"][2] < 1e-4 < change["right"][2] and change["right"][8] < 1e-4  # whole patches
+    assert finding.note.endswith("patches of 2 x 8 pixels")

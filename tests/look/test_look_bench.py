@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 
-from vitlab.analysis.attribution.maps import gradient_attention
+from vitlab.analysis.attribution.maps import gradient_attention, last_attention
 from vitlab.analysis.subject import Subject
 from vitlab.analysis.views.token_layers import split_features, token_layer_maps
 from vitlab.cli.main import main
@@ -212,3 +212,15 @@ def test_maps_of_a_performer_with_vanishing_features_are_those_it_applies():
     k, q, v = layer.kqv(layer.norm1(windows)).chunk(3, dim=-1)
     assert float(maps.sum(dim=-1).min()) < 0.5  # a token that reads nothing, and not 0 / 0
     torch.testing.assert_close(maps @ v, layer.attend(q, k, v), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("pool", "token"), [("map", False), ("avg", True)])
+def test_what_is_kept_is_what_the_head_reads(pool, token):
+    net = VisionTransformer(
+        img_size=8, in_chans=1, patch_size=2, embed_dim=16, depth=1, num_heads=2, num_classes=3, init_std=0.5,
+        class_token=token, global_pool=pool, pos_embed=["learned", "rope2d"],
+    ).eval()  # fmt: skip
+    images = torch.randn(2, 1, 8, 8)
+    found = seen(net, images)
+    expected = last_attention(net, images, torch.zeros(2, dtype=torch.long)).numpy()
+    assert found["token"][:, 0].mean(axis=1) == pytest.approx(expected, abs=1e-3) and "positions" in found

@@ -35,7 +35,7 @@ from vitlab.look.facts import first_words, outcome_facts, paired, predictions_of
 from vitlab.look.growing import GrowingPage
 from vitlab.look.live import LivePage
 from vitlab.look.page import render
-from vitlab.look.stored_analyses import findings_of
+from vitlab.look.stored_analyses import contrast_tables, findings_of
 from vitlab.look.viewer import BUDGET, packed, pictures_of, pooled, pools, shape_of
 from vitlab.look.written import MARK
 from vitlab.models.create import create_model
@@ -735,3 +735,12 @@ def test_a_page_of_a_small_vit_with_twelve_pictures_is_under_8_mb(monkeypatch):
     (shown,) = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
     assert len(shown["pictures"]) == 12 and (shown["shape"]["depth"], shown["shape"]["heads"]) == (12, 6)
     assert 2e6 < len(page.encode()) < 8e6
+
+
+def test_a_number_of_the_whole_table_is_one_difference_and_what_is_not_known_is_none():
+    cells = pd.DataFrame({"row": [0, 0, 1, 1], "column": [0, 1, 0, 1], "cosine": [0.1, 0.2, 0.3, 0.4]})
+    first = cells.assign(ratio=0.2, ratio_low=0.1, ratio_high=0.3)
+    first = first.assign(height=cells["row"] + 0.0, height_low=cells["row"] - 0.1, height_high=cells["row"] + 0.1)
+    second = first.assign(ratio=0.5, ratio_low=0.4, ratio_high=0.6, height=[float("nan")] * 2 + [3.0] * 2)
+    found = contrast_tables(first, second)[["where", "measure", "difference", "apart"]].values.tolist()
+    assert found == [["everywhere", "ratio", pytest.approx(0.3), True], ["row 1", "height", 2.0, False]]

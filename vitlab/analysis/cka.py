@@ -126,8 +126,8 @@ def analyze_cka(subject: Subject) -> Finding:
         least = f"at least {LEAST}"
         raise ValueError(f"cka compares images with each other and needs {least}, got {len(own[0])}: --num_images")
     pairs = {"itself": own}
-    if subject.other is not None:
-        pairs[subject.other.name] = layer_kernels(subject.other.net, subject.batches(limit=limit), subject.tokens)
+    if (other := subject.rival) is not None:
+        pairs[other.name] = layer_kernels(other.net, subject.batches_for(other, limit=limit), subject.tokens)
     figure, axes = grid_of_axes(1, len(pairs), size=2.8, bar=True)
     rows = []
     for ax, (name, kernels) in zip(axes[0], pairs.items(), strict=True):
@@ -151,7 +151,7 @@ def analyze_cka(subject: Subject) -> Finding:
     floor = values.diagonal()
     between = (
         "--against another seed gives the noise floor"
-        if subject.other is None
+        if other is None
         else f"layer for layer {floor.min():.2f} to {floor.max():.2f}, the noise floor if only the seed differs"
     )
     what = {"mean": "mean of their patch tokens", "class": "class token", "flattened": "all tokens, cell by cell"}

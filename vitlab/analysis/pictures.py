@@ -41,6 +41,7 @@ class PreparedPictures(ImageData):
     def __init__(self, transform: Transform, img_size: tuple[int, int], in_chans: int) -> None:
         super().__init__(None, in_chans, [], img_size=list(img_size))
         self.transform, self.targets = transform, {"kind": "none"}
+        self.arrays = in_chans not in (1, 3)
 
     @classmethod
     def of(cls, transform: Transform, net: nn.Module, pictures: Any, name: str) -> "PreparedPictures":
@@ -109,7 +110,6 @@ class LoadedImages(PreparedPictures):
             raise UsageError(f"the validation split of {path_of(module)} is empty")
         images, own = self.first[0], getattr(module, "eval_transform", None)
         super().__init__(transform_of(module), (images.shape[2], images.shape[3]), images.shape[1])
-        self.arrays = self.in_chans not in (1, 3)
         if not callable(own):  # black and white are the darkest and the brightest value
             low, high = float(images.min()), float(images.max())
             span = high - low or 1.0

@@ -16,10 +16,10 @@ from torch import Tensor
 from vitlab.analysis.catalogue import Analysis, Curve, Drawing, Tables
 from vitlab.analysis.figures import by_cell, finish, grid_of_axes, heat, one_axes
 from vitlab.analysis.intervals import over_images
+from vitlab.analysis.parts import positions_added
 from vitlab.analysis.scramble import shuffled_tokens
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
-from vitlab.layers.pos_embed.added import AddedPosEmbed
 from vitlab.layers.resample import Grid
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import attention_logits
@@ -126,15 +126,15 @@ def analyze_position(subject: Subject) -> Finding:
         ['row', 'column', 'other_row', 'other_column', 'cosine', 'norm_ratio', 'norm_ratio_low', 'norm_ratio_high']
     """
     net = subject.transformer("position", "a table of positions")
-    pos_embed = net.pos_embed
-    if not isinstance(pos_embed, AddedPosEmbed):
+    pos_embed = positions_added(net.pos_embed)
+    if pos_embed is None:
         raise UsageError(
             f"position compares the rows of a table, and pos_embed={subject.pos_embed} has none; use displacement, "
             "which works for every method"
         )
     layer = subject.layer or 0
     with torch.no_grad():
-        table = pos_embed.table(layer).detach().float()
+        table = pos_embed.added(layer).detach().float()
         lengths = net.tokenizer(subject.shown(32)).norm(dim=-1).mean(dim=1)
         ratios = over_images("norm_ratio", (table.norm(dim=-1).mean() / lengths).cpu().numpy())
     h, w = net.grid_size
@@ -199,7 +199,7 @@ def spread_of_layers(table: pd.DataFrame) -> pd.DataFrame:
     """
     keys = [table["layer"], table["head"]]
     weights = table["pairs"] / table["pairs"].groupby(keys).transform("sum")
-    beyond = (weights * (table["position"] ** 2 - table["error"] ** 2)).groupby(keys).sum()
+    beyond = (weights * (table["position"] ** 2 - table["error"] ** 2)).groupby(keys).sum(min_count=1)
     spread = np.sign(beyond) * beyond.abs() ** 0.5
     return spread.groupby("layer").mean().rename("spread").reset_index()
 
@@ -285,7 +285,7 @@ def analyze_displacement(subject: Subject) -> Finding:
         | {"pairs": int(pairs[dy, dx])}
         for layer, head, dy, dx in np.ndindex(depth, heads, 2 * h - 1, 2 * w - 1)
     ]
-    floor = "" if is_tiled else ", with the spread above noise and the noise floor"
+    floor = "" if is_tiled or n == 1 else ", with the spread above noise and the noise floor"
     note = f"{n} images, patch to patch, mean of each head subtracted; left: tokens shuffled before positions, queries "
     note += f"and keys apart{floor}; right: images as they are, with content; "
     note += "the query is the center of each tile" if is_tiled else "the cross is the query"
@@ -300,7 +300,8 @@ def _panels(logit: Tensor, position: Tensor, error: Tensor, pairs: Tensor) -> Fi
         found, floor = spread_above(position[layer, head], error[layer, head], pairs)
         for kind, values in enumerate((position, logit)):
             ax = axes[layer, kind * heads + head]
-            title = f"head {head}, " + (f"position\n{found:.2g} over {floor:.2g}" if kind == 0 else "content too")
+            spread = f"\n{found:.2g} over {floor:.2g}" if found == found else ""  # of one image no error is known
+            title = f"head {head}, " + (f"position{spread}" if kind == 0 else "content too")
             shown = heat(ax, values[layer, head].numpy(), title, diverging=True, vmin=-most, vmax=most)
             ax.plot(w // 2, h // 2, "+", color="black", markersize=5)
         axes[layer, 0].set_ylabel(f"layer {layer}", fontsize=8)
@@ -338,7 +339,8 @@ def spread_above(mean: Tensor, error: Tensor, pairs: Tensor) -> tuple[float, flo
     """
     weights = pairs / pairs.sum()
     floor, mean = float((weights * error.square()).sum()), mean - (weights * mean).sum()
-    return math.sqrt(max(0.0, float((weights * mean.square()).sum()) - floor)), math.sqrt(floor)
+    beyond = float((weights * mean.square()).sum()) - floor
+    return math.sqrt(max(beyond, 0.0)), math.sqrt(floor)  # NaN without errors: max returns its first argument then
 
 
 def _draw_of(net: VisionTransformer) -> int:

@@ -200,7 +200,7 @@ def analyze_probe(subject: Subject) -> Finding:
     if isinstance(subject.net, AnyNetwork):
         return _probe_foreign(subject, subject.net)
     own = subject.net
-    other = subject.other if subject.other is not None and subject.other.pos_embed == "none" else None
+    other = subject.rival if subject.other is not None and subject.other.pos_embed == "none" else None
     if other is not None:
         _check_comparable(subject, other)
     nets = {"with": own, "without": without_positions(own) if other is None else other.transformer("probe", "tokens")}
@@ -208,7 +208,8 @@ def analyze_probe(subject: Subject) -> Finding:
     for images in ("validation", "noise"):
         probes = {}
         for positions, net in nets.items():
-            fit, held_out = subject.batches("train"), subject.batches("val")
+            of = subject if other is None or positions == "with" else other
+            fit, held_out = subject.batches_for(of, "train"), subject.batches_for(of, "val")
             if images == "noise":
                 fit, held_out = _noise(subject, seed=0), _noise(subject, seed=1)
             probes[positions] = probe_layers(net, fit, held_out)

@@ -163,7 +163,7 @@ def analyze_resolution(subject: Subject) -> Finding:
         ['run', 'protocol', 'size', 'policy', 'metric', 'acc1', 'acc1_low', 'acc1_high', 'n']
     """
     rows = []
-    for each in (subject, subject.other):
+    for each in (subject, subject.rival):
         if each is not None:
             each.need_classes("resolution")
             rows += list(measure(each))

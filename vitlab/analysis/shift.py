@@ -10,6 +10,7 @@ from torch import Tensor
 from vitlab.analysis.catalogue import Analysis, Curve, Rows, each_line
 from vitlab.analysis.figures import curves, finish, one_axes
 from vitlab.analysis.intervals import over_images, over_several
+from vitlab.analysis.pictures import shape_text
 from vitlab.analysis.scramble import MEASURES, NO_CLASSES, changes_of
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.models.walk import outputs, token_steps
@@ -75,10 +76,10 @@ def analyze_shift(subject: Subject) -> Finding:
     has_labels = subject.labels_known("shift")
     net, (images, classes), before, black = subject.net, subject.labeled(), subject.outputs(), subject.black()
     labels = classes if has_labels else None
-    stride = token_steps(net)[0]
+    strides = sorted(set(token_steps(net)))  # one of square patches
     rows = []
     for fill in get_args(Fill):
-        for pixels in (0, *shift_sizes(stride, min(net.img_size))):
+        for pixels in sorted({0}.union(*(shift_sizes(stride, min(net.img_size)) for stride in strides))):
             where, each = {"fill": fill, "pixels": pixels}, []
             for direction, (dy, dx) in DIRECTIONS.items():
                 each.append(
@@ -99,8 +100,10 @@ def analyze_shift(subject: Subject) -> Finding:
         curves(ax, mean, "pixels", column, by="fill")
         ax.set_ylim(0, 1.05)
         ax.set_xticks(table["pixels"].unique())
-        ax.axvline(stride, color="0.7", linewidth=0.8, zorder=0)
+        for stride in strides:
+            ax.axvline(stride, color="0.7", linewidth=0.8, zorder=0)
         finish(ax, "shift, pixels (gray line: a patch)", name)
     what = "validation images" if has_labels else NO_CLASSES
-    note = f"{len(images)} {what}, mean of four directions, patches of {stride} pixels"
+    patches = strides[0] if len(strides) == 1 else shape_text(token_steps(net))
+    note = f"{len(images)} {what}, mean of four directions, patches of {patches} pixels"
     return Finding(table, figure, note)

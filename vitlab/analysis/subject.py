@@ -1,5 +1,6 @@
 """The subject of an analysis, and its finding."""
 
+import copy
 import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -87,7 +88,7 @@ class Subject:
     tokens: CkaTokens = "mean"
     masks: str | Path | None = None
     folds: str | Path | None = None
-    _known: dict[str, Any] = field(default_factory=dict, repr=False)
+    _known: dict[str, Any] = field(default_factory=dict, repr=False, init=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.net, nn.Module):
@@ -149,6 +150,26 @@ class Subject:
         if len(images) > limit:
             images = images.take(_order(len(images))[:limit].sort().values.numpy())
         return self.prepared(images, pipeline)
+
+    def batches_for(
+        self, other: "Subject", split: SplitName = "val", limit: int | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the batches of :meth:`batches`, normalized as those of another subject."""
+        if other is self or (own := self.data.statistics()) == (theirs := other.data.statistics()):
+            yield from self.batches(split, limit)
+            return
+        for images, labels in self.batches(split, limit):
+            mean, std, new_mean, new_std = (images.new_tensor(each)[:, None, None] for each in (*own, *theirs))
+            yield (images * std + mean - new_mean) / new_std, labels
+
+    @property
+    def rival(self) -> "Subject | None":
+        """``other``, under a name of its own."""
+        if self.other is None or self.other.name != self.name:
+            return self.other
+        rival = copy.copy(self.other)
+        rival.name = f"{self.name} (other)"
+        return rival
 
     def _images(self, split: SplitName) -> Images:
         try:

@@ -61,7 +61,8 @@ def analyze(
             with user_mistakes(), _mistakes_of_parts():
                 finding = ANALYSES[name].measure(subject)
         except UsageError as error:
-            notes.update("notes.json", **{name: {"not_done": str(error)}})
+            if "note" not in notes.read("notes.json").get(name, {}) or not (folder / f"{name}.csv").is_file():
+                notes.update("notes.json", **{name: {"not_done": str(error)}})
             yield name, error, []
             continue
         paths = finding.save(folder, name, formats, width, f"{name.replace('_', ' ')} of {subject.name}")

@@ -14,9 +14,9 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
 
+from vitlab.analysis.parts import positions_added, read_out
 from vitlab.data.base import ImageData
 from vitlab.data.loading.order import EvalOrder
-from vitlab.layers.pos_embed.added import AddedPosEmbed
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import all_attention_maps, heads_of, probabilities
 from vitlab.runs.atomic import atomic_write
@@ -146,21 +146,19 @@ def first_of(count: int) -> np.ndarray:
 def seen(net: VisionTransformer, images: Tensor) -> dict[str, np.ndarray]:
     """Return what a network in evaluation mode makes of ``(B, C, H, W)`` images, in 16 bits.
 
-    ``token`` is the ``(B, depth, A, N)`` attention of the token that the head reads (the mean of the patches' rows
-    without one), ``probabilities`` ``(B, K)``, and ``positions`` the cosines ``(N, N)`` of a table of positions.
+    ``token`` is the ``(B, depth, A, N)`` attention of the token that the head reads (without one, the mean of the
+    patches' rows, weighted by the pool's attention if there is one), ``probabilities`` ``(B, K)``, and ``positions``
+    the cosines ``(N, N)`` of a table of positions.
 
     Example:
         >>> net = VisionTransformer(img_size=8, patch_size=4, embed_dim=16, depth=2, num_heads=2, num_classes=3).eval()
         >>> {name: value.shape for name, value in seen(net, torch.zeros(1, 3, 8, 8)).items()}
         {'token': (1, 2, 2, 4), 'probabilities': (1, 3), 'positions': (4, 4)}
     """
-    prefix, of_token = net.num_prefix_tokens, net.cls_token is not None
-    maps = [
-        m[:, :, 0, prefix:] if of_token else m[:, :, prefix:, prefix:].mean(2) for m in all_attention_maps(net, images)
-    ]
-    found = {"token": torch.stack(maps, dim=1), "probabilities": probabilities(net, net(images).float())}
-    if isinstance(net.pos_embed, AddedPosEmbed):
-        table = F.normalize(net.pos_embed.table(0).detach().float(), dim=-1)
+    maps = torch.stack(list(all_attention_maps(net, images)), dim=1)
+    found = {"token": read_out(net, maps, images), "probabilities": probabilities(net, net(images).float())}
+    if (positions := positions_added(net.pos_embed)) is not None:
+        table = F.normalize(positions.table(0).detach().float(), dim=-1)
         found["positions"] = table @ table.T
     return {name: value.float().cpu().numpy().astype(np.float16) for name, value in found.items()}
 

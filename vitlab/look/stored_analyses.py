@@ -117,7 +117,8 @@ def contrast_tables(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
     """Return where two tables of one analysis measure the same: both values with intervals, and second minus first.
 
     What is measured are the columns with an interval (``_low``, ``_high``), or ``value``; what stands before the first
-    of them says where. Two intervals are ``apart`` if they do not overlap.
+    of them says where, but for what changes a measure in neither table. Rows without a number in both are left out.
+    Two intervals are ``apart`` if they do not overlap.
 
     Example:
         >>> a = pd.DataFrame({"head": [0, 1], "distance": [1.5, 2.0], "distance_low": [1.4, 1.8]})
@@ -135,10 +136,25 @@ def contrast_tables(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
         sides = [table.assign(**{key: table[key].map(str) for key in keys}) for table in (first, second)]
         both = sides[0].drop_duplicates(keys).merge(sides[1].drop_duplicates(keys), on=keys)
         for measure in measures:
-            for row in both.to_dict("records"):
-                rows.append({"where": _where(row, keys), "measure": measure, **_values(row, measure)})
+            which = _varying(both, keys, measure)
+            measured = both.dropna(subset=[f"{measure}_x", f"{measure}_y"])
+            for row in (measured.drop_duplicates(which) if which else measured.head(1)).to_dict("records"):
+                rows.append({"where": _where(row, which), "measure": measure, **_values(row, measure)})
     columns = ["where", "measure", "first", "first_low", "first_high", "second", "second_low", "second_high"]
     return pd.DataFrame(rows, columns=[*columns, "difference", "apart"])
+
+
+def _varying(both: pd.DataFrame, keys: list[str], measure: str) -> list[str]:
+    """Return the keys without those of several values along which a measure is the same, in both tables."""
+    values = [f"{measure}{suffix}{side}" for suffix in ("", "_low", "_high") for side in ("_x", "_y")]
+    values = [name for name in values if name in both]
+    kept = list(keys)
+    for key in keys:
+        rest = [name for name in kept if name != key]
+        others = both.drop_duplicates(rest) if rest else both.head(1)
+        if len(others) < len(both) and len(both.drop_duplicates([*rest, *values])) == len(others):
+            kept = rest
+    return kept
 
 
 def _is_key(name: str, table: pd.DataFrame) -> bool:
@@ -149,7 +165,7 @@ def _is_key(name: str, table: pd.DataFrame) -> bool:
 
 def _where(row: dict[str, Any], keys: list[str]) -> str:
     named = [f"{key.replace('_', ' ')} {row[key]}" if _is_number(row[key]) else row[key] for key in keys]
-    return ", ".join(named)
+    return ", ".join(named) or "everywhere"
 
 
 def _is_number(text: str) -> bool:

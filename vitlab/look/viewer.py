@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from vitlab.analysis.attribution.maps import SIGNED, methods_of, occlusion, reads_token
+from vitlab.analysis.attribution.maps import SIGNED, methods_of, occlusion
+from vitlab.analysis.parts import reads_token
 from vitlab.analysis.subject import Subject
 from vitlab.analysis.views.pca import pca_colors
 from vitlab.analysis.views.token_layers import token_layer_maps

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitlab.analysis.pictures import LoadedImages
 from vitlab.analysis.subject import Subject
 
 
@@ -19,6 +20,7 @@ class Outcome:
         outputs: ``(N, K)`` probabilities of classes or labels, ``(N, T)`` numbers in the unit of the data.
         names: Name of each class, label or number.
         images: What each image is called.
+        spread: ``(T,)`` standard deviations of the training targets; None takes those of ``targets``.
     """
 
     kind: str
@@ -26,19 +28,22 @@ class Outcome:
     outputs: Tensor
     names: list[str]
     images: list[str]
+    spread: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def image_errors(self) -> Tensor:
         """Return ``(N,)`` how wrong each image is: what is missing of the class's probability, the cross-entropy of the
-        labels, or the mean absolute error in standard deviations of the targets."""
+        labels, or the mean absolute error in standard deviations of the targets (in their unit if all are equal)."""
         if self.kind == "class":
             return 1 - self.outputs.gather(1, self.targets[:, None])[:, 0]
         if self.kind == "multilabel":
             there = torch.where(self.targets > 0, self.outputs, 1 - self.outputs)
             return -there.clamp(min=1e-12).log().mean(dim=1)
-        return ((self.outputs - self.targets).abs() / self.targets.std(dim=0).clamp(min=1e-12)).mean(dim=1)
+        own = self.targets.std(dim=0) if len(self) > 1 else torch.zeros(self.targets.shape[1])
+        spread = own if self.spread is None else self.spread
+        return ((self.outputs - self.targets).abs() / torch.where(spread > 0, spread, 1.0)).mean(dim=1)
 
     def wrong(self) -> Tensor:
         """Return ``(N,)`` whether the class or a label is wrong; numbers are never right."""
@@ -72,4 +77,5 @@ def _outcome_of(subject: Subject) -> Outcome:
     targets, outputs = (torch.cat(part) for part in zip(*parts, strict=True))
     names = data.targets.get("names", data.class_names)
     files = data.splits[subject.split].names or [f"image {i}" for i in np.arange(len(targets))]
-    return Outcome(kind, targets, outputs, names, files)
+    is_known = kind == "number" and not isinstance(data, LoadedImages)  # whose targets are as they are
+    return Outcome(kind, targets, outputs, names, files, torch.tensor(data.targets["std"]) if is_known else None)
