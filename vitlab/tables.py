@@ -153,7 +153,7 @@ def replace_section(text: str, path: Path, name: str) -> None:
 
 def _cell(text: str, row: dict[str, Any]) -> str:
     try:
-        return text.format(**row)
+        return re.sub(r"(?<!\\)\|", r"\|", text.format(**row))  # which would end the cell
     except (KeyError, TypeError, ValueError):  # not measured for this row
         return "-"
 

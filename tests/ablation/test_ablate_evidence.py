@@ -10,9 +10,11 @@ import pandas as pd
 import pytest
 
 from tests.ablation.conftest import Lab as Toy
-from vitlab.ablation.evidence import protocol
+from vitlab.ablation.evidence import protocol, verify
 from vitlab.ablation.evidence.verify import Verified
 from vitlab.ablation.execution import pool
+from vitlab.ablation.execution.cells import Cell, Resolved
+from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.lab import Lab
 from vitlab.ablation.report import write
 from vitlab.errors import UsageError
@@ -164,6 +166,22 @@ def test_verify_recomputes_the_numbers_and_names_what_disagrees(done, lab):
     assert code == 1 and "acc1 is 0.95, its predictions give 0." in out and "1 of them disagree" in out
     (cell(lab, "none") / "predictions/val.parquet").unlink()
     assert "there is no val.parquet of predictions" in str(done().verify())
+
+
+@pytest.mark.parametrize(
+    ("stated", "told"), [(222592.03, ""), (222593.0, "mae is 222593, its predictions give 222592")]
+)
+def test_large_errors_agree_up_to_the_order_of_their_float32_sum(lab, monkeypatch, stated, told):
+    monkeypatch.chdir(lab.path)
+    ablation = read_ablation("toy.yaml")
+    one = Cell(ablation, Resolved(ablation.arms[0], {}, {}, {}, (), 1.0, ""), 0)
+    one.run.write("results.json", {"val": {"mae": stated}})
+    one.run.write("data.json", {})
+    one.run.config.write_text("seed_everything: 0\n")
+    (one.run.path / "predictions").mkdir()
+    table = pd.DataFrame({"target_price": [500000.0], "prediction_price": [277408.0]}, dtype="float32")
+    table.to_parquet(one.run.path / "predictions/val.parquet")
+    assert verify._check(one) == ([told] if told else [], 1)
 
 
 def test_verify_says_what_to_give_where_there_is_nothing_to_verify(lab):

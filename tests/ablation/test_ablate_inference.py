@@ -11,11 +11,14 @@ from scipy.stats import norm
 
 from vitlab.ablation.execution.cells import Resolved
 from vitlab.ablation.file.spec import read_ablation
-from vitlab.ablation.inference.answers import Question, answer
+from vitlab.ablation.inference import plan
+from vitlab.ablation.inference.answers import NOTHING, Answer, Question, answer
 from vitlab.ablation.inference.baselines import arm_questions
 from vitlab.ablation.inference.findings import find
 from vitlab.ablation.inference.looks import Looks, levels, next_look, overall, spent, take_look
 from vitlab.ablation.inference.measured import CellResults
+from vitlab.ablation.inference.verdicts import additional_seeds
+from vitlab.stats import Estimate, detectable
 
 MARGIN = 2.0
 
@@ -24,12 +27,13 @@ def all_at_once(n):
     return Looks((n,), n, tuple(range(n)))
 
 
-def results_of(folder, names, n, claims=(), metric="score", **stats):
+def results_of(folder, names, n, claims=(), metric="score", secondary=(), **stats):
     """Results without numbers, of arms that are compared with the first."""
     (folder / "base.yaml").write_text("{}\n")
     axes = {"arm": {name: {"model.lr": float(i)} for i, name in enumerate(names)}}
     content = {"name": "made-up", "base": "base.yaml", "axes": axes, "baseline": {"arm": names[0]}, "seeds": n}
-    content |= {"metric": {"primary": metric}, "claims": list(claims), "stats": {"margin": MARGIN, **stats}}
+    content |= {"metric": {"primary": metric, "secondary": list(secondary)}}
+    content |= {"claims": list(claims), "stats": {"margin": MARGIN, **stats}}
     (folder / "made-up.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
     ablation = read_ablation(folder / "made-up.yaml")
     return CellResults(ablation, [Resolved(arm, {"data": {}}, {}, {}, (), 1.0, "") for arm in ablation.arms])
@@ -179,6 +183,23 @@ def test_the_table_and_a_claim_agree_on_the_same_comparison(tmp_path):
             assert (e.adjusted < 0.05) == (e.low > -MARGIN and e.high < MARGIN)
 
 
+@pytest.mark.parametrize("text", ["a1 > a0 on loss", "a0 > a1 on loss", "a0 ~ a1 within 0.5 on loss"])
+def test_a_row_of_a_secondary_metric_is_in_the_family_of_the_claim_that_compares_the_same(tmp_path, text):
+    results = results_of(tmp_path, ["a0", "a1", "a2"], 5, [text], secondary=["loss"])
+    fill(results, draw(np.random.default_rng(0), [0, 0, 0], 5, 0.9))
+    gains = {"a0": [0.0] * 5, "a1": [0.9, 1.0, 1.1, 1.2, 0.8], "a2": [0.3, 0.2, 0.1, 0.1, 0.2]}
+    for arm, seed in results.numbers:
+        results.numbers[arm, seed]["loss"] = seed + gains[arm][seed]
+    found = find(results, all_at_once(5))
+    rows = {row.arm: row for row in found.arms if row.metric == "loss"}
+    claim, row = found.verdicts[0].answer.difference, rows["a1"].answer.difference
+    assert row.adjusted == claim.adjusted == pytest.approx(3 * row.p)  # of two arms in the score, and the claim
+    assert rows["a1"].is_claimed and sorted(np.abs([row.low, row.high])) == sorted(np.abs([claim.low, claim.high]))
+    assert rows["a2"].answer.difference.adjusted == rows["a2"].answer.difference.p
+    assert {k: row["comparisons"] for k, row in found.power("loss").items()} == {"score": 3, "loss": 1}
+    assert [row["comparisons"] for row in found.power("score").values()] == [3]
+
+
 def test_a_gain_that_five_pairs_of_seeds_show_is_reported_as_higher(tmp_path):
     # the published seeds of Fashion-MNIST behind T2T: r = .98, and unpaired tests see nothing
     none, learned = [0.8193, 0.8243, 0.8273, 0.8247, 0.8258], [0.8229, 0.8291, 0.8324, 0.8288, 0.8314]
@@ -294,6 +315,50 @@ def test_the_advice_on_seeds_accounts_for_missing_seeds(tmp_path, counts, most):
     assert verdict.answer.estimate.n == 3 and verdict.more >= 1 and "2 of 5 seeds are missing" in verdict.note
 
 
+@pytest.mark.parametrize("value", [0.0, 0.6])
+def test_the_seeds_advised_for_an_equivalence_pass_both_tests_in_four_of_five_cases(value):
+    estimate = Estimate(value, error=1 / 3**0.5, freedom=2, n=3)  # of three pairs with sd 1
+    more = additional_seeds(Answer(estimate, equivalence=NOTHING), all_at_once(3), 0.05, margin=1.5)
+    rng, shares = np.random.default_rng(0), []
+    for n in (2 + more, 3 + more):
+        pairs = rng.standard_normal((20_000, n)) + value
+        error = pairs.std(axis=1, ddof=1) / n**0.5
+        shares.append(np.mean((1.5 - np.abs(pairs.mean(axis=1))) / error > reference.t.ppf(0.95, n - 1)))
+    assert shares[0] < 0.81 and shares[1] > 0.79, (more, shares)
+
+
+def test_the_advice_for_an_equivalence_says_what_it_is_for(tmp_path):
+    results = results_of(tmp_path, ["a0", "a1"], 4, ["a1 ~ a0 within 1.5"], seeds_max=20)
+    fill(results, [[0.0] * 4, [0.9, -0.9, 1.2, -1.0]])
+    (verdict,) = find(results, Looks((4,), 20, tuple(range(4)))).verdicts
+    assert verdict.word == "inconclusive" and verdict.more > 0
+    assert verdict.note == f"to show it within the margin would take about {verdict.more} more seeds"
+
+
+def power_line(results):
+    (line,) = plan._power(results)
+    return line
+
+
+def test_the_plan_states_the_power_of_the_test_that_the_report_will_make(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for test, unit in (("paired", "the paired differences"), ("welch", "a run")):
+        line = power_line(results := results_of(tmp_path, ["a0", "a1"], 5, test=test))
+        fill(results, draw(np.random.default_rng(0), [0, 1], 5, 0.9))
+        found = find(results, all_at_once(5)).power("score")["score"]
+        assert found["test"] == test and f"{found['detectable_sd']:.1f} sd of {unit} with 80 % power" in line
+
+
+def test_the_plan_knows_the_largest_number_of_seeds_that_the_first_report_fixed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    take_look(results_of(tmp_path, ["a0", "a1"], 3).ablation, [0, 1, 2])
+    assert power_line(results_of(tmp_path, ["a0", "a1"], 5)).startswith("power    3 seeds detect")
+    (tmp_path / "runs/ablations/made-up/looks.jsonl").unlink()
+    take_look(results_of(tmp_path, ["a0", "a1"], 3, seeds_max=5).ablation, [0, 1, 2])
+    least = detectable(5, levels([0.6, 1.0], 0.05)[-1])
+    assert f"5 seeds detect a difference of {least:.1f} sd" in power_line(results_of(tmp_path, ["a0", "a1"], 5))
+
+
 def test_a_report_without_common_seeds_is_not_a_look(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ablation = results_of(tmp_path, ["a0", "a1"], 3).ablation
@@ -312,6 +377,29 @@ def test_at_an_early_look_an_estimate_beyond_the_margin_has_no_narrower_interval
     assert a.equivalence.p > 0.5 and a.equivalence.adjusted >= a.equivalence.p
     low, high = a.estimate.interval(0.9)
     assert a.equivalence.low <= low + 1e-9 and high - 1e-9 <= a.equivalence.high
+
+
+@pytest.mark.parametrize("size", [0.001, 0.03, 1.0])
+def test_at_an_early_look_the_interval_does_not_widen_as_the_effect_becomes_clearer(tmp_path, size):
+    results, gains = results_of(tmp_path, ["a0", "a1"], 6, seeds_max=10), np.array([0, 2, -1, 1, 3, -2]) * 1e-4
+    none = np.array([0.80, 0.81, 0.79, 0.805, 0.795, 0.80])
+    a = find(fill(results, [none, none + size + gains]), Looks((6,), 10, tuple(range(6)))).arms[1].answer
+    width = np.subtract(*reversed(a.estimate.interval(1 - levels([0.6], 0.05)[-1])))
+    assert a.difference.high - a.difference.low == pytest.approx(width, rel=1e-3)
+
+
+@pytest.mark.parametrize("looks", [Looks((6,), 10, tuple(range(6))), Looks((4, 6), 6, tuple(range(6)))])
+def test_at_every_look_an_interval_excludes_0_where_its_adjusted_p_is_below_alpha(tmp_path, looks):
+    results = results_of(tmp_path, ["a0", "a1", "a2", "a3"], 6, seeds_max=looks.most)
+    rng, words = np.random.default_rng(0), set()
+    for _ in range(40):
+        for row in find(fill(results, draw(rng, [0, 1, 2, 3], 6, 0.9)), looks).arms[1:]:
+            for test in (row.answer.difference, row.answer.unpaired):
+                assert (test.adjusted < 0.05) == (not test.low <= 0 <= test.high)
+                words.add(test.adjusted < 0.05)
+            e = row.answer.equivalence
+            assert (e.adjusted < 0.05) == (e.low > -MARGIN and e.high < MARGIN)
+    assert words == {True, False}
 
 
 def test_the_margin_of_the_primary_metric_is_not_that_of_a_claim_on_another(tmp_path):

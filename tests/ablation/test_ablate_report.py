@@ -20,10 +20,16 @@ from vitlab.ablation.execution.cells import Resolved, cells_of
 from vitlab.ablation.file.settings import WandB
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.inference import images
-from vitlab.ablation.inference.measured import collect
+from vitlab.ablation.inference.findings import find
+from vitlab.ablation.inference.looks import Looks
+from vitlab.ablation.inference.measured import CellResults, collect
+from vitlab.ablation.inference.words import chance
 from vitlab.ablation.report import write
+from vitlab.ablation.report.drawings import figures
+from vitlab.ablation.report.sections import _answer
 from vitlab.ablation.report.write import send_report, write_report
 from vitlab.errors import UsageError
+from vitlab.stats import interval
 
 pytestmark = pytest.mark.slow
 
@@ -314,6 +320,74 @@ def test_a_panel_is_drawn_for_each_measure_and_line_in_as_many_figures_as_they_n
     assert [{ax.get_ylabel() for ax in figure.axes} for _, figure, _ in sheets] == [{"accuracy"}, {"excess"}, {"r2"}]
     assert [{row["measure"] for row in rows} for _, _, rows in sheets] == [{"accuracy"}, {"excess"}, {"r2"}]
     assert {ax.get_title() for ax in drawn["scramble"][1].axes} == {""}
+
+
+def test_an_interaction_is_of_seed_means_over_the_levels_that_all_its_points_have(write_axes):
+    axes = {"pos": ("none", "learned"), "tokens": ("patch", "t2t"), "images": ("easy", "hard")}
+    results = write_axes(axes, exclude=[{"pos": "none", "tokens": "t2t", "images": "hard"}])
+    values = {"none-patch": 0.2, "learned-patch": 0.3, "none-t2t": 0.4, "learned-t2t": 0.6}
+    results.numbers = {
+        (f"{name}-{images}", seed): {"acc1": value + 0.01 * seed + (images == "hard") * 0.1}
+        for name, value in values.items()
+        for images in axes["images"]
+        for seed in range(3)
+    }
+    found = figures(results, [])
+    title, _, rows = found["interaction_pos_tokens"]
+    assert "mean acc1 over images, 95% t interval and seeds (n = 3)" in title
+    means = {(row["pos"], row["tokens"]): (row["mean"], row["low"], row["high"], row["n"]) for row in rows}
+    for name, value in values.items():
+        low, high = interval([value, value + 0.01, value + 0.02])
+        assert means[tuple(name.split("-"))] == pytest.approx((value + 0.01, low, high, 3))
+    rows = [row for row in found["interaction_pos_images"][2] if (row["pos"], row["images"]) == ("none", "hard")]
+    assert [row["mean"] for row in rows] == pytest.approx([0.31] * 3)  # with patches alone
+
+
+def test_an_arm_whose_baseline_is_excluded_is_not_called_a_baseline(write_axes):
+    axes = {"pos": ("none", "learned", "rope2d"), "tokens": ("patch", "t2t")}
+    results = write_axes(axes, exclude=[{"pos": "none", "tokens": "t2t"}])
+    results.numbers = {(arm.name, s): {"acc1": s / 9} for arm in results.ablation.arms for s in range(3)}
+    words = {row.arm: row.verdict for row in find(results, Looks((3,), 3, (0, 1, 2))).arms}
+    assert words["none-patch"] == "baseline"
+    assert words["learned-t2t"] == words["rope2d-t2t"] == "no baseline: not compared"
+
+
+def test_a_refuted_equivalence_is_shown_with_the_interval_and_p_of_being_beyond_the_margin(write_axes):
+    axes, claims = {"pos": ("none", "learned", "rope2d")}, ["learned ~ none within 0.01"]
+    results = write_axes(axes, claims=claims, stats={"ci": 0.999})
+    gains = {"none": [0, 0, 0, 0], "learned": [0.3, 0.301, 0.299, 0.3005], "rope2d": [0.2, 0.1, -0.1, 0.3]}
+    results.numbers = {(arm, s): {"acc1": 0.4 + s / 99 + x} for arm, xs in gains.items() for s, x in enumerate(xs)}
+    results.ablation = replace(results.ablation, seeds=(0, 1, 2, 3))
+    (verdict,) = find(results, Looks((4,), 4, (0, 1, 2, 3))).verdicts
+    low, high = verdict.answer.estimate.interval(0.999)  # of one claim, where two arms are compared
+    text = _answer(results, verdict)
+    assert verdict.word == "refuted" and f"99.9% interval {low:+.4f} to {high:+.4f}" in text
+    assert f"adjusted p {chance(verdict.answer.estimate.p_outside(0.01))} of being beyond the margin" in text
+
+
+def test_an_interaction_without_balanced_levels_is_not_drawn(write_axes):
+    axes = {"pos": ("none", "learned"), "tokens": ("patch", "t2t"), "images": ("easy", "hard")}
+    out = [{"pos": "none", "tokens": "t2t", "images": "hard"}, {"pos": "none", "tokens": "patch", "images": "easy"}]
+    results = write_axes(axes, exclude=out)
+    results.numbers = {(arm.name, seed): {"acc1": 0.1 * seed} for arm in results.ablation.arms for seed in range(3)}
+    assert "interaction_pos_tokens" not in figures(results, [])
+
+
+@pytest.fixture
+def write_axes(tmp_path):
+    """Write an ablation of axes with three seeds, and return its results, without numbers."""
+
+    def write_axes(axes, **more):
+        (tmp_path / "base.yaml").write_text("{}\n")
+        keys = dict(zip(axes, ("model.lr", "model.depth", "data.size"), strict=False))
+        levels = {axis: {name: {keys[axis]: i} for i, name in enumerate(names)} for axis, names in axes.items()}
+        content = {"name": "made-up", "base": "base.yaml", "axes": levels, "baseline": {"pos": "none"}, "seeds": 3}
+        path = tmp_path / "made-up.yaml"
+        path.write_text(yaml.safe_dump({**content, "metric": {"primary": "acc1"}, **more}, sort_keys=False))
+        ablation = read_ablation(path)
+        return CellResults(ablation, [Resolved(arm, {"data": {}}, {}, {}, (), 1.0, "") for arm in ablation.arms])
+
+    return write_axes
 
 
 @pytest.fixture

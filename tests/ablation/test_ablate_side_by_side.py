@@ -7,7 +7,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
+from vitlab.ablation.file.spec import read_ablation
+from vitlab.ablation.inference.findings import find
+from vitlab.ablation.inference.looks import Looks
+from vitlab.ablation.inference.measured import CellResults
 from vitlab.cli.ablate import main
 from vitlab.errors import UsageError
 
@@ -54,6 +59,41 @@ def test_means_are_in_the_order_of_numbers_and_other_tables_are_refused(tmp_path
     Path("mine/summary.csv").write_text("x,y\n1,2\n")
     with pytest.raises(UsageError, match="is not of `vitlab ablate report`: it has no column `kind`"):
         main(["compare", "mine"])
+
+
+def test_a_claim_is_shown_with_the_p_of_its_verdict_and_keeps_its_columns(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    head = "kind,claim,metric,mean,n,planned,adjusted_p,equivalence_p,excess_p,verdict"
+    claims = [("a ~ b within 1", "supported"), ("a ~ c within 1", "refuted"), ("a > d | e=f", "equivalent")]
+    claims += [("a > b", "supported")]
+    Path("mine/report").mkdir(parents=True)  # as of evidence, whose report lies in it
+    lines = [f"claim,{text},,,5,5,0.1,0.2,0.3,{word}" for text, word in claims]
+    Path("mine/report/summary.csv").write_text("\n".join([head, *lines]))
+    assert main(["compare", "mine"]) == 0
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| mine")]
+    assert [row[1:] for row in rows] == [
+        ["`a ~ b within 1`", "-", "5/5", "0.2000", "supported |"],
+        ["`a ~ c within 1`", "-", "5/5", "0.3000", "refuted |"],
+        ["`a > d \\| e=f`", "-", "5/5", "0.2000", "equivalent |"],
+        ["`a > b`", "-", "5/5", "0.1000", "supported |"],
+    ]
+
+
+def test_where_less_is_better_the_least_mean_comes_first(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("base.yaml").write_text("{}\n")
+    content = {"name": "mine", "base": "base.yaml", "baseline": {"arm": "a"}}
+    content |= {"metric": {"primary": "mae", "mode": "min"}}
+    content |= {"axes": {"arm": {name: {"model.lr": float(i)} for i, name in enumerate("abc")}}, "seeds": 1}
+    Path("mine.yaml").write_text(yaml.safe_dump(content))
+    results = CellResults(read_ablation("mine.yaml"), [])
+    results.numbers = {(name, 0): {"mae": value} for name, value in (("a", 3.0), ("b", 2.0), ("c", 10.0))}
+    place = tmp_path / "runs/ablations/mine/report"
+    place.mkdir(parents=True)
+    find(results, Looks((), 1, ())).table().to_csv(place / "summary.csv", index=False)
+    assert main(["compare", "mine.yaml"]) == 0
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| mine")]
+    assert [row[1] for row in rows] == ["b", "a", "c"]
 
 
 @pytest.mark.rare

@@ -333,6 +333,13 @@ def test_the_line_is_that_of_the_mistake(write):
         read_ablation(path)
 
 
+@pytest.mark.parametrize("key", ["model.tokenizer.global_pool", "global_pool"])
+def test_two_axes_of_one_name_are_refused(write, key):
+    levels = {"x": {"model.lr": 1}, "y": {"model.lr": 2}} if key == "global_pool" else [1, 2]
+    with pytest.raises(UsageError, match="line 12: two axes are called global_pool; give them names"):
+        read_ablation(write(axes={**GOOD["axes"], key: levels}))
+
+
 def test_a_key_that_is_there_twice_is_refused(write):
     path = write()
     path.write_text(path.read_text() + "seeds: 4\n")
@@ -367,6 +374,20 @@ def test_a_gap_that_is_claimed_to_be_larger_is_the_other_one_being_smaller(write
     b = claim(write, "gap(learned, none | global_pool=token) > gap(learned, none | global_pool=avg)")
     assert (a.under, a.against) == (b.under, b.against) == ("avg", "token")
     assert a.settings(read_ablation(write()).axes) == [{}]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "learned > global_pool=avg",
+        "pos_embed=learned ~ global_pool=avg within 0.5",
+        "gap(learned, global_pool=avg | width=a) < gap(learned, global_pool=avg | width=b)",
+    ],
+)
+def test_a_claim_on_levels_of_two_axes_is_refused(write, text):
+    axes = {**GOOD["axes"], "width": {"a": {"model.lr": 1}, "b": {"model.lr": 2}}}
+    with pytest.raises(UsageError, match=r"line 24: .*`global_pool=avg` is not of `pos_embed`"):
+        read_ablation(write(axes=axes, claims=["learned > none", text]))
 
 
 def test_a_claim_over_an_axis_is_one_verdict_on_its_mean(write):

@@ -1,7 +1,11 @@
 """The laboratory from Python: what it returns is what the command prints."""
 
+from dataclasses import replace
+
 import pytest
 
+from vitlab.ablation.evidence import bundle
+from vitlab.ablation.execution.cells import Resolved
 from vitlab.ablation.lab import Lab
 from vitlab.errors import UsageError
 
@@ -54,6 +58,18 @@ def test_failed_cells_are_named_and_the_conditions_of_a_run_are_kept(toy, lab, m
     assert any(line.startswith("failed   learned/s1") for line in said)
     with pytest.raises(UsageError, match="AXIS=LEVEL, got pos_embed=lerned"):
         toy.run(only=["pos_embed=lerned"])
+
+
+def test_the_status_of_evidence_names_an_arm_that_was_never_built(toy, lab, monkeypatch):
+    lab.change(arms=("none", "learned"))
+    ablation = Lab("toy.yaml").ablation
+    arms = [Resolved(ablation.arms[1], {}, {}, {}, (), 1.0, "")]
+    monkeypatch.setattr(bundle, "load_bundle", lambda folder: (replace(ablation, home=lab.path / "ev"), arms))
+    (lab.path / "ev").mkdir()
+    status = Lab(lab.path / "ev").status()
+    assert [(row["arm"], row["state"]) for row in status.rows] == [
+        (arm, "missing") for arm in ("none", "learned") for _ in range(2)
+    ]
 
 
 def test_a_missing_file_and_a_report_without_cells_are_one_line_each(toy):

@@ -2,6 +2,7 @@
 
 import copy
 import errno
+import importlib
 import json
 import re
 import shutil
@@ -176,6 +177,27 @@ def test_a_method_that_cannot_be_measured_is_refused_in_one_line(name, says):
     with pytest.raises(UsageError, match=says) as error:
         check_method({"class_path": f"{HERE}.{name}"}, tiny())
     assert "\n" not in str(error.value)
+
+
+def test_cells_of_another_source_of_a_class_are_refused(tmp_path, monkeypatch):
+    head = "from vitlab import PosEmbed\n\n\nclass Mine(PosEmbed):\n"
+    monkeypatch.syspath_prepend(tmp_path)
+    file, method, label = tmp_path / "embeds_of_mine.py", "embeds_of_mine.Mine", "embeds_of_mine.Mine"
+    file.write_text(f"{head}    def forward(self, x):\n        return x\n")
+    module = importlib.import_module("embeds_of_mine")
+    bench = Bench(tmp_path, tmp_path, tiny(), say=lambda line: None)
+    for name in ("tuned", "run_cells", "_shared"):
+        monkeypatch.setattr(Bench, name, lambda *words: 0.01)
+    bench.run(method, label)
+    file.write_text(f'{head}    """Of mine."""\n\n    def forward(self, x):\n        return x  # as it is\n')
+    bench.run(method, label)
+    file.write_text(f"{head}    def forward(self, x):\n        return x * x.new_ones(())\n")
+    importlib.reload(module)
+    with pytest.raises(UsageError, match=r"embeds_of_mine\.Mine was trained with another source of .*another folder"):
+        bench.run(method, label)
+    assert any("another source" in line for line in submission.problems_of(bench, label, {}))
+    edit(bench.path(label, "card"), code=None)  # as before there was a digest
+    bench.run(method, label)
 
 
 def test_a_slow_method_is_refused_before_it_is_trained():

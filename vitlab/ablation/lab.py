@@ -144,7 +144,8 @@ class Lab:
 
     def status(self) -> Status:
         """Return the progress; only reads files."""
-        arms = list(self._arms) if self._arms else known(self.ablation)
+        built = {arm.arm.name: arm for arm in self._known()}
+        arms = [built.get(arm.name) for arm in self.ablation.arms]
         status = status_of(self.ablation, tuned(self.ablation, arms))
         if self.ablation.tune is None:
             return status

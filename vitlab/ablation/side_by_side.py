@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.ablation.file import spec
+from vitlab.ablation.lab import exported
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RUNS
 from vitlab.runs.records import read_json
@@ -49,7 +50,7 @@ def compare_ablations(names: Sequence[str]) -> str:
     """Return a page with the arms and claims of several ablations, from their reports.
 
     Args:
-        names: Each a file, a name in ``runs/ablations``, or a folder with a ``summary.csv``.
+        names: Each a file, a name in ``runs/ablations``, a folder with a ``summary.csv``, or one of exported evidence.
 
     Raises:
         UsageError: One has no report yet.
@@ -66,11 +67,14 @@ def compare_ablations(names: Sequence[str]) -> str:
     }
     head |= {"difference to its baseline": "{difference}", "adjusted p": "{adjusted_p}", "verdict": "{verdict}"}
     for metric in dict.fromkeys(row["metric"] for row in arms):
-        mine = sorted((row for row in arms if row["metric"] == metric), key=_mean, reverse=True)
+        mine = [row for row in arms if row["metric"] == metric]
+        is_min = any(row.get("mode") == "min" for row in mine)
+        mine = sorted(mine, key=lambda row: _mean(row, -1 if is_min else 1), reverse=True)
         parts += ["", f"## {metric}", "", table(mine, head)]
     if claims := [row for row in rows if row["kind"] == "claim"]:
         head = {"ablation": "{ablation}", "claim": "`{claim}`", "where": "{setting}", "n": "{n}/{planned}"}
-        parts += ["", "## Claims", "", table(claims, {**head, "adjusted p": "{adjusted_p}", "verdict": "{verdict}"})]
+        claims = [{**row, "p": row[_tested(row)]} for row in claims]
+        parts += ["", "## Claims", "", table(claims, {**head, "adjusted p": "{p}", "verdict": "{verdict}"})]
     return "\n".join(parts)
 
 
@@ -87,15 +91,15 @@ def _number(text: str) -> Any:
 
 
 def _summary(name: str) -> list[dict[str, str]]:
-    short = ("mean", "low", "high", "difference", "adjusted_p")
+    short = ("mean", "low", "high", "difference", "adjusted_p", "equivalence_p", "excess_p")
     rows = _read_rows(name)
     return [{**row, **{k: f"{float(row[k]):.4f}" if row.get(k) else "-" for k in short}, **_whole(row)} for row in rows]
 
 
 def _read_rows(name: str) -> list[dict[str, str]]:
-    folders = [Path(name), RUNS / "ablations" / name / "report"]
+    folders = [Path(name), Path(name) / "report", RUNS / "ablations" / name / "report"]
     if Path(name).is_file():
-        folders = [spec.read_ablation(name).directory / "report"]
+        folders = [(exported(Path(name)) or spec.read_ablation(name).directory) / "report"]
     found = next((folder / "summary.csv" for folder in folders if (folder / "summary.csv").is_file()), None)
     if not found:
         raise UsageError(
@@ -108,8 +112,15 @@ def _read_rows(name: str) -> list[dict[str, str]]:
     return rows
 
 
-def _mean(row: dict[str, str]) -> float:
-    return float(row["mean"]) if row["mean"] != "-" else float("-inf")
+def _tested(row: dict[str, str]) -> str:
+    """Return the column of the p that decided the verdict on a claim."""
+    if "~" in row["claim"]:
+        return "excess_p" if row["verdict"] == "refuted" else "equivalence_p"
+    return "equivalence_p" if row["verdict"] == "equivalent" else "adjusted_p"
+
+
+def _mean(row: dict[str, str], sign: int) -> float:
+    return sign * float(row["mean"]) if row["mean"] != "-" else float("-inf")
 
 
 def _whole(row: dict[str, str]) -> dict[str, str]:

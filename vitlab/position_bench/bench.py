@@ -75,7 +75,7 @@ def posbench(
     label = label_of(chosen)
     settings = read_protocol(protocol) if protocol else None
     bench = Bench(Path(folder), Path(data) if data else None, settings, say)
-    bench.check_kept(label)
+    bench.check_kept(label, chosen)
     references = published(protocol)
     for name in references.complete():
         references.check_kept(name)

@@ -1,7 +1,11 @@
 """The cells of posbench: what is kept of each, which are left, and running them so that they resume."""
 
+import ast
+import hashlib
+import inspect
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -14,6 +18,7 @@ from numpy.typing import NDArray
 from vitlab.class_paths import name_and_args
 from vitlab.errors import UsageError
 from vitlab.layers.pos_embed import POS_EMBEDS
+from vitlab.notebook import source_of
 from vitlab.position_bench.pictures import Split, folder_photos, glyphs, photos
 from vitlab.position_bench.protocol import (
     digest_of_file,
@@ -234,10 +239,12 @@ class Bench:
             UsageError: The method cannot be measured, or its cells are of another protocol.
         """
         torch.set_num_threads(1)  # another number sums in another order
-        self.check_kept(label)
+        self.check_kept(label, method)
         check_method(method, self.protocol)
         if self.record(label, "card") is None:
-            self._write(label, "card", {"method": name_and_args("pos_embed", method)}, {})
+            code = code_of(method)
+            card = {"method": name_and_args("pos_embed", method), **({"code": code} if code else {})}
+            self._write(label, "card", card, {})
         rates = {training: self.tuned(method, label, training) for training in self.protocol["tuning"]["rates"]}
         words = [f"{rate:g} for {name}" for name, rate in rates.items()]
         self.say(f"{label}: learning rate " + ", ".join(words))
@@ -250,11 +257,19 @@ class Bench:
         if self.record(label, "cost") is None:
             self._write(label, "cost", cost_of(method, self.protocol), {})
 
-    def check_kept(self, label: str) -> None:
-        """Refuse a folder whose cells are of another protocol or of another method of the same name."""
+    def check_kept(self, label: str, method: Method | None = None) -> None:
+        """Refuse a folder whose cells are of another protocol, or of another source of the method."""
         for path in sorted((self.folder / label).glob("*.json")):
             if json.loads(path.read_text()).get("protocol", self.digest) != self.digest:
                 raise UsageError(f"{path} was trained under another protocol: give another folder")
+        if method and self.is_of_other_code(label, method):
+            name, _ = name_and_args("pos_embed", method)
+            raise UsageError(f"{self.folder / label} was trained with another source of {name}: give another folder")
+
+    def is_of_other_code(self, label: str, method: Method) -> bool:
+        """Return whether the source of a method is not the one that its card was written with, where both are known."""
+        kept, now = (self.record(label, "card") or {}).get("code"), code_of(method)
+        return kept is not None and now is not None and kept != now
 
     def is_complete(self, label: str) -> bool:
         """Return whether all cells of a method are there."""
@@ -278,6 +293,36 @@ class Bench:
         """Return the validation accuracy of each seed of photos."""
         kept = [self.record(label, f"photos-{seed}") for seed in self.protocol["seeds"]]
         return [each["validation"] for each in kept if each]
+
+
+def code_of(method: Method) -> str | None:
+    """Return the digest of the modules that define a class of the user's and its bases, whatever their comments.
+
+    None for a method of vitlab, and where the source is not known.
+
+    Example:
+        >>> code_of("rope2d") is None
+        True
+    """
+    path, _ = name_and_args("pos_embed", method)
+    module, _, name = path.rpartition(".")
+    kinds = getattr(getattr(sys.modules.get(module), name, None), "__mro__", ())
+    homes = list(dict.fromkeys(kind.__module__ for kind in kinds))
+    homes = [home for home in homes if home.partition(".")[0] not in ("vitlab", "torch", "builtins")]
+    try:
+        texts = [source_of([name]) if home == "__main__" else inspect.getsource(sys.modules[home]) for home in homes]
+        plain = "\n".join(map(_without_docstrings, texts))
+    except (UsageError, OSError, TypeError, SyntaxError):
+        return None
+    return hashlib.sha256(plain.encode()).hexdigest() if plain else None
+
+
+def _without_docstrings(text: str) -> str:
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            del node.body[: ast.get_docstring(node, clean=False) is not None]
+    return ast.unparse(tree)
 
 
 def best_rate(tried: Mapping[float, float]) -> float:

@@ -33,8 +33,9 @@ def answers_kept(protocol: str | None = None) -> dict[str, Any]:
 def problems_of(bench: Bench, label: str, answers: dict[str, Any]) -> list[str]:
     """Return what is wrong with the cells of a method, a line each.
 
-    Found are missing seeds, another protocol (other data, another recipe), another learning rate than the one that the
-    validation images chose, and predictions or scores that were edited.
+    Found are missing seeds, another protocol (other data, another recipe), another source of the method if its class is
+    imported, another learning rate than the one that the validation images chose, and predictions or scores that were
+    edited.
 
     Args:
         bench: The folder.
@@ -47,6 +48,10 @@ def problems_of(bench: Bench, label: str, answers: dict[str, Any]) -> list[str]:
             if not bench.path(label, f"{training}-{seed}").is_file():
                 found.append(f"{training}, seed {seed}: is missing")
     found += [f"{name}.json: is missing" for name in FACTS if not bench.path(label, name).is_file()]
+    if card := bench.record(label, "card"):
+        name, args = card["method"]
+        if bench.is_of_other_code(label, {"class_path": name, "init_args": args}):
+            found.append(f"card.json: the cells were trained with another source of {name}")
     tried: dict[str, dict[float, float]] = {training: {} for training in bench.protocol["tuning"]["rates"]}
     used: dict[str, set[float]] = {training: set() for training in tried}
     for path in sorted(p for p in folder.glob("*.json") if p.name != MANIFEST):

@@ -212,7 +212,7 @@ def feature_likeness(net: VisionTransformer, protocol: Mapping[str, Any], test: 
     device, found = next(net.parameters()).device, []
     with torch.no_grad():
         for pair in pairs:
-            before, after = (net.pool(net.forward_features(x.to(device))) for x in pair)
+            before, after = (net.fc_norm(net.pool(net.forward_features(x.to(device)))) for x in pair)
             found.append(F.cosine_similarity(before, after).cpu())
     return float(torch.cat(found).mean())
 

@@ -27,7 +27,7 @@ from vitlab.ablation.inference.measured import NO_METRICS, unreadable
 from vitlab.class_metrics import confusion, over_classes
 from vitlab.runs.openings import note_opening
 
-CLOSE = 2e-6  # tolerance for float32 sums in another order
+CLOSE = 2e-6  # tolerance for float32 sums in another order; relative beyond 1
 CHAIN = "the chain"  # what a problem of it is named by
 
 
@@ -166,7 +166,7 @@ def _check(cell: Cell) -> tuple[list[str], int]:
         cell.run.measured(cell.ablation.evaluate),
     )
     both = {name: (value, stated[name]) for name, value in found.items() if name in stated}
-    words += [f"{n} is {b:.6g}, its predictions give {a:.6g}" for n, (a, b) in both.items() if not _agree(a, b)]
+    words += [f"{n} is {b:.9g}, its predictions give {a:.9g}" for n, (a, b) in both.items() if not _agree(a, b)]
     planned = (data.get("splits") or {}).get(cell.ablation.evaluate, {}).get("n")
     if planned is not None and planned != found["n"]:
         words.append(f"predictions of {found['n']:.0f} images, the split has {planned}")
@@ -269,7 +269,7 @@ def _name_the_rest(found: _Found, done: Sequence[Cell]) -> None:
 
 
 def _agree(a: float, b: float) -> bool:
-    return abs(a - b) <= CLOSE or (a != a and b != b)
+    return abs(a - b) <= CLOSE * max(1.0, abs(a), abs(b)) or (a != a and b != b)
 
 
 def told_by_predictions(path: Path, classes: int = 0) -> dict[str, Any]:

@@ -52,16 +52,19 @@ def read_axes(file: File) -> dict[str, dict[str, Any]]:
             named = level_names(levels)
             if doubles := {level for level in named if named.count(level) > 1}:
                 raise file.mistake(
-                    f"axes/{name}", f"two levels are called {min(doubles)}; name them: {{NAME: {{{name}: VALUE}}}}"
+                    where, f"two levels are called {min(doubles)}; name them: {{NAME: {{{name}: VALUE}}}}"
                 )
             levels = {level: {name: value} for level, value in zip(named, levels, strict=True)}
-            where, name = "axes", str(name).rpartition(".")[2]
+            name = str(name).rpartition(".")[2]
+        if str(name) in axes:
+            way = "{NAME: {LEVEL: {KEY: VALUE}}}"
+            raise file.mistake(where, f"two axes are called {name}; give them names: {way}")
         if not isinstance(levels, dict) or len(levels) < 2:
             raise file.mistake(where, f"the axis `{name}` needs two levels or more, got {levels!r}")
         checked = {check_level_name(file, f"{where}/{k}", k): v or {} for k, v in levels.items()}
         axes[check_level_name(file, where, name)] = checked
         for level, sets in checked.items():
-            _check_overrides(file, f"axes/{name}/{level}", level, sets)
+            _check_overrides(file, f"{where}/{level}", level, sets)
     for (a, levels_a), (b, levels_b) in itertools.combinations(axes.items(), 2):
         keys_a, keys_b = ({k for sets in levels.values() for k in sets} - {"config"} for levels in (levels_a, levels_b))
         if shared := keys_a & keys_b:

@@ -134,7 +134,10 @@ def _condition(file: File, place: str, text: str, axes: Mapping[str, Mapping[str
 
 
 def _same_axis(file: File, place: str, axis: str, text: str, axes: Mapping[str, Mapping[str, Any]]) -> str:
-    return _level(file, place, text if "=" in text else f"{axis}={text}", axes)[1]
+    other, level = _level(file, place, text if "=" in text else f"{axis}={text}", axes)
+    if other != axis:
+        raise file.mistake(place, f"a claim compares levels of one axis, and `{text}` is not of `{axis}`")
+    return level
 
 
 def _level(file: File, place: str, text: str, axes: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:

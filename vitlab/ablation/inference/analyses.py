@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from vitlab.ablation.inference.measured import CellResults, table_of
-from vitlab.ablation.inference.words import Section
+from vitlab.ablation.inference.words import Section, percent
 from vitlab.analysis import ANALYSES, Curve
 from vitlab.analysis.catalogue import Drawing, Rows, Tables
 from vitlab.stats import interval
@@ -73,7 +73,7 @@ def sections(results: CellResults, rows: Rows) -> list[Section]:
     for name in results.ablation.analyses:
         mine, curve = [row for row in rows if row["analysis"] == name], ANALYSES[name].curve
         if mine and curve:
-            ci = f"{results.ablation.stats.ci:.0%}"
+            ci = percent(results.ablation.stats.ci)
             notes = sorted(set(_notes(results, name, "note")))
             words = [curve.words, f"Mean over seeds ± half of its {ci} t interval; not tested, not adjusted."]
             words += [curve.caution(tables_of(results, name)), *notes[:1]]

@@ -118,7 +118,7 @@ def _estimate(results: CellResults, seeds: Sequence[int], q: Question) -> _Estim
     values = [list(x.values()) for x in by_seed]
     shared = [seed for seed in seeds if all(seed in x for x in by_seed)]
     pairs = [[x[seed] for seed in shared] for x in by_seed]
-    is_paired = len(q.terms) > 1 and _is_paired(results, [arm for arm, _ in q.terms])
+    is_paired = len(q.terms) > 1 and are_pairs(results, [arm for arm, _ in q.terms])
     unpaired = stats.contrast(values, weights, q.number)
     declared = stats.contrast(pairs, weights, q.number, pair=True) if is_paired else unpaired
     note = ""
@@ -129,7 +129,7 @@ def _estimate(results: CellResults, seeds: Sequence[int], q: Question) -> _Estim
     return _Estimates(declared, unpaired, bounds, is_paired, r, note)
 
 
-def _is_paired(results: CellResults, arms: list[str]) -> bool:
+def are_pairs(results: CellResults, arms: list[str]) -> bool:
     """Return whether seeds are pairs: as the file says, or because arms of one seed see the same batches."""
     if results.ablation.stats.test != "auto":
         return results.ablation.stats.test == "paired"
@@ -153,8 +153,9 @@ def _family(
     tests = {}
     for q, (key, p) in p_values.items():
         (total, factor), estimate = adjusted[key], estimates[q].declared if is_declared else estimates[q].unpaired
-        share = p / total if total and p else 1 / factor  # so that the interval agrees with the adjusted p
-        low, high = estimate.interval(1 - alpha * share) if estimate.is_testable else (NAN, NAN)
+        share = p / total if looks.times == (1.0,) and total and p else 1 / factor  # a total of 1 is capped
+        level = looks.level(alpha * share) if estimate.is_testable else NAN  # so the interval agrees with total
+        low, high = estimate.interval(1 - level) if estimate.is_testable else (NAN, NAN)
         tests[q] = Test(p, total, *_clip(q, estimates[q].bounds, low, high), factor)
     return tests
 

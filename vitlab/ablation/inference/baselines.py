@@ -96,7 +96,10 @@ def arm_rows(results: CellResults, metric: str, answers: Mapping[Question, Answe
     rows = []
     for baseline, arms in arms_by_baseline(results):
         control = results.values(baseline, metric)
-        rows.append(_row(results, metric, baseline, "baseline" if len(control) > 1 else "no inference"))
+        word = "baseline" if len(control) > 1 else "no inference"
+        if results.ablation.baseline_of(baseline) is None:  # `exclude` removes it
+            word = "no baseline: not compared"
+        rows.append(_row(results, metric, baseline, word))
         for arm in arms:
             q = asked[arm.name]
             word = _word(results, answers[q], len(results.values(arm, metric)))

@@ -24,7 +24,7 @@ class Findings:
 
     results: CellResults
     looks: Looks
-    sizes: dict[str, int]  # of the family of each metric
+    sizes: dict[str, int]  # of the family of each metric; that of the primary one has all claims
     arms: list[ArmRow]  # of each metric
     verdicts: list[Verdict]
     curves: Rows
@@ -32,17 +32,24 @@ class Findings:
     joint: Rows
     linear: Gates  # accuracy of logistic regression
 
-    def power(self, metric: str) -> dict[str, Any] | None:
-        """Return the smallest difference that the seeds can detect in a metric; None if nothing is tested."""
-        tested = [row for row in self.arms if row.metric == metric and row.test]
-        if not tested:
-            return None
-        n, m, ablation = min(row.answer.estimate.n for row in tested), self.sizes[metric], self.results.ablation
-        is_paired = all(row.test == "paired" for row in tested)
-        level = levels(self.looks.times, ablation.stats.alpha / m)[-1]
+    def power(self, metric: str) -> dict[str, dict[str, Any]]:
+        """Return the smallest difference in a metric that the seeds can detect, by the family of its tested rows."""
+        primary = self.results.ablation.primary
+        found: dict[str, list[ArmRow]] = {}
+        for row in (row for row in self.arms if row.metric == metric and row.test):
+            found.setdefault(primary if row.is_claimed else metric, []).append(row)
+        return {family: self._power(metric, self.sizes[family], rows) for family, rows in found.items()}
+
+    def _power(self, metric: str, m: int, tested: list[ArmRow]) -> dict[str, Any]:
+        n, is_paired = min(row.answer.estimate.n for row in tested), all(row.test == "paired" for row in tested)
+        level = levels(self.looks.times, self.results.ablation.stats.alpha / m)[-1]
         test = "paired" if is_paired else "welch"
         smallest = detectable(n, level, is_paired)
         return {"metric": metric, "n": n, "test": test, "comparisons": m, "detectable_sd": smallest}
+
+    def _mode(self, row: ArmRow) -> dict[str, str]:
+        ablation = self.results.ablation
+        return {"mode": "min"} if ablation.mode == "min" and row.metric == ablation.primary else {}
 
     def fairness(self) -> Rows:
         """Return the facts that should match in all arms, with relative differences to the arm to match."""
@@ -55,11 +62,10 @@ class Findings:
 
     def table(self) -> pd.DataFrame:
         """Return every number of the report; `kind` tells the rows apart."""
-        powers = [self.power(metric) for metric in self.results.metrics()]
         kinds: dict[str, Rows] = {
-            "arm": [row.record() for row in self.arms],
+            "arm": [{**row.record(), **self._mode(row)} for row in self.arms],
             "claim": [_claim_row(v) for v in self.verdicts],
-            "power": [row for row in powers if row],
+            "power": [row for metric in self.results.metrics() for row in self.power(metric).values()],
             "seeds and images": self.joint,
             "pair": self.pairs,
             "analysis": self.curves,
@@ -72,14 +78,15 @@ def find(results: CellResults, looks: Looks, gates: Gates | None = None) -> Find
     """Return the results of the finished cells."""
     primary, *others = results.metrics()
     claims = [q for _, _, q in claim_questions(results) if q]
-    family = [*arm_questions(results, primary).values(), *claims]
-    answers = answer(results, looks, family)
-    sizes = {primary: len({q.key for q in family})}
-    for metric in others:  # exploratory, in a separate family
-        mine = [q for q in arm_questions(results, metric).values() if q not in answers]
-        answers |= answer(results, looks, mine)
-        sizes[metric] = max(1, len(mine))
     claimed = {q.key for q in claims}
+    rest = {metric: [*arm_questions(results, metric).values()] for metric in others}
+    family = [*arm_questions(results, primary).values(), *claims]
+    family += [q for questions in rest.values() for q in questions if q.key in claimed]
+    answers, sizes = answer(results, looks, family), {primary: len({q.key for q in family})}
+    for metric, questions in rest.items():  # exploratory, in a separate family
+        mine = [q for q in questions if q.key not in claimed]
+        answers |= answer(results, looks, mine)
+        sizes[metric] = len(mine)
     gates = gates or {}
     rows = [row for metric in results.metrics() for row in arm_rows(results, metric, answers, claimed)]
     pairs, joint = images.compared(results)

@@ -51,6 +51,10 @@ class Looks:
         """Return the error of all looks together at which a p of this one is significant."""
         return overall(p, self.times)
 
+    def level(self, error: float) -> float:
+        """Return the p of this look below which the error of all looks together is below ``error``."""
+        return level(error, self.times)
+
     def sentences(self) -> list[str]:
         """Return the sentences of a report about the looks."""
         words = []
@@ -78,15 +82,28 @@ def history(ablation: Ablation) -> Path:
 
 def take_look(ablation: Ablation, seeds: Sequence[int]) -> Looks:
     """Record a report on ``seeds``, and return the looks including it; exported evidence stays as it is."""
-    path = history(ablation)
-    lines = path.read_text().splitlines() if path.is_file() else []
-    known = [json.loads(line) for line in lines]
-    looks, entry = next_look(known, seeds, ablation.stats.seeds_max or len(ablation.seeds))
+    path, lines = history(ablation), _lines(ablation)
+    looks, entry = _next(ablation, lines, seeds)
     if entry and seeds and not ablation.home:
         now = now_utc()
         text = json.dumps({**entry, "file": ablation.digest, "time": now})
         write_text(path, "".join(f"{line}\n" for line in [*lines, text]), sync=True)
     return looks
+
+
+def planned_look(ablation: Ablation) -> Looks:
+    """Return the looks including one at all planned seeds, without recording it."""
+    return _next(ablation, _lines(ablation), ablation.seeds)[0]
+
+
+def _lines(ablation: Ablation) -> list[str]:
+    path = history(ablation)
+    return path.read_text().splitlines() if path.is_file() else []
+
+
+def _next(ablation: Ablation, lines: list[str], seeds: Sequence[int]) -> tuple[Looks, dict[str, Any] | None]:
+    known = [json.loads(line) for line in lines]
+    return next_look(known, seeds, ablation.stats.seeds_max or len(ablation.seeds))
 
 
 def next_look(known: list[dict[str, Any]], seeds: Sequence[int], most: int) -> tuple[Looks, dict[str, Any] | None]:
@@ -179,3 +196,20 @@ def overall(p: float, times: Sequence[float]) -> float:
     if math.log(max(p, 1e-320)) <= known[0]:
         return math.exp(alphas[0])
     return min(1.0, max(p, math.exp(float(np.interp(math.log(p), known, alphas))))) if p < 1 else 1.0
+
+
+def level(error: float, times: Sequence[float]) -> float:
+    """Return the two-sided level of the last look whose overall error is ``error``: the inverse of :func:`overall`.
+
+    Args:
+        error: Error of all looks together.
+        times: Shares of the seeds at all looks.
+
+    Example:
+        >>> round(overall(level(0.05, [0.6]), [0.6]), 6)
+        0.05
+    """
+    if len(times) == 1 and times[0] >= 1:
+        return error
+    known, alphas = _table(tuple(times))
+    return min(error, math.exp(float(np.interp(math.log(error), alphas, known))))

@@ -15,9 +15,10 @@ from vitlab.ablation.execution.status import ORDER
 from vitlab.ablation.execution.tuning import tuned
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
+from vitlab.ablation.inference.answers import are_pairs
 from vitlab.ablation.inference.audit import fair_facts, mismatches, reference
 from vitlab.ablation.inference.baselines import arm_questions
-from vitlab.ablation.inference.looks import levels
+from vitlab.ablation.inference.looks import levels, planned_look
 from vitlab.ablation.inference.measured import CellResults, collect
 from vitlab.ablation.inference.verdicts import claim_questions
 from vitlab.ablation.inference.words import deviations
@@ -119,16 +120,25 @@ def _table(resolved: list[Resolved]) -> list[str]:
 
 
 def _power(results: CellResults) -> list[str]:
-    ablation, n = results.ablation, len(results.ablation.seeds)
-    if n < 2:
+    ablation, looks = results.ablation, planned_look(results.ablation)
+    n = len(looks.seeds)
+    if len(ablation.seeds) < 2:
         return ["power    n = 1: no inference; set `seeds: 3` to explore, 5 for a main result"]
-    family = [*arm_questions(results, ablation.primary).values(), *(q for _, _, q in claim_questions(results) if q)]
-    m, share = len({q.key for q in family}), n / (ablation.stats.seeds_max or n)
-    smallest = detectable(n, levels([share], ablation.stats.alpha / m)[-1])
-    text = f"{n} seeds detect a difference of {deviations(smallest)} of the paired differences with 80 % power"
-    text = f"power    {text} (paired t, strictest of {m} comparisons)"
-    sd = ablation.stats.sd or _spread(results)
-    return [text + (f": {smallest * sd * math.sqrt(2):.3g} if runs have sd {sd:.2g} and no correlation" if sd else "")]
+    if n < 2:
+        return [f"power    the error was spent, at {looks.most} seeds: no further seed enters a test"]
+    compared = [*arm_questions(results, ablation.primary).values()]
+    m = len({q.key for q in (*compared, *(q for _, _, q in claim_questions(results) if q))})
+    if not m:
+        return ["power    nothing is compared: no arm has a baseline, and there is no claim"]
+    is_paired = all(are_pairs(results, [arm for arm, _ in q.terms]) for q in compared)
+    smallest = detectable(n, levels(looks.times, ablation.stats.alpha / m)[-1], is_paired)
+    unit, test = ("the paired differences", "paired t") if is_paired else ("a run", "Welch's t")
+    text = f"{n} seeds detect a difference of {deviations(smallest)} of {unit} with 80 % power"
+    text = f"power    {text} ({test}, strictest of {m} comparisons)"
+    if not (sd := ablation.stats.sd or _spread(results)):
+        return [text]
+    value = f"{smallest * sd * (math.sqrt(2) if is_paired else 1):.3g}"
+    return [f"{text}: {value} if runs have sd {sd:.2g}" + (" and no correlation" if is_paired else "")]
 
 
 def _spread(results: CellResults) -> float | None:

@@ -1,7 +1,10 @@
 """Turn the answer to each claim of the file into a verdict."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from vitlab import stats
 from vitlab.ablation.file.claims import Claim
@@ -21,18 +24,14 @@ class Verdict:
     planned: int
     answer: Answer
     note: str = ""
-    more: int | None = None  # additional seeds needed to detect the observed difference
+    more: int | None = None  # additional seeds needed to detect the observed difference, or to show it within a margin
 
     @property
     def shown(self) -> Test:
         """The test that decided the verdict."""
-        is_equal = (self.claim.sign == "~" and self.word != "refuted") or self.word == "equivalent"
-        return self.answer.equivalence if is_equal else self.answer.difference
-
-    @property
-    def p(self) -> float:
-        """The adjusted p of that test."""
-        return self.answer.excess.adjusted if self.claim.sign == "~" and self.word == "refuted" else self.shown.adjusted
+        if self.claim.sign == "~":
+            return self.answer.excess if self.word == "refuted" else self.answer.equivalence
+        return self.answer.equivalence if self.word == "equivalent" else self.answer.difference
 
 
 ClaimQuestion = tuple[Claim, str, Question | None]  # claim, setting, question; None if an arm of it is excluded
@@ -85,7 +84,8 @@ def _verdict(results: CellResults, looks: Looks, claim: Claim, setting: str, ans
     if word == "inconclusive" and claim.sign != "gap" and isinstance(claim.b, str):
         more = additional_seeds(answer, looks, alpha, claim.margin)
         is_beyond = claim.margin is not None and abs(answer.estimate.value) >= claim.margin
-        notes.append("the estimate is beyond the margin" if is_beyond else _advice(more, answer.estimate.n, looks))
+        aim = "detecting the observed difference" if claim.margin is None else "to show it within the margin"
+        notes.append("the estimate is beyond the margin" if is_beyond else _advice(aim, more, answer.estimate.n, looks))
     if word == "supported" and claim.sign != "~" and answer.equivalence.adjusted < alpha:
         notes.append("the difference is within the margin")
     if answer.estimate.n < planned and not looks.added:
@@ -105,7 +105,7 @@ def _word(claim: Claim, answer: Answer, alpha: float) -> str:
 
 
 def additional_seeds(answer: Answer, looks: Looks, alpha: float, margin: float | None = None) -> int | None:
-    """Return how many more seeds detect the observed difference with 80 % power, at the level after Holm and looks.
+    """Return how many more seeds it takes, with 80 % power at the level after Holm and looks, to detect the difference.
 
     Args:
         answer: The observed difference.
@@ -113,22 +113,33 @@ def additional_seeds(answer: Answer, looks: Looks, alpha: float, margin: float |
         alpha: Error of the family.
         margin: If given, the aim is to show that the difference is within it.
     """
-    n, sides = answer.estimate.n, 1 if margin else 2
-    distance = margin - abs(answer.estimate.value) if margin else answer.estimate.value
-    level = alpha * (2 / sides) / (answer.equivalence if margin else answer.difference).factor
-    if distance <= 0 and margin:
-        return None  # beyond the margin
-    needed = stats.seeds_needed(answer.estimate, distance, level)
+    n = answer.estimate.n
+    level = 2 * alpha / answer.equivalence.factor if margin else alpha / answer.difference.factor
+    needed = _seeds_needed(answer.estimate, level, margin)
     for count in range(max(needed or n, n + 1), looks.most + 1):  # the first future look that suffices
         more = [count / looks.most] if count > looks.counts[-1] else []  # else seeds of that look that were missing
         left = levels([*looks.times, *more], level)[-1]
-        if (stats.seeds_needed(answer.estimate, distance, left) or count + 1) <= count:
+        if (_seeds_needed(answer.estimate, left, margin) or count + 1) <= count:
             return count - n
     return max(1, needed - n) if needed is not None else None
 
 
-def _advice(more: int | None, n: int, looks: Looks) -> str:
+def _seeds_needed(estimate: Estimate, level: float, margin: float | None) -> int | None:
+    """Return how many seeds detect a difference, or show that it is within a margin: then both one-sided tests pass."""
+    if margin is None:
+        return stats.seeds_needed(estimate, estimate.value, level)
+    if abs(estimate.value) >= margin:
+        return None
+    n, spread = np.arange(2, 1001), estimate.error * math.sqrt(estimate.n)
+    freedom = estimate.freedom * (n - 1) / (estimate.n - 1)
+    distances = (margin - abs(estimate.value), margin + abs(estimate.value))
+    one, other = (stats.power(distance, spread, freedom, n.tolist(), level) for distance in distances)
+    enough = one + other - 1 >= 0.8  # hardly ever does neither pass
+    return int(n[enough.argmax()]) if enough.any() else None
+
+
+def _advice(aim: str, more: int | None, n: int, looks: Looks) -> str:
     if more is None:
-        return "detecting the observed difference would take more than a thousand seeds"
+        return f"{aim} would take more than a thousand seeds"
     place = "" if n + more <= looks.most else f", in a new ablation, as this one allows at most {looks.most}"
-    return f"detecting the observed difference would take about {more} more seed{'s' * (more > 1)}{place}"
+    return f"{aim} would take about {more} more seed{'s' * (more > 1)}{place}"

@@ -29,6 +29,15 @@ def deviations(value: float) -> str:
     return f"{value:.1f} sd" if value < 1e4 else f"{value:.1g} sd"
 
 
+def percent(value: float) -> str:
+    """Return a share in percent, with as many digits as it has.
+
+    >>> percent(0.95), percent(0.999)
+    ('95%', '99.9%')
+    """
+    return f"{100 * value:.6g}%"
+
+
 def chance(value: float) -> str:
     """Return a p value."""
     return "-" if math.isnan(value) else "< 0.0001" if value < 0.0001 else f"{value:.4f}"

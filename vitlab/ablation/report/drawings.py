@@ -1,8 +1,10 @@
 """The figures of a report: every seed, with intervals, and what analyses have measured."""
 
+import itertools
 import textwrap
 from collections.abc import Callable, Mapping
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 import matplotlib
@@ -15,6 +17,7 @@ from vitlab.ablation.inference.analyses import drawing_of
 from vitlab.ablation.inference.baselines import ArmRow
 from vitlab.ablation.inference.findings import Findings
 from vitlab.ablation.inference.measured import CellResults, bounds_of
+from vitlab.ablation.inference.words import percent
 from vitlab.analysis import ANALYSES, Curve
 from vitlab.stats import interval
 
@@ -80,7 +83,7 @@ def figures(results: CellResults, rows: list[ArmRow]) -> dict[str, tuple[str, Fi
         for seed, value in results.by_seed(arm.name, primary)
     ]
     height = 1.1 + 0.34 * len(results.ablation.arms)
-    ci, split = f"{results.ablation.stats.ci:.0%}", results.ablation.evaluate
+    ci, split = percent(results.ablation.stats.ci), results.ablation.evaluate
     title = f"{primary} on the {split} split: every seed, mean and {ci} t interval of the mean (n of planned seeds)"
     found = {"dots": (title, draw(height, lambda ax: _dots(ax, results, mine), title), dots)} if mine else {}
     compared = [row.record() for row in mine if row.test]
@@ -99,9 +102,9 @@ def figures(results: CellResults, rows: list[ArmRow]) -> dict[str, tuple[str, Fi
         )
         found["curves"] = (title, drawing, curves)
     axes = list(results.ablation.axes)
-    for i, a in enumerate(axes):
-        for b in axes[i + 1 :]:
-            found[f"interaction_{a}_{b}"] = _interaction(results, a, b)
+    for a, b in itertools.combinations(axes, 2):
+        if drawn := _interaction(results, a, b):
+            found[f"interaction_{a}_{b}"] = drawn
     return found
 
 
@@ -197,15 +200,34 @@ def legend(ax: Axes, title: str | None = None) -> None:
     ax.legend(frameon=False, fontsize=8, title=title, **place)
 
 
-def _interaction(results: CellResults, a: str, b: str) -> tuple[str, Figure, Rows]:
+def _seed_means(results: CellResults, a: str, b: str) -> dict[tuple[str, str], list[float]]:
+    """Return the mean of each seed at each pair of levels, over the other axes' levels that every pair has."""
+    arms: dict[tuple[str, str], dict[tuple[str, ...], str]] = {}
+    for arm in results.ablation.arms:
+        others = tuple(level for name, level in arm.levels.items() if name not in (a, b))
+        arms.setdefault((arm.levels[a], arm.levels[b]), {})[others] = arm.name
+    common = set.intersection(*map(set, arms.values()))
+    found = {}
+    for levels, names in arms.items():
+        balanced = [name for others, name in names.items() if others in common]
+        each = [dict(results.by_seed(name, results.ablation.primary)) for name in balanced]
+        seeds = [seed for seed in results.ablation.seeds if each and all(seed in values for values in each)]
+        found[levels] = [fmean(values[seed] for values in each) for seed in seeds]
+    return found
+
+
+def _interaction(results: CellResults, a: str, b: str) -> tuple[str, Figure, Rows] | None:
+    """Return title, figure and data of two axes; None if no levels of the others are balanced in them."""
     ablation = results.ablation
     rows: Rows = []
     compared = next(iter(ablation.baseline))
     a, b = (b, a) if a == compared else (a, b)  # the compared axis has the lines
+    means = _seed_means(results, a, b)
+    if not any(means.values()):
+        return None
     for i, level_b in enumerate(ablation.axes[b]):
         for level_a in ablation.axes[a]:
-            arms = [arm for arm in ablation.arms if (arm.levels[a], arm.levels[b]) == (level_a, level_b)]
-            values = [v for arm in arms for v in results.values(arm, ablation.primary)]
+            values = means.get((level_a, level_b), [])
             low, high = interval(values, ablation.stats.ci)
             base = {a: level_a, b: level_b, "line": i, "n": len(values)}
             rows += [{**base, "value": v, "mean": sum(values) / len(values), "low": low, "high": high} for v in values]
@@ -230,8 +252,10 @@ def _interaction(results: CellResults, a: str, b: str) -> tuple[str, Figure, Row
         ax.set_ylabel(ablation.primary)
 
     counts = sorted({row["n"] for row in rows})
-    n = "n = " + " to ".join(map(str, dict.fromkeys((counts[0], counts[-1])))) if counts else "n = 0"
-    what = f"mean {ablation.primary}, {ablation.stats.ci:.0%} t interval and seeds ({n})"
+    n = "n = " + " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    over = ", ".join(name for name in ablation.axes if name not in (a, b))
+    what = f"mean {ablation.primary}{f' over {over}' if over else ''}"
+    what += f", {percent(ablation.stats.ci)} t interval and seeds ({n})"
     title = f"{a} x {b}: {what}; parallel lines mean no interaction"
     return title, draw(3.0, paint, title), rows
 
@@ -247,7 +271,7 @@ def panels(found: Findings) -> dict[str, tuple[str, Figure, Rows]]:
         sheets = _sheets(curve.panels(curve, rows), max(1, MOST // len(groups)))
         counts = sorted({int(row["n"]) for row in rows})
         n = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
-        words = f"{name}: mean over seeds (n = {n}), band: {found.results.ablation.stats.ci:.0%} t interval"
+        words = f"{name}: mean over seeds (n = {n}), band: {percent(found.results.ablation.stats.ci)} t interval"
         for number, parts in enumerate(sheets, 1):
             shown = [
                 [

@@ -14,7 +14,7 @@ from vitlab.ablation.inference.findings import Findings
 from vitlab.ablation.inference.linear import gate_of
 from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.verdicts import Verdict
-from vitlab.ablation.inference.words import Section, Table, chance, deviations, short, signed, span
+from vitlab.ablation.inference.words import Section, Table, chance, deviations, percent, short, signed, span
 from vitlab.ablation.report.tuned import given_up_arms, tuning_section
 from vitlab.errors import UsageError
 from vitlab.runs.matching import is_there
@@ -71,9 +71,10 @@ def _answer(results: CellResults, v: Verdict) -> str:
     numbers = ""
     if a.estimate.is_testable:
         what = "difference of gaps" if v.claim.sign == "gap" else "difference"
-        level = 1 - alpha if test is a.difference else 1 - 2 * alpha
-        numbers = f", {what} {a.estimate.value:+.4f}, {level:.0%} interval {test.low:+.4f} to {test.high:+.4f}"
-        numbers += f", adjusted p {chance(v.p)}" + (" of equivalence" if test is a.equivalence else "")
+        level = percent(1 - 2 * alpha if test is a.equivalence else 1 - alpha)
+        numbers = f", {what} {a.estimate.value:+.4f}, {level} interval {test.low:+.4f} to {test.high:+.4f}"
+        of = " of equivalence" if test is a.equivalence else " of being beyond the margin" if test is a.excess else ""
+        numbers += f", adjusted p {chance(test.adjusted)}{of}"
         beside = [f"r {a.correlation:.2f}"] if a.correlation == a.correlation else []
         if a.is_paired and test is a.difference:
             beside.append(f"unpaired p {chance(a.unpaired.adjusted)}")
@@ -83,25 +84,28 @@ def _answer(results: CellResults, v: Verdict) -> str:
 
 
 def _cautions(found: Findings, metric: str, rows: list[ArmRow]) -> list[str]:
-    s, words, power = found.results.ablation.stats, [], found.power(metric)
+    ablation, words, powers = found.results.ablation, [], found.power(metric)
     tests = {row.test for row in rows} - {""}
     if "paired" in tests:
         words.append("Paired t tests: arms of one seed share the order of batches and their common initial weights.")
     if "welch" in tests:
         words.append("Welch's test: seeds are not treated as pairs.")
-    if power:
-        m, low = power["comparisons"], 100 * s.alpha
+    for family, power in powers.items():
+        which = "With" if family == ablation.primary else "Without"
+        start = f"{which} a claim: " if len(powers) > 1 else ""
+        m, low = power["comparisons"], 100 * ablation.stats.alpha
         words.append(
-            f"{m} comparisons are one family (Holm): at most {low:.3g} % of such reports have a false difference, and "
-            f"at most {low:.3g} % a false equivalence. Intervals match the adjusted p values."
+            f"{start}{m} comparisons are one family (Holm): at most {low:.3g} % of such reports have a false "
+            f"difference, and at most {low:.3g} % a false equivalence. Intervals match the adjusted p values."
         )
         unit = "the paired differences" if power["test"] == "paired" else "a run"
         smallest = f"{deviations(power['detectable_sd'])} of {unit}"
-        words.append(f"n = {power['n']} detects a difference to the baseline of {smallest} with 80 % power.")
-        if power["n"] < 4:
-            words.append(f"n = {power['n']} is exploratory: it only detects effects far above the spread of seeds.")
+        words.append(f"{start}n = {power['n']} detects a difference to the baseline of {smallest} with 80 % power.")
+    if powers:
+        if (n := min(power["n"] for power in powers.values())) < 4:
+            words.append(f"n = {n} is exploratory: it only detects effects far above the spread of seeds.")
         words.append("Arms are compared only with the baseline; other comparisons need a claim.")
-    if metric != found.results.ablation.primary:
+    if metric != ablation.primary:
         words.append("Secondary metric: comparisons without a claim are exploratory, in a separate family.")
     if len({row.n for row in rows}) > 1 or any(row.n < row.planned for row in rows):
         words.append("Some cells are missing: n differs from the plan, see below.")
