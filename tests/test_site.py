@@ -147,6 +147,7 @@ def test_pages_offer_other_versions_only_where_there_are_some(hooks):
         assert hooks.on_config(config).extra == extra
 
 
+@pytest.mark.rare
 def test_no_docstring_shows_a_role_of_sphinx_on_the_site(hooks):
     import griffe
 

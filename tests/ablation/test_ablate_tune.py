@@ -236,6 +236,7 @@ def test_the_response_curve_takes_candidates_of_any_type(values):
     assert cross.get_ydata() == [-0.1]
 
 
+@pytest.mark.rare
 def test_a_candidate_whose_loss_becomes_nan_in_a_real_training_loses_and_its_arm_is_measured(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small.yaml").write_text(

@@ -311,6 +311,7 @@ def test_the_page_runs_as_it_stands(capsys, monkeypatch):
     assert read("vit", "data.json")["splits"]["train"]["n"] == 64
 
 
+@pytest.mark.rare
 def test_the_attention_of_the_page_is_ablated_against_vitlabs(here, monkeypatch, capsys):
     page = (TESTS.parent / "docs" / "bring_your_own.md").read_text()
     code = re.search(r"```python\n(# myattention\.py\n.*?)```", page, re.DOTALL)[1]
