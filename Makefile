@@ -85,7 +85,7 @@ results: setup  ## the tables of accuracy (docs/results.md) and speed (benchmark
 
 docs: setup  ## the site, into site/index.html; a warning is an error, as is a dead link, a picture without words, faint text, a flag that is gone
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-	$(BIN)/python -m pytest tests/test_site.py tests/test_readme.py
+	$(BIN)/python -m pytest -m "not slow and not gpu" tests/test_site.py tests/test_readme.py
 
 notebooks: setup  ## run the six notebooks from top to bottom; what is stored in them stays
 	$(BIN)/python -m pytest --nbmake notebooks --timeout 600 -n 2

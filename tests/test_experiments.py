@@ -201,13 +201,13 @@ def test_committed_evidence_verifies_and_gives_the_published_numbers(path, tmp_p
 
 @pytest.mark.parametrize(
     ("archive", "count", "heading"),
-    [("candidates.tar.xz", 150, "### Pilot"), ("candidates_cifar10.tar.xz", 163, "### The same on CIFAR-10, on a GPU")],
+    [("candidates.tar.xz", 239, "### Pilot"), ("candidates_cifar10.tar.xz", 163, "### The same on CIFAR-10, on a GPU")],
 )
 def test_the_tables_of_candidates_are_what_their_records_say(archive, count, heading):
     folder, found = ROOT / "experiments/t2t_positions", {}
     with tarfile.open(folder / "factorial" / archive) as records:
         for member in records.getmembers():
-            if member.name.endswith("/results.json"):
+            if "/tune/" in member.name and member.name.endswith("/results.json"):
                 accuracy = 100 * json.load(records.extractfile(member))["val"]["acc1"]
                 found.setdefault(member.name.split("/")[2], []).append(accuracy)
     assert sum(map(len, found.values())) == count
