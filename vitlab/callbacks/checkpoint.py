@@ -199,14 +199,13 @@ class Checkpoint(callbacks.Checkpoint):
         if self.monitor not in trainer.callback_metrics or self._validated != trainer.global_step:
             return False  # these weights were not validated
         score, best = float(trainer.callback_metrics[self.monitor]), self.best_score
-        if best is None or (math.isnan(best) and not math.isnan(score)):
-            is_better = True
+        if best is None or math.isnan(best):
+            is_better = best is None or not math.isnan(score)
         else:
             is_better = score < best if self.mode == "min" else score > best
         if is_better:
             self.best_score, self.best_epoch, self.best_step = score, trainer.current_epoch, trainer.global_step
-            return True
-        return False
+        return is_better
 
     def _is_due(self, trainer: L.Trainer, batch_idx: int) -> bool:
         if self.every_n_steps and trainer.global_step % self.every_n_steps == 0:

@@ -243,8 +243,9 @@ def _rate(trainer: Any, task: Any) -> float | None:
     """
     groups = [group for optimizer in trainer.optimizers[:1] for group in optimizer.param_groups]
     peak = task.peak_rate() if sums_its_steps(task) and hasattr(task, "peak_rate") else None
-    meant = [group["lr"] for group in groups if group.get("initial_lr") == peak]
-    return next(iter([*meant, *(group["lr"] for group in groups)]), None)
+    rates = [group["lr"] for group in groups if peak is not None and group.get("initial_lr") == peak]
+    rates = rates or [group["lr"] for group in groups]
+    return rates[0] if rates else None
 
 
 def peak_memory() -> dict[str, int]:

@@ -13,18 +13,30 @@ from vitlab.tasks.arguments import TaskArgs
 from vitlab.tasks.base import Task
 
 
-def exact(new: Tensor, old: Tensor) -> Tensor:
-    """Return a buffer where it was moved to, but not rounded to 16 bits: it has the units of the data.
+class InUnits(nn.Module):
+    """A module with buffers in the units of the data, which move with it but are not rounded to 16 bits.
 
-    >>> exact(torch.tensor([1998.0]).bfloat16(), torch.tensor([1998.0]))
+    >>> errors = Errors(["year"], [1998.0], [11.0]).to(torch.bfloat16)
+    >>> errors.mean
     tensor([1998.])
     """
-    return old.to(new.device) if new.dtype.itemsize < 4 else new
+
+    in_units_of_data: tuple[str, ...]  # names of these buffers
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        before = {name: getattr(self, name) for name in self.in_units_of_data}
+        super()._apply(*args, **kwargs)
+        for name, old in before.items():
+            new = getattr(self, name)
+            if new.dtype.itemsize < 4:
+                setattr(self, name, old.to(new.device))
+        return self
 
 
-class Standardized(Task):
+class Standardized(InUnits, Task):
     """A task whose network learns numbers of mean 0 and spread 1, and whose outputs are in the units of the data."""
 
+    in_units_of_data = ("target_mean", "target_std")
     target_mean: Tensor
     target_std: Tensor
 
@@ -32,13 +44,6 @@ class Standardized(Task):
         """Keep mean and standard deviation of each of the K outputs; they are not part of the state dict."""
         for name, values in (("target_mean", mean), ("target_std", std)):
             self.register_buffer(name, torch.tensor(values), persistent=False)
-
-    def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        before = self.target_mean, self.target_std
-        super()._apply(*args, **kwargs)
-        after = self.target_mean, self.target_std
-        self.target_mean, self.target_std = (exact(new, old) for new, old in zip(after, before, strict=True))
-        return self
 
     def as_targets(self, targets: Tensor) -> Tensor:
         """Map ``(B,)`` or ``(B, T)`` targets to ``(B, T)`` numbers; NaN is no value."""
@@ -121,7 +126,7 @@ class Regressor(Standardized):
     eval_loss = train_loss
 
 
-class Errors(Metric):
+class Errors(InUnits, Metric):
     """Mean absolute error, root mean squared error and R2 (explained share of the variance), also for each target.
 
     Targets that are NaN do not count, and a target without any value is left out of the averages. R2 of a target that
@@ -139,6 +144,7 @@ class Errors(Metric):
     """
 
     full_state_update = False
+    in_units_of_data = ("mean", "std")
     mean: Tensor
     std: Tensor
     n: Tensor
@@ -154,12 +160,6 @@ class Errors(Metric):
             self.register_buffer(name, torch.tensor(values), persistent=False)
         for name in ("n", "absolute", "squared", "first", "second"):
             self.add_state(name, torch.zeros(len(names)), dist_reduce_fx="sum")
-
-    def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        before = self.mean, self.std
-        super()._apply(*args, **kwargs)
-        self.mean, self.std = (exact(new, old) for new, old in zip((self.mean, self.std), before, strict=True))
-        return self
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Add ``(B, T)`` predictions and targets."""

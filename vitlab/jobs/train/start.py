@@ -178,7 +178,7 @@ def _changes(job: Job) -> dict[str, Any]:
 
 def write_facts(job: Job) -> None:
     """Write facts about network, data and devices once they are known."""
-    run = job.run
+    run, groups = job.run, []
     if isinstance(task := job.task, Task):
         lr, layer_decay = task.hparams["lr"], task.hparams["layer_decay"]
         groups = describe_groups(task.net, task.optimizer_groups(), lr, layer_decay, task)
@@ -188,7 +188,7 @@ def write_facts(job: Job) -> None:
     if isinstance(job.data, ImageData):
         with atomic_write(run.path / TRAINED_ON, run.fence) as beside:
             np.save(beside, fingerprints(job.data.splits["train"]), allow_pickle=False)
-    run.update("run.json", **_facts(job))
+    run.update("run.json", **_facts(job, groups))
     for logger in job.trainer.loggers:
         if isinstance(logger, WandbLogger):
             with suppress(Exception):  # W&B never stops a training; its logger reports the failure
@@ -205,7 +205,7 @@ def _for_loggers(run: RunDir) -> dict[str, Any]:
     return {**costs, "commit": commit, "data": data.get("data"), "samples": hashes, "recipe": record.get("recipe")}
 
 
-def _facts(job: Job) -> dict[str, Any]:
+def _facts(job: Job, groups: list[dict[str, Any]]) -> dict[str, Any]:
     trainer, steps = job.trainer, float(job.trainer.estimated_stepping_batches)
     return {
         "status": "running",
@@ -218,17 +218,16 @@ def _facts(job: Job) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "seed": job.config.seed_everything,
         **({"steps": int(steps)} if math.isfinite(steps) else {}),
-        **(_rates(job.task) if isinstance(job.task, Task) else {}),
+        **(_rates(job.task, groups) if isinstance(job.task, Task) else {}),
         "promises": promises(trainer) if isinstance(job.task, Task) and deals_samples(job.data) else {},
         "resumed": now_utc() if job.resumed else None,
     }
 
 
-def _rates(task: Task) -> dict[str, float]:
+def _rates(task: Task, groups: list[dict[str, Any]]) -> dict[str, float]:
     rates = task.sum_of_learning_rates()
     if rates is None:
         return {}
-    groups = describe_groups(task.net, task.optimizer_groups(), task.hparams["lr"], task.hparams["layer_decay"], task)
     names = "pos_embed.", "student.pos_embed."
     scales = [group["lr_scale"] for group in groups if group["name"].startswith(names)]
     scale = scales[-1] if scales else task.hparams["pos_embed_lr_mult"]
