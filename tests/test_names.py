@@ -36,6 +36,7 @@ def test_every_public_name_is_there_and_known_to_type_checkers(name):
     assert shown_to_type_checkers(package) | defined == {*package.__all__, *rooms}
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 def test_every_subpackage_is_an_attribute_of_vitlab():
     assert {*ROOMS, "stats"} <= set(dir(vitlab))

@@ -304,6 +304,7 @@ def test_every_figure_of_a_report_can_be_read_in_a_column(folder, layers, monkey
         assert figure.get_figwidth() <= 3.3 and not faults(figure)
 
 
+@pytest.mark.rare
 def test_a_panel_is_drawn_for_each_measure_and_line_in_as_many_figures_as_they_need(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     drawn = {}

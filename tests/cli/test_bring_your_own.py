@@ -195,6 +195,7 @@ def test_the_module_of_the_page_is_trained_resumed_tested_and_exported(here, mon
         vitlab.Run("own").export("torchscript")
 
 
+@pytest.mark.rare
 def test_a_module_and_data_that_know_nothing_of_vitlab_are_ablated_from_python(monkeypatch):
     from userpkg import Bars, Net
 

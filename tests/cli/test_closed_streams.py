@@ -35,6 +35,7 @@ def test_a_closed_pipe_ends_no_training_and_prints_no_traceback(tmp_path):
     assert (tmp_path / "runs" / "a" / "weights" / "last.safetensors").is_file()
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 def test_one_process_in_a_job_of_several_tasks_is_refused_in_one_line(tmp_path):
     slurm = {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "2", "SLURM_JOB_NAME": "job"}

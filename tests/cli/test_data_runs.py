@@ -113,6 +113,7 @@ def test_a_run_is_measured_on_another_folder_with_some_of_its_classes(tmp_path, 
     assert [row["n"] for row in predictions] == [10, 10]
 
 
+@pytest.mark.rare
 def test_names_that_yaml_could_take_for_numbers_stay_names(tmp_path):
     names = ["007", "1e3", "True", "null"]
     root = _fill(tmp_path / "run", {"train": 6, "test": 2}, names)  # a folder of the run's own name, too

@@ -370,6 +370,7 @@ def test_flags_of_custom_classes_are_left_to_the_parser(here):
     refuse_unknown(["--trainer.logger.project=x", "--trainer.callbacks+=EMA", "--model.init_args.lr=1", "-c", "t2t"])
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 def test_a_dry_run_imports_only_what_it_uses(here):
     unused = {"scipy.signal", "sklearn", "pandas", "pyarrow", "timm", "captum", "onnx", "optuna", "datasets"}

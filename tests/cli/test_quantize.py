@@ -115,6 +115,7 @@ def test_weights_have_seven_bits_and_a_scale_for_each_channel(run, exported):
     assert {10, 96, 192, 288} == {scale.size for scale in scales.values()}
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize("more", [["--dynamic", "size"], ["--opset", "20"]])
 def test_int8_goes_with_the_options_of_graphs(run, more, tmp_path):
     path = tmp_path / "float32.onnx"  # whatever the file is called
@@ -142,6 +143,7 @@ def regression(tmp_path_factory):
     return folder / "run"
 
 
+@pytest.mark.rare
 def test_numbers_are_measured_in_their_own_units(regression):
     checkpoint = regression / "checkpoints" / "best.ckpt"
     net = network_of(restore(RunDir(regression), checkpoint).model)

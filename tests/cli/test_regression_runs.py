@@ -118,6 +118,7 @@ def test_a_regressor_that_was_trained_on_class_numbers_still_measures():
     assert torch.allclose(task.eval_loss(outputs, task.as_targets(labels)), ((outputs[:, 0] - labels) ** 2).mean())
 
 
+@pytest.mark.rare
 def test_labels_and_classes_in_folders_are_measured_predicted_and_shown(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)

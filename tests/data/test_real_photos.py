@@ -33,6 +33,7 @@ def _report(place, monkeypatch, capsys):
     return json.loads((place / "x.json").read_text()), capsys.readouterr().out
 
 
+@pytest.mark.rare
 def test_the_report_on_the_photos_is_right(place, monkeypatch, capsys):
     found, text = _report(place, monkeypatch, capsys)
     counts = {part: [len(os.listdir(place / "photos" / part / name)) for name in found["class_names"]]

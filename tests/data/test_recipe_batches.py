@@ -154,11 +154,8 @@ def mixture(images, targets):
     return [1.0, share, len(rows), len(columns), *(int(x[0]) if len(x) else 0 for x in (rows, columns))]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("mixup", "cutmix"),
-    [pytest.param(*both, marks=() if both == (0.8, 1.0) else pytest.mark.rare) for both in sorted(MIXING)],
-)
+@pytest.mark.rare
+@pytest.mark.parametrize(("mixup", "cutmix"), sorted(MIXING))
 def test_weights_and_rectangles_of_mixtures_are_distributed_as_timms(mixup, cutmix):
     n, side = 12_000, 16
     data = Numbered(n, side, batch_size=2, mixup=mixup, cutmix=cutmix)

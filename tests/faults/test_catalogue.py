@@ -26,6 +26,7 @@ def test_a_few_kills_at_random_moments_lose_nothing(tmp_path):
     assert (found["unusable"], found["diverged"]) == (0, 0)
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 def test_a_few_fuzzed_files_are_decoded_or_named(tmp_path, finished):
     found = images(tmp_path, finished, count=42)

@@ -18,7 +18,13 @@ DEAR = {
     "shift",
     "displacement",
 }  # analyses that take seconds; one network is asked often
-TWICE = {("faithfulness", "dead_heads"), ("displacement", "uniform"), ("cka", "twin_of_another_seed")}  # and dear, too
+TWICE = {  # and dear, too
+    ("faithfulness", "dead_heads"),
+    ("faithfulness", "shortcut"),
+    ("displacement", "uniform"),
+    ("cka", "twin_of_another_seed"),
+    ("token_layers", "no_positions_t2t"),
+}
 
 
 def seldom(values, is_seldom):

@@ -49,6 +49,7 @@ def test_blocks_share_their_graph_and_the_numbers_stay(pos_embed):
     assert counter.frame_count <= 3, "the tokenizer, block 0, and the blocks from 1 on, whose number is an argument"
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 def test_blocks_that_drop_more_and_more_images_share_their_graph():
     net, counter = VisionTransformer(**TINY | {"depth": 8}, drop_path_rate=0.4), CompileCounter()

@@ -209,6 +209,7 @@ def test_the_viewer_holds_the_weights_of_every_layer_and_head():
     assert set(first["colors"]) == {"0", "1", "2"} and first["said"].endswith("%")
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 def test_the_viewer_stores_occlusion_and_attention_only_once():
     subject = small_subject()
@@ -253,6 +254,7 @@ class LinearAttention(torch.nn.Module):
         return q @ (k.transpose(-2, -1) @ v)
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [{"block": Convolution}, {"attn": LinearAttention}], ids=str)
 def test_a_network_without_attention_has_a_page_of_maps_from_outputs(words):
@@ -316,6 +318,7 @@ console.log(JSON.stringify(asked.map(([net, state, layer]) => {
 """
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 @pytest.mark.skipif(NODE is None, reason="needs Node.js")
 def test_the_mean_of_heads_that_the_viewer_shows_is_the_mean_of_heads():

@@ -30,6 +30,7 @@ with second_interrupt_ends(), stop_on_signals(), guard.guarded() as watched:
 """
 
 
+@pytest.mark.rare
 @pytest.mark.slow  # three imports of torch
 @pytest.mark.parametrize(
     ("number", "limit", "code", "said"),

@@ -173,6 +173,7 @@ def test_a_student_stopped_and_continued_is_the_same_to_the_bit(teacher_run, tmp
     assert json.loads(Path("runs/parts/results.json").read_text())["test"]["n"] == 359
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 def test_a_run_does_not_continue_with_another_teacher(teacher_run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
