@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FILES, LINES = 8, 1500
+FILES, LINES = 8, 1600
 STAYS, RETURNS = 12, 2
 PAGE = (ROOT / "docs" / "reading.md").read_text()
 STEPS = re.findall(r"^\| \[`(vitlab/\S+)`\]\(\.\./\1\) \|", PAGE, flags=re.M)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import vitlab
+from vitlab.errors import UsageError
 
 BASE = {
     "trainer.max_epochs": 3,
@@ -124,3 +125,32 @@ def test_the_rate_of_a_row_is_that_of_the_last_layer():
     assert set(rows(run, "lr")[:-1]) == {1e-3}
     sums = run.record["sum_of_learning_rates"], run.record["sum_of_learning_rates_pos_embed"]
     assert sums[1] == pytest.approx(sums[0] * 0.25)  # of its two stages, positions are two below the head
+
+
+def accumulating(counts):
+    callback = {"class_path": "GradientAccumulationScheduler", "init_args": {"scheduling": counts}}
+    return {"model.lr_scheduler": "linear", "model.lr_scale": "linear", "trainer.callbacks": [callback]}
+
+
+def test_a_scheduler_of_accumulation_is_counted_before_the_first_step():
+    plain = fit("plain", {**accumulating({0: 1}), "trainer.callbacks": [], "trainer.accumulate_grad_batches": 2})
+    asked = fit("asked", accumulating({0: 2}))
+    assert rows(asked, "lr") == rows(plain, "lr") and rows(asked, "val/loss") == rows(plain, "val/loss")
+    steps = [json.loads((run.path / "run.json").read_text())["steps"] for run in (plain, asked)]
+    assert steps == [12, 12] and rows(asked, "lr")[-1] < rows(asked, "lr")[0]
+    with pytest.raises(UsageError, match="as many batches in every epoch"):
+        fit("changing", accumulating({0: 4, 2: 1}))
+
+
+def test_the_last_epoch_is_measured_where_steps_are_limited_and_a_best_that_never_was_is_named(recwarn):
+    def measured(name, **changes):
+        quality = {"class_path": "FeatureQuality", "init_args": {"measures": ["knn"]}}
+        stop = {"class_path": "EarlyStopping", "init_args": {"monitor": "val/loss", "patience": 1, "min_delta": 9.0}}
+        callbacks = {"trainer.callbacks": [quality] + ([stop] if name == "stopped" else [])}
+        wanted = {"checkpoint.monitor": "val/knn", "checkpoint.mode": "max"}
+        return fit(name, {**CONSTANT, **callbacks, **wanted, "trainer.limit_train_batches": 2, **changes})
+
+    assert measured("limited", **{"trainer.max_steps": 4, "trainer.max_epochs": -1}).results["val"]["knn"] > 0
+    assert not [one for one in recwarn if "best" in str(one.message)]
+    assert measured("stopped", **{"trainer.max_epochs": 4}).results.get("val") is None
+    assert [one for one in recwarn if "no validation has measured val/knn" in str(one.message)]

@@ -60,3 +60,20 @@ def test_the_average_has_the_buffers_of_the_network():
     average.on_train_batch_end(trainer, module, None, None, 0)
     assert torch.equal(average.average.net.running_mean, module.net.running_mean) and module.net.running_mean.all()
     assert average.average.net.num_batches_tracked == 1
+
+
+def test_a_buffer_that_a_task_gets_after_the_copy_is_not_taken_for_another():
+    module, average = L.LightningModule(), Average(decay=0.5)
+    trainer = SimpleNamespace(global_step=1, precision="32-true")
+    module.register_buffer("loss_weights", None)
+    module.net = torch.nn.BatchNorm1d(2)
+    average.setup(trainer, module, "fit")
+    module.loss_weights = torch.tensor([3.0, 4.0])  # as a task counts the images of each class in its setup
+    module.net.running_mean.fill_(7.0)
+    average.on_train_start(trainer, module)
+    average.on_train_batch_end(trainer, module, None, None, 0)
+    for _ in range(2):  # to the average and back
+        average._swap_models(module)
+        assert module.loss_weights.tolist() == [3.0, 4.0] and module.net.running_mean.tolist() == [7.0, 7.0]
+    average._copy_average_to_current(module)
+    assert module.loss_weights.tolist() == [3.0, 4.0] and average.average.net.running_mean.tolist() == [7.0, 7.0]

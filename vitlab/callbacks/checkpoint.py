@@ -2,6 +2,7 @@
 
 import math
 import time
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -276,8 +277,10 @@ class Checkpoint(callbacks.Checkpoint):
             trainer.strategy.checkpoint_io.wait()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Wait until all checkpoints are written."""
+        """Wait until all checkpoints are written; say so if there is no best, as its metric was never measured."""
         self.settle(trainer)
+        if self.monitor and self.best_score is None and self._validated is not None:
+            warnings.warn(f"no checkpoint is the best: no validation has measured {self.monitor}", stacklevel=2)
 
 
 def _follow_schedule(scheduler: Any) -> None:

@@ -11,6 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from vitlab.errors import UsageError
 
+Matched = tuple[list[torch.Tensor], list[torch.Tensor]]  # of the average, of the task
 _OF_SHARDS = ("configure_model", "_device_mesh")  # what a strategy that shards gives to a task; it cannot be copied
 
 
@@ -38,8 +39,8 @@ class EMA(WeightAveraging):
             raise ValueError(f"`decay` of EMA must be at least 0 and below 1, got {decay}")
         super().__init__(use_buffers=False)
         self.decay = decay
-        self._pairs: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None
-        self._buffers: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+        self._pairs: Matched | None = None
+        self._buffers: Matched = [], []
 
     @property
     def average(self) -> Any:
@@ -79,9 +80,7 @@ class EMA(WeightAveraging):
         if step > self._latest_update_step and self._average_model is not None:
             weight = 1 - min(self.decay, (1 + step) / (10 + step))
             if not self._pairs:  # listing the weights is slower than updating them
-                average: Any = self._average_model.module
-                self._pairs = list(average.parameters()), list(pl_module.parameters())
-                self._buffers = list(average.buffers()), list(pl_module.buffers())
+                self._pairs, self._buffers = self._matched(pl_module)
             with torch.no_grad():
                 torch._foreach_lerp_(*self._pairs, weight)
                 if self._buffers[0]:
@@ -90,11 +89,24 @@ class EMA(WeightAveraging):
 
     def _swap_models(self, pl_module: L.LightningModule) -> None:
         _reshard(pl_module)
-        super()._swap_models(pl_module)
+        for matched in self._matched(pl_module):
+            for average, current in zip(*matched, strict=True):
+                kept = average.data.clone()
+                average.data.copy_(current.data)
+                current.data.copy_(kept)
 
     def _copy_average_to_current(self, pl_module: L.LightningModule) -> None:
         _reshard(pl_module)
-        super()._copy_average_to_current(pl_module)
+        for matched in self._matched(pl_module):
+            for average, current in zip(*matched, strict=True):
+                current.data.copy_(average.data)
+
+    def _matched(self, pl_module: L.LightningModule) -> tuple[Matched, Matched]:
+        """Return the parameters of the average and of the task, and their buffers; a task gets some after the copy."""
+        theirs, ours = dict(self.average.named_buffers()), dict(pl_module.named_buffers())
+        names = [name for name in theirs if name in ours]
+        buffers = [theirs[name] for name in names], [ours[name] for name in names]
+        return (list(self.average.parameters()), list(pl_module.parameters())), buffers
 
 
 def _reshard(module: L.LightningModule) -> None:

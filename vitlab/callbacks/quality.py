@@ -16,6 +16,7 @@ from vitlab.models.features import knn
 from vitlab.models.vit import VisionTransformer
 
 Measure = Literal["knn", "probe", "rankme"]
+TINY = 1e-7  # added to the share of each singular value, as in the paper
 COLLAPSED = 1.5  # below this RankMe all features lie on a line
 
 
@@ -35,7 +36,8 @@ class FeatureQuality(Callback):
     values, Garrido et al. 2023 (arXiv:2210.02885), from 1 for collapsed features to their width.
 
     Args:
-        every_n_epochs: Epochs between two measurements; the last epoch is always measured.
+        every_n_epochs: Epochs between two measurements; the last of `max_epochs` or `max_steps` is always measured, but
+            not one after which another callback stops the training.
         measures: What to measure; knn and probe need classes.
         images: Largest number of images of each split, spread evenly over it.
         k: Number of neighbors that vote.
@@ -77,7 +79,8 @@ class FeatureQuality(Callback):
     ) -> None:
         """Measure before the first validation batch, when the average of EMA is in place."""
         done = trainer.current_epoch + 1
-        due = trainer.sanity_checking or done % self.every_n_epochs == 0 or done == trainer.max_epochs
+        last = done == trainer.max_epochs or 0 < trainer.max_steps <= trainer.global_step
+        due = trainer.sanity_checking or done % self.every_n_epochs == 0 or last
         if batch_idx or dataloader_idx or trainer.state.fn != "fit" or not due:
             return
         most = min(self.images, 64) if trainer.sanity_checking else self.images  # the sanity check only needs the names
@@ -144,12 +147,12 @@ def probe(features: Tensor, labels: Tensor, queries: Tensor, decay: float = 1e-4
         return (y @ weight[1:].detach() + weight[0].detach()).argmax(dim=1)
 
 
-def rankme(features: Tensor, eps: float = 1e-7) -> float:
+def rankme(features: Tensor) -> float:
     """Return the smooth rank of ``(n, D)`` features, from 1 to min(n, D).
 
     >>> round(rankme(torch.eye(4)), 3), round(rankme(torch.ones(4, 4)), 3)
     (4.0, 1.0)
     """
     values = torch.linalg.svdvals(features.double())
-    shares = values / values.sum().clamp_min(eps) + eps
+    shares = values / values.sum().clamp_min(TINY) + TINY
     return float((-(shares * shares.log()).sum()).exp())

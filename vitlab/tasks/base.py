@@ -1,7 +1,8 @@
 """The base of all tasks: network, optimizer, schedule, and the sums behind its metrics."""
 
 import hashlib
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Unpack
 
 import lightning as L
@@ -10,21 +11,32 @@ from torch import Tensor
 from torchmetrics import MetricCollection
 
 from vitlab.class_paths import ClassSpec
-from vitlab.interface import Weighted, of_first_process, sums_over_processes
+from vitlab.interface import Weighted, of_first_process, sums_over_processes, trained
 from vitlab.layers.compiled import CompileMode, compile_parts, mark_batch
 from vitlab.lightning_overhead import FastHookName, with_cached_signature
 from vitlab.models.arguments import NetworkArgs
 from vitlab.models.old_names import OLD
 from vitlab.models.vit import VisionTransformer
 from vitlab.named_kwargs import Named
-from vitlab.optim import ScheduleName
+from vitlab.optim import ScheduleName, param_groups, slow_earlier_blocks
 from vitlab.packed_batch import PackedBatch
 from vitlab.tasks.meter import Meter, add_metrics
-from vitlab.tasks.optimizer import Optimized, SchedulerSpec, check_recipe, freeze_parts, step_plateaus
-from vitlab.tasks.sizes import SizedByData
+from vitlab.tasks.optimizer import (
+    SchedulerSpec,
+    accumulate_from_the_start,
+    build_optimizer,
+    build_scheduler,
+    check_recipe,
+    freeze_parts,
+    full_tensor,
+    schedule,
+    step_plateaus,
+    step_scheduler,
+)
+from vitlab.tasks.sizes import take_sizes, weights_seen
 
 
-class Task(Named, FastHookName, SizedByData, Optimized, L.LightningModule):
+class Task(Named, FastHookName, L.LightningModule):
     """Train a Vision Transformer, by default with AdamW, linear warm-up and a cosine schedule, both by step.
 
     Args:
@@ -57,6 +69,8 @@ class Task(Named, FastHookName, SizedByData, Optimized, L.LightningModule):
     old_names = OLD
     kind = "number"  # kind of targets: numbers (number), classes (class) or several labels (multilabel)
     monitor: tuple[Literal["min", "max"], str]  # what the best epoch minimizes or maximizes
+    grad_norm: Tensor | None  # of the last step if gradients are clipped; on the device
+    _given: tuple[tuple[Any, ...], dict[str, Any]]  # the arguments that it was built with
 
     def __init__(
         self,
@@ -110,6 +124,22 @@ class Task(Named, FastHookName, SizedByData, Optimized, L.LightningModule):
             self.take_sizes(data)
         if stage == "fit":
             self.check_targets()
+
+    def take_sizes(self, data: Any) -> None:
+        """Build the network again for the sizes and targets of ``data`` that nobody gave, as the commands do.
+
+        Raises:
+            ValueError: The network was built for other sizes, and its weights have been changed since.
+        """
+        take_sizes(self, data)
+
+    def on_built(self) -> None:
+        """Remember the initial weights, so that it can be told whether somebody has changed them."""
+        self._built = weights_seen(self)
+
+    def is_as_built(self) -> bool:
+        """Return whether all weights are still the initial ones."""
+        return self._built == weights_seen(self)
 
     def as_targets(self, targets: Tensor) -> Tensor:
         """Convert targets of the data to the form that losses and metrics expect."""
@@ -196,6 +226,77 @@ class Task(Named, FastHookName, SizedByData, Optimized, L.LightningModule):
         loss, outputs = self.eval_loss(outputs, targets), self.in_units(outputs)
         meter.update(outputs, targets, loss)
         return outputs
+
+    def configure_optimizers(self) -> Any:
+        accumulate_from_the_start(self.trainer, steps_are_counted=True)
+        factor = self.batch_factor(self._global_batch())
+        optimizer = build_optimizer(self.hparams["opt"], self.optimizer_groups(factor), trained(self))
+        slow_earlier_blocks(optimizer, trained(self), self.hparams["layer_decay"])
+        scheduler = build_scheduler(self, optimizer, self.trainer.estimated_stepping_batches, self._schedule())
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        step_scheduler(scheduler, self.current_epoch, self.global_step)
+
+    def sum_of_learning_rates(self, plans: Sequence[Sequence[float]] = ()) -> float | None:
+        """Return the sum of the learning rates of all steps, about how far Adam can move a weight; None if unknown.
+
+        Args:
+            plans: Of a run that was resumed with more steps, where each schedule began and how many steps it was for.
+        """
+        steps, total = float(self.trainer.estimated_stepping_batches), 0.0
+        plans = plans or [(0, steps)]
+        for (begin, planned), end in zip(plans, [*(later for later, _ in plans[1:]), steps], strict=True):
+            if not (factor := self._schedule(planned)):
+                return None
+            total += sum(factor(step) for step in range(int(begin), int(end)))
+        return self.peak_rate() * total
+
+    def peak_rate(self) -> float:
+        """Return the largest learning rate of the last layer."""
+        return self.hparams["lr"] * self.batch_factor(self._global_batch())
+
+    def _schedule(self, planned: float | None = None) -> Callable[[float], float] | None:
+        trainer = self.trainer
+        steps = float(trainer.estimated_stepping_batches if planned is None else planned)
+        if trainer.train_dataloader is None:  # Lightning needs none where only steps are limited
+            trainer.fit_loop.setup_data()
+        batches = float(trainer.num_training_batches)
+        finite = math.isfinite(batches)
+        per_epoch = max(1, math.ceil(batches / trainer.accumulate_grad_batches)) if finite else batches
+        return schedule(self.hparams, steps, per_epoch)
+
+    def _global_batch(self) -> int:
+        data: Any = getattr(self.trainer, "datamodule", None)
+        return getattr(data, "batch_size", self.hparams["lr_batch"]) * self.trainer.accumulate_grad_batches
+
+    def batch_factor(self, batch: int) -> float:
+        """Return the factor on the learning rate for a global batch of ``batch`` images."""
+        return (batch / self.hparams["lr_batch"]) ** {"none": 0, "linear": 1, "sqrt": 0.5}[self.hparams["lr_scale"]]
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        # Lightning refuses to clip with a fused optimizer, only because of float16 scalers.
+        if gradient_clip_val and gradient_clip_algorithm == "value":
+            self.grad_norm = self.gradient_norm()
+            torch.nn.utils.clip_grad_value_(self.parameters(), gradient_clip_val)
+        elif gradient_clip_val:  # 0 turns it off, as in Lightning
+            self.grad_norm = full_tensor(torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val))
+        if self.hparams["nan_loss"] == "skip" and not self.gradient_norm().isfinite():  # over all processes
+            optimizer.zero_grad()  # without gradients, an optimizer changes neither weights nor moments
+
+    def gradient_norm(self) -> Tensor:
+        """Return the norm of all gradients together."""
+        return full_tensor(torch.nn.utils.get_total_norm([p.grad for p in self.parameters() if p.grad is not None]))
+
+    def optimizer_groups(self, factor: float = 1.0) -> list[dict[str, Any]]:
+        """Return the parameter groups, see :func:`vitlab.optim.param_groups`; ``factor`` scales every rate."""
+        names = ("weight_decay", "layer_decay", "pos_embed_lr_mult", "head_lr_mult")
+        return param_groups(trained(self), self.hparams["lr"] * factor, **{name: self.hparams[name] for name in names})
 
 
 def in_32_bits(value: Any) -> Any:

@@ -23,7 +23,7 @@ class Classifier(Task):
         loss: Loss in training: cross-entropy over the classes (ce), or binary cross-entropy of each class (bce), which
             several labels need; Touvron et al. 2022 (arXiv:2204.07118) use it for one class.
         class_weights: Weight of each class in the training loss: a list, or balanced, N / (K n) for a class with n of N
-            images. With `bce`, weight of its positives; balanced is then (N - n) / n.
+            images. With `bce`, weight of its positives; balanced is (N - n) / n where images have several labels.
         targets: Kind and names of the targets; comes from the data.
         **task: Passed to :class:`Task`.
 

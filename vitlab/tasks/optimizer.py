@@ -5,18 +5,18 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
-import lightning as L
 import torch
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from vitlab.class_paths import ClassSpec, build, find_class, name_and_args
 from vitlab.errors import UsageError, did_you_mean
-from vitlab.interface import better, is_loadable, trained
-from vitlab.optim import ScheduleName, param_groups, slow_earlier_blocks, warmed_up
+from vitlab.interface import better, is_loadable
+from vitlab.optim import ScheduleName, warmed_up
 from vitlab.ranges import check_ranges
 
 SHAPES: dict[str, tuple[str, ...]] = dict.fromkeys(get_args(ScheduleName), ())  # arguments of each named schedule
@@ -40,7 +40,7 @@ def check_optimizer(opt: str | ClassSpec, groups: list[dict[str, Any]]) -> None:
         return
     (name, args), timm_names = name_and_args("opt", opt), []
     if "." not in name and not _is_torch_class(name):
-        from timm.optim import list_optimizers
+        from timm.optim import get_optimizer_info, list_optimizers
 
         timm_names = [str(known) for known in list_optimizers()]
         if name not in [*timm_names, "adamw"]:
@@ -49,6 +49,8 @@ def check_optimizer(opt: str | ClassSpec, groups: list[dict[str, Any]]) -> None:
                 f"`opt` must be adamw, lamb, sgd, muon or another name of timm, a class of torch.optim, or a class "
                 f"path such as mypkg.Mine, got {name!r}{near}"
             )
+        if name != "adamw" and get_optimizer_info(name).second_order:
+            raise ValueError(f"`opt` must not need second derivatives, which vitlab does not compute, got {name}")
     if given := [argument for argument in _GROUP_ARGS if argument in args]:
         raise ValueError(f"`opt`: {given[0]} of {name} belongs to the groups: set `model.{given[0]}`")
     optimizer = build_optimizer(opt, groups) if args or name not in timm_names else None
@@ -215,79 +217,25 @@ def check_recipe(task: Any) -> None:
     check_schedule(task)
 
 
-if TYPE_CHECKING:  # a half of a task is none by itself
-    _OfTask = L.LightningModule
-else:
-    _OfTask = object
+def accumulate_from_the_start(trainer: Any, steps_are_counted: bool = False) -> None:
+    """Accumulate what a GradientAccumulationScheduler of one number asks for before steps are counted, in its place.
+
+    Lightning asks it when the first epoch begins, after schedules and learning rates were made.
+
+    Raises:
+        UsageError: It asks for another number in another epoch where a schedule counts the steps of an epoch.
+    """
+    for callback in [one for one in trainer.callbacks if isinstance(one, GradientAccumulationScheduler)]:
+        if len(set(callback.scheduling.values())) == 1 and trainer.accumulate_grad_batches == 1:
+            trainer.callbacks.remove(callback)
+            trainer.accumulate_grad_batches = callback.scheduling[0]
+        elif steps_are_counted:
+            raise UsageError(
+                "GradientAccumulationScheduler must accumulate as many batches in every epoch, as schedules count its "
+                f"steps, and alone, without `trainer.accumulate_grad_batches`, got {callback.scheduling}"
+            )
 
 
-class Optimized(_OfTask):
-    """The half of a task that changes weights, as its hyper-parameters say: groups, optimizer, schedule, clipping."""
-
-    grad_norm: Tensor | None  # of the last step if gradients are clipped; on the device
-
-    def configure_optimizers(self) -> Any:
-        factor = self.batch_factor(self._global_batch())
-        optimizer = build_optimizer(self.hparams["opt"], self.optimizer_groups(factor), trained(self))
-        slow_earlier_blocks(optimizer, trained(self), self.hparams["layer_decay"])
-        scheduler = build_scheduler(self, optimizer, self.trainer.estimated_stepping_batches, self._schedule())
-        return {"optimizer": optimizer, "lr_scheduler": scheduler}
-
-    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
-        step_scheduler(scheduler, self.current_epoch, self.global_step)
-
-    def sum_of_learning_rates(self) -> float | None:
-        """Return the sum of the learning rates of all steps, about how far Adam can move a weight; None if unknown."""
-        if not (factor := self._schedule()):
-            return None
-        return self.peak_rate() * sum(factor(step) for step in range(int(self.trainer.estimated_stepping_batches)))
-
-    def peak_rate(self) -> float:
-        """Return the largest learning rate of the last layer."""
-        return self.hparams["lr"] * self.batch_factor(self._global_batch())
-
-    def _schedule(self) -> Callable[[float], float] | None:
-        trainer = self.trainer
-        steps = float(trainer.estimated_stepping_batches)
-        if trainer.train_dataloader is None:  # Lightning needs none where only steps are limited
-            trainer.fit_loop.setup_data()
-        batches = float(trainer.num_training_batches)
-        finite = math.isfinite(batches)
-        per_epoch = max(1, math.ceil(batches / trainer.accumulate_grad_batches)) if finite else batches
-        return schedule(self.hparams, steps, per_epoch)
-
-    def _global_batch(self) -> int:
-        data: Any = getattr(self.trainer, "datamodule", None)
-        return getattr(data, "batch_size", self.hparams["lr_batch"]) * self.trainer.accumulate_grad_batches
-
-    def batch_factor(self, batch: int) -> float:
-        """Return the factor on the learning rate for a global batch of ``batch`` images."""
-        return (batch / self.hparams["lr_batch"]) ** {"none": 0, "linear": 1, "sqrt": 0.5}[self.hparams["lr_scale"]]
-
-    def configure_gradient_clipping(
-        self,
-        optimizer: torch.optim.Optimizer,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str | None = None,
-    ) -> None:
-        # Lightning refuses to clip with a fused optimizer, only because of float16 scalers.
-        if gradient_clip_val and gradient_clip_algorithm == "value":
-            self.grad_norm = self.gradient_norm()
-            torch.nn.utils.clip_grad_value_(self.parameters(), gradient_clip_val)
-        elif gradient_clip_val:  # 0 turns it off, as in Lightning
-            self.grad_norm = _full_tensor(torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val))
-        if self.hparams["nan_loss"] == "skip" and not self.gradient_norm().isfinite():  # over all processes
-            optimizer.zero_grad()  # without gradients, an optimizer changes neither weights nor moments
-
-    def gradient_norm(self) -> Tensor:
-        """Return the norm of all gradients together."""
-        return _full_tensor(torch.nn.utils.get_total_norm([p.grad for p in self.parameters() if p.grad is not None]))
-
-    def optimizer_groups(self, factor: float = 1.0) -> list[dict[str, Any]]:
-        """Return the parameter groups, see :func:`vitlab.optim.param_groups`; ``factor`` scales every rate."""
-        names = ("weight_decay", "layer_decay", "pos_embed_lr_mult", "head_lr_mult")
-        return param_groups(trained(self), self.hparams["lr"] * factor, **{name: self.hparams[name] for name in names})
-
-
-def _full_tensor(value: Tensor) -> Tensor:
+def full_tensor(value: Tensor) -> Tensor:
+    """Return the whole tensor of which each process has a shard; any other as it is."""
     return value.full_tensor() if isinstance(value, DTensor) else value

@@ -1,66 +1,44 @@
-"""What a task that was built by hand learns from its data; in a file of its own, as no training step needs it."""
+"""What a task that was built by hand learns from its data; it stands alone, as no training step needs it."""
 
 import inspect
 import math
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
-import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 
 from vitlab.interface import LINKED, image_fact
 
 FEWEST = 4  # tokens a side where nobody gave the patch size and the usual one does not fit
 
-if TYPE_CHECKING:  # a part of a task is none by itself
-    _OfTask = L.LightningModule
-else:
-    _OfTask = object
+
+def weights_seen(task: Any) -> list[tuple[int, bool, int]]:
+    """Return what changes when somebody replaces, freezes or writes to a weight of a task."""
+    return [(id(p), p.requires_grad, 0 if p.is_inference() else p._version) for p in task.parameters()]
 
 
-class SizedByData(_OfTask):
-    """The part of a task that knows how it was built, and can be built again as long as nobody has changed it."""
-
-    _given: tuple[tuple[Any, ...], dict[str, Any]]  # the arguments that it was built with
-    kind: str
-
-    def on_built(self) -> None:
-        """Remember the initial weights, so that it can be told whether somebody has changed them."""
-        self._built = self._weights_seen()
-
-    def is_as_built(self) -> bool:
-        """Return whether all weights are still the initial ones."""
-        return self._built == self._weights_seen()
-
-    def _weights_seen(self) -> list[tuple[int, bool, int]]:
-        return [(id(p), p.requires_grad, 0 if p.is_inference() else p._version) for p in self.parameters()]
-
-    def take_sizes(self, data: Any) -> None:
-        """Build the network again for the sizes and targets of ``data`` that nobody gave, as the commands do.
-
-        Raises:
-            ValueError: The network was built for other sizes, and its weights have been changed since.
-        """
-        taken, (args, given) = inspect.signature(type(self)).parameters, self._given
-        known = {name: image_fact(data, name) for name in LINKED if name in taken and name not in given}
-        news = {k: v for k, v in known.items() if v is not None and v not in (now := self.hparams.get(k), [now, now])}
-        if "img_size" in news and "patch_size" in taken and not {"patch_size", "tokenizer"} & given.keys():
-            usual, sides = taken["patch_size"].default, news["img_size"]
-            if (fitting := patch_for(sides, usual)) != usual:
-                news["patch_size"] = fitting
-                size = " x ".join(map(str, sides))
-                rank_zero_info(f"patch_size={fitting}: nobody gave one, and {usual} does not divide images of {size}")
-        targets = news.pop("targets", None) or {}
-        is_other = bool(targets) and (targets["kind"] != self.kind or self.kind in ("number", "mixed"))
-        if not news and not (is_other and self.is_as_built()):
-            return
-        if not self.is_as_built():
-            wanted = ", ".join(f"{name}={value!r}" for name, value in news.items())
-            raise ValueError(
-                f"{type(self).__name__} was built for other images than {type(data).__name__} has, and its weights "
-                f"have been changed since: build it with {wanted}"
-            )
-        twin = cast(Any, type(self))(*args, **given, **news, **({"targets": targets} if targets else {}))
-        vars(self).update({name: value for name, value in vars(twin).items() if name not in ("_trainer", "_fabric")})
+def take_sizes(task: Any, data: Any) -> None:
+    """Build the network of a task again for the sizes and targets of ``data`` that nobody gave; see Task."""
+    taken, (args, given) = inspect.signature(type(task)).parameters, task._given
+    known = {name: image_fact(data, name) for name in LINKED if name in taken and name not in given}
+    news = {k: v for k, v in known.items() if v is not None and v not in (now := task.hparams.get(k), [now, now])}
+    if "img_size" in news and "patch_size" in taken and not {"patch_size", "tokenizer"} & given.keys():
+        usual, sides = taken["patch_size"].default, news["img_size"]
+        if (fitting := patch_for(sides, usual)) != usual:
+            news["patch_size"] = fitting
+            size = " x ".join(map(str, sides))
+            rank_zero_info(f"patch_size={fitting}: nobody gave one, and {usual} does not divide images of {size}")
+    targets = news.pop("targets", None) or {}
+    is_other = bool(targets) and (targets["kind"] != task.kind or task.kind in ("number", "mixed"))
+    if not news and not (is_other and task.is_as_built()):
+        return
+    if not task.is_as_built():
+        wanted = ", ".join(f"{name}={value!r}" for name, value in news.items())
+        raise ValueError(
+            f"{type(task).__name__} was built for other images than {type(data).__name__} has, and its weights "
+            f"have been changed since: build it with {wanted}"
+        )
+    twin = type(task)(*args, **given, **news, **({"targets": targets} if targets else {}))
+    vars(task).update({name: value for name, value in vars(twin).items() if name not in ("_trainer", "_fabric")})
 
 
 def patch_for(img_size: list[int], usual: int) -> int:

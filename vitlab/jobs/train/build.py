@@ -49,6 +49,7 @@ from vitlab.runs.manifest import check_whole
 from vitlab.shipped import LIBRARIES
 from vitlab.tasks.base import Task
 from vitlab.tasks.distillation import Distillation
+from vitlab.tasks.optimizer import accumulate_from_the_start
 
 LOOK = {  # by their paths, as a configuration names them: what shows runs stands above
     "moments": "vitlab.look.moments.Moments",
@@ -241,6 +242,7 @@ class FitCLI(VitlabCLI):
             *self._looks(),
         ]
         trainer = super().instantiate_trainer(default_root_dir=str(self.run.path), **kwargs)
+        accumulate_from_the_start(trainer)
         for logger in trainer.loggers:
             if isinstance(logger, SafeWandbLogger):
                 logger.set_group(self.recipe, self.config.seed_everything)
