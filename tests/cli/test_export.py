@@ -4,6 +4,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -15,7 +16,7 @@ from vitlab.cli import export
 from vitlab.cli.main import main
 from vitlab.errors import UsageError
 from vitlab.jobs import formats
-from vitlab.jobs.formats import FORMATS, largest_difference
+from vitlab.jobs.formats import FORMATS, both_outputs, largest_difference
 from vitlab.jobs.restore import restore
 from vitlab.models.load import load_weights
 from vitlab.models.vit import VisionTransformer
@@ -73,7 +74,7 @@ def test_large_weights_lie_beside_the_graph(vit, tmp_path, monkeypatch):
     path = tmp_path / "vit.onnx"
     assert main(["export", str(vit), "--to", "onnx", "-o", str(path), "--check", "--quiet"]) == 0
     assert sorted(os.listdir(tmp_path)) == ["vit.onnx", "vit.onnx.data", "vit.onnx.json"]
-    assert largest_difference(network(vit), FORMATS["onnx"][1](path, {})) < 1e-4  # where it lies now
+    assert largest_difference(both_outputs(network(vit), FORMATS["onnx"][1](path, {}))) < 1e-4  # where it lies now
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_every_kind_of_network_becomes_a_graph_for_any_batch_size(arguments, tmp
     net = randomized(VisionTransformer(**tiny, **kernels, **arguments))
     write, read = FORMATS["onnx"]  # by way of the graph that pt2 saves
     write(net, {}, tmp_path / "net.onnx")
-    assert largest_difference(net, read(tmp_path / "net.onnx", {})) < 1e-4
+    assert largest_difference(both_outputs(net, read(tmp_path / "net.onnx", {}))) < 1e-4
 
 
 @pytest.mark.rare
@@ -127,7 +128,7 @@ def test_exports_keep_the_epsilon_of_performers(form, tmp_path):
     assert products.median() < 1e-8
     write, read = FORMATS[form]
     write(net, {}, tmp_path / f"net.{form}")
-    assert largest_difference(net, read(tmp_path / f"net.{form}", {})) < 1e-4
+    assert largest_difference(both_outputs(net, read(tmp_path / f"net.{form}", {}))) < 1e-4
 
 
 def randomized(net):
@@ -176,12 +177,12 @@ def test_timm_builds_and_loads_what_was_exported(arguments, tmp_path):
     network = formats.network_arguments(net, {**tiny, **arguments})
     write, read = FORMATS["timm"]
     code = write(net, network, tmp_path / "net.safetensors")["timm"]
-    assert largest_difference(net, read(tmp_path / "net.safetensors", network)) < 1e-5
+    assert largest_difference(both_outputs(net, read(tmp_path / "net.safetensors", network))) < 1e-5
     import timm.models
 
     theirs = eval(code, {"timm": timm, "torch": torch, "partial": partial}).eval()  # as printed for the user
     theirs.load_state_dict(load_file(tmp_path / "net.safetensors"))
-    assert largest_difference(net, theirs) < 1e-5
+    assert largest_difference(both_outputs(net, theirs)) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -336,3 +337,30 @@ def test_wrong_input_is_refused_in_one_line(vit, arguments, message, capsys):
     assert main(["export", str(vit), *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error and error.startswith("vitlab: ") and error.count("\n") == 1
+
+
+def test_numbers_are_compared_in_standard_deviations_of_their_targets(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    targets = rng.normal([3e5, 0], [1e5, 1e-6], (60, 2))
+    np.savez("prices.npz", images=rng.normal(size=(60, 8, 8)), targets=targets)
+    words = [
+        "--model=Regressor",
+        "--data=Arrays",
+        "--data.path=prices.npz",
+        "--name=prices",
+        *TINY,
+        "--data.batch_size=8",
+    ]
+    assert main(["fit", "--config", str(REPOSITORY / "configs" / "vit.yaml"), *words]) == 0
+    write, read = FORMATS["safetensors"]
+    for wrong, code in (([0.25, 0.0], 0), ([0.0, 2e-9], 1), ([50.0, 0.0], 1)):
+
+        def distorted(path, arguments, wrong=wrong):
+            model = read(path, arguments)
+            return lambda images: model(images) + torch.tensor(wrong)
+
+        monkeypatch.setitem(FORMATS, "safetensors", (write, distorted))
+        assert main(["export", "prices", "--to", "safetensors", "--check"]) == code
+        shown = capsys.readouterr()
+        assert " standard deviations of the targets, " in (shown.err if code else shown.out)

@@ -1,10 +1,14 @@
 """Arrays in memory: a file or a program's own, any number of channels, not square."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 
 from vitlab.data import Arrays
+from vitlab.data.record import Trained, measured
 
 
 def _arrays(n=40, shape=(2, 6, 10)):
@@ -89,3 +93,32 @@ def test_shifted_arrays_keep_their_values_and_get_the_mean_in_added_pixels(side)
     added = batch.abs() < 1e-4
     assert 0.02 < added.float().mean() < 0.3 and added.all(1).any()
     assert abs(batch[~added].std() - 1) < 0.02 and batch.abs().max() < 1.8
+
+
+@pytest.mark.parametrize("channels", [1, 5])
+def test_arrays_larger_than_the_input_are_seen_whole_as_prediction_sees_them(channels, tmp_path):
+    images = np.random.default_rng(0).normal(1000, 200, (20, channels, 12, 18)).astype(np.float32)
+    data = Arrays(images, np.arange(20.0) + 0.5, batch_size=4, img_size=8, num_workers=0, augment="crop-flip")
+    data.setup("test")
+    batch, _ = next(data.iterate_batches(data.test_dataloader()))
+    np.save(tmp_path / "a.npy", images[int(data.splits["test"].names[0])])
+    alone = data.pipeline.eval_file(tmp_path / "a.npy", data.decoding, channels, data.statistics(), arrays=True)
+    assert torch.allclose(batch[0], alone, atol=1e-5)
+    assert data.preparation()["native_size"] == [12, 18] and data.pipeline.protocol()["crop"] == "none"
+    assert next(data.iterate_batches(data.train_dataloader()))[0].shape == (4, channels, 8, 8)
+
+
+def test_square_arrays_of_many_channels_and_four_pixels_are_no_photos():
+    assert Arrays(np.random.default_rng(0).normal(size=(20, 8, 4, 4)), np.arange(20) % 2).img_size == (4, 4)
+
+
+def test_a_run_that_saw_arrays_cut_is_measured_that_way_and_not_resumed():
+    images = np.random.default_rng(0).normal(size=(20, 1, 12, 18)).astype(np.float32)
+    now = Arrays(images, np.arange(20.0) + 0.5, img_size=8)
+    facts, state = now.fingerprint() | {"seed": 0}, now.state_dict()
+    with measured(Trained({**facts, "native_size": None}, None, "test")):
+        assert Arrays(images, np.arange(20.0) + 0.5, img_size=8).pipeline.native_size is None
+    now.trainer = SimpleNamespace(state=SimpleNamespace(fn=TrainerFn.FITTING))
+    now.load_state_dict(state)
+    with pytest.raises(ValueError, match="trained on crops of arrays of 12x18, which are now seen whole"):
+        now.load_state_dict({name: value for name, value in state.items() if name != "whole_arrays"})

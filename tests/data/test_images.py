@@ -7,12 +7,18 @@ import shutil
 import struct
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image, features
 
+from vitlab.analysis.pictures import PreparedPictures
+from vitlab.data import FakeData
 from vitlab.data.files.decode import Decoding, ImageError, decode, decode_bytes
+from vitlab.data.loading.transforms import to_tensor
+from vitlab.jobs.load import _prepared
 
 SHARED = Path(os.environ.get("VITLAB_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 OTHER_FORMATS = {"PSD", "ICO", "TGA"}  # Pillow reads them, vitlab does not
@@ -225,3 +231,24 @@ def test_newer_formats_are_read_where_pillow_has_them(kind, codec):
     file = io.BytesIO()
     Image.new("RGB", (40, 30), (200, 30, 60)).save(file, kind)
     assert np.abs(_pixels(decode_bytes(file.getvalue(), "x"))[15, 20] - (200, 30, 60)).max() < 6
+
+
+@pytest.mark.parametrize("kind", ["transparent", "16 bits", "turned"])
+def test_an_opened_image_is_prepared_like_its_file(kind, tmp_path):
+    slope, path, options = np.linspace(0, 255, 64).reshape(8, 8).astype(np.uint8), tmp_path / "image.png", {}
+    if kind == "transparent":
+        image = Image.fromarray(np.stack([slope, slope, slope // 2, slope.T], axis=2))
+    elif kind == "16 bits":
+        image = Image.fromarray(slope.astype(np.uint16) * 8)
+    else:
+        image, options["exif"] = Image.fromarray(slope).convert("RGB"), Image.Exif()
+        options["exif"][274] = 6
+    image.save(path, **options)
+    data = FakeData(n=20, native_size=8, value_range=[0, 4095], augment="none")
+    expected = data.pipeline.eval_file(path, data.decoding, 3, data.statistics())
+    assert torch.equal(data.eval_transform(Image.open(path)), expected)
+    assert torch.equal(data.eval_transform(decode(path, data.decoding)), expected)
+    loaded = _prepared(SimpleNamespace(in_chans=3, img_size=(8, 8)), data.preparation())
+    assert torch.equal(loaded.transform(Image.open(path)), expected)
+    mine = PreparedPictures(to_tensor, (8, 8), 3)
+    assert torch.equal(mine.eval_transform(Image.open(path)), to_tensor(decode(path)))

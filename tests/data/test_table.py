@@ -12,7 +12,7 @@ from PIL import Image
 from vitlab.data import Table
 from vitlab.data.files.array_images import is_array, read_array
 from vitlab.data.files.decode import ImageError, decode
-from vitlab.data.files.rows import Rows, read_table
+from vitlab.data.files.rows import Rows, fold_names, read_table
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +53,12 @@ def test_arrays_stay_numbers_and_are_normalized_by_the_training_split(tmp_path):
     assert torch.allclose(targets[0], torch.tensor([10 * arrays[first][0].mean(), first]))
     both = np.stack([10 * train[:, 0].mean((1, 2)), rows], 1)
     assert np.allclose(data.targets["mean"], both.mean(0)) and np.allclose(data.targets["std"], both.std(0))
+
+
+def test_arrays_larger_than_the_input_are_read_whole(tmp_path):
+    _arrays(tmp_path)
+    data = _open(tmp_path, img_size=4)
+    assert data.pipeline.native_size == (6, 10) and data.splits["train"].images.shape[1:] == (3, 6, 10)
 
 
 def test_pages_of_a_tiff_file_are_channels(tmp_path):
@@ -247,6 +253,14 @@ def test_labels_are_columns_of_0_and_1_lists_or_separated_words(tmp_path):
         assert sum(np.array(x["class_counts"]) for x in one.fingerprint()["splits"].values()).tolist() == [10, 4]
         assert all(images.labels[:, 1].any() for images in one.splits.values())  # the rare label is in each split
     assert _open(tmp_path, "table.parquet", targets=["cat", "dog"], target_type="number").targets["kind"] == "number"
+
+
+@pytest.mark.parametrize("nothing", [None, float("nan"), pd.NA])
+def test_an_empty_cell_among_lists_has_no_label(nothing):
+    lists = [nothing, ["cat", "dog"], ["cat", None]]
+    rows = Rows("a.parquet", pd.DataFrame({"path": list("abc"), "tags": lists}), ["tags"], {})
+    assert (rows.kind, rows.names, rows.values.tolist()) == ("multilabel", ["cat", "dog"], [[0, 0], [1, 1], [1, 0]])
+    assert rows.why == "by its lists" and fold_names(pd.Series([1, nothing], dtype=object)) == ["1", ""]
 
 
 def test_words_for_nothing_are_classes_and_mark_empty_cells_among_numbers(tmp_path):

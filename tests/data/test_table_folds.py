@@ -300,3 +300,31 @@ def test_cross_validation_goes_through_the_folds_of_a_table(table):
     assert folds_of_config([], [("data", "Table"), ("data.path", path)]) == {
         "fold----1": "---1", "fold----2": "京都", "fold----3": "大阪", "fold----4": "東京",
     }  # fmt: skip
+
+
+def test_what_the_values_of_another_table_leave_open_is_as_in_the_run(table, recwarn):
+    run = _open(table(), targets="y")
+    with measured(Trained({**run.fingerprint(), "split_rule": None}, None, "test")):
+        whole = _open(table("other.csv", y=np.arange(N) + 20), targets="y", test_share=0.5)
+    assert whole.targets == run.targets and whole.splits["train"].labels.dtype == torch.float32
+    birds, gaps = np.where(np.arange(N) % 2, "owl", "dog"), np.where(np.arange(N) % 3, 1.5, np.nan)
+    run = _open(table(y=birds, z=gaps), missing="mask")
+    with measured(Trained({**run.fingerprint(), "split_rule": None}, None, "test")):
+        path = table("other.csv", y="owl", z=[np.nan] * N)
+        other = Table(path, targets=["y", "z"], missing="mask", test_share=1.0, num_workers=0)
+        other.setup("test")
+    assert other.targets == run.targets and not recwarn
+    owl, empty = other.splits["test"].labels.T
+    assert torch.equal(owl, torch.ones(N)) and empty.isnan().all()
+    with pytest.raises(ValueError, match="the column y has one class, owl"):
+        _open(path, missing="mask", targets=["y", "z"])
+
+
+def test_one_label_is_enough_to_measure_a_run_of_labels(table):
+    run = _open(table("labels.parquet", y=[["cat", "dog"], ["cat"]] * (N // 2)), targets="y", fold=0)
+    path = table("other.parquet", y=[["dog"], None] * (N // 2))
+    with measured(Trained({**run.fingerprint(), "split_rule": None}, None, "val")):
+        labels = _open(path, targets="y", fold=0).splits["val"].labels
+    assert labels.tolist() == [[0, 1], [0, 0]] * 2
+    with pytest.raises(ValueError, match="the column y has one label, dog"):
+        _open(path, targets="y", fold=0)

@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
     add(
         "--check",
         action="store_true",
-        help="compare outputs with the run's; fail if any differs by more than 0.0001",
+        help="compare outputs with the run's; fail if any differs by more than 0.0001, numbers in standard deviations",
     )
     add(
         "--dynamic",
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
         say(f"{name:<6} {text}")
     if done.difference is not None:
         sizes = ", at four sizes" if options.dynamic == "size" else ""
-        say(f"check  largest difference of outputs {done.difference:.1e}, in batches of 1 and of 5{sizes}")
+        say(f"check  largest difference of outputs {done.difference:.1e}{done.unit}, in batches of 1 and of 5{sizes}")
     for name, values in (("run", done.compared.run), ("int8", done.compared.int8)) if done.compared else ():
         say(f"{name:<6} {metrics_text({k if k == 'n' else f'val/{k}': v for k, v in values.items()}, 'images')}")
     if done.compared and done.compared.other_class is not None:

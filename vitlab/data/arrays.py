@@ -13,6 +13,7 @@ from vitlab.data.files.rows import Declared, Rows
 from vitlab.data.files.sets import Images, TensorImages
 from vitlab.data.files.splits import Indices
 from vitlab.data.listed import Listed
+from vitlab.data.record import trained_targets
 
 _PARTS = ("split", "group", "weight", "time")  # optional columns of a row
 
@@ -64,7 +65,8 @@ class Arrays(Listed):
         if wrong or len(names) != columns.shape[1]:
             what = f"{wrong} of {lengths[wrong]}" if wrong else f"{len(names)} names of {columns.shape[1]} targets"
             raise ValueError(f"{place} has {n} images and {what}")
-        rows = Rows(place, pd.DataFrame(table), names, {part: part for part in _PARTS}, target_type)
+        columns_of = {part: part for part in _PARTS}
+        rows = Rows(place, pd.DataFrame(table), names, columns_of, target_type, trained=trained_targets())
         shape = self.images.shape
         super().__init__(
             rows=rows, place=place, sizes=[shape[2:]], in_chans=shape[1], arrays=True, split_by=split_by, **photos
@@ -99,7 +101,7 @@ def _images(values: NDArray[Any], place: str) -> NDArray[np.float32]:
             f"{place} must hold N x H x W or N x C x H x W numbers, and its images are {shape} {values.dtype}"
         )
     images = np.asarray(values[:, None] if values.ndim == 3 else values, dtype=np.float32)
-    if values.ndim == 4 and values.shape[3] <= 4 < values.shape[1]:
+    if values.ndim == 4 and values.shape[3] <= 4 < values.shape[1] and values.shape[2] != values.shape[3]:
         raise ValueError(f"{place}: images are N x C x H x W, channels before height; got {values.shape[1:]}")
     if len(wrong := np.flatnonzero(~np.isfinite(images).all((1, 2, 3)))):
         raise ValueError(f"{place}: image {wrong[0]} has values that are not finite")

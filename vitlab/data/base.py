@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitlab.data.arguments import RuleArgs
-from vitlab.data.files.decode import ColorProfile, Decoding, ImageError, to_srgb
+from vitlab.data.files.decode import ColorProfile, Decoding, ImageError, decode_opened
 from vitlab.data.files.sets import FileImages, Images, Statistics
 from vitlab.data.files.splits import Indices, SplitName, SplitRule
 from vitlab.data.loading.loader import Batch, Loader, send
@@ -292,16 +292,15 @@ class ImageData(Named, L.LightningDataModule):
             yield self.on_after_batch_transfer(batch, 0)[:2]
 
     def eval_transform(self, image: Image.Image) -> Tensor:
-        """Map one decoded image to a normalized ``(C, H, W)``, as in evaluation."""
-        image = to_srgb(image) if self.decoding.color_profile == "srgb" else image
-        return self.pipeline.eval_image(image.convert(self.decoding.mode), self.statistics())
+        """Map one image, decoded or as Pillow opens it, to a normalized ``(C, H, W)``, as in evaluation."""
+        return self.pipeline.eval_image(decode_opened(image, self.decoding), self.statistics())
 
     def preparation(self) -> dict[str, Any]:
         """Return how images are normalized and cut in evaluation, as plain values, for files of weights."""
         how = {name: getattr(self.pipeline, name) for name in ("native_size", "crop_pct", "crop_mode", "interpolation")}
         size = how["native_size"] and list(how["native_size"])
-        profile = self.decoding.color_profile
-        how |= {"native_size": size, "color_profile": profile, **({"arrays": True} if self.arrays else {})}
+        how |= {"native_size": size, "color_profile": self.decoding.color_profile}
+        how |= {"value_range": self.decoding.value_range, **({"arrays": True} if self.arrays else {})}
         return {"mean": list(self.mean), "std": list(self.std), **how}
 
     @property

@@ -6,6 +6,7 @@ from typing import Any, Literal, Unpack
 
 import numpy as np
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from vitlab.data.arguments import TableArgs
@@ -15,7 +16,7 @@ from vitlab.data.files.sets import FileImages, Images
 from vitlab.data.files.splits import Indices, SplitName, by_time
 from vitlab.data.loading.transforms import Size
 from vitlab.data.photos import Photos, parts_among
-from vitlab.data.record import RUN
+from vitlab.data.record import RUN, check_uncut, trained_targets
 
 
 class Listed(Photos):
@@ -148,6 +149,9 @@ class Listed(Photos):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state of the training run, the scale and the classes of its targets among it."""
+        is_fitting = self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
+        if is_fitting and self.arrays and not state_dict.get("whole_arrays"):
+            check_uncut(self.pipeline.native_size, self.img_size)
         super().load_state_dict(state_dict)
         self._adopt_targets(state_dict.get("targets", {}))
 
@@ -195,8 +199,10 @@ class Listed(Photos):
         if self.table.kind not in ("number", "mixed"):
             return {"kind": self.table.kind}
         chosen = self.table.values[train].astype(np.float64)
+        if not len(train) or (trained_targets() or {}).get("kind") == self.table.kind:
+            chosen = np.zeros((1, chosen.shape[1]))  # the scale is that of the run
         present = ~np.isnan(chosen)
-        if len(absent := np.flatnonzero(~present.any(axis=0))) and len(train):
+        if len(absent := np.flatnonzero(~present.any(axis=0))):
             raise ValueError(f"{self.table.file}: no training row has a value of {self.table.targets[absent[0]]}")
         if present.all():
             mean, std = chosen.mean(axis=0), chosen.std(axis=0)

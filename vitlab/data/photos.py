@@ -75,11 +75,12 @@ class Photos(ImageData):
         self.stands_for = _read_map(class_map)
         class_names = list(dict.fromkeys(self.stands_for.get(name, name) for name in class_names))
         native = None
-        small = are_small(sizes) or (self.arrays and len(set(sizes)) == 1)
+        run = RUN.get()
+        whole = self.arrays and not (run and run.arrays_were_cut)
+        small = are_small(sizes) or self.arrays
         if img_size is None:
-            run = RUN.get()
             img_size = (run and run.img_size) or (list(next(iter(sizes))) if small else 224)
-        if small and all(a >= b for a, b in zip(as_size(img_size, None), next(iter(sizes)), strict=True)):
+        if whole or (small and _covers(as_size(img_size, None), next(iter(sizes)))):
             packed = data.get("native_patch") and not self.arrays
             native = None if packed or (crop_scale, crop_pct) != (None, None) else next(iter(sizes))
             crop_pct = 1.0 if crop_pct is None and not packed else crop_pct
@@ -191,6 +192,10 @@ class Photos(ImageData):
         self.splits.clear()
         for name in built:
             self.build(name)
+
+
+def _covers(size: Size, other: Size) -> bool:
+    return size[0] >= other[0] and size[1] >= other[1]
 
 
 def are_small(sizes: Collection[Size]) -> bool:

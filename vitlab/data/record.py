@@ -46,7 +46,8 @@ def state_of(data: Any, statistics: Statistics | None) -> dict[str, Any]:
     """Return the state that later stages must share with a training run, as plain values."""
     known = {} if statistics is None else dict(zip(("mean", "std"), map(list, statistics), strict=True))
     train = {"split_hash": data.splits["train"].split_hash} if "train" in data.splits else {}
-    return {"class_names": data.class_names, "seed": data.seed, "order": ORDER, **known, **train}
+    whole = {"whole_arrays": True} if data.arrays else {}
+    return {"class_names": data.class_names, "seed": data.seed, "order": ORDER, **known, **train, **whole}
 
 
 def statistics_of(state: Mapping[str, Any]) -> Statistics | None:
@@ -79,6 +80,15 @@ def check_same_training(splits: Mapping[SplitName, Images], state: Mapping[str, 
         raise ValueError(f"the training split is {now}, the checkpoint was trained on {then}: start a new run")
 
 
+def check_uncut(native_size: Sequence[int] | None, img_size: Sequence[int]) -> None:
+    """Refuse to resume a run on arrays that it saw cut as photos, as an earlier vitlab did with larger ones."""
+    if native_size and any(a > b for a, b in zip(native_size, img_size, strict=True)):
+        h, w = native_size
+        raise ValueError(
+            f"the run was trained on crops of arrays of {h}x{w}, which are now seen whole: start a new run"
+        )
+
+
 def changed_order(data: Any, state: Mapping[str, Any]) -> list[str]:
     """Return a sentence if the batches of a resumed run are arranged otherwise than before its checkpoint."""
     if state.get("order", 1) == ORDER or (data.repeats == 1 and data.sampling == "natural"):
@@ -105,6 +115,8 @@ class Trained:
         self.class_names: list[str] = facts["class_names"]
         self.targets: dict[str, Any] = facts.get("targets", {})
         self.img_size: list[int] | None = facts.get("img_size")
+        # an earlier vitlab cut arrays larger than `img_size` as it cuts photos, and is measured that way
+        self.arrays_were_cut = facts.get("arrays", False) and facts.get("native_size", ()) is None
         self.rule = facts.get("split_rule")
         self.images, self.split, self.allow = images, split, allow
         self.met: NDArray[np.bool_] = np.zeros(0, bool)  # which images of the split the run was trained on
@@ -146,6 +158,12 @@ class Trained:
 
 
 RUN: ContextVar[Trained | None] = ContextVar("RUN", default=None)
+
+
+def trained_targets() -> dict[str, Any] | None:
+    """Return the facts about the targets of the run that is evaluated; None in training."""
+    run = RUN.get()
+    return None if run is None else run.targets
 
 
 @contextmanager

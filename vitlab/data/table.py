@@ -17,6 +17,7 @@ from vitlab.data.files.sets import FileImages, Images, TensorImages
 from vitlab.data.files.splits import Indices
 from vitlab.data.hugging_face import rows_of
 from vitlab.data.listed import Listed
+from vitlab.data.record import trained_targets
 
 _MOST = 2**34  # bytes of arrays
 
@@ -87,7 +88,7 @@ class Table(Listed):
             self.folder = self.folder.parent
             required = [*self.path_columns, *names]
             table = read_table(path, [*names, *filter(None, columns.values())], required=required)
-        rows = self.table = Rows(path, table, names, columns, target_type, label_separator, missing)
+        rows = self.table = Rows(path, table, names, columns, target_type, label_separator, missing, trained_targets())
         arrays = bool(others) or (isinstance(self.store, Folder) and is_array(self.folder / rows.paths[0]))
         if arrays:
             shape = self._array(0, Decoding()).shape

@@ -21,6 +21,7 @@ from vitlab.jobs.formats import (
     OF_ANY,
     Plain,
     Side,
+    both_outputs,
     largest_difference,
     need_packages,
     network_arguments,
@@ -37,10 +38,12 @@ from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import file_digest
 from vitlab.runs.standing import checksum
 from vitlab.tasks import MultiTask, Regressor
+from vitlab.tasks.regressor import Standardized
 from vitlab.tokenizers.splits import pair
 
 OPSETS = range(18, 24)  # of ONNX; torch asked for an older one writes 18 all the same
-LIMIT = 1e-4  # of the difference between outputs, in their own units
+LIMIT = 1e-4  # of the difference between outputs, in `Exported.unit`
+_STEPS = 4  # of float32, by which an output of any size may differ
 
 
 @dataclass
@@ -53,6 +56,7 @@ class Exported:
         hints: How to load it, by program.
         difference: Largest difference between the file's outputs and the run's, in int8 those of the graph before it is
             quantized; None if it was not checked.
+        unit: In what the difference is measured; empty for outputs without a unit, such as logits.
         compared: What the run and its graph in int8 reach on the validation split; None for other formats.
     """
 
@@ -60,6 +64,7 @@ class Exported:
     megabytes: float
     hints: dict[str, str]
     difference: float | None
+    unit: str = ""
     compared: Compared | None = None
 
 
@@ -88,7 +93,8 @@ def export(
     Raises:
         UsageError: The format cannot represent this network, an option does not go with it, the folder of the file
             cannot be written, or the validation images, on which int8 is measured, cannot be read.
-        RunFailed: The outputs differ by more than 1e-4, or the disk is full or fails; nothing was written.
+        RunFailed: The outputs differ by more than 1e-4, numbers in standard deviations of their targets, or the disk is
+            full or fails; nothing was written.
     """
     if dynamic not in DYNAMIC:
         raise UsageError(f"`dynamic` must be one of {', '.join(DYNAMIC)}, got {dynamic!r}")
@@ -159,9 +165,12 @@ def _export(
             raise
         reason = (what_failed(error) or "").rpartition(": ")[2] or str(error).rpartition("I/O error: ")[2]
         raise RunFailed(f"{output} could not be written: {reason}") from error
-    difference = largest_difference(net, read(graph, network), sides) if check else None
-    if difference is not None and not difference <= LIMIT:  # also true for NaN
-        raise RunFailed(f"the outputs differ by {difference:.1e}, more than {LIMIT:g}; nothing was written")
+    scale: Any = cli.model.target_std if isinstance(cli.model, Standardized) else 1.0
+    unit = " standard deviations of the targets" if isinstance(cli.model, Standardized) else ""
+    pairs = both_outputs(net, read(graph, network), sides) if check else []
+    difference = largest_difference(pairs, scale) if pairs else None
+    if pairs and not largest_difference(pairs, scale, _STEPS) <= LIMIT:  # also true for NaN
+        raise RunFailed(f"the outputs differ by {difference:.1e}{unit}, more than {LIMIT:g}; nothing was written")
     compared = None
     if is_int8:
         graph.unlink()
@@ -172,7 +181,7 @@ def _export(
     for file in sorted(folder.iterdir()):
         as_umask(file)
         os.replace(file, output.parent / file.name)
-    return Exported(output, megabytes, hints, difference, compared)
+    return Exported(output, megabytes, hints, difference, unit, compared)
 
 
 def _measured(run: RunDir, digest: str) -> dict[str, dict[str, float]]:
@@ -205,7 +214,6 @@ def _facts(run: RunDir, checkpoint: Path, cli: VitlabCLI, net: Any, sides: list[
     if isinstance(data, ImageData):
         x = "x as stored" if data.arrays else "x in [0, 1]"
         how = {"values": f"(x - mean) / std of {x}", **data.preparation()}
-        how["value_range"] = data.decoding.value_range
     else:
         how = {"values": f"as `eval_transform` of {path_of(data)} returns them"}
     shape: list[str | int] = ["batch", net.in_chans, *net.img_size]

@@ -161,8 +161,10 @@ def sizes_to_check(net: VisionTransformer | Plain, sides: list[Side] | None) -> 
     return [own, (fewer[0], more[1]), (most[0], own[1]), (more[0], most[1])]
 
 
-def largest_difference(net: VisionTransformer | Plain, exported: Outputs, sides: list[Side] | None = None) -> float:
-    """Return the largest difference of outputs for random images, in batches of 1 and of 5; NaN if one is NaN.
+def both_outputs(
+    net: VisionTransformer | Plain, exported: Outputs, sides: list[Side] | None = None
+) -> list[tuple[Tensor, Tensor]]:
+    """Return the outputs of both for random images, in batches of 1 and of 5.
 
     Args:
         net: The network.
@@ -170,12 +172,31 @@ def largest_difference(net: VisionTransformer | Plain, exported: Outputs, sides:
         sides: Heights and widths that it leaves open; None if it takes images of the trained size alone.
     """
     generator = torch.Generator().manual_seed(0)
-    differences = []
+    found = []
     for count, size in product((1, 5), sizes_to_check(net, sides)):
         images = torch.randn(count, net.in_chans, *size, generator=generator)
         with torch.no_grad():
-            differences.append((exported(images) - net(images)).abs().max())
-    return float(torch.stack(differences).max())
+            found.append((net(images), exported(images)))
+    return found
+
+
+def largest_difference(pairs: Sequence[tuple[Tensor, Tensor]], unit: Tensor | float = 1.0, steps: int = 0) -> float:
+    """Return the largest difference of outputs; NaN if one is NaN.
+
+    Args:
+        pairs: Outputs ``(B, K)`` of both.
+        unit: In what to measure it, for all outputs or for each of the K.
+        steps: Of float32 at the size of an output, which do not count.
+
+    Example:
+        >>> large = torch.tensor([[300_000.0, 0.5]])
+        >>> pair = large, large + torch.tensor([[0.0625, 0.0]])
+        >>> largest_difference([pair]), largest_difference([pair], steps=4)
+        (0.0625, 0.0)
+    """
+    step = steps * torch.finfo(torch.float32).eps
+    differences = [((b - a).abs() - step * a.abs()).clamp(min=0) / unit for a, b in pairs]
+    return float(torch.stack([one.max() for one in differences]).max())
 
 
 def _write_safetensors(net: VisionTransformer, network: Arguments, path: Path) -> dict[str, str]:

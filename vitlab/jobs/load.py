@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vitlab.config.images import find_images
 from vitlab.config.parser import user_mistakes
 from vitlab.config.parts import import_parts
-from vitlab.data.files.decode import ImageError, decode, to_srgb
+from vitlab.data.files.decode import Decoding, ImageError, decode, decode_opened
 from vitlab.data.files.sets import Statistics
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError
@@ -149,14 +149,14 @@ def pipeline_of(net: Any, images: Mapping[str, Any]) -> tuple[Pipeline, Statisti
 def _prepared(net: Any, images: Mapping[str, Any]) -> Loaded:
     """Return a network with the transform that a file of weights describes."""
     pipeline, statistics = pipeline_of(net, images)
-    mode = "L" if net.in_chans == 1 else "RGB"
-    in_srgb = images.get("color_profile", "ignore") == "srgb"  # as it once was not
+    profile = images.get("color_profile", "ignore")  # as it once was
+    decoding = Decoding("L" if net.in_chans == 1 else "RGB", images.get("value_range"), color_profile=profile)
 
     def transform(image: Image.Image) -> Tensor:
         if images.get("arrays"):
             raise ValueError("the network takes arrays, (x - mean) / std of x as stored, and not pictures")
         with torch.no_grad():
-            return pipeline.eval_image((to_srgb(image) if in_srgb else image).convert(mode), statistics)
+            return pipeline.eval_image(decode_opened(image, decoding), statistics)
 
     return Loaded(net, transform)
 

@@ -169,6 +169,19 @@ def decode(path: str | os.PathLike[str], how: Decoding = Decoding()) -> Image.Im
     return decode_bytes(data, os.fspath(path), how)
 
 
+def decode_opened(image: Image.Image, how: Decoding = Decoding()) -> Image.Image:
+    """Return an image that Pillow has opened as `decode` returns its file; a decoded one stays as it is.
+
+    Of a color image of 16 bits, Pillow has kept only the higher byte.
+
+    >>> decode_opened(Image.new("LA", (1, 1))).getpixel((0, 0))
+    (255, 255, 255)
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about metadata
+        return _to_mode(_upright(image), how)
+
+
 def decode_bytes(data: bytes, name: str, how: Decoding = Decoding(), shrink: int | None = None) -> Image.Image:
     """Return the first frame of an encoded image: upright, opaque on white, 8 bits per channel.
 

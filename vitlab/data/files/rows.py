@@ -35,6 +35,7 @@ class Rows:
         separator: Separator of the labels in a column of text.
         missing: What happens to empty targets: they are refused; drop leaves their rows out; mask leaves them out of
             loss and metrics, for several numbers or classes, and drops rows without any.
+        trained: Facts about the targets of the run that the table is measured with; they decide what values leave open.
 
     >>> import pandas as pd
     >>> rows = Rows("a.csv", pd.DataFrame({"path": ["1", "2"], "cat": [0, 1], "dog": [1, 1]}), ["cat", "dog"], {})
@@ -51,10 +52,11 @@ class Rows:
         kind: Declared = None,
         separator: str = ";",
         missing: Missing = "refuse",
+        trained: Mapping[str, Any] | None = None,
     ) -> None:
         if missing not in (words := get_args(Missing)):
             raise ValueError(f"`data.missing` must be one of {', '.join(words)}, got {missing!r}")
-        self.file, self.targets, self.missing = file, list(targets), missing
+        self.file, self.targets, self.missing, self.trained = file, list(targets), missing, trained
         self.columns = {part: name for part, name in {"path": "path", **columns}.items()
                         if part == "path" or name not in targets}  # fmt: skip
         for name in (self.columns["path"], *targets, *(n for part, n in self.columns.items() if n not in (part, None))):
@@ -67,7 +69,7 @@ class Rows:
         self.notes: list[str] = []
         self.table = table = table if missing == "refuse" else self._without_empty(table)
         cells = [table[name] for name in targets]
-        self.kinds, self.why = (self._declared(kind), "as declared") if kind else self._seen(cells)
+        self.kinds, self.why = (self._declared(kind), "as declared") if kind else self._of_run() or self._seen(cells)
         several = len(cells) > 1 and "class" in self.kinds
         self.kind: Kind | Literal["mixed"] = "mixed" if several else self.kinds[0]
         self.classes: list[list[str]] = [[] for _ in cells]  # of each column, if mixed; empty for numbers
@@ -172,7 +174,7 @@ class Rows:
             return list(self.targets), values.astype(np.uint8)
         sets = [_set(cell, separator) for cell in cells[0]]
         names = sorted(set().union(*sets))
-        if len(names) < 2:
+        if len(names) < (2 if self.trained is None else 1):
             one = f"one label, {names[0]}" if names else "no label"
             apart = f"labels stand apart by `data.label_separator` {separator!r}"
             raise ValueError(f"{self.file}: the column {cells[0].name} has {one}; {apart}")
@@ -205,13 +207,23 @@ class Rows:
             raise ValueError(f"`data.target_type` of several columns is class or number for each, got {wrong[0]}")
         return list(kind)
 
+    def _of_run(self) -> tuple[list[Kind], str] | None:
+        """Return the kind of each column in the run that the table is measured with; None if that does not say."""
+        facts = self.trained or {}
+        kind: Any = facts.get("kind")
+        names = facts.get("names", self.targets if kind == "multilabel" else ["one class"])
+        if kind is None or len(names) != len(self.targets):
+            return None
+        kinds: list[Kind] = ["class" if classes else "number" for classes in facts.get("classes", [])]
+        return kinds or [kind] * len(names), "as in the run"
+
     def _seen(self, cells: list["pd.Series"]) -> tuple[list[Kind], str]:
         """Return the kind of each column by its values, and a note on how it was inferred."""
         several = len(cells) > 1
-        if several and all((c.dtype.kind in "biu" or c.isna().any()) and c.dropna().isin([0, 1]).all() for c in cells):
-            return ["multilabel"] * len(cells), "by their values, 0 and 1"
         if not several and _are_lists(cells[0]):
             return ["multilabel"], "by its lists"
+        if several and all(_is_binary(column) for column in cells):
+            return ["multilabel"] * len(cells), "by their values, 0 and 1"
         words = [self._has_words(column, several) for column in cells]
         if several:
             kinds: list[Kind] = ["class" if each else "number" for each in words]
@@ -239,14 +251,19 @@ class Rows:
 
     def _classes(self, column: "pd.Series", masked: bool) -> NDArray[np.float32]:
         """Return the number of each row's class, NaN where the cell is empty, and note the names of the classes."""
-        there = column.notna().to_numpy()
-        names = sorted({str(value) for value in column[there]})
+        there, k = column.notna().to_numpy(), self.targets.index(str(column.name))
+        found, known = {str(value) for value in column[there]}, self._trained_classes(k)
+        names = [*known, *sorted(found - {*known})]
         if len(names) < 2:
             raise ValueError(f"{self.file}: the column {column.name} has one class, {names[0] if names else 'none'}")
         numbers = {name: k for k, name in enumerate(names)}
-        found = np.array([numbers.get(str(value), np.nan) for value in column], dtype=np.float32)
-        self.classes[self.targets.index(str(column.name))] = names
-        return np.where(there, found, np.float32(np.nan))
+        values = np.array([numbers.get(str(value), np.nan) for value in column], dtype=np.float32)
+        self.classes[k] = names
+        return np.where(there, values, np.float32(np.nan))
+
+    def _trained_classes(self, column: int) -> list[str]:
+        classes = (self.trained or {}).get("classes", [])
+        return classes[column] if len(classes) == len(self.targets) else []
 
     def row(self, i: int) -> str:
         """Return a row's place in the table, for messages; the first one below the header is row 1.
@@ -279,14 +296,29 @@ class Rows:
         return found
 
 
+def _is_binary(column: "pd.Series") -> bool:
+    may_be = column.dtype.kind in "biu" or (column.isna().any() and not _are_lists(column))
+    return may_be and bool(column.dropna().isin([0, 1]).all())
+
+
 def _are_lists(column: "pd.Series") -> bool:
-    return isinstance(column.iloc[0], list | tuple | np.ndarray)
+    return any(_is_list(cell) for cell in column.dropna().iloc[:1])
+
+
+def _is_list(cell: Any) -> bool:
+    return isinstance(cell, list | tuple | np.ndarray)
 
 
 def _set(cell: Any, separator: str) -> set[str]:
-    """Return the labels of a cell, a list or text; an empty cell has none."""
-    parts = cell if isinstance(cell, list | tuple | np.ndarray) else [] if cell != cell else str(cell).split(separator)
-    return {name for part in parts if (name := str(part).strip())}
+    """Return the labels of a cell, a list or text; an empty cell has none.
+
+    >>> sorted(_set(["cat", None], ";")), _set(None, ";"), sorted(_set("cat; dog", ";"))
+    (['cat'], set(), ['cat', 'dog'])
+    """
+    import pandas as pd
+
+    parts = cell if _is_list(cell) else [] if pd.isna(cell) else str(cell).split(separator)
+    return {name for part in parts if not pd.isna(part) and (name := str(part).strip())}
 
 
 def fold_names(column: "pd.Series") -> list[str]:
@@ -296,7 +328,7 @@ def fold_names(column: "pd.Series") -> list[str]:
     >>> fold_names(pd.Series([0.0, 4.0, None, -1])), fold_names(pd.Series(["a", "b"]))
     (['0', '4', '', ''], ['a', 'b'])
     """
-    values = ["" if value != value or value is None else value for value in column.tolist()]
+    values = ["" if empty else value for value, empty in zip(column.tolist(), column.isna(), strict=True)]
     names = [str(int(x)) if isinstance(x, float) and x.is_integer() else str(x) for x in values]
     return ["" if name == "-1" else name for name in names]
 
