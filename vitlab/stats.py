@@ -9,6 +9,7 @@ as early looks have, is 71,738 standard deviations by it where 576,907 is right.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,8 @@ class Estimate:
         value: The estimate.
         error: Its standard error.
         freedom: Degrees of freedom of Student's t.
-        n: Number of seeds.
+        n: Number of seeds; the least of a group.
+        variances: Of each group, the variance of a seed's share in the sum; without them, all groups have n seeds.
 
     Example:
         >>> estimate = Estimate(value=0.02, error=0.005, freedom=4, n=3)
@@ -40,6 +42,7 @@ class Estimate:
     error: float = NAN
     freedom: float = NAN
     n: int = 0
+    variances: tuple[float, ...] = ()
 
     @property
     def is_testable(self) -> bool:
@@ -57,6 +60,13 @@ class Estimate:
     def p_outside(self, margin: float) -> float:
         """Return a p that is small if the difference is beyond the margin, on either side."""
         return float(np.minimum(1.0, 2 * special.stdtr(self.freedom, -(abs(self.value) - margin) / self.error)))
+
+    def at(self, n: NDArray[np.int64]) -> tuple[float, NDArray[np.floating[Any]]]:
+        """Return the spread and the degrees of freedom with n seeds in each group, as :func:`power` takes them."""
+        if not self.variances:
+            return self.error * math.sqrt(self.n), self.freedom * (n - 1) / (self.n - 1)
+        total = sum(self.variances)
+        return math.sqrt(total), total**2 / sum(v**2 for v in self.variances) * (n - 1)
 
     def interval(self, level: float) -> tuple[float, float]:
         """Return the interval of the confidence ``level``."""
@@ -89,12 +99,13 @@ def contrast(groups: Sequence[Values], weights: Sequence[float], number: float =
     value = float(sum(w * x.mean() for w, x in zip(weights, arrays, strict=True))) - number
     if n < 2:
         return Estimate(value, n=n)
-    parts = [w**2 * float(x.var(ddof=1)) / len(x) for w, x in zip(weights, arrays, strict=True)]
+    variances = [w**2 * float(x.var(ddof=1)) for w, x in zip(weights, arrays, strict=True)]
+    parts = [variance / len(x) for variance, x in zip(variances, arrays, strict=True)]
     scale = max(float(np.abs(x).max()) for x in map(np.asarray, groups))
     if math.sqrt(sum(parts)) <= ROUNDING * scale:  # there is no spread
         return Estimate(value, n=n)
     freedom = sum(parts) ** 2 / sum(v**2 / (len(x) - 1) for v, x in zip(parts, arrays, strict=True))
-    return Estimate(value, math.sqrt(sum(parts)), freedom, n)
+    return Estimate(value, math.sqrt(sum(parts)), freedom, n, tuple(variances))
 
 
 def interval(values: Values, ci: float = 0.95) -> tuple[float, float]:
@@ -201,7 +212,7 @@ def seeds_and_images(values: NDArray[np.float64], ci: float = 0.95) -> tuple[flo
 
 
 def power(
-    distance: float, spread: float, freedom: NDArray[np.float64] | float, n: Values, level: float
+    distance: float, spread: float, freedom: NDArray[np.floating[Any]] | float, n: Values, level: float
 ) -> NDArray[np.float64]:
     """Return the power of t tests at a two-sided ``level`` for a distance from the null hypothesis.
 
@@ -225,7 +236,7 @@ def power(
 
 
 def seeds_needed(estimate: Estimate, distance: float, level: float) -> int | None:
-    """Return how many seeds detect a distance with 80 % power, at the spread of an estimate; None above a thousand.
+    """Return how many seeds per arm detect a distance with 80 % power, at an estimate's spread; None above a thousand.
 
     Example:
         >>> estimate = contrast([[0.90, 0.92, 0.91], [0.89, 0.91, 0.90]], [1.0, -1.0])
@@ -235,8 +246,8 @@ def seeds_needed(estimate: Estimate, distance: float, level: float) -> int | Non
     if not estimate.is_testable or not distance:
         return None
     n = np.arange(2, 1001)
-    freedom = estimate.freedom * (n - 1) / (estimate.n - 1)
-    found = power(distance, estimate.error * math.sqrt(estimate.n), freedom, n.tolist(), level)
+    spread, freedom = estimate.at(n)
+    found = power(distance, spread, freedom, n.tolist(), level)
     enough = found >= 0.8
     return int(n[enough.argmax()]) if enough.any() else None
 

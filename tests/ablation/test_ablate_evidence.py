@@ -141,6 +141,31 @@ def test_a_registered_file_can_be_corrected_until_its_first_cell_starts(toy, lab
         toy().register()
 
 
+def test_a_file_is_the_same_by_whatever_path_it_is_given(toy, lab):
+    shutil.copytree(lab.path, lab.path / "mine", ignore=shutil.ignore_patterns("mine"))
+    (lab.path / "base.yaml").unlink()
+    first = Lab("mine/toy.yaml").register()
+    paths = ["mine/toy.yaml", str(lab.path / "mine/toy.yaml"), "mine/../mine/toy.yaml"]
+    assert [Lab(path).register() for path in paths] == [first] * 3
+    kept = lab.path / "runs/ablations/toy/history"
+    assert [path.stem for path in kept.iterdir()] == [first["digest"]]
+    assert set(protocol.texts(Lab(paths[1]).ablation)) == {"the file", "base.yaml"}
+
+
+def test_a_version_of_before_which_named_a_config_as_its_path_was_typed_is_the_same_version(done, lab):
+    home = lab.path / "runs/ablations/toy"
+    (path,) = (home / "history").iterdir()
+    version = json.loads(path.read_text())
+    version["texts"][str(lab.path / "base.yaml")] = version["texts"].pop("base.yaml")
+    path.write_text(json.dumps(version))
+    assert protocol.sentences(done().ablation)[1:] == ["nothing has changed since"]
+    assert done().register()["digest"] == path.stem and len(list((home / "history").iterdir())) == 1
+    (lab.path / "base.yaml").write_text("model: {lr: 0.1}\n")
+    assert protocol.sentences(done().ablation)[2].endswith("`base.yaml: +model: {lr: 0.1}`")
+    with pytest.raises(UsageError, match=r"toy was registered at .* and has changed since"):
+        done().register()
+
+
 @pytest.mark.parametrize("change_of", ["code", "config", "seed"])
 def test_cells_outside_the_plan_are_reported_with_what_differs(done, lab, change_of, monkeypatch):
     if change_of == "code":
@@ -310,6 +335,15 @@ def test_an_exported_folder_gives_the_same_report_elsewhere(done, tmp_path_facto
     assert rows and {"lr", "attempt"}.isdisjoint(key for row in rows for key in row)
     with pytest.raises(UsageError, match="evidence: it can be reported and verified, not run"):
         lab_there.run()
+
+
+def test_evidence_takes_its_configs_from_itself_and_not_from_where_it_is_read(done, lab):
+    done().export("kept")
+    there = protocol.sentences(Lab("kept").ablation)
+    assert "nothing has changed since" in there
+    (lab.path / "base.yaml").write_text("trainer: {max_epochs: 99}\nmodel: {pos_embed: none, lr: 0.1}\ndata: {}\n")
+    assert protocol.sentences(Lab("kept").ablation) == there
+    assert "CHANGED since, see below" in protocol.sentences(done().ablation)
 
 
 def test_an_exported_folder_that_was_changed_is_refused(done, lab):

@@ -155,6 +155,10 @@ def test_the_start_of_a_network_is_measured_on_its_tokens():
     assert found[0]["token_sd"] == found[1]["token_sd"] == pytest.approx(sd)
     assert found[0]["pos_to_content"] == pytest.approx(float(table.square().mean().sqrt()) / found[0]["token_sd"])
     assert found[1]["pos_to_content"] == pytest.approx(found[0]["pos_to_content"] / 2)
+    torch.manual_seed(0)
+    net = VisionTransformer(pos_embed={"class_path": "sincos2d", "init_args": {"join": "every_layer"}}, **size)
+    assert token_spread(net, images)["pos_to_content"] == pytest.approx(found[0]["pos_to_content"])
+    assert token_spread(VisionTransformer(pos_embed="rope2d", **size), images)["pos_to_content"] == 0
 
 
 def test_an_arm_must_beat_logistic_regression_on_the_training_pixels(tmp_path, monkeypatch):

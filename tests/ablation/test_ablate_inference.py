@@ -15,9 +15,10 @@ from vitlab.ablation.inference import plan
 from vitlab.ablation.inference.answers import NOTHING, Answer, Question, answer
 from vitlab.ablation.inference.baselines import arm_questions
 from vitlab.ablation.inference.findings import find
-from vitlab.ablation.inference.looks import Looks, levels, next_look, overall, spent, take_look
+from vitlab.ablation.inference.looks import Looks, history, levels, next_look, overall, spent, take_look
 from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.verdicts import additional_seeds
+from vitlab.ablation.report.sections import _answer, _cautions, _digits, _main_tables, _own_looks
 from vitlab.stats import Estimate, detectable
 
 MARGIN = 2.0
@@ -295,6 +296,77 @@ def test_a_report_notes_its_look_beside_the_cells(tmp_path, monkeypatch):
     assert (tmp_path / "runs/ablations/made-up/looks.jsonl").read_text().splitlines() == lines
 
 
+def test_of_more_new_seeds_than_the_most_allows_the_first_are_tested():
+    found, _ = seen([0, 1, 2], 5, [0, 1, 2, 9, 8, 7, 6])
+    assert (found.counts, found.seeds, found.added) == ((3, 5), (0, 1, 2, 9, 8), (7, 6))
+    assert "Seeds 7, 6 came after the error was spent, at 5 seeds" in found.sentences()[1]
+
+
+def report_of(results, values, present):
+    """The findings of a report of ``values``, in which each arm has so many seeds."""
+    fill(results, values)
+    for arm, seed in [*results.numbers]:
+        if seed >= present[arm]:
+            del results.numbers[arm, seed]
+    return find(results, take_look(results.ablation, results.seeds(), results.had()))
+
+
+def test_seeds_that_reach_one_arm_later_are_looks_at_its_comparison(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    results = results_of(tmp_path, ["a0", "a1", "a2"], 5, ["a2 > a1"])
+    values = draw(np.random.default_rng(0), [0, 0, 1], 5, 0.5)
+    for i, n in enumerate((3, 4, 5)):
+        found = report_of(results, values, {"a0": 5, "a1": 5, "a2": n})
+        on_time, late, claimed = (*(row.answer for row in found.arms[1:]), found.verdicts[0].answer)
+        assert (on_time.looks.counts, late.looks.counts, late.estimate.n) == ((5,), (3, 4, 5)[: i + 1], n)
+        assert claimed.looks.counts == late.looks.counts
+    p = reference.ttest_rel(values[2], values[0]).pvalue
+    assert late.difference.p == pytest.approx(p) and late.difference.adjusted >= overall(p, [0.6, 0.8, 1.0]) > p
+    (words,) = _own_looks(found)
+    assert words.endswith("own: a2 (at 3, 4, 5 of at most 5 seeds), `a2 > a1` (at 3, 4, 5 of at most 5 seeds).")
+    assert _own_looks(find(fill(results, values), all_at_once(5))) == []
+
+
+@pytest.mark.rare
+def test_looking_again_whenever_an_arm_has_another_seed_errs_in_at_most_one_case_of_twenty(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    results, false, studies = results_of(tmp_path, ["a0", "a1"], 5), 0, 300
+    rng = np.random.default_rng(0)
+    for _ in range(studies):
+        values, hits = draw(rng, [0, 0], 5, 0.5), False
+        history(results.ablation).unlink(missing_ok=True)
+        for n in (3, 4, 5):
+            found = report_of(results, values, {"a0": 5, "a1": n})
+            hits |= found.arms[1].verdict.startswith(("higher", "lower"))
+        false += hits
+    assert at_most(false, studies, 0.05), false
+
+
+def test_an_arm_that_is_added_later_has_looks_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    values = draw(np.random.default_rng(0), [0, 0, 0], 5, 0.5)
+    report_of(results_of(tmp_path, ["a0", "a1"], 5), values[:2], {"a0": 5, "a1": 5})
+    results = results_of(tmp_path, ["a0", "a1", "a2"], 5)
+    report_of(results, values, {"a0": 5, "a1": 5, "a2": 3})
+    found = report_of(results, values, {"a0": 5, "a1": 5, "a2": 5})
+    assert [row.answer.looks.counts for row in found.arms[1:]] == [(5,), (3, 5)]
+
+
+def test_a_seed_that_diverged_is_no_seed_to_come(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    results = results_of(tmp_path, ["a0", "a1", "a2"], 5)
+    results.states = {("a1", 4): "diverged"}
+    found = report_of(results, draw(np.random.default_rng(0), [0, 1, 0], 5, 0.5), {"a0": 5, "a1": 4, "a2": 5})
+    answered = found.arms[1].answer
+    assert answered.looks.counts == (5,) and answered.estimate.n == 4
+    assert found.arms[2].answer.looks.counts == (5,) and _own_looks(found) == []
+
+
+def test_a_look_that_an_older_version_recorded_counts_for_all_arms():
+    found, _ = next_look([{"seeds": [0, 1, 2], "most": 5}], [0, 1, 2, 3, 4], 5)
+    assert found.of("score", ["a0", "a1"], [0, 1, 2, 3]).counts == (3, 4)
+
+
 def test_the_advice_on_seeds_accounts_for_holm_and_the_looks(tmp_path):
     values = [[0.0, 0.4, -0.4, 0.1, -0.2], [3.0, -0.6, 2.4, 0.2, 1.9]]
     few = results_of(tmp_path, ["a0", "a1"], 5, ["a1 > a0"], seeds_max=30)
@@ -333,6 +405,29 @@ def test_the_advice_for_an_equivalence_says_what_it_is_for(tmp_path):
     (verdict,) = find(results, Looks((4,), 20, tuple(range(4)))).verdicts
     assert verdict.word == "inconclusive" and verdict.more > 0
     assert verdict.note == f"to show it within the margin would take about {verdict.more} more seeds"
+
+
+@pytest.mark.parametrize(
+    ("unit", "mean", "difference"),
+    [(1e-6, "0.000005080 ± 0.000000084", "+0.000001150"), (0.1, "0.5080 ± 0.0084", "+0.1150"), (1e6, "5080000", "+1")],
+)
+def test_numbers_of_any_unit_are_told_with_four_digits(tmp_path, unit, mean, difference):
+    values = np.array([[5.0, 5.1, 5.2, 5.0, 5.1], [6.1, 6.2, 6.3, 6.2, 6.35]]) * unit
+    results = results_of(tmp_path, ["a0", "a1"], 5, ["a1 > a0"], metric="mse", margin=unit)
+    found = find(fill(results, values, "mse"), all_at_once(5))
+    first, second = _main_tables(found.arms)[0][1:]
+    assert first[2].startswith(mean) and second[4].startswith(difference)
+    (verdict,) = found.verdicts
+    assert f"difference {difference}" in _answer(results, verdict, _digits(found, verdict))
+
+
+def test_a_family_counts_the_comparisons_that_can_be_tested(tmp_path):
+    results = results_of(tmp_path, ["a0", "a1", "a2", "a3"], 5, ["a2 > a1"])
+    values = draw(np.random.default_rng(0), [0, 1, 1, 0], 5, 0.5)
+    values[3] = values[0]  # an arm that changes nothing
+    found = find(fill(results, values), all_at_once(5))
+    assert found.sizes == {"score": 3}
+    assert any(words.startswith("3 comparisons are one family") for words in _cautions(found, "score", found.arms))
 
 
 def power_line(results):

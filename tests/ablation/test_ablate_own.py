@@ -86,3 +86,21 @@ def test_custom_code_identifies_a_cell_as_vitlabs_does_and_is_not_imported(here)
     assert code_digest(here, own=["mine_of_ablation"]) != before
     Path("mine_of_ablation.py").write_text(f"# a comment\n{MINE}")
     assert code_digest(here, own=["mine_of_ablation"]) == before
+
+
+def test_what_custom_code_imports_from_files_beside_it_counts_too(here):
+    plain = code_digest(here / "package", own=["mine_of_ablation"])
+    Path("helper.py").write_text("RATE = 1.0\n")
+    Path("tools").mkdir()
+    Path("tools/__init__.py").touch()
+    Path("tools/deep.py").write_text("from . import numbers_\n")
+    Path("tools/numbers_.py").write_text("TWO = 2\n")
+    assert code_digest(here / "package", own=["mine_of_ablation"]) == plain, "it imports none of them"
+    Path("mine_of_ablation.py").write_text(f"import math, torch\nfrom helper import RATE\nimport tools.deep\n{MINE}")
+    digests = {code_digest(here / "package", own=["mine_of_ablation"])}
+    for file in ("helper.py", "tools/__init__.py", "tools/numbers_.py"):
+        Path(file).write_text(f"{Path(file).read_text()}MORE = 3\n")
+        digests.add(code_digest(here / "package", own=["mine_of_ablation"]))
+    assert len(digests) == 4
+    Path("helper.py").write_text(f"# a comment\n{Path('helper.py').read_text()}")
+    assert code_digest(here / "package", own=["mine_of_ablation"]) in digests

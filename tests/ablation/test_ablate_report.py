@@ -29,6 +29,7 @@ from vitlab.ablation.report.drawings import figures
 from vitlab.ablation.report.sections import _answer
 from vitlab.ablation.report.write import send_report, write_report
 from vitlab.errors import UsageError
+from vitlab.runs.directory import RunDir
 from vitlab.stats import interval
 
 pytestmark = pytest.mark.slow
@@ -213,6 +214,53 @@ def test_pairs_without_predictions_are_named(folder, monkeypatch):
     finally:
         kept.with_suffix(".away").rename(kept)
     assert sentences[-1].endswith(": learned s1.")
+
+
+def table_of_predictions(ablation, arm, seed, **columns):
+    path = ablation.directory / f"{arm}-s{seed}"
+    (path / "predictions").mkdir(parents=True)
+    pd.DataFrame(columns).to_parquet(path / f"predictions/{ablation.evaluate}.parquet")
+    return RunDir(path)
+
+
+def image_by_image(path, monkeypatch, tables):
+    """Pairs, joint intervals and sections of arms whose seeds have these tables of predictions; None is no table."""
+    monkeypatch.chdir(path)
+    (path / "base.yaml").write_text("{}\n")
+    content = {k: v for k, v in FILE.items() if k not in ("analyses", "claims")}
+    content |= {"name": "small", "metric": {"primary": "acc1"}}
+    (path / "small.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    ablation = read_ablation("small.yaml")
+    results = CellResults(ablation, [])
+    for (arm, seed), columns in tables.items():
+        results.runs[arm, seed] = table_of_predictions(ablation, arm, seed, **columns) if columns else RunDir(path)
+    compared = images.compared(results)
+    return *compared, images.section(results, *compared)
+
+
+def test_a_regression_has_no_section_on_right_answers(tmp_path, monkeypatch):
+    tables = {(arm, seed): {"index": [0, 1], "target_x": [0.1, 0.2]} for arm in ("none", "learned") for seed in (0, 1)}
+    assert image_by_image(tmp_path, monkeypatch, tables) == ([], [], [])
+
+
+def test_a_pair_without_predictions_is_not_said_to_have_other_images(tmp_path, monkeypatch):
+    columns = {"index": [0, 1], "target": [1, 2], "prediction": [1, 1]}
+    tables = {("none", 0): columns, ("learned", 0): None, ("none", 1): columns}
+    tables["learned", 1] = {**columns, "index": [0, 2]}
+    ((_, sentences, _),) = image_by_image(tmp_path, monkeypatch, tables)[2]
+    assert sentences == [
+        "Left out, as there are no predictions of both: learned s0.",
+        "Left out, as their images are not those of the baseline: learned s1.",
+    ]
+
+
+@pytest.mark.filterwarnings("error")
+def test_of_a_single_image_there_is_no_interval_over_images(tmp_path, monkeypatch):
+    columns = {"index": [0], "target": [1], "prediction": [1]}
+    pairs, joint, _ = image_by_image(
+        tmp_path, monkeypatch, {(arm, seed): columns for arm in ("none", "learned") for seed in (0, 1)}
+    )
+    assert [row["seed"] for row in pairs] == [0, 1] and joint == []
 
 
 def test_curves_are_means_over_seeds_with_the_number_of_them(folder):

@@ -5,6 +5,7 @@ import pytest
 from scipy import stats as reference
 
 from vitlab import stats
+from vitlab.ablation.inference.verdicts import _seeds_needed
 from vitlab.stats import contrast
 
 # The blood counts of Dunnett 1955, as scipy's documentation gives them.
@@ -204,3 +205,15 @@ def test_the_joint_interval_covers_the_truth_for_new_seeds_and_images(n):
         _, low, high = stats.seeds_and_images(runs(0.5) - runs(0.0))
         covered += low < truth < high
     assert 0.925 < covered / 500 < 0.975
+
+
+def with_sd_1(n):
+    values = np.linspace(-1, 1, n)
+    return values / values.std(ddof=1)
+
+
+@pytest.mark.parametrize("sizes", [(10, 3), (10, 2), (3, 10)])
+def test_the_advised_seeds_of_welchs_test_are_those_of_each_arm_however_many_each_has(sizes):
+    estimate, equal = (contrast([with_sd_1(n), with_sd_1(m)], [1.0, -1.0]) for n, m in (sizes, (8, 8)))
+    assert stats.seeds_needed(estimate, 1.0, 0.05) == 17  # two samples whose means are one sd apart (Cohen 1988)
+    assert _seeds_needed(estimate, 0.1, 1.0) == _seeds_needed(equal, 0.1, 1.0) > 10

@@ -1,6 +1,8 @@
 """Tuning per arm: the same budget for every arm, validation data and other seeds; then it is measured."""
 
+import itertools
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -13,8 +15,10 @@ import yaml
 from matplotlib.figure import Figure
 
 from tests.ablation.toy import DEFAULTS, IMAGES, accuracy, flat
+from vitlab.ablation.execution.cells import Resolved
 from vitlab.ablation.execution.process import VITLAB
 from vitlab.ablation.execution.tuning import at_border, choices, rungs, trials
+from vitlab.ablation.file.settings import _candidates
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.lab import Lab
 from vitlab.ablation.report.tuned import _response
@@ -84,6 +88,51 @@ def test_tune_only_measures_nothing_and_says_which_choices_lie_at_the_border(toy
     (lab.path / "toy.yaml").write_text(yaml.safe_dump({k: v for k, v in content.items() if k != "tune"}))
     with pytest.raises(UsageError, match="`--tune_only` trains the candidates of `tune`"):
         toy().run(tune_only=True)
+
+
+def test_candidates_that_were_trained_count_where_a_longer_list_moves_them_in_the_grid(lab, monkeypatch):
+    monkeypatch.chdir(lab.path)
+    rates, spreads = [0.001, 0.002], [0.01, 0.02]
+    write(lab, {"model.lr": rates, "model.sd": spreads, "seeds": [100, 101]})
+
+    def numbers():
+        ablation = read_ablation("toy.yaml")
+        arm = Resolved(ablation.arms[0], {"model": {}, "data": {}}, {}, {}, (), 1.0, "")
+        tried = trials(ablation, [arm])
+        places = {
+            (*t.values.values(),): {c.name.split("/")[0].removeprefix("none-try") for c in t.cells} for t in tried
+        }
+        return tried, {values: int(*found) for values, found in places.items()}
+
+    grid = [(rate, spread) for rate in rates for spread in spreads]
+    tried, first = numbers()
+    assert first == {values: i for i, values in enumerate(grid)}
+    tried[0].cells[0].run.write("done.json", {})
+    tried[3].cells[1].fail({})  # a candidate has begun if one of its seeds has
+    tried[2].cells[0].run.write("run.json", {})
+    assert numbers()[1] == first
+    write(lab, {"model.lr": rates, "model.sd": [*spreads, 0.03], "seeds": [100, 101]})
+    longer = {
+        (0.001, 0.01): 0,
+        (0.001, 0.02): 1,
+        (0.001, 0.03): 4,
+        (0.002, 0.01): 2,
+        (0.002, 0.02): 3,
+        (0.002, 0.03): 5,
+    }
+    tried, found = numbers()
+    assert found == longer
+    tried[5].cells[0].run.write("run.json", {})  # the last new one begins before the first
+    assert numbers()[1] == longer
+    tried[2].cells[0].ablation.directory.joinpath("none-try2-try7/s100-0").mkdir(parents=True)  # of another arm
+    assert numbers()[1] == longer
+
+
+@pytest.mark.parametrize("sizes", [[5], [3, 7], [2, 3, 3]])
+def test_a_larger_part_of_a_grid_has_the_candidates_of_the_smaller_part(sizes):
+    space = {f"model.k{i}": tuple(range(size)) for i, size in enumerate(sizes)}
+    parts = [{str(one) for one in _candidates(space, budget)} for budget in range(1, math.prod(sizes) + 1)]
+    assert all(few < more for few, more in itertools.pairwise(parts))
 
 
 @pytest.mark.rare

@@ -138,6 +138,9 @@ def test_a_bad_seed_is_dropped_from_the_file(toy):
     text = page()
     assert "CHANGED since, see below" in text and "`the file: -seeds: 2`, `the file: +seeds: [1]`" in text
     assert "not in this plan: 2 with other seed" in text
+    names = [cell(arm, 0).relative_to(HOME).as_posix() for arm in ("none", "learned")]
+    (note,) = [note for note in started().verify().notes if note.startswith("recorded, but not in this plan: ")]
+    assert set(note.partition(": ")[2].split(", ")) == {*names}
     shutil.rmtree(cell(seed=0))
     refused("measured and recorded, but its folder is gone")
 

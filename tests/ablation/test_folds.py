@@ -70,6 +70,8 @@ def test_the_table_has_mean_spread_and_interval_of_the_finished_folds(tmp_path):
     "words, message",
     [
         (["base.yaml", "--folds=1"], "`--folds` must be at least 2, got 1"),
+        (["base.yaml", "--workers=0"], "argument --workers: must be a whole number, 1 or more, got 0"),
+        (["base.yaml", "--workers=x"], "argument --workers: must be a whole number, 1 or more, got x"),
         (["base.yaml", "--data.fold=1/2"], "`data.fold` is set by cross-validation"),
         (["base.yaml", "--seed_everything=1"], "use `--seed`"),
         (["no-such-config"], "no-such-config"),

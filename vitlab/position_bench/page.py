@@ -1,6 +1,7 @@
 """Publish what is measured: evidence, one figure, and the table of a page; alone, since it draws."""
 
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +72,7 @@ def page_lines(bench: Bench, complete: list[str]) -> list[str]:
         rows = [name for name in complete if name not in (other, "none")]
         if not rows:
             continue
-        lines += ["", f"Against `{other}`, Holm over each method's {len(TASKS) * len(against)} claims:", ""]
+        lines += ["", f"Against `{other}`, Holm over each method's {_claim_counts(verdicts, rows)}:", ""]
         lines += ["| method | " + " | ".join(TASKS) + " |", "|---" * (len(TASKS) + 1) + "|"]
         for name in rows:
             found = {v.task: v for v in verdicts[name] if v.against == other}
@@ -83,6 +84,14 @@ def page_lines(bench: Bench, complete: list[str]) -> list[str]:
     if left := [name for name in POS_EMBEDS if name not in complete]:
         lines += ["", f"Not measured yet: {', '.join(left)}."]
     return lines
+
+
+def _claim_counts(verdicts: Mapping[str, Sequence[TaskVerdict]], names: Sequence[str]) -> str:
+    """Return how many claims the family of each method has, and those of fewer."""
+    counts = {name: sum(v.word != "not applicable" for v in verdicts[name]) for name in names}
+    most = max(counts.values())
+    fewer = ", ".join(f"`{name}`: {count}" for name, count in counts.items() if count < most)
+    return f"{most} claims" + (f" ({fewer})" if fewer else "")
 
 
 def draw_scores(bench: Bench, complete: list[str]) -> Figure:

@@ -20,22 +20,46 @@ SHOWN = 40  # changed lines of a version that a report prints
 
 
 def texts(ablation: Ablation) -> dict[str, str]:
-    """Return the file and every config that it names, by names that hold on other machines."""
+    """Return the file and every config that it names, by names that hold on other machines.
+
+    Of exported evidence, the configs are those of its last version: what lies on the reader's machine is not its own.
+    """
     found = {"the file": ablation.file.path.read_text()}
+    if ablation.home:
+        return {**next((version["texts"] for version in reversed(_kept(ablation))), {}), **found}
     for name in dict.fromkeys([*ablation.base, *(p for arm in ablation.arms for p in arm.configs)]):
-        path = Path(name)
-        found[str(path.relative_to(HOME)) if path.is_relative_to(HOME) else name] = path.read_text()
+        found[_name(Path(name), ablation.file.path.parent)] = Path(name).read_text()
     return found
+
+
+def _name(path: Path, folder: Path) -> str:
+    """Return the name of a config, however the path of the file beside it was typed."""
+    for place in (HOME, folder):
+        if path.resolve().is_relative_to(place.resolve()):
+            return path.resolve().relative_to(place.resolve()).as_posix()
+    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)  # as the file writes it
+
+
+def is_same(before: Mapping[str, str], after: Mapping[str, str]) -> bool:
+    """Return whether two versions have the same texts; older ones name a config as its path was typed."""
+    return _renamed(before, after) == dict(after)
+
+
+def _renamed(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
+    """Return the texts of a version, with configs of another path called as the later version calls them."""
+    names = {Path(name).name: name for name in after if name not in before}
+    return {name if name in after else names.get(Path(name).name, name): text for name, text in before.items()}
 
 
 def record_version(ablation: Ablation) -> str:
     """Store the present version if it is new, and return its digest."""
-    present = texts(ablation)
+    present, kept = texts(ablation), _kept(ablation)
+    if same := [version["digest"] for version in kept if is_same(version["texts"], present)]:
+        return str(old) if (old := registered(ablation).get("digest")) in same else same[0]
     name = json_digest(present)
-    folder = RunDir(ablation.directory / "history")
-    if not (folder.path / f"{name}.json").is_file():
-        folder.write(f"{name}.json", {"time": now_utc(), "commit": git("rev-parse", "HEAD"), "texts": present})
-        chain.append(ablation.directory, "version", digest=name)
+    facts = {"time": now_utc(), "commit": git("rev-parse", "HEAD"), "texts": present}
+    RunDir(ablation.directory / "history").write(f"{name}.json", facts)
+    chain.append(ablation.directory, "version", digest=name)
     return name
 
 
@@ -83,15 +107,18 @@ def registered(ablation: Ablation) -> dict[str, Any]:
 
 def stored_versions(ablation: Ablation) -> list[dict[str, Any]]:
     """Return the stored versions, oldest first, and the present one if it is not the last."""
-    kept = [{**read_json(path), "digest": path.stem} for path in matching(ablation.directory / "history", "*.json")]
-    kept.sort(key=lambda version: (version["time"], version["digest"]))
-    try:
-        present = texts(ablation)
-    except FileNotFoundError:  # exported evidence without its configs
-        return kept
-    if not kept or json_digest(present) != kept[-1]["digest"]:
+    kept, present = _kept(ablation), texts(ablation)
+    if not kept and ablation.home:
+        return []
+    if not kept or not is_same(kept[-1]["texts"], present):
         kept.append({"time": "now", "texts": present, "digest": json_digest(present)})
     return kept
+
+
+def _kept(ablation: Ablation) -> list[dict[str, Any]]:
+    """Return the versions in ``history/``, oldest first."""
+    kept = [{**read_json(path), "digest": path.stem} for path in matching(ablation.directory / "history", "*.json")]
+    return sorted(kept, key=lambda version: (version["time"], version["digest"]))
 
 
 def sentences(ablation: Ablation) -> list[str]:
@@ -103,13 +130,16 @@ def sentences(ablation: Ablation) -> list[str]:
         tried = old.get("candidates", 0)
         there += f", AFTER {tried} candidates of the tuning were tried" if tried else ""
         words.append(f"registered at {old['time']}, commit {old['commit']}, digest {old['digest']}; {there}")
-        later = [version["digest"] for version in kept]
-        later = later[later.index(old["digest"]) :] if old["digest"] in later else later
-        words.append("nothing has changed since" if {*later} <= {old["digest"]} else "CHANGED since, see below")
+        digests = [version["digest"] for version in kept]
+        later = kept[digests.index(old["digest"]) :] if old["digest"] in digests else []
+        is_kept = bool(later) and all(is_same(later[0]["texts"], version["texts"]) for version in later)
+        words.append("nothing has changed since" if is_kept or not kept else "CHANGED since, see below")
     else:
         words.append("not registered: `vitlab ablate register` freezes claims and protocol before the first cell")
     for before, after in itertools.pairwise(kept):
-        changed = list(_changes(before["texts"], after["texts"]))
+        if is_same(before["texts"], after["texts"]):
+            continue
+        changed = _changes(before["texts"], after["texts"])
         more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
         words.append(f"changed, {after['time']}: " + ", ".join(f"`{line}`" for line in changed[:SHOWN]) + more)
     return words
@@ -117,6 +147,7 @@ def sentences(ablation: Ablation) -> list[str]:
 
 def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     lines = []
+    before = _renamed(before, after)
     for name in dict.fromkeys([*before, *after]):
         old, new = (text.get(name, "").splitlines() for text in (before, after))
         part = [d for d in difflib.unified_diff(old, new, n=0, lineterm="") if not d.startswith(("---", "+++", "@@"))]

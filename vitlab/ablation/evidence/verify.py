@@ -116,11 +116,12 @@ def verify_evidence(
     chain = read_chain(ablation.directory)
     _compare_environments(found, main, chain)
     _compare_chain(found, ablation, main, chain, "")
+    _name_outsiders(found, ablation, cells, chain, "")
     if tried:
         inner = tried[0].cells[0].ablation
-        _compare_chain(
-            found, inner, [c for c in done if c.ablation is not ablation], read_chain(inner.directory), "tune/"
-        )
+        chain_of_tuning = read_chain(inner.directory)
+        _compare_chain(found, inner, [c for c in done if c.ablation is not ablation], chain_of_tuning, "tune/")
+        _name_outsiders(found, inner, [cell for trial in tried for cell in trial.cells], chain_of_tuning, "tune/")
     _name_the_rest(found, main)
     if allow_missing and found.missing:
         found.notes.append(f"missing, as allowed: {', '.join(f'{k} ({v})' for k, v in found.missing.items())}")
@@ -256,6 +257,15 @@ def _count_again(
         found.missing |= dict.fromkeys(gone, "measured and recorded, but its folder is gone")
     elif gone:
         found.notes.append(f"recorded, but not in this plan and not exported: {', '.join(gone)}")
+
+
+def _name_outsiders(found: _Found, ablation: Ablation, cells: Sequence[Cell], chain: Chain | None, prefix: str) -> None:
+    """Say which recorded cells lie there and are in no plan, such as those of a seed that the file names no more."""
+    planned = {cell.name for cell in cells}
+    names = dict.fromkeys(record["cell"] for record in (chain.of("cell") if chain else ()))
+    there = [name for name in names if name not in planned and (ablation.directory / name / "done.json").is_file()]
+    if there:
+        found.notes.append(f"recorded, but not in this plan: {', '.join(prefix + name for name in there)}")
 
 
 def _name_the_rest(found: _Found, done: Sequence[Cell]) -> None:

@@ -9,6 +9,7 @@ half-way would be another trial, not the same cell continued.
 """
 
 import copy
+import itertools
 import math
 import statistics
 import time
@@ -25,6 +26,7 @@ from vitlab.ablation.file.settings import Range, Tune
 from vitlab.ablation.file.spec import Ablation
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RunDir
+from vitlab.runs.matching import matching
 
 Past = Sequence[tuple[Mapping[str, Any], float, int]]  # values, score (NaN: it diverged), epoch if it was stopped
 AT_RANDOM = 4  # candidates before the first that learns from others, the same for all arms
@@ -89,16 +91,35 @@ def trials(ablation: Ablation, resolved: Sequence[Resolved]) -> list[Trial]:
     found = []
     for arm in resolved:
         if tune.search != "tpe":
-            mine = [_trial(inner, arm, i, values) for i, values in enumerate(tune.candidates)]
-            found += _halved(mine, rungs(ablation, arm), tune.halving or 1, sign)
+            found += _halved(_numbered(inner, arm, tune.candidates), rungs(ablation, arm), tune.halving or 1, sign)
             continue
-        mine = []
+        mine: list[Trial] = []
         while len(mine) < tune.budget and (not mine or mine[-1].is_over):  # each depends on all before it
             past = [(t.values, t.score_at(t.stopped) if t.stopped else t.score(), t.stopped) for t in mine]
             values = suggestion(tune, sign, past, home / arm.arm.name)
             mine = _in_turn([*mine, _trial(inner, arm, len(mine), values)], rungs(ablation, arm), tune.halving, sign)
         found += mine
     return found
+
+
+def _numbered(inner: Ablation, arm: Resolved, candidates: Sequence[Mapping[str, Any]]) -> list[Trial]:
+    """Return the trials of an arm; one that has begun keeps its number where a longer list moves its place in the grid.
+
+    The others get the free numbers in order, so that each has the same one before and after others begin.
+    """
+    begun: dict[str, set[int]] = {}  # numbers under which a cell lies
+    for path in matching(inner.directory, f"{arm.arm.name}-try*/s*-*"):
+        if (number := path.parent.name.removeprefix(f"{arm.arm.name}-try")).isdigit():
+            begun.setdefault(path.name.partition(".")[0], set()).add(int(number))
+    placed = [_trial(inner, arm, i, values) for i, values in enumerate(candidates)]
+    there = [set[int]().union(*(begun.get(cell.run.path.name, ()) for cell in trial.cells)) for trial in placed]
+    known = [place if place in found else min(found, default=None) for place, found in enumerate(there)]
+    free = (number for number in itertools.count() if number not in known)
+    numbers = [next(free) if number is None else number for number in known]
+    return [
+        trial if number == place else _trial(inner, arm, number, trial.values)
+        for place, (trial, number) in enumerate(zip(placed, numbers, strict=True))
+    ]
 
 
 def _trial(inner: Ablation, arm: Resolved, i: int, values: Mapping[str, Any]) -> Trial:

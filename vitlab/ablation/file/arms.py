@@ -156,9 +156,7 @@ def find_configs(file: File, where: str, value: Any) -> tuple[str, ...]:
     paths = []
     for text in value if isinstance(value, list) else [value]:
         own = (p for p in (Path(str(text)), file.path.parent / str(text)) if p.is_file())
-        found = next(own, None) or find_shipped(str(text))
-        if not found and file.is_alone:
-            found = Path(str(text))
+        found = Path(str(text)) if file.is_alone else next(own, None) or find_shipped(str(text))
         if not found:
             raise file.mistake(where, f"there is no config {text}, neither here, beside the file, nor shipped")
         paths.append(str(found))

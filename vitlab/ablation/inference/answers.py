@@ -62,6 +62,7 @@ class Answer:
         equivalence: Two one-sided tests against the margin. The interval is within the margin if and only if the
             adjusted p is below alpha; at alpha 5 % it is a 90 % interval before adjustment.
         excess: Test of the null hypothesis that the difference is within the margin.
+        looks: The looks at this comparison; None if nothing was asked.
     """
 
     estimate: Estimate
@@ -72,6 +73,7 @@ class Answer:
     unpaired: Test = NOTHING
     equivalence: Test = NOTHING
     excess: Test = NOTHING
+    looks: Looks | None = None
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class _Estimates:
     declared: Estimate
     unpaired: Estimate
     bounds: tuple[float, float]  # of each value
+    looks: Looks
     is_paired: bool = False
     correlation: float = NAN
     note: str = ""
@@ -89,13 +92,13 @@ class _Estimates:
 def answer(results: CellResults, looks: Looks, questions: Sequence[Question]) -> dict[Question, Answer]:
     """Return the answer to each question; together they are one family."""
     alpha = results.ablation.stats.alpha
-    found = {q: _estimate(results, looks.seeds, q) for q in questions}
-    different = _family(found, looks, alpha, {q: (q.key, s.declared.p()) for q, s in found.items()})
-    unpaired = _family(found, looks, alpha, {q: (q.key, s.unpaired.p()) for q, s in found.items()}, is_declared=False)
+    found = {q: _estimate(results, looks, q) for q in questions}
+    different = _family(found, alpha, {q: (q.key, s.declared.p()) for q, s in found.items()})
+    unpaired = _family(found, alpha, {q: (q.key, s.unpaired.p()) for q, s in found.items()}, is_declared=False)
     margins = {q: (found[q].declared, q.margin) for q in found if q.margin}
     equal = {q: ((q.key, m), e.p_equivalent(m)) for q, (e, m) in margins.items()}
     excess = {q: ((q.key, m), e.p_outside(m)) for q, (e, m) in margins.items()}
-    equivalent, beyond = _family(found, looks, 2 * alpha, equal, sides=1), _family(found, looks, alpha, excess)
+    equivalent, beyond = _family(found, 2 * alpha, equal, sides=1), _family(found, alpha, excess)
     return {
         q: Answer(
             s.declared,
@@ -106,19 +109,22 @@ def answer(results: CellResults, looks: Looks, questions: Sequence[Question]) ->
             unpaired[q],
             equivalent.get(q, NOTHING),
             beyond.get(q, NOTHING),
+            s.looks,
         )
         for q, s in found.items()
     }
 
 
-def _estimate(results: CellResults, seeds: Sequence[int], q: Question) -> _Estimates:
+def _estimate(results: CellResults, looks: Looks, q: Question) -> _Estimates:
     """Return the estimates for a question from the seeds that may be tested."""
-    by_seed = [{s: v for s, v in results.by_seed(arm, q.metric) if s in seeds} for arm, _ in q.terms]
-    weights = [weight for _, weight in q.terms]
+    arms, weights = [arm for arm, _ in q.terms], [weight for _, weight in q.terms]
+    settled = [seed for seed in looks.seeds if all(results.is_settled(arm, seed, q.metric) for arm in arms)]
+    looks = looks.of(q.metric, arms, settled)
+    by_seed = [{s: v for s, v in results.by_seed(arm, q.metric) if s in looks.seeds} for arm in arms]
     values = [list(x.values()) for x in by_seed]
-    shared = [seed for seed in seeds if all(seed in x for x in by_seed)]
+    shared = [seed for seed in looks.seeds if all(seed in x for x in by_seed)]
     pairs = [[x[seed] for seed in shared] for x in by_seed]
-    is_paired = len(q.terms) > 1 and are_pairs(results, [arm for arm, _ in q.terms])
+    is_paired = len(q.terms) > 1 and are_pairs(results, arms)
     unpaired = stats.contrast(values, weights, q.number)
     declared = stats.contrast(pairs, weights, q.number, pair=True) if is_paired else unpaired
     note = ""
@@ -126,7 +132,7 @@ def _estimate(results: CellResults, seeds: Sequence[int], q: Question) -> _Estim
         note = "fewer than two seeds: no inference" if declared.n < 2 else "all seeds agree exactly: no test applies"
     r = stats.correlation(*pairs) if len(q.terms) == 2 else NAN
     bounds = bounds_of(q.metric, itertools.chain(*values))
-    return _Estimates(declared, unpaired, bounds, is_paired, r, note)
+    return _Estimates(declared, unpaired, bounds, looks, is_paired, r, note)
 
 
 def are_pairs(results: CellResults, arms: list[str]) -> bool:
@@ -140,19 +146,21 @@ def are_pairs(results: CellResults, arms: list[str]) -> bool:
 
 def _family(
     estimates: Mapping[Question, _Estimates],
-    looks: Looks,
     alpha: float,
     p_values: Mapping[Question, tuple[Hashable, float]],
     sides: int = 2,
     is_declared: bool = True,
 ) -> dict[Question, Test]:
     """Adjust the p values of a family for interim looks and multiple comparisons; mirror images count once."""
-    unique = dict(reversed(list(p_values.values())))
-    overall = [max(p, looks.overall(2 * p / sides) * sides / 2) for p in unique.values()]  # a one-sided p may be 1
-    adjusted = dict(zip(unique, stats.holm(overall), strict=True))
+    overall = {  # the first of mirror images; a one-sided p may be 1
+        key: max(p, estimates[q].looks.overall(2 * p / sides) * sides / 2)
+        for q, (key, p) in reversed([*p_values.items()])
+    }
+    adjusted = dict(zip(overall, stats.holm([*overall.values()]), strict=True))
     tests = {}
     for q, (key, p) in p_values.items():
-        (total, factor), estimate = adjusted[key], estimates[q].declared if is_declared else estimates[q].unpaired
+        (total, factor), looks = adjusted[key], estimates[q].looks
+        estimate = estimates[q].declared if is_declared else estimates[q].unpaired
         share = p / total if looks.times == (1.0,) and total and p else 1 / factor  # a total of 1 is capped
         level = looks.level(alpha * share) if estimate.is_testable else NAN  # so the interval agrees with total
         low, high = estimate.interval(1 - level) if estimate.is_testable else (NAN, NAN)

@@ -1,12 +1,13 @@
 """All numbers of a report, in one table."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 
 from vitlab.ablation.inference import analyses, images
-from vitlab.ablation.inference.answers import answer
+from vitlab.ablation.inference.answers import Answer, Question, answer
 from vitlab.ablation.inference.audit import as_trained, fair_facts, shares
 from vitlab.ablation.inference.baselines import ArmRow, answer_columns, arm_questions, arm_rows
 from vitlab.ablation.inference.linear import Gates, gate_of
@@ -24,7 +25,7 @@ class Findings:
 
     results: CellResults
     looks: Looks
-    sizes: dict[str, int]  # of the family of each metric; that of the primary one has all claims
+    sizes: dict[str, int]  # tests of the family of each metric; that of the primary one has all claims
     arms: list[ArmRow]  # of each metric
     verdicts: list[Verdict]
     curves: Rows
@@ -41,8 +42,9 @@ class Findings:
         return {family: self._power(metric, self.sizes[family], rows) for family, rows in found.items()}
 
     def _power(self, metric: str, m: int, tested: list[ArmRow]) -> dict[str, Any]:
-        n, is_paired = min(row.answer.estimate.n for row in tested), all(row.test == "paired" for row in tested)
-        level = levels(self.looks.times, self.results.ablation.stats.alpha / m)[-1]
+        least = min((row.answer for row in tested), key=lambda found: found.estimate.n)
+        n, is_paired, looks = least.estimate.n, all(row.test == "paired" for row in tested), least.looks or self.looks
+        level = levels(looks.times, self.results.ablation.stats.alpha / m)[-1]
         test = "paired" if is_paired else "welch"
         smallest = detectable(n, level, is_paired)
         return {"metric": metric, "n": n, "test": test, "comparisons": m, "detectable_sd": smallest}
@@ -82,11 +84,12 @@ def find(results: CellResults, looks: Looks, gates: Gates | None = None) -> Find
     rest = {metric: [*arm_questions(results, metric).values()] for metric in others}
     family = [*arm_questions(results, primary).values(), *claims]
     family += [q for questions in rest.values() for q in questions if q.key in claimed]
-    answers, sizes = answer(results, looks, family), {primary: len({q.key for q in family})}
+    answers = answer(results, looks, family)
+    sizes = {primary: _size(answers, family)}
     for metric, questions in rest.items():  # exploratory, in a separate family
         mine = [q for q in questions if q.key not in claimed]
         answers |= answer(results, looks, mine)
-        sizes[metric] = len(mine)
+        sizes[metric] = _size(answers, mine)
     gates = gates or {}
     rows = [row for metric in results.metrics() for row in arm_rows(results, metric, answers, claimed)]
     pairs, joint = images.compared(results)
@@ -101,6 +104,11 @@ def find(results: CellResults, looks: Looks, gates: Gates | None = None) -> Find
         joint=joint,
         linear=gates,
     )
+
+
+def _size(answers: Mapping[Question, Answer], family: Sequence[Question]) -> int:
+    """Return the number of comparisons of a family that a test was possible for."""
+    return len({q.key for q in family if answers[q].estimate.is_testable})
 
 
 def _gated(results: CellResults, gates: Gates, row: ArmRow) -> ArmRow:

@@ -1,15 +1,19 @@
 """Compare two arms image by image: where one is right and the other wrong."""
 
+from collections.abc import Sequence
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.words import Section, Table, chance, signed, span
 from vitlab.runs.matching import is_there
+from vitlab.runs.same_images import same_images
 from vitlab.stats import mcnemar, seeds_and_images
 
 NOTE = "McNemar's exact test is about these two checkpoints: it generalizes to other images, not to other seeds."
@@ -27,19 +31,22 @@ def compared(results: CellResults) -> tuple[list[dict[str, Any]], list[dict[str,
         the uncertainty of seeds and images together.
     """
     pairs, joint = [], []
-    read = cache(partial(_predictions, results))  # a baseline has many arms
+    read, data = cache(partial(_predictions, results)), cache(partial(_data, results))  # a baseline has many arms
     for arm, baseline in _compared(results):
         gains = []  # of each seed: (images,) right with the arm less right with the baseline
         for seed in results.ablation.seeds:
             a, b = (read(x.name, seed) for x in (arm, baseline))
-            if a is None or b is None or not a[["index", "target"]].equals(b[["index", "target"]]):
+            if a is None or b is None:
+                continue
+            facts = (data(arm.name, seed), data(baseline.name, seed))
+            if same_images(results.ablation.evaluate, (a, b), facts) is False:  # cells share their data if unknown
                 continue
             right, other = a["target"] == a["prediction"], b["target"] == b["prediction"]
             only, less = int((right & ~other).sum()), int((other & ~right).sum())
             row = {"arm": arm.name, "baseline": baseline.name, "seed": seed, "n_images": len(a)}
             pairs.append({**row, "only_arm": only, "only_baseline": less, "p": mcnemar(only, less)})
             gains.append(right.to_numpy(float) - other)
-        if len(gains) > 1 and len({len(gain) for gain in gains}) == 1:
+        if len(gains) > 1 and len({len(gain) for gain in gains}) == 1 and len(gains[0]) > 1:
             value, low, high = seeds_and_images(np.stack(gains), results.ablation.stats.ci)
             row = {"arm": arm.name, "baseline": baseline.name, "n": len(gains), "n_images": len(gains[0])}
             joint.append({**row, "difference": value, "difference_low": low, "difference_high": high})
@@ -47,24 +54,37 @@ def compared(results: CellResults) -> tuple[list[dict[str, Any]], list[dict[str,
 
 
 def _predictions(results: CellResults, arm: str, seed: int) -> pd.DataFrame | None:
-    run = results.runs.get((arm, seed))
-    path = run.path / "predictions" / f"{results.ablation.evaluate}.parquet" if run else None
+    path = _path(results, arm, seed)
     if path is None or not is_there(path):
         return None
     table = pd.read_parquet(path)  # a regression has no right or wrong
-    return table[["index", "target", "prediction"]] if "target" in table else None
+    if "target" not in table:
+        return None
+    kept = [name for name in ("index", "path", "target", "prediction") if name in table]
+    return table[kept].sort_values("index", kind="stable", ignore_index=True)
+
+
+def _data(results: CellResults, arm: str, seed: int) -> dict[str, Any]:
+    return results.runs[arm, seed].read("data.json")
+
+
+def _path(results: CellResults, arm: str, seed: int) -> Path | None:
+    run = results.runs.get((arm, seed))
+    return run.path / "predictions" / f"{results.ablation.evaluate}.parquet" if run else None
 
 
 def section(results: CellResults, rows: list[dict[str, Any]], together: list[dict[str, Any]]) -> list[Section]:
     """Return the section on single images; it lists the pairs that could not be compared."""
     there = {(row["arm"], row["seed"]) for row in rows}
     lost = [
-        f"{arm.name} s{seed}"
+        (arm.name, baseline.name, seed)
         for arm, baseline in _compared(results)
         for seed in results.ablation.seeds
         if {(arm.name, seed), (baseline.name, seed)} <= results.runs.keys() and (arm.name, seed) not in there
     ]
-    without = [f"Left out, as their images are not those of the baseline: {', '.join(lost)}."] if lost else []
+    if not rows and lost and not _has_answers(results):
+        return []
+    without = _reasons(results, lost)
     if not rows:
         return [("Image by image", without, [])] if lost else []
     table: Table = [["arm", "seed", "only arm right", "only baseline right", "images", "p, this pair"]]
@@ -77,6 +97,24 @@ def section(results: CellResults, rows: list[dict[str, Any]], together: list[dic
         lines = [[r["arm"], str(r["n"]), signed(r["difference"]), _span(r)] for r in together]
         tables, sentences = [[head, *lines], table], [JOINT, NOTE]
     return [("Image by image", sentences + without, tables)]
+
+
+def _has_answers(results: CellResults) -> bool:
+    """Return whether any predictions are right or wrong; those of a regression are not."""
+    paths = [_path(results, arm, seed) for arm, seed in results.runs]
+    tables = [path for path in paths if path and is_there(path)]
+    return not tables or any("target" in pq.read_schema(path).names for path in tables)
+
+
+def _reasons(results: CellResults, lost: Sequence[tuple[str, str, int]]) -> list[str]:
+    """Return a sentence on the pairs that lack predictions, and one on those with other images."""
+    without: list[str] = []
+    other: list[str] = []
+    for arm, baseline, seed in lost:
+        there = [_predictions(results, name, seed) is not None for name in (arm, baseline)]
+        (other if all(there) else without).append(f"{arm} s{seed}")
+    found = [f"Left out, as there are no predictions of both: {', '.join(without)}."] if without else []
+    return found + ([f"Left out, as their images are not those of the baseline: {', '.join(other)}."] if other else [])
 
 
 def _span(row: dict[str, Any]) -> str:

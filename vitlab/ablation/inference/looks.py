@@ -1,14 +1,15 @@
 """The interim looks at an ablation, stored beside its cells: each look at more seeds is another chance of an error.
 
-A look is a report on a set of seeds. The error that it may spend depends on the maximal number of seeds, which the
-first look fixes: `stats.seeds_max` of the file, or its `seeds`. It is spent after Lan and DeMets 1983, of O'Brien
-and Fleming's type; levels are of normal means, applied to the p values of t tests (Jennison and Turnbull 2000).
+A look is a report on a set of seeds; at a comparison, on the seeds that all of its arms have. The error that it may
+spend depends on the maximal number of seeds, which the first look fixes: `stats.seeds_max` of the file, or its `seeds`.
+It is spent after Lan and DeMets 1983, of O'Brien and Fleming's type; levels are of normal means, applied to the p
+values of t tests (Jennison and Turnbull 2000).
 """
 
 import functools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from vitlab.ablation.file.spec import Ablation
 from vitlab.runs.atomic import write_text
 from vitlab.runs.records import now_utc
 
+Had = Mapping[str, Mapping[str, Sequence[int]]]  # metric: arm: seeds
 POINTS = 257  # of the grid on which the densities are integrated
 
 
@@ -34,6 +36,7 @@ class Looks:
         seeds: Seeds that the tests may use.
         added: Seeds beyond the maximum; shown but not tested.
         left_out: Seeds of an earlier look that are missing now.
+        entries: The records of all looks before this one.
     """
 
     counts: tuple[int, ...]
@@ -41,11 +44,28 @@ class Looks:
     seeds: tuple[int, ...]
     added: tuple[int, ...] = ()
     left_out: tuple[int, ...] = ()
+    entries: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def times(self) -> tuple[float, ...]:
         """Each look as a share of the most seeds."""
         return tuple(count / self.most for count in self.counts)
+
+    def of(self, metric: str, arms: Sequence[str], seeds: Sequence[int]) -> "Looks":
+        """Return the looks at one comparison: a seed counts from the report at which all of its arms had it.
+
+        Args:
+            metric: The metric that is compared.
+            arms: The arms that are compared.
+            seeds: Seeds that all of them have now.
+        """
+        if not self.entries and set(self.seeds) <= set(seeds):
+            return self
+        allowed = {*self.seeds, *self.left_out}
+        entries = self.entries or [{"seeds": self.seeds[:count]} for count in self.counts[:-1]]
+        past = [[seed for seed in _had(entry, metric, arms) if seed in allowed] for entry in entries]
+        known = [{"seeds": seen, "most": self.most} for seen in past]
+        return next_look(known, [seed for seed in seeds if seed in allowed], self.most)[0]
 
     def overall(self, p: float) -> float:
         """Return the error of all looks together at which a p of this one is significant."""
@@ -80,10 +100,24 @@ def history(ablation: Ablation) -> Path:
     return ablation.directory / "looks.jsonl"
 
 
-def take_look(ablation: Ablation, seeds: Sequence[int]) -> Looks:
-    """Record a report on ``seeds``, and return the looks including it; exported evidence stays as it is."""
+def _had(entry: Mapping[str, Any], metric: str, arms: Sequence[str]) -> list[int]:
+    """Return the seeds of a look that all of some arms had; older records do not tell of arms: each had all."""
+    if "had" not in entry:
+        return list(entry["seeds"])
+    had = [set(entry["had"].get(metric, {}).get(arm, ())) for arm in arms]
+    return [seed for seed in entry["seeds"] if all(seed in mine for mine in had)]
+
+
+def take_look(ablation: Ablation, seeds: Sequence[int], had: Had | None = None) -> Looks:
+    """Record a report, and return the looks including it; exported evidence stays as it is.
+
+    Args:
+        ablation: The ablation.
+        seeds: The seeds of the report.
+        had: Of each metric, the seeds of each arm; by default, each arm has all.
+    """
     path, lines = history(ablation), _lines(ablation)
-    looks, entry = _next(ablation, lines, seeds)
+    looks, entry = _next(ablation, lines, seeds, had)
     if entry and seeds and not ablation.home:
         now = now_utc()
         text = json.dumps({**entry, "file": ablation.digest, "time": now})
@@ -101,41 +135,43 @@ def _lines(ablation: Ablation) -> list[str]:
     return path.read_text().splitlines() if path.is_file() else []
 
 
-def _next(ablation: Ablation, lines: list[str], seeds: Sequence[int]) -> tuple[Looks, dict[str, Any] | None]:
+def _next(
+    ablation: Ablation, lines: list[str], seeds: Sequence[int], had: Had | None = None
+) -> tuple[Looks, dict[str, Any] | None]:
     known = [json.loads(line) for line in lines]
-    return next_look(known, seeds, ablation.stats.seeds_max or len(ablation.seeds))
+    return next_look(known, seeds, ablation.stats.seeds_max or len(ablation.seeds), had)
 
 
-def next_look(known: list[dict[str, Any]], seeds: Sequence[int], most: int) -> tuple[Looks, dict[str, Any] | None]:
+def next_look(
+    known: list[dict[str, Any]], seeds: Sequence[int], most: int, had: Had | None = None
+) -> tuple[Looks, dict[str, Any] | None]:
     """Return the looks including one at ``seeds``, and the entry to record; None if it is recorded already.
 
     Args:
         known: The entries so far.
         seeds: The seeds of the present look.
         most: The maximal number of seeds, if this is the first look.
+        had: Of each metric, the seeds of each arm.
     """
     known = [entry for entry in known if entry["seeds"]]
     most = known[0]["most"] if known else max(most, len(seeds))
-    seen: set[int] = set()
     valid: list[int] = []  # number of seeds seen at each look within the maximum
     allowed: set[int] = set()
     for look in [*(entry["seeds"] for entry in known), seeds]:
-        is_new = not set(look) <= seen
-        seen |= set(look)
-        if is_new and len(seen) <= most:
-            valid.append(len(seen))
-            allowed = set(seen)
+        if new := [seed for seed in look if seed not in allowed][: most - len(allowed)]:
+            allowed |= set(new)
+            valid.append(len(allowed))
     looks = Looks(
         counts=tuple(valid),
         most=most,
         seeds=tuple(seed for seed in seeds if seed in allowed),
         added=tuple(seed for seed in seeds if seed not in allowed),
         left_out=tuple(sorted(allowed - set(seeds))),
+        entries=tuple(known),
     )
-    return looks, None if any(set(entry["seeds"]) == set(seeds) for entry in known) else {
-        "seeds": [*seeds],
-        "most": most,
-    }
+    entry: dict[str, Any] = {"seeds": [*seeds], "most": most} | ({"had": had} if had else {})
+    is_known = any(set(e["seeds"]) == set(seeds) and e.get("had") == entry.get("had") for e in known)
+    return looks, None if is_known else entry
 
 
 def spent(time: float, alpha: float) -> float:

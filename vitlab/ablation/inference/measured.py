@@ -61,6 +61,21 @@ class CellResults:
         there = [s for arm in self.ablation.arms for s, _ in self.by_seed(arm.name, self.ablation.primary)]
         return [seed for seed in self.ablation.seeds if there.count(seed) > 1]
 
+    def is_settled(self, arm: str, seed: int, metric: str) -> bool:
+        """Return whether a value is there or will never be: a seed that diverged does so each time."""
+        return metric in self.numbers.get((arm, seed), {}) or self.states.get((arm, seed)) == "diverged"
+
+    def had(self) -> dict[str, dict[str, list[int]]]:
+        """Return of each metric that is compared the settled seeds of each arm."""
+        metrics = [*self.metrics(), *(claim.metric for claim in self.ablation.claims if claim.metric)]
+        return {
+            metric: {
+                arm.name: [seed for seed in self.ablation.seeds if self.is_settled(arm.name, seed, metric)]
+                for arm in self.ablation.arms
+            }
+            for metric in dict.fromkeys(metrics)
+        }
+
     def table(self) -> pd.DataFrame:
         """Return the tidy table: one row per cell and metric, and one per cell without results."""
         rows = []

@@ -1,6 +1,5 @@
 """Turn the answer to each claim of the file into a verdict."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -74,12 +73,12 @@ def verdicts(results: CellResults, looks: Looks, answers: Mapping[Question, Answ
 
 
 def _verdict(results: CellResults, looks: Looks, claim: Claim, setting: str, answer: Answer | None) -> Verdict:
-    planned, alpha = len(results.ablation.seeds), results.ablation.stats.alpha
+    planned, alpha, added = len(results.ablation.seeds), results.ablation.stats.alpha, looks.added
     if answer is None:
         return Verdict(claim, setting, "inconclusive", planned, Answer(Estimate()), "an arm of it is excluded")
     if answer.note:
         return Verdict(claim, setting, "inconclusive", planned, answer, answer.note)
-    word = _word(claim, answer, alpha)
+    word, looks = _word(claim, answer, alpha), answer.looks or looks
     notes, more = [], None
     if word == "inconclusive" and claim.sign != "gap" and isinstance(claim.b, str):
         more = additional_seeds(answer, looks, alpha, claim.margin)
@@ -88,7 +87,7 @@ def _verdict(results: CellResults, looks: Looks, claim: Claim, setting: str, ans
         notes.append("the estimate is beyond the margin" if is_beyond else _advice(aim, more, answer.estimate.n, looks))
     if word == "supported" and claim.sign != "~" and answer.equivalence.adjusted < alpha:
         notes.append("the difference is within the margin")
-    if answer.estimate.n < planned and not looks.added:
+    if answer.estimate.n < planned and not added:
         notes.append(f"{planned - answer.estimate.n} of {planned} seeds are missing")
     return Verdict(claim, setting, word, planned, answer, "; ".join(notes), more)
 
@@ -130,8 +129,8 @@ def _seeds_needed(estimate: Estimate, level: float, margin: float | None) -> int
         return stats.seeds_needed(estimate, estimate.value, level)
     if abs(estimate.value) >= margin:
         return None
-    n, spread = np.arange(2, 1001), estimate.error * math.sqrt(estimate.n)
-    freedom = estimate.freedom * (n - 1) / (estimate.n - 1)
+    n = np.arange(2, 1001)
+    spread, freedom = estimate.at(n)
     distances = (margin - abs(estimate.value), margin + abs(estimate.value))
     one, other = (stats.power(distance, spread, freedom, n.tolist(), level) for distance in distances)
     enough = one + other - 1 >= 0.8  # hardly ever does neither pass

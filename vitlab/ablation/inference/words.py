@@ -1,6 +1,7 @@
 """Numbers as a report writes them."""
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 Table = list[list[str]]
@@ -14,14 +15,32 @@ def short(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
-def span(low: float, high: float) -> str:
+def decimals(values: Iterable[float], spreads: Iterable[float] = ()) -> int:
+    """Return the decimals of a metric: 4 of shares, such as accuracies, and 4 significant digits in other units.
+
+    >>> decimals([0.92, 0.05], [0.0003]), decimals([5e-6], [2e-7]), decimals([4.9e6], [2.4e5])
+    (4, 9, 0)
+
+    Args:
+        values: The means of the metric.
+        spreads: Their standard deviations and differences, the smallest of which keeps four digits if the means do.
+    """
+    sizes, small = ([abs(x) for x in found if x and math.isfinite(x)] for found in (values, spreads))
+    if not sizes:
+        return 4
+    most = max(4, 3 - math.floor(math.log10(max(sizes))))
+    least = min(small, default=max(sizes))
+    return min(most, max(4 if max(sizes) < 1 else 0, 3 - math.floor(math.log10(least))))
+
+
+def span(low: float, high: float, digits: int = 4) -> str:
     """Return an interval."""
-    return "-" if math.isnan(low) else f"{low:.4f} to {high:.4f}"
+    return "-" if math.isnan(low) else f"{low:.{digits}f} to {high:.{digits}f}"
 
 
-def signed(value: float) -> str:
+def signed(value: float, digits: int = 4) -> str:
     """Return a difference."""
-    return "-" if math.isnan(value) else f"{value:+.4f}"
+    return "-" if math.isnan(value) else f"{value:+.{digits}f}"
 
 
 def deviations(value: float) -> str:

@@ -14,7 +14,7 @@ from vitlab.ablation.inference.findings import Findings
 from vitlab.ablation.inference.linear import gate_of
 from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.verdicts import Verdict
-from vitlab.ablation.inference.words import Section, Table, chance, deviations, percent, short, signed, span
+from vitlab.ablation.inference.words import Section, Table, chance, decimals, deviations, percent, short, signed, span
 from vitlab.ablation.report.tuned import given_up_arms, tuning_section
 from vitlab.errors import UsageError
 from vitlab.runs.matching import is_there
@@ -28,8 +28,8 @@ TESTS += ["interval, unpaired", "p, unpaired"]
 def report_sections(found: Findings) -> list[Section]:
     """Return the sections of the report, answers first."""
     results, ablation = found.results, found.results.ablation
-    answers = [_answer(results, v) for v in found.verdicts] or ["The file makes no claims."]
-    parts: list[Section] = [("Answers", [*_mixed(results), *answers, *found.looks.sentences()], [])]
+    answers = [_answer(results, v, _digits(found, v)) for v in found.verdicts] or ["The file makes no claims."]
+    parts: list[Section] = [("Answers", [*_mixed(results), *answers, *found.looks.sentences(), *_own_looks(found)], [])]
     for metric in results.metrics():
         mine = [row for row in found.arms if row.metric == metric]
         title = f"{metric} on the {'val' if ablation.is_analyzed(metric) else ablation.evaluate} split"
@@ -51,6 +51,20 @@ def report_sections(found: Findings) -> list[Section]:
     return parts
 
 
+def _own_looks(found: Findings) -> list[str]:
+    """Return a sentence on comparisons that had fewer seeds than the report at some look."""
+    answers = [(row.arm, row.answer) for row in found.arms if row.test]
+    answers += [(f"`{v.claim.text}`", v.answer) for v in found.verdicts if v.answer.estimate.is_testable]
+    own = {
+        f"{name} (at {', '.join(map(str, looks.counts))} of at most {looks.most} seeds)": None
+        for name, answer in answers
+        if (looks := answer.looks) and looks.counts != found.looks.counts
+    }
+    if not own:
+        return []
+    return [f"Fewer seeds at some look, so p values are adjusted for looks of their own: {', '.join(own)}."]
+
+
 def _mixed(results: CellResults) -> list[str]:
     """Return a sentence on seeds whose arms were trained with different versions, so that they are no pairs."""
     seeds: dict[int, set[str]] = {}
@@ -65,14 +79,28 @@ def _mixed(results: CellResults) -> list[str]:
     ]
 
 
-def _answer(results: CellResults, v: Verdict) -> str:
+def _digits(found: Findings, v: Verdict) -> int:
+    """Return the decimals of the metric of a claim: those of its table, or of its number where it has none."""
+    metric = v.claim.metric or found.results.ablation.primary
+    rows = [row for row in found.arms if row.metric == metric]
+    return _decimals(rows) if rows else decimals([v.answer.estimate.value])
+
+
+def _decimals(rows: list[ArmRow]) -> int:
+    """Return the decimals of a metric's table."""
+    spreads = [x for row in rows for x in (row.sd, row.answer.estimate.value)]
+    return decimals([row.mean for row in rows], spreads)
+
+
+def _answer(results: CellResults, v: Verdict, digits: int = 4) -> str:
     where = f" ({v.setting})" if v.setting else ""
     a, test, alpha = v.answer, v.shown, results.ablation.stats.alpha
     numbers = ""
     if a.estimate.is_testable:
         what = "difference of gaps" if v.claim.sign == "gap" else "difference"
         level = percent(1 - 2 * alpha if test is a.equivalence else 1 - alpha)
-        numbers = f", {what} {a.estimate.value:+.4f}, {level} interval {test.low:+.4f} to {test.high:+.4f}"
+        low, high = signed(test.low, digits), signed(test.high, digits)
+        numbers = f", {what} {signed(a.estimate.value, digits)}, {level} interval {low} to {high}"
         of = " of equivalence" if test is a.equivalence else " of being beyond the margin" if test is a.excess else ""
         numbers += f", adjusted p {chance(test.adjusted)}{of}"
         beside = [f"r {a.correlation:.2f}"] if a.correlation == a.correlation else []
@@ -138,17 +166,18 @@ def _gate_words(found: Findings) -> list[str]:
 
 def _main_tables(rows: list[ArmRow]) -> list[Table]:
     head = ["arm", "n", "mean ± sd", "interval", "difference", "interval of difference", "adjusted p", "verdict"]
-    table, tests = [head], [TESTS]
+    table, tests, digits = [head], [TESTS], _decimals(rows)
     for row in rows:
         a = row.answer
-        mean = f"{row.mean:.4f}" if row.n else "-"
-        spread = f" ± {row.sd:.4f}" if row.n > 1 else ""
-        cells = [row.arm, f"{row.n}/{row.planned}", mean + spread, span(row.low, row.high), signed(a.estimate.value)]
-        table.append([*cells, span(a.difference.low, a.difference.high), chance(a.difference.adjusted), row.verdict])
+        mean = f"{row.mean:.{digits}f}" if row.n else "-"
+        spread = f" ± {row.sd:.{digits}f}" if row.n > 1 else ""
+        cells = [row.arm, f"{row.n}/{row.planned}", mean + spread, span(row.low, row.high, digits)]
+        cells += [signed(a.estimate.value, digits), span(a.difference.low, a.difference.high, digits)]
+        table.append([*cells, chance(a.difference.adjusted), row.verdict])
         if row.test:
             r = f"{a.correlation:.2f}" if a.correlation == a.correlation else "-"
-            inner = [span(a.equivalence.low, a.equivalence.high), chance(a.equivalence.adjusted)]
-            unpaired = [span(a.unpaired.low, a.unpaired.high), chance(a.unpaired.adjusted)]
+            inner = [span(a.equivalence.low, a.equivalence.high, digits), chance(a.equivalence.adjusted)]
+            unpaired = [span(a.unpaired.low, a.unpaired.high, digits), chance(a.unpaired.adjusted)]
             tests.append([row.arm, str(a.estimate.n), row.test, r, *inner, *unpaired])
     return [table, tests] if len(tests) > 1 else [table]
 

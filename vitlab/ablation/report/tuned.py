@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from vitlab.ablation.execution.tuning import Trial, at_border, choices, given_up, trials
 from vitlab.ablation.file.settings import Range, Tune
 from vitlab.ablation.inference.measured import CellResults
-from vitlab.ablation.inference.words import Section
+from vitlab.ablation.inference.words import Section, decimals
 from vitlab.ablation.report.drawings import Rows, arm_style, draw, legend, style
 
 SEARCHED = {"grid": "the same {n} candidates", "random": "the same {n} candidates, drawn at random"}
@@ -27,11 +27,11 @@ def tuning_section(results: CellResults) -> list[Section]:
         for key in at_border(ablation, trial.values):
             words.append(f"{arm}: the best `{key}`, {trial.values[key]}, is at the border of the search space.")
     words += [f"{arm} is not measured: {why}." for arm, why in given_up_arms(results)]
-    rows = []
+    rows, digits = [], decimals(t.score_at(t.stopped) if t.stopped else t.score() for t in tried)
     for t in tried:
-        shown = f"{t.score():.4f}" if t.score() == t.score() else "diverged" if t.has_diverged else "-"
+        shown = f"{t.score():.{digits}f}" if t.score() == t.score() else "diverged" if t.has_diverged else "-"
         if t.stopped:
-            shown = f"stopped after epoch {t.stopped} at {t.score_at(t.stopped):.4f}"
+            shown = f"stopped after epoch {t.stopped} at {t.score_at(t.stopped):.{digits}f}"
         mark = "chosen" if chosen.get(t.arm) is t else ""
         rows.append([t.arm, *(str(t.values[key]) for key in tune.space), shown, mark])
     return [("Tuning", words, [[["arm", *tune.space, f"val {ablation.primary}", ""], *rows]])]

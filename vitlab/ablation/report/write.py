@@ -73,7 +73,7 @@ def write_report(
     place.mkdir(parents=True, exist_ok=True)
     table, found = (
         results.table(),
-        find(results, take_look(ablation, results.seeds()), linear(ablation, results.resolved)),
+        find(results, take_look(ablation, results.seeds(), results.had()), linear(ablation, results.resolved)),
     )
     with atomic_write(place / "results.csv") as csv:
         table.to_csv(csv, index=False)
