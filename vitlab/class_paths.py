@@ -78,6 +78,21 @@ def name_and_args(key: str, value: Any, more: Iterable[str] = ()) -> tuple[str, 
     return current_path(str(value["class_path"])), dict(value.get("init_args") or {})
 
 
+def word_of(key: str, value: Any, words: Iterable[str]) -> str | None:
+    """Return the word that ``key`` is set to, alone or as a ``class_path``; None for a class.
+
+    Raises:
+        ValueError: The word has arguments.
+
+    >>> word_of("act_layer", {"class_path": "gelu"}, ["gelu"]), word_of("act_layer", "Tanh", ["gelu"])
+    ('gelu', None)
+    """
+    word, args = name_and_args(key, value)
+    if word in words and args:
+        raise ValueError(f"`{key}`: {word} takes no arguments, got {choice_text(value)}")
+    return word if word in words else None
+
+
 def choice_text(value: Any) -> Any:
     """Return a word or class path with its arguments as text for tables and titles; anything else unchanged.
 

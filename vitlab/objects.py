@@ -165,14 +165,16 @@ def _is_plain(value: Any) -> bool:
 
 
 def _named(key: str, cls: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return positional and named arguments by name, without those that a network gives its parts."""
+    """Return positional and named arguments by name, without those that only a network gives its parts."""
     given = dict(kwargs)
     if args:
         names = [p.name for p in inspect.signature(cls).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
         if len(args) > len(names):
             raise UsageError(f"`{key}`: give the arguments of {cls.__name__} by name")
         given = dict(zip(names, args, strict=False)) | given
-    return {name: value for name, value in given.items() if name not in getattr(cls, "completed_by", ())}
+    completed = getattr(cls, "completed_by", ())
+    dropped = {completed[0], *_needed(cls)} if completed else ()  # a network gives the first in any case
+    return {name: value for name, value in given.items() if name not in dropped}
 
 
 def _spec(key: str, cls: Any, arguments: Mapping[str, Any], used: list[str] | None) -> Any:
@@ -224,10 +226,14 @@ class Described(type):
 
 def _lacks(cls: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Return whether arguments that the network gives are missing, and nothing else is wrong."""
-    signature = inspect.signature(cls)
     try:
-        bound = signature.bind_partial(*args, **kwargs).arguments
+        bound = inspect.signature(cls).bind_partial(*args, **kwargs).arguments
     except TypeError:
         return False
-    needed = [p.name for p in signature.parameters.values() if p.default is p.empty and p.name in cls.completed_by]
-    return any(name not in bound for name in needed)
+    return any(name not in bound for name in _needed(cls))
+
+
+def _needed(cls: Any) -> list[str]:
+    """Return the arguments that the network gives and that a class cannot do without."""
+    parameters = inspect.signature(cls).parameters.values()
+    return [p.name for p in parameters if p.default is p.empty and p.name in cls.completed_by]

@@ -65,6 +65,3 @@ class PackedBatch:
     def device(self) -> torch.device:
         """The device of the patches."""
         return self.patches.device
-
-
-Packed = PackedBatch  # its name before, which a data set has too

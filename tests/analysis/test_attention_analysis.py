@@ -15,9 +15,24 @@ from vitlab.analysis.head_attention import (
     uniform_distance,
 )
 from vitlab.errors import UsageError
-from vitlab.models.walk import attention_inputs, attention_logits, attention_maps, block_tokens
+from vitlab.layers.pos_embed import PosEmbed
+from vitlab.models.walk import all_attention_maps, attention_inputs, attention_logits, attention_maps, block_tokens
 
 IMAGES = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+class OncePerBatch(PosEmbed):
+    now = None
+
+    def __init__(self, grid_size, num_heads):
+        super().__init__(grid_size)
+        self.weight = torch.nn.Parameter(torch.empty(num_heads, 17, 17))
+
+    def for_batch(self):
+        return self.view(now=3 * self.weight)
+
+    def bias(self, layer):
+        return self.now
 
 
 @pytest.mark.parametrize("pos_embed", POSITIONS)
@@ -46,6 +61,16 @@ def test_attention_receives_the_normalized_tokens_of_the_same_images(pos_embed):
     tokens, inputs = block_tokens(net, IMAGES), attention_inputs(net, IMAGES)
     for layer, block in enumerate(net.blocks):
         torch.testing.assert_close(inputs[layer], block.norm1(net.pos_embed.enter(tokens[layer], layer)))
+
+
+def test_what_positions_compute_once_per_batch_is_in_maps_logits_and_tokens():
+    net = small_net(pos_embed=OncePerBatch)
+    x, positions = attention_inputs(net, IMAGES)[0], net.pos_embed.for_batch()
+    maps = net.blocks[0].attn.weights(x, positions, 0)
+    for shown in (attention_maps(net, IMAGES, 0), next(all_attention_maps(net, IMAGES))):
+        torch.testing.assert_close(shown, maps)
+    torch.testing.assert_close(next(attention_logits(net, IMAGES)), net.blocks[0].attn.logits(x, positions, 0))
+    torch.testing.assert_close(net.norm(block_tokens(net, IMAGES)[-1]), net.forward_features(IMAGES))
 
 
 def test_reading_attention_leaves_the_network_unchanged():

@@ -205,6 +205,19 @@ def test_the_interval_of_a_mean_over_classes_holds_the_truth_as_often_as_it_says
     assert 0.9 <= share_held(draw, truth) <= 0.98
 
 
+@pytest.mark.parametrize(("sizes", "recalls"), [((500, 500, 1), (0.9, 0.9, 0.6)), ((8, 6, 2, 1, 1), (0.7,) * 5)])
+def test_the_interval_of_a_mean_over_rare_classes_holds_the_truth(sizes, recalls):
+    """A class with one image is all right or all wrong: bootstraps within it do not vary, and it is half unknown."""
+    of, classes = np.array(recalls), len(sizes)
+    shares = np.where(np.eye(classes) > 0, of, ((1 - of) / (classes - 1))[:, None])
+    truth = {**over_classes(shares * np.array(sizes)[:, None]), "acc1_macro": of.mean()}
+    rng, found = np.random.default_rng(0), []
+    for _ in range(100):
+        ends = macro_intervals(rng.multinomial(sizes, shares), draws=50)
+        found.append([low <= truth[name] <= high for name, (low, high) in ends.items()])
+    assert np.mean(found, axis=0).min() >= 0.9
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("measure", ["recall", "precision", "f1"])
 @pytest.mark.parametrize("images", [20, 100])

@@ -279,9 +279,9 @@ def row_of(contender, mode, seconds, memory):
     return {**case, "contender": contender, "ratio": 1 / seconds, "all_seconds": [seconds] * 3, "memory": memory}
 
 
-@pytest.mark.parametrize(("changes", "expected"), [("", "abc"), (" M vit.py", "abc-dirty"), (None, None)])
+@pytest.mark.parametrize(("changes", "expected"), [("", "abc"), ("+x = 1", "abc-dirty"), (None, None)])
 def test_a_measurement_names_the_commit_and_whether_the_code_differs(changes, expected, monkeypatch):
-    answers = {"rev-parse": None if changes is None else "abc", "status": changes}
+    answers = {"rev-parse": None if changes is None else "abc", "diff": changes}
     monkeypatch.setattr(machine, "git", lambda word, *_: answers[word])
     assert machine.facts()["commit"] == expected
 

@@ -111,6 +111,14 @@ def test_attention_maps_without_a_fitting_network_or_logger_are_refused(argument
         fit(AttentionMaps(**arguments), **network)
 
 
+def test_attention_maps_refuse_a_users_own_network_in_training_alone():
+    trainer, own = L.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu"), L.LightningModule()
+    own.net = torch.nn.Linear(2, 2)
+    AttentionMaps().setup(trainer, own, "test")  # nothing is drawn
+    with pytest.raises(ValueError, match="shows a network of vitlab, and LightningModule has none"):
+        AttentionMaps().setup(trainer, own, "fit")
+
+
 @pytest.mark.slow
 def test_an_offline_run_holds_the_pictures(tmp_path):
     few = ["--trainer.max_epochs=4", "--data.subset=0.2", "--quiet", f"--run_dir={tmp_path / 'run'}"]

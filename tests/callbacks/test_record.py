@@ -57,6 +57,32 @@ def test_a_row_is_the_mean_of_the_losses_of_its_steps(record, tmp_path):
     assert rows == pytest.approx([(losses[0] + losses[1]).item() / 2, losses[2].item()])
 
 
+def test_the_last_row_has_the_gradient_norm_of_its_own_step(tmp_path, monkeypatch):
+    norms = {}
+    for every in (1, 3):
+        run = RunDir(tmp_path / str(every))
+        run.path.mkdir()
+        run.write("run.json", {"status": "running"})
+        run.write("model.json", {"flops": 1000})
+        fit(run.path, RunRecord(run, lambda trainer, task: None), max_epochs=-1, max_steps=5, log_every_n_steps=every,
+            train=loader(batch=1))  # fmt: skip
+        norms[every] = {row["step"]: row["grad_norm"] for row in run.rows() if "grad_norm" in row}
+    assert norms[3] == {step: norms[1][step] for step in (3, 5)}
+
+
+def test_no_norm_is_told_of_a_step_that_was_not_measured(record, tmp_path):
+    model = task()
+    loss = model.train_loss
+
+    def breaks(*given):
+        return loss(*given) * (float("nan") if model.trainer.global_step == 4 else 1.0)
+
+    model.train_loss = breaks
+    with pytest.raises(FloatingPointError) as told:
+        fit(tmp_path, record, model=model, max_epochs=1, log_every_n_steps=3, train=loader(batch=1))
+    assert "batch 5," in str(told.value) and "gradient norm" not in str(told.value)  # that of step 3 is two before
+
+
 @pytest.mark.parametrize(
     ("ends", "status"), [(Stopped(15), "preempted"), (RuntimeError("broken"), "failed"), (None, "done")]
 )

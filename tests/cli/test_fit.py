@@ -15,12 +15,14 @@ from safetensors.torch import load_file
 
 import vitlab.data
 import vitlab.tasks
+from vitlab.callbacks.record import RunRecord
 from vitlab.cli.main import COMMANDS, main
 from vitlab.config.arguments import flags, refuse_unknown
 from vitlab.config.help import SELDOM, current
 from vitlab.config.parser import VitlabCLI
 from vitlab.errors import UsageError
 from vitlab.layers.pos_embed import PosEmbedName
+from vitlab.runs.directory import RunDir
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 T2T = ["--config", str(CONFIGS / "t2t.yaml"), "--trainer.logger=false"]
@@ -115,6 +117,38 @@ def test_the_sum_of_the_learning_rates_is_written_down(run):
     assert record["steps"] == rows[-1]["step"]
     assert max(r["lr"] for r in rows if "lr" in r) <= record["sum_of_learning_rates"] <= 2e-3 * record["steps"]
     assert record["sum_of_learning_rates_pos_embed"] == record["sum_of_learning_rates"]
+
+
+def test_after_a_resume_with_more_epochs_the_record_has_the_rates_that_were_used(here, monkeypatch):
+    used, file = [], here / "runs" / "longer" / "run.json"
+    step = RunRecord.on_before_optimizer_step
+
+    def spy(self, trainer, task, optimizer):
+        used.append(optimizer.param_groups[0]["lr"])
+        step(self, trainer, task, optimizer)
+
+    monkeypatch.setattr(RunRecord, "on_before_optimizer_step", spy)
+    assert main(["fit", *T2T, "--data.subset=0.1", "--name", "longer", "--trainer.max_epochs=2"]) == 0
+    first = read(file)
+    assert first["sum_of_learning_rates"] == pytest.approx(sum(used)) and first["plans"] == [[0, len(used)]]
+    assert main(["fit", "--resume", "longer", "--trainer.max_epochs=4", "--data.num_workers=1"]) == 0
+    record = read(file)
+    assert record["sum_of_learning_rates"] == pytest.approx(sum(used))
+    assert record["plans"] == [[0, first["steps"]], [first["steps"], len(used)]]
+    assert "resumed with changes" in record["promises"]["weights"]
+
+
+def test_a_resume_without_changes_that_matter_keeps_promises_and_rates(here):
+    words = [*T2T, "--data.subset=0.1", "--trainer.max_epochs=1", "--name", "same"]
+    assert main(["fit", *words]) == 0
+    before = read(here / "runs" / "same" / "run.json")
+    run = RunDir(here / "runs" / "same")
+    run.update("run.json", status="preempted")
+    assert main(["fit", "--resume", "same", "--data.num_workers=1"]) == 0
+    after = read(run.path / "run.json")
+    assert [after[k] for k in ("plans", "promises", "sum_of_learning_rates")] == [
+        before[k] for k in ("plans", "promises", "sum_of_learning_rates")
+    ]
 
 
 @pytest.mark.slow

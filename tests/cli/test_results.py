@@ -55,6 +55,21 @@ def test_runs_without_a_seed_do_not_replace_each_other_or_seed_0(tmp_path, capsy
     assert "| 4 | 92.0 % " in capsys.readouterr().out  # the later run of seed 0, and three
 
 
+def test_runs_from_other_weights_or_on_other_images_have_rows_of_their_own(tmp_path, capsys) -> None:
+    """None replaces another of its seed, and none is averaged with another."""
+    runs = [RunDir(make_run(tmp_path / name, 0, 0.9)) for name in "abcd"]
+    runs[1].update("run.json", init_from="runs/my run", resize="bicubic")
+    for run, split_hash in zip(runs[2:], ("3da18cfb7732008e", "a2808f0fb1874a8a"), strict=True):
+        splits = {"train": {"n": 1200, "hash": "0123456789abcdef"}, "val": {"n": 300, "hash": split_hash}}
+        run.write("data.json", {**IMAGES, "data": "Digits", "splits": splits})
+    assert main(["results", *(str(run.path) for run in runs)]) == 0
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert ["--config configs/t2t.yaml --init_from 'runs/my run' --resize bicubic`" in row for row in rows] == [
+        False, True, False, False]  # fmt: skip
+    assert "Digits 01234567 3da18cfb, 1,200 images" in rows[2] and "Digits 01234567 a2808f0f, 1,200" in rows[3]
+    assert all("| 1 | 90.0 % of 360 |" in row for row in rows)
+
+
 def test_a_custom_network_has_a_row_too(tmp_path, capsys) -> None:
     path = Path(make_run(tmp_path / "a", 0, 0.9))
     (path / "config.yaml").write_text("{model: {class_path: mypkg.Net}, trainer: {max_epochs: 7}}")

@@ -13,8 +13,9 @@ import yaml
 from vitlab.cli.main import main
 from vitlab.config.keys import differences, differing_keys
 from vitlab.jobs import listing
+from vitlab.jobs.clean import remove, to_clean
 from vitlab.jobs.export import _measured
-from vitlab.jobs.listing import about, list_runs
+from vitlab.jobs.listing import about, list_runs, run_facts
 from vitlab.jobs.results import split_metrics
 from vitlab.run import Run
 from vitlab.runs import lock
@@ -45,7 +46,7 @@ def make(name, acc1, pos_embed="none", status="done", day=1, size=1000):
         entries[path.name] = {"sha256": file_digest(path), **entry}
     run.write("checkpoints/manifest.json", entries)
     network = {"class_path": "vitlab.tasks.classifier.Classifier", "init_args": {"pos_embed": pos_embed, "depth": 3}}
-    run.config.write_text(yaml.safe_dump({"model": network, "trainer": {"max_epochs": 3}}))
+    run.config.write_text(yaml.safe_dump({"model": network, "trainer": {"max_epochs": 3, "devices": "auto"}}))
     (run.path / "overrides.yaml").write_text(yaml.safe_dump({"model.pos_embed": pos_embed}))
     argv = ["vitlab", "fit", "--config", "configs/t2t.yaml"]
     started = f"2026-01-{day:02d}T00:00:00+00:00"
@@ -84,6 +85,8 @@ def names(capsys, *words):
         (["--sort", "test.acc1", "--reverse"], "cab"),
         (["--sort", "parameters"], "bac"),
         (["runs", "--where", "status=failed"], ""),
+        (["--where", "trainer.devices>1"], ""),  # auto
+        (["--where", "started>=2026"], "bac"),
     ],
 )
 def test_runs_are_filtered_and_sorted(place, capsys, words, found):
@@ -152,6 +155,24 @@ def test_clean_removes_only_what_it_showed_and_only_with_yes(place, capsys):
     assert before - set(Path("runs").rglob("*")) == set(spare[:2])
     capsys.readouterr()
     assert names(capsys, "a") == ["a"]
+
+
+def test_what_a_resume_changed_is_shown(place):
+    run = RunDir("runs/a")
+    run.update("run.json", changes=[{"trainer.max_epochs": 9, "data.num_workers": 1}])
+    assert run_facts(run)["changed"] == "model.pos_embed=rope2d trainer.max_epochs=9"
+
+
+def test_a_linked_run_is_listed_and_cleaning_it_removes_the_link_alone(place, capsys):
+    Path("disk").mkdir()
+    Path("runs/a").rename("disk/a")
+    Path("runs/a").symlink_to(place / "disk" / "a")
+    Path("runs/round").symlink_to(place / "runs")
+    assert names(capsys, "runs/") == list("bac")
+    before = sorted(Path("disk/a").rglob("*"))
+    (item,), _ = to_clean([RunDir("runs/a")], "runs")
+    assert "the link alone" in item.why and remove([item]) == (0, {})
+    assert not Path("runs/a").is_symlink() and sorted(Path("disk/a").rglob("*")) == before
 
 
 def test_clean_leaves_a_run_that_trains_alone(place, capsys):
@@ -267,6 +288,6 @@ def test_every_reader_sees_the_same_metrics_of_a_split(place):
         "test.acc1": 0.75,
         "test.trained_on": 3,
         "test.n": 360.0,
-        "test.epoch": 2,
+        "test.epoch": 3,  # stored counted from 0, shown counted from 1
     }
     assert _measured(run, result["sha256"]) == {"test": {"acc1": 0.75, "trained_on": 3, "n": 360.0}}

@@ -115,6 +115,13 @@ def test_a_variation_is_named_as_such_on_the_terminal(place, capsys):
     assert "variation" not in capsys.readouterr().out
 
 
+def test_what_changes_no_number_makes_no_variation(place, capsys):
+    (Path("runs/first") / "results.json").write_text("{}")
+    assert main(["test", "first", "--data.num_workers=0", "--trainer.devices=1", "--trainer.accelerator=cpu"]) == 0
+    assert "variation" not in capsys.readouterr().out
+    assert main(["results", "first"]) == 0
+
+
 def test_a_checkpoint_that_is_replaced_while_it_is_measured_gives_no_number(place, capsys, monkeypatch):
     from vitlab.jobs import evaluate
 

@@ -282,7 +282,7 @@ def test_arguments_reach_fit_as_they_were_typed(slurm):
 def test_a_finished_or_stopped_run_is_submitted_again_by_its_name(slurm):
     run = slurm.desk / "runs" / "old"
     run.mkdir(parents=True)
-    (run / "config.yaml").touch()
+    (run / "config.yaml").write_text("data: {batch_size: 64}\n")
     words = ["submit", "fit", "--resume", "old", "--trainer.max_epochs=9", "--slurm", SITE, "--gpus=1"]
     for _ in range(2):
         assert main(words) == 0
@@ -290,6 +290,29 @@ def test_a_finished_or_stopped_run_is_submitted_again_by_its_name(slurm):
     slurm.start("old")
     assert slurm.end() == (0, "")
     assert slurm.said("fit.0")[0].split("|")[2:5] == ["--resume", "runs/old", "--trainer.max_epochs=9"]
+
+
+def test_runs_of_one_last_name_have_a_script_each(slurm, capsys):
+    words = [*JOB, "--run_dir"]
+    assert [main([*words, place]) for place in ("exp1/seed0", "exp2/seed0", "exp1/seed0/")] == [0, 0, 2]
+    assert "seed0 was submitted before" in capsys.readouterr().err
+    assert main([*words, "runs/é"]) == main([*words, "runs/ü"]) == main([*JOB, "--name", "seed0"]) == 0
+    scripts = {path.stem: path.read_text() for path in (slurm.desk / "runs" / "slurm").glob("*.sbatch")}
+    assert len(scripts) == 5 and "seed0" in scripts
+    assert sum("exp1/seed0" in text for text in scripts.values()) == 1
+
+
+def test_a_script_of_another_run_is_not_replaced(slurm, capsys):
+    run = slurm.desk / "runs" / "mine"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text("{}")
+    words = ["submit", "fit", "--resume", "mine", "--slurm", SITE, "--gpus=1"]
+    assert main(words) == main(words) == 0
+    script = slurm.desk / "runs" / "slurm" / "mine.sbatch"
+    script.write_text(text := script.read_text().replace("runs/mine", "else/mine"))
+    assert main(words) == 2
+    assert "is the script of else/mine, not of runs/mine" in capsys.readouterr().err
+    assert script.read_text() == text
 
 
 def test_a_site_names_its_partition_gpu_and_modules(slurm):
@@ -382,13 +405,15 @@ MISTAKES = [
     ([*JOB, "--trainer.devices=4"], "`--trainer.devices` comes from --gpus"),
     ([*JOB, "--trainer.num_nodes", "4"], "`--trainer.num_nodes` comes from --nodes"),
     ([*JOB, "--trainer.logger.init_args.api_key=canary"], "looks like a secret"),
+    ([*JOB, "--model.lrr=3"], "there is no key `model.lrr`"),
+    (["submit", "fit", "--resume", "there", "--slurm", SITE, "--gpus=3"], "got 64 and 3"),
 ]
 
 
 @pytest.mark.parametrize(("arguments", "told"), MISTAKES, ids=[told for _, told in MISTAKES])
 def test_a_mistake_is_one_line_and_submits_nothing(arguments, told, slurm, capsys):
     (slurm.desk / "runs" / "there").mkdir(parents=True)
-    (slurm.desk / "runs" / "there" / "config.yaml").touch()
+    (slurm.desk / "runs" / "there" / "config.yaml").write_text("data: {batch_size: 64}\n")
     assert main(arguments) == 2
     error = capsys.readouterr().err
     assert told in error

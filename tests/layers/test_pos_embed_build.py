@@ -5,18 +5,31 @@ import pytest
 import torch
 
 from vitlab.jobs.train.describe import _model_line
-from vitlab.layers.pos_embed import POS_EMBEDS, PosEmbedName, build_pos_embed
+from vitlab.layers.pos_embed import POS_EMBEDS, PosEmbed, PosEmbedName, build_pos_embed
 from vitlab.layers.pos_embed.added import AddedPosEmbed, Fourier
 from vitlab.layers.pos_embed.rotary import LieRE
 from vitlab.models import VisionTransformer
 from vitlab.tasks import Classifier
 
 NAMES = get_args(PosEmbedName)
+
+
+class DrawnBias(PosEmbed):
+    drawn = None
+
+    def for_batch(self):
+        return self.view(drawn=torch.rand(5, 5))
+
+    def bias(self, layer):
+        return self.drawn
+
+
 SIZE = {"grid_size": (14, 14), "embed_dim": 384, "num_heads": 6, "depth": 12, "num_prefix_tokens": 1}
 
 
 def build(name, **options):
-    return build_pos_embed(name, **(SIZE | options))
+    given = {key: options.pop(key) for key in ("join", "trainable", "theta") if key in options}
+    return build_pos_embed({"class_path": name, "init_args": given} if given else name, **(SIZE | options))
 
 
 @pytest.mark.parametrize(
@@ -112,13 +125,14 @@ def test_theta_of_a_method_that_does_not_rotate_is_refused(name):
 @pytest.mark.parametrize("theta", [1.0, 0.0, -2.0, float("nan")])
 @pytest.mark.parametrize("name", ["rope2d", "rope_mixed"])
 def test_theta_must_be_above_1(name, theta):
-    with pytest.raises(ValueError, match="`rope_theta` must be above 1"):
+    with pytest.raises(ValueError, match=f"`theta` must be above 1, got {theta}"):
         build(name, theta=theta)
 
 
 def test_theta_defaults_to_the_published_value_of_each_method():
     assert torch.equal(build("rope2d").sin, build("rope2d", theta=100.0).sin)
-    sizes = [build("rope_mixed", theta=theta).freqs.square().sum(dim=0).sqrt() for theta in (None, 10.0, 100.0)]
+    thetas = {}, {"theta": 10.0}, {"theta": 100.0}
+    sizes = [build("rope_mixed", **theta).freqs.square().sum(dim=0).sqrt() for theta in thetas]
     torch.testing.assert_close(sizes[0], sizes[1])
     assert (sizes[0] - sizes[2]).abs().max() > 0.1
 
@@ -244,3 +258,12 @@ def test_the_header_says_what_rules_out_flash_kernels(name, ruled_out):
     size = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
     line = _model_line(Classifier(num_classes=3, pos_embed=name, **size), {"parameters": 1, "macs": 1})
     assert ("rules out flash kernels" in line) == ruled_out
+
+
+def test_the_header_knows_a_bias_that_is_computed_once_per_batch_and_draws_no_number_of_the_training():
+    size = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
+    before = torch.get_rng_state()
+    task = Classifier(num_classes=3, pos_embed=DrawnBias, **size)
+    torch.set_rng_state(before)
+    assert "rules out flash kernels" in _model_line(task, {"parameters": 1, "macs": 1})
+    assert torch.equal(torch.get_rng_state(), before)

@@ -14,8 +14,8 @@ GRID = {"img_size": (24, 40), "patch_size": 8, "embed_dim": 32, "depth": 2, "num
 HALF = {"class_path": "rope2d", "init_args": {"pairs": "half", "theta": 10.0}}
 
 
-def build(name, **options):
-    return build_pos_embed(name, **(SIZE | options))
+def build(name):
+    return build_pos_embed(name, **SIZE)
 
 
 def test_parts_of_a_list_act_one_after_the_other_each_in_its_place():
@@ -40,20 +40,19 @@ def test_parts_keep_their_options_and_their_rates():
 
 
 @pytest.mark.parametrize(
-    ("parts", "options", "sentence"),
+    ("parts", "sentence"),
     [
-        (["learned", "sincos2d"], {}, "learned and sincos2d are both added to the tokens"),
-        (["rope2d", "rope_mixed"], {}, "rope2d and rope_mixed both rotate"),
-        (["learned", "none"], {}, "at least two methods, and 'none' is not one"),
-        (["learned"], {}, "at least two methods"),
-        (["relpos", "relpos"], {}, "name each method only once, got relpos . relpos"),
-        (["learned", "rope2d"], {"theta": 10.0}, "`theta` cannot be given for a list"),
-        (["learned", "ropd"], {}, 'did you mean "rope2d"'),
+        (["learned", "sincos2d"], "learned and sincos2d are both added to the tokens"),
+        (["rope2d", "rope_mixed"], "rope2d and rope_mixed both rotate"),
+        (["learned", "none"], "at least two methods, and 'none' is not one"),
+        (["learned"], "at least two methods"),
+        (["relpos", "relpos"], "name each method only once, got relpos . relpos"),
+        (["learned", "ropd"], 'did you mean "rope2d"'),
     ],
 )
-def test_lists_of_methods_that_conflict_are_refused(parts, options, sentence):
+def test_lists_of_methods_that_conflict_are_refused(parts, sentence):
     with pytest.raises(ValueError, match=sentence):
-        build(parts, **options)
+        build(parts)
 
 
 def test_every_method_of_a_list_is_resized_by_a_policy_that_it_has():
@@ -125,6 +124,7 @@ def test_training_moves_all_coordinates_of_a_batch_together_and_evaluation_none(
     [
         ({"pairs": "halves"}, "`pairs` must be one of interleaved, half, got 'halves'"),
         ({"shift": 0.1}, "apply only to coordinates='normalized'"),
+        ({"register_theta": 1.0}, "`register_theta` must be above 1, got 1.0"),
         ({**DINO, "jitter": 0.5}, "`jitter` and `rescale` 1, got 0.0, 0.5"),
     ],
 )

@@ -9,15 +9,15 @@ from vitlab.layers.pos_embed import build_pos_embed, resample_pos_embed
 from vitlab.layers.resample import resize_axis, resize_bias_table, resize_table
 
 
-def network(name, grid_size, num_prefix_tokens=1, **options):
+def network(name, grid_size, num_prefix_tokens=1):
     model = nn.Module()
-    model.pos_embed = build_pos_embed(name, grid_size, 16, 2, 3, num_prefix_tokens, **options)
+    model.pos_embed = build_pos_embed(name, grid_size, 16, 2, 3, num_prefix_tokens)
     return model
 
 
-def carried(name, old_grid, grid, policy, **options):
+def carried(name, old_grid, grid, policy, num_prefix_tokens=1):
     """Return the position embedding at ``grid`` of a model that was trained at ``old_grid``."""
-    old, new = network(name, old_grid, **options), network(name, grid, **options)
+    old, new = network(name, old_grid, num_prefix_tokens), network(name, grid, num_prefix_tokens)
     state, _ = resample_pos_embed(old.state_dict(), new, old_grid, policy)
     new.load_state_dict(state)
     return new.pos_embed
@@ -172,7 +172,8 @@ def test_methods_that_do_not_depend_on_a_grid_need_no_policy_and_take_none(name)
 
 
 def test_a_trained_sine_table_can_only_be_interpolated():
-    old, new = network("sincos2d", (3, 5), trainable=True), network("sincos2d", (6, 4), trainable=True)
+    trained = {"class_path": "sincos2d", "init_args": {"trainable": True}}
+    old, new = network(trained, (3, 5)), network(trained, (6, 4))
     with pytest.raises(ValueError, match="one of interpolate; usual is interpolate; got rescale"):
         resample_pos_embed(old.state_dict(), new, (3, 5), "rescale")
     state, _ = resample_pos_embed(old.state_dict(), new, (3, 5), "interpolate")

@@ -33,6 +33,7 @@ from vitlab.look.charts import line_chart, matrix_chart, sparkline
 from vitlab.look.diagram import architecture, levels_of, steps_of
 from vitlab.look.facts import first_words, outcome_facts, paired, predictions_of
 from vitlab.look.growing import GrowingPage
+from vitlab.look.listed import listed
 from vitlab.look.live import LivePage
 from vitlab.look.page import render
 from vitlab.look.stored_analyses import contrast_tables, findings_of
@@ -42,6 +43,7 @@ from vitlab.models.create import create_model
 from vitlab.models.walk import attention_maps
 from vitlab.runs.atomic import write_text
 from vitlab.runs.directory import RunDir
+from vitlab.runs.same_images import same_images
 from vitlab.tasks import Classifier
 
 ROOT = Path(__file__).parents[2]
@@ -91,7 +93,8 @@ def measured(folder, right, names=("a", HOSTILE)):
     pd.DataFrame({**table, "probability": 0.75}).to_parquet(folder / "predictions" / "val.parquet")
     run = RunDir(folder)
     (folder / "config.yaml").write_text(f"model:\n  depth: {int(sum(right))}\n")
-    run.write("data.json", {"class_names": list(names), "mean": [0.5], "std": [0.5]})
+    facts = {"class_names": list(names), "mean": [0.5], "std": [0.5], "splits": {"val": {"n": len(right), "hash": "a"}}}
+    run.write("data.json", facts)
     return run
 
 
@@ -384,13 +387,50 @@ def test_names_of_classes_and_runs_are_shown_as_text_whatever_they_contain(tmp_p
 def test_runs_are_compared_image_by_image_and_by_what_differs(tmp_path):
     a = measured(tmp_path / "a", [True] * 14 + [False] * 6)
     b = measured(tmp_path / "b", [True] * 4 + [False] * 10 + [True] * 4 + [False] * 2)
-    found = paired(predictions_of(a), predictions_of(b))
+    found = paired(predictions_of(a), predictions_of(b), (a, b))
     assert (found["only_a"], found["only_b"], found["difference"]) == (10, 4, pytest.approx(-0.3))
     assert found["low"] < -0.3 < found["high"] and 0.1 < found["p"] < 0.3
     page = render("both", {"a": a, "b": b})
     assert "McNemar" in page and "<td>model.depth</td><td>14</td><td>8</td>" in page
     assert outcome(a)["accuracy"] == 0.7 and len(outcome(a)["wrong"]) == 6
     assert differences([{"x": "1"}, {"x": "1", "y": "2"}]) == [("y", ["-", "2"])]
+
+
+@pytest.mark.parametrize(("paths", "hashes", "are_same"), [
+    (["cat/1.png", "dog/2.png", "cat/3.png", "dog/4.png"], "aa", True),
+    (["cat/1.png", "dog/2.png", "cat/3.png", "dog/5.png"], "aa", False),
+    (["/x/cat/1.png", "/x/dog/2.png", "/x/cat/3.png", "/x/dog/4.png"], "ab", True),  # as in another folder below
+    (list("0123"), "ab", False),  # rows of arrays
+    (None, "aa", True),
+    (None, "ab", False),
+    (None, "", False),
+])  # fmt: skip
+def test_only_the_same_images_are_compared_image_by_image(paths, hashes, are_same, tmp_path):
+    """Splits of another seed, or of another folder, have the same places and the same number of each class."""
+    runs = [measured(tmp_path / name, [True, False, name == "a", True]) for name in "ab"]
+    first = ["/home/y" + path.removeprefix("/x") for path in paths] if paths and paths[0][0] == "/" else paths
+    first = [path.replace("5", "4") for path in first] if first else None
+    for run, given, split_hash in zip(runs, (first, paths), hashes or (None, None), strict=True):
+        file = run.path / "predictions" / "val.parquet"
+        table = pd.read_parquet(file)
+        (table.assign(path=given) if given else table).to_parquet(file)
+        known = {"hash": split_hash} if split_hash else {}
+        run.write("data.json", {**run.read("data.json"), "splits": {"val": {"n": 4, **known}}})
+    assert (paired(*map(predictions_of, runs), tuple(runs)) is not None) == are_same
+    facts = {name: run.read("data.json") for name, run in zip("ab", runs, strict=True)}
+    found = listed({name: predictions_of(run) for name, run in zip("ab", runs, strict=True)}, {}, facts)
+    assert found["without"] == ([] if are_same else ["b"])
+
+
+def test_test_splits_without_a_hash_are_the_same_by_the_same_rule_and_validation_images():
+    table = pd.DataFrame({"index": [0, 1], "target": [0, 1]})
+
+    def known(seed, subset, val):
+        return {"data": "Digits", "splits": {"val": {"hash": val}}, "split_rule": {"seed": seed, "subset": subset}}
+
+    answers = [same_images("test", (table, table), (known(0, 1.0, "a"), known(*other)))
+               for other in ((0, 0.5, "a"), (1, 1.0, "a"), (0, 1.0, "b"))]  # fmt: skip
+    assert answers == [True, False, False] and same_images("test", (table, table), ({}, {})) is None
 
 
 @pytest.fixture(scope="module")

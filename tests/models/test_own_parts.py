@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from vitlab.layers.custom import PerToken
 from vitlab.layers.mlp import build_act
-from vitlab.layers.norm import PerToken, build_norm
+from vitlab.layers.norm import build_norm
 from vitlab.layers.pos_embed.added import AddedPosEmbed
 from vitlab.models import VisionTransformer, create_model
 from vitlab.models.load import load_network, load_weights

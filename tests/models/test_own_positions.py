@@ -2,9 +2,13 @@
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from vitlab.layers.pos_embed import PosEmbed
+from vitlab.errors import UsageError
+from vitlab.layers.pos_embed import PosEmbed, resample_pos_embed
+from vitlab.layers.pos_embed.added import AddedPosEmbed
+from vitlab.layers.pos_embed.rotary import RoPEMixed, String
+from vitlab.layers.resample import Grid, resize_table
 from vitlab.models import VisionTransformer
 from vitlab.tasks import MAE
 
@@ -129,3 +133,110 @@ def test_a_masked_autoencoder_learns_with_a_custom_position_embedding() -> None:
 def test_what_mixes_neighbors_after_a_block_cannot_leave_out_tokens() -> None:
     with pytest.raises(ValueError, match="Mean mixes neighboring tokens"):
         net_of(Mean).forward_features(torch.zeros(1, 1, 8, 12, dtype=torch.float64), keep=torch.zeros(1, 2).long())
+
+
+class Vectors(AddedPosEmbed):
+    """A table of vectors, frozen where it is built, in a part of the module."""
+
+    def __init__(self, grid_size: Grid, embed_dim: int, scale: float = 1.0, depth: int = 1) -> None:
+        super().__init__(grid_size)
+        self.factor, self.depth = scale, depth
+        self.vectors = nn.Embedding(grid_size[0] * grid_size[1], embed_dim).requires_grad_(False)
+
+    def table(self, layer: int = 0) -> Tensor:
+        return self.factor * self.vectors(torch.arange(self.grid_size[0] * self.grid_size[1]))
+
+
+class Resized(Vectors):
+    def _resized_state(self, state: dict[str, Tensor], old_grid: Grid, policy: str, antialias: bool):
+        table = resize_table(state["vectors.weight"][None], old_grid, self.grid_size, antialias)
+        return state | {"vectors.weight": table[0]}
+
+
+class Fixed(AddedPosEmbed):
+    """A table that nothing trains."""
+
+    def table(self, layer: int = 0) -> Tensor:
+        return torch.ones(self.grid_size[0] * self.grid_size[1], 16)
+
+
+class Short(AddedPosEmbed):
+    """A table for one grid."""
+
+    def table(self, layer: int = 0) -> Tensor:
+        return torch.ones(6, 16)
+
+
+class Gains(AddedPosEmbed):
+    """One table, which is no slice for each block."""
+
+    def __init__(self, grid_size: Grid, embed_dim: int, join: str = "every_layer") -> None:
+        super().__init__(grid_size, join)
+        self.weight = nn.Parameter(torch.ones(grid_size[0] * grid_size[1], embed_dim))
+
+
+class FirstHead(RoPEMixed):
+    """A rotation of the first head alone."""
+
+    def rotate(self, x: Tensor, layer: int) -> Tensor:
+        return torch.cat([super().rotate(x, layer)[:, :1], x[:, 1:]], dim=1)
+
+
+def spec(cls: type[PosEmbed], **args: object) -> dict[str, object]:
+    return {"class_path": f"{__name__}.{cls.__name__}", "init_args": args}
+
+
+@pytest.mark.parametrize(("trainable", "trained"), [(None, False), (True, True), (False, False)])
+def test_what_a_class_freezes_is_trained_only_on_demand(trainable: bool | None, trained: bool) -> None:
+    given = {} if trainable is None else {"trainable": trainable}
+    assert net_of(spec(Vectors, **given)).pos_embed.vectors.weight.requires_grad is trained
+
+
+def test_scale_and_depth_of_a_class_that_takes_them_are_its_own() -> None:
+    for given in (spec(Vectors, scale=10.0, depth=5), Vectors(scale=10.0, depth=5)):
+        built = net_of(given).pos_embed
+        assert (built.factor, built.depth) == (10.0, 5)
+        torch.testing.assert_close(built.added(), 10 * built.vectors.weight)
+    assert net_of(spec(Fixed, scale=3.0)).pos_embed.added()[0, 0] == 3
+
+
+def test_join_and_trainable_that_a_class_does_not_follow_are_refused() -> None:
+    assert net_of(spec(Fixed)).pos_embed.join == net_of(spec(Vectors, join="stem")).pos_embed.join == "stem"
+    with pytest.raises(ValueError, match=r"`pos_embed.join` must be stem or null for .*Vectors'.* got 'every_layer'"):
+        net_of(spec(Vectors, join="every_layer"))
+    with pytest.raises(ValueError, match=r"Fixed' has no parameter to train: leave `pos_embed.trainable` at null"):
+        net_of(spec(Fixed, trainable=True))
+
+
+def test_only_tensors_that_a_class_declares_are_slices_for_each_block() -> None:
+    assert net_of(Gains).pos_embed.stacked_parameters() == []
+    learned = net_of({"class_path": "learned", "init_args": {"join": "every_layer"}}).pos_embed
+    assert [(p is learned.weight, axis) for p, axis in learned.stacked_parameters()] == [(True, 0)]
+
+
+def test_a_rotation_of_ones_own_receives_queries_and_keys_apart() -> None:
+    net, images = net_of(FirstHead), torch.randn(2, 1, 8, 12, dtype=torch.float64)
+    found = net.forward_features(images)
+    torch.testing.assert_close(found, torch.cat([masked(net, image[None], torch.arange(6)) for image in images]))
+    assert RoPEMixed.rotates_stacked and String.rotates_stacked
+
+
+def test_a_tensor_of_a_part_is_resized_for_images_of_another_size_as_for_a_network_of_that_size() -> None:
+    net, images = net_of(Resized), torch.randn(2, 1, 12, 16, dtype=torch.float64)
+    torch.manual_seed(0)
+    other = VisionTransformer(**SIZE | {"img_size": (12, 16)}, pos_embed=Resized).double().eval()
+    other.load_state_dict(resample_pos_embed(net.state_dict(), other, (2, 3), "interpolate")[0])
+    before = net.pos_embed.vectors.weight
+    torch.testing.assert_close(net(images), other(images))
+    assert net.pos_embed.vectors.weight is before and len(before) == 6
+
+
+def test_a_class_that_cannot_be_resized_says_so_in_one_line() -> None:
+    net, other = net_of(Vectors), VisionTransformer(**SIZE | {"img_size": (12, 16)}, pos_embed=Vectors)
+    with pytest.raises(UsageError, match=r"Vectors cannot interpolate `vectors.weight` to another .*: give it a `_res"):
+        resample_pos_embed(net.state_dict(), other, (2, 3), "interpolate")
+    fixed = net_of(Fixed)
+    assert resample_pos_embed(fixed.state_dict(), fixed, (3, 4), "interpolate")[1] == []
+    assert fixed(torch.zeros(1, 1, 12, 16, dtype=torch.float64)).isfinite().all()
+    with pytest.raises(UsageError, match="Short cannot interpolate `table` to another grid"):
+        net_of(Short)(torch.zeros(1, 1, 12, 16, dtype=torch.float64))

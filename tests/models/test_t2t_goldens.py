@@ -10,7 +10,8 @@ import torch
 
 from vitlab.layers.pos_embed.added import SinCos1d
 from vitlab.models import SIZES, VisionTransformer
-from vitlab.models.convert import from_t2t
+from vitlab.models.load import load_weights
+from vitlab.models.weights_file import WeightsFile
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 KEYS = json.loads((GOLDENS / "t2t_keys.json").read_text())
@@ -45,7 +46,7 @@ def images():
 @pytest.mark.parametrize("strides", [None, (4, 2, 2)])
 def test_logits_and_tokens_are_the_official_ones(size, strides, images):
     model = VisionTransformer(**SIZES[size], t2t_strides=strides).eval()
-    model.load_state_dict(from_t2t(official_state_dict(size)))
+    load_weights(model, WeightsFile(official_state_dict(size)))
     with torch.no_grad():
         tokens = model.tokenizer(images)[:, ::17, ::13]
         logits = model(images)
@@ -57,6 +58,6 @@ def test_logits_and_tokens_are_the_official_ones(size, strides, images):
 @pytest.mark.parametrize("size", list(VARIANT_KEYS))
 def test_the_authors_other_backbones_give_their_logits(size, images):
     model = VisionTransformer(**SIZES[size]).eval()
-    model.load_state_dict(from_t2t(official_state_dict(size)))
+    load_weights(model, WeightsFile(official_state_dict(size)))
     with torch.no_grad():
         np.testing.assert_allclose(model(images), VARIANT_LOGITS[f"{size}/logits"], rtol=0, atol=2e-5)

@@ -451,6 +451,7 @@ def test_every_option_of_the_t2t_module_is_earned_by_a_config_or_an_experiment()
         ({"act_layer": "swish"}, "`act_layer` must be one of gelu, gelu_tanh, quick_gelu, relu, silu, .* got 'swish'"),
         ({"norm_layer": "batchnorm"}, "`norm_layer` must be one of layernorm, rmsnorm, .* got 'batchnorm'"),
         ({"rope_theta": 10.0}, "`pos_embed.theta` belongs to"),
+        ({"rope_theta": 10.0, "pos_embed": ["learned", "rope2d"]}, "`rope_theta` cannot be given for a list"),
     ],
 )
 def test_a_wrong_value_is_named_with_the_way_out(arguments, message):

@@ -65,6 +65,11 @@ class Square(PosEmbed):
         return x
 
 
+class Scaled(PosEmbed):
+    def __init__(self, grid_size, embed_dim, by=1):
+        super().__init__(grid_size)
+
+
 class Wrong:
     pass
 
@@ -198,6 +203,27 @@ def test_cells_of_another_source_of_a_class_are_refused(tmp_path, monkeypatch):
     assert any("another source" in line for line in submission.problems_of(bench, label, {}))
     edit(bench.path(label, "card"), code=None)  # as before there was a digest
     bench.run(method, label)
+
+
+def test_methods_that_differ_in_a_sign_have_folders_of_their_own():
+    labels = [label_of({"class_path": "mine.Joined", "init_args": {"op": op}}) for op in "*/-"]
+    assert len(set(labels)) == 3 and labels[2] == "mine.Joined_op_-"
+
+
+def test_the_cells_of_another_method_are_not_taken_for_those_of_this_one(tmp_path):
+    bench = Bench(tmp_path, protocol=tiny())
+    method = {"class_path": "rope2d", "init_args": {"theta": 10}}
+    bench._write("mine", "card", {"method": ["rope2d", {"theta": 10}]}, {})
+    bench.check_kept("mine", method)
+    with pytest.raises(UsageError, match=r'holds the cells of rope2d {"theta": 10}, not of rope2d: give another'):
+        bench.check_kept("mine", "rope2d")
+
+
+def test_an_object_with_arguments_is_a_method():
+    square = {"class_path": f"{HERE}.Scaled", "init_args": {"by": 2}}
+    assert benches.method_of(Scaled(by=2)) == benches.method_of(Scaled((2, 2), 8, by=2)) == square
+    with pytest.raises(UsageError, match="Wrong is not a PosEmbed"):
+        benches.method_of(partial(Wrong))
 
 
 def test_a_slow_method_is_refused_before_it_is_trained():
@@ -339,7 +365,7 @@ def test_the_list_names_the_methods_that_are_not_measured(capsys):
     assert main(["posbench", "--list"]) == 0
     out = capsys.readouterr().out
     assert "of 16 methods are measured" in out
-    assert main(["posbench"]) == 2
+    assert main(["posbench"]) == main(["posbench", "--lis"]) == 2  # no abbreviation
 
 
 def draws(rng, effects, sd=0.006, seeds=5):

@@ -1,8 +1,12 @@
+import shlex
+
 import pytest
 
+from vitlab.config.options import FitOptions
 from vitlab.errors import UsageError
 from vitlab.runs.atomic import atomic_write, write_text
-from vitlab.runs.directory import RunDir
+from vitlab.runs.choose import choose_run
+from vitlab.runs.directory import RunDir, find_directory, find_run
 
 
 def test_a_file_keeps_its_content_until_the_next_one_is_whole(tmp_path):
@@ -23,6 +27,44 @@ def test_a_run_without_checkpoints_is_used_through_its_weights(tmp_path):
     for name in ("last", "best"):
         (run.weights / f"{name}.safetensors").write_bytes(b"")
         assert run.checkpoint().name == f"{name}.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("config", "status", "told"),
+    [
+        ("trainer: {enable_checkpointing: false}", "done", "trained with `trainer.enable_checkpointing=false`"),
+        ("trainer: {max_epochs: 1}", "done", "no checkpoint any more: the run is done"),
+        ("trainer: null", "preempted", "no checkpoint yet: it was stopped before its first epoch ended"),
+    ],
+)
+def test_a_run_without_checkpoints_says_why(tmp_path, config, status, told):
+    run = RunDir(tmp_path)
+    run.config.write_text(config)
+    run.write("run.json", {"status": status})
+    with pytest.raises(UsageError, match=told):
+        run.checkpoint()
+
+
+def test_a_run_is_found_in_the_home_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    run = RunDir(tmp_path / "x")
+    run.checkpoints.mkdir(parents=True)
+    run.config.touch()
+    (run.weights).mkdir()
+    (run.weights / "last.safetensors").touch()
+    assert choose_run(FitOptions(run_dir="~/y"), [], 0, "").path == tmp_path / "y"
+    assert find_directory("~/x").path == find_run("~/x")[0].path == run.path
+
+
+def test_commands_to_type_are_quoted(tmp_path):
+    run = RunDir(tmp_path / "my runs")
+    run.path.mkdir()
+    result = {"acc1": 1.0, "overrides": {"model.pos_embed": "[learned, rope2d]"}}
+    told = run.standing("test", result).text
+    assert shlex.split(told.split("`")[1]) == [
+        *("vitlab", "test", str(run.path)),
+        "--model.pos_embed=[learned, rope2d]",
+    ]
 
 
 @pytest.mark.parametrize(

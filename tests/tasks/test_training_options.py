@@ -84,7 +84,7 @@ def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest(opt):
 def test_an_unknown_optimizer_names_the_closest():
     with pytest.raises(ValueError, match="got 'adamww'; did you mean \"adamw\""):
         Classifier(**TINY, opt="adamww")
-    with pytest.raises(ValueError, match="must not need second derivatives.* got adahessian"):
+    with pytest.raises(ValueError, match=r"must not need second derivatives.* got adahessian"):
         Classifier(**TINY, opt="adahessian")
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitlab.data.base import ImageData
-from vitlab.data.files.decode import decode
+from vitlab.data.files.decode import decode, decode_opened
 from vitlab.data.files.sets import Statistics, TensorImages
 from vitlab.data.files.splits import SplitName
 from vitlab.errors import UsageError
@@ -58,7 +58,7 @@ class PreparedPictures(ImageData):
 
     def eval_transform(self, image: Image.Image) -> Tensor:
         """Map one image to a normalized ``(C, H, W)``."""
-        made, whole = _of_picture(self.transform, image.convert(self.decoding.mode)), (self.in_chans, *self.img_size)
+        made, whole = _of_picture(self.transform, decode_opened(image, self.decoding)), (self.in_chans, *self.img_size)
         if made.shape != whole:
             raise UsageError(
                 f"a picture of {image.height} x {image.width} pixels becomes {shape_text(made.shape)}, and must become "

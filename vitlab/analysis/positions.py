@@ -126,7 +126,7 @@ def analyze_position(subject: Subject) -> Finding:
         ['row', 'column', 'other_row', 'other_column', 'cosine', 'norm_ratio', 'norm_ratio_low', 'norm_ratio_high']
     """
     net = subject.transformer("position", "a table of positions")
-    pos_embed = positions_added(net.pos_embed)
+    pos_embed = positions_added(net.pos_embed.for_batch())
     if pos_embed is None:
         raise UsageError(
             f"position compares the rows of a table, and pos_embed={subject.pos_embed} has none; use displacement, "

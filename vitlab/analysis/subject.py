@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 import lightning as L
+import matplotlib
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from vitlab.analysis.pictures import LoadedImages, PreparedPictures, as_tensor, shape_text
-from vitlab.analysis.typeset import INCHES, Format, Width, figure_bytes, printed
+from vitlab.analysis.typeset import INCHES, LITERAL, Format, Width, figure_bytes, make_literal, printed
 from vitlab.class_paths import choice_text
 from vitlab.data.base import ImageData
 from vitlab.data.files.sets import Images, TensorImages
@@ -367,7 +368,9 @@ class Finding:
         return self._repr_png_()
 
     def _repr_png_(self) -> bytes:  # for notebooks
-        self.figure.savefig(file := io.BytesIO(), format="png", dpi=100, bbox_inches="tight")
+        make_literal(self.figure)
+        with matplotlib.rc_context(LITERAL):
+            self.figure.savefig(file := io.BytesIO(), format="png", dpi=100, bbox_inches="tight")
         return file.getvalue()
 
     def save(

@@ -14,6 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
+from matplotlib.ticker import LogFormatter, LogFormatterMathtext
 
 from vitlab.analysis.figures import COLORS
 from vitlab.analysis.panels import (
@@ -31,7 +32,8 @@ Width = Literal["column", "page"]
 Format = Literal["pdf", "svg", "png"]
 INCHES: dict[Width, float] = {"column": 3.3, "page": 6.9}  # of a journal's column and page
 MANY = 40  # panels, which take seconds to lay out
-SETTINGS: Any = {"svg.hashsalt": "vitlab", "svg.fonttype": "none", "pdf.fonttype": 42}  # text stays text
+LITERAL: Any = {"text.parse_math": False}  # names of classes and runs may have dollar signs
+SETTINGS: Any = {"svg.hashsalt": "vitlab", "svg.fonttype": "none", "pdf.fonttype": 42, **LITERAL}  # text stays text
 METADATA: Any = {"svg": {"Date": None}, "pdf": {"CreationDate": None, "ModDate": None}, "png": {}}
 
 
@@ -76,6 +78,27 @@ def _copied(figure: Figure) -> Figure:
     return copy
 
 
+def make_literal(figure: Figure) -> None:
+    """Show the texts of a figure as they are: names between dollar signs are no formulas.
+
+    Example:
+        >>> figure = Figure()
+        >>> _ = figure.text(0, 0, "US$5, $x_$")
+        >>> make_literal(figure)
+        >>> figure.texts[0].get_parse_math()
+        False
+    """
+    for ax in figure.axes:
+        for axis in (ax.xaxis, ax.yaxis):
+            if isinstance(axis.get_major_formatter(), LogFormatterMathtext):  # whose powers are formulas
+                axis.set_major_formatter(LogFormatter())
+            if isinstance(axis.get_minor_formatter(), LogFormatterMathtext):
+                axis.set_minor_formatter(LogFormatter())
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
+
+
+@matplotlib.rc_context(LITERAL)
 def printed(figure: Figure, width: float, title: str = "") -> Figure:
     """Return a copy of a figure that is at most ``width`` inches wide at print size, with text of 7 points.
 
@@ -90,6 +113,7 @@ def printed(figure: Figure, width: float, title: str = "") -> Figure:
     """
     copy = _copied(figure)
     FigureCanvasAgg(copy)
+    make_literal(copy)
     copy.set_layout_engine("constrained", w_pad=0.03, h_pad=0.03, wspace=0.0, hspace=0.0, rect=(0.01, 0, 0.985, 1))
     if title:
         copy.suptitle(title, x=0.01, ha="left")
@@ -221,7 +245,8 @@ def _wrap_all(figure: Figure, groups: Sequence[PanelGrid]) -> None:
         _wrapped(title, wide * 0.97)
     for group in groups:
         boxes = [ax.get_position() for ax in group.axes]
-        lefts = sorted({round(box.x0 * wide, 2) for box in boxes})
+        cells = [ax.get_position(original=True).x0 for ax in group.axes]  # a picture is narrower, by its shape
+        lefts = sorted({round(x0 * wide, 2) for x0 in cells})
         pitch = min(np.diff(lefts), default=wide) - 0.09 if group.columns > 1 else wide
         rooms = [2 * min(box.x0 + box.x1, 2 - box.x0 - box.x1) / 2 * wide - 0.06 for box in boxes]
         rooms = [min(pitch, room) for room in rooms]  # of what stands at the center of the panel

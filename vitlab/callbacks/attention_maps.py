@@ -12,6 +12,7 @@ from lightning.pytorch.loggers import WandbLogger
 from torch import Tensor
 from torchvision.utils import make_grid
 
+from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import attention_maps
 
 LOG = logging.getLogger("vitlab")
@@ -48,7 +49,11 @@ class AttentionMaps(Callback):
         self.every_n_epochs, self.num_images, self.layer = every_n_epochs, num_images, layer
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
-        """Refuse a network without a class token, and images of different sizes."""
+        """Refuse foreign networks, a network without a class token, and images of different sizes."""
+        if stage != "fit":
+            return
+        if not isinstance(getattr(pl_module, "net", None), VisionTransformer):
+            raise ValueError(f"AttentionMaps shows a network of vitlab, and {type(pl_module).__name__} has none")
         if getattr(getattr(getattr(trainer, "datamodule", None), "pipeline", None), "native", None):
             raise ValueError("AttentionMaps needs images of one size, without `data.native_patch`: leave it out")
         if pl_module.net.cls_token is None:
@@ -59,7 +64,7 @@ class AttentionMaps(Callback):
         depth = len(pl_module.net.blocks)
         if not -depth <= self.layer < depth:
             raise ValueError(f"`layer` of AttentionMaps must lie in {-depth}..{depth - 1}, got {self.layer}")
-        if stage == "fit" and trainer.is_global_zero and not _wandb(trainer):
+        if trainer.is_global_zero and not _wandb(trainer):
             LOG.info("AttentionMaps logs nothing: there is no WandbLogger in `trainer.logger`")
 
     def on_validation_batch_end(

@@ -99,13 +99,15 @@ class RunRecord(Callback):
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: torch.optim.Optimizer) -> None:
         """Measure the gradient norm of steps that are logged, unless clipping measures every step."""
-        if not trainer.gradient_clip_val and self._is_due(trainer, trainer.fit_loop.epoch_loop.batch_idx):
+        self._steps.forget_gradient(pl_module)
+        batch_idx, step = trainer.fit_loop.epoch_loop.batch_idx, trainer.global_step + 1  # once it is done
+        if not trainer.gradient_clip_val and self._is_due(trainer, batch_idx, step):
             self._steps.measure_gradient(pl_module)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Write a row every ``log_every_n_steps`` and at the end of an epoch."""
         self._steps.add(trainer, pl_module, outputs, batch)
-        if self._is_due(trainer, batch_idx):
+        if self._is_due(trainer, batch_idx, trainer.global_step):
             self._flush(trainer, pl_module, batch_idx)
         self._waiting_since = time.perf_counter()
 
@@ -115,11 +117,11 @@ class RunRecord(Callback):
         total = float(trainer.estimated_stepping_batches)
         return (time.perf_counter() - self._start) / max(1, done) * (total - trainer.global_step)
 
-    def _is_due(self, trainer: Any, batch_idx: int) -> bool:
+    def _is_due(self, trainer: Any, batch_idx: int, step: int) -> bool:
         steps = trainer.log_every_n_steps * trainer.accumulate_grad_batches
         if (batch_idx + 1) % steps == 0 or batch_idx + 1 == trainer.num_training_batches:
             return True
-        return 0 < trainer.max_steps == trainer.global_step  # -1 is no limit; counting all steps is slow in Lightning
+        return 0 < trainer.max_steps == step  # -1 is no limit; counting all steps is slow in Lightning
 
     def _flush(self, trainer: Any, task: Any, batch_idx: int) -> None:
         losses, norms = self._steps.losses, self._steps.norms

@@ -36,7 +36,7 @@ class Steps:
     def __init__(self) -> None:
         self.losses: list[Tensor] = []
         self.norms: list[Tensor | None] = [None]  # gradient norms before each of these losses, if known
-        self.grad_norm: Tensor | None = None
+        self.grad_norm: Tensor | None = None  # of the last step, if measured
         self.own_sums: dict[str, Any] = {}  # of a module that keeps none itself
 
     def measure_gradient(self, task: Any) -> None:
@@ -45,6 +45,12 @@ class Steps:
             task.grad_norm = task.gradient_norm()
         else:
             self.grad_norm = torch.nn.utils.get_total_norm([p.grad for p in task.parameters() if p.grad is not None])
+
+    def forget_gradient(self, task: Any) -> None:
+        """Forget the norm of the step before, which is not that of the next."""
+        self.grad_norm = None
+        if sums_its_steps(task):
+            task.grad_norm = None
 
     def add(self, trainer: Any, task: Any, outputs: Any, batch: Any) -> None:
         """Add a step."""

@@ -1,17 +1,16 @@
 """``vitlab ablate``: plan, run and report the comparison that a file describes; ``vitlab cv``: cross-validation."""
 
 import argparse
-import sys
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 from vitlab.ablation.side_by_side import ablation_rows, compare_ablations, compared_rows, list_ablations
 from vitlab.api import ablate
-from vitlab.config.arguments import CommandParser, KeepLines, add_formats, add_print
+from vitlab.cli.lines import note, show, show_rows
+from vitlab.config.arguments import CommandParser, KeepLines, add_formats, add_print, positive
 from vitlab.config.trust import add_trust
-from vitlab.errors import UsageError, printable, what_failed
-from vitlab.tables import formatted
+from vitlab.errors import UsageError, what_failed
 
 if TYPE_CHECKING:
     from vitlab.api import Lab
@@ -40,10 +39,11 @@ def main(argv: list[str]) -> int:
     """Run ``vitlab ablate`` and return its exit code."""
     options = _parser().parse_args(argv)
     if options.word == "list":
-        _print(ablation_rows(), options.form) if options.form else _say(list_ablations())
+        show_rows(ablation_rows(), options.form) if options.form else show(list_ablations())
         return 0
     if options.word == "compare":
-        _print(compared_rows(options.files), options.form) if options.form else _say(compare_ablations(options.files))
+        files = options.files
+        show_rows(compared_rows(files), options.form) if options.form else show(compare_ablations(files))
         return 0
     source = getattr(options, "evidence", None) or options.file
     if not source:
@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("file", metavar="FILE", nargs="?" if word == "report" else None, help=text)
         if word in STARTS:
             sub.add_argument("--trust_command", action="store_true", help="allow the program that `run.command` names")
-            sub.add_argument("--workers", type=_positive, help="cells to train at a time (default: the file's)")
+            sub.add_argument("--workers", type=positive, help="cells to train at a time (default: the file's)")
         if word == "plan":
             sub.add_argument("--check", action="store_true", help="build every arm; compare their initial weights")
         if word == "run":
@@ -109,29 +109,9 @@ def _add_switch(parser: argparse.ArgumentParser, name: str, text: str) -> None:
     parser.add_argument(name.replace("_", "-"), dest=name.strip("-"), action="store_true", help=argparse.SUPPRESS)
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, got {text}")
-    return number
-
-
-def _say(text: str) -> None:
-    sys.stdout.write("".join(f"{printable(line)}\n" for line in text.split("\n")))
-    sys.stdout.flush()
-
-
-def _note(text: str) -> None:
-    sys.stderr.write("".join(f"{printable(line)}\n" for line in text.split("\n")))
-
-
-def _print(rows: list[dict[str, Any]], form: Literal["json", "csv"]) -> None:
-    sys.stdout.write(formatted(rows, form))
-
-
 def _plan(lab: "Lab", options: argparse.Namespace) -> int:
     plan = lab.plan(options.workers, options.check)
-    _print(plan.rows, options.form) if options.form else _say(str(plan))
+    show_rows(plan.rows, options.form) if options.form else show(str(plan))
     if plan.same_start is False:
         return 1
     return 2 if plan.is_refused else 0
@@ -140,19 +120,19 @@ def _plan(lab: "Lab", options: argparse.Namespace) -> int:
 def _run(lab: "Lab", options: argparse.Namespace) -> int:
     only = options.only or []
     if options.dry_run:
-        if text := lab.commands(options.workers, only, _say):
-            _say(text)
+        if text := lab.commands(options.workers, only, show):
+            show(text)
         return 0
-    status = lab.run(options.workers, only, options.fail_fast, options.retry_failed, _say, options.tune_only)
+    status = lab.run(options.workers, only, options.fail_fast, options.retry_failed, show, options.tune_only)
     if not status.submitted:
-        _say(str(status))
-        _say(f"next     vitlab ablate {'run' if options.tune_only else 'report'} {options.file}")
+        show(str(status))
+        show(f"next     vitlab ablate {'run' if options.tune_only else 'report'} {options.file}")
     return status.code or int(bool(status.failed))
 
 
 def _status(lab: "Lab", options: argparse.Namespace) -> int:
     status = lab.status()
-    _print(status.rows, options.form) if options.form else _say(str(status))
+    show_rows(status.rows, options.form) if options.form else show(str(status))
     return 0
 
 
@@ -162,22 +142,22 @@ def _report(lab: "Lab", options: argparse.Namespace) -> int:
     report = lab.report(options.output, options.accept_stale, formats_of(options.format), options.width)
     if options.form:
         rows = [{str(name): value for name, value in row.items()} for row in report.summary.to_dict("records")]
-        _print(rows, options.form)
+        show_rows(rows, options.form)
         return 0
     for line in (*report.files, *filter(None, [report.sent])):
-        _say(str(line))
+        show(str(line))
     return 0
 
 
 def _register(lab: "Lab", options: argparse.Namespace) -> int:
     facts = lab.register()
-    _say(f"registered at {facts['time']}, commit {facts['commit']}, digest {facts['digest']}")
+    show(f"registered at {facts['time']}, commit {facts['commit']}, digest {facts['digest']}")
     return 0
 
 
 def _verify(lab: "Lab", options: argparse.Namespace) -> int:
     found = lab.verify(options.allow_missing, options.deep)
-    _print(found.rows, options.form) if options.form else _say(str(found))
+    show_rows(found.rows, options.form) if options.form else show(str(found))
     return 0 if found.is_green else 1
 
 
@@ -187,13 +167,13 @@ def _export(lab: "Lab", options: argparse.Namespace) -> int:
 
     chain = read_chain(lab.ablation.directory)  # before there is a folder, which the repetition would refuse
     files = lab.export(options.folder, options.allow_missing)
-    _say(f"{len(files)} files in {options.folder}; `vitlab ablate report --from {options.folder}` writes the report")
+    show(f"{len(files)} files in {options.folder}; `vitlab ablate report --from {options.folder}` writes the report")
     if chain:
-        _say(chain.sentence())
+        show(chain.sentence())
     try:
-        _say(f"seal of the folder (sha256 of SHA256SUMS): {seal_of(Path(options.folder))}; keep it elsewhere")
+        show(f"seal of the folder (sha256 of SHA256SUMS): {seal_of(Path(options.folder))}; keep it elsewhere")
     except OSError as error:
-        _say(f"no seal of the folder now: {what_failed(error)}; `sha256sum {options.folder}/{SUMS}` tells it")
+        show(f"no seal of the folder now: {what_failed(error)}; `sha256sum {options.folder}/{SUMS}` tells it")
     return 0
 
 
@@ -232,9 +212,8 @@ def cv(argv: list[str]) -> int:
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of every fold (default: %(default)s)")
     parser.add_argument("--name", help="of the directory runs/ablations/NAME (default: cv- and the config's name)")
-    parser.add_argument(
-        "--workers", type=int, metavar="N", help="folds to train at a time (default: one per GPU, or half the cores)"
-    )
+    text = "folds to train at a time (default: one per GPU, or half the cores)"
+    parser.add_argument("--workers", type=positive, metavar="N", help=text)
     parser.add_argument("--retry_failed", action="store_true", help="try the failed folds again")
     add_formats(parser)
     options, rest = parser.parse_known_args(argv)
@@ -246,7 +225,7 @@ def cv(argv: list[str]) -> int:
             parser.error(f"`{word}` is out of place: give configs first, then changes as --key=value")
     found = cross_validate(
         options.configs, settings(rest), options.folds, options.seed, options.name, options.workers,
-        options.retry_failed, _note if options.form else _say,
+        options.retry_failed, (lambda text: note(*text.split("\n"))) if options.form else show,
     )  # fmt: skip
-    _print(found.rows, options.form) if options.form else _say(f"{found}\n{found.file}")
+    show_rows(found.rows, options.form) if options.form else show(f"{found}\n{found.file}")
     return found.status.code or int(bool(found.status.failed))

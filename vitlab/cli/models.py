@@ -53,14 +53,12 @@ def _facts(names: list[str]) -> list[dict[str, Any]]:
 
 
 def _table(names: list[str]) -> str:
-    configs = _configs()
     rows = [["model", "parameters", "GMACs", "tokens", "top-1", "config"]]
-    for name in names:
-        facts = PUBLISHED[name]
-        top1 = "-" if facts.top1 is None else f"{facts.top1:.1f}"
-        size = [f"{facts.parameters / 1e6:.1f} M", f"{facts.macs / 1e9:.2f}", str(facts.tokens)]
-        first, *others = [_config_name(path) for path in _trainers(name, configs)] or ["-"]
-        rows.append([name, *size, top1, first + (f" and {len(others)} more" if others else "")])
+    for row in _facts(names):
+        top1 = "-" if row["top1"] is None else f"{row['top1']:.1f}"
+        size = [f"{row['parameters'] / 1e6:.1f} M", f"{row['macs'] / 1e9:.2f}", str(row["tokens"])]
+        first, *others = [_config_name(path) for path in row["configs"]] or ["-"]
+        rows.append([row["model"], *size, top1, first + (f" and {len(others)} more" if others else "")])
     return (
         f"{columns(rows, right=(1, 2, 3, 4))}\n\n"
         "At 224 x 224 pixels with 1,000 classes. One GMAC is 10^9 multiply-adds, or two\n"

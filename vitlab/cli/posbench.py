@@ -1,16 +1,14 @@
 """``vitlab posbench``: measure a position embedding on seven tasks against published methods."""
 
 import argparse
-import sys
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from vitlab.config.arguments import add_formats
+from vitlab.cli.lines import note, show, show_rows
+from vitlab.config.arguments import CommandParser, add_formats
 from vitlab.config.trust import add_trust
 from vitlab.errors import UsageError
 from vitlab.lazy import quick_imports
-from vitlab.tables import formatted
 
 EPILOG = """METHOD is a name such as rope2d, or the class path of a PosEmbed of yours, with --trust_imports. Cells
 that are complete in the folder are not trained again: the same command continues. `vitlab posbench METHOD verify`
@@ -19,10 +17,11 @@ checks the cells, and `vitlab posbench METHOD submit` writes the folder that a p
 
 def main(argv: list[str]) -> int:
     """Run ``vitlab posbench`` and return its exit code."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         "vitlab posbench",
         description="Train a position embedding on the terms of the published ones, and give a verdict for each task.",
         epilog=EPILOG,
+        allow_abbrev=False,
     )
     add = parser.add_argument
     add("methods", nargs="*", metavar="METHOD", help="position embeddings; then verify or submit, if wanted")
@@ -48,36 +47,22 @@ def main(argv: list[str]) -> int:
         from vitlab.position_bench.protocol import read_protocol
     if options.list:
         kept = published(options.protocol)
-        _print(bench.list_rows(kept), options.form) if options.form else _show(bench.list_lines(kept))
+        show_rows(bench.list_rows(kept), options.form) if options.form else show(*bench.list_lines(kept))
         return 0
     protocol = read_protocol(options.protocol) if options.protocol else None
-    own = Bench(options.folder, options.data, protocol, _note if options.form else lambda line: _show([line]))
+    own = Bench(options.folder, options.data, protocol, note if options.form else show)
     if options.price:
         from vitlab.position_bench.training import price_lines
 
         for method in options.methods:
-            _show(price_lines(bench.method_of(method), own.protocol))
+            show(*price_lines(bench.method_of(method), own.protocol))
         return 0
     if options.evidence:
         from vitlab.position_bench.page import write_bench_page
 
-        _show(map(str, write_bench_page(own, options.evidence)))
+        show(*map(str, write_bench_page(own, options.evidence)))
         return 0
     return max(_one(method, action, own, options) for method in options.methods)
-
-
-def _show(lines: Iterable[str]) -> None:
-    for line in lines:
-        sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
-def _note(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-
-
-def _print(rows: list[dict[str, Any]], form: Literal["json", "csv"]) -> None:
-    sys.stdout.write(formatted(rows, form))
 
 
 def _one(text: str, action: str, own: Any, options: argparse.Namespace) -> int:
@@ -93,7 +78,7 @@ def _one(text: str, action: str, own: Any, options: argparse.Namespace) -> int:
             protocol=options.protocol,
             say=own.say,
         )
-        _print(bench.judged_rows(judged), options.form) if options.form else _show(bench.judged_lines(judged))
+        show_rows(bench.judged_rows(judged), options.form) if options.form else show(*bench.judged_lines(judged))
         return 0
     if action == "run":
         own.run(bench.method_of(text), label_of(text))
@@ -104,14 +89,12 @@ def _one(text: str, action: str, own: Any, options: argparse.Namespace) -> int:
     answers = submission.answers_kept(options.protocol)
     if action == "submit":
         target = options.output or Path("submission") / label
-        _show(map(str, submission.write_submission(own, label, target, answers)))
+        show(*map(str, submission.write_submission(own, label, target, answers)))
         return 0
     problems = submission.problems_of(own, label, answers)
     if options.retrain and not problems:
         problems = submission.retrain(own, label, bench.read_card(own.folder / label))
     for line in problems:
-        sys.stderr.write(f"vitlab: {line}\n")
-    _show(
-        [f"{label}: refused" if problems else f"{label}: all cells are there, and their predictions give their scores"]
-    )
+        note(f"vitlab: {line}")
+    show(f"{label}: refused" if problems else f"{label}: all cells are there, and their predictions give their scores")
     return 1 if problems else 0

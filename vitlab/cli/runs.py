@@ -5,12 +5,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from vitlab.cli.lines import note, show, show_rows
 from vitlab.config.arguments import CommandParser, KeepLines, add_formats
-from vitlab.errors import UsageError, megabytes, printable
+from vitlab.errors import UsageError, megabytes
 from vitlab.jobs.clean import WHAT, Item, remove, to_clean
 from vitlab.jobs.listing import PARTS, Row, about, differences_of, head_metrics, list_runs
 from vitlab.runs.directory import RunDir, find_directory
-from vitlab.tables import columns, formatted
+from vitlab.tables import columns
 
 WORDS = {
     "list": "list runs with their results",
@@ -70,24 +71,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _say(text: str = "") -> None:
-    sys.stdout.write("".join(f"{printable(line)}\n" for line in text.split("\n")))
-
-
-def _note(text: str) -> None:
-    sys.stderr.write(printable(text) + "\n")
-
-
 def _list(options: argparse.Namespace) -> int:
     more = [name.strip() for name in options.columns.split(",") if name.strip()]
     rows, damaged = list_runs(options.places, options.where, options.sort, more)
     for path, text in damaged.items():
-        _note(f"left out {path}: {text}")
+        note(f"left out {path}: {text}")
     if options.reverse:
         missing = [row for row in rows if options.sort and row.get(options.sort) is None]
         rows = [*reversed([row for row in rows if row not in missing]), *missing]
     if options.form:
-        sys.stdout.write(formatted(rows, options.form))
+        show_rows(rows, options.form)
         return 0
     if not rows:
         raise UsageError("no run matches; `vitlab runs list` lists all of them")
@@ -95,11 +88,11 @@ def _list(options: argparse.Namespace) -> int:
     shown = dict.fromkeys(["run", "status", "started", "seed", "config", "changed", *head_metrics(rows), *asked])
     cells = [[_cell(row, name) for name in shown] for row in rows]
     numbers = [i for i, name in enumerate(shown) if any(isinstance(row.get(name), float) for row in rows)]
-    _say(columns([list(shown), *cells], right=numbers))
+    show(columns([list(shown), *cells], right=numbers))
     text = " ".join(cell for row in cells for cell in row if cell[-1:] in ("*", "?") or cell == "stale")
-    for mark, note in NOTES.items():
+    for mark, meaning in NOTES.items():
         if mark in text:
-            _say(f"{mark} {note}")
+            show(f"{mark} {meaning}")
     return 0
 
 
@@ -125,14 +118,14 @@ def _show(options: argparse.Namespace) -> int:
     found = about(run)
     if options.form:
         rows = [{"part": part, "key": key, "value": v} for part in PARTS for key, v in found[part].items()]
-        sys.stdout.write(formatted([{"run": str(run.path), **found}] if options.form == "json" else rows, options.form))
+        show_rows([{"run": str(run.path), **found}] if options.form == "json" else rows, options.form)
         return 0
-    _say(str(run.path))
+    show(str(run.path))
     for part in PARTS:
         cells = [["", key, _line(value)] for key, value in found[part].items() if part != "data" or _is_small(value)]
         if part != "config" and cells:
-            _say(f"\n{part}\n{columns(cells)}")
-    _say(f"\n{len(found['config'])} values of its configuration: {run.config}, or --json")
+            show(f"\n{part}\n{columns(cells)}")
+    show(f"\n{len(found['config'])} values of its configuration: {run.config}, or --json")
     return 0
 
 
@@ -148,10 +141,10 @@ def _diff(options: argparse.Namespace) -> int:
     a, b = find_directory(options.a), find_directory(options.b)
     rows = differences_of(a, b)
     if options.form:
-        sys.stdout.write(formatted(rows, options.form))
+        show_rows(rows, options.form)
         return 0
     if not rows:
-        _say(f"{a.path} and {b.path} do not differ in configuration, code, data or numbers")
+        show(f"{a.path} and {b.path} do not differ in configuration, code, data or numbers")
         return 0
     names = [run.path.name if a.path.name != b.path.name else str(run.path) for run in (a, b)]
     for part in PARTS:
@@ -159,7 +152,7 @@ def _diff(options: argparse.Namespace) -> int:
         if mine:
             head = ["", part, *names, "difference" if part == "numbers" else ""]
             cells = [["", row["key"], *(_short(_or_dash(row[k])) for k in "ab"), _signed(row)] for row in mine]
-            _say(columns([head, *cells]) + "\n")
+            show(columns([head, *cells]) + "\n")
     return 0
 
 
@@ -177,46 +170,46 @@ def _clean(options: argparse.Namespace) -> int:
     rows, damaged = list_runs(options.places, options.where)
     if damaged and options.what == "runs":
         path, text = next(iter(damaged.items()))
-        _note(f"left out {path}: {text}")
+        note(f"left out {path}: {text}")
     items, kept = to_clean([RunDir(row["path"]) for row in rows], options.what)
     freed = sum(item.frees for item in items)
     if options.form:
-        sys.stdout.write(formatted([item.row() for item in items], options.form))
+        show_rows([item.row() for item in items], options.form)
     else:
         _say_items(items)
     for path, text in kept.items():
-        _note(f"kept     {path}: {text}")
+        note(f"kept     {path}: {text}")
     if not items:
-        _note("nothing can go" + (f" ({WHAT[options.what]})" if not kept else ""))
+        note("nothing can go" + (f" ({WHAT[options.what]})" if not kept else ""))
         return 0
     if not _agreed(f"remove {len(items)} and free {megabytes(freed)}?", options.yes):
         return 0
     freed, kept = remove(items)
     for path, text in kept.items():
-        _note(f"kept     {path}: {text}")
-    _note(f"freed {megabytes(freed)}")
+        note(f"kept     {path}: {text}")
+    note(f"freed {megabytes(freed)}")
     return 1 if kept else 0
 
 
 def _say_items(items: Sequence[Item]) -> None:
     if items:
         cells = [[str(item.path), megabytes(item.frees), item.why] for item in items]
-        _say(columns([["path", "frees", "what it is"], *cells], right=[1]))
+        show(columns([["path", "frees", "what it is"], *cells], right=[1]))
     for item in items:
         if item.named:
             loses = "loses" if len(item.named) == 1 else "lose"
-            _say(f"note: {', '.join(item.named)} {loses} the checkpoint of the measurement, {item.path}")
+            show(f"note: {', '.join(item.named)} {loses} the checkpoint of the measurement, {item.path}")
 
 
 def _agreed(question: str, yes: bool) -> bool:
     if yes:
         return True
     if not sys.stdin.isatty():
-        _note(f"{question} Nothing was removed: add --yes")
+        note(f"{question} Nothing was removed: add --yes")
         return False
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().casefold() in ("y", "yes"):
         return True
-    _note("nothing was removed")
+    note("nothing was removed")
     return False

@@ -1,19 +1,22 @@
 """``vitlab submit``: train on a SLURM cluster through a readable batch script."""
 
 import argparse
+import hashlib
+import os
 import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
-from vitlab.config.arguments import CommandParser, KeepLines, config_paths, values_of
+from vitlab.config.arguments import CommandParser, KeepLines, config_paths, refuse_unknown, values_of
 from vitlab.config.options import FitOptions, options_parser
 from vitlab.config.trust import trust_words
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.runs.atomic import write_text
 from vitlab.runs.choose import choose_run, run_to_continue
-from vitlab.runs.directory import RUNS, RunDir
+from vitlab.runs.directory import NAME, RUNS, RunDir
 from vitlab.shipped import find_file
 
 FOLDER = RUNS / "slurm"  # scripts and logs lie beside the run directory, which must be new
@@ -53,7 +56,7 @@ def main(argv: list[str]) -> int:
 
     site = read_site(options.slurm, nodes=options.nodes, gpus=options.gpus, time=options.time)
     run, words, files = plan(rest, site.nodes * site.gpus)
-    script = FOLDER / (re.sub(r"[^A-Za-z0-9._-]+", "-", run.name)[:64] + ".sbatch")
+    script = FOLDER / f"{_stem(run)}.sbatch"
     text = script_text(site, words, script, _folder_of_vitlab(), run, files)
     if options.dry_run:
         sys.stdout.write(text)
@@ -69,16 +72,20 @@ def plan(args: list[str], processes: int) -> tuple[Path, list[str], list[Path]]:
     """
     options, rest = options_parser().parse_known_args(args)
     _check_arguments(options, rest)
+    refuse_unknown(rest)
     more = trust_words()
     more += ["--deadline", f"{options.deadline:g}"] if options.deadline != FitOptions.deadline else []
     more += ["--quiet"] if options.quiet else []
+    from vitlab.config.explain import read_yaml
+
     if options.resume and (begun := run_to_continue(options)):
+        contents = [read_yaml(begun.config)] if begun.config.is_file() else []
+        contents += [read_yaml(find_file(path, "--config")) for path in config_paths(rest)]
+        _check_batch(rest, contents, processes)
         return begun.path, ["--resume", str(begun.path), *rest, *more], [begun.config]
     paths = config_paths(rest)
     if not paths:
         raise UsageError("missing: --config; give a complete config, or --resume RUN")
-    from vitlab.config.explain import read_yaml
-
     contents = [read_yaml(find_file(path, "--config")) for path in paths]
     _check_batch(rest, contents, processes)
     seed = [*(c["seed_everything"] for c in contents if "seed_everything" in c), *values_of(rest, "seed_everything")]
@@ -123,6 +130,26 @@ def _check_batch(rest: list[str], contents: list[dict[str, Any]], processes: int
         )
 
 
+def _stem(run: Path) -> str:
+    """Return the name of a run's script; outside ``runs/``, and for an unusual name, with a hash of the path."""
+    path = run.resolve()
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", path.name)
+    if path.parent == RUNS.resolve() and NAME.fullmatch(path.name):
+        return stem
+    return f"{stem[:57]}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:6]}"
+
+
+def _check_script(script: Path, run: Path, again: bool) -> None:
+    """Refuse a script that was submitted before, unless the same run is submitted again."""
+    if not script.is_file():
+        return
+    if not again:
+        raise UsageError(f"{run.name} was submitted before; resubmit with `sbatch {script}`, or choose another --name")
+    named = re.search(r"--include=manifest\.json (.*) \| sort", script.read_text())
+    if named and Path(*shlex.split(named[1])).resolve() != run.resolve():
+        raise UsageError(f"{script} is the script of {named[1]}, not of {run}: rename it, or choose another --name")
+
+
 def _folder_of_vitlab() -> str | None:
     """Return the folder of the ``vitlab`` command if PATH lacks it."""
     folder = Path(sys.executable).parent
@@ -135,8 +162,7 @@ def hand_over(text: str, script: Path, run: Path, again: bool) -> int:
 
     if shutil.which("sbatch") is None:
         raise UsageError("there is no sbatch here; submit on a login node, or print the script with --dry_run")
-    if script.is_file() and not again:
-        raise UsageError(f"{run.name} was submitted before; resubmit with `sbatch {script}`, or choose another --name")
+    _check_script(script, run, again)
     known = "continues" if RunDir(run).exists() else "will be"
     script.parent.mkdir(parents=True, exist_ok=True)
     write_text(script, text)

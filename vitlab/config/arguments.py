@@ -54,6 +54,17 @@ def grid_of(text: str) -> tuple[int, int]:
     return row, column
 
 
+def positive(text: str) -> int:
+    """Return the whole number of 1 or more that a flag gives.
+
+    Raises:
+        argparse.ArgumentTypeError: The text is something else.
+    """
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number, 1 or more, got {text}")
+    return int(text)
+
+
 def add_formats(parser: argparse.ArgumentParser, file: str = "") -> None:
     """Let a command that prints a table take ``--json`` and ``--csv``; ``form`` is then ``json``, ``csv`` or None.
 

@@ -88,6 +88,8 @@ def _of_run(run: RunDir, what: What, kept: dict[str, str]) -> list[Item]:
             kept[str(run.path)] = f"it contains {foreign[0]}, which no run writes"
             return []
         found = sorted({one for splits in named.values() for one in splits})
+        if run.path.is_symlink():
+            return [Item(run, run.path, f"the link alone: the run stays in {run.path.resolve()}")]
         return [Item(run, run.path, "the whole run", named=found)]
     left = [path for pattern in _LEFT for path in run.path.glob(pattern) if path.is_file()]
     items = [Item(run, path, "left by an interrupted write") for path in dict.fromkeys(left)]
@@ -135,6 +137,8 @@ def _weigh(items: Iterable[Item]) -> None:
     """Note what each item frees: a file that has other names is freed with the last of them."""
     seen: dict[tuple[int, int], int] = {}
     for item in items:
+        if item.path.is_dir() and item.path.is_symlink():
+            continue  # its content stays
         for path in [item.path, *item.path.rglob("*")] if item.path.is_dir() else [item.path]:
             if path.is_dir() and not path.is_symlink():
                 continue
@@ -155,7 +159,7 @@ def remove(items: Sequence[Item]) -> tuple[int, dict[str, str]]:
         if not path.is_dir():
             continue
         try:
-            claim = lock.take(path / LOCK)
+            claim = lock.take(path.resolve() / LOCK)  # a link may go before its lock
         except OSError as error:
             kept[str(path)] = error.strerror or str(error)
             continue

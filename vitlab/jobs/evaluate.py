@@ -17,6 +17,7 @@ from vitlab.callbacks.console import EvaluationConsole
 from vitlab.callbacks.predictions import Predictions
 from vitlab.class_metrics import by_class, confusion, over_classes
 from vitlab.config.images import escaped
+from vitlab.config.keys import key_as_typed, key_of
 from vitlab.config.options import Policy
 from vitlab.config.parser import VitlabCLI, settings, user_mistakes
 from vitlab.data.record import TRAINED_ON, Trained, measured, read_numbers
@@ -104,7 +105,7 @@ def evaluate(
     with user_mistakes():
         check_readable(checkpoint)
     facts = checkpoint_facts(checkpoint)
-    conditions = dict(settings(list(arguments)))
+    conditions = {key: value for key, value in settings(list(arguments)) if _can_change_result(key)}
     sentences: list[str] = []
     with user_mistakes(), measured(trained):
         cli = VitlabCLI(evaluation_args(run, arguments, alone), [predictions, console], default_root_dir=str(run.path))
@@ -137,6 +138,14 @@ def evaluate(
     unsaved = None if answers else _save(run, name, {**values, **seen, **recall, **facts}, table)
     told = sentences + trained.sentences(seen, len(table))
     return Measured(name, values, table, told, recall.get("recall", {}), conditions, unsaved)
+
+
+def _can_change_result(key: str) -> bool:
+    """Return whether a setting may change what is measured: how it is computed, as on how many devices, does not."""
+    name = key_as_typed(key)
+    if name in ("data.root", "seed_everything"):  # another value may read other images
+        return True
+    return key_of(name).identity and not name.startswith(("trainer.accelerator", "trainer.strategy"))
 
 
 @contextmanager

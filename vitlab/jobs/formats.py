@@ -219,7 +219,7 @@ def _write_timm(net: VisionTransformer, network: Arguments, path: Path) -> dict[
             if isinstance(net.pos_embed, AddedPosEmbed):
                 # timm stores what is added, whatever it is computed from
                 state = {name: value for name, value in state.items() if not name.startswith("pos_embed.")}
-                table = net.pos_embed.added().detach()
+                table = net.pos_embed.for_batch().added().detach()
             state = to_timm(state, table)
         else:
             state = weights_for_timm(net, _built_by_timm(kind, arguments))

@@ -106,12 +106,14 @@ def _value(text: str) -> Any:
 
 def _comparable(have: Any, text: str) -> tuple[Any, Any] | None:
     """Return two numbers, or two texts such as dates, that can be ordered."""
-    if isinstance(have, str):
-        return have, text
     try:
-        return float(have), float(text)
-    except (TypeError, ValueError):
-        return None
+        wanted = float(text)
+    except ValueError:
+        return (have, text) if isinstance(have, str) else None
+    try:
+        return float(have), wanted
+    except (TypeError, ValueError):  # a year orders dates; `auto` is no number
+        return (have, text) if isinstance(have, str) and have[:1].isdigit() else None
 
 
 def runs_at(places: Sequence[str]) -> list[RunDir]:
@@ -127,18 +129,24 @@ def runs_at(places: Sequence[str]) -> list[RunDir]:
         return found
     runs: dict[Path, RunDir] = {}
     for place in places:
-        inside = [RunDir(place)] if (Path(place) / "run.json").is_file() else list(_below(Path(place)))
+        folder = Path(place).expanduser()
+        inside = [RunDir(folder)] if (folder / "run.json").is_file() else list(_below(folder))
         for run in inside or [find_directory(place)]:
             runs.setdefault(run.path.resolve(), run)
     return list(runs.values())
 
 
 def _below(folder: Path) -> Iterator[RunDir]:
-    """Yield the runs anywhere below a folder; nothing within a run is one."""
-    for path, folders, files in os.walk(folder):
+    """Yield the runs anywhere below a folder, also through links; nothing within a run is one."""
+    seen: set[tuple[int, int]] = set()
+    for path, folders, files in os.walk(folder, followlinks=True):
+        status = os.stat(path)
+        place = status.st_dev, status.st_ino
         if "run.json" in files:
-            folders.clear()
             yield RunDir(path)
+        if "run.json" in files or place in seen:  # by two ways, or a link to a folder above
+            folders.clear()
+        seen.add(place)
         folders.sort()
 
 
@@ -203,8 +211,11 @@ def run_facts(run: RunDir, asked: Sequence[str] = ()) -> Row:
     row: Row = {"run": run.path.name, "path": str(run.path), "status": status_of_run(run, record)}
     row |= {name: record[name] for name in RECORD if name in record}
     row["config"] = "+".join(Path(as_typed(name)).stem for name in record.get("configs") or [])
-    changes = run.path / "overrides.yaml"
-    row["changed"] = " ".join(_changes(parsed_yaml(changes) if changes.is_file() else {}))
+    overrides = run.path / "overrides.yaml"
+    settings = dict(parsed_yaml(overrides)) if overrides.is_file() else {}
+    for change in record.get("changes", []):
+        settings |= change
+    row["changed"] = " ".join(_changes(settings))
     row |= results_of(run)
     if any(name in NETWORK for name in asked):
         model: dict[str, Any] = dict(run.model)
@@ -336,7 +347,7 @@ def _numbers(run: RunDir) -> Row:
             assert isinstance(result, dict)
             now = run.standing(split, result)
             if not now.is_stale:
-                facts = {name: result[name] for name in ("n", "epoch") if name in result}
+                facts = {name: result[name] + (name == "epoch") for name in ("n", "epoch") if name in result}
                 found |= {f"{split}.{name}": value for name, value in {**split_metrics(result), **facts}.items()}
                 found[f"{split}.checkpoint"] = result.get("checkpoint")
             if now.text and now.kind != "gone":

@@ -49,7 +49,7 @@ def slow_half(precision: str, device: str) -> str | None:
     )
 
 
-def speed_of_sdpa(dtype: torch.dtype, gradient: bool, rounds: int = 3) -> float:
+def speed_of_sdpa(dtype: torch.dtype, gradient: bool) -> float:
     """Measure how much faster than :func:`products` the fused kernel is on this CPU, for (1, 3, 197) queries.
 
     Example:
@@ -64,7 +64,7 @@ def speed_of_sdpa(dtype: torch.dtype, gradient: bool, rounds: int = 3) -> float:
         if gradient:
             torch.autograd.grad(y, x, torch.ones_like(y))
 
-    slow, fast = shortest([lambda: run(products), lambda: run(sdpa)], rounds)
+    slow, fast = shortest([lambda: run(products), lambda: run(sdpa)], rounds=3)
     return slow / fast
 
 

@@ -2,6 +2,7 @@
 
 import shlex
 import statistics
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ _COLUMNS = {
     "measured on": "{places}",
 }
 _SAME = ("command", "data", "train_n", "epochs", "parameters")  # in the runs of a row
+_ALSO = ("checkpoint", "splits")  # in the runs of a row too; records of an older vitlab have no splits
 _NEEDED = (*_SAME, "seed", "acc1", "hardware", "commit")
 
 
@@ -59,6 +61,7 @@ def record(run: RunDir) -> dict[str, Any]:
         "macs": model.get("macs"),
         "data": data["data"],
         "train_n": data["splits"]["train"]["n"],
+        "splits": {name: facts["hash"] for name, facts in data["splits"].items() if "hash" in facts},
         "epochs": _epochs(run, config["trainer"]["max_epochs"]),
         "hardware": f"{facts['world_size']} x {facts['devices'][0]}",
         "commit": f"{(facts['commit'] or 'unknown')[:7]}{'+' if facts['dirty'] else ''}",
@@ -95,8 +98,16 @@ def check_record(one: Any) -> dict[str, Any]:
 
 
 def markdown(records: list[dict[str, Any]]) -> str:
-    """Return the records as a table, in the order of each command's first run."""
-    return table([_row(runs) for runs in _grouped(records)], _COLUMNS)
+    """Return the records as a table, in the order of each command's first run.
+
+    Rows that are told apart by their images alone show the hashes of their splits.
+    """
+    rows = [_row(runs) for runs in _grouped(records)]
+    alike = Counter(tuple(row[key] for key in _SAME) for row in rows)
+    for row in rows:
+        if alike[tuple(row[key] for key in _SAME)] > 1 and row.get("splits"):
+            row["data"] += f" {' '.join(split_hash[:8] for split_hash in row['splits'].values())}"
+    return table(rows, _COLUMNS)
 
 
 def rows_in_full(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -119,11 +130,11 @@ def rows_in_full(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _grouped(records: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Return the runs of each row: those of one command, one of each seed."""
+    """Return the runs of each row: those of one command on the same images, one of each seed."""
     groups: dict[tuple[Any, ...], dict[Any, dict[str, Any]]] = {}
     for i, one in enumerate(records):
         seed = one["seed"] if type(one["seed"]) is int else f"none, run {i}"  # without a seed, each run is another
-        same = (*(one[key] for key in _SAME), one.get("checkpoint"))
+        same = (*(one[key] for key in _SAME), *(str(one.get(key)) for key in _ALSO))
         groups.setdefault(same, {})[seed] = one  # a later run replaces an earlier one of the same seed
     return [list(group.values()) for group in groups.values()]
 
@@ -169,9 +180,16 @@ def _published(command: str) -> str:
 def command_of(facts: Record, overrides: dict[str, Any] | None) -> str:
     """Return the command that started the run, without its name and data folder, and what resumes changed."""
     configs = facts.get("configs") or config_paths(facts["argv"])  # an older vitlab wrote argv alone
-    start = ["vitlab fit", *(f"--config {as_typed(name)}" for name in configs), *_words(overrides or {})]
+    start = ["vitlab fit", *(f"--config {as_typed(name)}" for name in configs), *_weights(facts)]
+    start += _words(overrides or {})
     changes = [f"resumed with {' '.join(words)}" for change in facts.get("changes", []) if (words := _words(change))]
     return ", ".join([" ".join(start), *changes])
+
+
+def _weights(facts: Record) -> list[str]:
+    """Return the flags that say which weights a run started from."""
+    named = {name: facts.get(name) for name in ("init_from", "resize", "init_grid")}
+    return [f"--{name} {shlex.quote(str(value))}" for name, value in named.items() if value]
 
 
 def _words(settings: dict[str, Any]) -> list[str]:

@@ -52,7 +52,8 @@ class DropPath(nn.Module):
 
     def _factors(self, y: Tensor) -> Tensor:
         """Return ``(B, 1, 1)``: 0 for a sample whose branch is dropped, 1 / (1 - rate) for the others."""
-        if torch.compiler.is_compiling():  # one graph for all rates, which bernoulli_ and `1 - self.rate` have not
+        if torch.compiler.is_compiling():
+            # bernoulli_ and `1 - self.rate` would compile one graph per rate; this compiles one for all
             kept = torch.ones(1, 1, 1, device=y.device) - self.rate
             return ((torch.rand(len(y), 1, 1, device=y.device) < kept) / kept).to(y.dtype)
         return y.new_empty(len(y), 1, 1).bernoulli_(1 - self.rate) / (1 - self.rate)

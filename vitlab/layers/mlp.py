@@ -7,8 +7,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from vitlab.class_paths import ClassSpec, build_choice
-from vitlab.layers.norm import build_custom, word_of
+from vitlab.class_paths import ClassSpec, build_choice, word_of
+from vitlab.layers.custom import build_custom
 from vitlab.layers.recompute import recomputed
 
 ActName = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu"]

@@ -1,81 +1,14 @@
-"""Normalizations by name, and layers of any kind given as a class: one of torch.nn, or a class path."""
+"""Normalizations by name, of torch.nn, or of a class path."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypedDict, get_args
+from typing import Literal, TypedDict, get_args
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from vitlab.class_paths import ClassSpec, build, choice_text, find_class, name_and_args
+from vitlab.class_paths import ClassSpec, word_of
+from vitlab.layers.custom import build_custom
 
 NormName = Literal["layernorm", "rmsnorm"]
 NormChoice = NormName | str | ClassSpec
-
-
-class PerToken(nn.Module):
-    """Apply a normalization that expects channels second, such as BatchNorm1d, to tokens, whose channels are last.
-
-    Args:
-        norm: The normalization; it sees each token as a sample.
-
-    Example:
-        >>> PerToken(nn.BatchNorm1d(8))(torch.randn(2, 5, 8)).shape
-        torch.Size([2, 5, 8])
-    """
-
-    def __init__(self, norm: nn.Module) -> None:
-        super().__init__()
-        self.norm = norm
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map ``(..., D)`` to ``(..., D)``."""
-        return self.norm(x.flatten(0, -2)).view_as(x)
-
-
-def word_of(key: str, value: Any, words: Iterable[str]) -> str | None:
-    """Return the word that ``key`` is set to, alone or as a ``class_path``; None for a class.
-
-    Raises:
-        ValueError: The word has arguments.
-
-    Example:
-        >>> word_of("act_layer", {"class_path": "gelu"}, ["gelu"]), word_of("act_layer", "Tanh", ["gelu"])
-        ('gelu', None)
-    """
-    word, args = name_and_args(key, value)
-    if word in words and args:
-        raise ValueError(f"`{key}`: {word} takes no arguments, got {choice_text(value)}")
-    return word if word in words else None
-
-
-def build_custom(key: str, value: Any, dim: int, words: Iterable[str], offered: Mapping[str, Any]) -> nn.Module:
-    """Build a layer from a class of torch.nn or a class path, and check that it keeps the shape ``(B, L, dim)``.
-
-    Args:
-        key: Name of the argument, for error messages.
-        value: Name or path of a class, or a mapping with ``class_path`` and ``init_args``.
-        dim: Token width D.
-        words: The names that the argument also accepts, for error messages.
-        offered: Arguments that are passed to the class if its constructor has them.
-
-    Example:
-        >>> build_custom("act_layer", {"class_path": "LeakyReLU", "init_args": {"negative_slope": 0.2}}, 8, [], {})
-        LeakyReLU(negative_slope=0.2)
-    """
-    path, args = name_and_args(key, value)
-    layer = build(key, find_class(key, path, nn.Module, words, home="torch.nn"), args, offered)
-    if isinstance(layer, nn.modules.batchnorm._BatchNorm | nn.GroupNorm):
-        layer = PerToken(layer)
-    try:
-        with torch.no_grad():
-            shape = tuple(layer.eval()(torch.zeros(2, 3, dim)).shape)
-    except Exception as error:  # foreign code can raise anything
-        raise ValueError(
-            f"`{key}`: {path} does not take (B, L, {dim}) tokens: {' '.join(str(error).split())}"
-        ) from error
-    if shape != (2, 3, dim):
-        raise ValueError(f"`{key}`: {path} must keep the shape of tokens, but maps (2, 3, {dim}) to {shape}")
-    return layer.train()
 
 
 class NormArgs(TypedDict):

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlab.class_paths import ClassSpec, build, find_class, name_and_args
+from vitlab.class_paths import ClassSpec, build, find_class, name_and_args, word_of
 from vitlab.layers.mlp import ActChoice, Mlp
-from vitlab.layers.norm import NormChoice, build_norm, word_of
+from vitlab.layers.norm import NormChoice, build_norm
 
 PoolName = Literal["token", "avg", "max", "map"]
 PoolChoice = PoolName | str | ClassSpec

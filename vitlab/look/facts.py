@@ -19,6 +19,7 @@ from vitlab.look.analysis_page import as_html
 from vitlab.look.charts import confusions_table, line_chart, matrix_chart
 from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import read_manifest
+from vitlab.runs.same_images import same_images
 from vitlab.runs.standing import Standing
 from vitlab.stats import mcnemar, paired_interval
 
@@ -221,24 +222,28 @@ def overview_of(facts: Sequence[Mapping[str, Any]], differs: Sequence[tuple[str,
     return {"heads": heads, "rows": rows}
 
 
-def paired(one: Said | None, other: Said | None) -> dict[str, Any] | None:
-    """Compare two runs image by image: McNemar's exact p, and the difference with its interval over images."""
-    if one is None or other is None:
+def paired(one: Said | None, other: Said | None, runs: tuple[RunDir, RunDir]) -> dict[str, Any] | None:
+    """Compare two runs image by image: McNemar's exact p, and the difference with its interval over images.
+
+    Returns:
+        The comparison; None if the runs are not known to have predicted the same images.
+    """
+    if one is None or other is None or one[0] != other[0]:
         return None
-    (images, right), (images_b, right_b) = (_rights(table) for _, table in (one, other))
-    if one[0] != other[0] or not np.array_equal(images, images_b):
+    (_, a), (_, b) = one, other
+    if not same_images(one[0], (a, b), (runs[0].read("data.json"), runs[1].read("data.json"))):
         return None
+    right, right_b = _rights(a), _rights(b)
     only_a, only_b = int((right & ~right_b).sum()), int((right_b & ~right).sum())
     low, high = paired_interval(only_b, only_a, len(right))
     facts = {"split": one[0], "n": len(right), "only_a": only_a, "only_b": only_b, "p": mcnemar(only_a, only_b)}
     return {**facts, "difference": (only_b - only_a) / len(right), "low": low, "high": high}
 
 
-def _rights(table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Return the images in order, index and class ``(2, n)``, and whether each was right, ``(n,)``."""
-    index, target, said = (table[name].to_numpy() for name in ("index", "target", "prediction"))
-    order = np.argsort(index, kind="stable")
-    return np.stack([index, target])[:, order], (said == target)[order]
+def _rights(table: pd.DataFrame) -> np.ndarray:
+    """Return whether each image was right, ``(n,)``, in the order of the split."""
+    order = np.argsort(table["index"].to_numpy(), kind="stable")
+    return (table["target"] == table["prediction"]).to_numpy()[order]
 
 
 def card_of(run: RunDir, status: str) -> str:

@@ -16,27 +16,35 @@ from vitlab.analysis.features import features
 from vitlab.analysis.probes import centered
 from vitlab.analysis.subject import Subject
 from vitlab.data.files.splits import SplitName
+from vitlab.runs.same_images import same_images
 
 MOST, MISTAKES = 800, 200  # images that are listed: of a fixed random order, and mistakes beyond them
 SIDE, COLUMNS = 32, 32  # of the small pictures, in pixels, and of their sheet
 
 
-def listed(found: dict[str, tuple[SplitName, pd.DataFrame]], subjects: dict[str, Subject]) -> dict[str, Any] | None:
+def listed(
+    found: dict[str, tuple[SplitName, pd.DataFrame]], subjects: dict[str, Subject], facts: dict[str, Any]
+) -> dict[str, Any] | None:
     """Return the predictions of runs on the same images, for the page; None if there are none.
 
     Args:
         found: Split and predictions of each run by name.
         subjects: The networks of runs, by the same names; without one, a run has no map and no pictures.
+        facts: What data.json says of the data of each run.
 
     Example:
         >>> table = pd.DataFrame({"index": [0, 1], "target": [0, 1], "prediction": [0, 0], "probability": [0.9, 0.6]})
-        >>> listed({"a": ("val", table)}, {})["runs"]["a"]["prediction"]
+        >>> listed({"a": ("val", table)}, {}, {})["runs"]["a"]["prediction"]
         [0, 0]
     """
     if not found:
         return None
-    split, first = next(iter(found.values()))
-    same = {name: table for name, (other, table) in found.items() if other == split and _same_images(first, table)}
+    main, (split, first) = next(iter(found.items()))
+    same = {main: first}
+    for name, (other, table) in found.items():
+        known = (facts.get(main, {}), facts.get(name, {}))
+        if name != main and other == split and same_images(split, (first, table), known):
+            same[name] = table
     if not len(first) or int(first["index"].min()) < 0:  # of several processes, whose images are unknown
         return None
     tables = {name: table.sort_values("index", ignore_index=True) for name, table in same.items()}
@@ -56,12 +64,6 @@ def listed(found: dict[str, tuple[SplitName, pd.DataFrame]], subjects: dict[str,
         "target": base["target"].to_numpy()[kept].astype(int).tolist(), "sheet": _sheet(subjects, split, index),
         "columns": COLUMNS, "without": [name for name in found if name not in same],
     }  # fmt: skip
-
-
-def _same_images(a: pd.DataFrame, b: pd.DataFrame) -> bool:
-    columns = ["index", "target"]
-    a, b = (table[columns].sort_values("index", ignore_index=True) for table in (a, b))
-    return a.equals(b)
 
 
 def _kept(base: pd.DataFrame, tables: list[pd.DataFrame]) -> np.ndarray:

@@ -66,7 +66,7 @@ def render(
     facts = [_run(name, run, by_name.get(name), said[name]) for name, run in runs.items()]
     differs = differences([config_of(run) for run in runs.values()]) if len(runs) > 1 else []
     is_many = len(runs) >= MANY
-    pairs = [(a, b, paired(said[a], said[b])) for a, b in combinations(runs, 2)]
+    pairs = [(a, b, paired(said[a], said[b], (runs[a], runs[b]))) for a, b in combinations(runs, 2)]
     content: dict[str, Any] = {
         "runs": facts,
         "overview": overview_of(facts, differs) if is_many else None,
@@ -134,7 +134,8 @@ def _listed(
     runs: dict[str, RunDir], given: dict[str, Said | None], subjects: dict[str, Subject]
 ) -> dict[str, Any] | None:
     """Return the predictions of all runs with the names of classes."""
-    found = listed({name: one for name, one in given.items() if one}, subjects)
+    facts = {name: run.read("data.json") for name, run in runs.items()}
+    found = listed({name: one for name, one in given.items() if one}, subjects, facts)
     if found:
         most = max(max(found["target"]), *(max(one["prediction"]) for one in found["runs"].values()))
         names = list(runs[next(iter(found["runs"]))].data.get("class_names") or [])

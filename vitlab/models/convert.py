@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vitlab.class_paths import ClassSpec
 from vitlab.layers.pos_embed import PosEmbedChoice
-from vitlab.layers.pos_embed.added import AddedPosEmbed, SinCos1d
+from vitlab.layers.pos_embed.added import AddedPosEmbed
 from vitlab.tokenizers.patch import pseudo_inverse_resize
 
 State = dict[str, Tensor]
@@ -247,27 +247,6 @@ def to_timm(state_dict: State, pos_embed: Tensor | None = None, no_embed_class: 
         prefix = () if no_embed_class else ("cls_token", "reg_token")
         num_prefix_tokens = sum(state[name].shape[1] for name in prefix if name in state)
         state["pos_embed"] = torch.cat([table.new_zeros(1, num_prefix_tokens, table.shape[2]), table], dim=1)
-    return state
-
-
-def from_t2t(state_dict: State) -> State:
-    """Rename the state dict of an official T2T-ViT (yitu-opensource/T2T-ViT) to ours; outputs do not change.
-
-    The position of the class token becomes part of it. A table that equals the sine formula is dropped, because our
-    model computes it; any other table is kept, for a model with a learned table.
-
-    Example:
-        >>> table = SinCos1d((1, 4), 8).table()
-        >>> theirs = {"cls_token": torch.zeros(1, 1, 8), "pos_embed": torch.cat([torch.ones(1, 8), table])[None]}
-        >>> list(from_t2t(theirs))
-        ['cls_token']
-    """
-    state = rename_blocks(_rename(state_dict, "tokens_to_token.", "tokenizer."))
-    state = fold_prefix_positions(state, state["pos_embed"].shape[1] - 1)
-    table = state["pos_embed.weight"][0]
-    formula = SinCos1d((1, len(table)), table.shape[1]).table()
-    if same_table(table, formula, 1e-6):
-        del state["pos_embed.weight"]
     return state
 
 

@@ -1,4 +1,7 @@
-"""The last block for the class token alone, where nobody can tell: half of its work, or more, is for tokens unread."""
+"""Compute the last block for the class token alone where that cannot change the outputs.
+
+At least half of its work would go into tokens that nobody reads.
+"""
 
 from typing import Any
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from vitlab.layers.channels import SqueezeExcite
+from vitlab.layers.custom import PerToken
 from vitlab.layers.drop_path import DropPath
-from vitlab.layers.norm import PerToken
 from vitlab.layers.pos_embed.base import PosEmbed
 from vitlab.layers.pos_embed.placed import placed
 from vitlab.layers.resample import Grid, ResizePolicy
@@ -51,7 +51,9 @@ class PackedPosEmbed(PosEmbed):
         starts, self.shape = lay_out(lengths)
         first_tokens, first_patches = torch.tensor(starts), torch.tensor([0, *lengths]).cumsum(0)[:-1]
         first_patches -= num_prefix_tokens * torch.arange(len(grids))
-        by_grid = {grid: [i for i, other in enumerate(grids) if other == grid] for grid in dict.fromkeys(grids)}
+        by_grid: dict[Grid, list[int]] = {}
+        for image, grid in enumerate(grids):
+            by_grid.setdefault(grid, []).append(image)
         self.groups, owner = [], torch.full((self.shape[0] * self.shape[1],), len(grids))
         for grid, members in by_grid.items():
             images, n = torch.tensor(members), grid[0] * grid[1]

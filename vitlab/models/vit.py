@@ -7,10 +7,11 @@ from typing import ClassVar, Unpack, get_args
 import torch
 from torch import Tensor, nn
 
+from vitlab.class_paths import word_of
 from vitlab.layers.attention import AttnChoice
 from vitlab.layers.block import BlockArgs, BlockChoice
 from vitlab.layers.mlp import ActChoice, MlpChoice
-from vitlab.layers.norm import NormArgs, NormChoice, build_norm, word_of
+from vitlab.layers.norm import NormArgs, NormChoice, build_norm
 from vitlab.layers.pool import AttentionPool, PoolChoice, PoolName, build_pool
 from vitlab.layers.pos_embed import PosEmbed, PosEmbedChoice, build_pos_embed
 from vitlab.layers.pos_embed.placed import placed

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -106,7 +107,8 @@ def method_of(method: Any) -> Method:
         return method
     if isinstance(method, Mapping):
         return dict(method)
-    cls = method if isinstance(method, type) else type(method)
+    made = method.func if isinstance(method, partial) else method  # what a network is yet to give sizes is a partial
+    cls = made if isinstance(made, type) else type(made)
     if not issubclass(cls, PosEmbed):
         raise UsageError(f"{cls.__qualname__} is not a PosEmbed: inherit from vitlab.PosEmbed")
     used: list[str] = []

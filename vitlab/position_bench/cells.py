@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vitlab.class_paths import name_and_args
+from vitlab.class_paths import current_path, name_and_args
 from vitlab.errors import UsageError
 from vitlab.layers.pos_embed import POS_EMBEDS
 from vitlab.notebook import source_of
@@ -258,12 +258,17 @@ class Bench:
             self._write(label, "cost", cost_of(method, self.protocol), {})
 
     def check_kept(self, label: str, method: Method | None = None) -> None:
-        """Refuse a folder whose cells are of another protocol, or of another source of the method."""
+        """Refuse a folder whose cells are of another protocol, of another method or of another source of it."""
         for path in sorted((self.folder / label).glob("*.json")):
             if json.loads(path.read_text()).get("protocol", self.digest) != self.digest:
                 raise UsageError(f"{path} was trained under another protocol: give another folder")
-        if method and self.is_of_other_code(label, method):
-            name, _ = name_and_args("pos_embed", method)
+        if not method:
+            return
+        name, args = name_and_args("pos_embed", method)
+        card, now = self.record(label, "card"), _method_text(name, args)
+        if card and (kept := _method_text(*card["method"])) != now:
+            raise UsageError(f"{self.folder / label} holds the cells of {kept}, not of {now}: give another folder")
+        if self.is_of_other_code(label, method):
             raise UsageError(f"{self.folder / label} was trained with another source of {name}: give another folder")
 
     def is_of_other_code(self, label: str, method: Method) -> bool:
@@ -366,8 +371,12 @@ def tuned_on(training: str) -> str:
     return "photos" if training == "few" else training
 
 
+def _method_text(name: str, args: Mapping[str, Any]) -> str:
+    return f"{current_path(name)} {json.dumps(args, sort_keys=True)}" if args else current_path(name)
+
+
 def label_of(method: Method) -> str:
-    """Return the name of a method, as its folder is called.
+    """Return the name of a method, as its folder is called; with a digest where signs that no folder has are left out.
 
     Example:
         >>> label_of("coordinates.Coordinates"), label_of({"class_path": "rope2d", "init_args": {"theta": 10}})
@@ -375,7 +384,9 @@ def label_of(method: Method) -> str:
     """
     name, args = name_and_args("pos_embed", method)
     words = [name, *(f"{key}_{value}" for key, value in args.items())]
-    return re.sub(r"[^\w.+-]+", "_", "_".join(words))
+    text = "_".join(words)
+    label = re.sub(r"[^\w.+-]+", "_", text)
+    return label if label == text else f"{label}_{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
 def published(protocol: str | None = None) -> Bench:

@@ -66,7 +66,9 @@ def _resumed(options: Options) -> RunDir:
 def _given(options: Options) -> Any:
     if options.name and options.run_dir:
         raise UsageError("give --name or --run_dir, not both")
-    return options.run_dir or (options.name and RUNS / check_name(options.name))
+    if options.run_dir:
+        return Path(options.run_dir).expanduser()  # of --run_dir=~/x, the shell leaves it
+    return options.name and RUNS / check_name(options.name)
 
 
 def choose_run(options: Options, configs: list[str], seed: Any, resolved: str) -> RunDir:

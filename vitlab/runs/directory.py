@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.runs.atomic import write_json, write_text
 from vitlab.runs.fence import Fence, RunGone
@@ -114,7 +116,7 @@ class RunDir:
         try:
             return first_whole([self.checkpoints / name for name in ("last.ckpt", "previous.ckpt", "best.ckpt")])
         except UsageError as error:
-            restart = f"`vitlab fit --config {self.config} --run_dir {self.typed} --overwrite`"
+            restart = f"`vitlab fit --config {shlex.quote(str(self.config))} --run_dir {self.typed} --overwrite`"
             raise UsageError(f"{error}; start the run again: {restart}") from error
 
     def checkpoint(self) -> Path:
@@ -127,8 +129,17 @@ class RunDir:
         weights = [self.weights / name for name in ("best.safetensors", "last.safetensors")]
         path = path or next((file for file in weights if is_there(file)), None)
         if path is None:
-            raise UsageError(f"{self.path} has no checkpoint yet: it was stopped before its first epoch ended")
+            raise UsageError(f"{self.path} has no checkpoint{self._why_none()}")
         return path
+
+    def _why_none(self) -> str:
+        """Return why there is no checkpoint, as far as configuration and status tell."""
+        config = yaml.safe_load(self.config.read_text()) if is_there(self.config) else None
+        if isinstance(config, dict) and (config.get("trainer") or {}).get("enable_checkpointing") is False:
+            return ": it was trained with `trainer.enable_checkpointing=false`"
+        if self.record.get("status") == "done":
+            return " any more: the run is done, and its checkpoints and weights were removed"
+        return " yet: it was stopped before its first epoch ended"
 
     @property
     def record(self) -> Record:
@@ -176,7 +187,7 @@ class RunDir:
         result = dict(self.stored).get(split) if result is None else result  # type: ignore[assignment]
         words = [f"--{key}={value}" for key, value in (result or {}).get("overrides", {}).items()]
         command = "validate" if split.startswith("val") else "test"
-        return standing(self.path, result or {}, " ".join(["vitlab", command, str(self.path), *words]), read)
+        return standing(self.path, result or {}, shlex.join(["vitlab", command, str(self.path), *words]), read)
 
     def note(self, analysis: str) -> tuple[dict[str, Any], Standing]:
         """Return what an analysis has noted, empty if it is not done, and whether it belongs to the present weights."""
@@ -293,7 +304,7 @@ def find_run(text: str) -> tuple[RunDir, Path]:
         >>> checkpoint.name
         'best.ckpt'
     """
-    path = Path(text)
+    path = Path(text).expanduser()
     if path.is_file():
         run = RunDir(path.parent.parent)
         if not run.config.is_file():
@@ -313,7 +324,7 @@ def find_directory(text: str) -> RunDir:
     """
     if text == "last":
         return last_run()
-    others, places = "", (Path(text), RUNS / text)
+    others, places = "", (Path(text).expanduser(), RUNS / text)
     for directory in places:  # a folder here, as of images, may have the name of a run
         if RunDir(directory).has_begun():
             return RunDir(directory)
@@ -321,7 +332,7 @@ def find_directory(text: str) -> RunDir:
         if directory.is_dir() and (foreign := RunDir(directory).foreign()):
             others = f"; {directory} contains {foreign[0]} and no run: start one elsewhere with --name"
         elif directory.is_dir():
-            way_on = f"`vitlab fit --config FILE --run_dir {directory} --auto_resume` starts it"
+            way_on = f"`vitlab fit --config FILE --run_dir {shlex.quote(str(directory))} --auto_resume` starts it"
             raise UsageError(f"{directory} has no run: its start was interrupted, or its files are gone; {way_on}")
     names = [run.path.name for run in all_runs()]
     hint = did_you_mean(text, names)

@@ -62,9 +62,6 @@ class Guard:
     ``on_end`` is called with the reason before the process ends without its main thread; ``children`` returns the
     processes of the run that this one has started; ``way_on`` tells how to go on.
 
-    Args:
-        who: Which of several processes this is, as "process 0 of 2 ".
-
     Example:
         >>> guard = Guard()
         >>> guard.enter("data", "the photos")
@@ -72,8 +69,8 @@ class Guard:
         'data'
     """
 
-    def __init__(self, who: str = "") -> None:
-        self.who = who
+    def __init__(self) -> None:
+        self.who = ""  # which of several processes this is, as "process 0 of 2 "
         self.way_on = "nothing is lost: start it again"
         self.on_end: Callable[[str], None] = lambda reason: None
         self.children: Callable[[], Sequence[subprocess.Popen[bytes]]] = lambda: ()
@@ -232,9 +229,9 @@ _current: list[Guard] = []  # the last is of the command that runs now
 
 
 @contextmanager
-def guarded(who: str = "") -> Iterator[Guard]:
+def guarded() -> Iterator[Guard]:
     """Watch over what is inside a ``with`` block; :func:`enter` tells its phases."""
-    guard = Guard(who)
+    guard = Guard()
     CONNECTED.clear()
     _current.append(guard)
     guard.start()

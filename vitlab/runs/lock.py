@@ -349,29 +349,21 @@ def locked(run: RunDir) -> Iterator[None]:
 
 
 @contextmanager
-def held(
-    path: Path, what: str, patience: float = float("inf"), sign: Callable[[], object] = lambda: None
-) -> Iterator[float]:
+def held(path: Path, what: str, sign: Callable[[], object] = lambda: None) -> Iterator[float]:
     """Hold a lock at ``path`` for work that several processes may want to do, and wait while another does it.
 
     Args:
         path: The lock, removed at the end.
         what: What its holder does, for the line that says who is waited for.
-        patience: Seconds after which to give up.
         sign: Function whose value changes while the holder's work goes on: the guard of the command then waits on.
 
     Yields:
         The seconds waited for another process, 0 if there was none.
-
-    Raises:
-        UsageError: Another process has it for longer than ``patience``.
     """
     since, said, seen = time.monotonic(), False, sign()
     while (claim := take(path)) is None:
         owner, waited = read(path) or {}, time.monotonic() - since
         who = owner_text(owner)
-        if waited > patience:
-            raise UsageError(f"{who} {what} and has not finished after {patience:.0f} s")
         if waited > 3 and not said and sys.stderr is not None:
             said = True
             sys.stderr.write(f"waiting: {who} {what}\n")

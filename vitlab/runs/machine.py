@@ -72,9 +72,19 @@ def installed_versions(names: Iterable[str]) -> dict[str, str]:
 
 
 def _commit() -> str | None:
-    """Return the commit of the code, marked as dirty if the code in this folder differs from it."""
+    """Return the commit of the code, marked as dirty if the code differs from it."""
     commit = git("rev-parse", "--short=12", "HEAD")
-    return f"{commit}-dirty" if git("status", "--porcelain", "--", ".") else commit
+    return f"{commit}-dirty" if uncommitted_code() else commit
+
+
+def uncommitted_code() -> str | None:
+    """Return the diff of vitlab's code, tests and pages aside, from its commit; None as for :func:`git`.
+
+    Example:
+        >>> isinstance(uncommitted_code(), str | None)
+        True
+    """
+    return git("diff", "HEAD", "--no-ext-diff", "--", ".")
 
 
 def git(*words: str) -> str | None:

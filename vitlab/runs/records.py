@@ -65,6 +65,7 @@ class Record(TypedDict, total=False):
     seed: int | bool
     recipe: str  # name shared by runs that differ only in the seed
     steps: int
+    plans: list[list[int]]  # first step and number of steps of each schedule: several if resumed with more steps
     sum_of_learning_rates: float
     sum_of_learning_rates_pos_embed: float
     promises: dict[str, str]

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
@@ -59,7 +60,8 @@ def standing(run: Path, result: Mapping[str, Any], again: str, read: bool = True
     if used is None:
         return Standing("gone", "measured with a checkpoint that was deleted: nothing is left to compare it with")
     if not read and any(is_there(path) and not _noted(path) for path in _checkpoints(run, used, Path(name).stem)):
-        text = f"not compared: {used}.ckpt is not the file that its manifest notes; `vitlab runs show {run}` reads it"
+        show = shlex.join(["vitlab", "runs", "show", str(run)])
+        text = f"not compared: {used}.ckpt is not the file that its manifest notes; `{show}` reads it"
         return Standing("unknown", text)
     if digest == _present(run, used):
         return Standing("current")

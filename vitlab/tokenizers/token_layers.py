@@ -230,8 +230,8 @@ class TokenPerformer(nn.Module):
     """Token layer with linear attention, Yuan et al. 2021 (arXiv:2101.11986).
 
     The attention is that of Choromanski et al. 2021 (arXiv:2009.14794) with shorter rows of ``w``, the frozen random
-    features. They are saved with the weights, because other features give another function. Dropout is 0.1, as in the
-    published models, whatever the rest of the network uses.
+    features. They are saved with the weights, because other features give another function. Dropout is 0.1 by
+    default, as in the published models.
 
     Args:
         in_dim: Width of the input tokens.

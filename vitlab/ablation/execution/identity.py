@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -39,21 +39,62 @@ def code_digest(package: Path | None = None, own: Sequence[str] = ()) -> str:
 
     Args:
         package: Folder of vitlab.
-        own: Packages and files of the user's, which are located but not imported.
+        own: Packages and files of the user's, which are located but not imported; files beside them that they import
+            count too.
     """
     package = package or HERE
     files = [(path, path.relative_to(package)) for path in sorted(package.rglob("*.py"))]
     files = [(path, name) for path, name in files if _runs_in_a_cell(name)]
+    mine: list[tuple[Path, Path]] = []
     for name in own:
         if name.endswith(".py"):  # the classes of a notebook
-            files += [(path, Path(path.name)) for path in [Path(name)] if path.is_file()]
+            mine += [(path, Path(path.name)) for path in [Path(name)] if path.is_file()]
             continue
         found = PathFinder.find_spec(name.partition(".")[0], [*sys.path, os.getcwd()])
         if found and found.origin:
             top = Path(found.origin)
             paths = sorted(top.parent.rglob("*.py")) if found.submodule_search_locations else [top]
-            files += [(path, path.relative_to(top.parent.parent)) for path in paths]
+            mine += [(path, path.relative_to(top.parent.parent)) for path in paths]
+    files += mine + _imported_by(path for path, _ in mine)
     return _digest(tuple((str(name), path.read_text()) for path, name in files))
+
+
+def _imported_by(paths: Iterable[Path]) -> list[tuple[Path, Path]]:
+    """Return the files beside those of the user's, or in the current folder, that they import, and what these import.
+
+    Installed packages are left out; :func:`versions_in_use` knows those that compute.
+    """
+    left = list(paths)
+    seen = {path.resolve() for path in left}
+    found: list[tuple[Path, Path]] = []
+    while left:
+        path = left.pop(0)
+        package = path.resolve().parent
+        top = next(folder for folder in (package, *package.parents) if not (folder / "__init__.py").is_file())
+        for root in dict.fromkeys((top, Path.cwd())):
+            if {"site-packages", "dist-packages"} & {*root.parts}:
+                continue
+            for name in _imports_of(path, package.relative_to(top).parts):
+                for file in (root.joinpath(*name).with_suffix(".py"), root.joinpath(*name, "__init__.py")):
+                    if file.is_file() and file.resolve() not in seen:
+                        seen.add(file.resolve())
+                        found.append((file, file.relative_to(root)))
+                        left.append(file)
+    return found
+
+
+def _imports_of(path: Path, package: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Return the modules that a file of ``package`` may import, and their packages, without Python's and vitlab's."""
+    names: list[tuple[str, ...]] = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names += [tuple(alias.name.split(".")) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            start = package[: len(package) - node.level + 1] if node.level else ()
+            module = (*start, *(node.module.split(".") if node.module else ()))
+            names += [module, *((*module, alias.name) for alias in node.names)]
+    parts = [name[:length] for name in names for length in range(1, len(name) + 1)]
+    return [name for name in dict.fromkeys(parts) if name[0] not in (HERE.name, *sys.stdlib_module_names)]
 
 
 def _runs_in_a_cell(name: Path) -> bool:

@@ -56,13 +56,16 @@ def whole_length(trainer: L.Trainer, task: L.LightningModule, max_steps: int) ->
 def token_spread(net: VisionTransformer, images: torch.Tensor) -> dict[str, float]:
     """Return the standard deviation of the tokens of ``(B, C, H, W)`` images, and positions by content.
 
-    The ratio is the root mean square of what the position embedding adds to the tokens, divided by that deviation; it
-    is 0 for embeddings that rotate or bias.
+    The ratio is the root mean square of what the position embedding adds to the patch tokens, once or else before the
+    first block, divided by that deviation; it is 0 for embeddings that rotate or bias.
     """
     was_training = net.training
     with torch.no_grad():
-        content = net.eval().tokenizer(images)
-        added = net.pos_embed(content) - content
+        content, positions = net.eval().tokenizer(images), net.pos_embed.for_batch()
+        added = positions(content) - content
+        if not added.any():
+            tokens = net.embed(images, positions)
+            added = (positions.enter(tokens, 0) - tokens)[:, net.num_prefix_tokens :]
     net.train(was_training)
     deviation = float(content.float().std())
     return {"token_sd": deviation, "pos_to_content": float(added.float().square().mean().sqrt()) / deviation}

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import pandas as pd
@@ -245,4 +246,4 @@ def send_report(name: str, where: WandB, folder: Path, page: Path, summary: Path
         return f"W&B      not sent: {' '.join(str(error).split())[:300]}"
     if way == "online":
         return f"W&B      project {project}, group {name}"
-    return f"W&B      {way}; upload it with `wandb sync {folder}/wandb/offline-run-*`"
+    return f"W&B      {way}; upload it with `wandb sync {quote(str(folder))}/wandb/offline-run-*`"

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from vitlab.analysis.catalogue import Analysis, Curve
 from vitlab.analysis.figures import COLORS, finish
@@ -14,6 +15,7 @@ from vitlab.class_metrics import Matrix, confusion, of_counts, over_classes
 from vitlab.errors import UsageError
 
 _NAMED, _COUNTED = 40, 12  # classes whose names, and whose counts, a matrix has room for
+_ADDED = 1.96**2  # images, see `macro_intervals`
 
 
 @Analysis(
@@ -108,17 +110,29 @@ def macro_intervals(matrix: Matrix, draws: int = 200) -> dict[str, tuple[float, 
     """Return 95 % intervals of :func:`over_classes` over images: Wilson's, for the number of images whose share would
     vary as much as bootstraps within each class do.
 
-    So there is a width where all answers are right, which no bootstrap has.
+    A class that is all right or all wrong, as one with a single image always is, would not vary at all: bootstraps also
+    draw from shares with :data:`_ADDED` images more in each class, half of them right (Agresti and Coull 1998), and the
+    fewer images count.
 
     >>> {name: np.round(ends, 2).tolist() for name, ends in macro_intervals(np.array([[2, 0], [0, 1]])).items()}
-    {'acc1_macro': [0.41, 1.0], 'f1_macro': [0.41, 1.0]}
+    {'acc1_macro': [0.44, 1.0], 'f1_macro': [0.42, 1.0]}
     """
-    rng, images = np.random.default_rng(0), matrix.sum(1)
-    shares, there = matrix / np.maximum(images, 1)[:, None], images[images > 0]
-    drawn = [over_classes(rng.multinomial(images, shares)) for _ in range(draws)]
-    ends = {}
-    for name, value in over_classes(matrix).items():
-        variance = float(np.var([each[name] for each in drawn], ddof=1))
-        fewest = len(there) ** 2 / float((1 / there).sum())  # if all classes had the same share
-        ends[name] = wilson(value, value * (1 - value) / variance if variance > 0 else fewest)
-    return ends
+    images = matrix.sum(1)
+    there = images[images > 0]
+    fewest = len(there) ** 2 / float((1 / there).sum())  # of a single class, whose images have no other answer
+    sizes: dict[str, list[float]] = {name: [] for name in over_classes(matrix)}
+    for shares in (matrix / np.maximum(images, 1)[:, None], _smoothed(matrix)):
+        rng, expected = np.random.default_rng(0), over_classes(shares * images[:, None])
+        drawn = [over_classes(rng.multinomial(images, shares)) for _ in range(draws)]
+        for name, share in expected.items():
+            variance = float(np.var([each[name] for each in drawn], ddof=1))
+            sizes[name] += [share * (1 - share) / variance] if variance > 0 else []
+    return {name: wilson(value, min(sizes[name], default=fewest)) for name, value in over_classes(matrix).items()}
+
+
+def _smoothed(matrix: Matrix) -> NDArray[np.float64]:
+    """Return the share of each answer in each class, wrong ones added as they are given to the other classes."""
+    right = np.eye(len(matrix))
+    wrong = (matrix.sum(0) - matrix.diagonal() + 1) * (1 - right)
+    wrong = wrong / np.maximum(wrong.sum(1, keepdims=True), 1)
+    return (matrix + _ADDED * (right + wrong) / 2) / (matrix.sum(1, keepdims=True) + _ADDED)

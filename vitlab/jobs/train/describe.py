@@ -40,7 +40,9 @@ def _model_line(task: Task, facts: dict[str, Any]) -> str:
     tokens = f"{type(net.tokenizer).__name__}, {h}x{w} tokens of width {net.embed_dim}"
     heads = net.num_heads
     q = torch.zeros(1, heads, net.num_prefix_tokens + h * w, net.embed_dim // heads)
-    free = net.pos_embed.bias(0) is None and net.pos_embed.relate(q, q, 0) is None
+    with torch.random.fork_rng(devices=[]):  # the training draws the same numbers after it
+        acting = net.pos_embed.for_batch()
+    free = acting.bias(0) is None and acting.relate(q, q, 0) is None
     note = "" if free else "; its attention bias rules out flash kernels"
     if isinstance(net.tokenizer, T2TTokenizer) and (aside := net.tokenizer.unfused_options()):
         note += f"; {' and '.join(aside)}: the soft splits use the slower plain implementation"

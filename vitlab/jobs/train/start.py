@@ -19,6 +19,7 @@ from lightning.pytorch.loggers import WandbLogger
 from vitlab.callbacks.deadline import Deadline
 from vitlab.callbacks.watch import Watch
 from vitlab.config.arguments import config_paths
+from vitlab.config.keys import key_of
 from vitlab.config.parser import settings
 from vitlab.config.trust import redact
 from vitlab.data.base import ImageData
@@ -38,11 +39,14 @@ from vitlab.runs.directory import RunDir
 from vitlab.runs.guard import Guard, enter, others_of
 from vitlab.runs.launch import announce_run, join_group_store
 from vitlab.runs.lock import is_leader, prepare
-from vitlab.runs.machine import cpu_name, git, installed_versions
+from vitlab.runs.machine import cpu_name, git, installed_versions, uncommitted_code
+from vitlab.runs.manifest import read_manifest
 from vitlab.runs.records import now_utc
 from vitlab.tasks.base import Task
 
 PACKAGES = ("vitlab", "torch", "torchvision", "lightning", "torchmetrics", "timm", "numpy", "jsonargparse", "wandb")
+SUMS = ("sum_of_learning_rates", "sum_of_learning_rates_pos_embed")
+RESUMED = "not those of this configuration from its first step: the run was resumed with changes, or on other processes"
 
 
 def begin(job: Job) -> None:
@@ -149,7 +153,8 @@ def _first_record(job: Job) -> dict[str, Any]:
         "argv": ["vitlab", "fit", *map(redact, job.arguments)],
     }
     now |= {"ending": None, "error": None, "wandb_id": job.wandb_id if job.wandb_line else None}
-    return {**first, **record, **now, **_changes(job)}
+    kept = {name: value for name, value in record.items() if name not in SUMS}  # which are those of this attempt
+    return {**first, **kept, **now, **_changes(job)}
 
 
 def _keep_classes(job: Job) -> None:
@@ -218,20 +223,50 @@ def _facts(job: Job, groups: list[dict[str, Any]]) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "seed": job.config.seed_everything,
         **({"steps": int(steps)} if math.isfinite(steps) else {}),
-        **(_rates(job.task, groups) if isinstance(job.task, Task) else {}),
-        "promises": promises(trainer) if isinstance(job.task, Task) and deals_samples(job.data) else {},
+        **_rates(job, groups),
+        "promises": _promises(job) if isinstance(job.task, Task) and deals_samples(job.data) else {},
         "resumed": now_utc() if job.resumed else None,
     }
 
 
-def _rates(task: Task, groups: list[dict[str, Any]]) -> dict[str, float]:
-    rates = task.sum_of_learning_rates()
-    if rates is None:
-        return {}
+def _rates(job: Job, groups: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the schedules of a run and the sums of its learning rates, as far as they are known."""
+    plans = _plans(job)
+    if not plans or not isinstance(task := job.task, Task) or (rates := task.sum_of_learning_rates(plans)) is None:
+        return {"plans": plans}
     names = "pos_embed.", "student.pos_embed."
     scales = [group["lr_scale"] for group in groups if group["name"].startswith(names)]
     scale = scales[-1] if scales else task.hparams["pos_embed_lr_mult"]
-    return {"sum_of_learning_rates": rates, "sum_of_learning_rates_pos_embed": rates * scale}
+    return {"plans": plans, **dict(zip(SUMS, (rates, rates * scale), strict=True))}
+
+
+def _plans(job: Job) -> list[list[int]]:
+    """Return where each schedule of a run began and its number of steps; empty if one of them is unknown."""
+    record, steps = job.run.record, float(job.trainer.estimated_stepping_batches)
+    if not math.isfinite(steps):
+        return []
+    if not (checkpoint := job.trainer.ckpt_path):
+        return [[0, int(steps)]]
+    before = record.get("steps")
+    longer = [change for change in record.get("changes", []) if {"trainer.max_epochs", "trainer.max_steps"} & {*change}]
+    is_first = not longer or (len(longer) == 1 and before != steps)  # of a run of an older vitlab, which wrote no plans
+    plans = record.get("plans", [[0, before]] if before and is_first else [])
+    if not plans or plans[-1][1] == steps:
+        return plans
+    begin = read_manifest(job.run.checkpoints).get(Path(checkpoint).name, {}).get("step")
+    return [*(plan for plan in plans if plan[0] < begin), [begin, int(steps)]] if begin is not None else []
+
+
+def _promises(job: Job) -> dict[str, str]:
+    """Return what holds of the run: a second one has other weights if this one was resumed with changes."""
+    record, found = job.run.record, promises(job.trainer)
+    if not job.trainer.ckpt_path or "promises" not in record:
+        return found
+    here = {"world_size": job.trainer.world_size, "threads": torch.get_num_threads()}
+    changed = [key for change in record.get("changes", []) for key in change if key_of(key).identity]
+    if changed or record["promises"].get("weights") == RESUMED or any(record.get(k, v) != v for k, v in here.items()):
+        found["weights"] = RESUMED
+    return found
 
 
 def promises(trainer: L.Trainer) -> dict[str, str]:
@@ -256,9 +291,9 @@ def _commit() -> dict[str, Any]:
     commit = git("rev-parse", "HEAD")
     if not commit:
         return {"commit": None, "dirty": None, "diff": None}
-    diff = git("diff", "HEAD", "--no-ext-diff", "--", ".")
+    diff = uncommitted_code()
     return {
         "commit": commit,
-        "dirty": bool(git("status", "--porcelain", "--untracked-files=no")),
-        "diff": hashlib.sha256(diff.encode()).hexdigest()[:10] if diff else None,  # of vitlab's code, uncommitted
+        "dirty": bool(diff),
+        "diff": hashlib.sha256(diff.encode()).hexdigest()[:10] if diff else None,
     }

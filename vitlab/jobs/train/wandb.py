@@ -77,7 +77,7 @@ def _place_wandb(args: Any, run: RunDir, wandb_id: str) -> str:
     if "disabled" in (args.get("mode"), mode):
         return "disabled"
     if args["offline"] or args.get("mode") == "offline" or mode in ("offline", "dryrun"):
-        return f"offline; upload it with `wandb sync {run.path}/wandb/offline-run-*`"
+        return f"offline; upload it with `wandb sync {run.typed}/wandb/offline-run-*`"
     return f"project {args['project']}, run {wandb_id}"
 
 

@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitlab.errors import UsageError
 from vitlab.layers.pos_embed.base import PosEmbed, PosEmbedJoin
-from vitlab.layers.pos_embed.resizable import grid_cells
+from vitlab.layers.pos_embed.resizable import Resizable, grid_cells, no_resizing
 from vitlab.layers.resample import Grid, ResizePolicy, resize_axis, resize_table
 
 
@@ -32,7 +33,6 @@ class AddedPosEmbed(PosEmbed):
     trains = True
     scale = 1.0  # factor on the vectors: ``scale`` in the ``init_args`` of a method
     policies: tuple[ResizePolicy, ...] = ("interpolate",)
-    stacks = MappingProxyType({"weight": 0, "row": 0, "col": 0})
 
     def __init__(self, grid_size: Grid, join: PosEmbedJoin = "stem") -> None:
         super().__init__(grid_size)
@@ -59,6 +59,9 @@ class AddedPosEmbed(PosEmbed):
 
     def _ordered_table(self, layer: int) -> Tensor:
         table = self.added(layer)
+        resizes = type(self)._resized_state is not Resizable._resized_state or "interpolate" not in self.policies
+        if not resizes and len(table) not in (1, self.grid_size[0] * self.grid_size[1]):  # of a class of the user's
+            raise UsageError(no_resizing(self, "table"))
         # the gradient of F.embedding is faster than that of indexing
         return table if self.order is None else F.embedding(self.order, table)
 
@@ -77,9 +80,11 @@ class Learned(AddedPosEmbed):
         torch.Size([1, 6, 8])
     """
 
+    stacks = MappingProxyType({"weight": 0})
+
     def __init__(self, grid_size: Grid, embed_dim: int, depth: int = 1, join: PosEmbedJoin = "stem") -> None:
         super().__init__(grid_size, join)
-        num_tables = depth if join == "every_layer" else 1
+        num_tables = self.num_sets(depth)
         self.weight = nn.Parameter(torch.empty(num_tables, grid_size[0] * grid_size[1], embed_dim))  # (J, N, D)
         nn.init.trunc_normal_(self.weight, std=0.02)
 
@@ -107,9 +112,11 @@ class Factorized(AddedPosEmbed):
         torch.Size([1, 6, 8])
     """
 
+    stacks = MappingProxyType({"row": 0, "col": 0})
+
     def __init__(self, grid_size: Grid, embed_dim: int, depth: int = 1, join: PosEmbedJoin = "stem") -> None:
         super().__init__(grid_size, join)
-        num_tables = depth if join == "every_layer" else 1
+        num_tables = self.num_sets(depth)
         self.row = nn.Parameter(torch.empty(num_tables, grid_size[0], embed_dim))  # (J, h, D)
         self.col = nn.Parameter(torch.empty(num_tables, grid_size[1], embed_dim))  # (J, w, D)
         nn.init.normal_(self.row, std=0.02)
@@ -145,6 +152,7 @@ class SinCosPosEmbed(AddedPosEmbed):
         torch.Size([24, 8])
     """
 
+    stacks = MappingProxyType({"weight": 0})
     weight: Tensor  # (J, N, D); J is 1 unless every layer trains its own
     interpolated: Tensor | None  # (1, N, D)
 
@@ -173,10 +181,10 @@ class SinCosPosEmbed(AddedPosEmbed):
         """Return only interpolate for a trained or interpolated table, every policy of the class otherwise."""
         return ("interpolate",) if "weight" in state or "interpolated" in state else super().policies_for(state)
 
-    def _create_table(self, num_tables: int) -> None:
+    def _create_table(self, depth: int) -> None:
         table = self.formula(self.grid_size).float()[None]  # (1, N, D)
         if self.trainable:
-            self.weight = nn.Parameter(table.repeat(num_tables, 1, 1))
+            self.weight = nn.Parameter(table.repeat(self.num_sets(depth), 1, 1))
         else:
             self.register_buffer("weight", table, persistent=False)
 
@@ -220,7 +228,7 @@ class SinCos1d(SinCosPosEmbed):
         self, grid_size: Grid, embed_dim: int, depth: int = 1, join: PosEmbedJoin = "stem", trainable: bool = False
     ) -> None:
         super().__init__(grid_size, embed_dim, join, trainable)
-        self._create_table(depth if join == "every_layer" else 1)
+        self._create_table(depth)
 
     def formula(self, grid_size: Grid, trained_grid: Tensor | None = None) -> Tensor:
         """Return the ``(N, D)`` table in float64."""
@@ -269,7 +277,7 @@ class SinCos2d(SinCosPosEmbed):
             raise ValueError(f"`embed_dim` must be at least 8 for style='big_vision', got embed_dim={embed_dim}")
         super().__init__(grid_size, embed_dim, join, trainable)
         self.style = style
-        self._create_table(depth if join == "every_layer" else 1)
+        self._create_table(depth)
 
     def formula(self, grid_size: Grid, trained_grid: Tensor | None = None) -> Tensor:
         """Return the ``(N, D)`` table in float64."""
@@ -305,7 +313,6 @@ class Fourier(AddedPosEmbed):
 
     joins = ("stem",)
     policies: tuple[ResizePolicy, ...] = ("rescale", "extrapolate")
-    stacks = MappingProxyType({})
     cells: Tensor  # (N, 2): y, x
 
     def __init__(self, grid_size: Grid, embed_dim: int, gamma: float = 10.0) -> None:

@@ -56,9 +56,12 @@ class PosEmbed(Resizable, metaclass=Described):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Accept a ``relate`` of queries and layer, as it was before the keys were given too.
 
-        A class with biases of its own says ``splits_queries`` itself, or gives all rows.
+        A class with biases of its own says ``splits_queries`` itself, or gives all rows; one with a rotation of its own
+        says ``rotates_stacked`` itself, or receives queries and keys apart.
         """
         super().__init_subclass__(**kwargs)
+        if "rotate" in vars(cls) and "rotates_stacked" not in vars(cls):
+            cls.rotates_stacked = False
         if vars(cls).keys() & {"bias", "biases", "relate"} and "splits_queries" not in vars(cls):
             cls.splits_queries = False
         by_queries = vars(cls).get("relate")
@@ -105,6 +108,10 @@ class PosEmbed(Resizable, metaclass=Described):
     def acts_after(self, layer: int) -> bool:
         """Return whether :meth:`leave` changes the tokens of block ``layer``."""
         return type(self).leave is not PosEmbed.leave
+
+    def num_sets(self, depth: int) -> int:
+        """Return how many sets of parameters ``depth`` blocks have: one each, or one for all."""
+        return depth if self.join == "every_layer" else 1
 
     def block_parameters(self, layer: int) -> list[nn.Parameter]:
         """Return the parameters that act only in block ``layer``."""

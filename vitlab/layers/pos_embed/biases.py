@@ -82,9 +82,8 @@ class RelPos(BiasPosEmbed):
     ) -> None:
         super().__init__(grid_size, num_prefix_tokens)
         self.join = join
-        num_tables = depth if join == "every_layer" else 1
         num_rows = (2 * grid_size[0] - 1) * (2 * grid_size[1] - 1) + (3 if num_prefix_tokens else 0)
-        self.bias_table = nn.Parameter(torch.empty(num_tables, num_rows, num_heads, dtype=torch.float32))
+        self.bias_table = nn.Parameter(torch.empty(self.num_sets(depth), num_rows, num_heads, dtype=torch.float32))
         nn.init.trunc_normal_(self.bias_table, std=0.02)
         self.fill_tables()
 
@@ -222,7 +221,7 @@ class ContinuousBias(BiasPosEmbed):
         self.join = join
         self.mlps = nn.ModuleList(
             nn.Sequential(nn.Linear(2, hidden), nn.ReLU(), nn.Linear(hidden, num_heads, bias=False))
-            for _ in range(depth if join == "every_layer" else 1)
+            for _ in range(self.num_sets(depth))
         )
         self.fill_tables()
 
@@ -370,7 +369,7 @@ class RelPos1d(PosEmbed):
         super().__init__(grid_size)
         self.join, self.num_prefix_tokens = join, num_prefix_tokens
         num_offsets = 2 * grid_size[0] * grid_size[1] - 1
-        self.keys = nn.Parameter(torch.empty(depth if join == "every_layer" else 1, num_offsets, head_dim))
+        self.keys = nn.Parameter(torch.empty(self.num_sets(depth), num_offsets, head_dim))
         nn.init.trunc_normal_(self.keys, std=0.02)
         self.fill_tables()
 

@@ -29,9 +29,9 @@ class ConvPosEmbed(PosEmbed):
 
     def __init__(self, grid_size: Grid, embed_dim: int, depth: int = 1, join: PosEmbedJoin = "stem") -> None:
         super().__init__(grid_size)
-        num_convs = depth if join == "every_layer" else 1
+        self.join = join
         self.convs = nn.ModuleList(
-            nn.Conv2d(embed_dim, embed_dim, 3, padding=1, groups=embed_dim) for _ in range(num_convs)
+            nn.Conv2d(embed_dim, embed_dim, 3, padding=1, groups=embed_dim) for _ in range(self.num_sets(depth))
         )
 
     def block_parameters(self, layer: int) -> list[nn.Parameter]:

@@ -6,6 +6,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from vitlab.errors import UsageError
 from vitlab.layers.resample import Grid, ResizePolicy, same_size
 
 
@@ -77,11 +78,9 @@ class Resizable(nn.Module):
         own = next((value for value in tensors.values() if value.is_floating_point()), None)
         for name in {**state, **resized}:
             if (value := resized.get(name)) is not state.get(name):
-                other._parameters.pop(name, None)
-                other._buffers.pop(name, None)
                 if value is not None and own is not None and value.is_floating_point():
                     value = value.to(own)
-                other.__dict__[name] = value
+                _set_tensor(other, name, value)
         other.fill_tables()
         return other
 
@@ -90,9 +89,7 @@ class Resizable(nn.Module):
 
         Made in a way that can also be compiled, unlike ``copy.copy``.
         """
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)
-        other.__dict__.update({name: dict(self.__dict__[name]) for name in ("_parameters", "_buffers", "_modules")})
+        other = _shared(self)
         other.__dict__.update(changes)
         return other
 
@@ -106,6 +103,12 @@ class Resizable(nn.Module):
     def _resized_state(
         self, state: dict[str, Tensor], old_grid: Grid, policy: ResizePolicy, antialias: bool
     ) -> dict[str, Tensor]:
+        if policy == "interpolate" and type(self)._resized_state is Resizable._resized_state:
+            tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+            sized = [name for name in state if name in tensors and state[name].shape != tensors[name].shape]
+            if sized:
+                raise UsageError(no_resizing(self, sized[0]))
+            return state
         return {"trained_grid": torch.tensor(old_grid)} | state if policy == "rescale" else dict(state)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
@@ -120,6 +123,31 @@ class Resizable(nn.Module):
         if was_meta and not any(buffer.is_meta for buffer in self.buffers()):
             self.fill_tables()
         return self
+
+
+def no_resizing(method: Resizable, what: str) -> str:
+    """Return what to do about a class that does not resize something of its own."""
+    name = type(method).__name__
+    return f"{name} cannot interpolate `{what}` to another grid: give it a `_resized_state`, or keep the image size"
+
+
+def _shared(module: Any) -> Any:
+    """Return another module with the same attributes, parameters, buffers and parts, which can be replaced."""
+    other = object.__new__(type(module))
+    other.__dict__.update(module.__dict__)
+    other.__dict__.update({name: dict(module.__dict__[name]) for name in ("_parameters", "_buffers", "_modules")})
+    return other
+
+
+def _set_tensor(module: nn.Module, name: str, value: Tensor | None) -> None:
+    """Set a tensor of a module that :func:`_shared` made, or of a part of it, whose own parts stay as they are."""
+    *path, leaf = name.split(".")
+    for part in path:
+        own = module._modules[part] = _shared(module._modules[part])
+        module = own
+    module._parameters.pop(leaf, None)
+    module._buffers.pop(leaf, None)
+    module.__dict__[leaf] = value
 
 
 def _keeping_float32(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

@@ -111,7 +111,10 @@ class RoPE2d(RotaryPosEmbed):
         super().__init__(grid_size, num_prefix_tokens)
         self.is_explicit = None not in (coordinates, pairs, axes)  # weights of other libraries do not store these three
         coordinates, pairs, axes = coordinates or "index", pairs or "interleaved", axes or "xy"
-        check_rotation("rope2d", head_dim, theta)
+        check_head_width("rope2d", head_dim)
+        check_base("theta", theta)
+        if register_theta is not None:
+            check_base("register_theta", register_theta)
         check_word("coordinates", coordinates, "index", "normalized")
         check_word("pairs", pairs, "interleaved", "half")
         check_word("axes", axes, "xy", "yx")
@@ -122,9 +125,7 @@ class RoPE2d(RotaryPosEmbed):
             raise ValueError("`shift`, `jitter` and `rescale` apply only to coordinates='normalized'")
         self.head_dim, self.theta, self.coordinates, self.pairs, self.axes = head_dim, theta, coordinates, pairs, axes
         self.shift, self.jitter, self.rescale, self.moves = shift, jitter, rescale, moves
-        self.register_theta = (
-            None if register_theta is None else check_rotation("register_theta", head_dim, register_theta)
-        )
+        self.register_theta = register_theta
         self.policies = ("rescale",) if coordinates == "normalized" else self.policies
         self.fill_tables()
 
@@ -218,10 +219,10 @@ class RoPEMixed(RotaryPosEmbed):
         join: PosEmbedJoin = "every_layer",
     ) -> None:
         super().__init__(grid_size, num_prefix_tokens)
-        check_rotation("rope_mixed", head_dim, theta)
+        check_head_width("rope_mixed", head_dim)
+        check_base("theta", theta)
         self.join = join
-        num_sets = depth if join == "every_layer" else 1
-        angle = 2 * math.pi * torch.rand(num_sets, num_heads, 1, dtype=torch.float32)
+        angle = 2 * math.pi * torch.rand(self.num_sets(depth), num_heads, 1, dtype=torch.float32)
         self.freqs = nn.Parameter(mixed_freqs(angle, head_dim, theta))
         self.fill_tables()
 
@@ -251,20 +252,26 @@ def mixed_freqs(angle: Tensor, head_dim: int, theta: float) -> Tensor:
     return torch.stack([fx, fy])
 
 
-def check_rotation(name: str, head_dim: int, theta: float) -> float:
-    """Return ``theta``, after checking that it is above 1 and that 4 divides the width of a head.
+def check_head_width(method: str, head_dim: int) -> None:
+    """Refuse a width of a head that 4 does not divide.
 
     Example:
-        >>> check_rotation("rope2d", head_dim=64, theta=100.0)
-        100.0
+        >>> check_head_width("rope2d", head_dim=64)
     """
     if head_dim % 4:
         raise ValueError(
-            f"`embed_dim` / `num_heads` must be divisible by 4 for pos_embed={name!r}, got a head width of {head_dim}"
+            f"`embed_dim` / `num_heads` must be divisible by 4 for pos_embed={method!r}, got a head width of {head_dim}"
         )
-    if not theta > 1:
-        raise ValueError(f"`rope_theta` must be above 1, got rope_theta={theta}")
-    return theta
+
+
+def check_base(name: str, value: float) -> None:
+    """Refuse a base of frequencies that is not above 1.
+
+    Example:
+        >>> check_base("theta", 100.0)
+    """
+    if not value > 1:
+        raise ValueError(f"`{name}` must be above 1, got {value}")
 
 
 def check_word(name: str, value: str, *words: str) -> None:
@@ -298,6 +305,7 @@ class String(RoPEMixed):
         torch.Size([1, 2, 6, 8])
     """
 
+    rotates_stacked = True
     stacks = MappingProxyType({"freqs": 1, "skew": 0})
 
     def __init__(
@@ -369,8 +377,8 @@ class LieRE(PosEmbed):
         if block < 2 or head_dim % block:
             raise ValueError(f"`block` must divide the head width and be at least 2, got {block} and {head_dim}")
         self.join, self.num_prefix_tokens, self.block = join, num_prefix_tokens, block
-        sets = depth if join == "every_layer" else 1
-        numbers = torch.rand(2, sets, num_heads, head_dim // block, block, block, dtype=torch.float32)
+        shape = (self.num_sets(depth), num_heads, head_dim // block, block, block)
+        numbers = torch.rand(2, *shape, dtype=torch.float32)
         self.generators = nn.Parameter(2 * math.pi * numbers)  # only entries above the diagonal are used
         self.fill_tables()
 
