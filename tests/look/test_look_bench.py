@@ -120,7 +120,8 @@ def test_the_list_has_a_fixed_sample_and_the_mistakes_beyond_it(monkeypatch):
     monkeypatch.setattr("vitlab.look.listed.MOST", 10)
     table = pd.DataFrame({"index": range(100), "target": 0, "prediction": 0, "probability": 0.5})
     wrong = table.assign(prediction=[int(i % 25 == 0) for i in range(100)])
-    found = listed({"a": ("val", table), "b": ("val", wrong), "c": ("test", table)}, {})
+    facts = dict.fromkeys("abc", {"splits": {"val": {"hash": "one"}}})
+    found = listed({"a": ("val", table), "b": ("val", wrong), "c": ("test", table)}, {}, facts)
     assert set(found["index"]) >= {0, 25, 50, 75} and 10 <= len(found["index"]) <= 14 and found["without"] == ["c"]
     values = torch.randn(30, 5).double() * torch.tensor([9.0, 3.0, 0.1, 0.1, 0.1])
     places, share = plane(values)
@@ -197,7 +198,7 @@ def test_a_network_that_diverged_still_has_a_page():
     net = VisionTransformer(img_size=8, in_chans=1, num_classes=10, patch_size=2, embed_dim=16, depth=2, num_heads=2)
     torch.nn.init.constant_(net.blocks[0].attn.qkv.weight, float("nan"))
     table = pd.DataFrame({"index": range(4), "target": 0, "prediction": 0, "probability": float("nan")})
-    found = listed({"a": ("val", table)}, {"a": Subject(net, Digits())})
+    found = listed({"a": ("val", table)}, {"a": Subject(net, Digits())}, {})
     assert found["runs"]["a"]["maps"] == {} and json.dumps(found, allow_nan=False)
 
 

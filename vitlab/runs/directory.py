@@ -12,8 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.runs.atomic import write_json, write_text
 from vitlab.runs.fence import Fence, RunGone
@@ -129,17 +127,19 @@ class RunDir:
         weights = [self.weights / name for name in ("best.safetensors", "last.safetensors")]
         path = path or next((file for file in weights if is_there(file)), None)
         if path is None:
-            raise UsageError(f"{self.path} has no checkpoint{self._why_none()}")
+            raise UsageError(self._why_no_checkpoint())
         return path
 
-    def _why_none(self) -> str:
-        """Return why there is no checkpoint, as far as configuration and status tell."""
+    def _why_no_checkpoint(self) -> str:
+        """Return a sentence on why there is none, as far as configuration and status tell."""
+        import yaml  # not for the help of a command
+
         config = yaml.safe_load(self.config.read_text()) if is_there(self.config) else None
         if isinstance(config, dict) and (config.get("trainer") or {}).get("enable_checkpointing") is False:
-            return ": it was trained with `trainer.enable_checkpointing=false`"
+            return f"{self.path} has no checkpoint: it was trained with `trainer.enable_checkpointing=false`"
         if self.record.get("status") == "done":
-            return " any more: the run is done, and its checkpoints and weights were removed"
-        return " yet: it was stopped before its first epoch ended"
+            return f"{self.path} has no checkpoint any more: the run is done, and its checkpoints and weights were removed"
+        return f"{self.path} has no checkpoint yet: it was stopped before its first epoch ended"
 
     @property
     def record(self) -> Record:

@@ -126,7 +126,13 @@ class Resizable(nn.Module):
 
 
 def no_resizing(method: Resizable, what: str) -> str:
-    """Return what to do about a class that does not resize something of its own."""
+    """Return what to do about a class that does not resize something of its own.
+
+    Example:
+        >>> from vitlab.layers.pos_embed.added import Learned
+        >>> no_resizing(Learned((2, 2), 8, 1), "weight")[:44]
+        'Learned cannot interpolate `weight` to anoth'
+    """
     name = type(method).__name__
     return f"{name} cannot interpolate `{what}` to another grid: give it a `_resized_state`, or keep the image size"
 
