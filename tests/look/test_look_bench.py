@@ -120,13 +120,13 @@ def test_the_list_has_a_fixed_sample_and_the_mistakes_beyond_it(monkeypatch):
     monkeypatch.setattr("vitlab.look.listed.MOST", 10)
     table = pd.DataFrame({"index": range(100), "target": 0, "prediction": 0, "probability": 0.5})
     wrong = table.assign(prediction=[int(i % 25 == 0) for i in range(100)])
-    facts = dict.fromkeys("abc", {"splits": {"val": {"hash": "one"}}})
+    facts = {name: {"splits": {"val": {"hash": "one"}}} for name in "abc"}
     found = listed({"a": ("val", table), "b": ("val", wrong), "c": ("test", table)}, {}, facts)
     assert set(found["index"]) >= {0, 25, 50, 75} and 10 <= len(found["index"]) <= 14 and found["without"] == ["c"]
     values = torch.randn(30, 5).double() * torch.tensor([9.0, 3.0, 0.1, 0.1, 0.1])
     places, share = plane(values)
     assert share > 0.99 and abs(float(torch.corrcoef(torch.stack([places[:, 0], values[:, 0]]))[0, 1])) > 0.99
-    assert listed({}, {}) is None and listed({"a": ("val", table.assign(index=-1))}, {}) is None
+    assert listed({}, {}, {}) is None and listed({"a": ("val", table.assign(index=-1))}, {}, {}) is None
 
 
 WORK = Path(__file__).with_name("work.js")

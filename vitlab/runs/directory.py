@@ -138,7 +138,7 @@ class RunDir:
         if isinstance(config, dict) and (config.get("trainer") or {}).get("enable_checkpointing") is False:
             return f"{self.path} has no checkpoint: it was trained with `trainer.enable_checkpointing=false`"
         if self.record.get("status") == "done":
-            return f"{self.path} has no checkpoint any more: the run is done, and its checkpoints and weights were removed"
+            return f"{self.path} has no checkpoint any more: the run is done, and its files were removed"
         return f"{self.path} has no checkpoint yet: it was stopped before its first epoch ended"
 
     @property
