@@ -114,6 +114,7 @@ with second_interrupt_ends():
 """
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("needs", "work"),

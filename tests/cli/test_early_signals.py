@@ -28,6 +28,7 @@ PLACES = {
 }
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize(
     ("place", "number"),
     [

@@ -22,6 +22,7 @@ def losses(name):
     return [row["val/loss"] for row in rows if "val/loss" in row]
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "more", [[], ["--data.mixup=0.5", "--model.pos_embed=[learned, relpos]"]], ids=["plain", "mix"]

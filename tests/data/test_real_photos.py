@@ -49,6 +49,7 @@ def test_the_report_on_the_photos_is_right(place, monkeypatch, capsys):
     assert "1,808 readable images" in text and re.search(r"trilobite +\d+ +\d+ +\d+", text)
 
 
+@pytest.mark.rare
 def test_the_report_on_photos_with_awkward_files_among_them_is_what_the_manifest_says(place, monkeypatch, capsys):
     before, _ = _report(place, monkeypatch, capsys)
     with (SHARED / "weird" / "MANIFEST.tsv").open() as lines:
