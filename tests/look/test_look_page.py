@@ -387,7 +387,7 @@ def test_names_of_classes_and_runs_are_shown_as_text_whatever_they_contain(tmp_p
 def test_runs_are_compared_image_by_image_and_by_what_differs(tmp_path):
     a = measured(tmp_path / "a", [True] * 14 + [False] * 6)
     b = measured(tmp_path / "b", [True] * 4 + [False] * 10 + [True] * 4 + [False] * 2)
-    found = paired(predictions_of(a), predictions_of(b), (a, b))
+    found = paired(predictions_of(a), predictions_of(b), (a.read("data.json"), b.read("data.json")))
     assert (found["only_a"], found["only_b"], found["difference"]) == (10, 4, pytest.approx(-0.3))
     assert found["low"] < -0.3 < found["high"] and 0.1 < found["p"] < 0.3
     page = render("both", {"a": a, "b": b})
@@ -416,7 +416,7 @@ def test_only_the_same_images_are_compared_image_by_image(paths, hashes, are_sam
         (table.assign(path=given) if given else table).to_parquet(file)
         known = {"hash": split_hash} if split_hash else {}
         run.write("data.json", {**run.read("data.json"), "splits": {"val": {"n": 4, **known}}})
-    assert (paired(*map(predictions_of, runs), tuple(runs)) is not None) == are_same
+    assert (paired(*map(predictions_of, runs), tuple(run.read("data.json") for run in runs)) is not None) == are_same
     facts = {name: run.read("data.json") for name, run in zip("ab", runs, strict=True)}
     found = listed({name: predictions_of(run) for name, run in zip("ab", runs, strict=True)}, {}, facts)
     assert found["without"] == ([] if are_same else ["b"])

@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from vitlab import interface
 from vitlab.callbacks.record import RunRecord
+from vitlab.callbacks.steps import ends_with_epoch
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.ranges import check_ranges
 from vitlab.runs.directory import RunDir
@@ -137,8 +138,7 @@ class Checkpoint(callbacks.Checkpoint):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save a finished epoch, after its validation; between those that are due, the best alone."""
-        is_last = trainer.current_epoch + 1 == trainer.max_epochs or trainer.should_stop
-        is_last = is_last or 0 < trainer.max_steps <= trainer.global_step
+        is_last = ends_with_epoch(trainer) or trainer.should_stop
         self.save_epoch(trainer, is_last, is_last or (trainer.current_epoch + 1) % self.every_n_epochs == 0)
 
     def save_epoch(self, trainer: Any, is_last: bool = True, is_due: bool = True) -> None:

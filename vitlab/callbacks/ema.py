@@ -39,8 +39,7 @@ class EMA(WeightAveraging):
             raise ValueError(f"`decay` of EMA must be at least 0 and below 1, got {decay}")
         super().__init__(use_buffers=False)
         self.decay = decay
-        self._pairs: Matched | None = None
-        self._buffers: Matched = [], []
+        self._lists: tuple[Matched, Matched] | None = None
 
     @property
     def average(self) -> Any:
@@ -70,7 +69,7 @@ class EMA(WeightAveraging):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Forget the cached lists of weights."""
         super().on_train_start(trainer, pl_module)
-        self._pairs = None
+        self._lists = None
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -79,12 +78,13 @@ class EMA(WeightAveraging):
         step = trainer.global_step
         if step > self._latest_update_step and self._average_model is not None:
             weight = 1 - min(self.decay, (1 + step) / (10 + step))
-            if not self._pairs:  # listing the weights is slower than updating them
-                self._pairs, self._buffers = self._matched(pl_module)
+            if not self._lists:  # listing the weights is slower than updating them
+                self._lists = self._matched(pl_module)
+            weights, buffers = self._lists
             with torch.no_grad():
-                torch._foreach_lerp_(*self._pairs, weight)
-                if self._buffers[0]:
-                    torch._foreach_copy_(*self._buffers)
+                torch._foreach_lerp_(*weights, weight)
+                if buffers[0]:
+                    torch._foreach_copy_(*buffers)
             self._latest_update_step = step
 
     def _swap_models(self, pl_module: L.LightningModule) -> None:

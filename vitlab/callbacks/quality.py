@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
+from vitlab.callbacks.steps import ends_with_epoch
 from vitlab.interface import deals_samples
 from vitlab.models.features import knn
 from vitlab.models.vit import VisionTransformer
@@ -79,8 +80,7 @@ class FeatureQuality(Callback):
     ) -> None:
         """Measure before the first validation batch, when the average of EMA is in place."""
         done = trainer.current_epoch + 1
-        last = done == trainer.max_epochs or 0 < trainer.max_steps <= trainer.global_step
-        due = trainer.sanity_checking or done % self.every_n_epochs == 0 or last
+        due = trainer.sanity_checking or done % self.every_n_epochs == 0 or ends_with_epoch(trainer)
         if batch_idx or dataloader_idx or trainer.state.fn != "fit" or not due:
             return
         most = min(self.images, 64) if trainer.sanity_checking else self.images  # the sanity check only needs the names

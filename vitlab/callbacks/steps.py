@@ -89,6 +89,11 @@ def samples(batch: Any) -> int:
     return next((n for part in parts if (n := samples(part))), 0)
 
 
+def ends_with_epoch(trainer: Any) -> bool:
+    """Return whether the present epoch is the last that `max_epochs` or `max_steps` allow."""
+    return trainer.current_epoch + 1 == trainer.max_epochs or 0 < trainer.max_steps <= trainer.global_step
+
+
 def logged(trainer: Any, on_step: bool = False) -> dict[str, float]:
     """Return the metrics that the current loop has logged, without those of other loops."""
     metrics = trainer._results.metrics(on_step)["callback"] if trainer._results else {}

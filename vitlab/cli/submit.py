@@ -78,15 +78,14 @@ def plan(args: list[str], processes: int) -> tuple[Path, list[str], list[Path]]:
     more += ["--quiet"] if options.quiet else []
     from vitlab.config.explain import read_yaml
 
-    if options.resume and (begun := run_to_continue(options)):
-        contents = [read_yaml(begun.config)] if begun.config.is_file() else []
-        contents += [read_yaml(find_file(path, "--config")) for path in config_paths(rest)]
-        _check_batch(rest, contents, processes)
-        return begun.path, ["--resume", str(begun.path), *rest, *more], [begun.config]
     paths = config_paths(rest)
+    contents = [read_yaml(find_file(path, "--config")) for path in paths]
+    if options.resume and (begun := run_to_continue(options)):
+        stored = [read_yaml(begun.config)] if begun.config.is_file() else []
+        _check_batch(rest, [*stored, *contents], processes)
+        return begun.path, ["--resume", str(begun.path), *rest, *more], [begun.config]
     if not paths:
         raise UsageError("missing: --config; give a complete config, or --resume RUN")
-    contents = [read_yaml(find_file(path, "--config")) for path in paths]
     _check_batch(rest, contents, processes)
     seed = [*(c["seed_everything"] for c in contents if "seed_everything" in c), *values_of(rest, "seed_everything")]
     run = choose_run(options, paths, seed[-1] if seed else 0, repr((rest, contents)))

@@ -19,7 +19,7 @@ from vitlab.look.analysis_page import as_html
 from vitlab.look.charts import confusions_table, line_chart, matrix_chart
 from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import read_manifest
-from vitlab.runs.same_images import same_images
+from vitlab.runs.same_images import Facts, same_images
 from vitlab.runs.standing import Standing
 from vitlab.stats import mcnemar, paired_interval
 
@@ -222,8 +222,13 @@ def overview_of(facts: Sequence[Mapping[str, Any]], differs: Sequence[tuple[str,
     return {"heads": heads, "rows": rows}
 
 
-def paired(one: Said | None, other: Said | None, runs: tuple[RunDir, RunDir]) -> dict[str, Any] | None:
+def paired(one: Said | None, other: Said | None, data: tuple[Facts, Facts]) -> dict[str, Any] | None:
     """Compare two runs image by image: McNemar's exact p, and the difference with its interval over images.
+
+    Args:
+        one: Split and predictions of a run.
+        other: Those of the other.
+        data: What data.json says of the data of both.
 
     Returns:
         The comparison; None if the runs are not known to have predicted the same images.
@@ -231,7 +236,7 @@ def paired(one: Said | None, other: Said | None, runs: tuple[RunDir, RunDir]) ->
     if one is None or other is None or one[0] != other[0]:
         return None
     (_, a), (_, b) = one, other
-    if not same_images(one[0], (a, b), (runs[0].read("data.json"), runs[1].read("data.json"))):
+    if not same_images(one[0], (a, b), data):
         return None
     right, right_b = _rights(a), _rights(b)
     only_a, only_b = int((right & ~right_b).sum()), int((right_b & ~right).sum())

@@ -66,7 +66,8 @@ def render(
     facts = [_run(name, run, by_name.get(name), said[name]) for name, run in runs.items()]
     differs = differences([config_of(run) for run in runs.values()]) if len(runs) > 1 else []
     is_many = len(runs) >= MANY
-    pairs = [(a, b, paired(said[a], said[b], (runs[a], runs[b]))) for a, b in combinations(runs, 2)]
+    data = {name: run.read("data.json") for name, run in runs.items()}  # once, of many pairs
+    pairs = [(a, b, paired(said[a], said[b], (data[a], data[b]))) for a, b in combinations(runs, 2)]
     content: dict[str, Any] = {
         "runs": facts,
         "overview": overview_of(facts, differs) if is_many else None,
@@ -74,7 +75,7 @@ def render(
         "pairs": [{"a": a, "b": b, **found} for a, b, found in pairs if found],
         "curves": _thinned(logged_curves(runs)),
         "viewer": _viewed(runs, subjects, pictures, live is None),
-        "listed": _listed(runs, said, by_name) if live is None else None,
+        "listed": _listed(runs, said, by_name, data) if live is None else None,
         "drawings": _drawings(subjects),
         "analyses": findings_of(runs),
     }
@@ -131,11 +132,10 @@ def _drawings(subjects: Sequence[Subject]) -> list[tuple[str, str]]:
 
 
 def _listed(
-    runs: dict[str, RunDir], given: dict[str, Said | None], subjects: dict[str, Subject]
+    runs: dict[str, RunDir], given: dict[str, Said | None], subjects: dict[str, Subject], data: dict[str, Any]
 ) -> dict[str, Any] | None:
     """Return the predictions of all runs with the names of classes."""
-    facts = {name: run.read("data.json") for name, run in runs.items()}
-    found = listed({name: one for name, one in given.items() if one}, subjects, facts)
+    found = listed({name: one for name, one in given.items() if one}, subjects, data)
     if found:
         most = max(max(found["target"]), *(max(one["prediction"]) for one in found["runs"].values()))
         names = list(runs[next(iter(found["runs"]))].data.get("class_names") or [])

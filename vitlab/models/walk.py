@@ -158,9 +158,11 @@ def attention_logits(
     """
     inputs = attention_inputs(net, images, gradients)
     others = attention_inputs(net, images, gradients) if two_passes else [None] * len(inputs)
+    with torch.set_grad_enabled(gradients):
+        positions = net.positions(images).for_batch()
     for layer, (attention, x, keys) in enumerate(zip(attentions(net, "logits"), inputs, others, strict=True)):
         with torch.set_grad_enabled(gradients):
-            logits = attention.logits(x, net.positions(images).for_batch(), layer, *([] if keys is None else [keys]))
+            logits = attention.logits(x, positions, layer, *([] if keys is None else [keys]))
         yield logits
 
 
