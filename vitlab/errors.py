@@ -39,6 +39,26 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
+def one_line(error: object, limit: int = 400) -> str:
+    """Return what an error says in one line of at most ``limit`` characters; its class if it says nothing.
+
+    Example:
+        >>> one_line(ValueError("two   words")), one_line(KeyboardInterrupt())
+        ('two words', 'KeyboardInterrupt')
+    """
+    return (" ".join(str(error).split()) or type(error).__name__)[:limit]
+
+
+def named_line(error: BaseException, limit: int = 400) -> str:
+    """Return the class of an error and what it says in one line of at most ``limit`` characters.
+
+    Example:
+        >>> named_line(ValueError("two   words")), named_line(KeyboardInterrupt())
+        ('ValueError: two words', 'KeyboardInterrupt')
+    """
+    return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")[:limit]
+
+
 def what_failed(error: BaseException) -> str | None:
     """Return in one line which file the system could not read or write and why; None if no system call failed.
 
@@ -110,8 +130,7 @@ def in_own_code(error: BaseException) -> str | None:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(Path(frame.filename))]
     if not frames:
         return None
-    what = " ".join(f"{type(error).__name__}: {error}".split())[:400]
-    return f"{frames[-1].filename}, line {frames[-1].lineno}, `{frames[-1].line}`: {what}"
+    return f"{frames[-1].filename}, line {frames[-1].lineno}, `{frames[-1].line}`: {named_line(error)}"
 
 
 def _is_own(file: Path) -> bool:
@@ -127,7 +146,7 @@ def lost_loader(error: Exception) -> str | None:
         >>> lost_loader(RuntimeError("DataLoader worker (pid 7) exited"))
         'DataLoader worker (pid 7) exited: out of memory, or hanging. Use fewer workers (--data.num_workers)'
     """
-    what = " ".join(str(error).split())
+    what = one_line(error, 10_000)
     if any(words in what for words in ("shared memory(shm)", "unable to write to file </torch_", "Bus error")):
         full = "shared memory (/dev/shm), through which the loader's processes pass batches, is full"
         return f"{full}: enlarge it (in a container: --shm-size=8g), or use fewer processes (--data.num_workers)"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, named_line
 
 PARTS = (  # arguments that take a class: a word, a class path, or, in Python, a class or an object
     *("tokenizer", "pos_embed", "block", "attn", "mlp_layer", "global_pool"),
@@ -136,7 +136,7 @@ def _difference(thing: Any, cls: type, kept: Mapping[str, Any]) -> str:
         with torch.random.fork_rng(devices=[]):
             twin = cls(**kept)
     except Exception as error:  # foreign code can raise anything
-        return f"{cls.__name__} built from what it keeps raises {type(error).__name__}: {' '.join(str(error).split())}"
+        return f"{cls.__name__} built from what it keeps raises {named_line(error)}"
     facts, others = dict(_facts(thing)), dict(_facts(twin))
     names = [name for name in {**facts, **others} if facts.get(name, "nothing") != others.get(name, "nothing")]
     return f"`{names[0]}` differs in one built from what it keeps" if names else ""

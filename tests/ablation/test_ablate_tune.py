@@ -177,6 +177,28 @@ def test_killed_and_shared_tuning_ends_as_if_undisturbed_and_its_evidence_gives_
     assert page.count("stopped after epoch 1 at") == 4 and page.count("| chosen |") == 2
 
 
+def test_predictions_of_candidates_may_be_gone_if_that_is_allowed_but_nothing_else_of_them(toy, lab, tmp_path):
+    write(lab, {"model.lr": [0.001, 0.002], "seeds": [100]})
+    assert not toy().run().failed and toy().verify().is_green
+    gone = sorted(lab.path.glob("runs/ablations/toy/tune/*/s*/predictions"))[0]
+    shutil.rmtree(gone)
+    found = toy().verify()
+    assert found.missing == {"tune": "1 of 4 candidates have no predictions"} and not found.problems
+    assert "tune: 1 of 4 candidates have no predictions\n" in str(found) and not found.is_green
+    with pytest.raises(UsageError, match="1 of 4 candidates have no predictions; --allow_missing accepts"):
+        toy().export("kept")
+    toy().export("kept", allow_missing=True)
+    assert not Lab("kept").verify().is_green
+    assert "missing, as allowed: tune (1 of 4 candidates" in str(allowed := Lab("kept").verify(allow_missing=True))
+    assert allowed.is_green
+    results = gone.parent / "results.json"
+    results.write_text(results.read_text().replace('"acc1": 0.', '"acc1": 0.9'))
+    assert "not as it was recorded: result" in str(toy().verify(allow_missing=True))
+    measured = next(lab.path.glob("runs/ablations/toy/none/s*/predictions"))
+    shutil.rmtree(measured)
+    assert "there is no val.parquet of predictions" in str(toy().verify(allow_missing=True))
+
+
 @pytest.mark.rare
 def test_tpe_candidates_learn_from_earlier_ones_and_need_optuna_only_once(toy, lab, monkeypatch):
     pytest.importorskip("optuna")

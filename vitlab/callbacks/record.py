@@ -20,7 +20,7 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from torch import Tensor
 
 from vitlab.callbacks.steps import Speed, Steps, logged
-from vitlab.errors import Stopped
+from vitlab.errors import Stopped, named_line, one_line
 from vitlab.interface import of_first_process, sums_its_steps, sums_over_processes
 from vitlab.lightning_overhead import Unprofiled, search_no_driver
 from vitlab.runs.directory import RunDir
@@ -301,5 +301,5 @@ def broken_off(error: BaseException) -> Ending:
         return {"why": "signal", "text": "SIGINT"}
     if isinstance(error, Stopped) and len(error.args) == 1:  # a second argument says what hangs
         return {"why": "signal", "text": signal.Signals(error.args[0]).name}
-    what = error.args[1] if isinstance(error, Stopped) else f"{type(error).__name__}: {error}"
-    return {"why": "error", "text": " ".join(str(what).split())[:2000]}
+    said = one_line(error.args[1], 2000) if isinstance(error, Stopped) else named_line(error, 2000)
+    return {"why": "error", "text": said}

@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         if word == "export":
             sub.add_argument("folder", metavar="DIR", help="a new folder")
         if word in ("verify", "export"):
-            _add_switch(sub, "--allow_missing", "accept that planned cells are missing")
+            _add_switch(sub, "--allow_missing", "accept that planned cells, or predictions of candidates, are missing")
         if word == "verify":
             sub.add_argument(
                 "--deep", action="store_true", help="evaluate the kept weights again, and retrain one cell"

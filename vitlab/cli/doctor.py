@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from vitlab.config.arguments import CommandParser, add_formats
 from vitlab.config.trust import FORCED
+from vitlab.errors import named_line, one_line
 from vitlab.runs.directory import RUNS
 from vitlab.runs.machine import installed_versions
 
@@ -82,7 +83,7 @@ def _findings(check: Callable[[], Iterator[Checked]]) -> Iterator[Checked]:
     try:
         yield from check()
     except Exception as error:  # a package that is missing or broken must not hide what the other checks find
-        yield Checked("wrong", check.__name__, f"the check failed: {type(error).__name__}: {_line(error)}")
+        yield Checked("wrong", check.__name__, f"the check failed: {named_line(error)}")
 
 
 def versions() -> Iterator[Checked]:
@@ -123,7 +124,7 @@ def torchvision_build() -> Iterator[Checked]:
         import torch
         import torchvision
     except Exception as error:  # a wrong pair fails in many ways: ImportError, RuntimeError, OSError
-        text = f"torchvision does not import: {_line(error)}; install the versions in constraints.txt"
+        text = f"torchvision does not import: {one_line(error)}; install the versions in constraints.txt"
         yield Checked("wrong", "torchvision", text)
         return
     (major, t, _), (_, v, _) = _numbers(torch.__version__), _numbers(torchvision.__version__)
@@ -231,7 +232,7 @@ def disk() -> Iterator[Checked]:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        yield Checked("wrong", "disk", f"cannot write into {place.resolve()}: {_line(error)}")
+        yield Checked("wrong", "disk", f"cannot write into {place.resolve()}: {one_line(error)}")
         return
     free = shutil.disk_usage(place).free / 1e9
     text = f"{free:,.1f} GB free in {place.resolve()}"
@@ -241,10 +242,6 @@ def disk() -> Iterator[Checked]:
     if shared.is_dir() and (left := shutil.disk_usage(shared).free / 1e9) < 1:
         text = f"{left:.2f} GB free in {shared}: loader processes may crash (in a container: --shm-size=8g)"
         yield Checked("note", "shared memory", text)
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 CHECKS: tuple[Callable[[], Iterator[Checked]], ...] = (

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from vitlab.errors import UsageError, did_you_mean
+from vitlab.errors import UsageError, did_you_mean, named_line
 from vitlab.notebook import PARTS_FILE, defined_here, is_defined_here, load_classes
 
 ALLOWED = [
@@ -128,7 +128,7 @@ def _load(path: str) -> None:
 def _place(error: Exception) -> str:
     frame = traceback.extract_tb(error.__traceback__)[-1]
     file, line = (error.filename, error.lineno) if isinstance(error, SyntaxError) else (frame.filename, frame.lineno)
-    return f"{type(error).__name__}: {' '.join(str(error).split())} ({file}, line {line})"
+    return f"{named_line(error)} ({file}, line {line})"
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:

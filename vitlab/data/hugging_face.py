@@ -11,6 +11,7 @@ from vitlab.data.arguments import PhotoArgs
 from vitlab.data.files.scan import Store, sizes_of
 from vitlab.data.files.sets import FileImages
 from vitlab.data.photos import Photos, parts_among
+from vitlab.errors import one_line
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -157,8 +158,7 @@ def _load(path: str, name: str | None, revision: str | None, download: bool) -> 
         else:
             found = datasets.load_dataset(path, name, revision=revision)
     except Exception as error:  # no connection, no such name, damaged files: many kinds
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ValueError(f"`data.path` {path} cannot be read: {reason}") from error
+        raise ValueError(f"`data.path` {path} cannot be read: {one_line(error)}") from error
     return dict(found) if isinstance(found, dict) else {str(found.split or "all"): found}
 
 

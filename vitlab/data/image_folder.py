@@ -19,6 +19,7 @@ from vitlab.data.files.sets import FileImages, Statistics
 from vitlab.data.files.tars import members_of
 from vitlab.data.photos import Photos, Videos, check_videos, parts_among
 from vitlab.data.record import RUN
+from vitlab.errors import named_line
 
 _PUBLISHED = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and standard deviation of ImageNet's pixels
 _LOOKS = "ROOT/CLASS/IMAGE, or ROOT/train/CLASS/IMAGE with a folder val, test or both beside train"
@@ -235,7 +236,7 @@ def val_classes(root: Path) -> dict[str, str]:
                     found = {Path(entry.name).name: tar.extractfile(entry) for entry in tar if entry.isreg()}
                     return _from_devkit(*(found[name].read() for name in _ANSWERS))  # type: ignore[union-attr]
         except Exception as error:  # a damaged archive or MATLAB file fails in many ways
-            raise ValueError(f"{place / DEVKIT} cannot be read: {type(error).__name__}: {error}") from None
+            raise ValueError(f"{place / DEVKIT} cannot be read: {named_line(error)}") from None
     raise ValueError(
         f"the classes of the validation images are unknown: put {DEVKIT}.tar.gz or {_SOLUTION} into {root}, "
         "or sort the images into val/WNID/"

@@ -21,7 +21,7 @@ from vitlab.config.parser import VitlabCLI, settings, user_mistakes
 from vitlab.data.base import ImageData
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.data.timm_images import images_of
-from vitlab.errors import UsageError, did_you_mean
+from vitlab.errors import UsageError, did_you_mean, named_line
 from vitlab.interface import answering, image_fact, network, path_of
 from vitlab.jobs.checkpoint import load_checkpoint, misfit
 from vitlab.jobs.load import load_pictures, load_trained
@@ -323,7 +323,7 @@ def _loaded(data: Any, has_pictures: bool) -> ImageData | None:
     except UsageError as error:
         reason = str(error)
     except Exception as error:  # whatever foreign data raise, such as that files are missing
-        reason = f"{path_of(data)} raises {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        reason = f"{path_of(data)} raises {named_line(error)}"
     say(f"images           left out those of the data: {reason}")
     return None
 

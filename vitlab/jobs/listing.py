@@ -13,7 +13,7 @@ import yaml
 
 from vitlab.config.explain import parse_yaml
 from vitlab.config.keys import differing_keys, dotted, flatten, flatten_with_classes, key_as_typed, key_of
-from vitlab.errors import UsageError, did_you_mean, megabytes
+from vitlab.errors import UsageError, did_you_mean, megabytes, one_line
 from vitlab.jobs.results import command_of, split_metrics
 from vitlab.runs import lock
 from vitlab.runs.directory import LOCK, RUNS, RunDir, find_directory
@@ -180,7 +180,7 @@ def list_runs(
         try:
             rows.append(run_facts(run, asked))
         except (UsageError, OSError, yaml.YAMLError) as error:
-            damaged[str(run.path)] = " ".join(str(error).split())
+            damaged[str(run.path)] = one_line(error)
     for key in asked if rows else ():
         if not any(key in row for row in rows):
             known = {name for run, _ in zip(runs, range(20), strict=False) for name in _known_names(run)}

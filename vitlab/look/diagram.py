@@ -285,7 +285,7 @@ def _inside_block(net: VisionTransformer) -> tuple[Rows, list[Skip]]:
     block = net.blocks[0]
     image = torch.zeros(1, net.in_chans, *net.img_size, device=next(net.parameters()).device)
     x = _embed(net, image)
-    shapes = shapes_in(block, lambda: block(x, net.positions(image).for_batch(), 0))
+    shapes = shapes_in(block, lambda: block(x, net.positions(image), 0))
     L, D = x.shape[1:]
     rows: Rows = [[(Box("tokens", "that enter the block", "e", f"{L} x {D}"), 1)]]
     known = isinstance(block, Block) and type(block) in (Block, DenseBlock)

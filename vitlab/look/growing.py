@@ -9,6 +9,7 @@ import lightning as L
 import numpy as np
 from lightning.pytorch.callbacks import Callback
 
+from vitlab.errors import named_line
 from vitlab.look.moments import SHARE, is_small
 from vitlab.look.written import is_of_training, stand_still
 
@@ -113,6 +114,6 @@ class GrowingPage(Callback):
             self.written += 1
         except Exception as error:  # a page that nobody asked for must not stop the training
             self.share = 0.0
-            logging.getLogger("vitlab").warning("look.html is not continued: %s: %s", type(error).__name__, error)
+            logging.getLogger("vitlab").warning("look.html is not continued: %s", named_line(error))
         self._cost = now() - begun
         self.spent += self._cost

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitlab.analysis.subject import Subject
 from vitlab.callbacks.ema import validated_weights
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, named_line
 from vitlab.look.charts import sparkline
 from vitlab.look.facts import Said
 from vitlab.look.moments import can_be_shown
@@ -109,7 +109,7 @@ class LivePage(Callback):
                     )
             except Exception as error:  # an error in pictures must not stop the training
                 self.pictures = 0
-                LOG.warning("look.html continues without pictures: %s: %s", type(error).__name__, error)
+                LOG.warning("look.html continues without pictures: %s", named_line(error))
             finally:
                 for module, mode in modes:
                     module.training = mode

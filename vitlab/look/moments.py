@@ -17,6 +17,7 @@ from torch import Tensor
 from vitlab.analysis.parts import positions_added, read_out
 from vitlab.data.base import ImageData
 from vitlab.data.loading.order import EvalOrder
+from vitlab.errors import named_line
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import all_attention_maps, heads_of, probabilities
 from vitlab.runs.atomic import atomic_write
@@ -93,7 +94,7 @@ class Moments(Callback):
     def _give_up(self, error: Exception) -> None:
         """Keep nothing more: what is kept for a page must not stop the training."""
         self.share = 0.0
-        LOG.warning("moments/ is not continued: %s: %s", type(error).__name__, error)
+        LOG.warning("moments/ is not continued: %s", named_line(error))
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Note where the CPU time of another training in this process begins."""

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitlab.errors import did_you_mean
+from vitlab.errors import did_you_mean, one_line
 from vitlab.models.arguments import ModelArgs
 from vitlab.models.convert import fold_prefix_positions, mlp_ratio_of
 from vitlab.models.weights_file import WeightsFile
@@ -63,7 +63,7 @@ def peer_model(name: str, pretrained: bool) -> nn.Module:
     except ValueError:
         raise
     except Exception as error:  # the hub raises many kinds
-        reason = " ".join(str(error).split())[:300]
+        reason = one_line(error)
         raise ValueError(f"{name} cannot be read: {reason}") from error
     return net
 
@@ -90,7 +90,7 @@ def _hf_model(name: str, pretrained: bool) -> nn.Module:
     try:
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)
         raise ValueError(f"transformers has no configuration of hf:{name}: {reason}") from error
     named = getattr(config, "architectures", None) or []
     config = config.vision_config if config.model_type == "siglip" and named == ["SiglipModel"] else config

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from vitlab.class_paths import ClassSpec
-from vitlab.errors import did_you_mean
+from vitlab.errors import did_you_mean, one_line
 from vitlab.layers.pool import PoolName
 from vitlab.layers.resample import ResizePolicy
 from vitlab.models.arguments import ModelArgs
@@ -189,7 +189,7 @@ def timm_model(name: str, pretrained: bool) -> nn.Module:
     try:
         return timm.create_model(name.removeprefix("timm:"), pretrained=pretrained).eval()
     except Exception as error:  # timm and the hub raise many kinds
-        reason = " ".join(str(error).split())[:300]
+        reason = one_line(error)
         close = did_you_mean(name.removeprefix("timm:"), timm.list_models())
         raise ValueError(
             f"timm has no {'weights to give' if pretrained else 'model'} for {name}: {reason}{close}"

@@ -53,7 +53,7 @@ def block_outputs(
         raise ValueError(f"`output_fmt` must be NCHW or NLC, got {output_fmt!r}")
     chosen = block_numbers(len(net.blocks), indices)
     outputs: list[Tokens] = []
-    pos_embed = net.positions(images).for_batch()
+    pos_embed = net.positions(images)
     x = net.embed(images, pos_embed)
     for i in range(max(chosen) + 1 if options.get("stop_early") else len(net.blocks)):
         x = net.run_block(i, x, pos_embed)

@@ -44,7 +44,7 @@ def first_token(net: Any, images: Tensor) -> Tensor:
         >>> first_token(net, torch.randn(2, 3, 32, 32)).shape
         torch.Size([2, 1, 48])
     """
-    pos_embed, last = net.positions(images).for_batch(), len(net.blocks) - 1
+    pos_embed, last = net.positions(images), len(net.blocks) - 1
     x = net.embed(images, pos_embed)
     for i in range(last):
         x = net.run_block(i, x, pos_embed)

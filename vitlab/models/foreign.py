@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, one_line
 from vitlab.layers.resample import Grid
 
 MOST_CELLS = 14  # a side of the grids that analyses see; larger feature maps are averaged to it
@@ -255,10 +255,9 @@ class AnyNetwork(nn.Module):
             return self.net(images)
         except Exception as error:  # whatever a foreign network raises
             size = f"{self.in_chans} x {self.img_size[0]} x {self.img_size[1]}"
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise UsageError(
-                f"{self.name} does not take images of {size} ({reason}): give a transform, or --img_size, that makes "
-                "images of its size"
+                f"{self.name} does not take images of {size} ({one_line(error)}): give a transform, or --img_size, "
+                "that makes images of its size"
             ) from error
 
     def _choose_grid(self) -> None:

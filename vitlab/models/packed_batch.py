@@ -183,7 +183,7 @@ def forward_packed(net: Any, images: PackedBatch) -> Tensor:
         >>> net(PackedBatch.of([torch.randn(3, 32, 32), torch.randn(3, 16, 48)], patch=16)).shape
         torch.Size([2, 10])
     """
-    pos_embed: PackedPosEmbed = packed_positions(net, images).for_batch()
+    pos_embed: PackedPosEmbed = net.positions(images)
     x = net.embed(images, pos_embed)  # (R, L, D)
     for i in range(len(net.blocks)):
         x = net.run_block(i, x, pos_embed)

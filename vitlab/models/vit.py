@@ -186,7 +186,7 @@ class VisionTransformer(Named, nn.Module):
 
         ``keep``, ``(B, K)`` indices of patch tokens, drops all others after the tokenizer: ``(B, P + K, D)``.
         """
-        pos_embed = self.positions(images, keep).for_batch()
+        pos_embed = self.positions(images, keep)
         x = self.embed(images, pos_embed)
         for i in range(len(self.blocks)):
             x = self.run_block(i, x, pos_embed)
@@ -198,7 +198,7 @@ class VisionTransformer(Named, nn.Module):
 
     def embed(self, images: Tensor | PackedBatch, pos_embed: PosEmbed | None = None) -> Tensor:
         """Map ``(B, C, H, W)`` images to the ``(B, P + N, D)`` tokens that enter the first block."""
-        pos_embed = pos_embed or self.positions(images).for_batch()
+        pos_embed = pos_embed or self.positions(images)
         x = pos_embed(pos_embed.tokens(self.tokenizer(images)))  # (B, N, D)
         prefix = [token for token in (self.cls_token, self.reg_token) if token is not None]
         return self.norm_pre(self.dropout(pos_embed.prepend(prefix, x)))  # (B, P + N, D)
@@ -220,12 +220,13 @@ class VisionTransformer(Named, nn.Module):
         self.pos_embed.resize = policy
 
     def positions(self, images: Tensor | PackedBatch, keep: Tensor | None = None) -> PosEmbed:
-        """Return the position embedding for the grid of ``(B, C, H, W)`` images, or for packed images of any sizes.
+        """Return the position embedding for one batch: ``(B, C, H, W)`` images, or packed images of any sizes.
 
-        With ``keep``, ``(B, K)`` indices of patch tokens, it is that of these tokens at their original positions.
+        It is for the grid of these images, and holds what the method draws for a batch (``for_batch``). With ``keep``,
+        ``(B, K)`` indices of patch tokens, it is that of these tokens at their original positions.
 
-        At ``img_size`` it is ``pos_embed`` itself. At another size it shares the parameters, resampled as its
-        ``resize`` says; gradients flow to them.
+        Its parameters are those of ``pos_embed``, at another size resampled as its ``resize`` says; gradients flow to
+        them.
 
         Raises:
             ValueError: The tokenizer or the position embedding does not support that size, or a subset of the tokens.
@@ -236,7 +237,7 @@ class VisionTransformer(Named, nn.Module):
             ((6, 5), torch.Size([1, 10]))
         """
         if isinstance(images, PackedBatch):
-            return packed_positions(self, images)
+            return packed_positions(self, images).for_batch()
         size = tuple(images.shape[2:])
         if images.ndim != 4 or images.shape[1] != self.in_chans:
             raise ValueError(f"images must be (B, {self.in_chans}, height, width), got {tuple(images.shape)}")
@@ -248,8 +249,8 @@ class VisionTransformer(Named, nn.Module):
                 raise ValueError(
                     "`drop_path_subset` drops images from the batch, but `keep` has other tokens for each: leave it out"
                 )
-            return placed(self._at(size).kept(keep))
-        return placed(self._at(size))
+            return placed(self._at(size).kept(keep)).for_batch()
+        return placed(self._at(size)).for_batch()
 
     def _at(self, size: tuple[int, ...]) -> PosEmbed:
         """Return the position embedding at the grid of images of this height and width."""

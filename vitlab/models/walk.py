@@ -121,7 +121,7 @@ def attention_maps(net: Asked, images: Tensor, layer: int, gradients: bool = Fal
         return net.attention(images)[layer]
     x = attention_inputs(net, images, gradients)[layer]
     with torch.set_grad_enabled(gradients):
-        maps: Tensor = attentions(net)[layer].weights(x, net.positions(images).for_batch(), layer)
+        maps: Tensor = attentions(net)[layer].weights(x, net.positions(images), layer)
     return maps
 
 
@@ -136,7 +136,7 @@ def all_attention_maps(net: Asked, images: Tensor) -> Iterator[Tensor]:
     if isinstance(net, AnyNetwork):
         yield from net.attention(images)
         return
-    positions = net.positions(images).for_batch()
+    positions = net.positions(images)
     for layer, (attention, x) in enumerate(zip(attentions(net), attention_inputs(net, images), strict=True)):
         with torch.no_grad():
             maps = attention.weights(x, positions, layer)
@@ -159,7 +159,7 @@ def attention_logits(
     inputs = attention_inputs(net, images, gradients)
     others = attention_inputs(net, images, gradients) if two_passes else [None] * len(inputs)
     with torch.set_grad_enabled(gradients):
-        positions = net.positions(images).for_batch()
+        positions = net.positions(images)
     for layer, (attention, x, keys) in enumerate(zip(attentions(net, "logits"), inputs, others, strict=True)):
         with torch.set_grad_enabled(gradients):
             logits = attention.logits(x, positions, layer, *([] if keys is None else [keys]))
@@ -179,7 +179,7 @@ def block_tokens(net: Asked, images: Tensor, gradients: bool = False) -> list[Te
     if isinstance(net, AnyNetwork):
         return net.tokens(images)
     with torch.set_grad_enabled(gradients):
-        pos_embed = net.positions(images).for_batch()
+        pos_embed = net.positions(images)
         tokens = [net.embed(images, pos_embed)]
         for i in range(len(net.blocks)):
             tokens.append(net.run_block(i, tokens[-1], pos_embed=pos_embed))

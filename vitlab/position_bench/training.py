@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitlab.analysis.shift import DIRECTIONS, shifted
 from vitlab.class_paths import name_and_args
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, named_line
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.models.vit import VisionTransformer
 from vitlab.optim import param_groups, warmed_up
@@ -181,7 +181,7 @@ def bench_predictions_of(
             [_classes(outputs_of_images(net, F.interpolate(photos, size, mode="bilinear"))) for size in sizes["sizes"]]
         )
     except Exception as error:  # a method may not take another grid, and says so in any way
-        refused["sizes"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
+        refused["sizes"] = named_line(error, 200)
     images = as_floats(test.images[: shift["images"]])
     found["shift"] = np.stack(
         [
@@ -258,7 +258,7 @@ def check_method(method: Method, protocol: Mapping[str, Any]) -> float:
     except UsageError:
         raise
     except Exception as error:
-        raise UsageError(f"{method!r} cannot be trained: {type(error).__name__}: {error}".splitlines()[0]) from error
+        raise UsageError(f"{method!r} cannot be trained: {named_line(error)}") from error
     photos = protocol["trainings"]["photos"]
     seconds *= photos["images"] * photos["epochs"] / len(images)
     limit = protocol["limit_cpu_seconds"]

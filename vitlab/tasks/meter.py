@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection, SumMetric
 
 from vitlab.class_paths import ClassSpec, build, choice_text, find_class, name_and_args
+from vitlab.errors import one_line
 
 FACTS: dict[str, Any] = {
     "class": lambda K: {"task": "multiclass", "num_classes": K},
@@ -60,8 +61,9 @@ def _check(metric: Metric, path: str, K: int, kind: str) -> None:
             value = metric.compute()
             metric.reset()
     except Exception as error:  # foreign code can raise anything
-        text = " ".join(str(error).split())
-        raise ValueError(f"`metrics`: {path} does not take outputs (B, {K}) and {kind} targets: {text}") from error
+        raise ValueError(
+            f"`metrics`: {path} does not take outputs (B, {K}) and {kind} targets: {one_line(error)}"
+        ) from error
     for one in value.values() if isinstance(value, Mapping) else [value]:
         if torch.as_tensor(one).numel() != 1:
             shape = tuple(torch.as_tensor(one).shape)

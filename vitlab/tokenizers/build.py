@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from vitlab.class_paths import ClassSpec, build, find_class, name_and_args
-from vitlab.errors import UsageError, did_you_mean
+from vitlab.errors import UsageError, did_you_mean, one_line
 from vitlab.named_kwargs import check_types
 from vitlab.tokenizers.conv import ConvStem
 from vitlab.tokenizers.patch import PatchEmbed
@@ -95,8 +95,9 @@ def _build_class(tokenizer: TokenizerChoice, sizes: ImageSizes, more: Mapping[st
         with torch.no_grad():
             shape = tuple(module.eval()(images).shape)
     except Exception as error:  # foreign code can raise anything
-        text = " ".join(str(error).split())
-        raise ValueError(f"`tokenizer`: {path} does not take images {tuple(images.shape)}: {text}") from error
+        raise ValueError(
+            f"`tokenizer`: {path} does not take images {tuple(images.shape)}: {one_line(error)}"
+        ) from error
     if shape != (expected := (1, h * w, sizes["embed_dim"])):
         raise ValueError(f"`tokenizer`: {path} must map an image to {expected} for its grid of {h} x {w}, got {shape}")
     return module.train()

@@ -58,7 +58,7 @@ class Verified:
 
     def __str__(self) -> str:
         lines = [f"{name}: {'; '.join(words)}" for name, words in self.problems.items()]
-        lines += [f"{name}: {state}, and planned" for name, state in self.missing.items()]
+        lines += [f"{name}: {state}" + ", and planned" * (name != "tune") for name, state in self.missing.items()]
         ending = f"{len(self.problems)} of them disagree" if self.problems else "all agree"
         ending = ending if self.numbers or self.problems else "none could be recomputed"
         ending = ending if self.checked or self.problems else "there was nothing to verify"
@@ -73,6 +73,7 @@ class _Found:
 
     problems: dict[str, list[str]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+    bare: list[str] = field(default_factory=list)  # candidates whose predictions are gone
     notes: list[str] = field(default_factory=list)
     checked: int = 0
     numbers: int = 0
@@ -97,7 +98,7 @@ def verify_evidence(
         resolved: Its arms, as they were probed.
         cells: The cells of its measured arms.
         tried: The candidates of its tuning.
-        allow_missing: Whether planned cells may be missing; they are named all the same.
+        allow_missing: Whether planned cells and predictions of candidates may be missing; they are named all the same.
         given_up: Arms that the tuning has given up, whose cells are not planned any more.
     """
     found, done = _Found(), []
@@ -123,6 +124,8 @@ def verify_evidence(
         _compare_chain(found, inner, [c for c in done if c.ablation is not ablation], chain_of_tuning, "tune/")
         _name_outsiders(found, inner, [cell for trial in tried for cell in trial.cells], chain_of_tuning, "tune/")
     _name_the_rest(found, main)
+    if found.bare:
+        found.missing["tune"] = f"{len(found.bare)} of {len(done) - len(main)} candidates have no predictions"
     if allow_missing and found.missing:
         found.notes.append(f"missing, as allowed: {', '.join(f'{k} ({v})' for k, v in found.missing.items())}")
         found.missing = {}
@@ -143,6 +146,8 @@ def _look_at(found: _Found, cell: Cell, name: str) -> list[Cell]:
             found.missing[name] = state
         return []
     words, count = ([cell.damage()], 0) if state == "damaged" else _check(cell)
+    if name.startswith("tune/") and words == [_no_predictions(cell)]:
+        found.bare, words = [*found.bare, name], []
     found.checked, found.numbers = found.checked + 1, found.numbers + count
     if words:
         found.say(name, *words)
@@ -161,7 +166,7 @@ def _check(cell: Cell) -> tuple[list[str], int]:
         words.append(f"config.yaml cannot be read: {' '.join(str(error).split())[:200]}")
     path = cell.run.path / "predictions" / f"{cell.ablation.evaluate}.parquet"
     if words or not path.is_file():
-        return words or [f"there is no {path.name} of predictions"], 0
+        return words or [_no_predictions(cell)], 0
     found, stated = (
         told_by_predictions(path, len(data.get("class_names") or [])),
         cell.run.measured(cell.ablation.evaluate),
@@ -172,6 +177,10 @@ def _check(cell: Cell) -> tuple[list[str], int]:
     if planned is not None and planned != found["n"]:
         words.append(f"predictions of {found['n']:.0f} images, the split has {planned}")
     return words, len(both)
+
+
+def _no_predictions(cell: Cell) -> str:
+    return f"there is no {cell.ablation.evaluate}.parquet of predictions"
 
 
 def _compare_targets(found: _Found, done: Sequence[Cell]) -> None:
@@ -230,7 +239,8 @@ def _compare_chain(found: _Found, ablation: Ablation, done: Sequence[Cell], chai
             found.say(f"{prefix}{cell.name}", "the chain has no record of it")
             continue
         last, now = records[cell.name][-1]["hashes"], hashes_of(cell.run, ablation.evaluate)
-        changed = [name for name in last if last[name] != now.get(name)]
+        gone = ("predictions",) if f"{prefix}{cell.name}" in found.bare else ()
+        changed = [name for name in last if last[name] != now.get(name) and name not in gone]
         changed += [n for n, h in tables.get(cell.name, {}).items() if analyses_of(cell.run).get(n) != h]
         if changed:
             found.say(f"{prefix}{cell.name}", f"not as it was recorded: {', '.join(changed)}")

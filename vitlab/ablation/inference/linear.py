@@ -7,7 +7,7 @@ from vitlab.ablation.execution.cells import Resolved
 from vitlab.ablation.execution.identity import json_digest
 from vitlab.ablation.execution.resolve import build_arm
 from vitlab.ablation.file.spec import Ablation
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, one_line
 from vitlab.runs.directory import RunDir
 
 MOST, SIDE, STEPS = 20_000, 32, 100  # training images, height and width at most, iterations
@@ -31,7 +31,7 @@ def linear(ablation: Ablation, resolved: list[Resolved]) -> Gates:
             try:
                 found[key] = _fit(ablation, arm)
             except (UsageError, ImportError, OSError, ValueError, NotImplementedError) as error:
-                found[key] = {"why": " ".join(str(error).split())[:200]}
+                found[key] = {"why": one_line(error)}
             place.write(FILE, found)
     return found
 

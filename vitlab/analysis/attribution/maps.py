@@ -153,7 +153,7 @@ def relevant_maps(net: Asked, images: Tensor, classes: Tensor) -> list[Tensor]:
         slopes = gradients_of(_scores_of(found, classes, "LRP"), maps)
         return [slope for slope in slopes if slope is not None]
     with torch.no_grad():
-        positions = net.positions(images).for_batch()
+        positions = net.positions(images)
         x = net.embed(images, positions)
     with frozen(net), torch.enable_grad(), caught_maps(net) as maps, Relevance():
         x.requires_grad_()

@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, TiffImagePlugin
 
+from vitlab.errors import one_line
+
 _TIFF = (".tif", ".tiff")
 
 
@@ -47,7 +49,7 @@ def read_array(path: Path) -> NDArray[np.float32]:
             np.float32
         )
     except Exception as error:  # readers can raise anything for a broken file
-        raise ValueError(f"{path}: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from None
+        raise ValueError(f"{path}: {one_line(error)}") from None
     values = values[None] if values.ndim == 2 else values
     if values.ndim != 3 or not values.size:
         raise ValueError(f"{path} must hold an array of channels x height x width, got {values.shape}")

@@ -17,7 +17,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageCms, ImageOps, features
 
 from vitlab.data.files.array_images import loses_channels
-from vitlab.errors import printable
+from vitlab.errors import one_line, printable
 
 if TYPE_CHECKING:
     import pydicom
@@ -217,7 +217,7 @@ def decode_bytes(data: bytes, name: str, how: Decoding = Decoding(), shrink: int
         except Image.UnidentifiedImageError:
             raise ImageError(name, f"not one of {', '.join((*FORMATS, 'DICOM'))}") from None
         except Exception as error:  # decoders can raise anything for a broken file
-            raise ImageError(name, str(error) or type(error).__name__) from None
+            raise ImageError(name, one_line(error)) from None
 
 
 def _check_size(width: int, height: int, how: Decoding) -> None:
@@ -239,7 +239,7 @@ def _of_dicom(data: bytes, name: str, how: Decoding) -> Image.Image:
             eight = _scaled(read.values, how.value_range or read.window)
             return Image.fromarray(255 - eight if read.inverted else eight).convert(how.mode)
         except Exception as error:  # pydicom can raise anything for a broken file
-            raise ImageError(name, (str(error) or type(error).__name__).splitlines()[0]) from None
+            raise ImageError(name, one_line(error)) from None
 
 
 def draft_scale(size: tuple[int, int], shrink: int) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from vitlab.data.files import archive
+from vitlab.errors import named_line, one_line
 
 _UNUSED = 3600.0  # seconds after which another data set's file may be evicted
 _ROOM = 0.9  # share of the budget that is left after an eviction
@@ -248,7 +249,7 @@ def _ranges(fs: Any, ranges: list[tuple[str, int, int]]) -> list[bytes | Excepti
         left = list(failed)
         if not left or wait is None:
             break
-        reason = f"{type(failed[left[0]]).__name__}: {failed[left[0]]}".splitlines()[0]
+        reason = named_line(failed[left[0]])
         again = f"{len(left)} of {len(ranges)} ranges failed, attempt {attempt + 1} of {len(_WAITS) + 1} in {wait:g} s"
         warnings.warn(f"{ranges[left[0]][0]}: {again} ({reason})", stacklevel=2)
         time.sleep(wait)
@@ -303,8 +304,7 @@ def told(address: str) -> Iterator[None]:
         status = getattr(cause, "status", None) or answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
         if cause is None or status in (404, 410):
             raise ValueError(f"there is no {address}") from None
-        said = f"the server answers {status} {getattr(cause, 'message', '')}" if status else f"{cause}".splitlines()[0]
+        said = f"the server answers {status} {getattr(cause, 'message', '')}" if status else one_line(cause)
         raise ValueError(f"{address} cannot be read: {said.strip()}") from None
     except Exception as error:  # networks and protocols fail in many ways
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ValueError(f"{address} cannot be read: {reason}") from None
+        raise ValueError(f"{address} cannot be read: {one_line(error)}") from None

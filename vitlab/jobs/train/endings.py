@@ -19,7 +19,18 @@ from torch import Tensor
 
 from vitlab.callbacks.watch import is_about_peers
 from vitlab.data.files.decode import ImageError
-from vitlab.errors import MISTAKES, RunFailed, Stopped, UsageError, before_again, in_own_code, lost_loader, what_failed
+from vitlab.errors import (
+    MISTAKES,
+    RunFailed,
+    Stopped,
+    UsageError,
+    before_again,
+    in_own_code,
+    lost_loader,
+    named_line,
+    one_line,
+    what_failed,
+)
 from vitlab.interface import deals_samples, path_of
 from vitlab.jobs.terminal import close_log, print_error, say
 from vitlab.jobs.train.job import Job
@@ -136,7 +147,7 @@ def _refuse(job: Job, error: Exception) -> None:
     if "parameter group" in str(error):  # an older version grouped them differently, as with `layer_decay`
         way_on = f"resume with the vitlab of its commit (run.json), or start a new run --init_from {job.run.typed}"
         sentence = f"{job.run.path} has other parameter groups than this vitlab: {way_on}"
-    raise UsageError(sentence or " ".join(str(error).split())) from error
+    raise UsageError(sentence or one_line(error, 2000)) from error
 
 
 def _fail(sentence: str, error: Exception, told: bool = False) -> NoReturn:
@@ -178,7 +189,7 @@ def explain_exception(error: Exception, run: RunDir, batch: int | None, processe
             first = before_again(error.errno).capitalize()
             return f"{place}: {error.strerror}; what was saved before is intact. {first}, then {way_on}"
         case RuntimeError() if "Early stopping conditioned on" in str(error):
-            return " ".join(str(error).split())
+            return one_line(error, 2000)
         case RuntimeError() if "loading state_dict" in str(error):
             return f"the checkpoints in {run.checkpoints} belong to another network: use its configuration"
         case RuntimeError() if processes > 1 and is_about_peers(error):
@@ -223,7 +234,7 @@ def explain_mismatch(error: Exception, task: Any, data: Any, split: str = "train
         return None
     if line := in_own_code(error):
         return line
-    what = " ".join(f"{type(error).__name__}: {error}".split())[:400]
+    what = named_line(error)
     if not isinstance(error, MISTAKES):
         return None
     if isinstance(task, Task) and "You provided multiple `" in what:  # Lightning, of loaders

@@ -16,7 +16,7 @@ from lightning.fabric.loggers.logger import _DummyExperiment as DummyExperiment
 from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import WandbLogger
 
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, one_line
 from vitlab.runs import interrupt
 from vitlab.runs.directory import RunDir
 from vitlab.runs.guard import during, limit_of
@@ -155,13 +155,13 @@ class SafeWandbLogger(WandbLogger):
         try:
             return WandbLogger.experiment.__get__(self)
         except Exception as error:  # unreachable, a wrong key, a refusal: wandb has an error for each
-            LOG.warning("W&B    cannot be reached, this run stays offline: %s", _line(error))
+            LOG.warning("W&B    cannot be reached, this run stays offline: %s", one_line(error))
         os.environ["WANDB_MODE"] = self._wandb_init["mode"] = "offline"
         try:
             wandb.teardown()  # its service still holds the run that it could not start
             return WandbLogger.experiment.__get__(self)
         except Exception as error:
-            LOG.warning("W&B    cannot start offline either, training continues without it: %s", _line(error))
+            LOG.warning("W&B    cannot start offline either, training continues without it: %s", one_line(error))
         self.has_failed, self._experiment = True, DummyExperiment()  # type: ignore[assignment]
         return self._experiment
 
@@ -188,7 +188,7 @@ def _never_raise(name: str) -> Callable[..., None]:
             method(self, *args, **kwargs)
         except Exception as error:  # its service was killed, its disk is full, its server refuses
             self.has_failed = True
-            LOG.warning("W&B    failed, training continues and metrics.jsonl has the metrics: %s", _line(error))
+            LOG.warning("W&B    failed, training continues and metrics.jsonl has the metrics: %s", one_line(error))
 
     return attempt
 
@@ -204,10 +204,6 @@ for _name in (
     "keep_checkpoint",
 ):
     setattr(SafeWandbLogger, _name, _never_raise(_name))
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def finish_run(failed: bool, hurry: bool = False) -> None:
