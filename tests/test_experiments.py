@@ -201,7 +201,10 @@ def test_committed_evidence_verifies_and_gives_the_published_numbers(path, tmp_p
 
 @pytest.mark.parametrize(
     ("archive", "count", "heading"),
-    [("candidates.tar.xz", 300, "### Candidates"), ("candidates_cifar10.tar.xz", 163, "### The same on CIFAR-10, on a GPU")],
+    [
+        ("candidates.tar.xz", 300, "### Candidates"),
+        ("candidates_cifar10.tar.xz", 163, "### The same on CIFAR-10, on a GPU"),
+    ],
 )
 def test_the_tables_of_candidates_are_what_their_records_say(archive, count, heading):
     folder, found = ROOT / "experiments/t2t_positions", {}
@@ -239,6 +242,39 @@ def test_the_tables_of_candidates_are_what_their_records_say(archive, count, hea
         assert sum("apart" in arm for arm in weak) == 12
     else:
         assert f"On CIFAR-10 it is {shared} and {apart}; {zeros}, {mirror} and {wrap}." in words
+
+
+def test_what_the_page_says_of_the_networks_of_the_factorial_is_in_its_tables():
+    folder = ROOT / "experiments/t2t_positions"
+    table = pd.read_csv(folder / "results/factorial_fashion_mnist/summary.csv")
+    words = " ".join((folder / "README.md").read_text().split())
+    arms = table[(table["kind"] == "arm") & (table["metric"] == "acc1")].set_index("arm")["mean"]
+    assert list(arms[arms >= 0.88].index) == ["shared-wrap-alone-learned"] and "29 of the 30 arms stay below" in words
+    pairs = [arms[name] - arms[name.replace("shared", "apart")] for name in arms.index if name.startswith("shared")]
+    assert f"differs by {100 * min(pairs):.1f} to {100 * max(pairs):.1f} points" in words
+    of = table[table["kind"] == "analysis"]
+    assert set(of["n"]) == {6} and set(of["arm"]) == set(arms.index)
+
+    shuffled = of[(of["analysis"] == "scramble") & (of["measure"] == "acc1")].pivot(index="arm", columns="x")["mean"]
+    cost = 100 * (shuffled[1] - shuffled[49])
+    assert cost[cost.index.str.endswith("-none")].abs().max() < 0.05
+    for arms_of, stated in {
+        "patch-wrap-alone-learned": "58 points behind patches",
+        "apart-wrap-": "26 to 29 behind `apart-wrap`",
+        "shared-wrap-": "6 to 9 behind `shared-wrap`",
+        "shared-zeros-": "0.6 and 1.8 behind `shared-zeros`",
+    }.items():
+        mine = cost[cost.index.str.startswith(arms_of) & cost.index.str.endswith("-learned")]
+        digits = 1 if "0.6" in stated else 0
+        ends = [f"{end:.{digits}f}" for end in sorted({mine.min(), mine.max()})]
+        assert re.findall(r"[\d.]+", stated) == ends and stated in words, (ends, stated)
+
+    probe = of[(of["analysis"] == "probe") & (of["measure"] == "accuracy") & (of["x"] == 0)]
+    noise = probe[probe["line"].str.contains("noise, without")].set_index("arm")["mean"]
+    unmarked = noise[noise.index.str.contains("wrap|apart-mirror")]
+    assert (100 * unmarked).round().eq(2).all() and "(2 % of tokens, chance is one in 49" in words
+    spread = of[(of["analysis"] == "displacement") & of["arm"].str.endswith("-none")]["mean"]
+    assert spread.abs().max() < 0.025 and "`displacement` at most 0.02 in any layer" in words
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "experiments").glob("*/results/*/README.md")), ids=str)
