@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Required, TypedDict, get_type_hints
 
-from vitlab.errors import did_you_mean
+from vitlab.errors import did_you_mean, one_line
 from vitlab.named_kwargs import check_names, check_types, taken_by
 from vitlab.objects import written
 from vitlab.shipped import HERE
@@ -172,7 +172,7 @@ def build(key: str, cls: Any, args: Mapping[str, Any], offered: Mapping[str, Any
     try:
         return cls(*first, **{name: value for name, value in offered.items() if name in parameters} | dict(args))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"`{key}`: {path} refuses its arguments: {' '.join(str(error).split())}") from error
+        raise ValueError(f"`{key}`: {path} refuses its arguments: {one_line(error, 2000)}") from error
 
 
 def build_choice(key: str, value: Any, words: Mapping[Any, Any], kind: Any, offered: Mapping[str, Any]) -> Any:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlab.class_paths import build, find_class, name_and_args
+from vitlab.errors import one_line
 
 
 class PerToken(nn.Module):
@@ -51,9 +52,7 @@ def build_custom(key: str, value: Any, dim: int, words: Iterable[str], offered: 
         with torch.no_grad():
             shape = tuple(layer.eval()(torch.zeros(2, 3, dim)).shape)
     except Exception as error:  # foreign code can raise anything
-        raise ValueError(
-            f"`{key}`: {path} does not take (B, L, {dim}) tokens: {' '.join(str(error).split())}"
-        ) from error
+        raise ValueError(f"`{key}`: {path} does not take (B, L, {dim}) tokens: {one_line(error, 2000)}") from error
     if shape != (2, 3, dim):
         raise ValueError(f"`{key}`: {path} must keep the shape of tokens, but maps (2, 3, {dim}) to {shape}")
     return layer.train()

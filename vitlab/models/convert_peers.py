@@ -104,7 +104,7 @@ def _hf_model(name: str, pretrained: bool) -> nn.Module:
     try:
         return cls.from_pretrained(name, trust_remote_code=False, use_safetensors=True).eval()
     except OSError as error:
-        raise ValueError(f"hf:{name} has no weights to give: {' '.join(str(error).split())[:200]}") from error
+        raise ValueError(f"hf:{name} has no weights to give: {one_line(error)}") from error
 
 
 def peer_images(name: str) -> dict[str, Any]:

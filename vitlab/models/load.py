@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
+from vitlab.errors import one_line
 from vitlab.layers.pos_embed import resample_pos_embed
 from vitlab.layers.pos_embed.added import AddedPosEmbed, SinCos1d, SinCosPosEmbed
 from vitlab.layers.pos_embed.rotary import RoPE2d
@@ -253,4 +254,4 @@ def _fill(model: VisionTransformer, state: State, path: str | Path) -> None:
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
-        raise ValueError(f"{path} does not fit the model: {' '.join(str(error).split())}") from error
+        raise ValueError(f"{path} does not fit the model: {one_line(error, 2000)}") from error

@@ -25,6 +25,7 @@ from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference import linear
 from vitlab.ablation.inference.measured import NO_METRICS, unreadable
 from vitlab.class_metrics import confusion, over_classes
+from vitlab.errors import one_line
 from vitlab.runs.openings import note_opening
 
 CLOSE = 2e-6  # tolerance for float32 sums in another order; relative beyond 1
@@ -145,16 +146,16 @@ def _look_at(found: _Found, cell: Cell, name: str) -> list[Cell]:
         elif not (state == "diverged" and name.startswith("tune/")):  # a diverged candidate is one that lost
             found.missing[name] = state
         return []
-    words, count = ([cell.damage()], 0) if state == "damaged" else _check(cell)
-    if name.startswith("tune/") and words == [_no_predictions(cell)]:
-        found.bare, words = [*found.bare, name], []
+    if state == "done" and name.startswith("tune/") and not _table(cell).is_file():
+        found.bare.append(name)
+    words, count = ([cell.damage()], 0) if state == "damaged" else _check(cell, name in found.bare)
     found.checked, found.numbers = found.checked + 1, found.numbers + count
     if words:
         found.say(name, *words)
     return [cell] if state == "done" else []
 
 
-def _check(cell: Cell) -> tuple[list[str], int]:
+def _check(cell: Cell, is_bare: bool = False) -> tuple[list[str], int]:
     words = [text] if (text := unreadable(cell.run, cell.ablation)) else []
     data = cell.run.read("data.json")
     if json_digest(data) != cell.parts["data"]:
@@ -163,10 +164,10 @@ def _check(cell: Cell) -> tuple[list[str], int]:
         seed = yaml.safe_load(cell.run.config.read_text())["seed_everything"]
         words += [f"config.yaml has seed {seed}"] if seed != cell.seed else []
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
-        words.append(f"config.yaml cannot be read: {' '.join(str(error).split())[:200]}")
-    path = cell.run.path / "predictions" / f"{cell.ablation.evaluate}.parquet"
+        words.append(f"config.yaml cannot be read: {one_line(error)}")
+    path = _table(cell)
     if words or not path.is_file():
-        return words or [_no_predictions(cell)], 0
+        return words or ([] if is_bare else [f"there is no {path.name} of predictions"]), 0
     found, stated = (
         told_by_predictions(path, len(data.get("class_names") or [])),
         cell.run.measured(cell.ablation.evaluate),
@@ -179,15 +180,15 @@ def _check(cell: Cell) -> tuple[list[str], int]:
     return words, len(both)
 
 
-def _no_predictions(cell: Cell) -> str:
-    return f"there is no {cell.ablation.evaluate}.parquet of predictions"
+def _table(cell: Cell) -> Path:
+    return cell.run.path / "predictions" / f"{cell.ablation.evaluate}.parquet"
 
 
 def _compare_targets(found: _Found, done: Sequence[Cell]) -> None:
     """Name the cells whose predictions are of other images, or of other classes of these, than those of the rest."""
     groups: dict[str, dict[str, list[str]]] = {}
     for cell in done:
-        path = cell.run.path / "predictions" / f"{cell.ablation.evaluate}.parquet"
+        path = _table(cell)
         if cell.name in found.problems or not path.is_file():
             continue
         table = pd.read_parquet(path)
@@ -370,7 +371,7 @@ def _again(cell: Cell, with_training: bool) -> str:
 
 def _differing(cell: Cell, again: Cell) -> str:
     split = cell.ablation.evaluate
-    tables = [c.run.path / "predictions" / f"{split}.parquet" for c in (cell, again)]
+    tables = [_table(c) for c in (cell, again)]
     old, new = cell.run.measured(split), dict(again.run.stored).get(split) or {}
     name = cell.ablation.primary
     if all(path.is_file() for path in tables) and table_digest(tables[0]) != table_digest(tables[1]):

@@ -22,7 +22,7 @@ from vitlab.ablation.execution.process import TIMEOUT, child_environment, failur
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.config.keys import flatten
-from vitlab.errors import UsageError, did_you_mean
+from vitlab.errors import UsageError, did_you_mean, one_line
 from vitlab.runs import lock
 from vitlab.runs.atomic import write_text
 from vitlab.runs.directory import RunDir
@@ -90,7 +90,7 @@ def _refuse_mistakes(ablation: Ablation, errors: list[BaseException | None]) -> 
     error = next(error for error in errors if error)
     others = f" (nor can {', '.join(arm.name for arm in bad[1:])})" if len(bad) > 1 else ""
     raise ablation.file.mistake(
-        (blamed or ["axes"])[0], f"the arm {bad[0].name} cannot be built{others}: {' '.join(str(error).split())}"
+        (blamed or ["axes"])[0], f"the arm {bad[0].name} cannot be built{others}: {one_line(error, 2000)}"
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import yaml
 
 from vitlab.config.guesses import ABLATION_KEYS
-from vitlab.errors import UsageError, did_you_mean
+from vitlab.errors import UsageError, did_you_mean, one_line
 
 KEYS: dict[str, tuple[str, ...]] = {  # "": the file itself; others: the section of that name
     "": (
@@ -62,7 +62,7 @@ class File:
             self.content = yaml.load(self.path.read_text(), Loader=_LineLoader)
             self._refuse_doubles(self.root)
         except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-            raise UsageError(f"{self.path} is not YAML: {' '.join(str(error).split())}") from error
+            raise UsageError(f"{self.path} is not YAML: {one_line(error, 2000)}") from error
         if not isinstance(self.content, dict):
             raise UsageError(f"{self.path}: expected keys such as `name:` and `axes:`, got {self.content!r}")
 

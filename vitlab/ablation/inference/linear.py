@@ -51,7 +51,7 @@ def check(ablation: Ablation, resolved: list[Resolved]) -> tuple[int, list[str],
         try:
             again = _fit(ablation, arm)
         except (UsageError, ImportError, OSError, ValueError, NotImplementedError) as error:
-            return 0, [], f"{FILE} not fitted again: {' '.join(str(error).split())[:200]}"
+            return 0, [], f"{FILE} not fitted again: {one_line(error)}"
         near = {"acc1": CLOSE, "n_train": 0, "n": 0, "inputs": 0}
         wrong = [name for name, gap in near.items() if not abs(again[name] - found[key].get(name, -1)) <= gap]
         words += [f"{name} is {found[key].get(name)}, fitted again it is {again[name]}" for name in wrong]

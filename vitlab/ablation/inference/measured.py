@@ -14,6 +14,7 @@ from vitlab.ablation.execution.tuning import tuned
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.analysis import ANALYSES
+from vitlab.errors import one_line
 from vitlab.runs.directory import RunDir
 from vitlab.runs.matching import is_there
 
@@ -133,7 +134,7 @@ def unreadable(run: RunDir, ablation: Ablation) -> str:
     except (ValueError, OSError, KeyError, TypeError) as error:  # of pandas and of Arrow
         if isinstance(error, OSError) and error.errno:  # the system's; Arrow's have no number
             raise
-        return f"{path} is damaged: {' '.join(str(error).split())[:200]}"
+        return f"{path} is damaged: {one_line(error)}"
     return ""
 
 

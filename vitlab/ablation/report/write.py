@@ -25,7 +25,7 @@ from vitlab.ablation.report.drawings import Rows, figures, panels
 from vitlab.ablation.report.sections import report_sections
 from vitlab.ablation.report.tuned import responses
 from vitlab.analysis.typeset import INCHES, Format, Width, figure_bytes, printed
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, one_line
 from vitlab.runs.atomic import atomic_write, write_text
 
 VIEW = '<meta name="viewport" content="width=device-width, initial-scale=1">'  # as wide as a phone is
@@ -243,7 +243,7 @@ def send_report(name: str, where: WandB, folder: Path, page: Path, summary: Path
             table = table.where(table.notna(), None)
             run.log({"summary": wandb.Table(dataframe=table, allow_mixed_types=True), "report": wandb.Html(page)})
     except Exception as error:  # the files are the record; W&B may fail in many ways
-        return f"W&B      not sent: {' '.join(str(error).split())[:300]}"
+        return f"W&B      not sent: {one_line(error)}"
     if way == "online":
         return f"W&B      project {project}, group {name}"
     return f"W&B      {way}; upload it with `wandb sync {quote(str(folder))}/wandb/offline-run-*`"
