@@ -253,7 +253,7 @@ def _write(run: RunDir, split: str, result: dict[str, Any], predictions: pd.Data
     else:
         if len(predictions):
             predictions.attrs = {name: result[name] for name in ("checkpoint", "sha256")}  # kept in the file
-            with atomic_write(run.path / "predictions" / f"{split}.parquet") as beside:  # before the result
+            with atomic_write(run.predictions(split)) as beside:  # before the result
                 predictions.to_parquet(beside, index=False)
         run.update("results.json", **{split: result})
         numbers = {f"{split}/{k}": v for k, v in result.items() if isinstance(v, int | float)}

@@ -87,7 +87,7 @@ def predictions_of(run: RunDir) -> Said | None:
     """Return a split and its predictions with the present weights, of test if possible; None if there is none."""
     splits: tuple[SplitName, ...] = ("test", "val")
     for split in splits:
-        path = run.path / "predictions" / f"{split}.parquet"
+        path = run.predictions(split)
         if path.is_file():
             table = pd.read_parquet(path)
             columns = {"target", "prediction", "probability"} <= set(table)

@@ -61,6 +61,10 @@ class RunDir:
         """
         return shlex.quote(str(self.path))
 
+    def predictions(self, split: str) -> Path:
+        """Return the place of the table of predictions on a split, which may not exist."""
+        return self.path / "predictions" / f"{split}.parquet"
+
     def exists(self) -> bool:
         """Return whether the directory exists and is not empty."""
         try:

@@ -159,7 +159,7 @@ def hashes_of(run: RunDir, split: str) -> dict[str, Any]:
         split: The split that it was measured on.
     """
     result = run.measured(split)
-    predictions = run.path / "predictions" / f"{split}.parquet"
+    predictions = run.predictions(split)
     return {
         "config": file_digest(run.config),
         "data": file_digest(run.path / "data.json"),

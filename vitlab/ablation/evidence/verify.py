@@ -181,7 +181,7 @@ def _check(cell: Cell, is_bare: bool = False) -> tuple[list[str], int]:
 
 
 def _table(cell: Cell) -> Path:
-    return cell.run.path / "predictions" / f"{cell.ablation.evaluate}.parquet"
+    return cell.run.predictions(cell.ablation.evaluate)
 
 
 def _compare_targets(found: _Found, done: Sequence[Cell]) -> None:

@@ -70,7 +70,7 @@ def _data(results: CellResults, arm: str, seed: int) -> dict[str, Any]:
 
 def _path(results: CellResults, arm: str, seed: int) -> Path | None:
     run = results.runs.get((arm, seed))
-    return run.path / "predictions" / f"{results.ablation.evaluate}.parquet" if run else None
+    return run.predictions(results.ablation.evaluate) if run else None
 
 
 def section(results: CellResults, rows: list[dict[str, Any]], together: list[dict[str, Any]]) -> list[Section]:

@@ -123,7 +123,7 @@ def unreadable(run: RunDir, ablation: Ablation) -> str:
     Raises:
         OSError: The file system does not answer, so this is unknown.
     """
-    path = run.path / "predictions" / f"{ablation.evaluate}.parquet"
+    path = run.predictions(ablation.evaluate)
     try:
         if is_there(path) and (now := run.standing(ablation.evaluate, pd.read_parquet(path).attrs)).is_stale:
             return f"{path}: {now.text}"
