@@ -15,6 +15,7 @@ from vitlab.ablation.execution.process import child_environment
 from vitlab.ablation.lab import Lab
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("visible", "devices"),
     [

@@ -62,6 +62,7 @@ def spreads(results):
     return np.array([spread_of_layers(table)["spread"].item() for table in displacements(results).values()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("two_passes", [True, False], ids=["today", "before"])
 def test_heads_that_go_by_content_have_a_spread_of_zero(results_of, two_passes):
     tables = [content(seed, two_passes) for seed in range(60)]

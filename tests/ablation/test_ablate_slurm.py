@@ -47,6 +47,7 @@ def submitted(lab):
     return [line.split(" ")[1:-1] for line in path.read_text().splitlines()] if path.exists() else []
 
 
+@pytest.mark.slow
 def test_a_login_node_trains_nothing_and_submits_no_more_than_there_are_cells(login):
     said = []
     assert toy().run(say=said.append).submitted and said[0].startswith("submitted 4 workers as 71; logs in ")

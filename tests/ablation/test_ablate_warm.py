@@ -55,6 +55,7 @@ def light(finish, tmp_path, monkeypatch):
     return finish
 
 
+@pytest.mark.slow
 def test_a_forked_command_ends_like_a_process_and_its_death_affects_no_other(light, tmp_path, capsys):
     assert light("--version") == light("--version", fork=False)
     assert light("fot") == light("fot", fork=False) and light("fot")[0] == 2

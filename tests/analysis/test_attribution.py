@@ -132,6 +132,7 @@ class Normalized(nn.Module):
         return found + self.jumps * pixels.ne(0).any(dim=1, keepdim=True)
 
 
+@pytest.mark.slow
 def test_integrated_gradients_add_up_where_pixels_are_normalized_or_the_note_says_that_they_do_not():
     """Equal steps began at 1/64 of the path, where such a network has done all that it does."""
     images = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(1))

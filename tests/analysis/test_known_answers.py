@@ -100,6 +100,7 @@ def test_intervals_of_displacement_and_of_its_spread_hold_the_truth(trained):
     assert 0.88 < (seeds.mean(dim=1).abs() <= reach).double().mean() < 0.99
 
 
+@pytest.mark.slow
 def test_each_network_has_shuffles_of_its_own(trained):
     one, other = trained(pos_embed="none"), trained(pos_embed="none", class_token=False, global_pool="avg")
     tables = [displacements(subject) for subject in (one, one, other)]

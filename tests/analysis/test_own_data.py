@@ -139,6 +139,7 @@ class Skies(L.LightningDataModule):
         return self.loader(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("knows", [False, True])
 def test_the_probe_of_a_foreign_network_finds_positions_and_not_content(knows):
     torch.manual_seed(0)

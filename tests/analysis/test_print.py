@@ -89,6 +89,7 @@ def test_titles_of_a_gallery_whose_last_row_is_not_full_stay_upright():
     assert done.axes[1].get_title() == "b,c\nas Löwe & Co 0.25"
 
 
+@pytest.mark.slow
 def test_dollar_signs_are_no_formulas_and_ticks_of_powers_stay_numbers():
     figure, axes = one_axes(columns=2)
     axes[0].barh(["US$5, $x_$", "a$b$"], [1, 2])
@@ -147,6 +148,7 @@ def test_a_figure_with_categories_is_copied_and_both_go_on_counting_them():
         assert [round(bar.get_y() + bar.get_height() / 2) for bar in one.patches] == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_list_of_names_makes_a_figure_taller_and_loses_none():
     """Of 20 rows in two lines of panels, every other name was left out, as numbers are."""
     figure = Figure(figsize=(7, 3), layout="constrained")

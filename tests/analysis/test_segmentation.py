@@ -45,6 +45,7 @@ def measured(subject, masks):
     return finding, finding.table[finding.table["class"] == "mean"].set_index("of")["iou"]
 
 
+@pytest.mark.slow
 def test_masks_that_depend_on_tokens_or_on_places_are_predicted_from_these(tokens):
     subject, folder = tokens
     finding, miou = measured(subject, folder / "level")

@@ -44,6 +44,7 @@ def test_constant_features_have_one_color(small_subject, threads):
     assert (table.groupby("layer")[["red", "green", "blue"]].nunique() == 1).all(axis=None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch_size", "images"), [(64, 1000), (2, 1000), (64, 9)])
 def test_few_and_many_pictures_begin_with_the_same_ones(batch_size, images):
     data = Digits(batch_size=batch_size)

@@ -70,6 +70,7 @@ def test_the_best_checkpoint_holds_the_weights_that_were_validated(tmp_path, opt
     assert found["val/loss"] == pytest.approx(best, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", WITHIN.values(), ids=WITHIN)
 @pytest.mark.parametrize("saves", [{}, {"every_n_steps": 1}], ids=["epochs", "steps"])
 @pytest.mark.parametrize("cut", [2, 4])
@@ -134,6 +135,7 @@ def test_the_network_of_a_linear_probe_is_without_dropout_in_each_step_also_afte
     assert [*modes, *rest] == [False] * 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [True, "link"])
 def test_lightnings_own_checkpoints_are_whole_beside_those_of_the_run(tmp_path, how):
     own = L.pytorch.callbacks.ModelCheckpoint(tmp_path / "own", save_top_k=2, monitor="val/loss", save_last=how)

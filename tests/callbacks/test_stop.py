@@ -62,6 +62,7 @@ def test_a_signal_in_the_last_step_stops_during_the_validation_of_the_epoch(tmp_
     assert (saved["epoch"], saved["global_step"]) == (0, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epoch", [1, 2])
 @pytest.mark.parametrize("averages", [False, True], ids=["weights", "EMA"])
 def test_an_interrupted_validation_is_repeated_with_the_same_numbers(tmp_path, averages, epoch):

@@ -144,6 +144,7 @@ def test_fit_does_not_read_the_test_split(tmp_path):
         data.setup("test")
 
 
+@pytest.mark.slow
 def test_equal_images_in_two_splits_are_reported(tmp_path):
     pngs = _pngs(10)
     facts = _open(_saved(tmp_path / "rows", train=pngs, validation=_pngs(2, 1), test=pngs[4:5])).fingerprint()

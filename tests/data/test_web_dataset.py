@@ -245,6 +245,7 @@ def server(monkeypatch):
     thread.join()
 
 
+@pytest.mark.slow
 def test_faults_of_a_server_change_no_batch_and_are_reported(server):
     address, faults = server
     data = WebDataset(address, img_size=16, num_workers=0, batch_size=2, repeats=1)
@@ -299,6 +300,7 @@ def test_a_shard_that_fails_is_requested_again(tmp_path, monkeypatch):
         list(data.train_dataloader())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "message"),
     [

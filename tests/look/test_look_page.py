@@ -446,6 +446,7 @@ def twenty(tmp_path_factory):
     return runs, render("20 runs", runs)
 
 
+@pytest.mark.slow
 def test_twenty_runs_begin_with_a_table_of_them_and_each_is_compared_with_one(twenty):
     runs, page = twenty
     at = [page.index(text) for text in ('id="overview"', 'id="plots"', 'id="against"', 'id="each"', 'id="run0"')]

@@ -39,6 +39,7 @@ def permuted(model, pictures, order, move_tokens, move_positions):
     return logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("global_pool", ["token", "avg", "max", "map"])
 @pytest.mark.parametrize("tokenizer", ["patch", "t2t"])
 @pytest.mark.parametrize("name", NAMES)

@@ -195,6 +195,7 @@ def ids(value: object) -> str | None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrapped", [LoRA, Around])
 @pytest.mark.parametrize(("changes", "name"), PLACES, ids=ids)
 def test_a_custom_linear_layer_is_called(changes, name, wrapped):
@@ -205,6 +206,7 @@ def test_a_custom_linear_layer_is_called(changes, name, wrapped):
     check(task)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["after", "before", "backward"])
 @pytest.mark.parametrize(("changes", "name"), PLACES + NORMS, ids=ids)
 def test_a_hook_acts_in_every_shortcut(changes, name, kind, monkeypatch):
@@ -381,6 +383,7 @@ SHARDED += [({}, "tokenizer.proj"), ({}, "norm"), ({}, "head"), (T2T, "tokenizer
 SHARDED += [(T2T, "tokenizer.project"), (T2T, "every linear"), (T2T | {"t2t_attn": "transformer"}, "every linear")]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")  # torch warns of views, and nothing changes them
 @pytest.mark.parametrize(("changes", "name"), SHARDED, ids=ids)
 @pytest.mark.parametrize("all_else", [False, True])

@@ -119,6 +119,7 @@ def test_none_under_another_name_has_the_same_predictions_and_is_equal_in_every_
     assert [v.word for v in verdicts] == ["equal"] * len(TASKS)
 
 
+@pytest.mark.slow
 def test_complete_cells_are_not_trained_again(small, monkeypatch):
     monkeypatch.setattr("vitlab.position_bench.cells.train_network", None)
     small.run("none", "none")
@@ -140,6 +141,7 @@ def test_a_cell_is_trained_again_when_tuning_now_chooses_another_rate(small, tmp
     assert sum("trained again" in line for line in said) == 4
 
 
+@pytest.mark.slow
 def test_a_cell_that_another_process_is_at_comes_last(small, tmp_path):
     shutil.copytree(small.folder, tmp_path, dirs_exist_ok=True)
     said: list[str] = []
@@ -356,6 +358,7 @@ def test_the_page_is_made_of_what_is_complete(small, tmp_path):
     assert (tmp_path / "README.md").read_text() == page
 
 
+@pytest.mark.slow
 def test_a_figure_without_the_reference_methods_has_no_verdicts(small):
     figure = draw_scores(small, ["none"])
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["none"]

@@ -132,6 +132,7 @@ def test_a_removed_lock_is_made_again(run):
     assert not path.exists()
 
 
+@pytest.mark.slow
 def test_the_heartbeat_outlives_errors_of_its_file_system(run, monkeypatch):
     beats, real = [], os.utime
 
@@ -148,6 +149,7 @@ def test_the_heartbeat_outlives_errors_of_its_file_system(run, monkeypatch):
         assert (run.path / ".lock").stat().st_mtime_ns > first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
 def test_a_directory_that_cannot_be_seen_for_a_moment_is_not_called_gone(run, monkeypatch, number):
     """Before, the heartbeat took any error of stat for the end of the directory, and ended the training."""

@@ -142,6 +142,7 @@ def test_an_edited_checkpoint_is_refused_in_one_line_that_names_the_fault(tmp_pa
     assert "\n" not in str(error.value) and str(path) in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("said", ["`epoch` must not be negative", "has format 4"])
 def test_resuming_from_an_edited_checkpoint_exits_with_code_2(tmp_path, monkeypatch, capsys, said):
     path = place(tmp_path, "format3") / "checkpoints" / "last.ckpt"

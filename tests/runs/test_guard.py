@@ -73,6 +73,7 @@ def test_a_limit_wakes_the_main_thread_first(monkeypatch, left):
     assert left(0.3) is None
 
 
+@pytest.mark.slow
 def test_a_signal_before_saving_does_not_cut_the_saving_short_and_one_within_it_does(left):
     with guarded():
         enter(None)
@@ -83,6 +84,7 @@ def test_a_signal_before_saving_does_not_cut_the_saving_short_and_one_within_it_
             assert left(5) == 75
 
 
+@pytest.mark.slow
 def test_a_child_process_that_ends_stops_nothing(left):
     handled = (signal.SIGCHLD, signal.SIGUSR1)  # the first by torch, for the workers of a loader
     before = {number: signal.signal(number, lambda number, frame: None) for number in handled}
@@ -98,6 +100,7 @@ def test_a_child_process_that_ends_stops_nothing(left):
             signal.signal(number, handler)
 
 
+@pytest.mark.slow
 def test_a_phase_that_makes_progress_has_no_limit(monkeypatch, left):
     monkeypatch.setenv("VITLAB_PACK_TIMEOUT", "0.3")
     with guarded() as watched:

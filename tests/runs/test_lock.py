@@ -35,11 +35,13 @@ def seconds(run):
         return time.monotonic() - start
 
 
+@pytest.mark.slow
 def test_a_lock_of_another_host_without_a_heartbeat_is_taken_over_after_a_wait(run):
     left(run, json.dumps({"host": "elsewhere", "pid": 7}), age=1)
     assert 2 < seconds(run) < 10
 
 
+@pytest.mark.slow
 def test_a_lock_of_another_host_with_a_heartbeat_is_respected(run):
     left(run, json.dumps({"host": "elsewhere", "pid": 7}))
     end = threading.Event()
@@ -64,6 +66,7 @@ def test_a_lock_that_names_nobody_is_stale(run, text):
     assert seconds(run) < 2
 
 
+@pytest.mark.slow
 def test_a_lock_that_is_being_made_is_not_taken_for_a_stale_one(run):
     left(run, "")
     me = json.dumps({"host": os.uname().nodename, "pid": os.getpid()})

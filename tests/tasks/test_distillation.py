@@ -189,6 +189,7 @@ def test_a_run_does_not_continue_with_another_teacher(teacher_run, tmp_path, mon
     assert main(["fit", "--resume", "a", "--trainer.max_epochs=2"]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dry", [[], ["--dry_run"]])
 def test_a_teacher_that_does_not_fit_is_refused_in_one_line(teacher_run, tmp_path, monkeypatch, capsys, dry):
     monkeypatch.chdir(tmp_path)

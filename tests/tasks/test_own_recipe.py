@@ -215,6 +215,7 @@ RATES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scheduler", "expected"), RATES.values(), ids=RATES)
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint")
 def test_a_schedule_of_a_class_sets_the_rates_and_resumes_exactly(scheduler, expected, tmp_path):
