@@ -185,6 +185,7 @@ def test_the_lowest_frequencies_do_not_rotate(p):
 ROTATIONS = [{"attn": "rope_plus.RoPEPlus", "pos_embed": "rope2d"}, {"pos_embed": "p_rope.PRoPE"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", ROTATIONS)
 def test_more_rotations_train_at_any_size_and_are_exported(parts):
     task = Classifier(num_classes=3, attn_dropout=0.1, **{k: v for k, v in TINY.items() if k != "num_classes"}, **parts)

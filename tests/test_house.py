@@ -4,6 +4,7 @@ import ast
 import re
 import sys
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -55,11 +56,19 @@ ROOMS = {*FLOORS, *GROUND}
 TORCH_ALONE = {"layers", "tokenizers", "models", "optim"}
 
 
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(tree(path)))
+
+
 def imports_of(path: Path, everywhere: bool = True) -> set[str]:
-    tree = ast.parse(path.read_text())
-    nodes = ast.walk(tree) if everywhere else tree.body
     names = set()
-    for node in nodes:
+    for node in nodes(path) if everywhere else tree(path).body:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -115,7 +124,7 @@ def test_no_rooms_import_each_other_in_a_circle_not_even_inside_functions():
 def rooms_of_imports(path: Path) -> set[str]:
     """Return the rooms that a file imports, anywhere in it; `vitlab` where it takes a name from the package's face."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module == "vitlab":
@@ -128,7 +137,7 @@ def rooms_of_imports(path: Path) -> set[str]:
 def modules_of(path: Path) -> set[str]:
     """Return what a file imports, anywhere in it, for type checkers too: modules by their whole names."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -145,7 +154,7 @@ ONE_IDEA = {  # names that functions of several homes may share: each does the s
 def test_every_idea_has_one_home_and_two_ideas_have_two_names():
     homes = defaultdict(list)
     for path in FILES:
-        for node in ast.parse(path.read_text()).body:
+        for node in tree(path).body:
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
                 homes[node.name].append(name_of(path))
     assert not {name: found for name, found in homes.items() if len(found) > 1 and name not in ONE_IDEA}
@@ -189,7 +198,7 @@ def test_a_small_file_with_one_user_lives_with_it_or_says_why_it_stands_alone():
         for name in modules_of(path):
             users[name].add(path)
     for path, text in texts.items():
-        first = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
+        first = (ast.get_docstring(tree(path)) or "").partition("\n")[0]
         if path.stem.startswith("__") or text.count("\n") >= 60 or "alone" in first:
             continue
         name = name_of(path)
@@ -213,7 +222,7 @@ def test_the_network_imports_torch_alone(path):
 def test_files_and_functions_are_short_enough_to_read_at_once(path):
     text = path.read_text()
     assert text.count("\n") <= 500, "a file is one idea: split it"
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             if path.name == "vit.py" and node.name == "__init__":
                 continue
@@ -224,7 +233,7 @@ def test_files_and_functions_are_short_enough_to_read_at_once(path):
 def test_a_class_has_a_name_of_its_own():
     homes = defaultdict(list)
     for path in FILES:
-        for node in ast.parse(path.read_text()).body:
+        for node in tree(path).body:
             if isinstance(node, ast.ClassDef):
                 homes[node.name].append(name_of(path))
     assert not {name: found for name, found in homes.items() if len(found) > 1}

@@ -351,6 +351,7 @@ def messages():
                 yield node.value
 
 
+@pytest.mark.slow
 def test_every_message_that_is_explained_exists():
     known = [text.replace("`", "") for text in messages()]
     explained = re.findall(r"^\| `(.+?)` \|", PAGES["docs/troubleshooting.md"], flags=re.M)

@@ -81,6 +81,7 @@ def test_only_values_of_config_are_read_as_names():
     assert resolve_configs(args) == ["-c", t2t, "--name", "t2t", f"--config={vit}", "--data.root=t2t"]
 
 
+@pytest.mark.slow
 def test_a_shipped_ablation_is_read_with_its_base_from_an_empty_folder(capsys):
     assert read_ablation(HOME / "experiments/position_embeddings/digits.yaml").base == (str(HOME / "configs/vit.yaml"),)
     assert main(["ablate", "status", "position_embeddings/probe"]) == 0

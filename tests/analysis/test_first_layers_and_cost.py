@@ -94,6 +94,7 @@ def test_parts_add_up_to_the_whole(arguments):
     assert macs["mlp"] == 2 * 17 * 2 * 16 * 64
 
 
+@pytest.mark.slow
 def test_cost_is_measured_and_every_parameter_is_in_the_file(small_subject, monkeypatch, tmp_path):
     monkeypatch.setattr("vitlab.analysis.cost.SECONDS", 0.01)
     path = analyze_cost(small_subject(embed_dim=256)).save(tmp_path, "cost")[0]

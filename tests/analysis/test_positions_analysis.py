@@ -50,6 +50,7 @@ def test_a_relative_bias_is_its_own_profile():
     torch.testing.assert_close(difference, difference[:, :1, :1].expand_as(difference), atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pos_embed", POSITIONS)
 def test_every_method_has_a_profile_and_some_have_a_table(small_subject, pos_embed):
     subject = small_subject(pos_embed=pos_embed)
@@ -62,6 +63,7 @@ def test_every_method_has_a_profile_and_some_have_a_table(small_subject, pos_emb
             analyze_position(subject)
 
 
+@pytest.mark.slow
 def test_lengths_are_those_of_the_vectors_that_are_added(small_subject):
     ratios = [
         analyze_position(small_subject(pos_embed={"class_path": "sincos2d", "init_args": {"scale": scale}})).table

@@ -53,6 +53,7 @@ def test_a_validation_with_a_number_is_better_than_one_without(tmp_path):
     assert keeper.best_score == min(loss for _, loss in rows.seen[1:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", WITHIN.values(), ids=WITHIN)
 @pytest.mark.parametrize("averages", [False, True], ids=["weights", "EMA"])
 def test_the_best_checkpoint_holds_the_weights_that_were_validated(tmp_path, options, averages):

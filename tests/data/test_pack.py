@@ -63,6 +63,7 @@ RECIPES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", RECIPES)
 @pytest.mark.parametrize("size", [None, 64], ids=["keep", "size"])
 def test_training_on_packed_photos_is_training_on_the_photos(tmp_path, size, settings):

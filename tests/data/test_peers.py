@@ -103,6 +103,7 @@ def test_gray_photos_have_the_pixels_of_timm(photos):
     assert _distance((to_tensor(ours(image)), theirs(image)) for image in images) == 0
 
 
+@pytest.mark.slow
 def test_the_former_crop_differs_by_gray_levels_and_is_kept_for_older_runs(photos):
     pairs = [[to_tensor(CenterCrop((224, 224), 0.9, "bicubic", mode)(photo)).float() for mode in ("center", "box")]
              for photo in photos]  # fmt: skip

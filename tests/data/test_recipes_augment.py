@@ -62,6 +62,7 @@ def test_recipes_with_policies_are_found():
     assert any(step.startswith("rand-m9") for step, _, _ in RECIPES.values()) and len(RECIPES) > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_seed_gives_the_image_that_timm_makes(name, monkeypatch):
     monkeypatch.setattr(ImageOps, "posterize", _posterize)

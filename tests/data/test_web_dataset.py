@@ -270,6 +270,7 @@ def test_faults_of_a_server_change_no_batch_and_are_reported(server):
         assert _equal(clean[1:], [batch[:2] for batch in resumed])
 
 
+@pytest.mark.slow
 def test_a_server_that_goes_on_failing_ends_the_run_after_four_attempts(server):
     address, faults = server
     data = WebDataset(address, img_size=16, num_workers=0, batch_size=2, repeats=1)

@@ -46,6 +46,7 @@ def split(monkeypatch):
     return start
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, {"global_pool": "avg"}, {"grad_checkpoint": True}], ids=["token", "avg", "again"])
 @pytest.mark.parametrize("name", BIASES, ids=str)
 def test_values_and_gradients_are_those_of_the_whole(name, more, split):

@@ -144,6 +144,7 @@ def test_a_file_changes_one_option_of_a_part(tmp_path, key):
         assert found["attn"] == {"class_path": "gated", "init_args": {"qk_norm": True}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flag", "answer"),
     [

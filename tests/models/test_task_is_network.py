@@ -228,6 +228,7 @@ def test_a_hook_acts_in_every_shortcut(changes, name, kind, monkeypatch):
     assert len(calls) % 2 == 0 and calls  # as often in one as in the other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, T2T, T2T | {"t2t_attn": "transformer"}], ids=ids)
 @pytest.mark.parametrize("kind", ["after", "before"])
 def test_a_global_hook_acts(changes, kind, monkeypatch):

@@ -386,6 +386,7 @@ def test_a_method_that_knows_the_answer_is_found_best_and_one_of_noise_is_not_be
     assert {v.word for v in worse} == {"worse"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("effect", [0.0, 0.01, -0.01])
 def test_a_wrong_verdict_among_all_tasks_is_as_rare_as_declared(effect):
     rng, wrong, count = np.random.default_rng(7), 0, 400
@@ -516,6 +517,7 @@ def test_a_method_is_measured_under_another_protocol_on_photos_of_a_folder(photo
     assert chance_of_tasks(settings)["few"] == 1 / 3 and chance_of_tasks(settings)["far"] == 1 / 6
 
 
+@pytest.mark.slow
 def test_the_protocol_for_gpus_has_14_tokens_a_side_and_a_price_that_can_be_added_up(monkeypatch, capsys):
     settings = read_protocol("imagenet100")
     for training, tokens, outputs in (("photos", (14, 14), 100), ("few", (14, 14), 100), ("glyphs", (8, 8), 28)):
@@ -534,6 +536,7 @@ def test_the_protocol_for_gpus_has_14_tokens_a_side_and_a_price_that_can_be_adde
     assert "vitlab ships imagenet100, protocol, t2t" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_protocol_for_t2t_differs_from_the_registered_one_in_its_network_alone(tmp_path, capsys):
     registered, settings = registered_protocol(), read_protocol("t2t")
     assert {name for name in settings if settings[name] != registered[name]} == {"version", "network"}
