@@ -133,6 +133,34 @@ def test_custom_parts_of_a_vitlab_task_are_recorded_and_resume_exactly(monkeypat
             vitlab.load(source)
 
 
+class Misspelt(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.layer = nn.Linear(dim, width)  # noqa: F821
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+class Misfit(nn.Module):
+    def forward(self, x):
+        return x @ torch.zeros(3, 4)
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        ("Misspelt", r"test_bring_your_own\.py, line \d+, `self\.layer = .*`: NameError: name 'width' is not defined"),
+        ("Misfit", r"fails in or after .*Misfit: .*test_bring_your_own\.py, line \d+, `return x @ .*`: RuntimeError"),
+    ],
+)
+def test_a_mistake_in_a_part_of_ones_own_is_told_with_its_line(part, told, capsys):
+    own = [f"--model.mlp_layer={__name__}.{part}", "--trust_imports", __name__]
+    assert main(["fit", "--config", "vit", *own, "--dry_run"]) == 2
+    said = capsys.readouterr().err
+    assert re.search(told, said) and said.count("\n") == 1
+
+
 def test_what_needs_vitlabs_own_classes_is_refused_in_one_line(capsys):
     assert main(["fit", *NET, *BARS, *SHORT, "--name=own"]) == 0
     capsys.readouterr()

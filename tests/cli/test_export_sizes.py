@@ -9,16 +9,9 @@ import torch
 
 from vitlab.errors import UsageError
 from vitlab.jobs.export import export
-from vitlab.jobs.formats import (
-    FORMATS,
-    Side,
-    both_outputs,
-    check_images,
-    largest_difference,
-    open_sides,
-    sizes_to_check,
-)
-from vitlab.layers.pos_embed import PosEmbedName
+from vitlab.jobs.formats import FORMATS, both_outputs, largest_difference
+from vitlab.jobs.graph_sizes import Side, check_images, open_sides, sizes_to_check
+from vitlab.layers.pos_embed import PosEmbed, PosEmbedName
 from vitlab.models.vit import VisionTransformer
 
 TINY = {"img_size": [16, 24], "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 3}
@@ -104,6 +97,23 @@ def test_a_tokenizer_of_one_size_is_refused():
     net.tokenizer = torch.nn.Flatten()
     with pytest.raises(UsageError, match=r"`--dynamic size` needs a tokenizer with `grid_of\(size\)`: .*Flatten takes"):
         open_sides(net)
+
+
+class OfOneGrid(PosEmbed):
+    """A table of the grid's size that nothing resizes."""
+
+    def __init__(self, grid_size, embed_dim):
+        super().__init__(grid_size)
+        self.weight = torch.nn.Parameter(torch.zeros(grid_size[0] * grid_size[1], embed_dim))
+
+    def forward(self, x):
+        return x + self.weight
+
+
+def test_a_part_of_ones_own_that_takes_one_size_is_named_with_its_line():
+    told = r"does not take images of 12 x 28 pixels; leave the option out \(.*test_export_sizes.py, line \d+, `return x"
+    with pytest.raises(UsageError, match=told):
+        open_sides(net_of("patch", f"{__name__}.OfOneGrid"))
 
 
 @pytest.mark.parametrize("form", ["safetensors", "timm"])

@@ -1,5 +1,8 @@
 """Blocks, attentions, MLPs and poolings of one's own, by their class paths."""
 
+import inspect
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +10,7 @@ from torch import nn
 from vitlab.cli.main import main
 from vitlab.layers import Attention, Mlp
 from vitlab.models import VisionTransformer
+from vitlab.models.cost import macs_of_modules
 from vitlab.models.load import load_network
 from vitlab.packed_batch import PackedBatch
 from vitlab.tasks import Classifier
@@ -80,6 +84,23 @@ class Twice(nn.Module):
 
     def forward(self, x):
         return self.factor * self.layer(x)
+
+
+class Experts(nn.Module):
+    """Two small networks; which of them a token goes to depends on its values, which the meta device does not have."""
+
+    def __init__(self, dim, hidden_dim):
+        super().__init__()
+        self.router = nn.Linear(dim, 2)
+        self.experts = nn.ModuleList(Mlp(dim, hidden_dim) for _ in range(2))
+
+    def forward(self, x):
+        tokens, out = x.flatten(0, -2), torch.zeros_like(x.flatten(0, -2))
+        gates, chosen = self.router(tokens).softmax(-1).max(-1)
+        for i, expert in enumerate(self.experts):
+            if len(rows := (chosen == i).nonzero()[:, 0]):
+                out[rows] = gates[rows, None] * expert(tokens[rows])
+        return out.view_as(x)
 
 
 class ClassAndMean(nn.Module):
@@ -205,6 +226,45 @@ def test_images_in_rows_go_through_a_parallel_block():
 def test_a_mistake_is_named_with_the_way_out(wrong, told):
     with pytest.raises(ValueError, match=told):
         VisionTransformer(**TINY | wrong)
+
+
+@pytest.mark.parametrize("tokenizer", ["patch", "t2t"])
+@pytest.mark.parametrize("pos_embed", ["learned", "rope2d", "relpos"])
+def test_what_a_part_costs_that_reads_values_is_counted_in_a_pass_of_an_image(tokenizer, pos_embed):
+    size = TINY | {"img_size": 16, "tokenizer": tokenizer, "pos_embed": pos_embed, "dropout": 0.1}
+    usual, own = (VisionTransformer(**size, mlp_layer=layer) for layer in ("mlp", f"{HERE}.Experts"))
+    state, fused = torch.get_rng_state(), getattr(own.tokenizer, "fused", None)
+    mine, others = macs_of_modules(own), macs_of_modules(usual)
+    assert torch.equal(state, torch.get_rng_state()) and fused == getattr(own.tokenizer, "fused", None)
+    tokens = own.num_prefix_tokens + 64 if tokenizer == "patch" else own.num_prefix_tokens + own.grid_size[0] ** 2
+    router = tokens * TINY["embed_dim"] * 2
+    for layer in range(TINY["depth"]):  # each token goes to one expert as wide as the usual MLP
+        assert mine[f"blocks.{layer}.mlp"] == others[f"blocks.{layer}.mlp"] + router
+        assert mine[f"blocks.{layer}.attn"] == others[f"blocks.{layer}.attn"]
+    assert mine["tokenizer"] == others["tokenizer"] and mine[""] == others[""] + TINY["depth"] * router
+
+
+@pytest.mark.slow
+def test_a_run_with_a_part_that_reads_values_is_trained_tested_and_analyzed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    source = inspect.getsource(Experts)
+    (tmp_path / "ownexperts.py").write_text(
+        f"import torch\nfrom torch import nn\nfrom vitlab.layers import Mlp\n\n{source}"
+    )
+    monkeypatch.syspath_prepend(".")
+    trust, own = ["--trust_imports", "ownexperts"], ["--config", "vit", "--model.mlp_layer=ownexperts.Experts"]
+    run = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.accelerator=cpu", "--name=own"]
+    assert main(["fit", *own, *run, "--trainer.logger=false", *trust]) == 0
+    assert main(["test", "own", *trust]) == 0
+    assert main(["analyze", "cost,attention", "own", "--quick", *trust]) == 0
+    capsys.readouterr()
+    for form in ("onnx", "pt2"):
+        assert main(["export", "own", "--to", form, *trust]) == 2
+        said = capsys.readouterr()
+        told = rf"vitlab: `--to {form}`: torch cannot make a graph of this network: .*ownexperts\.py, line \d+, `if len"
+        assert re.match(told, said.err) and said.err.count("\n") == 1 and not said.out
+    assert not list((tmp_path / "runs" / "own" / "export").iterdir())
+    assert main(["export", "own", "--to", "safetensors", *trust]) == 0
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ from vitlab.config.parts import (
 )
 from vitlab.config.strategies import check_strategy_name
 from vitlab.config.trust import allowed_imports, refuse_secrets
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, in_own_code, named_line
 from vitlab.interface import deals_samples, image_fact
 from vitlab.layers.precision import let_convolutions_follow
 from vitlab.models.old_names import OLD
@@ -258,7 +258,7 @@ def user_mistakes(of_model: Iterable[str] = ()) -> Iterator[None]:
             root = inner
         text = str(root)
         while (inner := _cause_of(root)) and "Does not validate" in str(root):
-            root, text = inner, f"{type(inner).__name__}: {inner}"  # from a constructor of the user's
+            root, text = inner, in_own_code(inner) or named_line(inner)  # from a constructor of the user's
         if "backend found" in text or "Accelerator` can not run" in text:  # Lightning's words have no way out
             text = "`trainer.accelerator`: this machine has no such device; use auto, which takes what there is, or cpu"
         raise UsageError(with_typed_names(" ".join(text.split()), of_model)) from error

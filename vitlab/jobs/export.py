@@ -14,20 +14,18 @@ from safetensors import SafetensorError
 
 from vitlab.config.parser import VitlabCLI
 from vitlab.data.base import ImageData
-from vitlab.errors import RunFailed, UsageError, what_failed
+from vitlab.errors import MISTAKES, RunFailed, UsageError, in_own_code, what_failed
 from vitlab.interface import PAGE, image_fact, path_of, recipe
 from vitlab.jobs.formats import (
     FORMATS,
     OF_ANY,
     Plain,
-    Side,
     both_outputs,
     largest_difference,
     need_packages,
     network_arguments,
-    open_sides,
-    sides_text,
 )
+from vitlab.jobs.graph_sizes import Side, open_sides, sides_text
 from vitlab.jobs.quantize import Compared, measure_both, quantize
 from vitlab.jobs.restore import network_of, restore
 from vitlab.jobs.results import split_metrics
@@ -160,9 +158,11 @@ def _export(
         hints = write(net, network, graph)
         if is_int8:
             quantize(graph, unfinished)
-    except (SafetensorError, RuntimeError, OSError) as error:  # libraries wrap what the system said
-        if what_failed(error) is None and "I/O error" not in str(error):
+    except (SafetensorError, OSError, *MISTAKES) as error:  # libraries wrap what the system said
+        if isinstance(error, UsageError):
             raise
+        if what_failed(error) is None and "I/O error" not in str(error):
+            raise _no_graph(error, to) from error
         reason = (what_failed(error) or "").rpartition(": ")[2] or str(error).rpartition("I/O error: ")[2]
         raise RunFailed(f"{output} could not be written: {reason}") from error
     scale: Any = cli.model.target_std if isinstance(cli.model, Standardized) else 1.0
@@ -182,6 +182,16 @@ def _export(
         as_umask(file)
         os.replace(file, output.parent / file.name)
     return Exported(output, megabytes, hints, difference, unit, compared)
+
+
+def _no_graph(error: BaseException, to: str) -> BaseException:
+    """Return that torch cannot make a graph of a part of the user's own, with the line; any other error as it is."""
+    first = error
+    while first.__cause__ is not None:
+        first = first.__cause__
+    if to in OF_ANY and (line := in_own_code(first)):
+        return UsageError(f"`--to {to}`: torch cannot make a graph of this network: {line.split('. ')[0]}")
+    return error
 
 
 def _measured(run: RunDir, digest: str) -> dict[str, dict[str, float]]:

@@ -6,8 +6,8 @@ import io
 import json
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -20,7 +20,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitlab.class_paths import choice_text, name_and_args
 from vitlab.errors import UsageError
-from vitlab.interface import as_outputs, path_of
+from vitlab.interface import as_outputs
+from vitlab.jobs.graph_sizes import Side, check_images, sizes_to_check
 from vitlab.layers.mlp import ActName
 from vitlab.layers.norm import NormName
 from vitlab.layers.pos_embed.added import AddedPosEmbed
@@ -29,13 +30,10 @@ from vitlab.models.convert import to_timm, weights_for_timm
 from vitlab.models.load import load_network, network_args
 from vitlab.models.old_names import DEFAULTS, OLD
 from vitlab.models.vit import VisionTransformer
-from vitlab.models.walk import token_steps
 from vitlab.models.weights_file import weights_digest
-from vitlab.tokenizers.patch import PatchEmbed
 
 Arguments = dict[str, Any]  # of VisionTransformer
 Outputs = Callable[[Tensor], Tensor]
-_MOST = 8192  # pixels of a side of a graph of any size
 _HUGE = 1.5e9  # bytes; an ONNX file holds 2 GB at most, with larger weights in a file beside it
 _TIMM_NAMES = (  # arguments of the same name and meaning
     *("img_size", "in_chans", "num_classes", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "qkv_bias"),
@@ -82,58 +80,6 @@ def _outputs_of(net: VisionTransformer) -> int:
         return int(net(torch.zeros(1, net.in_chans, *net.img_size)).shape[1])
 
 
-@dataclass
-class Side:
-    """The heights, or widths, that a graph of any size takes, in pixels.
-
-    Args:
-        multiple_of: Every side is a multiple of it.
-        least: The smallest one.
-        most: The largest one that the graph was made for.
-    """
-
-    multiple_of: int
-    least: int
-    most: int
-
-
-def open_sides(net: VisionTransformer) -> list[Side]:
-    """Return the heights and the widths that a graph of ``net`` can leave open.
-
-    Raises:
-        UsageError: The tokenizer takes images of one size only, or one of several patch sizes.
-
-    Example:
-        >>> open_sides(VisionTransformer(img_size=32, patch_size=16, embed_dim=48, depth=1, num_heads=3))[0]
-        Side(multiple_of=16, least=16, most=8192)
-    """
-    tokenizer: Any = net.tokenizer
-    if not hasattr(tokenizer, "grid_of"):
-        raise UsageError(
-            f"`--dynamic size` needs a tokenizer with `grid_of(size)`: {path_of(tokenizer)} takes only images of "
-            "{} x {}; leave the option out".format(*net.img_size)
-        )
-    steps = token_steps(net)
-    if any(side % step for side, step in zip(net.img_size, steps, strict=True)):
-        own, some = ("{} x {}".format(*each) for each in (net.img_size, steps))
-        raise UsageError(f"`--dynamic size` leaves multiples of {some} pixels open, not {own}: leave the option out")
-    least = 1 if isinstance(tokenizer, PatchEmbed) else 2  # torch.export takes one row of windows for a constant
-    sides = []
-    for axis, step in enumerate(steps):
-        fits = (n for n in range(1, _MOST // step + 1) if _tokens(tokenizer, axis, n * step, net.img_size) >= least)
-        sides.append(Side(step, step * next(fits), _MOST // step * step))
-    return sides
-
-
-def _tokens(tokenizer: Any, axis: int, side: int, img_size: tuple[int, ...]) -> int:
-    """Return the rows (axis 0) or columns of tokens of images with this height or width; 0 if they are refused."""
-    size = [side if i == axis else other for i, other in enumerate(img_size)]
-    try:
-        return int(tokenizer.grid_of((size[0], size[1]))[axis])
-    except ValueError:
-        return 0
-
-
 def _dynamic_shapes(sides: list[Side] | None) -> tuple[dict[int, Any]]:
     shapes: dict[int, Any] = {0: torch.export.Dim("batch")}
     for axis, name, side in zip((2, 3), ("rows", "columns"), sides or [], strict=False):
@@ -141,24 +87,6 @@ def _dynamic_shapes(sides: list[Side] | None) -> tuple[dict[int, Any]]:
         count = torch.export.Dim(name, min=side.least // step, max=side.most // step)
         shapes[axis] = count if step == 1 else step * count
     return (shapes,)
-
-
-def sizes_to_check(net: VisionTransformer | Plain, sides: list[Side] | None) -> list[tuple[int, ...]]:
-    """Return the height and width at which a graph is compared: the trained ones, and three others if it leaves them.
-
-    Example:
-        >>> net = VisionTransformer(img_size=32, patch_size=16, embed_dim=48, depth=1, num_heads=3)
-        >>> sizes_to_check(net, open_sides(net))
-        [(32, 32), (16, 48), (64, 32), (48, 64)]
-    """
-    if not sides:
-        return [tuple(net.img_size)]
-    own = tuple(net.img_size)
-    fewer, more, most = (
-        [max(side.least, (n // side.multiple_of + by) * side.multiple_of) for side, n in zip(sides, own, strict=True)]
-        for by in (-1, 1, 2)
-    )
-    return [own, (fewer[0], more[1]), (most[0], own[1]), (more[0], most[1])]
 
 
 def both_outputs(
@@ -342,6 +270,13 @@ def _timm_arguments(
     }
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Print nothing of the graphs that torch shows when it fails: its error says what failed."""
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        yield
+
+
 def _write_onnx(
     net: VisionTransformer | Plain,
     network: Arguments,
@@ -350,7 +285,10 @@ def _write_onnx(
     opset: int | None = None,
 ) -> dict[str, str]:
     try:
-        with sdpa_kernel(SDPBackend.MATH):  # ONNX is made of its steps, and other kernels give them other strides
+        with (
+            _quiet(),
+            sdpa_kernel(SDPBackend.MATH),
+        ):  # ONNX is made of its steps, and other kernels give them other strides
             torch.onnx.export(
                 net,
                 (_example(net, sides),),
@@ -385,7 +323,8 @@ def _read_onnx(path: Path, network: Arguments) -> Outputs:
 def _write_pt2(
     net: VisionTransformer | Plain, network: Arguments, path: Path, sides: list[Side] | None = None
 ) -> dict[str, str]:
-    program = torch.export.export(net, (_example(net, sides),), dynamic_shapes=_dynamic_shapes(sides))
+    with _quiet():
+        program = torch.export.export(net, (_example(net, sides),), dynamic_shapes=_dynamic_shapes(sides))
     buffer = io.BytesIO()  # torch's own writer aborts the process when the disk is full
     torch.export.save(program, buffer)
     path.write_bytes(buffer.getbuffer())
@@ -447,43 +386,3 @@ class Graph(nn.Module):
         """Map ``(B, C, H, W)`` images to ``(B, K)`` outputs."""
         check_images(tuple(images.shape), self.in_chans, self.img_size, self.sides, self.path)
         return self._outputs(images)
-
-
-def check_images(
-    shape: tuple[int, ...], in_chans: int, img_size: Sequence[int], sides: Sequence[Side] | None, path: Path | str
-) -> None:
-    """Refuse images of a shape that the graph in ``path`` was not made for.
-
-    Example:
-        >>> check_images((1, 3, 32, 32), 3, (32, 32), None, "net.onnx")
-        >>> check_images((1, 3, 40, 32), 3, (32, 32), None, "net.onnx")
-        Traceback (most recent call last):
-        vitlab.errors.UsageError: net.onnx takes images of 3 x 32 x 32, got 3 x 40 x 32; export it with --dynamic size
-    """
-    got = " x ".join(map(str, shape[1:]))
-    if len(shape) != 4:
-        raise UsageError(f"{path} takes a batch of images, (B, C, H, W), got {len(shape)} dimensions")
-    if sides is None:
-        if tuple(shape[1:]) != (in_chans, *img_size):
-            way_out = "; export it with --dynamic size" if shape[1] == in_chans else ""
-            raise UsageError(f"{path} takes images of {in_chans} x {img_size[0]} x {img_size[1]}, got {got}{way_out}")
-        return
-    fits = (
-        n % side.multiple_of == 0 and side.least <= n <= side.most for n, side in zip(shape[2:], sides, strict=True)
-    )
-    if shape[1] != in_chans or not all(fits):
-        raise UsageError(f"{path} takes images of {in_chans} channels, {sides_text(sides)}, got {got}")
-
-
-def sides_text(sides: Sequence[Side]) -> str:
-    """Return which heights and widths a graph of any size takes.
-
-    Example:
-        >>> sides_text([Side(4, 8, 8192), Side(1, 8, 8192)])
-        'heights of 8 to 8192 in steps of 4 and widths of 8 to 8192'
-    """
-    words = [
-        f"{name}s of {side.least} to {side.most}" + (f" in steps of {side.multiple_of}" if side.multiple_of > 1 else "")
-        for name, side in zip(("height", "width"), sides, strict=True)
-    ]
-    return " and ".join(words)

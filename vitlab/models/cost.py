@@ -1,7 +1,12 @@
-"""Parameters, multiply-adds and tokens of a network, counted without running it."""
+"""Parameters, multiply-adds and tokens of a network, counted without running it where that is possible."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitlab.models.foreign import AnyNetwork
@@ -21,8 +26,9 @@ def count_parameters(model: torch.nn.Module) -> int:
 def count_macs(model: VisionTransformer, img_size: tuple[int, int] | None = None) -> int:
     """Return the multiply-adds of a forward pass of one image, at ``img_size`` if given; FLOPs are twice as many.
 
-    Every matrix product counts, fused attention included, on the meta device, where T2T takes its reference path. All
-    tokens pass through the last block, as in published numbers, although ``forward`` may skip some.
+    Every matrix product counts, fused attention included, on the meta device, where T2T takes its reference path; where
+    a part of the user's own reads values, in a pass of a black image. All tokens pass through the last block, as in
+    published numbers, although ``forward`` may skip some.
 
     Example:
         >>> from vitlab.models import create_model
@@ -44,16 +50,37 @@ def macs_of_modules(model: VisionTransformer | AnyNetwork, img_size: tuple[int, 
     if isinstance(model, AnyNetwork):
         return _macs_of_any(model)
     full = _AllTokens(model)
-    state = {**dict(full.named_parameters()), **dict(full.named_buffers())}
-    meta = {name: torch.empty_like(value, device="meta") for name, value in state.items()}
-    shape, dtype = (1, model.in_chans, *(img_size or model.img_size)), next(model.parameters()).dtype
-    images = torch.empty(shape, device="meta", dtype=dtype)
+    parameters, buffers = dict(full.named_parameters()), dict(full.named_buffers())
+    value = next(model.parameters())
+    images = torch.zeros(1, model.in_chans, *(img_size or model.img_size), dtype=value.dtype, device=value.device)
     counter = FlopCounterMode(display=False)
-    with torch.no_grad(), counter:
-        functional_call(full, meta, (images,))
+    try:
+        state = {name: torch.empty_like(each, device="meta") for name, each in (parameters | buffers).items()}
+        with torch.no_grad(), counter:
+            functional_call(full, state, (images.to("meta"),))
+    except Exception:  # such as a part of the user's own that reads values, which the meta device does not have
+        state = {name: each.detach().clone() for name, each in buffers.items()}  # a pass may change them
+        counter = FlopCounterMode(display=False)  # the first one is still inside of the part that failed
+        with torch.no_grad(), _reference(model), counter:
+            functional_call(full, state, (images,))
     macs = {name: sum(counts.values()) // 2 for name, counts in counter.get_flop_counts().items()}
     prefix = "_AllTokens.model."
     return {"": macs["Global"]} | {k.removeprefix(prefix): n for k, n in macs.items() if k.startswith(prefix)}
+
+
+@contextmanager
+def _reference(model: VisionTransformer) -> Iterator[None]:
+    """Take the paths of the meta device, whose products are counted, and leave the random numbers as they were."""
+    tokenizer: Any = model.tokenizer
+    fused = getattr(tokenizer, "fused", None)
+    with torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH):
+        try:
+            if fused:
+                tokenizer.fused = False
+            yield
+        finally:
+            if fused:
+                tokenizer.fused = True
 
 
 def _macs_of_any(model: AnyNetwork) -> dict[str, int]:

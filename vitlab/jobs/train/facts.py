@@ -11,7 +11,7 @@ from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitlab.data.base import ImageData
-from vitlab.errors import UsageError, one_line
+from vitlab.errors import UsageError, in_own_code, one_line
 from vitlab.interface import answering, as_outputs, image_fact, is_loadable, network, path_of, recipe, trained
 from vitlab.models.cost import count_macs, count_parameters, count_tokens
 from vitlab.models.packed_batch import check_packed
@@ -159,7 +159,8 @@ def _macs_of_parts(net: VisionTransformer) -> int:
     except Exception as error:  # foreign code can raise anything
         if not entered:
             raise
-        raise UsageError(f"the forward pass fails in or after {path_of(entered[-1])}: {one_line(error)}") from error
+        why = in_own_code(error) or one_line(error)
+        raise UsageError(f"the forward pass fails in or after {path_of(entered[-1])}: {why}") from error
     finally:
         for hook in hooks:
             hook.remove()
