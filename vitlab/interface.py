@@ -27,6 +27,17 @@ def path_of(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
+def own_parts(net: nn.Module) -> list[nn.Module]:
+    """Return the modules of a network whose classes are of neither vitlab, torch nor timm.
+
+    Example:
+        >>> own_parts(nn.Sequential(nn.Linear(3, 2)))
+        []
+    """
+    known = ("vitlab.", "torch.", "timm.")
+    return [part for part in net.modules() if not type(part).__module__.startswith(known)]
+
+
 def network(task: Any) -> nn.Module:
     """Return the network of a task: its ``net``, or the task itself."""
     net = getattr(task, "net", None)

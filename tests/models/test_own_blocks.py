@@ -8,10 +8,13 @@ import torch
 from torch import nn
 
 from vitlab.cli.main import main
+from vitlab.errors import RunFailed
+from vitlab.jobs.formats import FORMATS, both_outputs
 from vitlab.layers import Attention, Mlp
+from vitlab.layers.pos_embed import PosEmbed
 from vitlab.models import VisionTransformer
 from vitlab.models.cost import macs_of_modules
-from vitlab.models.load import load_network
+from vitlab.models.load import load_network, load_weights
 from vitlab.packed_batch import PackedBatch
 from vitlab.tasks import Classifier
 
@@ -261,10 +264,54 @@ def test_a_run_with_a_part_that_reads_values_is_trained_tested_and_analyzed(tmp_
     for form in ("onnx", "pt2"):
         assert main(["export", "own", "--to", form, *trust]) == 2
         said = capsys.readouterr()
-        told = rf"vitlab: `--to {form}`: torch cannot make a graph of this network: .*ownexperts\.py, line \d+, `if len"
+        told = (
+            rf"vitlab: `--to {form}`: torch cannot make a graph of ownexperts.Experts: .*ownexperts\.py, line \d+, `if"
+        )
         assert re.match(told, said.err) and said.err.count("\n") == 1 and not said.out
     assert not list((tmp_path / "runs" / "own" / "export").iterdir())
     assert main(["export", "own", "--to", "safetensors", *trust]) == 0
+
+
+class Longest(nn.Module):
+    """The longest token of each image: Python's loop makes a graph for one number of images alone."""
+
+    def forward(self, x):
+        return torch.stack([tokens[tokens.norm(dim=-1).argmax()] for tokens in x])
+
+
+def test_a_pooling_that_reads_values_is_built_on_the_meta_device_to_read_its_weights():
+    net = VisionTransformer(**TINY, num_classes=3, global_pool=f"{HERE}.Longest")
+    with torch.device("meta"):
+        assert VisionTransformer(**TINY, num_classes=3, global_pool=f"{HERE}.Longest").head.weight.is_meta
+    assert net(torch.randn(2, 1, 8, 8)).shape == (2, 3)
+
+
+class Linspace(PosEmbed):
+    """Its constructor reads values, as for rates that grow by layer."""
+
+    def __init__(self, grid_size, depth):
+        super().__init__(grid_size)
+        self.rates = [rate.item() for rate in torch.linspace(0, 1, depth)]
+
+
+def test_weights_of_a_part_whose_constructor_reads_values_are_read_at_another_size(tmp_path):
+    arguments = TINY | {"num_classes": 3, "pos_embed": f"{HERE}.Linspace"}
+    torch.save(
+        {"hyper_parameters": arguments, "state_dict": VisionTransformer(**arguments).state_dict()}, tmp_path / "a"
+    )
+    larger = VisionTransformer(**arguments | {"img_size": 12})
+    load_weights(larger, tmp_path / "a")
+    assert torch.equal(larger.head.weight, load_network(tmp_path / "a").head.weight)
+
+
+@pytest.mark.slow
+def test_a_graph_that_takes_one_number_of_images_or_one_size_is_refused(tmp_path):
+    fixed = VisionTransformer(**TINY, num_classes=3, global_pool=f"{HERE}.Longest").eval()
+    pytest.importorskip("onnxruntime")
+    write, read = FORMATS["onnx"]
+    write(fixed, {}, tmp_path / "fixed.onnx")
+    with pytest.raises(RunFailed, match="the file fails on a batch of 1 images of 8 x 8 pixels; nothing was written: "):
+        both_outputs(fixed, read(tmp_path / "fixed.onnx", {}))
 
 
 @pytest.mark.slow

@@ -24,7 +24,8 @@ def main(argv: list[str]) -> int:
     add(
         "--check",
         action="store_true",
-        help="compare outputs with the run's; fail if any differs by more than 0.0001, numbers in standard deviations",
+        help="compare outputs with the run's, as graphs always are; fail if any differs by more than 0.0001, numbers "
+        "in standard deviations",
     )
     add(
         "--dynamic",

@@ -1,6 +1,7 @@
 """Write the network of a run as a file that other programs load."""
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -14,8 +15,8 @@ from safetensors import SafetensorError
 
 from vitlab.config.parser import VitlabCLI
 from vitlab.data.base import ImageData
-from vitlab.errors import MISTAKES, RunFailed, UsageError, in_own_code, what_failed
-from vitlab.interface import PAGE, image_fact, path_of, recipe
+from vitlab.errors import MISTAKES, RunFailed, UsageError, in_own_code, named_line, what_failed
+from vitlab.interface import PAGE, image_fact, own_parts, path_of, recipe
 from vitlab.jobs.formats import (
     FORMATS,
     OF_ANY,
@@ -83,7 +84,7 @@ def export(
         checkpoint: Which of its weights to use.
         to: Format of the file: safetensors, timm, onnx, onnx-int8 or pt2.
         output: File to write.
-        check: Whether to compare the file's outputs with the run's.
+        check: Whether to compare the file's outputs with the run's; those of a graph are always compared.
         dynamic: What a graph leaves open: batch, or size, which is the batch, the height and the width.
         opset: Version of ONNX's operators; None is torch's default.
         quiet: Whether to show no progress of a measurement.
@@ -91,8 +92,8 @@ def export(
     Raises:
         UsageError: The format cannot represent this network, an option does not go with it, the folder of the file
             cannot be written, or the validation images, on which int8 is measured, cannot be read.
-        RunFailed: The outputs differ by more than 1e-4, numbers in standard deviations of their targets, or the disk is
-            full or fails; nothing was written.
+        RunFailed: The outputs differ by more than 1e-4, numbers in standard deviations of their targets, a graph fails
+            on other images than those that it was made with, or the disk is full or fails; nothing was written.
     """
     if dynamic not in DYNAMIC:
         raise UsageError(f"`dynamic` must be one of {', '.join(DYNAMIC)}, got {dynamic!r}")
@@ -162,12 +163,12 @@ def _export(
         if isinstance(error, UsageError):
             raise
         if what_failed(error) is None and "I/O error" not in str(error):
-            raise _no_graph(error, to) from error
+            raise _no_graph(error, to, net) from error
         reason = (what_failed(error) or "").rpartition(": ")[2] or str(error).rpartition("I/O error: ")[2]
         raise RunFailed(f"{output} could not be written: {reason}") from error
     scale: Any = cli.model.target_std if isinstance(cli.model, Standardized) else 1.0
     unit = " standard deviations of the targets" if isinstance(cli.model, Standardized) else ""
-    pairs = both_outputs(net, read(graph, network), sides) if check else []
+    pairs = both_outputs(net, read(graph, network), sides) if check or to in OF_ANY else []
     difference = largest_difference(pairs, scale) if pairs else None
     if pairs and not largest_difference(pairs, scale, _STEPS) <= LIMIT:  # also true for NaN
         raise RunFailed(f"the outputs differ by {difference:.1e}{unit}, more than {LIMIT:g}; nothing was written")
@@ -184,14 +185,15 @@ def _export(
     return Exported(output, megabytes, hints, difference, unit, compared)
 
 
-def _no_graph(error: BaseException, to: str) -> BaseException:
-    """Return that torch cannot make a graph of a part of the user's own, with the line; any other error as it is."""
+def _no_graph(error: BaseException, to: str, net: Any) -> BaseException:
+    """Return that torch makes no graph of a network with parts of the user's own, if it has some; else the error."""
     first = error
     while first.__cause__ is not None:
         first = first.__cause__
-    if to in OF_ANY and (line := in_own_code(first)):
-        return UsageError(f"`--to {to}`: torch cannot make a graph of this network: {line.split('. ')[0]}")
-    return error
+    if to not in OF_ANY or not (names := [path_of(part) for part in own_parts(net)]):
+        return error
+    line = re.split(r"(?<=[.!]) ", in_own_code(first) or named_line(first))[0]  # torch adds pages of advice
+    return UsageError(f"`--to {to}`: torch cannot make a graph of {', '.join(dict.fromkeys(names))}: {line}")
 
 
 def _measured(run: RunDir, digest: str) -> dict[str, dict[str, float]]:

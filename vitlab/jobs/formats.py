@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitlab.class_paths import choice_text, name_and_args
-from vitlab.errors import UsageError
+from vitlab.errors import RunFailed, UsageError, named_line
 from vitlab.interface import as_outputs
 from vitlab.jobs.graph_sizes import Side, check_images, sizes_to_check
 from vitlab.layers.mlp import ActName
@@ -104,7 +104,12 @@ def both_outputs(
     for count, size in product((1, 5), sizes_to_check(net, sides)):
         images = torch.randn(count, net.in_chans, *size, generator=generator)
         with torch.no_grad():
-            found.append((net(images), exported(images)))
+            ours = net(images)
+            try:
+                found.append((ours, exported(images)))
+            except Exception as error:  # onnxruntime's have no class in common
+                what = f"a batch of {count} images of {size[0]} x {size[1]} pixels"
+                raise RunFailed(f"the file fails on {what}; nothing was written: {named_line(error, 200)}") from error
     return found
 
 
@@ -315,7 +320,7 @@ def _read_onnx(path: Path, network: Arguments) -> Outputs:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()  # else as many as the machine has, not as we may use
-    options.log_severity_level = 3  # errors: it warns of each constant that it does not fold
+    options.log_severity_level = 4  # it warns of each constant that it does not fold, and raises what it logs as error
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     return lambda images: torch.from_numpy(session.run(["outputs"], {"images": images.numpy()})[0])
 

@@ -142,11 +142,19 @@ def _given_grid(
         return pair("grid", grid), []
     if "img_size" not in arguments:
         return None, []
-    with torch.device("meta"):
-        trained = VisionTransformer(**network_args(arguments))
+    trained = _built_without_weights(network_args(arguments))
     kinds = [type(m.pos_embed).__name__ for m in (trained, model)]
     doubt = [f"positions: trained with {kinds[0]}, the model has {kinds[1]}"] if len(set(kinds)) > 1 else []
     return (trained.grid_size[0], trained.grid_size[1]), doubt
+
+
+def _built_without_weights(arguments: ModelArgs) -> VisionTransformer:
+    """Return a network on the meta device, or on the CPU where a part of the user's own needs values to be built."""
+    try:
+        with torch.device("meta"):
+            return VisionTransformer(**arguments)
+    except Exception:  # foreign code can raise anything
+        return VisionTransformer(**arguments)
 
 
 def _trained_grid(state: State, model: VisionTransformer, is_official: bool) -> tuple[Grid, list[str]]:

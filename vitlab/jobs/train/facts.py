@@ -12,7 +12,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vitlab.data.base import ImageData
 from vitlab.errors import UsageError, in_own_code, one_line
-from vitlab.interface import answering, as_outputs, image_fact, is_loadable, network, path_of, recipe, trained
+from vitlab.interface import (
+    answering,
+    as_outputs,
+    image_fact,
+    is_loadable,
+    network,
+    own_parts,
+    path_of,
+    recipe,
+    trained,
+)
 from vitlab.models.cost import count_macs, count_parameters, count_tokens
 from vitlab.models.packed_batch import check_packed
 from vitlab.models.vit import VisionTransformer
@@ -149,7 +159,7 @@ def _macs_of_parts(net: VisionTransformer) -> int:
             what = f"a {type(output).__name__}"
             raise UsageError(f"`forward` of {path_of(part)} must return a tensor, got {what}: return the tokens alone")
 
-    own = [part for part in net.modules() if not type(part).__module__.startswith(("vitlab.", "torch.", "timm."))]
+    own = own_parts(net)
     hooks = [part.register_forward_pre_hook(lambda part, args: entered.append(part)) for part in own]
     hooks += [part.register_forward_hook(check) for part in own]
     try:
