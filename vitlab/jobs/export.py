@@ -163,7 +163,9 @@ def _export(
         if isinstance(error, UsageError):
             raise
         if what_failed(error) is None and "I/O error" not in str(error):
-            raise _no_graph(error, to, net) from error
+            if text := _why_no_graph(error, to, net):
+                raise UsageError(text) from error
+            raise
         reason = (what_failed(error) or "").rpartition(": ")[2] or str(error).rpartition("I/O error: ")[2]
         raise RunFailed(f"{output} could not be written: {reason}") from error
     scale: Any = cli.model.target_std if isinstance(cli.model, Standardized) else 1.0
@@ -185,15 +187,16 @@ def _export(
     return Exported(output, megabytes, hints, difference, unit, compared)
 
 
-def _no_graph(error: BaseException, to: str, net: Any) -> BaseException:
-    """Return that torch makes no graph of a network with parts of the user's own, if it has some; else the error."""
+def _why_no_graph(error: BaseException, to: str, net: Any) -> str | None:
+    """Return that torch makes no graph of a network's parts of the user's own, and why; None if it has none."""
     first = error
     while first.__cause__ is not None:
         first = first.__cause__
-    if to not in OF_ANY or not (names := [path_of(part) for part in own_parts(net)]):
-        return error
-    line = re.split(r"(?<=[.!]) ", in_own_code(first) or named_line(first))[0]  # torch adds pages of advice
-    return UsageError(f"`--to {to}`: torch cannot make a graph of {', '.join(dict.fromkeys(names))}: {line}")
+    names = dict.fromkeys(path_of(part) for part in own_parts(net))
+    if to not in OF_ANY or not names:
+        return None
+    why = re.split(r"(?<=[.!]) ", in_own_code(first) or named_line(first))[0]  # torch adds pages of advice
+    return f"`--to {to}`: torch cannot make a graph of {', '.join(names)}: {why}"
 
 
 def _measured(run: RunDir, digest: str) -> dict[str, dict[str, float]]:

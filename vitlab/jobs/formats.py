@@ -290,10 +290,8 @@ def _write_onnx(
     opset: int | None = None,
 ) -> dict[str, str]:
     try:
-        with (
-            _quiet(),
-            sdpa_kernel(SDPBackend.MATH),
-        ):  # ONNX is made of its steps, and other kernels give them other strides
+        # ONNX is made of the steps of this kernel, and others give them other strides
+        with _quiet(), sdpa_kernel(SDPBackend.MATH):
             torch.onnx.export(
                 net,
                 (_example(net, sides),),
