@@ -285,7 +285,8 @@ def test_the_page_names_files_and_targets_that_exist(page):
 
 @pytest.mark.parametrize("page", ["README.md", "docs/tutorial_cluster.md"])
 def test_the_number_of_kills_on_a_page_is_the_counted_one(page):
-    counted = re.findall(r"(\d+) SIGKILLs", (ROOT / "benchmarks/faults.md").read_text())
+    rows = (ROOT / "benchmarks/faults.md").read_text()
+    counted = re.findall(r"^\| (?!TorchFT).*?(\d+) SIGKILLs", rows, re.M)  # its loop is no run of vitlab
     assert f"{sum(map(int, counted))} kills" in PAGES[page]
 
 
