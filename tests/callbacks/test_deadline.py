@@ -117,7 +117,6 @@ def test_the_thread_ends_a_process_that_is_stuck_in_c(tmp_path):
     code = f"""
 import sys; sys.path.insert(0, {str(__file__.rpartition("/")[0])!r})
 import multiprocessing
-import os
 import threading, time, warnings; warnings.simplefilter("ignore")
 from pathlib import Path
 from vitlab.callbacks import deadline

@@ -63,9 +63,7 @@ def macs_of_modules(model: VisionTransformer | AnyNetwork, img_size: tuple[int, 
         counter = FlopCounterMode(display=False)  # the first one is still inside of the part that failed
         with torch.no_grad(), _reference(model), counter:
             functional_call(full, state, (images,))
-    macs = {name: sum(counts.values()) // 2 for name, counts in counter.get_flop_counts().items()}
-    prefix = "_AllTokens.model."
-    return {"": macs["Global"]} | {k.removeprefix(prefix): n for k, n in macs.items() if k.startswith(prefix)}
+    return _by_module(counter, "_AllTokens.model.")
 
 
 @contextmanager
@@ -95,8 +93,12 @@ def _macs_of_any(model: AnyNetwork) -> dict[str, int]:
     finally:
         for parameter in trained:
             parameter.requires_grad_(True)
+    return _by_module(counter, "AnyNetwork.net.")
+
+
+def _by_module(counter: FlopCounterMode, prefix: str) -> dict[str, int]:
+    """Return the multiply-adds that were counted, by the names of modules below ``prefix``; of all as ``""``."""
     macs = {name: sum(counts.values()) // 2 for name, counts in counter.get_flop_counts().items()}
-    prefix = "AnyNetwork.net."
     return {"": macs.get("Global", 0)} | {k.removeprefix(prefix): n for k, n in macs.items() if k.startswith(prefix)}
 
 
