@@ -6,7 +6,7 @@ import pytest
 from elastic import torchft, torchrun
 
 QUICK = float(os.environ.get("VITLAB_FAULTS_SHARE", 1)) < 1
-STEPS, SECONDS, KILLS = (120, 8, 1) if QUICK else (1200, 60, 10)
+STEPS, SECONDS, KILLS = (60, 3, 1) if QUICK else (1200, 60, 10)
 
 
 @pytest.mark.faults

@@ -5,7 +5,7 @@ import os
 import pytest
 from histories import histories
 
-COUNT = int(os.environ.get("VITLAB_HISTORIES", 500 if os.environ.get("VITLAB_FAULTS_SHARE", "1") == "1" else 10))
+COUNT = int(os.environ.get("VITLAB_HISTORIES", 500 if os.environ.get("VITLAB_FAULTS_SHARE", "1") == "1" else 5))
 
 
 @pytest.mark.faults
