@@ -144,12 +144,11 @@ def slow():
     Classifier.training_step = slower
 
 
-def torchrun(folder, steps, seconds, kills, seed=0):
+def torchrun(folder, steps, seconds, kills, python, seed=0):
     """Train under torchrun with a checkpoint each step, and kill one of three processes every so many seconds.
 
-    ``folder`` is best in memory, as /dev/shm. The processes come from a server that has imported everything.
+    ``folder`` is best in memory, as /dev/shm. ``python`` starts the processes: a server that has imported everything.
     """
-    from forked import Python
     from harness import TINY
 
     draw = random.Random(seed)
@@ -158,29 +157,28 @@ def torchrun(folder, steps, seconds, kills, seed=0):
     words += ["--trainer.max_epochs=-1", "--checkpoint.every_n_steps=1"]
     more = ["--trainer.devices=3", "--trainer.strategy=ddp"]
     how = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=3", "--max_restarts=999", "-m", "vitlab"]
-    run, lost = folder / "runs" / "killed", []
-    with Python() as python:
-        facts = os.environ | {"VITLAB_LAUNCH": "one", "VITLAB_PYTHON": str(python.path), "OMP_NUM_THREADS": "1"}
-        facts |= {"VITLAB_BEFORE": "elastic:slow"}
-        line = [python.path, *how, *words, "--name", "killed", "--auto_resume"]
-        with (folder / "log").open("w") as log:
-            process = subprocess.Popen(line, cwd=folder, env=facts, stdout=log, stderr=subprocess.STDOUT)
-        due = time.monotonic() + seconds
-        while process.poll() is None:
-            time.sleep(0.05)
-            if len(lost) < kills and time.monotonic() > due and (run / "checkpoints" / "last.ckpt").is_file():
-                ranks = [pid for pid, what in python.alive("one").items() if "torch.distributed" not in what]
-                before = steps_of(run)
-                if not ranks or not before:
-                    continue
-                os.kill(draw.choice(ranks), signal.SIGKILL)
-                last, known = steps_of(run)[max(before)][-1], max(before)
-                until(lambda known=known: max(steps_of(run), default=0) > known, seconds=120, every=0.02)
-                again = steps_of(run)
-                lost.append(last - (again[max(again)][0] - 1) if max(again) > known else "?")
-                due = time.monotonic() + seconds
-        line = [python.path, "-m", "vitlab", *words, *more, "--name", "whole"]
-        subprocess.run(line, cwd=folder, env={**facts, "VITLAB_BEFORE": ""}, check=True)
+    run, lost, launch = folder / "runs" / "killed", [], f"launch{time.monotonic_ns()}"
+    facts = os.environ | {"VITLAB_LAUNCH": launch, "VITLAB_PYTHON": str(python.path), "OMP_NUM_THREADS": "1"}
+    facts |= {"VITLAB_BEFORE": "elastic:slow"}
+    line = [python.path, *how, *words, "--name", "killed", "--auto_resume"]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(line, cwd=folder, env=facts, stdout=log, stderr=subprocess.STDOUT)
+    due = time.monotonic() + seconds
+    while process.poll() is None:
+        time.sleep(0.05)
+        if len(lost) < kills and time.monotonic() > due and (run / "checkpoints" / "last.ckpt").is_file():
+            ranks = [pid for pid, what in python.alive(launch).items() if "torch.distributed" not in what]
+            before = steps_of(run)
+            if not ranks or not before:
+                continue
+            os.kill(draw.choice(ranks), signal.SIGKILL)
+            last, known = steps_of(run)[max(before)][-1], max(before)
+            until(lambda known=known: max(steps_of(run), default=0) > known, seconds=120, every=0.02)
+            again = steps_of(run)
+            lost.append(last - (again[max(again)][0] - 1) if max(again) > known else "?")
+            due = time.monotonic() + seconds
+    line = [python.path, "-m", "vitlab", *words, *more, "--name", "whole"]
+    subprocess.run(line, cwd=folder, env={**facts, "VITLAB_BEFORE": ""}, check=True)
     wrong = differences(run, folder / "runs" / "whole")
     return {"code": process.returncode, "kills": len(lost), "steps lost a kill": lost, "different": wrong, "curve": []}
 
@@ -196,8 +194,14 @@ def steps_of(run):
 
 def main():
     """Run one of the two ways."""
+    from forked import Python
+
     folder, steps, seconds, kills = Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5])
-    found = {"torchft": torchft, "torchrun": torchrun}[sys.argv[1]](folder, steps, seconds, kills)
+    if sys.argv[1] == "torchft":
+        found = torchft(folder, steps, seconds, kills)
+    else:
+        with Python() as python:
+            found = torchrun(folder, steps, seconds, kills, python)
     with suppress(OSError):
         (folder / "curve.json").write_text(json.dumps(found.pop("curve")))
     sys.stdout.write(f"{found}\n")

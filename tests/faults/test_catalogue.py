@@ -94,7 +94,7 @@ def test_mutated_configurations(tmp_path, note):
 @faults
 @pytest.mark.timeout(600)
 def test_malicious_files(tmp_path, finished, note):
-    found = pickles(tmp_path, finished, every=1 if SHARE == 1 else 4)
+    found = pickles(tmp_path, finished, every=1 if SHARE == 1 else 8)
     note(
         f"{found['attempts']} reads of malicious files: init_from, resume, test, validate, predict, export, analyze",
         f"{found['executions']} executions, {found['accepted']} accepted, {found['tracebacks']} tracebacks",

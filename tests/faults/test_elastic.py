@@ -11,9 +11,9 @@ STEPS, SECONDS, KILLS = (60, 3, 1) if QUICK else (1200, 60, 10)
 
 @pytest.mark.faults
 @pytest.mark.timeout(1800)
-def test_torchrun_loses_at_most_one_step_a_kill(tmp_path, note, monkeypatch):
+def test_torchrun_loses_at_most_one_step_a_kill(tmp_path, note, monkeypatch, python):
     monkeypatch.setenv("VITLAB_PAUSE", "0.1" if QUICK else "0.5")
-    found = torchrun(tmp_path / "run", STEPS, SECONDS, KILLS)
+    found = torchrun(tmp_path / "run", STEPS, SECONDS, KILLS, python)
     note(
         f"torchrun --max_restarts, three processes, --checkpoint.every_n_steps=1: {found['kills']} SIGKILLs, one each "
         f"{SECONDS} s",

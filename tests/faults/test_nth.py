@@ -10,7 +10,7 @@ from nth import COMMANDS, loop, prepare
 EVERY = int(os.environ.get("VITLAB_NTH", 0))
 SHARE = float(os.environ.get("VITLAB_FAULTS_SHARE", 1))
 OF_ENDS = float(os.environ.get("VITLAB_NTH_SHARE", SHARE))  # a random share of the first and last n
-QUICK = ("validate", "export", "pack", "results")  # of which `make faults-quick` fails a sample
+QUICK = ("validate", "pack", "results")  # of which `make faults-quick` fails a sample
 
 
 @pytest.mark.faults
@@ -62,14 +62,15 @@ def test_a_full_disk_is_one_line_in_every_command_that_writes(tmp_path, note):
         prepare(tmp_path)
         (disk / "fill").write_bytes(bytes(60 * 1024))
         wrong = []
-        for name, words in WRITERS.items():
+        writers = WRITERS if SHARE == 1 else {name: WRITERS[name] for name in ("export to onnx", "look", "pack")}
+        for name, words in writers.items():
             process = Process(words, tmp_path)
             code, said = process.wait(120), process.output()
             names_it = words[-1] in said or "disk/" in said or "disk has" in said  # pack refuses before it writes
             if code not in (1, 2) or said.count("\n") != 1 or not names_it:
                 wrong.append(f"{name}: exit {code}: {said[-300:]}")
         note(
-            f"a full disk in {', '.join(WRITERS)}", f"{len(wrong)} without exit 1 or 2 and one line with the path", "0"
+            f"a full disk in {', '.join(writers)}", f"{len(wrong)} without exit 1 or 2 and one line with the path", "0"
         )
         assert not wrong, "\n".join(wrong)
     finally:
