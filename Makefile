@@ -57,7 +57,7 @@ faults: setup  ## the catalog of faults (VITLAB_NTH=1 for every n and not the fi
 faults-quick: setup  ## a sample of it, and runs of three kinds killed twice, and its table
 	rm -rf .faults-quick && mkdir .faults-quick
 	WANDB_MODE=offline $(BIN)/python tests/faults/users.py .faults-quick/users --once --only photos --only 'two processes (ddp)' --only SLURM & users=$$!; \
-		VITLAB_FAULTS=$(CURDIR)/.faults-quick VITLAB_FAULTS_SHARE=0.05 $(BIN)/python -m pytest -m faults tests/faults -n 2 --dist worksteal -k 'not (signals_to_every_phase or random_moments or torchft)'; \
+		VITLAB_FAULTS=$(CURDIR)/.faults-quick VITLAB_FAULTS_SHARE=0.05 $(BIN)/python -m pytest -m faults tests/faults -n 2 --dist loadgroup -k 'not (signals_to_every_phase or random_moments or torchft)'; \
 		code=$$?; wait $$users || code=1; $(BIN)/python tests/faults/report.py .faults-quick; exit $$code
 
 slurm: setup  ## a real Slurm of two nodes on this machine, what it does to jobs, benchmarks/slurm.md: 25 minutes; skipped without slurm-wlm and munge

@@ -20,6 +20,9 @@ def figure(item):
 
 def pytest_collection_modifyitems(config, items):
     """Leave out tests that have passed at this very commit: `make faults` goes on where it was cut off."""
+    for item in items:
+        if "python" in item.fixturenames:  # in one process of `make faults-quick`, which starts one server
+            item.add_marker(pytest.mark.xdist_group("python"))
     rows = [(item, figure(item)[1]) for item in items if "VITLAB_FAULTS" in os.environ]
     if done := [item for item, row in rows if row and row.get("passed") == commit() and not commit().endswith("+")]:
         config.hook.pytest_deselected(items=done)

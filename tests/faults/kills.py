@@ -9,7 +9,7 @@ import time
 import torch
 from harness import TINY, Process, differences, finish, until
 
-EPOCHS = 6 if os.environ.get("VITLAB_FAULTS_SHARE", "1") == "1" else 3  # of 35 steps
+EPOCHS = 6 if os.environ.get("VITLAB_FAULTS_SHARE", "1") == "1" else 2  # of 35 steps
 FIT = [*TINY, f"--trainer.max_epochs={EPOCHS}"]
 OFTEN = ["--checkpoint.every_n_steps=2"]
 
