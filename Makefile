@@ -54,9 +54,9 @@ faults: setup  ## the catalog of faults (VITLAB_NTH=1 for every n and not the fi
 		$(BIN)/python tests/faults/users.py benchmarks/faults-kills.json --minutes $(or $(MINUTES),30) || code=1; \
 		$(BIN)/python tests/faults/report.py .faults benchmarks/faults.md; exit $$code
 
-faults-quick: setup  ## a sample of it, and runs of three kinds killed twice, and its table
+faults-quick: setup  ## a sample of it, and runs of two kinds killed twice, and its table
 	rm -rf .faults-quick && mkdir .faults-quick
-	WANDB_MODE=offline $(BIN)/python tests/faults/users.py .faults-quick/users --once --only photos --only 'two processes (ddp)' --only SLURM & users=$$!; \
+	WANDB_MODE=offline $(BIN)/python tests/faults/users.py .faults-quick/users --once --only photos --only SLURM & users=$$!; \
 		VITLAB_FAULTS=$(CURDIR)/.faults-quick VITLAB_FAULTS_SHARE=0.05 $(BIN)/python -m pytest -m faults tests/faults -n 2 --dist loadgroup -k 'not (signals_to_every_phase or random_moments or torchft)'; \
 		code=$$?; wait $$users || code=1; $(BIN)/python tests/faults/report.py .faults-quick; exit $$code
 
