@@ -5,7 +5,7 @@ import sys
 
 from vitlab.config.arguments import refuse_unknown
 from vitlab.config.environment import idle_variables, with_environment
-from vitlab.config.options import FitOptions, options_parser
+from vitlab.config.options import FitOptions, TypedOptions, options_parser
 from vitlab.errors import RunFailed, Stopped, exit_code
 from vitlab.lazy import quick_imports
 from vitlab.runs.choose import run_to_continue
@@ -18,13 +18,9 @@ EXAMPLES = """examples:
 """
 
 
-class _Options(FitOptions):
-    help: str | None = None
-
-
 def main(argv: list[str]) -> int:
     """Run ``vitlab fit`` and return its exit code."""
-    options, rest = options_parser().parse_known_args(argv, _Options())
+    options, rest = options_parser().parse_known_args(argv, TypedOptions())
     if options.help:
         from vitlab.config.help import print_fit_help
 

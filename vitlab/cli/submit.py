@@ -1,6 +1,5 @@
 """``vitlab submit``: train on a SLURM cluster through a readable batch script."""
 
-import argparse
 import hashlib
 import os
 import re
@@ -11,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.config.arguments import CommandParser, KeepLines, config_paths, refuse_unknown, values_of
-from vitlab.config.options import FitOptions, options_parser
+from vitlab.config.environment import with_environment
+from vitlab.config.options import FitOptions, TypedOptions, options_parser
 from vitlab.config.trust import trust_words
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.runs.atomic import write_text
@@ -65,28 +65,31 @@ def main(argv: list[str]) -> int:
 
 
 def plan(args: list[str], processes: int) -> tuple[Path, list[str], list[Path]]:
-    """Check the arguments of ``vitlab fit`` without building anything.
+    """Check the arguments of ``vitlab fit`` and their values; nothing is trained.
 
     Returns:
         The run directory, the arguments that start the run or continue it, and the files of the user that it reads.
     """
-    options, rest = options_parser().parse_known_args(args)
+    options, rest = options_parser().parse_known_args(args, TypedOptions())
     _check_arguments(options, rest)
     refuse_unknown(rest)
     more = trust_words()
     more += ["--deadline", f"{options.deadline:g}"] if options.deadline != FitOptions.deadline else []
     more += ["--quiet"] if options.quiet else []
     from vitlab.config.explain import read_yaml
+    from vitlab.jobs.train.build import check_job
 
     paths = config_paths(rest)
     contents = [read_yaml(find_file(path, "--config")) for path in paths]
     if options.resume and (begun := run_to_continue(options)):
         stored = [read_yaml(begun.config)] if begun.config.is_file() else []
         _check_batch(rest, [*stored, *contents], processes)
+        check_job(rest, options)
         return begun.path, ["--resume", str(begun.path), *rest, *more], [begun.config]
     if not paths:
         raise UsageError("missing: --config; give a complete config, or --resume RUN")
     _check_batch(rest, contents, processes)
+    check_job(with_environment(rest), options)
     seed = [*(c["seed_everything"] for c in contents if "seed_everything" in c), *values_of(rest, "seed_everything")]
     run = choose_run(options, paths, seed[-1] if seed else 0, repr((rest, contents)))
     if run.path == FOLDER:
@@ -99,7 +102,7 @@ def plan(args: list[str], processes: int) -> tuple[Path, list[str], list[Path]]:
     return run.path, [*rest, *start, "--auto_resume", *more], own
 
 
-def _check_arguments(options: argparse.Namespace, rest: list[str]) -> None:
+def _check_arguments(options: TypedOptions, rest: list[str]) -> None:
     from vitlab.jobs.sbatch import SECRET
 
     if options.overwrite:

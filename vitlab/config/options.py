@@ -50,6 +50,12 @@ class FitOptions:
     start: Mapping[str, Any] | None = None
 
 
+class TypedOptions(FitOptions):
+    """The options of a command line, and which help it asks for."""
+
+    help: str | None = None
+
+
 def _seconds(text: str) -> float:
     try:
         seconds = float(text)

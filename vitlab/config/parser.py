@@ -4,7 +4,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
@@ -162,18 +162,26 @@ class VitlabCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Build data, task and trainer; an error in their constructors is a mistake of the user's."""
-        with user_mistakes([*inspect.signature(class_at(self.config.model.class_path)).parameters]):
+        with self._mistakes():
+            self.check_values()
+            super().instantiate_classes()
+        self._check_links()
+
+    def check_values(self) -> None:
+        """Check ranges and the names of parts, before a network of 10^9 channels is built."""
+        with self._mistakes():
             arguments: Any = self.config.model.get("init_args") or Namespace()
             as_mappings(arguments)
             if issubclass(class_at(self.config.data.class_path), vitlab.data.ImageData):
                 check_ranges("data", vars(self.config.data.get("init_args") or Namespace()))
             check_ranges("trainer", vars(self.config.trainer))
             if issubclass(class_at(self.config.model.class_path), Task):
-                check_ranges("model", vars(arguments))  # before a network of 10^9 channels is built
+                check_ranges("model", vars(arguments))
                 check_parts(arguments)
                 import_parts(arguments)
-            super().instantiate_classes()
-        self._check_links()
+
+    def _mistakes(self) -> AbstractContextManager[None]:
+        return user_mistakes([*inspect.signature(class_at(self.config.model.class_path)).parameters])
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Build the trainer; :class:`Checkpoint` joins it only where a run is trained."""

@@ -1,13 +1,16 @@
 """Build task, data and trainer of ``vitlab fit`` in a run directory."""
 
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import lightning as L
+import torch
 import yaml
 from jsonargparse import Namespace
 from lightning.pytorch.plugins.environments import SLURMEnvironment
@@ -31,7 +34,7 @@ from vitlab.errors import UsageError
 from vitlab.interface import deals_samples, recipe
 from vitlab.jobs.checkpoint import misfit
 from vitlab.jobs.restore import stored_config, training_args
-from vitlab.jobs.terminal import open_terminal, say
+from vitlab.jobs.terminal import lightning_quieted, open_terminal, say
 from vitlab.jobs.train.describe import header
 from vitlab.jobs.train.endings import building, hung, lost_process
 from vitlab.jobs.train.facts import check_crops, check_module, model_facts
@@ -76,6 +79,17 @@ def build_job(arguments: list[str], options: FitOptions) -> Job:
         say("note   options moved: " + ", ".join(f"model.{name} -> model.{new_name(name)}" for name in cli.moved))
     _load_first_weights(cli.job)
     return cli.job
+
+
+def check_job(arguments: list[str], options: FitOptions) -> None:
+    """Check what :func:`build_job` would build; the GPUs may be elsewhere, and the images, too.
+
+    Raises:
+        UsageError: The configuration is wrong, or not that of the run to continue.
+    """
+    run = run_to_continue(options)
+    with lightning_quieted(), patch.dict(os.environ):  # which a job inherits
+        CheckedCLI(training_args(run, arguments, auto=not options.resume), options, run)
 
 
 def rehearse(job: Job) -> None:
@@ -154,6 +168,10 @@ class FitCLI(VitlabCLI):
         self.known: dict[str, Any] = {}  # how images were prepared for the initial weights
         self.asked: set[str] = set()  # what of it is given
         super().__init__(args)
+
+    def instantiate_classes(self) -> None:
+        """Build data, task and trainer, and the job of the three."""
+        super().instantiate_classes()
         self._prepare_as_the_weights()
         check_module(self.model)
         check_crops(self.model, self.datamodule)
@@ -165,7 +183,7 @@ class FitCLI(VitlabCLI):
             config=self.config,
             config_text=self.config_text,
             arguments=self.arguments,
-            options=options,
+            options=self.options,
             run=self.run,
             resumed=self.resumed,
             recipe=self.recipe,
@@ -295,3 +313,34 @@ class FitCLI(VitlabCLI):
 
     def _hung(self, what: str) -> None:
         hung(self.run, what, self.trainer.is_global_zero)
+
+
+class CheckedCLI(FitCLI):
+    """The checks of :class:`FitCLI`, without weights and trainer; of the constructors only where the data are here."""
+
+    has_data = False
+
+    def instantiate_classes(self) -> None:
+        """Check values; build data and task on the meta device, if the data can be built."""
+        self.check_values()
+        try:
+            with torch.device("meta"):
+                VitlabCLI.instantiate_classes(self)
+            check_module(self.model)
+            check_crops(self.model, self.datamodule)
+        except Exception as error:  # foreign code can raise anything on the meta device
+            if self.has_data and isinstance(error, UsageError):
+                raise
+
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        """Return none: the devices may be elsewhere."""
+        return None
+
+    def _reader(self, name: str) -> Any:
+        read = super()._reader(name)
+
+        def noted(data: Any) -> Any:
+            self.has_data = True
+            return read(data)
+
+        return noted
