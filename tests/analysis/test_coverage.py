@@ -117,6 +117,12 @@ def test_the_interval_of_sanity_covers_images_and_random_networks(name):
         assert share_held(lambda rng: ends(over_images("x", values(rng)[0])), 0.3) < 0.3
 
 
+def test_draws_of_one_image_are_one_image():
+    found = over_draws("acc1", np.ones((5, 1), bool))
+    assert (found["acc1"], found["acc1_low"], found["acc1_high"]) == (1.0, pytest.approx(share_interval(1, 1)[0]), 1.0)
+    assert np.isnan(over_draws("x", np.array([[1.0], [2.0]]))["x_low"])
+
+
 @pytest.mark.parametrize("n", [100, 500])
 @pytest.mark.parametrize(("luck", "level"), [(0.3, 0.0), (0.1, 1.0), (0.3, 2.5), (0.0, 4.0)])
 def test_the_interval_of_few_shots_covers_images_and_draws_of_labels(n, luck, level):

@@ -187,7 +187,9 @@ def test_constant_features_classify_at_chance_and_show_no_place(digits, threads)
     assert analyze_confusion(subject).table["recall"].sum() == 1  # all of one class, none of the others
     assert (analyze_scramble_image(subject).table["flipped"] == 0).all()
     assert (analyze_shift(subject).table["agreement"] == 1).all()
-    assert analyze_cka(subject).table["cka"].isna().all()  # what does not vary is alike to nothing, and to everything
+    alike = analyze_cka(subject)
+    assert alike.table["cka"].isna().all()  # what does not vary is alike to nothing, and to everything
+    assert alike.note.endswith("after 0, 1, 2 blocks all images have the same features, alike to nothing")
 
 
 def test_a_baseline_with_another_tokenizer_is_refused(digits):

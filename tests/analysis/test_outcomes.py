@@ -10,7 +10,7 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 
 import vitlab
 from vitlab.analysis import analyze_calibration, analyze_confusion, analyze_errors
-from vitlab.analysis.outcomes.calibration import expected_calibration_error, reliability
+from vitlab.analysis.outcomes.calibration import calibration_error, expected_calibration_error, reliability
 from vitlab.analysis.outcomes.confusion import macro_intervals
 from vitlab.analysis.outcomes.outcome import Outcome, outcome_of
 from vitlab.class_metrics import by_class, confusion, over_classes
@@ -86,6 +86,25 @@ def test_a_probability_of_0_is_in_the_interval_of_its_bin(monkeypatch):
     assert first["confidence_low"] < first["confidence"] < first["confidence_high"]
     outputs.clamp_(max=0.0)  # alone in its bin
     assert analyze_calibration(SimpleNamespace(split="val", name="toy")).table["confidence_high"].tolist() == [0.0]
+
+
+def test_probabilities_that_are_never_wrong_are_off_by_what_they_lack():
+    """0.9 said and always right: the error is 0.1, and cannot be larger in the direction that was found."""
+    for n in (14, 100, 1000):
+        found = calibration_error(np.full(n, 0.9), np.ones(n, bool))
+        assert found.low <= found.rms <= found.high == pytest.approx(0.1, abs=1e-9)
+
+
+def test_mistakes_are_in_the_order_of_the_tiniest_probabilities(small_subject):
+    subject = small_subject()
+    with torch.no_grad():
+        subject.net.head.weight.mul_(300)
+    table = analyze_errors(subject).table
+    logits = torch.cat([subject.net(images) for images, _ in subject.batches("val", limit=2**62)]).double()
+    labels = torch.from_numpy(np.asarray(subject.data.splits["val"].labels))
+    true = logits.softmax(dim=1).gather(1, labels[:, None])[:, 0][logits.argmax(dim=1) != labels]
+    assert (true < 1e-9).sum() > 3
+    assert np.allclose(np.log(table["probability_of_target"]), np.log(np.sort(true.detach().numpy())), atol=0.02)
 
 
 def test_errors_of_labels_and_numbers_are_cross_entropy_and_absolute_error():

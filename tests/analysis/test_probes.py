@@ -1,4 +1,5 @@
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,9 @@ from vitlab.analysis.features import (
     knn_accuracy,
 )
 from vitlab.analysis.probes import PENALTIES, CellProbe, analyze_probe, probe_layers, ridge, without_positions
+from vitlab.data.known import Digits
+from vitlab.pretraining import DINO, MAE
+from vitlab.tasks import Classifier
 
 
 def test_ridge_is_what_numpy_solves():
@@ -110,6 +114,29 @@ def test_a_draw_takes_as_many_of_each_class():
     assert torch.bincount(labels[chosen]).tolist() == [5, 3, 5]
     assert chosen.unique().numel() == len(chosen)
     assert not torch.equal(chosen, draw_shots(labels, 5, seed=1))
+
+
+def test_no_more_labels_and_neighbors_are_named_than_there_are(small_subject):
+    subject = small_subject()
+    subject.data = Digits(batch_size=64)
+    for split in ("train", "val"):
+        subject.data.build(split)
+    train = subject.data.splits["train"]
+    few = np.concatenate([np.flatnonzero(np.asarray(train.labels) == k)[: 3 + 4 * (k > 0)] for k in range(10)])
+    subject.data.splits["train"] = train.take(few)
+    found = analyze_fewshot(subject)
+    assert list(found.table["shots"]) == [1, 5]
+    assert "all of a class that has fewer than 5, the smallest 3" in found.note
+    subject.num_images = 10
+    assert list(analyze_knn(subject).table["k"]) == [1, 5]
+
+
+@pytest.mark.parametrize(("reads_labels", "words"), [(True, "nothing of few labels"), (False, "without their labels")])
+def test_features_learned_without_labels_are_named_so(small_subject, reads_labels, words):
+    subject = small_subject()
+    subject.task = SimpleNamespace(reads_labels=reads_labels)
+    assert analyze_knn(subject).table["classes"].str.contains(words).all()
+    assert (MAE.reads_labels, DINO.reads_labels, Classifier.reads_labels) == (False, False, True)
 
 
 def test_neighbors_vote_as_in_a_loop():

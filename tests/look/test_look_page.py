@@ -36,7 +36,7 @@ from vitlab.look.growing import GrowingPage
 from vitlab.look.listed import listed
 from vitlab.look.live import LivePage
 from vitlab.look.page import render
-from vitlab.look.stored_analyses import contrast_tables, findings_of
+from vitlab.look.stored_analyses import _differences, contrast_tables, findings_of
 from vitlab.look.viewer import BUDGET, packed, pictures_of, pooled, pools, shape_of
 from vitlab.look.written import MARK
 from vitlab.models.create import create_model
@@ -779,6 +779,20 @@ def test_a_page_of_a_small_vit_with_twelve_pictures_is_under_8_mb(monkeypatch):
     (shown,) = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
     assert len(shown["pictures"]) == 12 and (shown["shape"]["depth"], shown["shape"]["heads"]) == (12, 6)
     assert 2e6 < len(page.encode()) < 8e6
+
+
+def test_the_page_counts_the_differences_of_the_measure_that_it_shows():
+    first = pd.DataFrame(
+        {"layer": [0, 1, 2], "a": 0.0, "a_low": -1.0, "a_high": 1.0, "b": 0.0, "b_low": -1.0, "b_high": 1.0}
+    )
+    second = first.assign(
+        a=[0.1, 0.2, 5.0], a_low=[0.0, 0.1, 4.0], a_high=[0.2, 0.3, 6.0], b=9.0, b_low=8.0, b_high=10.0
+    )
+    one, other = ({"run": name, "table": table.to_csv(index=False)} for name, table in (("x", first), ("y", second)))
+    found = _differences(one, other)
+    assert (len(found["rows"]), found["count"], found["apart"], found["others"]) == (3, 3, 1, ["b"])
+    assert [row["where"] for row in found["rows"]] == ["layer 2", "layer 1", "layer 0"]
+    assert found["csv"].count("\n") == 5  # b is the same everywhere
 
 
 def test_a_number_of_the_whole_table_is_one_difference_and_what_is_not_known_is_none():

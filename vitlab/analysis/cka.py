@@ -1,5 +1,6 @@
 """Similarity of the layers of one or two networks, by centered kernel alignment."""
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -148,12 +149,14 @@ def analyze_cka(subject: Subject) -> Finding:
         ]
     axes[0, 0].set_ylabel("blocks passed", fontsize=8)
     figure.colorbar(shown, ax=axes, shrink=0.8, label="CKA")
-    floor = values.diagonal()
+    floor = [value for value in values.diagonal().tolist() if not math.isnan(value)] or [math.nan]
     between = (
         "--against another seed gives the noise floor"
         if other is None
-        else f"layer for layer {floor.min():.2f} to {floor.max():.2f}, the noise floor if only the seed differs"
+        else f"layer for layer {min(floor):.2f} to {max(floor):.2f}, the noise floor if only the seed differs"
     )
+    same = [str(i) for i, kernel in enumerate(own) if math.isnan(cka(kernel, kernel))]
+    between += f"; after {', '.join(same)} blocks all images have the same features, alike to nothing" if same else ""
     what = {"mean": "mean of their patch tokens", "class": "class token", "flattened": "all tokens, cell by cell"}
     note = f"{len(own[0])} validation images, {what[subject.tokens]}, unbiased linear CKA; {between}"
     return Finding(pd.DataFrame(rows), figure, note)

@@ -111,7 +111,7 @@ def analyze_cost(subject: Subject) -> Finding:
     axes[2].set_xticks(BATCHES, [str(batch) for batch in BATCHES])
     axes[2].set_ylim(bottom=0)
     finish(axes[2], "batch size", "images per second", legend=False)
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, threads: {torch.get_num_threads()}"
     memory = "of tensors on the device" if device.type == "cuda" else "of the whole process so far"
     note = f"{where}, {str(image.dtype).removeprefix('torch.')}; memory is the peak {memory}; an idle machine is needed"
     return Finding(table, figure, note)

@@ -18,6 +18,7 @@ from vitlab.models.walk import Asked, pooled_features
 SHOTS = (1, 5, 10, 25)
 DRAWS = 5  # of the labeled images
 NEIGHBORS = (1, 5, 20)
+UNLABELED = "on images that the network was trained on, without their labels"
 SEEN = "on classes whose labels the network was trained with: nothing of few labels is shown (see --data, --root)"
 
 
@@ -101,9 +102,11 @@ def analyze_fewshot(subject: Subject) -> Finding:
     images, num_classes = data.splits["train"], data.num_classes
     test, test_labels = subject.once("features", lambda: features(subject.net, subject.batches()))
     rows, dots = [], []
+    counts_of = torch.bincount(images.labels, minlength=num_classes)
+    most = int(counts_of.max())
     for shots in SHOTS:
-        if shots > 1 and shots * num_classes > max(subject.num_images, 25 * 20):
-            break  # beyond --num_images
+        if shots > 1 and (shots * num_classes > max(subject.num_images, 25 * 20) or shots > most):
+            break  # beyond --num_images, or beyond what the largest class has
         drawn = []
         for seed in range(DRAWS):
             chosen = images.take(draw_shots(images.labels, shots, seed).numpy())
@@ -123,7 +126,9 @@ def analyze_fewshot(subject: Subject) -> Finding:
     axes.set_xticks(table["shots"].unique())
     finish(axes, "labeled images of each class", "accuracy")
     over = f"{DRAWS} draws of training images (dots), scored on {len(test)} validation images; intervals over both"
-    note = f"{over}; {_classes(subject)}"
+    least, last = int(counts_of.min()), int(table["shots"].max())
+    fewer = f"; all of a class that has fewer than {last}, the smallest {least}" if least < last else ""
+    note = f"{over}{fewer}; {_classes(subject)}"
     return Finding(table, figure, note)
 
 
@@ -148,16 +153,17 @@ def analyze_knn(subject: Subject) -> Finding:
     train, labels = features(subject.net, subject.batches("train"))
     test, test_labels = subject.once("features", lambda: features(subject.net, subject.batches()))
     num_classes = subject.data.num_classes
+    neighbors = [k for k in NEIGHBORS if k <= len(train)]
     rows = [
         {"k": k, **_counted(knn_accuracy(train, labels, test, test_labels, k, num_classes), len(test))}
-        for k in NEIGHBORS
+        for k in neighbors
     ]
     table = pd.DataFrame(rows).assign(n_train=len(train), classes=_classes(subject))
     figure, (axes,) = one_axes()
     curves(axes, table, "k", "acc1")
     axes.axhline(1 / num_classes, color=COLORS[6], linestyle="--", linewidth=1, label="chance")
     axes.set_ylim(0, 1.05)
-    axes.set_xticks(NEIGHBORS)
+    axes.set_xticks(neighbors)
     finish(axes, "neighbors", "accuracy")
     note = f"{len(train)} training and {len(test)} validation images; the head's input; {_classes(subject)}"
     return Finding(table, figure, note)
@@ -169,5 +175,7 @@ def _counted(accuracy: float, n: int) -> dict[str, float]:
 
 
 def _classes(subject: Subject) -> str:
-    """Return whether these are the classes of the training, whose labels were used already."""
-    return "classes that the network was not trained on" if subject.is_elsewhere else SEEN
+    """Return whether these are the classes of the training, and whether their labels were used already."""
+    if subject.is_elsewhere:
+        return "classes that the network was not trained on"
+    return SEEN if getattr(subject.task, "reads_labels", True) else UNLABELED

@@ -37,10 +37,11 @@ def one_axes(width: float = 5.0, height: float = 3.4, columns: int = 1) -> tuple
     return figure, figure.subplots(1, columns, squeeze=False)[0]
 
 
-def picture(axes: Axes, pixels: np.ndarray, title: str = "") -> None:
-    """Show an ``(H, W, C)`` image with values in [0, 1]."""
-    gray = pixels.shape[-1] == 1
-    axes.imshow(pixels[..., 0] if gray else pixels, cmap="gray" if gray else None, vmin=0, vmax=1)
+def picture(axes: Axes, pixels: np.ndarray, title: str = "", size: tuple[int, int] | None = None) -> None:
+    """Show an ``(H, W, C)`` image with values in [0, 1], as wide and high as one of ``size``, its own by default."""
+    gray, (h, w) = pixels.shape[-1] == 1, size or pixels.shape[:2]
+    extent = (-0.5, w - 0.5, h - 0.5, -0.5)
+    axes.imshow(pixels[..., 0] if gray else pixels, cmap="gray" if gray else None, vmin=0, vmax=1, extent=extent)
     bare(axes, title)
 
 

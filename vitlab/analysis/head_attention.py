@@ -132,8 +132,13 @@ def _heads(subject: Subject, name: str, measure: Callable[[Tensor], Tensor], uni
     axes.set_ylim(ends.min() - room, ends.max() + room)  # from 0, heads near the null would lie on it
     finish(axes, "layer", unit)
     beyond = int(((table["above_null_low"] > 0) | (table["above_null_high"] < 0)).sum())
-    note = f"{len(values)} images; null: shuffled tokens; {beyond} of {len(table)} heads differ"
-    return Finding(table, figure, f"{note} from it (95 % interval over images, not adjusted for {len(table)} heads)")
+    note = f"{len(values)} images; null: shuffled tokens"
+    if len(values) < 2:
+        return Finding(
+            table, figure, "one image, which has no interval: whether heads differ from the null is not known"
+        )
+    tested = f"{beyond} of {len(table)} heads differ from it (95 % interval over images"
+    return Finding(table, figure, f"{note}; {tested}, not adjusted for {len(table)} heads)")
 
 
 @Analysis(

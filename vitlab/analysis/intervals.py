@@ -90,7 +90,7 @@ def over_draws(name: str, values: NDArray[Any]) -> dict[str, float]:
     x = np.asarray(values, float)
     draws, images = x.shape
     if min(draws, images) < 2:
-        return over_images(name, np.asarray(values).flatten())
+        return over_several(name, np.asarray(values))
     mean, low, high = seeds_and_images(x)
     if np.asarray(values).dtype == bool:
         variance = ((high - low) / 2 / float(special.ndtri(0.975))) ** 2

@@ -98,16 +98,17 @@ def _differences(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any] | None:
     if not len(found):
         return None
     names = a["run"], b["run"]
-    by_size = found.reindex(found["difference"].abs().sort_values(ascending=False).index)
-    first = by_size[by_size["measure"] == found["measure"].iloc[0]].head(SHOWN)
-    rows = first.to_dict("records")
+    first = found[found["measure"] == found["measure"].iloc[0]]  # the others stand in the csv
+    by_size = first.reindex(first["difference"].abs().sort_values(ascending=False).index)
+    rows = by_size.head(SHOWN).to_dict("records")
     for row in rows:
         row["higher"] = names[int(row["difference"] > 0)] if row["difference"] else "neither"
     columns = {"first": names[0], "second": names[1]}
     columns |= {f"{key}_{end}": f"{name} {end}" for key, name in tuple(columns.items()) for end in ("low", "high")}
     text = found.rename(columns=columns).to_csv(index=False, float_format="%.6g")
     return {
-        "names": names, "rows": rows, "count": len(found), "apart": int(found["apart"].sum()), "csv": text,
+        "names": names, "rows": rows, "count": len(first), "apart": int(first["apart"].sum()), "csv": text,
+        "others": [name for name in found["measure"].unique() if name != rows[0]["measure"]],
         "chart": pair_chart(str(rows[0]["measure"]), rows, names),
         "has_intervals": bool(found["first_low"].notna().any()),
     }  # fmt: skip

@@ -171,6 +171,7 @@ class DINO(Task):
 
     monitor = None  # type: ignore[assignment]  # a small loss may be a collapse: use the last epoch
     takes_crops = True
+    reads_labels = False
     center: Tensor
     patch_center: Tensor
 

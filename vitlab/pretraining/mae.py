@@ -48,6 +48,7 @@ class MAE(Task):
     """
 
     takes_native = False  # images of their own sizes
+    reads_labels = False
 
     monitor: tuple[Literal["min", "max"], str] = ("min", "val/loss")
 

@@ -68,6 +68,7 @@ class Task(Named, FastHookName, L.LightningModule):
     _built_from = (VisionTransformer,)
     old_names = OLD
     kind = "number"  # kind of targets: numbers (number), classes (class) or several labels (multilabel)
+    reads_labels = True  # whether the loss compares with them
     monitor: tuple[Literal["min", "max"], str]  # what the best epoch minimizes or maximizes
     grad_norm: Tensor | None  # of the last step if gradients are clipped; on the device
     _given: tuple[tuple[Any, ...], dict[str, Any]]  # the arguments that it was built with

@@ -113,14 +113,25 @@ def taken_away(
         filling: Images whose patches replace them, ``(B, C, H, W)``.
         ends: The probabilities of the whole images and of the filling alone, ``(B,)`` each.
     """
-    counts = [round(share * values.shape[1]) for share in SHARES[1:-1]]
+    counts = counts_of(values.shape[1])[1:-1]
     found = [probability(net, deleted(net, images, values, count, filling), classes) for count in counts]
     return torch.stack([ends[0], *found, ends[1]], dim=1)
 
 
-def area(probabilities: Tensor) -> Tensor:
-    """Return the area under ``(B, shares)`` curves, ``(B,)``."""
-    return torch.trapezoid(probabilities, torch.tensor(SHARES).double())
+def counts_of(patches: int) -> list[int]:
+    """Return how many of so many patches are replaced in turn: what is nearest to :data:`SHARES`, from both ends alike.
+
+    Example:
+        >>> counts_of(4), counts_of(25)
+        ([0, 1, 2, 3, 4], [0, 1, 2, 6, 12, 19, 23, 24, 25])
+    """
+    first = {round(share * patches) for share in SHARES if share < 0.5}
+    return sorted(first | {round(patches / 2)} | {patches - count for count in first})
+
+
+def area(probabilities: Tensor, patches: int) -> Tensor:
+    """Return the area under ``(B, shares)`` curves of the shares of so many patches, ``(B,)``."""
+    return torch.trapezoid(probabilities, torch.tensor(counts_of(patches)).double() / patches)
 
 
 def gains(table: pd.DataFrame) -> pd.DataFrame:
@@ -184,7 +195,7 @@ def _under(
 ) -> list[dict[str, Any]]:
     """Return the rows of one filling: the curve of each map in both orders, and each pair of maps."""
     draws = torch.rand(DRAWS + 1, *next(iter(maps.values())).shape, generator=torch.Generator().manual_seed(0))
-    ends = probability(net, images, classes), probability(net, filling, classes)
+    ends, patches = (probability(net, images, classes), probability(net, filling, classes)), draws.shape[2]
 
     def curve(values: Tensor) -> Tensor:
         return taken_away(net, images, values.to(images), classes, filling, ends)
@@ -196,19 +207,19 @@ def _under(
     ranks = draws[-1].argsort(dim=1)
     any_patch = torch.stack([fall((ranks == i).float()) for i in range(min(PICKS, ranks.shape[1]))]).mean(dim=0)
     lines = {kind: {m: curve(sign * values) for m, values in maps.items()} for kind, sign in ORDERS.items()}
-    gains = {m: area(lines["LeRF"][m]) - area(lines["MoRF"][m]) for m in maps}
+    gains = {m: area(lines["LeRF"][m], patches) - area(lines["MoRF"][m], patches) for m in maps}
     firsts = {m: fall(values) - any_patch for m, values in maps.items()}
     rows = []
     for kind, sign in ORDERS.items():
         for m, line in {"random": random, **lines[kind]}.items():
             zeros = torch.zeros(len(images)).double()
-            facts = over_images("area", area(line).numpy())
-            facts |= over_images("above_random", (sign * (area(random) - area(line))).numpy())
+            facts = over_images("area", area(line, patches).numpy())
+            facts |= over_images("above_random", (sign * (area(random, patches) - area(line, patches))).numpy())
             facts |= over_images("gain", gains.get(m, zeros).numpy())
             facts |= over_images("first_above_random", firsts.get(m, zeros).numpy())
             start = {"filling": name, "kind": kind, "map": m, "against": "random"}
-            for share, column in zip(SHARES, line.T, strict=True):
-                rows.append({**start, "share": share, **over_images("probability", column.numpy()), **facts})
+            for count, column in zip(counts_of(patches), line.T, strict=True):
+                rows.append({**start, "share": count / patches, **over_images("probability", column.numpy()), **facts})
     for m, other in permutations(maps, 2):
         difference = over_images("gain", (gains[m] - gains[other]).numpy())
         rows.append({"filling": name, "kind": "pair", "map": m, "against": other, **difference})

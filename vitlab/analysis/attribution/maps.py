@@ -422,7 +422,8 @@ def analyze_attribution(subject: Subject) -> Finding:
     named = {name: method(subject.net, images, classes) for name, method in methods_of(subject.net).items()}
     names = subject.class_names
     titles = [f"as {names[k]}"[:24] if k < len(names) else f"as class {k}" for k in classes.tolist()]
-    note, off = "maps of the predicted class", missed(subject.net, images, classes, named["integrated gradients"])
+    what = "likeliest label" if subject.data.targets["kind"] == "multilabel" else "predicted class"
+    note, off = f"maps of the {what}", missed(subject.net, images, classes, named["integrated gradients"])
     if (off > MISSED).any():
         note += f"; integrated gradients miss up to {float(off.max()):.0%} of what they should add up to"
     return maps_of_images(subject, images, named, note, titles, SIGNED)

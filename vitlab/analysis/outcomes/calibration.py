@@ -122,7 +122,8 @@ def calibration_error(
     below = (drawn < found).mean(axis=1) + (drawn == found).mean(axis=1) / 2
     lower = 0.025 * np.minimum(1, np.square(errors) / max(2 * noise, 1e-12))  # of the 5 %, what lies below
     (held,) = np.nonzero((below >= lower) & (below <= 0.95 + lower))
-    low, high = (errors[held[0]], errors[min(held[-1] + 1, len(errors) - 1)]) if len(held) else (0.0, errors[1])
+    reached = np.sqrt((weight * np.square(moved - said)).sum(axis=1))  # less than the error where probabilities end
+    low, high = (errors[held[0]], reached[min(held[-1] + 1, len(errors) - 1)]) if len(held) else (0.0, errors[1])
     rms = float(np.sqrt(max(found, 0.0)))
     chance = np.abs(hits[0] - counts[0] * said).sum(axis=1).mean() / max(1, round(n.sum()))
     ends = min(float(low), rms), max(float(high), rms)
@@ -190,7 +191,7 @@ def analyze_calibration(subject: Subject) -> Finding:
     means = [over_images("confidence", said[of == i]) for i in np.unique(of)]
     # labels of one image may go together
     images = None if outcome.kind == "class" else np.repeat(np.arange(len(outcome)), outcome.outputs.shape[1])
-    table = table.assign(**pd.DataFrame(means)[["confidence_low", "confidence_high"]])
+    table = table.assign(**pd.DataFrame(means)[["confidence_low", "confidence_high"]].clip(0, 1))
     ends = [share_interval(round(a * n), int(n)) for a, n in zip(table["accuracy"], table["n"], strict=True)]
     table["accuracy_low"], table["accuracy_high"] = zip(*ends, strict=True)
     enough = np.maximum(1, (table["n"] / _going_together(said, right.numpy(), images)).round())

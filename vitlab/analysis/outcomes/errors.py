@@ -36,7 +36,9 @@ def analyze_errors(subject: Subject) -> Finding:
     figure, axes = grid_of_axes(max(1, -(-len(shown) // _COLUMNS)), _COLUMNS, size=1.6)
     for ax in axes.flat:
         ax.axis("off")
-    if len(shown):
+    if not len(shown):
+        axes[0, 0].text(0.5, 0.5, "no mistakes", ha="center", va="center", fontsize=8)
+    else:
         chosen = np.sort(shown)
         images = subject.data.splits[subject.split].take(chosen)
         pixels = torch.cat([subject.pixels(batch) for batch, _ in subject.prepared(images)]).numpy()
@@ -68,7 +70,7 @@ def _row(outcome: Outcome, i: int, image_errors: float) -> list[Any]:
                 outcome.names[int(target)],
                 outcome.names[best],
                 float(output[best]),
-                1 - image_errors,
+                float(output[int(target)]),
             ]
         case "multilabel":
             return [outcome.images[i], *("; ".join(names) for names in _missed_and_found(outcome, i)), image_errors]

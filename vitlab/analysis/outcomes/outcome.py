@@ -34,10 +34,10 @@ class Outcome:
         return len(self.targets)
 
     def image_errors(self) -> Tensor:
-        """Return ``(N,)`` how wrong each image is: what is missing of the class's probability, the cross-entropy of the
-        labels, or the mean absolute error in standard deviations of the targets (in their unit if all are equal)."""
+        """Return ``(N,)`` how wrong each image is: the cross-entropy of the class or the labels, or the mean absolute
+        error in standard deviations of the targets (in their unit if all are equal)."""
         if self.kind == "class":
-            return 1 - self.outputs.gather(1, self.targets[:, None])[:, 0]
+            return -self.outputs.gather(1, self.targets[:, None])[:, 0].log()
         if self.kind == "multilabel":
             there = torch.where(self.targets > 0, self.outputs, 1 - self.outputs)
             return -there.clamp(min=1e-12).log().mean(dim=1)
@@ -67,7 +67,7 @@ def _outcome_of(subject: Subject) -> Outcome:
             outputs = subject.net(images).float()
         match kind:
             case "class":
-                outputs = outputs.softmax(dim=1)
+                outputs = outputs.double().softmax(dim=1)  # in float32 small ones are 0
             case "multilabel":
                 outputs = outputs.sigmoid()
             case _:

@@ -65,7 +65,7 @@ def analyze_pca(subject: Subject) -> Finding:
         colors, shares = pca_colors(features)
         for i, each in enumerate(colors):
             title = f"{layer} blocks passed\n{float(shares.sum()):.0%} of variance" if i == 0 else ""
-            picture(axes[i, j], each.view(h, w, 3).numpy(), title)
+            picture(axes[i, j], each.view(h, w, 3).numpy(), title, net.img_size)
             rows += [
                 {"image": i, "layer": layer, **at, "red": r, "green": g, "blue": b, "share": float(shares.sum())}
                 for at, (r, g, b) in by_cell(each.tolist(), w)
