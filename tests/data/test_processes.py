@@ -2,10 +2,15 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
+
+from vitlab.data import FakeData
 
 _SCRIPT = """
 import json, sys, warnings
@@ -59,3 +64,16 @@ def test_two_ranks_train_on_the_same_batches_as_one_and_test_every_image_once(tm
         assert step == parts[0] + parts[1]
     tested = [value for rank in (first, second) for batch in rank["test"] for value in batch]
     assert len(tested) == 359 and sorted(tested) == sorted(v for batch in alone["test"] for v in batch)
+
+
+@pytest.mark.parametrize("split, n, line", [
+    ("val", 13, "val split has 2 images for 3 processes: use at most 2 processes (--trainer.devices=2)"),
+    ("test", 5, "test split has 1 image for 3 processes: use at most 1 process (--trainer.devices=1)"),
+])  # fmt: skip
+def test_more_processes_than_images_of_an_evaluation_are_refused_before_one_waits(split, n, line):
+    for rank in range(3):
+        data = FakeData(n=n, native_size=8, num_classes=1, batch_size=3)
+        place = {"global_rank": rank, "world_size": 3, "strategy": SimpleNamespace(root_device=torch.device("cpu"))}
+        data.trainer = SimpleNamespace(**place)
+        with pytest.raises(ValueError, match=re.escape(line)):
+            getattr(data, f"{split}_dataloader")()

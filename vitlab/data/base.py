@@ -120,7 +120,7 @@ class ImageData(Named, L.LightningDataModule):
         **split: Unpack[RuleArgs],
     ) -> None:
         super().__init__()
-        self.allow_zero_length_dataloader_with_multiple_devices = True  # a process may have nothing to evaluate
+        self.allow_zero_length_dataloader_with_multiple_devices = True  # no image may be for validation
         check_data_at_least(1, batch_size=batch_size, repeats=repeats)
         check_data_at_least(0, num_workers=num_workers)
         self.img_size, self.in_chans, self.class_names = as_size(img_size, native_size), in_chans, list(class_names)
@@ -343,6 +343,11 @@ class ImageData(Named, L.LightningDataModule):
     def _loader(self, name: SplitName, order: TrainOrder | EvalOrder | None = None) -> Loader:
         self.build(name)
         device, images = self.trainer.strategy.root_device if self.trainer else torch.device("cpu"), self.splits[name]
+        n, world = len(images), self._place()[1]
+        if name != "train" and 0 < n < world:  # Lightning skips the loop of a process without batches; others wait
+            some = f"{n} image{'s' * (n > 1)} for {world} processes"
+            few = f"{n} process{'es' * (n > 1)} (--trainer.devices={n})"
+            raise ValueError(f"the {name} split has {some}: use at most {few}")
         if name not in self._ready:
             self._ready[name] = self.ready(images)
         order = order or EvalOrder(len(images), self.batch_size, *self._place(), self.pipeline.tokens(images))
