@@ -390,3 +390,22 @@ def test_a_tiff_file_that_pillow_cannot_read_names_the_package_to_install(tmp_pa
     with pytest.raises(ValueError, match=r"a\.tif: ") as told:
         read_array(path)
     assert "\n" not in str(told.value)
+
+
+def test_labels_that_a_class_map_joins_are_there_if_one_of_them_is(tmp_path):
+    rows = [(1, 0, 0), (0, 1, 0), (1, 1, 1), (0, 0, 1)] * 5
+    columns = dict(zip(("dog", "puppy", "cat"), zip(*rows, strict=True), strict=True))
+    _arrays(tmp_path, 20, **columns)
+    (tmp_path / "map.json").write_text('{"puppy": "dog"}')
+    for targets in (["dog", "puppy", "cat"], ["puppy", "dog", "cat"]):
+        data = _open(tmp_path, targets=targets, class_map=str(tmp_path / "map.json"))
+        assert data.class_names == ["dog", "cat"]
+        assert data.targets_of(np.arange(4)).tolist() == [[1, 0], [1, 0], [1, 1], [0, 1]]
+
+
+@pytest.mark.parametrize("targets, what", [("bright", "numbers have none"), (["bright", "c"], "several columns")])
+def test_a_class_map_is_refused_where_no_class_would_be_mapped(targets, what, tmp_path):
+    _arrays(tmp_path, 20, c=["a", "b"] * 10)
+    (tmp_path / "map.json").write_text('{"b": "a"}')
+    with pytest.raises(ValueError, match=f"`data.class_map` .*map.json maps classes of one column, or labels; {what}"):
+        _open(tmp_path, targets=targets, class_map=str(tmp_path / "map.json"))

@@ -53,6 +53,9 @@ class Listed(Photos):
         self.part_of = np.array([stands_for[name] for name in rows.splits or ["train"] * len(rows.paths)])
         self.folds = rows.folds()
         named = self._take_fold(photos, split_by)
+        if (file := photos.get("class_map")) and rows.kind in ("number", "mixed") and not RUN.get():
+            what = "numbers have none" if rows.kind == "number" else "several columns have their own"
+            raise ValueError(f"`data.class_map` {file} maps classes of one column, or labels; {what}: leave it out")
         if arrays:
             self._check_arrays(photos)
         super().__init__(
@@ -86,7 +89,8 @@ class Listed(Photos):
         if self.table.kind == "class":
             return torch.tensor([numbers[self.table.names[i]] for i in rows], dtype=torch.int64)
         labels = torch.zeros(len(rows), self.num_classes, dtype=torch.uint8)
-        labels[:, [numbers[name] for name in self.table.names]] = torch.from_numpy(self.table.values[rows])
+        for name, column in zip(self.table.names, torch.from_numpy(self.table.values[rows]).T, strict=True):
+            labels[:, numbers[name]] |= column  # `class_map` may give several labels one name
         return labels
 
     def read(self, part: Part) -> Images:
