@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 
 from vitlab.ablation.evidence.verify import told_by_predictions
 from vitlab.config.table_folds import folds_of_config
@@ -328,3 +329,43 @@ def test_one_label_is_enough_to_measure_a_run_of_labels(table):
     assert labels.tolist() == [[0, 1], [0, 0]] * 2
     with pytest.raises(ValueError, match="the column y has one label, dog"):
         _open(path, targets="y", fold=0)
+
+
+def _written(tmp_path, **columns):
+    """Write cells as they are given, and a photo for each path."""
+    for path in columns.setdefault("path", [f"{i:04}" for i in range(N)]):
+        Image.new("L", (8, 8), hash(path) % 256).save(tmp_path / path, "PNG")
+    lines = [",".join(columns), *map(",".join, zip(*columns.values(), strict=True))]
+    (tmp_path / "written.csv").write_text("\n".join(lines) + "\n")
+    return str(tmp_path / "written.csv")
+
+
+def test_paths_classes_groups_and_folds_of_digits_stay_as_they_are_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+    columns = {"c": ["01", "1", "10", "2"] * 5, "group": [f"{i % 10:03}" for i in range(N)], "fold": ["00", "01"] * 10}
+    data = _open(_written(tmp_path, **columns), targets="c", group_column=None)
+    assert data.class_names == ["01", "1", "10", "2"] and data.table.paths[0] == "0000"
+    assert data.folds[:2] == ["00", "01"] and len(data.splits["train"]) + len(data.splits["val"]) == 16
+    assert _open(_written(tmp_path, **columns), targets="c").table.groups[1] == "1"  # as ever: splits stand on it
+    columns["group"] = ["001", "1", "2", "3", "4"] * 4
+    assert _open(_written(tmp_path, **columns), targets="c").table.groups[:2] == ["001", "1"]
+
+
+def test_classes_of_numbers_keep_names_and_order_and_large_ones_stay_apart_beside_empty_cells(tmp_path, monkeypatch):
+    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+    data = _open(_written(tmp_path, c=[*map(str, range(1, 11))] * 2), targets="c")
+    assert data.class_names == ["1", "10", *"23456789"]
+    data = _open(_written(tmp_path, c=["1", "2", "", "2"] * 5), targets="c", missing="drop")
+    assert data.class_names == ["1", "2"]
+    large = ["9007199254740993", "9007199254740992", "", "9007199254740992"]
+    assert _open(_written(tmp_path, c=large * 5), targets="c", missing="drop").class_names == sorted({*large} - {""})
+    assert _open(_written(tmp_path, c=["01.50", "1.5", "2", "3"] * 5), targets="c").targets["kind"] == "number"
+
+
+def test_a_run_that_called_the_class_01_of_a_table_1_still_reads_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+    path = _written(tmp_path, c=["01", "02", "10", "02"] * 5)
+    assert _open(path, targets="c").class_names == ["01", "02", "10"]
+    data = _open(path, targets="c")
+    data.adopt_classes(["1", "10", "2"])
+    assert data.class_names == ["1", "10", "2"] and data.targets_of(np.arange(3)).tolist() == [0, 2, 1]

@@ -159,6 +159,14 @@ class Listed(Photos):
         super().load_state_dict(state_dict)
         self._adopt_targets(state_dict.get("targets", {}))
 
+    def adopt_classes(self, class_names: list[str]) -> None:
+        """Use the class numbers of a trained run; one of an earlier version may call the class 01 of a table 1."""
+        if self.table.kind == "class" and not {*self.class_names} <= {*class_names}:
+            plain = [str(int(name)) if name.isdecimal() else name for name in self.table.names]
+            if {*plain} <= {*class_names}:
+                self.table.names, self.class_names = plain, sorted({*plain})
+        super().adopt_classes(class_names)
+
     def _adopt_targets(self, known: dict[str, Any]) -> None:
         """Take the scale of numbers and the numbers of classes from a trained run, whose network answers in them."""
         mine = self.targets

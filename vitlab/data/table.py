@@ -87,7 +87,10 @@ class Table(Listed):
         else:
             self.folder = self.folder.parent
             required = [*self.path_columns, *names]
-            table = read_table(path, [*names, *filter(None, columns.values())], required=required)
+            asis = [*self.path_columns, *filter(None, (split_column, fold_column))]
+            table = read_table(
+                path, [*names, *filter(None, columns.values())], required, asis, names, [group_column or ""]
+            )  # fmt: skip
         rows = self.table = Rows(path, table, names, columns, target_type, label_separator, missing, trained_targets())
         arrays = bool(others) or (isinstance(self.store, Folder) and is_array(self.folder / rows.paths[0]))
         if arrays:

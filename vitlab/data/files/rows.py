@@ -1,5 +1,6 @@
 """The rows of a table of images: paths, targets, and optional split, fold, group, weight and time."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -324,12 +325,14 @@ def _set(cell: Any, separator: str) -> set[str]:
 def fold_names(column: "pd.Series") -> list[str]:
     """Return the cells of a column of folds as words; empty cells and -1, which count as no fold, are empty.
 
+    Programs write the whole numbers of a column with empty cells as 4.0.
+
     >>> import pandas as pd
     >>> fold_names(pd.Series([0.0, 4.0, None, -1])), fold_names(pd.Series(["a", "b"]))
     (['0', '4', '', ''], ['a', 'b'])
     """
     values = ["" if empty else value for value, empty in zip(column.tolist(), column.isna(), strict=True)]
-    names = [str(int(x)) if isinstance(x, float) and x.is_integer() else str(x) for x in values]
+    names = [name.removesuffix(".0") if re.fullmatch(r"-?[0-9]+\.0", name := str(x)) else name for x in values]
     return ["" if name == "-1" else name for name in names]
 
 
@@ -345,17 +348,27 @@ def distinct_folds(names: Sequence[str]) -> list[str]:
 
 def folds_of(file: str, column: str = "fold") -> list[str]:
     """Return the folds that a table names in a column, in order; empty if it has no such column."""
-    table = read_table(file, [column])
+    table = read_table(file, [column], text=[column])
     return distinct_folds(fold_names(table[column])) if column in table else []
 
 
-def read_table(file: str, columns: Sequence[str] | None = None, required: Sequence[str] = ()) -> "pd.DataFrame":
+def read_table(
+    file: str,
+    columns: Sequence[str] | None = None,
+    required: Sequence[str] = (),
+    text: Sequence[str] = (),
+    classes: Sequence[str] = (),
+    groups: Sequence[str] = (),
+) -> "pd.DataFrame":
     """Return the rows of a CSV, TSV, Parquet or Arrow file (Feather is Arrow's file format).
 
     Args:
         file: The table.
         columns: Columns to read of a Parquet or Arrow file, those that it has; default: all.
         required: Columns without which all are returned, and no row.
+        text: Columns of a CSV file whose cells stay as they are written, 0000 among them.
+        classes: Columns whose cells stay so where whole numbers would be written otherwise, as 01.
+        groups: Columns whose cells stay so where two of them would be one number, as 01 and 1.
     """
     import pandas as pd
 
@@ -370,7 +383,15 @@ def read_table(file: str, columns: Sequence[str] | None = None, required: Sequen
                 return pd.DataFrame(columns=names)
             options["columns"] = [name for name in names if name in columns]
         table = getattr(pd, _READERS[suffix])(file, **options)
-        return table if _READERS[suffix] != "read_csv" else _with_words(table, file, options)
+        if _READERS[suffix] != "read_csv":
+            return table
+        written = pd.read_csv(file, dtype=str, keep_default_na=False, na_values=[""], **options)
+        for name in table:
+            lost = name in text or _has_lost_words(table[name])
+            lost = lost or (name in classes and _is_rewritten(table[name], written[name]))
+            if lost or (name in groups and table[name].nunique() < written[name].nunique()):
+                table[name] = written[name]
+        return table
     except FileNotFoundError:
         raise ValueError(f"`data.path` must be a table, and there is no {file}") from None
     except UnicodeDecodeError as error:
@@ -380,14 +401,25 @@ def read_table(file: str, columns: Sequence[str] | None = None, required: Sequen
         raise ValueError(f"`data.path` {file} cannot be read: {error}") from None
 
 
-def _with_words(table: "pd.DataFrame", file: str, options: dict[str, Any]) -> "pd.DataFrame":
-    """Return a table in whose columns of words only cells without text are empty, as None and NA may be classes."""
+def _has_lost_words(column: "pd.Series") -> bool:
+    """Return whether a column of words has empty cells, such as None and NA, or numbers in place of text."""
     import pandas as pd
 
-    kinds = {name: pd.api.types.infer_dtype(table[name], skipna=True) for name in table if table[name].isna().any()}
-    if words := [name for name, kind in kinds.items() if kind in ("string", "mixed", "mixed-integer")]:
-        table[words] = pd.read_csv(file, keep_default_na=False, na_values=[""], **options)[words]
-    return table
+    kind = pd.api.types.infer_dtype(column, skipna=True)
+    return kind in ("mixed", "mixed-integer") or (kind == "string" and bool(column.isna().any()))
+
+
+def _is_rewritten(column: "pd.Series", written: "pd.Series") -> bool:
+    """Return whether whole numbers are written otherwise in the file.
+
+    >>> import pandas as pd
+    >>> [_is_rewritten(pd.Series([1, 2]), pd.Series(cells)) for cells in (["01", "2"], ["1", "2"], ["1.0", "2.0"])]
+    [True, False, False]
+    """
+    cells = written.dropna().str.strip()
+    if column.dtype.kind not in "iuf" or not cells.str.fullmatch(r"[+-]?[0-9]+").all():
+        return False
+    return any(cell != f"{number:.0f}" for cell, number in zip(cells, column.dropna(), strict=False))
 
 
 def _is_utf8(text: bytes) -> bool:
