@@ -4,13 +4,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import yaml
 from PIL import Image
 
 from vitlab.ablation.evidence.verify import told_by_predictions
+from vitlab.cli.main import main
 from vitlab.config.table_folds import folds_of_config
 from vitlab.data import Table
 from vitlab.data.files.rows import read_table
 from vitlab.data.record import Trained, measured
+from vitlab.errors import UsageError
 from vitlab.tasks import MultiTask, Regressor
 from vitlab.tasks.regressor import Errors
 
@@ -369,3 +372,31 @@ def test_a_run_that_called_the_class_01_of_a_table_1_still_reads_it(tmp_path, mo
     data = _open(path, targets="c")
     data.adopt_classes(["1", "10", "2"])
     assert data.class_names == ["1", "10", "2"] and data.targets_of(np.arange(3)).tolist() == [0, 2, 1]
+
+
+def test_any_name_of_a_fold_but_null_can_be_chosen_and_reaches_its_rows(table, tmp_path):
+    names = ["00", "01", "a/b", "1/2"]
+    path = table("table.parquet", fold=[names[i % 4] for i in range(N)])
+    arms = folds_of_config([], [("data", "Table"), ("data.path", path)])
+    assert sorted(arms.values()) == sorted(names)
+    for k, name in enumerate(names):
+        data = _open(path, fold=name)
+        assert [int(x.decode()[:-4]) % 4 for x in data.splits["val"].ids] == [k] * 5
+    assert len(_open(path, fold=1).splits["val"]) == 5 and len(_open(path, fold="1/5").splits["val"]) == 3
+    for null in ("null", "~"):
+        path = table("other.csv", fold=[("a", "b", null)[i % 3] for i in range(N)])
+        line = f"other.csv: the column fold has a fold {null}, which `data.fold` takes for none: rename it, or"
+        with pytest.raises(ValueError, match=line):
+            _open(path)
+        with pytest.raises(UsageError, match=line):
+            folds_of_config([], [("data", "Table"), ("data.path", path)])
+    assert _open(table("third.csv", fold=[0, 1, "NA", 2] * 5), fold_column="fold").folds[:3] == ["0", "1", ""]
+
+
+def test_a_command_hands_over_the_name_of_a_fold_as_it_is_written(table, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    path = table(fold=["a", "b"] * (N // 2))
+    (tmp_path / "arm.yaml").write_text(yaml.safe_dump({"data": {"init_args": {"fold": "010"}}}))
+    words = ["fit", "--config", "vit", "--data=Table", f"--data.path={path}", "--data.targets=y", "--dry_run"]
+    for more in (["--data.fold=010"], ["--config", str(tmp_path / "arm.yaml")]):
+        assert main([*words, *more]) == 2 and "`data.fold` is 010, and the column fold" in capsys.readouterr().err

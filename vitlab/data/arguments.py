@@ -12,7 +12,7 @@ class FixedTestRuleArgs(TypedDict, total=False):
 
     split_seed: int
     split_file: str | None
-    fold: int | str | None
+    fold: str | int | None
     subset: float
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitlab.data.arguments import TableArgs
 from vitlab.data.base import Part
-from vitlab.data.files.rows import Rows, distinct_folds
+from vitlab.data.files.rows import Rows, distinct_folds, refuse_null
 from vitlab.data.files.sets import FileImages, Images
 from vitlab.data.files.splits import Indices, SplitName, by_time
 from vitlab.data.loading.transforms import Size
@@ -256,12 +256,19 @@ class Listed(Photos):
 
     def _take_fold(self, photos: TableArgs, split_by: str) -> str | None:
         """Take a value of the column of folds out of ``photos``; None if there is none, or k/n."""
-        named = photos.get("fold")
-        if named is None or "/" in str(named):
+        if self.folds and not RUN.get():
+            refuse_null(self.table.file, self.table.columns.get("fold"), self.folds)
+        if photos.get("fold") is None:
             return None
-        self._check_fold(str(named), photos, split_by)
+        named, known = str(photos["fold"]), {*(self.folds or ())}
+        if named not in known and "/" in named:
+            return None
+        if named not in known and named.isdecimal():  # files of before may say 0 for 00
+            same = [fold for fold in known if fold.isdecimal() and int(fold) == int(named)]
+            named = same[0] if len(same) == 1 else named
+        self._check_fold(named, photos, split_by)
         photos["fold"] = None
-        return str(named)
+        return named
 
     def _check_fold(self, fold: str, photos: TableArgs, split_by: str) -> None:
         file, column = self.table.file, self.table.columns.get("fold")

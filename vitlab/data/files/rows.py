@@ -343,13 +343,29 @@ def distinct_folds(names: Sequence[str]) -> list[str]:
     ['9', '10']
     """
     folds = sorted({*names} - {""})
-    return sorted(folds, key=int) if all(fold.isdecimal() for fold in folds) else folds
+    return sorted(folds, key=lambda x: (int(x), x)) if all(fold.isdecimal() for fold in folds) else folds
 
 
 def folds_of(file: str, column: str = "fold") -> list[str]:
     """Return the folds that a table names in a column, in order; empty if it has no such column."""
     table = read_table(file, [column], text=[column])
-    return distinct_folds(fold_names(table[column])) if column in table else []
+    folds = distinct_folds(fold_names(table[column])) if column in table else []
+    refuse_null(file, column, folds)
+    return folds
+
+
+def refuse_null(file: str, column: str | None, folds: Sequence[str]) -> None:
+    """Refuse a fold that a command line cannot name, because `--data.fold=null` means none.
+
+    >>> refuse_null("a.csv", "fold", ["a", "null"])
+    Traceback (most recent call last):
+    ValueError: a.csv: the column fold has a fold null, which `data.fold` takes for none: ...
+    """
+    if names := [fold for fold in folds if fold.lower() in ("null", "~")]:
+        raise ValueError(
+            f"{file}: the column {column} has a fold {names[0]}, which `data.fold` takes for none: rename it, or "
+            "ignore the column by --data.fold_column=null"
+        )
 
 
 def read_table(
@@ -387,10 +403,13 @@ def read_table(
             return table
         written = pd.read_csv(file, dtype=str, keep_default_na=False, na_values=[""], **options)
         for name in table:
+            cells = written[name]
+            if table[name].dtype.kind in "iuf":  # beside numbers, NA is an empty cell
+                cells = cells.where(table[name].notna())
             lost = name in text or _has_lost_words(table[name])
-            lost = lost or (name in classes and _is_rewritten(table[name], written[name]))
-            if lost or (name in groups and table[name].nunique() < written[name].nunique()):
-                table[name] = written[name]
+            lost = lost or (name in classes and _is_rewritten(table[name], cells))
+            if lost or (name in groups and table[name].nunique() < cells.nunique()):
+                table[name] = cells
         return table
     except FileNotFoundError:
         raise ValueError(f"`data.path` must be a table, and there is no {file}") from None

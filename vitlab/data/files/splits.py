@@ -39,7 +39,7 @@ class SplitRule:
         test_share: float = 0.2,
         val_share: float = 0.2,
         split_seed: int = 0,
-        fold: int | str | None = None,
+        fold: str | int | None = None,  # text first, or a fold 00 of a table would be 0
         subset: float = 1.0,
         split_file: str | None = None,
     ) -> None:
@@ -201,7 +201,7 @@ def split_hash(ids: Sequence[bytes], labels: Indices) -> str:
     return f"{total % 2**64:016x}"
 
 
-def _parse_fold(fold: int | str | None) -> tuple[int, int] | None:
+def _parse_fold(fold: str | int | None) -> tuple[int, int] | None:
     if fold is None:
         return None
     k, slash, n = str(fold).partition("/")
