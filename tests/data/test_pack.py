@@ -349,3 +349,22 @@ def test_a_pack_that_another_process_wrote_with_other_settings_is_refused(tmp_pa
     monkeypatch.setattr(write, "held", waited)
     with pytest.raises(ValueError, match="packed meanwhile with another size"):
         pack(str(root), str(target), 20, num_workers=0)
+
+
+@pytest.mark.parametrize("settings", [{}, {"fold": "2/3"}, {"subset": 0.5}, {"videos": "middle"}])
+def test_a_pack_of_a_folder_with_unreadable_files_is_split_as_the_folder(settings, tmp_path):
+    root = _photos(tmp_path / "photos") / "train"
+    for name, numbers in (("cat", (0, 4, 7)), ("dog", (9,))):
+        for i in numbers:
+            (root / name / f"{i}.jpg").write_bytes(b"broken")
+    pack(str(root), str(tmp_path / "packed"), max_unreadable=4, num_workers=0)
+    settings = {"img_size": 8, "batch_size": 2, "num_workers": 0, "max_unreadable": 4, "val_share": 0.3, **settings}
+    packed, folder = Packed(str(tmp_path / "packed"), **settings), ImageFolder(str(root), **settings)
+    for data in (packed, folder):
+        data.setup("fit")
+        data.hold_test_back()
+        assert (len(data.held_back["test"]) > 0) and all(data.held_back["test"].known["readable"])
+        data.setup("test")
+    for name, images in folder.splits.items():
+        assert packed.splits[name].files == images.files and packed.splits[name].split_hash == images.split_hash
+    assert packed.statistics() == folder.statistics()

@@ -9,7 +9,7 @@ import torch
 from vitlab.data.arguments import PhotoArgs
 from vitlab.data.files.decode import ColorProfile
 from vitlab.data.files.sets import FileImages, Images
-from vitlab.data.pack.shards import PARTS, ROUNDED, PackedStore, facts_of, read_index
+from vitlab.data.pack.shards import PARTS, ROUNDED, ROW, PackedStore, facts_of, read_index
 from vitlab.data.photos import Photos, Videos, are_small, check_videos
 
 
@@ -43,6 +43,7 @@ class Packed(Photos):
         self.files: list[str] = header["files"]
         self.packed_names: list[str] = header["class_names"]
         self.store = PackedStore(root, self.files, self.rows, cache_gb)
+        self.left_out: list[tuple[int, str, int, int]] = header.get("left_out", [])  # unknown to earlier versions
         for name in ("value_range", "max_pixels"):
             if photos.setdefault(name, header[name]) != header[name]:  # type: ignore[misc]
                 raise ValueError(
@@ -86,20 +87,29 @@ class Packed(Photos):
         return "" if whole[0] == size else f"--size={whole[0]} or --keep"
 
     def list_files(self, parts: list[str]) -> FileImages:
-        """Return the images of some parts, with the facts stored when they were packed."""
-        numbers = self.class_numbers()
-        chosen = np.flatnonzero(np.isin(self.rows["part"], [PARTS.index(part) for part in parts]))
-        labels = np.array([numbers[name] for name in self.packed_names])[self.rows["label"][chosen]]
-        files = [self.files[i] for i in chosen]
-        facts = facts_of(self.rows[chosen])
-        return self.of_videos(FileImages(self.store, files, torch.from_numpy(labels), self.decoding, facts))
+        """Return the images of some parts, with the facts stored when they were packed.
+
+        Files that could not be read are among them, so that all are divided as in the folder.
+        """
+        numbers, files = self.class_numbers(), [*self.files]
+        before = [i - k for k, (i, *_) in enumerate(self.left_out)]  # among the others, by ascending numbers
+        rows = np.insert(self.rows, before, np.zeros(len(before), ROW))
+        for i, file, label, part in self.left_out:
+            files.insert(i, file)
+            rows["label"][i], rows["part"][i] = label, part
+        chosen = np.flatnonzero(np.isin(rows["part"], [PARTS.index(part) for part in parts]))
+        labels = np.array([numbers[name] for name in self.packed_names])[rows["label"][chosen]]
+        facts = facts_of(rows[chosen])
+        found = FileImages(self.store, [files[i] for i in chosen], torch.from_numpy(labels), self.decoding, facts)
+        return self.of_videos(found)
 
     def filter_readable(self, images: Images) -> Images:
         """Return a split after checking its checksums."""
-        assert isinstance(images, FileImages)
-        for file in images.files if self.verify else []:
+        readable = super().filter_readable(images)
+        assert isinstance(readable, FileImages)
+        for file in readable.files if self.verify else []:
             if self.store.damaged(file):
                 raise ValueError(
                     f"{self.root} is damaged: {os.fsdecode(file)} differs from what was packed; pack it again"
                 )
-        return super().filter_readable(images)
+        return readable

@@ -174,8 +174,8 @@ class FileImages:
 
     def scanned(self, num_workers: int) -> tuple["FileImages", dict[str, str]]:
         """Return the readable files with their facts, and the reason for each unreadable one."""
-        if self.facts is not None:
-            return self, {}
+        if self.facts is not None:  # of a pack, whose unreadable files are known
+            return self if self.facts["readable"].all() else self.take(np.flatnonzero(self.facts["readable"])), {}
         facts, reasons = scan(self.store, self.files, num_workers, self.how)
         readable = FileImages(self.store, self.files, self.labels, self.how, facts)
         return readable.take(np.flatnonzero(facts["readable"])), reasons

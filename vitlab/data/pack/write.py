@@ -116,6 +116,7 @@ def _pack(
             shutil.rmtree(work, ignore_errors=True)
     readable = what.rows["facts"]["readable"]
     files = [file for file, kept in zip(what.files, readable.tolist(), strict=True) if kept]
+    lost = np.flatnonzero(~readable).tolist()
     facts = {
         "version": VERSION,
         "size": size,
@@ -123,6 +124,7 @@ def _pack(
         "class_names": data.class_names,
         "parts": data.parts,
         "file_sizes": sorted(set(sizes_of(what.store, _sample(what)))),
+        "left_out": [(i, what.files[i], *what.rows[["label", "part"]][i].tolist()) for i in lost],
         **settings,
     }
     archive.write_rows(work / INDEX, {**facts, "files": files}, what.rows[readable])
