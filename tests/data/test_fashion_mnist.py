@@ -92,5 +92,12 @@ def test_cifar_is_read_as_torchvision_reads_it(tmp_path, monkeypatch):
 
 def test_damaged_cifar_files_are_one_clear_error(tmp_path):
     (tmp_path / "cifar-10-batches-py").mkdir()
-    with pytest.raises(ValueError, match="not found or corrupted"):
+    with pytest.raises(ValueError, match=r"not found or corrupted; --data.download=true fetches what is missing"):
         CIFAR10(root=str(tmp_path)).setup("fit")
+
+
+def test_a_label_that_no_class_has_is_refused(root):
+    path = root / "FashionMNIST" / "raw" / "train-labels-idx1-ubyte"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x0b")
+    with pytest.raises(ValueError, match="train has the label 11, above 9"):
+        FashionMNIST(root=str(root)).setup("fit")

@@ -211,3 +211,12 @@ def test_without_the_library_one_line_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ValueError, match=r"needs datasets: pip install 'vitlab\[huggingface\]'"):
         HuggingFace(str(tmp_path))
+
+
+def test_a_label_that_is_no_number_is_no_class(tmp_path):
+    labels = [1.0, float("nan"), 2.0, 1.0]
+    rows = {"image": [{"bytes": _png(i), "path": None} for i in range(4)], "label": labels}
+    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.Value("float32")})
+    datasets.Dataset.from_dict(rows, features=kinds).save_to_disk(str(tmp_path / "rows"))
+    with pytest.raises(ValueError, match="row 1: nan is not a class of the training split"):
+        _open(tmp_path / "rows")

@@ -361,3 +361,12 @@ def test_frames_of_a_video_stay_in_one_split_or_the_middle_one_stands_for_them(t
     assert len(held) == len(set(held))
     with pytest.raises(ValueError, match=r"`data\.videos` must be one of frames, middle, got 'clips'"):
         make(str(place), videos="clips")
+
+
+def test_a_link_onto_itself_is_a_file_that_cannot_be_read(tmp_path):
+    root = _fill(tmp_path / "photos", {"cat": 10, "dog": 10})
+    for place in (root, root / "cat"):
+        (place / "loop").symlink_to("loop")
+    assert len(_open(root, max_unreadable=1).unreadable) == 1
+    with pytest.raises(ValueError, match=r"1 files cannot be read.*cat/loop: Too many levels of symbolic links"):
+        _open(root)

@@ -16,7 +16,7 @@ from PIL import Image, features
 
 from vitlab.analysis.pictures import PreparedPictures
 from vitlab.data import FakeData
-from vitlab.data.files.decode import Decoding, ImageError, decode, decode_bytes
+from vitlab.data.files.decode import Decoding, ImageError, decode, decode_bytes, image_header
 from vitlab.data.loading.transforms import to_tensor
 from vitlab.jobs.load import _prepared
 
@@ -252,3 +252,12 @@ def test_an_opened_image_is_prepared_like_its_file(kind, tmp_path):
     assert torch.equal(loaded.transform(Image.open(path)), expected)
     mine = PreparedPictures(to_tensor, (8, 8), 3)
     assert torch.equal(mine.eval_transform(Image.open(path)), to_tensor(decode(path)))
+
+
+def test_max_pixels_alone_limits_an_image(monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    Image.new("L", (20, 20)).save(file := io.BytesIO(), "PNG")
+    assert decode_bytes(file.getvalue(), "x").size == image_header(file.getvalue())[1] == (20, 20)
+    with pytest.raises(ImageError, match=r"20 x 20 pixels, `data.max_pixels` allows 0.0001 million"):
+        decode_bytes(file.getvalue(), "x", Decoding(max_pixels=100))
+    assert Image.MAX_IMAGE_PIXELS == 10

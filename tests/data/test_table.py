@@ -409,3 +409,15 @@ def test_a_class_map_is_refused_where_no_class_would_be_mapped(targets, what, tm
     (tmp_path / "map.json").write_text('{"b": "a"}')
     with pytest.raises(ValueError, match=f"`data.class_map` .*map.json maps classes of one column, or labels; {what}"):
         _open(tmp_path, targets=targets, class_map=str(tmp_path / "map.json"))
+
+
+@pytest.mark.parametrize("settings, line", [
+    ({"targets": ["bright", "bright"]}, "`data.targets` names bright twice"),
+    ({"label_separator": ""}, "`data.label_separator` must not be empty"),
+    ({"split_by": "time"}, "or dates as 2024-03-09: .*01/02/2024.* ISO8601[^.]*$"),
+])  # fmt: skip
+def test_what_a_table_cannot_mean_is_one_short_line(settings, line, tmp_path):
+    _arrays(tmp_path, time=["01/02/2024"] * 30)
+    with pytest.raises(ValueError, match=line) as error:
+        _open(tmp_path, **settings)
+    assert "\n" not in str(error.value)

@@ -176,6 +176,9 @@ def _members(*names):
         ("shards/alone.tar", r"alone.tar: 1 has no .cls member with its class, only .png, .txt"),
         ("shards/blind.tar", r"blind.tar: 1 has no image, only .cls"),
         ("shards/twice.tar", "has 1.png twice: keys must differ within a shard"),
+        ("shards/no-{5..2}.tar", r"\{5..2\} in shards/no-\{5..2\}.tar must ascend, as \{2..5\} does"),
+        ("shards/nothing.tar", "`data.train` must name shards with images, got shards/nothing.tar"),
+        ("shards/empty.tar", "empty.tar: 0000.cls is empty, and must hold the class of 0000"),
         ("shards/bad.tar", r"0000.cls must be text, got b'.xff"),
     ],
 )
@@ -185,6 +188,7 @@ def test_bad_shards_are_one_line(tmp_path, capsys, train, message):
     _write("shards", {
         "gz": b"\x1f\x8b" + good[2:], "cut": good[:-11_000], "alone": _members("1.png", "1.txt"),
         "blind": _members("1.cls"), "twice": _members("1.png", "1.cls", "1.png"),
+        "nothing": _members(), "empty": _shard(1, 1, lambda i: (".cls", " ")),
         "bad": _shard(1, 1, lambda i: (".cls", "0")).replace(b"0" + bytes(511), b"\xff" + bytes(511)),
     })  # fmt: skip
     assert main(["fit", "--config", "photos_vit", "--data=WebDataset", f"--data.train={train}", "--dry_run"]) == 2
@@ -330,3 +334,15 @@ def test_a_refusal_of_a_store_is_told_apart_from_a_missing_shard(status, message
     if status is not None:
         http.shutdown(), http.server_close()
     thread.join()
+
+
+@pytest.mark.parametrize("value", ["null", "NaN", '{"a": 1}', "[1]"])
+def test_what_is_no_class_in_a_member_is_refused_with_sample_and_file(value, tmp_path):
+    _write("shards", {"a": _shard(1, 3, lambda i: (".json", '{"y": ' + ("1" if i else value) + "}"))})
+    with pytest.raises(ValueError, match=r"shards/a.tar: 0000.json must have a class under y, got b'"):
+        WebDataset("shards/a.tar", label="json.y")
+
+
+def test_classes_of_one_number_have_one_order(tmp_path):
+    _write("shards", {"a": _shard(1, 9, lambda i: (".cls", ("01", "1", "001", "2", "10")[i % 5]))})
+    assert WebDataset("shards/a.tar").class_names == ["001", "01", "1", "2", "10"]

@@ -154,7 +154,7 @@ def _recall(classes: dict[str, float]) -> str:
     """Return the recall of each class, or of the worst ones, as text."""
     shown = sorted(classes.items(), key=lambda item: item[1])[:_SHOWN]
     which = f", lowest {_SHOWN} of {len(classes):,} classes:" if len(classes) > _SHOWN else ":"
-    return f"recall{which} " + ", ".join(f"{name} {value:.4f}" for name, value in shown)
+    return f"recall{which} " + ", ".join(f"{printable(name)} {value:.4f}" for name, value in shown)
 
 
 def _parser(command: "Command") -> argparse.ArgumentParser:

@@ -56,7 +56,9 @@ class HuggingFace(Photos):
         self.image_column, self.label_column = image_column, label_column
         train = self.rows[parts["train"]]
         names = getattr(train.features[label_column], "names", None)
-        class_names = names or [str(value) for value in sorted({*_column(train, label_column)} - {None})]
+        class_names = names or [
+            str(value) for value in sorted({x for x in _column(train, label_column) if x == x} - {None})
+        ]
         store = _Rows(path, self.rows, image_column)
         sizes = sizes_of(store, [os.path.join(parts["train"], str(row)) for row in range(min(len(train), 16))])
         super().__init__(place=path, parts=parts, class_names=class_names, sizes=sizes, **photos)

@@ -39,7 +39,7 @@ def visible(folder: Path) -> list[os.DirEntry[str]]:
 def is_flat(folder: Path) -> bool:
     """Return whether a folder has files but no folders."""
     entries = visible(folder) if folder.is_dir() else []
-    return bool(entries) and not any(entry.is_dir() for entry in entries)
+    return bool(entries) and not any(_is_folder(entry) for entry in entries)
 
 
 def files_below(folder: str) -> list[str]:
@@ -53,7 +53,7 @@ def class_folders(folder: Path) -> tuple[list[str], list[str]]:
     Raises:
         ValueError: Two classes differ only in case.
     """
-    found = [(entry.name, next(_first_files(entry.path), None)) for entry in visible(folder) if entry.is_dir()]
+    found = [(entry.name, next(_first_files(entry.path), None)) for entry in visible(folder) if _is_folder(entry)]
     names = [name for name, file in found if file is not None]
     spellings = Counter(name.lower() for name in names if len(name) > 1)  # a and A may be classes of letters
     twice = [name for name in names if spellings[name.lower()] > 1]
@@ -64,16 +64,16 @@ def class_folders(folder: Path) -> tuple[list[str], list[str]]:
 
 def sample_files(folder: Path) -> list[str]:
     """Return a sample of files of each class."""
-    return [file for entry in visible(folder) if entry.is_dir() for file in islice(_first_files(entry.path), _FEW)]
+    return [file for entry in visible(folder) if _is_folder(entry) for file in islice(_first_files(entry.path), _FEW)]
 
 
 def deeper(folder: Path) -> Path | None:
     """Return the folder of class folders below ``folder``, if the way there is one folder in another."""
     entries = visible(folder)
-    while len(entries) == 1 and entries[0].is_dir():
+    while len(entries) == 1 and _is_folder(entries[0]):
         folder = Path(entries[0].path)
         entries = visible(folder)
-        if len(entries) > 1 and all(entry.is_dir() for entry in entries):
+        if len(entries) > 1 and all(_is_folder(entry) for entry in entries):
             return folder
     return None
 
@@ -95,7 +95,7 @@ def _walk(folder: str, above: set[str], top: str) -> list[str]:
         for entry in entries:
             if not _is_visible(entry.name):
                 continue
-            if not entry.is_dir():
+            if not _is_folder(entry):
                 files.append(entry.path)
                 continue
             place = os.path.realpath(entry.path)
@@ -105,6 +105,14 @@ def _walk(folder: str, above: set[str], top: str) -> list[str]:
                 raise ValueError(f"{entry.path} leads to {place}, above its class: remove the link")
             files += _walk(entry.path, above | {place}, top)
     return files
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a folder; a link onto itself is a file that cannot be read, as a dead one is."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def _is_visible(name: str) -> bool:
@@ -171,7 +179,7 @@ class ImageFolder(Photos):
         for part in parts:
             if is_flat(self.folders[part]):
                 raise ValueError(_unsorted(self.folders[part]))
-            for entry in [entry for entry in visible(self.folders[part]) if entry.is_dir()]:
+            for entry in [entry for entry in visible(self.folders[part]) if _is_folder(entry)]:
                 found = files_below(entry.path)
                 if found and entry.name not in number:
                     raise ValueError(f"{entry.path}: this class is not among those of {self.first}")
@@ -379,7 +387,7 @@ def _unsorted(folder: Path) -> str:
 def _layout(root: Path) -> tuple[dict[str, Path], list[str]]:
     if not root.is_dir():
         raise ValueError(f"`data.root` must be a folder, got {root}; it should look like {_LOOKS}")
-    folders = [entry.name for entry in visible(root) if entry.is_dir()]
+    folders = [entry.name for entry in visible(root) if _is_folder(entry)]
     names = parts_among(folders)
     found = {part: root / name for part, name in names.items()}
     if "train" in found:

@@ -92,6 +92,8 @@ class FashionMNIST(ImageData):
         labels = _read_idx(_find(self.folder, f"{prefix}-labels-idx1-ubyte"))
         if images.shape[1:] != (28, 28) or labels.shape != images.shape[:1]:
             raise ValueError(f"{self.folder}: {prefix} has images {images.shape} and labels {labels.shape}")
+        if len(labels) and labels.max() > 9:
+            raise ValueError(f"{self.folder}: {prefix} has the label {int(labels.max())}, above 9")
         return TensorImages(images[:, None], labels.long())
 
 
@@ -175,7 +177,8 @@ class CIFAR10(ImageData):
         try:
             return getattr(torchvision.datasets, self.published)(self.root, train=train, download=download)
         except RuntimeError as error:
-            raise ValueError(f"{self.root}: {error}; --data.download=true fetches what is missing") from None
+            what = str(error).partition(". You can use")[0]  # an argument of torchvision
+            raise ValueError(f"{self.root}: {what}; --data.download=true fetches what is missing") from None
 
 
 class CIFAR100(CIFAR10):

@@ -2,7 +2,6 @@
 
 import glob
 import re
-from collections import Counter
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, Unpack
 
@@ -15,6 +14,7 @@ from vitlab.data.files.scan import sizes_of
 from vitlab.data.files.sets import FileImages
 from vitlab.data.files.tars import Member, members_of
 from vitlab.data.photos import Photos, parts_among
+from vitlab.data.record import RUN
 
 _IMAGES = ("jpg", "jpeg", "png", "webp", "ppm", "bmp", "tif", "tiff", "gif", "avif", "jp2", "heic", "dcm")
 
@@ -65,7 +65,11 @@ class WebDataset(Photos):
         self.tars = Ranges(addresses, [x.file for x in samples], rows.reshape(-1, 3), stamps, cache_gb)
         self.texts = [x.text for x in samples]
         names = {x.text for x in samples if x.file.startswith("train/")}
-        class_names = sorted(names, key=int) if all(name.isdecimal() for name in names) else sorted(names)
+        class_names = (
+            sorted(names, key=lambda x: (int(x), x)) if all(name.isdecimal() for name in names) else sorted(names)
+        )
+        if not names and not RUN.get():
+            raise ValueError(f"`data.train` must name shards with images, got {train}")
         self.tars.expect(self.tars.files[:16])
         sizes = sizes_of(self.tars, self.tars.files[:16])
         super().__init__(", ".join(addresses[:1]), parts_among(given), class_names, sizes, **photos)
@@ -99,6 +103,8 @@ def addresses_of(pattern: str) -> list[str]:
         first, dots, last = braces[1].partition("..")
         if dots and not (first.isdecimal() and last.isdecimal()):
             raise ValueError(f"{braces[0]} in {pattern} must be two numbers, as in {{000..009}}")
+        if dots and int(first) > int(last):
+            raise ValueError(f"{braces[0]} in {pattern} must ascend, as {{{last}..{first}}} does")
         items = [f"{i:0{len(first)}}" for i in range(int(first), int(last) + 1)] if dots else braces[1].split(",")
         return [x for i in items for x in addresses_of(pattern[: braces.start()] + i + pattern[braces.end() :])]
     if "*" not in pattern:
@@ -122,7 +128,7 @@ def _samples(
     part: str, addresses: list[str], members: list[list[Member]], before: int, images: list[str], label: str
 ) -> list[_Entry]:
     names = [PurePosixPath(address).stem for address in addresses]
-    if max(Counter(names).values()) > 1:
+    if len(set(names)) < len(names):
         names = [f"{i:05}-{name}" for i, name in enumerate(names)]
     found: list[_Entry] = []
     for i, inside in enumerate(members):
@@ -140,5 +146,7 @@ def _samples(
                 what = "image" if image is None else f".{label.partition('.')[0]} member with its class"
                 have = ", ".join(f".{suffix}" for suffix in of)
                 raise ValueError(f"{addresses[i]}: {key} has no {what}, only {have}; see `data.image`, `data.label`")
+            if not text.text:
+                raise ValueError(f"{addresses[i]}: {text.name} is empty, and must hold the class of {key}")
             found.append(_Entry(f"{part}/{names[i]}/{key}", before + i, image, text.text))
     return found

@@ -7,7 +7,7 @@ import os
 import re
 import typing
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -197,7 +197,7 @@ def decode_bytes(data: bytes, name: str, how: Decoding = Decoding(), shrink: int
         raise ImageError(name, "the file is empty")
     if is_dicom(data):
         return _of_dicom(data, name, how)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _without_limit():
         warnings.simplefilter("ignore")  # about metadata
         try:
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
@@ -218,6 +218,16 @@ def decode_bytes(data: bytes, name: str, how: Decoding = Decoding(), shrink: int
             raise ImageError(name, f"not one of {', '.join((*FORMATS, 'DICOM'))}") from None
         except Exception as error:  # decoders can raise anything for a broken file
             raise ImageError(name, one_line(error)) from None
+
+
+@contextlib.contextmanager
+def _without_limit() -> Iterator[None]:
+    """Lift Pillow's limit of pixels, in whose place `max_pixels` is compared before anything is decoded."""
+    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+    try:
+        yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = limit
 
 
 def _check_size(width: int, height: int, how: Decoding) -> None:
@@ -257,7 +267,7 @@ def image_header(data: bytes) -> tuple[str, tuple[int, int]]:
     >>> image_header(b"P6 2 1 255 " + bytes(6))
     ('PPM RGB', (1, 2))
     """
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _without_limit():
         warnings.simplefilter("ignore")
         if is_dicom(data):
             return dicom_header(data)

@@ -65,6 +65,10 @@ class Rows:
                 raise ValueError(f"{file} must have the column {name}; there are {', '.join(map(str, table))}")
         if not targets:
             raise ValueError(f"{file} must have a column in `data.targets`; there are {', '.join(map(str, table))}")
+        if twice := [name for k, name in enumerate(targets) if name in targets[:k]]:
+            raise ValueError(f"`data.targets` names {twice[0]} twice")
+        if not separator:
+            raise ValueError("`data.label_separator` must not be empty")
         if not len(table):
             raise ValueError(f"{file} has no rows")
         self.notes: list[str] = []
@@ -143,8 +147,9 @@ class Rows:
         try:
             values = column if column.dtype.kind in "iufM" else pd.to_datetime(column, format="ISO8601", utc=True)
         except (TypeError, ValueError) as error:
+            why = str(error).partition(". ")[0]  # without advice on arguments of pandas
             raise ValueError(
-                f"{self.file}: the column {column.name} must hold numbers, or dates as 2024-03-09: {error}"
+                f"{self.file}: the column {column.name} must hold numbers, or dates as 2024-03-09: {why}"
             ) from None
         if self.groups is not None:
             values = values.groupby(np.array(self.groups)).transform("max")

@@ -49,6 +49,8 @@ class SplitRule:
             raise ValueError(f"`data.val_share` must lie between 0 and 1, got {val_share}")
         if not 0 < subset <= 1:
             raise ValueError(f"`data.subset` must be above 0 and at most 1, got {subset}")
+        if len(str(split_seed)) > 64:  # the longest key of the hash
+            raise ValueError(f"`data.split_seed` must have at most 64 digits, got {split_seed}")
         if split_file is not None and fold is not None:
             raise ValueError(f"`data.fold` and `data.split_file` exclude each other, got {fold!r} and {split_file!r}")
         self.test_share, self.val_share, self.subset = test_share, val_share, subset
@@ -84,7 +86,8 @@ class SplitRule:
         if self.fold is not None:
             few = few if self.by == "time" else f"{few} or groups, below {self.fold[1]} in every class"
             return f": `data.fold` is {self.fold[0]}/{self.fold[1]} of too few {few}"
-        return f": `data.val_share` is {self.val_share:g} and `data.test_share` {self.test_share:g} of too few {few}"
+        more = "" if has_test_split else f" and `data.test_share` {self.test_share:g}"
+        return f": `data.val_share` is {self.val_share:g}{more} of too few {few}"
 
     def indices(
         self,
@@ -224,7 +227,9 @@ def _read_lists(file: str, ids: Sequence[bytes], with_test: bool) -> dict[SplitN
     number |= {i: i for i in range(len(ids))}
     indices: dict[SplitName, Indices] = {}
     for name in ("train", "val", "test"):
-        unknown = [entry for entry in lists.get(name, []) if entry not in number]
+        unknown = [
+            entry for entry in lists.get(name, []) if isinstance(entry, bool | list | dict) or entry not in number
+        ]
         if unknown:
             raise ValueError(f"`data.split_file` {file} lists {unknown[0]!r} under {name}, which is not in the data")
         indices[name] = np.array([number[entry] for entry in lists.get(name, [])], dtype=np.int64)

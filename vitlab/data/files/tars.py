@@ -48,7 +48,7 @@ def _indexed(address: str, text: str | None, bar: Any) -> tuple[list[Member], in
         fs, path = opened(address)
         facts = sorted((key, str(value)) for key, value in fs.info(path).items())
         stamp = int.from_bytes(_digest(repr(facts))[:7])
-        cache = archive.cache() / f"tar-{_digest(f'{fs.unstrip_protocol(path)} {text}').hex()}.npz"
+        cache = archive.cache() / f"tar-{_digest(f'2 {fs.unstrip_protocol(path)} {text}').hex()}.npz"
         with contextlib.suppress(Exception):  # absent, outdated or incomplete: read the tar file
             (known, names, texts), places = archive.read_rows(cache)
             if known == stamp:
@@ -103,6 +103,8 @@ def _text(name: str, content: bytes, field: str) -> str:
     except (ValueError, KeyError, TypeError) as error:
         what = f"an object with {field}" if field else "text"
         raise Unusable(f"{name} must be {what}, got {content[:40]!r} ({type(error).__name__})") from None
+    if not isinstance(value, str | int | float) or value != value:
+        raise Unusable(f"{name} must have a class under {field}, got {content[:40]!r}")
     return str(value)
 
 
