@@ -15,6 +15,7 @@ import yaml
 from PIL import Image
 
 import vitlab
+from vitlab.cli import evaluate
 from vitlab.cli.main import main
 from vitlab.data.image_folder import ImageFolder
 from vitlab.jobs.restore import former_ways
@@ -332,3 +333,7 @@ def test_a_network_with_weights_of_timm_sees_images_as_timm_prepared_them(tmp_pa
     assert "trained with mean [0.5, 0.5, 0.5] and not [0.1, 0.2, 0.3], std" in capsys.readouterr().out
     facts = RunDir("runs/own").data
     assert (facts["mean"], facts["crop_pct"]) == ([0.1, 0.2, 0.3], 0.7)
+
+
+def test_a_class_with_a_line_break_does_not_break_the_line_of_recall():
+    assert evaluate._recall({"a\nb": 0.5}) == "recall: a\N{REPLACEMENT CHARACTER}b 0.5000"
