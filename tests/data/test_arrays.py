@@ -73,7 +73,7 @@ def test_groups_times_and_weights_are_those_of_a_table(tmp_path):
     [
         ((np.zeros((60, 100)), [1]), "must hold N x H x W or N x C x H x W numbers, and its images are 60 x 100"),
         ((np.zeros((5, 60, 100)),), "the data has no targets: save them together"),
-        ((np.zeros((5, 60, 100)), np.zeros(4)), "has 5 images and targets of 0"),
+        ((np.zeros((5, 60, 100)), np.zeros(4)), "has 5 images and targets of 4"),
         ((np.zeros((5, 60, 100, 3)), np.zeros(5)), "channels before height"),
         ((np.full((5, 6, 6), np.nan), np.zeros(5)), "image 0 has values that are not finite"),
         (("nowhere.npz",), "there is no nowhere.npz"),
@@ -82,6 +82,32 @@ def test_groups_times_and_weights_are_those_of_a_table(tmp_path):
 def test_arrays_that_are_not_images_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         Arrays(*arguments)
+
+
+def test_folds_paths_and_bytes_of_arrays_are_read_as_in_a_table(tmp_path):
+    images, fold = np.random.default_rng(0).random((40, 8, 8)), np.arange(40) % 4
+    np.savez(tmp_path / "a.npz", images=images, targets=np.array([b"cat", b"dog"])[fold % 2], fold=fold, names="pet")
+    data = Arrays(tmp_path / "a.npz", fold="3", batch_size=4)
+    data.build("val")
+    assert (data.class_names, len(data.splits["val"])) == (["cat", "dog"], 10)
+
+
+OF_TARGETS = [
+    ({"targets": np.arange(3.0)}, "4 images and targets of 3"),
+    ({"targets": np.array([0.5, np.nan, 1.5, 2.5])}, "target_1 of image 1 is NaN: leave such images out"),
+    ({"targets": np.zeros((4, 2)), "names": ["a", "a"]}, "`names` has a twice"),
+    (
+        {"targets": np.zeros(4), "group": np.zeros((4, 2))},
+        r"`group` must have a value for each image, got an array \(4, 2\)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arrays", "message"), OF_TARGETS, ids=[message[:20] for _, message in OF_TARGETS])
+def test_arrays_beside_the_images_are_refused_by_their_name(arrays, message, tmp_path):
+    np.savez(tmp_path / "a.npz", images=np.zeros((4, 8, 8)), **arrays)
+    with pytest.raises(ValueError, match=message):
+        Arrays(str(tmp_path / "a.npz"))
 
 
 @pytest.mark.parametrize("side", [40, 80])  # copied together, and one by one

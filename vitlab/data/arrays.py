@@ -1,6 +1,7 @@
 """Images given as arrays: in memory, or in a numpy file."""
 
 import hashlib
+from pathlib import Path
 from typing import Any, Literal, Unpack
 
 import numpy as np
@@ -15,7 +16,7 @@ from vitlab.data.files.splits import Indices
 from vitlab.data.listed import Listed
 from vitlab.data.record import trained_targets
 
-_PARTS = ("split", "group", "weight", "time")  # optional columns of a row
+_PARTS = ("split", "fold", "group", "weight", "time")  # optional columns of a row
 
 
 class Arrays(Listed):
@@ -46,7 +47,7 @@ class Arrays(Listed):
     ) -> None:
         import pandas as pd
 
-        place = path if isinstance(path, str) else "the data"
+        place = str(path) if isinstance(path, str | Path) else "the data"
         found = _read(path)
         found |= {} if targets is None else {"targets": next(iter(_read(targets).values()))}
         missing = [name for name in ("images", "targets") if name not in found]
@@ -57,14 +58,25 @@ class Arrays(Listed):
         self.images = _images(found["images"], place)
         n, values = len(self.images), found["targets"]
         columns = values.reshape(n, -1) if values.ndim and len(values) == n else np.empty((0, 1))
-        names = [str(name) for name in found.get("names", [f"target_{i + 1}" for i in range(columns.shape[1])])]
+        columns = columns.astype(str) if columns.dtype.kind == "S" else columns  # bytes
+        given = found.get("names", [f"target_{i + 1}" for i in range(columns.shape[1])])
+        names = [str(name) for name in np.atleast_1d(given)]
         table: dict[str, Any] = {"path": [str(i) for i in range(n)], **dict(zip(names, columns.T, strict=False))}
         table |= {part: found[part] for part in _PARTS if part in found}
-        lengths = {"targets" if name in names else name: len(column) for name, column in table.items()}
+        lengths = {"targets": values.shape[0] if values.ndim else 0}
+        lengths |= {name: len(column) for name, column in table.items() if name not in names}
         wrong = next((name for name, length in lengths.items() if length != n), None)
         if wrong or len(names) != columns.shape[1]:
             what = f"{wrong} of {lengths[wrong]}" if wrong else f"{len(names)} names of {columns.shape[1]} targets"
             raise ValueError(f"{place} has {n} images and {what}")
+        if twice := [name for k, name in enumerate(names) if name in names[:k]]:
+            raise ValueError(f"{place}: `names` has {twice[0]} twice")
+        if deep := [part for part in _PARTS if part in found and found[part].ndim != 1]:
+            raise ValueError(
+                f"{place}: `{deep[0]}` must have a value for each image, got an array {found[deep[0]].shape}"
+            )
+        if columns.dtype.kind == "f" and len(empty := np.argwhere(np.isnan(columns))):
+            raise ValueError(f"{place}: {names[empty[0, 1]]} of image {empty[0, 0]} is NaN: leave such images out")
         columns_of = {part: part for part in _PARTS}
         rows = Rows(place, pd.DataFrame(table), names, columns_of, target_type, trained=trained_targets())
         shape = self.images.shape
@@ -83,7 +95,7 @@ class Arrays(Listed):
 
 def _read(source: Any) -> dict[str, NDArray[Any]]:
     """Return the arrays of a file by name; a single array is called images."""
-    if not isinstance(source, str):
+    if not isinstance(source, str | Path):
         return {"images": np.asarray(source)}
     try:
         found = np.load(source, allow_pickle=False)

@@ -160,7 +160,8 @@ def _load(path: str, name: str | None, revision: str | None, download: bool) -> 
         else:
             found = datasets.load_dataset(path, name, revision=revision)
     except Exception as error:  # no connection, no such name, damaged files: many kinds
-        raise ValueError(f"`data.path` {path} cannot be read: {one_line(error)}") from error
+        why = "it seems to have no rows" if isinstance(error, IndexError) else one_line(error)
+        raise ValueError(f"`data.path` {path} cannot be read: {why}") from error
     return dict(found) if isinstance(found, dict) else {str(found.split or "all"): found}
 
 
