@@ -37,7 +37,7 @@ from vitlab.position_bench.protocol import (
     read_protocol,
     registered_protocol,
 )
-from vitlab.position_bench.training import answers_of, batches_of, bench_network_of, check_method
+from vitlab.position_bench.training import answers_of, batches_of, bench_network_of, bench_predictions_of, check_method
 from vitlab.runs.lock import take
 from vitlab.tokenizers import T2TTokenizer
 
@@ -51,6 +51,16 @@ class Alias(PosEmbed):
 class Nan(PosEmbed):
     def forward(self, x):
         return x * float("nan")
+
+
+class NanInTests(PosEmbed):
+    def forward(self, x):
+        return x if self.training else x * float("nan")
+
+
+class NanElsewhere(PosEmbed):
+    def forward(self, x):
+        return x if self.grid_size == (8, 8) else x * float("nan")
 
 
 class Longer(PosEmbed):
@@ -178,12 +188,36 @@ def test_a_method_that_needs_a_square_grid_has_no_row_for_other_sizes(small):
 
 
 @pytest.mark.parametrize(
-    ("name", "says"), [("Nan", "not finite"), ("Longer", "changes the tokens"), ("Wrong", "PosEmbed")]
+    ("name", "says"),
+    [
+        ("Nan", "not finite in train mode"),
+        ("NanInTests", "not finite in eval mode"),
+        ("Longer", "changes the tokens"),
+        ("Wrong", "PosEmbed"),
+    ],
 )
 def test_a_method_that_cannot_be_measured_is_refused_in_one_line(name, says):
     with pytest.raises(UsageError, match=says) as error:
         check_method({"class_path": f"{HERE}.{name}"}, tiny())
     assert "\n" not in str(error.value)
+
+
+def test_outputs_that_are_not_finite_are_no_classes(small):
+    test, settings = small.splits("photos")[1], small.protocol
+    nets = {
+        name: bench_network_of({"class_path": f"{HERE}.{name}"}, settings, "photos", 0).eval()
+        for name in ("NanElsewhere", "NanInTests")
+    }
+    found, refused = bench_predictions_of(nets["NanElsewhere"], settings, "photos", test)
+    assert set(found) == {"accuracy", "shift"}
+    assert refused == {"sizes": "the outputs of 10 of 10 images are not finite"}
+    with pytest.raises(UsageError, match="the outputs of 20 of 20 images are not finite"):
+        bench_predictions_of(nets["NanInTests"], settings, "photos", test)
+
+
+def test_the_reason_of_a_task_that_does_not_apply_is_shown(small):
+    page = str(benches.compare_with(small, f"{HERE}.Square", small, []))
+    assert "note: sizes is not applicable: ValueError: needs a square grid" in page
 
 
 def test_cells_of_another_source_of_a_class_are_refused(tmp_path, monkeypatch):

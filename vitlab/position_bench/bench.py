@@ -165,7 +165,18 @@ def compare_with(bench: Bench, label: str, references: Bench, notes: list[str]) 
     guessing = guessing_bounds(bench.protocol)
     verdicts, families = (judge(mine, x, claims["alpha"], claims["margin"], paired, guessing) for x in (against, rest))
     cost = {k: v for k, v in (bench.record(label, "cost") or {}).items() if isinstance(v, float)}
-    return Judged(label, mine, verdicts, families, cost, notes)
+    return Judged(label, mine, verdicts, families, cost, [*notes, *_not_applicable(bench, label)])
+
+
+def _not_applicable(bench: Bench, label: str) -> list[str]:
+    """Return why a method cannot do a task, of each such task once."""
+    kept = [
+        bench.record(label, f"{t}-{seed}") or {}
+        for t in bench.protocol["trainings"]
+        for seed in bench.protocol["seeds"]
+    ]
+    reasons = {task: why for record in reversed(kept) for task, why in record.get("not_applicable", {}).items()}
+    return [f"{task} is not applicable: {why}" for task, why in reasons.items()]
 
 
 def look(bench: Bench, label: str) -> int:

@@ -155,9 +155,16 @@ def train_network(
 
 @torch.no_grad()
 def outputs_of_images(net: VisionTransformer, images: Tensor) -> Tensor:
-    """Return ``(N, K)`` outputs on the CPU, in batches of 250."""
+    """Return ``(N, K)`` outputs on the CPU, in batches of 250.
+
+    Raises:
+        UsageError: Outputs are not finite: the class of the largest would be one that the network never chose.
+    """
     device = next(net.parameters()).device
-    return torch.cat([net(as_floats(part.to(device))).cpu() for part in images.split(250)])
+    outputs = torch.cat([net(as_floats(part.to(device))).cpu() for part in images.split(250)])
+    if lost := int((~outputs.isfinite()).any(dim=1).sum()):
+        raise UsageError(f"the outputs of {lost} of {len(outputs)} images are not finite")
+    return outputs
 
 
 def bench_predictions_of(
@@ -181,7 +188,7 @@ def bench_predictions_of(
             [_classes(outputs_of_images(net, F.interpolate(photos, size, mode="bilinear"))) for size in sizes["sizes"]]
         )
     except Exception as error:  # a method may not take another grid, and says so in any way
-        refused["sizes"] = named_line(error, 200)
+        refused["sizes"] = str(error) if isinstance(error, UsageError) else named_line(error, 200)
     images = as_floats(test.images[: shift["images"]])
     found["shift"] = np.stack(
         [
@@ -250,10 +257,13 @@ def check_method(method: Method, protocol: Mapping[str, Any]) -> float:
         after = net.pos_embed(before)
         if after.shape != before.shape:
             raise UsageError(f"{method!r} changes the tokens from {tuple(before.shape)} to {tuple(after.shape)}")
-        out = net(images)
-        if not torch.isfinite(out).all():
-            raise UsageError(f"{method!r} returns numbers that are not finite")
-        out.square().mean().backward()
+        net(images).square().mean().backward()
+        for mode in ("train", "eval"):  # a method may do other things when it is tested
+            with torch.no_grad():
+                out = net.train(mode == "train")(images)
+            if not torch.isfinite(out).all():
+                raise UsageError(f"{method!r} returns numbers that are not finite in {mode} mode")
+        net.train()
         seconds = _seconds_of_step(net, images, protocol, 2)
     except UsageError:
         raise
