@@ -1,9 +1,11 @@
 """The file of an ablation: every mistake is one line with file, line and way out, before anything starts."""
 
 import argparse
+import dataclasses
 import errno
 import os
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
@@ -15,13 +17,16 @@ from vitlab.ablation.evidence.bundle import export_bundle, load_bundle
 from vitlab.ablation.execution import resolve
 from vitlab.ablation.execution.cells import Cell, Resolved
 from vitlab.ablation.execution.commands import start_args
+from vitlab.ablation.file.arms import COLUMNS
 from vitlab.ablation.file.claims import parse_claim
 from vitlab.ablation.file.schema import File
 from vitlab.ablation.file.spec import read_ablation
+from vitlab.ablation.inference.baselines import NOT_COMPARED, ArmRow, answer_columns
 from vitlab.cli import ablate
 from vitlab.cli.main import main
 from vitlab.errors import UsageError
 
+ROOT = Path(__file__).parents[2]
 GOOD = {
     "name": "toy",
     "base": "base.yaml",
@@ -119,6 +124,11 @@ WRONG = {  # what is changed, and words of the message
         {"axes": {"a": {"x": {"model.lr": 1}, "y": {}}, "b": {"z": {"model.lr": 2}, "w": {}}}},
         ["`a` and `b` both set `model.lr`"],
     ),
+    "an axis called as a column": (
+        {"axes": {"kind": GOOD["axes"]["pos_embed"]}, "baseline": {"kind": "none"}},
+        ["line 4: the axis `kind` would share its column", "another name: {NAME: {LEVEL: {KEY: VALUE}}}"],
+    ),
+    "a key that ends as a column": ({"axes": {"model.value": [1, 2]}, "claims": []}, ["the axis `value` would share"]),
     "a seed in an arm": ({"axes": {"a": {"x": {"seed_everything": 1}, "y": {}}}}, ["is set by the ablation"]),
     "devices in an arm": ({"axes": {"a": {"x": {"trainer.devices": 2}, "y": {}}}}, ["one device"]),
     "baseline of no axis": ({"baseline": {"pos": "none"}}, ["no axis `pos`"]),
@@ -179,6 +189,17 @@ def test_a_mistake_in_the_file_is_reported_with_its_line(write, case):
     assert "\n" not in message
     for word in words:
         assert word in message, message
+
+
+def test_every_column_beside_those_of_the_axes_is_no_name_of_an_axis():
+    row = {field.name for field in dataclasses.fields(ArmRow)} - {"levels", "answer"}
+    seeds = pd.read_csv(ROOT / "experiments/position_embeddings/results/photos/seeds.csv", nrows=1)
+    assert row | set(answer_columns(NOT_COMPARED)) | set(seeds.columns) - {"tokenizer", "pos_embed"} <= set(COLUMNS)
+
+
+def test_evidence_of_before_may_have_an_axis_that_is_called_as_a_column(write):
+    path = write(axes={"kind": GOOD["axes"]["pos_embed"]}, baseline={"kind": "none"})
+    assert list(read_ablation(path, is_alone=True).axes) == ["kind"]
 
 
 def test_a_single_name_is_a_list_and_1e3_is_a_number(write):

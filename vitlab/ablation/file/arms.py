@@ -20,6 +20,14 @@ OWNED = (  # dotted keys that an ablation sets itself, and what to write instead
 )
 SECTIONS = ("model", "data", "trainer", "checkpoint", "seed_everything", "run_dir", "init_from")
 
+COLUMNS = (  # of the tables and figures of a report, beside which each axis has a column of its own
+    *("kind", "ablation", "cell", "arm", "seed", "split", "metric", "value", "step", "n_images", "status", "state"),
+    *("note", "line", "mode", "n", "planned", "mean", "sd", "low", "high", "verdict", "test", "is_claimed"),
+    *("parameters", "flops", "images_per_second", "pairs", "difference", "difference_low", "difference_high", "p"),
+    *("adjusted_p", "equivalence_low", "equivalence_high", "equivalence_p", "correlation"),
+    *("unpaired_low", "unpaired_high", "unpaired_p"),
+)
+
 
 @dataclass(frozen=True)
 class Arm:
@@ -56,6 +64,9 @@ def read_axes(file: File) -> dict[str, dict[str, Any]]:
                 )
             levels = {level: {name: value} for level, value in zip(named, levels, strict=True)}
             name = str(name).rpartition(".")[2]
+        if str(name) in COLUMNS and not file.is_alone:  # evidence of before is read as it is
+            text = f"the axis `{name}` would share its column in the report with its numbers: give it another name"
+            raise file.mistake(where, f"{text}: {{NAME: {{LEVEL: {{KEY: VALUE}}}}}}")
         if str(name) in axes:
             way = "{NAME: {LEVEL: {KEY: VALUE}}}"
             raise file.mistake(where, f"two axes are called {name}; give them names: {way}")
