@@ -1,5 +1,6 @@
 """Which arms must be alike, and whether they start alike."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +20,11 @@ from vitlab.ablation.inference.linear import check, gate_of, linear
 from vitlab.ablation.inference.looks import Looks
 from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.plan import check_lines
+from vitlab.ablation.report.sections import _fairness_table
 from vitlab.models.vit import VisionTransformer
 from vitlab.runs.directory import RunDir
 from vitlab.tasks import Classifier
+from vitlab.tasks.optimizer import schedule
 
 pytestmark = pytest.mark.slow
 
@@ -109,6 +112,28 @@ def test_steps_and_learning_rates_of_a_report_are_those_of_the_runs(tmp_path):
     assert (none["steps"], none["sum_lr"]) == (20, 1.0)
     assert (learned["steps"], learned["sum_lr"]) == (7, 0.25)
     assert mismatches(found, as_trained(results))["learned"][-1] == "sum of learning rates 0.25, none has 1"
+
+
+def test_a_training_that_stops_early_counts_the_steps_that_it_trained(tmp_path):
+    found = ablation(tmp_path, {"pos_embed": POS_EMBED})
+    recipe = {"lr": 0.1, "lr_scheduler": "linear", "warmup_epochs": 0, "cooldown_epochs": 0}
+    recipe |= {"warmup_lr": 0.0, "min_lr": 0.0}
+    arms = [replace(arm, config={**arm.config, "model": recipe}) for arm in resolved(found, [100, 100])]
+    rates = [0.1 * schedule(recipe, 40, 10)(step) for step in range(40)]
+    runs = {}
+    for arm, seed, last in (("none", 0, 40), ("none", 1, 40), ("learned", 0, 20), ("learned", 1, 30)):
+        run = runs[arm, seed] = RunDir(tmp_path / f"{arm}{seed}")
+        run.write("run.json", {"steps": 40, "sum_of_learning_rates": sum(rates)})
+        rows = [json.dumps({"step": 10 * (e + 1), "epoch": e}) + "\n" for e in range(last // 10)]
+        run.metrics.write_text("".join(rows))
+    results = CellResults(found, arms, arms, runs=runs)
+    none, learned = (fair_facts(arm) for arm in as_trained(results))
+    assert (none["steps"], none["sum_lr"]) == (40, sum(rates)) and "steps_least" not in none
+    assert [learned[key] for key in ("steps", "steps_least", "steps_most")] == [25, 20, 30]
+    assert learned["sum_lr"] == pytest.approx((sum(rates[:20]) + sum(rates[:30])) / 2)
+    assert mismatches(found, as_trained(results))["learned"][0] == "-37.5% steps than none"
+    report = _fairness_table(find(results, Looks((2,), 2, (0, 1))))
+    assert [row[report[0].index("steps")] for row in report[1:]] == ["40", "20 to 30"]
 
 
 def test_without_within_all_arms_must_match_the_baseline(tmp_path):

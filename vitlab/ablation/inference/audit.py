@@ -2,12 +2,14 @@
 
 import math
 from dataclasses import replace
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from vitlab.ablation.execution.cells import Resolved, arguments
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.class_paths import choice_text
+from vitlab.runs.directory import RunDir
 
 if TYPE_CHECKING:
     from vitlab.ablation.inference.measured import CellResults
@@ -16,17 +18,46 @@ PARTS = ("tokenizer", "pos_embed", "blocks", "head")
 
 
 def as_trained(results: "CellResults") -> list[Resolved]:
-    """Return the measured arms with steps and sum of learning rates as their finished cells recorded them.
+    """Return the measured arms with the steps that their finished cells trained, and the sum of the rates up to there.
 
-    Before a cell is done, they are what the arm's probe computed, which knows nothing of a tuned learning rate.
+    Both are means over seeds, which may stop at different steps. Before a cell is done, they are what the arm's probe
+    computed, which knows nothing of a tuned learning rate.
     """
     found = []
     for arm in results.resolved:
-        records: list[Any] = [run.record for (name, _), run in results.runs.items() if name == arm.arm.name]
-        own: Any = next((record for record in records if "steps" in record), {})
-        length: dict[str, float] = {key: own[key] for key in ("steps", "sum_of_learning_rates") if key in own}
-        found.append(replace(arm, length=length or arm.length))
+        runs = [run for (name, _), run in results.runs.items() if name == arm.arm.name]
+        lengths = [length for run in runs if (length := _trained(arm, run))]
+        mean: dict[str, float] = {}
+        for key in ("steps", "sum_of_learning_rates"):
+            if values := [length[key] for length in lengths if key in length]:
+                mean[key] = values[0] if len(set(values)) == 1 else fmean(values)
+        if len(steps := {length["steps"] for length in lengths}) > 1:
+            mean |= {"steps_least": min(steps), "steps_most": max(steps)}
+        found.append(replace(arm, length=mean or arm.length))
     return found
+
+
+def _trained(arm: Resolved, run: RunDir) -> dict[str, float]:
+    """Return the steps that a run has trained, and the sum of their rates where it is known; empty without a plan."""
+    record: Any = run.record
+    if "steps" not in record:
+        return {}
+    rows, planned = run.rows(), record["steps"]
+    steps = min(planned, max((row["step"] for row in rows), default=planned))
+    length = {"steps": steps}
+    if "sum_of_learning_rates" not in record:
+        return length
+    total = record["sum_of_learning_rates"]
+    if steps < planned:  # stopped early: the schedule was for all steps
+        from vitlab.tasks.optimizer import schedule
+
+        epoch = max((row["step"] for row in rows if row["epoch"] == 0), default=planned)
+        try:
+            factor: Any = schedule(arguments(arm.config, "model"), planned, epoch)
+        except KeyError:  # a task of the user's, whose rates its file does not tell
+            return length
+        total *= sum(map(factor, range(steps))) / sum(map(factor, range(planned)))
+    return {**length, "sum_of_learning_rates": total}
 
 
 def fair_facts(arm: Resolved) -> dict[str, Any]:
@@ -37,6 +68,7 @@ def fair_facts(arm: Resolved) -> dict[str, Any]:
         sizes = [math.prod(g["shape"]) for g in arm.groups if g["name"].split(".")[0] == part]
         found[f"{part} parameters"] = sum(sizes)
     positions = [g for g in arm.groups if g["name"].startswith("pos_embed.")]
+    found |= {key: value for key, value in arm.length.items() if key.startswith("steps_")}  # seeds that differ
     found["steps"] = arm.length.get("steps")
     found["lr_scheduler"] = choice_text(arguments(arm.config, "model").get("lr_scheduler", "cosine"))
     found["sum_lr"] = total = arm.length.get("sum_of_learning_rates", math.nan)  # bounds how far Adam moves a weight

@@ -194,11 +194,18 @@ def _fairness_table(found: Findings) -> Table:
     speed = {row.arm: row.images_per_second for row in found.arms if row.images_per_second == row.images_per_second}
     keys = ["parameters", "pos_embed parameters", "flops", "tokens", "steps", "sum_lr", "sum_lr_pos_embed"]
     keys += ["pos_embed_weight_decay", "token_sd", "pos_to_content"]
-    rows = [
-        [row["arm"], *(short(row[key]) for key in keys), f"{speed[row['arm']]:.0f}" if row["arm"] in speed else "-"]
-        for row in found.fairness()
+    for row in (rows := found.fairness()):
+        if "steps_least" in row:  # seeds stopped at different steps
+            row["steps"] = f"{row['steps_least']:,} to {row['steps_most']:,}"
+    lines = [
+        [
+            row["arm"],
+            *(row[k] if isinstance(row[k], str) else short(row[k]) for k in keys),
+            f"{speed[row['arm']]:.0f}" if row["arm"] in speed else "-",
+        ]
+        for row in rows
     ]
-    return [["arm", *(key.replace("_", " ") for key in keys), "images/s"], *rows]
+    return [["arm", *(key.replace("_", " ") for key in keys), "images/s"], *lines]
 
 
 def _why(results: CellResults, name: str, seed: int) -> str:
