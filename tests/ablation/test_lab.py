@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from vitlab.ablation.evidence import bundle
+from vitlab.ablation.execution import cells, resolve
 from vitlab.ablation.execution.cells import Resolved
 from vitlab.ablation.lab import Lab
 from vitlab.errors import UsageError
@@ -70,6 +71,21 @@ def test_the_status_of_evidence_names_an_arm_that_was_never_built(toy, lab, monk
     assert [(row["arm"], row["state"]) for row in status.rows] == [
         (arm, "missing") for arm in ("none", "learned") for _ in range(2)
     ]
+
+
+def test_cells_of_other_code_are_told_before_there_is_a_plan_and_counted_once_after(toy, monkeypatch):
+    toy.run()
+    for module in (cells, resolve):
+        monkeypatch.setattr(module, "code_digest", lambda *words, **own: "c0de")
+    words = r"6 cells of toy were finished with other code or versions: `vitlab ablate plan toy\.yaml`, then `.*_stale`"
+    with pytest.raises(UsageError, match=words):
+        toy.report(accept_stale=True)
+    with pytest.raises(UsageError, match="6 cells of toy were finished with other code or versions: verify with that"):
+        toy.verify()
+    assert "6 with other code" in str(toy.status())
+    toy.plan()
+    assert str(toy.status()).splitlines()[-1].split() == ["all", "6", "stale"]
+    assert toy.report(accept_stale=True).results["value"].notna().all()
 
 
 def test_a_missing_file_and_a_report_without_cells_are_one_line_each(toy):

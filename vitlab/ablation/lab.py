@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlab.ablation.evidence.protocol import record_version
-from vitlab.ablation.execution.cells import Resolved, cells_of
+from vitlab.ablation.execution.cells import OTHER_CODE, Resolved, cells_of, others
 from vitlab.ablation.execution.gpus import visible_devices
 from vitlab.ablation.execution.process import worker_count
 from vitlab.ablation.execution.resolve import known, resolve
@@ -175,13 +175,14 @@ class Lab:
             width: Width of the figures in print, 3.3 or 6.9 inches.
 
         Raises:
-            UsageError: No cell is done, or ``output`` is a file.
+            UsageError: No cell is done, or only by other code and without a new ``plan``, or ``output`` is a file.
         """
         from vitlab.ablation.report.write import send_report, write_report
 
         if output and Path(output).is_file():
             raise UsageError(f"`--output` must be a folder, and {output} is a file")
         if not any(cell.state() in ("done", "stale") for cell in cells_of(self.ablation, self._measured())):
+            self._refuse_other_code("report")
             raise UsageError(f"no cell of {self.ablation.name} is done; start with `vitlab ablate run {self.file}`")
         report = write_report(
             self.ablation, self._known(), str(output) if output else None, accept_stale, formats, width
@@ -228,6 +229,7 @@ class Lab:
             problems = {k: [*found.problems.get(k, []), *wrong.get(k, [])] for k in {**found.problems, **wrong}}
             found = replace(found, problems=problems, notes=(*found.notes, *notes))
         if not found.checked and not found.problems:
+            self._refuse_other_code("verify")
             raise UsageError(
                 f"nothing to verify: no cell of {self.ablation.name} is done in {self.ablation.directory}; to verify "
                 "evidence, give the folder that `vitlab ablate export` wrote, such as an unpacked evidence.tar.xz"
@@ -262,6 +264,16 @@ class Lab:
     def _measured(self) -> list[Resolved]:
         """Return the resolved arms with their tuned values, without those that are not tuned yet or are given up."""
         return [arm for arm in tuned(self.ablation, self._known()) if arm]
+
+    def _refuse_other_code(self, word: str) -> None:
+        """Refuse what needs finished cells where only other code has finished some, and say how to use these."""
+        parts = others(self.ablation, self._known()).values()
+        if count := sum(bool({*part.split(" and ")} & OTHER_CODE) for part in parts):
+            ways = {
+                "report": f"`vitlab ablate plan {self.file}`, then `vitlab ablate report {self.file} --accept_stale`"
+            }
+            way = ways.get(word, f"verify with that code, or train them again with `vitlab ablate run {self.file}`")
+            raise UsageError(f"{count} cells of {self.ablation.name} were finished with other code or versions: {way}")
 
     def _workers(self, given: int | None) -> int:
         """Return how many probes or cells to run at a time; refuse to start an untrusted program."""

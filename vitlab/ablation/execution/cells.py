@@ -28,6 +28,7 @@ from vitlab.runs.records import read_json
 
 FEW = 100  # cells whose files are looked at one after another, and each time
 AT_ONCE = 16  # cells of more that are looked at at once
+OTHER_CODE = {"code", "environment"}  # parts of an identity that may differ in a stale cell
 State = Literal["done", "running", "failed", "diverged", "missing", "stale", "damaged"]
 
 
@@ -237,7 +238,10 @@ def for_each(look: Callable[[Cell], Any], cells: Sequence[Cell]) -> list[Any]:
 
 
 def others(ablation: Ablation, resolved: Sequence[Resolved | None]) -> dict[str, str]:
-    """Return the finished runs that are not cells of the present plan, and which part of their identity differs."""
+    """Return the finished runs that are not cells of the present plan, and which part of their identity differs.
+
+    Those that stand for a stale cell of the plan are counted there.
+    """
     planned = {cell.name: cell for cell in cells_of(ablation, [arm for arm in resolved if arm])}
     probed, names = {arm.arm.name for arm in resolved if arm}, {arm.name for arm in ablation.arms}
     code = code_digest(own=ablation.trust_imports) if probed < names else ""
@@ -251,6 +255,9 @@ def others(ablation: Ablation, resolved: Sequence[Resolved | None]) -> dict[str,
         differing = [
             k for k in ("config", "data", "code", "environment") if same and parts.get(k) != same[0].parts.get(k)
         ]
+        is_other = same and {*differing} & OTHER_CODE and same[0].state() == "stale"
+        if is_other and (stale := same[0].stale()) and stale.path == path.parent:
+            continue
         if arm not in probed:  # nothing else is known of an arm that was not built since
             differing = ["code"] if parts["code"] != code else []
             differing += ["environment"] if parts.get("environment") != versions_in_use() else []
