@@ -129,6 +129,14 @@ WRONG = {  # what is changed, and words of the message
         ["line 4: the axis `kind` would share its column", "another name: {NAME: {LEVEL: {KEY: VALUE}}}"],
     ),
     "a key that ends as a column": ({"axes": {"model.value": [1, 2]}, "claims": []}, ["the axis `value` would share"]),
+    "a level that is no name": ({"axes": {"model.join": [None, "stem"]}}, ["None is no name", "{model.join: VALUE}"]),
+    "a level below zero": ({"axes": {"model.x": [1, -1]}}, ["line 6: '-1' is no name", "{model.x: VALUE}"]),
+    "a level with keys": (
+        {"axes": {"model.opt": [{"momentum": 0.9}, {"momentum": 0.0}]}},
+        ["{'momentum': 0.9} is no name of a level", "name the levels: {NAME: {LEVEL: {model.opt: VALUE}}}"],
+    ),
+    "a number of weights": ({"axes": {"a": {"x": {"init_from": 3}, "y": {}}}}, ["must be a run", "got 3"]),
+    "a seed too large": ({"seeds": [2**32, 1]}, ["from 0 to 4294967295, got [4294967296, 1]"]),
     "a seed in an arm": ({"axes": {"a": {"x": {"seed_everything": 1}, "y": {}}}}, ["is set by the ablation"]),
     "devices in an arm": ({"axes": {"a": {"x": {"trainer.devices": 2}, "y": {}}}}, ["one device"]),
     "baseline of no axis": ({"baseline": {"pos": "none"}}, ["no axis `pos`"]),
@@ -189,6 +197,14 @@ def test_a_mistake_in_the_file_is_reported_with_its_line(write, case):
     assert "\n" not in message
     for word in words:
         assert word in message, message
+
+
+def test_a_level_is_named_as_it_is_written(write):
+    axes = {"model.qk_norm": [True, False], 1: {"a": {"model.lr": 1}, "b": {"model.lr": 2}}}
+    choice = {"qk_norm": False, 1: "a"}
+    ablation = read_ablation(write(axes=axes, baseline=choice, claims=None, exclude=[{"qk_norm": True, 1: "b"}]))
+    assert ablation.baseline == {"qk_norm": "false", "1": "a"}
+    assert [arm.name for arm in ablation.arms] == ["true-a", "false-a", "false-b"]
 
 
 def test_every_column_beside_those_of_the_axes_is_no_name_of_an_axis():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitlab.ablation.file.schema import File, check_level_name, level_names
+from vitlab.ablation.file.schema import NAME, File, check_level_name, level_names
 from vitlab.errors import did_you_mean
 from vitlab.shipped import find_shipped
 
@@ -58,6 +58,10 @@ def read_axes(file: File) -> dict[str, dict[str, Any]]:
         where = f"axes/{name}"
         if isinstance(levels, list):  # the short form: a dotted key and its values
             named = level_names(levels)
+            for i, level in enumerate(named):
+                if not isinstance(level, str) or not NAME.fullmatch(level):
+                    text = f"{level!r} is no name of a level (a-z 0-9 _ . -); name the levels"
+                    raise file.mistake(f"{where}/{i}", f"{text}: {{NAME: {{LEVEL: {{{name}: VALUE}}}}}}")
             if doubles := {level for level in named if named.count(level) > 1}:
                 raise file.mistake(
                     where, f"two levels are called {min(doubles)}; name them: {{NAME: {{{name}: VALUE}}}}"
@@ -88,14 +92,21 @@ def _check_overrides(file: File, where: str, level: str, sets: Any) -> None:
         raise file.mistake(where, f"the level `{level}` must be dotted keys and values, as in {{model.depth: 3}}")
     for key in sets:
         place = f"{where}/{key}"
-        if key == "config" or (key == "init_from" and isinstance(sets[key], str | None)):
+        if key == "init_from" and not isinstance(sets[key], str | None):
+            text = f"`init_from` of the level `{level}` must be a run or a checkpoint, as in 'runs/mae-{{seed}}'"
+            raise file.mistake(place, f"{text}, got {sets[key]!r}")
+        if key in ("config", "init_from"):
             continue
         if str(key).split(".")[0] not in SECTIONS:
             hint = did_you_mean(str(key).split(".")[0], SECTIONS) or ", such as model.pos_embed"
             raise file.mistake(place, f"`{key}` of the level `{level}` is not a dotted key of a config{hint}")
-        for owned, way_out in OWNED:
-            if key == owned or str(key).startswith(f"{owned}."):
-                raise file.mistake(place, f"`{key}` of the level `{level}` is set by the ablation: {way_out}")
+        if way_out := owned_by_ablation(str(key)):
+            raise file.mistake(place, f"`{key}` of the level `{level}` is set by the ablation: {way_out}")
+
+
+def owned_by_ablation(key: str) -> str | None:
+    """Return what to write instead of a dotted key that an ablation sets itself; None for another key."""
+    return next((way_out for owned, way_out in OWNED if key == owned or key.startswith(f"{owned}.")), None)
 
 
 def read_arms(file: File, axes: dict[str, dict[str, Any]]) -> tuple[Arm, ...]:
@@ -149,13 +160,14 @@ def pick(file: File, where: str, axes: Mapping[str, Mapping[str, Any]], levels: 
     """Return the levels at the place ``where`` of the file; refuse unknown ones."""
     if not isinstance(levels, dict):
         raise file.mistake(where, f"expected axes and levels, as in {{pos_embed: none}}, got {levels!r}")
-    for axis, level in levels.items():
+    found = {str(axis): str(level).lower() if isinstance(level, bool) else str(level) for axis, level in levels.items()}
+    for axis, level in found.items():  # YAML has read numbers and booleans among the names
         if axis not in axes:
-            raise file.mistake(where, f"there is no axis `{axis}`{did_you_mean(str(axis), axes) or _known(axes)}")
-        if str(level) not in axes[axis]:
-            hint = did_you_mean(str(level), axes[axis]) or _known(axes[axis])
+            raise file.mistake(where, f"there is no axis `{axis}`{did_you_mean(axis, axes) or _known(axes)}")
+        if level not in axes[axis]:
+            hint = did_you_mean(level, axes[axis]) or _known(axes[axis])
             raise file.mistake(where, f"the axis `{axis}` has no level `{level}`{hint}")
-    return {axis: str(level) for axis, level in levels.items()}
+    return found
 
 
 def _known(names: Mapping[str, Any]) -> str:

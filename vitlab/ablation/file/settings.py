@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from vitlab.ablation.file.schema import File, as_number
+from vitlab.ablation.file.arms import owned_by_ablation
+from vitlab.ablation.file.schema import MOST_SEED, File, as_number
+from vitlab.config.keys import key_of
 from vitlab.errors import did_you_mean
 
 OPTIONS = ("search", "budget", "seeds", "split", "per", "halving", "floor")
@@ -219,8 +221,15 @@ def read_tune(file: File, axes: Mapping[str, Mapping[str, Any]], seeds: tuple[in
         )
     search, budget = _search(file, content, space)
     own = content.get("seeds", [max(seeds) + 100])
-    if not isinstance(own, list) or not own or any(type(s) is not int or s < 0 for s in own) or len({*own}) < len(own):
-        raise file.mistake("tune/seeds", f"`tune.seeds` must be a list of different seeds, got {own!r}")
+    if (
+        not isinstance(own, list)
+        or not own
+        or any(type(s) is not int or not 0 <= s <= MOST_SEED for s in own)
+        or len({*own}) < len(own)
+    ):
+        raise file.mistake(
+            "tune/seeds", f"`tune.seeds` must be a list of different seeds from 0 to {MOST_SEED}, got {own!r}"
+        )
     if shared := sorted(set(own) & set(seeds)):
         text = f"`tune.seeds` and `seeds` share {', '.join(map(str, shared))}: tuning needs seeds of its own"
         raise file.mistake("tune/seeds", text)
@@ -270,12 +279,16 @@ def _values(file: File, axes: Mapping[str, Mapping[str, Any]], key: str, values:
     if key.split(".")[0] not in ("model", "data", "trainer") or "." not in key:
         hint = did_you_mean(key, OPTIONS) or "; write a dotted key of a config, such as model.lr"
         raise file.mistake(place, f"`tune` cannot tune `{key}`{hint}")
+    if not file.is_alone and (way_out := owned_by_ablation(key)):
+        raise file.mistake(place, f"`tune` names `{key}`, which the ablation sets: {way_out}")
+    if not file.is_alone and not key_of(key).identity:
+        raise file.mistake(place, f"`tune` names `{key}`, which changes no number: all candidates would be the same")
     for axis, levels in axes.items():
         if any(key in sets for sets in levels.values()):
             raise file.mistake(place, f"`tune` names `{key}`, which the axis `{axis}` sets")
     if isinstance(values, dict):
         return _range(file, place, key, values)
-    if not isinstance(values, list) or len({str(v) for v in values}) < max(2, len(values)):
+    if not isinstance(values, list) or len({str(as_number(v)) for v in values}) < max(2, len(values)):
         text = f"`{key}` needs a list of two different values or more, or a range {{low: 1e-4, high: 1e-2, log: true}}"
         raise file.mistake(place, f"{text}, got {values!r}")
     return tuple(as_number(value) for value in values)

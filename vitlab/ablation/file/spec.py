@@ -9,7 +9,7 @@ from typing import Any
 
 from vitlab.ablation.file.arms import Arm, find_configs, pick, read_arms, read_axes
 from vitlab.ablation.file.claims import Claim, parse_claim
-from vitlab.ablation.file.schema import File, check_level_name
+from vitlab.ablation.file.schema import MOST_SEED, File, check_level_name
 from vitlab.ablation.file.settings import (
     Execution,
     Match,
@@ -144,7 +144,8 @@ def _metrics(file: File, claims: Sequence[Claim], analyses: tuple[str, ...]) -> 
 
 def _seeds(file: File, value: Any) -> tuple[int, ...]:
     seeds = list(range(value)) if isinstance(value, int) and not isinstance(value, bool) else value
-    whole = isinstance(seeds, list) and all(type(seed) is int and seed >= 0 for seed in seeds)
+    whole = isinstance(seeds, list) and all(type(seed) is int and 0 <= seed <= MOST_SEED for seed in seeds)
     if not whole or not seeds or len(set(seeds)) != len(seeds):
-        raise file.mistake("seeds", f"`seeds` must be a number of seeds or a list of different ones, got {value!r}")
+        text = f"`seeds` must be a number of seeds or a list of different ones from 0 to {MOST_SEED}"
+        raise file.mistake("seeds", f"{text}, got {value!r}")
     return tuple(seeds)
