@@ -39,6 +39,10 @@ def written(key: str, value: Any, used: list[str] | None = None) -> Any:
     >>> written("part", functools.partial(fractions.Fraction, numerator=3))
     {'class_path': 'fractions.Fraction', 'init_args': {'numerator': 3}}
     """
+    if hasattr(value, "dtype") and hasattr(value, "tolist"):  # numbers of NumPy, some of which are floats, and tensors
+        if getattr(value, "ndim", 0) == 0:
+            return value.tolist()
+        raise UsageError(f"`{key}`: a {type(value).__name__} cannot be written into a configuration: give a list")
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, os.PathLike | datetime.date):
@@ -58,10 +62,6 @@ def written(key: str, value: Any, used: list[str] | None = None) -> Any:
             f"`{key}`: {what} cannot be written into a configuration: give a class, as in MyClass, an object of one, "
             "or functools.partial(MyClass, width=3)"
         )
-    if hasattr(value, "dtype") and hasattr(value, "tolist"):  # numbers of NumPy and tensors
-        if getattr(value, "ndim", 0) == 0:
-            return value.tolist()
-        raise UsageError(f"`{key}`: a {type(value).__name__} cannot be written into a configuration: give a list")
     return _spec(key, type(value), arguments_of(key, value), used)
 
 

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -61,7 +62,14 @@ def test_the_base_may_be_a_configuration_with_a_module_and_data_as_objects():
         vitlab.ablate({**MINE, "base": {"trainer.max_epochs": 3}})
 
 
+def test_numbers_of_numpy_are_numbers():
+    levels = {"small": {"model.lr": np.float64(0.5)}, "large": {"model.lr": np.float32(2), "model.depth": np.int64(3)}}
+    lab = vitlab.ablate({**MINE, "axes": {"lr": levels}, "baseline": {"lr": "small"}})
+    assert lab.ablation.axes["lr"] == {"small": {"model.lr": 0.5}, "large": {"model.lr": 2.0, "model.depth": 3}}
+
+
 WRONG = {
+    "seeds that are no list": ({"seeds": range(3)}, "`seeds`: "),
     "a lambda": ({"axes": {"model.pos_embed": ["none", lambda: 1]}}, "a lambda cannot be written"),
     "no name": ({"name": None}, "`ablate` needs a `name`"),
     "a level that is not there": ({"baseline": {"pos_embed": "nome"}}, 'has no level `nome`; did you mean "none"'),

@@ -57,8 +57,13 @@ def test_failed_cells_are_named_and_the_conditions_of_a_run_are_kept(toy, lab, m
     }
     assert "the toy broke" in status.cells["note"].max()
     assert any(line.startswith("failed   learned/s1") for line in said)
-    with pytest.raises(UsageError, match="AXIS=LEVEL, got pos_embed=lerned"):
+    with pytest.raises(UsageError, match=r"got pos_embed=lerned; the levels of pos_embed are none, learned, rope2d$"):
         toy.run(only=["pos_embed=lerned"])
+    with pytest.raises(UsageError, match=r"AXIS=LEVEL, got pos=learned; the axes are pos_embed$"):
+        toy.run(only=["pos=learned"])
+    for workers in (0, -1):
+        with pytest.raises(UsageError, match=f"`workers` must be a whole number, 1 or more, .* got {workers}$"):
+            toy.run(workers=workers)
 
 
 def test_the_status_of_evidence_names_an_arm_that_was_never_built(toy, lab, monkeypatch):

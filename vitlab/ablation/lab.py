@@ -277,6 +277,8 @@ class Lab:
 
     def _workers(self, given: int | None) -> int:
         """Return how many probes or cells to run at a time; refuse to start an untrusted program."""
+        if given is not None and given < 1:
+            raise UsageError(f"`workers` must be a whole number, 1 or more, or None for that of the file, got {given}")
         if self._arms:
             raise UsageError(f"{self.file} is exported evidence: it can be reported and verified, not run")
         if self.ablation.run.command and not self.trust_command:

@@ -96,6 +96,7 @@ def resolved_cells(
     """
     from vitlab.ablation.inference.audit import mismatches
 
+    wanted = _conditions(ablation, only)
     say(f"{ablation.name}: {len(ablation.arms)} arms x {len(ablation.seeds)} seeds, {workers} at a time; resolving")
     resolved = resolve(ablation, workers, stop)
     if stop():
@@ -106,12 +107,23 @@ def resolved_cells(
     if unfair and ablation.match.on_violation == "fail":
         raise UsageError(f"{ablation.file.path}: arms do not match, and `match.on_violation` is fail")
     cells = cells_of(ablation, resolved)
+    return [cell for cell in cells if all(cell.arm.levels[axis] == level for axis, level in wanted)]
+
+
+def _conditions(ablation: Ablation, only: Sequence[str]) -> list[tuple[str, str]]:
+    """Return axis and level of each condition."""
+    found = []
     for text in only:
         axis, _, level = text.partition("=")
-        if level not in ablation.axes.get(axis, {}):
-            raise UsageError(f"`--only` takes AXIS=LEVEL, got {text}; the axes are {', '.join(ablation.axes)}")
-        cells = [cell for cell in cells if cell.arm.levels[axis] == level]
-    return cells
+        if level not in (levels := ablation.axes.get(axis, {})):
+            known = (
+                f"the levels of {axis} are {', '.join(levels)}"
+                if levels
+                else f"the axes are {', '.join(ablation.axes)}"
+            )
+            raise UsageError(f"`--only` takes AXIS=LEVEL, got {text}; {known}")
+        found.append((axis, level))
+    return found
 
 
 def _tuned(ablation: Ablation, cells: list[Cell]) -> list[Cell]:

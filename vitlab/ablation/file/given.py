@@ -31,7 +31,7 @@ def write_file(content: Mapping[str, Any]) -> Path:
         UsageError: It has a mistake, or an object that cannot be written; nothing is written.
     """
     used: list[str] = []
-    plain = written("axes", content, used)
+    plain = {key: written(key, value, used) for key, value in content.items()}
     name = str(plain.get("name") or "")
     if not NAME.fullmatch(name):
         raise UsageError(f"`ablate` needs a `name` of a-z 0-9 _ . - for its folder, got {plain.get('name')!r}")
