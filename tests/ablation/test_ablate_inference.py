@@ -31,8 +31,8 @@ def all_at_once(n):
 def results_of(folder, names, n, claims=(), metric="score", secondary=(), **stats):
     """Results without numbers, of arms that are compared with the first."""
     (folder / "base.yaml").write_text("{}\n")
-    axes = {"arm": {name: {"model.lr": float(i)} for i, name in enumerate(names)}}
-    content = {"name": "made-up", "base": "base.yaml", "axes": axes, "baseline": {"arm": names[0]}, "seeds": n}
+    axes = {"variant": {name: {"model.lr": float(i)} for i, name in enumerate(names)}}
+    content = {"name": "made-up", "base": "base.yaml", "axes": axes, "baseline": {"variant": names[0]}, "seeds": n}
     content |= {"metric": {"primary": metric, "secondary": list(secondary)}}
     content |= {"claims": list(claims), "stats": {"margin": MARGIN, **stats}}
     (folder / "made-up.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
@@ -385,6 +385,15 @@ def test_the_advice_on_seeds_accounts_for_missing_seeds(tmp_path, counts, most):
         del results.numbers["a1", seed]  # they diverged
     verdict = find(results, Looks(counts, most, tuple(range(counts[-1])))).verdicts[0]
     assert verdict.answer.estimate.n == 3 and verdict.more >= 1 and "2 of 5 seeds are missing" in verdict.note
+
+
+@pytest.mark.parametrize("most", [5, 30])
+def test_the_advice_on_seeds_counts_those_that_diverged_as_spent(tmp_path, most):
+    results = results_of(tmp_path, ["a0", "a1"], 5, ["a1 > a0"], seeds_max=most)
+    fill(results, [[0.0] * 5, [1.2, 2.2, 3.2, np.nan, np.nan]])
+    (verdict,) = find(results, Looks((5,), most, tuple(range(5)))).verdicts
+    assert verdict.answer.estimate.n == 3 and verdict.more >= 1
+    assert ("in a new ablation, as this one allows at most" in verdict.note) == (most == 5)
 
 
 @pytest.mark.parametrize("value", [0.0, 0.6])

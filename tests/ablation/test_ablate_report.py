@@ -414,6 +414,13 @@ def test_a_refuted_equivalence_is_shown_with_the_interval_and_p_of_being_beyond_
     assert f"adjusted p {chance(verdict.answer.estimate.p_outside(0.01))} of being beyond the margin" in text
 
 
+def test_an_interval_of_an_interaction_ends_where_the_metric_ends(write_axes):
+    results = write_axes({"pos": ("none", "learned"), "tokens": ("patch", "t2t")})
+    results.numbers = {(arm.name, s): {"acc1": [0.02, 0.5, 0.98][s]} for arm in results.ablation.arms for s in range(3)}
+    rows = figures(results, [])["interaction_pos_tokens"][2]
+    assert {(row["low"], row["high"]) for row in rows} == {(0.0, 1.0)}
+
+
 def test_an_interaction_without_balanced_levels_is_not_drawn(write_axes):
     axes = {"pos": ("none", "learned"), "tokens": ("patch", "t2t"), "images": ("easy", "hard")}
     out = [{"pos": "none", "tokens": "t2t", "images": "hard"}, {"pos": "none", "tokens": "patch", "images": "easy"}]

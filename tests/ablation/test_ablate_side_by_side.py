@@ -82,9 +82,9 @@ def test_a_claim_is_shown_with_the_p_of_its_verdict_and_keeps_its_columns(tmp_pa
 def test_where_less_is_better_the_least_mean_comes_first(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("base.yaml").write_text("{}\n")
-    content = {"name": "mine", "base": "base.yaml", "baseline": {"arm": "a"}}
+    content = {"name": "mine", "base": "base.yaml", "baseline": {"variant": "a"}}
     content |= {"metric": {"primary": "mae", "mode": "min"}}
-    content |= {"axes": {"arm": {name: {"model.lr": float(i)} for i, name in enumerate("abc")}}, "seeds": 1}
+    content |= {"axes": {"variant": {name: {"model.lr": float(i)} for i, name in enumerate("abc")}}, "seeds": 1}
     Path("mine.yaml").write_text(yaml.safe_dump(content))
     results = CellResults(read_ablation("mine.yaml"), [])
     results.numbers = {(name, 0): {"mae": value} for name, value in (("a", 3.0), ("b", 2.0), ("c", 10.0))}

@@ -84,7 +84,7 @@ def _verdict(results: CellResults, looks: Looks, claim: Claim, setting: str, ans
         more = additional_seeds(answer, looks, alpha, claim.margin)
         is_beyond = claim.margin is not None and abs(answer.estimate.value) >= claim.margin
         aim = "detecting the observed difference" if claim.margin is None else "to show it within the margin"
-        notes.append("the estimate is beyond the margin" if is_beyond else _advice(aim, more, answer.estimate.n, looks))
+        notes.append("the estimate is beyond the margin" if is_beyond else _advice(aim, more, looks))
     if word == "supported" and claim.sign != "~" and answer.equivalence.adjusted < alpha:
         notes.append("the difference is within the margin")
     if answer.estimate.n < planned and not added:
@@ -137,8 +137,9 @@ def _seeds_needed(estimate: Estimate, level: float, margin: float | None) -> int
     return int(n[enough.argmax()]) if enough.any() else None
 
 
-def _advice(aim: str, more: int | None, n: int, looks: Looks) -> str:
+def _advice(aim: str, more: int | None, looks: Looks) -> str:
     if more is None:
         return f"{aim} would take more than a thousand seeds"
-    place = "" if n + more <= looks.most else f", in a new ablation, as this one allows at most {looks.most}"
+    seen = looks.counts[-1]  # more than are compared if some diverged, which are spent, too
+    place = "" if seen + more <= looks.most else f", in a new ablation, as this one allows at most {looks.most}"
     return f"{aim} would take about {more} more seed{'s' * (more > 1)}{place}"
