@@ -1,7 +1,9 @@
 """One engine of inference: what reports say wrongly, and how often, when the truth is known."""
 
 import json
+import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from vitlab.ablation.inference.findings import find
 from vitlab.ablation.inference.looks import Looks, history, levels, next_look, overall, spent, take_look
 from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.verdicts import additional_seeds
-from vitlab.ablation.report.sections import _answer, _cautions, _digits, _main_tables, _own_looks
+from vitlab.ablation.report.sections import _answer, _cautions, _digits, _main_tables, _own_looks, _why
 from vitlab.stats import Estimate, detectable
 
 MARGIN = 2.0
@@ -235,6 +237,14 @@ def test_an_interval_never_exceeds_the_range_of_the_metric(tmp_path):
     assert rows[1].answer.difference.low >= -1 and rows[1].answer.difference.high <= 1
     rows = find(fill(results, [[70.0, 75.0, 72.0], [74.0, 76.5, 75.0]], "acc1"), all_at_once(3)).arms  # in percent
     assert rows[0].low < 72.3 < rows[0].high and rows[1].answer.difference.high > rows[1].answer.estimate.value > 1
+
+
+def test_a_secondary_metric_that_is_no_number_is_named(tmp_path):
+    results = fill(results_of(tmp_path, ["a0", "a1"], 2, secondary=["loss", "acc5"]), [[0.0, 1.0], [1.0, 2.0]])
+    results.numbers["a1", 1]["loss"] = math.nan
+    results.cells = dict.fromkeys(results.numbers, SimpleNamespace(failure=dict))
+    results.runs = dict.fromkeys(results.numbers)
+    assert [_why(results, "a1", seed) for seed in (0, 1)] == ["", "loss is nan"]
 
 
 def test_two_seeds_are_tested_and_one_is_not(tmp_path):

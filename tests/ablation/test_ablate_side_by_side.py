@@ -61,6 +61,14 @@ def test_means_are_in_the_order_of_numbers_and_other_tables_are_refused(tmp_path
         main(["compare", "mine"])
 
 
+def test_small_numbers_are_not_shown_as_zeros(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("mine").mkdir()
+    Path("mine/summary.csv").write_text("kind,arm,metric,n,planned,mean,adjusted_p\narm,a,loss,3,3,5.25e-6,1e-9\n")
+    assert main(["compare", "mine"]) == 0
+    assert "| 0.000005250 |" in (page := capsys.readouterr().out) and "| < 0.0001 |" in page
+
+
 def test_a_claim_is_shown_with_the_p_of_its_verdict_and_keeps_its_columns(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     head = "kind,claim,metric,mean,n,planned,adjusted_p,equivalence_p,excess_p,verdict"

@@ -66,6 +66,15 @@ def test_failed_cells_are_named_and_the_conditions_of_a_run_are_kept(toy, lab, m
             toy.run(workers=workers)
 
 
+def test_the_last_lines_say_what_is_possible_and_what_is_late(lab):
+    lab.change(arms=("none", "learned"), seeds=1)
+    code, out = lab("run", toy={"none 0": "fail", "learned 0": "fail"})
+    assert code == 1 and out.splitlines()[-1] == "next     vitlab ablate status toy.yaml"
+    code, out = lab("run", "--retry_failed")
+    assert code == 0 and out.splitlines()[-1] == "next     vitlab ablate report toy.yaml"
+    assert lab("register")[1].rstrip().endswith("; 2 cells were done before")
+
+
 def test_the_status_of_evidence_names_an_arm_that_was_never_built(toy, lab, monkeypatch):
     lab.change(arms=("none", "learned"))
     ablation = Lab("toy.yaml").ablation

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.ablation.file import spec
+from vitlab.ablation.inference.words import chance, decimals
 from vitlab.ablation.lab import exported
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RUNS
@@ -91,9 +92,17 @@ def _number(text: str) -> Any:
 
 
 def _summary(name: str) -> list[dict[str, str]]:
-    short = ("mean", "low", "high", "difference", "adjusted_p", "equivalence_p", "excess_p")
     rows = _read_rows(name)
-    return [{**row, **{k: f"{float(row[k]):.4f}" if row.get(k) else "-" for k in short}, **_whole(row)} for row in rows]
+    means: dict[str, list[float]] = {}
+    for row in rows:
+        means.setdefault(row["metric"], []).extend([float(row["mean"])] if row["mean"] else [])
+    found = []
+    for row in rows:
+        digits = max(4, decimals(means[row["metric"]]))
+        short = {k: f"{float(row[k]):.{digits}f}" if row.get(k) else "-" for k in ("mean", "low", "high", "difference")}
+        chances = {k: chance(float(row.get(k) or "nan")) for k in ("adjusted_p", "equivalence_p", "excess_p")}
+        found.append({**row, **short, **chances, **_whole(row)})
+    return found
 
 
 def _read_rows(name: str) -> list[dict[str, str]]:

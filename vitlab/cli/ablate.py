@@ -126,7 +126,8 @@ def _run(lab: "Lab", options: argparse.Namespace) -> int:
     status = lab.run(options.workers, only, options.fail_fast, options.retry_failed, show, options.tune_only)
     if not status.submitted:
         show(str(status))
-        show(f"next     vitlab ablate {'run' if options.tune_only else 'report'} {options.file}")
+        word = "report" if any(row["state"] == "done" for row in status.rows) else "status"
+        show(f"next     vitlab ablate {'run' if options.tune_only else word} {options.file}")
     return status.code or int(bool(status.failed))
 
 
@@ -151,7 +152,8 @@ def _report(lab: "Lab", options: argparse.Namespace) -> int:
 
 def _register(lab: "Lab", options: argparse.Namespace) -> int:
     facts = lab.register()
-    show(f"registered at {facts['time']}, commit {facts['commit']}, digest {facts['digest']}")
+    late = f"; {facts['cells_done']} cells were done before" if facts["cells_done"] else ""
+    show(f"registered at {facts['time']}, commit {facts['commit']}, digest {facts['digest']}{late}")
     return 0
 
 

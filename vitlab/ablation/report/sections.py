@@ -214,8 +214,11 @@ def _why(results: CellResults, name: str, seed: int) -> str:
     if failure := results.cells[name, seed].failure():
         return f"{failure['stage']}, {failure['kind']}: {failure['last']}"
     primary, found = results.ablation.primary, results.numbers.get((name, seed), {})
-    is_there = (name, seed) not in results.runs or seed in dict(results.by_seed(name, primary))
-    return "" if is_there else f"{primary} is {found.get(primary, 'not among its numbers')}"
+    if (name, seed) not in results.runs:
+        return ""
+    lost = [metric for metric in results.metrics() if seed not in dict(results.by_seed(name, metric))]
+    lost = [metric for metric in lost if metric in found or metric == primary]  # an analysis may not apply
+    return "; ".join(f"{metric} is {found.get(metric, 'not among its numbers')}" for metric in lost)
 
 
 def _provenance(results: CellResults) -> list[str]:
