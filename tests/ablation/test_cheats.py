@@ -267,7 +267,7 @@ def test_other_code(toy, monkeypatch):
     for module in ("resolve", "cells"):
         monkeypatch.setattr(f"vitlab.ablation.execution.{module}.code_digest", lambda own: "0123456789")
     assert "4 with other code" in str(started().status())
-    with pytest.raises(UsageError, match=r"no cell of toy is done"):
+    with pytest.raises(UsageError, match=r"4 cells of toy were finished with other code"):
         started().report()
 
 

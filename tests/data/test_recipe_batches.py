@@ -113,7 +113,10 @@ def test_every_recipe_is_found_and_experiments_keep_the_batches_of_their_recipes
     assert len(RECIPES) >= 40 and sum("mixup" in settings_of(path) for path in RECIPES) >= 20
     bases = {path.resolve() for path in RECIPES}
     for path in EXPERIMENTS:
-        assert (ROOT / CONTENTS[path]["base"]).resolve() in bases or not CONTENTS[path]["base"].endswith(".yaml")
+        base = CONTENTS[path]["base"]
+        first, *more = base if isinstance(base, list) else [base]
+        assert (ROOT / first).resolve() in bases or not first.endswith(".yaml")
+        assert not any("data" in CONTENTS[ROOT / later] for later in more)
         assert not any(f"data.{name}" in path.read_text() for name in SETTINGS)
 
 
