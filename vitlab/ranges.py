@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+MOST_SEED = 2**32 - 1  # which NumPy takes
+
 _INTERVALS = {  # [ and ] include the limit, ( and ) do not
     "model": {
         "(0, 1000]": "lr mlp_ratio t2t_mlp_ratio qk_scale t2t_qk_scale distill_tau "

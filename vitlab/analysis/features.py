@@ -102,8 +102,8 @@ def analyze_fewshot(subject: Subject) -> Finding:
     images, num_classes = data.splits["train"], data.num_classes
     test, test_labels = subject.once("features", lambda: features(subject.net, subject.batches()))
     rows, dots = [], []
-    counts_of = torch.bincount(images.labels, minlength=num_classes)
-    most = int(counts_of.max())
+    of_class = torch.bincount(images.labels, minlength=num_classes)
+    most = int(of_class.max())
     for shots in SHOTS:
         if shots > 1 and (shots * num_classes > max(subject.num_images, 25 * 20) or shots > most):
             break  # beyond --num_images, or beyond what the largest class has
@@ -126,7 +126,7 @@ def analyze_fewshot(subject: Subject) -> Finding:
     axes.set_xticks(table["shots"].unique())
     finish(axes, "labeled images of each class", "accuracy")
     over = f"{DRAWS} draws of training images (dots), scored on {len(test)} validation images; intervals over both"
-    least, last = int(counts_of.min()), int(table["shots"].max())
+    least, last = int(of_class.min()), int(table["shots"].max())
     fewer = f"; all of a class that has fewer than {last}, the smallest {least}" if least < last else ""
     note = f"{over}{fewer}; {_classes(subject)}"
     return Finding(table, figure, note)

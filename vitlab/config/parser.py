@@ -48,7 +48,7 @@ from vitlab.errors import UsageError, in_own_code, named_line
 from vitlab.interface import deals_samples, image_fact
 from vitlab.layers.precision import let_convolutions_follow
 from vitlab.models.old_names import OLD
-from vitlab.ranges import check_ranges
+from vitlab.ranges import MOST_SEED, check_ranges
 from vitlab.runs.launch import check_launch, launched_devices
 from vitlab.shipped import find_file
 from vitlab.tasks.base import Task
@@ -57,7 +57,6 @@ with suppress(ModuleNotFoundError):  # the core stands without it
     import vitlab.pretraining
 TASKS = [sys.modules[name] for name in ("vitlab.pretraining", "vitlab.tasks") if name in sys.modules]
 
-SEEDS = 2**32 - 1  # the largest that NumPy takes
 LINKS = {
     "img_size": "an image size of",
     "in_chans": "a channel count of",
@@ -156,8 +155,8 @@ class VitlabCLI(LightningCLI):
         with parts_as_words():
             self.config = parser.parse_args(args)
         seed = self.config.seed_everything
-        if not isinstance(seed, bool) and not 0 <= (seed or 0) <= SEEDS:
-            raise UsageError(f"`seed_everything` must be in [0, {SEEDS}], got {seed}")
+        if not isinstance(seed, bool) and not 0 <= (seed or 0) <= MOST_SEED:
+            raise UsageError(f"`seed_everything` must be in [0, {MOST_SEED}], got {seed}")
         self.moved = _in_parts(self.config, self.later)
 
     def instantiate_classes(self) -> None:

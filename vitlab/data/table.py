@@ -88,9 +88,9 @@ class Table(Listed):
             self.folder = self.folder.parent
             required = [*self.path_columns, *names]
             asis = [*self.path_columns, *filter(None, (split_column, fold_column))]
-            table = read_table(
-                path, [*names, *filter(None, columns.values())], required, asis, names, [group_column or ""]
-            )  # fmt: skip
+            columns_read = [*names, *filter(None, columns.values())]
+            groups = [group_column] if group_column else []
+            table = read_table(path, columns_read, required, text=asis, classes=names, groups=groups)
         rows = self.table = Rows(path, table, names, columns, target_type, label_separator, missing, trained_targets())
         arrays = bool(others) or (isinstance(self.store, Folder) and is_array(self.folder / rows.paths[0]))
         if arrays:

@@ -10,6 +10,7 @@ import torch
 
 from vitlab.data.arguments import PhotoArgs
 from vitlab.data.files.ranges import Ranges, is_remote, opened, told
+from vitlab.data.files.rows import by_number
 from vitlab.data.files.scan import sizes_of
 from vitlab.data.files.sets import FileImages
 from vitlab.data.files.tars import Member, members_of
@@ -65,9 +66,7 @@ class WebDataset(Photos):
         self.tars = Ranges(addresses, [x.file for x in samples], rows.reshape(-1, 3), stamps, cache_gb)
         self.texts = [x.text for x in samples]
         names = {x.text for x in samples if x.file.startswith("train/")}
-        class_names = (
-            sorted(names, key=lambda x: (int(x), x)) if all(name.isdecimal() for name in names) else sorted(names)
-        )
+        class_names = by_number(names)
         if not names and not RUN.get():
             raise ValueError(f"`data.train` must name shards with images, got {train}")
         self.tars.expect(self.tars.files[:16])

@@ -33,7 +33,6 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "wandb.mode": ("online", "offline", "disabled"),
 }
 MOST = sys.float_info.max
-MOST_SEED = 2**32 - 1  # which NumPy takes
 NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vitlab.ablation.file.arms import owned_by_ablation
-from vitlab.ablation.file.schema import MOST_SEED, File, as_number
+from vitlab.ablation.file.schema import File, as_number
 from vitlab.config.keys import key_of
 from vitlab.errors import did_you_mean
+from vitlab.ranges import MOST_SEED
 
 OPTIONS = ("search", "budget", "seeds", "split", "per", "halving", "floor")
 SEARCHES = ("grid", "random", "tpe")

@@ -9,7 +9,7 @@ from typing import Any
 
 from vitlab.ablation.file.arms import Arm, find_configs, pick, read_arms, read_axes
 from vitlab.ablation.file.claims import Claim, parse_claim
-from vitlab.ablation.file.schema import MOST_SEED, File, check_level_name
+from vitlab.ablation.file.schema import File, check_level_name
 from vitlab.ablation.file.settings import (
     Execution,
     Match,
@@ -23,6 +23,7 @@ from vitlab.ablation.file.settings import (
     read_wandb,
 )
 from vitlab.analysis import ANALYSES
+from vitlab.ranges import MOST_SEED
 from vitlab.runs.directory import RUNS
 
 

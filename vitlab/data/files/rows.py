@@ -1,7 +1,7 @@
 """The rows of a table of images: paths, targets, and optional split, fold, group, weight and time."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -347,8 +347,16 @@ def distinct_folds(names: Sequence[str]) -> list[str]:
     >>> distinct_folds(["10", "9", "", "9"])
     ['9', '10']
     """
-    folds = sorted({*names} - {""})
-    return sorted(folds, key=lambda x: (int(x), x)) if all(fold.isdecimal() for fold in folds) else folds
+    return by_number({*names} - {""})
+
+
+def by_number(names: Collection[str]) -> list[str]:
+    """Return names in order, by their numbers if all are whole ones.
+
+    >>> by_number({"1", "10", "9", "01"}), by_number({"1", "10", "9", "a"})
+    (['01', '1', '9', '10'], ['1', '10', '9', 'a'])
+    """
+    return sorted(names, key=lambda name: (int(name), name)) if all(map(str.isdecimal, names)) else sorted(names)
 
 
 def folds_of(file: str, column: str = "fold") -> list[str]:

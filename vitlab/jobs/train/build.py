@@ -152,7 +152,8 @@ class FitCLI(VitlabCLI):
     """Build task, data and trainer for training in a run directory; ``job`` holds them.
 
     LightningCLI calls, in this order: the parser; :meth:`before_instantiate_classes`, which chooses run directory and
-    loggers; the constructors of data and task; :meth:`instantiate_trainer`, which adds vitlab's callbacks.
+    loggers; the constructors of data and task; :meth:`instantiate_trainer`, which adds vitlab's callbacks;
+    :meth:`after_instantiate_classes`, which makes the job.
 
     Args:
         args: Arguments of the configuration.
@@ -169,9 +170,8 @@ class FitCLI(VitlabCLI):
         self.asked: set[str] = set()  # what of it is given
         super().__init__(args)
 
-    def instantiate_classes(self) -> None:
-        """Build data, task and trainer, and the job of the three."""
-        super().instantiate_classes()
+    def after_instantiate_classes(self) -> None:
+        """Make the job of data, task and trainer."""
         self._prepare_as_the_weights()
         check_module(self.model)
         check_crops(self.model, self.datamodule)
@@ -325,12 +325,15 @@ class CheckedCLI(FitCLI):
         self.check_values()
         try:
             with torch.device("meta"):
-                VitlabCLI.instantiate_classes(self)
+                super().instantiate_classes()
             check_module(self.model)
             check_crops(self.model, self.datamodule)
         except Exception as error:  # foreign code can raise anything on the meta device
             if self.has_data and isinstance(error, UsageError):
                 raise
+
+    def after_instantiate_classes(self) -> None:
+        """Make no job."""
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         """Return none: the devices may be elsewhere."""
