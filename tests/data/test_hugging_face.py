@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from vitlab.data import HuggingFace, ImageFolder, Table
+from vitlab.data.record import Trained, measured
 
 datasets = pytest.importorskip("datasets")
 CLASSES = ["cat", "dog"]
@@ -169,10 +170,10 @@ def test_the_column_may_hold_names_of_classes(tmp_path):
 def test_a_row_without_a_class_is_refused(tmp_path):
     splits = {"train": _rows(_pngs(12)), "test": _rows(_pngs(2, 1), [0, -1])}
     datasets.DatasetDict(splits).save_to_disk(str(tmp_path / "rows"))
-    with pytest.raises(ValueError, match="test, row 1: -1 is not a class of the training split"):
+    with pytest.raises(ValueError, match=r"test, row 1: -1 is no label; .* --data\.targets=label --data\.missing=drop"):
         _open(tmp_path / "rows")
     _rows(_pngs(12), ["ape", "cow", None] * 4).save_to_disk(str(tmp_path / "words"))
-    with pytest.raises(ValueError, match="all, row 2: None is not a class of the training split"):
+    with pytest.raises(ValueError, match="all, row 2: None is no label"):
         _open(tmp_path / "words")
 
 
@@ -207,6 +208,13 @@ def test_splits_without_train_are_refused(tmp_path):
         HuggingFace(str(path))
 
 
+def test_a_run_is_measured_on_splits_without_train(tmp_path):
+    path = _saved(tmp_path / "rows", validation=_pngs(4), test=_pngs(6))
+    with measured(Trained({"class_names": CLASSES}, None, "test")):
+        data = _open(path, "test")
+    assert len(data.splits["test"]) == 6
+
+
 def test_without_the_library_one_line_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ValueError, match=r"needs datasets: pip install 'vitlab\[huggingface\]'"):
@@ -218,5 +226,5 @@ def test_a_label_that_is_no_number_is_no_class(tmp_path):
     rows = {"image": [{"bytes": _png(i), "path": None} for i in range(4)], "label": labels}
     kinds = datasets.Features({"image": datasets.Image(), "label": datasets.Value("float32")})
     datasets.Dataset.from_dict(rows, features=kinds).save_to_disk(str(tmp_path / "rows"))
-    with pytest.raises(ValueError, match="row 1: nan is not a class of the training split"):
+    with pytest.raises(ValueError, match="row 1: nan is no label"):
         _open(tmp_path / "rows")

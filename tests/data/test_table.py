@@ -13,6 +13,7 @@ from vitlab.data import Table
 from vitlab.data.files.array_images import is_array, read_array
 from vitlab.data.files.decode import ImageError, decode
 from vitlab.data.files.rows import Rows, fold_names, read_table
+from vitlab.data.record import Trained, measured
 
 
 @pytest.fixture(autouse=True)
@@ -104,6 +105,23 @@ def test_a_split_column_decides_the_splits(tmp_path):
     assert {name: [int(i[:-4]) for i in images.ids] for name, images in data.splits.items()} == {
         "train": list(range(20)), "val": list(range(20, 26)), "test": list(range(26, 30)),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("targets", ["bright", "class"])
+@pytest.mark.parametrize("word", ["test", "val"])
+def test_a_run_is_measured_on_all_rows_of_a_table_of_one_split_without_train(word, targets, tmp_path):
+    _arrays(tmp_path, split=["train"] * 20 + [word] * 10, **{"class": ["a", "b", "c"] * 10})
+    run = _open(tmp_path, targets=targets)
+    pd.read_csv(tmp_path / "table.csv")[20:].to_csv(tmp_path / "rest.csv", index=False)
+    settings = {"targets": targets, "num_workers": 0}
+    with pytest.raises(ValueError, match="the column split has no train"):
+        Table(str(tmp_path / "rest.csv"), **settings)
+    with measured(Trained(run.fingerprint(), None, "test")):
+        rest = Table(str(tmp_path / "rest.csv"), **settings)
+        rest.setup("test")
+    assert [int(i[:-4]) for i in rest.splits["test"].ids] == list(range(20, 30))
+    assert rest.targets == run.targets
+    assert torch.equal(rest.splits["test"].labels, run.splits["test"].labels)
 
 
 @pytest.mark.parametrize(

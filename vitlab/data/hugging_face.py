@@ -11,6 +11,7 @@ from vitlab.data.arguments import PhotoArgs
 from vitlab.data.files.scan import Store, sizes_of
 from vitlab.data.files.sets import FileImages
 from vitlab.data.photos import Photos, parts_among
+from vitlab.data.record import RUN
 from vitlab.errors import one_line
 
 if TYPE_CHECKING:
@@ -49,18 +50,19 @@ class HuggingFace(Photos):
     ) -> None:
         found = _load(path, name, revision, download)
         parts = parts_among(found) if len(found) > 1 else {"train": next(iter(found))}
-        if "train" not in parts:
+        if not ("train" in parts or (RUN.get() and parts)):
             raise ValueError(f"`data.path` must have a split called train, got {', '.join(found)} in {path}")
         self.rows = {split: _checked(f"{path}, {split}", found[split], image_column, label_column)
                      for split in parts.values()}  # fmt: skip
         self.image_column, self.label_column = image_column, label_column
-        train = self.rows[parts["train"]]
-        names = getattr(train.features[label_column], "names", None)
+        first = parts.get("train") or parts["test"]  # a trained run may be measured where there is no train
+        rows = self.rows[first]
+        names = getattr(rows.features[label_column], "names", None)
         class_names = names or [
-            str(value) for value in sorted({x for x in _column(train, label_column) if x == x} - {None})
+            str(value) for value in sorted({x for x in _column(rows, label_column) if x == x} - {None})
         ]
         store = _Rows(path, self.rows, image_column)
-        sizes = sizes_of(store, [os.path.join(parts["train"], str(row)) for row in range(min(len(train), 16))])
+        sizes = sizes_of(store, [os.path.join(first, str(row)) for row in range(min(len(rows), 16))])
         super().__init__(place=path, parts=parts, class_names=class_names, sizes=sizes, **photos)
 
     def list_files(self, parts: list[str]) -> FileImages:
@@ -71,7 +73,13 @@ class HuggingFace(Photos):
         for split in (self.parts[part] for part in parts):
             names = getattr(self.rows[split].features[self.label_column], "names", None)
             for row, value in enumerate(_column(self.rows[split], self.label_column)):
-                name = str(value) if names is None or value in (None, -1) else names[value]
+                if value is None or value != value or (names and value == -1):
+                    raise ValueError(
+                        f"{self.place}, {split}, row {row}: {value} is no label; --data=Table leaves such rows out, "
+                        f"with --data.path_column={self.image_column} --data.targets={self.label_column} "
+                        "--data.missing=drop"
+                    )
+                name = str(value) if names is None else names[value]
                 if name not in number:
                     raise ValueError(f"{self.place}, {split}, row {row}: {name} is not a class of the training split")
                 files.append(os.path.join(split, str(row)))
