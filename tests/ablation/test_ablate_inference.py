@@ -531,6 +531,15 @@ def test_arms_without_a_common_seed_get_no_inference(tmp_path):
     assert find(results, all_at_once(4)).arms[1].verdict == "no seed in common with its baseline: no inference"
 
 
+def test_an_arm_whose_baseline_was_given_up_is_told_so(tmp_path):
+    results = results_of(tmp_path, ["a0", "a1", "a2"], 4, ["a1 > a0", "a2 > a1"])
+    results.numbers = {(f"a{i}", seed): {"score": i + seed / 9 + i * seed**2} for i in (1, 2) for seed in range(4)}
+    found = find(results, all_at_once(4))
+    assert [row.verdict for row in found.arms] == ["no inference", *["its baseline has no result: not compared"] * 2]
+    assert [v.note for v in found.verdicts][0] == "a0 without a result: no inference"
+    assert found.verdicts[1].answer.estimate.n == 4
+
+
 def test_every_arm_is_compared_in_the_unit_of_the_margin(tmp_path):
     results = results_of(tmp_path, ["a0", "a1", "a2"], 3)
     assert {q.margin for q in arm_questions(results, "score").values()} == {MARGIN}
@@ -566,3 +575,5 @@ def test_a_claim_over_axes_is_the_paired_test_of_the_means_without_what_is_exclu
     for verdict, expected in zip(found, (gains["shared"] - gains["apart"], zeros), strict=True):
         assert verdict.answer.is_paired and verdict.answer.estimate.value == pytest.approx(expected.mean())
         assert verdict.answer.difference.p == pytest.approx(reference.ttest_1samp(expected, 0).pvalue)
+    assert "combinations" not in found[0].note
+    assert "the mean of 2 of 3 combinations, as `exclude` leaves out arms of the others" in found[1].note

@@ -130,6 +130,8 @@ def _estimate(results: CellResults, looks: Looks, q: Question) -> _Estimates:
     note = ""
     if not declared.is_testable:
         note = "fewer than two seeds: no inference" if declared.n < 2 else "all seeds agree exactly: no test applies"
+        if without := [arm for arm in dict.fromkeys(arms) if not results.by_seed(arm, q.metric)]:
+            note = f"{', '.join(without)} without a result: no inference"
     r = stats.correlation(*pairs) if len(q.terms) == 2 else NAN
     bounds = bounds_of(q.metric, itertools.chain(*values))
     return _Estimates(declared, unpaired, bounds, looks, is_paired, r, note)

@@ -102,7 +102,7 @@ def arm_rows(results: CellResults, metric: str, answers: Mapping[Question, Answe
         rows.append(_row(results, metric, baseline, word))
         for arm in arms:
             q = asked[arm.name]
-            word = _word(results, answers[q], len(results.values(arm, metric)))
+            word = _word(results, answers[q], len(results.values(arm, metric)), len(control))
             rows.append(_row(results, metric, arm, word, answers[q], q.key in claimed))
     return rows
 
@@ -142,10 +142,12 @@ def _speed(results: CellResults, arm: Arm) -> float:
     return sorted(rates)[len(rates) // 2] if rates else NAN
 
 
-def _word(results: CellResults, answer: Answer, n: int) -> str:
+def _word(results: CellResults, answer: Answer, n: int, of_baseline: int) -> str:
     alpha = results.ablation.stats.alpha
     if n == 0:
         return "no result"
+    if of_baseline == 0:
+        return "its baseline has no result: not compared"
     if answer.estimate.n < 2:
         return "n = 1: no inference" if answer.estimate.n else "no seed in common with its baseline: no inference"
     if not answer.estimate.is_testable:

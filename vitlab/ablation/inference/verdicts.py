@@ -46,12 +46,7 @@ def claim_questions(results: CellResults) -> list[ClaimQuestion]:
 
 
 def _question(results: CellResults, claim: Claim, setting: dict[str, str]) -> Question | None:
-    sides = [({claim.axis: claim.a}, 1.0)]
-    if isinstance(claim.b, str):
-        sides.append(({claim.axis: claim.b}, -1.0))
-    if claim.sign == "gap":
-        places = ((claim.under, 1.0), (claim.against, -1.0))
-        sides = [({**side, claim.gap_axis: place}, w * sign) for place, sign in places for side, w in sides]
+    sides = _sides(claim)
     of = {frozenset(arm.levels.items()): arm.name for arm in results.ablation.arms}
     averaged = [{**setting, **levels_} for levels_ in claim.averaged(results.ablation.axes)]
     keys = [[frozenset({**place, **side}.items()) for side, _ in sides] for place in averaged]
@@ -67,15 +62,34 @@ def _question(results: CellResults, claim: Claim, setting: dict[str, str]) -> Qu
     return Question(metric, tuple(terms), number, margin)
 
 
+def _sides(claim: Claim) -> list[tuple[dict[str, str], float]]:
+    """Return the levels and the weight of each arm that a claim compares: two, four for gaps, or one with a number."""
+    sides = [({claim.axis: claim.a}, 1.0)]
+    if isinstance(claim.b, str):
+        sides.append(({claim.axis: claim.b}, -1.0))
+    if claim.sign == "gap":
+        places = ((claim.under, 1.0), (claim.against, -1.0))
+        sides = [({**side, claim.gap_axis: place}, w * sign) for place, sign in places for side, w in sides]
+    return sides
+
+
 def verdicts(results: CellResults, looks: Looks, answers: Mapping[Question, Answer]) -> list[Verdict]:
     """Return a verdict for every claim and setting."""
-    return [_verdict(results, looks, c, s, answers[q] if q else None) for c, s, q in claim_questions(results)]
+    return [_verdict(results, looks, answers, *asked) for asked in claim_questions(results)]
 
 
-def _verdict(results: CellResults, looks: Looks, claim: Claim, setting: str, answer: Answer | None) -> Verdict:
+def _verdict(
+    results: CellResults,
+    looks: Looks,
+    answers: Mapping[Question, Answer],
+    claim: Claim,
+    setting: str,
+    question: Question | None,
+) -> Verdict:
     planned, alpha, added = len(results.ablation.seeds), results.ablation.stats.alpha, looks.added
-    if answer is None:
+    if question is None:
         return Verdict(claim, setting, "inconclusive", planned, Answer(Estimate()), "an arm of it is excluded")
+    answer = answers[question]
     if answer.note:
         return Verdict(claim, setting, "inconclusive", planned, answer, answer.note)
     word, looks = _word(claim, answer, alpha), answer.looks or looks
@@ -87,6 +101,9 @@ def _verdict(results: CellResults, looks: Looks, claim: Claim, setting: str, ans
         notes.append("the estimate is beyond the margin" if is_beyond else _advice(aim, more, looks))
     if word == "supported" and claim.sign != "~" and answer.equivalence.adjusted < alpha:
         notes.append("the difference is within the margin")
+    whole, of = len(question.terms) // len(_sides(claim)), len(claim.averaged(results.ablation.axes))
+    if whole < of:
+        notes.append(f"it is the mean of {whole} of {of} combinations, as `exclude` leaves out arms of the others")
     if answer.estimate.n < planned and not added:
         notes.append(f"{planned - answer.estimate.n} of {planned} seeds are missing")
     return Verdict(claim, setting, word, planned, answer, "; ".join(notes), more)
