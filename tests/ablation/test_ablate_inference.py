@@ -536,7 +536,7 @@ def test_an_arm_whose_baseline_was_given_up_is_told_so(tmp_path):
     results.numbers = {(f"a{i}", seed): {"score": i + seed / 9 + i * seed**2} for i in (1, 2) for seed in range(4)}
     found = find(results, all_at_once(4))
     assert [row.verdict for row in found.arms] == ["no inference", *["its baseline has no result: not compared"] * 2]
-    assert [v.note for v in found.verdicts][0] == "a0 without a result: no inference"
+    assert found.verdicts[0].note == "a0 without a result: no inference"
     assert found.verdicts[1].answer.estimate.n == 4
 
 
