@@ -99,6 +99,28 @@ def test_a_network_of_custom_parts_trains_and_is_rebuilt_from_its_file_alone(tmp
     assert load_weights(create_model(**TINY, **parts), tmp_path / "last.ckpt") == []
 
 
+class ManyWeights(nn.Module):
+    def __init__(self, dim, **arguments):
+        super().__init__()
+        self.attention, self.other = nn.MultiheadAttention(dim, 2), nn.MultiheadAttention(dim, 2, kdim=4, vdim=6)
+        self.row, self.volume, self.up = nn.Conv1d(dim, dim, 3), nn.Conv3d(1, 1, 3), nn.ConvTranspose2d(dim, dim, 2)
+        self.norm, self.matrix = nn.LayerNorm(dim), nn.Parameter(torch.zeros(dim, dim))
+
+    def forward(self, x):
+        return x
+
+
+def test_weights_of_every_linear_layer_convolution_and_attention_of_torch_decay():
+    net = VisionTransformer(**TINY, mlp_layer=f"{HERE}.ManyWeights")
+    stays, of = net.no_weight_decay(), "blocks.0.mlp."
+    decayed = {name.removeprefix(of) for name, _ in net.named_parameters() if name.startswith(of) and name not in stays}
+    assert decayed == {
+        *("attention.in_proj_weight", "attention.out_proj.weight", "row.weight", "volume.weight", "up.weight"),
+        *(f"other.{part}_weight" for part in ("q_proj", "k_proj", "v_proj")),
+        "other.out_proj.weight",
+    }
+
+
 def test_a_custom_position_embedding_changes_no_other_initial_value():
     torch.manual_seed(0)
     one = VisionTransformer(**TINY, pos_embed="none").state_dict()

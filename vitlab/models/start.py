@@ -19,6 +19,11 @@ from vitlab.layers.pos_embed.conv import ConvPosEmbed
 from vitlab.layers.resample import Grid
 from vitlab.named_kwargs import check_names, check_types
 
+PROJECTIONS = (
+    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+)
+
 
 @contextmanager
 def isolated_rng(root: int, part: str) -> Iterator[None]:
@@ -111,6 +116,19 @@ def init_weights(module: nn.Module, std: float) -> None:
     own: Any = getattr(type(module), "reset_parameters", None)
     if own is not None and own.__module__.partition(".")[0] not in ("torch", "vitlab"):
         own(module)
+
+
+def projections(module: nn.Module) -> list[nn.Parameter]:
+    """Return the weights of a linear layer, a convolution or torch's attention, which has several; none of others.
+
+    Example:
+        >>> [weight.ndim for weight in projections(nn.Conv1d(8, 8, 3))], projections(nn.LayerNorm(8))
+        ([3], [])
+    """
+    if isinstance(module, nn.MultiheadAttention):
+        weights = module.in_proj_weight, module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
+        return [weight for weight in weights if weight is not None]
+    return [module.weight] if isinstance(module, PROJECTIONS) else []
 
 
 def build_blocks(

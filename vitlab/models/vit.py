@@ -330,15 +330,15 @@ class VisionTransformer(Named, nn.Module):
     def no_weight_decay(self) -> set[str]:
         """Return the names of the parameters that must not decay, in the form that timm's optimizers expect.
 
-        Only weights of linear and convolution layers decay: not biases, norms, class and register tokens, scales, or
-        any parameter of the position embedding.
+        Only weights of linear and convolution layers and of torch's attention decay: not biases, norms, class and
+        register tokens, scales, matrices that a part holds by itself, or any parameter of the position embedding.
 
         Example:
             >>> net = VisionTransformer(img_size=32, embed_dim=48, depth=1, num_heads=3)
             >>> "cls_token" in net.no_weight_decay(), "blocks.0.mlp.fc1.weight" in net.no_weight_decay()
             (True, False)
         """
-        decays = {id(m.weight) for m in self.modules() if isinstance(m, nn.Linear | nn.Conv2d)}
+        decays = {id(weight) for module in self.modules() for weight in start.projections(module)}
         decays -= {id(p) for p in self.pos_embed.parameters()}
         return {name for name, p in self.named_parameters() if id(p) not in decays}
 
