@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
     taken = [_taken(name) for name in ANALYSES]
     lines = [
         "# Known answers",
-        "`python benchmarks/known_answers.py benchmarks/known_answers.md` asks every analysis about networks that are "
+        "`python benchmarks/known_answers.py benchmarks/known_answers.md` asks most analyses about networks that are "
         "planted by hand, trained, or calibrated by construction (`tests/known_answers/zoo.py`), and writes this page.",
         table(sorted(rows, key=lambda row: row["analysis"]), {name: f"{{{name}}}" for name in rows[0]}),
         "## Networks",

@@ -4,6 +4,7 @@ import copy
 import errno
 import importlib
 import json
+import pickle
 import re
 import shutil
 import sys
@@ -28,7 +29,7 @@ from vitlab.position_bench import training as training_module
 from vitlab.position_bench.cells import Bench, label_of, published
 from vitlab.position_bench.judging import best_of_families, judge
 from vitlab.position_bench.page import draw_scores, page_lines, write_bench_page
-from vitlab.position_bench.pictures import CELLS, OFFSETS, PIXELS, as_floats, folder_photos, glyphs
+from vitlab.position_bench.pictures import CELLS, OFFSETS, PIXELS, as_floats, folder_photos, glyphs, photos
 from vitlab.position_bench.protocol import (
     FOLDER,
     TASKS,
@@ -623,3 +624,25 @@ def test_a_cell_is_trained_on_the_gpu_in_half_precision(photos_of_three_classes,
     bench = Bench(tmp_path / "cells", photos_of_three_classes, settings, say=lambda line: None)
     assert 0 <= bench.run_cell("rope2d", "rope2d", "photos", 0, 0.01)["scores"]["accuracy"] <= 1
     assert check_method("learned", settings) > 0
+
+
+class Planted:
+    """What runs a program when it is unpickled."""
+
+    def __reduce__(self):
+        return (pytest.fail, ("a file that nobody has checked was unpickled",))
+
+
+def test_only_the_published_files_of_cifar10_are_unpickled(tmp_path, monkeypatch):
+    folder, rng = tmp_path / "cifar-10-batches-py", np.random.default_rng(0)
+    folder.mkdir()
+    with pytest.raises(UsageError, match="lacks files of CIFAR-10 or holds damaged ones"):
+        photos(tmp_path, {"val": 10, "train": 40, "few": 10, "test": 10})
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        batch = {b"data": rng.integers(0, 256, (10, 3072), dtype=np.uint8), b"labels": [*range(10)]}
+        names = [f"{name}-{i}.png".encode() for i in range(10)]
+        (folder / name).write_bytes(pickle.dumps({**batch, b"filenames": names}))
+    (folder / "data_batch_planted").write_bytes(pickle.dumps(Planted()))
+    monkeypatch.setattr("torchvision.datasets.CIFAR10", lambda root: None)  # their MD5 is that of the published ones
+    found = photos(tmp_path, {"val": 10, "train": 40, "few": 10, "test": 10})
+    assert len(found["train"].images) == 40 and len(found["test"].images) == 10

@@ -98,7 +98,7 @@ def photos(root: Path, sizes: Mapping[str, int], keep: Path | None = None) -> di
         keep: File to keep the decoded images in.
 
     Raises:
-        UsageError: The folder holds neither.
+        UsageError: The folder holds neither, or damaged files.
     """
     if keep is not None and keep.is_file():
         found = dict(np.load(keep))
@@ -215,9 +215,12 @@ def _of_folder(folder: Path) -> dict[str, NDArray[Any]]:
 def _of_batches(folder: Path, name: str) -> dict[str, NDArray[Any]]:
     from torchvision.datasets import CIFAR10
 
-    CIFAR10(folder.parent)  # checks the MD5 of every file, which are pickles, before any is read
+    try:
+        CIFAR10(folder.parent)  # checks the MD5 of the published files, which are pickles, before any is read
+    except RuntimeError:
+        raise UsageError(f"{folder} lacks files of CIFAR-10 or holds damaged ones: download it again") from None
     images, labels, names = [], [], []
-    for path in sorted(folder.glob("data_batch_*" if name == "train" else "test_batch")):
+    for path in sorted(folder.glob("data_batch_[1-5]" if name == "train" else "test_batch")):
         batch = pickle.loads(path.read_bytes(), encoding="bytes")
         images.append(batch[b"data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
         labels += batch[b"labels"]
