@@ -275,6 +275,18 @@ def test_files_that_vanish_are_named_and_counted(here, photos, monkeypatch, caps
         assert json.loads((here / "runs" / "photos" / "run.json").read_text())["status"] == "failed"
 
 
+def test_a_run_goes_on_once_a_file_that_has_become_unreadable_is_repaired(here, photos, monkeypatch, capsys):
+    kept = {path: path.read_bytes() for path in Path("photos/cat").iterdir()}
+    with monkeypatch.context() as patch:
+        during(patch, lambda: [path.write_bytes(b"cut") for path in kept], step=2)
+        assert main([*photos, "--data.num_workers=0", "--checkpoint.every_n_steps=1"]) == 1
+    said = capsys.readouterr().out
+    assert "repair the file, then `vitlab fit --resume" in said and "only a new run can leave it out" in said
+    for path, content in kept.items():
+        path.write_bytes(content)
+    assert main(["fit", "--resume", "photos"]) == 0
+
+
 @pytest.mark.rare  # torch raises wherever this process is when it learns of a worker's death, in another test even
 def test_a_killed_data_worker_ends_the_run_with_one_line(here, photos, monkeypatch, capsys):
     others = set(multiprocessing.active_children())  # of tests before

@@ -185,3 +185,10 @@ def test_a_task_that_goes_around_the_exported_network_is_refused():
     several = "a graph takes images of one size, and the run's data has batches of builtins.list"
     with pytest.raises(UsageError, match=several), _answered_by(task, torch.neg):
         task([one])
+
+
+def test_an_export_changes_no_number_of_the_run(run):
+    kept = {path: path.read_bytes() for path in (run / "results.json", *run.glob("predictions/*"))}
+    checkpoint = str(run / "checkpoints" / "last.ckpt")
+    assert main(["export", checkpoint, "--to", "onnx-int8", "-o", str(run / "last.onnx"), "--quiet"]) == 0
+    assert {path: path.read_bytes() for path in (run / "results.json", *run.glob("predictions/*"))} == kept

@@ -53,6 +53,8 @@ def make(name, acc1, pos_embed="none", status="done", day=1, size=1000):
     run.write("run.json", {"status": status, "seed": 0, "started": started, "argv": argv, "configs": argv[-1:]})
     digest = entries["best.ckpt"]["sha256"]
     run.write("results.json", {"test": {"acc1": acc1, "n": 360.0, "checkpoint": "best.ckpt", "sha256": digest}})
+    run.weights.mkdir()
+    (run.weights / "best.safetensors").write_bytes(bytes(8))
     run.write("model.json", {"parameters": 1000 + day})
     run.write("data.json", {"class_names": ["0"], "mean": [0.0], "std": [1.0], "splits": {"test": {"n": 10 * day}}})
     return run
@@ -267,6 +269,12 @@ def test_a_condition_on_the_configuration_parses_the_part_that_it_asks_for_and_e
     assert len(rows) == 3 and not damaged
     assert parsed.cache_info().misses == 1 + 3  # one text of changes, three of `model`
     assert len(list_runs(where=["trainer.max_epochs=3"])[1]) == 3  # damaged, now that it is read
+
+
+def test_no_order_holds_for_a_number_that_is_none():
+    for sign in ("<", "<=", ">", ">="):
+        condition = listing.Condition.read(f"val.loss{sign}0.1")
+        assert not condition.holds({"val.loss": float("nan")}) and condition.holds({"val.loss": 0.1}) == ("=" in sign)
 
 
 def test_runs_are_compared_one_way_as_text_and_loggers_change_nothing():

@@ -4,11 +4,16 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
 import vitlab
 from vitlab.cli.main import main
+from vitlab.jobs.train.close import log_summary
+from vitlab.jobs.train.wandb import SafeWandbLogger
 from vitlab.runs.directory import RunDir
 
 CONFIG = str(Path(__file__).parents[2] / "configs" / "t2t.yaml")
@@ -163,3 +168,130 @@ def test_a_run_of_which_only_the_weights_are_left_is_tested_to_the_same_number(p
     new = vitlab.Run("first").results["test"]
     assert new["checkpoint"] == "best.safetensors" and new["sha256"] == old["sha256"]
     assert {k: new[k] for k in ("acc1", "loss", "n")} == {k: old[k] for k in ("acc1", "loss", "n")}
+
+
+def test_the_summary_of_wandb_keeps_no_number_of_validated_weights_that_went_on(place):
+    sent = {}
+
+    class Logger(SafeWandbLogger):
+        def __init__(self):
+            self.log_summary, self.keep_checkpoint = sent.update, lambda *words, **more: None
+
+    run = RunDir("runs/first")
+    run.update("results.json", val={**run.stored["val"], "acc1_macro": 0.1})
+    best = run.checkpoints / "best.ckpt"
+    best.write_bytes(best.read_bytes() + b"more")  # it went on
+    job = SimpleNamespace(run=run, trainer=SimpleNamespace(loggers=[Logger()]), keeper=None)
+    reached = SimpleNamespace(best={"val/acc1": 0.6, "val/loss": 1.0, "epoch": 3}, ending=None)
+    log_summary(job, reached)
+    assert sent["val/acc1_macro"] is sent["val/weights"] is sent["test/acc1"] is None
+    assert "val/acc1" not in sent and sent["best/val/acc1"] == 0.6  # training logs it anew
+
+
+OWN = """
+import lightning as L, torch, torch.nn.functional as F
+from torch import nn
+
+class Net(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net, self.head = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU()), nn.Linear(32, 10)
+    def forward(self, images):
+        return self.head(self.net(images))
+    def training_step(self, batch, i):
+        return F.cross_entropy(self(batch[0]), batch[1])
+    def validation_step(self, batch, i, name="val"):
+        self.log(f"{name}/loss", F.cross_entropy(self(batch[0]), batch[1]))
+        self.log(f"{name}/acc1", (self(batch[0]).argmax(1) == batch[1]).float().mean())
+    def test_step(self, batch, i):
+        self.validation_step(batch, i, "test")
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+"""
+CPU = ["--trainer.accelerator=cpu", "--trainer.max_epochs=1", "--trainer.logger=false", "--quiet", "--overwrite"]
+MAE = ["--model=MAE", "--data=Digits", "--model.patch_size=2", "--model.embed_dim=16", "--model.depth=1"]
+MAE += ["--model.num_heads=2", "--model.decoder_dim=16", "--model.decoder_depth=1", "--model.decoder_heads=2"]
+
+
+@pytest.mark.slow
+def test_a_module_with_weights_outside_its_net_is_measured_to_the_same_number_by_its_weights(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("outside.py").write_text(OWN)
+    trusted = ["--trust_imports", "outside"]
+    assert main(["fit", "--model=outside.Net", "--data=Digits", "--name=own", *trusted, *CPU]) == 0
+    assert main(["test", "own", "--quiet", *trusted]) == 0
+    measured = vitlab.Run("own").results["test"]
+    assert main(["runs", "clean", "own", "--what", "checkpoints", "--yes"]) == 0
+    assert not list(Path("runs/own/checkpoints").glob("*.ckpt"))
+    assert main(["test", "own", "--quiet", *trusted]) == 0
+    again = vitlab.Run("own").results["test"]
+    assert again["checkpoint"] == "best.safetensors" and again["acc1"] == measured["acc1"]
+    assert again["loss"] == pytest.approx(measured["loss"], rel=1e-6)
+    capsys.readouterr()
+    assert main(["results"]) == 0  # it does not count its images
+    assert f"{100 * measured['acc1']:.1f} % |" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_what_the_network_alone_cannot_tell_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", *MAE, "--name=mae", *CPU]) == 0
+    assert main(["validate", "mae", "--quiet", "--data.img_size=12"]) == 0  # with its decoder
+    larger = json.loads(Path("runs/mae/results.json").read_text())["variations"][0]["loss"]
+    assert larger < 1.5, "a decoder as it was trained, not a new one"
+    assert main(["runs", "clean", "mae", "--what", "checkpoints", "--yes"]) == 0
+    capsys.readouterr()
+    assert main(["validate", "mae", "--quiet"]) == 2
+    assert re.search(
+        r"would give the network alone, and vitlab\S*MAE is measured with .*decoder.*", capsys.readouterr().err
+    )
+    assert main(["analyze", "reconstruction", "mae", "--quiet"]) == 2
+    assert "needs a checkpoint of a masked autoencoder" in capsys.readouterr().err
+    table = "path,y\n" + "".join(f"{i}.npy,{i}\n" for i in range(24))
+    Path("numbers.csv").write_text(table)
+    for i in range(24):
+        np.save(f"{i}.npy", np.full((1, 8, 8), i, dtype=np.float32))
+    vit = ["--model.patch_size=4", "--model.embed_dim=16", "--model.depth=1", "--model.num_heads=2"]
+    words = [
+        "--model=Regressor",
+        "--data=Table",
+        "--data.path=numbers.csv",
+        "--data.targets=y",
+        "--data.target_type=number",
+    ]
+    assert main(["fit", *words, *vit, "--data.batch_size=8", "--name=numbers", *CPU]) == 0
+    assert main(["export", "numbers", "--to", "safetensors", "--quiet"]) == 0
+    capsys.readouterr()
+    assert main(["test", "runs/numbers/export/best.safetensors"]) == 2
+    assert "whose outputs are in the units of the targets already" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_page_about_checkpoints_has_only_numbers_of_these(place, capsys):
+    paths = [f"runs/first/checkpoints/{name}.ckpt" for name in ("best", "other")]
+    content = torch.load(paths[0], weights_only=True)
+    content["state_dict"]["net.head.bias"] += 1.0
+    torch.save(content, paths[1])
+    page = page_of(*paths)
+    assert "Of these checkpoints" not in page and "accuracy on 359 images of test" in page
+    assert f"measured with best.ckpt; run <code>vitlab test {paths[1]}</code>" in page
+    assert main(["test", paths[1], "--quiet"]) == 0
+    assert f"measured with other.ckpt; run <code>vitlab test {paths[0]}</code>" in page_of(*paths)
+
+
+def test_a_run_that_has_not_ended_keeps_its_checkpoints(place, capsys):
+    record = Path("runs/first/run.json")
+    record.write_text(record.read_text().replace('"status": "done"', '"status": "preempted"'))
+    assert main(["runs", "clean", "first", "--what", "checkpoints", "--yes"]) == 0
+    said = capsys.readouterr()
+    assert "its weights are in its checkpoints alone, as it has not ended" in said.out + said.err
+    assert Path("runs/first/checkpoints/last.ckpt").is_file()
+
+
+def test_what_was_exported_is_named_before_its_checkpoint_goes(place, capsys):
+    assert main(["export", "first", "--to", "safetensors", "--quiet"]) == 0
+    assert main(["runs", "clean", "first", "--what", "checkpoints"]) == 0
+    assert "export best.safetensors" in capsys.readouterr().out

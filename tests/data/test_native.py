@@ -2,14 +2,17 @@
 
 import contextlib
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from vitlab import load
 from vitlab.cli.main import main
 from vitlab.data import Digits, ImageFolder
 from vitlab.data.loading.native import Native, Tokens
@@ -167,6 +170,18 @@ def test_a_run_learns_and_a_stop_in_the_middle_of_an_epoch_changes_nothing(photo
         assert main(["fit", "--resume=cut"]) == 0
         assert main(["validate", "whole"]) == 0
         assert main(["predict", "whole", photos, "--output=table.csv"]) == 0
+        assert main(["export", "whole", "--to=safetensors", "--output=net.safetensors", "--quiet"]) == 0
+        assert main(["predict", "net.safetensors", photos, "--output=exported.csv"]) == 0
+        mine, theirs = (pd.read_csv(f"{name}.csv") for name in ("table", "exported"))
+        assert list(mine) == list(theirs)
+        assert np.allclose(*(table.select_dtypes("number") for table in (mine, theirs)), atol=1e-5)
+        run, file = (load(name) for name in ("whole", "net.safetensors"))
+        tall = Image.new("RGB", (16, 64), "red")
+        assert run.transform(tall).shape == file.transform(tall).shape == (3, 64, 16)
+        assert main(["export", "whole", "--to=timm", "--output=timm.safetensors", "--quiet"]) in (0, 2)
+        assert main(["export", "whole", "--to=pt2", "--output=net.pt2", "--quiet"]) == 0
+        card = json.loads(Path("net.pt2.json").read_text())
+        assert card["measured"] == {} and "native_patch" not in card["images"]  # a graph takes one size
     whole, cut = (load_file(tmp_path / f"runs/{name}/weights/last.safetensors") for name in ("whole", "cut"))
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
     rows = [json.loads(line) for line in (tmp_path / "runs/whole/metrics.jsonl").read_text().splitlines()]

@@ -323,7 +323,17 @@ def drop_rate(folder):
     next(folder.glob("tune-glyphs-*.json")).unlink()
 
 
+def cut_record(folder):
+    path = folder / "photos-0.json"
+    path.write_text(path.read_text()[:40])
+
+
+def empty_record(folder):
+    (folder / "photos-0.json").write_text('{"scores": {}}')
+
+
 CHEATS = {drop_seed: "is missing", edit_score: "its predictions give", edit_predictions: "were edited",
+          cut_record: "photos-0.json: is damaged", empty_record: "photos-0.json: is damaged",
           edit_recipe: "another protocol", edit_rate: "is best in validation",
           drop_rate: "of the grid were not tried"}  # fmt: skip
 
@@ -368,6 +378,22 @@ def test_a_full_disk_leaves_no_half_cell_and_no_half_submission(tmp_path, monkey
             submission.write_submission(bench, "rope2d", tmp_path / "sent", {})
     files = submission.write_submission(bench, "rope2d", tmp_path / "sent", {})
     assert [path.name for path in files] == ["MANIFEST.json", "few-0.json", "few-0.npz"]
+
+
+def test_a_damaged_cell_is_named_before_a_bench_goes_on(small, tmp_path):
+    bench = copied(small, tmp_path)
+    cut_record(tmp_path / "none")
+    with pytest.raises(UsageError, match=r"photos-0\.json is damaged: remove it, and its cell is trained again"):
+        bench.check_kept("none")
+
+
+def test_a_page_beside_its_own_evidence_keeps_it(small, tmp_path):
+    copied(small, tmp_path / "evidence")
+    there = {path: path.read_bytes() for path in (tmp_path / "evidence").rglob("*.json")}
+    bench = Bench(tmp_path / "evidence", small.data, small.protocol)
+    bench._splits = small._splits
+    write_bench_page(bench, tmp_path)
+    assert there and {path: path.read_bytes() for path in there} == there
 
 
 def test_submit_writes_what_verify_accepts(small, answers, tmp_path):

@@ -21,7 +21,7 @@ def test_a_file_keeps_its_content_until_the_next_one_is_whole(tmp_path):
 
 def test_a_run_without_checkpoints_is_used_through_its_weights(tmp_path):
     run = RunDir(tmp_path)
-    with pytest.raises(UsageError, match="has no checkpoint yet"):
+    with pytest.raises(UsageError, match="has no checkpoint: it was stopped before its first epoch ended"):
         run.checkpoint()
     run.weights.mkdir()
     for name in ("last", "best"):

@@ -3,6 +3,7 @@
 import argparse
 from itertools import pairwise
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from vitlab.ablation.side_by_side import ablation_rows, compare_ablations, compared_rows, list_ablations
@@ -127,7 +128,7 @@ def _run(lab: "Lab", options: argparse.Namespace) -> int:
     if not status.submitted:
         show(str(status))
         word = "report" if any(row["state"] == "done" for row in status.rows) else "status"
-        show(f"next     vitlab ablate {'run' if options.tune_only else word} {options.file}")
+        show(f"next     vitlab ablate {'run' if options.tune_only else word} {quote(options.file)}")
     return status.code or int(bool(status.failed))
 
 
@@ -169,13 +170,14 @@ def _export(lab: "Lab", options: argparse.Namespace) -> int:
 
     chain = read_chain(lab.ablation.directory)  # before there is a folder, which the repetition would refuse
     files = lab.export(options.folder, options.allow_missing)
-    show(f"{len(files)} files in {options.folder}; `vitlab ablate report --from {options.folder}` writes the report")
+    folder = quote(str(options.folder))
+    show(f"{len(files)} files in {options.folder}; `vitlab ablate report --from {folder}` writes the report")
     if chain:
         show(chain.sentence())
     try:
         show(f"seal of the folder (sha256 of SHA256SUMS): {seal_of(Path(options.folder))}; keep it elsewhere")
     except OSError as error:
-        show(f"no seal of the folder now: {what_failed(error)}; `sha256sum {options.folder}/{SUMS}` tells it")
+        show(f"no seal of the folder now: {what_failed(error)}; `sha256sum {folder}/{SUMS}` tells it")
     return 0
 
 

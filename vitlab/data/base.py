@@ -295,11 +295,18 @@ class ImageData(Named, L.LightningDataModule):
         """Map one image, decoded or as Pillow opens it, to a normalized ``(C, H, W)``, as in evaluation."""
         return self.pipeline.eval_image(decode_opened(image, self.decoding), self.statistics())
 
+    def one_size(self, image: Image.Image) -> Tensor:
+        """Do the same, but cut the image to ``img_size`` where evaluation keeps its aspect ratio (`native_patch`)."""
+        if not self.pipeline.native:
+            return self.eval_transform(image)
+        return self.pipeline.one_size(decode_opened(image, self.decoding), self.statistics())
+
     def preparation(self) -> dict[str, Any]:
         """Return how images are normalized and cut in evaluation, as plain values, for files of weights."""
         how = {name: getattr(self.pipeline, name) for name in ("native_size", "crop_pct", "crop_mode", "interpolation")}
         size = how["native_size"] and list(how["native_size"])
         how |= {"native_size": size, "color_profile": self.decoding.color_profile}
+        how |= {"native_patch": self.pipeline.native.patch} if self.pipeline.native else {}
         how |= {"value_range": self.decoding.value_range, **({"arrays": True} if self.arrays else {})}
         return {"mean": list(self.mean), "std": list(self.std), **how}
 

@@ -13,15 +13,16 @@ from safetensors.torch import save_file
 
 from vitlab.config.parser import user_mistakes
 from vitlab.errors import UsageError
-from vitlab.interface import network
+from vitlab.interface import network, path_of
 from vitlab.jobs.train.facts import has_grid
-from vitlab.models.weights_file import check_readable, read_weights, weights_digest
+from vitlab.models.weights_file import check_readable, preview, read_state, read_weights, weights_digest
 from vitlab.runs.atomic import as_umask, atomic_write
 from vitlab.runs.directory import RunDir
 from vitlab.runs.fence import Fence
 from vitlab.runs.format import check_resumable
 from vitlab.runs.shards import read_checkpoint
 from vitlab.runs.standing import checksum
+from vitlab.tasks.regressor import Standardized
 
 
 def checkpoint_to_resume(run: RunDir) -> Path | None:
@@ -52,13 +53,63 @@ def load_checkpoint(task: Any, checkpoint: Path) -> None:
     Raises:
         UsageError: The weights do not fit the module.
     """
+    check_in_own_units(task, checkpoint)
     try:
-        if has_grid(task) or checkpoint.suffix == ".safetensors":
+        if has_grid(task):
             network(task).load_state_dict(read_weights(checkpoint).state_dict)
-        else:  # a module of the user's may have weights outside of its network
+        elif checkpoint.suffix != ".safetensors":  # a module of the user's may have weights outside of its network
             check_readable(checkpoint)
             content = read_checkpoint(checkpoint, map_location="cpu")
             task.load_state_dict(content["state_dict"])
+        elif (state := read_state(checkpoint)).keys() == task.state_dict().keys():
+            task.load_state_dict(state)
+        else:  # its names are those within the network
+            check_alone(task, checkpoint)
+            network(task).load_state_dict(state)
+    except RuntimeError as error:
+        raise misfit(checkpoint, error) from error
+
+
+def card_beside(path: Path) -> Path:
+    """Return the file in which ``vitlab export`` says how to prepare images and what outputs mean."""
+    return Path(f"{path}.json")
+
+
+def check_in_own_units(task: Any, checkpoint: Path) -> None:
+    """Refuse an exported network whose last layer has the scale of the targets, which the task would apply again."""
+    if isinstance(task, Standardized) and card_beside(checkpoint).is_file():
+        raise UsageError(
+            f"{checkpoint} is an export, whose outputs are in the units of the targets already: `vitlab predict` and "
+            "`vitlab.load` take it; measure its run"
+        )
+
+
+def check_alone(task: Any, checkpoint: Path) -> None:
+    """Refuse a network alone for a task that has weights outside of it, such as a decoder.
+
+    Raises:
+        UsageError: It names them.
+    """
+    outside = [] if network(task) is task else [name for name in task.state_dict() if not name.startswith("net.")]
+    if outside:
+        raise UsageError(
+            f"{checkpoint} would give the network alone, and {path_of(task)} is measured with {preview(outside)}, too: "
+            "take a checkpoint of its run, as it was trained"
+        )
+
+
+def load_outside(task: Any, checkpoint: Path) -> None:
+    """Load the weights that a task has outside of its network, such as a decoder.
+
+    Raises:
+        UsageError: The file has the network alone, or they do not fit.
+    """
+    if checkpoint.suffix == ".safetensors":
+        check_alone(task, checkpoint)
+        return
+    content = read_checkpoint(checkpoint, map_location="cpu")["state_dict"]
+    try:
+        task.load_state_dict({**task.state_dict(), **{k: v for k, v in content.items() if not k.startswith("net.")}})
     except RuntimeError as error:
         raise misfit(checkpoint, error) from error
 
@@ -73,11 +124,12 @@ def misfit(checkpoint: Path | None, error: RuntimeError) -> UsageError:
     )
 
 
-def save_weights(checkpoint: Path, path: Path, fence: Fence | None = None) -> None:
-    """Write the network of a checkpoint as safetensors."""
+def save_weights(checkpoint: Path, path: Path, task: Any, fence: Fence | None = None) -> None:
+    """Write the network of a checkpoint as safetensors; all weights of a module of the user's with some outside it."""
     content = read_checkpoint(checkpoint, map_location="cpu")
     state = content["state_dict"]
     inside = {k.removeprefix("net."): v for k, v in state.items() if k.startswith("net.")} or state
+    inside = inside if has_grid(task) or len(inside) == len(state) else state
     weights = {k: v.clone(memory_format=torch.contiguous_format) for k, v in inside.items()}  # tied ones apart
     arguments = json.dumps(content.get("hyper_parameters", {}), default=str)
     digests = {"sha256": weights_digest(weights, arguments), "checkpoint": str(checksum(checkpoint))}

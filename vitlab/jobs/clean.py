@@ -18,7 +18,7 @@ What = Literal["spare", "resume", "checkpoints", "runs"]
 WHAT = {
     "spare": "previous.ckpt of runs that are done, and what interrupted writes left",
     "resume": "also last.ckpt of runs that are done and have best.ckpt: they cannot be trained further",
-    "checkpoints": "all checkpoints of runs that do not train now; weights/ and the records stay",
+    "checkpoints": "all checkpoints of runs that are done; weights/ and the records stay",
     "runs": "whole directories of the named runs that do not train now",
 }
 _LEFT = ("checkpoints/.writing*", "checkpoints/.link*", "**/.fit-*", "**/*.damaged", ".probe-*")
@@ -94,7 +94,9 @@ def _of_run(run: RunDir, what: What, kept: dict[str, str]) -> list[Item]:
     left = [path for pattern in _LEFT for path in run.path.glob(pattern) if path.is_file()]
     items = [Item(run, path, "left by an interrupted write") for path in dict.fromkeys(left)]
     is_done = status_of_run(run, run.record) == "done"
-    if what == "checkpoints":
+    if what == "checkpoints" and not (is_done and matching(run.weights, "*.safetensors")):
+        kept[str(run.path)] = "its weights are in its checkpoints alone, as it has not ended; --what=runs removes it"
+    elif what == "checkpoints":
         items += [Item(run, path, "a checkpoint") for path in matching(run.checkpoints, "*.ckpt")]
         items += [Item(run, path, "shards of a checkpoint") for path in matching(run.checkpoints, "shards-*")]
     elif is_done and (run.checkpoints / "last.ckpt").is_file():
@@ -120,7 +122,10 @@ def _named(run: RunDir) -> dict[str, list[str]]:
     results += [(f"{one.get('split', '?')} with other settings", one) for one in stored.get("variations", [])]
     results += [(f"analysis {name}", one) for name, one in run.read("analysis/notes.json").items()]
     exports = [path.name for path in matching(run.path, "export/*.json")]
-    results += [(f"export {name}", run.read(f"export/{name}")) for name in exports]
+    for name in exports:
+        of = run.read(f"export/{name}").get("checkpoint")
+        if isinstance(of, dict):
+            results.append((f"export {name.removesuffix('.json')}", {"checkpoint": of["file"], "sha256": of["sha256"]}))
     sums = {name: entry.get("sha256") for name, entry in run.read("checkpoints/manifest.json").items()}
     found: dict[str, list[str]] = {}
     for text, one in results:

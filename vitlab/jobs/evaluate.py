@@ -23,7 +23,7 @@ from vitlab.config.parser import VitlabCLI, settings, user_mistakes
 from vitlab.data.record import TRAINED_ON, Trained, measured, read_numbers
 from vitlab.errors import MISTAKES, UsageError, what_failed
 from vitlab.interface import answering, path_of
-from vitlab.jobs.checkpoint import checkpoint_facts, load_checkpoint, misfit
+from vitlab.jobs.checkpoint import check_in_own_units, checkpoint_facts, load_checkpoint, load_outside, misfit
 from vitlab.jobs.restore import evaluation_args
 from vitlab.jobs.train.close import protocol_of
 from vitlab.jobs.train.endings import explain_mismatch
@@ -79,6 +79,7 @@ def evaluate(
     with_training_images: bool = False,
     alone: bool = False,
     answers: Outputs | None = None,
+    keep: bool = True,
 ) -> Measured | None:
     """Measure a run and save the result in its directory; only rank 0 returns it.
 
@@ -93,6 +94,7 @@ def evaluate(
         with_training_images: Whether a split that changed since the training may contain training images.
         alone: Whether to use one device, however many the training used.
         answers: What maps images to outputs in place of the network; the result is not the run's, and is not saved.
+        keep: Whether to save the result.
 
     Raises:
         UsageError: The weights do not fit, or the checkpoint was replaced by a training during the measurement.
@@ -112,11 +114,15 @@ def evaluate(
         if resize or _has_moved(cli.model, run):  # Lightning cannot resize
             check_grid(cli.model)
             cli.datamodule.load_state_dict(dict(run.data))
+            check_in_own_units(cli.model, checkpoint)
             sentences = load_weights(cli.model.net, checkpoint, resize or "usual", antialias)
+            load_outside(cli.model, checkpoint)
             moved = [sentence for sentence in sentences if sentence.startswith("positions")]
             conditions |= {"resize": moved[-1]} if moved else {}
         elif checkpoint.suffix == ".safetensors":  # of a run whose checkpoints were deleted
             load_checkpoint(cli.model, checkpoint)
+            if has_grid(cli.model):
+                load_outside(cli.model, checkpoint)
             cli.datamodule.load_state_dict(dict(run.data))
         else:
             path = None if _load_shards(cli, checkpoint) else checkpoint
@@ -135,7 +141,7 @@ def evaluate(
     seen = trained.accuracy_of_others(table)
     name = f"{split} with training images" if trained.changed else split
     facts |= {**protocol_of(cli.datamodule), "overrides": conditions}
-    unsaved = None if answers else _save(run, name, {**values, **seen, **recall, **facts}, table)
+    unsaved = None if answers or not keep else _save(run, name, {**values, **seen, **recall, **facts}, table)
     told = sentences + trained.sentences(seen, len(table))
     return Measured(name, values, table, told, recall.get("recall", {}), conditions, unsaved)
 

@@ -178,7 +178,7 @@ def _export(
     if is_int8:
         graph.unlink()
         compared = measure_both(run, checkpoint, read(unfinished, network), quiet)
-    facts = {"format": to, **_facts(run, checkpoint, cli, net, sides), "network": network, **hints}
+    facts = {"format": to, **_facts(run, checkpoint, cli, net, sides, to), "network": network, **hints}
     write_json(beside, {**facts, **({"quantized": asdict(compared)} if compared else {})})
     megabytes = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
     for file in sorted(folder.iterdir()):
@@ -222,7 +222,9 @@ def _sizes(run: RunDir, cli: VitlabCLI) -> tuple[int, tuple[int, int]]:
     return int(found["in_chans"]), pair("img_size", found["img_size"])
 
 
-def _facts(run: RunDir, checkpoint: Path, cli: VitlabCLI, net: Any, sides: list[Side] | None) -> dict[str, Any]:
+def _facts(
+    run: RunDir, checkpoint: Path, cli: VitlabCLI, net: Any, sides: list[Side] | None, to: str
+) -> dict[str, Any]:
     """Return what a user of the file must know: origin of the weights, preparation of images, meaning of outputs."""
     data: Any = cli.datamodule
     digest = checksum(checkpoint) or file_digest(checkpoint)  # the manifest's, if the file is the one it notes
@@ -240,10 +242,11 @@ def _facts(run: RunDir, checkpoint: Path, cli: VitlabCLI, net: Any, sides: list[
     targets = getattr(data, "targets", None)
     if getattr(net, "num_classes", None) == 0:  # without a head
         outputs, targets = "features", {"kind": "feature"}
+    is_as_measured = to == "safetensors" or not how.pop("native_patch", None)  # other programs take one size
     return {
         "run": run.path.resolve().name,
         "checkpoint": {"file": checkpoint.name, "sha256": digest},
-        "measured": _measured(run, digest),
+        "measured": _measured(run, digest) if is_as_measured else {},
         "images": {"shape": shape, **how},
         "outputs": cli.model.output_names if isinstance(cli.model, MultiTask) else outputs,
         "targets": targets,

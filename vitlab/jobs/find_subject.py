@@ -23,7 +23,7 @@ from vitlab.data.loading.pipeline import Pipeline
 from vitlab.data.timm_images import images_of
 from vitlab.errors import UsageError, did_you_mean, named_line
 from vitlab.interface import answering, image_fact, network, path_of
-from vitlab.jobs.checkpoint import load_checkpoint, misfit
+from vitlab.jobs.checkpoint import load_checkpoint, load_outside, misfit
 from vitlab.jobs.load import load_pictures, load_trained
 from vitlab.jobs.restore import evaluation_args, one_device, restore
 from vitlab.jobs.terminal import say
@@ -36,7 +36,6 @@ from vitlab.models.walk import Asked, as_transformer
 from vitlab.models.weights_file import WeightsFile, read_weights
 from vitlab.named_kwargs import full_signature
 from vitlab.runs.directory import RunDir, find_run
-from vitlab.runs.shards import read_checkpoint
 from vitlab.runs.standing import checksum
 from vitlab.shipped import LIBRARIES, find_weights
 from vitlab.tasks import Classifier
@@ -245,7 +244,7 @@ def subject_of(run: RunDir, checkpoint: Path, rest: Sequence[str], view: View) -
             name=run.path.name,
             classifies=_classifies(cli.model, data, net),
             is_elsewhere="data" in dict(settings(list(rest))) and data.class_names != run.data.get("class_names"),
-            task=_load_decoder(cli.model, checkpoint).to(cli.trainer.strategy.root_device),
+            task=_with_decoder(cli.model, checkpoint).to(cli.trainer.strategy.root_device),
             folds=next((home for home in run.path.parents[:2] if is_cross_validation(home)), None),
             **_fields(view),
         )
@@ -301,11 +300,12 @@ def _classifies(task: Any, data: Any, net: Asked) -> bool:
     return isinstance(data, ImageData) and data.targets["kind"] == "class" and data.num_classes == _num_outputs(net)
 
 
-def _load_decoder(task: Any, checkpoint: Path) -> Any:
-    """Load the weights outside the network that a task such as MAE needs to reconstruct images."""
-    if hasattr(task, "fill") and checkpoint.suffix != ".safetensors":
-        content = read_checkpoint(checkpoint, map_location="cpu")["state_dict"]
-        task.load_state_dict({k: v for k, v in content.items() if not k.startswith("net.")}, strict=False)
+def _with_decoder(task: Any, checkpoint: Path) -> Any:
+    """Return a task, one such as MAE with the decoder of its checkpoint, or unable to fill images without one."""
+    if hasattr(task, "fill") and checkpoint.suffix == ".safetensors":
+        task.fill = None
+    elif hasattr(task, "fill"):
+        load_outside(task, checkpoint)
     return task
 
 

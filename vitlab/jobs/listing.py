@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from operator import ge, gt, le, lt
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,8 +82,7 @@ class Condition(NamedTuple):
             if isinstance(have, int | float):
                 raise UsageError(f"`--where {self.key}{self.operator}{self.value}` compares with a number")
             return False
-        less, more = pair[0] < pair[1], pair[0] > pair[1]
-        return {"<": less, ">": more, "<=": not more, ">=": not less}[self.operator]
+        return bool({"<": lt, ">": gt, "<=": le, ">=": ge}[self.operator](*pair))  # none holds for NaN
 
     def _equals(self, have: Any) -> bool:
         wanted = _value(self.value)

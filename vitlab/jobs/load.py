@@ -18,6 +18,7 @@ from vitlab.data.files.sets import Statistics
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError
 from vitlab.interface import transform_of
+from vitlab.jobs.checkpoint import card_beside
 from vitlab.jobs.formats import Graph, need_packages
 from vitlab.jobs.restore import network_of, restore
 from vitlab.jobs.terminal import say
@@ -71,11 +72,6 @@ def _load_of_library(net: nn.Module) -> Loaded:
     from timm.data import create_transform, resolve_model_data_config
 
     return Loaded(net.eval(), create_transform(**resolve_model_data_config(net), is_training=False))
-
-
-def card_beside(path: Path) -> Path:
-    """Return the file in which ``vitlab export`` says how to prepare images and what outputs mean."""
-    return Path(f"{path}.json")
 
 
 def exported_card(path: Path) -> dict[str, Any]:
@@ -141,7 +137,8 @@ def _load_checkpoint(path: Path) -> Loaded:
 def pipeline_of(net: Any, images: Mapping[str, Any]) -> tuple[Pipeline, Statistics]:
     """Return the preparation of images that a file of weights describes: crops, and means and standard deviations."""
     native = images["native_size"]
-    how = images["crop_pct"], images["interpolation"], None, None, images.get("crop_mode", "box")  # as it once was
+    cut, patch = images.get("crop_mode", "box"), images.get("native_patch")  # as it once was
+    how = images["crop_pct"], images["interpolation"], None, patch, cut
     pipeline = Pipeline(native and tuple(native), net.img_size, "none", 1.0, *how)
     return pipeline, (tuple(images["mean"]), tuple(images["std"]))
 
@@ -185,4 +182,4 @@ def load_pictures(place: str, most: int, data: Any) -> Tensor:
     if resized:
         h, w = data.img_size
         say(f"images           {resized} of {len(found)} resized and cropped to {h} x {w} pixels, as in evaluation")
-    return torch.stack([data.eval_transform(image) for image in found])
+    return torch.stack([data.one_size(image) for image in found])

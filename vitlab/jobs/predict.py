@@ -118,7 +118,7 @@ def predict_exported(path: Path, files: list[str], topk: int) -> tuple[pd.DataFr
                 collector.reasons[i] = error.reason
         if images:
             with torch.inference_mode():
-                outputs = loaded.net(torch.stack(images))
+                outputs = loaded.net(pipeline.joined(images))
             outputs = outputs.sigmoid() if facts["kind"] == "multilabel" else outputs
             collector.collect(outputs, numbers, [""] * len(numbers))
     targets = {"multilabel": card["outputs"], "feature": ["feature"]}.get(facts["kind"], facts.get("names", []))

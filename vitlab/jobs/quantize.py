@@ -58,12 +58,14 @@ def quantize(source: Path, path: Path) -> None:
 
 
 def measure_both(run: RunDir, checkpoint: Path, outputs: Outputs, quiet: bool = False) -> Compared:
-    """Measure a run and a graph in place of its network on the validation split; the run's own result is saved in it.
+    """Measure a run and a graph in place of its network on the validation split; the run's own results stay.
 
     Raises:
         UsageError: The images cannot be read, or the graph cannot take the place of the network.
     """
-    own, other = (evaluate("validate", run, checkpoint, quiet=quiet, alone=True, answers=a) for a in (None, outputs))
+    own, other = (
+        evaluate("validate", run, checkpoint, quiet=quiet, alone=True, answers=a, keep=False) for a in (None, outputs)
+    )
     assert own and other  # one process
     other_class = None
     if "prediction" in own.predictions:

@@ -26,10 +26,10 @@ _COLUMNS = {
     "positions": "{pos_embed}",
     "parameters": "{parameters_m:.2f} M",
     "MACs": "{macs_m:.1f} M",
-    "data": "{data}, {train_n:,} images",
+    "data": "{data}{train}",
     "epochs": "{epochs}",
     "seeds": "{seeds}",
-    "test accuracy": "{accuracy} of {n:,}{of}",
+    "test accuracy": "{accuracy}{images}{of}",
     "published": "{published}",
     "measured on": "{places}",
 }
@@ -46,6 +46,7 @@ def record(run: RunDir) -> dict[str, Any]:
             raise UsageError(f"{run.path}: its test result was {now.text}")
         raise UsageError(f"{run.path} has no accuracy on its test split; run `vitlab test {run.typed}` first")
     facts, model, data = run.record, run.model, run.data
+    splits: dict[str, Any] = dict(data.get("splits") or {})  # unknown of data that are not vitlab's
     config = yaml.safe_load(run.config.read_text())
     network = config["model"].get("init_args") or {}  # of a network of the user's, anything
     overrides = run.path / "overrides.yaml"
@@ -53,15 +54,15 @@ def record(run: RunDir) -> dict[str, Any]:
         "command": command_of(facts, yaml.safe_load(overrides.read_text()) if overrides.is_file() else None),
         "seed": facts["seed"],
         "acc1": measured["acc1"],
-        "n": int(measured["n"]),
+        "n": int(measured["n"]) if "n" in measured else None,  # an own module need not count them
         **({"checkpoint": measured["checkpoint"]} if run.standing("test").kind == "other" else {}),
         "tokenizer": choice_text(network.get("tokenizer", "-")),
         "pos_embed": choice_text(network.get("pos_embed", "-")),
         "parameters": model["parameters"],
         "macs": model.get("macs"),
         "data": data["data"],
-        "train_n": data["splits"]["train"]["n"],
-        "splits": {name: facts["hash"] for name, facts in data["splits"].items() if "hash" in facts},
+        "train_n": splits.get("train", {}).get("n"),
+        "splits": {name: facts["hash"] for name, facts in splits.items() if "hash" in facts},
         "epochs": _epochs(run, config["trainer"]["max_epochs"]),
         "hardware": f"{facts['world_size']} x {facts['devices'][0]}",
         "commit": f"{(facts['commit'] or 'unknown')[:7]}{'+' if facts['dirty'] else ''}",
@@ -148,6 +149,8 @@ def _row(runs: list[dict[str, Any]]) -> dict[str, Any]:
         "parameters_m": runs[0]["parameters"] / 1e6,
         "macs_m": runs[0]["macs"] / 1e6 if runs[0].get("macs") else None,
         "seeds": len(runs),
+        "train": "" if runs[0]["train_n"] is None else f", {runs[0]['train_n']:,} images",
+        "images": "" if runs[0].get("n") is None else f" of {runs[0]['n']:,}",
         "of": f", with {runs[0]['checkpoint']}" if "checkpoint" in runs[0] else "",
         "accuracy": _accuracy([run["acc1"] for run in runs]),
         "published": _published(runs[0]["command"]),
@@ -180,7 +183,7 @@ def _published(command: str) -> str:
 def command_of(facts: Record, overrides: dict[str, Any] | None) -> str:
     """Return the command that started the run, without its name and data folder, and what resumes changed."""
     configs = facts.get("configs") or config_paths(facts["argv"])  # an older vitlab wrote argv alone
-    start = ["vitlab fit", *(f"--config {as_typed(name)}" for name in configs), *_weights(facts)]
+    start = ["vitlab fit", *(f"--config {shlex.quote(as_typed(name))}" for name in configs), *_weights(facts)]
     start += _words(overrides or {})
     changes = [f"resumed with {' '.join(words)}" for change in facts.get("changes", []) if (words := _words(change))]
     return ", ".join([" ".join(start), *changes])

@@ -1,9 +1,11 @@
 """``vitlab look``: one HTML page about runs and networks."""
 
+import shlex
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vitlab.config.arguments import CommandParser, grid_of
 from vitlab.config.trust import add_trust
@@ -12,6 +14,7 @@ from vitlab.lazy import quick_imports
 from vitlab.look.written import is_of_training
 from vitlab.runs.atomic import write_text
 from vitlab.runs.directory import RunDir, find_directory, find_run
+from vitlab.runs.standing import Standing, checksum
 
 if TYPE_CHECKING:
     from vitlab.analysis.subject import Subject
@@ -51,6 +54,41 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+class AtCheckpoint(RunDir):
+    """A run with one of its checkpoints: what was measured with another one is stale.
+
+    Args:
+        run: The run.
+        checkpoint: The checkpoint.
+    """
+
+    def __init__(self, run: RunDir, checkpoint: Path) -> None:
+        super().__init__(run.path)
+        self.at, self.digest = checkpoint, checksum(checkpoint)
+
+    def standing(self, split: str, result: Mapping[str, Any] | None = None, read: bool = True) -> Standing:
+        """Return whether a result on a split belongs to the checkpoint; default: the stored one."""
+        one: Mapping[str, Any] = (dict(self.stored).get(split) if result is None else result) or {}  # type: ignore[assignment]
+        return self._standing(one, f"vitlab {'validate' if split.startswith('val') else 'test'}")
+
+    def note(self, analysis: str) -> tuple[dict[str, Any], Standing]:
+        """Return what an analysis has noted, empty if it is not done, and whether it belongs to the checkpoint."""
+        note, now = super().note(analysis)
+        return note, now if "note" not in note else self._standing(note, f"vitlab analyze {analysis}")
+
+    def _standing(self, result: Mapping[str, Any], command: str) -> Standing:
+        if result.get("sha256") == self.digest:
+            return Standing("current")
+        name = result.get("checkpoint", "another checkpoint")
+        return Standing("stale", f"measured with {name}; run `{command} {shlex.quote(str(self.at))}`")
+
+
+def _run_of(source: str) -> RunDir:
+    """Return the run that a source of a page names, at a checkpoint if it names one."""
+    run, checkpoint = find_run(source)
+    return AtCheckpoint(run, checkpoint) if Path(source).expanduser().is_file() else run
+
+
 def _drawing(source: str, view: "View", rest: list[str], level: "Level") -> str:
     from vitlab.jobs.find_subject import subject_at
     from vitlab.look.diagram import architecture
@@ -79,7 +117,7 @@ def page_about(sources: list[str], view: "View", rest: list[str]) -> str:
             changes = rest if len(sources) == 1 or source not in named else []  # of runs
             subject = subject_at(source, view if source in named else plain, changes)[0]
         except CannotBeAsked as error:  # its run still has curves
-            run = find_run(source)[0]
+            run = _run_of(source)
             runs[run.path.name if run.path.name not in runs else source] = run
             say(f"architecture     left out, as are pictures: {error}")
             continue
@@ -88,7 +126,7 @@ def page_about(sources: list[str], view: "View", rest: list[str]) -> str:
         if subject.name in (one.name for one in subjects):
             subject.name = source
         if source not in named:
-            runs[subject.name] = find_run(source)[0]
+            runs[subject.name] = _run_of(source)
         subjects.append(subject)
     names = list({**dict.fromkeys(runs), **dict.fromkeys(one.name for one in subjects)})
     return render(", ".join(names) if len(names) < MANY else f"{len(names)} runs", runs, subjects, view.shown)

@@ -83,6 +83,20 @@ def read_weights(path: str | Path | WeightsFile) -> WeightsFile:
     return WeightsFile(state_dict, arguments or _arguments_beside(path), sentences, path)
 
 
+def read_state(path: Path) -> dict[str, Tensor]:
+    """Read a state dict from a safetensors file, with all names as they stand there.
+
+    Example:
+        >>> import tempfile
+        >>> from safetensors.torch import save_file
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_file({"net.bias": torch.zeros(10)}, file := Path(folder) / "best.safetensors")
+        ...     list(read_state(file))
+        ['net.bias']
+    """
+    return _read_safetensors(path)[0]
+
+
 def _arguments_beside(path: Path) -> ModelArgs:
     file = Path(f"{path}.json")
     if not file.is_file():

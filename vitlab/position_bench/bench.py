@@ -1,6 +1,5 @@
 """Measure a position embedding against the published evidence, and say how it stands."""
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -14,7 +13,7 @@ from vitlab.config.trust import import_class, trust, trust_classes
 from vitlab.errors import UsageError
 from vitlab.layers.pos_embed import POS_EMBEDS, PosEmbed
 from vitlab.objects import written
-from vitlab.position_bench.cells import Bench, label_of, published
+from vitlab.position_bench.cells import Bench, label_of, published, read_cell
 from vitlab.position_bench.judging import TaskVerdict, best_of_families, judge, ranks, score_interval, score_text
 from vitlab.position_bench.protocol import TASKS, chance_of_tasks, guessing_bounds, read_protocol
 from vitlab.position_bench.training import Method
@@ -266,5 +265,5 @@ def list_lines(bench: Bench) -> list[str]:
 
 def read_card(folder: Path) -> Any:
     """Return the method that a folder of cells is of, as a configuration names it."""
-    name, args = json.loads((folder / "card.json").read_text())["method"]
+    name, args = read_cell(folder / "card.json")["method"]
     return {"class_path": name, "init_args": args} if args else name

@@ -45,6 +45,26 @@ from vitlab.runs.lock import held, take
 
 T = TypeVar("T")
 GLYPH_SEEDS = {"glyphs": 0, "glyphs_test": 1, "glyphs_val": 2}
+NEEDED = {  # of a record, by the word that tells its kind
+    "scores": {"training", "seed", "rate", "not_applicable"},
+    "validation": {"training", "rate"},
+}
+
+
+def read_cell(path: Path) -> dict[str, Any]:
+    """Return the record of a cell.
+
+    Raises:
+        UsageError: It is truncated, or lacks what such a record has.
+    """
+    try:
+        kept = json.loads(path.read_text())
+        whole = isinstance(kept, dict) and all(NEEDED[kind] <= kept.keys() for kind in NEEDED if kind in kept)
+        if whole and (path.stem != "card" or "method" in kept):
+            return kept
+    except ValueError:
+        pass
+    raise UsageError(f"{path} is damaged: remove it, and its cell is trained again")
 
 
 class Bench:
@@ -115,7 +135,7 @@ class Bench:
     def record(self, label: str, cell: str) -> dict[str, Any] | None:
         """Return what is kept of a cell, or None if it is not complete."""
         path = self.path(label, cell)
-        return dict(json.loads(path.read_text())) if path.is_file() else None
+        return read_cell(path) if path.is_file() else None
 
     def predictions(self, label: str, cell: str) -> dict[str, NDArray[np.uint8]]:
         """Return the predicted classes of a cell, by task."""
@@ -260,7 +280,7 @@ class Bench:
     def check_kept(self, label: str, method: Method | None = None) -> None:
         """Refuse a folder whose cells are of another protocol, of another method or of another source of it."""
         for path in sorted((self.folder / label).glob("*.json")):
-            if json.loads(path.read_text()).get("protocol", self.digest) != self.digest:
+            if read_cell(path).get("protocol", self.digest) != self.digest:
                 raise UsageError(f"{path} was trained under another protocol: give another folder")
         if not method:
             return

@@ -143,7 +143,7 @@ class RunDir:
             return f"{self.path} has no checkpoint: it was trained with `trainer.enable_checkpointing=false`"
         if self.record.get("status") == "done":
             return f"{self.path} has no checkpoint any more: the run is done, and its files were removed"
-        return f"{self.path} has no checkpoint yet: it was stopped before its first epoch ended"
+        return f"{self.path} has no checkpoint: it was stopped before its first epoch ended, or its files were removed"
 
     @property
     def record(self) -> Record:

@@ -4,6 +4,7 @@ import copy
 import errno
 import os
 import resource
+import shlex
 import shutil
 import threading
 from collections.abc import Callable, Iterable
@@ -162,7 +163,7 @@ def _not_saved(folder: Path, cause: OSError, size: int) -> str:
         room += f", {megabytes(shutil.disk_usage(_existing(folder)).free)} are free"
     return (
         f"the checkpoint could not be written into {folder}: {cause.strerror or cause}; {room}. What was saved before "
-        f"is intact: {before_again(cause.errno)}, then `vitlab fit --resume {folder.parent}`"
+        f"is intact: {before_again(cause.errno)}, then `vitlab fit --resume {shlex.quote(str(folder.parent))}`"
     )
 
 

@@ -34,8 +34,8 @@ def analyze_reconstruction(subject: Subject) -> Finding:
         ['seen', 'error', 'error_low', 'error_high']
     """
     task = subject.task
-    if not hasattr(task, "fill"):
-        raise UsageError(f"reconstruction needs a masked autoencoder (--model=MAE), and {subject.name} is not one")
+    if getattr(task, "fill", None) is None:
+        raise UsageError(f"reconstruction needs a checkpoint of a masked autoencoder (--model=MAE), not {subject.name}")
     images, _ = subject.labeled()
     if len(images) < 2:
         raise UsageError("reconstruction compares images and needs at least two")

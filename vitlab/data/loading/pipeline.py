@@ -281,6 +281,13 @@ class Pipeline:
 
     def eval_image(self, image: Image.Image, statistics: Statistics) -> Tensor:
         """Map one gray or RGB image to a normalized ``(C, H, W)``, as in evaluation."""
+        if not self.native:
+            return self.one_size(image, statistics)
+        pixels = to_tensor(self.native(image))
+        return self._scaled(pixels[None], statistics, tuple(pixels.shape[1:]))[0]
+
+    def one_size(self, image: Image.Image, statistics: Statistics) -> Tensor:
+        """Map one gray or RGB image to a normalized ``(C, H, W)`` of the size of all, whatever evaluation does."""
         crop = self.center(statistics[0])
         return self.normalize(to_tensor(crop(image))[None], statistics)[0]
 
@@ -297,9 +304,6 @@ class Pipeline:
             if len(image.getbands()) != in_chans:
                 has = f"an image of {len(image.getbands())} channels, the network takes {in_chans}"
                 raise ImageError(str(path), f"{has}: give an array, .npy or TIFF")
-            if self.native:
-                pixels = to_tensor(self.native(image))
-                return self._scaled(pixels[None], statistics, tuple(pixels.shape[1:]))[0]
             return self.eval_image(image, statistics)
         try:
             array = read_array(path)

@@ -19,15 +19,15 @@ FAR = 10  # times the loss of guessing, above which a loss has exploded
 def log_summary(job: Job, reached: Reached) -> None:
     """Send W&B the best epoch, the reason of the end and, if requested, the checkpoint.
 
-    Numbers that a test of before left in the summary, of weights that went on, become null.
+    Numbers that a measurement of before left in the summary, of weights that went on, become null.
     """
     best, ending = reached.best, reached.ending
     values = {f"best/{k}": v for k, v in best.items() if k not in ("step", "attempt")}
     values |= {"ending": ending["why"] if ending else None}
     for split, result in job.run.stored.items():
-        if split != "val" and isinstance(result, dict) and standing(job.run.path, result, "").is_stale:
-            values |= {f"{split}/{key}": None for key, value in result.items() if isinstance(value, int | float)}
-            values |= {f"{split}/weights": None}
+        if isinstance(result, dict) and standing(job.run.path, result, "").is_stale:
+            names = [f"{split}/{k}" for k, v in result.items() if isinstance(v, int | float) and k != "epoch"]
+            values |= {name: None for name in (*names, f"{split}/weights") if name not in best}  # those it logs anew
     for logger in job.trainer.loggers:
         if isinstance(logger, SafeWandbLogger):
             logger.log_summary(values)
@@ -59,7 +59,8 @@ def _close(job: Job, reached: Reached, seconds: float) -> None:
     job.run.write("data.json", fingerprint(job.data))  # again, as files may have become unreadable during training
     for name in ("best", "last"):
         if (job.run.checkpoints / f"{name}.ckpt").is_file():
-            save_weights(job.run.checkpoints / f"{name}.ckpt", job.run.weights / f"{name}.safetensors", job.run.fence)
+            there, written = job.run.checkpoints / f"{name}.ckpt", job.run.weights / f"{name}.safetensors"
+            save_weights(there, written, job.task, job.run.fence)
     lines = []
     if best := reached.best:
         path = job.run.checkpoint()

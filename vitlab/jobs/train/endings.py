@@ -181,7 +181,7 @@ def explain_exception(error: Exception, run: RunDir, batch: int | None, processe
             again = "start it again with the same command, or `vitlab fit --resume` its new place"
             return f"{error}; nothing more can be saved: {again}"
         case ImageError():
-            return f"{error}; repair the file, or tolerate some with --data.max_unreadable, then {way_on}"
+            return f"{error}; repair the file, then {way_on}; only a new run can leave it out, by --data.max_unreadable"
         case URLError():
             return f"the data could not be downloaded: {error.reason}; download them on a machine with a network"
         case OSError() if error.errno in _DISK:
