@@ -287,7 +287,7 @@ def test_a_run_that_has_not_ended_keeps_its_checkpoints(place, capsys):
     record.write_text(record.read_text().replace('"status": "done"', '"status": "preempted"'))
     assert main(["runs", "clean", "first", "--what", "checkpoints", "--yes"]) == 0
     said = capsys.readouterr()
-    assert "its weights are in its checkpoints alone, as it has not ended" in said.out + said.err
+    assert "its last weights are in its checkpoints alone" in said.out + said.err
     assert Path("runs/first/checkpoints/last.ckpt").is_file()
 
 

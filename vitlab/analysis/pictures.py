@@ -205,4 +205,4 @@ def as_tensor(pictures: Tensor | Sequence[Any], data: ImageData) -> Tensor:
             raise UsageError(f"`pictures` must be (B, {', '.join(map(str, whole))}), got {shape_text(pictures.shape)}")
         return pictures
     images = [decode(str(p), data.decoding) if isinstance(p, str | Path) else p for p in pictures]
-    return torch.stack([data.one_size(image) for image in images])
+    return torch.stack([data.cut_transform(image) for image in images])

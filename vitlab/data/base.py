@@ -295,11 +295,11 @@ class ImageData(Named, L.LightningDataModule):
         """Map one image, decoded or as Pillow opens it, to a normalized ``(C, H, W)``, as in evaluation."""
         return self.pipeline.eval_image(decode_opened(image, self.decoding), self.statistics())
 
-    def one_size(self, image: Image.Image) -> Tensor:
+    def cut_transform(self, image: Image.Image) -> Tensor:
         """Do the same, but cut the image to ``img_size`` where evaluation keeps its aspect ratio (`native_patch`)."""
         if not self.pipeline.native:
             return self.eval_transform(image)
-        return self.pipeline.one_size(decode_opened(image, self.decoding), self.statistics())
+        return self.pipeline.cut_image(decode_opened(image, self.decoding), self.statistics())
 
     def preparation(self) -> dict[str, Any]:
         """Return how images are normalized and cut in evaluation, as plain values, for files of weights."""

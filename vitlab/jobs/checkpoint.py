@@ -104,12 +104,13 @@ def load_outside(task: Any, checkpoint: Path) -> None:
     Raises:
         UsageError: The file has the network alone, or they do not fit.
     """
-    if checkpoint.suffix == ".safetensors":
+    content = {} if checkpoint.suffix == ".safetensors" else read_checkpoint(checkpoint, map_location="cpu")
+    outside = {k: v for k, v in content.get("state_dict", {}).items() if not k.startswith("net.")}
+    if not outside:
         check_alone(task, checkpoint)
         return
-    content = read_checkpoint(checkpoint, map_location="cpu")["state_dict"]
     try:
-        task.load_state_dict({**task.state_dict(), **{k: v for k, v in content.items() if not k.startswith("net.")}})
+        task.load_state_dict({**task.state_dict(), **outside})
     except RuntimeError as error:
         raise misfit(checkpoint, error) from error
 

@@ -95,7 +95,7 @@ def _of_run(run: RunDir, what: What, kept: dict[str, str]) -> list[Item]:
     items = [Item(run, path, "left by an interrupted write") for path in dict.fromkeys(left)]
     is_done = status_of_run(run, run.record) == "done"
     if what == "checkpoints" and not (is_done and matching(run.weights, "*.safetensors")):
-        kept[str(run.path)] = "its weights are in its checkpoints alone, as it has not ended; --what=runs removes it"
+        kept[str(run.path)] = "its last weights are in its checkpoints alone; --what=runs removes it"
     elif what == "checkpoints":
         items += [Item(run, path, "a checkpoint") for path in matching(run.checkpoints, "*.ckpt")]
         items += [Item(run, path, "shards of a checkpoint") for path in matching(run.checkpoints, "shards-*")]

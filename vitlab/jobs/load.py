@@ -182,4 +182,4 @@ def load_pictures(place: str, most: int, data: Any) -> Tensor:
     if resized:
         h, w = data.img_size
         say(f"images           {resized} of {len(found)} resized and cropped to {h} x {w} pixels, as in evaluation")
-    return torch.stack([data.one_size(image) for image in found])
+    return torch.stack([data.cut_transform(image) for image in found])

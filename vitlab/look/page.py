@@ -168,7 +168,13 @@ def _thinned(metrics: dict[str, dict[str, list[tuple[float, float]]]]) -> dict[s
 def _run(name: str, run: RunDir, subject: Subject | None, found: Said | None) -> dict[str, Any]:
     outcome, changed = outcome_facts(run, found) if found else None, run.path / "overrides.yaml"
     recipe = list(dotted(yaml.safe_load(changed.read_text()) or {}).items()) if changed.is_file() else []
-    facts = {"name": name, "typed": run.typed, "outcome": outcome, "recipe": recipe, "environment": environment(run)}
+    facts: dict[str, Any] = {
+        "name": name,
+        "typed": run.typed,
+        "outcome": outcome,
+        "recipe": recipe,
+        "environment": environment(run),
+    }
     facts |= {"numbers": None if outcome else numbers_of(run), "doubts": doubts_of(run)}
     facts |= {"first": first_words(run), "size": run.read("model.json").get("parameters")}
     return {**facts, "config": list(config_of(run).items()), "wrong": _mistakes(outcome, subject)}

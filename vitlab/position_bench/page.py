@@ -34,7 +34,8 @@ def write_bench_page(bench: Bench, target: Path) -> list[Path]:
     evidence = target / "evidence"
     evidence.mkdir(parents=True, exist_ok=True)
     complete = bench.complete()
-    for name in () if evidence.samefile(bench.folder) else complete:
+    is_own = evidence.resolve() == bench.folder.resolve()
+    for name in () if is_own else complete:
         shutil.rmtree(evidence / name, ignore_errors=True)  # cells of an earlier protocol may have had other names
         shutil.copytree(bench.folder / name, evidence / name)
     answers = {

@@ -282,11 +282,11 @@ class Pipeline:
     def eval_image(self, image: Image.Image, statistics: Statistics) -> Tensor:
         """Map one gray or RGB image to a normalized ``(C, H, W)``, as in evaluation."""
         if not self.native:
-            return self.one_size(image, statistics)
+            return self.cut_image(image, statistics)
         pixels = to_tensor(self.native(image))
         return self._scaled(pixels[None], statistics, tuple(pixels.shape[1:]))[0]
 
-    def one_size(self, image: Image.Image, statistics: Statistics) -> Tensor:
+    def cut_image(self, image: Image.Image, statistics: Statistics) -> Tensor:
         """Map one gray or RGB image to a normalized ``(C, H, W)`` of the size of all, whatever evaluation does."""
         crop = self.center(statistics[0])
         return self.normalize(to_tensor(crop(image))[None], statistics)[0]
