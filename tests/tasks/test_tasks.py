@@ -9,6 +9,7 @@ from sklearn.metrics import average_precision_score, f1_score
 from torch.utils.data import DataLoader, TensorDataset
 
 from vitlab.data.files.sets import TensorImages
+from vitlab.layers.precision import half_precision
 from vitlab.tasks import Classifier, Regressor
 from vitlab.tasks.classifier import balanced
 from vitlab.tasks.regressor import Errors
@@ -40,6 +41,39 @@ def test_validation_metrics_are_those_of_the_whole_set_at_once():
     assert metrics["val/acc1"].item() == pytest.approx((logits.argmax(1) == targets).float().mean().item())
     top5 = (logits.topk(5).indices == targets[:, None]).any(1).float().mean().item()
     assert metrics["val/acc5"].item() == pytest.approx(top5)
+
+
+class Outputs(L.Callback):
+    """Keep what a task returns for each validation batch."""
+
+    def __init__(self):
+        self.kept = []
+
+    def on_validation_batch_end(self, trainer, pl_module, outputs, *rest):
+        self.kept.append(outputs)
+
+
+@pytest.mark.parametrize(("kind", "precision"), [("class", "bf16-true"), ("class", "16-true"), ("number", "bf16-true")])
+def test_an_evaluation_is_summed_in_32_bits_where_weights_have_16(kind, precision):
+    """Lightning converts a task by `.to(dtype)`, which torchmetrics heeds, other than `.bfloat16()`."""
+    images, targets = torch.randn(293, 1, 8, 8).to(half_precision(precision)), torch.arange(293) % 10
+    if kind == "class":
+        task = Classifier(num_classes=10, **TINY)
+    else:
+        targets = targets.float()
+        task = Regressor(targets={"kind": "number", "names": ["age"], "mean": [4.5], "std": [3.0]}, **TINY)
+    quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = L.Trainer(precision=precision, accelerator="cpu", logger=False, callbacks=[seen := Outputs()], **quiet)
+    (found,) = trainer.validate(task, DataLoader(TensorDataset(images, targets), batch_size=7), verbose=False)
+    outputs = torch.cat(seen.kept)
+    assert found["val/n"] == 293 and outputs.dtype == torch.float32
+    if kind == "class":
+        expected = {"acc1": (outputs.argmax(1) == targets).float().mean(), "loss": F.cross_entropy(outputs, targets)}
+    else:
+        error = outputs[:, 0] - targets
+        expected = {"mae": error.abs().mean(), "loss": (error / 3).square().mean()}
+    for name, value in expected.items():
+        assert found[f"val/{name}"] == pytest.approx(float(value), rel=1e-4), name
 
 
 def test_training_sums_are_read_once():

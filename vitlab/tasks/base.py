@@ -20,7 +20,7 @@ from vitlab.models.vit import VisionTransformer
 from vitlab.named_kwargs import Named
 from vitlab.optim import ScheduleName, param_groups, slow_earlier_blocks
 from vitlab.packed_batch import PackedBatch
-from vitlab.tasks.meter import Meter, add_metrics
+from vitlab.tasks.meter import Meter, add_metrics, in_32_bits
 from vitlab.tasks.optimizer import (
     SchedulerSpec,
     accumulate_from_the_start,
@@ -223,7 +223,7 @@ class Task(Named, FastHookName, L.LightningModule):
         return self(batch if isinstance(batch, Tensor) else batch[0])
 
     def _evaluate(self, batch: tuple[Tensor, Tensor], meter: Meter) -> Tensor:
-        outputs, targets = self.net(batch[0]), self.as_targets(batch[1])
+        outputs, targets = in_32_bits(self.net(batch[0])), self.as_targets(batch[1])
         loss, outputs = self.eval_loss(outputs, targets), self.in_units(outputs)
         meter.update(outputs, targets, loss)
         return outputs
@@ -298,17 +298,6 @@ class Task(Named, FastHookName, L.LightningModule):
         """Return the parameter groups, see :func:`vitlab.optim.param_groups`; ``factor`` scales every rate."""
         names = ("weight_decay", "layer_decay", "pos_embed_lr_mult", "head_lr_mult")
         return param_groups(trained(self), self.hparams["lr"] * factor, **{name: self.hparams[name] for name in names})
-
-
-def in_32_bits(value: Any) -> Any:
-    """Return a number that can be added up: a sum of thousands in 16 bits no longer grows.
-
-    Example:
-        >>> in_32_bits(torch.ones((), dtype=torch.bfloat16)).dtype
-        torch.float32
-    """
-    half = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
-    return value.float() if half else value
 
 
 def seed_step(seed: int, epoch: int, batch: int, rank: int, device: torch.device) -> None:

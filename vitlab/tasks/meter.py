@@ -1,7 +1,7 @@
 """Loss and metrics of an evaluation."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torchmetrics import Metric, MetricCollection, SumMetric
 from vitlab.class_paths import ClassSpec, build, choice_text, find_class, name_and_args
 from vitlab.errors import one_line
 
+HALF = (torch.bfloat16, torch.float16)
 FACTS: dict[str, Any] = {
     "class": lambda K: {"task": "multiclass", "num_classes": K},
     "multilabel": lambda K: {"task": "multilabel", "num_labels": K},
@@ -70,11 +71,27 @@ def _check(metric: Metric, path: str, K: int, kind: str) -> None:
             raise ValueError(f"`metrics`: {path} must return one number, or a dictionary of them, got shape {shape}")
 
 
+def in_32_bits(value: Any) -> Any:
+    """Return a number that can be added up: a sum of thousands in 16 bits no longer grows.
+
+    Example:
+        >>> in_32_bits(torch.ones((), dtype=torch.bfloat16)).dtype
+        torch.float32
+    """
+    return value.float() if isinstance(value, Tensor) and value.dtype in HALF else value
+
+
 class Meter(nn.Module):
     """Loss, metrics and number of samples of one evaluation, summed over all processes.
 
+    Its sums have at least 32 bits, also where a Trainer turns the weights of the task into numbers of 16.
+
     Args:
         metrics: Metrics of outputs and targets, in addition to the loss.
+
+    Example:
+        >>> Meter(MetricCollection({})).to(torch.bfloat16).n.sum_value.dtype
+        torch.float32
     """
 
     def __init__(self, metrics: MetricCollection) -> None:
@@ -83,10 +100,17 @@ class Meter(nn.Module):
         self.loss = SumMetric(nan_strategy="disable")  # MeanMetric loses its weights when NaN is allowed
         self.n = SumMetric(nan_strategy="disable")
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
+        def moved(value: Tensor) -> Tensor:
+            new = fn(value)
+            return value.to(new.device) if new.dtype in HALF and value.dtype not in HALF else new
+
+        return super()._apply(moved, *args, **kwargs)  # torchmetrics ignores `.half()`, not Lightning's `.to(dtype)`
+
     def update(self, outputs: Tensor, targets: Tensor, loss: Tensor) -> None:
         """Add a batch."""
         self.metrics.update(outputs, targets)
-        self.loss.update(loss * len(outputs))
+        self.loss.update(in_32_bits(loss) * len(outputs))
         self.n.update(len(outputs))
 
     def read(self, prefix: str) -> dict[str, Tensor]:
