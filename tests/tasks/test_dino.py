@@ -3,10 +3,12 @@
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -23,6 +25,7 @@ from vitlab.pretraining.dino import cosine
 ROOT = Path(__file__).parents[2]
 TINY = {"img_size": 8, "in_chans": 2, "patch_size": 2, "embed_dim": 16, "depth": 1, "num_heads": 2}
 HEAD = {"prototypes": 12, "proj_hidden": 10, "proj_dim": 6}
+QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
 T2T = {"tokenizer": "t2t", "t2t_kernels": [3, 3], "t2t_strides": [1, 2], "t2t_dim": 8}
 
 
@@ -291,6 +294,14 @@ def test_two_processes_take_the_steps_of_one(config, tmp_path):
     for ours, theirs in zip(one, two, strict=True):
         for key in ours:
             assert ours[key] == pytest.approx(theirs[key], rel=1e-3), key
+
+
+@pytest.mark.parametrize(("precision", "mixed"), [("bf16-true", "bf16-mixed"), ("16-true", "16-mixed")])
+def test_a_teacher_of_16_bits_is_refused_as_it_would_hardly_follow(precision, mixed):
+    task, trainer = DINO(**{**TINY, "in_chans": 1}, **HEAD), L.Trainer(precision=precision, max_steps=1, **QUIET)
+    line = f"the teacher of `model: DINO` needs weights of 32 bits: set --trainer.precision={mixed}, got {precision}"
+    with pytest.raises(ValueError, match=re.escape(line)):
+        trainer.fit(task, Digits(batch_size=8, augment=["MultiCrop"]))
 
 
 def test_a_second_training_of_a_task_goes_on_with_its_student():

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.callbacks import WeightAveraging
 from torch.distributed.fsdp import FSDPModule
 
-from vitlab.errors import UsageError
+from vitlab.layers.precision import check_average
 
 Matched = tuple[list[torch.Tensor], list[torch.Tensor]]  # of the average, of the task
 _OF_SHARDS = ("configure_model", "_device_mesh")  # what a strategy that shards gives to a task; it cannot be copied
@@ -52,9 +52,7 @@ class EMA(WeightAveraging):
         Raises:
             UsageError: The weights have 16 bits, in which the average would hardly move.
         """
-        if trainer.precision in ("16-true", "bf16-true"):
-            mixed = str(trainer.precision).replace("true", "mixed")
-            raise UsageError(f"EMA needs weights of 32 bits: set --trainer.precision={mixed}, got {trainer.precision}")
+        check_average("EMA", str(trainer.precision))
         later = {name: pl_module.__dict__.pop(name) for name in _OF_SHARDS if name in pl_module.__dict__}
         super().setup(trainer, pl_module, stage)
         pl_module.__dict__.update(later)

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitlab.errors import UsageError
+
 ROUNDING = ("cuda",)  # devices that may round float32 operands to TensorFloat-32, 10 bits
 
 
@@ -29,6 +31,27 @@ def half_precision(precision: str) -> torch.dtype | None:
     """
     name = str(precision).partition("-")[0]
     return {"bf16": torch.bfloat16, "16": torch.float16}.get(name)
+
+
+def check_average(name: str, precision: str) -> None:
+    """Refuse to average weights of 16 bits, of which the average would hardly move: a step is below their rounding.
+
+    Args:
+        name: What keeps the average.
+        precision: Value of Lightning's ``trainer.precision``.
+
+    Raises:
+        UsageError: The weights have 16 bits.
+
+    Example:
+        >>> check_average("EMA", "bf16-mixed")
+        >>> check_average("EMA", "bf16-true")
+        Traceback (most recent call last):
+        vitlab.errors.UsageError: EMA needs weights of 32 bits: set --trainer.precision=bf16-mixed, got bf16-true
+    """
+    if half_precision(precision) and precision.endswith("-true"):
+        mixed = precision.replace("true", "mixed")
+        raise UsageError(f"{name} needs weights of 32 bits: set --trainer.precision={mixed}, got {precision}")
 
 
 def without_autocast(x: Tensor) -> torch.autocast:

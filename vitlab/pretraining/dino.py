@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection
 
+from vitlab.layers.precision import check_average, without_autocast
 from vitlab.models import start
 from vitlab.pretraining.mae import covered, parameters_outside, refuse_supervised
 from vitlab.tasks.arguments import TaskArgs
@@ -217,12 +218,13 @@ class DINO(Task):
         self._is_new = True
 
     def setup(self, stage: str) -> None:
-        """Refuse data without crops, and crops that the tokenizer cannot divide into tokens."""
+        """Refuse weights of 16 bits, data without crops, and crops that the tokenizer cannot divide into tokens."""
         super().setup(stage)
         data: Any = getattr(self.trainer, "datamodule", None)
         crops = getattr(getattr(data, "pipeline", None), "crops", None)
         if stage != "fit":
             return
+        check_average("the teacher of `model: DINO`", str(self.trainer.precision))
         if crops is None:
             raise ValueError("`model: DINO` learns from crops: set --data.augment=MultiCrop, with a data set of vitlab")
         try:
