@@ -296,6 +296,19 @@ def test_two_processes_take_the_steps_of_one(config, tmp_path):
             assert ours[key] == pytest.approx(theirs[key], rel=1e-3), key
 
 
+def test_a_batch_that_is_not_finite_leaves_the_centers_as_they_are():
+    task = DINO(**TINY, **HEAD, ibot_weight=1.0, nan_loss="skip")
+    good = [torch.randn(3, 2, 8, 8) for _ in range(2)]
+    bad, hidden = [crop.clone() for crop in good], torch.ones(2, 3, 16, dtype=torch.bool)
+    bad[0][0, 0, 0, 0] = torch.nan
+    assert task.loss_of(good, 0.04, hidden).isfinite()
+    before = task.center.clone(), task.patch_center.clone()
+    assert before[0].any() and before[1].any()
+    assert not task.loss_of(bad, 0.04, hidden).isfinite()
+    assert torch.equal(task.center, before[0]) and torch.equal(task.patch_center, before[1])
+    assert task.loss_of(good, 0.04, hidden).isfinite()
+
+
 @pytest.mark.parametrize(("precision", "mixed"), [("bf16-true", "bf16-mixed"), ("16-true", "16-mixed")])
 def test_a_teacher_of_16_bits_is_refused_as_it_would_hardly_follow(precision, mixed):
     task, trainer = DINO(**{**TINY, "in_chans": 1}, **HEAD), L.Trainer(precision=precision, max_steps=1, **QUIET)

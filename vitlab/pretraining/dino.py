@@ -350,6 +350,7 @@ class DINO(Task):
         targets = F.softmax((masked - center) / temperature, dim=-1)
         world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
         mean = over_processes(scores.flatten(0, -2).mean(dim=0)) / world
+        mean = torch.where(mean.isfinite(), mean, center)  # of a step that `nan_loss` skips: NaN would stay for good
         center.lerp_(mean.to(center.dtype), 1 - self.hparams["center_momentum"])
         return targets
 
