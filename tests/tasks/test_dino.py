@@ -20,7 +20,7 @@ from vitlab.data.loading.crops import MultiCrop, cut_batch
 from vitlab.data.loading.order import TrainOrder
 from vitlab.data.loading.streams import uniforms
 from vitlab.pretraining import DINO
-from vitlab.pretraining.dino import cosine
+from vitlab.pretraining.dino import cosine, koleo
 
 ROOT = Path(__file__).parents[2]
 TINY = {"img_size": 8, "in_chans": 2, "patch_size": 2, "embed_dim": 16, "depth": 1, "num_heads": 2}
@@ -294,6 +294,13 @@ def test_two_processes_take_the_steps_of_one(config, tmp_path):
     for ours, theirs in zip(one, two, strict=True):
         for key in ours:
             assert ours[key] == pytest.approx(theirs[key], rel=1e-3), key
+
+
+def test_nearest_neighbors_of_koleo_are_found_in_32_bits_under_autocast():
+    similar = torch.randn(1, 64) + 0.05 * torch.randn(64, 64)  # as early in training
+    expected = koleo(similar)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(koleo(similar), expected)
 
 
 def test_a_batch_that_is_not_finite_leaves_the_centers_as_they_are():

@@ -120,9 +120,10 @@ def koleo(features: Tensor, eps: float = 1e-8) -> Tensor:
     >>> round(koleo(torch.tensor([[1.0, 0.0], [0.0, 3.0]])).item(), 4)  # -log(sqrt(2))
     -0.3466
     """
-    x = F.normalize(features if features.dtype.itemsize > 2 else features.float(), dim=1, eps=eps)
-    near = (x.detach() @ x.detach().T).fill_diagonal_(-1).argmax(dim=1)
-    return -(F.pairwise_distance(x, x[near], eps=eps) + eps).log().mean()
+    with without_autocast(features):  # neighbors of similar features differ by less than the rounding of 16 bits
+        x = F.normalize(features if features.dtype.itemsize > 2 else features.float(), dim=1, eps=eps)
+        near = (x.detach() @ x.detach().T).fill_diagonal_(-1).argmax(dim=1)
+        return -(F.pairwise_distance(x, x[near], eps=eps) + eps).log().mean()
 
 
 class DINO(Task):
