@@ -27,6 +27,22 @@ def test_every_trained_parameter_is_in_exactly_one_group(tokenizer, pos_embed):
     assert sorted(id(p) for g in groups for p in g["params"]) == sorted(trained)
 
 
+class Adapted(VisionTransformer):
+    """A network with a layer and a scale of its own."""
+
+    def __init__(self, **network):
+        super().__init__(**network)
+        self.adapter, self.gain = nn.Conv1d(2, 2, 1), nn.Parameter(torch.ones(3, 3))
+
+
+def test_what_a_subclass_adds_learns_with_the_head():
+    net = Adapted(**TINY)
+    groups = param_groups(net, lr=0.2, weight_decay=0.1, layer_decay=0.5, head_lr_mult=10)
+    rows = {row["name"]: (row["lr_scale"], row["weight_decay"]) for row in describe_groups(net, groups, 0.2)}
+    assert len(rows) == len(list(net.parameters()))
+    assert (rows["adapter.weight"], rows["adapter.bias"], rows["gain"]) == ((1, 0.1), (1, 0), (1, 0))
+
+
 def test_tokens_positions_norms_scales_and_biases_do_not_decay():
     net = VisionTransformer(**FULL, tokenizer="t2t", global_pool="map", pos_embed="learned")
     decayed = decayed_names(net)

@@ -6,9 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from timm.loss import BinaryCrossEntropy
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from vitlab.callbacks.ema import EMA
+from vitlab.optim import describe_groups
 from vitlab.tasks import Classifier, LinearProbe
 
 TINY = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 8, "depth": 1, "num_heads": 2, "num_classes": 3}
@@ -68,6 +70,43 @@ def test_optimizers_keep_the_groups(opt):
     assert {g["weight_decay"] for g in optimizer.param_groups} == {0.0, 0.05}
     rates = sorted({g["initial_lr"] for g in optimizer.param_groups})
     assert rates == pytest.approx([0.01, 0.03])
+
+
+class WithMore(Classifier):
+    """A classifier with layers of its own after the network."""
+
+    def __init__(self, **task):
+        super().__init__(**task)
+        self.after, self.gain, self.still = nn.Linear(3, 3), nn.Parameter(torch.ones(3, 3)), nn.Linear(3, 3)
+        self.still.requires_grad_(False)
+
+    def train_loss(self, outputs, targets, weights=None):
+        return super().train_loss(self.still(self.after(outputs)) @ self.gain, targets, weights)
+
+
+def test_what_a_subclass_of_a_task_adds_is_trained_at_the_peak_rate():
+    task = WithMore(lr=0.1, weight_decay=0.2, layer_decay=0.5, **TINY)
+    before = {name: value.clone() for name, value in task.state_dict().items()}
+    rows = describe_groups(task.net, task.optimizer_groups(), 0.1, 0.5, task)
+    found = {row["name"]: (row["lr_scale"], row["weight_decay"]) for row in rows}
+    assert {name: row for name, row in found.items() if name.startswith(("after", "gain", "still"))} == {
+        "after.weight": (1, 0.2),
+        "after.bias": (1, 0),
+        "gain": (1, 0),
+    }
+    fit(task, max_epochs=1)
+    changed = {name for name, value in task.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed >= {"after.weight", "after.bias", "gain", "net.head.weight"}
+    assert not {"still.weight", "still.bias"} & changed
+
+
+def test_groups_that_lack_a_trained_parameter_are_refused():
+    class Forgets(WithMore):
+        def optimizer_groups(self, factor=1.0):
+            return super().optimizer_groups(factor)[:-1]
+
+    with pytest.raises(ValueError, match=r"`optimizer_groups` of Forgets must .* and gain is in 0 groups: put it into"):
+        fit(Forgets(**TINY))
 
 
 @pytest.mark.parametrize("opt", ["muon", "adamuon"])

@@ -317,6 +317,8 @@ class VisionTransformer(Named, nn.Module):
     def stages(self) -> list[list[nn.Parameter]]:
         """Return the parameters by stage, from input to output: embedding with all positions, each block, head.
 
+        What a subclass adds belongs to the head.
+
         Example:
             >>> len(VisionTransformer(img_size=32, embed_dim=48, depth=4, num_heads=3).stages())
             6
@@ -325,7 +327,10 @@ class VisionTransformer(Named, nn.Module):
         pool = [] if self.attn_pool is None else list(self.attn_pool.parameters())
         embedding = [*self.tokenizer.parameters(), *prefix, *self.pos_embed.parameters(), *self.norm_pre.parameters()]
         head = [*self.norm.parameters(), *pool, *self.fc_norm.parameters(), *self.head.parameters()]
-        return [embedding, *(list(block.parameters()) for block in self.blocks), head]
+        stages = [embedding, *(list(block.parameters()) for block in self.blocks), head]
+        known = {id(p) for stage in stages for p in stage}
+        head += [p for p in self.parameters() if id(p) not in known]
+        return stages
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of the parameters that must not decay, in the form that timm's optimizers expect.

@@ -14,7 +14,7 @@ from torchmetrics import MeanMetric, MetricCollection
 
 from vitlab.layers.precision import check_average, without_autocast
 from vitlab.models import start
-from vitlab.pretraining.mae import covered, parameters_outside, refuse_supervised
+from vitlab.pretraining.mae import covered, refuse_supervised
 from vitlab.tasks.arguments import TaskArgs
 from vitlab.tasks.base import Task
 from vitlab.tasks.meter import Meter
@@ -322,12 +322,10 @@ class DINO(Task):
                 if p is not None:
                     p.grad = None  # so weights and moments do not change
 
-    def optimizer_groups(self, factor: float = 1.0) -> list[dict[str, Any]]:
-        """Return the parameter groups of the student, and of its head at the peak rate."""
-        return [
-            *super().optimizer_groups(factor),
-            *parameters_outside(self, ("net.", "student.", "teacher_head."), factor),
-        ]
+    def decaying(self) -> list[nn.Parameter]:
+        """Return the weights that decay outside the student, among them those of the head's last layer."""
+        head = getattr(self, "head", None)  # none yet when the recipe is checked
+        return [*super().decaying(), *([] if head is None else [head.prototypes])]
 
     def log_dict(self, values: Any, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
         """Log the evaluation loss as cross_entropy, because it is not a criterion for the best epoch."""

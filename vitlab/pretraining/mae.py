@@ -133,10 +133,6 @@ class MAE(Task):
         predicted = self.decoder(self.net.forward_features(seen))
         return predicted
 
-    def optimizer_groups(self, factor: float = 1.0) -> list[dict[str, Any]]:
-        """Return the parameter groups of the network, and of the decoder at the peak rate."""
-        return [*super().optimizer_groups(factor), *parameters_outside(self, ("net.",), factor)]
-
     def _evaluate(self, batch: tuple[Tensor, Tensor], meter: Meter) -> None:  # type: ignore[override]
         images = batch[0]
         meter.update(images, images, self.pixel_loss(images, self._order(images)))
@@ -207,16 +203,6 @@ def joined(patches: Tensor, grid_size: tuple[int, int]) -> Tensor:
 def _mean_and_std(values: Tensor) -> tuple[Tensor, Tensor]:
     variance, mean = torch.var_mean(values, dim=2, keepdim=True)
     return mean, (variance + 1e-6).sqrt()
-
-
-def parameters_outside(task: Task, networks: tuple[str, ...], factor: float) -> list[dict[str, Any]]:
-    """Return parameter groups for all parameters outside ``networks``, at the peak rate; only matrices decay."""
-    groups = []
-    for decays in (True, False):
-        params = [p for k, p in task.named_parameters() if not k.startswith(networks) and (p.ndim == 2) == decays]
-        decay = task.hparams["weight_decay"] if decays else 0.0
-        groups += [{"params": params, "lr": task.hparams["lr"] * factor, "weight_decay": decay}] if params else []
-    return groups
 
 
 def refuse_supervised(name: str, task: TaskArgs) -> None:

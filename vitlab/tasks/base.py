@@ -16,6 +16,7 @@ from vitlab.layers.compiled import CompileMode, compile_parts, mark_batch
 from vitlab.lightning_overhead import FastHookName, with_cached_signature
 from vitlab.models.arguments import NetworkArgs
 from vitlab.models.old_names import OLD
+from vitlab.models.start import projections
 from vitlab.models.vit import VisionTransformer
 from vitlab.named_kwargs import Named
 from vitlab.optim import ScheduleName, param_groups, slow_earlier_blocks
@@ -26,9 +27,11 @@ from vitlab.tasks.optimizer import (
     accumulate_from_the_start,
     build_optimizer,
     build_scheduler,
+    check_groups,
     check_recipe,
     freeze_parts,
     full_tensor,
+    groups_outside,
     schedule,
     step_plateaus,
     step_scheduler,
@@ -231,7 +234,8 @@ class Task(Named, FastHookName, L.LightningModule):
     def configure_optimizers(self) -> Any:
         accumulate_from_the_start(self.trainer, steps_are_counted=True)
         factor = self.batch_factor(self._global_batch())
-        optimizer = build_optimizer(self.hparams["opt"], self.optimizer_groups(factor), trained(self))
+        check_groups(self, groups := self.optimizer_groups(factor))
+        optimizer = build_optimizer(self.hparams["opt"], groups, trained(self))
         slow_earlier_blocks(optimizer, trained(self), self.hparams["layer_decay"])
         scheduler = build_scheduler(self, optimizer, self.trainer.estimated_stepping_batches, self._schedule())
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
@@ -295,9 +299,19 @@ class Task(Named, FastHookName, L.LightningModule):
         return full_tensor(torch.nn.utils.get_total_norm([p.grad for p in self.parameters() if p.grad is not None]))
 
     def optimizer_groups(self, factor: float = 1.0) -> list[dict[str, Any]]:
-        """Return the parameter groups, see :func:`vitlab.optim.param_groups`; ``factor`` scales every rate."""
+        """Return the parameter groups: those of the network, and what a task has beside it, at the peak rate.
+
+        Args:
+            factor: Scales every rate.
+        """
         names = ("weight_decay", "layer_decay", "pos_embed_lr_mult", "head_lr_mult")
-        return param_groups(trained(self), self.hparams["lr"] * factor, **{name: self.hparams[name] for name in names})
+        recipe = {name: self.hparams[name] for name in names}
+        groups = param_groups(trained(self), self.hparams["lr"] * factor, **recipe)
+        return [*groups, *groups_outside(self, groups, factor)]
+
+    def decaying(self) -> list[torch.nn.Parameter]:
+        """Return the weights that decay outside the network: those of linear layers and convolutions."""
+        return [weight for module in self.modules() for weight in projections(module)]
 
 
 def seed_step(seed: int, epoch: int, batch: int, rank: int, device: torch.device) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from inspect import signature
@@ -57,6 +58,29 @@ def check_optimizer(opt: str | ClassSpec, groups: list[dict[str, Any]]) -> None:
     decays = any(group["weight_decay"] for group in groups)
     if optimizer and decays and "weight_decay" not in optimizer.defaults:
         raise ValueError(f"`opt`: {name} has no weight decay: set `model.weight_decay` to 0")
+
+
+def groups_outside(task: Any, groups: list[dict[str, Any]], factor: float) -> list[dict[str, Any]]:
+    """Return groups of the trained parameters of a task that the ``groups`` of its network lack, at the peak rate."""
+    known, decaying = {id(p) for group in groups for p in group["params"]}, {id(p) for p in task.decaying()}
+    others = [p for p in task.parameters() if p.requires_grad and id(p) not in known]
+    outside = []
+    for decays in (True, False):
+        params = [p for p in others if (id(p) in decaying) == decays]
+        decay = task.hparams["weight_decay"] if decays else 0.0
+        outside += [{"params": params, "lr": task.hparams["lr"] * factor, "weight_decay": decay}] if params else []
+    return outside
+
+
+def check_groups(task: Any, groups: list[dict[str, Any]]) -> None:
+    """Refuse groups that lack a trained parameter of a task, which would never change, or hold it twice."""
+    counts = Counter(id(p) for group in groups for p in group["params"])
+    for name, p in task.named_parameters():
+        if p.requires_grad and counts[id(p)] != 1:
+            raise ValueError(
+                f"`optimizer_groups` of {type(task).__name__} must hold every trained parameter once, and {name} is "
+                f"in {counts[id(p)]} groups: put it into one, or freeze it by `requires_grad_(False)`"
+            )
 
 
 def build_optimizer(
