@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from vitlab.callbacks.ema import EMA
+from vitlab.data import Digits
 from vitlab.optim import describe_groups
 from vitlab.tasks import Classifier, LinearProbe
 
@@ -56,6 +57,20 @@ def test_validation_measures_the_averaged_weights():
     task = Classifier(**TINY)
     fit(task, [EMA(decay=0.9), Look()])
     assert torch.equal(seen["validated"], task.net.head.weight.data)
+
+
+def test_the_average_is_of_the_network_whose_sizes_come_from_the_data():
+    small = {"patch_size": 2, "embed_dim": 8, "depth": 1, "num_heads": 2}
+    quiet = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+
+    def end_of(task=None):
+        torch.manual_seed(3)  # draws the network here, or where the task takes its sizes
+        task = task or Classifier(**small, img_size=8, in_chans=1, num_classes=10)
+        trainer = L.Trainer(max_steps=3, limit_val_batches=1, callbacks=[EMA(decay=0.5)], **quiet)
+        trainer.fit(task, Digits(subset=0.1, batch_size=16))
+        return task.state_dict()
+
+    torch.testing.assert_close(end_of(Classifier(**small)), end_of(), rtol=0, atol=0)
 
 
 def test_a_decay_of_one_is_refused():
