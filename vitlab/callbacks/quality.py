@@ -116,7 +116,7 @@ class FeatureQuality(Callback):
         loader = data.pipeline.loader(self._sets[split], order, data.mean, data.num_workers, device, data.on_unreadable)
         with trainer.precision_plugin.forward_context():
             for pixels, labels, _ in loader:
-                images = data.pipeline.normalize(pixels.to(device), data.statistics())
+                images = data.as_precise(data.pipeline.normalize(pixels.to(device), data.statistics()))
                 parts.append((net.fc_norm(net.pool(net.forward_features(images))).float(), labels.to(device)))
         features, targets = (torch.cat(part) for part in zip(*parts, strict=True))
         return features, targets

@@ -272,14 +272,14 @@ class ImageData(Named, L.LightningDataModule):
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> tuple[Tensor, Tensor] | Weighted:
         """Normalize and mix uint8 ``(B, C, H, W)`` images on their device."""
         images, targets, step = *_, self.step = batch  # for tasks whose random numbers depend on the samples
-        images = self._as_precise(self.pipeline.normalize(images, self.statistics(), step))
+        images = self.as_precise(self.pipeline.normalize(images, self.statistics(), step))
         if step.mix_seed is not None:
             images, targets = self.mix(images, targets, step)
         if step.mix_seed is None or self.sample_weights is None:
             return images, targets
         return Weighted(images, targets, send(self.sample_weights[torch.from_numpy(step.indices)], images.device))
 
-    def _as_precise(self, images: Any) -> Any:
+    def as_precise(self, images: Any) -> Any:
         """Return images in the precision of the training, after they are normalized."""
         if self.trainer is None:
             return images

@@ -1,0 +1,21 @@
+"""Features that are measured in training: FeatureQuality without a command."""
+
+import lightning as L
+import pytest
+
+from vitlab.callbacks.quality import FeatureQuality
+from vitlab.data import Digits
+from vitlab.tasks import Classifier
+
+NETWORK = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 2}
+QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+
+
+@pytest.mark.filterwarnings("ignore:the features have collapsed")
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true", "16-true", "64-true"])
+def test_features_are_measured_in_the_precision_of_the_weights(precision):
+    limits = {"max_epochs": 1, "limit_train_batches": 1, "limit_val_batches": 1}
+    trainer = L.Trainer(precision=precision, callbacks=[FeatureQuality(images=32)], **limits, **QUIET)
+    trainer.fit(Classifier(num_classes=10, **NETWORK), Digits(batch_size=8))
+    found = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    assert 0 <= found["val/knn"] <= 1 and 0 <= found["val/probe"] <= 1 and 1 <= found["val/rankme"] <= 8
