@@ -207,6 +207,8 @@ def test_options_that_contradict_dino_are_refused_by_name():
     for arguments, line in (({"local_crops": -1}, "local_crops"), ({"global_scale": [0.4]}, "global_scale")):
         with pytest.raises(ValueError, match=line):
             MultiCrop((8, 8), "bicubic", **arguments)
+    with pytest.raises(ValueError, match=r"MultiCrop cannot be combined with .*`data.img_size_schedule`"):
+        Digits(augment=["MultiCrop"], img_size=8, img_size_schedule=[[0, 4], [1, 8]])
 
 
 @pytest.fixture

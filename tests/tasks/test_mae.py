@@ -4,13 +4,16 @@ import contextlib
 import json
 import shutil
 
+import lightning as L
 import numpy as np
 import pytest
 import torch
 
 from vitlab.cli.main import main
+from vitlab.data import Digits
 from vitlab.data.loading.order import TrainOrder
 from vitlab.data.loading.streams import MASK, shuffled_indices, stream
+from vitlab.jobs.train.facts import model_facts
 from vitlab.pretraining import MAE
 
 TINY = {"img_size": 8, "in_chans": 2, "patch_size": 2, "embed_dim": 16, "depth": 2, "num_heads": 2}
@@ -120,6 +123,15 @@ def test_options_that_contradict_mae_are_refused_by_name():
     ):
         with pytest.raises(ValueError, match=line):
             MAE(**TINY | LIGHT | arguments)
+
+
+def test_images_that_grow_are_refused_by_name():
+    schedule, line = [[0, 4], [1, 8]], "`data.img_size_schedule` changes the grid, on which `model: MAE` hides tokens"
+    task, data = MAE(**{**TINY, "in_chans": 1}, **LIGHT), Digits(batch_size=8, img_size=8, img_size_schedule=schedule)
+    quiet = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    for refuse in (lambda: L.Trainer(max_steps=1, **quiet).fit(task, data), lambda: model_facts(task, data)):
+        with pytest.raises(ValueError, match=line):
+            refuse()
 
 
 @pytest.mark.rare

@@ -17,6 +17,8 @@ from vitlab.tasks.base import Task
 from vitlab.tasks.meter import Meter
 from vitlab.tokenizers.patch import PatchEmbed, cut_patches
 
+GRID = "changes the grid, on which `model: {}` hides tokens"
+
 
 class MAE(Task):
     """Train a Vision Transformer to predict hidden patches: masked autoencoder, He et al. 2022 (arXiv:2111.06377).
@@ -84,6 +86,12 @@ class MAE(Task):
             net.positions(torch.empty(1, net.in_chans, *net.img_size), torch.zeros(1, 1, dtype=torch.long))
         self.cover = None if self.leaves_out else nn.Parameter(torch.zeros(patch))  # 0: the mean after normalization
         self.decoder = Decoder(net, math.prod(patch), decoder_dim, decoder_depth, decoder_heads, self.leaves_out)
+
+    def check_images(self, data: Any) -> None:
+        """Refuse images whose size grows, and with it the grid, on which tokens are hidden."""
+        sizes = getattr(getattr(data, "pipeline", None), "sizes", None)
+        if sizes is not None and sizes.steps[1:]:
+            raise ValueError(f"`data.img_size_schedule` {GRID.format('MAE')}: leave it out")
 
     def step_loss(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the mean squared error of the hidden pixels of a training batch."""
@@ -210,7 +218,7 @@ def refuse_supervised(name: str, task: TaskArgs) -> None:
     parts = upgrade(task)
     task = {**task, **name_and_args("tokenizer", parts.get("tokenizer", "patch"))[1]}  # type: ignore[typeddict-item]
     for key, why in (
-        ("flexi_patch", f"changes the grid, on which `model: {name}` hides tokens"),
+        ("flexi_patch", GRID.format(name)),
         ("metrics", f"need outputs, and `model: {name}` has none"),
     ):
         if task.get(key):

@@ -122,12 +122,16 @@ class Task(Named, FastHookName, L.LightningModule):
     def check_targets(self) -> None:
         """Refuse to train on targets of another kind than the task expects."""
 
+    def check_images(self, data: Any) -> None:
+        """Refuse to train on images that the task does not support."""
+
     def setup(self, stage: str) -> None:
-        """Learn from the data what nobody gave, and refuse to train on other targets."""
+        """Learn from the data what nobody gave, and refuse to train on other targets and images."""
         if (data := getattr(self.trainer, "datamodule", None)) is not None:
             self.take_sizes(data)
         if stage == "fit":
             self.check_targets()
+            self.check_images(data)
 
     def take_sizes(self, data: Any) -> None:
         """Build the network again for the sizes and targets of ``data`` that nobody gave, as the commands do.

@@ -103,6 +103,8 @@ def _growing(task: Any, data: Any) -> dict[str, list[list[int]]]:
     net: Any = network(task)
     try:
         data.pipeline.sizes.check_end()
+        if check := getattr(task, "check_images", None):
+            check(data)
         for _, size in steps:
             _check_size(net, size)
             if teacher := getattr(task, "teacher", None):
