@@ -119,6 +119,7 @@ def test_options_that_contradict_mae_are_refused_by_name():
         ({"flexi_patch": [2, 4]}, "`flexi_patch`"),
         ({"metrics": ["F1Score"]}, "`metrics`"),
         ({"global_pool": "map"}, "`global_pool: map`"),
+        ({"global_pool": "avg", "fc_norm": True}, "`fc_norm` moves the last .*: leave it out"),
         ({"drop_path_rate": 0.1, "drop_path_subset": True}, "`drop_path_subset`"),
     ):
         with pytest.raises(ValueError, match=line):

@@ -223,6 +223,9 @@ def refuse_supervised(name: str, task: TaskArgs) -> None:
     ):
         if task.get(key):
             raise ValueError(f"`{key}` {why}: leave it out")
+    if name == "MAE" and task.get("fc_norm"):
+        where = "moves the last normalization behind the pooling, and `model: MAE` pools nothing"
+        raise ValueError(f"`fc_norm` {where}: leave it out")
     if name == "MAE" and task.get("global_pool", "token") not in ("token", "avg", "max"):
         what = choice_text(task["global_pool"])
         raise ValueError(f"`model: MAE` does not train the layer of `global_pool: {what}`: choose token, avg or max")
