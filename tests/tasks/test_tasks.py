@@ -132,6 +132,18 @@ def test_the_learning_rate_follows_the_schedule_by_step():
     assert rates == pytest.approx([0.02, 0.04, 0.06, 0.08, *cosine, *[0.01] * 4])
 
 
+def test_the_first_and_the_last_rate_are_scaled_with_the_peak():
+    rates, ends = [], {"lr": 0.1, "warmup_lr": 0.02, "min_lr": 0.01, "warmup_epochs": 1, "cooldown_epochs": 1}
+
+    class Rates(L.Callback):
+        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+            rates.append(optimizer.param_groups[0]["lr"])
+
+    task = Classifier(num_classes=3, lr_scale="linear", **ends, **TINY)
+    fit(task, torch.randint(0, 3, (16,)), max_epochs=3, accumulate_grad_batches=2, callbacks=[Rates()])
+    assert (rates[0], rates[-1]) == pytest.approx((0.04, 0.02))
+
+
 def test_dropout_depends_on_seed_epoch_and_batch_alone():
     drawn = {}
 

@@ -51,11 +51,12 @@ class Task(Named, FastHookName, L.LightningModule):
         lr_scheduler: Schedule between warm-up and cool-down: cosine, linear, constant, step {every: 30, gamma: 0.1}
             epochs, or wsd, linear over the last share {decay: 0.2}; or a class, which then sets all rates.
         lr: Peak learning rate of the last layer, for the global batch of the config.
-        lr_scale: Whether to scale `lr` with the global batch divided by `lr_batch`, linearly or by its square root.
+        lr_scale: Whether to scale `lr`, `min_lr` and `warmup_lr` with the global batch divided by `lr_batch`, linearly
+            or by its square root.
         lr_batch: Global batch for which `lr` holds; used by `lr_scale`.
-        min_lr: Learning rate at the end of the schedule and in the cool-down.
+        min_lr: Learning rate at the end of the schedule and in the cool-down, for a peak of `lr`; scaled with it.
         warmup_epochs: Epochs of linear warm-up from ``warmup_lr``; they replace the start of the schedule.
-        warmup_lr: Learning rate of the first step.
+        warmup_lr: Learning rate of the first step, for a peak of `lr`; scaled with it.
         cooldown_epochs: Epochs at ``min_lr`` after the schedule, part of ``trainer.max_epochs``.
         weight_decay: Decoupled weight decay of linear and convolution weights; nothing else decays.
         layer_decay: Learning rate of each stage relative to the next.
