@@ -25,6 +25,10 @@ class Recorder(PosEmbed):
         return x * 2
 
 
+def test_whole_numbers_start_the_scales_of_channels():
+    assert LayerScale(3, layer_scale=1)(torch.ones(1, 3)).tolist() == [[1.0, 1.0, 1.0]]
+
+
 def randomized(module):
     for p in module.parameters():
         nn.init.normal_(p, std=0.5)

@@ -150,6 +150,13 @@ def test_vits_relative_logits_are_products_of_queries_and_vectors_of_offsets():
                 torch.testing.assert_close(logits[0, head, i, j], expected)
 
 
+@pytest.mark.parametrize("option", [{"c": 1}, {"threshold": 8}])
+def test_fire_takes_whole_numbers(option):
+    fire = Fire((2, 3), num_heads=2, **option)
+    fire.bias(0).sum().backward()
+    assert fire.c.dtype == fire.threshold.dtype == torch.float32
+
+
 @pytest.mark.parametrize("option", [{"c": 0.0}, {"threshold": -1.0}, {"hidden": 0}])
 def test_fire_refuses_impossible_options(option):
     with pytest.raises(ValueError, match="must be above 0 for fire"):

@@ -33,7 +33,7 @@ class LayerScale(nn.Module):
 
     def __init__(self, dim: int, layer_scale: float) -> None:
         super().__init__()
-        self.gamma = nn.Parameter(torch.full((dim,), layer_scale))
+        self.gamma = nn.Parameter(torch.full((dim,), float(layer_scale)))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``(..., D)`` to ``(..., D)``."""

@@ -298,7 +298,7 @@ class Fire(BiasPosEmbed):
         threshold: float | None = None,
     ) -> None:
         super().__init__(grid_size, num_prefix_tokens)
-        start = float(max(grid_size)) if threshold is None else threshold
+        c, start = float(c), float(max(grid_size) if threshold is None else threshold)
         if c <= 0 or start <= 0 or hidden < 1:
             raise ValueError(f"`c`, `threshold` and `hidden` must be above 0 for fire, got {c}, {start} and {hidden}")
         self.mlp = nn.Sequential(nn.Linear(2, hidden), nn.ReLU(), nn.Linear(hidden, num_heads))
