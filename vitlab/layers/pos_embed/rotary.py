@@ -115,6 +115,11 @@ class RoPE2d(RotaryPosEmbed):
         check_base("theta", theta)
         if register_theta is not None:
             check_base("register_theta", register_theta)
+            if not num_prefix_tokens:
+                raise ValueError(
+                    f"`register_theta` rotates prefix tokens, and the network has none: leave it out, or set "
+                    f"`model.reg_tokens`, got {register_theta}"
+                )
         check_word("coordinates", coordinates, "index", "normalized")
         check_word("pairs", pairs, "interleaved", "half")
         check_word("axes", axes, "xy", "yx")
