@@ -103,6 +103,7 @@ def test_dense_and_cheap_blocks_serve_the_class_token_alone(changed):
     [
         ({"dense_blocks": [1]}, r"numbers of blocks that sum to `depth`, .*, got \[1\], 2 and 64"),
         ({"dense_blocks": [2], "pos_embed": "rope2d"}, "which RoPE2d of `pos_embed` does not support"),
+        ({"dense_blocks": [2], "pos_embed": "relpos1d"}, "which RelPos1d of `pos_embed` does not support"),
         ({"dense_blocks": [2], "pos_embed": "conv"}, "which ConvPosEmbed of `pos_embed` does not support"),
         ({"dense_blocks": [2], "pos_embed_join": "every_layer"}, "which Learned of `pos_embed` does not support"),
         ({"ghost": True, "embed_dim": 15, "num_heads": 3}, "`embed_dim` must be even for `ghost`, got 15"),

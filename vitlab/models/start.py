@@ -17,7 +17,7 @@ from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.pos_embed.added import AddedPosEmbed
 from vitlab.layers.pos_embed.conv import ConvPosEmbed
 from vitlab.layers.resample import Grid
-from vitlab.named_kwargs import check_names, check_types
+from vitlab.named_kwargs import check_names, check_types, taken_by
 
 PROJECTIONS = (
     *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
@@ -200,7 +200,8 @@ def _check_dense(stages: Sequence[int], growth: int, depth: int, pos_embed: PosE
         )
     for p in pos_embed.modules():
         rotates = isinstance(p, PosEmbed) and not hasattr(p, "parts") and type(p).rotate is not PosEmbed.rotate
-        if rotates or (isinstance(p, AddedPosEmbed) and p.join != "stem") or isinstance(p, ConvPosEmbed):
+        has_width = rotates or (isinstance(p, PosEmbed) and "head_dim" in taken_by(type(p)))
+        if has_width or (isinstance(p, AddedPosEmbed) and p.join != "stem") or isinstance(p, ConvPosEmbed):
             name = type(p).__name__
             raise ValueError(
                 f"`dense_blocks` change the width from block to block, which {name} of `pos_embed` does not support"
