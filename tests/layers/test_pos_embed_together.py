@@ -4,7 +4,9 @@ from timm.layers.pos_embed_sincos import RotaryEmbeddingDinoV3
 from timm.models.eva import Eva
 
 from vitlab.layers.pos_embed import build_pos_embed
+from vitlab.layers.pos_embed.biases import BiasPosEmbed, RelPos
 from vitlab.layers.pos_embed.rotary import RoPE2d
+from vitlab.layers.pos_embed.together import Together
 from vitlab.models.convert import from_timm
 from vitlab.models.vit import VisionTransformer
 from vitlab.optim import param_groups
@@ -29,6 +31,19 @@ def test_parts_of_a_list_act_one_after_the_other_each_in_its_place():
     assert torch.equal(both.leave(tokens, 0), parts["conv"].leave(tokens, 0)) and both.acts_after(0)
     with both.permute_positions(order := torch.randperm(6)):
         assert torch.equal(both(patches), patches + parts["learned"].table()[order])
+
+
+class SelfBias(BiasPosEmbed):
+    """One bias for all heads."""
+
+    def biases(self, layer):
+        return torch.eye(7)[None]
+
+
+def test_a_bias_for_all_heads_is_added_to_one_for_each():
+    own, table = SelfBias((2, 3), 1), RelPos((2, 3), num_heads=2, num_prefix_tokens=1)
+    for parts in ({"own": own, "relpos": table}, {"relpos": table, "own": own}):
+        assert torch.equal(Together((2, 3), parts).bias(0), table.bias(0) + torch.eye(7))
 
 
 def test_parts_keep_their_options_and_their_rates():

@@ -146,7 +146,7 @@ class Together(PosEmbed):
 
 def _sum(biases: list[Tensor | None]) -> Tensor | None:
     given = [bias for bias in biases if bias is not None]
-    return torch.stack(given).sum(0) if given else None
+    return torch.stack(torch.broadcast_tensors(*given)).sum(0) if given else None  # some have one bias for all heads
 
 
 def acts_on_logits(part: PosEmbed) -> bool:
