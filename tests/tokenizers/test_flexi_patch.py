@@ -60,6 +60,15 @@ def test_impossible_patch_sizes_are_refused(changed, message):
         VisionTransformer(**SMALL | changed)
 
 
+def test_a_kernel_resized_in_inference_mode_can_be_trained():
+    net, images = VisionTransformer(flexi_patch=[8, 12, 16], **SMALL), torch.randn(1, 3, 48, 96)
+    net.tokenizer.eval_patch = net.tokenizer.drawn = (8, 8)
+    with torch.inference_mode():
+        net.eval()(images)
+    net.train()(images).sum().backward()
+    assert net.tokenizer.proj.weight.grad.any()
+
+
 def test_other_precisions_and_counting_leave_the_resized_kernel_alone():
     net = VisionTransformer(flexi_patch=[8, 12], **SMALL).eval()
     net.tokenizer.eval_patch = (8, 8)

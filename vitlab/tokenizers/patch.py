@@ -98,7 +98,8 @@ class PatchEmbed(nn.Module):
             return weight
         key = patch, weight.dtype, weight.device
         if key not in self._resizes:
-            self._resizes[key] = pseudo_inverse_resize(self.patch_size, patch).to(weight)
+            with torch.inference_mode(False):  # a matrix of an evaluation serves training, too
+                self._resizes[key] = pseudo_inverse_resize(self.patch_size, patch).to(weight)
         return (weight.flatten(2) @ self._resizes[key].T).unflatten(2, patch)
 
     def grid_of(self, img_size: Sequence[int]) -> tuple[int, int]:
