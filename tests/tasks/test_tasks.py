@@ -1,3 +1,4 @@
+import copy
 import math
 
 import lightning as L
@@ -164,6 +165,36 @@ def test_dropout_depends_on_seed_epoch_and_batch_alone():
 
     drawn["a"], drawn["b"], drawn["c"] = draw(0, 0), draw(0, 5), draw(1, 0)
     assert drawn["a"] == drawn["b"] != drawn["c"]
+
+
+def test_a_training_that_a_process_resumes_draws_the_same_dropout(tmp_path):
+    """A step changes `torch.initial_seed`, so that it is another one when the same process goes on."""
+
+    def fitted(task, epochs, **how):
+        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+        trainer = L.Trainer(max_epochs=epochs, log_every_n_steps=1, **quiet)
+        images = torch.randn(12, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+        loader = DataLoader(TensorDataset(images, torch.arange(12) % 3), batch_size=4)
+        trainer.fit(task, loader, loader, **how)
+        return trainer
+
+    still = {"lr_scheduler": "constant", "lr": 1e-3, "min_lr": 1e-3, "warmup_epochs": 0}  # whatever the number of steps
+    task = Classifier(num_classes=3, dropout=0.5, **still, **TINY)
+    start = copy.deepcopy(task.state_dict())
+    L.seed_everything(1, verbose=False)
+    fitted(task, 2)
+    whole = copy.deepcopy(task.state_dict())
+    task.load_state_dict(start)
+    L.seed_everything(1, verbose=False)
+    fitted(task, 1).save_checkpoint(tmp_path / "first.ckpt")
+    fitted(task, 2, ckpt_path=tmp_path / "first.ckpt")
+    torch.testing.assert_close(task.state_dict(), whole, rtol=0, atol=0)
+    old = torch.load(tmp_path / "first.ckpt", weights_only=True)
+    assert old.pop("stream_seed") == 1
+    torch.save(old, tmp_path / "old.ckpt")
+    L.seed_everything(1, verbose=False)
+    fitted(task, 2, ckpt_path=tmp_path / "old.ckpt")  # as the command resumes it
+    torch.testing.assert_close(task.state_dict(), whole, rtol=0, atol=0)
 
 
 def test_one_class_is_no_classification():

@@ -74,6 +74,7 @@ class Task(Named, FastHookName, L.LightningModule):
     kind = "number"  # kind of targets: numbers (number), classes (class) or several labels (multilabel)
     reads_labels = True  # whether the loss compares with them
     monitor: tuple[Literal["min", "max"], str]  # what the best epoch minimizes or maximizes
+    _stream_seed: int | None  # of dropout and drop path, see seed_step; None before a training
     grad_norm: Tensor | None  # of the last step if gradients are clipped; on the device
     _given: tuple[tuple[Any, ...], dict[str, Any]]  # the arguments that it was built with
 
@@ -110,7 +111,7 @@ class Task(Named, FastHookName, L.LightningModule):
         check_recipe(self)  # refuse a wrong recipe now, not at the first step
         self.train_sums: dict[str, Tensor | int] = {}
         self.grad_norm = None
-        self._stream_seed = 0
+        self._stream_seed = None
 
     def forward(self, images: Tensor) -> Tensor:
         """Map ``(B, C, H, W)`` images to ``(B, K)`` outputs."""
@@ -131,6 +132,7 @@ class Task(Named, FastHookName, L.LightningModule):
         if (data := getattr(self.trainer, "datamodule", None)) is not None:
             self.take_sizes(data)
         if stage == "fit":
+            self._stream_seed = None
             self.check_targets()
             self.check_images(data)
 
@@ -168,16 +170,20 @@ class Task(Named, FastHookName, L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["train_sums"] = sums_over_processes(self.train_sums, self)
+        checkpoint["stream_seed"] = self._stream_seed
         data: Any = getattr(self.trainer, "datamodule", None)
         if hasattr(data, "preparation"):
             checkpoint["images"] = data.preparation()  # with which `vitlab.load` prepares others
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.train_sums = of_first_process(checkpoint.get("train_sums", {}), self)
+        if (seed := checkpoint.get("stream_seed")) is not None:  # checkpoints before 0.2.0 have none
+            self._stream_seed = seed
 
     def on_fit_start(self) -> None:
         compile_parts(self, self.hparams["compile"])
-        self._stream_seed = torch.initial_seed()
+        if self._stream_seed is None:  # not resumed; some strategies load a checkpoint only after this
+            self._stream_seed = torch.initial_seed()
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         mark_batch(self.hparams["compile"], self.device)
@@ -319,7 +325,7 @@ class Task(Named, FastHookName, L.LightningModule):
         return [weight for module in self.modules() for weight in projections(module)]
 
 
-def seed_step(seed: int, epoch: int, batch: int, rank: int, device: torch.device) -> None:
+def seed_step(seed: int | None, epoch: int, batch: int, rank: int, device: torch.device) -> None:
     """Make dropout and drop path depend only on (seed, epoch, batch, rank), so that a resumed run draws the same."""
     key = f"{seed}:{epoch}:{batch}:{rank}".encode()
     step_seed = int.from_bytes(hashlib.blake2b(key, digest_size=7).digest())
