@@ -128,7 +128,7 @@ def projections(module: nn.Module) -> list[Tensor]:
     if isinstance(module, nn.MultiheadAttention):
         weights = module.in_proj_weight, module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
         return [weight for weight in weights if weight is not None]
-    return [module.weight] if isinstance(module, PROJECTIONS) else []
+    return [module.weight] if isinstance(module, PROJECTIONS) else []  # type: ignore[list-item]
 
 
 def build_blocks(
