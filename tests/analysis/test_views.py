@@ -145,5 +145,5 @@ def test_reconstruction_is_the_loss_and_a_network_that_reads_nothing_equals_its_
 
 
 def test_reconstruction_refuses_a_network_that_is_not_an_autoencoder(small_subject):
-    with pytest.raises(UsageError, match="reconstruction needs a masked autoencoder"):
+    with pytest.raises(UsageError, match="reconstruction needs a checkpoint of a masked autoencoder"):
         analyze_reconstruction(small_subject())

@@ -15,6 +15,7 @@ from vitlab.cli.main import main
 from vitlab.jobs.checkpoint import save_weights
 from vitlab.models.weights_file import read_weights
 from vitlab.runs.format import FORMAT, check_resumable, format_of
+from vitlab.tasks import Classifier
 
 # Each folder has a run of three epochs that was stopped in its second, as the vitlab of its time wrote it, and the
 # metrics of one that was not stopped. Format 1 was written by the commit before 9c25e0f, format 2 by that before 3,
@@ -164,7 +165,8 @@ def test_weights_have_the_mode_of_other_files(tmp_path):
     path, others = tmp_path / "last.safetensors", tmp_path / "others"
     before = os.umask(0o027)
     try:
-        save_weights(place(tmp_path, "format3") / "checkpoints" / "last.ckpt", path)
+        task = Classifier(img_size=8, in_chans=1, patch_size=4, embed_dim=8, depth=1, num_heads=2)
+        save_weights(place(tmp_path, "format3") / "checkpoints" / "last.ckpt", path, task)
         others.touch()
     finally:
         os.umask(before)

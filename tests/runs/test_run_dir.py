@@ -34,7 +34,7 @@ def test_a_run_without_checkpoints_is_used_through_its_weights(tmp_path):
     [
         ("trainer: {enable_checkpointing: false}", "done", "trained with `trainer.enable_checkpointing=false`"),
         ("trainer: {max_epochs: 1}", "done", "no checkpoint any more: the run is done"),
-        ("trainer: null", "preempted", "no checkpoint yet: it was stopped before its first epoch ended"),
+        ("trainer: null", "preempted", "no checkpoint: it was stopped before its first epoch ended"),
     ],
 )
 def test_a_run_without_checkpoints_says_why(tmp_path, config, status, told):

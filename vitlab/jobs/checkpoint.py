@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 
 from vitlab.config.parser import user_mistakes
 from vitlab.errors import UsageError
-from vitlab.interface import network, path_of
+from vitlab.interface import network
 from vitlab.jobs.train.facts import has_grid
-from vitlab.models.weights_file import check_readable, preview, read_state, read_weights, weights_digest
+from vitlab.models.weights_file import check_readable, read_state, read_weights, weights_digest
 from vitlab.runs.atomic import as_umask, atomic_write
 from vitlab.runs.directory import RunDir
 from vitlab.runs.fence import Fence
@@ -53,19 +53,13 @@ def load_checkpoint(task: Any, checkpoint: Path) -> None:
     Raises:
         UsageError: The weights do not fit the module.
     """
-    check_in_own_units(task, checkpoint)
     try:
         if has_grid(task):
             network(task).load_state_dict(read_weights(checkpoint).state_dict)
-        elif checkpoint.suffix != ".safetensors":  # a module of the user's may have weights outside of its network
-            check_readable(checkpoint)
-            content = read_checkpoint(checkpoint, map_location="cpu")
-            task.load_state_dict(content["state_dict"])
-        elif (state := read_state(checkpoint)).keys() == task.state_dict().keys():
-            task.load_state_dict(state)
-        else:  # its names are those within the network
-            check_alone(task, checkpoint)
-            network(task).load_state_dict(state)
+        else:  # a module of the user's may have weights outside of its network, and a file that network alone
+            state = read_state(checkpoint)
+            is_alone = checkpoint.suffix == ".safetensors" and state.keys() != task.state_dict().keys()
+            (alone(task, checkpoint) if is_alone else task).load_state_dict(state)
     except RuntimeError as error:
         raise misfit(checkpoint, error) from error
 
@@ -84,18 +78,20 @@ def check_in_own_units(task: Any, checkpoint: Path) -> None:
         )
 
 
-def check_alone(task: Any, checkpoint: Path) -> None:
-    """Refuse a network alone for a task that has weights outside of it, such as a decoder.
+def alone(task: Any, checkpoint: Path) -> Any:
+    """Return the network of a task, which is all that a file has.
 
     Raises:
-        UsageError: It names them.
+        UsageError: The task has weights outside of it, such as a decoder.
     """
-    outside = [] if network(task) is task else [name for name in task.state_dict() if not name.startswith("net.")]
+    net = network(task)
+    outside = [] if net is task else [name for name in task.state_dict() if not name.startswith("net.")]
     if outside:
         raise UsageError(
-            f"{checkpoint} would give the network alone, and {path_of(task)} is measured with {preview(outside)}, too: "
-            "take a checkpoint of its run, as it was trained"
+            f"{checkpoint} would give the network alone, and {type(task).__name__} is measured with {outside[0]} and "
+            f"its like, {len(outside)} in all, too: take a checkpoint of its run, as it was trained"
         )
+    return net
 
 
 def load_outside(task: Any, checkpoint: Path) -> None:
@@ -107,7 +103,7 @@ def load_outside(task: Any, checkpoint: Path) -> None:
     content = {} if checkpoint.suffix == ".safetensors" else read_checkpoint(checkpoint, map_location="cpu")
     outside = {k: v for k, v in content.get("state_dict", {}).items() if not k.startswith("net.")}
     if not outside:
-        check_alone(task, checkpoint)
+        alone(task, checkpoint)
         return
     try:
         task.load_state_dict({**task.state_dict(), **outside})

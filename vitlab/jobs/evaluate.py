@@ -111,10 +111,10 @@ def evaluate(
     sentences: list[str] = []
     with user_mistakes(), measured(trained):
         cli = VitlabCLI(evaluation_args(run, arguments, alone), [predictions, console], default_root_dir=str(run.path))
+        check_in_own_units(cli.model, checkpoint)
         if resize or _has_moved(cli.model, run):  # Lightning cannot resize
             check_grid(cli.model)
             cli.datamodule.load_state_dict(dict(run.data))
-            check_in_own_units(cli.model, checkpoint)
             sentences = load_weights(cli.model.net, checkpoint, resize or "usual", antialias)
             load_outside(cli.model, checkpoint)
             moved = [sentence for sentence in sentences if sentence.startswith("positions")]

@@ -84,7 +84,7 @@ def read_weights(path: str | Path | WeightsFile) -> WeightsFile:
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
-    """Read a state dict from a safetensors file, with all names as they stand there.
+    """Read the state dict of a safetensors file or a checkpoint, with all names as they stand there.
 
     Example:
         >>> import tempfile
@@ -94,7 +94,11 @@ def read_state(path: Path) -> dict[str, Tensor]:
         ...     list(read_state(file))
         ['net.bias']
     """
-    return _read_safetensors(path)[0]
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path)[0]
+    check_readable(path)
+    content: dict[str, Tensor] = read_checkpoint(path, map_location="cpu")["state_dict"]
+    return content
 
 
 def _arguments_beside(path: Path) -> ModelArgs:
