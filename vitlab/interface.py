@@ -105,6 +105,13 @@ def recipe(task: Any) -> Mapping[str, Any]:
     return getattr(task, "hparams", {})
 
 
+def take_sizes_early(task: Any, trainer: Any) -> None:
+    """Let a task take its sizes and targets from the data now: Lightning calls its `setup` after the callbacks'."""
+    data, take = getattr(trainer, "datamodule", None), getattr(task, "take_sizes", None)
+    if data is not None and callable(take):
+        take(data)
+
+
 def monitor(task: Any) -> tuple[Literal["min", "max"], str] | None:
     """Return mode (``min`` or ``max``) and metric that decide a task's best epoch; None if it does not define them."""
     return getattr(task, "monitor", None)

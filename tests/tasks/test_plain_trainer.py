@@ -49,6 +49,16 @@ def test_a_classifier_needs_no_arguments(tmp_path):
         vitlab.Classifier(patch_size=16).take_sizes(vitlab.Digits())
 
 
+def test_a_checkpoint_watches_what_a_task_watches_once_it_knows_its_targets(tmp_path):
+    arrays = vitlab.data.Arrays(torch.rand(24, 1, 8, 8).numpy(), (torch.rand(24, 3) > 0.5).int().numpy(), num_workers=0)
+    assert arrays.targets["kind"] == "multilabel"
+    task, keeper = vitlab.Classifier(**SMALL, loss="bce"), vitlab.callbacks.Checkpoint()
+    trainer = L.Trainer(logger=False, callbacks=[keeper], default_root_dir=tmp_path, accelerator="cpu")
+    trainer.datamodule = arrays
+    keeper.setup(trainer, task, "fit")
+    assert (keeper.mode, keeper.monitor) == ("max", "val/map")
+
+
 def test_weights_do_not_depend_on_whether_sizes_are_given_or_learned_from_the_data():
     data = vitlab.Digits(subset=0.1, batch_size=16)
     task = vitlab.Classifier(**SMALL)

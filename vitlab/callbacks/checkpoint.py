@@ -75,6 +75,7 @@ class Checkpoint(callbacks.Checkpoint):
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         """Fill in the defaults of the task, and the directory of the run."""
+        interface.take_sizes_early(pl_module, trainer)  # what a task watches may depend on the targets
         self.monitor = self.monitor or (interface.monitor(pl_module) or (None, None))[1]
         self.mode = self.mode or interface.better(pl_module, self.monitor)
         records = [callback.run for callback in trainer.callbacks if isinstance(callback, RunRecord)]  # type: ignore[attr-defined]

@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch.callbacks import WeightAveraging
 from torch.distributed.fsdp import FSDPModule
 
+from vitlab.interface import take_sizes_early
 from vitlab.layers.precision import check_average
 
 Matched = tuple[list[torch.Tensor], list[torch.Tensor]]  # of the average, of the task
@@ -53,9 +54,7 @@ class EMA(WeightAveraging):
             UsageError: The weights have 16 bits, in which the average would hardly move.
         """
         check_average("EMA", str(trainer.precision))
-        data, take_sizes = getattr(trainer, "datamodule", None), getattr(pl_module, "take_sizes", None)
-        if data is not None and callable(take_sizes):
-            take_sizes(data)  # a task does so in its own `setup`, which Lightning calls after the callbacks'
+        take_sizes_early(pl_module, trainer)
         later = {name: pl_module.__dict__.pop(name) for name in _OF_SHARDS if name in pl_module.__dict__}
         super().setup(trainer, pl_module, stage)
         pl_module.__dict__.update(later)
