@@ -235,7 +235,7 @@ def test_a_module_with_weights_outside_its_net_is_measured_to_the_same_number_by
     assert f"{100 * measured['acc1']:.1f} % |" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_what_the_network_alone_cannot_tell_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["fit", *MAE, "--name=mae", *CPU]) == 0
@@ -269,7 +269,7 @@ def test_what_the_network_alone_cannot_tell_is_refused(tmp_path, monkeypatch, ca
     assert "whose outputs are in the units of the targets already" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_a_page_about_checkpoints_has_only_numbers_of_these(place, capsys):
     paths = [f"runs/first/checkpoints/{name}.ckpt" for name in ("best", "other")]
     content = torch.load(paths[0], weights_only=True)
