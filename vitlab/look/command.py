@@ -66,21 +66,15 @@ class AtCheckpoint(RunDir):
         super().__init__(run.path)
         self.at, self.digest = checkpoint, checksum(checkpoint)
 
-    def standing(self, split: str, result: Mapping[str, Any] | None = None, read: bool = True) -> Standing:
-        """Return whether a result on a split belongs to the checkpoint; default: the stored one."""
-        one: Mapping[str, Any] = (dict(self.stored).get(split) if result is None else result) or {}  # type: ignore[assignment]
-        return self._standing(one, f"vitlab {'validate' if split.startswith('val') else 'test'}")
+    @property
+    def typed(self) -> str:
+        """The checkpoint as a command line takes it."""
+        return shlex.quote(str(self.at))
 
-    def note(self, analysis: str) -> tuple[dict[str, Any], Standing]:
-        """Return what an analysis has noted, empty if it is not done, and whether it belongs to the checkpoint."""
-        note, now = super().note(analysis)
-        return note, now if "note" not in note else self._standing(note, f"vitlab analyze {analysis}")
-
-    def _standing(self, result: Mapping[str, Any], command: str) -> Standing:
+    def _compared(self, result: Mapping[str, Any], again: str, read: bool = True) -> Standing:
         if result.get("sha256") == self.digest:
             return Standing("current")
-        name = result.get("checkpoint", "another checkpoint")
-        return Standing("stale", f"measured with {name}; run `{command} {shlex.quote(str(self.at))}`")
+        return Standing("stale", f"measured with {result.get('checkpoint', 'another checkpoint')}; run `{again}`")
 
 
 def _run_of(source: str) -> RunDir:

@@ -48,17 +48,22 @@ def problems_of(bench: Bench, label: str, answers: dict[str, Any]) -> list[str]:
             if not bench.path(label, f"{training}-{seed}").is_file():
                 found.append(f"{training}, seed {seed}: is missing")
     found += [f"{name}.json: is missing" for name in FACTS if not bench.path(label, name).is_file()]
-    damaged = [path.name for path in _records(folder) if not _is_whole(path)]
+    records: dict[Path, dict[str, Any]] = {}
+    damaged = []
+    for path in sorted(p for p in folder.glob("*.json") if p.name != MANIFEST):
+        try:
+            records[path] = read_cell(path)
+        except UsageError:
+            damaged.append(f"{path.name}: is damaged")
     if damaged:
-        return [*found, *(f"{name}: is damaged" for name in damaged)]
+        return [*found, *damaged]
     if card := bench.record(label, "card"):
         name, args = card["method"]
         if bench.is_of_other_code(label, {"class_path": name, "init_args": args}):
             found.append(f"card.json: the cells were trained with another source of {name}")
     tried: dict[str, dict[float, float]] = {training: {} for training in bench.protocol["tuning"]["rates"]}
     used: dict[str, set[float]] = {training: set() for training in tried}
-    for path in _records(folder):
-        kept = read_cell(path)
+    for path, kept in records.items():
         if kept.get("protocol") != bench.digest:
             found.append(f"{path.name}: was trained under another protocol: other data or another recipe")
         if path.name.startswith("tune-"):
@@ -73,17 +78,6 @@ def problems_of(bench: Bench, label: str, answers: dict[str, Any]) -> list[str]:
         present = {path.name: digest_of_file(path) for path in _files(folder)}
         found += [f"{name}: differs from {MANIFEST}" for name in listed if listed[name] != present.get(name)]
     return found
-
-
-def _records(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("*.json") if path.name != MANIFEST)
-
-
-def _is_whole(path: Path) -> bool:
-    try:
-        return bool(read_cell(path))
-    except UsageError:
-        return False
 
 
 def _of_rates(tuning: dict[str, Any], training: str, tried: dict[float, float], used: set[float]) -> list[str]:

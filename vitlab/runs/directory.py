@@ -191,14 +191,18 @@ class RunDir:
         result = dict(self.stored).get(split) if result is None else result  # type: ignore[assignment]
         words = [f"--{key}={value}" for key, value in (result or {}).get("overrides", {}).items()]
         command = "validate" if split.startswith("val") else "test"
-        return standing(self.path, result or {}, shlex.join(["vitlab", command, str(self.path), *words]), read)
+        return self._compared(result or {}, " ".join(["vitlab", command, self.typed, *map(shlex.quote, words)]), read)
+
+    def _compared(self, result: Mapping[str, Any], again: str, read: bool = True) -> Standing:
+        """Compare what was stored with a checkpoint's checksum to the present weights."""
+        return standing(self.path, result, again, read)
 
     def note(self, analysis: str) -> tuple[dict[str, Any], Standing]:
         """Return what an analysis has noted, empty if it is not done, and whether it belongs to the present weights."""
         note = self.read("analysis/notes.json").get(analysis) or {}
         if "note" not in note:  # not done, or known not to apply to the network
             return note, Standing("current")
-        return note, standing(self.path, note, f"vitlab analyze {analysis} {self.typed}")
+        return note, self._compared(note, f"vitlab analyze {analysis} {self.typed}")
 
     @property
     def data(self) -> DataFacts:
