@@ -118,7 +118,7 @@ def init_weights(module: nn.Module, std: float) -> None:
         own(module)
 
 
-def projections(module: nn.Module) -> list[Tensor]:
+def projections(module: nn.Module) -> list[nn.Parameter]:
     """Return the weights of a linear layer, a convolution or torch's attention, which has several; none of others.
 
     Example:
