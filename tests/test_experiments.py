@@ -278,6 +278,29 @@ def test_what_the_page_says_of_the_networks_of_the_factorial_is_in_its_tables():
     assert spread.abs().max() < 0.025 and "`displacement` at most 0.02 in any layer" in words
 
 
+def test_a_cyclic_shift_by_a_token_changes_nothing_where_there_is_neither_a_border_nor_a_table():
+    folder = ROOT / "experiments/t2t_positions"
+    table = pd.read_csv(folder / "results/longer_fashion_mnist/summary.csv")
+    words = " ".join((folder / "README.md").read_text().split())
+    of = table[(table["analysis"] == "shift") & (table["line"] == "circular")]
+    accuracy, other = (
+        of[of["measure"] == name].pivot(index="arm", columns="x", values="mean") for name in ("acc1", "flipped")
+    )
+    unmarked = ["patch-none", "apart-none", "shared-none"]
+    assert other.index[(other[4] == 0) & (other[8] == 0)].tolist() == sorted(unmarked)
+    for arm in accuracy.index:
+        cells = [f"{100 * value:.1f}" for value in (*accuracy.loc[arm], other.loc[arm, 4])]
+        assert f"| `{arm}` | {' | '.join(cells)} |" in words
+    patch, apart, shared = (f"{100 * (accuracy.loc[arm, 0] - accuracy.loc[arm, 2]):.0f}" for arm in unmarked)
+    assert f"half a token costs {patch} points with patches, {apart} with windows apart, {shared} with shared" in words
+    share = {arm: f"{100 * other.loc[arm, 4]:.0f} %" for arm in other.index}
+    assert f"changes {share['apart-zeros-none']} of the predictions where windows are apart" in words
+    assert f"and {share['t2t-none']} behind T2T" in words
+    stated = f"changes {share['shared-learned']} of the predictions there, but {share['patch-learned']} behind patches"
+    assert f"{stated}, and {share['apart-learned']} and {share['apart-zeros-learned']} behind windows apart" in words
+    assert f"Behind T2T it changes {share['t2t-learned']}" in words
+
+
 @pytest.mark.parametrize("page", sorted((ROOT / "experiments").glob("*/results/*/README.md")), ids=str)
 def test_the_page_of_figures_beside_a_report_shows_every_figure(page):
     shown = re.findall(r"\(figures/([^)]+)\)", page.read_text())
