@@ -190,7 +190,8 @@ def seeds_and_images(values: NDArray[np.float64], ci: float = 0.95) -> tuple[flo
 
     The squared half widths over seeds and over images add up, each with its own t (Howe 1974); pooled degrees of
     freedom would have too little coverage at three seeds. The noise of an image in a seed, which is in the variances
-    of both means, counts once.
+    of both means, counts once: in the variance of the fewer, usually the seeds, whose few degrees of freedom cannot
+    tell it from their own.
 
     Args:
         values: ``(seeds, images)``, at least two of each; such as right with one arm minus right with the other.
@@ -205,9 +206,11 @@ def seeds_and_images(values: NDArray[np.float64], ci: float = 0.95) -> tuple[flo
     value, (seeds, images) = float(values.mean()), values.shape
     rows, columns = values.mean(axis=1), values.mean(axis=0)
     noise = np.square(values - rows[:, None] - columns + value).sum() / (seeds - 1) / (images - 1) / values.size
-    by_seed, by_image = (float(np.var(means, ddof=1)) / len(means) for means in (rows, columns))
+    spreads = [float(np.var(means, ddof=1)) / len(means) for means in (rows, columns)]
+    more = int(images >= seeds)
+    spreads[more] = max(spreads[more] - noise, 0.0)
     t, u = (float(special.stdtrit(n - 1, (1 + ci) / 2)) for n in (seeds, images))
-    half = math.sqrt(t**2 * max(by_seed - noise, 0.0) + u**2 * max(by_image, noise))
+    half = math.sqrt(t**2 * spreads[0] + u**2 * spreads[1])
     return value, value - half, value + half
 
 
