@@ -40,8 +40,10 @@ def main(argv: list[str]) -> int:
     taken = [_taken(name) for name in ANALYSES]
     lines = [
         "# Known answers",
-        "`python benchmarks/known_answers.py benchmarks/known_answers.md` asks most analyses about networks that are "
-        "planted by hand, trained, or calibrated by construction (`tests/known_answers/zoo.py`), and writes this page.",
+        "`python benchmarks/known_answers.py benchmarks/known_answers.md` asks analyses about networks that are "
+        "planted by hand, trained, or calibrated by construction (`tests/known_answers/zoo.py`), and writes this page. "
+        "`segmentation`, `labels` and `reconstruction`, which need masks, folds or MAE, are asked in "
+        "`tests/analysis/`.",
         table(sorted(rows, key=lambda row: row["analysis"]), {name: f"{{{name}}}" for name in rows[0]}),
         "## Networks",
         table(networks, {"network": "{network}", "what is known": "{known}"}),

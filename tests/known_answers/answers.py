@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+import torch.nn.functional as F
 from zoo import DECISIVE, EMPTY, build
 
 from vitlab.analysis import ANALYSES
@@ -146,6 +147,33 @@ def _(table, subject):
 def _(table, subject):
     found = [best_patches(table, map=f"head {i}").unique().tolist() for i in range(3)]
     return str(found), found == [[EMPTY], [DECISIVE], [EMPTY]]
+
+
+@known("heads", "dead_heads", true="heads 0 and 2 give all to patch 3, head 1 to patch 9")
+def _(table, subject):
+    found = [int(part["weight"].argmax()) for _, part in table.groupby("head")]
+    least = table.groupby("head")["weight"].max().min()
+    return f"{found}, at least {least:.4f}", found == [EMPTY, DECISIVE, EMPTY] and least > 0.999
+
+
+@known("heads", "uniform", true="1/17 in every patch, of 16 and the class token")
+def _(table, subject):
+    off = (table["weight"] - 1 / 17).abs().max()
+    return f"off by {off:.1e}", off < 1e-6
+
+
+@known("sanity", "with_positions", true="attention lies before the head, and no map is that of random blocks")
+def _(table, subject):
+    mean = table.set_index(["random", "map"])["correlation"]
+    before, most = mean["the head"][["attention", "rollout"]].min(), mean["all blocks"].max()
+    return f"{before:.3f} with a random head, at most {most:.2f} with random blocks", before > 0.999 and most < 0.5
+
+
+@known("sanity", "previous_patch", true="a table outside the blocks decides: rollout stays until it is random, too")
+def _(table, subject):
+    of = table[table["map"] == "rollout"].set_index("random")
+    low, high = of["correlation_low"]["all blocks"], of["correlation_high"]["tokenizer too"]
+    return f"above {low:.2f}, then below {high:.2f}", low > 0.5 > high
 
 
 @known("attribution", "dead_heads", true="maps of outputs and gradient x attention name patch 9; LRP it or nothing")
@@ -287,6 +315,29 @@ def _(table, subject):
     _, labels = subject.labeled()
     true = float((subject.outputs().argmax(dim=1) == labels).float().mean())
     return f"{own.iloc[0]:.4f}", bool(np.isclose(own, true).all())
+
+
+@known("pca", "shuffle_invariant", true="one component, the brightness of a patch")
+def _(table, subject):
+    first = table[table["layer"] == 0].sort_values(["image", "row", "column"])
+    patches = F.avg_pool2d(subject.shown(int(first["image"].nunique())), 2).flatten().numpy()
+    ranks = np.corrcoef(first["red"].rank(), pd.Series(patches).rank())[0, 1]
+    return f"share {table['share'].min():.4f}, rank correlation {ranks:.4f}", abs(ranks) > 0.999 and first[
+        "share"
+    ].min() > 0.99
+
+
+@known("pca", "constant", true="no component")
+def _(table, subject):
+    colors = table[["red", "green", "blue"]].to_numpy()
+    return f"at most {np.abs(colors).max():.1e}", bool((colors == 0).all())
+
+
+@known("filters", "shuffle_invariant", true="one component, the mean of the four pixels")
+def _(table, subject):
+    first = table[table["component"] == 0]
+    off = (first["weight"].abs() - 0.5).abs().max() + first["weight"].std()
+    return f"share {first['share'].min():.4f}, off by {off:.1e}", off < 1e-5 and abs(first["share"].min() - 1) < 1e-6
 
 
 @known("cost", "with_positions", true="all parameters, counted")

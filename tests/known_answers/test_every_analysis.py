@@ -22,6 +22,7 @@ TWICE = {  # and dear, too
     ("faithfulness", "dead_heads"),
     ("faithfulness", "shortcut"),
     ("displacement", "uniform"),
+    ("sanity", "with_positions"),
     ("cka", "twin_of_another_seed"),
     ("token_layers", "no_positions_t2t"),
 }
