@@ -16,11 +16,12 @@ from vitlab.jobs import listing
 from vitlab.jobs.clean import remove, to_clean
 from vitlab.jobs.export import _measured
 from vitlab.jobs.listing import about, list_runs, run_facts
-from vitlab.jobs.results import split_metrics
+from vitlab.look.facts import numbers_of
 from vitlab.run import Run
 from vitlab.runs import lock
 from vitlab.runs.directory import LOCK, RunDir
 from vitlab.runs.manifest import file_digest
+from vitlab.runs.records import metrics_and_n, split_metrics
 
 OPENED: list[str] = []
 LISTENS = [False]
@@ -287,9 +288,18 @@ def test_runs_are_compared_one_way_as_text_and_loggers_change_nothing():
 def test_every_reader_sees_the_same_metrics_of_a_split(place):
     images = {"img_size": [8, 8], "crop_pct": 0.9}
     run = RunDir(Path("runs/a"))
-    result = {**run.stored["test"], "trained_on": 3, "epoch": 2, "recall": {"cat": 0.5}, "images": images}
+    result = {
+        **run.stored["test"],
+        "trained_on": 3,
+        "averaged": True,
+        "epoch": 2,
+        "recall": {"cat": 0.5},
+        "images": images,
+    }
     run.update("results.json", test=result)
     assert split_metrics(result) == {"acc1": 0.75, "trained_on": 3}
+    assert metrics_and_n(result) == {"acc1": 0.75, "trained_on": 3, "n": 360.0}
+    assert numbers_of(run)["others"] == "trained_on 3"
     assert {"test.acc1": 0.75, "test.trained_on": 3}.items() <= list_runs(["runs/a"])[0][0].items()
     numbers = about(run)["numbers"]
     assert {k: v for k, v in numbers.items() if k != "test.checkpoint"} == {

@@ -14,12 +14,13 @@ import yaml
 from vitlab.ablation.execution.commands import nested
 from vitlab.ablation.execution.resolve import known
 from vitlab.ablation.execution.status import Status
-from vitlab.ablation.inference.measured import NO_METRICS, bounds_of, collect
+from vitlab.ablation.inference.measured import bounds_of, collect
 from vitlab.ablation.lab import Lab
 from vitlab.config.table_folds import folds_of_config
 from vitlab.errors import UsageError
 from vitlab.runs.atomic import write_text
 from vitlab.runs.directory import RUNS
+from vitlab.runs.records import split_metrics
 from vitlab.shipped import find_file
 from vitlab.stats import interval
 from vitlab.tables import columns
@@ -110,8 +111,7 @@ def cross_validate(
     results = collect(lab.ablation, [arm for arm in known(lab.ablation) if arm])
     rows = []
     for (arm, _), found in results.numbers.items():
-        numbers = {k: v for k, v in found.items() if k not in NO_METRICS and isinstance(v, int | float)}
-        rows.append({"fold": arm, "n": int(found["n"]), **numbers})
+        rows.append({"fold": arm, "n": int(found["n"]), **split_metrics(found)})
     if not rows:
         raise UsageError(f"no fold of {lab.ablation.name} is done: {status}")
     keys = list(dict.fromkeys(key for row in rows for key in row))

@@ -34,6 +34,7 @@ from vitlab.models.weights_file import check_readable
 from vitlab.runs.atomic import atomic_write
 from vitlab.runs.directory import RunDir
 from vitlab.runs.openings import note_opening
+from vitlab.runs.records import metrics_and_n
 from vitlab.runs.shards import has_shards, read_checkpoint
 from vitlab.runs.standing import checksum
 from vitlab.tasks.base import Task
@@ -262,5 +263,5 @@ def _write(run: RunDir, split: str, result: dict[str, Any], predictions: pd.Data
             with atomic_write(run.predictions(split)) as beside:  # before the result
                 predictions.to_parquet(beside, index=False)
         run.update("results.json", **{split: result})
-        numbers = {f"{split}/{k}": v for k, v in result.items() if isinstance(v, int | float)}
+        numbers = {f"{split}/{k}": v for k, v in metrics_and_n(result).items()}
         add_result(run, yaml.safe_load(run.config.read_text()), numbers | {f"{split}/weights": result["checkpoint"]})

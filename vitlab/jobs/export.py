@@ -29,12 +29,12 @@ from vitlab.jobs.formats import (
 from vitlab.jobs.graph_sizes import Side, open_sides, sides_text
 from vitlab.jobs.quantize import Compared, measure_both, quantize
 from vitlab.jobs.restore import network_of, restore
-from vitlab.jobs.results import split_metrics
 from vitlab.models.vit import VisionTransformer
 from vitlab.runs.atomic import as_umask, write_json
 from vitlab.runs.choose import DYNAMIC
 from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import file_digest
+from vitlab.runs.records import metrics_and_n
 from vitlab.runs.standing import checksum
 from vitlab.tasks import MultiTask, Regressor
 from vitlab.tasks.regressor import Standardized
@@ -203,7 +203,7 @@ def _measured(run: RunDir, digest: str) -> dict[str, dict[str, float]]:
     """Return the metrics by split that were measured with the exported weights, under the run's own conditions."""
     found: dict[str, Any] = dict(run.stored)
     mine = {s: one for s in ("val", "test") if (one := found.get(s)) and one.get("sha256") == digest}
-    return {s: {**split_metrics(one), **({"n": one["n"]} if "n" in one else {})} for s, one in mine.items()}
+    return {split: metrics_and_n(one) for split, one in mine.items()}
 
 
 def _sizes(run: RunDir, cli: VitlabCLI) -> tuple[int, tuple[int, int]]:

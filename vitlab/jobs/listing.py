@@ -15,10 +15,11 @@ import yaml
 from vitlab.config.explain import parse_yaml
 from vitlab.config.keys import differing_keys, dotted, flatten, flatten_with_classes, key_as_typed, key_of
 from vitlab.errors import UsageError, did_you_mean, megabytes, one_line
-from vitlab.jobs.results import command_of, split_metrics
+from vitlab.jobs.results import command_of
 from vitlab.runs import lock
 from vitlab.runs.directory import LOCK, RUNS, RunDir, find_directory
 from vitlab.runs.manifest import read_manifest
+from vitlab.runs.records import metrics_and_n, split_metrics
 from vitlab.shipped import as_typed
 
 Row = dict[str, Any]  # facts of a run by name: of its record, of its results (`test.acc1`), of its configuration
@@ -347,8 +348,8 @@ def _numbers(run: RunDir) -> Row:
             assert isinstance(result, dict)
             now = run.standing(split, result)
             if not now.is_stale:
-                facts = {name: result[name] + (name == "epoch") for name in ("n", "epoch") if name in result}
-                found |= {f"{split}.{name}": value for name, value in {**split_metrics(result), **facts}.items()}
+                epoch = {"epoch": result["epoch"] + 1} if "epoch" in result else {}
+                found |= {f"{split}.{name}": value for name, value in {**metrics_and_n(result), **epoch}.items()}
                 found[f"{split}.checkpoint"] = result.get("checkpoint")
             if now.text and now.kind != "gone":
                 found[f"{split}.note"] = now.text

@@ -3,7 +3,6 @@
 import shlex
 import statistics
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,16 +66,6 @@ def record(run: RunDir) -> dict[str, Any]:
         "hardware": f"{facts['world_size']} x {facts['devices'][0]}",
         "commit": f"{(facts['commit'] or 'unknown')[:7]}{'+' if facts['dirty'] else ''}",
     }
-
-
-def split_metrics(result: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics among what is stored of a split, without how many images and which epoch they are of.
-
-    >>> split_metrics({"acc1": 0.5, "n": 288.0, "epoch": 3, "checkpoint": "best.ckpt", "recall": {"cat": 0.5}})
-    {'acc1': 0.5}
-    """
-    numbers = {k: v for k, v in result.items() if isinstance(v, int | float) and not isinstance(v, bool)}
-    return {name: value for name, value in numbers.items() if name not in ("n", "epoch")}
 
 
 def _epochs(run: RunDir, planned: int) -> int | str:

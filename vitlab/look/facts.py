@@ -19,6 +19,7 @@ from vitlab.look.analysis_page import as_html
 from vitlab.look.charts import confusions_table, line_chart, matrix_chart
 from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import read_manifest
+from vitlab.runs.records import split_metrics
 from vitlab.runs.same_images import Facts, same_images
 from vitlab.runs.standing import Standing
 from vitlab.stats import mcnemar, paired_interval
@@ -105,14 +106,18 @@ def numbers_of(run: RunDir) -> dict[str, Any] | None:
     """Return the stored metrics of the present weights: of test if there are any, else of val; None without either."""
     for split in ("test", "val"):
         result = run.measured(split)
-        metrics = {k: v for k, v in result.items() if isinstance(v, float) and k not in ("n", "epoch")}
-        if metrics:
+        if metrics := split_metrics(result):
             first = "acc1" if "acc1" in metrics else next(iter(metrics))
             head = f"{100 * metrics[first]:.2f} %" if first == "acc1" else f"{metrics[first]:.4g}"
-            others = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items() if name != first)
-            name = "accuracy" if first == "acc1" else first
-            n = f"{result['n']:.0f} " if "n" in result else ""
-            facts = {"split": split, "head": head, "name": name, "n": n, "others": others, "value": metrics[first]}
+            others = [f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in metrics.items() if k != first]
+            facts = {
+                "split": split,
+                "head": head,
+                "name": "accuracy" if first == "acc1" else first,
+                "n": f"{result['n']:.0f} " if "n" in result else "",
+                "others": ", ".join(others),
+                "value": metrics[first],
+            }
             return {**facts, "of": _weights(run, result)}
     return None
 

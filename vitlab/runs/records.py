@@ -4,6 +4,7 @@ import datetime
 import json
 import types
 import typing
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -88,6 +89,27 @@ class Results(TypedDict, total=False):
     test: dict[str, Any]
     variations: list[dict[str, Any]]
     stale: list[dict[str, Any]]  # not in the file: results of checkpoints that are no longer there, with `why`
+
+
+def split_metrics(result: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics among what is stored of a split, without how many images and which epoch they are of.
+
+    Example:
+        >>> split_metrics({"acc1": 0.5, "n": 288.0, "epoch": 3, "checkpoint": "best.ckpt", "recall": {"cat": 0.5}})
+        {'acc1': 0.5}
+    """
+    numbers = {k: v for k, v in result.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    return {name: value for name, value in numbers.items() if name not in ("n", "epoch")}
+
+
+def metrics_and_n(result: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics among what is stored of a split and, where it is stored, of how many images as ``n``.
+
+    Example:
+        >>> metrics_and_n({"n": 288.0, "acc1": 0.5, "checkpoint": "best.ckpt"})
+        {'acc1': 0.5, 'n': 288.0}
+    """
+    return split_metrics(result) | ({"n": result["n"]} if "n" in result else {})
 
 
 class SplitFacts(TypedDict):

@@ -23,10 +23,11 @@ from vitlab.ablation.execution.identity import json_digest
 from vitlab.ablation.execution.tuning import Trial
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference import linear
-from vitlab.ablation.inference.measured import NO_METRICS, unreadable
+from vitlab.ablation.inference.measured import unreadable
 from vitlab.class_metrics import confusion, over_classes
 from vitlab.errors import one_line
 from vitlab.runs.openings import note_opening
+from vitlab.runs.records import split_metrics
 
 CLOSE = 2e-6  # tolerance for float32 sums in another order; relative beyond 1
 CHAIN = "the chain"  # what a problem of it is named by
@@ -281,9 +282,8 @@ def _name_outsiders(found: _Found, ablation: Ablation, cells: Sequence[Cell], ch
 
 def _name_the_rest(found: _Found, done: Sequence[Cell]) -> None:
     """Say what of a result nothing recomputes."""
-    known = {"acc1", "mae", "acc1_macro", "f1_macro", *NO_METRICS}
-    stated = {name for c in done for name, v in c.run.measured(c.ablation.evaluate).items() if isinstance(v, float)}
-    rest = sorted(stated - known)
+    stated = {name for c in done for name in split_metrics(c.run.measured(c.ablation.evaluate))}
+    rest = sorted(stated - {"acc1", "mae", "acc1_macro", "f1_macro"})
     rest += [f"the analyses {', '.join(done[0].ablation.analyses)}"] if done and done[0].ablation.analyses else []
     if rest:
         found.notes.append(f"not recomputed, as predictions do not tell: {', '.join(rest)}")

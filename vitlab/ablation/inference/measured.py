@@ -17,8 +17,7 @@ from vitlab.analysis import ANALYSES
 from vitlab.errors import one_line
 from vitlab.runs.directory import RunDir
 from vitlab.runs.matching import is_there
-
-NO_METRICS = ("checkpoint", "sha256", "weights", "overrides", "epoch", "n")
+from vitlab.runs.records import split_metrics
 
 
 @dataclass
@@ -85,7 +84,7 @@ class CellResults:
             head = {"ablation": self.ablation.name, "cell": cell.name, **cell.arm.levels, "seed": seed}
             head["split"] = self.ablation.evaluate
             found = self.numbers.get((name, seed), {})
-            numbers = {k: v for k, v in found.items() if k not in NO_METRICS and isinstance(v, int | float)}
+            numbers = split_metrics(found)
             step = max((row["step"] for row in run.rows()), default=0) if run else 0
             tail = {"step": step, "n_images": int(found.get("n", 0)), "status": state}
             rows += [{**head, "metric": k, "value": v, **tail} for k, v in sorted(numbers.items())]

@@ -10,6 +10,7 @@ from vitlab.jobs.terminal import say
 from vitlab.jobs.train.endings import closing
 from vitlab.jobs.train.job import Job, Reached
 from vitlab.jobs.train.wandb import SafeWandbLogger
+from vitlab.runs.records import metrics_and_n
 from vitlab.runs.standing import standing
 from vitlab.tasks import Classifier
 
@@ -26,7 +27,7 @@ def log_summary(job: Job, reached: Reached) -> None:
     values |= {"ending": ending["why"] if ending else None}
     for split, result in job.run.stored.items():
         if isinstance(result, dict) and standing(job.run.path, result, "").is_stale:
-            names = [f"{split}/{k}" for k, v in result.items() if isinstance(v, int | float) and k != "epoch"]
+            names = [f"{split}/{name}" for name in metrics_and_n(result)]
             values |= {name: None for name in (*names, f"{split}/weights") if name not in best}  # those it logs anew
     for logger in job.trainer.loggers:
         if isinstance(logger, SafeWandbLogger):
