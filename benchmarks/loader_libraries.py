@@ -31,7 +31,7 @@ import torch
 from PIL import Image
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler
 
-from bench.pairs import compare, interleave
+from bench.pairs import compare, cpu_seconds, interleave
 from vitlab.data.files.decode import ImageError, decode_bytes
 from vitlab.data.files.ranges import Ranges
 from vitlab.data.files.tars import members_of
@@ -44,7 +44,6 @@ from vitlab.data.pack.write import pack
 from vitlab.data.packed import Packed
 from vitlab.packed_batch import PackedBatch
 from vitlab.runs.machine import installed_versions
-from vitlab.runs.processes import cpu_seconds
 
 ROOT = Path(__file__).parents[1]
 HEIGHT, WIDTH, SHORT, SIDE, BATCH, SHARDS = 375, 500, 256, 224, 32, 4

@@ -10,8 +10,8 @@ import yaml
 
 from vitlab.config.arguments import as_arguments
 from vitlab.config.options import Policy
-from vitlab.errors import UsageError, did_you_mean
-from vitlab.runs.choose import SUFFIXES, export_path
+from vitlab.errors import UsageError
+from vitlab.runs.choose import export_path
 from vitlab.runs.directory import find_directory, find_run
 from vitlab.runs.records import Record, Results
 
@@ -238,8 +238,6 @@ class Run:
         from vitlab.jobs.terminal import open_terminal
 
         open_terminal()
-        if to not in SUFFIXES:
-            raise UsageError(f'there is no format "{to}"{did_you_mean(to, SUFFIXES) or ";"} give {", ".join(SUFFIXES)}')
         path = export_path(self._directory, self.checkpoint, to, output)
         return export(self._directory, self.checkpoint, to, path, check, dynamic, opset).path
 

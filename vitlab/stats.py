@@ -163,8 +163,8 @@ def mcnemar(only_a: int, only_b: int) -> float:
     return float(binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
 
 
-def paired_interval(only_a: int, only_b: int, n: int, ci: float = 0.95) -> tuple[float, float]:
-    """Return the interval of a difference of two shares over the same n images, a minus b.
+def paired_interval(only_a: int, only_b: int, n: int) -> tuple[float, float]:
+    """Return the 95 % interval of a difference of two shares over the same n images, a minus b.
 
     That of Agresti and Min 2005 (doi:10.1002/sim.1781), who add half an image to each cell of the table of right and
     wrong: it has a width, and keeps its coverage, where the two differ on few images or on none.
@@ -173,7 +173,6 @@ def paired_interval(only_a: int, only_b: int, n: int, ci: float = 0.95) -> tuple
         only_a: Images on which only a is right.
         only_b: Images on which only b is right.
         n: All images.
-        ci: Coverage.
 
     Example:
         >>> [round(bound, 3) for bound in paired_interval(only_a=30, only_b=10, n=1000)]
@@ -181,7 +180,7 @@ def paired_interval(only_a: int, only_b: int, n: int, ci: float = 0.95) -> tuple
     """
     a, b, total = only_a + 0.5, only_b + 0.5, n + 2
     value = (a - b) / total
-    half = -float(special.ndtri((1 - ci) / 2)) * math.sqrt(a + b - (a - b) ** 2 / total) / total
+    half = float(special.ndtri(0.975)) * math.sqrt(a + b - (a - b) ** 2 / total) / total
     return max(-1.0, value - half), min(1.0, value + half)
 
 

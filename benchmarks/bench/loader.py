@@ -12,14 +12,13 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from bench.pairs import Work, compare, interleave
+from bench.pairs import Work, compare, cpu_seconds, interleave
 from vitlab.data.image_folder import ImageFolder
 from vitlab.data.loading.order import TrainOrder
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.data.loading.tensor_loader import TensorLoader
 from vitlab.data.pack.write import pack
 from vitlab.data.packed import Packed
-from vitlab.runs.processes import cpu_seconds
 
 _BATCH, _PHOTO_BATCH = 512, 64
 _USUAL = "torchvision ImageFolder, 2 workers"

@@ -1,6 +1,8 @@
 """Interleaved measurement: every round runs every contender once, so that other load affects all alike."""
 
 import math
+import multiprocessing
+import os
 import random
 import statistics
 import time
@@ -9,12 +11,20 @@ from typing import Any
 
 import torch
 
+from vitlab.runs.processes import proc_stat
 from vitlab.stats import interval as student
 
 Work = Callable[[], object]
 
 IN_A_ROW = {"cuda": 8, "cpu": 1}  # runs of a timing: the host prepares one while a GPU takes another, as in training
 _NOISY = 0.15  # spread of the canary above which absolute numbers are meaningless
+
+
+def cpu_seconds() -> float:
+    """Return the CPU seconds of this process and of its multiprocessing children, including those that ended."""
+    ended, ticks = os.times()[2:4], os.sysconf("SC_CLK_TCK")
+    stats = [stat for child in multiprocessing.active_children() if child.pid and (stat := proc_stat(child.pid))]
+    return time.process_time() + sum(ended) + sum(int(stat[11]) + int(stat[12]) for stat in stats) / ticks
 
 
 def interleave(

@@ -253,9 +253,8 @@ def test_a_notebook_shows_status_answer_and_curves_also_of_a_damaged_run(place):
 
 
 def test_an_unknown_format_is_refused_with_the_known_ones(place):
-    with pytest.raises(
-        ValueError, match='there is no format "torchscript"; give safetensors, timm, onnx, onnx-int8, pt2'
-    ):
+    message = "`to` must be one of safetensors, timm, onnx, onnx-int8, pt2, got 'torchscript'"
+    with pytest.raises(ValueError, match=message):
         Run("a").export("torchscript")
 
 

@@ -40,6 +40,7 @@ from vitlab.position_bench.protocol import (
 )
 from vitlab.position_bench.training import answers_of, batches_of, bench_network_of, bench_predictions_of, check_method
 from vitlab.runs.lock import take
+from vitlab.runs.manifest import file_digest
 from vitlab.tokenizers import T2TTokenizer
 
 HERE = __name__
@@ -350,7 +351,7 @@ def test_invented_predictions_fit_their_scores_and_retraining_exposes_them(small
     bench = copied(small, tmp_path)
     path = tmp_path / "none" / "few-0.npz"
     np.savez_compressed(path, few=answers["few"].astype(np.uint8))
-    edit(path.with_suffix(".json"), scores={"few": 1.0}, predictions=submission.digest_of_file(path))
+    edit(path.with_suffix(".json"), scores={"few": 1.0}, predictions=file_digest(path))
     assert submission.problems_of(bench, "none", answers) == []
     bench._splits = small._splits
     bench.data = small.data

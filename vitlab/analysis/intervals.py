@@ -11,24 +11,24 @@ from scipy import special
 from vitlab.stats import interval, seeds_and_images
 
 
-def share_interval(right: int, n: int, ci: float = 0.95) -> tuple[float, float]:
-    """Return the interval of a share, Wilson's (1927), which holds its coverage near 0 and 1 and at few images.
+def share_interval(right: int, n: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share, Wilson's (1927), which holds its coverage near 0 and 1 and at few images.
 
     Example:
         >>> [round(bound, 3) for bound in share_interval(9, 10)]
         [0.596, 0.982]
     """
-    return wilson(right / n, n, ci)
+    return wilson(right / n, n)
 
 
-def wilson(share: float, n: float, ci: float = 0.95) -> tuple[float, float]:
-    """Return Wilson's interval of a share of n images; n may be a number of images that would have its variance.
+def wilson(share: float, n: float) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a share of n images; n may be a number of images that would have its variance.
 
     Example:
         >>> [round(bound, 3) for bound in wilson(1.0, 12.5)]
         [0.765, 1.0]
     """
-    z = float(special.ndtri((1 + ci) / 2)) ** 2
+    z = float(special.ndtri(0.975)) ** 2
     middle, half = share + z / (2 * n), math.sqrt(z * share * (1 - share) / n + (z / (2 * n)) ** 2)
     return max(0.0, (middle - half) / (1 + z / n)), min(1.0, (middle + half) / (1 + z / n))
 

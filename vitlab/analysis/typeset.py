@@ -398,8 +398,8 @@ def _relax(figure: Figure, ax: Axes, axis: Any) -> None:
         figure.draw_without_rendering()
 
 
-def _touch(texts: Iterable[Text], room: float = 1.0) -> bool:
-    return bool(_touching(list(texts), room))
+def _touch(texts: Iterable[Text]) -> bool:
+    return bool(_touching(list(texts), room=1.0))
 
 
 def _touching(texts: Sequence[Text], room: float = 0.0) -> list[tuple[Text, Text]]:

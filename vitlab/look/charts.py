@@ -11,14 +11,14 @@ BARS = "▁▂▃▄▅▆▇█"
 Points = Sequence[tuple[float, float]]
 
 
-def sparkline(values: Sequence[float], width: int = 32) -> str:
-    """Return the last values as a line of blocks, low to high.
+def sparkline(values: Sequence[float]) -> str:
+    """Return the last 32 values as a line of blocks, low to high.
 
     Example:
         >>> sparkline([3.0, 2.0, 1.0, 1.0])
         '█▅▁▁'
     """
-    shown = [value for value in values if value == value][-width:]
+    shown = [value for value in values if value == value][-32:]
     low, high = min(shown, default=0.0), max(shown, default=0.0)
     return "".join(BARS[round((value - low) / ((high - low) or 1.0) * (len(BARS) - 1))] for value in shown)
 

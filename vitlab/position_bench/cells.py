@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,6 @@ from vitlab.layers.pos_embed import POS_EMBEDS
 from vitlab.notebook import source_of
 from vitlab.position_bench.pictures import Split, folder_photos, glyphs, photos
 from vitlab.position_bench.protocol import (
-    digest_of_file,
     evidence_of,
     protocol_digest,
     read_protocol,
@@ -30,7 +30,6 @@ from vitlab.position_bench.protocol import (
 from vitlab.position_bench.training import (
     Method,
     answers_of,
-    bench_cpu_seconds,
     bench_predictions_of,
     check_method,
     cost_of,
@@ -42,6 +41,7 @@ from vitlab.position_bench.training import (
 )
 from vitlab.runs.atomic import atomic_write, write_text
 from vitlab.runs.lock import held, take
+from vitlab.runs.manifest import file_digest
 
 T = TypeVar("T")
 GLYPH_SEEDS = {"glyphs": 0, "glyphs_test": 1, "glyphs_val": 2}
@@ -163,14 +163,14 @@ class Bench:
         seed = self.protocol["tuning"]["seed"]
         if (kept := self.record(label, cell)) is None:
             train, _ = self.splits(training)
-            start = bench_cpu_seconds()
+            start = time.process_time()
             try:
                 net = train_network(method, self.protocol, training, seed, rate, train)
                 accuracy = self.validated(net, training)
             except UsageError:
                 accuracy = 0.0  # diverged
             kept = {"training": training, "validation": accuracy, "rate": rate, "seed": seed}
-            kept["cpu_seconds"] = bench_cpu_seconds() - start
+            kept["cpu_seconds"] = time.process_time() - start
             self._write(label, cell, kept, {})
             self.say(f"{label} {cell}: validation {accuracy:.3f}, {kept['cpu_seconds']:.0f} CPU s")
         return float(kept["validation"])
@@ -224,9 +224,9 @@ class Bench:
             self.say(f"{label} {cell}: trained again, since another learning rate is best in validation now")
             reads += kept["test_reads"]
         train, test = self.splits(training)
-        start = bench_cpu_seconds()
+        start = time.process_time()
         net = train_network(method, self.protocol, training, seed, rate, train)
-        seconds = bench_cpu_seconds() - start
+        seconds = time.process_time() - start
         predictions, refused = bench_predictions_of(net, self.protocol, training, test)
         scores = scores_of(predictions, answers_of(training, test))
         kept = {"training": training, "seed": seed, "scores": scores, "not_applicable": refused}
@@ -249,7 +249,7 @@ class Bench:
             arrays = path.with_suffix(".npz")
             with atomic_write(arrays) as beside:
                 np.savez_compressed(beside, **predictions)  # type: ignore[arg-type]
-            kept = kept | {"predictions": digest_of_file(arrays)}
+            kept = kept | {"predictions": file_digest(arrays)}
         write_text(path, json.dumps(kept | {"protocol": self.digest}, indent=1, sort_keys=True) + "\n", sync=True)
 
     def run(self, method: Method, label: str) -> None:

@@ -119,8 +119,3 @@ def protocol_digest(protocol: dict[str, Any]) -> str:
         False
     """
     return hashlib.sha256(json.dumps(protocol, sort_keys=True).encode()).hexdigest()
-
-
-def digest_of_file(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -9,9 +9,10 @@ import numpy as np
 
 from vitlab.errors import UsageError
 from vitlab.position_bench.cells import Bench, best_rate, rates_left, read_cell, tuned_on
-from vitlab.position_bench.protocol import TASKS, digest_of_file, evidence_of
+from vitlab.position_bench.protocol import TASKS, evidence_of
 from vitlab.position_bench.training import Method, scores_of
 from vitlab.runs.atomic import atomic_folder, write_text
+from vitlab.runs.manifest import file_digest
 
 FACTS = ("card", "cost")
 MANIFEST = "MANIFEST.json"
@@ -75,7 +76,7 @@ def problems_of(bench: Bench, label: str, answers: dict[str, Any]) -> list[str]:
         found += _of_rates(bench.protocol["tuning"], training, tried[training], used[training])
     if (manifest := folder / MANIFEST).is_file():
         listed = json.loads(manifest.read_text())
-        present = {path.name: digest_of_file(path) for path in _files(folder)}
+        present = {path.name: file_digest(path) for path in _files(folder)}
         found += [f"{name}: differs from {MANIFEST}" for name in listed if listed[name] != present.get(name)]
     return found
 
@@ -98,7 +99,7 @@ def _of_cell(bench: Bench, label: str, path: Path, kept: dict[str, Any], answers
     arrays = path.with_suffix(".npz")
     if path.stem != f"{kept['training']}-{kept['seed']}":
         return [f"{path.name}: is of {kept['training']}, seed {kept['seed']}"]
-    if not arrays.is_file() or digest_of_file(arrays) != kept.get("predictions"):
+    if not arrays.is_file() or file_digest(arrays) != kept.get("predictions"):
         return [f"{arrays.name}: the predictions were edited or are missing"]
     predictions = bench.predictions(label, path.stem)
     due = {task for task, (_, training) in TASKS.items() if training == kept["training"]}
@@ -119,20 +120,20 @@ def _of_cell(bench: Bench, label: str, path: Path, kept: dict[str, Any], answers
     ]
 
 
-def retrain(bench: Bench, label: str, method: Method, training: str = "few", seed: int = 0) -> list[str]:
-    """Train a cell of a submission again, and return a line if its predictions are others.
+def retrain(bench: Bench, label: str, method: Method) -> list[str]:
+    """Train the cell ``few-0`` of a submission again, and return a line if its predictions are others.
 
     Predictions that nothing was trained for fit their scores: only this finds them.
     """
-    kept = bench.record(label, f"{training}-{seed}")
+    kept = bench.record(label, cell := "few-0")
     if kept is None:
-        return [f"{training}, seed {seed}: is missing"]
+        return ["few, seed 0: is missing"]
     again = Bench(bench.folder / label / "again", bench.data, bench.protocol, bench.say)
-    again.run_cell(method, label, training, seed, kept["rate"])
-    mine, theirs = (each.predictions(label, f"{training}-{seed}") for each in (again, bench))
+    again.run_cell(method, label, "few", 0, kept["rate"])
+    mine, theirs = (each.predictions(label, cell) for each in (again, bench))
     shutil.rmtree(again.folder)
     share = min(float((mine[task] == theirs[task]).mean()) for task in mine)
-    return [] if share == 1 else [f"{training}-{seed}: trained again, {share:.1%} of the predictions are the same"]
+    return [] if share == 1 else [f"{cell}: trained again, {share:.1%} of the predictions are the same"]
 
 
 def write_submission(bench: Bench, label: str, target: Path, answers: dict[str, Any]) -> list[Path]:
@@ -148,7 +149,7 @@ def write_submission(bench: Bench, label: str, target: Path, answers: dict[str, 
     with atomic_folder(target) as work:
         for path in _files(bench.folder / label):
             shutil.copyfile(path, work / path.name)
-        files = {path.name: digest_of_file(path) for path in _files(work)}
+        files = {path.name: file_digest(path) for path in _files(work)}
         write_text(work / MANIFEST, json.dumps(files, indent=1, sort_keys=True) + "\n")
     return sorted(target.iterdir())
 

@@ -25,15 +25,10 @@ from vitlab.tasks.optimizer import build_optimizer
 Method = Any  # a name, a class path, or a mapping of class_path and init_args
 
 
-def bench_cpu_seconds() -> float:
-    """Return the CPU seconds that this process has used."""
-    return time.process_time()
-
-
 def _seconds_of_step(net: VisionTransformer, images: Tensor, protocol: Mapping[str, Any], steps: int) -> float:
     """Return the seconds of a forward and backward pass: of CPU time, or by the clock on another device."""
     gpu = images.device.type == "cuda"
-    clock = time.perf_counter if gpu else bench_cpu_seconds
+    clock = time.perf_counter if gpu else time.process_time
     if gpu:
         torch.cuda.synchronize()
     start = clock()
@@ -313,7 +308,7 @@ def price_lines(method: Method, protocol: Mapping[str, Any]) -> list[str]:
     return [f"{name_and_args('pos_embed', method)[0]}, measured on {where}:", *lines, f"  in all  {total:,.1f} {kind}"]
 
 
-def cost_of(method: Method, protocol: Mapping[str, Any], rounds: int = 6) -> dict[str, float]:
+def cost_of(method: Method, protocol: Mapping[str, Any]) -> dict[str, float]:
     """Measure a training step of a method and of ``none`` in turn.
 
     Returns:
@@ -321,14 +316,9 @@ def cost_of(method: Method, protocol: Mapping[str, Any], rounds: int = 6) -> dic
     """
     images = _images_of(protocol, device := bench_device(protocol))
     nets = [bench_network_of(each, protocol, "photos", 0).train().to(device) for each in (method, "none")]
-    kept: list[int] = []
-    for net in nets:
-        kept.append(_activations(net, images))
-    seconds = np.zeros((rounds, 2))
-    for i in range(rounds):
-        for j, net in enumerate(nets):
-            seconds[i, j] = _seconds_of_step(net, images, protocol, 3)
-    mine, none = np.median(seconds, axis=0)
+    kept = [_activations(net, images) for net in nets]
+    rounds = [[_seconds_of_step(net, images, protocol, 3) for net in nets] for _ in range(6)]
+    mine, none = np.median(rounds, axis=0)
     return {"step_cpu_seconds": float(mine), "time": float(mine / none), "memory": kept[0] / kept[1]}
 
 

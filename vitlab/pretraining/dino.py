@@ -112,7 +112,7 @@ def patch_loss(scores: Tensor, targets: Tensor, weights: Tensor, temperature: fl
     return -((targets * F.log_softmax(scores / temperature, dim=-1)).sum(dim=-1) * weights).sum()
 
 
-def koleo(features: Tensor, eps: float = 1e-8) -> Tensor:
+def koleo(features: Tensor) -> Tensor:
     """Return minus the mean log distance from each of ``(B, D)`` normalized features to its nearest neighbor.
 
     The Kozachenko-Leonenko estimate of entropy, Sablayrolles et al. 2019 (arXiv:1806.03198), as in DINOv2.
@@ -120,6 +120,7 @@ def koleo(features: Tensor, eps: float = 1e-8) -> Tensor:
     >>> round(koleo(torch.tensor([[1.0, 0.0], [0.0, 3.0]])).item(), 4)  # -log(sqrt(2))
     -0.3466
     """
+    eps = 1e-8
     with without_autocast(features):  # neighbors of similar features differ by less than the rounding of 16 bits
         x = F.normalize(features if features.dtype.itemsize > 2 else features.float(), dim=1, eps=eps)
         near = (x.detach() @ x.detach().T).fill_diagonal_(-1).argmax(dim=1)

@@ -1,6 +1,5 @@
 """Export everything that a report needs into one folder, to repeat the report on another machine."""
 
-import hashlib
 import json
 import os
 import shutil
@@ -18,6 +17,7 @@ from vitlab.errors import UsageError
 from vitlab.runs.atomic import atomic_folder, atomic_write, write_json, write_text
 from vitlab.runs.directory import RunDir
 from vitlab.runs.lock import held
+from vitlab.runs.manifest import file_digest
 from vitlab.runs.matching import is_there, matching
 
 SUMS = "SHA256SUMS"  # as `sha256sum -c` reads it
@@ -85,7 +85,7 @@ def _fill(ablation: Ablation, resolved: list[Resolved], folder: Path) -> list[Pa
         elif path.name == "metrics.jsonl":
             _thin(path)
     files = _below(folder)
-    write_text(folder / SUMS, "".join(f"{_sum(p)}  {p.relative_to(folder).as_posix()}\n" for p in files))
+    write_text(folder / SUMS, "".join(f"{file_digest(p)}  {p.relative_to(folder).as_posix()}\n" for p in files))
     return [*files, folder / SUMS]
 
 
@@ -107,7 +107,7 @@ def load_bundle(folder: Path) -> tuple[Ablation, list[Resolved]]:
     for line in (folder / SUMS).read_text().splitlines():
         expected, _, name = line.partition("  ")
         path = folder / name
-        if not path.is_file() or _sum(path) != expected:
+        if not path.is_file() or file_digest(path) != expected:
             wrong.append(name)
     known = {line.partition("  ")[2] for line in (folder / SUMS).read_text().splitlines()}
     if added := [name for name in _files(folder) if name not in known]:
@@ -147,7 +147,7 @@ def _below(folder: Path) -> list[Path]:
 
 def seal_of(folder: Path) -> str:
     """Return the hash of the checksums of an exported folder, which holds every file of it."""
-    return _sum(folder / SUMS)
+    return file_digest(folder / SUMS)
 
 
 def _copy(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
@@ -176,7 +176,3 @@ def _thin(path: Path) -> None:
             {k: v for k, v in row.items() if k in CURVES or k.startswith("val/")} for row in RunDir(path.parent).rows()
         ]
         write_text(path, "".join(json.dumps(row) + "\n" for row in rows if len(row) > 2))
-
-
-def _sum(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -87,13 +87,13 @@ def count_reading(directory: Path, cell: str, split: str) -> None:
     append(directory, "opened", cell=cell, split=split)
 
 
-def _last_line(file: BinaryIO, step: int = 1 << 14) -> tuple[bytes, int]:
+def _last_line(file: BinaryIO) -> tuple[bytes, int]:
     """Return the last whole line of a file without its end, empty if there is none, and where it ends.
 
     Only the end of the file is read: of 10,000 cells the chain has tens of megabytes.
     """
     size = file.seek(0, os.SEEK_END)
-    start, text = size, b""
+    start, text, step = size, b"", 1 << 14
     while start and text.count(b"\n") < 2:
         length = min(step, start)
         start = file.seek(start - length)

@@ -319,12 +319,11 @@ def told_by_predictions(path: Path, classes: int = 0) -> dict[str, Any]:
     return found | {name: float(np.mean(each)) for name, each in means.items() if each}
 
 
-def verify_deep(cells: Sequence[Cell], seed: int | None = None) -> tuple[dict[str, list[str]], list[str]]:
+def verify_deep(cells: Sequence[Cell]) -> tuple[dict[str, list[str]], list[str]]:
     """Evaluate the kept weights of every cell again, and train one of them again.
 
     Args:
-        cells: Finished cells.
-        seed: Of the choice of the cell to train; default: another one each time.
+        cells: Finished cells; which one is trained is drawn each time.
 
     Returns:
         What is wrong, by the name of the cell, and sentences on what was done.
@@ -336,7 +335,7 @@ def verify_deep(cells: Sequence[Cell], seed: int | None = None) -> tuple[dict[st
             wrong[cell.name] = [f"its weights, evaluated again: {words}"]
     notes = [f"weights of {len(kept)} of {len(cells)} cells evaluated again"]
     if cells:
-        chosen = random.Random(seed).choice(list(cells))
+        chosen = random.choice(cells)
         if words := _again(chosen, with_training=True):
             wrong.setdefault(chosen.name, []).append(f"trained again: {words}")
         notes.append(f"trained again: {chosen.name}")

@@ -15,6 +15,7 @@ from typing import Any
 from vitlab.config.keys import flatten, key_of
 from vitlab.runs.directory import find_run
 from vitlab.runs.machine import installed_versions
+from vitlab.runs.manifest import file_digest
 from vitlab.shipped import HERE, LIBRARIES, find_weights
 
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -135,8 +136,7 @@ def _files_of_weights(folder: Path) -> list[Path]:
 
 @lru_cache(64)
 def _of_file(path: Path, changed: int) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:10]
+    return file_digest(path)[:10]
 
 
 @lru_cache(4)

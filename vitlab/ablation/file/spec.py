@@ -1,6 +1,5 @@
 """The file of an ablation: read and checked before anything starts."""
 
-import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from vitlab.ablation.file.settings import (
 from vitlab.analysis import ANALYSES
 from vitlab.ranges import MOST_SEED
 from vitlab.runs.directory import RUNS
+from vitlab.runs.manifest import file_digest
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Ablation:
     @property
     def digest(self) -> str:
         """The hash of the file, stored in every cell, so that a report can show whether the file has changed."""
-        return hashlib.sha256(self.file.path.read_bytes()).hexdigest()[:10]
+        return file_digest(self.file.path)[:10]
 
     @property
     def sign(self) -> int:
