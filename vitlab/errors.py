@@ -162,6 +162,17 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     return f'; did you mean "{names[close[0]]}"?' if close else ""
 
 
+def preview(names: Iterable[object], most: int = 3) -> str:
+    """Return the first names, and how many others there are.
+
+    Example:
+        >>> preview(["a", "b", "c", "d", "e"])
+        'a, b, c and 2 more'
+    """
+    texts = list(map(str, names))
+    return ", ".join(texts[:most]) + (f" and {len(texts) - most:,} more" if len(texts) > most else "")
+
+
 def megabytes(size: float) -> str:
     """Return a number of bytes as text."""
     return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"

@@ -20,7 +20,7 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from torch import Tensor
 
 from vitlab.callbacks.steps import Speed, Steps, logged
-from vitlab.errors import Stopped, named_line, one_line
+from vitlab.errors import Stopped, named_line, one_line, preview
 from vitlab.interface import of_first_process, sums_its_steps, sums_over_processes
 from vitlab.lightning_overhead import Unprofiled, search_no_driver
 from vitlab.runs.directory import RunDir
@@ -233,8 +233,7 @@ def _describe_nan(trainer: Any, losses: list[Tensor], norms: list[Tensor | None]
     order: Any = getattr(trainer.train_dataloader, "sampler", None)
     if hasattr(order, "steps"):
         samples = next(order.steps(first)).indices.tolist()
-        more = f" and {len(samples) - _SAMPLES:,} more" if len(samples) > _SAMPLES else ""
-        text += f"; training samples {', '.join(map(str, samples[:_SAMPLES]))}{more}"
+        text += f"; training samples {preview(samples, _SAMPLES)}"
     return text
 
 

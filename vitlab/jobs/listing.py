@@ -17,7 +17,7 @@ from vitlab.config.keys import differing_keys, dotted, flatten, flatten_with_cla
 from vitlab.errors import UsageError, did_you_mean, megabytes, one_line
 from vitlab.jobs.results import command_of
 from vitlab.runs import lock
-from vitlab.runs.directory import LOCK, RUNS, RunDir, find_directory
+from vitlab.runs.directory import LOCK, RunDir, find_directory, some_runs
 from vitlab.runs.manifest import read_manifest
 from vitlab.runs.records import metrics_and_n, split_metrics
 from vitlab.shipped import as_typed
@@ -124,10 +124,7 @@ def runs_at(places: Sequence[str]) -> list[RunDir]:
         UsageError: There is none at a place.
     """
     if not places:
-        found = [RunDir(path.parent) for path in RUNS.glob("*/run.json")]
-        if not found:
-            raise UsageError(f"there is no run in {RUNS}/ yet; start one with `vitlab fit --config configs/t2t.yaml`")
-        return found
+        return some_runs()
     runs: dict[Path, RunDir] = {}
     for place in places:
         folder = Path(place).expanduser()

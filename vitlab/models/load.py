@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from vitlab.errors import one_line
+from vitlab.errors import one_line, preview
 from vitlab.layers.pos_embed import resample_pos_embed
 from vitlab.layers.pos_embed.added import AddedPosEmbed, SinCos1d, SinCosPosEmbed
 from vitlab.layers.pos_embed.rotary import RoPE2d
@@ -18,7 +18,7 @@ from vitlab.models.arguments import ModelArgs
 from vitlab.models.convert import convert_layout, resize_patch_kernels, same_table, unknown_grid
 from vitlab.models.old_names import OLD, upgrade
 from vitlab.models.vit import VisionTransformer
-from vitlab.models.weights_file import WeightsFile, preview, read_weights
+from vitlab.models.weights_file import WeightsFile, read_weights
 from vitlab.tokenizers.patch import PatchEmbed
 from vitlab.tokenizers.splits import pair
 

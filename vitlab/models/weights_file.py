@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from vitlab.errors import preview
 from vitlab.models.arguments import ModelArgs
 from vitlab.runs.format import NewerFormat
 from vitlab.runs.manifest import torn_archive
@@ -198,14 +199,3 @@ def _strip_prefixes(state_dict: dict[str, Tensor]) -> tuple[dict[str, Tensor], l
         return state_dict, []
     inside = {name.removeprefix("net."): value for name, value in state_dict.items() if name.startswith("net.")}
     return inside, [name for name in state_dict if not name.startswith("net.")]
-
-
-def preview(names: Any) -> str:
-    """Return the first three names, and how many others there are.
-
-    Example:
-        >>> preview(["a", "b", "c", "d", "e"])
-        'a, b, c and 2 more'
-    """
-    names = list(names)
-    return ", ".join(map(str, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any, Protocol
 
-from vitlab.errors import UsageError, did_you_mean
+from vitlab.errors import UsageError, did_you_mean, preview
 from vitlab.runs.directory import RUNS, RunDir, check_name, default_name, find_directory
 from vitlab.runs.launch import agree, agreed, is_restarted, launched_rank
 
@@ -97,8 +97,8 @@ def _check_can_start(run: RunDir, options: Options) -> None:
             raise UsageError(f"the run directory {run.path} exists; {way_out}")
         return
     if foreign := run.foreign():
-        names = ", ".join(foreign[:3])
-        raise UsageError(f"{run.path} is not a run directory: it contains {names}; choose another --name or --run_dir")
+        what = f"it contains {preview(foreign)}"
+        raise UsageError(f"{run.path} is not a run directory: {what}; choose another --name or --run_dir")
     if not options.overwrite and not options.auto_resume and not is_restarted():
         way_out = "start the run with --auto_resume, or empty the directory with --overwrite"
         raise UsageError(f"an interrupted start left {run.path} without its config.yaml; {way_out}")

@@ -331,7 +331,7 @@ def find_directory(text: str) -> RunDir:
         UsageError: There is no such run.
     """
     if text == "last":
-        return last_run()
+        return some_runs()[-1]
     others, places = "", (Path(text).expanduser(), RUNS / text)
     for directory in places:  # a folder here, as of images, may have the name of a run
         if RunDir(directory).has_begun():
@@ -356,21 +356,20 @@ def all_runs() -> list[RunDir]:
 
 
 def _started(run: RunDir) -> str:
-    with suppress(UsageError):  # a damaged run does not affect the others
+    with suppress(UsageError, OSError):  # a damaged run does not affect the others
         return run.record.get("started", "")
     return ""
 
 
-def last_run() -> RunDir:
-    """Return the run that was started last.
+def some_runs() -> list[RunDir]:
+    """Return the runs in ``runs/``, oldest first, of which there must be one.
 
     Raises:
         UsageError: There is no run yet.
     """
-    runs = all_runs()
-    if not runs:
+    if not (runs := all_runs()):
         raise UsageError(f"there is no run in {RUNS}/ yet; start one with `vitlab fit --config configs/t2t.yaml`")
-    return runs[-1]
+    return runs
 
 
 def default_name(configs: list[str], seed: Any, resolved: str) -> str:

@@ -13,7 +13,7 @@ from vitlab.ablation.execution.cells import Resolved
 from vitlab.ablation.file import spec
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference.measured import collect
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, preview
 from vitlab.runs.atomic import atomic_folder, atomic_write, write_json, write_text
 from vitlab.runs.directory import RunDir
 from vitlab.runs.lock import held
@@ -111,13 +111,9 @@ def load_bundle(folder: Path) -> tuple[Ablation, list[Resolved]]:
             wrong.append(name)
     known = {line.partition("  ")[2] for line in (folder / SUMS).read_text().splitlines()}
     if added := [name for name in _files(folder) if name not in known]:
-        more = f" and {len(added) - 4} more" if len(added) > 4 else ""
-        raise UsageError(
-            f"{folder}: these files were added since the export: {', '.join(added[:4])}{more}; remove them"
-        )
+        raise UsageError(f"{folder}: these files were added since the export: {preview(added, 4)}; remove them")
     if wrong:
-        more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
-        raise UsageError(f"{folder}: these files changed since the export: {', '.join(wrong[:4])}{more}")
+        raise UsageError(f"{folder}: these files changed since the export: {preview(wrong, 4)}")
     ablation = replace(spec.read_ablation(folder / "ablation.yaml", is_alone=True), home=folder)
     arms = {arm.name: arm for arm in ablation.arms}
     facts = json.loads((folder / "arms.json").read_text())

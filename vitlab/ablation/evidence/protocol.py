@@ -9,7 +9,7 @@ from typing import Any
 from vitlab.ablation.evidence import chain
 from vitlab.ablation.execution.identity import json_digest
 from vitlab.ablation.file.spec import Ablation
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, preview
 from vitlab.runs.directory import RunDir
 from vitlab.runs.machine import git
 from vitlab.runs.matching import matching
@@ -140,8 +140,7 @@ def sentences(ablation: Ablation) -> list[str]:
         if is_same(before["texts"], after["texts"]):
             continue
         changed = _changes(before["texts"], after["texts"])
-        more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
-        words.append(f"changed, {after['time']}: " + ", ".join(f"`{line}`" for line in changed[:SHOWN]) + more)
+        words.append(f"changed, {after['time']}: {preview([f'`{line}`' for line in changed], SHOWN)}")
     return words
 
 

@@ -22,7 +22,9 @@ from vitlab.ablation.inference.looks import levels, planned_look
 from vitlab.ablation.inference.measured import CellResults, collect
 from vitlab.ablation.inference.verdicts import claim_questions
 from vitlab.ablation.inference.words import deviations
+from vitlab.errors import preview
 from vitlab.stats import detectable
+from vitlab.tables import columns
 
 Start = dict[str, tuple[tuple[int, ...], str]]  # of each tensor: shape, hash of its values
 
@@ -115,8 +117,7 @@ def _table(resolved: list[Resolved]) -> list[str]:
                 f"{f['images_per_second']:.0f}",
             ]
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return columns(rows).splitlines()
 
 
 def _power(results: CellResults) -> list[str]:
@@ -165,7 +166,7 @@ def check_lines(ablation: Ablation) -> tuple[list[str], bool]:
         differing = [key for key in shared if start[key] != other[key]]
         own = [key for key in start if key not in shared]
         text = f"{len(shared)} tensors of the same name and shape as in {matched.name}, "
-        text += f"{len(differing)} DIFFER INITIALLY: {', '.join(differing[:4])}" if differing else "all equal initially"
+        text += f"{len(differing)} DIFFER INITIALLY: {preview(differing, 4)}" if differing else "all equal initially"
         lines.append(f"init     {arm.name}: {text}" + (f"; only here: {_few(own)}" if own else ""))
         is_alike = is_alike and not differing
     return lines, is_alike
@@ -183,5 +184,4 @@ def _start(ablation: Ablation, arm: Arm) -> Start:
 
 
 def _few(names: list[str]) -> str:
-    parts = list(dict.fromkeys(".".join(name.split(".")[:2]) for name in names))
-    return ", ".join(parts[:4]) + (f" and {len(parts) - 4} more" if len(parts) > 4 else "")
+    return preview(dict.fromkeys(".".join(name.split(".")[:2]) for name in names), 4)

@@ -25,7 +25,7 @@ from vitlab.ablation.report.drawings import Rows, figures, panels
 from vitlab.ablation.report.sections import report_sections
 from vitlab.ablation.report.tuned import responses
 from vitlab.analysis.typeset import INCHES, Format, Width, figure_bytes, printed
-from vitlab.errors import UsageError, one_line
+from vitlab.errors import UsageError, one_line, preview
 from vitlab.runs.atomic import atomic_write, write_text
 
 VIEW = '<meta name="viewport" content="width=device-width, initial-scale=1">'  # as wide as a phone is
@@ -125,7 +125,7 @@ def _refuse_useless(results: CellResults) -> None:
         text = f"no cell of {results.ablation.name} is done with the present code and readable"
         raise UsageError("; ".join([text, *ways, *list(results.notes.values())[:1]]))
     if results.mixed:
-        cells = ", ".join(results.mixed[:4]) + (f" and {len(results.mixed) - 4} more" if len(results.mixed) > 4 else "")
+        cells = preview(results.mixed, 4)
         raise UsageError(f"{cells}: trained on other images than the rest; remove these cells and `run` again")
 
 

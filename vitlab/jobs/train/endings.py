@@ -29,6 +29,7 @@ from vitlab.errors import (
     lost_loader,
     named_line,
     one_line,
+    preview,
     what_failed,
 )
 from vitlab.interface import deals_samples, path_of
@@ -204,9 +205,8 @@ def _unused(error: Exception, task: torch.nn.Module) -> str | None:
     if "not used in producing" not in str(error):  # Lightning's words for it, and torch's
         return None
     unused = [name for name, p in task.named_parameters() if p.requires_grad and p.grad is None]
-    more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
     way_out = "leave them out, freeze them, or add --trainer.strategy=ddp_find_unused_parameters_true"
-    return f"the loss does not depend on {', '.join(unused[:3])}{more}, and DDP waits for all gradients: {way_out}"
+    return f"the loss does not depend on {preview(unused)}, and DDP waits for all gradients: {way_out}"
 
 
 def _is_hanging_loader(error: Exception) -> bool:
