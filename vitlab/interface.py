@@ -44,6 +44,11 @@ def network(task: Any) -> nn.Module:
     return net if isinstance(net, nn.Module) else task
 
 
+def has_grid(task: Any) -> bool:
+    """Return whether a task trains a network of vitlab, whose tokens lie on a grid."""
+    return hasattr(network(task), "grid_size")
+
+
 def trained(task: Any) -> Any:
     """Return the network that the optimizer trains: the ``student`` if there is one, else :func:`network`."""
     return getattr(task, "student", None) or network(task)

@@ -74,6 +74,17 @@ def table(rows: Sequence[dict[str, Any]], columns: dict[str, str]) -> str:
     return "\n".join(printable(f"| {' | '.join(line)} |") for line in lines)
 
 
+def metrics_text(values: Mapping[str, float], images: str = "images", split: str = "") -> str:
+    """Return metrics as one line of text, each named with its split if one is given.
+
+    Example:
+        >>> metrics_text({"acc1": 0.5, "loss": 1.25, "n": 288.0}, split="val")
+        'val/acc1 0.5000, val/loss 1.2500 on 288 images'
+    """
+    shown = ", ".join(f"{split}{'/' if split else ''}{k} {v:.4f}" for k, v in values.items() if k != "n")
+    return f"{shown} on {values['n']:.0f} {images}" if "n" in values else shown
+
+
 def formatted(rows: Sequence[Mapping[str, Any]], form: Literal["json", "csv"]) -> str:
     """Return rows as a JSON list or as CSV, for programs: every number in full, nothing where there is none.
 

@@ -85,6 +85,9 @@ def test_a_damaged_run_does_not_affect_others(run, monkeypatch):
     torn.path.mkdir()
     (torn.path / "run.json").write_text("{")
     assert [one.path.name for one in directory.all_runs()] == ["torn", "run"]
+    (torn.path / "run.json").unlink()
+    (torn.path / "run.json").mkdir()  # the system refuses to read it
+    assert [one.path.name for one in directory.some_runs()] == ["torn", "run"]
 
 
 def test_an_opening_that_cannot_be_noted_or_counted_is_an_error_unless_the_run_is_read_only(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from vitlab.errors import UsageError, printable
 from vitlab.lazy import quick_imports
 from vitlab.runs.directory import RunDir, find_directory, find_run
 from vitlab.runs.matching import is_there, matching
-from vitlab.tables import formatted
+from vitlab.tables import formatted, metrics_text
 
 if TYPE_CHECKING:
     from vitlab.jobs.evaluate import Command
@@ -122,7 +122,6 @@ def _measure(command: "Command", run: RunDir, checkpoint: Path, line: str, rest:
     with quick_imports():
         from vitlab.jobs.evaluate import evaluate
         from vitlab.jobs.terminal import open_terminal, say
-        from vitlab.jobs.train.close import metrics_text
 
     open_terminal(options.quiet)
     resize = options.resize, not options.no_antialias
@@ -130,8 +129,7 @@ def _measure(command: "Command", run: RunDir, checkpoint: Path, line: str, rest:
     if found:
         for sentence in found.sentences:
             sys.stderr.write(f"{printable(sentence)}\n") if options.form else say(sentence)
-        values = {k if k == "n" else f"{found.split}/{k}": v for k, v in found.values.items()}
-        text = metrics_text(values, "images") or f"{run.path} logs no metrics on this split"
+        text = metrics_text(found.values, split=found.split) or f"{run.path} logs no metrics on this split"
         changed = " ".join(f"{key}={value}" for key, value in found.changes.items())
         if options.form:
             row = {"run": str(run.path), "checkpoint": checkpoint.name, "split": found.split, **found.values}

@@ -7,6 +7,7 @@ from vitlab.errors import RunFailed
 from vitlab.lazy import quick_imports
 from vitlab.runs.choose import DYNAMIC, SUFFIXES, export_path
 from vitlab.runs.directory import find_run
+from vitlab.tables import metrics_text
 
 EPILOG = """safetensors: weights and the network's arguments. timm: weights for timm's VisionTransformer. onnx: a
 graph for onnxruntime and others. onnx-int8: the same with weights in eight bits, a quarter of the
@@ -42,7 +43,6 @@ def main(argv: list[str]) -> int:
     with quick_imports():
         from vitlab.jobs.export import export
         from vitlab.jobs.terminal import open_terminal, say
-        from vitlab.jobs.train.close import metrics_text
 
     open_terminal(options.quiet)
     try:
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
         sizes = ", at four sizes" if options.dynamic == "size" else ""
         say(f"check  largest difference of outputs {done.difference:.1e}{done.unit}, in batches of 1 and of 5{sizes}")
     for name, values in (("run", done.compared.run), ("int8", done.compared.int8)) if done.compared else ():
-        say(f"{name:<6} {metrics_text({k if k == 'n' else f'val/{k}': v for k, v in values.items()}, 'images')}")
+        say(f"{name:<6} {metrics_text(values, split='val')}")
     if done.compared and done.compared.other_class is not None:
         say(f"       {done.compared.other_class:,} of the images get another class in int8")
     say(f"wrote  {output} ({done.megabytes:,.1f} MB) and {output.name}.json")

@@ -370,3 +370,10 @@ def _leave_batches(plugin: Any) -> None:
 
 def _convert_others(convert: Callable[[Any], Any], batch: Any) -> Any:
     return batch if isinstance(batch, tuple | list) and batch and isinstance(batch[-1], Step) else convert(batch)
+
+
+def protocol_of(data: Any) -> dict[str, Any]:
+    """Return how the images of a result were prepared; nothing for a data module that is not vitlab's."""
+    if not isinstance(data, ImageData):
+        return {}
+    return {"images": {**data.pipeline.protocol(), "color_profile": data.decoding.color_profile}}

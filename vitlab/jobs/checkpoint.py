@@ -13,8 +13,7 @@ from safetensors.torch import save_file
 
 from vitlab.config.parser import user_mistakes
 from vitlab.errors import UsageError
-from vitlab.interface import network
-from vitlab.jobs.train.facts import has_grid
+from vitlab.interface import has_grid, network
 from vitlab.models.weights_file import check_readable, read_state, read_weights, weights_digest
 from vitlab.runs.atomic import as_umask, atomic_write
 from vitlab.runs.directory import RunDir

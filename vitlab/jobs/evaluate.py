@@ -20,14 +20,13 @@ from vitlab.config.images import escaped
 from vitlab.config.keys import key_as_typed, key_of
 from vitlab.config.options import Policy
 from vitlab.config.parser import VitlabCLI, settings, user_mistakes
+from vitlab.data.base import protocol_of
 from vitlab.data.record import TRAINED_ON, Trained, measured, read_numbers
 from vitlab.errors import MISTAKES, UsageError, what_failed
-from vitlab.interface import answering, path_of
+from vitlab.interface import answering, has_grid, path_of
 from vitlab.jobs.checkpoint import check_in_own_units, checkpoint_facts, load_checkpoint, load_outside, misfit
 from vitlab.jobs.restore import evaluation_args
-from vitlab.jobs.train.close import protocol_of
 from vitlab.jobs.train.endings import explain_mismatch
-from vitlab.jobs.train.facts import check_grid, has_grid
 from vitlab.jobs.train.wandb import add_result
 from vitlab.models.load import load_weights
 from vitlab.models.weights_file import check_readable
@@ -114,7 +113,7 @@ def evaluate(
         cli = VitlabCLI(evaluation_args(run, arguments, alone), [predictions, console], default_root_dir=str(run.path))
         check_in_own_units(cli.model, checkpoint)
         if resize or _has_moved(cli.model, run):  # Lightning cannot resize
-            check_grid(cli.model)
+            _check_grid(cli.model)
             cli.datamodule.load_state_dict(dict(run.data))
             sentences = load_weights(cli.model.net, checkpoint, resize or "usual", antialias)
             load_outside(cli.model, checkpoint)
@@ -234,6 +233,11 @@ def _load_shards(cli: VitlabCLI, checkpoint: Path) -> bool:
         cli.datamodule.load_state_dict(content.get(type(cli.datamodule).__qualname__, {}))
         cli.model.load_state_dict(content["state_dict"])
     return sharded
+
+
+def _check_grid(task: Any) -> None:
+    if not has_grid(task):
+        raise UsageError(f"`--resize` only supports networks of vitlab, got {path_of(task)}")
 
 
 def _has_moved(task: Any, run: RunDir) -> bool:

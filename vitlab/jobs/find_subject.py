@@ -22,12 +22,11 @@ from vitlab.data.base import ImageData
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.data.timm_images import images_of
 from vitlab.errors import UsageError, did_you_mean, named_line
-from vitlab.interface import answering, image_fact, network, path_of
+from vitlab.interface import answering, has_grid, image_fact, network, path_of
 from vitlab.jobs.checkpoint import load_checkpoint, load_outside, misfit
 from vitlab.jobs.load import load_pictures, load_trained
 from vitlab.jobs.restore import evaluation_args, one_device, restore
 from vitlab.jobs.terminal import say
-from vitlab.jobs.train.facts import has_grid
 from vitlab.models.create import NoCounterpart, create_model
 from vitlab.models.foreign import AnyNetwork
 from vitlab.models.load import load_network, load_weights, network_args

@@ -20,10 +20,9 @@ from vitlab.config.parser import user_mistakes
 from vitlab.data.base import ImageData
 from vitlab.data.files.decode import Decoding, ImageError, decode
 from vitlab.errors import UsageError
-from vitlab.interface import answering, as_outputs, embedder, image_fact, network, path_of, transform_of
+from vitlab.interface import answering, as_outputs, embedder, has_grid, image_fact, network, path_of, transform_of
 from vitlab.jobs.load import exported_card, load_trained, pipeline_of
 from vitlab.jobs.restore import one_device, restore
-from vitlab.jobs.train.facts import has_grid
 from vitlab.runs.directory import RunDir
 from vitlab.tasks import MultiTask, Regressor
 from vitlab.tasks.base import Task

@@ -1,9 +1,8 @@
 """Close a finished run: write weights and results, print the last lines."""
 
 import math
-from typing import Any
 
-from vitlab.data.base import ImageData
+from vitlab.data.base import protocol_of
 from vitlab.interface import fingerprint, recipe
 from vitlab.jobs.checkpoint import checkpoint_facts, save_weights
 from vitlab.jobs.terminal import say
@@ -12,6 +11,7 @@ from vitlab.jobs.train.job import Job, Reached
 from vitlab.jobs.train.wandb import SafeWandbLogger
 from vitlab.runs.records import metrics_and_n
 from vitlab.runs.standing import standing
+from vitlab.tables import metrics_text
 from vitlab.tasks import Classifier
 
 FAR = 10  # times the loss of guessing, above which a loss has exploded
@@ -102,16 +102,3 @@ def divergence(job: Job) -> list[str]:
     lr = recipe(job.task).get("lr")
     way_out = f"; model.lr={lr:g} may be too large" if isinstance(lr, int | float) else ""
     return [f"note  the loss exploded: {name} {losses[-1]:.4g} against {first:.3g} of {what}{way_out}"]
-
-
-def metrics_text(values: dict[str, float], images: str) -> str:
-    """Return metrics as one line of text."""
-    shown = ", ".join(f"{k} {v:.4f}" for k, v in values.items() if k != "n")
-    return f"{shown} on {values['n']:.0f} {images}" if "n" in values else shown
-
-
-def protocol_of(data: Any) -> dict[str, Any]:
-    """Return how the images of a result were prepared; nothing for a data module that is not vitlab's."""
-    if not isinstance(data, ImageData):
-        return {}
-    return {"images": {**data.pipeline.protocol(), "color_profile": data.decoding.color_profile}}

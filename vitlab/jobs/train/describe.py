@@ -6,9 +6,8 @@ import torch
 
 from vitlab.class_paths import choice_text
 from vitlab.data.base import ImageData
-from vitlab.interface import path_of, recipe
+from vitlab.interface import has_grid, path_of, recipe
 from vitlab.jobs.processor import slow_half
-from vitlab.jobs.train.facts import has_grid
 from vitlab.jobs.train.job import Job
 from vitlab.layers.precision import float32_precision
 from vitlab.tasks.base import Task

@@ -15,6 +15,7 @@ from vitlab.errors import UsageError, in_own_code, one_line
 from vitlab.interface import (
     answering,
     as_outputs,
+    has_grid,
     image_fact,
     is_loadable,
     network,
@@ -26,17 +27,6 @@ from vitlab.interface import (
 from vitlab.models.cost import count_macs, count_parameters, count_tokens
 from vitlab.models.packed_batch import check_packed
 from vitlab.models.vit import VisionTransformer
-
-
-def has_grid(task: Any) -> bool:
-    """Return whether a task trains a network of vitlab, whose tokens lie on a grid."""
-    return hasattr(network(task), "grid_size")
-
-
-def check_grid(task: Any) -> None:
-    """Refuse to resize a network that has no grid of tokens."""
-    if not has_grid(task):
-        raise UsageError(f"`--resize` only supports networks of vitlab, got {path_of(task)}")
 
 
 def check_crops(task: Any, data: Any) -> None:
