@@ -161,7 +161,7 @@ def _described(key: Literal["model", "data"], part: Any, has_config: bool) -> di
     """
     import lightning as L
 
-    from vitlab.interface import LINKED
+    from vitlab.interface import LINKS
 
     if part is None or isinstance(part, str):
         return {} if part is None else {key: part}
@@ -179,7 +179,7 @@ def _described(key: Literal["model", "data"], part: Any, has_config: bool) -> di
     trust_classes(used)
     if has_config:
         others = {name: p.default for name, p in signature(cls).parameters.items() if p.default is not p.empty}
-        arguments = {k: v for k, v in others.items() if k not in LINKED} | arguments
+        arguments = {k: v for k, v in others.items() if k not in LINKS} | arguments
     return {key: path, **{f"{key}.{name}": value for name, value in arguments.items()}}
 
 

@@ -11,7 +11,12 @@ from torch import Tensor, nn
 from vitlab.errors import UsageError
 
 PAGE = "see docs/bring_your_own.md"
-LINKED = ("img_size", "in_chans", "num_classes", "targets")  # arguments of a module that the data fill in
+LINKS = {  # arguments of a module that the data fill in, and what the data have of each
+    "img_size": "an image size of",
+    "in_chans": "a channel count of",
+    "num_classes": "a class count of",
+    "targets": "targets",
+}
 
 
 class Weighted(NamedTuple):

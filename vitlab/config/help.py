@@ -138,7 +138,7 @@ def _actions(cls: type) -> list[argparse.Action]:
 
 
 def _class_rows(group: str, cls: type) -> list[list[str]]:
-    from vitlab.config.parser import LINKS
+    from vitlab.interface import LINKS
 
     rows = []
     for action in _actions(cls):

@@ -45,7 +45,7 @@ from vitlab.config.parts import (
 from vitlab.config.strategies import check_strategy_name
 from vitlab.config.trust import allowed_imports, refuse_secrets
 from vitlab.errors import UsageError, in_own_code, named_line
-from vitlab.interface import deals_samples, image_fact
+from vitlab.interface import LINKS, deals_samples, image_fact
 from vitlab.layers.precision import let_convolutions_follow
 from vitlab.models.old_names import OLD
 from vitlab.ranges import MOST_SEED, check_ranges
@@ -56,13 +56,6 @@ from vitlab.tasks.base import Task
 with suppress(ModuleNotFoundError):  # the core stands without it
     import vitlab.pretraining
 TASKS = [sys.modules[name] for name in ("vitlab.pretraining", "vitlab.tasks") if name in sys.modules]
-
-LINKS = {
-    "img_size": "an image size of",
-    "in_chans": "a channel count of",
-    "num_classes": "a class count of",
-    "targets": "targets",
-}
 
 
 class Parser(LightningArgumentParser):

@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
 
-from vitlab.interface import LINKED, image_fact
+from vitlab.interface import LINKS, image_fact
 
 FEWEST = 4  # tokens a side where nobody gave the patch size and the usual one does not fit
 
@@ -19,7 +19,7 @@ def weights_seen(task: Any) -> list[tuple[int, bool, int]]:
 def take_sizes(task: Any, data: Any) -> None:
     """Build the network of a task again for the sizes and targets of ``data`` that nobody gave; see Task."""
     taken, (args, given) = inspect.signature(type(task)).parameters, task._given
-    known = {name: image_fact(data, name) for name in LINKED if name in taken and name not in given}
+    known = {name: image_fact(data, name) for name in LINKS if name in taken and name not in given}
     news = {k: v for k, v in known.items() if v is not None and v not in (now := task.hparams.get(k), [now, now])}
     if "img_size" in news and "patch_size" in taken and not {"patch_size", "tokenizer"} & given.keys():
         usual, sides = taken["patch_size"].default, news["img_size"]

@@ -16,6 +16,7 @@ from jsonargparse import Namespace
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.console import Console
 from vitlab.callbacks.deadline import Deadline
 from vitlab.callbacks.record import RunRecord
@@ -168,6 +169,7 @@ class FitCLI(VitlabCLI):
         self.wandb_id = new_id()
         self.known: dict[str, Any] = {}  # how images were prepared for the initial weights
         self.asked: set[str] = set()  # what of it is given
+        self.keeper: Checkpoint | None = None  # unless nothing is saved
         super().__init__(args)
 
     def after_instantiate_classes(self) -> None:
@@ -175,7 +177,6 @@ class FitCLI(VitlabCLI):
         self._prepare_as_the_weights()
         check_module(self.model)
         check_crops(self.model, self.datamodule)
-        saves = self.config.trainer.enable_checkpointing is not False
         self.job = Job(
             task=self.model,
             data=self.datamodule,
@@ -190,7 +191,7 @@ class FitCLI(VitlabCLI):
             record=self.record,
             wandb_id=self.wandb_id,
             wandb_line=self.wandb_line,
-            keeper=self.config_init.checkpoint if saves else None,
+            keeper=self.keeper,
             facts=model_facts(self.model, self.datamodule),  # before a strategy changes the network
         )
 
@@ -246,7 +247,7 @@ class FitCLI(VitlabCLI):
         """Build the trainer with vitlab's callbacks and the run directory as its root."""
         self.record = RunRecord(self.run, self._describe)
         saves = self.config.trainer.enable_checkpointing is not False
-        keeper = self.config_init.checkpoint if saves else None
+        self.keeper = keeper = self.config_init.checkpoint if saves else None
         console = Console(self.record, quiet=self.options.quiet)
         watch = Watch(partial(lost_process, self.run))
         deadline = Deadline(self.run.path / "train.log", self.options.deadline, keeper, self._hung)
