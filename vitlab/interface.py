@@ -127,8 +127,8 @@ def monitor(task: Any) -> tuple[Literal["min", "max"], str] | None:
     return getattr(task, "monitor", None)
 
 
-def better(task: Any, metric: str | None) -> Literal["min", "max"] | None:
-    """Return whether smaller or larger values of a metric are better; None if unknown."""
+def mode_of(task: Any, metric: str | None) -> Literal["min", "max"] | None:
+    """Return ``min`` if smaller values of a metric are better, ``max`` if larger ones are; None if unknown."""
     mode, own = monitor(task) or (None, None)
     if metric is not None and metric == own:
         return mode

@@ -327,6 +327,8 @@ def test_the_given_grid_locates_the_position_of_the_class_token(path):
     model = tiny()
     load_weights(model, path, resize="interpolate", grid=(3, 5))
     torch.testing.assert_close(model.cls_token, saved.cls_token)
+    with pytest.raises(ValueError, match=r"`grid` must be one side or \[height, width\], in tokens, got \(0, 5\)"):
+        load_weights(model, path, resize="interpolate", grid=(0, 5))
 
 
 def test_a_damaged_json_beside_weights_is_reported(path):

@@ -168,9 +168,9 @@ def test_metrics_of_torchmetrics_and_custom_ones_are_measured_beside_the_tasks_o
     assert found["val/F1Score(average=macro)"] == expected
     assert found["val/F1Score"] == found["val/acc1"] != expected
     assert found["val/Share"] == (outputs.argmax(1) == 2).float().mean()
-    assert interface.better(task, "val/Share") == interface.better(task, "val/F1Score") == "max"
+    assert interface.mode_of(task, "val/Share") == interface.mode_of(task, "val/F1Score") == "max"
     errors = Regressor(num_targets=2, **TINY, metrics=["R2Score", "MeanAbsolutePercentageError"])
-    assert interface.better(errors, "val/MeanAbsolutePercentageError") == "min"
+    assert interface.mode_of(errors, "val/MeanAbsolutePercentageError") == "min"
 
 
 class SaveAt(L.Callback):

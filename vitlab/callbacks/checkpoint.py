@@ -77,7 +77,7 @@ class Checkpoint(callbacks.Checkpoint):
         """Fill in the defaults of the task, and the directory of the run."""
         interface.take_sizes_early(pl_module, trainer)  # what a task watches may depend on the targets
         self.monitor = self.monitor or (interface.monitor(pl_module) or (None, None))[1]
-        self.mode = self.mode or interface.better(pl_module, self.monitor)
+        self.mode = self.mode or interface.mode_of(pl_module, self.monitor)
         records = [callback.run for callback in trainer.callbacks if isinstance(callback, RunRecord)]  # type: ignore[attr-defined]
         self.run = records[0] if records else RunDir(trainer.default_root_dir)
         self.directory = self.run.checkpoints
@@ -175,7 +175,7 @@ class Checkpoint(callbacks.Checkpoint):
                 known = ", ".join(sorted(trainer.callback_metrics)) or "nothing: validation_step logs none"
                 hint = did_you_mean(metric, trainer.callback_metrics)
                 raise UsageError(f"`{name}` must be one of {known}, got {metric}{hint}")
-        self.mode = self.mode or interface.better(pl_module, self.monitor)
+        self.mode = self.mode or interface.mode_of(pl_module, self.monitor)
         if self.monitor in trainer.callback_metrics and self.mode is None:
             raise UsageError(f"`checkpoint.mode` must be min or max, to define the best {self.monitor}")
         if trainer.sanity_checking or trainer.state.fn != "fit":

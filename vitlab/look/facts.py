@@ -25,13 +25,13 @@ from vitlab.runs.standing import Standing
 from vitlab.stats import mcnemar, paired_interval
 
 CURVES = ("loss", "acc1", "lr", "grad_norm")
-SAID = {"tokenizer": "tokenizer", "pos_embed": "positions"}  # arguments of a network that are said first
+NAMED_FIRST = {"tokenizer": "tokenizer", "pos_embed": "positions"}  # arguments of a network
 MANY = 4  # runs from which on a page begins with a table of them
 MOST_CLASSES = 60  # largest confusion matrix on a page
 CARD = """.vitlab svg{width:23rem;max-width:100%;height:auto}.vitlab text{font:11px sans-serif;fill:currentColor}
 .vitlab .t{font-size:13px}.vitlab .r{text-anchor:end}.vitlab .m{text-anchor:middle}
 .vitlab .axis{stroke:currentColor;fill:none}.vitlab .line{fill:none;stroke-width:1.6}"""  # in a notebook
-Said = tuple[SplitName, pd.DataFrame]  # a split, and what was predicted on it
+SplitPredictions = tuple[SplitName, pd.DataFrame]  # a split, and what was predicted on it
 
 
 def config_of(run: RunDir) -> dict[str, str]:
@@ -84,7 +84,7 @@ def environment(run: RunDir) -> list[tuple[str, str]]:
     return [(name, value["text"] if name == "ending" else str(value)) for name, value in rows]
 
 
-def predictions_of(run: RunDir) -> Said | None:
+def predictions_of(run: RunDir) -> SplitPredictions | None:
     """Return a split and its predictions with the present weights, of test if possible; None if there is none."""
     splits: tuple[SplitName, ...] = ("test", "val")
     for split in splits:
@@ -135,16 +135,16 @@ def first_words(run: RunDir) -> list[str]:
     content = yaml.safe_load(run.config.read_text()) if run.config.is_file() else {}
     model, data = content.get("model") or {}, content.get("data") or {}
     args, size = model.get("init_args") or {}, run.read("model.json").get("parameters")
-    said = [str(model.get("class_path", "unknown")).rpartition(".")[2]]
-    for key in (key for key in SAID if args.get(key) is not None):
-        said.append(f"{SAID[key]} {str(choice_text(args[key])).partition('(')[0]}")
-    words.append(", ".join([*said, *([f"{size / 1e6:.3g} M parameters"] if size else [])]))
+    network = [str(model.get("class_path", "unknown")).rpartition(".")[2]]
+    for key in (key for key in NAMED_FIRST if args.get(key) is not None):
+        network.append(f"{NAMED_FIRST[key]} {str(choice_text(args[key])).partition('(')[0]}")
+    words.append(", ".join([*network, *([f"{size / 1e6:.3g} M parameters"] if size else [])]))
     found: dict[str, Any] = run.read("data.json")
-    said = [str(found.get("data") or data.get("class_path", "unknown")).rpartition(".")[2]]
+    images = [str(found.get("data") or data.get("class_path", "unknown")).rpartition(".")[2]]
     if (n := ((found.get("splits") or {}).get("train") or {}).get("n")) is not None:
-        said.append(f"{n:,} training images")
-    said += [f"{len(names)} classes" for names in [found.get("class_names")] if names]
-    words.append(", ".join(said))
+        images.append(f"{n:,} training images")
+    images += [f"{len(names)} classes" for names in [found.get("class_names")] if names]
+    words.append(", ".join(images))
     doubted = "not all numbers are of its present weights" if doubts_of(run) else "numbers of its present weights"
     return [*words, doubted if numbers_of(run) or doubts_of(run) else "not measured yet"]
 
@@ -164,7 +164,7 @@ def _weights(run: RunDir, result: Mapping[str, Any]) -> str:
     return f", of {name}, saved in epoch {entry['epoch'] + 1}" if known else f", of {name}" if name else ""
 
 
-def outcome_facts(run: RunDir, found: Said | None = None) -> dict[str, Any] | None:
+def outcome_facts(run: RunDir, found: SplitPredictions | None = None) -> dict[str, Any] | None:
     """Return accuracy, confusion, calibration and the worst mistakes of given or stored predictions."""
     found = found or predictions_of(run)
     if found is None:
@@ -174,8 +174,8 @@ def outcome_facts(run: RunDir, found: Said | None = None) -> dict[str, Any] | No
     names += [f"class {k}" for k in range(len(names), int(table[["target", "prediction"]].to_numpy().max()) + 1)]
     right = (table["target"] == table["prediction"]).to_numpy()
     low, high = share_interval(int(right.sum()), len(right))
-    said = table["probability"].to_numpy()
-    bins, error = reliability(said, right), calibration_error(said, right)
+    probability = table["probability"].to_numpy()
+    bins, error = reliability(probability, right), calibration_error(probability, right)
     points = list(zip(bins["confidence"].tolist(), bins["accuracy"].tolist(), strict=True))
     title = f"calibration error {error.rms:.3f} [{error.low:.3f}, {error.high:.3f}], ECE {error.plain:.3f}"
     chart = line_chart(title, {"accuracy": points, "calibrated": [(0.0, 0.0), (1.0, 1.0)]}, x="probability")
@@ -227,7 +227,9 @@ def overview_of(facts: Sequence[Mapping[str, Any]], differs: Sequence[tuple[str,
     return {"heads": heads, "rows": rows}
 
 
-def paired(one: Said | None, other: Said | None, data: tuple[Facts, Facts]) -> dict[str, Any] | None:
+def paired(
+    one: SplitPredictions | None, other: SplitPredictions | None, data: tuple[Facts, Facts]
+) -> dict[str, Any] | None:
     """Compare two runs image by image: McNemar's exact p, and the difference with its interval over images.
 
     Args:
@@ -268,8 +270,8 @@ def card_of(run: RunDir, status: str) -> str:
     try:
         if found := numbers_of(run):
             split = "validation" if found["split"] == "val" else found["split"]
-            said = f"{found['name']} on {found['n']}{split} images{found['of']}"
-            parts.append(f"<p><b>{escape(found['head'])}</b> {escape(said)}</p>")
+            answer = f"{found['name']} on {found['n']}{split} images{found['of']}"
+            parts.append(f"<p><b>{escape(found['head'])}</b> {escape(answer)}</p>")
         parts += [f"<p>{as_html(doubt)}</p>" for doubt in doubts_of(run)]
         parts += curves_of({run.path.name: run})
     except (ValueError, KeyError, TypeError, OSError) as error:

@@ -17,7 +17,7 @@ from vitlab.analysis.subject import Subject
 from vitlab.callbacks.ema import validated_weights
 from vitlab.errors import UsageError, named_line
 from vitlab.look.charts import sparkline
-from vitlab.look.facts import Said
+from vitlab.look.facts import SplitPredictions
 from vitlab.look.moments import can_be_shown
 from vitlab.look.page import RELOAD, render
 from vitlab.models.vit import VisionTransformer
@@ -95,7 +95,7 @@ class LivePage(Callback):
         if not (path / "config.yaml").is_file():
             return  # not a run directory
         runs, live = {path.name: RunDir(path)}, self._table(trainer)
-        found: dict[str, Said] = {path.name: ("val", live)} if live is not None else {}
+        found: dict[str, SplitPredictions] = {path.name: ("val", live)} if live is not None else {}
         text = None
         if self.pictures and self._cost <= self.share * (begun - self._last) and can_be_shown(trainer, pl_module):
             net = pl_module.net

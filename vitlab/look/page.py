@@ -16,7 +16,7 @@ from vitlab.look.analysis_page import as_html
 from vitlab.look.diagram import explorer
 from vitlab.look.facts import (
     MANY,
-    Said,
+    SplitPredictions,
     config_of,
     doubts_of,
     environment,
@@ -49,7 +49,7 @@ def render(
     subjects: Sequence[Subject] = (),
     pictures: int = 12,
     reload: int = 0,
-    live: dict[str, Said] | None = None,
+    live: dict[str, SplitPredictions] | None = None,
 ) -> str:
     """Return the page.
 
@@ -62,12 +62,12 @@ def render(
         live: Split and predictions of runs that still train, in place of the stored ones; then maps are few and small.
     """
     by_name = {subject.name: subject for subject in subjects}
-    said = {name: (live or {}).get(name) or predictions_of(run) for name, run in runs.items()}
-    facts = [_run(name, run, by_name.get(name), said[name]) for name, run in runs.items()]
+    predictions = {name: (live or {}).get(name) or predictions_of(run) for name, run in runs.items()}
+    facts = [_run(name, run, by_name.get(name), predictions[name]) for name, run in runs.items()]
     differs = differences([config_of(run) for run in runs.values()]) if len(runs) > 1 else []
     is_many = len(runs) >= MANY
     data = {name: run.read("data.json") for name, run in runs.items()}  # once, of many pairs
-    pairs = [(a, b, paired(said[a], said[b], (data[a], data[b]))) for a, b in combinations(runs, 2)]
+    pairs = [(a, b, paired(predictions[a], predictions[b], (data[a], data[b]))) for a, b in combinations(runs, 2)]
     content: dict[str, Any] = {
         "runs": facts,
         "overview": overview_of(facts, differs) if is_many else None,
@@ -75,7 +75,7 @@ def render(
         "pairs": [{"a": a, "b": b, **found} for a, b, found in pairs if found],
         "curves": _thinned(logged_curves(runs)),
         "viewer": _viewed(runs, subjects, pictures, live is None),
-        "listed": _listed(runs, said, by_name, data) if live is None else None,
+        "listed": _listed(runs, predictions, by_name, data) if live is None else None,
         "drawings": _drawings(subjects),
         "analyses": findings_of(runs),
     }
@@ -132,7 +132,10 @@ def _drawings(subjects: Sequence[Subject]) -> list[tuple[str, str]]:
 
 
 def _listed(
-    runs: dict[str, RunDir], given: dict[str, Said | None], subjects: dict[str, Subject], data: dict[str, Any]
+    runs: dict[str, RunDir],
+    given: dict[str, SplitPredictions | None],
+    subjects: dict[str, Subject],
+    data: dict[str, Any],
 ) -> dict[str, Any] | None:
     """Return the predictions of all runs with the names of classes."""
     found = listed({name: one for name, one in given.items() if one}, subjects, data)
@@ -165,7 +168,7 @@ def _thinned(metrics: dict[str, dict[str, list[tuple[float, float]]]]) -> dict[s
     return found
 
 
-def _run(name: str, run: RunDir, subject: Subject | None, found: Said | None) -> dict[str, Any]:
+def _run(name: str, run: RunDir, subject: Subject | None, found: SplitPredictions | None) -> dict[str, Any]:
     outcome, changed = outcome_facts(run, found) if found else None, run.path / "overrides.yaml"
     recipe = list(dotted(yaml.safe_load(changed.read_text()) or {}).items()) if changed.is_file() else []
     facts: dict[str, Any] = {

@@ -139,7 +139,7 @@ def _given_grid(
 ) -> tuple[Grid | None, list[str]]:
     """Return the grid of a file's positions, from ``grid`` or the file's arguments, and a warning if methods differ."""
     if grid is not None:
-        return pair("grid", grid), []
+        return pair("grid", grid, "tokens"), []
     if "img_size" not in arguments:
         return None, []
     trained = _built_without_weights(network_args(arguments))

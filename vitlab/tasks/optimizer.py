@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from vitlab.class_paths import ClassSpec, build, find_class, name_and_args
 from vitlab.errors import UsageError, did_you_mean
-from vitlab.interface import better, is_loadable
+from vitlab.interface import is_loadable, mode_of
 from vitlab.optim import ScheduleName, warmed_up
 from vitlab.ranges import check_ranges
 
@@ -193,7 +193,7 @@ def build_scheduler(
     metric = options.get("monitor") or (task.monitor or ("min", "val/loss"))[1]
     offered = {
         "total_steps": int(steps),
-        **({"mode": better(task, metric) or "min"} if cls is ReduceLROnPlateau else {}),
+        **({"mode": mode_of(task, metric) or "min"} if cls is ReduceLROnPlateau else {}),
     }
     scheduler = build("lr_scheduler", cls, args, offered, optimizer)
     by_step = "total_steps" in signature(cls).parameters or getattr(scheduler, "t_in_epochs", True) is False

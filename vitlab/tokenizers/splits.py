@@ -12,8 +12,8 @@ Split = tuple[Side, Side, Side]  # kernel, stride, padding
 PaddingName = Literal["zero", "reflect", "replicate", "circular", "none"]
 
 
-def pair(name: str, value: int | Sequence[int]) -> tuple[int, int]:
-    """Return ``value``, one side or [height, width] in pixels, as a pair.
+def pair(name: str, value: int | Sequence[int], unit: str = "pixels") -> tuple[int, int]:
+    """Return ``value``, one side or [height, width], as a pair; ``unit`` is what an error counts it in.
 
     Example:
         >>> pair("img_size", 224), pair("img_size", [400, 100])
@@ -21,7 +21,7 @@ def pair(name: str, value: int | Sequence[int]) -> tuple[int, int]:
     """
     sides = (value, value) if isinstance(value, int) else tuple(value)
     if len(sides) != 2 or not all(isinstance(side, int) for side in sides) or min(sides) < 1:
-        raise ValueError(f"`{name}` must be one side or [height, width], in pixels, got {value}")
+        raise ValueError(f"`{name}` must be one side or [height, width], in {unit}, got {value}")
     return sides
 
 
