@@ -4,13 +4,14 @@ import csv
 import io
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from vitlab.ablation.execution.cells import Say
 from vitlab.ablation.execution.commands import nested
 from vitlab.ablation.execution.resolve import known
 from vitlab.ablation.execution.status import Status
@@ -70,7 +71,7 @@ def cross_validate(
     name: str | None = None,
     workers: int | None = None,
     retry_failed: bool = False,
-    say: Callable[[str], None] | None = None,
+    say: Say | None = None,
 ) -> Folds:
     """Train each unfinished fold and measure it on its part; the test split is not used.
 

@@ -4,13 +4,13 @@ The command ``vitlab ablate`` only calls it and prints what it returns.
 """
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlab.ablation.evidence.protocol import record_version
-from vitlab.ablation.execution.cells import OTHER_CODE, Resolved, cells_of, others
+from vitlab.ablation.execution.cells import OTHER_CODE, Resolved, Say, cells_of, others
 from vitlab.ablation.execution.gpus import visible_devices
 from vitlab.ablation.execution.process import worker_count
 from vitlab.ablation.execution.resolve import known, resolve
@@ -20,7 +20,7 @@ from vitlab.ablation.execution.tuning import at_border, choices, given_up, trial
 from vitlab.ablation.file import spec
 from vitlab.ablation.file.given import write_file
 from vitlab.ablation.file.spec import Ablation
-from vitlab.ablation.running import commands, run_locally, submit_cells
+from vitlab.ablation.running import RunOptions, commands, run_locally, submit_cells
 from vitlab.analysis import ANALYSES
 from vitlab.config.trust import TRUSTED
 from vitlab.errors import UsageError, did_you_mean
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from vitlab.ablation.inference.plan import Plan
     from vitlab.ablation.report.write import Report
     from vitlab.analysis.typeset import Format, Width
-
-Say = Callable[[str], None]
 
 
 def _silent(text: str) -> None:
@@ -128,14 +126,14 @@ class Lab:
                 ``tune_only`` is asked of a file without `tune`, SLURM refuses the job, ``run.command`` is not trusted,
                 or this is exported evidence.
         """
-        ablation, count = self.ablation, self._workers(workers)
+        ablation, asked = self.ablation, RunOptions(self._workers(workers), only, fail_fast, retry_failed, tune_only)
         if tune_only and ablation.tune is None:
             raise UsageError(f"`--tune_only` trains the candidates of `tune`, which {self.file} does not have")
         record_version(ablation)
         if needs_submission(ablation):
-            submit_cells(ablation, only, fail_fast, retry_failed, tune_only, say or _silent)
+            submit_cells(ablation, asked, say or _silent)
             return replace(self.status(), submitted=True)
-        failed, code = run_locally(ablation, count, only, fail_fast, retry_failed, tune_only, say)
+        failed, code = run_locally(ablation, asked, say)
         return replace(self.status(), failed=failed, code=code)
 
     def commands(self, workers: int | None = None, only: Sequence[str] = (), say: Say = _silent) -> str:

@@ -2,70 +2,79 @@
 
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
-from vitlab.ablation.execution.cells import Cell, Resolved, arms_of, cells_of
+from vitlab.ablation.execution.cells import Cell, Resolved, Say, arms_of, cells_of
 from vitlab.ablation.execution.resolve import known, resolve
 from vitlab.ablation.execution.slurm import batch_script, needs_submission, submit_workers, task_count
 from vitlab.ablation.execution.tuning import given_up, run_trials, trials, tuned
 from vitlab.ablation.file.spec import Ablation
 from vitlab.errors import UsageError
 
-Say = Callable[[str], None]
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What is asked of a call of ``run``.
+
+    Args:
+        workers: Cells at a time.
+        only: Conditions such as ``pos_embed=none`` that a cell must satisfy.
+        fail_fast: Start no new cells after a failure.
+        retry_failed: Try the failed cells again.
+        tune_only: Stop before the first measured seed.
+    """
+
+    workers: int
+    only: Sequence[str]
+    fail_fast: bool
+    retry_failed: bool
+    tune_only: bool
 
 
-def run_locally(
-    ablation: Ablation,
-    workers: int,
-    only: Sequence[str],
-    fail_fast: bool,
-    retry_failed: bool,
-    tune_only: bool,
-    say: Say | None,
-) -> tuple[list[str], int]:
+def run_locally(ablation: Ablation, asked: RunOptions, say: Say | None) -> tuple[list[str], int]:
     """Train the cells; return those that failed, and the exit code of a signal that ended the call, or 0."""
     from vitlab.ablation.execution.pool import Interrupts, Pool
 
     tell = say or (lambda text: None)
     lost: list[str] = []
     with Interrupts(tell) as interrupts:
-        cells = resolved_cells(ablation, workers, only, tell, lambda: interrupts.count > 0)
+        pool_of = partial(Pool, workers=asked.workers, say=say, interrupts=interrupts, fail_fast=asked.fail_fast)
+        cells = resolved_cells(ablation, asked.workers, asked.only, tell, lambda: interrupts.count > 0)
         if interrupts.count:
             return [], interrupts.code
-        if retry_failed:
+        if asked.retry_failed:
             _forget_failures(cells)
         if ablation.tune:
             arms = arms_of(cells)
-            failed = run_trials(ablation, arms, lambda todo: Pool(todo, workers, say, interrupts, fail_fast))
+            failed = run_trials(ablation, arms, pool_of)
             if failed or interrupts.count:
                 return failed, interrupts.code
             for name, why in given_up(ablation, trials(ablation, arms)).items():
                 lost.append(name)
                 tell(f"given up {name}: {why}; it is not measured")
-            if tune_only:
+            if asked.tune_only:
                 return lost, 0
         cells = _tuned(ablation, cells)
-        pool = Pool(cells, workers, say, interrupts, fail_fast)
+        pool = pool_of(cells)
         pool.run_all()
     return [*lost, *(cell.name for cell in cells if cell.failure() or pool.failed(cell))], interrupts.code
 
 
-def submit_cells(
-    ablation: Ablation, only: Sequence[str], fail_fast: bool, retry_failed: bool, tune_only: bool, say: Say
-) -> None:
+def submit_cells(ablation: Ablation, asked: RunOptions, say: Say) -> None:
     """Submit workers to SLURM; this machine trains and resolves nothing."""
     arms = known(ablation)
-    if tune_only:
+    if asked.tune_only:
         cells = [cell for trial in trials(ablation, [arm for arm in arms if arm]) for cell in trial.cells]
         count = _candidates(ablation)
     else:
         cells = [Cell(ablation, arm, seed) for arm in tuned(ablation, arms) if arm for seed in ablation.seeds]
         count = _count(ablation)
-    if retry_failed:
+    if asked.retry_failed:
         _forget_failures(cells)
     if left := count - sum(cell.is_finished() for cell in cells):
-        more = [word for text in only for word in ("--only", text)]
-        more += ["--fail_fast"] * fail_fast + ["--tune_only"] * tune_only
+        more = [word for text in asked.only for word in ("--only", text)]
+        more += ["--fail_fast"] * asked.fail_fast + ["--tune_only"] * asked.tune_only
         submit_workers(ablation, task_count(ablation, left), more, say)
     else:
         say("every cell is done; nothing to submit")

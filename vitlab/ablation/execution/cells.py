@@ -30,6 +30,7 @@ FEW = 100  # cells whose files are looked at one after another, and each time
 AT_ONCE = 16  # cells of more that are looked at at once
 OTHER_CODE = {"code", "environment"}  # parts of an identity that may differ in a stale cell
 State = Literal["done", "running", "failed", "diverged", "missing", "stale", "damaged"]
+Say = Callable[[str], None]  # prints a line about cells
 
 
 def arguments(config: Mapping[str, Any], section: str) -> Mapping[str, Any]:

@@ -4,20 +4,18 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable
 from functools import partial
 from types import FrameType, TracebackType
 from typing import Literal
 
 from vitlab.ablation.evidence import chain
-from vitlab.ablation.execution.cells import Cell, begun, for_each
+from vitlab.ablation.execution.cells import Cell, Say, begun, for_each
 from vitlab.ablation.execution.gpus import shares_per_gpu, slot
 from vitlab.ablation.execution.progress import Board, Progress
 from vitlab.ablation.execution.worker import CellOutcome, process_cell
 from vitlab.errors import UsageError, what_failed
 from vitlab.runs import lock
 
-Say = Callable[[str], None]
 RETRY = 30.0  # seconds after which a cell that another worker had, or that failed, is tried again before the others
 
 

@@ -3,7 +3,6 @@
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from types import TracebackType
 
 from rich.console import Console, Group
@@ -11,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from vitlab.ablation.execution.cells import FEW, Cell, State, begun, for_each
+from vitlab.ablation.execution.cells import FEW, Cell, Say, State, begun, for_each
 from vitlab.ablation.execution.status import running_text
 from vitlab.errors import what_failed
 from vitlab.runs import lock
@@ -126,7 +125,7 @@ class Board:
         say: Prints a line if there is no terminal; None prints nothing.
     """
 
-    def __init__(self, progress: Progress, say: Callable[[str], None] | None) -> None:
+    def __init__(self, progress: Progress, say: Say | None) -> None:
         self.progress, self._say = progress, say
         self.live: Live | None = None
 

@@ -11,10 +11,11 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from vitlab.ablation.execution.cells import Say
 from vitlab.ablation.execution.commands import command
 from vitlab.ablation.execution.process import VITLAB
 from vitlab.ablation.file.spec import Ablation
@@ -101,7 +102,7 @@ def batch_script(ablation: Ablation, tasks: int, more: Sequence[str] = ()) -> st
     )
 
 
-def submit_workers(ablation: Ablation, tasks: int, more: Sequence[str], say: Callable[[str], None]) -> None:
+def submit_workers(ablation: Ablation, tasks: int, more: Sequence[str], say: Say) -> None:
     """Submit the workers that are not in the queue yet, in several arrays if the cluster limits their size.
 
     Arrays are chained: each starts after the previous one has started.
