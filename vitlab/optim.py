@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-__all__ = ["describe_groups", "param_groups", "slow_earlier_blocks", "warmed_up"]
+__all__ = ["describe_groups", "param_groups", "part_of", "slow_earlier_blocks", "warmed_up"]
 ScheduleName = Literal["cosine", "linear", "constant", "step", "wsd"]
 
 
@@ -66,8 +66,14 @@ def describe_groups(
 ) -> list[dict[str, Any]]:
     """List each trained parameter with name, shape, weight decay and learning rate relative to ``lr``.
 
-    A tensor with a slice for every block has a row for each block if their rates differ. ``task`` names parameters that
-    are trained outside the network.
+    A tensor with a slice for every block has a row for each block if their rates differ.
+
+    Args:
+        net: The unwrapped network that is trained.
+        groups: Groups of its optimizer.
+        lr: Peak learning rate of the last stage.
+        layer_decay: As in :func:`param_groups`.
+        task: Names all parameters, also those that are trained outside the network: ``net.`` is left out.
 
     Example:
         >>> from vitlab.models import VisionTransformer
@@ -75,7 +81,8 @@ def describe_groups(
         >>> describe_groups(net, param_groups(net, lr=1e-3, weight_decay=0.05), lr=1e-3)[0]
         {'name': 'cls_token', 'shape': [1, 1, 48], 'weight_decay': 0.0, 'lr_scale': 1.0}
     """
-    names = {id(p): name for module in (task, net) if module for name, p in module.named_parameters()}
+    named = (task or net).named_parameters()
+    names = {id(p): name.removeprefix("net.") for name, p in named}
     order = {name: i for i, name in enumerate(names.values())}
     stacked = {id(p): axis for p, axis in net.pos_embed.stacked_parameters()} if layer_decay != 1.0 else {}
     rows = []
@@ -91,6 +98,17 @@ def describe_groups(
                 {"name": name, "shape": shape, "weight_decay": group["weight_decay"], "lr_scale": scale, **block}
             )
     return rows
+
+
+def part_of(name: str) -> str:
+    """Return the part of the network that a parameter of :func:`describe_groups` belongs to.
+
+    The ``student`` of self-distillation is a network, too; its projection head counts as the head.
+
+    >>> part_of("blocks.0.mlp.fc1.weight"), part_of("student.pos_embed.weight"), part_of("head.prototypes")
+    ('blocks', 'pos_embed', 'head')
+    """
+    return name.removeprefix("student.").partition(".")[0]
 
 
 def slow_earlier_blocks(optimizer: Optimizer, net: Any, layer_decay: float) -> None:

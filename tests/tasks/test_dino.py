@@ -14,6 +14,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from vitlab.ablation.execution.cells import Resolved
+from vitlab.ablation.inference.audit import fair_facts
 from vitlab.cli.main import main
 from vitlab.data import Digits
 from vitlab.data.loading.crops import MultiCrop, cut_batch
@@ -21,6 +23,7 @@ from vitlab.data.loading.order import TrainOrder
 from vitlab.data.loading.streams import uniforms
 from vitlab.pretraining import DINO
 from vitlab.pretraining.dino import cosine, koleo
+from vitlab.runs.directory import RunDir
 
 ROOT = Path(__file__).parents[2]
 TINY = {"img_size": 8, "in_chans": 2, "patch_size": 2, "embed_dim": 16, "depth": 1, "num_heads": 2}
@@ -324,6 +327,23 @@ def test_a_teacher_of_16_bits_is_refused_as_it_would_hardly_follow(precision, mi
     line = f"the teacher of `model: DINO` needs weights of 32 bits: set --trainer.precision={mixed}, got {precision}"
     with pytest.raises(ValueError, match=re.escape(line)):
         trainer.fit(task, Digits(batch_size=8, augment=["MultiCrop"]))
+
+
+@pytest.mark.slow
+def test_rates_and_parts_of_a_run_are_those_of_the_student(tmp_path):
+    words = ["model.depth=2", "model.embed_dim=16", "model.num_heads=2", "model.pos_embed=relpos", "model.lr=0.1"]
+    words += ["model.layer_decay=0.5", "trainer.callbacks=null", "trainer.logger=false", "trainer.max_steps=1"]
+    with contextlib.chdir(tmp_path):
+        assert main(["fit", "--config", str(ROOT / "configs/pretrain/dino_digits.yaml"), *(f"--{w}" for w in words)]) == 0
+        run = RunDir(next(Path("runs").iterdir()).absolute())
+    state, record = torch.load(run.path / "checkpoints/last.ckpt", weights_only=True)["state_dict"], run.record
+    groups = tuple(json.loads((run.path / "param_groups.json").read_text()))
+    assert [(row["block"], row["lr_scale"]) for row in groups if "bias_table" in row["name"]] == [(0, 0.25), (1, 0.5)]
+    facts = fair_facts(Resolved(None, {"model": {}}, {}, {}, groups, 1.0, "", length=record))
+    for part in ("tokenizer", "pos_embed", "blocks"):
+        size = sum(value.numel() for name, value in state.items() if name.startswith(f"student.{part}."))
+        assert facts[f"{part} parameters"] == size > 0
+    assert facts["pos_embed_lr_scale"] == 0.5 and facts["sum_lr_pos_embed"] == record["sum_of_learning_rates_pos_embed"]
 
 
 def test_a_second_training_of_a_task_goes_on_with_its_student():

@@ -9,6 +9,7 @@ from vitlab.ablation.execution.cells import Resolved, arguments
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.class_paths import choice_text
+from vitlab.optim import part_of
 from vitlab.runs.directory import RunDir
 
 if TYPE_CHECKING:
@@ -61,13 +62,16 @@ def _trained(arm: Resolved, run: RunDir) -> dict[str, float]:
 
 
 def fair_facts(arm: Resolved) -> dict[str, Any]:
-    """Return the facts that match between the arms of a fair comparison, apart from what is compared."""
+    """Return the facts that match between the arms of a fair comparison, apart from what is compared.
+
+    Parts are those of :func:`vitlab.optim.part_of`.
+    """
     found: dict[str, Any] = {"parameters": arm.model.get("parameters"), "flops": arm.model.get("flops")}
     found["tokens"] = arm.model.get("tokens")
     for part in PARTS:
-        sizes = [math.prod(g["shape"]) for g in arm.groups if g["name"].split(".")[0] == part]
+        sizes = [math.prod(g["shape"]) for g in arm.groups if part_of(g["name"]) == part]
         found[f"{part} parameters"] = sum(sizes)
-    positions = [g for g in arm.groups if g["name"].startswith("pos_embed.")]
+    positions = [g for g in arm.groups if part_of(g["name"]) == "pos_embed"]
     found |= {key: value for key, value in arm.length.items() if key.startswith("steps_")}  # seeds that differ
     found["steps"] = arm.length.get("steps")
     found["lr_scheduler"] = choice_text(arguments(arm.config, "model").get("lr_scheduler", "cosine"))

@@ -25,7 +25,7 @@ from vitlab.config.trust import redact
 from vitlab.data.base import ImageData
 from vitlab.data.record import TRAINED_ON, fingerprints
 from vitlab.errors import Stopped, UsageError
-from vitlab.interface import deals_samples, fingerprint
+from vitlab.interface import deals_samples, fingerprint, trained
 from vitlab.jobs.checkpoint import checkpoint_to_resume
 from vitlab.jobs.terminal import close_log, log_to, print_error
 from vitlab.jobs.train.endings import cut_short
@@ -33,7 +33,7 @@ from vitlab.jobs.train.job import GIVEN, Job
 from vitlab.jobs.train.wandb import finish_run
 from vitlab.layers.precision import float32_precision
 from vitlab.notebook import PARTS_FILE, names_in, source_of
-from vitlab.optim import describe_groups
+from vitlab.optim import describe_groups, part_of
 from vitlab.runs.atomic import atomic_write
 from vitlab.runs.directory import RunDir
 from vitlab.runs.guard import Guard, enter, others_of
@@ -186,7 +186,7 @@ def write_facts(job: Job) -> None:
     run, groups = job.run, []
     if isinstance(task := job.task, Task):
         lr, layer_decay = task.hparams["lr"], task.hparams["layer_decay"]
-        groups = describe_groups(task.net, task.optimizer_groups(), lr, layer_decay, task)
+        groups = describe_groups(trained(task), task.optimizer_groups(), lr, layer_decay, task)
         run.write("param_groups.json", groups)
     run.write("model.json", {**job.facts, "float32": float32_precision(job.trainer.strategy.root_device.type)})
     run.write("data.json", fingerprint(job.data))
@@ -234,8 +234,7 @@ def _rates(job: Job, groups: list[dict[str, Any]]) -> dict[str, Any]:
     plans = _plans(job)
     if not plans or not isinstance(task := job.task, Task) or (rates := task.sum_of_learning_rates(plans)) is None:
         return {"plans": plans}
-    names = "pos_embed.", "student.pos_embed."
-    scales = [group["lr_scale"] for group in groups if group["name"].startswith(names)]
+    scales = [group["lr_scale"] for group in groups if part_of(group["name"]) == "pos_embed"]
     scale = scales[-1] if scales else task.hparams["pos_embed_lr_mult"]
     return {"plans": plans, **dict(zip(SUMS, (rates, rates * scale), strict=True))}
 
