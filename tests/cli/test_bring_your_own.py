@@ -41,6 +41,9 @@ def here(tmp_path, monkeypatch):
 def test_a_dry_run_takes_a_module_and_data_that_know_nothing_of_vitlab(here, capsys):
     assert main(["fit", *NET, *BARS, *SHORT, "--dry_run"]) == 0
     assert "everything can be built" in capsys.readouterr().out
+    scaled = ["--model.lr=0.001", "--model.lr_scale=linear", "--trainer.accumulate_grad_batches=4"]
+    assert main(["fit", *VIT, *FACTS, *BARS, *SHORT, *scaled, "--dry_run"]) == 0
+    assert ", adamw, lr 0.004, " in capsys.readouterr().out  # which is that of its training
     assert list(here.iterdir()) == []
 
 

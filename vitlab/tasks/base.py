@@ -283,8 +283,8 @@ class Task(Named, FastHookName, L.LightningModule):
         return schedule(self.hparams, steps, per_epoch)
 
     def _global_batch(self) -> int:
-        data: Any = getattr(self.trainer, "datamodule", None)
-        return getattr(data, "batch_size", self.hparams["lr_batch"]) * self.trainer.accumulate_grad_batches
+        size = getattr(getattr(self.trainer, "datamodule", None), "batch_size", None)
+        return (size if isinstance(size, int) else self.hparams["lr_batch"]) * self.trainer.accumulate_grad_batches
 
     def batch_factor(self, batch: int) -> float:
         """Return the factor on the learning rate for a global batch of ``batch`` images."""

@@ -105,6 +105,7 @@ def rehearse(job: Job) -> None:
             job.task.check_targets()
         if isinstance(job.task, Distillation):
             job.task.find_teacher(job.data)
+    job.task.trainer, job.trainer.datamodule = job.trainer, job.data  # type: ignore[attr-defined]  # as in a training
     say(header(job) + "\n\ndry run: everything can be built; nothing was written")
 
 

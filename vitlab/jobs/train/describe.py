@@ -102,15 +102,15 @@ def _train_line(job: Job) -> str:
     parts = [f"{count} {unit}{'s' * (count != 1)}"]
     parts += [f"at most {trainer.max_steps} steps"] if trainer.max_steps > 0 and unit == "epoch" else []
     parts += [f"batch {batch}"] if batch else []
-    parts += [_recipe(job.task, batch or 0)] if isinstance(job.task, Task) else []
+    parts += [_recipe(job.task)] if isinstance(job.task, Task) else []
     parts += [f"seed {job.config.seed_everything}", f"{trainer.num_devices * trainer.num_nodes} x {device}"]
     rounded = float32_precision(trainer.strategy.root_device.type)
     words = dict.fromkeys(rounded.values()) if len({*rounded.values()}) == 1 else map(" ".join, rounded.items())
     return ", ".join([*parts, f"precision {trainer.precision} (float32: {', '.join(words)})"])
 
 
-def _recipe(task: Task, batch: int) -> str:
+def _recipe(task: Task) -> str:
     hparams = task.hparams
     decayed = sum(p.numel() for g in task.optimizer_groups() if g["weight_decay"] for p in g["params"])
-    lr = hparams["lr"] * (task.batch_factor(batch) if batch else 1)
-    return f"{choice_text(hparams['opt'])}, lr {lr:g}, weight decay {hparams['weight_decay']:g} on {decayed:,} weights"
+    words = choice_text(hparams["opt"]), f"lr {task.peak_rate():g}", f"weight decay {hparams['weight_decay']:g}"
+    return f"{', '.join(words)} on {decayed:,} weights"
