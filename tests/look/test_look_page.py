@@ -31,7 +31,7 @@ from vitlab.data import Digits
 from vitlab.errors import UsageError
 from vitlab.look.charts import line_chart, matrix_chart, sparkline
 from vitlab.look.diagram import architecture, levels_of, steps_of
-from vitlab.look.facts import first_words, outcome_facts, paired, predictions_of
+from vitlab.look.facts import environment, first_words, outcome_facts, paired, predictions_of
 from vitlab.look.growing import GrowingPage
 from vitlab.look.listed import listed
 from vitlab.look.live import LivePage
@@ -42,7 +42,8 @@ from vitlab.look.written import MARK
 from vitlab.models.create import create_model
 from vitlab.models.walk import attention_maps
 from vitlab.runs.atomic import write_text
-from vitlab.runs.directory import RunDir
+from vitlab.runs.directory import LOCK, RunDir
+from vitlab.runs.lock import take
 from vitlab.runs.same_images import same_images
 from vitlab.tasks import Classifier
 
@@ -80,7 +81,11 @@ def test_the_page_of_a_run_begins_with_status_model_data_and_whether_numbers_are
     run.write("model.json", {"parameters": 1_500_000})
     run.write("data.json", {"data": "my.Set", "splits": {"train": {"n": 1200}}, "class_names": ["a", "b"],
                             "mean": [], "std": []})  # fmt: skip
+    assert first_words(run)[0] == dict(environment(run))["status"] == vitlab.Run(run.path).status == "killed"
+    trains = take(run.path / LOCK)
     words = first_words(run)
+    assert dict(environment(run))["status"] == vitlab.Run(run.path).status == "running"
+    trains.release()
     assert words[:3] == ["running", "Mine, tokenizer t2t, 1.5 M parameters", "Set, 1,200 training images, 2 classes"]
     assert words[2] in render("page", {"run": run}, [])
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitlab.errors import UsageError
-from vitlab.jobs.listing import is_running_in, status_of_run
 from vitlab.runs import lock
 from vitlab.runs.directory import LOCK, RunDir
 from vitlab.runs.manifest import read_manifest
@@ -68,7 +67,7 @@ def to_clean(runs: Sequence[RunDir], what: What = "spare") -> tuple[list[Item], 
     items: list[Item] = []
     kept: dict[str, str] = {}
     for run in runs:
-        if is_running_in(run):
+        if lock.is_running_in(run):
             kept[str(run.path)] = "a process trains in it"
             continue
         try:
@@ -93,7 +92,7 @@ def _of_run(run: RunDir, what: What, kept: dict[str, str]) -> list[Item]:
         return [Item(run, run.path, "the whole run", named=found)]
     left = [path for pattern in _LEFT for path in run.path.glob(pattern) if path.is_file()]
     items = [Item(run, path, "left by an interrupted write") for path in dict.fromkeys(left)]
-    is_done = status_of_run(run, run.record) == "done"
+    is_done = lock.status_of(run, run.record) == "done"
     if what == "checkpoints" and not (is_done and matching(run.weights, "*.safetensors")):
         kept[str(run.path)] = "its last weights are in its checkpoints alone; --what=runs removes it"
     elif what == "checkpoints":

@@ -16,8 +16,8 @@ from vitlab.config.explain import parse_yaml
 from vitlab.config.keys import differing_keys, dotted, flatten, flatten_with_classes, key_as_typed, key_of
 from vitlab.errors import UsageError, did_you_mean, megabytes, one_line
 from vitlab.jobs.results import command_of
-from vitlab.runs import lock
-from vitlab.runs.directory import LOCK, RunDir, find_directory, some_runs
+from vitlab.runs.directory import RunDir, find_directory, some_runs
+from vitlab.runs.lock import status_of
 from vitlab.runs.manifest import read_manifest
 from vitlab.runs.records import metrics_and_n, split_metrics
 from vitlab.shipped import as_typed
@@ -206,7 +206,7 @@ def _order(value: Any) -> tuple[int, float, str]:
 def run_facts(run: RunDir, asked: Sequence[str] = ()) -> Row:
     """Return the facts of a run by name; those of network and configuration only where they are ``asked`` for."""
     record: dict[str, Any] = dict(run.record)
-    row: Row = {"run": run.path.name, "path": str(run.path), "status": status_of_run(run, record)}
+    row: Row = {"run": run.path.name, "path": str(run.path), "status": status_of(run, record)}
     row |= {name: record[name] for name in RECORD if name in record}
     row["config"] = "+".join(Path(as_typed(name)).stem for name in record.get("configs") or [])
     overrides = run.path / "overrides.yaml"
@@ -280,18 +280,6 @@ def _changes(settings: Mapping[str, Any]) -> list[str]:
     return [f"{key}={value}" for key, value in dotted(dict(settings)).items() if key_of(key).table]
 
 
-def status_of_run(run: RunDir, record: Mapping[str, Any]) -> str:
-    """Return the status of a run; ``killed`` if it says that it runs, and no process holds its lock."""
-    status = str(record.get("status", "unknown"))
-    return "killed" if status == "running" and not is_running_in(run) else status
-
-
-def is_running_in(run: RunDir) -> bool:
-    """Return whether a process trains in a run directory, as far as its lock tells; if it cannot be read, yes."""
-    path = run.path / LOCK
-    return path.is_file() and (not os.access(path, os.R_OK | os.W_OK) or lock.is_alive(path))
-
-
 def head_metrics(rows: Iterable[Row]) -> list[str]:
     """Return the first metric of each kind of result in the rows: the accuracy if there is one.
 
@@ -323,7 +311,7 @@ def about(run: RunDir) -> dict[str, Row]:
     )
     ending = record.get("ending") or {}
     found: dict[str, Row] = {
-        "run": {"status": status_of_run(run, record), "ending": ending.get("text"), "command": command},
+        "run": {"status": status_of(run, record), "ending": ending.get("text"), "command": command},
         "code": {name: record.get(name) for name in _CODE},
         "machine": {name: record.get(name) for name in _MACHINE},
         "data": flatten(run.read("data.json")),

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -216,6 +216,18 @@ def is_alive(path: Path) -> bool:
         return not _is_dead(path, fd, _parsed(os.pread(fd, LONGEST, 0)), watched=False)
     finally:
         os.close(fd)
+
+
+def status_of(run: RunDir, record: Mapping[str, Any]) -> str:
+    """Return the status of a run; ``killed`` if it says that it runs, and no process holds its lock."""
+    status = str(record.get("status", "unknown"))
+    return "killed" if status == "running" and not is_running_in(run) else status
+
+
+def is_running_in(run: RunDir) -> bool:
+    """Return whether a process trains in a run directory, as far as its lock tells; if it cannot be read, yes."""
+    path = run.path / LOCK
+    return path.is_file() and (not os.access(path, os.R_OK | os.W_OK) or is_alive(path))
 
 
 _watched: dict[Path, tuple[tuple[int, int], float]] = {}  # of each claim its last touch, and when it was first seen so

@@ -42,7 +42,7 @@ class Record(TypedDict, total=False):
         'done'
     """
 
-    status: str  # running, done, failed or preempted
+    status: str  # running, done, failed or preempted; see vitlab.runs.lock.status_of
     attempts: int
     argv: list[str]  # of the last attempt
     configs: list[str]  # config files of the first attempt
