@@ -9,19 +9,25 @@ import sys
 import zipfile
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 from sklearn.datasets import load_sample_image
 
 import vitlab
+from vitlab.ablation.execution.identity import initial_weights_digest
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.cli.main import main
 from vitlab.config.parser import resolve_configs
 from vitlab.errors import UsageError
 from vitlab.jobs.results import command_of
+from vitlab.jobs.train.build import _load_weights_of
+from vitlab.models.load import load_network
 from vitlab.shipped import HOME, find_file, find_weights, shipped_weights
+from vitlab.tasks.distillation import read_teacher
 
 ROOT = Path(__file__).parents[1]
 YAMLS = sorted(p.relative_to(ROOT) for name in ("configs", "experiments") for p in (ROOT / name).rglob("*.yaml"))
@@ -207,6 +213,25 @@ def test_a_trained_network_is_shipped_whole_with_its_card(name):
     image = transform(Image.fromarray(load_sample_image("flower.jpg")))[None]
     torch.testing.assert_close(built(image), net(image))
     assert net.grid_size == (8, 8) and net(image).shape == (1, len(card["outputs"]))
+
+
+@pytest.mark.parametrize("source", ["vitlab:photos64_vit", "~/mine.safetensors"])
+def test_weights_are_named_alike_wherever_they_are_read(source, empty, monkeypatch):
+    file = Path(find_weights("vitlab:photos64_vit"))
+    monkeypatch.setenv("HOME", str(empty))
+    for suffix in ("", ".json"):
+        shutil.copy(f"{file}{suffix}", empty / f"mine.safetensors{suffix}")
+    state, trained = load_file(file), load_network(file)
+    for p in trained.parameters():
+        p.data.zero_()
+    job = SimpleNamespace(task=SimpleNamespace(net=trained))
+    _load_weights_of(job, source, None, None)
+    for net in (trained, read_teacher(source).net, vitlab.load(source).net):
+        assert torch.equal(net.state_dict()["head.weight"], state["head.weight"])
+    assert initial_weights_digest(source) == initial_weights_digest(str(file))
+    (empty / "mine.safetensors.json").unlink()
+    with pytest.raises(ValueError, match="`model.teacher`: .*mine.safetensors is not in a run, and has no mine"):
+        read_teacher(str(empty / "mine.safetensors"))
 
 
 PHOTOS = Path(os.environ.get("VITLAB_SHARED", ROOT.parent / "shared")) / "data/caltech101-20/val"

@@ -51,7 +51,7 @@ def fit(
         run_dir: Directory of the run, instead of ``name``.
         resume: Run to continue exactly from its last checkpoint.
         auto_resume: Whether to continue the run of ``name`` or ``run_dir`` if it exists, else start it.
-        init_from: Weights to start from: a run, a checkpoint, a file, or ``timm:NAME``, ``hf:NAME``,
+        init_from: Weights to start from: a run, a checkpoint, a file, ``vitlab:NAME``, or ``timm:NAME``, ``hf:NAME``,
             ``torchvision:NAME``.
         resize: With ``init_from``, how to resample positions for another grid; None is the method's default.
         init_grid: With ``init_from``, rows and columns of the token grid where the file lacks them.

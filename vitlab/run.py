@@ -47,7 +47,7 @@ class Run:
     def __init__(self, run: PathLike = "last") -> None:
         text = os.fspath(run)
         self._checkpoint: Path | None = None
-        if Path(text).is_file():
+        if Path(text).expanduser().is_file():
             self._directory, self._checkpoint = find_run(text)
         else:
             self._directory = find_directory(text)

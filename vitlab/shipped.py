@@ -1,5 +1,6 @@
 """Names of configs, experiments and networks, and where those are that the package ships."""
 
+import os
 from pathlib import Path
 
 from vitlab.errors import UsageError, did_you_mean
@@ -36,7 +37,7 @@ def shipped_weights() -> list[str]:
 
 
 def find_weights(text: str) -> str:
-    """Return the file of shipped weights that ``vitlab:NAME`` names; anything else stays as it is.
+    """Return the file of shipped weights that ``vitlab:NAME`` names; of anything else, only ``~`` is expanded.
 
     Raises:
         UsageError: No weights of that name are shipped; the message names the closest.
@@ -46,7 +47,7 @@ def find_weights(text: str) -> str:
         ('photos64_vit.safetensors', 'mine.safetensors')
     """
     if not text.startswith(PREFIX):
-        return text
+        return os.path.expanduser(text)
     name, names = text.removeprefix(PREFIX), shipped_weights()
     if name not in names:
         raise UsageError(f"vitlab ships the weights of {', '.join(names)}, not of {name!r}{did_you_mean(name, names)}")

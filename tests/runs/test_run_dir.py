@@ -4,6 +4,7 @@ import pytest
 
 from vitlab.config.options import FitOptions
 from vitlab.errors import UsageError
+from vitlab.run import Run
 from vitlab.runs.atomic import atomic_write, write_text
 from vitlab.runs.choose import choose_run
 from vitlab.runs.directory import RunDir, find_directory, find_run
@@ -54,6 +55,7 @@ def test_a_run_is_found_in_the_home_directory(tmp_path, monkeypatch):
     (run.weights / "last.safetensors").touch()
     assert choose_run(FitOptions(run_dir="~/y"), [], 0, "").path == tmp_path / "y"
     assert find_directory("~/x").path == find_run("~/x")[0].path == run.path
+    assert Run("~/x/weights/last.safetensors").checkpoint == run.weights / "last.safetensors"
 
 
 def test_commands_to_type_are_quoted(tmp_path):

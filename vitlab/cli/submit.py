@@ -98,7 +98,8 @@ def plan(args: list[str], processes: int) -> tuple[Path, list[str], list[Path]]:
     for flag in ("init_from", "resize", "init_grid"):
         if getattr(options, flag):
             start += [f"--{flag}", getattr(options, flag)]
-    own = [Path(text) for text in (*paths, options.init_from) if text and Path(text).is_file()]
+    named = [Path(text).expanduser() for text in (*paths, options.init_from) if text]
+    own = [path for path in named if path.is_file()]
     return run.path, [*rest, *start, "--auto_resume", *more], own
 
 

@@ -24,7 +24,7 @@ class FitOptions:
         run_dir: Directory of the run, instead of ``name``.
         resume: Run to continue; ``auto`` takes the one that ``name`` or ``run_dir`` names.
         auto_resume: Whether to continue the run if it exists, else start it.
-        init_from: Weights to start from: a run, a checkpoint, a file, or ``timm:NAME``, ``hf:NAME``,
+        init_from: Weights to start from: a run, a checkpoint, a file, ``vitlab:NAME``, or ``timm:NAME``, ``hf:NAME``,
             ``torchvision:NAME``.
         resize: With ``init_from``, how to resample positions for another grid; None is the method's default.
         init_grid: With ``init_from``, rows and columns of the token grid where the file lacks them, as ``14,14``.

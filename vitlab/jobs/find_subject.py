@@ -100,7 +100,8 @@ def name_of_network(source: str) -> str:
     >>> name_of_network("timm:vit_small_patch14_dinov2.lvd142m"), name_of_network("hf:facebook/deit-tiny-patch16-224")
     ('vit_small_patch14_dinov2.lvd142m', 'deit-tiny-patch16-224')
     """
-    return Path(source).stem if Path(source).is_file() else re.split("[:/]", source.rstrip("/"))[-1]
+    path = Path(find_weights(source))
+    return path.stem if path.is_file() else re.split("[:/]", source.rstrip("/"))[-1]
 
 
 def subject_at(source: str, view: View, arguments: Sequence[str] = ()) -> tuple[Subject, Path, dict[str, Any]]:

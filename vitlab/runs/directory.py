@@ -19,6 +19,7 @@ from vitlab.runs.manifest import check_whole, first_whole
 from vitlab.runs.matching import is_there
 from vitlab.runs.records import RECORDS, DataFacts, ModelFacts, Record, Results, read_json, read_record
 from vitlab.runs.standing import Standing, standing
+from vitlab.shipped import find_weights
 
 RUNS = Path("runs")
 LOCK = ".lock"  # exists while a process trains in the directory
@@ -322,6 +323,20 @@ def find_run(text: str) -> tuple[RunDir, Path]:
         return run, path
     run = find_directory(text)
     return run, run.checkpoint()
+
+
+def file_of_weights(text: str) -> Path:
+    """Return the file of weights that a file, ``vitlab:NAME``, a run directory, its name, or ``last`` names.
+
+    Raises:
+        UsageError: There is no such file, run or checkpoint.
+
+    Example:
+        >>> file_of_weights("first").name, file_of_weights("vitlab:photos64_vit").name
+        ('best.ckpt', 'photos64_vit.safetensors')
+    """
+    path = Path(find_weights(text))
+    return path if path.is_file() else find_run(str(path))[1]
 
 
 def find_directory(text: str) -> RunDir:

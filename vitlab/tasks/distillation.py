@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitlab.models.create import library_network
 from vitlab.models.load import load_network
 from vitlab.models.weights_file import read_weights
-from vitlab.runs.directory import find_run
+from vitlab.runs.directory import file_of_weights, find_run
 from vitlab.shipped import LIBRARIES
 from vitlab.tasks.arguments import ClassifierArgs
 from vitlab.tasks.classifier import Classifier
@@ -77,8 +77,8 @@ def read_teacher(source: str) -> Teacher:
     """Build a teacher with its weights.
 
     Args:
-        source: A run or one of its files, a file that ``vitlab export`` wrote, or ``timm:NAME``, ``hf:NAME``,
-            ``torchvision:NAME``.
+        source: A run or one of its files, a file that ``vitlab export`` wrote, ``vitlab:NAME``, or ``timm:NAME``,
+            ``hf:NAME``, ``torchvision:NAME``.
     """
     if source.startswith(LIBRARIES):
         net = library_network(source)
@@ -99,13 +99,16 @@ def read_teacher(source: str) -> Teacher:
 
 def _find_weights(source: str) -> tuple[Path, dict[str, Any]]:
     """Return the file of weights, with the mean, std and class names of its training data."""
-    path, description = Path(source), Path(f"{source}.json")
-    if path.is_file() and description.is_file():
+    path = file_of_weights(source)
+    description = Path(f"{path}.json")
+    if description.is_file():
         exported = json.loads(description.read_text())
         if exported.get("format") == "safetensors":
             images = exported["images"]
             return path, {"mean": images["mean"], "std": images["std"], "class_names": exported["outputs"]}
-    run, checkpoint = find_run(source)
+    if not (path.parent.parent / "config.yaml").is_file():
+        raise ValueError(f"`model.teacher`: {path} is not in a run, and has no {description.name} of `vitlab export`")
+    run, checkpoint = find_run(str(path))
     return checkpoint, dict(run.data)
 
 
@@ -119,8 +122,8 @@ class Distillation(Classifier):
     mean and standard deviation that it was trained with.
 
     Args:
-        teacher: A run, one of its checkpoints or weights, a file from `vitlab export`, or timm:NAME, hf:NAME,
-            torchvision:NAME.
+        teacher: A run, one of its checkpoints or weights, a file from `vitlab export`, vitlab:NAME, or timm:NAME,
+            hf:NAME, torchvision:NAME.
         distill: Whether the student learns the teacher's top class (hard) or all its probabilities (soft).
         distill_alpha: Weight of the teacher in the loss, 0 to 1.
         distill_tau: Temperature of soft distillation, above 0; null is 3.

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.config.keys import flatten, key_of
-from vitlab.runs.directory import find_run
+from vitlab.runs.directory import file_of_weights
 from vitlab.runs.machine import installed_versions
 from vitlab.runs.manifest import file_digest
-from vitlab.shipped import HERE, LIBRARIES, find_weights
+from vitlab.shipped import HERE, LIBRARIES
 
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 ASIDE = ("ablation", "look")  # rooms whose code runs beside cells, and draws what they left; all others count
@@ -120,12 +120,11 @@ def initial_weights_digest(source: str) -> str:
     Raises:
         UsageError: There are no such weights.
     """
-    source = find_weights(source)
     if source.startswith("hf:") and (folder := Path(source.removeprefix("hf:"))).is_dir():
         return json_digest({path.name: _of_file(path, path.stat().st_mtime_ns) for path in _files_of_weights(folder)})
     if source.startswith(LIBRARIES):
         return json_digest(source)
-    path = Path(source) if Path(source).is_file() else find_run(source)[1]
+    path = file_of_weights(source)
     return _of_file(path, path.stat().st_mtime_ns)
 
 

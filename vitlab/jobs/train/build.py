@@ -48,7 +48,7 @@ from vitlab.models.create import load_of_library
 from vitlab.models.load import load_weights, network_args
 from vitlab.models.old_names import new_name, upgrade
 from vitlab.runs.choose import choose_run, run_to_continue
-from vitlab.runs.directory import RunDir, find_run
+from vitlab.runs.directory import RunDir, file_of_weights
 from vitlab.runs.manifest import check_whole
 from vitlab.shipped import LIBRARIES
 from vitlab.tasks.base import Task
@@ -138,7 +138,7 @@ def _load_weights_of(job: Job, source: str, resize: str | None, grid: str | None
         if source.startswith(LIBRARIES):
             sentences = load_of_library(job.task.net, source, network_args(job.task.hparams), **how)
         else:
-            path = Path(source) if Path(source).is_file() else find_run(source)[1]
+            path = file_of_weights(source)
             check_whole(path)
             sentences = load_weights(job.task.net, path, **how)  # type: ignore[arg-type]
     for sentence in [f"weights of {source}", *sentences]:
