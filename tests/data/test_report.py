@@ -104,6 +104,9 @@ def test_the_picture_shows_what_a_configuration_does_at_its_size(photos, tmp_pat
             sheets.append(np.asarray(sheet))
     assert np.array_equal(sheets[0][:, :22], sheets[1][:, :22])  # the column of evaluation
     assert not np.array_equal(sheets[0], sheets[1])
+    config.write_text("data: ImageFolder")  # the short form, as `vitlab fit` takes it
+    assert data_command([str(photos), "-c", str(config), "-o", str(tmp_path / "short.png"), "--num_workers", "0"]) == 0
+    assert "then crop-flip" in capsys.readouterr().out
 
 
 def test_a_picture_on_a_full_disk_is_named_and_none_is_left(photos, tmp_path, monkeypatch):

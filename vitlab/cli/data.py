@@ -61,9 +61,10 @@ def _data_of(config: str) -> dict[str, Any]:
     from inspect import signature
 
     from vitlab.config.explain import read_yaml
+    from vitlab.config.keys import class_and_arguments
     from vitlab.data.image_folder import ImageFolder
     from vitlab.shipped import find_file
 
-    data = read_yaml(find_file(config, "--config")).get("data") or {}
+    _, arguments = class_and_arguments(read_yaml(find_file(config, "--config")), "data")
     names = set(signature(ImageFolder).parameters) - {"root"}
-    return {key: value for key, value in (data | (data.get("init_args") or {})).items() if key in names}
+    return {key: value for key, value in arguments.items() if key in names}

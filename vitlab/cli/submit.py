@@ -11,6 +11,7 @@ from typing import Any
 
 from vitlab.config.arguments import CommandParser, KeepLines, config_paths, refuse_unknown, values_of
 from vitlab.config.environment import with_environment
+from vitlab.config.keys import class_and_arguments
 from vitlab.config.options import FitOptions, TypedOptions, options_parser
 from vitlab.config.trust import trust_words
 from vitlab.errors import UsageError, did_you_mean
@@ -121,10 +122,8 @@ def _check_arguments(options: TypedOptions, rest: list[str]) -> None:
 def _check_batch(rest: list[str], contents: list[dict[str, Any]], processes: int) -> None:
     sizes: list[Any] = []
     for content in contents:
-        data = content.get("data")
-        data = data if isinstance(data, dict) else {}
-        found = [part["batch_size"] for part in (data, data.get("init_args") or {}) if "batch_size" in part]
-        sizes += found
+        _, arguments = class_and_arguments(content, "data")
+        sizes += [arguments["batch_size"]] if "batch_size" in arguments else []
     sizes += values_of(rest, "data.batch_size", "data.init_args.batch_size")
     if sizes and str(sizes[-1]).isdigit() and int(sizes[-1]) % processes:
         raise UsageError(

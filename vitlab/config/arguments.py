@@ -125,12 +125,12 @@ def refuse_unknown(words: list[str]) -> None:
 
 def _names_own_classes(words: list[str]) -> bool:
     from vitlab.config.explain import read_yaml
+    from vitlab.config.keys import class_and_arguments
 
     named: list[Any] = values_of(words, "model", "data", "model.class_path", "data.class_path")
     for path in config_paths(words):
         content = read_yaml(find_file(path, "--config"))
-        parts = [content.get(group) for group in ("model", "data")]
-        named += [part.get("class_path") if isinstance(part, Mapping) else part for part in parts]
+        named += [class_and_arguments(content, part)[0] for part in ("model", "data")]
     return any("." in str(name) for name in named)
 
 

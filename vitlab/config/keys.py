@@ -107,6 +107,23 @@ def flatten_with_classes(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removesuffix(".class_path"): value for name, value in flatten_as_typed(config).items()}
 
 
+def class_and_arguments(content: Mapping[str, Any], part: str) -> tuple[str | None, dict[str, Any]]:
+    """Return the class of ``model`` or ``data`` in a configuration, as it is written, and the arguments that it states.
+
+    Example:
+        >>> class_and_arguments({"data": {"class_path": "Digits", "init_args": {"subset": 0.5}}}, "data")
+        ('Digits', {'subset': 0.5})
+        >>> class_and_arguments({"data": "Digits"}, "data"), class_and_arguments({"data": {"subset": 0.5}}, "data")
+        (('Digits', {}), (None, {'subset': 0.5}))
+    """
+    given = content.get(part)
+    if not isinstance(given, Mapping):
+        return given if isinstance(given, str) else None, {}
+    arguments = {key: value for key, value in given.items() if key not in ("class_path", "init_args")}
+    inner, path = given.get("init_args"), given.get("class_path")
+    return None if path is None else str(path), arguments | (dict(inner) if isinstance(inner, Mapping) else {})
+
+
 def dotted(content: Mapping[str, Any]) -> dict[str, str]:
     """Return settings with the keys of the command line and values as text.
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.config.explain import read_yaml
+from vitlab.config.keys import class_and_arguments
 from vitlab.data.files.rows import folds_of
 from vitlab.errors import UsageError
 
@@ -27,8 +28,8 @@ def folds_of_config(files: Sequence[str], settings: Sequence[tuple[str, Any]]) -
     """
     given: dict[str, Any] = {}
     for file in files:
-        part = read_yaml(file).get("data") or {}
-        given |= {"class_path": part} if isinstance(part, str) else {**part, **(part.get("init_args") or {})}
+        kind, arguments = class_and_arguments(read_yaml(file), "data")
+        given |= arguments | ({"class_path": kind} if kind else {})
     for key, value in settings:
         given |= (
             {"class_path": value}

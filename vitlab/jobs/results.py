@@ -10,7 +10,7 @@ import yaml
 
 from vitlab.class_paths import choice_text
 from vitlab.config.arguments import as_yaml, config_paths
-from vitlab.config.keys import key_of
+from vitlab.config.keys import class_and_arguments, key_of
 from vitlab.errors import UsageError
 from vitlab.models.sizes import PUBLISHED
 from vitlab.runs.directory import RunDir
@@ -47,7 +47,7 @@ def record(run: RunDir) -> dict[str, Any]:
     facts, model, data = run.record, run.model, run.data
     splits: dict[str, Any] = dict(data.get("splits") or {})  # unknown of data that are not vitlab's
     config = yaml.safe_load(run.config.read_text())
-    network = config["model"].get("init_args") or {}  # of a network of the user's, anything
+    _, network = class_and_arguments(config, "model")  # of a network of the user's, anything
     overrides = run.path / "overrides.yaml"
     return {
         "command": command_of(facts, yaml.safe_load(overrides.read_text()) if overrides.is_file() else None),

@@ -13,7 +13,7 @@ from vitlab.analysis.intervals import share_interval
 from vitlab.analysis.outcomes.calibration import calibration_error, reliability
 from vitlab.class_metrics import confusion
 from vitlab.class_paths import choice_text
-from vitlab.config.keys import dotted
+from vitlab.config.keys import class_and_arguments, dotted
 from vitlab.data.files.splits import SplitName
 from vitlab.look.analysis_page import as_html
 from vitlab.look.charts import confusions_table, line_chart, matrix_chart
@@ -136,14 +136,14 @@ def first_words(run: RunDir) -> list[str]:
     ending = record.get("ending") or {}
     words = [f"{status_of(run, record)}{': ' if ending else ''}{ending['text'] if ending else ''}"]
     content = yaml.safe_load(run.config.read_text()) if run.config.is_file() else {}
-    model, data = content.get("model") or {}, content.get("data") or {}
-    args, size = model.get("init_args") or {}, run.read("model.json").get("parameters")
-    network = [str(model.get("class_path", "unknown")).rpartition(".")[2]]
+    (model, args), (data, _) = (class_and_arguments(content, part) for part in ("model", "data"))
+    size = run.read("model.json").get("parameters")
+    network = [(model or "unknown").rpartition(".")[2]]
     for key in (key for key in NAMED_FIRST if args.get(key) is not None):
         network.append(f"{NAMED_FIRST[key]} {str(choice_text(args[key])).partition('(')[0]}")
     words.append(", ".join([*network, *([f"{size / 1e6:.3g} M parameters"] if size else [])]))
     found: dict[str, Any] = run.read("data.json")
-    images = [str(found.get("data") or data.get("class_path", "unknown")).rpartition(".")[2]]
+    images = [str(found.get("data") or data or "unknown").rpartition(".")[2]]
     if (n := ((found.get("splits") or {}).get("train") or {}).get("n")) is not None:
         images.append(f"{n:,} training images")
     images += [f"{len(names)} classes" for names in [found.get("class_names")] if names]

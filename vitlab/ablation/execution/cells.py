@@ -19,7 +19,7 @@ from vitlab.ablation.execution.identity import (
 )
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
-from vitlab.config.keys import key_of
+from vitlab.config.keys import class_and_arguments, key_of
 from vitlab.errors import UsageError
 from vitlab.runs import lock
 from vitlab.runs.directory import RunDir
@@ -33,14 +33,9 @@ State = Literal["done", "running", "failed", "diverged", "missing", "stale", "da
 Say = Callable[[str], None]  # prints a line about cells
 
 
-def arguments(config: Mapping[str, Any], section: str) -> Mapping[str, Any]:
-    """Return the arguments of the class in a section of a resolved config, ``model`` or ``data``."""
-    return config[section].get("init_args") or config[section]
-
-
 def batch_size(config: Mapping[str, Any]) -> int:
     """Return the batch size of a resolved config; 64 if a program of `run.command` does not define it."""
-    return int(arguments(config, "data").get("batch_size") or 64)
+    return int(class_and_arguments(config, "data")[1].get("batch_size") or 64)
 
 
 @dataclass(frozen=True)
