@@ -230,7 +230,7 @@ def test_weights_are_named_alike_wherever_they_are_read(source, empty, monkeypat
         assert torch.equal(net.state_dict()["head.weight"], state["head.weight"])
     assert initial_weights_digest(source) == initial_weights_digest(str(file))
     (empty / "mine.safetensors.json").unlink()
-    with pytest.raises(ValueError, match="`model.teacher`: .*mine.safetensors is not in a run, and has no mine"):
+    with pytest.raises(ValueError, match=r"`model\.teacher`: .*mine\.safetensors is not in a run, and has no mine"):
         read_teacher(str(empty / "mine.safetensors"))
 
 

@@ -85,7 +85,7 @@ def fit(
         auto_resume=auto_resume,
         init_from=_text(init_from),
         resize=resize,
-        init_grid=",".join(map(str, init_grid)) if init_grid else None,
+        init_grid=init_grid,
         overwrite=overwrite,
         quiet=quiet,
         start=_weights_of(model),

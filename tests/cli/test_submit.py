@@ -277,14 +277,15 @@ def test_arguments_reach_fit_as_they_were_typed(slurm):
     (slurm.desk / "a recipe.yaml").write_text(Path(RECIPE).read_text())
     strange = "--data.root=$(touch evil) 'x' \"y\" {z}"
     words = ["--config", "a recipe.yaml", "--model.pos_embed", "sincos2d", strange, "--quiet"]
-    assert main(["submit", "fit", *words, "--slurm", SITE, "--gpus=2", "--name", "n", "--init_from", "w.pth"]) == 0
+    weights = ["--init_from", "w.pth", "--resize", "rescale", "--init_grid", "4,2"]
+    assert main(["submit", "fit", *words, "--slurm", SITE, "--gpus=2", "--name", "n", *weights]) == 0
     (slurm.desk / "plan").write_text("0")
     slurm.start("n")
     assert slurm.end() == (0, "")
     slurm.start("n")
     slurm.end()
     first, again = (line.split("|")[2:-3] for line in slurm.said("fit.0"))
-    assert first == again == [*words[:-1], "--name", "n", "--init_from", "w.pth", "--auto_resume", "--quiet"]
+    assert first == again == [*words[:-1], "--name", "n", *weights, "--auto_resume", "--quiet"]
     assert not (slurm.desk / "evil").exists()
 
 

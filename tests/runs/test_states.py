@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from vitlab.cli.main import main
 from vitlab.data import Digits
 from vitlab.runs import lock
+from vitlab.runs.directory import RunDir
 from vitlab.tasks import Classifier
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -125,8 +126,10 @@ def test_auto_resume_refuses_what_contradicts_it(here, capsys, options, said):
 
 def test_a_resumed_start_has_the_weights_that_the_run_was_to_begin_with(here, monkeypatch, capsys):
     assert main([*FIT, "--name", "source"]) == 0
-    words = [*FIT, "--name", "a", "--init_from", "source"]
+    grid = ",".join(map(str, RunDir("runs/source").model["grid"]))
+    words = [*FIT, "--name", "a", "--init_from", "source", "--init_grid", grid]
     assert stop_in(monkeypatch, Digits, "read", words) == 75
+    assert RunDir("runs/a").record["init_grid"] == grid
     capsys.readouterr()
     assert main(["fit", "--resume", "a"]) == 0
     assert "init   weights of source" in capsys.readouterr().out

@@ -334,7 +334,7 @@ def test_rates_and_parts_of_a_run_are_those_of_the_student(tmp_path):
     words = ["model.depth=2", "model.embed_dim=16", "model.num_heads=2", "model.pos_embed=relpos", "model.lr=0.1"]
     words += ["model.layer_decay=0.5", "trainer.callbacks=null", "trainer.logger=false", "trainer.max_steps=1"]
     with contextlib.chdir(tmp_path):
-        assert main(["fit", "--config", str(ROOT / "configs/pretrain/dino_digits.yaml"), *(f"--{w}" for w in words)]) == 0
+        assert main(["fit", "--config", "pretrain/dino_digits", *(f"--{word}" for word in words)]) == 0
         run = RunDir(next(Path("runs").iterdir()).absolute())
     state, record = torch.load(run.path / "checkpoints/last.ckpt", weights_only=True)["state_dict"], run.record
     groups = tuple(json.loads((run.path / "param_groups.json").read_text()))

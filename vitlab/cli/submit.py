@@ -9,7 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vitlab.config.arguments import CommandParser, KeepLines, config_paths, refuse_unknown, values_of
+from vitlab.config.arguments import (
+    CommandParser,
+    KeepLines,
+    config_paths,
+    grid_as_typed,
+    refuse_unknown,
+    values_of,
+)
 from vitlab.config.environment import with_environment
 from vitlab.config.keys import class_and_arguments
 from vitlab.config.options import FitOptions, TypedOptions, options_parser
@@ -96,9 +103,8 @@ def plan(args: list[str], processes: int) -> tuple[Path, list[str], list[Path]]:
     if run.path == FOLDER:
         raise UsageError(f"`--name`: {FOLDER} holds scripts and logs; choose another name")
     start = ["--run_dir", options.run_dir] if options.run_dir else ["--name", run.path.name]
-    for flag in ("init_from", "resize", "init_grid"):
-        if getattr(options, flag):
-            start += [f"--{flag}", getattr(options, flag)]
+    weights = {"init_from": options.init_from, "resize": options.resize, "init_grid": grid_as_typed(options.init_grid)}
+    start += [word for flag, value in weights.items() if value for word in (f"--{flag}", value)]
     named = [Path(text).expanduser() for text in (*paths, options.init_from) if text]
     own = [path for path in named if path.is_file()]
     return run.path, [*rest, *start, "--auto_resume", *more], own

@@ -3,7 +3,7 @@
 import argparse
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
@@ -52,6 +52,15 @@ def grid_of(text: str) -> tuple[int, int]:
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be ROW,COLUMN of a patch, such as 3,4, got {text}") from None
     return row, column
+
+
+def grid_as_typed(grid: Sequence[int] | None) -> str | None:
+    """Return rows and columns as :func:`grid_of` reads them, and None as it is.
+
+    >>> grid_as_typed((14, 7))
+    '14,7'
+    """
+    return None if grid is None else ",".join(map(str, grid))
 
 
 def positive(text: str) -> int:

@@ -2,13 +2,13 @@
 
 import argparse
 import math
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from vitlab.config.arguments import CommandParser
+from vitlab.config.arguments import CommandParser, grid_of
 from vitlab.config.trust import add_trust
+from vitlab.errors import UsageError
 from vitlab.runs.directory import RUNS
 
 Policy = Literal["interpolate", "rescale", "extrapolate"]
@@ -27,7 +27,7 @@ class FitOptions:
         init_from: Weights to start from: a run, a checkpoint, a file, ``vitlab:NAME``, or ``timm:NAME``, ``hf:NAME``,
             ``torchvision:NAME``.
         resize: With ``init_from``, how to resample positions for another grid; None is the method's default.
-        init_grid: With ``init_from``, rows and columns of the token grid where the file lacks them, as ``14,14``.
+        init_grid: With ``init_from``, rows and columns of the token grid where the file lacks them.
         overwrite: Whether to delete the run directory if it exists.
         deadline: Seconds that a step, a validation batch or the loader may take, and 20 times its median, before the
             run counts as hanging; 0 for no limit.
@@ -42,18 +42,40 @@ class FitOptions:
     auto_resume: bool = False
     init_from: str | None = None
     resize: Policy | None = None
-    init_grid: str | None = None
+    init_grid: Sequence[int] | None = None
     overwrite: bool = False
     deadline: float = 600.0
     dry_run: bool = False
     quiet: bool = False
     start: Mapping[str, Any] | None = None
 
+    def check(self) -> None:
+        """Refuse values that are wrong, in Python as on the command line.
+
+        Raises:
+            UsageError: ``resize`` is no way to resample positions, or ``init_grid`` is no grid.
+        """
+        check_resize(self.resize)
+        given = self.init_grid
+        sides = list(given) if isinstance(given, Sequence) else []
+        if given is not None and (len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides)):
+            raise UsageError(f"`init_grid` must be rows and columns of tokens, whole numbers above 0, got {given!r}")
+
 
 class TypedOptions(FitOptions):
     """The options of a command line, and which help it asks for."""
 
     help: str | None = None
+
+
+def check_resize(resize: str | None) -> None:
+    """Refuse a word that names no way to resample positions.
+
+    >>> check_resize("interpolate"), check_resize(None)
+    (None, None)
+    """
+    if resize is not None and resize not in POLICIES:
+        raise UsageError(f"`resize` must be one of {', '.join(POLICIES)}, got {resize!r}")
 
 
 def _seconds(text: str) -> float:
@@ -64,12 +86,6 @@ def _seconds(text: str) -> float:
     if not 0 <= seconds < math.inf:
         raise argparse.ArgumentTypeError(f"must be a number of seconds of at least 0, got {text}")
     return seconds
-
-
-def _grid(text: str) -> str:
-    if not re.fullmatch(r"[1-9]\d*,[1-9]\d*", text):
-        raise argparse.ArgumentTypeError(f"must be rows and columns of tokens, such as 14,14, got {text}")
-    return text
 
 
 def options_parser() -> argparse.ArgumentParser:
@@ -90,7 +106,7 @@ def options_parser() -> argparse.ArgumentParser:
     )
     add(
         "--init_grid",
-        type=_grid,
+        type=grid_of,
         metavar="ROWS,COLUMNS",
         help="with --init_from: token grid of its positions, if the file does not state it",
     )

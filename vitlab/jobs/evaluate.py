@@ -18,7 +18,7 @@ from vitlab.callbacks.predictions import Predictions
 from vitlab.class_metrics import by_class, confusion, over_classes
 from vitlab.config.images import escaped
 from vitlab.config.keys import key_as_typed, key_of
-from vitlab.config.options import Policy
+from vitlab.config.options import Policy, check_resize
 from vitlab.config.parser import VitlabCLI, settings, user_mistakes
 from vitlab.data.base import protocol_of
 from vitlab.data.record import TRAINED_ON, Trained, measured, read_numbers
@@ -97,8 +97,10 @@ def evaluate(
         keep: Whether to save the result.
 
     Raises:
-        UsageError: The weights do not fit, or the checkpoint was replaced by a training during the measurement.
+        UsageError: ``resize`` is no way to resample positions, the weights do not fit, or the checkpoint was replaced
+            by a training during the measurement.
     """
+    check_resize(resize)
     split = SPLITS[command]
     _ = run.stored  # refuses a damaged file before the work
     predictions, console = Predictions(), EvaluationConsole(quiet)

@@ -1,11 +1,10 @@
 """Build task, data and trainer of ``vitlab fit`` in a run directory."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from inspect import signature
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -22,7 +21,7 @@ from vitlab.callbacks.deadline import Deadline
 from vitlab.callbacks.record import RunRecord
 from vitlab.callbacks.stop import StopOnSignal
 from vitlab.callbacks.watch import Watch
-from vitlab.config.arguments import config_paths
+from vitlab.config.arguments import config_paths, grid_of
 from vitlab.config.callbacks import check_callbacks, redirect_into_run
 from vitlab.config.explain import yaml_text
 from vitlab.config.keys import check_same_config, flatten_as_typed, recipe_name
@@ -72,6 +71,7 @@ def build_job(arguments: list[str], options: FitOptions) -> Job:
     Raises:
         UsageError: The configuration is wrong, or not that of the run to continue.
     """
+    options.check()
     run = run_to_continue(options)
     open_terminal(options.quiet)
     with building(), quick_imports():  # of logger, data and the user's code
@@ -88,6 +88,7 @@ def check_job(arguments: list[str], options: FitOptions) -> None:
     Raises:
         UsageError: The configuration is wrong, or not that of the run to continue.
     """
+    options.check()
     run = run_to_continue(options)
     with lightning_quieted(), patch.dict(os.environ):  # which a job inherits
         CheckedCLI(training_args(run, arguments, auto=not options.resume), options, run)
@@ -117,7 +118,8 @@ def _load_first_weights(job: Job) -> None:
     elif not job.resumed and options.start is not None:
         _load_given_weights(job, options.start)
     elif job.resumed and not job.run.has_checkpoint() and (source := job.run.record.get("init_from")):
-        _load_weights_of(job, source, job.run.record.get("resize"), job.run.record.get("init_grid"))
+        grid = job.run.record.get("init_grid")
+        _load_weights_of(job, source, job.run.record.get("resize"), grid_of(grid) if grid else None)
 
 
 def _load_given_weights(job: Job, state: Mapping[str, Any]) -> None:
@@ -129,11 +131,11 @@ def _load_given_weights(job: Job, state: Mapping[str, Any]) -> None:
     say(f"init   weights of {GIVEN}, and not of `seed_everything`: give the class to draw new ones")
 
 
-def _load_weights_of(job: Job, source: str, resize: str | None, grid: str | None) -> None:
+def _load_weights_of(job: Job, source: str, resize: str | None, grid: Sequence[int] | None) -> None:
     """Load weights of another model into the network, and print what was changed to make them fit."""
     if source == GIVEN:
         raise UsageError(f"{job.run.path} has no checkpoint yet, and its weights were those of an object: fit it again")
-    how = {"resize": resize or "usual", "grid": [int(side) for side in grid.split(",")] if grid else None}
+    how = {"resize": resize or "usual", "grid": [int(side) for side in grid] if grid else None}
     with user_mistakes():
         if source.startswith(LIBRARIES):
             sentences = load_of_library(job.task.net, source, network_args(job.task.hparams), **how)

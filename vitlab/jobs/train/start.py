@@ -18,7 +18,7 @@ from lightning.pytorch.loggers import WandbLogger
 
 from vitlab.callbacks.deadline import Deadline
 from vitlab.callbacks.watch import Watch
-from vitlab.config.arguments import config_paths
+from vitlab.config.arguments import config_paths, grid_as_typed
 from vitlab.config.keys import key_of
 from vitlab.config.parser import settings
 from vitlab.config.trust import redact
@@ -143,7 +143,7 @@ def _first_record(job: Job) -> dict[str, Any]:
         "recipe": job.recipe,
         "init_from": job.options.init_from if job.options.start is None else GIVEN,
         "resize": job.options.resize,
-        "init_grid": job.options.init_grid,
+        "init_grid": grid_as_typed(job.options.init_grid),
         "started": now_utc(),
         "configs": config_paths(record.get("argv", job.arguments)),  # of its first attempt
         "changes": [],
