@@ -284,7 +284,7 @@ class Task(Named, FastHookName, L.LightningModule):
 
     def _global_batch(self) -> int:
         size = getattr(getattr(self.trainer, "datamodule", None), "batch_size", None)
-        return (size if isinstance(size, int) else self.hparams["lr_batch"]) * self.trainer.accumulate_grad_batches
+        return (self.hparams["lr_batch"] if size is None else size) * self.trainer.accumulate_grad_batches
 
     def batch_factor(self, batch: int) -> float:
         """Return the factor on the learning rate for a global batch of ``batch`` images."""
