@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from vitlab.config.table_folds import folds_of_config
 from vitlab.data import HuggingFace, ImageFolder, Table
 from vitlab.data.record import Trained, measured
 
@@ -185,6 +186,16 @@ def test_a_row_without_a_label_is_an_empty_cell_of_a_table(tmp_path, mark):
         Table(**settings)
     data = Table(missing="drop", **settings)
     assert data.class_names == CLASSES and data.table.names == CLASSES * 4
+
+
+def test_cross_validation_goes_through_the_folds_of_a_data_set(tmp_path):
+    parts = {
+        "train": _rows(_pngs(4)).add_column("fold", [7, 8, 7, 8]),
+        "test": _rows(_pngs(1, 1)).add_column("fold", [-1]),
+    }
+    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "rows"))
+    settings = {"data": "Table", "data.path": str(tmp_path / "rows"), "data.path_column": "image"}
+    assert folds_of_config([], [*settings.items()]) == {"fold-7": "7", "fold-8": "8"}
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,10 @@ def test_an_unused_column_of_folds_is_reported(table):
         (note,) = [note for note in _open(path, **settings).notes if "fold" in note]
         assert "the column fold (0, 1, 2, 3, 4) is not used" in note and "--data.fold=VALUE" in note
     assert "named_fold" not in _open(path).fingerprint()["split_rule"]
+    assert "`vitlab cv` goes through all values" in note
     assert not [note for note in _open(path, fold_column=None).notes if "column fold" in note]
+    own = type("Own", (Table,), {"__module__": "mine"})(path, targets="y")  # whose file `vitlab cv` cannot read
+    assert "--data.fold=VALUE" in " ".join(own.notes) and "vitlab cv" not in " ".join(own.notes)
 
 
 def test_test_rows_of_a_split_column_stay_apart_and_need_no_fold(table):
@@ -292,7 +295,7 @@ def test_columnar_files_are_read_by_column(table, suffix):
         _open(path, targets="x")
 
 
-def test_cross_validation_goes_through_the_folds_of_a_table(table):
+def test_cross_validation_goes_through_the_folds_of_a_table_and_of_arrays(table, tmp_path):
     path = table(fold=[("b/1", "a", 10)[i % 3] for i in range(N)])
     settings = [("data", "Table"), ("data.path", path)]
     assert folds_of_config([], settings) == {"fold-10": "10", "fold-a": "a", "fold-b-1": "b/1"}
@@ -300,6 +303,11 @@ def test_cross_validation_goes_through_the_folds_of_a_table(table):
         [], [*settings, ("data.fold_column", None)]
     )
     assert not folds_of_config([], [("data", "ImageFolder"), ("data.path", path)])
+    np.savez(tmp_path / "a.npz", images=np.zeros((3, 4, 4)), targets=[0, 1, 0], fold=["b", "a", "b"])
+    assert folds_of_config([], [("data", "Arrays"), ("data.path", f"{tmp_path}/a.npz")]) == {
+        "fold-a": "a",
+        "fold-b": "b",
+    }
     path = table("cities.csv", fold=[("東京", "大阪", "---1", "京都")[i % 4] for i in range(N)])
     assert folds_of_config([], [("data", "Table"), ("data.path", path)]) == {
         "fold----1": "---1", "fold----2": "京都", "fold----3": "大阪", "fold----4": "東京",

@@ -8,19 +8,21 @@ from typing import Any
 
 from vitlab.config.explain import read_yaml
 from vitlab.config.keys import class_and_arguments
-from vitlab.data.files.rows import folds_of
+from vitlab.data.arrays import fold_column
+from vitlab.data.files.rows import distinct_folds, fold_names, read_table, refuse_null
+from vitlab.data.hugging_face import rows_of
 from vitlab.errors import UsageError
 
 
 def folds_of_config(files: Sequence[str], settings: Sequence[tuple[str, Any]]) -> dict[str, str]:
-    """Return the name of an arm and the value of `data.fold` for each fold that the table of the data names.
+    """Return the name of an arm and the value of `data.fold` for each fold that a table or a file of arrays names.
 
     Args:
         files: Configurations, of which later ones override.
         settings: Dotted keys and values over them.
 
     Raises:
-        UsageError: The table cannot be read, or names one fold only.
+        UsageError: The data cannot be read, or name one fold only.
 
     Example:
         >>> folds_of_config([], [("data", "ImageFolder"), ("data.root", "photos")])
@@ -36,16 +38,30 @@ def folds_of_config(files: Sequence[str], settings: Sequence[tuple[str, Any]]) -
             if key == "data"
             else {key.removeprefix("data.init_args.").removeprefix("data."): value}
         )
-    path, column = given.get("path"), given.get("fold_column", "fold")
-    if str(given.get("class_path")).rpartition(".")[2] != "Table" or not path or not column or Path(path).is_dir():
+    name, path = str(given.get("class_path")).rpartition(".")[2], given.get("path")
+    column = given.get("fold_column", "fold") if name == "Table" else "fold"
+    if name not in ("Table", "Arrays") or not path or not column:
         return {}
     try:
-        folds = folds_of(str(path), str(column))
+        folds = _folds(name, str(path), str(column), given.get("path_column", "path"))
     except ValueError as error:
         raise UsageError(str(error)) from error
     if len(folds) == 1:
         raise UsageError(f"{path}: the column {column} has only the fold {folds[0]}; --folds=5 draws folds instead")
     return dict(zip(_arm_names(folds), folds, strict=True))
+
+
+def _folds(name: str, path: str, column: str, image_column: str) -> list[str]:
+    """Return the folds that data name in a column, in order; empty if they have no such column."""
+    if name == "Arrays":
+        cells = fold_column(path)
+    else:
+        is_table = not Path(path).is_dir()
+        table = read_table(path, [column], text=[column]) if is_table else rows_of(path, image_column)[0]
+        cells = table.get(column)
+    folds = [] if cells is None else distinct_folds(fold_names(cells))
+    refuse_null(path, column, folds)
+    return folds
 
 
 def _arm_names(folds: Sequence[str]) -> list[str]:

@@ -1,8 +1,9 @@
 """Images given as arrays: in memory, or in a numpy file."""
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
 import torch
@@ -16,6 +17,9 @@ from vitlab.data.files.splits import Indices
 from vitlab.data.listed import Listed
 from vitlab.data.record import trained_targets
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 _PARTS = ("split", "fold", "group", "weight", "time")  # optional columns of a row
 
 
@@ -23,7 +27,8 @@ class Arrays(Listed):
     """Images of one shape with any number of channels, with targets, in memory.
 
     A `.npz` file has `images`, N x H x W or N x C x H x W numbers, and `targets`, N or N x T; optionally `names` of the
-    T targets, and N each of `split`, `group`, `weight` and `time`, with the meaning of the columns of a :class:`Table`.
+    T targets, and N each of `split`, `fold`, `group`, `weight` and `time`, with the meaning of the columns of a
+    :class:`Table`.
 
     Args:
         path: A `.npz` file, a `.npy` file of images, or an array of images.
@@ -93,13 +98,23 @@ class Arrays(Listed):
         return TensorImages(torch.from_numpy(self.images[rows]), targets, [str(i).encode() for i in rows])
 
 
-def _read(source: Any) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a file by name; a single array is called images."""
+def fold_column(path: str) -> "pd.Series | None":
+    """Return the `fold` of a `.npz` file, or None; the images are not read."""
+    import pandas as pd
+
+    found = _read(path, ["fold"]).get("fold")
+    return pd.Series(found) if found is not None and found.ndim == 1 else None  # others are refused by Arrays
+
+
+def _read(source: Any, names: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a file by name, or those of ``names`` that it has; a single array is called images."""
     if not isinstance(source, str | Path):
         return {"images": np.asarray(source)}
     try:
         found = np.load(source, allow_pickle=False)
-        return {name: found[name] for name in found.files} if hasattr(found, "files") else {"images": found}
+        if not hasattr(found, "files"):
+            return {"images": found}
+        return {name: found[name] for name in found.files if names is None or name in names}
     except FileNotFoundError:
         raise ValueError(f"`data.path` must be a .npz or .npy file, and there is no {source}") from None
     except Exception as error:  # numpy can raise anything for a broken file

@@ -70,8 +70,8 @@ class Listed(Photos):
         if named is None and self.folds:
             known = ", ".join(distinct_folds(self.folds)[:12])
             self.notes.append(
-                f"the column {rows.columns['fold']} ({known}) is not used: --data.fold=VALUE validates on its rows, "
-                "and `vitlab cv` goes through all values"
+                f"the column {rows.columns['fold']} ({known}) is not used: --data.fold=VALUE validates on its rows"
+                + (", and `vitlab cv` goes through all values" if self._cv_knows else "")
             )
         self._check_together("in", self.part_of.tolist(), [True] * len(self.part_of))
         self.targets = self._facts(self._train_rows)
@@ -80,6 +80,11 @@ class Listed(Photos):
         self.notes += [f"targets are {self._in_words()}, {rows.why}", *rows.notes]
         if rows.weights() is not None:
             self.notes.append(f"rows are weighted in the training loss by the column {rows.columns['weight']}")
+
+    @property
+    def _cv_knows(self) -> bool:
+        """Whether `vitlab cv` reads the folds, as it does from the files of vitlab's own classes."""
+        return type(self).__module__.startswith("vitlab.")
 
     def targets_of(self, rows: Indices) -> Tensor:
         """Return ``(N,)`` classes, ``(N, K)`` labels, 0 or 1, or ``(N, T)`` numbers and numbers of classes."""

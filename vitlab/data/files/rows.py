@@ -359,14 +359,6 @@ def by_number(names: Collection[str]) -> list[str]:
     return sorted(names, key=lambda name: (int(name), name)) if all(map(str.isdecimal, names)) else sorted(names)
 
 
-def folds_of(file: str, column: str = "fold") -> list[str]:
-    """Return the folds that a table names in a column, in order; empty if it has no such column."""
-    table = read_table(file, [column], text=[column])
-    folds = distinct_folds(fold_names(table[column])) if column in table else []
-    refuse_null(file, column, folds)
-    return folds
-
-
 def refuse_null(file: str, column: str | None, folds: Sequence[str]) -> None:
     """Refuse a fold that a command line cannot name, because `--data.fold=null` means none.
 
@@ -377,7 +369,7 @@ def refuse_null(file: str, column: str | None, folds: Sequence[str]) -> None:
     if names := [fold for fold in folds if fold.lower() in ("null", "~")]:
         raise ValueError(
             f"{file}: the column {column} has a fold {names[0]}, which `data.fold` takes for none: rename it, or "
-            "ignore the column by --data.fold_column=null"
+            "leave out the column (of a table, by --data.fold_column=null)"
         )
 
 
