@@ -4,6 +4,7 @@ import signal
 from pathlib import Path
 
 import lightning as L
+import numpy as np
 import pytest
 import timm
 import torch
@@ -11,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from vitlab.callbacks.ema import EMA
 from vitlab.cli.main import main
-from vitlab.data import Digits
+from vitlab.data import Arrays, Digits
 from vitlab.data.known import FakeData
 from vitlab.models.vit import VisionTransformer
 from vitlab.tasks import Classifier, Distillation
@@ -108,6 +109,13 @@ def test_a_teacher_of_other_images_or_classes_is_refused(size, classes, told):
         Teacher(torch.nn.Identity(), (0.5,), (0.5,), size, classes).align_with_data(
             Digits() if classes == 9 else FakeDigits()
         )
+
+
+def test_weights_of_images_are_refused_before_the_first_step(tmp_path):
+    arrays = {"images": np.zeros((10, 8, 8)), "targets": np.arange(10) % 2, "weight": np.ones(10)}
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(ValueError, match=r"does not support weights of images: leave `weight` out of .*a\.npz$"):
+        Distillation(teacher="t", **TINY).find_teacher(Arrays(str(tmp_path / "a.npz")))
 
 
 class FakeDigits(FakeData):

@@ -124,6 +124,7 @@ class Listed(Photos):
         """The ``(N,)`` weights of the training images in the loss, with mean 1."""
         if (weights := self.table.weights()) is None:
             return None
+        self.build("train")
         rows = self._train_rows
         if isinstance(images := self.splits["train"], FileImages):  # without those that cannot be read
             left = {images.store.path(file) for file in images.files}

@@ -17,6 +17,8 @@ from vitlab.shipped import LIBRARIES
 from vitlab.tasks.arguments import ClassifierArgs
 from vitlab.tasks.classifier import Classifier
 
+_NO_WEIGHTS = "`model: Distillation` does not support weights of images"
+
 
 class Teacher(nn.Module):
     """A frozen classifier that accepts images normalized for another network.
@@ -97,6 +99,12 @@ def read_teacher(source: str) -> Teacher:
     return Teacher(network, tuple(facts["mean"]), tuple(facts["std"]), size, list(facts["class_names"]))
 
 
+def _refuse_weights(data: Any) -> None:
+    if getattr(data, "sample_weights", None) is not None:
+        rows = getattr(data, "table", None)
+        raise ValueError(_NO_WEIGHTS + (f": {rows.way_without('weight')}" if rows is not None else ""))
+
+
 def _find_weights(source: str) -> tuple[Path, dict[str, Any]]:
     """Return the file of weights, with the mean, std and class names of its training data."""
     path = file_of_weights(source)
@@ -170,7 +178,8 @@ class Distillation(Classifier):
         return self._teacher[0]
 
     def find_teacher(self, data: Any) -> None:
-        """Read the teacher; refuse one that does not match the images or classes of ``data``."""
+        """Read the teacher; refuse one that does not match the images or classes of ``data``, and weights of images."""
+        _refuse_weights(data)
         teacher = read_teacher(self.hparams["teacher"])
         if data is not None:
             teacher.align_with_data(data)
@@ -204,9 +213,7 @@ class Distillation(Classifier):
         """Return the weighted sum of the loss on the labels and the loss on the teacher's logits."""
         alpha = self.hparams["distill_alpha"]
         if weights is not None:
-            raise ValueError(
-                "`model: Distillation` does not support weights of images: ignore them with --data.weight_column=null"
-            )
+            raise ValueError(_NO_WEIGHTS)
         loss = super().train_loss(outputs, targets)
         return (1 - alpha) * loss + alpha * self.distill_loss(outputs, self._teacher_logits)
 

@@ -81,10 +81,8 @@ class Draw:
         if sampling == "natural":
             return
         if kind != "class":
-            way = "data.weight_column" if kind in _KINDS else "model.class_weights"
-            raise ValueError(
-                f"`data.sampling: {sampling}` draws classes, and the targets are {kind_text(kind)}: see `{way}`"
-            )
+            way = "rows can have a `weight`" if kind in _KINDS else "see `model.class_weights`"
+            raise ValueError(f"`data.sampling: {sampling}` draws classes, and the targets are {kind_text(kind)}: {way}")
         self.classes = [np.flatnonzero(labels.numpy() == k) for k in np.unique(labels.numpy())]
 
     def __call__(self, rng: torch.Generator) -> tuple[Indices, Indices]:
