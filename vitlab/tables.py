@@ -37,6 +37,16 @@ def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
     return "\n".join(printable("  ".join(line).rstrip()) for line in lines)
 
 
+def counted(n: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless the number is 1.
+
+    Example:
+        >>> counted(1, "block"), counted(2, "class")
+        ('1 block', '2 classes')
+    """
+    return f"{n:,} {noun}" + ("" if n == 1 else "es" if noun.endswith("s") else "s")
+
+
 def wrapped(line: str, width: int) -> str:
     """Return a line broken between words at ``width``; what follows starts below the second column.
 

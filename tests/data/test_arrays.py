@@ -7,6 +7,7 @@ import pytest
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
 
+from vitlab.cli.main import main
 from vitlab.data import Arrays
 from vitlab.data.record import Trained, measured
 
@@ -92,6 +93,20 @@ def test_folds_paths_and_bytes_of_arrays_are_read_as_in_a_table(tmp_path):
     data = Arrays(tmp_path / "a.npz", fold="3", batch_size=4)
     data.build("val")
     assert (data.class_names, len(data.splits["val"])) == (["cat", "dog"], 10)
+
+
+def test_the_header_of_arrays_counts_in_singular_and_tells_what_a_task_leaves_out(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    np.savez("a.npz", images=np.random.default_rng(0).random((20, 8, 8)), targets=np.arange(20) / 3, weight=np.ones(20))
+    words = ["fit", "--config", "vit", "--data=Arrays", "--data.path=a.npz", "--data.batch_size=4", "--dry_run"]
+    words += ["--model.depth=1", "--model.embed_dim=8", "--model.num_heads=2", "--model.patch_size=4"]
+    assert main([*words, "--model=MAE"]) == 0
+    told = capsys.readouterr().out
+    assert ", 1 block, " in told and ", 1 number each, " in told and "targets are 1 number (target_1)" in told
+    assert "the column weight is not used: the loss reads no targets" in told and "in the training loss" not in told
+    assert "rows are weighted in the training loss by the column weight" in Arrays("a.npz").notes
+    assert main([*words, "--model=DINO", "--model.prototypes=8"]) == 2
+    assert "`model: DINO` learns from crops, and arrays are not cropped" in capsys.readouterr().err
 
 
 OF_TARGETS = [

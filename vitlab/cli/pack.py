@@ -9,6 +9,7 @@ from vitlab.config.arguments import CommandParser
 from vitlab.errors import RunFailed, Stopped, UsageError, exit_code, printable, what_failed
 from vitlab.runs.guard import guarded
 from vitlab.runs.interrupt import say_stopped, second_interrupt_ends, stop_on_signals
+from vitlab.tables import counted
 
 
 def main(argv: list[str]) -> int:
@@ -65,8 +66,8 @@ def _pack(options: Any) -> int:
     target = shlex.quote(str(options.target))
     before = f", {done['continued']:,} of them earlier" if done["continued"] else ""
     sys.stdout.write(
-        f"{done['n']:,} images of {done['classes']} classes{before}, {done['bytes'] / 1e6:,.1f} MB, {seconds:.1f} s, "
-        f"{(done['n'] - done['continued']) / seconds:,.0f} images/s\n"
+        f"{done['n']:,} images of {counted(done['classes'], 'class')}{before}, {done['bytes'] / 1e6:,.1f} MB, "
+        f"{seconds:.1f} s, {(done['n'] - done['continued']) / seconds:,.0f} images/s\n"
         f"next  vitlab fit --config configs/photos_t2t.yaml --data=Packed --data.root {target}\n"
     )
     return 0

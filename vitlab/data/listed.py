@@ -17,6 +17,7 @@ from vitlab.data.files.splits import Indices, SplitName, by_time
 from vitlab.data.loading.transforms import Size
 from vitlab.data.photos import Photos, parts_among
 from vitlab.data.record import RUN, check_uncut, trained_targets
+from vitlab.tables import counted
 
 
 class Listed(Photos):
@@ -79,12 +80,21 @@ class Listed(Photos):
             self._adopt_targets(run.targets)
         self.notes += [f"targets are {self._in_words()}, {rows.why}", *rows.notes]
         if rows.weights() is not None:
-            self.notes.append(f"rows are weighted in the training loss by the column {rows.columns['weight']}")
+            self.notes.append(self._weights_note)
 
     @property
     def _cv_knows(self) -> bool:
         """Whether `vitlab cv` reads the folds, as it does from the files of vitlab's own classes."""
         return type(self).__module__.startswith("vitlab.")
+
+    @property
+    def _weights_note(self) -> str:
+        return f"rows are weighted in the training loss by the column {self.table.columns['weight']}"
+
+    def note_unread_weights(self) -> None:
+        """Say that the weights of the rows do not count, as in a task whose loss reads no targets."""
+        unread = f"the column {self.table.columns.get('weight')} is not used: the loss reads no targets"
+        self.notes = [unread if note == self._weights_note else note for note in self.notes]
 
     def targets_of(self, rows: Indices) -> Tensor:
         """Return ``(N,)`` classes, ``(N, K)`` labels, 0 or 1, or ``(N, T)`` numbers and numbers of classes."""
@@ -239,7 +249,7 @@ class Listed(Photos):
         names = ", ".join(self.table.targets)
         match self.table.kind:
             case "number":
-                return f"{len(self.table.targets)} numbers ({names})"
+                return f"{counted(len(self.table.targets), 'number')} ({names})"
             case "class":
                 return f"classes ({names})"
             case "mixed":
@@ -279,7 +289,9 @@ class Listed(Photos):
     def _check_fold(self, fold: str, photos: TableArgs, split_by: str) -> None:
         file, column = self.table.file, self.table.columns.get("fold")
         if self.folds is None:
-            raise ValueError(f"`data.fold` is {fold}, and {file} has no column {column}; k/n, such as 1/5, draws folds")
+            raise ValueError(
+                f"`data.fold` is {fold}, and {self.table.why_without('fold')}; k/n, such as 1/5, draws folds"
+            )
         if fold not in (known := distinct_folds(self.folds)):
             raise ValueError(f"`data.fold` is {fold}, and the column {column} of {file} has {', '.join(known[:20])}")
         if split_by == "time" or photos.get("split_file"):

@@ -15,6 +15,7 @@ from vitlab.data.image_folder import ImageFolder
 from vitlab.data.loading.streams import stream
 from vitlab.errors import printable
 from vitlab.runs.atomic import atomic_write
+from vitlab.tables import counted
 
 _ROWS, _COLUMNS = 8, 7  # of the picture: one image of each class first; augmented versions
 _MOST = 50  # lines of a list that can be long
@@ -75,7 +76,7 @@ def report_as_text(found: dict[str, Any]) -> str:
     names = list(counts)
     lines = [
         f"{found['root']}: {sum(found['images'].values()):,} readable images, {found['megabytes']:,} MB, "
-        f"{len(found['class_names'])} classes",
+        f"{counted(len(found['class_names']), 'class')}",
         "splits      " + ", ".join(f"{name} {n:,}" for name, n in found["images"].items()),
         "kinds       " + ", ".join(f"{n:,} {kind}" for kind, n in found["kinds"].items()),
         "height      {min} to {max} pixels, median {median}".format(**found["height"]),

@@ -21,6 +21,7 @@ from vitlab.look.sketch import Box, Row, Skip, plus, svg_of, through
 from vitlab.models.foreign import AnyNetwork
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import Asked
+from vitlab.tables import counted
 from vitlab.tokenizers.t2t import T2TTokenizer
 from vitlab.tokenizers.token_layers import TokenPerformer, TokenTransformer
 
@@ -142,14 +143,14 @@ def steps_of(net: VisionTransformer, link: str = "") -> list[Box]:
     steps.append(Box("positions", f"{type(net.pos_embed).__name__}, {where}", "c", f"{N} x {D}"))
     if P:
         prefix = ["class token"] if net.cls_token is not None else []
-        prefix += [f"{net.reg_token.shape[1]} registers"] if net.reg_token is not None else []
+        prefix += [counted(net.reg_token.shape[1], "register")] if net.reg_token is not None else []
         steps.append(Box(" and ".join(prefix), "in front of the patches", "c", f"{N + P} x {D}"))
     words = type(block).__name__  # of one's own
     if isinstance(block, Block):
         hidden = getattr(getattr(block.mlp, "fc2", None), "in_features", None)
         mlp = f"MLP {D} to {hidden}" if hidden else type(block.mlp).__name__
-        words = f"attention of {net.num_heads} heads, {mlp}"
-    steps.append(Box(f"{len(net.blocks)} blocks", words, "b", f"{N + P} x {D}", inside["block"]))
+        words = f"attention of {counted(net.num_heads, 'head')}, {mlp}"
+    steps.append(Box(counted(len(net.blocks), "block"), words, "b", f"{N + P} x {D}", inside["block"]))
     steps.append(Box("norm, pool", _pooled(net), "d", f"{D}", inside["head"]))
     if net.num_classes:
         steps.append(Box("head", _head_words(net), "d", f"{net.num_classes}", inside["head"]))

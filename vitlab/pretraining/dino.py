@@ -220,13 +220,23 @@ class DINO(Task):
         self._is_new = True
 
     def setup(self, stage: str) -> None:
-        """Refuse weights of 16 bits, data without crops, and crops that the tokenizer cannot divide into tokens."""
+        """Refuse weights of 16 bits, data without crops, and single images per process."""
+        if stage == "fit":
+            check_average("the teacher of `model: DINO`", str(self.trainer.precision))
         super().setup(stage)
         data: Any = getattr(self.trainer, "datamodule", None)
-        crops = getattr(getattr(data, "pipeline", None), "crops", None)
         if stage != "fit":
             return
-        check_average("the teacher of `model: DINO`", str(self.trainer.precision))
+        if data is None:
+            self.check_images(data)  # loaders alone give no crops
+        if data.batch_size // self.trainer.world_size < 2 and self.hparams["koleo_weight"]:
+            raise ValueError("`koleo_weight` needs two images per process: use a larger `data.batch_size`")
+
+    def check_images(self, data: Any) -> None:
+        """Refuse data without crops, and crops that the tokenizer cannot divide into tokens."""
+        crops = getattr(getattr(data, "pipeline", None), "crops", None)
+        if crops is None and getattr(data, "arrays", False):
+            raise ValueError("`model: DINO` learns from crops, and arrays are not cropped: use photos, or --model=MAE")
         if crops is None:
             raise ValueError("`model: DINO` learns from crops: set --data.augment=MultiCrop, with a data set of vitlab")
         try:
@@ -234,8 +244,6 @@ class DINO(Task):
                 self.net.positions(torch.empty(1, self.net.in_chans, *crops.local_size))
         except ValueError as error:
             raise ValueError(f"`data.augment`: local_size of MultiCrop: {error}") from None
-        if data.batch_size // self.trainer.world_size < 2 and self.hparams["koleo_weight"]:
-            raise ValueError("`koleo_weight` needs two images per process: use a larger `data.batch_size`")
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)

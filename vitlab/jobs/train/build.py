@@ -29,6 +29,7 @@ from vitlab.config.options import FitOptions
 from vitlab.config.parser import VitlabCLI, class_at, user_mistakes
 from vitlab.config.strategies import check_strategy
 from vitlab.data.base import ImageData
+from vitlab.data.listed import Listed
 from vitlab.data.timm_images import images_of, images_of_timm
 from vitlab.errors import UsageError
 from vitlab.interface import deals_samples, recipe
@@ -104,6 +105,7 @@ def rehearse(job: Job) -> None:
             job.data.val_dataloader()
         if isinstance(job.task, Task):
             job.task.check_targets()
+            job.task.check_images(job.data)
         if isinstance(job.task, Distillation):
             job.task.find_teacher(job.data)
     job.task.trainer, job.trainer.datamodule = job.trainer, job.data  # type: ignore[attr-defined]  # as in a training
@@ -180,6 +182,8 @@ class FitCLI(VitlabCLI):
         self._prepare_as_the_weights()
         check_module(self.model)
         check_crops(self.model, self.datamodule)
+        if isinstance(self.datamodule, Listed) and not getattr(self.model, "reads_labels", True):
+            self.datamodule.note_unread_weights()
         self.job = Job(
             task=self.model,
             data=self.datamodule,

@@ -10,6 +10,7 @@ from vitlab.interface import has_grid, path_of, recipe
 from vitlab.jobs.processor import slow_half
 from vitlab.jobs.train.job import Job
 from vitlab.layers.precision import float32_precision
+from vitlab.tables import counted
 from vitlab.tasks.base import Task
 from vitlab.tasks.distillation import Distillation
 from vitlab.tokenizers.t2t import T2TTokenizer
@@ -46,7 +47,7 @@ def _model_line(task: Task, facts: dict[str, Any]) -> str:
     if isinstance(net.tokenizer, T2TTokenizer) and (aside := net.tokenizer.unfused_options()):
         note += f"; {' and '.join(aside)}: the soft splits use the slower plain implementation"
     positions = choice_text(recipe(task).get("pos_embed", type(net.pos_embed).__name__))
-    return f"{tokens}, {len(net.blocks)} blocks, position embedding {positions}: {size}{note}"
+    return f"{tokens}, {counted(len(net.blocks), 'block')}, position embedding {positions}: {size}{note}"
 
 
 def _own_model_line(task: Any, facts: dict[str, Any]) -> str:
@@ -84,9 +85,10 @@ def _data_line(data: Any) -> str:
         "classes without validation images": splits["val"].get("class_counts", []).count(0),
     }
     found = ", ".join(f"{fault}: {n:,}" for fault, n in faults.items() if n)
-    what = "labels" if data.targets["kind"] == "multilabel" else "classes"
-    each = "targets" if data.targets["kind"] == "mixed" else "numbers"
-    kinds = f"{data.num_classes} {what}" if data.num_classes else f"{len(data.targets['names'])} {each} each"
+    what = "label" if data.targets["kind"] == "multilabel" else "class"
+    each = "target" if data.targets["kind"] == "mixed" else "number"
+    several = data.num_classes
+    kinds = counted(several, what) if several else f"{counted(len(data.targets['names']), each)} each"
     kinds = "no labels" if data.class_names == ["unlabeled"] else kinds
     line = f"{type(data).__name__}: {counts} of {size}, {kinds}, {data.pipeline}"
     line = f"{line} ({found}; see data.json)" if found else line
