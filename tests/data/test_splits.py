@@ -102,7 +102,7 @@ def test_given_lists_are_used_as_they_are(tmp_path):
         ({"train": [1], "val": [1]}, "disjoint"),
         ({"train": [1], "val": [5000]}, "5000"),
         ({"train": [1]}, "must list train, val"),
-        ([1], "JSON object of lists"),
+        ([1], r"JSON object of lists, .*, got .*\.json$"),
     ],
 )
 def test_a_split_file_that_contradicts_itself_or_the_data_is_refused(tmp_path, lists, message):

@@ -147,7 +147,8 @@ def test_a_run_is_measured_on_all_rows_of_a_table_of_one_split_without_train(wor
         ),
         ({"w": ["a"] * 30}, {"targets": "w", "target_type": "multilabel"}, "has one label, a; labels stand apart by"),
         ({}, {"group_column": "patient"}, "must have the column patient; there are path, bright, other"),
-        ({}, {"split_by": "time"}, "`data.split_by: time` needs a column of times, and .* has no time"),
+        ({}, {"split_by": "time"}, "`data.split_by: time` needs a column of times, and .* has no column time"),
+        ({}, {"split_by": "time", "time_column": None}, "needs a column of times, and `data.time_column` is null"),
         ({"time": ["x"] * 30}, {"split_by": "time"}, "the column time must hold numbers, or dates as"),
         ({"time": [1] * 30}, {"split_by": "time"}, "all rows of .* are of one time"),
         (

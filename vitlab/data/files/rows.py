@@ -61,7 +61,8 @@ class Rows:
             raise ValueError(f"`data.missing` must be one of {', '.join(words)}, got {missing!r}")
         self.file, self.targets, self.missing, self.trained = file, list(targets), missing, trained
         self.has_options = has_options
-        self.columns = {part: name for part, name in {"path": "path", **columns}.items()
+        self.asked_columns = {"path": "path", **columns}
+        self.columns = {part: name for part, name in self.asked_columns.items()
                         if part == "path" or name not in targets}  # fmt: skip
         for name in (self.columns["path"], *targets, *(n for part, n in self.columns.items() if n not in (part, None))):
             if name not in table:
@@ -143,9 +144,7 @@ class Rows:
         import pandas as pd
 
         if (column := self._column("time")) is None:
-            raise ValueError(
-                f"`data.split_by: time` needs a column of times, and {self.file} has no {self.columns.get('time')}"
-            )
+            raise ValueError(f"`data.split_by: time` needs a column of times, and {self.why_without('time')}")
         self._refuse_empty(column)
         try:
             values = column if column.dtype.kind in "iufM" else pd.to_datetime(column, format="ISO8601", utc=True)
@@ -273,6 +272,21 @@ class Rows:
     def _trained_classes(self, column: int) -> list[str]:
         classes = (self.trained or {}).get("classes", [])
         return classes[column] if len(classes) == len(self.targets) else []
+
+    def why_without(self, part: str) -> str:
+        """Return why the rows have no optional column of a part, for messages.
+
+        >>> import pandas as pd
+        >>> Rows("a.csv", pd.DataFrame({"path": ["1"], "y": [0.5]}), ["y"], {"fold": "y"}).why_without("fold")
+        'the column y is among `data.targets`'
+        """
+        if (name := self.asked_columns.get(part)) is None:
+            return f"`data.{part}_column` is null"
+        return (
+            f"the column {name} is among `data.targets`"
+            if name in self.targets
+            else f"{self.file} has no column {name}"
+        )
 
     def way_without(self, part: str) -> str:
         """Return how the optional column of a part is left out, for messages.

@@ -216,9 +216,10 @@ def _parse_fold(fold: str | int | None) -> tuple[int, int] | None:
 def _read_lists(file: str, ids: Sequence[bytes], with_test: bool) -> dict[SplitName, Indices]:
     try:
         lists = json.loads(Path(file).read_text())
-        assert isinstance(lists, dict) and all(isinstance(chosen, list) for chosen in lists.values())
-    except (OSError, ValueError, AssertionError) as error:
+    except (OSError, ValueError) as error:
         raise ValueError(f"`data.split_file` must be a JSON object of lists, got {file}: {error}") from None
+    if not isinstance(lists, dict) or not all(isinstance(chosen, list) for chosen in lists.values()):
+        raise ValueError(f'`data.split_file` must be a JSON object of lists, {{"train": [...]}}, got {file}')
     if not {"train", "val"} <= lists.keys() <= {"train", "val", "test"}:
         raise ValueError(f"`data.split_file` must list train, val and, if any, test, got {sorted(lists)} in {file}")
     if lists.get("test") and not with_test:
