@@ -47,6 +47,19 @@ def test_one_folder_is_split_three_ways(tmp_path):
     assert counts == {"train": [6, 12], "val": [2, 4], "test": [2, 4]}
 
 
+def test_folders_without_images_are_refused_in_words(tmp_path):
+    (tmp_path / "photos" / "cat").mkdir(parents=True)
+    (tmp_path / "photos" / "dog").mkdir()
+    for root in (tmp_path, tmp_path / "photos", tmp_path / "photos" / "cat"):
+        with pytest.raises(ValueError, match=f"`data.root` has no images, got {root}; it should look like ROOT/CLASS"):
+            ImageFolder(str(root))
+    (tmp_path / "photos" / "x.png").touch()
+    with pytest.raises(
+        ValueError, match=r"has no class folders, .* are for --model=MAE and DINO, with --data=Unlabeled"
+    ):
+        ImageFolder(str(tmp_path / "photos"))
+
+
 def test_three_folders_stay_as_they_are(tmp_path):
     for part, n in (("train", 9), ("valid", 4), ("test", 5)):
         _fill(tmp_path / "photos" / part, {"cat": n, "dog": n})

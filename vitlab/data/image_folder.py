@@ -401,10 +401,14 @@ def _layout(root: Path) -> tuple[dict[str, Path], list[str]]:
 
 def _check_depth(root: Path, train: Path, class_names: list[str]) -> None:
     inside = deeper(train)
-    if inside is not None:
+    if class_names and inside is not None:
         raise ValueError(f"`data.root` has one class folder, {class_names[0]}, got {root}; did you mean {inside}?")
-    if not class_names:
-        raise ValueError(
-            f"`data.root` has no class folders, got {root}; it should look like {_LOOKS}; --data=Unlabeled, for "
-            "--model=MAE and DINO, needs none"
-        )
+    if class_names:
+        return
+    looks = f"got {root}; it should look like {_LOOKS}"
+    if all(_is_folder(entry) for entry in visible(train)):
+        raise ValueError(f"`data.root` has no images, {looks}")
+    raise ValueError(
+        f"`data.root` has no class folders, {looks}; photos without classes are for --model=MAE and DINO, with "
+        "--data=Unlabeled"
+    )
