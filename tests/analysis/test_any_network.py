@@ -1,5 +1,6 @@
 """Networks without a run: files of ours, official ones by name, timm's."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -29,8 +30,6 @@ def photos(tmp_path):
 
 @pytest.mark.slow
 def test_an_exported_file_is_analyzed_without_a_run(photos, tmp_path, monkeypatch, capsys):
-    import json
-
     arguments = {**SMALL, "in_chans": 3}
     net = small_net(in_chans=3)
     save_file(net.state_dict(), tmp_path / "mine.safetensors", {"hyper_parameters": json.dumps(arguments)})
@@ -58,6 +57,24 @@ def test_a_network_by_name_takes_a_file_of_weights_and_another_size(photos, tmp_
     assert torch.equal(subject.net.head.weight, net.head.weight) and subject.name == "vit_ti16"
     with pytest.raises(UsageError, match="vit_ti16 has no weights: give them with --weights FILE"):
         named_subject("vit_ti16", View(images=str(photos)))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--data=ImageFolder"], "`--data=ImageFolder` needs `--root`$"),
+        (["--data=Table"], "`--data=Table` needs `--data.path`$"),
+        (["--data=loading"], 'no data set called "loading"'),
+        (["--data=ImageFolder", "--data.root=x", "--data.path=x"], "`--data=ImageFolder` takes no `--data.path`"),
+        (["--data.root=x"], "`--root` needs --data=NAME"),
+        (["--model.depth=3"], "`--model.depth` changes the configuration of a run, and .* is not a run"),
+    ],
+)
+def test_data_that_lack_something_are_refused_as_typed(words, message, tmp_path):
+    file = str(tmp_path / "mine.safetensors")
+    save_file(small_net(in_chans=3).state_dict(), file, {"hyper_parameters": json.dumps({**SMALL, "in_chans": 3})})
+    with pytest.raises(UsageError, match=message):
+        named_subject(file, View(), words)
 
 
 @pytest.mark.slow

@@ -50,8 +50,12 @@ def test_comparing_two_runs_notes_the_noise_floor_of_seeds(small_subject):
 
 
 def test_too_few_images_are_refused(small_subject):
-    with pytest.raises(ValueError, match="at least 10, got 3"):
+    with pytest.raises(ValueError, match="at least 10, got 3: set --num_images"):
         analyze_cka(small_subject(num_images=3))
+    four = small_subject(num_images=100)
+    four.batches = lambda limit: [(torch.randn(4, 1, 8, 8), torch.zeros(4))]
+    with pytest.raises(ValueError, match="at least 10, got 4: the data has no more"):
+        analyze_cka(four)
 
 
 def trained_net(digits, seed, steps=150):

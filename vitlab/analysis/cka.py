@@ -124,8 +124,8 @@ def analyze_cka(subject: Subject) -> Finding:
         raise UsageError("cka of the class token needs networks that have one; use --tokens mean or flattened")
     own = layer_kernels(subject.net, subject.batches(limit=limit), subject.tokens)
     if len(own[0]) < LEAST:
-        least = f"at least {LEAST}"
-        raise ValueError(f"cka compares images with each other and needs {least}, got {len(own[0])}: --num_images")
+        way = "set --num_images" if limit < LEAST else "the data has no more"
+        raise ValueError(f"cka compares images and needs at least {LEAST}, got {len(own[0])}: {way}")
     pairs = {"itself": own}
     if (other := subject.rival) is not None:
         pairs[other.name] = layer_kernels(other.net, subject.batches_for(other, limit=limit), subject.tokens)

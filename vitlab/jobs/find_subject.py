@@ -191,19 +191,34 @@ def _data_for(net: Any, source: str, arguments: Sequence[str]) -> ImageData | No
     if name is None and not given:
         return None
     others = [key for key in given if not key.startswith("data.")]
-    if name is None or others:
-        raise UsageError(
-            f"`--{next(iter(others or given))}` changes the configuration of a run, and {source} is not a run"
-        )
-    cls = getattr(vitlab.data, str(name), None)
-    if cls is None:
+    if others:
+        raise UsageError(f"`--{others[0]}` changes the configuration of a run, and {source} is not a run")
+    if name is None:
+        raise UsageError(f"`{_typed(next(iter(given)))}` needs --data=NAME, such as ImageFolder")
+    if (cls := _data_set(name)) is None:
         raise UsageError(f'no data set called "{name}"{did_you_mean(str(name), vitlab.data.__all__)}')
     taken = full_signature(cls).parameters
+    if unknown := [key for key in given if key.removeprefix("data.") not in taken]:
+        raise UsageError(f"`--data={name}` takes no `--{unknown[0]}`")
     usual = {"img_size": list(net.img_size), "in_chans": net.in_chans, **_images(net, 0.9)}
     known = {key: value for key, value in usual.items() if key in taken}
-    data: ImageData = cls(**known | {key.removeprefix("data."): value for key, value in given.items()})
+    values = known | {key.removeprefix("data."): value for key, value in given.items()}
+    for parameter in taken.values():
+        if parameter.default is parameter.empty and parameter.name not in values:
+            raise UsageError(f"`--data={name}` needs `{_typed(f'data.{parameter.name}')}`")
+    data: ImageData = cls(**values)
     data.prepare_data()
     return data
+
+
+def _data_set(name: Any) -> type[ImageData] | None:
+    """Return the data set of vitlab with a name, or None."""
+    return getattr(vitlab.data, name) if name in vitlab.data.__all__ else None
+
+
+def _typed(key: str) -> str:
+    """Return the flag of an argument of the data, as `vitlab analyze` lists it."""
+    return "--root" if key == "data.root" else f"--{key}"
 
 
 def _images(net: Any, crop_pct: float | None) -> dict[str, Any]:
@@ -364,7 +379,7 @@ def _rebuild(run: RunDir, checkpoint: Path, rest: Sequence[str], has_pictures: b
 
 def _training_size(run: RunDir, given: dict[str, Any]) -> list[str]:
     """Return arguments that give another data set the image size and channels of the run."""
-    cls = getattr(vitlab.data, given["data"], None) if isinstance(given.get("data"), str) else None
+    cls = _data_set(given.get("data"))
     taken = inspect.signature(cls).parameters if cls else ()
     known = {"img_size": run.model.get("img_size"), "in_chans": run.model.get("in_chans")}
     sizes = {name: v for name, v in known.items() if v and name in taken and f"data.{name}" not in given}
@@ -386,6 +401,6 @@ def _check_size(cli: VitlabCLI, run: RunDir) -> None:
     if trained and now and trained != now:
         sizes = [" x ".join(map(str, size)) for size in (trained, now)]
         raise UsageError(
-            f"{run.path} was trained on images of {sizes[0]} pixels, not {sizes[1]}: only `vitlab analyze resolution` "
-            "measures other sizes"
+            f"{run.path} was trained on images of {sizes[0]} pixels, not {sizes[1]}: leave out `--data.img_size`; "
+            "`vitlab analyze resolution` measures other sizes, and `vitlab test` this one"
         )
