@@ -99,7 +99,8 @@ def test_the_teacher_sees_the_students_images_as_it_was_trained_to_see_them():
 @pytest.mark.parametrize(
     ("size", "classes", "told"),
     [
-        ((3, 8, 8), 10, "takes images of 3x8x8, the data has 1x8x8"),
+        ((3, 8, 8), 10, "takes images of 3x8x8, the data has 1x8x8; take a teacher of as many channels"),
+        ((1, 16, 8), 10, "takes images of 1x16x8, the data has 1x8x8; set `data.img_size`"),
         ((1, None, None), 9, "other classes than those of the data: it has 9, the data 10"),
         ((1, 8, 8), [f"class {i}" for i in range(9, -1, -1)], "of other names or order"),
     ],

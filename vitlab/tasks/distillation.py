@@ -50,7 +50,8 @@ class Teacher(nn.Module):
         size = (data.in_chans, *data.img_size)
         if any(side not in (None, given) for side, given in zip(self.size, size, strict=True)):
             takes, has = ("x".join("any" if n is None else str(n) for n in s) for s in (self.size, size))
-            raise ValueError(f"`model.teacher` takes images of {takes}, the data has {has}; set `data.img_size`")
+            way = "set `data.img_size`" if size[0] == self.size[0] else "take a teacher of as many channels"
+            raise ValueError(f"`model.teacher` takes images of {takes}, the data has {has}; {way}")
         expected = data.class_names if isinstance(self.classes, list) else len(data.class_names)
         if self.classes != expected:
             count = self.classes if isinstance(self.classes, int) else len(self.classes)
