@@ -188,6 +188,22 @@ def test_a_row_without_a_label_is_an_empty_cell_of_a_table(tmp_path, mark):
     assert data.class_names == CLASSES and data.table.names == CLASSES * 4
 
 
+def test_further_splits_are_left_out_by_both_classes_and_told(tmp_path):
+    parts = {"train": _rows(_pngs(12), [0, 1, -1] * 4), "test": _rows(_pngs(2, 1)), "extra": _rows(_pngs(3, 2))}
+    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "rows"))
+    settings = {"path": str(tmp_path / "rows"), "targets": "label", "path_column": "image", "missing": "drop"}
+    data = Table(**settings, num_workers=0)
+    assert len(data.table.paths) == 10 and data.parts == {"train": "train", "test": "test"}
+    assert "splits that are none of train, val and test are left out: extra" in data.notes
+    assert Table(**settings, split_column=None, num_workers=0).table.splits is None  # all rows, as ever
+    data = HuggingFace(settings["path"])
+    assert "splits that are none of train, val and test are left out: extra" in data.notes
+    del parts["train"]
+    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "other"))
+    with pytest.raises(ValueError, match="says extra: rows must be in train, val or test"):
+        Table(**settings | {"path": str(tmp_path / "other")})
+
+
 def test_cross_validation_goes_through_the_folds_of_a_data_set(tmp_path):
     parts = {
         "train": _rows(_pngs(4)).add_column("fold", [7, 8, 7, 8]),

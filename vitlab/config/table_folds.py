@@ -1,7 +1,7 @@
 """The folds that a configuration's table names; it stands alone, because comparisons do not know data sets."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ def folds_of_config(files: Sequence[str], settings: Sequence[tuple[str, Any]]) -
     if name not in ("Table", "Arrays") or not path or not column:
         return {}
     try:
-        folds = _folds(name, str(path), str(column), given.get("path_column", "path"))
+        folds = _folds(name, str(path), str(column), given)
     except ValueError as error:
         raise UsageError(str(error)) from error
     if len(folds) == 1:
@@ -51,14 +51,14 @@ def folds_of_config(files: Sequence[str], settings: Sequence[tuple[str, Any]]) -
     return dict(zip(_arm_names(folds), folds, strict=True))
 
 
-def _folds(name: str, path: str, column: str, image_column: str) -> list[str]:
+def _folds(name: str, path: str, column: str, given: Mapping[str, Any]) -> list[str]:
     """Return the folds that data name in a column, in order; empty if they have no such column."""
     if name == "Arrays":
         cells = fold_column(path)
+    elif Path(path).is_dir():
+        cells = rows_of(path, given.get("path_column", "path"), given.get("split_column", "split"))[0].get(column)
     else:
-        is_table = not Path(path).is_dir()
-        table = read_table(path, [column], text=[column]) if is_table else rows_of(path, image_column)[0]
-        cells = table.get(column)
+        cells = read_table(path, [column], text=[column]).get(column)
     folds = [] if cells is None else distinct_folds(fold_names(cells))
     refuse_null(path, column, folds)
     return folds

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -64,6 +65,7 @@ class HuggingFace(Photos):
         store = _Rows(path, self.rows, image_column)
         sizes = sizes_of(store, [os.path.join(first, str(row)) for row in range(min(len(rows), 16))])
         super().__init__(place=path, parts=parts, class_names=class_names, sizes=sizes, **photos)
+        self.notes += _left_out(found, self.rows)
 
     def list_files(self, parts: list[str]) -> FileImages:
         """Return the rows of some parts, undecoded."""
@@ -121,16 +123,21 @@ class _Rows:
         return self.seen[file]
 
 
-def rows_of(path: str, image_column: str) -> tuple["pd.DataFrame", Store]:
-    """Return the rows of a data set in a folder as a table, and the store of their images.
+def rows_of(path: str, image_column: str, split_column: str | None = None) -> tuple["pd.DataFrame", Store, list[str]]:
+    """Return the rows of a data set in a folder as a table, the store of their images, and notes for the user.
 
     The image column becomes the name of the image in the store; a class of -1 or none, the mark of a row without a
-    label, is an empty cell. A column split is added if there are several splits.
+    label, is an empty cell. A column split is added if there are several splits; if it is the ``split_column``, splits
+    that are none of train, val and test are left out, as by :class:`HuggingFace`.
     """
     import pandas as pd
     from datasets import ClassLabel, Image
 
     found = _load(path, None, None, False)
+    names = list(found)
+    if split_column == "split" and not any("split" in rows.features for rows in found.values()):
+        parts = parts_among(found)
+        found = {name: found[name] for name in parts.values()} if "train" in parts else found
     tables, images = [], {}
     for split, rows in found.items():
         features = rows.features
@@ -146,7 +153,13 @@ def rows_of(path: str, image_column: str) -> tuple["pd.DataFrame", Store]:
                 table[name] = [feature.names[int(value)] if value >= 0 else None for value in table[name]]
         table[image_column] = [os.path.join(split, str(row)) for row in range(len(rows))]
         tables.append(table if len(found) == 1 or "split" in table else table.assign(split=split))
-    return pd.concat(tables, ignore_index=True), _Rows(path, images, image_column)
+    return pd.concat(tables, ignore_index=True), _Rows(path, images, image_column), _left_out(names, found)
+
+
+def _left_out(names: Collection[str], kept: Collection[str]) -> list[str]:
+    """Return a note on the splits that are left out, if there are any."""
+    others = ", ".join(name for name in names if name not in kept)
+    return [f"splits that are none of train, val and test are left out: {others}"] if others else []
 
 
 def _load(path: str, name: str | None, revision: str | None, download: bool) -> dict[str, Any]:

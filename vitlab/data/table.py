@@ -80,10 +80,11 @@ class Table(Listed):
         }  # fmt: skip
         self.folder = Path(path)
         self.store: Store = Folder(self.folder.parent)
+        notes: list[str] = []
         if self.folder.is_dir():
             if others:
                 raise ValueError(f"`data.path_column` of {path}, a data set, must be one column, got {path_column}")
-            table, self.store = rows_of(path, first)
+            table, self.store, notes = rows_of(path, first, split_column)
         else:
             self.folder = self.folder.parent
             required = [*self.path_columns, *names]
@@ -103,6 +104,7 @@ class Table(Listed):
         super().__init__(
             rows=rows, place=path, sizes=sizes, in_chans=in_chans or 3, arrays=arrays, split_by=split_by, **photos
         )
+        self.notes += notes
 
     def identity(self, path: str) -> bytes:
         """Return the identity that assigns a row to a split: the path, or a hash of the image's bytes."""
