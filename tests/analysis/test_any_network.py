@@ -62,19 +62,21 @@ def test_a_network_by_name_takes_a_file_of_weights_and_another_size(photos, tmp_
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--data=ImageFolder"], "`--data=ImageFolder` needs `--root`$"),
+        (["--data=ImageFolder"], "`--data=ImageFolder` needs `--data.root`$"),
         (["--data=Table"], "`--data=Table` needs `--data.path`$"),
         (["--data=loading"], 'no data set called "loading"'),
         (["--data=ImageFolder", "--data.root=x", "--data.path=x"], "`--data=ImageFolder` takes no `--data.path`"),
-        (["--data.root=x"], "`--root` needs --data=NAME"),
+        (["--data.root=x"], "`--data.root` needs --data=NAME"),
         (["--model.depth=3"], "`--model.depth` changes the configuration of a run, and .* is not a run"),
     ],
 )
-def test_data_that_lack_something_are_refused_as_typed(words, message, tmp_path):
+def test_data_that_lack_something_are_refused_as_typed(words, message, tmp_path, capsys):
     file = str(tmp_path / "mine.safetensors")
     save_file(small_net(in_chans=3).state_dict(), file, {"hyper_parameters": json.dumps({**SMALL, "in_chans": 3})})
     with pytest.raises(UsageError, match=message):
         named_subject(file, View(), words)
+    assert main(["analyze", "knn", file, "--root", "x"]) == 2
+    assert "`--root` needs --data=NAME" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -32,6 +32,8 @@ def main(argv: list[str]) -> int:
         from vitlab.look.analysis_page import write_leaves, write_page
     how = formats_of(options.format), options.width
     away = is_elsewhere(options.run)
+    if away and options.root and not options.data:
+        raise UsageError("`--root` needs --data=NAME, such as ImageFolder")
     own = Path("analysis") / name_of_network(options.run) if away else None
     if options.against:
         find_run(options.against)

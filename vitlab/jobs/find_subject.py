@@ -194,7 +194,7 @@ def _data_for(net: Any, source: str, arguments: Sequence[str]) -> ImageData | No
     if others:
         raise UsageError(f"`--{others[0]}` changes the configuration of a run, and {source} is not a run")
     if name is None:
-        raise UsageError(f"`{_typed(next(iter(given)))}` needs --data=NAME, such as ImageFolder")
+        raise UsageError(f"`--{next(iter(given))}` needs --data=NAME, such as ImageFolder")
     if (cls := _data_set(name)) is None:
         raise UsageError(f'no data set called "{name}"{did_you_mean(str(name), vitlab.data.__all__)}')
     taken = full_signature(cls).parameters
@@ -205,7 +205,7 @@ def _data_for(net: Any, source: str, arguments: Sequence[str]) -> ImageData | No
     values = known | {key.removeprefix("data."): value for key, value in given.items()}
     for parameter in taken.values():
         if parameter.default is parameter.empty and parameter.name not in values:
-            raise UsageError(f"`--data={name}` needs `{_typed(f'data.{parameter.name}')}`")
+            raise UsageError(f"`--data={name}` needs `--data.{parameter.name}`")
     data: ImageData = cls(**values)
     data.prepare_data()
     return data
@@ -214,11 +214,6 @@ def _data_for(net: Any, source: str, arguments: Sequence[str]) -> ImageData | No
 def _data_set(name: Any) -> type[ImageData] | None:
     """Return the data set of vitlab with a name, or None."""
     return getattr(vitlab.data, name) if name in vitlab.data.__all__ else None
-
-
-def _typed(key: str) -> str:
-    """Return the flag of an argument of the data, as `vitlab analyze` lists it."""
-    return "--root" if key == "data.root" else f"--{key}"
 
 
 def _images(net: Any, crop_pct: float | None) -> dict[str, Any]:
