@@ -3,6 +3,8 @@
 import datetime
 import functools
 import inspect
+import json
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -175,6 +177,25 @@ def _named(key: str, cls: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     completed = getattr(cls, "completed_by", ())
     dropped = {completed[0], *_needed(cls)} if completed else ()  # a network gives the first in any case
     return {name: value for name, value in given.items() if name not in dropped}
+
+
+def as_yaml(value: Any, is_inside: bool = False) -> str:
+    """Return a value as a flag takes it; text inside of a list or mapping needs quotes.
+
+    >>> as_yaml(None), as_yaml("rope2d"), as_yaml({"scheduling": {"0": 2}})
+    ('null', 'rope2d', '{"scheduling": {"0": 2}}')
+    """
+    import yaml
+
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(str(key))}: {as_yaml(one, True)}" for key, one in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(as_yaml(one, True) for one in value)}]"
+    if isinstance(value, str) and not is_inside:
+        return value  # as it would be typed: a text flag takes "12" as text, and quotes as part of it
+    if isinstance(value, float) and not math.isfinite(value):
+        return yaml.safe_dump(value).split()[0]  # JSON's NaN and Infinity are text in YAML
+    return json.dumps(value, ensure_ascii=False)  # which is YAML too
 
 
 def _spec(key: str, cls: Any, arguments: Mapping[str, Any], used: list[str] | None) -> Any:

@@ -1,6 +1,7 @@
 import inspect
 import json
 import os
+import shlex
 import subprocess
 import sys
 import typing
@@ -188,9 +189,15 @@ def test_a_variation_is_stored_beside_the_result(run):
 
 
 def test_testing_at_another_image_size_needs_the_data_record_of_the_run(run, capsys):
-    words = ["test", str(run), "--data.img_size=12", "--quiet"]
+    words = ["test", str(run), "--data.img_size=12"]
     assert main(words) == 0
-    assert "rescale from 4 x 4 to 6 x 6" in read(run / "results.json")["variations"][-1]["overrides"]["resize"]
+    assert "variation with data.img_size=12 resize=rescale: test/" in capsys.readouterr().out
+    result = read(run / "results.json")["variations"][-1]
+    assert result["overrides"] == {"data.img_size": 12, "resize": "rescale"}
+    assert "rescale from 4 x 4 to 6 x 6" in result["resized"]
+    again = RunDir(run).standing("test", {**result, "sha256": 64 * "0"}).text.split("`")[1]
+    assert main(shlex.split(again)[1:]) == 0
+    assert read(run / "results.json")["variations"][-1] == result  # the command that is advised measures the same
     facts = (run / "data.json").rename(run / "facts.json")
     assert main(words) == 2
     assert capsys.readouterr().err.startswith(f"vitlab: {run} has no data.json: copy it")

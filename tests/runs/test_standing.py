@@ -115,6 +115,16 @@ def test_the_command_that_measures_again_is_that_of_the_split_and_the_variation(
     (stale,) = run.results["stale"]
     assert stale["why"].endswith(f"run `vitlab test {run.path} --model.pos_embed=none`")
     assert "variations" not in run.results
+    sentence = "positions: rescale from 4 x 4 to 8 x 8, norm of a position x 1.00"  # as it was once stored
+    for split, overrides, typed in (
+        ("test", {"data.fold": None, "data.subset": 0.5}, "--data.fold=null --data.subset=0.5"),
+        ("test", {"resize": sentence}, "--resize=rescale"),
+        ("test", {"resize": "positions: trained with A, the model has B", "model.lr": 1}, "--model.lr=1"),
+        ("test", {"resize": "interpolate", "no_antialias": True}, "--resize=interpolate --no_antialias"),
+        ("test with training images", {}, "--with_training_images"),
+    ):
+        run.update("results.json", variations=[{**old, "split": split, "overrides": overrides}])
+        assert run.results["stale"][0]["why"].endswith(f"run `vitlab test {run.path} {typed}`")
     saved(run, best=b"two")
     assert run.standing("val").text.endswith(f"run `vitlab validate {run.path}`")
 

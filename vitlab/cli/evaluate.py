@@ -13,6 +13,7 @@ from vitlab.config.options import POLICIES
 from vitlab.config.trust import add_trust
 from vitlab.errors import UsageError, printable
 from vitlab.lazy import quick_imports
+from vitlab.objects import as_yaml
 from vitlab.runs.directory import RunDir, find_directory, find_run
 from vitlab.runs.matching import is_there, matching
 from vitlab.tables import formatted, metrics_text
@@ -130,7 +131,7 @@ def _measure(command: "Command", run: RunDir, checkpoint: Path, line: str, rest:
         for sentence in found.sentences:
             sys.stderr.write(f"{printable(sentence)}\n") if options.form else say(sentence)
         text = metrics_text(found.values, split=found.split) or f"{run.path} logs no metrics on this split"
-        changed = " ".join(f"{key}={value}" for key, value in found.changes.items())
+        changed = " ".join(f"{key}={as_yaml(value)}" for key, value in found.changes.items())
         if options.form:
             row = {"run": str(run.path), "checkpoint": checkpoint.name, "split": found.split, **found.values}
             row |= {"recall": found.recall, "changes": found.changes}

@@ -2,14 +2,13 @@
 
 import argparse
 import json
-import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
 from vitlab.errors import UsageError, did_you_mean
-from vitlab.objects import written
+from vitlab.objects import as_yaml, written
 from vitlab.shipped import find_file
 from vitlab.tables import wrapped
 
@@ -182,22 +181,3 @@ def as_arguments(values: Mapping[str, Any] | None) -> list[str]:
     words = [f"--{key}={as_yaml(written(key, value, used))}" for key, value in (values or {}).items()]
     trust_classes(used)
     return words
-
-
-def as_yaml(value: Any, is_inside: bool = False) -> str:
-    """Return a value as a flag takes it; text inside of a list or mapping needs quotes.
-
-    >>> as_yaml(None), as_yaml("rope2d"), as_yaml({"scheduling": {"0": 2}})
-    ('null', 'rope2d', '{"scheduling": {"0": 2}}')
-    """
-    import yaml
-
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(str(key))}: {as_yaml(one, True)}" for key, one in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(as_yaml(one, True) for one in value)}]"
-    if isinstance(value, str) and not is_inside:
-        return value  # as it would be typed: a text flag takes "12" as text, and quotes as part of it
-    if isinstance(value, float) and not math.isfinite(value):
-        return yaml.safe_dump(value).split()[0]  # JSON's NaN and Infinity are text in YAML
-    return json.dumps(value, ensure_ascii=False)  # which is YAML too

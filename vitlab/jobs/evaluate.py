@@ -33,7 +33,7 @@ from vitlab.models.weights_file import check_readable
 from vitlab.runs.atomic import atomic_write
 from vitlab.runs.directory import RunDir
 from vitlab.runs.openings import note_opening
-from vitlab.runs.records import metrics_and_n
+from vitlab.runs.records import metrics_and_n, policy_in
 from vitlab.runs.shards import has_shards, read_checkpoint
 from vitlab.runs.standing import checksum
 from vitlab.tasks.base import Task
@@ -120,7 +120,8 @@ def evaluate(
             sentences = load_weights(cli.model.net, checkpoint, resize or "usual", antialias)
             load_outside(cli.model, checkpoint)
             moved = [sentence for sentence in sentences if sentence.startswith("positions")]
-            conditions |= {"resize": moved[-1]} if moved else {}
+            facts |= {"resized": moved[-1]} if moved else {}
+            conditions |= _way_to_resize(moved, antialias)
         elif checkpoint.suffix == ".safetensors":  # of a run whose checkpoints were deleted
             load_checkpoint(cli.model, checkpoint)
             if has_grid(cli.model):
@@ -146,6 +147,12 @@ def evaluate(
     unsaved = None if answers or not keep else _save(run, name, {**values, **seen, **recall, **facts}, table)
     told = sentences + trained.sentences(seen, len(table))
     return Measured(name, values, table, told, recall.get("recall", {}), conditions, unsaved)
+
+
+def _way_to_resize(sentences: Sequence[str], antialias: bool) -> dict[str, Any]:
+    """Return the flags that resample positions as the last sentence says; nothing if none were resampled."""
+    policy = policy_in(sentences[-1]) if sentences else None
+    return {"resize": policy, **({} if antialias else {"no_antialias": True})} if policy else {}
 
 
 def _can_change_result(key: str) -> bool:

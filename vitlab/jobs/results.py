@@ -9,10 +9,11 @@ from typing import Any
 import yaml
 
 from vitlab.class_paths import choice_text
-from vitlab.config.arguments import as_yaml, config_paths
+from vitlab.config.arguments import config_paths
 from vitlab.config.keys import class_and_arguments, key_of
 from vitlab.errors import UsageError
 from vitlab.models.sizes import PUBLISHED
+from vitlab.objects import as_yaml
 from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import read_manifest
 from vitlab.runs.records import Record

@@ -13,11 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.errors import UsageError, did_you_mean
+from vitlab.objects import as_yaml
 from vitlab.runs.atomic import write_json, write_text
 from vitlab.runs.fence import Fence, RunGone
 from vitlab.runs.manifest import check_whole, first_whole
 from vitlab.runs.matching import is_there
-from vitlab.runs.records import RECORDS, DataFacts, ModelFacts, Record, Results, read_json, read_record
+from vitlab.runs.records import (
+    RECORDS,
+    DataFacts,
+    ModelFacts,
+    Record,
+    Results,
+    read_json,
+    read_record,
+    with_policy,
+)
 from vitlab.runs.standing import Standing, standing
 from vitlab.shipped import find_weights
 
@@ -154,7 +164,10 @@ class RunDir:
     @property
     def stored(self) -> Results:
         """The content of ``results.json``, whichever checkpoint it was measured with; empty if there is none."""
-        return read_record(self.path / "results.json", Results)
+        found = read_record(self.path / "results.json", Results)
+        if "variations" in found:
+            found["variations"] = [with_policy(one) for one in found["variations"]]
+        return found
 
     @property
     def results(self) -> Results:
@@ -190,9 +203,10 @@ class RunDir:
             'current'
         """
         result = dict(self.stored).get(split) if result is None else result  # type: ignore[assignment]
-        words = [f"--{key}={value}" for key, value in (result or {}).get("overrides", {}).items()]
+        flags = [_flag(key, value) for key, value in (result or {}).get("overrides", {}).items()]
+        flags += [] if split in ("val", "test") else ["--with_training_images"]
         command = "validate" if split.startswith("val") else "test"
-        return self._compared(result or {}, " ".join(["vitlab", command, self.typed, *map(shlex.quote, words)]), read)
+        return self._compared(result or {}, " ".join(["vitlab", command, self.typed, *map(shlex.quote, flags)]), read)
 
     def _compared(self, result: Mapping[str, Any], again: str, read: bool = True) -> Standing:
         """Compare what was stored with a checkpoint's checksum to the present weights."""
@@ -291,6 +305,11 @@ class RunDir:
         """Return the rows of metrics.jsonl, without a last line that a crash truncated."""
         lines = self.metrics.read_text().splitlines() if is_there(self.metrics) else []
         return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def _flag(key: str, value: Any) -> str:
+    """Return what was changed for a measurement as it is typed."""
+    return "--no_antialias" if key == "no_antialias" else f"--{key}={as_yaml(value)}"
 
 
 def _step_of(line: bytes) -> float:

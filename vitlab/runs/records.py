@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -110,6 +111,33 @@ def metrics_and_n(result: Mapping[str, Any]) -> dict[str, float]:
         {'acc1': 0.5, 'n': 288.0}
     """
     return split_metrics(result) | ({"n": result["n"]} if "n" in result else {})
+
+
+def with_policy(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a result whose ``resize`` is a policy, as typed; it was once a sentence, which is ``resized`` now.
+
+    Example:
+        >>> old = {"overrides": {"data.img_size": 16, "resize": "positions: rescale from 4 x 4 to 8 x 8"}}
+        >>> with_policy(old)["overrides"], with_policy(old)["resized"]
+        ({'data.img_size': 16, 'resize': 'rescale'}, 'positions: rescale from 4 x 4 to 8 x 8')
+    """
+    overrides = dict(result.get("overrides") or {})
+    if not (sentence := str(overrides.get("resize", ""))).startswith("positions: "):
+        return dict(result)
+    del overrides["resize"]
+    overrides |= {"resize": policy} if (policy := policy_in(sentence)) else {}
+    return {**result, "overrides": overrides, "resized": sentence}
+
+
+def policy_in(sentence: str) -> str | None:
+    """Return the policy that a sentence says positions were resized with.
+
+    Example:
+        >>> policy_in("positions: rescale from 4 x 4 to 8 x 8")
+        'rescale'
+    """
+    found = re.match(r"positions: (\w+) from \d", sentence)
+    return found[1] if found else None
 
 
 class SplitFacts(TypedDict):
