@@ -2,6 +2,8 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,8 @@ from PIL import Image
 
 from vitlab.cli.main import main
 from vitlab.config.environment import idle_variables, with_environment
+from vitlab.jobs.train.close import divergence
+from vitlab.tasks import Classifier
 
 TINY = ["--model=Classifier", "--model.patch_size=4", "--model.embed_dim=8", "--model.depth=1", "--model.num_heads=2"]
 FIT = ["fit", *TINY, "--data=Digits", "--data.subset=0.2", "--trainer.accelerator=cpu", "--trainer.max_epochs=1"]
@@ -185,6 +189,29 @@ def test_an_exploding_loss_is_remarked_on(capsys):
     assert "against 2.3 of guessing; model.lr=20 may be too large" in out
     assert main([*FIT, *short, "--name=calm"]) == 0
     assert "exploded" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["val/loss", "train/loss"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"loss": "bce"},
+        {"loss": "bce", "targets": {"kind": "multilabel"}, "label_smoothing": 0.0},
+        {"class_weights": [1.0] * 11 + [9.0]},
+    ],
+    ids=str,
+)
+def test_an_exploded_loss_is_compared_with_that_of_equal_logits(arguments, name):
+    size = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 1}
+    task = Classifier(num_classes=12, **size, **arguments)
+    labels = torch.eye(12) if "targets" in arguments else torch.arange(12)
+    loss = (task.eval_loss if name == "val/loss" else task.train_loss)(torch.zeros(12, 12), labels)
+    rows = [{name: 50.0}, {name: 999.0}]
+    job: Any = SimpleNamespace(task=task, data=SimpleNamespace(num_classes=12), run=SimpleNamespace(rows=lambda: rows))
+    weighted = "class_weights" in arguments and name == "train/loss"  # which depends on the images
+    against = "50 of the start" if weighted else f"{loss:.3g} of guessing"
+    assert divergence(job)[0].startswith(f"note  the loss exploded: {name} 999 against {against}")
 
 
 def test_a_run_takes_its_values_from_the_environment(monkeypatch, capsys):

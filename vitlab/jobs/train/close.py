@@ -95,10 +95,23 @@ def divergence(job: Job) -> list[str]:
     name = next((name for name in ("val/loss", "train/loss") if any(name in row for row in rows)), "")
     if not (losses := [row[name] for row in rows if name in row]):
         return []
-    classes = getattr(job.data, "num_classes", 0) if isinstance(job.task, Classifier) else 0
-    first, what = (math.log(classes), "guessing") if classes > 1 else (losses[0], "the start")
+    guess = _loss_of_guessing(job, name)
+    first, what = (losses[0], "the start") if guess is None else (guess, "guessing")
     if losses[-1] <= FAR * max(first, 0.1) and math.isfinite(losses[-1]):
         return []
     lr = recipe(job.task).get("lr")
     way_out = f"; model.lr={lr:g} may be too large" if isinstance(lr, int | float) else ""
     return [f"note  the loss exploded: {name} {losses[-1]:.4g} against {first:.3g} of {what}{way_out}"]
+
+
+def _loss_of_guessing(job: Job, name: str) -> float | None:
+    """Return the loss of a network whose logits are all 0; None where that depends on the images or is not known."""
+    task, classes = job.task, getattr(job.data, "num_classes", 0)
+    if not isinstance(task, Classifier):
+        return None
+    in_training = name == "train/loss"
+    if in_training and (task.loss_weights is not None or type(task).train_loss is not Classifier.train_loss):
+        return None
+    if task.kind == "multilabel" or (in_training and task.hparams["loss"] == "bce"):
+        return math.log(2)  # of each label, whatever their number and the smoothing
+    return math.log(classes) if classes > 1 else None
