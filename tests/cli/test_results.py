@@ -124,6 +124,17 @@ def test_a_run_without_a_result_is_refused_in_one_line(tmp_path, capsys, write, 
     assert message in error and error.count("\n") == 1
 
 
+def test_a_run_that_was_tested_for_something_else_is_not_sent_to_the_test_again(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = RunDir(make_run(Path("runs/a"), 0, 0.9))
+    for result, names in (({"loss": 0.3, "mae": 1.5, "n": 8.0}, "loss, mae"), ({"checkpoint": "best.ckpt"}, "nothing")):
+        run.update("results.json", test=result)
+        for words in (["results"], ["results", "a"]):
+            assert main(words) == 2
+            error = capsys.readouterr().err
+            assert f": its test measured {names}, see `vitlab runs show runs/a`" in error and "vitlab test" not in error
+
+
 def test_records_are_kept_in_a_file_that_can_be_read_again(tmp_path, capsys) -> None:
     assert main(["results", make_run(tmp_path / "a", 0, 0.9), "--keep", str(tmp_path / "a.json")]) == 2
     assert "`--keep` must end with .jsonl" in capsys.readouterr().err and not (tmp_path / "a.json").exists()

@@ -8,7 +8,7 @@ from typing import Any
 
 from vitlab.config.arguments import CommandParser, add_formats
 from vitlab.errors import UsageError, printable
-from vitlab.jobs.results import check_record, markdown, record, rows_in_full
+from vitlab.jobs.results import check_record, markdown, record, rows_in_full, without_accuracy
 from vitlab.runs.atomic import write_text
 from vitlab.runs.directory import RUNS, RunDir, all_runs, find_directory
 from vitlab.tables import formatted, marks, replace_section
@@ -51,8 +51,9 @@ def _tested() -> list[dict[str, Any]]:
     for path, text in stale.items() if found else ():
         sys.stderr.write(printable(f"left out {path}: its test result was {text}") + "\n")
     if not found:
+        others = next((f"; {run.path}{text}" for run in runs if (text := without_accuracy(run))), None)
         first = next((f"; the test result of {path} was {text}" for path, text in stale.items()), None)
-        way_on = first or "; run `vitlab test RUN` first"
+        way_on = first or others or "; run `vitlab test RUN` first"
         raise UsageError(f"no run in {RUNS}/ has an accuracy on its test split{way_on}")
     return [_told(run) for run in found]
 

@@ -16,7 +16,7 @@ from vitlab.models.sizes import PUBLISHED
 from vitlab.objects import as_yaml
 from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import read_manifest
-from vitlab.runs.records import Record
+from vitlab.runs.records import Record, split_metrics
 from vitlab.shipped import as_typed
 from vitlab.tables import table
 
@@ -44,7 +44,8 @@ def record(run: RunDir) -> dict[str, Any]:
     if "acc1" not in measured:
         if (now := run.standing("test")).is_stale:
             raise UsageError(f"{run.path}: its test result was {now.text}")
-        raise UsageError(f"{run.path} has no accuracy on its test split; run `vitlab test {run.typed}` first")
+        why = without_accuracy(run) or f"; run `vitlab test {run.typed}` first"
+        raise UsageError(f"{run.path} has no accuracy on its test split{why}")
     facts, model, data = run.record, run.model, run.data
     splits: dict[str, Any] = dict(data.get("splits") or {})  # unknown of data that are not vitlab's
     config = yaml.safe_load(run.config.read_text())
@@ -67,6 +68,20 @@ def record(run: RunDir) -> dict[str, Any]:
         "hardware": f"{facts['world_size']} x {facts['devices'][0]}",
         "commit": f"{(facts['commit'] or 'unknown')[:7]}{'+' if facts['dirty'] else ''}",
     }
+
+
+def without_accuracy(run: RunDir) -> str:
+    """Return what a test measured in place of an accuracy, and what shows it; empty if there was no test.
+
+    Example:
+        >>> without_accuracy(RunDir("runs/first"))
+        ''
+    """
+    found = run.measured("test")
+    if not found or "acc1" in found:
+        return ""
+    names = ", ".join(split_metrics(found)) or "nothing"
+    return f": its test measured {names}, see `vitlab runs show {run.typed}`"
 
 
 def _epochs(run: RunDir, planned: int) -> int | str:
