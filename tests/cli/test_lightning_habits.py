@@ -253,7 +253,7 @@ def test_a_configuration_and_a_checkpoint_are_measured_like_their_run(capsys):
     Path("mine.yaml").write_text(Path("mine.yaml").read_text().replace("embed_dim: 8", "embed_dim: 16"))
     for words, answer in (
         (["--config=mine.yaml", f"--ckpt_path={kept}"], "kept.ckpt does not fit the network of the configuration: "),
-        ([f"--ckpt_path={kept}"], "is not in a run directory"),
+        ([f"--ckpt_path={kept}"], "; give its configuration too: --config FILE --ckpt_path FILE"),
         (["--config=mine.yaml"], "give a RUN, or --config FILE with --ckpt_path FILE"),
         (["a", "--config=mine.yaml"], "and no RUN"),
         (["--config=mine.yaml", "--ckpt_path=gone"], "there is no file gone"),

@@ -3,6 +3,7 @@ import shlex
 import pytest
 
 from vitlab.config.options import FitOptions
+from vitlab.cli.main import main
 from vitlab.errors import UsageError
 from vitlab.run import Run
 from vitlab.runs.atomic import atomic_write, write_text
@@ -94,3 +95,10 @@ def test_rows_whose_file_is_removed_before_they_are_cut_do_not_come_back(tmp_pat
     run.drop_later_rows(24, 2)
     run.append_row({"step": 3})
     assert [row["step"] for row in run.rows()] == [1, 2, 3]
+
+
+def test_a_checkpoint_outside_of_a_run_is_refused_with_flags_that_the_command_has(tmp_path, capsys):
+    (tmp_path / "kept.ckpt").write_bytes(b"x")
+    for command, way_out in (("test", "--config FILE --ckpt_path FILE"), ("export --to=timm", "RUN/checkpoints/ beside RUN/")):
+        assert main([*command.split(), str(tmp_path / "kept.ckpt")]) == 2
+        assert way_out in (told := capsys.readouterr().err) and ("--ckpt_path" in told) == (command == "test")

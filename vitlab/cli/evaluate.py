@@ -96,7 +96,8 @@ def chosen_checkpoint(options: argparse.Namespace) -> Iterator[tuple[RunDir, Pat
     if run is None and file is None:
         raise UsageError("give a RUN, or --config FILE with --ckpt_path FILE")
     if config is None:
-        directory, checkpoint = find_run(run or file)
+        way_out = "give its configuration too: --config FILE --ckpt_path FILE"
+        directory, checkpoint = find_run(run or file, way_out)
         if run and file:
             _, checkpoint = find_run(f"{directory.checkpoints / file.removesuffix('.ckpt')}.ckpt")
         yield directory, checkpoint, f"run   {directory.path} ({checkpoint.name})"

@@ -38,6 +38,7 @@ OWN = {  # what vitlab and the loggers write into a run directory
     *("metrics.jsonl", "train.log", "done.json", "checkpoints", "weights", "predictions", "analysis", "look.html"),
     *("wandb", "lightning_logs", "export", "trained_on.npy", "parts.py", "openings.jsonl", "moments"),
 }
+TO_A_RUN = "put it into a run, RUN/checkpoints/ beside RUN/config.yaml"  # a checkpoint
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -321,8 +322,12 @@ def _step_of(line: bytes) -> float:
     return step if isinstance(step, int | float) else -1
 
 
-def find_run(text: str) -> tuple[RunDir, Path]:
+def find_run(text: str, way_out: str = TO_A_RUN) -> tuple[RunDir, Path]:
     """Return the run and the checkpoint that a run directory, its name, a checkpoint, or ``last`` names.
+
+    Args:
+        text: Which.
+        way_out: What to do with a checkpoint that is in no run, for the message.
 
     Raises:
         UsageError: There is no such run or checkpoint.
@@ -336,8 +341,7 @@ def find_run(text: str) -> tuple[RunDir, Path]:
     if path.is_file():
         run = RunDir(path.parent.parent)
         if not run.config.is_file():
-            way_on = "give its configuration too: --config FILE --ckpt_path FILE"
-            raise UsageError(f"{path} is not in a run directory: there is no {run.config}; {way_on}")
+            raise UsageError(f"{path} is not in a run directory: there is no {run.config}; {way_out}")
         check_whole(path)
         return run, path
     run = find_directory(text)
