@@ -109,7 +109,11 @@ def test_numbers_of_replaced_weights_are_left_out_and_unverified_ones_are_marked
     assert "test.acc1" not in shown and "measured before it went on" in shown["test.note"]
     assert main(["runs", "list", "a"]) == 0
     out = capsys.readouterr().out
-    assert "stale" in out and "0.75" not in out
+    assert "stale" in out and "0.75" not in out and "`vitlab test RUN` measures again" in out
+    digest = RunDir("runs/a").stored["test"]["sha256"]
+    RunDir("runs/a").write("results.json", {"val": {"acc1": 0.5, "checkpoint": "best.ckpt", "sha256": digest}})
+    assert main(["runs", "list", "a"]) == 0
+    assert "`vitlab validate RUN` measures again" in (out := capsys.readouterr().out) and "vitlab test" not in out
 
 
 def test_csv_and_json_have_every_number_in_full(place, capsys):

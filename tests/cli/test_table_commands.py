@@ -45,6 +45,7 @@ def test_a_table_with_folds_and_empty_cells_is_trained_and_predicted(tmp_path, m
     assert main([*fit, *SMALL]) == 0
     told = capsys.readouterr()
     assert "3 empty targets do not count in loss and metrics" in told.out + told.err
+    assert "the test split has no image" in told.out and told.out.splitlines()[-1].startswith("next  vitlab validate ")
 
     words = [word for word in fit if word.startswith(("--model", "--data")) and "fold" not in word]
     assert cv == ["cv", "vit", *words]  # the next test goes through folds

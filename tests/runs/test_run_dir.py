@@ -99,6 +99,8 @@ def test_rows_whose_file_is_removed_before_they_are_cut_do_not_come_back(tmp_pat
 
 def test_a_checkpoint_outside_of_a_run_is_refused_with_flags_that_the_command_has(tmp_path, capsys):
     (tmp_path / "kept.ckpt").write_bytes(b"x")
-    for command, way_out in (("test", "--config FILE --ckpt_path FILE"), ("export --to=timm", "RUN/checkpoints/ beside RUN/")):
-        assert main([*command.split(), str(tmp_path / "kept.ckpt")]) == 2
-        assert way_out in (told := capsys.readouterr().err) and ("--ckpt_path" in told) == (command == "test")
+    flags, place = "--config FILE --ckpt_path FILE", "RUN/checkpoints/ beside RUN/config.yaml"
+    for words, way_out in ((["test"], flags), (["export", "--to=timm"], place)):
+        assert main([*words, str(tmp_path / "kept.ckpt")]) == 2
+        told = capsys.readouterr().err
+        assert [way for way in (flags, place) if way in told] == [way_out]

@@ -30,7 +30,7 @@ MARKS = {"other": "*", "unknown": "?", "stale": "stale"}
 NOTES = {
     "*": "measured with another checkpoint of the run than the one used now",
     "?": "not known whether the present checkpoint gave it; `vitlab runs show RUN` compares",
-    "stale": "measured before the run went on; `vitlab test RUN` measures again",
+    "stale": "measured before the run went on; {} measures again",
 }
 
 
@@ -90,9 +90,10 @@ def _list(options: argparse.Namespace) -> int:
     numbers = [i for i, name in enumerate(shown) if any(isinstance(row.get(name), float) for row in rows)]
     show(columns([list(shown), *cells], right=numbers))
     text = " ".join(cell for row in cells for cell in row if cell[-1:] in ("*", "?") or cell == "stale")
+    again = {_command(name) for row in cells for cell, name in zip(row, shown, strict=True) if cell == "stale"}
     for mark, meaning in NOTES.items():
         if mark in text:
-            show(f"{mark} {meaning}")
+            show(f"{mark} {meaning.format(' or '.join(sorted(again)))}")
     return 0
 
 
@@ -105,6 +106,11 @@ def _cell(row: Row, name: str) -> str:
     if name == "started":
         return str(value)[:16].replace("T", " ")
     return f"{_short(value)}{mark}"
+
+
+def _command(name: str) -> str:
+    """Return the command that measures a metric of a split."""
+    return f"`vitlab {'validate' if name.startswith('val.') else 'test'} RUN`"
 
 
 def _short(value: Any) -> str:

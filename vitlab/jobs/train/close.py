@@ -2,7 +2,9 @@
 
 import math
 
-from vitlab.data.base import protocol_of
+from lightning import LightningDataModule
+
+from vitlab.data.base import ImageData, protocol_of
 from vitlab.interface import fingerprint, recipe
 from vitlab.jobs.checkpoint import checkpoint_facts, save_weights
 from vitlab.jobs.terminal import say
@@ -76,7 +78,14 @@ def _close(job: Job, reached: Reached, seconds: float) -> None:
     minutes, rest = divmod(round(seconds), 60)
     say("\n".join(["", *lines, end]), wrap=True)
     say(f"took  {minutes}:{rest:02}\nrun   {job.run.path}")
-    say(f"next  vitlab test {job.run.typed}")
+    say(f"next  vitlab {'test' if _has_test(job.data) else 'validate'} {job.run.typed}")
+
+
+def _has_test(data: Any) -> bool:
+    """Return whether there are test images, which a column of folds leaves none."""
+    if isinstance(data, ImageData):
+        return len({**data.splits, **data.held_back}.get("test", ())) > 0
+    return type(data).test_dataloader is not LightningDataModule.test_dataloader
 
 
 def _never_validated(job: Job) -> str:
