@@ -16,6 +16,14 @@ GUESSES = [
     ([*T2T, "--optimizer=SGD"], "use --model.opt"),
     ([*T2T, "--model.optimizer=SGD"], "use --model.opt"),
     ([*T2T, "--ckpt_path", "last"], "use --resume RUN"),
+    ([*T2T, "--checkpoint", "last"], "a group of keys, such as --checkpoint.monitor; use --resume RUN"),
+    (["validate", "a", "--ckpt-path", "last"], "there is no argument `--ckpt-path`; use --ckpt_path"),
+    (["test", "a", "--checkpoint=last"], "a group of keys, such as --checkpoint.monitor; use --ckpt_path"),
+    (["validate", "a", "--resume", "b"], "there is no argument `--resume`; use RUN without a flag"),
+    (["test", "a", "--output_dir", "b"], "there is no argument `--output_dir`"),
+    (["analyze", "all", "a", "--output_dir", "b"], "there is no argument `--output_dir`; use --output"),
+    (["look", "a", "--overwrit"], 'there is no argument `--overwrit`; did you mean "overwrite"?'),
+    (["test", "a", "--seed=1"], "there is no argument `--seed`; use --seed_everything"),
     (["fit", "configs/t2t.yaml"], "`configs/t2t.yaml` needs its flag: --config configs/t2t.yaml"),
     (["train"], 'unknown command "train"; did you mean "fit"?'),
     (["run"], 'unknown command "run"; did you mean "runs"?'),
@@ -42,5 +50,5 @@ def test_a_common_guess_is_answered_with_vitlabs_name(words, answer, tmp_path, m
     assert main(words) == 2
     text = capsys.readouterr().err.strip()
     assert answer in text
-    assert "\n" not in text
+    assert "\n" not in text and ("--run_dir" not in text or words[0] == "fit")
     assert not (tmp_path / "runs").exists()

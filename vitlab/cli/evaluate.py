@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitlab.config.arguments import CommandParser, add_formats
+from vitlab.config.arguments import CommandParser, add_formats, refuse_flags_of_others
 from vitlab.config.options import POLICIES
 from vitlab.config.trust import add_trust
 from vitlab.errors import UsageError, printable
@@ -115,7 +115,9 @@ def chosen_checkpoint(options: argparse.Namespace) -> Iterator[tuple[RunDir, Pat
 
 
 def _main(command: "Command", argv: list[str]) -> int:
-    options, rest = _parser(command).parse_known_args(argv)
+    parser = _parser(command)
+    options, rest = parser.parse_known_args(argv)
+    refuse_flags_of_others(rest, parser)
     with chosen_checkpoint(options) as (run, checkpoint, line):
         return _measure(command, run, checkpoint, line, rest, options)
 

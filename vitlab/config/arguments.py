@@ -13,6 +13,8 @@ from vitlab.shipped import find_file
 from vitlab.tables import wrapped
 
 FLAGS = Path(__file__).with_name("flags.json")
+_GROUPS = {"trainer": "max_epochs", "checkpoint": "monitor"}  # of keys, with one of them
+_CONFIGURATION = ("model", "data", "trainer", "checkpoint", "seed_everything", "config", "print_config")
 
 
 def flags() -> dict[str, Any]:
@@ -122,6 +124,8 @@ def refuse_unknown(words: list[str]) -> None:
         key = word[2:].partition("=")[0].rstrip("+").replace(".init_args", "")
         group, *deeper = key.split(".")
         outer = [".".join([group, *deeper[:count]]) for count in range(1, len(deeper) + 1)]
+        if key in _GROUPS and word.startswith("--"):
+            _refuse_no_keys(key, words, suggest_argument(key, known))
         if not word.startswith("--") or not key or known & {key, *outer} or deeper[-1:] in (["help"], ["class_path"]):
             continue
         refuse_secrets({key: word.partition("=")[2] or "?"})
@@ -129,6 +133,37 @@ def refuse_unknown(words: list[str]) -> None:
             raise UsageError(f"there is no argument `--{key}`{suggest_argument(key, known)}")
         if deeper and not _names_own_classes(words):
             raise UsageError(f"there is no key `{key}`{suggest_argument(key, known)}")
+
+
+def refuse_flags_of_others(words: list[str], parser: argparse.ArgumentParser) -> None:
+    """Refuse the first argument that neither a command on a run nor a configuration has, before the heavy imports.
+
+    Args:
+        words: What the command's parser does not know.
+        parser: The command's parser.
+    """
+    from vitlab.config.guesses import FOR_A_RUN, suggest_argument
+
+    own = {flag[2:] for action in parser._actions for flag in action.option_strings if flag.startswith("--")}
+    names = {name: way for name, way in FOR_A_RUN.items() if way[:2] != "--" or way[2:] in own}
+    known = own | {key for key in flags()["keys"] if key.partition(".")[0] in _CONFIGURATION}
+    for word in words:
+        key = word[2:].partition("=")[0]
+        if not word.startswith("--") or not key:
+            continue
+        if key in _GROUPS:
+            _refuse_no_keys(key, words, suggest_argument(key, known, names))
+        elif key.partition(".")[0].rstrip("+") not in _CONFIGURATION:
+            same = key.replace("-", "_")
+            hint = f"; use --{same}" if same in own else suggest_argument(key, known, names)
+            raise UsageError(f"there is no argument `--{key}`{hint}")
+
+
+def _refuse_no_keys(group: str, words: list[str], hint: str) -> None:
+    """Refuse a group of keys that is given neither keys and values nor a file of them."""
+    for value in values_of(words, group):
+        if not value.lstrip().startswith("{") and not value.endswith((".yaml", ".yml", ".json")):
+            raise UsageError(f"`--{group}` is a group of keys, such as --{group}.{_GROUPS[group]}{hint}")
 
 
 def _names_own_classes(words: list[str]) -> bool:

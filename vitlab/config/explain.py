@@ -74,7 +74,7 @@ def _explain_value(message: str, outer: str) -> str | None:
 
 
 def _closest_key(key: str, known: set[str]) -> str:
-    if key in known:
+    if key in known and key.startswith(("model.", "data.")):
         return f": other classes of `{key.split('.')[0]}` have it, but not the selected one"
     return suggest_argument(key, known)
 

@@ -1,13 +1,11 @@
 """Names from other programs and their counterparts in vitlab, to suggest the right one."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from vitlab.errors import did_you_mean
 
-NAMES = {  # argument of other programs, without dashes: what to type instead
-    "ckpt_path": "--resume RUN",
-    "checkpoint": "--resume RUN",
+NAMES = {  # argument of other programs, without dashes: what to type instead, in every command
     "seed": "--seed_everything",
     "epochs": "--trainer.max_epochs",
     "batch": "--data.batch_size",
@@ -16,8 +14,13 @@ NAMES = {  # argument of other programs, without dashes: what to type instead
     "wd": "--model.weight_decay",
     "workers": "--data.num_workers",
     "gpus": "--trainer.devices",
-    "output_dir": "--run_dir",
     "dataset": "--data",
+}
+FOR_FIT = {"ckpt_path": "--resume RUN", "checkpoint": "--resume RUN", "output_dir": "--run_dir"}
+FOR_A_RUN = {  # of the commands that take one
+    **dict.fromkeys(("resume", "run", "run_dir", "name"), "RUN without a flag"),
+    "checkpoint": "--ckpt_path",
+    "output_dir": "--output",
 }
 COMMANDS = {
     "train": "fit",
@@ -48,8 +51,13 @@ VALUES = {  # what other programs call a value of trainer.precision: its name in
 _GROUPS = ("model", "data", "trainer", "checkpoint")
 
 
-def suggest_argument(key: str, known: Iterable[str]) -> str:
+def suggest_argument(key: str, known: Iterable[str], names: Mapping[str, str] = FOR_FIT) -> str:
     """Return a hint on what to type in place of an unknown argument, never that argument itself.
+
+    Args:
+        key: The argument, without dashes.
+        known: Every argument of the command.
+        names: Names of other programs for what the command alone has, and what to type instead.
 
     >>> suggest_argument("lr", ["model.lr", "model.depth"])
     '; did you mean "model.lr"?'
@@ -58,8 +66,9 @@ def suggest_argument(key: str, known: Iterable[str]) -> str:
     """
     name, choices = key.replace("-", "_"), {k for k in known if k != key}
     group, _, last = name.rpartition(".")
-    if last in NAMES and group in ("", NAMES[last][2:].partition(".")[0]):
-        return f"; use {NAMES[last]}"
+    theirs = {**NAMES, **names}
+    if last in theirs and group in ("", theirs[last][2:].partition(".")[0]):
+        return f"; use {theirs[last]}"
     same = [k for k in choices if k.rpartition(".")[2] == last]
     for before in (group, *_GROUPS) if not group or group in _GROUPS else (group,):
         if (found := f"{before}.{last}") in same:
