@@ -25,6 +25,18 @@ def test_ablations_are_listed_and_compared_by_their_reports(tmp_path, monkeypatc
         with pytest.raises(UsageError, match="vitlab ablate"):
             main([word, *(["mine"] if word == "compare" else [])])
     place = tmp_path / "runs/ablations/mine"
+    for name, answer in (
+        ("mine", 'there is no ablation, file or folder "mine"'),
+        ("position_embeddings/probe", "`vitlab ablate report position_embeddings/probe`"),
+    ):
+        with pytest.raises(UsageError, match=answer):
+            main(["compare", name])
+    place.mkdir(parents=True)
+    with pytest.raises(UsageError, match="mine has no report: `vitlab ablate report FILE`"):  # which may lie anywhere
+        main(["compare", "mine"])
+    (place / "cv.yaml").touch()
+    with pytest.raises(UsageError, match=r"`vitlab ablate report runs/ablations/mine/cv\.yaml`"):
+        main(["compare", "mine"])
     (place / "none/s0-1").mkdir(parents=True)
     (place / "none/s0-1/done.json").write_text(json.dumps({"ended": "2026-01-02"}))
     (place / "report").mkdir()
@@ -38,6 +50,8 @@ def test_ablations_are_listed_and_compared_by_their_reports(tmp_path, monkeypatc
     other = str(PUBLISHED / "tokenizers/results/digits")
     assert main(["compare", "mine", other]) == 0
     page = capsys.readouterr().out
+    read_ablation(str(PUBLISHED / "position_embeddings/probe.yaml")).directory.symlink_to(place)
+    assert main(["compare", "position_embeddings/probe"]) == 0 and "learned" in capsys.readouterr().out
     assert "| mine | learned | 3/3 | 0.9853 | 0.9351 to 1.0000 | 0.7442 | 0.0017 | higher |" in page
     assert "not tested against each other" in page and f"| {other} |" in page and "## Claims" in page
     means = [float(row.split("|")[4]) for row in page.split("## acc1\n")[1].split("\n## ")[0].splitlines()[3:] if row]

@@ -2,8 +2,8 @@ import shlex
 
 import pytest
 
-from vitlab.config.options import FitOptions
 from vitlab.cli.main import main
+from vitlab.config.options import FitOptions
 from vitlab.errors import UsageError
 from vitlab.run import Run
 from vitlab.runs.atomic import atomic_write, write_text

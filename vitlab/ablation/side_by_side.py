@@ -1,6 +1,7 @@
 """List the ablations, and compare several side by side."""
 
 import csv
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from vitlab.ablation.lab import exported
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RUNS
 from vitlab.runs.records import read_json
+from vitlab.shipped import find_shipped
 from vitlab.tables import columns, table
 
 CAUTION = "Arms of different ablations are not tested against each other: images, steps or code may differ."
@@ -109,16 +111,26 @@ def _read_rows(name: str) -> list[dict[str, str]]:
     folders = [Path(name), Path(name) / "report", RUNS / "ablations" / name / "report"]
     if Path(name).is_file():
         folders = [(exported(Path(name)) or spec.read_ablation(name).directory) / "report"]
+    elif shipped := find_shipped(name, "experiments"):
+        folders.append(spec.read_ablation(str(shipped)).directory / "report")
     found = next((folder / "summary.csv" for folder in folders if (folder / "summary.csv").is_file()), None)
     if not found:
-        raise UsageError(
-            f"{name} has no report: `vitlab ablate report {name}` writes it; `vitlab ablate list` lists all ablations"
-        )
+        raise UsageError(f"{_without_report(name)}; `vitlab ablate list` lists all ablations")
     with found.open() as file:
         rows = list(csv.DictReader(file))
     if lost := [key for key in ("kind", "metric", "mean") if rows and key not in rows[0]]:
         raise UsageError(f"{found} is not of `vitlab ablate report`: it has no column `{lost[0]}`")
     return rows
+
+
+def _without_report(name: str) -> str:
+    """Return what to do about an ablation that has no report: its file writes one, if there is such an ablation."""
+    places = [place for place in (Path(name), RUNS / "ablations" / name) if place.is_dir()]
+    files = [file for place in places for file in (place / "cv.yaml", place / "ablation.yaml") if file.is_file()]
+    if not places and not Path(name).is_file() and not find_shipped(name, "experiments"):
+        return f'there is no ablation, file or folder "{name}"'
+    file = str(files[0]) if files else "FILE" if places else name
+    return f"{name} has no report: `vitlab ablate report {shlex.quote(file)}` writes it"
 
 
 def _tested(row: dict[str, str]) -> str:
