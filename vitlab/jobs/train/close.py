@@ -1,6 +1,7 @@
 """Close a finished run: write weights and results, print the last lines."""
 
 import math
+from typing import Any
 
 from lightning import LightningDataModule
 
