@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-__all__ = ["describe_groups", "param_groups", "part_of", "slow_earlier_blocks", "warmed_up"]
+__all__ = ["describe_groups", "param_groups", "slow_earlier_blocks", "warmed_up"]
 ScheduleName = Literal["cosine", "linear", "constant", "step", "wsd"]
 
 
@@ -98,17 +98,6 @@ def describe_groups(
                 {"name": name, "shape": shape, "weight_decay": group["weight_decay"], "lr_scale": scale, **block}
             )
     return rows
-
-
-def part_of(name: str) -> str:
-    """Return the part of the network that a parameter of :func:`describe_groups` belongs to.
-
-    The ``student`` of self-distillation is a network, too; its projection head counts as the head.
-
-    >>> part_of("blocks.0.mlp.fc1.weight"), part_of("student.pos_embed.weight"), part_of("head.prototypes")
-    ('blocks', 'pos_embed', 'head')
-    """
-    return name.removeprefix("student.").partition(".")[0]
 
 
 def slow_earlier_blocks(optimizer: Optimizer, net: Any, layer_decay: float) -> None:

@@ -13,7 +13,7 @@ from vitlab.config.options import Policy
 from vitlab.errors import UsageError
 from vitlab.runs.choose import export_path
 from vitlab.runs.directory import find_directory, find_run
-from vitlab.runs.lock import status_of
+from vitlab.runs.lock import run_status
 from vitlab.runs.records import Record, Results
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Run:
     @property
     def status(self) -> str:
         """``running``, ``done``, ``preempted``, ``failed``, or ``killed`` where no process trains any more."""
-        return status_of(self._directory, self.record)
+        return run_status(self._directory, self.record)
 
     @property
     def checkpoint(self) -> Path:

@@ -92,7 +92,7 @@ def _of_run(run: RunDir, what: What, kept: dict[str, str]) -> list[Item]:
         return [Item(run, run.path, "the whole run", named=found)]
     left = [path for pattern in _LEFT for path in run.path.glob(pattern) if path.is_file()]
     items = [Item(run, path, "left by an interrupted write") for path in dict.fromkeys(left)]
-    is_done = lock.status_of(run, run.record) == "done"
+    is_done = lock.run_status(run, run.record) == "done"
     if what == "checkpoints" and not (is_done and matching(run.weights, "*.safetensors")):
         kept[str(run.path)] = "its last weights are in its checkpoints alone; --what=runs removes it"
     elif what == "checkpoints":

@@ -115,10 +115,7 @@ def evaluate(
         cli = VitlabCLI(evaluation_args(run, arguments, alone), [predictions, console], default_root_dir=str(run.path))
         check_in_own_units(cli.model, checkpoint)
         if resize or _has_moved(cli.model, run):  # Lightning cannot resize
-            _check_grid(cli.model)
-            cli.datamodule.load_state_dict(dict(run.data))
-            sentences = load_weights(cli.model.net, checkpoint, resize or "usual", antialias)
-            load_outside(cli.model, checkpoint)
+            sentences = _load_resized(cli, run, checkpoint, resize, antialias)
             moved = [sentence for sentence in sentences if sentence.startswith("positions")]
             facts |= {"resized": moved[-1]} if moved else {}
             conditions |= _way_to_resize(moved, antialias)
@@ -147,6 +144,15 @@ def evaluate(
     unsaved = None if answers or not keep else _save(run, name, {**values, **seen, **recall, **facts}, table)
     told = sentences + trained.sentences(seen, len(table))
     return Measured(name, values, table, told, recall.get("recall", {}), conditions, unsaved)
+
+
+def _load_resized(cli: VitlabCLI, run: RunDir, checkpoint: Path, resize: Policy | None, antialias: bool) -> list[str]:
+    """Load weights into the network of another grid, and the state of the data; return what was done."""
+    _check_grid(cli.model)
+    cli.datamodule.load_state_dict(dict(run.data))
+    sentences = load_weights(cli.model.net, checkpoint, resize or "usual", antialias)
+    load_outside(cli.model, checkpoint)
+    return sentences
 
 
 def _way_to_resize(sentences: Sequence[str], antialias: bool) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from vitlab.config.keys import differing_keys, dotted, flatten, flatten_with_cla
 from vitlab.errors import UsageError, did_you_mean, megabytes, one_line
 from vitlab.jobs.results import command_of
 from vitlab.runs.directory import RunDir, find_directory, some_runs
-from vitlab.runs.lock import status_of
+from vitlab.runs.lock import run_status
 from vitlab.runs.manifest import read_manifest
 from vitlab.runs.records import metrics_and_n, split_metrics
 from vitlab.shipped import as_typed
@@ -206,7 +206,7 @@ def _order(value: Any) -> tuple[int, float, str]:
 def run_facts(run: RunDir, asked: Sequence[str] = ()) -> Row:
     """Return the facts of a run by name; those of network and configuration only where they are ``asked`` for."""
     record: dict[str, Any] = dict(run.record)
-    row: Row = {"run": run.path.name, "path": str(run.path), "status": status_of(run, record)}
+    row: Row = {"run": run.path.name, "path": str(run.path), "status": run_status(run, record)}
     row |= {name: record[name] for name in RECORD if name in record}
     row["config"] = "+".join(Path(as_typed(name)).stem for name in record.get("configs") or [])
     overrides = run.path / "overrides.yaml"
@@ -311,7 +311,7 @@ def about(run: RunDir) -> dict[str, Row]:
     )
     ending = record.get("ending") or {}
     found: dict[str, Row] = {
-        "run": {"status": status_of(run, record), "ending": ending.get("text"), "command": command},
+        "run": {"status": run_status(run, record), "ending": ending.get("text"), "command": command},
         "code": {name: record.get(name) for name in _CODE},
         "machine": {name: record.get(name) for name in _MACHINE},
         "data": flatten(run.read("data.json")),

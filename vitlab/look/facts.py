@@ -18,7 +18,7 @@ from vitlab.data.files.splits import SplitName
 from vitlab.look.analysis_page import as_html
 from vitlab.look.charts import confusions_table, line_chart, matrix_chart
 from vitlab.runs.directory import RunDir
-from vitlab.runs.lock import status_of
+from vitlab.runs.lock import run_status
 from vitlab.runs.manifest import read_manifest
 from vitlab.runs.records import split_metrics
 from vitlab.runs.same_images import Facts, same_images
@@ -81,7 +81,7 @@ def environment(run: RunDir) -> list[tuple[str, str]]:
     record: dict[str, Any] = dict(run.record)
     names = ("status", "ending", "started", "ended", "host", "devices", "python", "commit", "dirty", "seed", "steps")
     if "status" in record:
-        record["status"] = status_of(run, record)
+        record["status"] = run_status(run, record)
     rows = [(name, record[name]) for name in names if record.get(name) not in (None, "")]
     rows += [(f"version of {name}", version) for name, version in (record.get("versions") or {}).items()]
     return [(name, value["text"] if name == "ending" else str(value)) for name, value in rows]
@@ -134,7 +134,7 @@ def first_words(run: RunDir) -> list[str]:
     """
     record: dict[str, Any] = dict(run.record)
     ending = record.get("ending") or {}
-    words = [f"{status_of(run, record)}{': ' if ending else ''}{ending['text'] if ending else ''}"]
+    words = [f"{run_status(run, record)}{': ' if ending else ''}{ending['text'] if ending else ''}"]
     content = yaml.safe_load(run.config.read_text()) if run.config.is_file() else {}
     (model, args), (data, _) = (class_and_arguments(content, part) for part in ("model", "data"))
     size = run.read("model.json").get("parameters")

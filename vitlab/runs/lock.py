@@ -218,7 +218,7 @@ def is_alive(path: Path) -> bool:
         os.close(fd)
 
 
-def status_of(run: RunDir, record: Mapping[str, Any]) -> str:
+def run_status(run: RunDir, record: Mapping[str, Any]) -> str:
     """Return the status of a run; ``killed`` if it says that it runs, and no process holds its lock."""
     status = str(record.get("status", "unknown"))
     return "killed" if status == "running" and not is_running_in(run) else status

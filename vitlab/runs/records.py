@@ -43,7 +43,7 @@ class Record(TypedDict, total=False):
         'done'
     """
 
-    status: str  # running, done, failed or preempted; see vitlab.runs.lock.status_of
+    status: str  # running, done, failed or preempted; see vitlab.runs.lock.run_status
     attempts: int
     argv: list[str]  # of the last attempt
     configs: list[str]  # config files of the first attempt
@@ -138,6 +138,18 @@ def policy_in(sentence: str) -> str | None:
     """
     found = re.match(r"positions: (\w+) from \d", sentence)
     return found[1] if found else None
+
+
+def part_of(name: str) -> str:
+    """Return the part of the network that a parameter of ``param_groups.json`` belongs to.
+
+    The ``student`` of self-distillation is a network, too; its projection head counts as the head.
+
+    Example:
+        >>> part_of("blocks.0.mlp.fc1.weight"), part_of("student.pos_embed.weight"), part_of("head.prototypes")
+        ('blocks', 'pos_embed', 'head')
+    """
+    return name.removeprefix("student.").partition(".")[0]
 
 
 class SplitFacts(TypedDict):

@@ -10,8 +10,8 @@ from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.class_paths import choice_text
 from vitlab.config.keys import class_and_arguments
-from vitlab.optim import part_of
 from vitlab.runs.directory import RunDir
+from vitlab.runs.records import part_of
 
 if TYPE_CHECKING:
     from vitlab.ablation.inference.measured import CellResults
@@ -65,7 +65,7 @@ def _trained(arm: Resolved, run: RunDir) -> dict[str, float]:
 def fair_facts(arm: Resolved) -> dict[str, Any]:
     """Return the facts that match between the arms of a fair comparison, apart from what is compared.
 
-    Parts are those of :func:`vitlab.optim.part_of`.
+    Parts are those of :func:`vitlab.runs.records.part_of`.
     """
     found: dict[str, Any] = {"parameters": arm.model.get("parameters"), "flops": arm.model.get("flops")}
     found["tokens"] = arm.model.get("tokens")

@@ -33,7 +33,7 @@ from vitlab.jobs.train.job import GIVEN, Job
 from vitlab.jobs.train.wandb import finish_run
 from vitlab.layers.precision import float32_precision
 from vitlab.notebook import PARTS_FILE, names_in, source_of
-from vitlab.optim import describe_groups, part_of
+from vitlab.optim import describe_groups
 from vitlab.runs.atomic import atomic_write
 from vitlab.runs.directory import RunDir
 from vitlab.runs.guard import Guard, enter, others_of
@@ -41,7 +41,7 @@ from vitlab.runs.launch import announce_run, join_group_store
 from vitlab.runs.lock import is_leader, prepare
 from vitlab.runs.machine import cpu_name, git, installed_versions, uncommitted_code
 from vitlab.runs.manifest import read_manifest
-from vitlab.runs.records import now_utc
+from vitlab.runs.records import now_utc, part_of
 from vitlab.tasks.base import Task
 
 PACKAGES = ("vitlab", "torch", "torchvision", "lightning", "torchmetrics", "timm", "numpy", "jsonargparse", "wandb")
