@@ -1,5 +1,6 @@
-"""The report reads tables of `faithfulness` of several fillings, and those of before, of the mean color alone."""
+"""The report reads tables of analyses: those of before, several lines, and names that look like numbers."""
 
+from io import StringIO
 from types import SimpleNamespace
 
 import pandas as pd
@@ -46,6 +47,20 @@ def test_an_old_table_is_the_filling_with_the_mean_color(tmp_path):
     old_alone = curve_rows(SimpleNamespace(ablation=ablation, runs={("a", 0): runs["a", 0]}))
     assert [(row["line"], row["measure"]) for row in old_alone] == [("mean color, rollout", "gain")]
     assert set(ANALYSES["faithfulness"].curve.lines) == {"filling", "map"}
+
+
+def test_classes_of_a_report_have_the_names_that_they_have_and_layers_stay_numbers(tmp_path):
+    text = "class,recall,precision,f1\n01,0.9,1,1\n1,0.1,1,1\nNone,0.5,1,1\n1.50,0.4,1,1\n"
+    run = saved(tmp_path, [], "confusion")
+    (tmp_path / "analysis/confusion.csv").write_text(text)
+    ablation = SimpleNamespace(
+        analyses=["confusion"], arms=[SimpleNamespace(name="a")], seeds=[0], stats=SimpleNamespace(ci=0.95)
+    )
+    rows = curve_rows(SimpleNamespace(ablation=ablation, runs={("a", 0): run}))
+    recall = {row["line"]: row["mean"] for row in rows if row["measure"] == "recall"}
+    assert recall == {"01": 0.9, "1": 0.1, "None": 0.5, "1.50": 0.4}
+    own = ANALYSES["cka"].read(StringIO("layer,against,other_layer,cka\n0,itself,0,1\n10,itself,1,0.5\n"))
+    assert own.to_numpy().tolist() == [[0, "itself", 0, 1.0], [10, "itself", 1, 0.5]]
 
 
 def test_the_curve_of_a_map_goes_from_the_head_to_the_tokenizer(tmp_path):

@@ -20,6 +20,7 @@ from lightning.pytorch.callbacks import Callback
 from PIL import Image, ImageFont
 
 import vitlab
+from vitlab.analysis import ANALYSES
 from vitlab.analysis.attribution.maps import METHODS, analyze_attribution, methods_of, occlusion
 from vitlab.analysis.head_attention import analyze_attention
 from vitlab.analysis.subject import Subject
@@ -794,10 +795,22 @@ def test_the_page_counts_the_differences_of_the_measure_that_it_shows():
         a=[0.1, 0.2, 5.0], a_low=[0.0, 0.1, 4.0], a_high=[0.2, 0.3, 6.0], b=9.0, b_low=8.0, b_high=10.0
     )
     one, other = ({"run": name, "table": table.to_csv(index=False)} for name, table in (("x", first), ("y", second)))
-    found = _differences(one, other)
+    found = _differences(ANALYSES["distance"], one, other)
     assert (len(found["rows"]), found["count"], found["apart"], found["others"]) == (3, 3, 1, ["b"])
     assert [row["where"] for row in found["rows"]] == ["layer 2", "layer 1", "layer 0"]
     assert found["csv"].count("\n") == 5  # b is the same everywhere
+
+
+def test_classes_are_compared_by_the_names_that_they_have():
+    for names in (["cat", "None", "NA"], ["01", "1", "2"], ["1.5", "2.5", "3.50"], ["null", "nan", "-0"]):
+        texts = [
+            "class,images,recall,recall_low,recall_high\n"
+            + "".join(f'"{name}",9,{recall},{recall - 0.1},{recall + 0.1}\n' for name, recall in zip(names, recalls))
+            for recalls in ((0.25, 0.5, 0.75), (0.5, 0.5, 0.25))
+        ]
+        found = _differences(ANALYSES["confusion"], *({"run": run, "table": text} for run, text in zip("ab", texts)))
+        shown = {row["where"].removeprefix("class "): row["difference"] for row in found["rows"]}
+        assert shown == dict(zip(names, (0.25, 0.0, -0.5))), names
 
 
 def test_a_number_of_the_whole_table_is_one_difference_and_what_is_not_known_is_none():

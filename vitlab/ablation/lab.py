@@ -186,8 +186,8 @@ class Lab:
             self.ablation, self._known(), str(output) if output else None, accept_stale, formats, width
         )
         if wandb := self.ablation.wandb:
-            page, summary = report.files[0], report.files[2]
-            report.sent = send_report(self.ablation.name, wandb, self.ablation.directory, page, summary)
+            folder, page = self.ablation.directory, report.files[0]
+            report.sent = send_report(self.ablation.name, wandb, folder, page, report.summary)
         return report
 
     def register(self) -> dict[str, Any]:

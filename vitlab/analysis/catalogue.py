@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from vitlab.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
+    from io import StringIO
+
     import pandas as pd
 
     from vitlab.analysis.subject import Finding, Subject
@@ -20,6 +23,7 @@ Tables: TypeAlias = "dict[tuple[str, int], pd.DataFrame]"  # of each arm and see
 F = TypeVar("F", bound=Callable[..., Any])
 Rows = list[dict[str, Any]]
 HERE = Path(__file__).parent
+NAMES = ("class", "label", "target", "prediction")  # columns of names that a data set gives, such as 01 or None
 ORDER = (  # in which they are read; others follow by name
     *("attention", "heads", "rollout", "attribution", "faithfulness", "sanity", "distance", "entropy"),
     *("position", "displacement", "scramble", "scramble_image", "shift", "resolution", "probe", "segmentation"),
@@ -129,6 +133,22 @@ class Analysis:
         """Return what it finds."""
         return self.function(subject)
 
+    def read(self, file: "Path | StringIO") -> "pd.DataFrame":
+        """Return the table of a run from its csv. Names stay as they are written: a class may be 01, 1.50 or None.
+
+        Example:
+            >>> from io import StringIO
+            >>> ANALYSES["confusion"].read(StringIO("class,recall\\n01,0.9\\n1,0.1\\nNA,1\\n"))["class"].tolist()
+            ['01', '1', 'NA']
+        """
+        import pandas as pd
+
+        lines = self.curve.lines if self.curve else ()
+        names = dict.fromkeys((*NAMES, *lines), str)
+        table = pd.read_csv(file, dtype=names, keep_default_na=False, na_values=[""])
+        numbered = [name for name in lines if name in table and name not in NAMES and _are_numbers(table[name])]
+        return table.assign(**{name: pd.to_numeric(table[name]) for name in numbered})
+
 
 class Catalogue(Mapping[str, Analysis]):
     """All analyses by name. Names and limits of vitlab's own are read from their source, which imports nothing.
@@ -179,6 +199,14 @@ class Catalogue(Mapping[str, Analysis]):
     def limits(self) -> dict[str, str]:
         """Return what each analysis does not show."""
         return {name: self._known[name].limits if name in self._known else self._shipped[name][1] for name in self}
+
+
+def _are_numbers(column: "pd.Series[str]") -> bool:
+    """Return whether each text is a number as a table writes it, which 01 is not."""
+    try:
+        return all(f"{float(text):.6g}" == text and isfinite(float(text)) for text in column)
+    except ValueError:
+        return False
 
 
 def _written_in(text: str) -> Iterator[tuple[str, str]]:

@@ -3,13 +3,14 @@
 import base64
 import gzip
 import io
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from PIL import Image
 
-from vitlab.analysis import ANALYSES
+from vitlab.analysis import ANALYSES, Analysis
 from vitlab.look.charts import pair_chart
 from vitlab.runs.directory import RunDir
 
@@ -41,7 +42,7 @@ def findings_of(runs: dict[str, RunDir]) -> list[dict[str, Any]]:
                 if (text := shown[kind]) is not None and len(text) <= free:
                     one["files"].setdefault(run_name, {})[kind], rooms[kind] = text, free - len(text)
             one["runs"].append(shown)
-        one["differences"] = _differences(*one["runs"]) if len(runs) == 2 else None
+        one["differences"] = _differences(own, *one["runs"]) if len(runs) == 2 else None
         found.append(one)
     return found
 
@@ -89,12 +90,12 @@ def thinned(png: Path, most: int) -> bytes:
         width = max(smallest, width * 4 // 5)
 
 
-def _differences(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any] | None:
+def _differences(own: Analysis, a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any] | None:
     """Return the differences of two runs' tables for the page; None if the tables have no common rows."""
     if a["table"] is None or b["table"] is None:
         return None
-    tables = [pd.read_csv(io.StringIO(one["table"])) for one in (a, b)]
-    found = contrast_tables(*tables)
+    first, second = (own.read(io.StringIO(one["table"])) for one in (a, b))
+    found = contrast_tables(first, second, (*own.curve.lines, own.curve.x) if own.curve else ())
     if not len(found):
         return None
     names = a["run"], b["run"]
@@ -114,12 +115,17 @@ def _differences(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def contrast_tables(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
+def contrast_tables(first: pd.DataFrame, second: pd.DataFrame, places: Collection[str] = ()) -> pd.DataFrame:
     """Return where two tables of one analysis measure the same: both values with intervals, and second minus first.
 
     What is measured are the columns with an interval (``_low``, ``_high``), or ``value``; what stands before the first
     of them says where, but for what changes a measure in neither table. Rows without a number in both are left out.
     Two intervals are ``apart`` if they do not overlap.
+
+    Args:
+        first: The table of one run.
+        second: That of the other.
+        places: Columns that say where although they hold numbers with decimals, as the lines of a curve may.
 
     Example:
         >>> a = pd.DataFrame({"head": [0, 1], "distance": [1.5, 2.0], "distance_low": [1.4, 1.8]})
@@ -131,7 +137,7 @@ def contrast_tables(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
     common = [name for name in first if name in second]
     measures = [name for name in common if f"{name}_low" in common] or [name for name in common if name == "value"]
     before = common[: common.index(measures[0])] if measures else []
-    keys = [name for name in before if _is_key(name, first) and _is_key(name, second)]
+    keys = [name for name in before if all(_is_key(name, table, places) for table in (first, second))]
     rows: list[dict[str, Any]] = []
     if keys:
         sides = [table.assign(**{key: table[key].map(str) for key in keys}) for table in (first, second)]
@@ -158,10 +164,12 @@ def _varying(both: pd.DataFrame, keys: list[str], measure: str) -> list[str]:
     return kept
 
 
-def _is_key(name: str, table: pd.DataFrame) -> bool:
+def _is_key(name: str, table: pd.DataFrame, places: Collection[str]) -> bool:
     if name == "images":
         return not pd.api.types.is_numeric_dtype(table[name])
-    return name not in NO_KEYS and (name == "share" or not pd.api.types.is_float_dtype(table[name]))
+    if name in NO_KEYS:
+        return False
+    return name == "share" or name in places or not pd.api.types.is_float_dtype(table[name])
 
 
 def _where(row: dict[str, Any], keys: list[str]) -> str:

@@ -152,7 +152,7 @@ def table_of(run: RunDir, name: str) -> pd.DataFrame | None:
     path = run.path / "analysis" / f"{name}.csv"
     if run.note(name)[1].is_stale:
         return None
-    return pd.read_csv(path, keep_default_na=False, na_values=[""]) if is_there(path) else None  # a class may be "None"
+    return ANALYSES[name].read(path) if is_there(path) else None
 
 
 def metrics_of(run: RunDir, names: tuple[str, ...]) -> dict[str, float]:

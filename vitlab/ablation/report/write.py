@@ -217,7 +217,7 @@ def _own_ids(svg: str, prefix: str) -> str:
     return re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
 
 
-def send_report(name: str, where: WandB, folder: Path, page: Path, summary: Path) -> str:
+def send_report(name: str, where: WandB, folder: Path, page: Path, summary: pd.DataFrame) -> str:
     """Send an ablation's report to W&B as one run of its group, offline without an API key; return a line about it.
 
     Args:
@@ -225,7 +225,7 @@ def send_report(name: str, where: WandB, folder: Path, page: Path, summary: Path
         where: Project and mode.
         folder: Where an offline run lies.
         page: The report as one HTML file.
-        summary: Its numbers as CSV.
+        summary: Its numbers.
     """
     from vitlab.jobs.train.wandb import chosen_mode, prepare_environment
 
@@ -239,8 +239,7 @@ def send_report(name: str, where: WandB, folder: Path, page: Path, summary: Path
 
         names: Any = {"project": project, "group": name, "job_type": "report", "name": f"{name} report"}
         with wandb.init(**names, mode=way, dir=str(folder)) as run:
-            table = pd.read_csv(summary, keep_default_na=False, na_values=[""]).astype(object)
-            table = table.where(table.notna(), None)
+            table = summary.astype(object).where(summary.notna(), None)
             run.log({"summary": wandb.Table(dataframe=table, allow_mixed_types=True), "report": wandb.Html(page)})
     except Exception as error:  # the files are the record; W&B may fail in many ways
         return f"W&B      not sent: {one_line(error)}"
