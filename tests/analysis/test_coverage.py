@@ -16,6 +16,7 @@ from vitlab.analysis.features import DRAWS as LABELED_DRAWS
 from vitlab.analysis.intervals import over_draws, over_images, over_several, share_interval
 from vitlab.analysis.outcomes.calibration import BINS, bins_of, calibration_error
 from vitlab.analysis.outcomes.confusion import _table, macro_intervals
+from vitlab.analysis.segmentation import Counts
 from vitlab.class_metrics import by_class, over_classes
 from vitlab.stats import interval as interval_of_mean
 from vitlab.stats import paired_interval
@@ -237,6 +238,29 @@ def test_intervals_of_recall_precision_and_f1_hold_the_truth_as_often_as_they_sa
         return ends(table.iloc[0], measure)
 
     assert 0.9 <= share_held(draw, truth, MANY) <= 0.98
+
+
+@pytest.mark.parametrize("images", [(2, 2), (5, 5), (100, 100), (100, 2), (100, 3)])
+@pytest.mark.parametrize("of", [0, 1, 2])
+def test_the_interval_of_an_intersection_over_union_holds_the_truth(images, of):
+    """Class 0 is in all images, class 1 in some; the last number is that of their mean."""
+    n = images[0]
+
+    def masks(rng, n):
+        true = np.ceil(rng.gamma(2, 50, (n, 2)))
+        both = np.floor(true * rng.beta([9, 4], [3, 4], (n, 2)))
+        return both, true, both + np.ceil(rng.gamma(1, 20, (n, 2)))
+
+    both, true, said = (part.sum(axis=0) for part in masks(np.random.default_rng(1), 200_000))
+    truth = both / (true + said - both)
+
+    def draw(rng):
+        parts = masks(rng, n)
+        for part in parts:
+            part[images[1] :, 1] = 0
+        return Counts(*parts).intervals()[of]
+
+    assert 0.9 <= share_held(draw, np.append(truth, truth.mean())[of], MANY) <= 0.98
 
 
 @pytest.mark.parametrize("n", [3, 5, 9])

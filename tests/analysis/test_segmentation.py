@@ -77,8 +77,16 @@ def test_the_intersection_over_union_is_that_of_the_definition():
     ]  # fmt: skip
     counts = count(masks, said, 4)
     assert np.allclose(counts.ious()[:3], slow) and np.isnan(counts.ious()[3])
-    one = Counts(*(part[:1] for part in counts))
-    assert np.allclose(counts.ious(np.array([[1, 0, 0, 0]]))[0], one.ious(), equal_nan=True)
+
+
+def test_a_class_of_one_image_has_no_interval_and_with_one_image_there_is_none():
+    true = np.array([[8, 4, 0], [8, 0, 4], [8, 0, 3]])
+    counts = Counts(both=true - [[2, 1, 0], [3, 0, 2], [4, 0, 1]], true=true, said=true)
+    low, high = counts.intervals().T
+    assert np.isnan(low).tolist() == np.isnan(high).tolist() == [False, True, False, False]
+    assert (low[[0, 2, 3]] < np.append(counts.ious(), counts.ious().mean())[[0, 2, 3]]).all() and (high < 1.1)[0]
+    assert np.isnan(Counts(*(part[:1, :2] for part in counts)).intervals()).all()
+    assert np.isnan(Counts(true, true, true).intervals()[[0, 1, 2]]).all()  # all right: nothing varies
 
 
 def test_softmax_regression_is_at_the_minimum_of_its_loss():

@@ -9,6 +9,7 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from scipy import special
 from torch import Tensor
 
 from vitlab.analysis.catalogue import Analysis
@@ -20,11 +21,12 @@ from vitlab.data.files.splits import SplitName
 from vitlab.errors import UsageError
 from vitlab.models.foreign import AnyNetwork
 from vitlab.models.walk import Asked, placed_tokens
+from vitlab.stats import ROUNDING
 
 UNLABELED = 255  # in a mask: a pixel that is ignored
 SUFFIXES = (".png", ".npy", ".tif", ".tiff", ".bmp", ".gif")  # of masks: without loss
 _MODES = ("1", "L", "P", "I", "I;16")
-_DRAWS, _STEPS, _SHOWN = 1000, 200, 6
+_STEPS, _SHOWN = 200, 6
 _RESULT = NDArray[np.int64]
 
 
@@ -53,20 +55,40 @@ class Counts(NamedTuple):
     true: _RESULT
     said: _RESULT
 
-    def ious(self, weights: NDArray[Any] | None = None) -> NDArray[np.float64]:
+    def ious(self) -> NDArray[np.float64]:
         """Return intersection over union of each class over all images, NaN where no pixel is of the class.
-
-        Args:
-            weights: ``(draws, n)`` how often each draw has each image; the result is then ``(draws, K)``.
 
         >>> one = np.array([[6, 2]])
         >>> Counts(both=np.array([[6, 1]]), true=np.array([[7, 2]]), said=np.array([[7, 2]])).ious().tolist()
         [0.75, 0.3333333333333333]
         """
-        each = [part.astype(float) for part in self]
-        both, true, said = [part.sum(axis=0) if weights is None else weights @ part for part in each]
-        with np.errstate(invalid="ignore"):
-            return np.where(true > 0, both / (true + said - both), np.nan)
+        return _ious(*(part.sum(axis=0) for part in self))
+
+    def intervals(self) -> NDArray[np.float64]:
+        """Return ``(K + 1, 2)`` 95 % intervals over images of :meth:`ious` and, last, of their mean.
+
+        A jackknife with Student's t. The degrees of freedom are those of the images that have the class, and in the
+        mean those of Welch and Satterthwaite. A class that one image has is NaN; in the mean, its distance from the
+        others stands for its error. NaN, too, where nothing varies.
+        """
+        n, seen, ious = len(self.true), (self.true > 0).sum(axis=0), self.ious()
+        without = _ious(*(part.sum(axis=0) - part for part in self))
+        known = ~np.isnan(without)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            means = np.nansum(without, axis=1) / known.sum(axis=1)
+            left = np.column_stack([without, means])
+            errors = np.sqrt((n - 1) / n * np.square(left - left.mean(axis=0)).sum(axis=0))
+            own = np.square(np.where(np.isnan(errors[:-1]), ious - ious.mean(), errors[:-1]))
+            freedom = own.sum() ** 2 / (own**2 / np.maximum(seen - 1, 1)).sum()
+        values = np.append(ious, ious.mean())
+        half = special.stdtrit(np.append(seen - 1, min(n - 1, freedom)), 0.975) * errors
+        half[~(errors > ROUNDING * values)] = np.nan
+        return np.clip(np.column_stack([values - half, values + half]), 0, 1)
+
+
+def _ious(both: NDArray[Any], true: NDArray[Any], said: NDArray[Any]) -> NDArray[np.float64]:
+    with np.errstate(invalid="ignore"):
+        return np.where(true > 0, both / (true + said - both), np.nan)
 
 
 @Analysis(
@@ -106,10 +128,12 @@ def analyze_segmentation(subject: Subject) -> Finding:
     found["majority of patches"] = _shares(held_out.masks, cells, classes).argmax(axis=2)[:, cells]
     table = pd.DataFrame([row for of, said in found.items() for row in _rows(of, held_out.masks, said, classes)])
     means = table[table["class"] == "mean"].set_index("of")
-    words = ", ".join(f"{of} {row.iou:.3f} ({row.iou_low:.3f} to {row.iou_high:.3f})" for of, row in means.iterrows())
+    ends = means["iou_low"].map("{:.3f}".format) + " to " + means["iou_high"].map("{:.3f}".format)
+    ends = (" (" + ends + ")").where(means["iou_low"].notna(), "")
+    words = ", ".join(f"{of} {iou:.3f}{ends[of]}" for of, iou in means["iou"].items())
     note = (
         f"mIoU of {words}; {len(fit.masks)} training and {len(held_out.masks)} validation images with masks, {classes} "
-        f"classes, softmax regression on tokens that leave block {layer}, intervals by {_DRAWS} resamples of images"
+        f"classes, softmax regression on tokens that leave block {layer}, intervals by a jackknife over images"
     )
     return Finding(table, _figure(subject, held_out, found["tokens"], classes), note)
 
@@ -293,19 +317,14 @@ def count(masks: NDArray[np.uint8], said: NDArray[np.int64], classes: int) -> Co
 def _rows(of: str, masks: NDArray[np.uint8], said: NDArray[np.int64], classes: int) -> list[dict[str, Any]]:
     """Return the intersection over union of each class and their mean, with 95 % intervals over images."""
     counts = count(masks, said, classes)
-    weights = np.random.default_rng(0).multinomial(len(masks), np.full(len(masks), 1 / len(masks)), size=_DRAWS)
-    here, drawn = counts.ious(), counts.ious(weights)
-    there = np.flatnonzero(~np.isnan(here))
-    named = [(str(k), here[k], drawn[:, k], int(counts.true[:, k].sum())) for k in there]
-    with np.errstate(invalid="ignore"):
-        means = np.nansum(drawn[:, there], axis=1) / np.maximum((~np.isnan(drawn[:, there])).sum(axis=1), 1)
-    named.append(("mean", here[there].mean(), means, int(counts.true.sum())))
-    rows = []
-    for name, value, draws, pixels in named:
-        low, high = np.nanpercentile(draws, [2.5, 97.5])
-        ends = {"iou_low": min(float(low), float(value)), "iou_high": max(float(high), float(value))}
-        rows.append({"of": of, "class": name, "iou": float(value), **ends, "pixels": pixels})
-    return rows
+    there = np.flatnonzero(counts.true.sum(axis=0))
+    counts = Counts(*(part[:, there] for part in counts))
+    ious, pixels = counts.ious(), counts.true.sum(axis=0)
+    named = [*map(str, there), "mean"], [*ious, ious.mean()], counts.intervals(), [*pixels, pixels.sum()]
+    return [
+        {"of": of, "class": name, "iou": float(iou), "iou_low": float(low), "iou_high": float(high), "pixels": int(n)}
+        for name, iou, (low, high), n in zip(*named, strict=True)
+    ]
 
 
 def _figure(subject: Subject, held_out: Masked, said: NDArray[np.int64], classes: int) -> Any:
