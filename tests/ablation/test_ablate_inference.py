@@ -555,12 +555,14 @@ def test_a_claim_over_axes_is_the_paired_test_of_the_means_without_what_is_exclu
     }
     gap = "gap(with, without | tokens=shared) < gap(with, without | tokens=apart) over border"
     effect = "zero > wrap over tokens | table=without"
+    larger = "gap(with, without | tokens=apart) > gap(with, without | tokens=shared) over border"
     content = {"name": "made-up", "base": "base.yaml", "axes": axes, "baseline": {"table": "without"}, "seeds": 5}
     content |= {"exclude": [{"tokens": "patch", "border": "zero"}], "metric": {"primary": "score"}}
-    (tmp_path / "made-up.yaml").write_text(yaml.safe_dump({**content, "claims": [gap, effect]}, sort_keys=False))
+    (tmp_path / "made-up.yaml").write_text(yaml.safe_dump({**content, "claims": [gap, effect, larger]}, sort_keys=False))
     ablation = read_ablation(tmp_path / "made-up.yaml")
     results = CellResults(ablation, [Resolved(arm, {"data": {}}, {}, {}, (), 1.0, "") for arm in ablation.arms])
     values = np.random.default_rng(0).standard_normal((len(ablation.arms), 5))
+    values[[arm.levels["tokens"] == "apart" and arm.levels["table"] == "with" for arm in ablation.arms]] += 9
     v = {arm.name: x for arm, x in zip(ablation.arms, values, strict=True)}
     gains = {
         t: np.mean([v[f"{t}-{b}-with"] - v[f"{t}-{b}-without"] for b in axes["border"]], 0)
@@ -571,8 +573,11 @@ def test_a_claim_over_axes_is_the_paired_test_of_the_means_without_what_is_exclu
         [v[f"{t}-zero-without"] - v[f"{t}-wrap-without"] for t in gains], 0
     )  # there are no patches with zeros
     found = find(fill(results, values), all_at_once(5)).verdicts
-    assert [one.setting for one in found] == ["", "table=without"]
-    for verdict, expected in zip(found, (gains["shared"] - gains["apart"], zeros), strict=True):
+    assert [one.setting for one in found] == ["", "table=without", ""]
+    assert (found[0].word, found[2].word) == ("supported", "supported")
+    assert found[0].shown.factor == found[2].shown.factor == 5 + 2  # mirror images count once
+    differences = (gains["shared"] - gains["apart"], zeros, gains["apart"] - gains["shared"])
+    for verdict, expected in zip(found, differences, strict=True):
         assert verdict.answer.is_paired and verdict.answer.estimate.value == pytest.approx(expected.mean())
         assert verdict.answer.difference.p == pytest.approx(reference.ttest_1samp(expected, 0).pvalue)
     assert "combinations" not in found[0].note

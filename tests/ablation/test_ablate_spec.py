@@ -406,10 +406,11 @@ def test_a_claim_may_compare_with_a_number(write):
     assert claim(write, "none ~ 0.25 within 0.04").b == 0.25
 
 
-def test_a_gap_that_is_claimed_to_be_larger_is_the_other_one_being_smaller(write):
+def test_gaps_stay_in_the_order_in_which_they_are_written(write):
     a = claim(write, "gap(learned, none | global_pool=avg) < gap(learned, none | global_pool=token)")
     b = claim(write, "gap(learned, none | global_pool=token) > gap(learned, none | global_pool=avg)")
-    assert (a.under, a.against) == (b.under, b.against) == ("avg", "token")
+    assert (a.first, a.second, a.is_larger) == ("avg", "token", False)
+    assert (b.first, b.second, b.is_larger) == ("token", "avg", True)
     assert a.settings(read_ablation(write()).axes) == [{}]
 
 

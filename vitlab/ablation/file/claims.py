@@ -1,7 +1,7 @@
 """Claims: statements that an ablation supports or refutes.
 
-``A > B``, ``A ~ B within M``, ``gap(A, B | s) < gap(A, B | t)``, each optionally with ``on METRIC``, ``| axis=level``
-and ``over AXIS, AXIS``: the mean over these axes. A and B are levels of one axis; B may be a number.
+``A > B``, ``A ~ B within M``, ``gap(A, B | s) < gap(A, B | t)`` or ``>``, each optionally with ``on METRIC``,
+``| axis=level`` and ``over AXIS, AXIS``: the mean over these axes. A and B are levels of one axis; B may be a number.
 """
 
 import itertools
@@ -33,13 +33,14 @@ class Claim:
     axis: str
     a: str
     b: str | float
-    sign: str  # > or ~, or gap: the difference of a and b is smaller under `under` than under `against`
+    sign: str  # > or ~, or gap: the difference of a and b under `first` is smaller or larger than under `second`
     margin: float | None
     metric: str | None  # None: the primary one
     where: Mapping[str, str]  # axis: level; other axes give one verdict per level
-    under: str = ""  # gap: the level of `gap_axis` on the smaller side
-    against: str = ""
+    first: str = ""  # gap: levels of `gap_axis` in the order of the text; shown is the first gap minus the second
+    second: str = ""
     gap_axis: str = ""
+    is_larger: bool = False  # gap: whether the first is claimed to be the larger one
     over: tuple[str, ...] = ()  # axes: one verdict on the mean over their levels
 
     def settings(self, axes: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
@@ -83,7 +84,7 @@ def parse_claim(file: File, index: int, text: Any, axes: Mapping[str, Mapping[st
     sets = [axis for axis in (claim.axis, claim.gap_axis, *over, *(axis for axis, _ in pairs)) if axis]
     if doubles := [axis for axis in sets if sets.count(axis) > 1]:
         raise file.mistake(place, f"the claim sets `{doubles[0]}` twice, got {text!r}")
-    if claim.a == claim.b or (claim.sign == "gap" and claim.under == claim.against):
+    if claim.a == claim.b or (claim.sign == "gap" and claim.first == claim.second):
         raise file.mistake(place, f"the claim compares arms with themselves, got {text!r}")
     return replace(claim, over=over)
 
@@ -117,9 +118,7 @@ def _gap(file: File, place: str, text: str, found: Any, metric: Any, where: Any,
     (axis_s, s), (axis_t, t) = (_condition(file, place, found[key], axes) for key in "st")
     if axis_s != axis_t or axis_s == axis:
         raise file.mistake(place, f"the gaps must differ in the level of one other axis, got {text!r}")
-    if found["sign"] == ">":
-        s, t = t, s
-    return Claim(text, axis, a, b, "gap", None, metric, where, s, t, axis_s)
+    return Claim(text, axis, a, b, "gap", None, metric, where, s, t, axis_s, found["sign"] == ">")
 
 
 def _cut(text: str, pattern: str) -> tuple[str, str | None]:

@@ -68,7 +68,7 @@ def _sides(claim: Claim) -> list[tuple[dict[str, str], float]]:
     if isinstance(claim.b, str):
         sides.append(({claim.axis: claim.b}, -1.0))
     if claim.sign == "gap":
-        places = ((claim.under, 1.0), (claim.against, -1.0))
+        places = ((claim.first, 1.0), (claim.second, -1.0))
         sides = [({**side, claim.gap_axis: place}, w * sign) for place, sign in places for side, w in sides]
     return sides
 
@@ -114,7 +114,7 @@ def _word(claim: Claim, answer: Answer, alpha: float) -> str:
         if answer.equivalence.adjusted < alpha:
             return "supported"
         return "refuted" if answer.excess.adjusted < alpha else "inconclusive"
-    sign = -1 if claim.sign == "gap" else 1  # the claim is that the first gap is smaller
+    sign = -1 if claim.sign == "gap" and not claim.is_larger else 1
     if answer.difference.adjusted < alpha:
         return "supported" if sign * answer.estimate.value > 0 else "refuted"
     return "equivalent" if answer.equivalence.adjusted < alpha else "inconclusive"
