@@ -120,7 +120,7 @@ def _mean(rows: list[dict[str, Any]], name: str) -> str:
     if not values:
         return "-"
     low, high = interval(values)
-    return f"{sum(values) / len(values):.1f}" + (f" [{low:.1f}, {high:.1f}]" if len(values) > 1 else "")
+    return f"{sum(values) / len(values):.1f}" + (f" [{low:.1f}, {high:.1f}]" if low == low else "")
 
 
 if __name__ == "__main__":

@@ -108,8 +108,14 @@ def contrast(groups: Sequence[Values], weights: Sequence[float], number: float =
     return Estimate(value, math.sqrt(sum(parts)), freedom, n, tuple(variances))
 
 
-def interval(values: Values, ci: float = 0.95) -> tuple[float, float]:
-    """Return the t interval of a mean; NaN for a single value.
+def interval(values: Values, ci: float = 0.95, exact: bool = False) -> tuple[float, float]:
+    """Return the t interval of a mean; NaN for a single value and, as they show no spread, for values that all agree.
+
+    Args:
+        values: A number of each seed, fold or image.
+        ci: Coverage.
+        exact: Whether values that all agree are known without error, such as a change that is 0 in every image. Their
+            interval is then that value.
 
     Example:
         >>> [round(bound, 3) for bound in interval([0.90, 0.91, 0.92])]
@@ -118,7 +124,9 @@ def interval(values: Values, ci: float = 0.95) -> tuple[float, float]:
     if len(values) < 2:
         return NAN, NAN
     estimate = contrast([values], [1.0])
-    return estimate.interval(ci) if estimate.is_testable else (estimate.value, estimate.value)
+    if estimate.is_testable:
+        return estimate.interval(ci)
+    return (estimate.value, estimate.value) if exact else (NAN, NAN)
 
 
 def correlation(a: Values, b: Values) -> float:

@@ -63,6 +63,8 @@ def test_the_table_has_mean_spread_and_interval_of_the_finished_folds(tmp_path):
     assert lines[6].split() == ["95", "%", "0.3516", "to", "0.8484"]  # 0.6 +- 4.3027 x 0.1 / sqrt(3)
     assert len(str(Folds(Status([], []), rows[:1], tmp_path)).splitlines()) == 3
     two = [{"fold": f"fold{i}of2", "n": 10, "acc1": x, "mae/w, cm": 9 * x} for i, x in enumerate((0.9, 0.98))]
+    tied = [{**row, "acc1": 0.5} for row in rows]
+    assert str(Folds(Status([], []), tied, tmp_path)).splitlines()[6].split() == ["95", "%", "-"]
     assert "0.4318 to 1 " in str(Folds(Status([], []), two, tmp_path))  # 0.94 +- 0.508: no accuracy is above 1
 
 

@@ -46,6 +46,9 @@ def test_an_interval_of_two_seeds_ends_where_an_accuracy_ends(tmp_path, capsys) 
     runs = [make_run(tmp_path / f"a{i}", i, acc1) for i, acc1 in enumerate((0.96, 0.98))]
     assert main(["results", *runs]) == 0
     assert "| 2 | 97.0 % [84.3, 100.0] of 360 |" in capsys.readouterr().out  # 1 * 12.706 = 12.7 points
+    tied = [make_run(tmp_path / f"b{i}", i, 0.98) for i in range(2)]
+    assert main(["results", *tied]) == 0
+    assert "| 2 | 98.0 % of 360 |" in capsys.readouterr().out
 
 
 def test_runs_without_a_seed_do_not_replace_each_other_or_seed_0(tmp_path, capsys) -> None:

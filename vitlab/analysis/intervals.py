@@ -42,7 +42,7 @@ def over_images(name: str, values: Sequence[float] | NDArray[Any]) -> dict[str, 
         {'acc1': 0.9, 'acc1_low': 0.596, 'acc1_high': 0.982}
     """
     x = np.asarray(values)
-    low, high = share_interval(int(x.sum()), len(x)) if x.dtype == bool else interval(x.tolist())
+    low, high = share_interval(int(x.sum()), len(x)) if x.dtype == bool else interval(x.tolist(), exact=True)
     return {name: float(x.mean()), f"{name}_low": low, f"{name}_high": high}
 
 

@@ -1,5 +1,6 @@
 """Tabulate finished runs, averaged over seeds."""
 
+import math
 import shlex
 import statistics
 from collections import Counter
@@ -164,13 +165,13 @@ def _row(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _bounds(values: list[float]) -> tuple[float, float] | None:
-    """Return the 95 % interval of a mean accuracy; None from one seed."""
+    """Return the 95 % interval of a mean accuracy; None from one seed, or where all agree."""
     from vitlab.stats import interval  # scipy, where there is more than one seed
 
     if len(values) < 2:
         return None
     low, high = interval(values)  # an accuracy ends at 0 and 1, and so does its interval, at the same coverage
-    return max(low, 0.0), min(high, 1.0)
+    return None if math.isnan(low) else (max(low, 0.0), min(high, 1.0))
 
 
 def _accuracy(values: list[float]) -> str:

@@ -94,7 +94,7 @@ def score_interval(values: Sequence[float]) -> tuple[float, float]:
         >>> high
         1.0
     """
-    low, high = interval(list(values))
+    low, high = interval(list(values), exact=True)
     return max(0.0, low), min(1.0, high)
 
 
@@ -126,7 +126,7 @@ def ranks(scores: Mapping[str, Scores], task: str) -> dict[str, tuple[float, flo
 
 
 def _clipped(row: NDArray[np.float64], most: int) -> tuple[float, float]:
-    low, high = interval(row.tolist())
+    low, high = interval(row.tolist(), exact=True)
     return max(1.0, low), min(float(most), high)
 
 

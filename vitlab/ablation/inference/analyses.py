@@ -61,7 +61,7 @@ def _arm_rows(
             values = part[measure].dropna().tolist()
             if not values:
                 continue
-            low, high = interval(values, results.ablation.stats.ci)
+            low, high = interval(values, results.ablation.stats.ci, exact=True)
             row = {"analysis": name, "arm": arm, "line": ", ".join(map(str, line)), "measure": measure, "x": float(x)}
             row |= {"n": len(values), "planned": len(results.ablation.seeds), "mean": sum(values) / len(values)}
             yield {**row, "low": low, "high": high, "half": (high - low) / 2}
