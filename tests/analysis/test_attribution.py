@@ -458,6 +458,8 @@ def test_random_weights_change_what_the_network_made_and_keep_what_the_picture_d
     table = finding.table.set_index(["map", "random"])["correlation"]
     assert table["picture"].min() > 0.999 and table["occlusion", "tokenizer too"] < 0.5
     assert finding.note.endswith("with all blocks random: picture")
+    alone = analyze_sanity(small_subject(num_images=1)).note
+    assert "none" not in alone and alone.endswith("whether maps stay similar with all blocks random is not known")
 
 
 def test_randomized_parts_are_those_that_are_named():
@@ -466,6 +468,10 @@ def test_randomized_parts_are_those_that_are_named():
     kept = {name for name, value in net.state_dict().items() if torch.equal(value, other.state_dict()[name])}
     assert {name.split(".")[0] for name in kept} >= {"tokenizer", "pos_embed", "cls_token"}
     assert not any(name.startswith(("blocks.1", "head")) for name in kept)
+    pooled = small_net(global_pool="map", fc_norm=True)
+    other = randomized(pooled, blocks=0).state_dict()
+    kept = {name.split(".")[0] for name, value in pooled.state_dict().items() if torch.equal(value, other[name])}
+    assert not kept & {"attn_pool", "fc_norm", "norm", "head"} and kept >= {"blocks", "tokenizer"}
     assert torch.equal(rank_correlation(torch.ones(2, 5), torch.rand(2, 5)), torch.zeros(2).double())
 
 

@@ -5,7 +5,7 @@ import copy
 import pandas as pd
 import torch
 from scipy.stats import rankdata
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitlab.analysis.attribution.maps import methods_of, predicted
 from vitlab.analysis.catalogue import Analysis, Curve
@@ -13,6 +13,7 @@ from vitlab.analysis.figures import curves, finish, one_axes
 from vitlab.analysis.intervals import over_draws
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
+from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import Asked
 
 MOST = 16  # images
@@ -22,6 +23,8 @@ STAGES = ("the head", "half the blocks", "all blocks", "tokenizer too")  # what 
 
 def randomized(net: Asked, blocks: int, tokens: bool = False, seed: int = 0) -> Asked:
     """Return a copy whose head and last ``blocks`` blocks have random weights of the same mean and standard deviation.
+
+    The head is all that follows the blocks, with norms and attention pooling.
 
     Args:
         net: The network.
@@ -37,8 +40,12 @@ def randomized(net: Asked, blocks: int, tokens: bool = False, seed: int = 0) -> 
         [True, False]
     """
     net, generator = copy.deepcopy(net).eval(), torch.Generator().manual_seed(seed)
-    parts: list[nn.Module] = [net.head or nn.Identity(), net.norm, *list(net.blocks)[len(net.blocks) - blocks :]]
-    for parameter in (p for part in [*parts, *([net] if tokens else [])] for p in part.parameters()):
+    head = [p for part in (net.head, net.norm) if part is not None for p in part.parameters()]
+    if isinstance(net, VisionTransformer):
+        known = {id(p) for p in head}
+        head += [p for p in net.stages()[-1] if id(p) not in known]
+    parts = [*list(net.blocks)[len(net.blocks) - blocks :], *([net] if tokens else [])]
+    for parameter in (*head, *(p for part in parts for p in part.parameters())):
         draw = torch.randn(parameter.shape, generator=generator).to(parameter)
         spread = parameter.detach().std() if parameter.numel() > 1 else 0.0
         parameter.data = draw * spread + parameter.detach().mean()
@@ -99,11 +106,15 @@ def analyze_sanity(subject: Subject) -> Finding:
     axes.axhline(0, color="0.7", linewidth=0.8, zorder=0)
     axes.set_xticks(range(len(stages)), list(stages), fontsize=7)
     finish(axes, "random weights in", "rank correlation of maps")
+    table = table.drop(columns="step")
+    if len(images) < 2:
+        unknown = "whether maps stay similar with all blocks random is not known"
+        return Finding(table, figure, f"{DRAWS} draws of weights; one image, which has no interval: {unknown}")
     last = table[table["random"] == "all blocks"]
     same = ", ".join(last[last["correlation_low"] > 0.5]["map"]) or "none"
     over = f"{DRAWS} draws of weights and {len(images)} images, 95 % intervals over both"
     note = f"{over}; still similar (above 1/2) with all blocks random: {same}"
-    return Finding(table.drop(columns="step"), figure, note)
+    return Finding(table, figure, note)
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> Tensor:
