@@ -440,6 +440,16 @@ def test_numbers_of_any_unit_are_told_with_four_digits(tmp_path, unit, mean, dif
     assert f"difference {difference}" in _answer(results, verdict, _digits(found, verdict))
 
 
+def test_why_tests_are_paired_is_told_as_it_is(tmp_path):
+    results = fill(results_of(tmp_path, ["a0", "a1", "a2"], 3, test="paired"), np.random.default_rng(0).random((3, 3)))
+    words = _cautions(found := find(results, all_at_once(3)), "score", found.arms)
+    assert words[0].startswith("Paired t tests: arms of one seed share the order of batches")
+    results.resolved[1].config["data"] = {"batch_size": 7}
+    assert _cautions(found, "score", found.arms)[0] == (
+        "Paired t tests, as the file says, although the batches of a1 are not the baseline's."
+    )
+
+
 def test_a_family_counts_the_comparisons_that_can_be_tested(tmp_path):
     results = results_of(tmp_path, ["a0", "a1", "a2", "a3"], 5, ["a2 > a1"])
     values = draw(np.random.default_rng(0), [0, 1, 1, 0], 5, 0.5)

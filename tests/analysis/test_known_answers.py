@@ -151,6 +151,8 @@ def test_the_null_reveals_a_head_that_attends_by_content_alone(digits):
     table = analyze_distance(Subject(net, digits, SMALL, num_images=256)).table
     assert (table["null"] - table["uniform"]).abs().max() < 0.03
     assert ((table["above_null_low"] > 0) | (table["above_null_high"] < 0)).any()
+    entropies = analyze_entropy(Subject(net, digits, SMALL, num_images=16))  # the same tokens in another order
+    assert (entropies.table["above_null"] == 0).all() and f" 0 of {len(table)} heads differ" in entropies.note
 
 
 @pytest.mark.parametrize("analyze", [analyze_distance, analyze_entropy])

@@ -26,6 +26,7 @@ from vitlab.analysis.subject import Finding, Subject
 from vitlab.layers.resample import Grid
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import all_attention_maps, attention_maps, heads_of
+from vitlab.stats import ROUNDING
 
 
 def rollout(maps: Iterable[Tensor]) -> Tensor:
@@ -109,9 +110,11 @@ def per_head(
 def _table(name: str, values: Tensor, null: Tensor, uniform: float) -> pd.DataFrame:
     """Return a row for each layer and head of ``(n, depth, A)`` values and of those of the null, image by image."""
     rows = []
+    above = values.double() - null.double()
+    above[above.abs() <= 4 * ROUNDING * uniform] = 0  # of sums in another order
     for layer, head in np.ndindex(*values.shape[1:]):
-        one, other = values[:, layer, head].double().numpy(), null[:, layer, head].double().numpy()
-        found = over_images(name, one) | over_images("null", other) | over_images("above_null", one - other)
+        one, other, more = (each[:, layer, head].double().numpy() for each in (values, null, above))
+        found = over_images(name, one) | over_images("null", other) | over_images("above_null", more)
         rows.append({"layer": layer, "head": head, **found, "uniform": uniform})
     return pd.DataFrame(rows)
 

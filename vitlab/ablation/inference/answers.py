@@ -141,6 +141,11 @@ def are_pairs(results: CellResults, arms: list[str]) -> bool:
     """Return whether seeds are pairs: as the file says, or because arms of one seed see the same batches."""
     if results.ablation.stats.test != "auto":
         return results.ablation.stats.test == "paired"
+    return share_batches(results, arms)
+
+
+def share_batches(results: CellResults, arms: list[str]) -> bool:
+    """Return whether arms of one seed see the same batches."""
     configs = [r.config.get("data") or {} for r in results.resolved if r.arm.name in arms]
     data = [effective({"data": config}) for config in configs]
     return all(config == data[0] for config in data)

@@ -8,8 +8,9 @@ from vitlab.ablation.evidence import protocol
 from vitlab.ablation.evidence.chain import environment_of, read_chain
 from vitlab.ablation.execution.status import foreign_cells_text
 from vitlab.ablation.inference import analyses, images
+from vitlab.ablation.inference.answers import share_batches
 from vitlab.ablation.inference.audit import as_trained, mismatches
-from vitlab.ablation.inference.baselines import ArmRow
+from vitlab.ablation.inference.baselines import ArmRow, arm_questions
 from vitlab.ablation.inference.findings import Findings
 from vitlab.ablation.inference.linear import gate_of
 from vitlab.ablation.inference.measured import CellResults
@@ -115,7 +116,7 @@ def _cautions(found: Findings, metric: str, rows: list[ArmRow]) -> list[str]:
     ablation, words, powers = found.results.ablation, [], found.power(metric)
     tests = {row.test for row in rows} - {""}
     if "paired" in tests:
-        words.append("Paired t tests: arms of one seed share the order of batches and their common initial weights.")
+        words.append(_why_paired(found.results, metric, [row.arm for row in rows if row.test == "paired"]))
     if "welch" in tests:
         words.append("Welch's test: seeds are not treated as pairs.")
     for family, power in powers.items():
@@ -144,6 +145,14 @@ def _cautions(found: Findings, metric: str, rows: list[ArmRow]) -> list[str]:
     if any(row.n == 1 for row in rows):
         words.append("n = 1: no inference.")
     return words
+
+
+def _why_paired(results: CellResults, metric: str, arms: list[str]) -> str:
+    asked = arm_questions(results, metric)
+    unlike = [arm for arm in arms if not share_batches(results, [name for name, _ in asked[arm].terms])]
+    if not unlike:
+        return "Paired t tests: arms of one seed share the order of batches and their common initial weights."
+    return f"Paired t tests, as the file says, although the batches of {', '.join(unlike)} are not the baseline's."
 
 
 def _gate_words(found: Findings) -> list[str]:
