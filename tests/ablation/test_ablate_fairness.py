@@ -61,7 +61,7 @@ FLOPS = [100, 101, 200, 230]  # patch none, patch learned, t2t none, t2t learned
 def test_arms_must_match_within_the_levels_that_the_file_names(tmp_path):
     axes = {"tokenizer": TOKENIZER, "pos_embed": POS_EMBED}
     found = ablation(tmp_path, axes, match={"within": ["tokenizer"], "flops": 0.02})
-    assert mismatches(found, resolved(found, FLOPS)) == {"t2t-learned": ["+15.0% flops than t2t-none"]}
+    assert mismatches(found, resolved(found, FLOPS)) == {"t2t-learned": ["15.0 % more FLOPs than t2t-none"]}
 
 
 def test_an_arm_that_is_not_trained_is_compared_too(tmp_path):
@@ -131,7 +131,7 @@ def test_a_training_that_stops_early_counts_the_steps_that_it_trained(tmp_path):
     assert (none["steps"], none["sum_lr"]) == (40, sum(rates)) and "steps_least" not in none
     assert [learned[key] for key in ("steps", "steps_least", "steps_most")] == [25, 20, 30]
     assert learned["sum_lr"] == pytest.approx((sum(rates[:20]) + sum(rates[:30])) / 2)
-    assert mismatches(found, as_trained(results))["learned"][0] == "-37.5% steps than none"
+    assert mismatches(found, as_trained(results))["learned"][0] == "37.5 % fewer steps than none"
     report = _fairness_table(find(results, Looks((2,), 2, (0, 1))))
     assert [row[report[0].index("steps")] for row in report[1:]] == ["40", "20 to 30"]
 
@@ -140,7 +140,8 @@ def test_without_within_all_arms_must_match_the_baseline(tmp_path):
     axes = {"tokenizer": TOKENIZER, "pos_embed": POS_EMBED}
     found = ablation(tmp_path, axes, match={"flops": 0.02})
     unlike = mismatches(found, resolved(found, FLOPS))
-    assert unlike == {"t2t-none": ["+100.0% flops than patch-none"], "t2t-learned": ["+130.0% flops than patch-none"]}
+    words = {"t2t-none": "100.0 % more FLOPs than patch-none", "t2t-learned": "130.0 % more FLOPs than patch-none"}
+    assert unlike == {arm: [each] for arm, each in words.items()}
     assert shares(found, resolved(found, FLOPS))["patch-learned"]["flops"] == pytest.approx(0.01)
 
 
@@ -148,8 +149,11 @@ def test_a_position_embedding_that_learns_faster_is_seen(tmp_path):
     found = ablation(tmp_path, {"pos_embed": POS_EMBED})
     none, learned = resolved(found, [100, 100])
     group = {"name": "pos_embed.weight", "shape": [1, 16, 4], "weight_decay": 0.0, "lr_scale": 10.0}
-    words = ["position embedding trained at 10 times the rate, none at 1"]
-    assert mismatches(found, [none, replace(learned, groups=(group,))]) == {"learned": words}
+    words = "position embedding trained at 10 times the rate"
+    fast = replace(learned, groups=(group,))
+    assert mismatches(found, [none, fast]) == {"learned": [f"{words} of the rest"]}  # the other trains none
+    usual = replace(none, groups=({**group, "lr_scale": 1.0},))
+    assert mismatches(found, [usual, fast]) == {"learned": [f"{words}, none at 1"]}
     assert mismatches(found, [none, replace(learned, groups=({**group, "lr_scale": 1.0},))]) == {}
 
 

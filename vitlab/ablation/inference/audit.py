@@ -113,16 +113,18 @@ def mismatches(ablation: Ablation, resolved: list[Resolved]) -> dict[str, list[s
         for key, rule in (("steps", match.steps), ("parameters", match.params), ("flops", match.flops)):
             share = differing[r.arm.name].get(key, 0.0)
             if abs(share) > (0.0 if rule == "exact" else float(rule)):
-                words.append(f"{share:+.1%} {key} than {matched.name}")
+                what = f"{'more' if share > 0 else 'fewer'} {'FLOPs' if key == 'flops' else key}"
+                words.append(f"{100 * abs(share):.1f} % {what} than {matched.name}")
         if mine["tokens"] != other["tokens"]:
             words.append(f"{mine['tokens']} tokens, {matched.name} has {other['tokens']}")
         if mine["lr_scheduler"] != other["lr_scheduler"]:
             words.append(f"lr_scheduler {mine['lr_scheduler']}, {matched.name} has {other['lr_scheduler']}")
         if abs(mine["sum_lr"] - other["sum_lr"]) > 1e-6 * abs(other["sum_lr"]):
             words.append(f"sum of learning rates {mine['sum_lr']:.3g}, {matched.name} has {other['sum_lr']:.3g}")
-        scale, usual = mine["pos_embed_lr_scale"], other["pos_embed_lr_scale"] or 1.0
-        if scale is not None and abs(scale / usual - 1) > 1e-6:
-            words.append(f"position embedding trained at {scale:g} times the rate, {matched.name} at {usual:g}")
+        scale, usual = mine["pos_embed_lr_scale"], other["pos_embed_lr_scale"]
+        if scale is not None and abs(scale / (usual or 1.0) - 1) > 1e-6:
+            versus = " of the rest" if usual is None else f", {matched.name} at {usual:g}"
+            words.append(f"position embedding trained at {scale:g} times the rate{versus}")
         if mine["pos_embed_weight_decay"]:
             words.append("weight decay on the position embedding")
         if words:
