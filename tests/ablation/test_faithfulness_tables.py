@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from vitlab.ablation.inference.analyses import curve_rows
+from vitlab.ablation.inference.analyses import _table, curve_rows
 from vitlab.analysis import ANALYSES
 from vitlab.runs.directory import RunDir
 
@@ -61,6 +61,22 @@ def test_classes_of_a_report_have_the_names_that_they_have_and_layers_stay_numbe
     assert recall == {"01": 0.9, "1": 0.1, "None": 0.5, "1.50": 0.4}
     own = ANALYSES["cka"].read(StringIO("layer,against,other_layer,cka\n0,itself,0,1\n10,itself,1,0.5\n"))
     assert own.to_numpy().tolist() == [[0, "itself", 0, 1.0], [10, "itself", 1, 0.5]]
+
+
+@pytest.mark.parametrize(
+    ("unit", "cells"),
+    [
+        (1, ["0.5000 ± 0.0100", "0.0000 ± 0.0000"]),
+        (1e-6, ["0.0000005000 ± 0.0000000100", "0.0000000000 ± 0.0000000000"]),
+        (1e9, ["500000000 ± 10000000", "0 ± 0"]),
+    ],
+)
+def test_an_analysis_has_the_decimals_of_its_unit_and_no_zero_below_zero(unit, cells):
+    rows = [
+        {"arm": "a", "line": "", "measure": "norm", "x": x, "n": 3, "planned": 3, "mean": mean * unit, "half": half * unit}
+        for x, mean, half in ((0.0, 0.5, 0.01), (1.0, -1e-10, 0.0))
+    ]
+    assert _table(rows, ANALYSES["entropy"].curve, "norm")[1] == ["a", "3/3", *cells]
 
 
 def test_the_curve_of_a_map_goes_from_the_head_to_the_tokenizer(tmp_path):

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from vitlab.ablation.inference.measured import CellResults, table_of
-from vitlab.ablation.inference.words import Section, percent
+from vitlab.ablation.inference.words import Section, decimals, percent
 from vitlab.analysis import ANALYSES, Curve
 from vitlab.analysis.catalogue import Drawing, Rows, Tables
 from vitlab.stats import interval
@@ -120,12 +120,13 @@ def _table(rows: Rows, curve: Curve, measure: str) -> list[list[str]]:
     for row in mine:
         lines.setdefault((row["arm"], row["line"]), {})[row["x"]] = row
     table = [[f"{measure}: {head[0]}", *head[1:]]]
+    digits = decimals([row["mean"] for row in mine], [row["half"] for row in mine])
     for (arm, line), cells in lines.items():
         least = min(cells.values(), key=lambda row: row["n"])
         start = [arm, *([line] if curve.lines else []), f"{least['n']}/{least['planned']}"]
-        table.append([*start, *(_cell(cells[x]) if x in cells else "-" for x in points)])
+        table.append([*start, *(_cell(cells[x], digits) if x in cells else "-" for x in points)])
     return table
 
 
-def _cell(row: dict[str, Any]) -> str:
-    return f"{row['mean']:.4f}" + (f" ± {row['half']:.4f}" if row["n"] > 1 else "")
+def _cell(row: dict[str, Any], digits: int) -> str:
+    return f"{row['mean']:z.{digits}f}" + (f" ± {row['half']:.{digits}f}" if row["n"] > 1 else "")

@@ -35,12 +35,12 @@ def decimals(values: Iterable[float], spreads: Iterable[float] = ()) -> int:
 
 def span(low: float, high: float, digits: int = 4) -> str:
     """Return an interval."""
-    return "-" if math.isnan(low) else f"{low:.{digits}f} to {high:.{digits}f}"
+    return "-" if math.isnan(low) else f"{low:z.{digits}f} to {high:z.{digits}f}"
 
 
 def signed(value: float, digits: int = 4) -> str:
     """Return a difference."""
-    return "-" if math.isnan(value) else f"{value:+.{digits}f}"
+    return "-" if math.isnan(value) else f"{value:+z.{digits}f}"
 
 
 def deviations(value: float) -> str:

@@ -178,7 +178,7 @@ def _main_tables(rows: list[ArmRow]) -> list[Table]:
     table, tests, digits = [head], [TESTS], _decimals(rows)
     for row in rows:
         a = row.answer
-        mean = f"{row.mean:.{digits}f}" if row.n else "-"
+        mean = f"{row.mean:z.{digits}f}" if row.n else "-"
         spread = f" ± {row.sd:.{digits}f}" if row.n > 1 else ""
         cells = [row.arm, f"{row.n}/{row.planned}", mean + spread, span(row.low, row.high, digits)]
         cells += [signed(a.estimate.value, digits), span(a.difference.low, a.difference.high, digits)]
