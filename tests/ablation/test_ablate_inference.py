@@ -568,7 +568,9 @@ def test_a_claim_over_axes_is_the_paired_test_of_the_means_without_what_is_exclu
     larger = "gap(with, without | tokens=apart) > gap(with, without | tokens=shared) over border"
     content = {"name": "made-up", "base": "base.yaml", "axes": axes, "baseline": {"table": "without"}, "seeds": 5}
     content |= {"exclude": [{"tokens": "patch", "border": "zero"}], "metric": {"primary": "score"}}
-    (tmp_path / "made-up.yaml").write_text(yaml.safe_dump({**content, "claims": [gap, effect, larger]}, sort_keys=False))
+    (tmp_path / "made-up.yaml").write_text(
+        yaml.safe_dump({**content, "claims": [gap, effect, larger]}, sort_keys=False)
+    )
     ablation = read_ablation(tmp_path / "made-up.yaml")
     results = CellResults(ablation, [Resolved(arm, {"data": {}}, {}, {}, (), 1.0, "") for arm in ablation.arms])
     values = np.random.default_rng(0).standard_normal((len(ablation.arms), 5))

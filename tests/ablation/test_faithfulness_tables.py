@@ -73,7 +73,16 @@ def test_classes_of_a_report_have_the_names_that_they_have_and_layers_stay_numbe
 )
 def test_an_analysis_has_the_decimals_of_its_unit_and_no_zero_below_zero(unit, cells):
     rows = [
-        {"arm": "a", "line": "", "measure": "norm", "x": x, "n": 3, "planned": 3, "mean": mean * unit, "half": half * unit}
+        {
+            "arm": "a",
+            "line": "",
+            "measure": "norm",
+            "x": x,
+            "n": 3,
+            "planned": 3,
+            "mean": mean * unit,
+            "half": half * unit,
+        }
         for x, mean, half in ((0.0, 0.5, 0.01), (1.0, -1e-10, 0.0))
     ]
     assert _table(rows, ANALYSES["entropy"].curve, "norm")[1] == ["a", "3/3", *cells]

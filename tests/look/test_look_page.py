@@ -805,12 +805,17 @@ def test_classes_are_compared_by_the_names_that_they_have():
     for names in (["cat", "None", "NA"], ["01", "1", "2"], ["1.5", "2.5", "3.50"], ["null", "nan", "-0"]):
         texts = [
             "class,images,recall,recall_low,recall_high\n"
-            + "".join(f'"{name}",9,{recall},{recall - 0.1},{recall + 0.1}\n' for name, recall in zip(names, recalls))
+            + "".join(
+                f'"{name}",9,{recall},{recall - 0.1},{recall + 0.1}\n'
+                for name, recall in zip(names, recalls, strict=True)
+            )
             for recalls in ((0.25, 0.5, 0.75), (0.5, 0.5, 0.25))
         ]
-        found = _differences(ANALYSES["confusion"], *({"run": run, "table": text} for run, text in zip("ab", texts)))
+        found = _differences(
+            ANALYSES["confusion"], *({"run": run, "table": text} for run, text in zip("ab", texts, strict=True))
+        )
         shown = {row["where"].removeprefix("class "): row["difference"] for row in found["rows"]}
-        assert shown == dict(zip(names, (0.25, 0.0, -0.5))), names
+        assert shown == dict(zip(names, (0.25, 0.0, -0.5), strict=True)), names
 
 
 def test_a_number_of_the_whole_table_is_one_difference_and_what_is_not_known_is_none():

@@ -101,7 +101,9 @@ def _summary(name: str) -> list[dict[str, str]]:
     found = []
     for row in rows:
         digits = max(4, decimals(means[row["metric"]]))
-        short = {k: f"{float(row[k]):z.{digits}f}" if row.get(k) else "-" for k in ("mean", "low", "high", "difference")}
+        short = {
+            k: f"{float(row[k]):z.{digits}f}" if row.get(k) else "-" for k in ("mean", "low", "high", "difference")
+        }
         chances = {k: chance(float(row.get(k) or "nan")) for k in ("adjusted_p", "equivalence_p", "excess_p")}
         found.append({**row, **short, **chances, **_whole(row)})
     return found
