@@ -166,7 +166,7 @@ def numbers_of(report):
     """Every number of what was measured: not the provenance, the file itself, names of levels, or formulas."""
     text = report.split("\n## Provenance")[0]
     text = re.sub(r"`[^`]*`|\d+% (t )?interval|80 % power|p < 0\.0001|\| < 0\.0001|^#+ .*$", "", text, flags=re.M)
-    return NUMBER.findall(re.sub(r"(?<=\d) % (?=more|fewer)", "%", text))
+    return NUMBER.findall(re.sub(r"(?<=\d) % (?=more|fewer)", "% ", text))
 
 
 def test_every_number_of_the_report_is_in_the_summary(folder):
