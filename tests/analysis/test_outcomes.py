@@ -9,7 +9,7 @@ from sklearn.metrics import balanced_accuracy_score, confusion_matrix, f1_score,
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 import vitlab
-from vitlab.analysis import analyze_calibration, analyze_confusion, analyze_errors
+from vitlab.analysis import ANALYSES, analyze_calibration, analyze_confusion, analyze_errors
 from vitlab.analysis.outcomes.calibration import calibration_error, expected_calibration_error, reliability
 from vitlab.analysis.outcomes.confusion import macro_intervals
 from vitlab.analysis.outcomes.outcome import Outcome, outcome_of
@@ -86,6 +86,15 @@ def test_a_probability_of_0_is_in_the_interval_of_its_bin(monkeypatch):
     assert first["confidence_low"] < first["confidence"] < first["confidence_high"]
     outputs.clamp_(max=0.0)  # alone in its bin
     assert analyze_calibration(SimpleNamespace(split="val", name="toy")).table["confidence_high"].tolist() == [0.0]
+
+
+def test_a_report_reads_labels_as_classes(monkeypatch):
+    there, said = torch.tensor([[0, 1], [1, 1]]), torch.tensor([[0.9, 0.9], [0.9, 0.1]])
+    found = Outcome("multilabel", there, said, ["cat", "dog"], ["a", "b"])
+    monkeypatch.setattr("vitlab.analysis.outcomes.confusion.outcome_of", lambda subject: found)
+    table, curve = analyze_confusion(SimpleNamespace(split="val", name="toy")).table, ANALYSES["confusion"].curve
+    rows = curve.summary(table)[[*curve.lines, *curve.measures]]
+    assert rows.iloc[:, :3].to_numpy().tolist() == [["cat", 1.0, 0.5], ["dog", 0.5, 1.0]]
 
 
 def test_probabilities_that_are_never_wrong_are_off_by_what_they_lack():

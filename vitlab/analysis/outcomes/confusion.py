@@ -25,6 +25,7 @@ _ADDED = 1.96**2  # images, see `macro_intervals`
         measures={"recall": "recall", "precision": "precision", "f1": "f1"},
         lines=("class",),
         words="Recall, precision and F1 of each class.",
+        summary=lambda table: table.rename(columns={"label": "class"}),
     ),
 )
 def analyze_confusion(subject: Subject) -> Finding:
