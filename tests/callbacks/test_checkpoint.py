@@ -198,6 +198,79 @@ def test_a_row_of_metrics_covers_the_steps_before_and_after_a_resume(tmp_path, k
     assert run("cut", False, ckpt_path=last, weights_only=True) == whole and len(whole) == 1
 
 
+class Dropping(Plain):
+    """One with dropout, which is stopped in the step after ``stops``."""
+
+    def training_step(self, batch, batch_idx):
+        if self.global_step == self.stops:
+            signal.raise_signal(signal.SIGTERM)
+        return torch.nn.functional.cross_entropy(self.layer(torch.dropout(batch[0].flatten(1), 0.5, True)), batch[1])
+
+
+class Reordered(DataLoader):
+    """A loader with another order in each epoch, which reads its state in ``iter``, as torchdata's does."""
+
+    epoch = done = -1
+    state = None
+
+    def __iter__(self):
+        self.epoch, self.done = self.state or (self.epoch + 1, 0)
+        self.state = None
+        order = torch.randperm(len(self.dataset), generator=torch.Generator().manual_seed(self.epoch)).split(4)
+        return self.rest(order[self.done :])
+
+    def rest(self, order):
+        for indices in order:
+            self.done += 1
+            yield self.dataset[indices]
+
+    def state_dict(self):
+        return {"epoch": self.epoch, "done": self.done}
+
+    def load_state_dict(self, state):
+        self.epoch, self.state = state["epoch"], (state["epoch"], state["done"]) if state["done"] < len(self) else None
+
+
+class Later(Reordered):
+    """One that reads its state at the first batch."""
+
+    def __iter__(self):
+        yield from super().__iter__()
+
+
+LOADERS = {
+    "state in iter": (lambda: Reordered(loader().dataset, batch_size=4), (1, 2, 4)),
+    "state in next": (lambda: Later(loader().dataset, batch_size=4), (1, 2)),
+    "two loaders": (
+        lambda: {"a": Reordered(loader().dataset, batch_size=4), "b": Reordered(loader().dataset, batch_size=4)},
+        (1, 2),
+    ),
+    "no state": (lambda: DataLoader(loader().dataset, batch_size=4, shuffle=True), (2, 5)),  # epochs' last steps
+}
+
+
+@pytest.mark.parametrize(("train", "cuts"), LOADERS.values(), ids=LOADERS)
+def test_a_module_and_a_loader_of_ones_own_resume_to_the_same_bits(tmp_path, train, cuts):
+    class Both(Dropping):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch["a"] if isinstance(batch, dict) else batch, batch_idx)
+
+    def run(folder, stops=None, **options):
+        keeper, model = Checkpoint(), Both()
+        model.stops = stops
+        at_work = trainer(tmp_path / folder, StopOnSignal(keeper), keeper, max_epochs=3)
+        at_work.fit(model, train(), loader(batch=6), **options)
+        return at_work.global_step, model.layer.weight
+
+    whole = run("whole")
+    for cut in cuts:
+        with pytest.raises(Stopped):
+            run("cut", cut)
+        last = tmp_path / "cut/checkpoints/last.ckpt"
+        steps, weight = run("cut", ckpt_path=last, weights_only=True)
+        assert steps == whole[0] == 9 and torch.equal(weight, whole[1]), cut
+
+
 def test_sums_of_two_processes_are_saved_and_restored_once():
     model = task()
     model.train_sums = {"n": 4, "loss": torch.tensor(2.0)}

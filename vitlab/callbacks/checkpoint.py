@@ -1,6 +1,7 @@
 """Save checkpoints of a run so that every file is complete at any time."""
 
 import math
+import random
 import time
 import warnings
 from functools import partial
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
+import numpy as np
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import callbacks
@@ -69,8 +71,10 @@ class Checkpoint(callbacks.Checkpoint):
         self._validated: int | None = None  # step of the last validation
         self._owed = False  # a save was due when a validation was, and follows it
         self.directory = Path("checkpoints")
-        self._loader_state: dict[str, Any] | None = None
-        self._schedules: int | None = None  # in the resumed checkpoint
+        self._loader_states: list[dict[str, Any]] = []  # in the resumed checkpoint, as the next two
+        self._random_states: list[dict[str, Any]] = []
+        self._schedules: int | None = None
+        self._before_validation: dict[str, Any] | None = None  # random states, which it draws again after a resume
         self._unsettled: list[str] = []  # names of checkpoints that are still being written
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
@@ -88,10 +92,10 @@ class Checkpoint(callbacks.Checkpoint):
             trainer.strategy.checkpoint_io = BackgroundCheckpointIO()
 
     def on_train_start(self, trainer: Any, pl_module: L.LightningModule) -> None:
-        """Start the clock, and restore the position of the training loader, and how many batches a step accumulates.
+        """Start the clock, and restore random numbers, training loader, and how many batches a step accumulates.
 
-        Lightning restores the former too early if the schedule has asked for the number of steps, and the latter only
-        where an epoch begins.
+        Lightning restores no random numbers, a loader too early if the schedule has asked for the number of steps, and
+        the batches of a step only where an epoch begins.
         """
         for callback in trainer.callbacks:
             if isinstance(callback, callbacks.GradientAccumulationScheduler):
@@ -111,29 +115,56 @@ class Checkpoint(callbacks.Checkpoint):
             self.run.path.mkdir(parents=True, exist_ok=True)
             self.run.check_there()
             sweep(self.directory)
-        if self._loader_state is not None and hasattr(trainer.train_dataloader, "load_state_dict"):
-            trainer.train_dataloader.load_state_dict(self._loader_state)
-        self._loader_state = None
+        self._restore_draws(trainer)
+
+    def _restore_draws(self, trainer: Any) -> None:
+        """Restore the position of the training loader, and the random numbers, which a loader draws at its start."""
+        loop, states, device = trainer.fit_loop, self._random_states, trainer.strategy.root_device
+        own = states[trainer.global_rank] if len(states) == trainer.world_size else None
+        stateful = [loader for loader in loop._combined_loader.flattened if hasattr(loader, "load_state_dict")]
+        restored = list(zip(stateful, self._loader_states, strict=False))
+        self._loader_states, self._random_states = [], []
+        if not (own or restored):
+            return
+        for loader, state in restored:
+            loader.load_state_dict(state)
+        if own:
+            set_random_states(own, device)
+        begins = not loop.restarted_mid_epoch
+        goes_on = restored and not loop.epoch_loop._num_ready_batches_reached()
+        if begins or goes_on:
+            iter(loop._data_fetcher)  # Lightning's iterator began before, with other states
+        if own and not begins:
+            set_random_states(own, device)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Add the position of the training loader, and what the checkpoint consists of."""
+        """Add the position of the training loader, random states, and what the checkpoint consists of."""
         data = trainer.datamodule
         named = type(data).__qualname__ if data is not None and data.state_dict() else None  # as Lightning calls it
         checkpoint["vitlab"] = describe_format(len(trainer.optimizers), len(trainer.lr_scheduler_configs), named)
         if hasattr(trainer.train_dataloader, "state_dict"):
             checkpoint["train_loader"] = trainer.train_dataloader.state_dict()
+        before = self._before_validation if trainer.validating else None
+        own = before or random_states(trainer.strategy.root_device)
+        checkpoint["random_states"] = of_all = [own] * trainer.world_size
+        if trainer.world_size > 1:
+            torch.distributed.all_gather_object(of_all, own)
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Remember the position of the training loader."""
-        self._loader_state = checkpoint.get("train_loader")
+        """Remember the position of each training loader, and the random states of each process."""
+        of_several = checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])
+        self._loader_states = [checkpoint["train_loader"]] if "train_loader" in checkpoint else of_several
+        self._random_states = checkpoint.get("random_states", [])
         self._schedules = len(checkpoint.get("lr_schedulers", ()))
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Save within an epoch if it is time, but not between a batch and its validation: a resume would skip that."""
+        validates = validation_follows(trainer)
+        self._before_validation = random_states(trainer.strategy.root_device) if validates else None
         if between_steps(trainer, batch_idx) and self._is_due(trainer, batch_idx):
-            self._owed = validation_follows(trainer)
+            self._owed = validates
             if not self._owed:
                 self.save(trainer, ["last"], is_last=False)
 
@@ -165,6 +196,7 @@ class Checkpoint(callbacks.Checkpoint):
 
         Refuse a metric that does not exist before the first step, not after the first epoch.
         """
+        self._before_validation = None
         if self.monitor is None:  # a module of the user without a monitor
             self.monitor = next((name for name in ("val/loss", "val_loss") if name in trainer.callback_metrics), None)
         monitors = [("checkpoint.monitor", self.monitor)] if self.monitor else []
@@ -282,6 +314,30 @@ class Checkpoint(callbacks.Checkpoint):
         self.settle(trainer)
         if self.monitor and self.best_score is None and self._validated is not None:
             warnings.warn(f"no checkpoint is the best: no validation has measured {self.monitor}", stacklevel=2)
+
+
+def random_states(device: torch.device) -> dict[str, Any]:
+    """Return the states of the random numbers of torch, NumPy and Python in this process, as a checkpoint holds them.
+
+    Example:
+        >>> states = random_states(torch.device("cpu"))
+        >>> drawn = torch.rand(3), random.random()
+        >>> set_random_states(states, torch.device("cpu"))
+        >>> torch.equal(torch.rand(3), drawn[0]), random.random() == drawn[1]
+        (True, True)
+    """
+    name, key, *rest = np.random.get_state()
+    states = {"torch": torch.get_rng_state(), "numpy": [name, key.tolist(), *rest], "python": random.getstate()}
+    return states | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
+
+
+def set_random_states(states: dict[str, Any], device: torch.device) -> None:
+    """Restore what :func:`random_states` has returned."""
+    torch.set_rng_state(states["torch"])
+    np.random.set_state(tuple(states["numpy"]))
+    random.setstate(states["python"])
+    if "cuda" in states and device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"], device)
 
 
 def _follow_schedule(scheduler: Any) -> None:
