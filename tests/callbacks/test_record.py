@@ -1,5 +1,6 @@
 import json
 
+import lightning as L
 import pytest
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
@@ -7,7 +8,7 @@ from tiny import IMAGES, fit, loader, task, trainer
 
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.record import RunRecord
-from vitlab.errors import Stopped
+from vitlab.errors import Stopped, UsageError
 from vitlab.runs.directory import RunDir
 
 
@@ -41,6 +42,34 @@ def test_no_step_searches_for_the_driver_of_a_gpu_that_is_not_there(record, tmp_
     )
     fit(tmp_path, record, model=model)
     assert not searches
+
+
+class Two(L.LightningModule):
+    """A module of a user's with two loaders for validation."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 3)
+
+    def training_step(self, batch, batch_idx):
+        return torch.nn.functional.cross_entropy(self.layer(batch[0].flatten(1)), batch[1])
+
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        self.log("val/n", float(len(batch[0]) + self.global_step))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_several_loaders_for_validation_are_recorded_watched_and_checked_before_the_first_step(record, tmp_path):
+    loaders, parts = [loader(batch=6), loader(batch=4)], {"max_epochs": 2, "num_sanity_val_steps": 1}
+    at_work = trainer(tmp_path, record, Checkpoint("val/n/dataloader_idx_1", "max"), **parts)
+    at_work.fit(Two(), loader(), loaders)
+    names = [f"val/n/dataloader_idx_{i}" for i in (0, 1)]
+    assert [[row[name] for name in names] for row in record.run.rows() if names[0] in row] == [[9, 7], [12, 10]]
+    assert at_work.checkpoint_callback.best_score == 10
+    with pytest.raises(UsageError, match="one of val/n/dataloader_idx_0, val/n/dataloader_idx_1, got val/n"):
+        trainer(tmp_path, record, Checkpoint("val/n", "max"), **parts).fit(Two(), loader(), loaders)
 
 
 def test_a_row_is_the_mean_of_the_losses_of_its_steps(record, tmp_path):

@@ -291,6 +291,10 @@ WRONG = {
         [*VIT, *FACTS, "--data=userpkg.wrong.TwoLoaders"],
         "Classifier takes one loader for validation, one for tests, and userpkg.wrong.TwoLoaders gives several",
     ),
+    "weights that only data of vitlab can give": (
+        [*VIT, *FACTS, *BARS, "--model.class_weights=balanced"],
+        "vitlab: `class_weights: balanced` needs a data set of vitlab",
+    ),
     "data that do not say their size": ([*VIT, *BARS], "Bars does not define `data.img_size`: set --model.img_size"),
     "a position embedding that is none": (
         [*VIT, "--data=Digits", "--model.pos_embed=userpkg.Net"],

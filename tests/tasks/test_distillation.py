@@ -2,6 +2,7 @@ import json
 import math
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import lightning as L
 import numpy as np
@@ -122,6 +123,15 @@ def test_weights_of_images_are_refused_before_the_first_step(tmp_path):
 class FakeDigits(FakeData):
     def __init__(self):
         super().__init__(native_size=8, in_chans=1)
+
+
+def test_data_of_ones_own_are_compared_as_far_as_they_are_told():
+    images, teacher = torch.rand(2, 1, 8, 8), Teacher(torch.nn.Identity(), (0.2,), (0.5,), (1, 8, 8), ["a", "b"])
+    teacher.align_with_data(SimpleNamespace(in_chans=1, img_size=(8, 8), num_classes=2))
+    teacher.align_with_data(SimpleNamespace())
+    assert torch.equal(teacher(images), images)
+    with pytest.raises(ValueError, match="it has 2, the data 3"):
+        teacher.align_with_data(SimpleNamespace(in_chans=1, img_size=(8, 8), num_classes=3))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from vitlab import interface
 from vitlab.callbacks.record import RunRecord
-from vitlab.callbacks.steps import ends_with_epoch
+from vitlab.callbacks.steps import ends_with_epoch, logged
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.ranges import check_ranges
 from vitlab.runs.directory import RunDir
@@ -197,18 +197,19 @@ class Checkpoint(callbacks.Checkpoint):
         Refuse a metric that does not exist before the first step, not after the first epoch.
         """
         self._before_validation = None
+        measured = logged(trainer)  # Lightning leaves `callback_metrics` empty in a sanity check with several loaders
         if self.monitor is None:  # a module of the user without a monitor
-            self.monitor = next((name for name in ("val/loss", "val_loss") if name in trainer.callback_metrics), None)
+            self.monitor = next((name for name in ("val/loss", "val_loss") if name in measured), None)
         monitors = [("checkpoint.monitor", self.monitor)] if self.monitor else []
         if interface.sums_its_steps(pl_module):  # other modules may log the metric in training
             monitors += [("monitor` of `EarlyStopping", stop.monitor) for stop in trainer.early_stopping_callbacks]
         for name, metric in monitors if trainer.sanity_checking else ():
-            if metric not in trainer.callback_metrics:
-                known = ", ".join(sorted(trainer.callback_metrics)) or "nothing: validation_step logs none"
-                hint = did_you_mean(metric, trainer.callback_metrics)
+            if metric not in measured:
+                known = ", ".join(sorted(measured)) or "nothing: validation_step logs none"
+                hint = did_you_mean(metric, measured)
                 raise UsageError(f"`{name}` must be one of {known}, got {metric}{hint}")
         self.mode = self.mode or interface.mode_of(pl_module, self.monitor)
-        if self.monitor in trainer.callback_metrics and self.mode is None:
+        if self.monitor in measured and self.mode is None:
             raise UsageError(f"`checkpoint.mode` must be min or max, to define the best {self.monitor}")
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return

@@ -95,8 +95,13 @@ def ends_with_epoch(trainer: Any) -> bool:
 
 
 def logged(trainer: Any, on_step: bool = False) -> dict[str, float]:
-    """Return the metrics that the current loop has logged, without those of other loops."""
-    metrics = trainer._results.metrics(on_step)["callback"] if trainer._results else {}
+    """Return the metrics that the current loop has logged, for all its loaders, without those of other loops."""
+    results = trainer._results or {}
+    current, metrics = getattr(results, "dataloader_idx", None), {}
+    for index in dict.fromkeys(item.meta.dataloader_idx for item in results.values()):
+        results.dataloader_idx = index
+        metrics |= results.metrics(on_step)["callback"]
+        results.dataloader_idx = current
     return {name: float(value) for name, value in metrics.items()}
 
 

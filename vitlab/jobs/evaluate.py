@@ -2,7 +2,6 @@
 
 import errno
 import logging
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from vitlab.errors import MISTAKES, UsageError, what_failed
 from vitlab.interface import answering, has_grid, path_of
 from vitlab.jobs.checkpoint import check_in_own_units, checkpoint_facts, load_checkpoint, load_outside, misfit
 from vitlab.jobs.restore import evaluation_args
-from vitlab.jobs.train.endings import explain_mismatch
+from vitlab.jobs.train.endings import explain_mismatch, in_step
 from vitlab.jobs.train.wandb import add_result
 from vitlab.models.load import load_weights
 from vitlab.models.weights_file import check_readable
@@ -233,9 +232,7 @@ def _run(cli: VitlabCLI, command: Command, path: Path | None) -> None:
     except MISTAKES as error:
         if "loading state_dict" in str(error) and isinstance(error, RuntimeError):
             raise misfit(path, error) from error
-        frames = traceback.extract_tb(error.__traceback__)
-        in_step = not isinstance(error, UsageError) and any("evaluation_loop.py" in frame.filename for frame in frames)
-        sentence = explain_mismatch(error, cli.model, cli.datamodule, SPLITS[command]) if in_step else None
+        sentence = explain_mismatch(error, cli.model, cli.datamodule, SPLITS[command]) if in_step(error) else None
         if sentence is None:
             raise
         raise UsageError(sentence) from error

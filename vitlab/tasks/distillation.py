@@ -46,20 +46,28 @@ class Teacher(nn.Module):
         self.eval().requires_grad_(False)
 
     def align_with_data(self, data: Any) -> None:
-        """Accept images normalized by ``data`` from now on; refuse data with another image size or other classes."""
-        size = (data.in_chans, *data.img_size)
-        if any(side not in (None, given) for side, given in zip(self.size, size, strict=True)):
+        """Accept images normalized by ``data`` from now on; refuse data with another image size or other classes.
+
+        What data of a user's own do not tell is not compared; without a mean and std, images stay as they are.
+        """
+        size = (getattr(data, "in_chans", None), *getattr(data, "img_size", (None, None)))
+        if any(None not in (own, given) and own != given for own, given in zip(self.size, size, strict=True)):
             takes, has = ("x".join("any" if n is None else str(n) for n in s) for s in (self.size, size))
-            way = "set `data.img_size`" if size[0] == self.size[0] else "take a teacher of as many channels"
+            is_size = size[0] is None or size[0] == self.size[0]
+            way = "set `data.img_size`" if is_size else "take a teacher of as many channels"
             raise ValueError(f"`model.teacher` takes images of {takes}, the data has {has}; {way}")
-        expected = data.class_names if isinstance(self.classes, list) else len(data.class_names)
-        if self.classes != expected:
-            count = self.classes if isinstance(self.classes, int) else len(self.classes)
+        names = getattr(data, "class_names", None)
+        count = self.classes if isinstance(self.classes, int) else len(self.classes)
+        given = len(names) if names else getattr(data, "num_classes", count)
+        others = bool(names) and isinstance(self.classes, list) and self.classes != list(names)
+        if count != given or others:
             raise ValueError(
                 f"`model.teacher` was trained for other classes than those of the data: it has {count}, the data "
-                f"{len(data.class_names)}" + ("" if count != len(data.class_names) else ", of other names or order")
+                f"{given}" + ("" if count != given else ", of other names or order")
             )
-        numbers = (data.mean, data.std, self.mean, self.std)
+        numbers = (getattr(data, "mean", ()), getattr(data, "std", ()), self.mean, self.std)
+        if not all(len(values) for values in numbers):
+            return
         data_mean, data_std, mean, std = (torch.tensor(v, dtype=torch.float64).view(-1, 1, 1) for v in numbers)
         self.scale, self.shift = (data_std / std).float(), ((data_mean - mean) / std).float()
 
@@ -95,9 +103,10 @@ def read_teacher(source: str) -> Teacher:
     if "num_classes" not in read_weights(path).arguments:
         raise ValueError(f"`model.teacher` must be a classifier, and {path} does not state its number of classes")
     network = load_network(path)
+    classes = list(facts["class_names"]) or network.num_classes  # data of a user's own may not name them
     network.skips_unread_tokens = True
     size = (network.in_chans, *network.img_size)
-    return Teacher(network, tuple(facts["mean"]), tuple(facts["std"]), size, list(facts["class_names"]))
+    return Teacher(network, tuple(facts["mean"]), tuple(facts["std"]), size, classes)
 
 
 def _refuse_weights(data: Any) -> None:

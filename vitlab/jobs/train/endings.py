@@ -7,8 +7,10 @@ import errno
 import os
 import shutil
 import signal
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NoReturn
 from urllib.error import URLError
 
@@ -228,7 +230,7 @@ def explain_mismatch(error: Exception, task: Any, data: Any, split: str = "train
         data: The LightningDataModule.
         split: Whose loader gave the batch: ``train``, ``val`` or ``test``.
     """
-    if isinstance(task, Task) and deals_samples(data):
+    if isinstance(error, UsageError) or (isinstance(task, Task) and deals_samples(data)):
         return None
     if isinstance(error, torch.OutOfMemoryError) or is_out_of_memory(error) or lost_loader(error):
         return None
@@ -237,6 +239,9 @@ def explain_mismatch(error: Exception, task: Any, data: Any, split: str = "train
     what = named_line(error)
     if not isinstance(error, MISTAKES):
         return None
+    if not in_step(error):  # a ValueError says itself what is wrong
+        is_told = isinstance(error, ValueError)
+        return None if is_told else f"{path_of(task)} cannot be set up for {path_of(data)}: {what}"
     if isinstance(task, Task) and "You provided multiple `" in what:  # Lightning, of loaders
         return (
             f"{type(task).__name__} takes one loader for validation, one for tests, and {path_of(data)} gives several: "
@@ -248,6 +253,12 @@ def explain_mismatch(error: Exception, task: Any, data: Any, split: str = "train
             f"{path_of(data)} for {split} is {_first(data, split)}: {what}"
         )
     return f"{path_of(task)} does not take what {path_of(data)} gives for {split}: {what}"
+
+
+def in_step(error: BaseException) -> bool:
+    """Return whether an error was raised in a loop over batches, not before."""
+    loops = ("training_epoch_loop.py", "evaluation_loop.py")
+    return any(Path(frame.filename).name in loops for frame in traceback.extract_tb(error.__traceback__))
 
 
 def _first(data: Any, split: str) -> str:
