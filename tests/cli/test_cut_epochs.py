@@ -64,6 +64,20 @@ def test_a_longer_training_has_the_rates_of_its_schedule_from_the_first_step_on(
     assert torch.equal(saved(again)["state_dict"]["net.head.weight"], saved(whole)["state_dict"]["net.head.weight"])
 
 
+@pytest.mark.parametrize(("planned", "told"), [({}, "was made for 2 steps and has no more"), ({"total_steps": 4}, "")])
+def test_a_schedule_that_ends_with_its_run_is_not_trained_longer_and_the_run_stays_as_it_is(planned, told):
+    scheduler = {"class_path": "OneCycleLR", "init_args": {"max_lr": 0.01, **planned}}
+    few = {"trainer.limit_train_batches": 2, "trainer.max_epochs": 1, "model.lr_scheduler": scheduler}
+    run = fit("cycle", few)
+    before = run.config
+    if told:
+        with pytest.raises(UsageError, match=told):
+            fit("cycle", {**few, "trainer.max_epochs": 2}, resume=True)
+        assert run.config == before and fit("cycle", few, resume=True).record["status"] == "done"
+    else:
+        assert saved(fit("cycle", {**few, "trainer.max_epochs": 2}, resume=True))["global_step"] == 4
+
+
 def test_a_training_that_has_stopped_early_has_nothing_left_to_resume(capsys):
     stop = {"class_path": "EarlyStopping", "init_args": {"monitor": "val/acc1", "mode": "max", "patience": 1}}
     early = {**CONSTANT, "trainer.max_epochs": 30, "model.lr": 0.05, "trainer.callbacks": [stop]}

@@ -68,15 +68,25 @@ def check_same_config(run: RunDir, old: Mapping[str, Any], new: Mapping[str, Any
     changed = []
     for key in sorted({*old, *new}):
         before, after = old.get(key), new.get(key)
-        longer = key in ("trainer.max_epochs", "trainer.max_steps") and before is not None and (after or 0) > before
         sharded = key == "trainer.strategy" and "fsdp2" in (before, after)  # it stores the moments in another order
-        if before != after and not longer and (sharded or not key_of(key).resume):
+        if before != after and not is_longer(key, old, new) and (sharded or not key_of(key).resume):
             changed.append(f"{key}: {before} -> {after}")
     if changed:
         raise UsageError(
             f"`--resume`: the configuration differs from that of {run.path} ({'; '.join(changed)}). "
             "Resume it without these changes, or start a new run with --init_from"
         )
+
+
+def is_longer(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Return whether ``key`` is a length of a training, and a larger number in the new configuration.
+
+    Example:
+        >>> is_longer("trainer.max_epochs", {"trainer.max_epochs": 60}, {"trainer.max_epochs": 80})
+        True
+    """
+    before, after = old.get(key), new.get(key)
+    return key in ("trainer.max_epochs", "trainer.max_steps") and before is not None and (after or 0) > before
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

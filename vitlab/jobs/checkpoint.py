@@ -38,6 +38,30 @@ def checkpoint_to_resume(run: RunDir) -> Path | None:
     return checkpoint
 
 
+def check_extensible(run: RunDir, epochs: int | None) -> None:
+    """Refuse more epochs or steps for a run whose schedule, as OneCycleLR, keeps the number for which it was made.
+
+    Args:
+        run: The run to continue.
+        epochs: Its epochs so far, for a schedule that advances at every epoch.
+
+    Raises:
+        UsageError: The schedule ends with the run.
+    """
+    if not (checkpoint := checkpoint_to_resume(run)):
+        return
+    content = torch.load(checkpoint, map_location="meta", weights_only=True, mmap=True)
+    for state in content["lr_schedulers"]:
+        by_step = state.get("last_epoch") == content["global_step"]
+        planned = run.record.get("steps") if by_step else epochs
+        if "total_steps" in state and (planned is None or state["total_steps"] <= planned):
+            raise UsageError(
+                f"`--resume`: the schedule of {run.path} was made for {state['total_steps']} steps and has no more: "
+                f"resume it without a larger `trainer.max_epochs` or `trainer.max_steps`, or start a new run with "
+                f"--init_from {run.typed}"
+            )
+
+
 def checkpoint_facts(path: Path) -> dict[str, Any]:
     """Return what identifies the weights that a result was measured with; a safetensors file names its checkpoint's."""
     if path.suffix == ".safetensors":

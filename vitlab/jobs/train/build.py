@@ -24,7 +24,7 @@ from vitlab.callbacks.watch import Watch
 from vitlab.config.arguments import config_paths, grid_of
 from vitlab.config.callbacks import check_callbacks, redirect_into_run
 from vitlab.config.explain import yaml_text
-from vitlab.config.keys import check_same_config, flatten_as_typed, recipe_name
+from vitlab.config.keys import check_same_config, flatten_as_typed, is_longer, recipe_name
 from vitlab.config.options import FitOptions
 from vitlab.config.parser import VitlabCLI, class_at, user_mistakes
 from vitlab.config.strategies import check_strategy
@@ -33,7 +33,7 @@ from vitlab.data.listed import Listed
 from vitlab.data.timm_images import images_of, images_of_timm
 from vitlab.errors import UsageError
 from vitlab.interface import deals_samples, recipe
-from vitlab.jobs.checkpoint import misfit
+from vitlab.jobs.checkpoint import check_extensible, misfit
 from vitlab.jobs.restore import stored_config, training_args
 from vitlab.jobs.terminal import lightning_quieted, open_terminal, say
 from vitlab.jobs.train.describe import header
@@ -210,8 +210,10 @@ class FitCLI(VitlabCLI):
         values = flatten_as_typed(yaml.safe_load(self.config_text))
         if self.resumed:
             if old := stored_config(self.run):
-                old_values = flatten_as_typed(self._in_parts(old))
-                check_same_config(self.run, self._defaults_among(values) | old_values, values)
+                old_values = self._defaults_among(values) | flatten_as_typed(self._in_parts(old))
+                check_same_config(self.run, old_values, values)
+                if any(is_longer(key, old_values, values) for key in values):
+                    check_extensible(self.run, old_values["trainer.max_epochs"])
         else:
             configs = config_paths(self.arguments)
             self.run = choose_run(self.options, configs, self.config.seed_everything, self.config_text)
