@@ -358,6 +358,20 @@ def test_weights_of_another_network_are_refused_with_the_differences(path):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.parametrize(
+    ("saved", "method"), [("learned", "relpos"), ("learned", "factorized"), ("relpos", ["learned", "rope2d"])]
+)
+def test_positions_of_another_method_are_refused_at_another_size_as_at_their_own(path, saved, method):
+    torch.save(
+        {"state_dict": tiny(pos_embed=saved).state_dict(), "hyper_parameters": TINY | {"pos_embed": saved}}, path
+    )
+    for img_size in (16, 24):
+        with pytest.raises(
+            ValueError, match=r"missing \(pos_embed.*build the model with the `model\.pos_embed` of the"
+        ):
+            load_weights(tiny(pos_embed=method, img_size=img_size), path, resize="usual")
+
+
 def test_timm_weights_with_fc_norm_are_refused(path):
     torch.save(TimmViT(**TINY, global_pool="avg").state_dict(), path)
     with pytest.raises(ValueError, match=r"unexpected \(fc_norm.*normalizes after pooling: set `model.fc_norm=True`"):

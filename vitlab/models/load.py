@@ -12,6 +12,7 @@ from torch import Tensor
 from vitlab.errors import one_line, preview
 from vitlab.layers.pos_embed import resample_pos_embed
 from vitlab.layers.pos_embed.added import AddedPosEmbed, SinCos1d, SinCosPosEmbed
+from vitlab.layers.pos_embed.resizable import SIZED
 from vitlab.layers.pos_embed.rotary import RoPE2d
 from vitlab.layers.resample import Grid, ResizePolicy
 from vitlab.models.arguments import ModelArgs
@@ -241,7 +242,6 @@ def _keep_new_head(state: State, model: VisionTransformer) -> tuple[State, list[
 def _fill(model: VisionTransformer, state: State, path: str | Path) -> None:
     """Load ``state`` into ``model``, or raise a ValueError that lists what does not fit."""
     own = model.state_dict()
-    resized = ("interpolated", "trained_grid")  # modules read these when they load
     shapes = [
         f"{name} {tuple(state[name].shape)}, not {tuple(own[name].shape)}"
         for name in own
@@ -249,7 +249,7 @@ def _fill(model: VisionTransformer, state: State, path: str | Path) -> None:
     ]
     differences = {
         "missing": [name for name in own if name not in state],
-        "unexpected": [name for name in state if name not in own and not name.endswith(resized)],
+        "unexpected": [name for name in state if name not in own and not name.endswith(SIZED)],
         "of another shape": shapes,
     }
     reasons = [f"{len(names)} {kind} ({preview(names)})" for kind, names in differences.items() if names]

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from vitlab.errors import UsageError
 from vitlab.layers.resample import Grid, ResizePolicy, same_size
 
+SIZED = ("interpolated", "trained_grid")  # what a method keeps of another grid, and reads when it is loaded
+
 
 class Resizable(nn.Module):
     """A module for a grid that can load the weights of another grid.
@@ -197,6 +199,8 @@ def resample_pos_embed(
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Resize the positions in a state dict to the grid of ``model``; return it and a sentence for each change.
 
+    Positions that lack a tensor of the model's method belong to another, and stay as they are.
+
     ``model`` is not changed: what a fixed method needs to know about the old grid goes into the state dict, is read by
     ``load_state_dict`` and is saved with the model from then on.
 
@@ -219,6 +223,9 @@ def resample_pos_embed(
     prefix = "pos_embed."
     pos_embed: Resizable = model.pos_embed  # type: ignore[assignment]
     old = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
+    own = {key for key in pos_embed.state_dict() if not key.endswith(SIZED)}
+    if own - old.keys():
+        return state_dict, []
     new = pos_embed.resized_state(old, (old_grid[0], old_grid[1]), policy, antialias)
     if new is old:
         return state_dict, []
