@@ -3,6 +3,7 @@ import torch
 from timm.scheduler import CosineLRScheduler
 
 from vitlab.optim import warmed_up
+from vitlab.tasks.optimizer import schedule
 
 
 def test_the_schedule_is_timms_with_ten_epochs_of_cooldown():
@@ -24,3 +25,17 @@ def test_the_learning_rate_rises_falls_and_stays():
 
 def test_without_warmup_the_schedule_starts_at_one():
     assert warmed_up(0, warmup=0, total=10) == 1
+
+
+@pytest.mark.parametrize(
+    ("per_epoch", "warmup", "cooldown", "rates"),
+    [
+        (20, 0.2, 0.1, [0.0, 0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0]),  # 4 and 2 steps of an epoch of 20
+        (20, 0.2, 1.0, [0.0, 0.25, 0.5, 0.75, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]),  # longer than the training
+        (float("inf"), 0.2, 0.1, [0.0, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0]),  # then of the training
+    ],
+)
+def test_epochs_are_those_of_the_data_also_in_a_training_shorter_than_one(per_epoch, warmup, cooldown, rates):
+    recipe = {"lr_scheduler": "constant", "warmup_epochs": warmup, "cooldown_epochs": cooldown}
+    factor = schedule({**recipe, "warmup_lr": 0.0, "min_lr": 0.0, "lr": 1.0}, 10, per_epoch)
+    assert [factor(step) for step in range(10)] == pytest.approx(rates)

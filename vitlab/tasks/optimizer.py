@@ -157,11 +157,11 @@ def schedule(recipe: Mapping[str, Any], steps: float, per_epoch: float) -> Calla
     shape, args = name_and_args("lr_scheduler", recipe["lr_scheduler"], SchedulerSpec.__annotations__)
     if shape not in SHAPES:
         return None
-    per_epoch = min(per_epoch, steps)
+    per_epoch = steps if math.isinf(per_epoch) else per_epoch
     return partial(
         warmed_up,
         warmup=min(recipe["warmup_epochs"] * per_epoch, steps),
-        total=steps - recipe["cooldown_epochs"] * per_epoch,
+        total=max(steps - recipe["cooldown_epochs"] * per_epoch, 0),
         start=recipe["warmup_lr"] / recipe["lr"],
         final=recipe["min_lr"] / recipe["lr"],
         shape=cast(ScheduleName, shape),
