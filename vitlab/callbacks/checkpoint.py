@@ -327,7 +327,8 @@ def random_states(device: torch.device) -> dict[str, Any]:
         >>> torch.equal(torch.rand(3), drawn[0]), random.random() == drawn[1]
         (True, True)
     """
-    name, key, *rest = np.random.get_state()
+    drawn: Any = np.random.get_state()
+    name, key, *rest = drawn
     states = {"torch": torch.get_rng_state(), "numpy": [name, key.tolist(), *rest], "python": random.getstate()}
     return states | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
 

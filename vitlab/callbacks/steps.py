@@ -96,8 +96,10 @@ def ends_with_epoch(trainer: Any) -> bool:
 
 def logged(trainer: Any, on_step: bool = False) -> dict[str, float]:
     """Return the metrics that the current loop has logged, for all its loaders, without those of other loops."""
-    results = trainer._results or {}
-    current, metrics = getattr(results, "dataloader_idx", None), {}
+    metrics: dict[str, Any] = {}
+    if (results := trainer._results) is None:
+        return {}
+    current = results.dataloader_idx
     for index in dict.fromkeys(item.meta.dataloader_idx for item in results.values()):
         results.dataloader_idx = index
         metrics |= results.metrics(on_step)["callback"]

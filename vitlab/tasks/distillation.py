@@ -56,10 +56,10 @@ class Teacher(nn.Module):
             is_size = size[0] is None or size[0] == self.size[0]
             way = "set `data.img_size`" if is_size else "take a teacher of as many channels"
             raise ValueError(f"`model.teacher` takes images of {takes}, the data has {has}; {way}")
-        names = getattr(data, "class_names", None)
+        names = list(getattr(data, "class_names", None) or [])
         count = self.classes if isinstance(self.classes, int) else len(self.classes)
         given = len(names) if names else getattr(data, "num_classes", count)
-        others = bool(names) and isinstance(self.classes, list) and self.classes != list(names)
+        others = bool(names) and isinstance(self.classes, list) and self.classes != names
         if count != given or others:
             raise ValueError(
                 f"`model.teacher` was trained for other classes than those of the data: it has {count}, the data "
