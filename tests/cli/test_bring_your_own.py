@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import lightning as L
@@ -83,6 +85,16 @@ def test_any_module_and_any_data_are_trained_measured_and_recorded(arguments, ca
     assert {row["epoch"] for row in rows} == {0, 1, 2}
     assert any("train/loss" in row for row in rows)
     assert (Path("runs/own/weights/best.safetensors")).is_file()
+
+
+def test_two_processes_train_a_module_that_does_not_ask_for_its_number_of_steps(here):
+    """Counting them is a collective: where the first process alone did so, it waited for the other for hours."""
+    two = [*SHORT, "--trainer.devices=2", "--trainer.strategy=ddp", "--name=two"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)]), "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-m", "vitlab", "fit", *NET, *BARS, *two]
+    done = subprocess.run(words, cwd=here, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (read("two", "run.json")["steps"], read("two", "run.json")["world_size"]) == (4, 2)
 
 
 def test_a_custom_module_is_saved_on_a_signal_and_resumes(monkeypatch, capsys):

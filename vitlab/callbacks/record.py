@@ -70,6 +70,7 @@ class RunRecord(Callback):
         if trainer.world_size > 1:  # whichever process is left at the end writes the last record
             token = trainer.strategy.broadcast(self.run.fence.token if self.run.fence else None)
             self.run.fence = self.run.fence or (token and Fence(self.run.path, token))
+        _ = trainer.estimated_stepping_batches  # all processes count them together, and the first writes them down
         if trainer.is_global_zero:
             self.run.check_there()
             self.attempt = self.run.record.get("attempts", 0) + 1
