@@ -263,6 +263,13 @@ def test_of_a_single_image_there_is_no_interval_over_images(tmp_path, monkeypatc
     assert [row["seed"] for row in pairs] == [0, 1] and joint == []
 
 
+def test_the_joint_interval_ends_where_differences_of_accuracies_end(tmp_path, monkeypatch):
+    right, wrong = ({"index": [0, 1, 2, 3], "target": [1] * 4, "prediction": [said] * 4} for said in (1, 0))
+    tables = {("none", 0): right, ("none", 1): right, ("learned", 0): wrong, ("learned", 1): right}
+    (row,) = image_by_image(tmp_path, monkeypatch, tables)[1]
+    assert (row["difference"], row["difference_low"], row["difference_high"]) == (-0.5, -1.0, 1.0)
+
+
 def test_curves_are_means_over_seeds_with_the_number_of_them(folder):
     report = (folder / "report.md").read_text()
     part = report.split("## Analysis: resolution")[1].split("\n## ")[0]

@@ -41,6 +41,16 @@ def test_t2t_has_no_filters_on_pixels(small_subject):
         analyze_filters(small_subject(**T2T))
 
 
+def test_filters_of_a_tokenizer_of_ones_own_are_those_of_its_convolution(small_subject):
+    subject = small_subject()
+    expected = analyze_filters(subject).table["weight"].tolist()
+    subject.net.tokenizer = torch.nn.Sequential(subject.net.tokenizer.proj, torch.nn.Flatten(2))
+    assert analyze_filters(subject).table["weight"].tolist() == expected
+    subject.net.tokenizer = torch.nn.Linear(4, 4)
+    with pytest.raises(UsageError, match="tokenizer=Linear does not begin with a convolution"):
+        analyze_filters(subject)
+
+
 def test_token_layer_maps_are_those_that_lead_to_the_tokens():
     net, images = small_net(**T2T, t2t_attn="transformer"), torch.randn(2, 1, 8, 8)
     tokenizer = net.tokenizer

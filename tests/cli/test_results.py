@@ -172,7 +172,7 @@ def test_a_resumed_run_shows_its_first_command_and_what_the_resume_changed(tmp_p
     assert main(["results"]) == 0  # of all runs in runs/
     command = capsys.readouterr().out.splitlines()[2].split("|")[1]
     first = "vitlab fit --config configs/t2t.yaml --trainer.max_epochs=1 --model.depth=1"
-    assert command.strip() == f"`{first} --trainer.limit_train_batches=2, resumed with --trainer.max_epochs=2`"
+    assert command.strip() == f"`{first} --trainer.limit_train_batches=2`, resumed with `--trainer.max_epochs=2`"
 
 
 def test_an_unknown_option_is_refused_with_those_that_exist(capsys) -> None:

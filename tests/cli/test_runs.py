@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -273,6 +274,15 @@ def test_a_condition_on_the_configuration_parses_the_part_that_it_asks_for_and_e
     assert len(rows) == 3 and not damaged
     assert parsed.cache_info().misses == 1 + 3  # one text of changes, three of `model`
     assert len(list_runs(where=["trainer.max_epochs=3"])[1]) == 3  # damaged, now that it is read
+
+
+def test_runs_below_a_folder_are_told_apart_by_their_path_and_a_point_has_a_name(place, monkeypatch):
+    for arm in ("none", "learned"):
+        shutil.copytree("runs/a", f"cells/{arm}/s0")
+    assert sorted(row["run"] for row in list_runs(["cells"])[0]) == ["learned/s0", "none/s0"]
+    assert [row["run"] for row in list_runs(["cells/none/s0"])[0]] == ["s0"]
+    monkeypatch.chdir("cells/none/s0")
+    assert [row["run"] for row in list_runs(["."])[0]] == ["s0"] == [RunDir(".").name]
 
 
 def test_no_order_holds_for_a_number_that_is_none():

@@ -106,10 +106,11 @@ def analyze_cost(subject: Subject) -> Finding:
         ax.xaxis.set_major_locator(MaxNLocator(nbins=3))
         ax.xaxis.set_major_formatter(EngFormatter(sep=" "))
     speed_table = table[table["quantity"] == "images per second"]
-    axes[2].plot(BATCHES, speed_table["value"].to_numpy(dtype=float), marker="o", color=COLORS[2])
+    speeds = speed_table["value"].astype(float)
+    axes[2].plot(BATCHES, speeds.to_numpy(), marker="o", color=COLORS[2])
     axes[2].set_xscale("log", base=2)
     axes[2].set_xticks(BATCHES, [str(batch) for batch in BATCHES])
-    axes[2].set_ylim(bottom=0)
+    axes[2].set_ylim(0, 1.08 * speeds.max())
     finish(axes[2], "batch size", "images per second", legend=False)
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, threads: {torch.get_num_threads()}"
     memory = "of tensors on the device" if device.type == "cuda" else "of the whole process so far"

@@ -10,9 +10,8 @@ from vitlab.analysis.figures import bare, grid_of_axes, heat
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
 from vitlab.models.foreign import AnyNetwork
-from vitlab.tokenizers.build import Tokenizer
-from vitlab.tokenizers.conv import ConvStem
-from vitlab.tokenizers.patch import PatchEmbed
+from vitlab.models.vit import VisionTransformer
+from vitlab.tokenizers.t2t import T2TTokenizer
 
 MOST = 28  # as many as figure 7 of ViT shows
 
@@ -24,23 +23,22 @@ def filter_components(filters: Tensor) -> tuple[Tensor, Tensor]:
     return components.view(-1, *filters.shape[1:]), singular.square() / singular.square().sum()
 
 
-def pixel_filters(tokenizer: Tokenizer) -> Tensor:
-    """Return the ``(D, C, p, p)`` filters that a tokenizer applies to pixels, where it has any."""
-    if isinstance(tokenizer, PatchEmbed):
-        return tokenizer.proj.weight
-    if isinstance(tokenizer, ConvStem):
-        return tokenizer.convs[0].weight  # type: ignore[return-value]
-    raise UsageError(
-        "filters shows linear maps of pixels, and the windows of tokenizer=t2t pass a token layer first; "
-        "use token_layers"
-    )
+def first_filters(net: VisionTransformer | AnyNetwork, kind: str) -> Tensor:
+    """Return the filters of the first convolution of a network or its tokenizer, ``(D, C, p, p)``.
 
-
-def first_filters(net: AnyNetwork, kind: str) -> Tensor:
-    """Return the filters of a network's first convolution, ``(D, C, p, p)``; refuse one that begins otherwise."""
-    first = next((layer for layer in net.modules() if isinstance(layer, nn.Conv2d)), None)
+    Raises:
+        UsageError: It does not begin with a convolution of the image.
+    """
+    begins = net if isinstance(net, AnyNetwork) else net.tokenizer
+    if isinstance(begins, T2TTokenizer):
+        raise UsageError(
+            "filters shows linear maps of pixels, and the windows of tokenizer=t2t pass a token layer first; "
+            "use token_layers"
+        )
+    first = next((layer for layer in begins.modules() if isinstance(layer, nn.Conv2d)), None)
     if first is None or first.in_channels != net.in_chans:
-        raise UsageError(f"filters shows linear maps of pixels, and {kind} does not begin with a convolution")
+        what = kind if begins is net else f"tokenizer={type(begins).__name__}"
+        raise UsageError(f"filters shows linear maps of pixels, and {what} does not begin with a convolution")
     return first.weight
 
 
@@ -57,8 +55,7 @@ def analyze_filters(subject: Subject) -> Finding:
         >>> list(finding.table.columns)
         ['component', 'share', 'channel', 'row', 'column', 'weight']
     """
-    net = subject.net
-    filters = first_filters(net, subject.kind) if isinstance(net, AnyNetwork) else pixel_filters(net.tokenizer)
+    filters = first_filters(subject.net, subject.kind)
     components, shares = filter_components(filters)
     components, shares = components[:MOST].cpu(), shares[:MOST].cpu()
     columns = min(7, len(components))

@@ -152,7 +152,7 @@ def _diff(options: argparse.Namespace) -> int:
     if not rows:
         show(f"{a.path} and {b.path} do not differ in configuration, code, data or numbers")
         return 0
-    names = [run.path.name if a.path.name != b.path.name else str(run.path) for run in (a, b)]
+    names = [run.name if a.name != b.name else str(run.path) for run in (a, b)]
     for part in PARTS:
         mine = [row for row in rows if row["part"] == part]
         if mine:

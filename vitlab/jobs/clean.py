@@ -44,7 +44,7 @@ class Item:
     def row(self) -> dict[str, Any]:
         """Return the item as a row of a table."""
         return {
-            "run": self.run.path.name,
+            "run": self.run.name,
             "path": str(self.path),
             "why": self.why,
             "bytes": self.frees,

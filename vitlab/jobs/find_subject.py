@@ -251,7 +251,7 @@ def subject_of(run: RunDir, checkpoint: Path, rest: Sequence[str], view: View) -
             net=net.to(cli.trainer.strategy.root_device),
             data=data,
             arguments={**network_args(cli.model.hparams), "num_classes": _num_outputs(net)},
-            name=run.path.name,
+            name=run.name,
             classifies=_classifies(cli.model, data, net),
             is_elsewhere="data" in dict(settings(list(rest))) and data.class_names != run.data.get("class_names"),
             task=_with_decoder(cli.model, checkpoint).to(cli.trainer.strategy.root_device),

@@ -176,7 +176,7 @@ def list_runs(
     runs = runs_at(places)
     for run in runs:
         try:
-            rows.append(run_facts(run, asked))
+            rows.append(run_facts(run, asked) | {"run": _place(run, places)})
         except (UsageError, OSError, yaml.YAMLError) as error:
             damaged[str(run.path)] = one_line(error)
     for key in asked if rows else ():
@@ -187,6 +187,12 @@ def list_runs(
     rows = [row for row in rows if all(one.holds(row) for one in conditions)]
     rows.sort(key=lambda row: row.get("started") or "")
     return sorted(rows, key=lambda row: _order(row.get(sort))) if sort else rows, damaged
+
+
+def _place(run: RunDir, places: Sequence[str]) -> str:
+    """Return the path of a run below the folder that was named, which tells cells apart; else its name."""
+    folders = [Path(place).expanduser() for place in places]
+    return next((str(run.path.relative_to(folder)) for folder in folders if folder in run.path.parents), run.name)
 
 
 def _known_names(run: RunDir) -> Iterable[str]:
@@ -206,7 +212,7 @@ def _order(value: Any) -> tuple[int, float, str]:
 def run_facts(run: RunDir, asked: Sequence[str] = ()) -> Row:
     """Return the facts of a run by name; those of network and configuration only where they are ``asked`` for."""
     record: dict[str, Any] = dict(run.record)
-    row: Row = {"run": run.path.name, "path": str(run.path), "status": run_status(run, record)}
+    row: Row = {"run": run.name, "path": str(run.path), "status": run_status(run, record)}
     row |= {name: record[name] for name in RECORD if name in record}
     row["config"] = "+".join(Path(as_typed(name)).stem for name in record.get("configs") or [])
     overrides = run.path / "overrides.yaml"

@@ -22,7 +22,7 @@ from vitlab.shipped import as_typed
 from vitlab.tables import table
 
 _COLUMNS = {
-    "command": "`{command}`",
+    "command": "{typed}",
     "tokens": "{tokenizer}",
     "positions": "{pos_embed}",
     "parameters": "{parameters_m:.2f} M",
@@ -152,6 +152,7 @@ def _places(runs: list[dict[str, Any]]) -> list[str]:
 
 def _row(runs: list[dict[str, Any]]) -> dict[str, Any]:
     return runs[0] | {
+        "typed": f"`{runs[0]['command'].replace(', resumed with ', '`, resumed with `')}`",
         "parameters_m": runs[0]["parameters"] / 1e6,
         "macs_m": runs[0]["macs"] / 1e6 if runs[0].get("macs") else None,
         "seeds": len(runs),

@@ -114,7 +114,7 @@ def page_about(sources: list[str], view: "View", rest: list[str]) -> str:
             subject = subject_at(source, view if source in named else plain, changes)[0]
         except CannotBeAsked as error:  # its run still has curves
             run = _run_of(source)
-            runs[run.path.name if run.path.name not in runs else source] = run
+            runs[run.name if run.name not in runs else source] = run
             say(f"architecture     left out, as are pictures: {error}")
             continue
         if view.shown and not subject.has_pictures:

@@ -269,14 +269,14 @@ def card_of(run: RunDir, status: str) -> str:
         >>> "<b>first</b>, done" in card, card.count("<svg") > 0
         (True, True)
     """
-    parts = [f"<p><b>{escape(run.path.resolve().name)}</b>, {escape(status)}</p>"]
+    parts = [f"<p><b>{escape(run.name)}</b>, {escape(status)}</p>"]
     try:
         if found := numbers_of(run):
             split = "validation" if found["split"] == "val" else found["split"]
             answer = f"{found['name']} on {found['n']}{split} images{found['of']}"
             parts.append(f"<p><b>{escape(found['head'])}</b> {escape(answer)}</p>")
         parts += [f"<p>{as_html(doubt)}</p>" for doubt in doubts_of(run)]
-        parts += curves_of({run.path.name: run})
+        parts += curves_of({run.name: run})
     except (ValueError, KeyError, TypeError, OSError) as error:
         parts.append(f"<p>{escape(str(error))}</p>")
     return f'<div class="vitlab"><style>{CARD}</style>{"".join(parts)}</div>'

@@ -64,6 +64,16 @@ class RunDir:
         self._place: tuple[int, int] | None = None
 
     @property
+    def name(self) -> str:
+        """The name of the directory, also of one that is named by ``.``.
+
+        Example:
+            >>> RunDir("runs/first").name, RunDir("runs/first/../second").name
+            ('first', 'second')
+        """
+        return os.path.basename(os.path.abspath(self.path))
+
+    @property
     def typed(self) -> str:
         """The directory as a command line takes it, for messages: in quotes if it has spaces.
 

@@ -48,6 +48,7 @@ def compared(results: CellResults) -> tuple[list[dict[str, Any]], list[dict[str,
             gains.append(right.to_numpy(float) - other)
         if len(gains) > 1 and len({len(gain) for gain in gains}) == 1 and len(gains[0]) > 1:
             value, low, high = seeds_and_images(np.stack(gains), results.ablation.stats.ci)
+            low, high = max(low, -1.0), min(high, 1.0)  # where differences of accuracies end
             row = {"arm": arm.name, "baseline": baseline.name, "n": len(gains), "n_images": len(gains[0])}
             joint.append({**row, "difference": value, "difference_low": low, "difference_high": high})
     return pairs, joint

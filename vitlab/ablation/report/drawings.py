@@ -138,7 +138,8 @@ def _dots(ax: Axes, results: CellResults, rows: list[ArmRow]) -> None:
             place: Any = {"xy": (row.mean, y), "xytext": (4, 4), "textcoords": "offset points"}
             ax.annotate(row.arm, **place, fontsize=7, color=color)
     _arms(ax, [(row.arm, row.n, row.planned) for row in rows])
-    ax.set_xlabel(f"{results.ablation.primary} ({results.ablation.evaluate} split); the axis does not begin at zero")
+    scale = "; the axis does not begin at zero" if ax.get_xlim()[0] > 0 else ""
+    ax.set_xlabel(f"{results.ablation.primary} ({results.ablation.evaluate} split){scale}")
 
 
 def _forest(ax: Axes, results: CellResults, rows: Rows) -> None:

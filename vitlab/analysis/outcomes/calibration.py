@@ -199,14 +199,15 @@ def analyze_calibration(subject: Subject) -> Finding:
         table[f"consistent_{end}"] = binom.ppf(level, enough, table["confidence"]) / enough
     figure, (axes,) = one_axes(3.6, 3.6)
     axes.plot([0, 1], [0, 1], color="gray", linestyle="--", linewidth=1)
-    axes.bar(table["low"], table["accuracy"], width=1 / BINS, align="edge", color=COLORS[5], edgecolor="white")
+    bars = {"width": 1 / BINS, "align": "edge", "color": COLORS[5], "edgecolor": "white"}
+    axes.bar(table["low"], table["accuracy"], label="right, by bin", **bars)
     band = table["consistent_high"] - table["consistent_low"]
     place = {"width": 0.6 / BINS, "bottom": table["consistent_low"], "color": "0.3", "alpha": 0.35}
     axes.bar(table["confidence"], band, label="calibrated, 95 %", **place)
     reach = np.abs(table[["accuracy_low", "accuracy_high"]].to_numpy().T - table["accuracy"].to_numpy())
     style = {"color": COLORS[0], "marker": "o", "markersize": 4, "linewidth": 1.2, "capsize": 2}
-    axes.errorbar(table["confidence"], table["accuracy"], reach, **style)
-    axes.set(xlim=(0, 1), ylim=(0, 1))
+    axes.errorbar(table["confidence"], table["accuracy"], reach, label="with 95 % interval", **style)
+    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))  # markers at 0 and 1 are whole
     finish(axes, "probability", "share that is right")
     what = "images" if outcome.kind == "class" else "labels of images"
     error = calibration_error(said, right.numpy(), images)

@@ -33,7 +33,7 @@ def analyze_errors(subject: Subject) -> Finding:
     order = order[wrong[order]]
     table = pd.DataFrame([_row(outcome, i, float(image_errors[i])) for i in order.tolist()], columns=_columns(outcome))
     shown = order[: _COLUMNS * _ROWS].numpy()
-    figure, axes = grid_of_axes(max(1, -(-len(shown) // _COLUMNS)), _COLUMNS, size=1.6)
+    figure, axes = grid_of_axes(max(1, -(-len(shown) // _COLUMNS)), _COLUMNS if len(shown) else 1, size=1.6)
     for ax in axes.flat:
         ax.axis("off")
     if not len(shown):
