@@ -6,12 +6,14 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from vitlab.data import Packed
 from vitlab.data.files.scan import Folder
 from vitlab.data.image_folder import ImageFolder, ImageNet
 from vitlab.data.pack.write import pack
+from vitlab.data.record import Trained, measured
 
 
 @pytest.fixture(autouse=True)
@@ -259,6 +261,35 @@ def test_gray_images_have_one_channel(tmp_path):
 
 
 @pytest.mark.slow
+def _seen(data):
+    return torch.cat([images for images, _ in data.iterate_batches(data.test_dataloader())])
+
+
+def test_a_run_sees_images_of_other_sizes_as_those_that_it_was_trained_on(tmp_path):
+    small = _fill(tmp_path / "small", {"cat": 4, "dog": 4})
+    for file in small.glob("*/*.png"):
+        large = tmp_path / "large" / file.relative_to(small)
+        large.parent.mkdir(parents=True, exist_ok=True)
+        Image.open(file).resize((30, 24), Image.Resampling.NEAREST).save(large)
+    shutil.copytree(tmp_path / "large", tmp_path / "mixed")
+    shutil.copy(small / "cat" / "00.png", tmp_path / "mixed" / "cat")
+    fixed = {"mean": [0.0] * 3, "std": [1.0] * 3, "num_workers": 0, "test_share": 1.0}
+    trained = ImageFolder(str(small), augment="crop-flip", num_workers=0)
+    cropped = ImageFolder(str(small), crop_pct=0.5, num_workers=0)
+    for run, crop in ((trained, {"crop": "none"}), (cropped, {"crop": "center", "crop_pct": 0.5})):
+        facts = {"class_names": run.class_names, **run.pipeline.facts()}
+        for root in ("small", "large", "mixed"):
+            with measured(Trained(facts, None, "test")):
+                data = ImageFolder(str(tmp_path / root), **fixed)
+                data.setup("test")
+            assert crop.items() <= data.pipeline.protocol().items()
+            run._statistics = (0.0,) * 3, (1.0,) * 3
+            photos = data.splits["test"]
+            torch.testing.assert_close(
+                _seen(data), torch.stack([run.eval_transform(photos.image(i)) for i in range(len(photos))])
+            )
+
+
 def test_imagenet_has_1000_classes_holds_its_val_folder_back_and_has_the_published_statistics(tmp_path):
     for part, n in (("train", 2), ("val", 1)):
         _fill(tmp_path / part, {"n01440764": n, "n01443537": n})

@@ -30,8 +30,9 @@ _IN_MEMORY = 2**30  # bytes of decoded pixels, up to which a split of small imag
 class Photos(ImageData):
     """Image files, decoded on demand, in one part that is divided, or in parts train, val and test.
 
-    Images are small if all have one size of at most 128 pixels per side. Unless `crop_scale` or `crop_pct` is given,
-    training shifts small images instead of cropping them, and evaluation uses the whole image.
+    Images are small if all have one size of at most 128 pixels per side, and of at most `img_size`. Unless `crop_scale`
+    or `crop_pct` is given, training shifts small images instead of cropping them, and evaluation uses the whole image.
+    A trained run is measured as it was trained, whatever the sizes of the images at hand.
 
     Args:
         place: Name of the source, for messages.
@@ -74,17 +75,21 @@ class Photos(ImageData):
         self.has_test_split = "test" in parts
         self.stands_for = _read_map(class_map)
         class_names = list(dict.fromkeys(self.stands_for.get(name, name) for name in class_names))
-        native = None
         run = RUN.get()
-        whole = self.arrays and not (run and run.arrays_were_cut)
         small = are_small(sizes) or self.arrays
         if img_size is None:
             img_size = (run and run.img_size) or (list(next(iter(sizes))) if small else 224)
-        if whole or (small and _covers(as_size(img_size, None), next(iter(sizes)))):
-            packed = data.get("native_patch") and not self.arrays
-            native = None if packed or (crop_scale, crop_pct) != (None, None) else next(iter(sizes))
-            crop_pct = 1.0 if crop_pct is None and not packed else crop_pct
-        self.one_size = native  # which every image must have
+        if self.arrays:
+            whole = None if run and run.arrays_were_cut else next(iter(sizes))
+        elif run and run.knows_crop:
+            whole = run.native_size
+        else:
+            whole = next(iter(sizes)) if small and _covers(as_size(img_size, None), next(iter(sizes))) else None
+        packed = data.get("native_patch") and not self.arrays
+        native = None if packed or (crop_scale, crop_pct) != (None, None) else whole
+        if crop_pct is None and not packed:
+            crop_pct = 1.0 if whole else run.crop_pct if run else None
+        self.one_size = None if run and run.knows_crop else native  # which every image must have
         super().__init__(
             native_size=native, in_chans=in_chans, class_names=class_names, img_size=img_size, crop_scale=crop_scale,
             crop_pct=crop_pct, **data,
@@ -139,9 +144,11 @@ class Photos(ImageData):
         return images.take(np.array([frames[len(frames) // 2] for frames in in_time], dtype=np.int64))
 
     def ready(self, images: Images) -> Images:
-        """Return small images decoded, if they fit in memory."""
+        """Return small images decoded, if they have the size of the run and fit in memory."""
         native, n = self.pipeline.native_size, len(images) * self.in_chans
         if not isinstance(images, FileImages) or native is None or n * native[0] * native[1] > _IN_MEMORY:
+            return images
+        if (images.known["size"] != native).any():
             return images
         return images.in_memory(self.num_workers)
 

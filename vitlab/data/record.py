@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from vitlab.data.files.sets import Images, Statistics, summary
 from vitlab.data.files.splits import SplitName, SplitRule
 from vitlab.data.files.twins import twins
+from vitlab.data.loading.transforms import Size
 from vitlab.errors import UsageError
 
 if TYPE_CHECKING:
@@ -115,6 +116,9 @@ class Trained:
         self.class_names: list[str] = facts["class_names"]
         self.targets: dict[str, Any] = facts.get("targets", {})
         self.img_size: list[int] | None = facts.get("img_size")
+        self.knows_crop = "native_size" in facts
+        self.native_size: Size | None = tuple(native) if (native := facts.get("native_size")) else None
+        self.crop_pct: float | None = facts.get("crop_pct")
         # an earlier vitlab cut arrays larger than `img_size` as it cuts photos, and is measured that way
         self.arrays_were_cut = facts.get("arrays", False) and facts.get("native_size", ()) is None
         self.rule = facts.get("split_rule")

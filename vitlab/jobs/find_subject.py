@@ -4,7 +4,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from vitlab.analysis.subject import CkaTokens, Subject
 from vitlab.config.parser import VitlabCLI, settings, user_mistakes
 from vitlab.data.base import ImageData
 from vitlab.data.loading.pipeline import Pipeline
+from vitlab.data.record import Trained, measured
 from vitlab.data.timm_images import images_of
 from vitlab.errors import UsageError, did_you_mean, named_line
 from vitlab.interface import answering, has_grid, image_fact, network, path_of
@@ -350,8 +351,10 @@ def _rebuild(run: RunDir, checkpoint: Path, rest: Sequence[str], has_pictures: b
     """Build task and data of a run and load the weights; with other pictures, the data's files may be missing."""
     other = dict(settings(list(rest)))
     rest = [*rest, *_training_size(run, other)]
+    as_trained = nullcontext() if "data" in other else measured(Trained(dict(run.data), None, "val"))
     try:
-        cli = VitlabCLI(evaluation_args(run, rest), default_root_dir=str(run.path))
+        with as_trained:
+            cli = VitlabCLI(evaluation_args(run, rest), default_root_dir=str(run.path))
     except UsageError:
         if not has_pictures:
             raise

@@ -315,7 +315,7 @@ class Pipeline:
 
     def transform(self, train: bool, mean: tuple[float, ...], native: Native | None = None) -> Transform | None:
         """Return the transform of single images in training or evaluation; None if there is none."""
-        move: Transform | None = None if self.native_size else native or self.center(mean)
+        move: Transform | None = None if train and self.native_size else native or self.center(mean)
         if train and self.moves:
             crop: Transform = RandomCropFlip(self.img_size, self.crop_scale, self.interpolation)
             crop = NativeCropFlip(native, self.crop_scale) if native else crop
