@@ -1,5 +1,6 @@
 """Statistics come from the training split alone, and travel with the checkpoint."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import lightning as L
@@ -87,14 +88,54 @@ def test_a_checkpoint_of_other_classes_is_refused():
         data.load_state_dict(FakeData().state_dict())
 
 
+def _trainer(batches=0, ended=False):
+    trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    trainer.state.fn = "fit"
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    progress.current.ready, progress.is_last_batch = batches, ended
+    return trainer
+
+
 def test_a_run_is_not_continued_on_another_training_split():
     trained, other = FakeData(batch_size=8), FakeData(batch_size=8, split_seed=5)
     for data in (trained, other):
         data.setup("fit")
-    other.trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
-    other.trainer.state.fn = "fit"
+    other.trainer = _trainer()
     with pytest.raises(ValueError, match="start a new run"):
         other.load_state_dict(trained.state_dict())
+
+
+def test_a_run_is_not_continued_on_other_validation_images():
+    trained, other = FakeData(batch_size=8), FakeData(batch_size=8)
+    for data in (trained, other):
+        data.setup("fit")
+    other.trainer, state = _trainer(), trained.state_dict()
+    other.splits["val"] = other.splits["val"].take(np.arange(1, len(other.splits["val"])))
+    with pytest.raises(ValueError, match=f"the best epoch so far was chosen on {trained.splits['val'].split_hash}"):
+        other.load_state_dict(state)
+    del state["val_hash"]  # of an earlier vitlab
+    other.load_state_dict(state)
+
+
+def test_an_epoch_is_not_continued_in_another_order_or_with_other_shares_of_packed_batches():
+    trained, other = FakeData(batch_size=8), FakeData(batch_size=8)
+    for data in (trained, other):
+        data.setup("fit")
+    train, other.trainer = other.splits["train"], _trainer()
+    states = {}
+    for where, place in {"within": (3, False), "at its end": (3, True), "before it": (0, False)}.items():
+        trained.trainer = _trainer(*place)
+        states[where] = trained.state_dict()
+    for where, state in states.items():
+        other.splits["train"], other.pipeline.native = train.take(np.arange(len(train))[::-1].copy()), None
+        with pytest.raises(ValueError, match="another order") if where == "within" else nullcontext():
+            other.load_state_dict(state)
+        other.splits["train"] = train
+        other.load_state_dict({**state, "world": 2})
+        other.pipeline.native = object()
+        with pytest.raises(ValueError, match="resume it on 2") if where == "within" else nullcontext():
+            other.load_state_dict({**state, "world": 2})
+    other.load_state_dict({key: states["within"][key] for key in ("class_names", "seed", "order", "split_hash")})
 
 
 @pytest.mark.parametrize("changed", [{"repeats": 3}, {"sampling": "balanced"}, {}], ids=str)

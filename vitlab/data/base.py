@@ -326,7 +326,7 @@ class ImageData(Named, L.LightningDataModule):
         if state_dict["class_names"] != self.class_names:
             self.adopt_classes(list(state_dict["class_names"]))
         if self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
-            check_same_training(self.splits, state_dict)
+            check_same_training(self, state_dict)
             self.notes += changed_order(self, state_dict)
         self._restored = dict(state_dict)
         if self.statistics_from != "given":

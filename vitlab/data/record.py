@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from lightning.pytorch.trainer.states import TrainerFn
 from numpy.typing import NDArray
 
 from vitlab.data.files.sets import Images, Statistics, summary
-from vitlab.data.files.splits import SplitName, SplitRule
+from vitlab.data.files.splits import SplitName, SplitRule, rows_hash
 from vitlab.data.files.twins import twins
 from vitlab.data.loading.transforms import Size
 from vitlab.errors import UsageError
@@ -46,9 +47,24 @@ def data_record(data: Any) -> dict[str, Any]:
 def state_of(data: Any, statistics: Statistics | None) -> dict[str, Any]:
     """Return the state that later stages must share with a training run, as plain values."""
     known = {} if statistics is None else dict(zip(("mean", "std"), map(list, statistics), strict=True))
-    train = {"split_hash": data.splits["train"].split_hash} if "train" in data.splits else {}
     whole = {"whole_arrays": True} if data.arrays else {}
-    return {"class_names": data.class_names, "seed": data.seed, "order": ORDER, **known, **train, **whole}
+    splits = _hashes(data.splits)
+    return {"class_names": data.class_names, "seed": data.seed, "order": ORDER, **known, **splits, **whole, **_at(data)}
+
+
+def _hashes(splits: Mapping[SplitName, Images]) -> dict[str, str]:
+    """Return the hashes by which a resumed run knows its images, and the order in which training numbers them."""
+    names: dict[str, SplitName] = {"split_hash": "train", "val_hash": "val"}
+    found = {key: splits[name].split_hash for key, name in names.items() if name in splits}
+    return {**found, "rows_hash": rows_hash(splits["train"].ids)} if "train" in splits else found
+
+
+def _at(data: Any) -> dict[str, Any]:
+    """Return the number of processes, and whether an epoch has begun that has not ended."""
+    if data.trainer is None or data.trainer.state.fn != TrainerFn.FITTING:
+        return {}
+    progress = data.trainer.fit_loop.epoch_loop.batch_progress
+    return {"world": data.trainer.world_size, "in_epoch": progress.current.ready > 0 and not progress.is_last_batch}
 
 
 def statistics_of(state: Mapping[str, Any]) -> Statistics | None:
@@ -74,11 +90,36 @@ def given_statistics(mean: Sequence[float] | None, std: Sequence[float] | None, 
     return tuple(mean), tuple(std)
 
 
-def check_same_training(splits: Mapping[SplitName, Images], state: Mapping[str, Any]) -> None:
-    """Refuse to resume a run on another training split than that of its checkpoint."""
-    if "train" in splits and "split_hash" in state and splits["train"].split_hash != state["split_hash"]:
-        now, then = splits["train"].split_hash, state["split_hash"]
-        raise ValueError(f"the training split is {now}, the checkpoint was trained on {then}: start a new run")
+def check_same_training(data: Any, state: Mapping[str, Any]) -> None:
+    """Refuse to resume a run on other training or validation images, or an epoch in another order of the images.
+
+    Checkpoints of an earlier vitlab know the training images alone.
+    """
+    now = _hashes(data.splits)
+    changed = {key for key in now.keys() & state.keys() if now[key] != state[key]}
+    if "split_hash" in changed:
+        then = state["split_hash"]
+        raise ValueError(
+            f"the training split is {now['split_hash']}, the checkpoint was trained on {then}: start a new run"
+        )
+    if "val_hash" in changed:
+        raise ValueError(
+            f"the validation split is {now['val_hash']}, the best epoch so far was chosen on {state['val_hash']}: "
+            "restore its images, or start a new run"
+        )
+    if not state.get("in_epoch"):
+        return
+    if "rows_hash" in changed:
+        raise ValueError(
+            "the training images have another order than in the checkpoint, which is from the middle of an epoch: "
+            "restore the order (of a table's rows, a list of shards, or `data.split_file`), or start a new run"
+        )
+    world = data.trainer.world_size
+    if data.pipeline.native and state["world"] != world:
+        raise ValueError(
+            f"the checkpoint is from the middle of an epoch on {state['world']} processes, now {world}, which divide "
+            f"the photos of `data.native_patch` otherwise: resume it on {state['world']}"
+        )
 
 
 def check_uncut(native_size: Sequence[int] | None, img_size: Sequence[int]) -> None:

@@ -204,6 +204,15 @@ def split_hash(ids: Sequence[bytes], labels: Indices) -> str:
     return f"{total % 2**64:016x}"
 
 
+def rows_hash(ids: Sequence[bytes]) -> str:
+    """Return a hash of a list of samples in their order, as 16 hex digits.
+
+    >>> rows_hash([b"a", b"b"]) == rows_hash([b"b", b"a"])
+    False
+    """
+    return hashlib.blake2b(b"\0".join(ids), digest_size=8).hexdigest()
+
+
 def _parse_fold(fold: str | int | None) -> tuple[int, int] | None:
     if fold is None:
         return None
