@@ -87,11 +87,17 @@ def test_policies_keep_size_and_mode_at_every_strength(name, mode):
         assert image.mode == mode and image.size == (12, 10)
 
 
-def test_posterize_never_leaves_a_black_image():
-    policy = step_of("rand-m10-inc1", (0.5,))
-    (op,) = [op for op in policy.ops if op.name == "PosterizeIncreasing"]
-    op.prob = 1.0
-    assert np.asarray(op(_ramp())).max() == 128
+@pytest.mark.parametrize("name", ["rand-m10-inc1", "original-mstd0.5", "v0", "augmix-m3-mstd1"])
+def test_posterize_never_leaves_a_black_image(name):
+    policy, ops = step_of(name, (0.5,)), []
+    for op in getattr(policy, "ops", None) or [op for pair in policy.policy for op in pair]:
+        if op.name.startswith("Posterize"):
+            op.prob, op.magnitude_std = 1.0, 0
+            ops.append(op)
+    assert ops
+    for op in ops:
+        for op.magnitude in range(11):
+            assert np.asarray(op(_ramp())).max() >= 128
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB"])

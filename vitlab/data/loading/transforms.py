@@ -4,7 +4,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ Interpolation = Literal["bilinear", "bicubic"]
 CropMode = Literal["center", "squash", "border", "box"]
 Augment = str | list[str | ClassSpec]
 Size = tuple[int, int]  # height, width
+_Policy = TypeVar("_Policy", bound=Callable[[Image.Image], Image.Image])
 
 
 def as_size(img_size: int | list[int] | None, native_size: Size | None) -> Size:
@@ -253,14 +254,14 @@ def step_of(
         if name == "rotate90":
             return _rotate90
         if kind in ("original", "v0"):
-            return auto_augment.auto_augment_transform(name, hparams)
+            auto = auto_augment.auto_augment_transform(name, hparams)
+            return _keeping_a_bit(auto, [op for ops in auto.policy for op in ops])
         if kind == "augmix":
-            return auto_augment.augment_and_mix_transform(name, {**hparams, "translate_pct": 0.3})
+            augmix = auto_augment.augment_and_mix_transform(name, {**hparams, "translate_pct": 0.3})
+            return _keeping_a_bit(augmix, augmix.ops)
         if kind == "rand":
             randaugment = auto_augment.rand_augment_transform(name, hparams)
-            for op in randaugment.ops:
-                op.aug_fn = _posterize if op.name.startswith("Posterize") else op.aug_fn
-            return randaugment
+            return _keeping_a_bit(randaugment, randaugment.ops)
     except (AssertionError, ValueError, KeyError):
         name = f"{name} "  # not the name of a class either
     words = ("none", "crop-flip", "3-augment", "rotate90", "original", "a timm string such as rand-m9-mstd0.5-inc1")
@@ -271,6 +272,13 @@ def step_of(
 def _rotate90(image: Image.Image) -> Image.Image:
     turns = random.randrange(4)
     return image.rotate(90 * turns, expand=True) if turns else image
+
+
+def _keeping_a_bit(policy: _Policy, ops: Sequence[Any]) -> _Policy:
+    """Return a policy of timm whose posterizing, among its ``ops``, keeps at least one bit."""
+    for op in ops:
+        op.aug_fn = _posterize if op.name.startswith("Posterize") else op.aug_fn
+    return policy
 
 
 def _posterize(image: Image.Image, bits: int, **_: object) -> Image.Image:
