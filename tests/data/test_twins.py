@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance
 
-from vitlab.data.files.scan import look_of
-from vitlab.data.files.twins import near
+import torch
+from vitlab.data.files.decode import Decoding
+from vitlab.data.files.scan import FACTS, look_of
+from vitlab.data.files.sets import FileImages
+from vitlab.data.files.twins import near, near_duplicates
 
 
 def _photo(rng, size=160):
@@ -36,6 +39,22 @@ def test_near_duplicates_are_found_after_small_changes_without_false_pairs(chang
     changed = [CHANGES[change](photo) for photo in photos[:40]]
     first, second = (np.array([look_of(image) for image in images]) for images in (photos, changed))
     assert near(first, second) == [(i, i) for i in range(40)]
+
+
+def _set(photos):
+    facts = np.zeros(len(photos), FACTS)
+    facts["digest"] = [[id(photo), 0] for photo in photos]
+    facts["look"], facts["size"] = [look_of(x) for x in photos], [(x.height, x.width) for x in photos]
+    files = [str(i) for i in range(len(photos))]
+    return FileImages(None, files, torch.zeros(len(photos), dtype=torch.int64), Decoding(), facts)
+
+
+def test_images_too_small_for_a_hash_are_no_near_duplicates_and_others_keep_their_names():
+    rng = np.random.default_rng(0)
+    tiny = [Image.fromarray(rng.integers(0, 2, (2, 2), dtype=np.uint8) * 255).resize((8, 8), 0) for _ in range(20)]
+    photo = _photo(rng)
+    pairs = near_duplicates({"train": _set([*tiny, photo]), "test": _set([*tiny[10:], photo.resize((90, 90))])})
+    assert pairs == [["train: 20", "test: 10"]]
 
 
 def test_images_without_structure_are_not_taken_for_each_other():

@@ -52,15 +52,23 @@ def contradictions(splits: Mapping[SplitName, Images]) -> Pairs:
 
 
 def near_duplicates(splits: Mapping[SplitName, Images]) -> Pairs:
-    """Return pairs of files in different splits that differ but look the same, by their difference hashes."""
+    """Return pairs of files in different splits that differ but look the same, by their difference hashes.
+
+    Images smaller than the 16 x 17 pixels of a hash are left out: different ones have the same hash.
+    """
     pairs: Pairs = []
-    files = [(name, images) for name, images in splits.items() if isinstance(images, FileImages)]
+    files = [(name, _hashed(images)) for name, images in splits.items() if isinstance(images, FileImages)]
     for k, (name, images) in enumerate(files):
         for earlier, others in files[:k]:
             for i, j in near(others.known["look"], images.known["look"]):
                 if others.digests[i] != images.digests[j]:
                     pairs.append([name_of(earlier, others, i), name_of(name, images, j)])
     return pairs
+
+
+def _hashed(images: FileImages) -> FileImages:
+    large = (images.known["size"] >= (16, 17)).all(1)
+    return images if large.all() else images.take(np.flatnonzero(large))
 
 
 def near(first: NDArray[np.uint64], second: NDArray[np.uint64]) -> list[tuple[int, int]]:
