@@ -3,6 +3,7 @@
 import errno
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from PIL import Image
 
 from vitlab.cli.data import main as data_command
-from vitlab.data.image_folder import ImageFolder
+from vitlab.data.image_folder import ImageFolder, ImageNet
 from vitlab.data.report import report, report_as_text
 from vitlab.errors import UsageError
 
@@ -50,6 +51,28 @@ def test_a_class_that_training_lacks_is_a_problem_in_the_report(photos):
     found = report(ImageFolder(str(photos), num_workers=0))
     assert any("test/gnu: this class is not among those" in problem for problem in found["problems"])
     assert found["images"] == {"train": 20, "val": 8}
+
+
+def test_a_folder_without_a_readable_image_is_reported_with_the_reason(photos):
+    for file in photos.glob("*/*/*"):
+        file.write_bytes(b"no image")
+    found = report(ImageFolder(str(photos), img_size=16, num_workers=0))
+    assert len(found["unreadable"]) == 34 and not sum(found["images"].values())
+    assert found["problems"] == [
+        "the train split has no image: none of its 20 files can be read",
+        "the val split has no image: none of its 8 files can be read",
+        "the test split has no image: none of its 6 files can be read",
+    ]
+    assert "unreadable  34" in report_as_text(found)
+
+
+def test_the_report_says_one_thing_once_and_where_mean_and_std_are_from(photos):
+    shutil.rmtree(photos / "val")
+    for file in photos.glob("train/*/[1-9].png"):
+        file.unlink()
+    found = report(ImageNet(str(photos), num_workers=0))
+    assert len([problem for problem in found["problems"] if "the val split has no image" in problem]) == 1
+    assert "mean        0.4850 0.4560 0.4060 (published, of ImageNet)" in report_as_text(found)
 
 
 def test_small_images_of_another_size_are_a_problem_and_not_the_end_of_the_report(photos):
@@ -107,6 +130,25 @@ def test_the_picture_shows_what_a_configuration_does_at_its_size(photos, tmp_pat
     config.write_text("data: ImageFolder")  # the short form, as `vitlab fit` takes it
     assert data_command([str(photos), "-c", str(config), "-o", str(tmp_path / "short.png"), "--num_workers", "0"]) == 0
     assert "then crop-flip" in capsys.readouterr().out
+
+
+def test_the_picture_shows_several_crops_and_photos_at_their_aspect_ratio(photos, tmp_path, capsys):
+    for file in photos.glob("*/*/*"):
+        Image.new("RGB", (40, 20), "black").save(file)
+    drawn = tmp_path / "samples.png"
+    crops = {"class_path": "MultiCrop", "init_args": {"local_crops": 2, "local_size": 6, "colors": 0.0}}
+    for settings, black in (
+        ({"augment": [crops], "mixup": 0.2}, [16 * 16, *[16 * 16, 16 * 16, 36, 36] * 2][:8]),
+        ({"native_patch": 4}, [10 * 16] * 8),  # 3 x 5 patches, made narrower
+    ):
+        config = {"data": {"class_path": "ImageFolder", "init_args": {"img_size": 16, **settings}}}
+        (tmp_path / "mine.yaml").write_text(json.dumps(config))
+        words = [str(photos), "-c", str(tmp_path / "mine.yaml"), "-o", str(drawn), "--num_workers", "0"]
+        assert data_command(words) == 0
+        assert ("; not drawn: mixup" in capsys.readouterr().out) == ("mixup" in settings)
+        with Image.open(drawn) as sheet:
+            first = np.asarray(sheet.convert("L"))[:18]
+        assert [int((first[:, 18 * k : 18 * k + 18] == 0).sum()) for k in range(8)] == black
 
 
 def test_a_picture_on_a_full_disk_is_named_and_none_is_left(photos, tmp_path, monkeypatch):

@@ -8,6 +8,8 @@ from vitlab.config.arguments import CommandParser, add_formats
 from vitlab.errors import UsageError
 from vitlab.tables import formatted
 
+_NOT_DRAWN = ("img_size_schedule", "random_erasing", "mixup", "cutmix")
+
 
 def main(argv: list[str]) -> int:
     """Run ``vitlab data``."""
@@ -42,7 +44,10 @@ def main(argv: list[str]) -> int:
             write_json(Path(options.json_file), found)
         if found["images"].get("train"):
             write_picture(data, options.output)
-            notes.write(f"\nwrote {options.output}: first column as evaluation sees it, then {given['augment']}\n")
+            left_out = [name for name in _NOT_DRAWN if given.get(name)]
+            without = f"; not drawn: {', '.join(left_out)}" if left_out else ""
+            what = f"first column as evaluation sees it, then {given['augment']}{without}"
+            notes.write(f"\nwrote {options.output}: {what}\n")
     except BrokenPipeError:  # an OSError, but no mistake of the user's
         raise
     except (OSError, ValueError) as error:

@@ -208,11 +208,14 @@ class ImageData(Named, L.LightningDataModule):
         if wanted in self.splits:
             return
         names: tuple[SplitName, ...] = ("test",) if wanted == "test" else ("train", "val")
-        readable = {name: self.filter_readable(images) for name, images in self._split_images(names).items()}
+        found = self._split_images(names)
+        readable = {name: self.filter_readable(images) for name, images in found.items()}
         self.check_readable()
         for name, images in readable.items():
             if not len(images) and (name == wanted or wanted == "train"):
-                raise ValueError(f"the {name} split has no image{self.rule.why_empty(name, self.has_test_split)}")
+                why = self.rule.why_empty(name, self.has_test_split)
+                why = f": none of its {len(found[name])} files can be read" if len(found[name]) else why
+                raise ValueError(f"the {name} split has no image{why}")
             self.splits[name] = images
             if run := RUN.get():
                 run.compare(name, images, self.rule)

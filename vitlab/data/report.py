@@ -6,18 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
-from vitlab.data.files.sets import FileImages
+from vitlab.data.files.scan import FACTS
+from vitlab.data.files.sets import FileImages, Images
 from vitlab.data.files.splits import SplitName
 from vitlab.data.files.twins import contradictions, duplicates, near_duplicates
 from vitlab.data.image_folder import ImageFolder
 from vitlab.data.loading.streams import stream
+from vitlab.data.loading.transforms import to_image
 from vitlab.errors import printable
 from vitlab.runs.atomic import atomic_write
 from vitlab.tables import counted
 
 _ROWS, _COLUMNS = 8, 7  # of the picture: one image of each class first; augmented versions
+_SOURCES = {"train": "training split", "published": "published, of ImageNet", "given": "given"}
 _MOST = 50  # lines of a list that can be long
 
 
@@ -36,14 +39,14 @@ def report(data: ImageFolder) -> dict[str, Any]:
         try:
             data.build(name)
         except ValueError as error:
-            problems.append(str(error))
+            problems += [] if str(error) in problems else [str(error)]
     splits = {name: images for name in names if isinstance(images := data.splits.get(name), FileImages)}
     data.one_size = one_size
     problems += list(filter(None, map(data.of_another_size, splits.values())))[:1]
-    facts = np.concatenate([images.known for images in splits.values()])
+    facts = np.concatenate([np.empty(0, FACTS), *(images.known for images in splits.values())])
     counts = {name: np.bincount(images.labels.numpy(), minlength=data.num_classes) for name, images in splits.items()}
     for k, class_name in enumerate(data.class_names):
-        without = [name for name in splits if counts[name][k] == 0]
+        without = [name for name in splits if counts[name][k] == 0 and len(splits[name])]
         if without:
             problems.append(f"class {class_name} has no image in {', '.join(without)}")
     if "train" in splits and len(splits["train"]):
@@ -67,6 +70,7 @@ def report(data: ImageFolder) -> dict[str, Any]:
         "problems": problems + data.notes,
         "mean": mean,
         "std": std,
+        "statistics_from": data.statistics_from,
     }
 
 
@@ -82,9 +86,9 @@ def report_as_text(found: dict[str, Any]) -> str:
         "height      {min} to {max} pixels, median {median}".format(**found["height"]),
         "width       {min} to {max} pixels, median {median}".format(**found["width"]),
     ]
-    if found["mean"]:
-        lines.append("mean        " + " ".join(f"{value:.4f}" for value in found["mean"]) + " (training split)")
-        lines.append("std         " + " ".join(f"{value:.4f}" for value in found["std"]) + " (training split)")
+    for name in ("mean", "std") if found["mean"] else ():
+        source = _SOURCES[found["statistics_from"]]
+        lines.append(f"{name:<11} " + " ".join(f"{value:.4f}" for value in found[name]) + f" ({source})")
     lines.append(f"duplicates  {len(found['duplicates_across_splits'])} across splits, "
                  f"{found['duplicates_within_splits']} within them")  # fmt: skip
     lines += _some([f"{first} = {second}" for first, second in found["duplicates_across_splits"]])
@@ -105,24 +109,39 @@ def write_picture(data: ImageFolder, path: str) -> None:
     """Write a picture of training images: each as in evaluation, then as augmented in several epochs.
 
     Args:
-        data: The folder, with the augmentation to show.
+        data: The folder, with the augmentation to show; of a MultiCrop, the crops of an image follow each other.
         path: File to write.
     """
     data.build("train")
     images = data.splits["train"]
-    plain, augmented = (data.pipeline.transform(train, data.mean) for train in (False, True))
     order = _one_of_each_class_first(images.labels.numpy())[:_ROWS]
     height, width = data.img_size
     sheet = Image.new("RGB", ((_COLUMNS + 1) * (width + 2), len(order) * (height + 2)), "white")
+    plain = data.pipeline.transform(False, data.mean, data.pipeline.native)
     for row, index in enumerate(order.tolist()):
         image = images.image(index)
-        seeds = stream(0, np.arange(_COLUMNS), index).tolist()
-        cells = [(plain, 0), *((augmented, seed) for seed in seeds)]
-        for column, (transform, seed) in enumerate(cells):
-            cell = transform(image, seed) if transform else image
-            sheet.paste(cell.resize((width, height)), (column * (width + 2), row * (height + 2)))
+        cells = [plain(image, 0) if plain else image, *_augmented(data, images, index)]
+        for column, cell in enumerate(cells):
+            if data.pipeline.native:  # of another aspect ratio
+                cell = ImageOps.contain(cell, (width, height))
+            elif not data.pipeline.crops:
+                cell = cell.resize((width, height))
+            sheet.paste(cell, (column * (width + 2), row * (height + 2)))
     with atomic_write(Path(path)) as beside:
         sheet.save(beside)
+
+
+def _augmented(data: ImageFolder, images: Images, index: int) -> list[Image.Image]:
+    """Return an image as training sees it in several epochs, or several crops of it."""
+    pipeline, seeds = data.pipeline, stream(0, np.arange(_COLUMNS), index)
+    if (crops := pipeline.crops) is None:
+        transform, image = pipeline.transform(True, data.mean, pipeline.native), images.image(index)
+        return [transform(image, seed) if transform else image for seed in seeds.tolist()]
+    seen: list[Image.Image] = []
+    for seed in seeds:
+        rows = crops(crops.cut(images.pixels(index), int(seed))[None], seed[None])
+        seen += [to_image((255 * crop[0]).round().byte()) for crop in crops.split(rows)]
+    return seen[:_COLUMNS]
 
 
 def _one_of_each_class_first(labels: np.ndarray) -> np.ndarray:
