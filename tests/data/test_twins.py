@@ -4,9 +4,9 @@ import io
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image, ImageEnhance
 
-import torch
 from vitlab.data.files.decode import Decoding
 from vitlab.data.files.scan import FACTS, look_of
 from vitlab.data.files.sets import FileImages
