@@ -90,7 +90,7 @@ def interval(values: Sequence[float], resamples: int = 1000) -> tuple[float, flo
     their logarithms, as they are ratios.
     """
     if 1 < len(values) < 6:
-        low, high = student([math.log(value) for value in values])
+        low, high = student([math.log(value) for value in values], exact=True)
         return math.exp(low), math.exp(high)
     draw = random.Random(0)
     medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(resamples))

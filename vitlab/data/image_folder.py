@@ -405,10 +405,9 @@ def _check_depth(root: Path, train: Path, class_names: list[str]) -> None:
         raise ValueError(f"`data.root` has one class folder, {class_names[0]}, got {root}; did you mean {inside}?")
     if class_names:
         return
-    looks = f"got {root}; it should look like {_LOOKS}"
     if all(_is_folder(entry) for entry in visible(train)):
-        raise ValueError(f"`data.root` has no images, {looks}")
+        raise ValueError(f"`data.root` has no images, got {root}; it should look like {_LOOKS}")
     raise ValueError(
-        f"`data.root` has no class folders, {looks}; photos without classes are for --model=MAE and DINO, with "
-        "--data=Unlabeled"
+        f"`data.root` has no class folders, got {root}; it should look like {_LOOKS}; photos without classes are for "
+        "--model=MAE and DINO, with --data=Unlabeled"
     )

@@ -52,9 +52,11 @@ def check_extensible(run: RunDir, epochs: int | None) -> None:
         return
     content = torch.load(checkpoint, map_location="meta", weights_only=True, mmap=True)
     for state in content["lr_schedulers"]:
+        if "total_steps" not in state:
+            continue
         by_step = state.get("last_epoch") == content["global_step"]
         planned = run.record.get("steps") if by_step else epochs
-        if "total_steps" in state and (planned is None or state["total_steps"] <= planned):
+        if planned is None or state["total_steps"] <= planned:
             raise UsageError(
                 f"`--resume`: the schedule of {run.path} was made for {state['total_steps']} steps and has no more: "
                 f"resume it without a larger `trainer.max_epochs` or `trainer.max_steps`, or start a new run with "
