@@ -28,16 +28,28 @@ def net_of(pos_embed, **more):
 
 
 def ways(name):
-    return (None,) if isinstance(name, list) else (POS_EMBEDS[name].policies or (None,))
+    return (POS_EMBEDS[name].policies or (None,)) if isinstance(name, str) else (None,)
 
 
-@pytest.mark.parametrize(("name", "policy"), [(name, policy) for name in NAMES for policy in ways(name)])
+RESCALED = {"class_path": "rope2d", "init_args": {"resize": "rescale"}}
+TRAINED = {"class_path": "sincos2d", "init_args": {"trainable": True}}
+MORE = [["sincos2d", "rope2d"], ["alibi2d", "sincos1d"], RESCALED, ["sincos1d", RESCALED], [TRAINED, "rope2d"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        *((name, policy) for name in NAMES for policy in ways(name)),
+        *((name, None) for name in MORE),
+        ([TRAINED, "rope2d"], "rescale"),  # which the trained table cannot be
+    ],
+)
 def test_another_size_gives_what_a_network_built_for_it_gives(name, policy):
     for tokenizer in ("patch", "t2t", "conv") if policy in (None, ways(name)[0]) else ("patch",):
-        net = net_of(name, tokenizer=tokenizer, pos_embed_resize=policy)
+        net = net_of(name, tokenizer=tokenizer, pos_embed_resize=policy if isinstance(name, str) else None)
+        net.pos_embed_resize = net.pos_embed_resize or policy
         large = VisionTransformer(**TINY | {"img_size": LARGE}, **WINDOWS, pos_embed=name, tokenizer=tokenizer).eval()
-        usual = next(iter(net.pos_embed.policies), None)
-        large.load_state_dict(resample_pos_embed(net.state_dict(), large, net.grid_size, policy or usual)[0])
+        large.load_state_dict(resample_pos_embed(net.state_dict(), large, net.grid_size, policy or "usual")[0])
         images = torch.randn(2, 1, *LARGE)
         with torch.no_grad():
             torch.testing.assert_close(net(images), large(images))

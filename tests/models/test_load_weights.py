@@ -259,6 +259,24 @@ def test_a_learned_table_is_interpolated_when_asked(path, size):
     torch.testing.assert_close(model.pos_embed.weight, expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("pos_embed", "resize", "ways"),
+    [
+        ({"class_path": "sincos2d", "init_args": {"resize": "interpolate"}}, "usual", "interpolate"),
+        (["sincos2d", "conv", "rope2d"], "usual", "sincos2d by rescale, rope2d by extrapolate"),
+        (["learned", "rope2d"], "rescale", "learned by interpolate, rope2d by rescale"),
+    ],
+)
+def test_each_method_of_a_list_has_its_usual_way_to_another_grid_and_the_sentence_says_which(pos_embed, resize, ways):
+    saved, images = randomized(tiny(pos_embed=pos_embed)), torch.randn(2, 3, 24, 24)
+    model = tiny(pos_embed=pos_embed, img_size=24)
+    (sentence,) = load_weights(model, WeightsFile(saved.state_dict()), resize=resize, grid=(4, 4))
+    assert sentence.startswith(f"positions: {ways} from 4 x 4 to 6 x 6")
+    saved.pos_embed_resize = saved.pos_embed_resize if resize == "usual" else resize
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()(images), saved(images))
+
+
 def test_a_timm_file_of_another_grid_is_resized(path):
     theirs = randomized(TimmViT(**TINY, reg_tokens=2))
     torch.save(theirs.state_dict(), path)

@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -117,7 +118,7 @@ def evaluate(
             sentences = _load_resized(cli, run, checkpoint, resize, antialias)
             moved = [sentence for sentence in sentences if sentence.startswith("positions")]
             facts |= {"resized": moved[-1]} if moved else {}
-            conditions |= _way_to_resize(moved, antialias)
+            conditions |= _way_to_resize(moved, resize, antialias)
         elif checkpoint.suffix == ".safetensors":  # of a run whose checkpoints were deleted
             load_checkpoint(cli.model, checkpoint)
             if has_grid(cli.model):
@@ -154,10 +155,12 @@ def _load_resized(cli: VitlabCLI, run: RunDir, checkpoint: Path, resize: Policy 
     return sentences
 
 
-def _way_to_resize(sentences: Sequence[str], antialias: bool) -> dict[str, Any]:
+def _way_to_resize(sentences: Sequence[str], resize: Policy | None, antialias: bool) -> dict[str, Any]:
     """Return the flags that resample positions as the last sentence says; nothing if none were resampled."""
-    policy = policy_in(sentences[-1]) if sentences else None
-    return {"resize": policy, **({} if antialias else {"no_antialias": True})} if policy else {}
+    if not sentences or not re.search(r" from \d+ x \d+ to \d", sentences[-1]):
+        return {}
+    policy = resize or policy_in(sentences[-1])  # None in a list, where each method has its own
+    return {**({"resize": policy} if policy else {}), **({} if antialias else {"no_antialias": True})}
 
 
 def _can_change_result(key: str) -> bool:

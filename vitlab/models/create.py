@@ -64,7 +64,7 @@ def create_model(
             ``timm:NAME``, ``hf:NAME``, ``torchvision:NAME``, which these libraries download. A name with a prefix has
             its weights by default. The head has as many outputs as the weights, unless ``num_classes`` is given: if
             that differs, the head is new.
-        resize: How to resample the positions of the weights for another grid; ``usual`` is the method's default.
+        resize: How to resample the positions of the weights for another grid; ``usual`` as in :func:`load_weights`.
         grid: Rows and columns of tokens that the positions of a file were trained on, if the file does not state them.
         **arguments: Arguments of :class:`VisionTransformer`.
 

@@ -71,7 +71,7 @@ def load_weights(
         model: The network to load into.
         path: A local file, or one that was read already.
         resize: How to resample positions for another grid; required if grids or patches differ. ``usual`` is the
-            default of the model's position embedding.
+            ``resize`` of the model's position embedding, or its default; in a list, each takes its own.
         antialias: Whether bicubic interpolation smooths when it shrinks the grid.
         grid: Rows and columns of tokens that the positions were trained on; None if the file or a FILE.json beside it
             states them, or the model has the same grid.
@@ -98,8 +98,7 @@ def load_weights(
     state, patch_sentences = resize_patch_kernels(state, new_patch)
     state, table_sentences = _drop_formula(state, model, old_grid)
     state = _unscaled(state, model) if sentences else state
-    policy = _usual_policy(state, model, old_grid) if resize == "usual" else resize
-    state, resize_sentences = resample_pos_embed(state, model, old_grid, policy, antialias)
+    state, resize_sentences = resample_pos_embed(state, model, old_grid, resize, antialias)
     state, head_sentences = _keep_new_head(state, model)
     _fill(model, state, file.path)
     positions = (*grid_sentences, *patch_sentences, *table_sentences, *resize_sentences)
@@ -126,13 +125,6 @@ def network_args(arguments: Mapping[str, Any]) -> ModelArgs:
     """
     names = {*inspect.signature(VisionTransformer).parameters, *OLD}
     return cast(ModelArgs, upgrade({name: value for name, value in arguments.items() if name in names}))
-
-
-def _usual_policy(state: State, model: VisionTransformer, old_grid: Grid) -> ResizePolicy | None:
-    prefix = "pos_embed."
-    positions = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-    policies = model.pos_embed.policies_for(positions)
-    return policies[0] if policies and tuple(old_grid) != tuple(model.grid_size) else None
 
 
 def _given_grid(

@@ -1,7 +1,7 @@
 """Position embeddings as modules of a grid: how their tensors are resized, loaded, cast and recomputed."""
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ class Resizable(nn.Module):
     """
 
     policies: tuple[ResizePolicy, ...] = ()  # what resized_state can do, the default first
-    resize: ResizePolicy | None = None  # which of them images of another size take; None is the default
+    resize: ResizePolicy | None = None  # which of them is usual for other sizes; None is the default
     keeps_float32 = False  # whether this module stays float32 when the model is cast to half precision
     trained_grid: Tensor | None  # (2,), saved; the grid whose coordinates are used, if another
 
@@ -34,7 +34,11 @@ class Resizable(nn.Module):
         self.register_buffer("trained_grid", None)
 
     def resized_state(
-        self, state: dict[str, Tensor], old_grid: Grid, policy: ResizePolicy | None, antialias: bool = True
+        self,
+        state: dict[str, Tensor],
+        old_grid: Grid,
+        policy: ResizePolicy | Literal["usual"] | None,
+        antialias: bool = True,
     ) -> dict[str, Tensor]:
         """Return a state dict from ``old_grid``, resized so that this module can load it.
 
@@ -42,6 +46,7 @@ class Resizable(nn.Module):
         """
         if same_size(old_grid, self.grid_size):
             return state
+        policy = self.usual_policy(state) if policy == "usual" else policy
         allowed = self.policies_for(state)
         if not allowed and policy is None:
             return state
@@ -61,22 +66,15 @@ class Resizable(nn.Module):
 
         Args:
             grid_size: Patch tokens per column and per row, (h, w).
-            policy: How to resample positions; None is :attr:`resize`, or the default of the method.
+            policy: How to resample positions; None is :meth:`usual_policy`.
         """
         if same_size(grid_size, self.grid_size):
             return self
         if getattr(self, "order", None) is not None:
             raise ValueError("permuted positions cannot be resized to another grid")
         other = self.view(grid_size=grid_size)
-        unsaved = {
-            f"{place}.{name}" if place else name
-            for place, module in self.named_modules()
-            for name in module._non_persistent_buffers_set
-        }
-        tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
-        state = {name: value for name, value in tensors.items() if name not in unsaved}  # state_dict() ends a graph
-        default = next(iter(self.policies_for(state)), None)
-        resized = other.resized_state(state, self.grid_size, policy or self.resize or default)
+        tensors, state = {**dict(self.named_parameters()), **dict(self.named_buffers())}, self.saved_tensors()
+        resized = other.resized_state(state, self.grid_size, policy or "usual")
         own = next((value for value in tensors.values() if value.is_floating_point()), None)
         for name in {**state, **resized}:
             if (value := resized.get(name)) is not state.get(name):
@@ -85,6 +83,16 @@ class Resizable(nn.Module):
                 _set_tensor(other, name, value)
         other.fill_tables()
         return other
+
+    def saved_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of ``state_dict()``, which would end a graph, themselves."""
+        unsaved = {
+            f"{place}.{name}" if place else name
+            for place, module in self.named_modules()
+            for name in module._non_persistent_buffers_set
+        }
+        tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        return {name: value for name, value in tensors.items() if name not in unsaved}
 
     def view(self, **changes: Any) -> Self:
         """Return this module with other attributes, sharing parameters and tables; it is not changed itself.
@@ -98,6 +106,15 @@ class Resizable(nn.Module):
     def policies_for(self, state: dict[str, Tensor]) -> tuple[ResizePolicy, ...]:
         """Return the policies that ``state`` allows: coordinates that were rescaled once can only be rescaled again."""
         return ("rescale",) if "trained_grid" in state else self.policies
+
+    def usual_policy(self, state: dict[str, Tensor]) -> ResizePolicy | None:
+        """Return :attr:`resize` where ``state`` allows it, else the default; None if there is nothing to resize."""
+        allowed = self.policies_for(state)
+        return self.resize if self.resize in allowed else next(iter(allowed), None)
+
+    def policy_text(self, state: dict[str, Tensor], policy: ResizePolicy | Literal["usual"] | None) -> str:
+        """Return how :meth:`resized_state` resizes ``state`` by ``policy``, in words."""
+        return str(self.usual_policy(state) if policy == "usual" else policy)
 
     def fill_tables(self) -> None:
         """Compute the buffers that are not saved because a formula gives them."""
@@ -194,7 +211,7 @@ def resample_pos_embed(
     state_dict: dict[str, Tensor],
     model: nn.Module,
     old_grid: Grid,
-    policy: ResizePolicy | None,
+    policy: ResizePolicy | Literal["usual"] | None,
     antialias: bool = True,
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Resize the positions in a state dict to the grid of ``model``; return it and a sentence for each change.
@@ -208,7 +225,8 @@ def resample_pos_embed(
         state_dict: State dict of a vitlab network that was trained at ``old_grid``.
         model: The network that will load it; has a ``pos_embed``.
         old_grid: Patch tokens per column and per row, (h, w), in training.
-        policy: How to resample positions; required if the grids differ.
+        policy: How to resample positions; required if the grids differ. ``usual`` is the ``resize`` of the position
+            embedding, or its default.
         antialias: Whether bicubic interpolation smooths when it shrinks the grid.
 
     Example:
@@ -231,7 +249,7 @@ def resample_pos_embed(
         return state_dict, []
     others = {key: value for key, value in state_dict.items() if not key.startswith(prefix)}
     (h, w), (new_h, new_w) = old_grid, pos_embed.grid_size
-    sentence = f"positions: {policy} from {h} x {w} to {new_h} x {new_w}"
+    sentence = f"positions: {pos_embed.policy_text(old, policy)} from {h} x {w} to {new_h} x {new_w}"
     ratio = _norm_ratio(old, new)
     sentences = [sentence if ratio is None else f"{sentence}, norm of a position x {ratio:.2f}"]
     return others | {prefix + key: value for key, value in new.items()}, sentences

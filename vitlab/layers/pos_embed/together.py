@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -99,11 +99,10 @@ class Together(PosEmbed):
             yield
 
     def at(self, grid_size: Grid, policy: ResizePolicy | None = None) -> Self:
-        """Return this module for another grid: each part by ``policy``, or by its default where it lacks that."""
+        """Return this module for another grid: each part by ``policy``, or as usual where it lacks that."""
         if same_size(grid_size, self.grid_size):
             return self
-        policy = policy or self.resize
-        policies = {name: policy if policy in part.policies else None for name, part in self.parts.items()}
+        policies = self._policies(self.saved_tensors(), policy or self.resize)
         parts = {name: part.at(grid_size, policies[name]) for name, part in self.parts.items()}
         return self.view(grid_size=grid_size, _modules=parts)
 
@@ -127,19 +126,41 @@ class Together(PosEmbed):
         return self if same else self.view(_modules=dict(parts))
 
     def policies_for(self, state: dict[str, Tensor]) -> tuple[ResizePolicy, ...]:
-        """Return the policies that any part allows; parts that lack the chosen one use their default."""
+        """Return the policies that any part allows; parts that lack the chosen one are resized as usual."""
         policies = (policy for name, part in self.parts.items() for policy in part.policies_for(_within(state, name)))
         return tuple(dict.fromkeys(policies))
 
-    def _resized_state(
-        self, state: dict[str, Tensor], old_grid: Grid, policy: ResizePolicy, antialias: bool
+    def resized_state(
+        self,
+        state: dict[str, Tensor],
+        old_grid: Grid,
+        policy: ResizePolicy | Literal["usual"] | None,
+        antialias: bool = True,
     ) -> dict[str, Tensor]:
-        new: dict[str, Tensor] = {}
+        """Return a state dict from ``old_grid``, resized so that this module can load it; ``usual`` is of each part."""
+        if policy == "usual" and self.policies_for(state) and not same_size(old_grid, self.grid_size):
+            return self._resized_state(state, old_grid, self.resize, antialias)
+        return super().resized_state(state, old_grid, policy, antialias)
+
+    def policy_text(self, state: dict[str, Tensor], policy: ResizePolicy | Literal["usual"] | None) -> str:
+        """Return how :meth:`resized_state` resizes ``state`` by ``policy``: how each part is, that is resized."""
+        policies = self._policies(state, self.resize if policy == "usual" else policy)
+        return ", ".join(f"{name} by {part_policy}" for name, part_policy in policies.items() if part_policy)
+
+    def _policies(self, state: dict[str, Tensor], policy: str | None) -> dict[str, ResizePolicy | None]:
+        """Return how each part is resized: by ``policy``, or as usual where its state does not allow that."""
+        found: dict[str, ResizePolicy | None] = {}
         for name, part in self.parts.items():
-            part_state = _within(state, name)
-            allowed = part.policies_for(part_state)
-            part_policy = policy if policy in allowed else next(iter(allowed), None)
-            resized = part.resized_state(part_state, old_grid, part_policy, antialias)
+            own = _within(state, name)
+            found[name] = next((each for each in part.policies_for(own) if each == policy), part.usual_policy(own))
+        return found
+
+    def _resized_state(
+        self, state: dict[str, Tensor], old_grid: Grid, policy: ResizePolicy | None, antialias: bool
+    ) -> dict[str, Tensor]:
+        policies, new = self._policies(state, policy), dict[str, Tensor]()
+        for name, part in self.parts.items():
+            resized = part.resized_state(_within(state, name), old_grid, policies[name], antialias)
             new |= {f"{name}.{key}": value for key, value in resized.items()}
         return new
 
