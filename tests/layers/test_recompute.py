@@ -150,3 +150,32 @@ def test_a_gpu_recomputes_nothing(name, dtype, monkeypatch):
     with torch.autocast("cuda", dtype, enabled=dtype is not None):
         loss = net(images).float().square().mean()
     assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(loss, list(net.parameters())))
+
+
+def test_running_statistics_count_a_batch_once_where_blocks_are_checkpointed():
+    nets = [network(patch_size=4, norm_layer="BatchNorm1d", grad_checkpoint=on) for on in (False, True)]
+    for net in nets:
+        gradients(net)
+        gradients(net)
+    for one, two in zip(*(net.named_buffers() for net in nets), strict=True):
+        assert one[0] == two[0] and torch.equal(one[1], two[1])
+    assert dict(nets[1].named_buffers())["blocks.0.norm1.norm.num_batches_tracked"] == 2
+
+
+class Own(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 32)
+
+    def forward(self, x: Tensor, *place: object, **positions: object) -> Tensor:
+        self.seen = x.dtype
+        return self.linear(x)
+
+
+def test_parts_of_ones_own_receive_the_type_of_the_normalization_however_many_images_there_are(monkeypatch):
+    monkeypatch.setattr(recompute, "LEAST", 1)
+    net = network(patch_size=4, depth=2)
+    net.blocks[0].attn, net.blocks[0].mlp = Own(), Own()
+    net.blocks[1].mlp.fc1 = nn.Sequential(own := Own(), nn.Linear(32, 128))
+    gradients(net, cast=True)
+    assert [part.seen for part in (net.blocks[0].attn, net.blocks[0].mlp, own)] == [torch.float32] * 3

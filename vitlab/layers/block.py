@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from vitlab.class_paths import ClassSpec
-from vitlab.layers.attention import AttnChoice, Place, build_attn
+from vitlab.layers.attention import Attention, AttnChoice, Place, build_attn
+from vitlab.layers.channels import Ghost
 from vitlab.layers.drop_path import DropPath
-from vitlab.layers.mlp import ActChoice, MlpChoice, build_act, build_mlp
+from vitlab.layers.mlp import ActChoice, Mlp, MlpChoice, build_act, build_mlp
 from vitlab.layers.norm import NormArgs, NormChoice, build_norm
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.recompute import recomputed
@@ -126,10 +127,18 @@ class Block(nn.Module):
     def branches(self, x: Tensor, pos_embed: PosEmbed, layer: int, first_only: bool) -> Tensor:
         """Map the ``(B, L, D)`` tokens that have entered to those that leave, or to the first of them."""
         owner = pos_embed.owner
-        shared = first_only or getattr(self.attn, "gate", None) is not None
+        shared = first_only or not _is_linear_first(self.attn)
         attn = partial(self.attn, pos_embed=pos_embed, layer=layer, **({"first_only": True} if first_only else {}))
         y = self.drop_path(x, lambda x: self.ls1(recomputed(self.norm1, x, attn, shared)), owner)
-        return self.drop_path(y, lambda x: self.ls2(recomputed(self.norm2, x, self.mlp)), owner)
+        return self.drop_path(
+            y, lambda x: self.ls2(recomputed(self.norm2, x, self.mlp, not _is_linear_first(self.mlp))), owner
+        )
+
+
+def _is_linear_first(part: nn.Module) -> bool:
+    """Return whether one linear layer, and nothing else, reads the input of a part, so that autocast may cast it."""
+    first = part.qkv if type(part) is Attention and part.gate is None else part.fc1 if type(part) is Mlp else None
+    return type(first) in (nn.Linear, Ghost)
 
 
 class DenseBlock(Block):

@@ -74,11 +74,13 @@ def recomputed(module: nn.Module, x: Tensor, use: Callable[[Tensor], T], shared:
 def checkpoint(block: Callable[..., T], *args: Any) -> T:
     """Return ``block(*args)``, of which nothing but ``args`` is kept, as Chen et al. 2016 (arXiv:1604.06174).
 
+    Buffers that a pass changes, such as the running statistics of a batch norm, change once.
+
     Example:
         >>> checkpoint(nn.Linear(8, 4), torch.ones(2, 8)).shape
         torch.Size([2, 4])
     """
-    contexts: dict[str, Any] = {} if torch.compiler.is_compiling() else {"context_fn": lambda: (_Off(), _Off())}
+    contexts: dict[str, Any] = {} if torch.compiler.is_compiling() else {"context_fn": lambda: (_Off(), _Again(block))}
     return whole.checkpoint(block, *args, use_reentrant=False, **contexts)
 
 
@@ -121,6 +123,24 @@ class _Off:
 
     def __exit__(self, *error: object) -> None:
         _state.off = self.before
+
+
+class _Again(_Off):
+    """Within this context, a module computes with copies of its buffers."""
+
+    def __init__(self, block: Callable[..., Any]) -> None:
+        self.modules = list(block.modules()) if isinstance(block, nn.Module) else []
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        self.own = [dict(module._buffers) for module in self.modules]
+        for module, own in zip(self.modules, self.own, strict=True):
+            module._buffers.update({name: None if value is None else value.clone() for name, value in own.items()})
+
+    def __exit__(self, *error: object) -> None:
+        for module, own in zip(self.modules, self.own, strict=True):
+            module._buffers.update(own)
+        super().__exit__(*error)
 
 
 def _is_off() -> bool:
