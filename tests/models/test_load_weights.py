@@ -225,7 +225,10 @@ def test_a_formula_is_refused_where_the_model_adds_a_fifth_of_it(path):
     [
         ({"num_classes": 3}, "head: not loaded, the file's has 5 outputs and the model's new one 3"),
         ({"num_classes": 0}, "head: not loaded, the file's has 5 outputs and the model's new one 0"),
-        ({"head_hidden": 4}, "head: not loaded, the file's has 5 outputs and the model's new one 5"),
+        (
+            {"head_hidden": 4},
+            "head: not loaded, the file's has 5 outputs and the model's new one 5 after a hidden layer of 4",
+        ),
     ],
 )
 def test_a_head_that_does_not_fit_is_left_new_and_reported(path, changed, sentence):
@@ -275,6 +278,16 @@ def test_each_method_of_a_list_has_its_usual_way_to_another_grid_and_the_sentenc
     saved.pos_embed_resize = saved.pos_embed_resize if resize == "usual" else resize
     with torch.no_grad():
         torch.testing.assert_close(model.eval()(images), saved(images))
+
+
+def test_weights_can_be_loaded_again_by_another_way():
+    net, images = randomized(tiny(pos_embed="sincos2d")), torch.randn(2, 3, 24, 24)
+    model = tiny(pos_embed="sincos2d", img_size=24).eval()
+    for policy in ("rescale", "extrapolate", "interpolate", "extrapolate"):
+        load_weights(model, WeightsFile(net.state_dict()), policy, grid=(4, 4))
+        net.pos_embed_resize = policy
+        with torch.no_grad():
+            torch.testing.assert_close(model(images), net(images))
 
 
 def test_a_timm_file_of_another_grid_is_resized(path):
@@ -345,7 +358,9 @@ def test_the_given_grid_locates_the_position_of_the_class_token(path):
     model = tiny()
     load_weights(model, path, resize="interpolate", grid=(3, 5))
     torch.testing.assert_close(model.cls_token, saved.cls_token)
-    with pytest.raises(ValueError, match=r"`grid` must be one side or \[height, width\], in tokens, got \(0, 5\)"):
+    with pytest.raises(
+        ValueError, match=r"`grid` must be one side or \[height, width\], in whole tokens, got \(0, 5\)"
+    ):
         load_weights(model, path, resize="interpolate", grid=(0, 5))
 
 

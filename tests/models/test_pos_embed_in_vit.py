@@ -198,7 +198,10 @@ def test_a_bfloat16_model_and_autocast_run_and_stay_near(name):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             automatic = model(images())
         cast = model.to(torch.bfloat16)(images().bfloat16())
-    assert cast.dtype == torch.bfloat16
+        back = model.double().float()(images())
+    assert cast.dtype == torch.bfloat16 and back.dtype == torch.float32
+    assert all(value.dtype != torch.float64 for value in model.state_dict().values())
+    assert all(value.dtype != torch.float64 for value in model.pos_embed.buffers())
     for other in (automatic, cast):
         assert (other.float() - logits).abs().max() <= 0.15 * logits.abs().max()
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from vitlab.errors import one_line, preview
 from vitlab.layers.pos_embed import resample_pos_embed
 from vitlab.layers.pos_embed.added import AddedPosEmbed, SinCos1d, SinCosPosEmbed
-from vitlab.layers.pos_embed.resizable import SIZED
+from vitlab.layers.pos_embed.resizable import SIZED, Resizable
 from vitlab.layers.pos_embed.rotary import RoPE2d
 from vitlab.layers.resample import Grid, ResizePolicy
 from vitlab.models.arguments import ModelArgs
@@ -226,9 +226,16 @@ def _keep_new_head(state: State, model: VisionTransformer) -> tuple[State, list[
     new = {name: value for name, value in model.state_dict().items() if name.startswith("head.")}
     if {name: value.shape for name, value in old.items()} == {name: value.shape for name, value in new.items()}:
         return state, []
-    counts = [len(list(head.values())[-1]) if head else 0 for head in (old, new)]
+    (outputs, hidden), (own_outputs, own_hidden) = _head_widths(old), _head_widths(new)
+    theirs, ours = f"{outputs} outputs{hidden}", f"{own_outputs}{own_hidden}"
     others = {name: value for name, value in state.items() if name not in old}
-    return others | new, [f"head: not loaded, the file's has {counts[0]} outputs and the model's new one {counts[1]}"]
+    return others | new, [f"head: not loaded, the file's has {theirs} and the model's new one {ours}"]
+
+
+def _head_widths(head: State) -> tuple[int, str]:
+    """Return the outputs of a head, 0 without one, and what comes before them in words."""
+    *hidden, outputs = [len(value) for value in head.values() if value.ndim > 1] or [0]
+    return outputs, "".join(f" after a hidden layer of {width}" for width in hidden)
 
 
 def _fill(model: VisionTransformer, state: State, path: str | Path) -> None:
@@ -240,7 +247,7 @@ def _fill(model: VisionTransformer, state: State, path: str | Path) -> None:
         if name in state and state[name].shape != own[name].shape
     ]
     differences = {
-        "missing": [name for name in own if name not in state],
+        "missing": [name for name in own if name not in state and not name.endswith(SIZED)],
         "unexpected": [name for name in state if name not in own and not name.endswith(SIZED)],
         "of another shape": shapes,
     }
@@ -251,7 +258,17 @@ def _fill(model: VisionTransformer, state: State, path: str | Path) -> None:
         if any("pos_embed" in name for name in differences["missing"] + differences["unexpected"]):
             hint += "; build the model with the `model.pos_embed` of the file"
         raise ValueError(f"{path} does not fit the model: {'; '.join(reasons)}{hint}")
+    _forget_grids(model, state)
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
         raise ValueError(f"{path} does not fit the model: {one_line(error, 2000)}") from error
+
+
+def _forget_grids(model: VisionTransformer, state: State) -> None:
+    """Remove what the positions keep of the grid of other weights, where ``state`` has none."""
+    for name, module in model.named_modules():
+        kept = [key for key in SIZED if module._buffers.get(key) is not None and f"{name}.{key}" not in state]
+        if isinstance(module, Resizable) and kept:
+            module._buffers.update(dict.fromkeys(kept))
+            module.fill_tables()

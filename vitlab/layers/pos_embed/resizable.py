@@ -180,7 +180,9 @@ def _keeping_float32(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tenso
 
     def moved(x: Tensor) -> Tensor:
         y = fn(x)
-        return x.to(y.device) if x.is_floating_point() and y.dtype.itemsize < x.dtype.itemsize else y
+        if not x.is_floating_point() or y.dtype.itemsize >= min(x.dtype.itemsize, 4):
+            return y
+        return x.to(y.device, torch.float32 if x.dtype is torch.float64 else x.dtype)
 
     return moved
 
