@@ -235,6 +235,7 @@ def test_a_mistake_is_named_with_the_way_out(wrong, told):
 @pytest.mark.parametrize("pos_embed", ["learned", "rope2d", "relpos"])
 def test_what_a_part_costs_that_reads_values_is_counted_in_a_pass_of_an_image(tokenizer, pos_embed):
     size = TINY | {"img_size": 16, "tokenizer": tokenizer, "pos_embed": pos_embed, "dropout": 0.1}
+    size |= {"global_pool": "map" if tokenizer == "patch" else "token"}  # by a trained query, which enters a layer
     usual, own = (VisionTransformer(**size, mlp_layer=layer) for layer in ("mlp", f"{HERE}.Experts"))
     state, fused = torch.get_rng_state(), getattr(own.tokenizer, "fused", None)
     mine, others = macs_of_modules(own), macs_of_modules(usual)

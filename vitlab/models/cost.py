@@ -59,7 +59,8 @@ def macs_of_modules(model: VisionTransformer | AnyNetwork, img_size: tuple[int, 
         with torch.no_grad(), counter:
             functional_call(full, state, (images.to("meta"),))
     except Exception:  # such as a part of the user's own that reads values, which the meta device does not have
-        state = {name: each.detach().clone() for name, each in buffers.items()}  # a pass may change them
+        state = {name: each.detach() for name, each in parameters.items()}  # the counter fails on trained ones
+        state |= {name: each.detach().clone() for name, each in buffers.items()}  # a pass may change them
         counter = FlopCounterMode(display=False)  # the first one is still inside of the part that failed
         with torch.no_grad(), _reference(model), counter:
             functional_call(full, state, (images,))
