@@ -7,7 +7,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from vitlab.layers.pos_embed import POS_EMBEDS, PosEmbedName, resample_pos_embed
 from vitlab.models.vit import VisionTransformer
-from vitlab.models.walk import attention_maps, block_tokens
+from vitlab.models.walk import attention_maps, block_tokens, graded_tokens, placed_tokens
 from vitlab.packed_batch import PackedBatch
 
 TINY = {"img_size": 16, "patch_size": 4, "in_chans": 1, "num_classes": 3, "embed_dim": 16, "depth": 2, "num_heads": 2}
@@ -108,6 +108,9 @@ def test_features_and_attention_maps_have_the_grid_of_the_images():
     assert maps[0].shape == (1, 16, 6, 5)
     torch.testing.assert_close(net.norm(block_tokens(net, images)[-1]), net.forward_features(images))
     assert attention_maps(net, images, 1).shape == (1, 2, 31, 31)
+    assert [(x.shape, grid) for x, grid in placed_tokens(net, images)] == [((1, 30, 16), (6, 5))] * 3
+    (tokens, as_map), *_ = graded_tokens(net, images)[1]
+    assert as_map(tokens).shape == (1, 16, 6, 5)
 
 
 def test_a_size_that_patches_do_not_fill_names_the_nearest():

@@ -198,7 +198,7 @@ def placed_tokens(net: Asked, images: Tensor) -> list[tuple[Tensor, Grid] | None
     if isinstance(net, AnyNetwork):
         grids = [(stage.seen, stage.num_prefix_tokens) for stage in net.stages]
     else:
-        grids = [(net.grid_size, net.num_prefix_tokens)] * len(tokens)
+        grids = [(net.positions(images).grid_size, net.num_prefix_tokens)] * len(tokens)
     return [None if grid is None else (x[:, prefix:], grid) for x, (grid, prefix) in zip(tokens, grids, strict=True)]
 
 
@@ -222,9 +222,10 @@ def graded_tokens(net: Asked, images: Tensor) -> tuple[Tensor, list[tuple[Tensor
     tokens = block_tokens(net, images.detach().requires_grad_(), gradients=True)
     with torch.enable_grad():
         found = net.forward_head(net.norm(tokens[-1]))
+    grid_size = net.positions(images).grid_size
 
     def as_map(x: Tensor) -> Tensor:
-        return x[:, net.num_prefix_tokens :].transpose(1, 2).unflatten(2, net.grid_size)
+        return x[:, net.num_prefix_tokens :].transpose(1, 2).unflatten(2, grid_size)
 
     return found, [(x, as_map) for x in tokens]
 
