@@ -1,4 +1,5 @@
 import inspect
+import math
 import re
 import typing
 from pathlib import Path
@@ -420,14 +421,26 @@ def test_every_option_of_the_t2t_module_is_earned_by_a_config_or_an_experiment()
 
 # Mistakes
 
+DENSE = {"block": {"class_path": "dense", "init_args": {"dense_blocks": [1, 1], "dense_growth": 5}}}
+
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"img_size": 30}, r"`patch_size` must divide .* got patch_size=4 and img_size=\[30, 30\]"),
-        ({"img_size": (1, 16, 24)}, r"`img_size` must be one side or \[height, width\], in pixels, got \(1, 16, 24\)"),
+        (
+            {"img_size": (1, 16, 24)},
+            r"`img_size` must be one side or \[height, width\], in whole pixels, got \(1, 16, 24\)",
+        ),
+        ({"img_size": 16.0}, "`img_size` must be one side .* in whole pixels, got 16.0"),
         ({"img_size": 0}, "`img_size` must be one side"),
         ({"num_heads": 3}, "`num_heads` must divide `embed_dim`, got num_heads=3 and embed_dim=16"),
+        ({"num_heads": 0}, "`num_heads` must be at least 1, got 0"),
+        ({"num_heads": 2, "global_pool": "map", **DENSE}, "`num_heads` must divide .* num_heads=2 and a width of 15"),
+        ({"mlp_ratio": math.inf}, "`mlp_ratio` must be a finite number, got inf"),
+        ({"init_std": math.nan}, "`init_std` must be a finite number, got nan"),
+        ({"norm_eps": -1.0}, "`norm_eps` must be at least 0, got -1.0"),
+        ({"tokenizer": "t2t", "t2t_mlp_ratio": math.inf}, "`t2t_mlp_ratio` must give the MLP at least .* got inf"),
         ({"in_chans": 0}, "`in_chans` must be at least 1, got 0"),
         ({"depth": 0}, "`depth` must be at least 1, got 0"),
         ({"embed_dim": 0}, "`embed_dim` must be at least 1, got 0"),

@@ -66,7 +66,7 @@ def test_patches_that_do_not_fit_are_refused_with_both_values(img_size, patch_si
 
 @pytest.mark.parametrize("patch_size", [0, (4, 0), (4, 4, 4), (4.5, 4)])
 def test_a_patch_has_one_side_or_two(patch_size):
-    with pytest.raises(ValueError, match=r"`patch_size` must be one side or \[height, width\], in pixels, got"):
+    with pytest.raises(ValueError, match=r"`patch_size` must be one side or \[height, width\], in whole pixels, got"):
         PatchEmbed((8, 8), patch_size, in_chans=1, embed_dim=8)
 
 

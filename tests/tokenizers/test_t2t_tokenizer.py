@@ -160,6 +160,7 @@ def test_the_last_split_and_projection_equal_a_convolution():
         ({"t2t_kernels": ()}, "at least one entry"),
         ({"t2t_kernels": (7.5, 3, 3)}, r"`t2t_kernels` must be whole numbers or pairs .* got \[7.5, 3, 3\]"),
         ({"t2t_kernels": ([7, 3, 3], 3, 3)}, "`t2t_kernels` must be whole numbers or pairs"),
+        ({"t2t_kernels": ([7], 3, 3)}, "`t2t_kernels` must be whole numbers or pairs"),
         ({"t2t_dilations": (2, 1)}, r"`t2t_dilations` needs an entry for each of 3 splits, got \(2, 1\)"),
         (
             {"t2t_padding": "zeros"},

@@ -42,6 +42,9 @@ class AttentionPool(nn.Module):
         norm_eps: float = 1e-6,
     ) -> None:
         super().__init__()
+        if num_heads < 1 or dim % num_heads:
+            rule = "must divide the width of the tokens that global_pool=map reads"
+            raise ValueError(f"`num_heads` {rule}, got num_heads={num_heads} and a width of {dim}")
         self.num_heads = num_heads
         self.latent = nn.Parameter(torch.empty(1, 1, dim))
         nn.init.trunc_normal_(self.latent, std=dim**-0.5)

@@ -1,6 +1,7 @@
 """Build the parts of a network: argument checks, initial weights, blocks and head."""
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate
@@ -148,7 +149,7 @@ def build_blocks(
             the fields of :class:`Place` that its constructor has.
         sizes: Width, heads, number of blocks, grid and prefix tokens.
         pos_embed: The position embedding, which must fit tokens of several widths.
-        drop_path_rate: Drop path rate of the last block; grows linearly from 0.
+        drop_path_rate: Drop path rate of the last block; grows linearly from 0 in the first, also if that is the last.
         start: How weights are drawn.
         **shared: Arguments of every block.
 
@@ -222,7 +223,18 @@ def build_head(embed_dim: int, head_hidden: int, num_classes: int) -> nn.Module:
     return nn.Sequential(nn.Linear(embed_dim, head_hidden), nn.Tanh(), nn.Linear(head_hidden, num_classes))
 
 
-def check_at_least(least: int, **values: int) -> None:
+def check_finite(**values: float) -> None:
+    """Raise a ValueError that names the first value that is infinite or NaN.
+
+    Example:
+        >>> check_finite(mlp_ratio=4.0)
+    """
+    for name, value in values.items():
+        if not math.isfinite(value):
+            raise ValueError(f"`{name}` must be a finite number, got {value}")
+
+
+def check_at_least(least: int, **values: float) -> None:
     """Raise a ValueError that names the first value below ``least``.
 
     Example:

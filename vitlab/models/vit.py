@@ -59,10 +59,10 @@ class VisionTransformer(Named, nn.Module):
         pre_norm: Whether the tokens are normalized before the first block, as in CLIP.
         fc_norm: Whether to normalize after pooling instead of before it.
         head_hidden: Width of a hidden tanh layer in the head, as in the pre-training of ViT; 0 is a linear head.
-        init_std: Std of the initial linear and convolution weights; 0.1 suits narrow networks and short runs.
+        init_std: Std of initial linear and convolution weights, not of positions; 0.1 suits narrow nets and short runs.
         layer_scale: Initial value of a trained factor on every residual branch; None leaves it out.
         dropout: Dropout rate after the position embedding and after each linear layer except qkv, 0 to 1.
-        drop_path_rate: Share of samples for which a branch of the last block is dropped; grows linearly from 0.
+        drop_path_rate: Share of samples whose branch the last block drops; grows linearly from 0, which depth=1 keeps.
         drop_path_subset: Whether a fixed number of samples is dropped and their branches are not computed: faster.
         grad_checkpoint: Whether training recomputes each block in the backward pass: less memory, more time.
         **old: Options of parts, by the names that they had as arguments, see :data:`vitlab.models.old_names.OLD`.
@@ -113,8 +113,11 @@ class VisionTransformer(Named, nn.Module):
         **old: Unpack[OldArgs],
     ) -> None:
         super().__init__()
-        start.check_at_least(1, in_chans=in_chans, embed_dim=embed_dim, depth=depth)
-        start.check_at_least(0, num_classes=num_classes, reg_tokens=reg_tokens, head_hidden=head_hidden)
+        start.check_finite(mlp_ratio=mlp_ratio, norm_eps=norm_eps, init_std=init_std)
+        start.check_at_least(1, in_chans=in_chans, embed_dim=embed_dim, depth=depth, num_heads=num_heads)
+        start.check_at_least(
+            0, norm_eps=norm_eps, num_classes=num_classes, reg_tokens=reg_tokens, head_hidden=head_hidden
+        )
         start.check_rates(dropout=dropout, drop_path_rate=drop_path_rate)
         global_pool = word_of("global_pool", global_pool, get_args(PoolName)) or global_pool
         start.check_pool(global_pool, class_token)

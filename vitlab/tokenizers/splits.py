@@ -1,7 +1,8 @@
 """The soft split of T2T-ViT: overlapping windows, and the grids of tokens after them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from numbers import Integral
 from typing import Literal, get_args
 
 import torch.nn.functional as F
@@ -19,10 +20,10 @@ def pair(name: str, value: int | Sequence[int], unit: str = "pixels") -> tuple[i
         >>> pair("img_size", 224), pair("img_size", [400, 100])
         ((224, 224), (400, 100))
     """
-    sides = (value, value) if isinstance(value, int) else tuple(value)
-    if len(sides) != 2 or not all(isinstance(side, int) for side in sides) or min(sides) < 1:
-        raise ValueError(f"`{name}` must be one side or [height, width], in {unit}, got {value}")
-    return sides
+    sides = tuple(value) if isinstance(value, Iterable) else (value, value)
+    if len(sides) != 2 or not all(isinstance(side, Integral) for side in sides) or min(sides) < 1:
+        raise ValueError(f"`{name}` must be one side or [height, width], in whole {unit}, got {value}")
+    return int(sides[0]), int(sides[1])
 
 
 def soft_split(
@@ -165,8 +166,8 @@ def check_sides(name: str, values: Sequence[int | Sequence[int]]) -> list[Side]:
     """
     sides = [tuple(side) if isinstance(side, Sequence) else side for side in values]
     for side in sides:
-        lengths = side if isinstance(side, tuple) else (side,)
-        if len(lengths) not in (1, 2) or not all(isinstance(length, int) for length in lengths):
+        lengths = side if isinstance(side, tuple) else (side, side)
+        if len(lengths) != 2 or not all(isinstance(length, int) for length in lengths):
             raise ValueError(f"`{name}` must be whole numbers or pairs of them, [rows, columns], got {list(values)}")
         if min(lengths) < 1:
             raise ValueError(f"`{name}` must be at least 1, got {list(values)}")

@@ -40,7 +40,7 @@ def build_token_layer(
         t2t_num_heads: Heads of the token layers' softmax attention; divides t2t_dim. For t2t_attn transformer.
         t2t_mlp_ratio: Hidden width of the token layers' MLP, in units of t2t_dim.
         t2t_qkv_bias: Whether queries, keys and values of the token layers have a bias; None: only in performers.
-        t2t_qk_scale: Factor on the logits; None is (input width / heads) ** -0.5, as published. For transformer.
+        t2t_qk_scale: Factor on the logits; None is (input width // heads) ** -0.5, as published. For transformer.
         t2t_value_skip: Whether token layers add the values to the output of attention, as published.
         t2t_act_layer: Activation of the token layers' MLP, given like act_layer.
         t2t_norm_layer: Normalization in the token layers, given like norm_layer.
@@ -63,7 +63,9 @@ def build_token_layer(
             raise ValueError(f"`{name}` has no meaning for t2t_attn={t2t_attn!r}, got {value}")
     if t2t_dropout is not None and not 0 <= t2t_dropout < 1:
         raise ValueError(f"`t2t_dropout` must be at least 0 and below 1, got {t2t_dropout}")
-    if int(t2t_dim * t2t_mlp_ratio) < 1:
+    if t2t_features is not None and t2t_features < 1:
+        raise ValueError(f"`t2t_features` must be at least 1, got {t2t_features}")
+    if not math.isfinite(t2t_mlp_ratio) or int(t2t_dim * t2t_mlp_ratio) < 1:
         raise ValueError(f"`t2t_mlp_ratio` must give the MLP at least one channel, got {t2t_mlp_ratio}")
     layers: dict[str, Any] = {"mlp_ratio": t2t_mlp_ratio, "act_layer": t2t_act_layer}
     layers |= {"norm_layer": t2t_norm_layer, "norm_eps": norm_eps}
@@ -86,7 +88,7 @@ class TokenAttention(nn.Module):
         dim: Width of the output tokens.
         num_heads: Number of heads A; divides ``dim``.
         qkv_bias: Whether the query, key and value projections have a bias.
-        qk_scale: Factor on the logits; None is ``(in_dim / num_heads) ** -0.5``, as in the published weights.
+        qk_scale: Factor on the logits; None is ``(in_dim // num_heads) ** -0.5``, as in the published weights.
         value_skip: Whether the values are added.
 
     Example:
@@ -139,7 +141,7 @@ class TokenTransformer(nn.Module):
         num_heads: Number of heads A; divides ``dim``.
         mlp_ratio: Hidden width of the MLP, in units of ``dim``.
         qkv_bias: Whether the query, key and value projections have a bias.
-        qk_scale: Factor on the logits; None is ``(in_dim / num_heads) ** -0.5``.
+        qk_scale: Factor on the logits; None is ``(in_dim // num_heads) ** -0.5``.
         value_skip: Whether the values are added to the output of attention.
         act_layer: Activation of the MLP.
         norm_layer: Kind of both normalizations.
