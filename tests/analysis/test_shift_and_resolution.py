@@ -88,15 +88,33 @@ def test_a_canvas_keeps_pixels_and_whole_patches():
     assert torch.equal(canvas(large, (4, 6), torch.tensor([[[-1.0]]]), steps=(2, 2)), IMAGES)
 
 
-@pytest.mark.parametrize("pos_embed", ["none", "learned", "sincos2d", "relpos", "rope2d", "conv"])
-def test_every_policy_of_a_method_is_measured_and_all_agree_at_the_trained_size(small_subject, pos_embed):
+TRAINED = {"class_path": "sincos2d", "init_args": {"trainable": True}}
+RESCALED = {"class_path": "rope2d", "init_args": {"resize": "rescale"}}
+
+
+@pytest.mark.parametrize(
+    ("pos_embed", "usual", "expected"),
+    [
+        ("none", "nothing to resize", 1),
+        ("learned", "interpolate", 1),
+        ("sincos2d", "rescale", 3),
+        ("relpos", "interpolate", 1),
+        ("rope2d", "extrapolate", 2),
+        (RESCALED, "rescale", 2),
+        ("conv", "nothing to resize", 1),
+        (["sincos2d", "rope2d"], "usual", 4),  # the table is rescaled, the rotation extrapolated
+        ([TRAINED, "rope2d"], "interpolate", 3),
+    ],
+)
+def test_every_policy_of_a_method_is_measured_and_all_agree_at_the_trained_size(
+    small_subject, pos_embed, usual, expected
+):
     table = analyze_resolution(small_subject(pos_embed=pos_embed, num_images=16)).table
     trained = table[table["size"] == 8]
     assert trained["acc1"].nunique() == 1
-    expected = {"sincos2d": 3, "rope2d": 2}.get(pos_embed, 1)
     assert table["policy"].nunique() == expected and len(table) == 6 * 2 * expected
     metrics = set(table["metric"])
-    assert "resolution/acc1@12" in metrics
+    assert set(table["policy"][table["metric"] == "resolution/acc1@12"]) == {usual}
     if pos_embed == "rope2d":
         assert "resolution/acc1@12/rescale" in metrics
 

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pandas as pd
@@ -57,11 +57,21 @@ def sizes_taken(subject: Subject) -> list[Size]:
 
 
 def policies(subject: Subject) -> tuple[ResizePolicy | None, ...]:
-    """Return the ways to resample the network's positions, the default first; (None,) if there is nothing to do."""
+    """Return the ways to resample the network's positions, the usual first; (None,) if there is nothing to do.
+
+    The usual is None, too, where the methods of a list have different ones.
+    """
     if isinstance(subject.net, AnyNetwork):
         return (None,)
     pos_embed = subject.net.pos_embed
-    return pos_embed.policies_for(pos_embed.state_dict()) or (None,)
+    state = pos_embed.state_dict()
+    allowed, text = pos_embed.policies_for(state), pos_embed.policy_text(state, "usual")
+    usual = next((policy for policy in allowed if pos_embed.policy_text(state, policy) == text), None)
+    return (usual, *(policy for policy in allowed if policy != usual))
+
+
+def _in_words(policy: ResizePolicy | None, policies: Sequence[ResizePolicy | None]) -> str:
+    return policy or ("usual" if len(policies) > 1 else "nothing to resize")
 
 
 def canvas(images: Tensor, size: Size, black: Tensor, steps: Size = (1, 1)) -> Tensor:
@@ -79,23 +89,23 @@ def canvas(images: Tensor, size: Size, black: Tensor, steps: Size = (1, 1)) -> T
 @torch.no_grad()
 def measure(subject: Subject) -> Iterator[dict[str, object]]:
     """Yield accuracy at each size, for each policy and two ways to make larger images; the network runs at each."""
-    net, default = subject.net, policies(subject)[0]
+    net, ways = subject.net, policies(subject)
     steps = token_steps(net)
     with _own_policy_restored(net):
         for size in sizes_taken(subject):
             pipeline = copy.copy(subject.data.pipeline)
             pipeline.img_size = size
-            for policy in policies(subject):
+            for policy in ways:
                 net.pos_embed_resize = policy
                 for protocol in ("resize", "canvas"):
                     right: list[Tensor] = []
                     for images, labels in subject.batches(pipeline=pipeline if protocol == "resize" else None):
                         images = images if protocol == "resize" else canvas(images, size, subject.black(), steps)
                         right.append((net(images).argmax(dim=1) == labels).cpu())
-                    where = f"resolution/acc1@{size[0]}" + ("" if policy == default else f"/{policy}")
+                    where = f"resolution/acc1@{size[0]}" + ("" if policy == ways[0] else f"/{policy}")
                     facts: dict[str, object] = {
                         "size": size[0],
-                        "policy": policy or "nothing to resize",
+                        "policy": _in_words(policy, ways),
                         "metric": where,
                     }
                     found = torch.cat(right).numpy()
@@ -178,6 +188,7 @@ def analyze_resolution(subject: Subject) -> Finding:
         ax.set_xticks(table["size"].unique())
         ax.axvline(subject.net.img_size[0], color="0.7", linewidth=0.8, zorder=0)
         finish(ax, "height of the image, pixels (gray line: training)", "accuracy")
-    usual = policies(subject)[0] or "nothing to resize"
-    note = f"{table['n'].iloc[0]} validation images, pos_embed={subject.pos_embed}, default policy: {usual}"
+    ways = policies(subject)
+    usual = _in_words(ways[0], ways)
+    note = f"{table['n'].iloc[0]} validation images, pos_embed={subject.pos_embed}, usual policy: {usual}"
     return Finding(table.drop(columns="line"), figure, note)
