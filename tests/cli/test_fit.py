@@ -198,6 +198,11 @@ def test_testing_at_another_image_size_needs_the_data_record_of_the_run(run, cap
     again = RunDir(run).standing("test", {**result, "sha256": 64 * "0"}).text.split("`")[1]
     assert main(shlex.split(again)[1:]) == 0
     assert read(run / "results.json")["variations"][-1] == result  # the command that is advised measures the same
+    assert main([*words, "--model.pos_embed=[sincos2d,rope2d]", "--no_antialias"]) == 0
+    listed = read(run / "results.json")["variations"][-1]
+    assert "sincos2d by rescale, rope2d by extrapolate from 4 x 4 to 6 x 6" in listed["resized"]
+    methods = {"model.pos_embed": ["sincos2d", "rope2d"]}
+    assert listed["overrides"] == {"data.img_size": 12, **methods, "no_antialias": True}
     facts = (run / "data.json").rename(run / "facts.json")
     assert main(words) == 2
     assert capsys.readouterr().err.startswith(f"vitlab: {run} has no data.json: copy it")
