@@ -127,18 +127,16 @@ class Block(nn.Module):
     def branches(self, x: Tensor, pos_embed: PosEmbed, layer: int, first_only: bool) -> Tensor:
         """Map the ``(B, L, D)`` tokens that have entered to those that leave, or to the first of them."""
         owner = pos_embed.owner
-        shared = first_only or not _is_linear_first(self.attn)
+        shared = first_only or _reads_twice(self.attn)
         attn = partial(self.attn, pos_embed=pos_embed, layer=layer, **({"first_only": True} if first_only else {}))
         y = self.drop_path(x, lambda x: self.ls1(recomputed(self.norm1, x, attn, shared)), owner)
-        return self.drop_path(
-            y, lambda x: self.ls2(recomputed(self.norm2, x, self.mlp, not _is_linear_first(self.mlp))), owner
-        )
+        return self.drop_path(y, lambda x: self.ls2(recomputed(self.norm2, x, self.mlp, _reads_twice(self.mlp))), owner)
 
 
-def _is_linear_first(part: nn.Module) -> bool:
-    """Return whether one linear layer, and nothing else, reads the input of a part, so that autocast may cast it."""
+def _reads_twice(part: nn.Module) -> bool:
+    """Return whether more than one linear layer may read the input of a part, so that it must not be cast for one."""
     first = part.qkv if type(part) is Attention and part.gate is None else part.fc1 if type(part) is Mlp else None
-    return type(first) in (nn.Linear, Ghost)
+    return type(first) not in (nn.Linear, Ghost)
 
 
 class DenseBlock(Block):

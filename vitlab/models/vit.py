@@ -115,9 +115,8 @@ class VisionTransformer(Named, nn.Module):
         super().__init__()
         start.check_finite(mlp_ratio=mlp_ratio, norm_eps=norm_eps, init_std=init_std)
         start.check_at_least(1, in_chans=in_chans, embed_dim=embed_dim, depth=depth, num_heads=num_heads)
-        start.check_at_least(
-            0, norm_eps=norm_eps, num_classes=num_classes, reg_tokens=reg_tokens, head_hidden=head_hidden
-        )
+        start.check_at_least(0, num_classes=num_classes, reg_tokens=reg_tokens, head_hidden=head_hidden)
+        start.check_at_least(0, norm_eps=norm_eps)
         start.check_rates(dropout=dropout, drop_path_rate=drop_path_rate)
         global_pool = word_of("global_pool", global_pool, get_args(PoolName)) or global_pool
         start.check_pool(global_pool, class_token)
