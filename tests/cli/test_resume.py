@@ -12,12 +12,17 @@ import time
 from pathlib import Path
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from vitlab.callbacks.record import RunRecord
 from vitlab.cli.main import main
+from vitlab.data import ImageFolder
+from vitlab.look.moments import Moments
+from vitlab.tasks import Classifier
 
 CONFIG = Path(__file__).parents[2] / "configs" / "t2t.yaml"
 EMA = '[{"class_path": "EMA", "init_args": {"decay": 0.9}}]'
@@ -170,3 +175,75 @@ def test_a_run_of_an_older_vitlab_resumes_with_defaults_for_newer_options(tmp_pa
         assert main(more) == 2
     assert "start a new run --init_from runs/old" in capsys.readouterr().err
     assert main(more) == 0
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A folder with a finished run on 2 x 20 images, and other images of the same classes, and of others."""
+    folder = tmp_path_factory.mktemp("refused")
+    for seed, (root, names) in enumerate({"photos": "ab", "others": "ab", "strange": "xy"}.items()):
+        pixels = np.random.default_rng(seed).integers(0, 256, (2, 20, 8, 8, 3), dtype=np.uint8)
+        for name, images in zip(names, pixels, strict=True):
+            (folder / root / name).mkdir(parents=True)
+            for i, image in enumerate(images):
+                Image.fromarray(image).save(folder / root / name / f"{i}.png")
+    words = ["fit", "--config", str(CONFIG.with_name("vit.yaml")), "--data=ImageFolder", "--data.root=photos"]
+    words += ["--data.img_size=8", "--data.batch_size=8", "--data.num_workers=0", "--model.depth=1"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VITLAB_CACHE", str(folder / "cache"))
+        finish([*words, "--trainer.accelerator=cpu", "--trainer.max_epochs=1", "--name", "done"], folder)
+    return folder
+
+
+@pytest.fixture
+def resumed(done, tmp_path, monkeypatch):
+    """A copy of it, where the test is."""
+    shutil.copytree(done, tmp_path, dirs_exist_ok=True, symlinks=True)
+    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return ["fit", "--resume", "done", "--trainer.max_epochs=2"]
+
+
+def content(folder):
+    return {p: p.is_symlink() or not p.is_file() or p.read_bytes() for p in folder.rglob("*")}
+
+
+REFUSALS = {
+    "other images": ["--data.root=others"],
+    "other classes": ["--data.root=strange"],
+    "a batch above the images": ["--data.batch_size=400"],
+    "no images": ["--data.root=nowhere"],
+    "another average": [f"--trainer.callbacks={EMA}"],
+    "a precision": ["--trainer.precision=16-true"],
+    "processes that do not divide the batch": ["--trainer.devices=3"],
+}
+RAISING = [  # where code of a user's, or an object that no longer fits its state, may refuse
+    (ImageFolder, "prepare_data", ValueError("no")),
+    (ImageFolder, "setup", ValueError("no")),
+    (Classifier, "load_state_dict", RuntimeError("Error(s) in loading state_dict")),
+    (torch.optim.AdamW, "load_state_dict", ValueError("another parameter group")),
+    (Moments, "on_train_start", ValueError("no")),
+    (Classifier, "training_step", TypeError("no")),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", REFUSALS.values(), ids=REFUSALS)
+def test_a_refused_resume_leaves_a_finished_run_byte_for_byte_as_it_was(resumed, words, capsys):
+    before = content(Path("runs/done"))
+    assert main([*resumed, *words]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert content(Path("runs/done")) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("owner", "name", "error"), RAISING, ids=lambda value: getattr(value, "__name__", str(value)))
+def test_so_does_one_that_fails_before_its_first_step(resumed, owner, name, error, monkeypatch):
+    before = content(Path("runs/done"))
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, Mock(side_effect=error))
+        with contextlib.suppress(type(error)):
+            assert main(resumed) == 2
+    assert content(Path("runs/done")) == before
+    assert main(resumed) == 0
+    assert json.loads(Path("runs/done/run.json").read_text())["attempts"] == 2

@@ -112,6 +112,10 @@ class RunRecord(Callback):
             self._flush(trainer, pl_module, batch_idx)
         self._waiting_since = time.perf_counter()
 
+    def has_stepped(self, trainer: L.Trainer) -> bool:
+        """Return whether this attempt has made an optimizer step."""
+        return self.started and trainer.global_step > self._first_step
+
     def seconds_left(self, trainer: L.Trainer) -> float:
         """Estimate the seconds until training ends from the mean time per step so far, validations included."""
         done = trainer.global_step - self._first_step

@@ -18,7 +18,7 @@ from vitlab.data.files.splits import Indices, SplitName, SplitRule
 from vitlab.data.loading.loader import Batch, Loader, send
 from vitlab.data.loading.mix import Mix
 from vitlab.data.loading.native import check_native
-from vitlab.data.loading.order import Draw, EvalOrder, Sampling, Step, TrainOrder
+from vitlab.data.loading.order import Draw, EvalOrder, Sampling, Step, TrainOrder, check_shares
 from vitlab.data.loading.pipeline import Pipeline, check_data_at_least
 from vitlab.data.loading.transforms import Augment, CropMode, Interpolation, as_size
 from vitlab.data.record import (
@@ -183,6 +183,11 @@ class ImageData(Named, L.LightningDataModule):
 
     def check_readable(self) -> None:
         """Refuse more unreadable files than are allowed."""
+
+    def check_processes(self, world: int) -> None:
+        """Refuse a global batch that so many processes cannot share, before they are started."""
+        check_shares(self.batch_size, world)
+        self.mix.check(self.batch_size, world, "class", weighted=False, repeats=self.repeats)
 
     def ready(self, images: Images) -> Images:
         """Return the images of a split as loaders read them, such as decoded in memory."""

@@ -178,6 +178,26 @@ class Fence:
             if self._rows is not None:
                 os.ftruncate(self._rows, size)
 
+    def put_back(self, files: Mapping[str, bytes | None]) -> None:
+        """Give the files of the run directory the content that they had before this attempt, which ends.
+
+        Args:
+            files: Content of each; None for one that was not there. The record, with its token, is the last.
+
+        Raises:
+            RunGone: Another attempt has taken over, or the directory is gone.
+        """
+        with self._mutex:
+            self.check()
+            self.close()
+            for name in sorted(files, key=lambda name: name == RECORD):
+                content, path = files[name], self.folder / name
+                if content is None:
+                    path.unlink(missing_ok=True)
+                elif not is_there(path) or path.read_bytes() != content:
+                    self._finish(path, content)
+            self._kept.clear()  # nothing of this attempt is to be written again
+
     def close(self) -> None:
         """Close ``metrics.jsonl``."""
         with self._mutex:

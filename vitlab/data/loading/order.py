@@ -140,6 +140,15 @@ def spread_copies(samples: Indices) -> Indices:
     return order
 
 
+def check_shares(batch_size: int, world: int) -> None:
+    """Refuse a global batch that the processes cannot share evenly."""
+    if batch_size % world:
+        raise ValueError(
+            f"`data.batch_size` is the global batch and must be divisible by the number of processes, "
+            f"got batch_size={batch_size} and {world} processes"
+        )
+
+
 class TrainOrder:
     """The order of training, a function of (seed, epoch): every process takes its slice of each global batch.
 
@@ -171,11 +180,7 @@ class TrainOrder:
     ) -> None:
         self.draw = Draw(torch.empty(draw)) if isinstance(draw, int) else draw
         n = self.draw.n
-        if batch_size % world:
-            raise ValueError(
-                f"`data.batch_size` is the global batch and must be divisible by the number of processes, "
-                f"got batch_size={batch_size} and {world} processes"
-            )
+        check_shares(batch_size, world)
         if n < batch_size:
             raise ValueError(
                 f"`data.batch_size` must not exceed the number of training images, got batch_size={batch_size} "

@@ -182,6 +182,9 @@ class FitCLI(VitlabCLI):
         self._prepare_as_the_weights()
         check_module(self.model)
         check_crops(self.model, self.datamodule)
+        if isinstance(self.datamodule, ImageData):
+            with user_mistakes():
+                self.datamodule.check_processes(self.trainer.world_size)
         if isinstance(self.datamodule, Listed) and not getattr(self.model, "reads_labels", True):
             self.datamodule.note_unread_weights()
         self.job = Job(

@@ -143,6 +143,8 @@ def _say_stopped(job: Job, stopped: Stopped) -> None:
 def _refuse(job: Job, error: Exception) -> None:
     """Raise what is a mistake of the user's as one; return if it is none."""
     sentence = explain_mismatch(error, job.task, job.data) if job.trainer.global_step == 0 else None
+    if isinstance(error, RuntimeError) and "loading state_dict" in str(error):
+        sentence = f"the checkpoints in {job.run.checkpoints} belong to another network: use its configuration"
     if not sentence and (job.record.started or not isinstance(error, ValueError | MisconfigurationException)):
         return
     if not job.resumed and job.trainer.is_global_zero:
@@ -193,8 +195,6 @@ def explain_exception(error: Exception, run: RunDir, batch: int | None, processe
             return f"{place}: {error.strerror}; what was saved before is intact. {first}, then {way_on}"
         case RuntimeError() if "Early stopping conditioned on" in str(error):
             return one_line(error, 2000)
-        case RuntimeError() if "loading state_dict" in str(error):
-            return f"the checkpoints in {run.checkpoints} belong to another network: use its configuration"
         case RuntimeError() if processes > 1 and is_about_peers(error):
             return f"another process of the run has ended, or cannot be reached; the run ends. Go on with {way_on}"
         case RuntimeError() if (line := lost_loader(error)) is not None:

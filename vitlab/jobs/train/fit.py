@@ -12,7 +12,7 @@ from vitlab.jobs.train.build import build_job, rehearse
 from vitlab.jobs.train.close import close, log_summary
 from vitlab.jobs.train.endings import explained
 from vitlab.jobs.train.job import Job, Reached
-from vitlab.jobs.train.start import begin, running, telling_of_data, watch_over
+from vitlab.jobs.train.start import as_before_if_refused, begin, running, telling_of_data, watch_over
 from vitlab.runs.directory import RunDir
 from vitlab.runs.guard import guarded
 from vitlab.runs.launch import watch_launcher
@@ -42,10 +42,11 @@ def fit(arguments: list[str], options: FitOptions) -> RunDir:
             rehearse(job)
             return job.run
         with locked(job.run):
-            begin(job)
-            watch_over(guard, job)
-            with running(job) as checkpoint:
-                reached = train(job, checkpoint)
+            with as_before_if_refused(job):
+                begin(job)
+                watch_over(guard, job)
+                with running(job) as checkpoint:
+                    reached = train(job, checkpoint)
             if reached:
                 guard.enter("close", "weights and results to be written")
                 close(job, reached, time.perf_counter() - started)

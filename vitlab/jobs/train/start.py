@@ -24,7 +24,7 @@ from vitlab.config.parser import settings
 from vitlab.config.trust import redact
 from vitlab.data.base import ImageData
 from vitlab.data.record import TRAINED_ON, fingerprints
-from vitlab.errors import Stopped, UsageError
+from vitlab.errors import RunFailed, Stopped, UsageError
 from vitlab.interface import deals_samples, fingerprint, trained
 from vitlab.jobs.checkpoint import checkpoint_to_resume
 from vitlab.jobs.terminal import close_log, log_to, print_error
@@ -41,10 +41,16 @@ from vitlab.runs.launch import announce_run, join_group_store
 from vitlab.runs.lock import is_leader, prepare
 from vitlab.runs.machine import cpu_name, git, installed_versions, uncommitted_code
 from vitlab.runs.manifest import read_manifest
+from vitlab.runs.matching import is_there
 from vitlab.runs.records import now_utc, part_of
 from vitlab.tasks.base import Task
 
 PACKAGES = ("vitlab", "torch", "torchvision", "lightning", "torchmetrics", "timm", "numpy", "jsonargparse", "wandb")
+WRITTEN = (  # in a run's directory before the first step
+    *("config.yaml", "overrides.yaml", PARTS_FILE, "run.json", "data.json", "model.json", "param_groups.json"),
+    *(TRAINED_ON, "metrics.jsonl", "train.log", "run.json.damaged", "data.json.damaged", "model.json.damaged"),
+)
+LOGS = ("wandb", "lightning_logs")
 SUMS = ("sum_of_learning_rates", "sum_of_learning_rates_pos_embed")
 RESUMED = "not those of this configuration from its first step: the run was resumed with changes, or on other processes"
 
@@ -67,6 +73,49 @@ def begin(job: Job) -> None:
     _keep_classes(job)
     log_to(run.path / "train.log")
     run.write("run.json", _first_record(job))
+
+
+@contextmanager
+def as_before_if_refused(job: Job) -> Iterator[None]:
+    """Inside, a resumed run is trained; where an error comes before the first step, leave it byte for byte as it was.
+
+    A signal, and causes outside such as a full disk, are no refusals: the run goes on later as it was asked for now.
+    """
+    if not (job.resumed and is_leader()):
+        yield
+        return
+    folder = job.run.path
+    files = {name: path.read_bytes() if is_there(path := folder / name) else None for name in WRITTEN}
+    logs = _logs(folder)
+    try:
+        yield
+    except RunFailed:
+        raise
+    except Exception:
+        if job.run.fence and not job.record.has_stepped(job.trainer):
+            job.run.fence.put_back(files)
+            job.run.fence = None
+            _put_back_logs(folder, logs)
+        raise
+
+
+def _logs(folder: Path) -> dict[Path, str | None]:
+    """Return what lies in the folders of the loggers, and where each link leads."""
+    paths = (path for name in LOGS for path in (folder / name, *(folder / name).rglob("*")))
+    return {path: os.readlink(path) if path.is_symlink() else None for path in paths if os.path.lexists(path)}
+
+
+def _put_back_logs(folder: Path, logs: dict[Path, str | None]) -> None:
+    """Remove what loggers have begun since, and let their links lead where they led."""
+    now = _logs(folder)
+    for path in sorted(now, reverse=True):  # what lies in a folder before the folder
+        if now[path] is not None and now[path] != logs.get(path):
+            path.unlink()
+        elif path not in logs:
+            path.rmdir() if path.is_dir() else path.unlink()
+    for path, leads_to in logs.items():
+        if leads_to is not None and not path.is_symlink():
+            path.symlink_to(leads_to)
 
 
 @contextmanager
