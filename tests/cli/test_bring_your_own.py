@@ -128,8 +128,9 @@ def test_custom_parts_of_a_vitlab_task_are_recorded_and_resume_exactly(monkeypat
     assert all(torch.equal(own["state_dict"][name], value) for name, value in whole["state_dict"].items())
     assert own["lr_schedulers"] == whole["lr_schedulers"]
     assert own["hyper_parameters"]["pos_embed"] == {"class_path": "userpkg.pos.Coordinates", "init_args": {"width": 4}}
-    header = "position embedding userpkg.pos.Coordinates(width=4)"
-    assert header in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "position embedding userpkg.pos.Coordinates(width=4)" in out
+    assert "continue with `vitlab fit --resume runs/own --trust_imports userpkg`" in out
     rows = [json.loads(line) for line in Path("runs/own/metrics.jsonl").read_text().splitlines()]
     scores = [row["val/Second"] for row in rows if "val/Second" in row]
     assert own["callbacks"]["Checkpoint"]["best_score"] == max(scores) != min(scores)

@@ -44,6 +44,8 @@ MISTAKES = {
     "no such module": ("nosuch", "", "nosuch.Net", "there is no module nosuch, neither installed nor in"),
     "an import of its own": ("mine", "import nosuch", "mine.Net", "ModuleNotFoundError: No module named 'nosuch'"),
     "a mistake of syntax": ("mine", "class Net(:", "mine.Net", "mine.py, line 1"),
+    "a file": ("mine.py", "", "mine.Net", "must name modules, got 'mine.py'; did you mean \"mine\"?"),
+    "a file here": ("./mine.py", "", "mine.Net", "got './mine.py'; did you mean \"mine\"?"),
     "no such class": ("mine", "class Nets: ...", "mine.Net", 'mine has no Net; did you mean "Nets"?'),
 }
 
@@ -65,7 +67,8 @@ def test_a_finished_run_is_measured_without_its_custom_callback(monkeypatch, cap
     words = ["fit", "--config=t2t", *DIGITS, "--trainer.logger=false", "--name=own", hello]
     assert "userpkg.callback.Hello" in answer(capsys, words)
     assert main([*words, "--trust_imports=userpkg"]) == 0
-    assert "hello from userpkg" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "hello from userpkg" in out and "next  vitlab test runs/own --trust_imports userpkg\n" in out
     trust.TRUSTED.clear()
     assert main(["test", "own"]) == 0
     assert main(["export", "own", "--to=safetensors"]) == 0

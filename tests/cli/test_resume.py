@@ -247,3 +247,16 @@ def test_so_does_one_that_fails_before_its_first_step(resumed, owner, name, erro
     assert content(Path("runs/done")) == before
     assert main(resumed) == 0
     assert json.loads(Path("runs/done/run.json").read_text())["attempts"] == 2
+
+
+@pytest.mark.slow
+def test_a_measurement_on_other_images_than_the_run_had_says_so(resumed, capsys):
+    assert main(["test", "done", "--trainer.accelerator=cpu"]) == 0
+    assert "other data" not in capsys.readouterr().out
+    config = Path("runs/done/config.yaml")
+    config.write_text(config.read_text().replace("root: photos", "root: others"))
+    for command in ("test", "validate"):
+        assert main([command, "done", "--trainer.accelerator=cpu"]) == 0
+        assert "measured on other data than the run's: the training split is now" in capsys.readouterr().out
+    assert main(["analyze", "errors", "done", "--data.root=strange"]) == 2
+    assert capsys.readouterr().err.startswith("vitlab: runs/done: the checkpoint does not know the classes x, y")

@@ -22,7 +22,7 @@ from vitlab.ablation.file.given import write_file
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.running import RunOptions, commands, run_locally, submit_cells
 from vitlab.analysis import ANALYSES
-from vitlab.config.trust import TRUSTED
+from vitlab.config.trust import TRUSTED, trusting
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.shipped import find_file
 
@@ -181,7 +181,9 @@ class Lab:
             raise UsageError(f"`--output` must be a folder, and {output} is a file")
         if not any(cell.state() in ("done", "stale") for cell in cells_of(self.ablation, self._measured())):
             self._refuse_other_code("report")
-            raise UsageError(f"no cell of {self.ablation.name} is done; start with `vitlab ablate run {self.file}`")
+            raise UsageError(
+                f"no cell of {self.ablation.name} is done; start with `{trusting(f'vitlab ablate run {self.file}')}`"
+            )
         report = write_report(
             self.ablation, self._known(), str(output) if output else None, accept_stale, formats, width
         )
@@ -268,9 +270,11 @@ class Lab:
         parts = others(self.ablation, self._known()).values()
         if count := sum(bool({*part.split(" and ")} & OTHER_CODE) for part in parts):
             ways = {
-                "report": f"`vitlab ablate plan {self.file}`, then `vitlab ablate report {self.file} --accept_stale`"
+                "report": f"`{trusting(f'vitlab ablate plan {self.file}')}`, then "
+                f"`{trusting(f'vitlab ablate report {self.file} --accept_stale')}`"
             }
-            way = ways.get(word, f"verify with that code, or train them again with `vitlab ablate run {self.file}`")
+            again = trusting(f"vitlab ablate run {self.file}")
+            way = ways.get(word, f"verify with that code, or train them again with `{again}`")
             raise UsageError(f"{count} cells of {self.ablation.name} were finished with other code or versions: {way}")
 
     def _workers(self, given: int | None) -> int:

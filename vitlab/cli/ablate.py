@@ -10,7 +10,7 @@ from vitlab.ablation.side_by_side import ablation_rows, compare_ablations, compa
 from vitlab.api import ablate
 from vitlab.cli.lines import note, show, show_rows
 from vitlab.config.arguments import CommandParser, KeepLines, add_formats, add_print, positive
-from vitlab.config.trust import add_trust
+from vitlab.config.trust import add_trust, trusting
 from vitlab.errors import UsageError, what_failed
 
 if TYPE_CHECKING:
@@ -128,7 +128,8 @@ def _run(lab: "Lab", options: argparse.Namespace) -> int:
     if not status.submitted:
         show(str(status))
         word = "report" if any(row["state"] == "done" for row in status.rows) else "status"
-        show(f"next     vitlab ablate {'run' if options.tune_only else word} {quote(options.file)}")
+        command = f"vitlab ablate {'run' if options.tune_only else word} {quote(options.file)}"
+        show(f"next     {trusting(command)}")
     return status.code or int(bool(status.failed))
 
 
@@ -171,7 +172,8 @@ def _export(lab: "Lab", options: argparse.Namespace) -> int:
     chain = read_chain(lab.ablation.directory)  # before there is a folder, which the repetition would refuse
     files = lab.export(options.folder, options.allow_missing)
     folder = quote(str(options.folder))
-    show(f"{len(files)} files in {options.folder}; `vitlab ablate report --from {folder}` writes the report")
+    command = trusting(f"vitlab ablate report --from {folder}")
+    show(f"{len(files)} files in {options.folder}; `{command}` writes the report")
     if chain:
         show(chain.sentence())
     try:

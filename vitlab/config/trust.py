@@ -4,9 +4,11 @@ import argparse
 import importlib
 import os
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from vitlab.errors import UsageError, did_you_mean, named_line
@@ -51,6 +53,9 @@ def trust(packages: Iterable[str]) -> None:
                 _load(name)
                 TRUSTED.append(name)
             continue
+        if name.endswith(".py") and Path(name).is_file():
+            module = ".".join(Path(os.path.relpath(name)).with_suffix("").parts)
+            raise UsageError(f'`--trust_imports` must name modules, got {name!r}; did you mean "{module}"?')
         if not all(part.isidentifier() for part in name.split(".")):
             raise UsageError(f"`--trust_imports` must name packages, such as my_package, got {name!r}")
         if os.getcwd() not in sys.path:
@@ -140,6 +145,11 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
 def trust_words() -> list[str]:
     """Return the words that make another command of vitlab trust what this one does."""
     return ["--trust_imports", ",".join(TRUSTED)] if TRUSTED else []
+
+
+def trusting(command: str) -> str:
+    """Return a command that is proposed to the user, with the words to trust what this one does."""
+    return " ".join([command, *map(shlex.quote, trust_words())])
 
 
 def check_import(path: str) -> None:

@@ -3,8 +3,8 @@
 import errno
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from vitlab.config.images import escaped
 from vitlab.config.keys import key_as_typed, key_of
 from vitlab.config.options import Policy, check_resize
 from vitlab.config.parser import VitlabCLI, settings, user_mistakes
-from vitlab.data.base import protocol_of
+from vitlab.data.base import ImageData, protocol_of
 from vitlab.data.record import TRAINED_ON, Trained, measured, read_numbers
 from vitlab.errors import MISTAKES, UsageError, what_failed
 from vitlab.interface import answering, has_grid, path_of
@@ -142,8 +142,25 @@ def evaluate(
     name = f"{split} with training images" if trained.changed else split
     facts |= {**protocol_of(cli.datamodule), "overrides": conditions}
     unsaved = None if answers or not keep else _save(run, name, {**values, **seen, **recall, **facts}, table)
-    told = sentences + trained.sentences(seen, len(table))
+    told = sentences + trained.sentences(seen, len(table)) + _of_other_training(cli.datamodule, run, conditions)
     return Measured(name, values, table, told, recall.get("recall", {}), conditions, unsaved)
+
+
+def _of_other_training(data: Any, run: RunDir, conditions: Mapping[str, Any]) -> list[str]:
+    """Return a warning if the images that data have for training are not those of the run, as in another folder.
+
+    A training split that the measurement has not read, beside a given test split, is not read for this alone.
+    """
+    known = dict(run.data).get("splits", {}).get("train", {}).get("hash")  # type: ignore[attr-defined]
+    is_asked_for = any(key.startswith("data") for key in conditions)
+    if is_asked_for or known is None or not isinstance(data, ImageData):
+        return []
+    if "train" not in data.splits and not data.has_test_split:
+        with suppress(ValueError, OSError):  # it cannot be read any more
+            data.build("train")
+    now = data.splits["train"].split_hash if "train" in data.splits else known
+    what = f"the training split is now {now}, and the run was trained on {known}"
+    return [] if now == known else [f"measured on other data than the run's: {what}"]
 
 
 def _load_resized(cli: VitlabCLI, run: RunDir, checkpoint: Path, resize: Policy | None, antialias: bool) -> list[str]:

@@ -26,7 +26,7 @@ from vitlab.errors import UsageError, did_you_mean, named_line
 from vitlab.interface import answering, has_grid, image_fact, network, path_of
 from vitlab.jobs.checkpoint import load_checkpoint, load_outside, misfit
 from vitlab.jobs.load import load_pictures, load_trained
-from vitlab.jobs.restore import evaluation_args, one_device, restore
+from vitlab.jobs.restore import evaluation_args, load_data_state, one_device, restore
 from vitlab.jobs.terminal import say
 from vitlab.models.create import NoCounterpart, create_model
 from vitlab.models.foreign import AnyNetwork
@@ -367,7 +367,7 @@ def _rebuild(run: RunDir, checkpoint: Path, rest: Sequence[str], has_pictures: b
     with user_mistakes():
         cli.datamodule.prepare_data()
         if "data" not in other:
-            cli.datamodule.load_state_dict(dict(run.data))
+            load_data_state(cli.datamodule, run)
         if has_grid(cli.model):
             load_weights(cli.model.net, checkpoint, "usual")
         else:

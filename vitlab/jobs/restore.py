@@ -161,11 +161,19 @@ def restore(
         cli = VitlabCLI(evaluation_args(config, list(rest)), callbacks, **trainer)
     with user_mistakes():
         if isinstance(cli.datamodule, ImageData):
-            cli.datamodule.load_state_dict(facts)
+            load_data_state(cli.datamodule, run)
         check_in_own_units(cli.model, checkpoint)
         load_checkpoint(cli.model, checkpoint)
     cli.model.eval()
     return cli
+
+
+def load_data_state(data: Any, run: RunDir) -> None:
+    """Give data classes and statistics of a run; a refusal names the run, which may be one of several."""
+    try:
+        data.load_state_dict(dict(run.data))
+    except ValueError as error:
+        raise UsageError(f"{run.path}: {error}") from error
 
 
 def _without_files(run: RunDir, facts: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import yaml
 from vitlab.class_paths import choice_text
 from vitlab.config.arguments import config_paths
 from vitlab.config.keys import class_and_arguments, key_of
+from vitlab.config.trust import trusting
 from vitlab.errors import UsageError
 from vitlab.models.sizes import PUBLISHED
 from vitlab.objects import as_yaml
@@ -45,7 +46,7 @@ def record(run: RunDir) -> dict[str, Any]:
     if "acc1" not in measured:
         if (now := run.standing("test")).is_stale:
             raise UsageError(f"{run.path}: its test result was {now.text}")
-        why = without_accuracy(run) or f"; run `vitlab test {run.typed}` first"
+        why = without_accuracy(run) or f"; run `{trusting(f'vitlab test {run.typed}')}` first"
         raise UsageError(f"{run.path} has no accuracy on its test split{why}")
     facts, model, data = run.record, run.model, run.data
     splits: dict[str, Any] = dict(data.get("splits") or {})  # unknown of data that are not vitlab's

@@ -19,6 +19,7 @@ from vitlab.ablation.execution.cells import Say
 from vitlab.ablation.execution.commands import command
 from vitlab.ablation.execution.process import VITLAB
 from vitlab.ablation.file.spec import Ablation
+from vitlab.config.trust import trusting
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.jobs.sbatch import REQUEUE, Site, ask_sbatch, attempts_text, check_text
 from vitlab.runs.atomic import write_text
@@ -131,7 +132,7 @@ def submit_workers(ablation: Ablation, tasks: int, more: Sequence[str], say: Say
             raise UsageError(f"sbatch refused the job: {' '.join(done.stderr.split())}{before}")
         jobs.append(done.stdout.strip().split(";")[0])  # number;cluster where there are several
     say(f"submitted {tasks} workers as {', '.join(jobs)}; logs in {path.parent}; `scancel {' '.join(jobs)}` stops them")
-    say(f"follow   vitlab ablate status {ablation.file.path}")
+    say(f"follow   {trusting(f'vitlab ablate status {ablation.file.path}')}")
 
 
 def _folder(ablation: Ablation) -> Path:

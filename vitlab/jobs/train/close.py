@@ -5,6 +5,7 @@ from typing import Any
 
 from lightning import LightningDataModule
 
+from vitlab.config.trust import trusting
 from vitlab.data.base import ImageData, protocol_of
 from vitlab.interface import fingerprint, recipe
 from vitlab.jobs.checkpoint import checkpoint_facts, save_weights
@@ -79,7 +80,8 @@ def _close(job: Job, reached: Reached, seconds: float) -> None:
     minutes, rest = divmod(round(seconds), 60)
     say("\n".join(["", *lines, end]), wrap=True)
     say(f"took  {minutes}:{rest:02}\nrun   {job.run.path}")
-    say(f"next  vitlab {'test' if _has_test(job.data) else 'validate'} {job.run.typed}")
+    command = "test" if _has_test(job.data) else "validate"
+    say(f"next  {trusting(f'vitlab {command} {job.run.typed}')}")
 
 
 def _has_test(data: Any) -> bool:

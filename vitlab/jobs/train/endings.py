@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from vitlab.callbacks.watch import is_about_peers
+from vitlab.config.trust import trusting
 from vitlab.data.files.decode import ImageError
 from vitlab.errors import (
     MISTAKES,
@@ -103,7 +104,12 @@ def closing(run: RunDir) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         what = f"the training is done, but weights and results could not be written: {what_failed(error) or error}"
         first = before_again(getattr(error, "errno", None))
-        _fail(f"{what}; {first}, then `vitlab fit --resume {run.typed}`", error)
+        _fail(f"{what}; {first}, then `{resuming(run)}`", error)
+
+
+def resuming(run: RunDir) -> str:
+    """Return the command that goes on with a run."""
+    return trusting(f"vitlab fit --resume {run.typed}")
 
 
 def cut_short(run: RunDir, reason: str) -> None:
@@ -115,14 +121,14 @@ def cut_short(run: RunDir, reason: str) -> None:
 
 def hung(run: RunDir, what: str, is_first: bool) -> None:
     """Say how to go on from a hang that the main thread does not leave; the first process records it."""
-    print_error(f"{last_saved(run.checkpoints)} `vitlab fit --resume {run.typed}`")
+    print_error(f"{last_saved(run.checkpoints)} `{resuming(run)}`")
     if is_first:
         _record_failure(run, "preempted", what)
 
 
 def lost_process(run: RunDir, what: str) -> None:
     """Say and record that another process of the run is gone."""
-    print_error(f"\n{what}; the run ends. {last_saved(run.checkpoints)} `vitlab fit --resume {run.typed}`")
+    print_error(f"\n{what}; the run ends. {last_saved(run.checkpoints)} `{resuming(run)}`")
     _record_failure(run, "failed", what)
 
 
@@ -134,7 +140,7 @@ def _record_failure(run: RunDir, status: str, what: str) -> None:
 def _say_stopped(job: Job, stopped: Stopped) -> None:
     if job.trainer.is_global_zero:
         when = "" if job.record.started else " before the first step"
-        way_on = f"continue with `vitlab fit --resume {job.run.typed}`"
+        way_on = f"continue with `{resuming(job.run)}`"
         why = "" if len(stopped.args) > 1 else f" by {signal.Signals(stopped.args[0]).name}"
         say(f"\nstopped{why}{when}; {way_on}")
     stopped.said = True
@@ -170,7 +176,7 @@ def explain_exception(error: Exception, run: RunDir, batch: int | None, processe
         batch: Global batch size; None if unknown.
         processes: Number of processes.
     """
-    way_on = f"`vitlab fit --resume {run.typed}`"
+    way_on = f"`{resuming(run)}`"
     match error:
         case FloatingPointError() | NotSaved():
             return str(error)

@@ -28,7 +28,7 @@ from vitlab.errors import RunFailed, Stopped, UsageError
 from vitlab.interface import deals_samples, fingerprint, trained
 from vitlab.jobs.checkpoint import checkpoint_to_resume
 from vitlab.jobs.terminal import close_log, log_to, print_error
-from vitlab.jobs.train.endings import cut_short
+from vitlab.jobs.train.endings import cut_short, resuming
 from vitlab.jobs.train.job import GIVEN, Job
 from vitlab.jobs.train.wandb import finish_run
 from vitlab.layers.precision import float32_precision
@@ -150,7 +150,7 @@ def running(job: Job) -> Iterator[Path | None]:
 def watch_over(guard: Guard, job: Job) -> None:
     """Tell the guard of the command what it watches over: where to go on, and the processes of the run."""
     watch = next((part for part in job.trainer.callbacks if isinstance(part, Watch)), None)  # type: ignore[attr-defined]
-    guard.way_on = f"continue with `vitlab fit --resume {job.run.typed}`"
+    guard.way_on = f"continue with `{resuming(job.run)}`"
     guard.on_end = partial(cut_short, job.run)
     if watch is not None:
         guard.children = partial(watch.adopt_children, job.trainer)
