@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from vitlab.callbacks.record import RunRecord
 from vitlab.cli.main import main
 from vitlab.data import ImageFolder
+from vitlab.errors import Stopped
 from vitlab.look.moments import Moments
 from vitlab.tasks import Classifier
 
@@ -210,19 +211,19 @@ def content(folder):
 
 REFUSALS = {
     "other images": ["--data.root=others"],
-    "other classes": ["--data.root=strange"],
+    "other classes": pytest.param(["--data.root=strange"], marks=pytest.mark.rare),
     "a batch above the images": ["--data.batch_size=400"],
-    "no images": ["--data.root=nowhere"],
+    "no images": pytest.param(["--data.root=nowhere"], marks=pytest.mark.rare),
     "another average": [f"--trainer.callbacks={EMA}"],
-    "a precision": ["--trainer.precision=16-true"],
+    "a precision": pytest.param(["--trainer.precision=16-true"], marks=pytest.mark.rare),
     "processes that do not divide the batch": ["--trainer.devices=3"],
 }
 RAISING = [  # where code of a user's, or an object that no longer fits its state, may refuse
-    (ImageFolder, "prepare_data", ValueError("no")),
+    pytest.param(ImageFolder, "prepare_data", ValueError("no"), marks=pytest.mark.rare),
     (ImageFolder, "setup", ValueError("no")),
     (Classifier, "load_state_dict", RuntimeError("Error(s) in loading state_dict")),
     (torch.optim.AdamW, "load_state_dict", ValueError("another parameter group")),
-    (Moments, "on_train_start", ValueError("no")),
+    pytest.param(Moments, "on_train_start", ValueError("no"), marks=pytest.mark.rare),
     (Classifier, "training_step", TypeError("no")),
 ]
 
@@ -234,6 +235,22 @@ def test_a_refused_resume_leaves_a_finished_run_byte_for_byte_as_it_was(resumed,
     assert main([*resumed, *words]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert content(Path("runs/done")) == before
+
+
+@pytest.mark.slow
+def test_a_refused_start_does_not_overwrite_a_run(resumed, monkeypatch):
+    words = ["fit", "--config", "runs/done/config.yaml", "--name", "done", "--overwrite"]
+    before = content(Path("runs/done"))
+    assert main([*words, "--data.batch_size=400"]) == 2
+    assert content(Path("runs/done")) == before
+    with monkeypatch.context() as patch:
+        patch.setattr(ImageFolder, "setup", Mock(side_effect=Stopped(signal.SIGTERM)))
+        assert main(words) == main(words) == 75  # the second replaces the first, which never made a step
+    assert main([*words, "--data.batch_size=400"]) == 2
+    assert content(Path("runs/done")) == before
+    assert main(words) == 0
+    assert {path.name for path in Path("runs/done").glob(".*")} == set()
+    assert json.loads(Path("runs/done/run.json").read_text())["attempts"] == 1
 
 
 @pytest.mark.slow

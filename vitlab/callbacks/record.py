@@ -5,6 +5,7 @@ import gc
 import logging
 import math
 import resource
+import shutil
 import signal
 import sys
 import time
@@ -23,7 +24,7 @@ from vitlab.callbacks.steps import Speed, Steps, logged
 from vitlab.errors import Stopped, named_line, one_line, preview
 from vitlab.interface import of_first_process, sums_its_steps, sums_over_processes
 from vitlab.lightning_overhead import Unprofiled, search_no_driver
-from vitlab.runs.directory import RunDir
+from vitlab.runs.directory import OVERWRITTEN, RunDir
 from vitlab.runs.fence import Fence, Fenced
 from vitlab.runs.records import Ending, now_utc
 
@@ -222,6 +223,7 @@ class RunRecord(Callback):
 
     def _write(self, trainer: L.Trainer, values: dict[str, float]) -> None:
         if trainer.is_global_zero:
+            shutil.rmtree(self.run.path / OVERWRITTEN, ignore_errors=True)
             head = {"step": trainer.global_step, "epoch": trainer.current_epoch, "attempt": self.attempt}
             self.run.append_row(head | values)
 

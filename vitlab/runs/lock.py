@@ -26,7 +26,7 @@ from typing import Any
 
 from vitlab.errors import UsageError, named, printable
 from vitlab.runs import guard
-from vitlab.runs.directory import LOCK, RunDir
+from vitlab.runs.directory import LOCK, OVERWRITTEN, RunDir
 from vitlab.runs.fence import Fenced, RunGone, owner_text
 from vitlab.runs.launch import launched_rank
 from vitlab.runs.processes import is_running, start_time
@@ -437,22 +437,59 @@ def _leave(run: RunDir, error: RunGone, released: threading.Event) -> None:
 
 
 def prepare(run: RunDir, overwrite: bool, resumed: bool, weights: int) -> None:
-    """Empty the run directory if requested, now that the build has succeeded, and check that it has room.
+    """Empty the run directory if requested, now that the build has succeeded, once it is known to have room.
 
     Args:
         run: The run directory, locked.
-        overwrite: Whether to delete its content.
+        overwrite: Whether to set its content aside, which is deleted at the first steps, see :func:`discard`.
         resumed: Whether its run is resumed.
         weights: Bytes of the network's weights.
     """
     from vitlab.runs.generations import check_room  # torch, which nobody needs who reads a claim
 
-    if overwrite:
-        for path in run.path.iterdir():
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            elif path.name != LOCK:
-                path.unlink()
-    elif not resumed and run.has_begun():
+    if not overwrite and not resumed and run.has_begun():
         raise UsageError(f"another process has just started a run in {run.path}")
     check_room(run.path, weights)
+    if overwrite:
+        _set_aside(run)
+
+
+def _set_aside(run: RunDir) -> None:
+    """Move the content of a run directory aside; what never made a step gives way to what it was to replace."""
+    kept = run.path / OVERWRITTEN
+    if kept.is_dir():
+        _remove(_content(run))
+        return
+    unfinished = run.path / f"{OVERWRITTEN}-unfinished"  # of a process that was killed, or new
+    content = [path for path in _content(run) if path != unfinished]
+    unfinished.mkdir(exist_ok=True)
+    for path in content:
+        path.rename(unfinished / path.name)
+    unfinished.rename(kept)
+
+
+def discard(run: RunDir) -> None:
+    """Delete a run that has made no step; what it was to overwrite is there again."""
+    kept = run.path / OVERWRITTEN
+    if not kept.is_dir():
+        shutil.rmtree(run.path, ignore_errors=True)
+        return
+    if run.fence:
+        run.fence.close()
+    run.fence = None  # the record is another's
+    _remove(_content(run))
+    for path in kept.iterdir():
+        path.rename(run.path / path.name)
+    kept.rmdir()
+
+
+def _content(run: RunDir) -> list[Path]:
+    return [path for path in run.path.iterdir() if path.name not in (LOCK, OVERWRITTEN)]
+
+
+def _remove(paths: list[Path]) -> None:
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)

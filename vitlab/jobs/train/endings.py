@@ -5,7 +5,6 @@ One context manager a step of ``vitlab fit``: :func:`building`, :func:`explained
 
 import errno
 import os
-import shutil
 import signal
 import traceback
 from collections.abc import Iterator, Mapping
@@ -41,6 +40,7 @@ from vitlab.jobs.train.job import Job
 from vitlab.runs.directory import RunDir
 from vitlab.runs.fence import Fenced, RunGone
 from vitlab.runs.generations import NotSaved
+from vitlab.runs.lock import discard
 from vitlab.runs.manifest import last_saved
 from vitlab.runs.records import now_utc
 from vitlab.tasks.base import Task
@@ -154,7 +154,7 @@ def _refuse(job: Job, error: Exception) -> None:
     if not sentence and (job.record.started or not isinstance(error, ValueError | MisconfigurationException)):
         return
     if not job.resumed and job.trainer.is_global_zero:
-        shutil.rmtree(job.run.path, ignore_errors=True)
+        discard(job.run)
     if "parameter group" in str(error):  # an older version grouped them differently, as with `layer_decay`
         way_on = f"resume with the vitlab of its commit (run.json), or start a new run --init_from {job.run.typed}"
         sentence = f"{job.run.path} has other parameter groups than this vitlab: {way_on}"

@@ -35,10 +35,10 @@ from vitlab.layers.precision import float32_precision
 from vitlab.notebook import PARTS_FILE, names_in, source_of
 from vitlab.optim import describe_groups
 from vitlab.runs.atomic import atomic_write
-from vitlab.runs.directory import RunDir
+from vitlab.runs.directory import OVERWRITTEN, RunDir
 from vitlab.runs.guard import Guard, enter, others_of
 from vitlab.runs.launch import announce_run, join_group_store
-from vitlab.runs.lock import is_leader, prepare
+from vitlab.runs.lock import discard, is_leader, prepare
 from vitlab.runs.machine import cpu_name, git, installed_versions, uncommitted_code
 from vitlab.runs.manifest import read_manifest
 from vitlab.runs.matching import is_there
@@ -77,11 +77,13 @@ def begin(job: Job) -> None:
 
 @contextmanager
 def as_before_if_refused(job: Job) -> Iterator[None]:
-    """Inside, a resumed run is trained; where an error comes before the first step, leave it byte for byte as it was.
+    """Inside, a run is trained; where an error comes before the first step, leave what was there as it was.
+
+    That is the run which is resumed, byte for byte, or the one that was to be overwritten.
 
     A signal, and causes outside such as a full disk, are no refusals: the run goes on later as it was asked for now.
     """
-    if not (job.resumed and is_leader()):
+    if not is_leader():
         yield
         return
     folder = job.run.path
@@ -92,7 +94,11 @@ def as_before_if_refused(job: Job) -> Iterator[None]:
     except RunFailed:
         raise
     except Exception:
-        if job.run.fence and not job.record.has_stepped(job.trainer):
+        if job.record.has_stepped(job.trainer):
+            raise
+        if not job.resumed and (folder / OVERWRITTEN).is_dir():
+            discard(job.run)
+        elif job.resumed and job.run.fence:
             job.run.fence.put_back(files)
             job.run.fence = None
             _put_back_logs(folder, logs)
