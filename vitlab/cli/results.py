@@ -49,8 +49,8 @@ def _tested() -> list[dict[str, Any]]:
     runs, found = all_runs(), [run for run in all_runs() if "acc1" in run.measured("test")]
     stale = {run.path: now.text for run in runs if (now := run.standing("test")).is_stale}
     if found:
-        others = {run.path: text.removeprefix(": ") for run in runs if (text := without_accuracy(run))}
-        for path, why in {**{path: f"its test result was {text}" for path, text in stale.items()}, **others}.items():
+        whys = {run.path: text.removeprefix(": ") for run in runs if (text := without_accuracy(run))}
+        for path, why in {**{path: f"its test result was {text}" for path, text in stale.items()}, **whys}.items():
             sys.stderr.write(printable(f"left out {path}: {why}") + "\n")
     if not found:
         others = next((f"; {run.path}{text}" for run in runs if (text := without_accuracy(run))), None)

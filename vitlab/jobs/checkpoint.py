@@ -52,7 +52,7 @@ def check_extensible(run: RunDir, epochs: int | None) -> None:
         return
     content = torch.load(checkpoint, map_location="meta", weights_only=True, mmap=True)
     for state in content["lr_schedulers"]:
-        if "total_steps" not in state:
+        if "total_steps" not in state:  # nor is a record needed, which may be damaged
             continue
         by_step = state.get("last_epoch") == content["global_step"]
         planned = run.record.get("steps") if by_step else epochs
