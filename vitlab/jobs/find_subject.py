@@ -355,9 +355,9 @@ def _rebuild(run: RunDir, checkpoint: Path, rest: Sequence[str], has_pictures: b
     try:
         with as_trained:
             cli = VitlabCLI(evaluation_args(run, rest), default_root_dir=str(run.path))
-    except UsageError:
+    except UsageError as error:
         if not has_pictures:
-            raise
+            raise UsageError(f"{run.path}: {error}") from error  # which may be one of several
         cli = restore(run, checkpoint, rest, default_root_dir=str(run.path))
         _check_size(cli, run)
         return cli
