@@ -235,7 +235,9 @@ def test_the_module_of_the_page_is_trained_resumed_tested_and_exported(here, mon
     assert main(["look", "own", "--pictures=2", *trusted]) == 0
     page = Path("runs/own/look.html").read_text()
     assert "left out" not in capsys.readouterr().out and '"occlusion' in page and '"target": "class ' in page
-    with pytest.raises(ValueError, match='no format "torchscript"; give safetensors, timm, onnx, pt2'):
+    with pytest.raises(
+        ValueError, match="`to` must be one of safetensors, timm, onnx, onnx-int8, pt2, got 'torchscript'"
+    ):
         vitlab.Run("own").export("torchscript")
 
 
