@@ -46,10 +46,12 @@ class Resizable(nn.Module):
         """
         if same_size(old_grid, self.grid_size):
             return state
-        policy = self.usual_policy(state) if policy == "usual" else policy
         allowed = self.policies_for(state)
-        if not allowed and policy is None:
+        if not allowed and policy in ("usual", None):
             return state
+        if policy == "usual":
+            usual: Any = self.usual_policy(state)  # None is each one's own in a list
+            return self._resized_state(state, old_grid, usual, antialias)
         if policy is None or policy not in allowed:
             choices = ", ".join(allowed) + f"; usual is {allowed[0]}" if allowed else "null: there is nothing to resize"
             (h, w), (new_h, new_w) = old_grid, self.grid_size
@@ -73,9 +75,9 @@ class Resizable(nn.Module):
         if getattr(self, "order", None) is not None:
             raise ValueError("permuted positions cannot be resized to another grid")
         other = self.view(grid_size=grid_size)
-        tensors, state = {**dict(self.named_parameters()), **dict(self.named_buffers())}, self.saved_tensors()
+        state = self.saved_tensors()
         resized = other.resized_state(state, self.grid_size, policy or "usual")
-        own = next((value for value in tensors.values() if value.is_floating_point()), None)
+        own = next((value for value in (*self.parameters(), *self.buffers()) if value.is_floating_point()), None)
         for name in {**state, **resized}:
             if (value := resized.get(name)) is not state.get(name):
                 if value is not None and own is not None and value.is_floating_point():

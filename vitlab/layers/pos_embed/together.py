@@ -130,21 +130,13 @@ class Together(PosEmbed):
         policies = (policy for name, part in self.parts.items() for policy in part.policies_for(_within(state, name)))
         return tuple(dict.fromkeys(policies))
 
-    def resized_state(
-        self,
-        state: dict[str, Tensor],
-        old_grid: Grid,
-        policy: ResizePolicy | Literal["usual"] | None,
-        antialias: bool = True,
-    ) -> dict[str, Tensor]:
-        """Return a state dict from ``old_grid``, resized so that this module can load it; ``usual`` is of each part."""
-        if policy == "usual" and self.policies_for(state) and not same_size(old_grid, self.grid_size):
-            return self._resized_state(state, old_grid, self.resize, antialias)
-        return super().resized_state(state, old_grid, policy, antialias)
+    def usual_policy(self, state: dict[str, Tensor]) -> ResizePolicy | None:
+        """Return :attr:`resize`; None leaves each part its own."""
+        return self.resize
 
     def policy_text(self, state: dict[str, Tensor], policy: ResizePolicy | Literal["usual"] | None) -> str:
         """Return how :meth:`resized_state` resizes ``state`` by ``policy``: how each part is, that is resized."""
-        policies = self._policies(state, self.resize if policy == "usual" else policy)
+        policies = self._policies(state, self.usual_policy(state) if policy == "usual" else policy)
         return ", ".join(f"{name} by {part_policy}" for name, part_policy in policies.items() if part_policy)
 
     def _policies(self, state: dict[str, Tensor], policy: str | None) -> dict[str, ResizePolicy | None]:
