@@ -61,6 +61,7 @@ class RunRecord(Callback):
         self._known_bytes: int | None = 0  # size of metrics.jsonl when the resumed checkpoint was written
         self.validated: dict[str, float] = {}  # validation metrics of this epoch
         self._steps = Steps()
+        self._may_replace = True  # a run that was set aside, until the first row
         self._skipped = 0  # consecutive skipped batches, counted in whole rows
 
     def on_fit_start(self, trainer: Any, pl_module: L.LightningModule) -> None:
@@ -223,7 +224,9 @@ class RunRecord(Callback):
 
     def _write(self, trainer: L.Trainer, values: dict[str, float]) -> None:
         if trainer.is_global_zero:
-            shutil.rmtree(self.run.path / OVERWRITTEN, ignore_errors=True)
+            if self._may_replace:
+                shutil.rmtree(self.run.path / OVERWRITTEN, ignore_errors=True)
+                self._may_replace = False
             head = {"step": trainer.global_step, "epoch": trainer.current_epoch, "attempt": self.attempt}
             self.run.append_row(head | values)
 

@@ -11,7 +11,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from numpy.typing import NDArray
 
 from vitlab.data.files.sets import Images, Statistics, summary
-from vitlab.data.files.splits import SplitName, SplitRule, rows_hash
+from vitlab.data.files.splits import SplitName, SplitRule
 from vitlab.data.files.twins import twins
 from vitlab.data.loading.transforms import Size
 from vitlab.errors import UsageError
@@ -56,7 +56,7 @@ def _hashes(splits: Mapping[SplitName, Images]) -> dict[str, str]:
     """Return the hashes by which a resumed run knows its images, and the order in which training numbers them."""
     names: dict[str, SplitName] = {"split_hash": "train", "val_hash": "val"}
     found = {key: splits[name].split_hash for key, name in names.items() if name in splits}
-    return {**found, "rows_hash": rows_hash(splits["train"].ids)} if "train" in splits else found
+    return {**found, "rows_hash": splits["train"].rows_hash} if "train" in splits else found
 
 
 def _at(data: Any) -> dict[str, Any]:

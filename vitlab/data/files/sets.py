@@ -13,10 +13,20 @@ from torch.utils.data import DataLoader, Dataset
 
 from vitlab.data.files.decode import Decoding, ImageError, decode_bytes
 from vitlab.data.files.scan import Facts, Store, expect, scan
-from vitlab.data.files.splits import Indices, split_hash
+from vitlab.data.files.splits import Indices, rows_hash, split_hash
 from vitlab.data.loading.transforms import to_image, to_tensor
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation of each channel
+
+
+def _split_hash(images: Any) -> str:
+    """A hash of this set of labeled images and their content, as 16 hex digits."""
+    return split_hash([i + d for i, d in zip(images.ids, images.digests, strict=True)], images.labels.numpy())
+
+
+def _rows_hash(images: Any) -> str:
+    """A hash of the identities in their order, as 16 hex digits."""
+    return rows_hash(images.ids)
 
 
 class TensorImages:
@@ -30,6 +40,8 @@ class TensorImages:
     >>> TensorImages(torch.full((5, 1, 8, 8), 255, dtype=torch.uint8), torch.zeros(5)).statistics()
     ((1.0,), (1.0,))
     """
+
+    split_hash, rows_hash = cached_property(_split_hash), cached_property(_rows_hash)
 
     def __init__(self, images: Tensor, labels: Tensor, ids: list[bytes] | None = None) -> None:
         self.images = images
@@ -55,11 +67,6 @@ class TensorImages:
     def names(self) -> list[str]:
         """The name of each image; empty if they have none."""
         return [os.fsdecode(identity) for identity in self.ids] if self.named else []
-
-    @property
-    def split_hash(self) -> str:
-        """A hash of this set of labeled images and their content, as 16 hex digits."""
-        return split_hash([i + d for i, d in zip(self.ids, self.digests, strict=True)], self.labels.numpy())
 
     def image(self, index: int) -> Image.Image:
         """Return one image."""
@@ -104,6 +111,8 @@ class FileImages:
     [b'cat/1.jpg']
     """
 
+    split_hash, rows_hash = cached_property(_split_hash), cached_property(_rows_hash)
+
     def __init__(
         self, store: Store, files: list[str], labels: Tensor, how: Decoding, facts: Facts | None = None
     ) -> None:
@@ -132,11 +141,6 @@ class FileImages:
         """The facts about each file; the files must have been scanned."""
         assert self.facts is not None, "the files have not been scanned"
         return self.facts
-
-    @property
-    def split_hash(self) -> str:
-        """A hash of this set of labeled files and their content, as 16 hex digits."""
-        return split_hash([i + d for i, d in zip(self.ids, self.digests, strict=True)], self.labels.numpy())
 
     def image(self, index: int, shrink: int | None = None) -> Image.Image:
         """Return one image, as `decode_bytes` does; an ImageError names a file that cannot be read."""

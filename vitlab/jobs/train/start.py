@@ -86,9 +86,9 @@ def as_before_if_refused(job: Job) -> Iterator[None]:
     if not is_leader():
         yield
         return
-    folder = job.run.path
-    files = {name: path.read_bytes() if is_there(path := folder / name) else None for name in WRITTEN}
-    logs = _logs(folder)
+    folder, written = job.run.path, WRITTEN if job.resumed else ()
+    files = {name: path.read_bytes() if is_there(path := folder / name) else None for name in written}
+    logs = _logs(folder) if job.resumed else {}
     try:
         yield
     except RunFailed:
