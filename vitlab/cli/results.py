@@ -46,17 +46,17 @@ def main(argv: list[str]) -> int:
 
 
 def _tested() -> list[dict[str, Any]]:
-    runs, found = all_runs(), [run for run in all_runs() if "acc1" in run.measured("test")]
+    runs = all_runs()
+    found = [run for run in runs if "acc1" in run.measured("test")]
     stale = {run.path: now.text for run in runs if (now := run.standing("test")).is_stale}
-    if found:
-        whys = {run.path: text.removeprefix(": ") for run in runs if (text := without_accuracy(run))}
-        for path, why in {**{path: f"its test result was {text}" for path, text in stale.items()}, **whys}.items():
-            sys.stderr.write(printable(f"left out {path}: {why}") + "\n")
+    others = {run.path: text for run in runs if (text := without_accuracy(run))}
     if not found:
-        others = next((f"; {run.path}{text}" for run in runs if (text := without_accuracy(run))), None)
         first = next((f"; the test result of {path} was {text}" for path, text in stale.items()), None)
-        way_on = first or others or "; run `vitlab test RUN` first"
+        other = next((f"; {path}{text}" for path, text in others.items()), None)
+        way_on = first or other or "; run `vitlab test RUN` first"
         raise UsageError(f"no run in {RUNS}/ has an accuracy on its test split{way_on}")
+    for path, why in {**{path: f": its test result was {text}" for path, text in stale.items()}, **others}.items():
+        sys.stderr.write(printable(f"left out {path}{why}") + "\n")
     return [_told(run) for run in found]
 
 

@@ -125,7 +125,8 @@ def retrain(bench: Bench, label: str, method: Method) -> list[str]:
 
     Predictions that nothing was trained for fit their scores: only this finds them.
     """
-    kept = bench.record(label, cell := "few-0")
+    cell = "few-0"
+    kept = bench.record(label, cell)
     if kept is None:
         return ["few, seed 0: is missing"]
     again = Bench(bench.folder / label / "again", bench.data, bench.protocol, bench.say)
