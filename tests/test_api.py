@@ -193,6 +193,8 @@ def test_one_call_starts_a_run_or_continues_it(place, run):
         (lambda: vitlab.Run("first").export("onnx", "net.pt2"), "must end with .onnx"),
         (lambda: vitlab.ablate("position_embeddings/prob"), 'did you mean "position_embeddings/probe"'),
         (lambda: vitlab.Run("first").test({"data.batch_sise": 3}), 'did you mean "data.batch_size"'),
+        (lambda: vitlab.Run("first").test({"ckpt_path": "a.ckpt"}), "no argument `--ckpt_path`; use vitlab.Run(FILE)"),
+        (lambda: vitlab.Run("first").validate({"resize": "usual"}), "use the argument `resize` of the method"),
     ],
 )
 def test_a_mistake_is_one_line_with_the_way_out(run, call, message):

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import yaml
 
-from vitlab.config.arguments import as_arguments
+from vitlab.config.arguments import as_arguments, refuse_other_keys
+from vitlab.config.guesses import FOR_RUN
 from vitlab.config.options import Policy
 from vitlab.errors import UsageError
 from vitlab.runs.choose import export_path
@@ -275,8 +276,9 @@ class Run:
         from vitlab.jobs.terminal import open_terminal
         from vitlab.runs.launch import is_launched
 
-        open_terminal()
         words = as_arguments(overrides)
+        refuse_other_keys(words, FOR_RUN)
+        open_terminal()
         alone = not is_launched()  # else Lightning would start the caller's script again for a second device
         found = evaluate(command, self._directory, self.checkpoint, words, resize, alone=alone)
         if found and found.unsaved:

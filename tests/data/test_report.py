@@ -98,6 +98,15 @@ def test_the_data_command_prints_and_draws(photos, tmp_path, capsys, augment):
     assert json.loads(written.read_text())["images"]["train"] == 20
 
 
+def test_the_picture_of_another_folder_is_kept_and_one_that_is_replaced_is_named(photos, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(photos, "others")
+    for folder, line in (("photos", "wrote samples-photos.png"), ("./others/", "wrote samples-others.png"),
+                         ("photos", "replaced samples-photos.png")):  # fmt: skip
+        assert data_command([folder, "--num_workers", "0"]) == 0
+        assert f"\n{line}: " in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_the_data_command_prints_for_programs(photos, tmp_path, capsys):
     words = [str(photos), "-o", str(tmp_path / "samples.png"), "--num_workers", "0"]

@@ -19,11 +19,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--augment", help="value of data.augment to show (default: the config's, or crop-flip)")
     parser.add_argument("--img_size", type=int, help="side of the images in the picture (default: the training size)")
     parser.add_argument("--num_workers", type=int, default=2, help="processes that decode (default: %(default)s)")
-    parser.add_argument("-o", "--output", default="samples.png", help="picture to write (default: %(default)s)")
+    parser.add_argument("-o", "--output", help="picture to write (default: samples-FOLDER.png)")
     add_formats(parser, "also write the report to FILE")
     options = parser.parse_args(argv)
-    if Path(options.output).suffix not in (".png", ".jpg"):
-        raise UsageError(f"`--output` must end in .png or .jpg, got {options.output}")
+    picture = Path(options.output or f"samples-{Path(options.folder).resolve().name}.png")
+    if picture.suffix not in (".png", ".jpg"):
+        raise UsageError(f"`--output` must end in .png or .jpg, got {picture}")
     from vitlab.config.explain import parse_yaml
     from vitlab.data.image_folder import kind_of
     from vitlab.data.report import report, report_as_text, write_picture
@@ -43,11 +44,12 @@ def main(argv: list[str]) -> int:
         if options.json_file:
             write_json(Path(options.json_file), found)
         if found["images"].get("train"):
-            write_picture(data, options.output)
+            done = "replaced" if picture.exists() else "wrote"
+            write_picture(data, picture)
             left_out = [name for name in _NOT_DRAWN if given.get(name)]
             without = f"; not drawn: {', '.join(left_out)}" if left_out else ""
             what = f"first column as evaluation sees it, then {given['augment']}{without}"
-            notes.write(f"\nwrote {options.output}: {what}\n")
+            notes.write(f"\n{done} {picture}: {what}\n")
     except BrokenPipeError:  # an OSError, but no mistake of the user's
         raise
     except (OSError, ValueError) as error:

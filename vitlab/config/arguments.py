@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
@@ -142,11 +142,23 @@ def refuse_flags_of_others(words: list[str], parser: argparse.ArgumentParser) ->
         words: What the command's parser does not know.
         parser: The command's parser.
     """
-    from vitlab.config.guesses import FOR_A_RUN, suggest_argument
+    from vitlab.config.guesses import FOR_A_RUN
 
     own = {flag[2:] for action in parser._actions for flag in action.option_strings if flag.startswith("--")}
-    names = {name: way for name, way in FOR_A_RUN.items() if way[:2] != "--" or way[2:] in own}
-    known = own | {key for key in flags()["keys"] if key.partition(".")[0] in _CONFIGURATION}
+    refuse_other_keys(words, {k: way for k, way in FOR_A_RUN.items() if way[:2] != "--" or way[2:] in own}, own)
+
+
+def refuse_other_keys(words: list[str], names: Mapping[str, str], own: Collection[str] = ()) -> None:
+    """Refuse the first argument that is no key of a configuration, with a hint.
+
+    Args:
+        words: The arguments.
+        names: Names of what is no key, and what to write instead.
+        own: Flags of the command.
+    """
+    from vitlab.config.guesses import suggest_argument
+
+    known = {*own, *(key for key in flags()["keys"] if key.partition(".")[0] in _CONFIGURATION)}
     for word in words:
         key = word[2:].partition("=")[0]
         if not word.startswith("--") or not key:

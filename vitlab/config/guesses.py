@@ -22,6 +22,11 @@ FOR_A_RUN = {  # of the commands that take one
     "checkpoint": "--ckpt_path",
     "output_dir": "--output",
 }
+FOR_RUN = {  # of the methods of `vitlab.Run`
+    **dict.fromkeys(("resume", "run", "run_dir", "name"), "vitlab.Run(NAME)"),
+    **dict.fromkeys(("checkpoint", "ckpt_path"), "vitlab.Run(FILE)"),
+    "resize": "the argument `resize` of the method",
+}
 COMMANDS = {
     "train": "fit",
     "eval": "test",

@@ -105,7 +105,7 @@ def report_as_text(found: dict[str, Any]) -> str:
     return "\n".join(map(printable, lines))
 
 
-def write_picture(data: ImageFolder, path: str) -> None:
+def write_picture(data: ImageFolder, path: Path) -> None:
     """Write a picture of training images: each as in evaluation, then as augmented in several epochs.
 
     Args:
@@ -127,7 +127,7 @@ def write_picture(data: ImageFolder, path: str) -> None:
             elif not data.pipeline.crops:
                 cell = cell.resize((width, height))
             sheet.paste(cell, (column * (width + 2), row * (height + 2)))
-    with atomic_write(Path(path)) as beside:
+    with atomic_write(path) as beside:
         sheet.save(beside)
 
 
