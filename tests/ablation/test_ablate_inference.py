@@ -372,6 +372,17 @@ def test_a_seed_that_diverged_is_no_seed_to_come(tmp_path, monkeypatch):
     assert found.arms[2].answer.looks.counts == (5,) and _own_looks(found) == []
 
 
+def test_a_claim_on_a_number_counts_the_seeds_of_its_arm_while_others_have_none(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    results = results_of(tmp_path, ["a0", "a1"], 3, ["a1 > 0.5", "a1 > a0"])
+    values = [[0.0, 0.1, 0.2], [0.9, 0.91, 0.92]]
+    alone, pair = report_of(results, values, {"a0": 0, "a1": 3}).verdicts
+    assert (alone.answer.estimate.n, alone.word) == (3, "supported") and pair.answer.estimate.n == 0
+    alone, pair = report_of(results, values, {"a0": 3, "a1": 3}).verdicts
+    assert (alone.answer.estimate.n, pair.answer.estimate.n) == (3, 3)
+    assert alone.answer.looks.counts == pair.answer.looks.counts == (3,)
+
+
 def test_a_look_that_an_older_version_recorded_counts_for_all_arms():
     found, _ = next_look([{"seeds": [0, 1, 2], "most": 5}], [0, 1, 2, 3, 4], 5)
     assert found.of("score", ["a0", "a1"], [0, 1, 2, 3]).counts == (3, 4)
@@ -402,7 +413,9 @@ def test_the_advice_on_seeds_counts_those_that_diverged_as_spent(tmp_path, most)
     results = results_of(tmp_path, ["a0", "a1"], 5, ["a1 > a0"], seeds_max=most)
     fill(results, [[0.0] * 5, [1.2, 2.2, 3.2, np.nan, np.nan]])
     (verdict,) = find(results, Looks((5,), most, tuple(range(5)))).verdicts
-    assert verdict.answer.estimate.n == 3 and verdict.more >= 1
+    assert verdict.answer.estimate.n == 3
+    few = additional_seeds(verdict.answer, all_at_once(3), 0.05)  # had none of three diverged
+    assert most == 30 or verdict.more == math.ceil(few * 5 / 3) > few
     assert ("in a new ablation, as this one allows at most" in verdict.note) == (most == 5)
 
 

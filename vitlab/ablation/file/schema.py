@@ -147,8 +147,11 @@ def as_number(value: Any) -> Any:
 def check_level_name(file: File, where: str, name: Any) -> str:
     """Return ``name`` if it can be part of a directory name."""
     if isinstance(name, bool) or name is None:
-        text = {True: "on, yes or true", False: "no, off or false", None: "null"}[name]
-        raise file.mistake(where, f"YAML reads an unquoted {text} as {name!r}; quote it, as in 'no'")
+        words = {True: "on, yes or true", False: "no, off or false", None: "null, ~ or nothing"}[name]
+        word = words.split()[0].strip(",")
+        raise file.mistake(
+            where, f"YAML reads an unquoted {words} as a value: quote the name, as in '{word}' (a value needs no quotes)"
+        )
     if not NAME.fullmatch(str(name)):
         raise file.mistake(where, f"a name consists of a-z 0-9 _ . - and starts with a letter or digit, got {name!r}")
     return str(name)

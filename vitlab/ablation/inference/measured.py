@@ -57,9 +57,17 @@ class CellResults:
         return [self.ablation.primary, *self.ablation.secondary]
 
     def seeds(self) -> list[int]:
-        """Return the seeds that at least two arms have finished, with a value of the primary metric."""
+        """Return the seeds that can be compared: two arms have them, or the one that a claim is about."""
         there = [s for arm in self.ablation.arms for s, _ in self.by_seed(arm.name, self.ablation.primary)]
-        return [seed for seed in self.ablation.seeds if there.count(seed) > 1]
+        alone = {
+            seed
+            for claim in self.ablation.claims
+            if isinstance(claim.b, float) and not claim.over
+            for arm in self.ablation.arms
+            if {**claim.where, claim.axis: claim.a}.items() <= arm.levels.items()
+            for seed, _ in self.by_seed(arm.name, claim.metric or self.ablation.primary)
+        }
+        return [seed for seed in self.ablation.seeds if there.count(seed) > 1 or seed in alone]
 
     def is_settled(self, arm: str, seed: int, metric: str) -> bool:
         """Return whether a value is there or will never be: a seed that diverged does so each time."""

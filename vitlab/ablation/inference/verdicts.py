@@ -1,5 +1,6 @@
 """Turn the answer to each claim of the file into a verdict."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -123,21 +124,26 @@ def _word(claim: Claim, answer: Answer, alpha: float) -> str:
 def additional_seeds(answer: Answer, looks: Looks, alpha: float, margin: float | None = None) -> int | None:
     """Return how many more seeds it takes, with 80 % power at the level after Holm and looks, to detect the difference.
 
+    As many of them are taken to be lost as so far, such as by divergence.
+
     Args:
         answer: The observed difference.
         looks: The looks so far; one more is assumed.
         alpha: Error of the family.
         margin: If given, the aim is to show that the difference is within it.
     """
-    n = answer.estimate.n
+    n, seen = answer.estimate.n, len(looks.seeds)  # some of them may have diverged, as may some of those to come
     level = 2 * alpha / answer.equivalence.factor if margin else alpha / answer.difference.factor
     needed = _seeds_needed(answer.estimate, level, margin)
     for count in range(max(needed or n, n + 1), looks.most + 1):  # the first future look that suffices
-        more = [count / looks.most] if count > looks.counts[-1] else []  # else seeds of that look that were missing
-        left = levels([*looks.times, *more], level)[-1]
+        more = math.ceil((count - n) * seen / n)
+        if seen + more > looks.most:
+            break
+        later = [(seen + more) / looks.most] if seen + more > looks.counts[-1] else []  # else seeds that were missing
+        left = levels([*looks.times, *later], level)[-1]
         if (_seeds_needed(answer.estimate, left, margin) or count + 1) <= count:
-            return count - n
-    return max(1, needed - n) if needed is not None else None
+            return more
+    return max(1, math.ceil((needed - n) * seen / n)) if needed is not None else None
 
 
 def _seeds_needed(estimate: Estimate, level: float, margin: float | None) -> int | None:
