@@ -131,7 +131,10 @@ WRONG = {  # what is changed, and words of the message
         ["line 4: the axis `kind` would share its column", "another name: {NAME: {LEVEL: {KEY: VALUE}}}"],
     ),
     "a key that ends as a column": ({"axes": {"model.value": [1, 2]}, "claims": []}, ["the axis `value` would share"]),
-    "a level that is no name": ({"axes": {"model.join": [None, "stem"]}}, ["null is no name", "{NAME: {LEVEL: {model.join: null}}}"]),
+    "a level that is no name": (
+        {"axes": {"model.join": [None, "stem"]}},
+        ["null is no name", "{NAME: {LEVEL: {model.join: null}}}"],
+    ),
     "a level below zero": ({"axes": {"model.x": [1, -1]}}, ["line 6: '-1' is no name", "{model.x: VALUE}"]),
     "a level with keys": (
         {"axes": {"model.opt": [{"momentum": 0.9}, {"momentum": 0.0}]}},

@@ -148,10 +148,9 @@ def check_level_name(file: File, where: str, name: Any) -> str:
     """Return ``name`` if it can be part of a directory name."""
     if isinstance(name, bool) or name is None:
         words = {True: "on, yes or true", False: "no, off or false", None: "null, ~ or nothing"}[name]
-        word = words.split()[0].strip(",")
-        raise file.mistake(
-            where, f"YAML reads an unquoted {words} as a value: quote the name, as in '{word}' (a value needs no quotes)"
-        )
+        quoted = "'" + re.split("[ ,]", words)[0] + "'"
+        text = f"quote the name, as in {quoted} (a value needs no quotes)"
+        raise file.mistake(where, f"YAML reads an unquoted {words} as a value: {text}")
     if not NAME.fullmatch(str(name)):
         raise file.mistake(where, f"a name consists of a-z 0-9 _ . - and starts with a letter or digit, got {name!r}")
     return str(name)
