@@ -138,8 +138,8 @@ def test_what_cannot_be_written_is_refused_with_an_alternative(value, answer):
 
 
 @pytest.fixture
-def untrusted(monkeypatch):
-    monkeypatch.setattr(trust, "TRUSTED", [])
+def untrusted():
+    trust.TRUSTED.clear()
 
 
 def test_passing_a_class_trusts_its_module_and_no_other(untrusted):

@@ -3,6 +3,7 @@
 import difflib
 import errno
 import os
+import shlex
 import shutil
 import signal
 import sysconfig
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+TRUSTED: list[str] = []  # packages that the user has named on this command line, see vitlab/config/trust.py
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -160,6 +162,26 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     names = {choice.casefold(): choice for choice in choices if choice != word}
     close = difflib.get_close_matches(word.strip().casefold(), list(names), n=1, cutoff=0.6)
     return f'; did you mean "{names[close[0]]}"?' if close else ""
+
+
+def trust_words() -> list[str]:
+    """Return the words that make another command of vitlab trust what this one does.
+
+    Example:
+        >>> trust_words()
+        []
+    """
+    return ["--trust_imports", ",".join(TRUSTED)] if TRUSTED else []
+
+
+def trusting(command: str) -> str:
+    """Return a command that is proposed to the user, with the words to trust what this one does.
+
+    Example:
+        >>> trusting("vitlab test first")
+        'vitlab test first'
+    """
+    return " ".join([command, *map(shlex.quote, trust_words())])
 
 
 def preview(names: Iterable[object], most: int = 3) -> str:

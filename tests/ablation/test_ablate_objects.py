@@ -29,9 +29,7 @@ MINE = {
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(trust, "TRUSTED", [])
-    monkeypatch.setattr("vitlab.ablation.execution.commands.TRUSTED", trust.TRUSTED)
-    monkeypatch.setattr("vitlab.ablation.file.given.TRUSTED", trust.TRUSTED)
+    trust.TRUSTED.clear()
     return tmp_path
 
 

@@ -368,7 +368,6 @@ def test_a_job_too_large_for_every_node_is_refused_instead_of_waiting_forever(sl
 
 
 def test_the_script_trusts_what_was_trusted_and_keeps_the_deadline(slurm, capsys, monkeypatch):
-    monkeypatch.setattr("vitlab.config.trust.TRUSTED", [])
     (slurm.desk / "mine.py").write_text("")
     monkeypatch.syspath_prepend(slurm.desk)
     assert main([*JOB, "--name", "n", "--trust_imports", "mine", "--deadline", "30", "--dry_run"]) == 0

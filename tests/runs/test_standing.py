@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from vitlab.config.trust import trust
 from vitlab.runs import standing as module
 from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import file_digest
@@ -127,6 +128,8 @@ def test_the_command_that_measures_again_is_that_of_the_split_and_the_variation(
         assert run.results["stale"][0]["why"].endswith(f"run `vitlab test {run.path} {typed}`")
     saved(run, best=b"two")
     assert run.standing("val").text.endswith(f"run `vitlab validate {run.path}`")
+    trust(["userpkg"])  # as on a command line that needs it
+    assert run.standing("val").text.endswith(f"run `vitlab validate {run.path} --trust_imports userpkg`")
 
 
 def test_an_analysis_of_other_weights_is_known_as_such(tmp_path):

@@ -22,8 +22,8 @@ from vitlab.ablation.file.given import write_file
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.running import RunOptions, commands, run_locally, submit_cells
 from vitlab.analysis import ANALYSES
-from vitlab.config.trust import TRUSTED, trusting
-from vitlab.errors import UsageError, did_you_mean
+from vitlab.config.trust import TRUSTED
+from vitlab.errors import UsageError, did_you_mean, trusting
 from vitlab.shipped import find_file
 
 if TYPE_CHECKING:

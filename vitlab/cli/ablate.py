@@ -10,8 +10,8 @@ from vitlab.ablation.side_by_side import ablation_rows, compare_ablations, compa
 from vitlab.api import ablate
 from vitlab.cli.lines import note, show, show_rows
 from vitlab.config.arguments import CommandParser, KeepLines, add_formats, add_print, positive
-from vitlab.config.trust import add_trust, trusting
-from vitlab.errors import UsageError, what_failed
+from vitlab.config.trust import add_trust
+from vitlab.errors import UsageError, trusting, what_failed
 
 if TYPE_CHECKING:
     from vitlab.api import Lab

@@ -20,8 +20,7 @@ from vitlab.config.arguments import (
 from vitlab.config.environment import with_environment
 from vitlab.config.keys import class_and_arguments
 from vitlab.config.options import FitOptions, TypedOptions, options_parser
-from vitlab.config.trust import trust_words
-from vitlab.errors import UsageError, did_you_mean
+from vitlab.errors import UsageError, did_you_mean, trust_words
 from vitlab.runs.atomic import write_text
 from vitlab.runs.choose import choose_run, run_to_continue
 from vitlab.runs.directory import NAME, RUNS, RunDir

@@ -4,14 +4,13 @@ import argparse
 import importlib
 import os
 import re
-import shlex
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vitlab.errors import UsageError, did_you_mean, named_line
+from vitlab.errors import TRUSTED, UsageError, did_you_mean, named_line
 from vitlab.notebook import PARTS_FILE, defined_here, is_defined_here, load_classes
 
 ALLOWED = [
@@ -19,7 +18,6 @@ ALLOWED = [
     *("torch.nn", "torch.optim", "torchmetrics", "timm.optim", "timm.scheduler"),
 ]
 FORCED = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
-TRUSTED: list[str] = []  # packages that the user has named on this command line
 
 _SECRET_KEY = re.compile(
     r"(^|_)(api_?key|access_?key|private_?key|secret|secret_?key|password|passwd|credentials?|token)$", re.IGNORECASE
@@ -140,16 +138,6 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     """Add ``--trust_imports`` to the options of a command."""
     text = "package of yours that class paths in the configuration may import, besides vitlab and Lightning"
     parser.add_argument("--trust_imports", action=Trust, metavar="PACKAGE", help=text)
-
-
-def trust_words() -> list[str]:
-    """Return the words that make another command of vitlab trust what this one does."""
-    return ["--trust_imports", ",".join(TRUSTED)] if TRUSTED else []
-
-
-def trusting(command: str) -> str:
-    """Return a command that is proposed to the user, with the words to trust what this one does."""
-    return " ".join([command, *map(shlex.quote, trust_words())])
 
 
 def check_import(path: str) -> None:

@@ -22,7 +22,7 @@ from vitlab.config.trust import check_import, may_import
 from vitlab.data.base import ImageData
 from vitlab.data.photos import Photos
 from vitlab.data.record import TRAINED_ON
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, trusting
 from vitlab.interface import answering
 from vitlab.jobs.checkpoint import check_in_own_units, load_checkpoint
 from vitlab.models.weights_file import check_readable
@@ -88,7 +88,8 @@ def training_args(run: RunDir | None, words: list[str], auto: bool) -> list[str]
         config = ["--config", str(run.config)] if auto or not given else []
         return [*config, *_former_words(run), *words] if config else [*words, *_former_words(run)]
     if not given:
-        way_on = f"give one with `vitlab fit --config FILE --run_dir {run.typed} --auto_resume`"
+        again = trusting(f"vitlab fit --config FILE --run_dir {run.typed} --auto_resume")
+        way_on = f"give one with `{again}`"
         raise UsageError(f"{run.config} is missing or damaged: {way_on}")
     return words
 

@@ -12,8 +12,7 @@ import yaml
 from vitlab.class_paths import choice_text
 from vitlab.config.arguments import config_paths
 from vitlab.config.keys import class_and_arguments, key_of
-from vitlab.config.trust import trusting
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, trusting
 from vitlab.models.sizes import PUBLISHED
 from vitlab.objects import as_yaml
 from vitlab.runs.directory import RunDir

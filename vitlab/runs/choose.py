@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any, Protocol
 
-from vitlab.errors import UsageError, did_you_mean, preview
+from vitlab.errors import UsageError, did_you_mean, preview, trusting
 from vitlab.runs.directory import RUNS, RunDir, check_name, default_name, find_directory
 from vitlab.runs.launch import agree, agreed, is_restarted, launched_rank
 
@@ -93,7 +93,8 @@ def _check_can_start(run: RunDir, options: Options) -> None:
     """Refuse to start in a directory that contains a run or other files."""
     if run.has_begun():
         if not options.overwrite:
-            way_out = f"continue it with `vitlab fit --resume {run.typed}`, or delete it with --overwrite"
+            resume = trusting(f"vitlab fit --resume {run.typed}")
+            way_out = f"continue it with `{resume}`, or delete it with --overwrite"
             raise UsageError(f"the run directory {run.path} exists; {way_out}")
         return
     if foreign := run.foreign():

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from vitlab.errors import UsageError, did_you_mean
+from vitlab.errors import UsageError, did_you_mean, trusting
 from vitlab.objects import as_yaml
 from vitlab.runs.atomic import write_json, write_text
 from vitlab.runs.fence import Fence, RunGone
@@ -141,8 +141,8 @@ class RunDir:
         try:
             return first_whole([self.checkpoints / name for name in ("last.ckpt", "previous.ckpt", "best.ckpt")])
         except UsageError as error:
-            restart = f"`vitlab fit --config {shlex.quote(str(self.config))} --run_dir {self.typed} --overwrite`"
-            raise UsageError(f"{error}; start the run again: {restart}") from error
+            words = f"vitlab fit --config {shlex.quote(str(self.config))} --run_dir {self.typed} --overwrite"
+            raise UsageError(f"{error}; start the run again: `{trusting(words)}`") from error
 
     def checkpoint(self) -> Path:
         """Return the checkpoint to use: the best, else the last; the weights of a run that kept only these.
@@ -218,7 +218,8 @@ class RunDir:
         flags = [_flag(key, value) for key, value in (result or {}).get("overrides", {}).items()]
         flags += [] if split in ("val", "test") else ["--with_training_images"]
         command = "validate" if split.startswith("val") else "test"
-        return self._compared(result or {}, " ".join(["vitlab", command, self.typed, *map(shlex.quote, flags)]), read)
+        again = " ".join(["vitlab", command, self.typed, *map(shlex.quote, flags)])
+        return self._compared(result or {}, trusting(again), read)
 
     def _compared(self, result: Mapping[str, Any], again: str, read: bool = True) -> Standing:
         """Compare what was stored with a checkpoint's checksum to the present weights."""
@@ -229,7 +230,7 @@ class RunDir:
         note = self.read("analysis/notes.json").get(analysis) or {}
         if "note" not in note:  # not done, or known not to apply to the network
             return note, Standing("current")
-        return note, self._compared(note, f"vitlab analyze {analysis} {self.typed}")
+        return note, self._compared(note, trusting(f"vitlab analyze {analysis} {self.typed}"))
 
     @property
     def data(self) -> DataFacts:
@@ -389,7 +390,8 @@ def find_directory(text: str) -> RunDir:
         if directory.is_dir() and (foreign := RunDir(directory).foreign()):
             others = f"; {directory} contains {foreign[0]} and no run: start one elsewhere with --name"
         elif directory.is_dir():
-            way_on = f"`vitlab fit --config FILE --run_dir {shlex.quote(str(directory))} --auto_resume` starts it"
+            words = f"vitlab fit --config FILE --run_dir {shlex.quote(str(directory))} --auto_resume"
+            way_on = f"`{trusting(words)}` starts it"
             raise UsageError(f"{directory} has no run: its start was interrupted, or its files are gone; {way_on}")
     names = [run.path.name for run in all_runs()]
     hint = did_you_mean(text, names)

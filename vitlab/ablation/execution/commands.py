@@ -11,7 +11,8 @@ from vitlab.ablation.execution.cells import Cell
 from vitlab.ablation.execution.process import VITLAB
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
-from vitlab.config.trust import TRUSTED, trust_words
+from vitlab.config.trust import TRUSTED
+from vitlab.errors import trust_words
 from vitlab.runs.atomic import write_text
 
 EVALUATION = {"val": "validate", "test": "test"}

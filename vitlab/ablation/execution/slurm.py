@@ -19,8 +19,7 @@ from vitlab.ablation.execution.cells import Say
 from vitlab.ablation.execution.commands import command
 from vitlab.ablation.execution.process import VITLAB
 from vitlab.ablation.file.spec import Ablation
-from vitlab.config.trust import trusting
-from vitlab.errors import UsageError, did_you_mean
+from vitlab.errors import UsageError, did_you_mean, trusting
 from vitlab.jobs.sbatch import REQUEUE, Site, ask_sbatch, attempts_text, check_text
 from vitlab.runs.atomic import write_text
 

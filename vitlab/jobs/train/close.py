@@ -5,8 +5,8 @@ from typing import Any
 
 from lightning import LightningDataModule
 
-from vitlab.config.trust import trusting
 from vitlab.data.base import ImageData, protocol_of
+from vitlab.errors import trusting
 from vitlab.interface import fingerprint, recipe
 from vitlab.jobs.checkpoint import checkpoint_facts, save_weights
 from vitlab.jobs.terminal import say

@@ -19,7 +19,6 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from vitlab.callbacks.watch import is_about_peers
-from vitlab.config.trust import trusting
 from vitlab.data.files.decode import ImageError
 from vitlab.errors import (
     MISTAKES,
@@ -32,6 +31,7 @@ from vitlab.errors import (
     named_line,
     one_line,
     preview,
+    trusting,
     what_failed,
 )
 from vitlab.interface import deals_samples, path_of
