@@ -187,6 +187,7 @@ def test_one_call_starts_a_run_or_continues_it(place, run):
         (lambda: vitlab.fit("t2t", init_grid="2,2"), "above 0, got '2,2'"),
         (lambda: vitlab.fit("t2t", init_grid=(0, 2)), "above 0, got (0, 2)"),
         (lambda: vitlab.fit("t2t", resize="bicubic"), "`resize` must be one of interpolate, rescale, extrapolate, got"),
+        (lambda: vitlab.fit("t2t", resize="rescale"), "`resize` goes with init_from, initial weights: leave it out"),
         (lambda: vitlab.Run("first").test(resize="bicubic"), "`resize` must be one of interpolate, rescale, extrap"),
         (lambda: vitlab.fit("t2t", trust_imports=["a b"]), "must name packages"),
         (lambda: vitlab.Run("first").predict("nowhere.png"), "no images found"),

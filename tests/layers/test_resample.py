@@ -171,6 +171,25 @@ def test_methods_that_do_not_depend_on_a_grid_need_no_policy_and_take_none(name)
         resample_pos_embed(state, new, (3, 5), "interpolate")
 
 
+@pytest.mark.parametrize(
+    ("name", "policy", "rule"),
+    [
+        ("learned", "rescale", "must be one of interpolate; usual is interpolate; got rescale"),
+        ("none", "interpolate", "null: there is nothing to resize; got interpolate"),
+        (["learned", "relpos"], "rescale", "one of interpolate.*; got rescale"),
+    ],
+)
+def test_a_policy_that_the_method_never_has_is_refused_at_its_own_grid_too(name, policy, rule):
+    model = network(name, (3, 5))
+    state = model.state_dict()
+    for usual in ("usual", None, *model.pos_embed.policies):
+        assert resample_pos_embed(state, model, (3, 5), usual) == (state, [])
+    with pytest.raises(ValueError, match=rule):
+        resample_pos_embed(state, model, (3, 5), policy)
+    with pytest.raises(ValueError, match=rule):
+        model.pos_embed.at((4, 4), policy)
+
+
 def test_a_trained_sine_table_can_only_be_interpolated():
     trained = {"class_path": "sincos2d", "init_args": {"trainable": True}}
     old, new = network(trained, (3, 5)), network(trained, (6, 4))

@@ -53,13 +53,17 @@ class FitOptions:
         """Refuse values that are wrong, in Python as on the command line.
 
         Raises:
-            UsageError: ``resize`` is no way to resample positions, or ``init_grid`` is no grid.
+            UsageError: ``resize`` is no way to resample positions, ``init_grid`` is no grid, or there are no weights
+                that they are for.
         """
         check_resize(self.resize)
         given = self.init_grid
         sides = list(given) if isinstance(given, Sequence) else []
         if given is not None and (len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides)):
             raise UsageError(f"`init_grid` must be rows and columns of tokens, whole numbers above 0, got {given!r}")
+        for name in ("resize", "init_grid") if not self.init_from else ():
+            if (value := getattr(self, name)) is not None:
+                raise UsageError(f"`{name}` goes with init_from, initial weights: leave it out, got {value!r}")
 
 
 class TypedOptions(FitOptions):

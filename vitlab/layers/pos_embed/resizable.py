@@ -1,6 +1,6 @@
 """Position embeddings as modules of a grid: how their tensors are resized, loaded, cast and recomputed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Self
 
 import torch
@@ -43,21 +43,24 @@ class Resizable(nn.Module):
         """Return a state dict from ``old_grid``, resized so that this module can load it.
 
         Returns ``state`` itself where there is nothing to do: equal grids, or a method that does not depend on one.
+
+        Raises:
+            ValueError: ``state`` does not allow the policy, also where the grids are equal.
         """
-        if same_size(old_grid, self.grid_size):
-            return state
         allowed = self.policies_for(state)
+        if same_size(old_grid, self.grid_size):
+            check_policy(policy, allowed)
+            return state
         if not allowed and policy in ("usual", None):
             return state
         if policy == "usual":
             usual: Any = self.usual_policy(state)  # None is each one's own in a list
             return self._resized_state(state, old_grid, usual, antialias)
         if policy is None or policy not in allowed:
-            choices = ", ".join(allowed) + f"; usual is {allowed[0]}" if allowed else "null: there is nothing to resize"
             (h, w), (new_h, new_w) = old_grid, self.grid_size
             raise ValueError(
                 f"the positions were trained on a {h} x {w} grid and the model has {new_h} x {new_w}: "
-                f"the resize policy must be one of {choices}; got {policy}"
+                f"{_rule(allowed)}; got {policy}"
             )
         return self._resized_state(state, old_grid, policy, antialias)
 
@@ -70,6 +73,7 @@ class Resizable(nn.Module):
             grid_size: Patch tokens per column and per row, (h, w).
             policy: How to resample positions; None is :meth:`usual_policy`.
         """
+        check_policy(policy, self.policies)
         if same_size(grid_size, self.grid_size):
             return self
         if getattr(self, "order", None) is not None:
@@ -144,6 +148,22 @@ class Resizable(nn.Module):
         if was_meta and not any(buffer.is_meta for buffer in self.buffers()):
             self.fill_tables()
         return self
+
+
+def check_policy(policy: str | None, allowed: Sequence[str]) -> None:
+    """Refuse a policy that is not allowed; ``usual`` and None always are.
+
+    Example:
+        >>> check_policy("usual", ["interpolate"]), check_policy("interpolate", ["interpolate"])
+        (None, None)
+    """
+    if policy not in ("usual", None, *allowed):
+        raise ValueError(f"{_rule(allowed)}; got {policy}")
+
+
+def _rule(allowed: Sequence[str]) -> str:
+    choices = ", ".join(allowed) + f"; usual is {allowed[0]}" if allowed else "null: there is nothing to resize"
+    return f"the resize policy must be one of {choices}"
 
 
 def no_resizing(method: Resizable, what: str) -> str:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from vitlab.layers.pos_embed.added import AddedPosEmbed
 from vitlab.layers.pos_embed.base import PosEmbed
+from vitlab.layers.pos_embed.resizable import check_policy
 from vitlab.layers.resample import Grid, ResizePolicy, same_size
 
 
@@ -100,6 +101,7 @@ class Together(PosEmbed):
 
     def at(self, grid_size: Grid, policy: ResizePolicy | None = None) -> Self:
         """Return this module for another grid: each part by ``policy``, or as usual where it lacks that."""
+        check_policy(policy, self.policies)
         if same_size(grid_size, self.grid_size):
             return self
         policies = self._policies(self.saved_tensors(), policy or self.resize)
