@@ -329,6 +329,17 @@ def test_a_teacher_of_16_bits_is_refused_as_it_would_hardly_follow(precision, mi
         trainer.fit(task, Digits(batch_size=8, augment=["MultiCrop"]))
 
 
+def test_a_dry_run_refuses_what_the_teacher_and_nearest_neighbors_cannot_have(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["fit", "--config", "pretrain/dino_digits", "--model.depth=1", "--trainer.callbacks=null", "--dry_run"]
+    for more, line in (
+        (["--trainer.precision=bf16-true"], "the teacher of `model: DINO` needs weights of 32 bits"),
+        (["--data.batch_size=1", "--model.koleo_weight=0.1"], "`koleo_weight` needs two images per process"),
+    ):
+        assert main([*words, *more]) == 2
+        assert line in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_rates_and_parts_of_a_run_are_those_of_the_student(tmp_path):
     words = ["model.depth=2", "model.embed_dim=16", "model.num_heads=2", "model.pos_embed=relpos", "model.lr=0.1"]

@@ -47,13 +47,17 @@ class EMA(WeightAveraging):
         """The copy of the task whose weights are the average; None outside of training."""
         return self._average_model and self._average_model.module
 
+    def check_training(self, trainer: L.Trainer) -> None:
+        """Refuse weights of 16 bits, in which the average would hardly move."""
+        check_average("EMA", str(trainer.precision))
+
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Copy the task. A strategy that shards the network has not done so yet, and then shards the copy, too.
 
         Raises:
             UsageError: The weights have 16 bits, in which the average would hardly move.
         """
-        check_average("EMA", str(trainer.precision))
+        self.check_training(trainer)
         take_sizes_early(pl_module, trainer)
         later = {name: pl_module.__dict__.pop(name) for name in _OF_SHARDS if name in pl_module.__dict__}
         super().setup(trainer, pl_module, stage)

@@ -219,17 +219,11 @@ class DINO(Task):
         self.register_buffer("patch_center", torch.zeros(prototypes) if ibot_weight else None)
         self._is_new = True
 
-    def setup(self, stage: str) -> None:
-        """Refuse weights of 16 bits, data without crops, and single images per process."""
-        if stage == "fit":
-            check_average("the teacher of `model: DINO`", str(self.trainer.precision))
-        super().setup(stage)
-        data: Any = getattr(self.trainer, "datamodule", None)
-        if stage != "fit":
-            return
-        if data is None:
-            self.check_images(data)  # loaders alone give no crops
-        if data.batch_size // self.trainer.world_size < 2 and self.hparams["koleo_weight"]:
+    def check_training(self, trainer: Any, data: Any) -> None:
+        """Refuse weights of 16 bits, and single images per process where their nearest neighbors are asked for."""
+        check_average("the teacher of `model: DINO`", str(trainer.precision))
+        batch = getattr(data, "batch_size", None)  # loaders alone have none, nor crops
+        if self.hparams["koleo_weight"] and batch is not None and batch // trainer.world_size < 2:
             raise ValueError("`koleo_weight` needs two images per process: use a larger `data.batch_size`")
 
     def check_images(self, data: Any) -> None:

@@ -18,6 +18,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.console import Console
 from vitlab.callbacks.deadline import Deadline
+from vitlab.callbacks.ema import EMA
 from vitlab.callbacks.record import RunRecord
 from vitlab.callbacks.stop import StopOnSignal
 from vitlab.callbacks.watch import Watch
@@ -182,9 +183,8 @@ class FitCLI(VitlabCLI):
         self._prepare_as_the_weights()
         check_module(self.model)
         check_crops(self.model, self.datamodule)
-        if isinstance(self.datamodule, ImageData):
-            with user_mistakes():
-                self.datamodule.check_processes(self.trainer.world_size)
+        with user_mistakes():
+            self._check_trainer()
         if isinstance(self.datamodule, Listed) and not getattr(self.model, "reads_labels", True):
             self.datamodule.note_unread_weights()
         self.job = Job(
@@ -204,6 +204,16 @@ class FitCLI(VitlabCLI):
             keeper=self.keeper,
             facts=model_facts(self.model, self.datamodule),  # before a strategy changes the network
         )
+
+    def _check_trainer(self) -> None:
+        """Refuse a number of processes or a precision that data, task or an average of weights cannot have."""
+        if isinstance(self.datamodule, ImageData):
+            self.datamodule.check_processes(self.trainer.world_size)
+        if isinstance(self.model, Task):
+            self.model.check_training(self.trainer, self.datamodule)
+        for part in self.trainer.callbacks:
+            if isinstance(part, EMA):
+                part.check_training(self.trainer)
 
     def before_instantiate_classes(self) -> None:
         """Choose the run directory and point the loggers to it, without writing anything."""
