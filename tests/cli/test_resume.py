@@ -238,6 +238,25 @@ def test_a_refused_resume_leaves_a_finished_run_byte_for_byte_as_it_was(resumed,
 
 
 @pytest.mark.slow
+def test_until_its_first_step_a_resume_leaves_the_configuration_of_the_run(resumed, monkeypatch):
+    """Whatever ends it, SIGKILL too; a signal that it can catch keeps what was asked for."""
+    config, seen = Path("runs/done/config.yaml"), list[str]()
+    before = config.read_text()
+
+    def stopped(*args):
+        seen.append(config.read_text())
+        raise Stopped(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Classifier, "training_step", stopped)
+        assert main(resumed) == 75
+    assert seen == [before] and "max_epochs: 1\n" in before
+    assert config.read_text() == before.replace("max_epochs: 1\n", "max_epochs: 2\n")
+    config.write_text(before)
+    assert main(resumed) == 0 and "max_epochs: 2\n" in config.read_text()
+
+
+@pytest.mark.slow
 def test_a_refused_start_does_not_overwrite_a_run(resumed, monkeypatch):
     words = ["fit", "--config", "runs/done/config.yaml", "--name", "done", "--overwrite"]
     before = content(Path("runs/done"))

@@ -3,6 +3,7 @@ import json
 import os
 import resource
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -137,6 +138,20 @@ def test_a_full_disk_or_a_file_in_place_of_a_folder_is_refused(tmp_path):
         check_room(tmp_path / "file" / "run", 10)
     check_room(tmp_path / "run", 10)
     assert os.listdir(tmp_path / "run") == []
+
+
+def test_what_an_overwritten_run_leaves_free_is_room_for_its_successor(tmp_path, monkeypatch):
+    """Its checkpoints, of which two names are one file, also where an earlier start has set them aside."""
+    folder = tmp_path / ".overwritten/checkpoints"
+    folder.mkdir(parents=True)
+    (folder / "last.ckpt").write_bytes(bytes(10**6))
+    os.link(folder / "last.ckpt", folder / "best.ckpt")
+    monkeypatch.setattr(generations.shutil, "disk_usage", lambda path: SimpleNamespace(free=10**5))
+    check_room(tmp_path, 1, overwrite=True)  # needs 1.05 MB
+    with pytest.raises(UsageError, match=r"they need about 1\.0 MB, 0\.1 MB are free"):
+        check_room(tmp_path, 1)
+    with pytest.raises(UsageError, match=r"they need about 1\.2 MB, 1\.1 MB are free"):
+        check_room(tmp_path, 10**4, overwrite=True)
 
 
 def test_a_checkpoint_that_cannot_be_opened_is_named(tmp_path):

@@ -62,6 +62,7 @@ class RunRecord(Callback):
         self.validated: dict[str, float] = {}  # validation metrics of this epoch
         self._steps = Steps()
         self._may_replace = True  # a run that was set aside, until the first row
+        self.at_first_step: Callable[[], None] | None = None
         self._skipped = 0  # consecutive skipped batches, counted in whole rows
 
     def on_fit_start(self, trainer: Any, pl_module: L.LightningModule) -> None:
@@ -109,6 +110,8 @@ class RunRecord(Callback):
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Write a row every ``log_every_n_steps`` and at the end of an epoch."""
+        if self.at_first_step and self.has_stepped(trainer):
+            self.settle()
         self._steps.add(trainer, pl_module, outputs, batch)
         if self._is_due(trainer, batch_idx, trainer.global_step):
             self._flush(trainer, pl_module, batch_idx)
@@ -117,6 +120,12 @@ class RunRecord(Callback):
     def has_stepped(self, trainer: L.Trainer) -> bool:
         """Return whether this attempt has made an optimizer step."""
         return self.started and trainer.global_step > self._first_step
+
+    def settle(self) -> None:
+        """Do what waits for the first step: until then, a run that is resumed keeps its own configuration."""
+        if waiting := self.at_first_step:
+            self.at_first_step = None
+            waiting()
 
     def seconds_left(self, trainer: L.Trainer) -> float:
         """Estimate the seconds until training ends from the mean time per step so far, validations included."""
@@ -197,6 +206,7 @@ class RunRecord(Callback):
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write that the run is done, and why it ended."""
+        self.settle()
         self._end(trainer, "done", ending=ending_of(trainer, self.run))
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:

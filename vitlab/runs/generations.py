@@ -17,7 +17,7 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from torch import Tensor
 
-from vitlab.errors import UsageError, before_again, megabytes
+from vitlab.errors import UsageError, before_again, megabytes, trusting
 from vitlab.runs.atomic import sync_folder
 from vitlab.runs.fence import Fence, RunGone
 from vitlab.runs.format import migrate
@@ -161,9 +161,10 @@ def _not_saved(folder: Path, cause: OSError, size: int) -> str:
     room = f"it needs {megabytes(size)}"
     with suppress(OSError):  # the disk is gone
         room += f", {megabytes(shutil.disk_usage(_existing(folder)).free)} are free"
+    resume = trusting(f"vitlab fit --resume {shlex.quote(str(folder.parent))}")
     return (
         f"the checkpoint could not be written into {folder}: {cause.strerror or cause}; {room}. What was saved before "
-        f"is intact: {before_again(cause.errno)}, then `vitlab fit --resume {shlex.quote(str(folder.parent))}`"
+        f"is intact: {before_again(cause.errno)}, then `{resume}`"
     )
 
 
@@ -254,16 +255,24 @@ def sweep(folder: Path) -> None:
         write_manifest(folder, {name: known[d] for name, d in digests.items() if d in known})
 
 
-def check_room(run: Path, weights: int) -> None:
+def _freed(folder: Path) -> int:
+    """Return the bytes that are free once a folder is deleted; files of several names count once."""
+    files = {(s.st_dev, s.st_ino): s.st_size for s in (p.lstat() for p in folder.rglob("*") if p.is_file())}
+    return sum(files.values())
+
+
+def check_room(run: Path, weights: int, overwrite: bool = False) -> None:
     """Refuse a run directory that is not writable or lacks room for the checkpoints.
 
     Args:
         run: The run directory, which may not exist yet.
         weights: Bytes of the network's weights; a checkpoint has about three times that, with Adam's moments.
+        overwrite: Whether what lies there is deleted at the first steps, and leaves its room to the run.
     """
-    one = 3 * weights + 2**18
-    have = sum(file.stat().st_size for file in (run / "checkpoints").rglob("*") if file.is_file())
-    need, free = max(_KEPT * one - have, one), shutil.disk_usage(_existing(run)).free
+    one, free = 3 * weights + 2**18, shutil.disk_usage(_existing(run)).free
+    have = 0 if overwrite else sum(p.stat().st_size for p in (run / "checkpoints").rglob("*") if p.is_file())
+    need, size = max(_KEPT * one - have, one), min(one, _PROBE, free)
+    free += _freed(run) if overwrite else 0
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     ways_out = "choose another place with --run_dir, or make room"
     if free < need:
@@ -276,7 +285,7 @@ def check_room(run: Path, weights: int) -> None:
     try:
         run.mkdir(parents=True, exist_ok=True)
         with probe.open("wb") as file:
-            file.write(bytes(min(one, _PROBE)))
+            file.write(bytes(size))
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:

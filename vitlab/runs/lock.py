@@ -449,7 +449,7 @@ def prepare(run: RunDir, overwrite: bool, resumed: bool, weights: int) -> None:
 
     if not overwrite and not resumed and run.has_begun():
         raise UsageError(f"another process has just started a run in {run.path}")
-    check_room(run.path, weights)
+    check_room(run.path, weights, overwrite)
     if overwrite:
         _set_aside(run)
 

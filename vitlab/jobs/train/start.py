@@ -69,8 +69,10 @@ def begin(job: Job) -> None:
     run.take_over()
     if not job.resumed:
         run.write_text("overrides.yaml", redact(yaml.safe_dump(dict(settings(job.arguments)), sort_keys=False)))
-    run.write_text("config.yaml", job.config_text)
-    _keep_classes(job)
+    if job.resumed and is_there(run.config):  # whatever ends this process before a step, it is that of the weights
+        job.record.at_first_step = partial(_write_config, job)
+    else:
+        _write_config(job)
     log_to(run.path / "train.log")
     run.write("run.json", _first_record(job))
 
@@ -91,7 +93,9 @@ def as_before_if_refused(job: Job) -> Iterator[None]:
     logs = _logs(folder) if job.resumed else {}
     try:
         yield
-    except RunFailed:
+    except (RunFailed, Stopped):
+        with suppress(OSError):  # such as a full disk, which is the cause
+            job.record.settle()
         raise
     except Exception:
         if job.record.has_stepped(job.trainer):
@@ -157,11 +161,17 @@ def watch_over(guard: Guard, job: Job) -> None:
     """Tell the guard of the command what it watches over: where to go on, and the processes of the run."""
     watch = next((part for part in job.trainer.callbacks if isinstance(part, Watch)), None)  # type: ignore[attr-defined]
     guard.way_on = f"continue with `{resuming(job.run)}`"
-    guard.on_end = partial(cut_short, job.run)
+    guard.on_end = partial(_end_early, job)
     if watch is not None:
         guard.children = partial(watch.adopt_children, job.trainer)
     if job.trainer.world_size > 1:
         guard.join(job.trainer.global_rank, job.trainer.world_size)
+
+
+def _end_early(job: Job, reason: str) -> None:
+    with suppress(OSError):
+        job.record.settle()
+    cut_short(job.run, reason)
 
 
 @contextmanager
@@ -212,8 +222,9 @@ def _first_record(job: Job) -> dict[str, Any]:
     return {**first, **kept, **now, **_changes(job)}
 
 
-def _keep_classes(job: Job) -> None:
-    """Keep the source of the classes that a notebook or script defines, with which the run is loaded elsewhere."""
+def _write_config(job: Job) -> None:
+    """Write the configuration, and the source of classes of a notebook or script, with which it is loaded elsewhere."""
+    job.run.write_text("config.yaml", job.config_text)
     if not (names := names_in(yaml.safe_load(job.config_text))):
         return
     try:
