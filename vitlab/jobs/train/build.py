@@ -211,7 +211,7 @@ class FitCLI(VitlabCLI):
             self.datamodule.check_processes(self.trainer.world_size)
         if isinstance(self.model, Task):
             self.model.check_training(self.trainer, self.datamodule)
-        for part in self.trainer.callbacks:
+        for part in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(part, EMA):
                 part.check_training(self.trainer)
 
