@@ -127,16 +127,12 @@ class Task(Named, FastHookName, L.LightningModule):
     def check_images(self, data: Any) -> None:
         """Refuse to train on images that the task does not support."""
 
-    def check_training(self, trainer: Any, data: Any) -> None:
-        """Refuse a Trainer, or a size of a batch, with which the task cannot be trained; `vitlab fit` asks early."""
-
     def setup(self, stage: str) -> None:
         """Learn from the data what nobody gave, and refuse to train on other targets and images."""
         if (data := getattr(self.trainer, "datamodule", None)) is not None:
             self.take_sizes(data)
         if stage == "fit":
             self._stream_seed = None
-            self.check_training(self.trainer, data)
             self.check_targets()
             self.check_images(data)
 

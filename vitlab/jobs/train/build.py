@@ -209,8 +209,8 @@ class FitCLI(VitlabCLI):
         """Refuse a number of processes or a precision that data, task or an average of weights cannot have."""
         if isinstance(self.datamodule, ImageData):
             self.datamodule.check_processes(self.trainer.world_size)
-        if isinstance(self.model, Task):
-            self.model.check_training(self.trainer, self.datamodule)
+        if isinstance(self.model, Task) and (check := getattr(self.model, "check_training", None)):
+            check(self.trainer, self.datamodule)
         for part in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(part, EMA):
                 part.check_training(self.trainer)
