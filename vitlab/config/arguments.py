@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
@@ -120,15 +120,15 @@ def refuse_unknown(words: list[str]) -> None:
     from vitlab.config.trust import refuse_secrets
 
     known = {"trainer", "checkpoint", *flags()["keys"]}
-    for word in words:
-        key = word[2:].partition("=")[0].rstrip("+").replace(".init_args", "")
+    for name, value in _flags_in(words):
+        key = name.replace(".init_args", "")
         group, *deeper = key.split(".")
         outer = [".".join([group, *deeper[:count]]) for count in range(1, len(deeper) + 1)]
-        if key in _GROUPS and word.startswith("--"):
+        if key in _GROUPS:
             _refuse_no_keys(key, words, suggest_argument(key, known))
-        if not word.startswith("--") or not key or known & {key, *outer} or deeper[-1:] in (["help"], ["class_path"]):
+        if known & {key, *outer} or deeper[-1:] in (["help"], ["class_path"]):
             continue
-        refuse_secrets({key: word.partition("=")[2] or "?"})
+        refuse_secrets({key: value or "?"})
         if group not in ("model", "data"):
             raise UsageError(f"there is no argument `--{key}`{suggest_argument(key, known)}")
         if deeper and not _names_own_classes(words):
@@ -159,16 +159,21 @@ def refuse_other_keys(words: list[str], names: Mapping[str, str], own: Collectio
     from vitlab.config.guesses import suggest_argument
 
     known = {*own, *(key for key in flags()["keys"] if key.partition(".")[0] in _CONFIGURATION)}
-    for word in words:
-        key = word[2:].partition("=")[0]
-        if not word.startswith("--") or not key:
-            continue
+    for key, _ in _flags_in(words):
         if key in _GROUPS:
             _refuse_no_keys(key, words, suggest_argument(key, known, names))
-        elif key.partition(".")[0].rstrip("+") not in _CONFIGURATION:
+        elif key.partition(".")[0] not in _CONFIGURATION:
             same = key.replace("-", "_")
             hint = f"; use --{same}" if same in own else suggest_argument(key, known, names)
             raise UsageError(f"there is no argument `--{key}`{hint}")
+
+
+def _flags_in(words: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield the name of each flag, without dashes and the plus that appends to a list, and the value after ``=``."""
+    for word in words:
+        flag, _, value = word.partition("=")
+        if flag.startswith("--") and (name := flag[2:].rstrip("+")):
+            yield name, value
 
 
 def _refuse_no_keys(group: str, words: list[str], hint: str) -> None:
