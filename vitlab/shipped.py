@@ -1,4 +1,4 @@
-"""Names of configs, experiments and networks, and where those are that the package ships."""
+"""Names of configs, experiments and networks, where those are that the package ships, and the card beside a file."""
 
 import os
 from pathlib import Path
@@ -52,6 +52,18 @@ def find_weights(text: str) -> str:
     if name not in names:
         raise UsageError(f"vitlab ships the weights of {', '.join(names)}, not of {name!r}{did_you_mean(name, names)}")
     return str(WEIGHTS / f"{name}.safetensors")
+
+
+def card_beside(file: str | Path) -> Path:
+    """Return the file in which ``vitlab export`` says how to prepare images and what outputs mean.
+
+    Beside weights from elsewhere, a reader writes it for the arguments of their ``network``.
+
+    Example:
+        >>> card_beside("mine.safetensors").name
+        'mine.safetensors.json'
+    """
+    return Path(f"{file}.json")
 
 
 def as_typed(path: str) -> str:

@@ -7,6 +7,7 @@ from vitlab.errors import RunFailed
 from vitlab.lazy import quick_imports
 from vitlab.runs.choose import DYNAMIC, SUFFIXES, export_path
 from vitlab.runs.directory import find_run
+from vitlab.shipped import card_beside
 from vitlab.tables import metrics_text
 
 EPILOG = """safetensors: weights and the network's arguments. timm: weights for timm's VisionTransformer. onnx: a
@@ -59,5 +60,5 @@ def main(argv: list[str]) -> int:
         say(f"{name:<6} {metrics_text(values, split='val')}")
     if done.compared and done.compared.other_class is not None:
         say(f"       {done.compared.other_class:,} of the images get another class in int8")
-    say(f"wrote  {output} ({done.megabytes:,.1f} MB) and {output.name}.json")
+    say(f"wrote  {output} ({done.megabytes:,.1f} MB) and {card_beside(output).name}")
     return 0

@@ -12,6 +12,7 @@ from vitlab.config.images import escaped, find_images
 from vitlab.errors import UsageError, printable
 from vitlab.lazy import quick_imports
 from vitlab.runs.directory import RunDir
+from vitlab.shipped import card_beside
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,7 +35,7 @@ def main(argv: list[str], features: bool = False) -> int:
     if options.ckpt_path and Path(options.ckpt_path).is_file() and options.run:  # then the first argument is an image
         options.run, options.images = None, [options.run, *options.images]
     exported = Path(options.ckpt_path or options.run or "")
-    if exported.suffix == ".onnx" or (exported.is_file() and Path(f"{exported}.json").is_file()):
+    if exported.suffix == ".onnx" or (exported.is_file() and card_beside(exported).is_file()):
         if not options.ckpt_path:
             options.run = None
         return _predict_exported(exported, rest, options, output, features)

@@ -21,6 +21,7 @@ from vitlab.runs.fence import Fence
 from vitlab.runs.format import check_resumable
 from vitlab.runs.shards import read_checkpoint
 from vitlab.runs.standing import checksum
+from vitlab.shipped import card_beside
 from vitlab.tasks.regressor import Standardized
 
 
@@ -87,11 +88,6 @@ def load_checkpoint(task: Any, checkpoint: Path) -> None:
             (alone(task, checkpoint) if is_alone else task).load_state_dict(state)
     except RuntimeError as error:
         raise misfit(checkpoint, error) from error
-
-
-def card_beside(path: Path) -> Path:
-    """Return the file in which ``vitlab export`` says how to prepare images and what outputs mean."""
-    return Path(f"{path}.json")
 
 
 def check_in_own_units(task: Any, checkpoint: Path) -> None:

@@ -36,6 +36,7 @@ from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import file_digest
 from vitlab.runs.records import metrics_and_n
 from vitlab.runs.standing import checksum
+from vitlab.shipped import card_beside
 from vitlab.tasks import MultiTask, Regressor
 from vitlab.tasks.regressor import Standardized
 from vitlab.tokenizers.splits import pair
@@ -152,7 +153,7 @@ def _export(
     write, read = FORMATS[to]
     sides = open_sides(net) if any_size and isinstance(net, VisionTransformer) else None
     write = partial(write, **({"sides": sides} if sides else {}), **({"opset": opset} if opset else {}))
-    unfinished, beside = folder / output.name, folder / f"{output.name}.json"
+    unfinished, beside = folder / output.name, card_beside(folder / output.name)
     is_int8 = to == "onnx-int8"
     graph = folder / f"{output.name}.float32" if is_int8 else unfinished
     try:

@@ -37,7 +37,7 @@ from vitlab.models.weights_file import WeightsFile, read_weights
 from vitlab.named_kwargs import full_signature
 from vitlab.runs.directory import RunDir, find_run
 from vitlab.runs.standing import checksum
-from vitlab.shipped import LIBRARIES, find_weights
+from vitlab.shipped import LIBRARIES, card_beside, find_weights
 from vitlab.tasks import Classifier
 from vitlab.tasks.base import Task
 
@@ -140,7 +140,7 @@ def named_subject(source: str, view: View, arguments: Sequence[str] = ()) -> Sub
     name = name_of_network(source)
     with user_mistakes():
         if Path(source).is_file():
-            if Path(f"{source}.json").is_file():
+            if card_beside(source).is_file():
                 net, transform = load_trained(source)
             else:
                 net = load_network(source)

@@ -31,6 +31,7 @@ from vitlab.models.load import load_network, network_args
 from vitlab.models.old_names import DEFAULTS, OLD
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.weights_file import weights_digest
+from vitlab.shipped import card_beside
 
 Arguments = dict[str, Any]  # of VisionTransformer
 Outputs = Callable[[Tensor], Tensor]
@@ -378,7 +379,7 @@ class Graph(nn.Module):
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        card = json.loads(Path(f"{path}.json").read_text())["images"]
+        card = json.loads(card_beside(path).read_text())["images"]
         self.path, (_, self.in_chans, *size) = path, card["shape"]
         self.sides = [Side(**card[name]) for name in ("height", "width")] if "height" in card else None
         h, w = card.get("trained_at", size)

@@ -18,7 +18,6 @@ from vitlab.data.files.sets import Statistics
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError
 from vitlab.interface import transform_of
-from vitlab.jobs.checkpoint import card_beside
 from vitlab.jobs.formats import Graph, need_packages
 from vitlab.jobs.restore import network_of, restore
 from vitlab.jobs.terminal import say
@@ -26,7 +25,7 @@ from vitlab.models.create import library_network
 from vitlab.models.load import load_network
 from vitlab.models.weights_file import check_readable
 from vitlab.runs.directory import find_run
-from vitlab.shipped import LIBRARIES, find_weights
+from vitlab.shipped import LIBRARIES, card_beside, find_weights
 from vitlab.tasks import MultiTask, Regressor
 
 Transform = Callable[[Image.Image], Tensor]

@@ -18,7 +18,7 @@ from vitlab.models.arguments import ModelArgs
 from vitlab.runs.format import NewerFormat
 from vitlab.runs.manifest import torn_archive
 from vitlab.runs.shards import TornShards, read_checkpoint
-from vitlab.shipped import find_weights
+from vitlab.shipped import card_beside, find_weights
 
 CONTAINERS = (
     "state_dict_ema",
@@ -103,7 +103,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
 
 
 def _arguments_beside(path: Path) -> ModelArgs:
-    file = Path(f"{path}.json")
+    file = card_beside(path)
     if not file.is_file():
         return {}
     try:

@@ -13,7 +13,7 @@ from vitlab.models.create import library_network
 from vitlab.models.load import load_network
 from vitlab.models.weights_file import read_weights
 from vitlab.runs.directory import file_of_weights, find_run
-from vitlab.shipped import LIBRARIES
+from vitlab.shipped import LIBRARIES, card_beside
 from vitlab.tasks.arguments import ClassifierArgs
 from vitlab.tasks.classifier import Classifier
 
@@ -118,7 +118,7 @@ def _refuse_weights(data: Any) -> None:
 def _find_weights(source: str) -> tuple[Path, dict[str, Any]]:
     """Return the file of weights, with the mean, std and class names of its training data."""
     path = file_of_weights(source)
-    description = Path(f"{path}.json")
+    description = card_beside(path)
     if description.is_file():
         exported = json.loads(description.read_text())
         if exported.get("format") == "safetensors":
