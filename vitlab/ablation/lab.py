@@ -267,8 +267,8 @@ class Lab:
 
     def _refuse_other_code(self, word: str) -> None:
         """Refuse what needs finished cells where only other code has finished some, and say how to use these."""
-        parts = others(self.ablation, self._known()).values()
-        if count := sum(bool({*part.split(" and ")} & OTHER_CODE) for part in parts):
+        found = others(self.ablation, self._known()).values()
+        if count := sum(bool({*parts} & OTHER_CODE) for parts in found):
             ways = {
                 "report": f"`{trusting(f'vitlab ablate plan {self.file}')}`, then "
                 f"`{trusting(f'vitlab ablate report {self.file} --accept_stale')}`"

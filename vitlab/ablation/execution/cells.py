@@ -233,15 +233,15 @@ def for_each(look: Callable[[Cell], Any], cells: Sequence[Cell]) -> list[Any]:
         return list(threads.map(look, cells))
 
 
-def others(ablation: Ablation, resolved: Sequence[Resolved | None]) -> dict[str, str]:
-    """Return the finished runs that are not cells of the present plan, and which part of their identity differs.
+def others(ablation: Ablation, resolved: Sequence[Resolved | None]) -> dict[str, list[str]]:
+    """Return the finished runs that are not cells of the present plan, and which parts of their identity differ.
 
     Those that stand for a stale cell of the plan are counted there.
     """
     planned = {cell.name: cell for cell in cells_of(ablation, [arm for arm in resolved if arm])}
     probed, names = {arm.arm.name for arm in resolved if arm}, {arm.name for arm in ablation.arms}
     code = code_digest(own=ablation.trust_imports) if probed < names else ""
-    found = {}
+    found: dict[str, list[str]] = {}
     for path in matching(ablation.directory, "*/s*-*/done.json"):
         arm, parts = path.parent.parent.name, _parts(RunDir(path.parent))
         name = f"{arm}/{path.parent.name}"
@@ -258,7 +258,7 @@ def others(ablation: Ablation, resolved: Sequence[Resolved | None]) -> dict[str,
             differing = ["code"] if parts["code"] != code else []
             differing += ["environment"] if parts.get("environment") != versions_in_use() else []
             differing = differing or ["config"]
-        found[name] = " and ".join(differing) or "seed"
+        found[name] = differing or ["seed"]
     return found
 
 
