@@ -36,6 +36,7 @@ _COLUMNS = {
 }
 _SAME = ("command", "data", "train_n", "epochs", "parameters")  # in the runs of a row
 _ALSO = ("checkpoint", "splits")  # in the runs of a row too; records of an older vitlab have no splits
+_RESUMED = ", resumed with "  # between a command and what each resume changed; files keep it all as one text
 _NEEDED = (*_SAME, "seed", "acc1", "hardware", "commit")
 
 
@@ -152,7 +153,7 @@ def _places(runs: list[dict[str, Any]]) -> list[str]:
 
 def _row(runs: list[dict[str, Any]]) -> dict[str, Any]:
     return runs[0] | {
-        "typed": f"`{runs[0]['command'].replace(', resumed with ', '`, resumed with `')}`",
+        "typed": f"`{runs[0]['command'].replace(_RESUMED, f'`{_RESUMED}`')}`",
         "parameters_m": runs[0]["parameters"] / 1e6,
         "macs_m": runs[0]["macs"] / 1e6 if runs[0].get("macs") else None,
         "seeds": len(runs),
@@ -192,8 +193,8 @@ def command_of(facts: Record, overrides: dict[str, Any] | None) -> str:
     configs = facts.get("configs") or config_paths(facts["argv"])  # an older vitlab wrote argv alone
     start = ["vitlab fit", *(f"--config {shlex.quote(as_typed(name))}" for name in configs), *_weights(facts)]
     start += _words(overrides or {})
-    changes = [f"resumed with {' '.join(words)}" for change in facts.get("changes", []) if (words := _words(change))]
-    return ", ".join([" ".join(start), *changes])
+    changes = [" ".join(words) for change in facts.get("changes", []) if (words := _words(change))]
+    return _RESUMED.join([" ".join(start), *changes])
 
 
 def _weights(facts: Record) -> list[str]:
