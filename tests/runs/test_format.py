@@ -14,7 +14,7 @@ import vitlab
 from vitlab.cli.main import main
 from vitlab.jobs.checkpoint import save_weights
 from vitlab.models.weights_file import read_weights
-from vitlab.runs.format import FORMAT, check_resumable, format_of
+from vitlab.runs.format import FORMAT, read_resumable, format_of
 from vitlab.tasks import Classifier
 
 # Each folder has a run of three epochs that was stopped in its second, as the vitlab of its time wrote it, and the
@@ -136,10 +136,10 @@ def edited(path, edit):
 @pytest.mark.parametrize("said", EDITS)
 def test_an_edited_checkpoint_is_refused_in_one_line_that_names_the_fault(tmp_path, said):
     path = place(tmp_path, "format3") / "checkpoints" / "last.ckpt"
-    check_resumable(path)
+    read_resumable(path)
     edited(path, EDITS[said])
     with pytest.raises(ValueError, match=said) as error:
-        check_resumable(path)
+        read_resumable(path)
     assert "\n" not in str(error.value) and str(path) in str(error.value)
 
 
@@ -178,7 +178,7 @@ def test_weights_have_the_mode_of_other_files(tmp_path):
 @pytest.mark.parametrize("number", [1, 2])
 def test_migration_does_not_hide_faults_of_an_older_checkpoint(tmp_path, number, edit):
     path = place(tmp_path, f"format{number}") / "checkpoints" / "last.ckpt"
-    check_resumable(path)
+    read_resumable(path)
     edited(path, edit)
     with pytest.raises(ValueError, match="cannot be resumed"):
-        check_resumable(path)
+        read_resumable(path)

@@ -18,7 +18,7 @@ from vitlab.models.weights_file import check_readable, read_state, read_weights,
 from vitlab.runs.atomic import as_umask, atomic_write
 from vitlab.runs.directory import RunDir
 from vitlab.runs.fence import Fence
-from vitlab.runs.format import check_resumable
+from vitlab.runs.format import read_resumable
 from vitlab.runs.shards import read_checkpoint
 from vitlab.runs.standing import checksum
 from vitlab.shipped import card_beside
@@ -33,10 +33,14 @@ def checkpoint_to_resume(run: RunDir) -> Path | None:
     """
     checkpoint = run.last_checkpoint()
     if checkpoint:
-        with user_mistakes():
-            check_readable(checkpoint)
-            check_resumable(checkpoint)
+        _read_to_resume(checkpoint)
     return checkpoint
+
+
+def _read_to_resume(checkpoint: Path) -> dict[str, Any]:
+    with user_mistakes():
+        check_readable(checkpoint)
+        return read_resumable(checkpoint)
 
 
 def check_extensible(run: RunDir, epochs: int | None) -> None:
@@ -49,9 +53,9 @@ def check_extensible(run: RunDir, epochs: int | None) -> None:
     Raises:
         UsageError: The schedule ends with the run.
     """
-    if not (checkpoint := checkpoint_to_resume(run)):
+    if not (checkpoint := run.last_checkpoint()):
         return
-    content = torch.load(checkpoint, map_location="meta", weights_only=True, mmap=True)
+    content = _read_to_resume(checkpoint)
     for state in content["lr_schedulers"]:
         if "total_steps" not in state:  # nor is a record needed, which may be damaged
             continue

@@ -99,11 +99,14 @@ def migrate(content: dict[str, Any]) -> dict[str, Any]:
     return content
 
 
-def check_resumable(path: Path) -> None:
-    """Refuse a checkpoint from which a training cannot continue as it was: incomplete, of a wrong type, not finite.
+def read_resumable(path: Path) -> dict[str, Any]:
+    """Return the content of a checkpoint, memory-mapped, in the present format.
 
     Args:
-        path: An intact file, which may be memory-mapped.
+        path: An intact file.
+
+    Raises:
+        UsageError: A training cannot continue from it as it was: it is incomplete, of a wrong type, or not finite.
     """
     content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     refuse_newer(content, path)
@@ -112,6 +115,7 @@ def check_resumable(path: Path) -> None:
         previous = path.with_name("previous.ckpt")
         way_on = f"; to continue from the checkpoint before it, rename {previous} to it" if previous.is_file() else ""
         raise UsageError(f"{path} cannot be resumed: {wrong}{way_on}")
+    return content
 
 
 def _wrong(content: dict[str, Any]) -> str | None:
