@@ -1,7 +1,6 @@
 """What the head reads: a token, the mean or maximum of patch tokens, or what a module makes of all tokens."""
 
-from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Literal, Unpack, get_args
 
 import torch
 import torch.nn.functional as F
@@ -9,10 +8,17 @@ from torch import Tensor, nn
 
 from vitlab.class_paths import ClassSpec, build, find_class, name_and_args, word_of
 from vitlab.layers.mlp import ActChoice, Mlp
-from vitlab.layers.norm import NormChoice, build_norm
+from vitlab.layers.norm import NormArgs, NormChoice, build_norm
 
 PoolName = Literal["token", "avg", "max", "map"]
 PoolChoice = PoolName | str | ClassSpec
+
+
+class AttentionPoolArgs(NormArgs, total=False):
+    """Arguments of :class:`AttentionPool` beside its sizes, as they are passed on."""
+
+    mlp_ratio: float
+    act_layer: ActChoice
 
 
 class AttentionPool(nn.Module):
@@ -64,7 +70,7 @@ class AttentionPool(nn.Module):
 
 
 def build_pool(
-    global_pool: PoolChoice, dim: int, num_heads: int, num_prefix_tokens: int, attention: Callable[[], AttentionPool]
+    global_pool: PoolChoice, dim: int, num_heads: int, num_prefix_tokens: int, **by_attention: Unpack[AttentionPoolArgs]
 ) -> nn.Module | None:
     """Build the module of a pooling: of a class path, or by attention; None for token, avg and max.
 
@@ -76,14 +82,14 @@ def build_pool(
         dim: Token width D.
         num_heads: Number of attention heads A.
         num_prefix_tokens: Number of prefix tokens P.
-        attention: Builds the pooling by attention.
+        **by_attention: Further arguments of :class:`AttentionPool`, for the word map.
 
     Example:
-        >>> build_pool("avg", 8, 2, 1, attention=lambda: AttentionPool(8, 2)) is None
+        >>> build_pool("avg", 8, num_heads=2, num_prefix_tokens=1) is None
         True
     """
     if word := word_of("global_pool", global_pool, get_args(PoolName)):
-        return attention() if word == "map" else None
+        return AttentionPool(dim, num_heads, **by_attention) if word == "map" else None
     path, args = name_and_args("global_pool", global_pool)
     offered = {"dim": dim, "num_heads": num_heads, "num_prefix_tokens": num_prefix_tokens}
     cls = find_class("global_pool", path, nn.Module, get_args(PoolName))

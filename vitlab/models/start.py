@@ -91,6 +91,11 @@ class WeightInit(NamedTuple):
         """Initialize a module."""
         init_weights(module, self.std)
 
+    def tokens(self, name: str, count: int, embed_dim: int) -> nn.Parameter | None:
+        """Return the ``(1, count, embed_dim)`` prefix tokens of this name; None if there are none."""
+        with self.part(name):
+            return nn.Parameter(init_token(count, embed_dim)) if count else None
+
 
 def init_token(count: int, embed_dim: int) -> Tensor:
     """Return ``(1, count, embed_dim)`` initial values of prefix tokens.

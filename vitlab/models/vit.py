@@ -12,7 +12,7 @@ from vitlab.layers.attention import AttnChoice
 from vitlab.layers.block import BlockArgs, BlockChoice
 from vitlab.layers.mlp import ActChoice, MlpChoice
 from vitlab.layers.norm import NormArgs, NormChoice, build_norm
-from vitlab.layers.pool import AttentionPool, PoolChoice, PoolName, build_pool
+from vitlab.layers.pool import AttentionPoolArgs, PoolChoice, PoolName, build_pool
 from vitlab.layers.pos_embed import PosEmbed, PosEmbedChoice, build_pos_embed
 from vitlab.layers.pos_embed.placed import placed
 from vitlab.layers.recompute import checkpoint
@@ -136,10 +136,8 @@ class VisionTransformer(Named, nn.Module):
             self.tokenizer = built.apply(begin.init)
         self.grid_size, (height, width) = tuple(self.tokenizer.grid_size), pair("patch_size", self.tokenizer.patch_size)
         self.patch_size = height if height == width else (height, width)  # pixels from one token to the next
-        with begin.part("cls_token"):
-            self.cls_token = nn.Parameter(start.init_token(1, embed_dim)) if class_token else None
-        with begin.part("reg_token"):
-            self.reg_token = nn.Parameter(start.init_token(reg_tokens, embed_dim)) if reg_tokens else None
+        self.cls_token = begin.tokens("cls_token", int(class_token), embed_dim)
+        self.reg_token = begin.tokens("reg_token", reg_tokens, embed_dim)
         with begin.part("pos_embed"):
             sizes = (self.grid_size, embed_dim, num_heads, depth, self.num_prefix_tokens)
             self.pos_embed = build_pos_embed(pos_embed, *sizes)
@@ -162,11 +160,9 @@ class VisionTransformer(Named, nn.Module):
         final: list[nn.Module] = [build_norm(dim=self.num_features, **norms), nn.Identity()]
         self.norm, self.fc_norm = final[::-1] if fc_norm else final
         with begin.part("attn_pool"):
-            by_attention = partial(
-                AttentionPool, self.num_features, num_heads, mlp_ratio=mlp_ratio, act_layer=act_layer, **norms
-            )
-            prefix = self.num_prefix_tokens
-            self.attn_pool = build_pool(global_pool, self.num_features, num_heads, prefix, by_attention)
+            by_attention: AttentionPoolArgs = {"mlp_ratio": mlp_ratio, "act_layer": act_layer, **norms}
+            dim, prefix = self.num_features, self.num_prefix_tokens
+            self.attn_pool = build_pool(global_pool, dim, num_heads, prefix, **by_attention)
             if self.attn_pool is not None:
                 self.attn_pool.apply(begin.init)
         with begin.part("head"):
