@@ -272,7 +272,7 @@ class Run:
     def _measure(
         self, command: Literal["validate", "test"], overrides: Overrides | None, resize: Policy | None
     ) -> dict[str, float]:
-        from vitlab.jobs.evaluate import evaluate
+        from vitlab.jobs.evaluate import Conditions, evaluate
         from vitlab.jobs.terminal import open_terminal
         from vitlab.runs.launch import is_launched
 
@@ -280,7 +280,8 @@ class Run:
         refuse_other_keys(words, FOR_RUN)
         open_terminal()
         alone = not is_launched()  # else Lightning would start the caller's script again for a second device
-        found = evaluate(command, self._directory, self.checkpoint, words, resize, alone=alone)
+        conditions = Conditions(words, resize, alone=alone)
+        found = evaluate(command, self._directory, self.checkpoint, conditions)
         if found and found.unsaved:
             logging.getLogger("vitlab").warning(found.unsaved)
         return found.values if found else {}

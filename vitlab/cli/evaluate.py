@@ -124,12 +124,12 @@ def _main(command: "Command", argv: list[str]) -> int:
 
 def _measure(command: "Command", run: RunDir, checkpoint: Path, line: str, rest: list[str], options: Any) -> int:
     with quick_imports():
-        from vitlab.jobs.evaluate import evaluate
+        from vitlab.jobs.evaluate import Conditions, evaluate
         from vitlab.jobs.terminal import open_terminal, say
 
     open_terminal(options.quiet)
-    resize = options.resize, not options.no_antialias
-    found = evaluate(command, run, checkpoint, rest, *resize, options.quiet, options.with_training_images)
+    conditions = Conditions(rest, options.resize, not options.no_antialias, options.with_training_images)
+    found = evaluate(command, run, checkpoint, conditions, options.quiet)
     if found:
         for sentence in found.sentences:
             sys.stderr.write(f"{printable(sentence)}\n") if options.form else say(sentence)

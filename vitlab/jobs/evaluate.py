@@ -45,6 +45,31 @@ Outputs = Callable[[Tensor], Tensor]  # images to outputs
 SPLITS: dict[Command, Literal["val", "test"]] = {"validate": "val", "test": "test"}
 
 
+@dataclass(frozen=True)
+class Conditions:
+    """How a run is measured, where that is not as it was trained.
+
+    Args:
+        arguments: Command-line arguments that change values of its configuration.
+        resize: How to resample positions for another grid; None is the method's default.
+        antialias: Whether bicubic interpolation smooths when the grid shrinks.
+        with_training_images: Whether a split that changed since the training may contain training images.
+        alone: Whether to use one device, however many the training used.
+
+    Raises:
+        UsageError: ``resize`` is no way to resample positions.
+    """
+
+    arguments: Sequence[str] = ()
+    resize: Policy | None = None
+    antialias: bool = True
+    with_training_images: bool = False
+    alone: bool = False
+
+    def __post_init__(self) -> None:
+        check_resize(self.resize)
+
+
 @dataclass
 class Measured:
     """The metrics and predictions of a run on a split.
@@ -72,12 +97,8 @@ def evaluate(
     command: Command,
     run: RunDir,
     checkpoint: Path,
-    arguments: Sequence[str] = (),
-    resize: Policy | None = None,
-    antialias: bool = True,
+    conditions: Conditions,
     quiet: bool = False,
-    with_training_images: bool = False,
-    alone: bool = False,
     answers: Outputs | None = None,
     keep: bool = True,
 ) -> Measured | None:
@@ -87,38 +108,33 @@ def evaluate(
         command: What to measure: ``validate`` or ``test``.
         run: The run.
         checkpoint: Which of its weights to use.
-        arguments: Command-line arguments that change values of its configuration.
-        resize: How to resample positions for another grid; None is the method's default.
-        antialias: Whether bicubic interpolation smooths when the grid shrinks.
+        conditions: What to change against the training.
         quiet: Whether to hide the progress.
-        with_training_images: Whether a split that changed since the training may contain training images.
-        alone: Whether to use one device, however many the training used.
         answers: What maps images to outputs in place of the network; the result is not the run's, and is not saved.
         keep: Whether to save the result.
 
     Raises:
-        UsageError: ``resize`` is no way to resample positions, the weights do not fit, or the checkpoint was replaced
-            by a training during the measurement.
+        UsageError: The weights do not fit, or the checkpoint was replaced by a training during the measurement.
     """
-    check_resize(resize)
     split = SPLITS[command]
     _ = run.stored  # refuses a damaged file before the work
     predictions, console = Predictions(), EvaluationConsole(quiet)
-    trained = Trained(dict(run.data), read_numbers(run.path / TRAINED_ON), split, with_training_images)
+    trained = Trained(dict(run.data), read_numbers(run.path / TRAINED_ON), split, conditions.with_training_images)
     path: Path | None = None
     with user_mistakes():
         check_readable(checkpoint)
     facts = checkpoint_facts(checkpoint)
-    conditions = {key: value for key, value in settings(list(arguments)) if _can_change_result(key)}
+    changes = {key: value for key, value in settings(list(conditions.arguments)) if _can_change_result(key)}
     sentences: list[str] = []
     with user_mistakes(), measured(trained):
-        cli = VitlabCLI(evaluation_args(run, arguments, alone), [predictions, console], default_root_dir=str(run.path))
+        args = evaluation_args(run, conditions.arguments, conditions.alone)
+        cli = VitlabCLI(args, [predictions, console], default_root_dir=str(run.path))
         check_in_own_units(cli.model, checkpoint)
-        if resize or _has_moved(cli.model, run):  # Lightning cannot resize
-            sentences = _load_resized(cli, run, checkpoint, resize, antialias)
+        if conditions.resize or _has_moved(cli.model, run):  # Lightning cannot resize
+            sentences = _load_resized(cli, run, checkpoint, conditions)
             moved = [sentence for sentence in sentences if sentence.startswith("positions")]
             facts |= {"resized": moved[-1]} if moved else {}
-            conditions |= _way_to_resize(moved, resize, antialias)
+            changes |= _way_to_resize(moved, conditions)
         elif checkpoint.suffix == ".safetensors":  # of a run whose checkpoints were deleted
             load_checkpoint(cli.model, checkpoint)
             if has_grid(cli.model):
@@ -127,7 +143,7 @@ def evaluate(
         else:
             path = None if _load_shards(cli, checkpoint) else checkpoint
         if cli.trainer.is_global_zero and run.exists():
-            note_opening(run.path, split, checkpoint.name, conditions)
+            note_opening(run.path, split, checkpoint.name, changes)
         with _answered_by(cli.model, answers):
             _run(cli, command, path)
     table = predictions.table(getattr(cli.trainer, f"{split}_dataloaders"))
@@ -140,19 +156,19 @@ def evaluate(
     table = _with_paths(table, getattr(cli.datamodule, "splits", {}).get(split))
     seen = trained.accuracy_of_others(table)
     name = f"{split} with training images" if trained.changed else split
-    facts |= {**protocol_of(cli.datamodule), "overrides": conditions}
+    facts |= {**protocol_of(cli.datamodule), "overrides": changes}
     unsaved = None if answers or not keep else _save(run, name, {**values, **seen, **recall, **facts}, table)
-    told = sentences + trained.sentences(seen, len(table)) + _of_other_training(cli.datamodule, run, conditions)
-    return Measured(name, values, table, told, recall.get("recall", {}), conditions, unsaved)
+    told = sentences + trained.sentences(seen, len(table)) + _of_other_training(cli.datamodule, run, changes)
+    return Measured(name, values, table, told, recall.get("recall", {}), changes, unsaved)
 
 
-def _of_other_training(data: Any, run: RunDir, conditions: Mapping[str, Any]) -> list[str]:
+def _of_other_training(data: Any, run: RunDir, changes: Mapping[str, Any]) -> list[str]:
     """Return a warning if the images that data have for training are not those of the run, as in another folder.
 
     A training split that the measurement has not read, beside a given test split, is not read for this alone.
     """
     known = dict(run.data).get("splits", {}).get("train", {}).get("hash")  # type: ignore[attr-defined]
-    is_asked_for = any(key.startswith("data") for key in conditions)
+    is_asked_for = any(key.startswith("data") for key in changes)
     if is_asked_for or known is None or not isinstance(data, ImageData):
         return []
     if "train" not in data.splits and not data.has_test_split:
@@ -163,21 +179,21 @@ def _of_other_training(data: Any, run: RunDir, conditions: Mapping[str, Any]) ->
     return [] if now == known else [f"measured on other data than the run's: {what}"]
 
 
-def _load_resized(cli: VitlabCLI, run: RunDir, checkpoint: Path, resize: Policy | None, antialias: bool) -> list[str]:
+def _load_resized(cli: VitlabCLI, run: RunDir, checkpoint: Path, conditions: Conditions) -> list[str]:
     """Load weights into the network of another grid, and the state of the data; return what was done."""
     _check_grid(cli.model)
     cli.datamodule.load_state_dict(dict(run.data))
-    sentences = load_weights(cli.model.net, checkpoint, resize or "usual", antialias)
+    sentences = load_weights(cli.model.net, checkpoint, conditions.resize or "usual", conditions.antialias)
     load_outside(cli.model, checkpoint)
     return sentences
 
 
-def _way_to_resize(sentences: Sequence[str], resize: Policy | None, antialias: bool) -> dict[str, Any]:
+def _way_to_resize(sentences: Sequence[str], conditions: Conditions) -> dict[str, Any]:
     """Return the flags that resample positions as the last sentence says; nothing if none were resampled."""
     if not sentences or not re.search(r" from \d+ x \d+ to \d", sentences[-1]):
         return {}
-    policy = resize or policy_in(sentences[-1])  # None in a list, where each method has its own
-    return {**({"resize": policy} if policy else {}), **({} if antialias else {"no_antialias": True})}
+    policy = conditions.resize or policy_in(sentences[-1])  # None in a list, where each method has its own
+    return {**({"resize": policy} if policy else {}), **({} if conditions.antialias else {"no_antialias": True})}
 
 
 def _can_change_result(key: str) -> bool:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitlab.errors import UsageError
-from vitlab.jobs.evaluate import Outputs, evaluate
+from vitlab.jobs.evaluate import Conditions, Outputs, evaluate
 from vitlab.runs.directory import RunDir
 
 
@@ -64,7 +64,8 @@ def measure_both(run: RunDir, checkpoint: Path, outputs: Outputs, quiet: bool = 
         UsageError: The images cannot be read, or the graph cannot take the place of the network.
     """
     own, other = (
-        evaluate("validate", run, checkpoint, quiet=quiet, alone=True, answers=a, keep=False) for a in (None, outputs)
+        evaluate("validate", run, checkpoint, Conditions(alone=True), quiet, answers, keep=False)
+        for answers in (None, outputs)
     )
     assert own and other  # one process
     other_class = None
