@@ -114,7 +114,7 @@ def test_steps_and_learning_rates_of_a_report_are_those_of_the_runs(tmp_path):
     assert mismatches(found, as_trained(results))["learned"][-1] == "sum of learning rates 0.25, none has 1"
 
 
-def test_a_training_that_stops_early_counts_the_steps_that_it_trained(tmp_path):
+def test_a_training_that_stops_early_counts_the_steps_that_it_trained_and_is_read_once(tmp_path, monkeypatch):
     found = ablation(tmp_path, {"pos_embed": POS_EMBED})
     recipe = {"lr": 0.1, "lr_scheduler": "linear", "warmup_epochs": 0, "cooldown_epochs": 0}
     recipe |= {"warmup_lr": 0.0, "min_lr": 0.0}
@@ -126,7 +126,8 @@ def test_a_training_that_stops_early_counts_the_steps_that_it_trained(tmp_path):
         run.write("run.json", {"steps": 40, "sum_of_learning_rates": sum(rates)})
         rows = [json.dumps({"step": 10 * (e + 1), "epoch": e}) + "\n" for e in range(last // 10)]
         run.metrics.write_text("".join(rows))
-    results = CellResults(found, arms, arms, runs=runs)
+    results, read, rows_of = CellResults(found, arms, arms, runs=runs), [], RunDir.rows
+    monkeypatch.setattr(RunDir, "rows", lambda run: read.append(run.name) or rows_of(run))
     none, learned = (fair_facts(arm) for arm in as_trained(results))
     assert (none["steps"], none["sum_lr"]) == (40, sum(rates)) and "steps_least" not in none
     assert [learned[key] for key in ("steps", "steps_least", "steps_most")] == [25, 20, 30]
@@ -134,6 +135,7 @@ def test_a_training_that_stops_early_counts_the_steps_that_it_trained(tmp_path):
     assert mismatches(found, as_trained(results))["learned"][0] == "37.5 % fewer steps than none"
     report = _fairness_table(find(results, Looks((2,), 2, (0, 1))))
     assert [row[report[0].index("steps")] for row in report[1:]] == ["40", "20 to 30"]
+    assert sorted(read) == ["learned0", "learned1", "none0", "none1"]
 
 
 def test_without_within_all_arms_must_match_the_baseline(tmp_path):

@@ -199,16 +199,17 @@ def _run_probe(
     config["trainer"]["callbacks"] = [
         part for part in config["trainer"].get("callbacks") or [] if part.get("class_path") not in _STARTS
     ] or None
-    rows = [row["images_per_second"] for row in run.rows() if "images_per_second" in row]
-    steps = max((row["step"] for row in run.rows()), default=0)
+    rows = run.rows()
+    rates = [row["images_per_second"] for row in rows if "images_per_second" in row]
+    steps = max((row["step"] for row in rows), default=0)
     return {
         "config": config,
         "data": run.data,
         "model": run.model,
         "groups": json.loads(groups.read_text()) if (groups := run.path / "param_groups.json").is_file() else [],
-        "images_per_second": rows[-1] if rows else float("nan"),
-        "start_seconds": max(0.0, seconds - (steps * batch_size(config) / rows[-1] if rows else 0.0)),
-        "metrics": _metrics(run),
+        "images_per_second": rates[-1] if rates else float("nan"),
+        "start_seconds": max(0.0, seconds - (steps * batch_size(config) / rates[-1] if rates else 0.0)),
+        "metrics": _metrics(rows),
         "start": run.read("start.json"),
         "length": run.read("length.json") or _about(config, run.data),
         "peak_memory": run.record.get("peak_memory") or {},
@@ -221,9 +222,9 @@ def _about(config: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, floa
     return {"steps": max(0, epochs) * (data["splits"]["train"]["n"] // batch_size(config))}
 
 
-def _metrics(run: RunDir) -> list[str]:
+def _metrics(rows: list[dict[str, Any]]) -> list[str]:
     """Return the metrics that a probe logged: of the validation, or else of the training."""
-    keys = {key for row in run.rows() for key in row}
+    keys = {key for row in rows for key in row}
     val, train = ({k.removeprefix(split) for k in keys if k.startswith(split)} for split in ("val/", "train/"))
     own = {key.removeprefix("val_") for key in keys if key.startswith("val_")}  # of a module that uses no slash
     val |= {f"{split}_{name}" for split in ("val", "test") for name in own}

@@ -10,8 +10,7 @@ from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.class_paths import choice_text
 from vitlab.config.keys import class_and_arguments
-from vitlab.runs.directory import RunDir
-from vitlab.runs.records import part_of
+from vitlab.runs.records import Record, part_of
 
 if TYPE_CHECKING:
     from vitlab.ablation.inference.measured import CellResults
@@ -27,8 +26,9 @@ def as_trained(results: "CellResults") -> list[Resolved]:
     """
     found = []
     for arm in results.resolved:
-        runs = [run for (name, _), run in results.runs.items() if name == arm.arm.name]
-        lengths = [length for run in runs if (length := _trained(arm, run))]
+        of_arm = {seed: run for (name, seed), run in results.runs.items() if name == arm.arm.name}
+        trained = (_trained(arm, run.record, results.rows(arm.arm.name, seed)) for seed, run in of_arm.items())
+        lengths = [length for length in trained if length]
         mean: dict[str, float] = {}
         for key in ("steps", "sum_of_learning_rates"):
             if values := [length[key] for length in lengths if key in length]:
@@ -39,14 +39,13 @@ def as_trained(results: "CellResults") -> list[Resolved]:
     return found
 
 
-def _trained(arm: Resolved, run: RunDir) -> dict[str, float]:
+def _trained(arm: Resolved, record: Record, rows: list[dict[str, Any]]) -> dict[str, float]:
     """Return the steps that a run has trained, and the sum of their rates where it is known; empty without a plan."""
-    record: Any = run.record
     if "steps" not in record:
         return {}
-    rows, planned = run.rows(), record["steps"]
+    planned = record["steps"]
     steps = min(planned, max((row["step"] for row in rows), default=planned))
-    length = {"steps": steps}
+    length: dict[str, float] = {"steps": steps}
     if "sum_of_learning_rates" not in record:
         return length
     total = record["sum_of_learning_rates"]

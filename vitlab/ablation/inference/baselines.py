@@ -135,10 +135,8 @@ def _row(
 
 
 def _speed(results: CellResults, arm: Arm) -> float:
-    rates = []
-    for seed in results.ablation.seeds:
-        run = results.runs.get((arm.name, seed))
-        rates += [r["images_per_second"] for r in run.rows() if "images_per_second" in r] if run else []
+    rows = [row for seed in results.ablation.seeds for row in results.rows(arm.name, seed)]
+    rates = [row["images_per_second"] for row in rows if "images_per_second" in row]
     return sorted(rates)[len(rates) // 2] if rates else NAN
 
 

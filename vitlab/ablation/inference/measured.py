@@ -34,10 +34,17 @@ class CellResults:
 
     notes: dict[tuple[str, int], str] = field(default_factory=dict)  # problems of damaged cells
     mixed: list[str] = field(default_factory=list)  # cells that read other images than their arm's probe
+    _rows: dict[tuple[str, int], list[dict[str, Any]]] = field(default_factory=dict, repr=False)
 
     def arm(self, name: str) -> Resolved | None:
         """Return the measured arm of a name; None if it is not measured."""
         return next((arm for arm in self.resolved if arm.arm.name == name), None)
+
+    def rows(self, arm: str, seed: int) -> list[dict[str, Any]]:
+        """Return what the run of a cell logged, which is read once; nothing of a cell without a run."""
+        if (arm, seed) not in self._rows:
+            self._rows[arm, seed] = run.rows() if (run := self.runs.get((arm, seed))) else []
+        return self._rows[arm, seed]
 
     def values(self, arm: Arm, metric: str) -> list[float]:
         """Return a metric of every finished seed of an arm, in the order of the seeds."""
@@ -88,12 +95,12 @@ class CellResults:
         """Return the tidy table: one row per cell and metric, and one per cell without results."""
         rows = []
         for (name, seed), cell in self.cells.items():
-            state, run = self.states[name, seed], self.runs.get((name, seed))
+            state = self.states[name, seed]
             head = {"ablation": self.ablation.name, "cell": cell.name, **cell.arm.levels, "seed": seed}
             head["split"] = self.ablation.evaluate
             found = self.numbers.get((name, seed), {})
             numbers = split_metrics(found)
-            step = max((row["step"] for row in run.rows()), default=0) if run else 0
+            step = max((row["step"] for row in self.rows(name, seed)), default=0)
             tail = {"step": step, "n_images": int(found.get("n", 0)), "status": state}
             rows += [{**head, "metric": k, "value": v, **tail} for k, v in sorted(numbers.items())]
             if not numbers:

@@ -168,8 +168,7 @@ def _curve_rows(results: CellResults) -> Rows:
         {"arm": arm.name, "seed": seed, "metric": key, "step": row["step"], "value": row[key]}
         for arm in results.ablation.arms
         for seed in results.ablation.seeds
-        if (run := results.runs.get((arm.name, seed)))
-        for row in run.rows()
+        for row in results.rows(arm.name, seed)
         for key in keys
         if key in row
     ]
