@@ -14,7 +14,7 @@ import vitlab
 from vitlab.cli.main import main
 from vitlab.jobs.checkpoint import save_weights
 from vitlab.models.weights_file import read_weights
-from vitlab.runs.format import FORMAT, read_resumable, format_of
+from vitlab.runs.format import FORMAT, format_of, read_resumable
 from vitlab.tasks import Classifier
 
 # Each folder has a run of three epochs that was stopped in its second, as the vitlab of its time wrote it, and the
