@@ -135,7 +135,7 @@ def analyze_segmentation(subject: Subject) -> Finding:
         f"mIoU of {words}; {len(fit.masks)} training and {len(held_out.masks)} validation images with masks, {classes} "
         f"classes, softmax regression on tokens that leave block {layer}, intervals by a jackknife over images"
     )
-    return Finding(table, _figure(subject, held_out, found["tokens"], classes), note)
+    return Finding(table, _figure(subject, held_out, found["tokens"]), note)
 
 
 def mask_of(folder: Path, name: str) -> Path | None:
@@ -327,7 +327,7 @@ def _rows(of: str, masks: NDArray[np.uint8], said: NDArray[np.int64], classes: i
     ]
 
 
-def _figure(subject: Subject, held_out: Masked, said: NDArray[np.int64], classes: int) -> Any:
+def _figure(subject: Subject, held_out: Masked, said: NDArray[np.int64]) -> Any:
     """Draw the first images, their masks, and what the tokens say."""
     from matplotlib import colormaps
 

@@ -341,7 +341,7 @@ def _read_pt2(path: Path, network: Arguments) -> Outputs:
         return torch.export.load(path).module()
 
 
-def _example(net: VisionTransformer | Plain, sides: list[Side] | None = None) -> Tensor:
+def _example(net: VisionTransformer | Plain, sides: list[Side] | None) -> Tensor:
     size = sizes_to_check(net, sides)[-1]  # not the trained one, nor a square, which a graph might take for a rule
     return torch.zeros(2, net.in_chans, *size)  # a batch size of 1 would be fixed in the graph
 

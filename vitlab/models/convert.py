@@ -62,7 +62,7 @@ def _head_freqs(freqs: Tensor, num_heads: int | None) -> Tensor:
     return freqs.unflatten(2, (num_heads, -1))
 
 
-def _rename_naflex(name: str, value: Tensor, patch: tuple[int, int, int] | None = None) -> tuple[str, Tensor]:
+def _rename_naflex(name: str, value: Tensor, patch: tuple[int, int, int] | None) -> tuple[str, Tensor]:
     """Return the name and tensor of timm's ViT for a parameter under ``embeds.`` of NaFlexViT; others unchanged."""
     match name.removeprefix("embeds."):
         case "pos_embed_y" if name.startswith("embeds."):

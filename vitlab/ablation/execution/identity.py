@@ -35,7 +35,7 @@ def effective(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in flatten(config).items() if key_of(name).identity}
 
 
-def code_digest(package: Path | None = None, own: Sequence[str] = ()) -> str:
+def code_digest(package: Path = HERE, own: Sequence[str] = ()) -> str:
     """Return the hash of the code that a cell runs; comments, docstrings, layout and how to read analyses do not count.
 
     Args:
@@ -43,7 +43,6 @@ def code_digest(package: Path | None = None, own: Sequence[str] = ()) -> str:
         own: Packages and files of the user's, which are located but not imported; files beside them that they import
             count too.
     """
-    package = package or HERE
     files = [(path, path.relative_to(package)) for path in sorted(package.rglob("*.py"))]
     files = [(path, name) for path, name in files if _runs_in_a_cell(name)]
     mine: list[tuple[Path, Path]] = []
