@@ -15,7 +15,10 @@ PoolChoice = PoolName | str | ClassSpec
 
 
 class AttentionPoolArgs(NormArgs, total=False):
-    """Arguments of :class:`AttentionPool` beside its sizes, as they are passed on."""
+    """Arguments of :class:`AttentionPool` beside its sizes, as they are passed on.
+
+    >>> by_attention: AttentionPoolArgs = {"mlp_ratio": 2.0, "norm_layer": "rmsnorm", "norm_eps": 1e-6}
+    """
 
     mlp_ratio: float
     act_layer: ActChoice
