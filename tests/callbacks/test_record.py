@@ -3,6 +3,7 @@ import json
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from tiny import IMAGES, fit, loader, task, trainer
 
@@ -140,6 +141,59 @@ def test_a_loss_that_is_not_finite_names_step_batch_and_rate(record, tmp_path):
         match=r"not finite in epoch 1, batch 2, near step 2, lr 0.0003.*there is no checkpoint so far",
     ):
         fit(tmp_path, record, train=loader(images))
+
+
+def bad_in(batches, gradient=False):
+    """Return a task that skips steps, some of whose losses, or gradients alone, are not finite."""
+    model = task(nan_loss="skip")
+    loss, bias = model.train_loss, model.net.head.bias
+
+    def breaks(*given):
+        if model.trainer.fit_loop.epoch_loop.batch_idx not in batches:
+            return loss(*given)
+        return loss(*given) + (bias - bias.detach()).sqrt().sum() if gradient else loss(*given) * float("nan")
+
+    model.train_loss = breaks
+    return model
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_a_row_has_the_share_of_the_images_that_were_skipped(record, tmp_path, gradient):
+    fit(tmp_path, record, model=bad_in((1, 2), gradient), max_epochs=1)
+    rows = [row for row in record.run.rows() if "train/skipped" in row]
+    assert [row["train/skipped"] for row in rows] == [0.5, 1.0]
+    assert ["train/loss" in row for row in rows] == [True, False] and all(row["lr"] > 0 for row in rows)
+    assert record.epoch_sums["skipped"] == 8 and record.epoch_sums["n"] == 4
+
+
+def test_gradients_that_are_never_finite_end_a_run_that_skips_them(record, tmp_path):
+    with pytest.raises(FloatingPointError, match="the gradient is not finite in epoch 7, batch 1, near step 20"):
+        fit(tmp_path, record, model=bad_in(range(3), gradient=True), max_epochs=9)
+
+
+class Own(Two):
+    def __init__(self, fused=True):
+        super().__init__()
+        self.fused = fused
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1, fused=self.fused)
+
+
+@pytest.mark.parametrize(
+    ("model", "clip"),
+    [(task, None), (task, 0.1), (Own, None), (lambda: Own(fused=False), 0.1)],
+    ids=["vitlab's", "vitlab's, clipped", "a user's", "a user's, clipped, which Lightning does unless it is fused"],
+)
+def test_the_gradient_norm_is_that_without_the_factor_of_a_float16_scaler(record, tmp_path, model, clip):
+    norms = []
+    for plugins in ([], [MixedPrecision("16-mixed", "cpu")]):
+        torch.manual_seed(0)
+        at_work = model()
+        fit(tmp_path, record, model=at_work, plugins=plugins, max_epochs=1, log_every_n_steps=1, gradient_clip_val=clip)
+        norms += [row["grad_norm"] for row in record.run.rows() if "lr" in row]
+    assert len(norms) == 6 and norms[3:] == pytest.approx(norms[:3], rel=0.03)
+    assert min(norms) > 0.2
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["one process", "sharded, which reads its checkpoint after set-up"])

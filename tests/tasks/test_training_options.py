@@ -5,6 +5,7 @@ import lightning as L
 import pytest
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.plugins import MixedPrecision
 from timm.loss import BinaryCrossEntropy
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -184,3 +185,70 @@ def test_a_compiled_network_has_the_same_names():
     fit(task)
     assert len(compiled) == 1 + len(task.net.blocks)
     assert not [name for name in task.state_dict() if "_orig_mod" in name]
+
+
+BOTH = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+class Norms(L.Callback):
+    def __init__(self):
+        self.norms = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.norms.append(float(pl_module.grad_norm))
+
+
+def scaled(device="cpu", **scaler):
+    return [MixedPrecision("16-mixed", device, torch.amp.GradScaler(device, **scaler))]
+
+
+@pytest.mark.parametrize("device", BOTH)
+@pytest.mark.parametrize("opt", ["adamw", {"class_path": "SGD", "init_args": {"fused": True}}])
+def test_gradients_are_clipped_without_the_factor_of_a_float16_scaler(device, opt):
+    seen = {}
+    for plugins in ([], scaled(device)):
+        torch.manual_seed(0)
+        task, norms = Classifier(opt=opt, lr=0.1, warmup_epochs=0, **TINY), Norms()
+        before = task.net.head.weight.data.clone()
+        fit(
+            task,
+            [norms],
+            max_epochs=1,
+            gradient_clip_val=0.1,
+            plugins=plugins,
+            accelerator=device.replace("cuda", "gpu"),
+        )
+        seen[bool(plugins)] = torch.tensor(norms.norms), task.net.head.weight.data.cpu() - before
+    (norms, moved), (of_scaled, moved_scaled) = seen[False], seen[True]
+    torch.testing.assert_close(of_scaled, norms, rtol=0.02, atol=0)
+    assert (moved_scaled - moved).norm() < 0.02 * moved.norm()
+
+
+class Broken(Classifier):
+    """Its loss is finite; the gradient of some batches is not: that of the square root of 0."""
+
+    batches = (1,)
+
+    def train_loss(self, outputs, targets, weights=None):
+        zero = self.net.head.bias - self.net.head.bias.detach()
+        bad = self.trainer.fit_loop.epoch_loop.batch_idx in self.batches
+        return super().train_loss(outputs, targets) + (zero.sqrt().sum() if bad else 0.0)
+
+
+@pytest.mark.parametrize("algorithm", ["norm", "value"])
+@pytest.mark.parametrize(("accumulated", "steps"), [(1, [False, True, False]), (2, [True, True, False])])
+def test_a_step_of_infinite_gradients_is_skipped_and_its_images_are_counted(algorithm, accumulated, steps):
+    task, keep = Broken(nan_loss="skip", warmup_epochs=0, **TINY), Keep()
+    weight, clip = task.net.head.weight.data.clone(), {"gradient_clip_algorithm": algorithm, "gradient_clip_val": 0.5}
+    fit(task, [keep], max_epochs=1, accumulate_grad_batches=accumulated, **clip)
+    assert [torch.equal(*pair) for pair in zip([weight, *keep.weights], keep.weights, strict=False)] == steps
+    assert task.net.head.weight.isfinite().all()
+    skipped = 4 * accumulated
+    assert (int(task.train_sums["n"]), int(task.train_sums["skipped"])) == (12 - skipped, skipped)
+    assert 0 < task.train_sums["loss"] / (12 - skipped) < 2
+
+
+def test_an_overflow_of_a_float16_scaler_is_skipped_and_lowers_its_factor():
+    task, plugins = Classifier(nan_loss="skip", **TINY), scaled(init_scale=2.0**126)
+    fit(task, max_epochs=1, plugins=plugins)
+    assert plugins[0].scaler.get_scale() == 2.0**123 and int(task.train_sums["skipped"]) == 12

@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from tqdm import tqdm
 
 from vitlab.callbacks.record import RunRecord
+from vitlab.callbacks.steps import means
 
 LOG = logging.getLogger("vitlab")
 _BAR = 8  # columns of the bar itself, at least, beside its numbers
@@ -142,9 +143,7 @@ class Console(Bar):
         self._close()
         if self.quiet:
             return
-        sums = dict(self.record.epoch_sums)
-        n = sums.pop("n", 0.0)
-        numbers = {f"train/{name}": f"{value / n:.4f}" for name, value in sums.items()}
+        numbers = {f"train/{name}": f"{value:.4f}" for name, value in means(self.record.epoch_sums).items()}
         shown = {k: v for k, v in self.record.validated.items() if k.count("/") < 2}  # no single targets
         numbers |= {k: f"{v:.4f}" for k, v in shown.items() if k not in ("val/n", "val/acc5")}
         speed = {}

@@ -20,9 +20,10 @@ from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.profilers import PassThroughProfiler
 from torch import Tensor
 
-from vitlab.callbacks.steps import Speed, Steps, logged
+from vitlab.callbacks.steps import Speed, Steps, images, logged, means
 from vitlab.errors import Stopped, named_line, one_line, preview
 from vitlab.interface import of_first_process, sums_its_steps, sums_over_processes
+from vitlab.layers.precision import unscale
 from vitlab.lightning_overhead import Unprofiled, search_no_driver
 from vitlab.runs.directory import OVERWRITTEN, RunDir
 from vitlab.runs.fence import Fence, Fenced
@@ -105,7 +106,9 @@ class RunRecord(Callback):
         """Measure the gradient norm of steps that are logged, unless clipping measures every step."""
         self._steps.forget_gradient(pl_module)
         batch_idx, step = trainer.fit_loop.epoch_loop.batch_idx, trainer.global_step + 1  # once it is done
-        if not trainer.gradient_clip_val and self._is_due(trainer, batch_idx, step):
+        measured = trainer.gradient_clip_val and sums_its_steps(pl_module)
+        if not measured and self._is_due(trainer, batch_idx, step):
+            unscale(trainer, optimizer)
             self._steps.measure_gradient(pl_module)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -146,18 +149,16 @@ class RunRecord(Callback):
         if not math.isfinite(sums.get("loss", 0.0)) or self._skipped >= PATIENCE:
             saved = "the last checkpoint is good" if self.run.has_checkpoint() else "there is no checkpoint so far"
             raise FloatingPointError(f"{_describe_nan(trainer, losses, norms, batch_idx)}; {saved}: {_ADVICE}")
-        if self._skipped:
-            return
         now = time.perf_counter()
         for name, value in sums.items():
             self.epoch_sums[name] = self.epoch_sums.get(name, 0.0) + value
-        n = sums.pop("n")
-        self.row = {f"train/{name}": value / n for name, value in sums.items()} | logged(trainer, on_step=True)
+        self.row = {f"train/{name}": value for name, value in means(sums).items()} | logged(trainer, on_step=True)
         if (lr := _rate(trainer, task)) is not None:
             self.row["lr"] = lr
-        if self._steps.grad_norm is not None:
-            self.row["grad_norm"] = self._steps.grad_norm.item()
-        self.row |= {"images_per_second": n / (now - self._since), "data_wait": self._waited / (now - self._since)}
+        if (norm := self._steps.grad_norm) is not None and norm.isfinite():  # JSON has no others
+            self.row["grad_norm"] = norm.item()
+        seconds = now - self._since
+        self.row |= {"images_per_second": images(sums) / seconds, "data_wait": self._waited / seconds}
         self.row |= {
             "seconds_left": self.seconds_left(trainer),
             **self._speed.utilization(self.row["images_per_second"], trainer.current_epoch),
@@ -242,12 +243,13 @@ class RunRecord(Callback):
 
 
 def _describe_nan(trainer: Any, losses: list[Tensor], norms: list[Tensor | None], batch_idx: int) -> str:
-    """Describe the first step whose loss was not finite, with its learning rate and samples."""
+    """Describe the first step that was not finite, with its learning rate and samples."""
     bad = torch.nonzero(~torch.isfinite(torch.stack(losses)))
     index = int(bad[0]) if len(bad) else 0
     first, norm = batch_idx + 1 - len(losses) + index, norms[index]
     lr = _rate(trainer, trainer.lightning_module) or 0.0
-    text = f"the loss is not finite in epoch {trainer.current_epoch + 1}, batch {first + 1}, near step "
+    what = "loss" if len(bad) else "gradient"  # of a finite loss
+    text = f"the {what} is not finite in epoch {trainer.current_epoch + 1}, batch {first + 1}, near step "
     text += f"{trainer.global_step}, lr {lr:.3g}"
     text += f", gradient norm {norm.item():.3g} in the step before" if norm is not None else ""
     order: Any = getattr(trainer.train_dataloader, "sampler", None)

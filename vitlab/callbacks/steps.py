@@ -77,6 +77,26 @@ class Steps:
         return sums
 
 
+def means(sums: Mapping[str, float]) -> dict[str, float]:
+    """Return means over the ``n`` images that were trained on, and of all images the share that was ``skipped``.
+
+    >>> means({"loss": 6.0, "n": 3, "skipped": 1})
+    {'loss': 2.0, 'skipped': 0.25}
+    """
+    n = sums.get("n", 0.0)
+    found = {name: value / n for name, value in sums.items() if name not in ("n", "skipped") and n}
+    return found | ({"skipped": sums["skipped"] / images(sums)} if "skipped" in sums else {})
+
+
+def images(sums: Mapping[str, float]) -> float:
+    """Return the number of images in sums over steps, skipped ones included.
+
+    >>> images({"loss": 6.0, "n": 3, "skipped": 1})
+    4
+    """
+    return sums.get("n", 0.0) + sums.get("skipped", 0.0)
+
+
 def samples(batch: Any) -> int:
     """Return the length of the first tensor in a batch of any form.
 

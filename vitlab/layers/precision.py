@@ -1,4 +1,4 @@
-"""Switch off autocast where it would hurt, and query how a device rounds float32 operands."""
+"""Switch off autocast where it would hurt, unscale gradients, and query how a device rounds float32 operands."""
 
 from collections.abc import Callable
 from functools import partial
@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.amp.grad_scaler import OptState
 
 from vitlab.errors import UsageError
 
@@ -52,6 +53,24 @@ def check_average(name: str, precision: str) -> None:
     if half_precision(precision) and precision.endswith("-true"):
         mixed = precision.replace("true", "mixed")
         raise UsageError(f"{name} needs weights of 32 bits: set --trainer.precision={mixed}, got {precision}")
+
+
+def unscale(trainer: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Divide gradients by the factor of a float16 scaler before they are measured or clipped, unless that is done.
+
+    Lightning leaves it to the step of optimizers that can do it, the fused ones of torch.
+
+    Args:
+        trainer: Lightning's trainer.
+        optimizer: An optimizer that is about to step.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> unscale(SimpleNamespace(precision_plugin=SimpleNamespace(scaler=None)), torch.optim.SGD([torch.zeros(1)]))
+    """
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    if scaler is not None and scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
+        scaler.unscale_(optimizer)
 
 
 def without_autocast(x: Tensor) -> torch.autocast:

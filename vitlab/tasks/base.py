@@ -13,6 +13,7 @@ from torchmetrics import MetricCollection
 from vitlab.class_paths import ClassSpec
 from vitlab.interface import Weighted, of_first_process, sums_over_processes, trained
 from vitlab.layers.compiled import CompileMode, compile_parts, mark_batch
+from vitlab.layers.precision import unscale
 from vitlab.lightning_overhead import FastHookName, with_cached_signature
 from vitlab.models.arguments import NetworkArgs
 from vitlab.models.old_names import OLD
@@ -75,7 +76,7 @@ class Task(Named, FastHookName, L.LightningModule):
     reads_labels = True  # whether the loss compares with them
     monitor: tuple[Literal["min", "max"], str]  # what the best epoch minimizes or maximizes
     _stream_seed: int | None  # of dropout and drop path, see seed_step; None before a training
-    grad_norm: Tensor | None  # of the last step if gradients are clipped; on the device
+    grad_norm: Tensor | None  # of the last step if it was measured; on the device
     _given: tuple[tuple[Any, ...], dict[str, Any]]  # the arguments that it was built with
 
     def __init__(
@@ -111,6 +112,7 @@ class Task(Named, FastHookName, L.LightningModule):
         check_recipe(self)  # refuse a wrong recipe now, not at the first step
         self.train_sums: dict[str, Tensor | int] = {}
         self.grad_norm = None
+        self._sums_before: dict[str, Tensor | int] = {}  # of the batches before those of the present step
         self._stream_seed = None
 
     def forward(self, images: Tensor) -> Tensor:
@@ -178,6 +180,7 @@ class Task(Named, FastHookName, L.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.train_sums = of_first_process(checkpoint.get("train_sums", {}), self)
         if (seed := checkpoint.get("stream_seed")) is not None:  # checkpoints before 0.2.0 have none
+        self._sums_before = dict(self.train_sums)
             self._stream_seed = seed
 
     def on_fit_start(self) -> None:
@@ -213,7 +216,8 @@ class Task(Named, FastHookName, L.LightningModule):
 
     def read_train_sums(self) -> dict[str, float]:
         """Return the sums since the last call, over all processes, and reset them; every process must call it."""
-        sums, self.train_sums = sums_over_processes(self.train_sums, self), {}
+        sums = sums_over_processes(self.train_sums, self)
+        self.train_sums, self._sums_before = {}, {}
         return sums
 
     def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
@@ -296,18 +300,33 @@ class Task(Named, FastHookName, L.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        # Lightning refuses to clip with a fused optimizer, only because of float16 scalers.
+        skips = self.hparams["nan_loss"] == "skip"
+        if not (skips or gradient_clip_val):  # 0 turns it off, as in Lightning
+            return
+        unscale(self.trainer, optimizer)
+        norm = _gradient_norm(self)  # before clipping by value makes it finite
+        self.grad_norm = full_tensor(norm)
         if gradient_clip_val and gradient_clip_algorithm == "value":
-            self.grad_norm = self.gradient_norm()
             torch.nn.utils.clip_grad_value_(self.parameters(), gradient_clip_val)
-        elif gradient_clip_val:  # 0 turns it off, as in Lightning
-            self.grad_norm = full_tensor(torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val))
-        if self.hparams["nan_loss"] == "skip" and not self.gradient_norm().isfinite():  # over all processes
+        elif gradient_clip_val:
+            torch.nn.utils.clip_grads_with_norm_(self.parameters(), gradient_clip_val, norm)
+        if not skips:
+            return
+        if not self.grad_norm.isfinite():  # over all processes
             optimizer.zero_grad()  # without gradients, an optimizer changes neither weights nor moments
 
     def gradient_norm(self) -> Tensor:
         """Return the norm of all gradients together."""
-        return full_tensor(torch.nn.utils.get_total_norm([p.grad for p in self.parameters() if p.grad is not None]))
+            self._count_skipped()
+        self._sums_before = dict(self.train_sums)
+        return full_tensor(_gradient_norm(self))
+
+    def _count_skipped(self) -> None:
+        """Count the images since the last step as skipped, and leave them out of the other sums."""
+        before, now = self._sums_before, self.train_sums
+        images = sum(now.get(name, 0) - before.get(name, 0) for name in ("n", "skipped"))
+        self.train_sums = {name: before.get(name, 0) for name in now}
+        self.train_sums["skipped"] = before.get("skipped", 0) + images
 
     def optimizer_groups(self, factor: float = 1.0) -> list[dict[str, Any]]:
         """Return the parameter groups: those of the network, and what a task has beside it, at the peak rate.
@@ -328,6 +347,10 @@ class Task(Named, FastHookName, L.LightningModule):
 def seed_step(seed: int | None, epoch: int, batch: int, rank: int, device: torch.device) -> None:
     """Make dropout and drop path depend only on (seed, epoch, batch, rank), so that a resumed run draws the same."""
     key = f"{seed}:{epoch}:{batch}:{rank}".encode()
+def _gradient_norm(task: torch.nn.Module) -> Tensor:
+    return torch.nn.utils.get_total_norm([p.grad for p in task.parameters() if p.grad is not None])
+
+
     step_seed = int.from_bytes(hashlib.blake2b(key, digest_size=7).digest())
     torch.default_generator.manual_seed(step_seed)  # without a GPU, torch.manual_seed queues a call at every step
     if device.type == "cuda":
