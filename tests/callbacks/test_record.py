@@ -87,6 +87,15 @@ def test_a_row_is_the_mean_of_the_losses_of_its_steps(record, tmp_path):
     assert rows == pytest.approx([(losses[0] + losses[1]).item() / 2, losses[2].item()])
 
 
+@pytest.mark.parametrize("scheduler", ["cosine", "ReduceLROnPlateau"])
+def test_each_row_has_the_learning_rate_of_its_own_step_and_of_the_last_layer(record, tmp_path, scheduler):
+    model = task(layer_decay=0.5, lr_scheduler=scheduler)
+    at_work = fit(tmp_path, record, model=model, log_every_n_steps=1)
+    total = model.sum_of_learning_rates() or 6 * 1e-3  # losses of two epochs are no plateau
+    assert at_work.global_step == 6
+    assert sum(row["lr"] for row in record.run.rows() if "lr" in row) == pytest.approx(total)
+
+
 def test_the_last_row_has_the_gradient_norm_of_its_own_step(tmp_path, monkeypatch):
     norms = {}
     for every in (1, 3):
@@ -138,7 +147,7 @@ def test_a_loss_that_is_not_finite_names_step_batch_and_rate(record, tmp_path):
     images[5] = torch.nan  # of the second batch
     with pytest.raises(
         FloatingPointError,
-        match=r"not finite in epoch 1, batch 2, near step 2, lr 0.0003.*there is no checkpoint so far",
+        match=r"not finite in epoch 1, batch 2, near step 2, lr 0.00016.*there is no checkpoint so far",
     ):
         fit(tmp_path, record, train=loader(images))
 

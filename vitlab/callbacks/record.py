@@ -64,6 +64,7 @@ class RunRecord(Callback):
         self._steps = Steps()
         self._may_replace = True  # a run that was set aside, until the first row
         self.at_first_step: Callable[[], None] | None = None
+        self._lr: float | None = None  # of the last step that is logged
         self._skipped = 0  # consecutive skipped batches, counted in whole rows
 
     def on_fit_start(self, trainer: Any, pl_module: L.LightningModule) -> None:
@@ -103,11 +104,13 @@ class RunRecord(Callback):
         self._waited += time.perf_counter() - self._waiting_since
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: torch.optim.Optimizer) -> None:
-        """Measure the gradient norm of steps that are logged, unless clipping measures every step."""
+        """Keep the rates of steps that are logged, and measure their gradient norm, unless clipping measures it."""
         self._steps.forget_gradient(pl_module)
         batch_idx, step = trainer.fit_loop.epoch_loop.batch_idx, trainer.global_step + 1  # once it is done
-        measured = trainer.gradient_clip_val and sums_its_steps(pl_module)
-        if not measured and self._is_due(trainer, batch_idx, step):
+        if not self._is_due(trainer, batch_idx, step):
+            return
+        self._lr = _rate(trainer, pl_module)  # a schedule by step moves on before the batch ends
+        if not (trainer.gradient_clip_val and sums_its_steps(pl_module)):
             unscale(trainer, optimizer)
             self._steps.measure_gradient(pl_module)
 
@@ -148,13 +151,15 @@ class RunRecord(Callback):
         self._skipped = 0 if sums["n"] else self._skipped + len(losses)
         if not math.isfinite(sums.get("loss", 0.0)) or self._skipped >= PATIENCE:
             saved = "the last checkpoint is good" if self.run.has_checkpoint() else "there is no checkpoint so far"
-            raise FloatingPointError(f"{_describe_nan(trainer, losses, norms, batch_idx)}; {saved}: {_ADVICE}")
+            raise FloatingPointError(
+                f"{_describe_nan(trainer, losses, norms, batch_idx, self._lr)}; {saved}: {_ADVICE}"
+            )
         now = time.perf_counter()
         for name, value in sums.items():
             self.epoch_sums[name] = self.epoch_sums.get(name, 0.0) + value
         self.row = {f"train/{name}": value for name, value in means(sums).items()} | logged(trainer, on_step=True)
-        if (lr := _rate(trainer, task)) is not None:
-            self.row["lr"] = lr
+        if self._lr is not None:
+            self.row["lr"] = self._lr
         if (norm := self._steps.grad_norm) is not None and norm.isfinite():  # JSON has no others
             self.row["grad_norm"] = norm.item()
         seconds = now - self._since
@@ -242,15 +247,16 @@ class RunRecord(Callback):
             self.run.append_row(head | values)
 
 
-def _describe_nan(trainer: Any, losses: list[Tensor], norms: list[Tensor | None], batch_idx: int) -> str:
+def _describe_nan(
+    trainer: Any, losses: list[Tensor], norms: list[Tensor | None], batch_idx: int, lr: float | None
+) -> str:
     """Describe the first step that was not finite, with its learning rate and samples."""
     bad = torch.nonzero(~torch.isfinite(torch.stack(losses)))
     index = int(bad[0]) if len(bad) else 0
     first, norm = batch_idx + 1 - len(losses) + index, norms[index]
-    lr = _rate(trainer, trainer.lightning_module) or 0.0
     what = "loss" if len(bad) else "gradient"  # of a finite loss
     text = f"the {what} is not finite in epoch {trainer.current_epoch + 1}, batch {first + 1}, near step "
-    text += f"{trainer.global_step}, lr {lr:.3g}"
+    text += f"{trainer.global_step}, lr {lr or 0.0:.3g}"
     text += f", gradient norm {norm.item():.3g} in the step before" if norm is not None else ""
     order: Any = getattr(trainer.train_dataloader, "sampler", None)
     if hasattr(order, "steps"):

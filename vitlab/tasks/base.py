@@ -253,6 +253,8 @@ class Task(Named, FastHookName, L.LightningModule):
         optimizer = build_optimizer(self.hparams["opt"], groups, trained(self))
         slow_earlier_blocks(optimizer, trained(self), self.hparams["layer_decay"])
         scheduler = build_scheduler(self, optimizer, self.trainer.estimated_stepping_batches, self._schedule())
+        for group in optimizer.param_groups:
+            group["initial_lr"] = group["lr"]  # as most schedulers set it: it tells the last layer from earlier ones
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
