@@ -202,11 +202,17 @@ def fit(task, path, **how):
 
 
 PLATEAU = {"class_path": "ReduceLROnPlateau", "init_args": {"patience": 0, "threshold": 9.0}, "monitor": "val/loss"}
+TIMM_PLATEAU = {
+    "class_path": "timm.scheduler.PlateauLRScheduler",
+    "init_args": {"patience_t": 0, "threshold": 9.0},
+    "monitor": "val/loss",
+}
 RATES = {
     "one's own, each epoch": (spec("Halving"), [0.1, 0.1, 0.1, 0.05, 0.05, 0.05, 0.025, 0.025, 0.025, 0.0125]),
     "one's own, each step": ({**spec("Halving", every=2), "interval": "step"}, [0.1, 0.1, 0.05, 0.05, 0.025, 0.025]),
     "torch's, with the steps it asks for": (spec("OneCycleLR", max_lr=0.1, cycle_momentum=False), None),
     "torch's, by a metric": (PLATEAU, [0.1] * 3 + [0.01] * 3 + [0.001] * 3),
+    "timm's, by a metric": (TIMM_PLATEAU, [0.1] * 3 + [0.01] * 3 + [0.001] * 3),
     "timm's, each epoch": (spec("timm.scheduler.StepLRScheduler", decay_t=1, decay_rate=0.5), [0.1] * 3 + [0.05] * 3),
     "timm's, each step": (
         spec("timm.scheduler.StepLRScheduler", decay_t=2, decay_rate=0.5, t_in_epochs=False),
@@ -217,7 +223,7 @@ RATES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("scheduler", "expected"), RATES.values(), ids=RATES)
-@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint")
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint", "ignore:PlateauLRScheduler is deprecated")
 def test_a_schedule_of_a_class_sets_the_rates_and_resumes_exactly(scheduler, expected, tmp_path):
     import timm.scheduler  # noqa: F401
 

@@ -229,7 +229,7 @@ class Task(Named, FastHookName, L.LightningModule):
     def on_validation_epoch_end(self) -> None:
         self.log_dict(values := self.val_meter.read("val/"))
         if self.trainer.state.fn == "fit":
-            step_plateaus(self.trainer.lr_scheduler_configs, values, self.trainer.sanity_checking)
+            step_plateaus(self.trainer.lr_scheduler_configs, values, self.current_epoch, self.trainer.sanity_checking)
 
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         return self._evaluate(batch, self.test_meter)

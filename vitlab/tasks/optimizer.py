@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR
 
 from vitlab.class_paths import ClassSpec, build, find_class, name_and_args
 from vitlab.errors import UsageError, did_you_mean
@@ -179,7 +179,7 @@ def build_scheduler(
     steps; otherwise epoch, unless the config sets it.
 
     Args:
-        task: The task; its ``lr_scheduler`` is built, and ``monitor`` is the default metric of ReduceLROnPlateau.
+        task: The task; its ``lr_scheduler`` is built, and ``monitor`` is the default metric of one that takes a metric.
         optimizer: The optimizer whose rates it sets.
         steps: Number of training steps.
         factor: The relative learning rate of each step, see :func:`schedule`; None if a class sets the rates.
@@ -193,24 +193,31 @@ def build_scheduler(
     metric = options.get("monitor") or (task.monitor or ("min", "val/loss"))[1]
     offered = {
         "total_steps": int(steps),
-        **({"mode": mode_of(task, metric) or "min"} if cls is ReduceLROnPlateau else {}),
+        **({"mode": mode_of(task, metric) or "min"} if _takes_metric(cls) else {}),
     }
     scheduler = build("lr_scheduler", cls, args, offered, optimizer)
     by_step = "total_steps" in signature(cls).parameters or getattr(scheduler, "t_in_epochs", True) is False
     config = {"scheduler": scheduler, "interval": options.get("interval", "step" if by_step else "epoch")}
-    if isinstance(scheduler, ReduceLROnPlateau):  # step_plateaus steps it, before the checkpoint is saved
+    if _takes_metric(cls):  # step_plateaus steps it, before the checkpoint is saved
         config |= {"frequency": sys.maxsize, "reduce_on_plateau": False, "monitor": metric}
     return config
 
 
-def step_plateaus(configs: Sequence[Any], values: Mapping[str, Any], is_check: bool) -> None:
-    """Step each ReduceLROnPlateau with its metric in ``values``, unless this is the sanity check."""
+def _takes_metric(cls: Any) -> bool:
+    """Return whether the step of a scheduler takes a metric; that of timm's base class ignores it."""
+    is_usual = cls.step.__module__ == "timm.scheduler.scheduler"
+    return not is_usual and not {"metric", "metrics"}.isdisjoint(signature(cls.step).parameters)
+
+
+def step_plateaus(configs: Sequence[Any], values: Mapping[str, Any], epoch: int, is_check: bool) -> None:
+    """Step each scheduler that takes a metric with its own in ``values``, unless this is the sanity check."""
     for config in configs:
-        if isinstance(config.scheduler, ReduceLROnPlateau):
+        if _takes_metric(type(config.scheduler)):
             if config.monitor not in values:
                 raise UsageError(f"`lr_scheduler`: monitor must be one of {', '.join(values)}, got {config.monitor}")
             if not is_check:
-                config.scheduler.step(float(values[config.monitor]))
+                finished = [epoch + 1] if hasattr(config.scheduler, "step_update") else []  # of timm
+                config.scheduler.step(*finished, float(values[config.monitor]))
 
 
 def step_scheduler(scheduler: Any, epoch: int, steps: int) -> None:
