@@ -30,7 +30,7 @@ def param_groups(
         net: The unwrapped network; ``stages()`` lists its parameters from input to output, ``no_weight_decay()`` names
             those without decay.
         lr: Peak learning rate of the last stage.
-        weight_decay: Decoupled weight decay of linear and convolution weights.
+        weight_decay: Weight decay of linear and convolution weights; the optimizer decides whether it is decoupled.
         layer_decay: Learning rate of each stage relative to the next, Clark et al. 2020 (arXiv:2003.10555).
         pos_embed_lr_mult: Factor on the learning rate of the parameters of ``net.pos_embed``, if it trains any.
         head_lr_mult: Factor on the learning rate of the parameters of ``net.head``.

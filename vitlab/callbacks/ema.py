@@ -21,7 +21,7 @@ class EMA(WeightAveraging):
 
     Buffers, such as the statistics of a batch normalization, are those of the network in training.
 
-    The decay warms up as (1 + t) / (10 + t) at step t, as in Karras et al. 2024 (arXiv:2312.02696) and timm: without
+    The decay warms up as (1 + t) / (10 + t) at step t, as in TensorFlow's ExponentialMovingAverage: without
     warm-up, a decay of .9999 gives chance accuracy for epochs. One kernel updates all weights.
 
     Args:

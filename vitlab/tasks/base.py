@@ -59,7 +59,8 @@ class Task(Named, FastHookName, L.LightningModule):
         warmup_epochs: Epochs of linear warm-up from ``warmup_lr``; they replace the start of the schedule.
         warmup_lr: Learning rate of the first step, for a peak of `lr`; scaled with it.
         cooldown_epochs: Epochs at ``min_lr`` after the schedule, part of ``trainer.max_epochs``.
-        weight_decay: Decoupled weight decay of linear and convolution weights; nothing else decays.
+        weight_decay: Weight decay of linear and convolution weights, as `opt` applies it: decoupled by adamw, added to
+            the gradient by sgd and Adam; nothing else decays.
         layer_decay: Learning rate of each stage relative to the next.
         pos_embed_lr_mult: Factor on the learning rate of the position embedding, if it trains anything.
         head_lr_mult: Factor on the learning rate of the head, which is new in fine-tuning.
@@ -111,8 +112,8 @@ class Task(Named, FastHookName, L.LightningModule):
         self.val_meter, self.test_meter = Meter(all_metrics), Meter(all_metrics)
         check_recipe(self)  # refuse a wrong recipe now, not at the first step
         self.train_sums: dict[str, Tensor | int] = {}
-        self.grad_norm = None
         self._sums_before: dict[str, Tensor | int] = {}  # of the batches before those of the present step
+        self.grad_norm = None
         self._stream_seed = None
 
     def forward(self, images: Tensor) -> Tensor:
@@ -179,8 +180,8 @@ class Task(Named, FastHookName, L.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.train_sums = of_first_process(checkpoint.get("train_sums", {}), self)
-        if (seed := checkpoint.get("stream_seed")) is not None:  # checkpoints before 0.2.0 have none
         self._sums_before = dict(self.train_sums)
+        if (seed := checkpoint.get("stream_seed")) is not None:  # checkpoints before 0.2.0 have none
             self._stream_seed = seed
 
     def on_fit_start(self) -> None:
@@ -252,9 +253,9 @@ class Task(Named, FastHookName, L.LightningModule):
         check_groups(self, groups := self.optimizer_groups(factor))
         optimizer = build_optimizer(self.hparams["opt"], groups, trained(self))
         slow_earlier_blocks(optimizer, trained(self), self.hparams["layer_decay"])
-        scheduler = build_scheduler(self, optimizer, self.trainer.estimated_stepping_batches, self._schedule())
         for group in optimizer.param_groups:
             group["initial_lr"] = group["lr"]  # as most schedulers set it: it tells the last layer from earlier ones
+        scheduler = build_scheduler(self, optimizer, self.trainer.estimated_stepping_batches, self._schedule())
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
@@ -316,11 +317,11 @@ class Task(Named, FastHookName, L.LightningModule):
             return
         if not self.grad_norm.isfinite():  # over all processes
             optimizer.zero_grad()  # without gradients, an optimizer changes neither weights nor moments
+            self._count_skipped()
+        self._sums_before = dict(self.train_sums)
 
     def gradient_norm(self) -> Tensor:
         """Return the norm of all gradients together."""
-            self._count_skipped()
-        self._sums_before = dict(self.train_sums)
         return full_tensor(_gradient_norm(self))
 
     def _count_skipped(self) -> None:
@@ -346,13 +347,13 @@ class Task(Named, FastHookName, L.LightningModule):
         return [weight for module in self.modules() for weight in projections(module)]
 
 
-def seed_step(seed: int | None, epoch: int, batch: int, rank: int, device: torch.device) -> None:
-    """Make dropout and drop path depend only on (seed, epoch, batch, rank), so that a resumed run draws the same."""
-    key = f"{seed}:{epoch}:{batch}:{rank}".encode()
 def _gradient_norm(task: torch.nn.Module) -> Tensor:
     return torch.nn.utils.get_total_norm([p.grad for p in task.parameters() if p.grad is not None])
 
 
+def seed_step(seed: int | None, epoch: int, batch: int, rank: int, device: torch.device) -> None:
+    """Make dropout and drop path depend only on (seed, epoch, batch, rank), so that a resumed run draws the same."""
+    key = f"{seed}:{epoch}:{batch}:{rank}".encode()
     step_seed = int.from_bytes(hashlib.blake2b(key, digest_size=7).digest())
     torch.default_generator.manual_seed(step_seed)  # without a GPU, torch.manual_seed queues a call at every step
     if device.type == "cuda":
