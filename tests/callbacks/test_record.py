@@ -205,6 +205,16 @@ def test_the_gradient_norm_is_that_without_the_factor_of_a_float16_scaler(record
     assert min(norms) > 0.2
 
 
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+def test_a_step_without_a_loss_leaves_a_float16_scaler_as_it_was(record, tmp_path):
+    model = Own()
+    step = model.training_step
+    model.training_step = lambda batch, batch_idx: step(batch, batch_idx) if batch_idx else None
+    fit(tmp_path, record, model=model, plugins=[MixedPrecision("16-mixed", "cpu")], max_epochs=1, log_every_n_steps=1)
+    norms = [row["grad_norm"] for row in record.run.rows() if "lr" in row]
+    assert norms[0] == 0 and 0.2 < norms[1] < 20
+
+
 @pytest.mark.parametrize("late", [False, True], ids=["one process", "sharded, which reads its checkpoint after set-up"])
 def test_every_step_is_recorded_once_after_kills_and_torn_rows(record, tmp_path, monkeypatch, late):
     monkeypatch.setattr(SingleDeviceStrategy, "restore_checkpoint_after_setup", late)

@@ -69,7 +69,9 @@ def unscale(trainer: Any, optimizer: torch.optim.Optimizer) -> None:
         >>> unscale(SimpleNamespace(precision_plugin=SimpleNamespace(scaler=None)), torch.optim.SGD([torch.zeros(1)]))
     """
     scaler = getattr(trainer.precision_plugin, "scaler", None)
-    if scaler is not None and scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
+    if scaler is None or all(p.grad is None for group in optimizer.param_groups for p in group["params"]):
+        return  # of a step without a loss: the scaler is not asked to go on
+    if scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
         scaler.unscale_(optimizer)
 
 
