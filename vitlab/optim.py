@@ -24,7 +24,8 @@ def param_groups(
 
     The network decides what decays. Parameters that a position embedding has for one block learn at the rate of that
     block; a tensor with a slice for every block gets the rate of the last, and :func:`slow_earlier_blocks` corrects the
-    others. Parameters are identified by identity, so wrapping, compiling or renaming the network changes nothing.
+    others. What several blocks share learns at the rate of the first of them. Parameters are identified by identity, so
+    wrapping, compiling or renaming the network changes nothing.
 
     Args:
         net: The unwrapped network; ``stages()`` lists its parameters from input to output, ``no_weight_decay()`` names
@@ -52,9 +53,11 @@ def param_groups(
     block_of = {id(p): i for i in range(depth) for p in net.pos_embed.block_parameters(i)}
     block_of |= {id(p): depth - 1 for p, _ in net.pos_embed.stacked_parameters()}
     groups: dict[tuple[float, float], list[Tensor]] = {}
+    seen: set[int] = set()
     for i, stage in enumerate(stages):
         for p in stage:
-            if p.requires_grad:
+            if p.requires_grad and id(p) not in seen:
+                seen.add(id(p))
                 later = len(stages) - 1 - (1 + block_of[id(p)] if id(p) in block_of else i)
                 scale = layer_decay**later * factors.get(id(p), 1.0)
                 groups.setdefault((lr * scale, weight_decay if id(p) in decays else 0.0), []).append(p)

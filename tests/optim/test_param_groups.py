@@ -27,6 +27,14 @@ def test_every_trained_parameter_is_in_exactly_one_group(tokenizer, pos_embed):
     assert sorted(id(p) for g in groups for p in g["params"]) == sorted(trained)
 
 
+def test_weights_that_blocks_share_are_in_one_group_at_the_rate_of_the_first():
+    net = VisionTransformer(**TINY)
+    net.blocks[1].mlp = net.blocks[0].mlp
+    groups = param_groups(net, lr=1.0, weight_decay=0.1, layer_decay=0.5)
+    rates = [group["lr"] for group in groups for p in group["params"] if p is net.blocks[0].mlp.fc1.weight]
+    assert rates == [0.25]  # before the second block and the head
+
+
 class Adapted(VisionTransformer):
     """A network with a layer and a scale of its own."""
 

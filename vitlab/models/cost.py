@@ -50,21 +50,36 @@ def macs_of_modules(model: VisionTransformer | AnyNetwork, img_size: tuple[int, 
     if isinstance(model, AnyNetwork):
         return _macs_of_any(model)
     full = _AllTokens(model)
-    parameters, buffers = dict(full.named_parameters()), dict(full.named_buffers())
     value = next(model.parameters())
     images = torch.zeros(1, model.in_chans, *(img_size or model.img_size), dtype=value.dtype, device=value.device)
     counter = FlopCounterMode(display=False)
     try:
-        state = {name: torch.empty_like(each, device="meta") for name, each in (parameters | buffers).items()}
         with torch.no_grad(), counter:
-            functional_call(full, state, (images.to("meta"),))
+            call_on_meta(full, images.to("meta"))
     except Exception:  # such as a part of the user's own that reads values, which the meta device does not have
-        state = {name: each.detach() for name, each in parameters.items()}  # the counter fails on trained ones
-        state |= {name: each.detach().clone() for name, each in buffers.items()}  # a pass may change them
+        state = {name: each.detach() for name, each in _tensors(full)}  # the counter fails on trained parameters
+        buffers = {id(each) for each in full.buffers()}
+        state |= {name: each.clone() for name, each in _tensors(full) if id(each) in buffers}  # a pass may change them
         counter = FlopCounterMode(display=False)  # the first one is still inside of the part that failed
         with torch.no_grad(), _reference(model), counter:
-            functional_call(full, state, (images,))
+            functional_call(full, state, (images,), tie_weights=False)
     return _by_module(counter, "_AllTokens.model.")
+
+
+def call_on_meta(net: torch.nn.Module, images: torch.Tensor) -> Any:
+    """Return the outputs of a network for images on the meta device, where its weights are for a while."""
+    weights = {name: torch.empty_like(each, device="meta") for name, each in _tensors(net)}
+    return functional_call(net, weights, (images,), tie_weights=False)
+
+
+def _tensors(net: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield all parameters and buffers, those of a module with several names under the first alone.
+
+    ``functional_call`` would replace the others once more, and leave its replacements behind.
+    """
+    for name, module in net.named_modules():
+        yield from module.named_parameters(name, recurse=False, remove_duplicate=False)
+        yield from module.named_buffers(name, recurse=False, remove_duplicate=False)
 
 
 @contextmanager

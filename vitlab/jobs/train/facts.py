@@ -7,7 +7,6 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
-from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitlab.data.base import ImageData
@@ -24,7 +23,7 @@ from vitlab.interface import (
     recipe,
     trained,
 )
-from vitlab.models.cost import count_macs, count_parameters, count_tokens
+from vitlab.models.cost import call_on_meta, count_macs, count_parameters, count_tokens
 from vitlab.models.packed_batch import check_packed
 from vitlab.models.vit import VisionTransformer
 
@@ -179,15 +178,9 @@ def _macs_of_forward(task: Any, img_size: list[int], in_chans: int) -> int | Non
     outputs: Any = None
     with suppress(Exception), torch.random.fork_rng(devices=[]), torch.no_grad():  # the user's code may raise anything
         with counter:
-            outputs = _on_meta(net, images)
+            outputs = call_on_meta(net, images)
         macs = sum(counter.get_flop_counts()["Global"].values()) // 2
-        outputs = outputs if (asked := answering(task)) is net else _on_meta(asked, images)
+        outputs = outputs if (asked := answering(task)) is net else call_on_meta(asked, images)
     if isinstance(outputs, tuple | list):
         as_outputs(outputs, task)
     return macs
-
-
-def _on_meta(net: nn.Module, images: torch.Tensor) -> Any:
-    """Return the outputs of a network whose weights are on the meta device for a while."""
-    meta = {n: torch.empty_like(v, device="meta") for n, v in (*net.named_parameters(), *net.named_buffers())}
-    return functional_call(net, meta, (images,))
