@@ -1,10 +1,16 @@
 """Which samples each process takes at each step."""
 
+from types import SimpleNamespace
+
+import lightning as L
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.trainer.states import RunningStage
 from timm.data.distributed_sampler import RepeatAugSampler
+from torch.utils.data import DataLoader
 
+from vitlab.data.loading.loader import evaluate_samples_once
 from vitlab.data.loading.order import Draw, EvalOrder, TrainOrder, spread_copies
 from vitlab.data.loading.streams import stream, uniforms
 
@@ -138,6 +144,25 @@ def test_evaluation_shows_every_sample_once_in_equally_many_batches(n, world, ba
     assert all(0 < len(step.indices) <= max(batch_size // world, 1) for rank in steps for step in rank)
     if min(n // world, batch_size // world) > 1:
         assert len({len(order) for order in orders}) == 1
+
+
+@pytest.mark.parametrize("n", [2, 7, 9, 17])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_processes_evaluate_each_sample_of_a_users_loader_once_in_equally_many_batches(n, shuffle):
+    world, seen, lengths = 2, [], set()
+    loader = DataLoader(list(range(n)), batch_size=4, shuffle=shuffle)
+    for rank in range(world):
+        trainer = L.Trainer(accelerator="cpu", barebones=True)
+        trainer._data_connector._requires_distributed_sampler = lambda loader: True
+        place = {"num_replicas": world, "rank": rank}
+        evaluate_samples_once(
+            beside := SimpleNamespace(_data_connector=trainer._data_connector, distributed_sampler_kwargs=place)
+        )
+        shared = beside._data_connector._prepare_dataloader(loader, shuffle=shuffle, mode=RunningStage.VALIDATING)
+        seen += [number for batch in shared for number in batch.tolist()]
+        lengths.add(len(shared))
+    assert sorted(seen) == list(range(n)) and len(lengths) == 1
+    assert len(loader) == -(-n // 4)  # it is not changed itself
 
 
 def test_a_batch_that_processes_cannot_share_is_refused():

@@ -44,6 +44,7 @@ from vitlab.config.parts import (
 )
 from vitlab.config.strategies import check_strategy_name
 from vitlab.config.trust import allowed_imports, refuse_secrets
+from vitlab.data.loading.loader import evaluate_samples_once
 from vitlab.errors import UsageError, in_own_code, named_line
 from vitlab.interface import LINKS, deals_samples, image_fact
 from vitlab.layers.precision import let_convolutions_follow
@@ -189,7 +190,10 @@ class VitlabCLI(LightningCLI):
             config["use_distributed_sampler"] = True
         check_strategy_name(config.get("strategy"))
         config |= launched_devices(config.get("devices", "auto"), config.get("num_nodes", 1))
-        return self._instantiate_trainer(config, self.added_callbacks)
+        trainer = self._instantiate_trainer(config, self.added_callbacks)
+        if not deals_samples(self.datamodule):
+            evaluate_samples_once(trainer)
+        return trainer
 
     def given_settings(self) -> list[tuple[str, Any]]:
         """Return the dotted keys and values that config files and then arguments set, in their order."""

@@ -1,11 +1,13 @@
 """The base of loaders, which Lightning can resume in the middle of an epoch, and copies to a GPU ahead of its work."""
 
+import copy
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
 from vitlab.data.files.splits import Indices
 from vitlab.data.loading.order import EvalOrder, Step, TrainOrder
@@ -100,3 +102,52 @@ class Prefetch(Loader):
         for x in batch[:2]:
             x.record_stream(current)  # keep its memory until this stream has used it
         return batch
+
+
+class SharedBatches:
+    """Batches of one process in an evaluation with a loader of the user's own, see :class:`EvalOrder`.
+
+    Args:
+        loader: The loader, with the batch size of a process.
+        num_replicas: Number of processes.
+        rank: Rank of this process.
+        shuffle: Whether the loader shuffles; all processes then draw the same order.
+    """
+
+    def __init__(self, loader: DataLoader[Any], num_replicas: int, rank: int, shuffle: bool = False) -> None:
+        self.sampler: Any = loader.sampler
+        if isinstance(self.sampler, RandomSampler | SequentialSampler):
+            self.sampler = DistributedSampler(loader.dataset, num_replicas=1, rank=0, shuffle=shuffle)
+        n, batch_size = len(self.sampler), loader.batch_size or 1
+        self.order = EvalOrder(n, batch_size * num_replicas, rank, num_replicas)
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        samples = list(self.sampler)
+        for step in self.order.steps():
+            yield [samples[i] for i in step.indices]
+
+
+def evaluate_samples_once(trainer: Any) -> None:
+    """Let the processes of a trainer evaluate each sample of a user's loader once; Lightning repeats some of them.
+
+    Where that would give some processes fewer batches than others, as with batches of single samples, Lightning's way
+    remains: a process may wait for the others in each batch.
+    """
+    connector = trainer._data_connector
+    prepare = connector._prepare_dataloader
+
+    def share(loader: Any, shuffle: bool, mode: Any) -> Any:
+        if not (mode.evaluating and isinstance(loader, DataLoader) and connector._requires_distributed_sampler(loader)):
+            return prepare(loader, shuffle=shuffle, mode=mode)
+        place = trainer.distributed_sampler_kwargs
+        cuts_batches = type(loader.batch_sampler) is BatchSampler and not loader.drop_last
+        if not cuts_batches or loader.batch_size == 1 or len(loader.sampler) < place["num_replicas"]:
+            return prepare(loader, shuffle=shuffle, mode=mode)
+        batches, shared = SharedBatches(loader, **place, shuffle=shuffle), copy.copy(loader)
+        vars(shared).update(batch_sampler=batches, sampler=batches.order, _iterator=None)  # torch refuses to set them
+        return shared
+
+    connector._prepare_dataloader = share
