@@ -53,6 +53,17 @@ def test_a_validation_with_a_number_is_better_than_one_without(tmp_path):
     assert keeper.best_score == min(loss for _, loss in rows.seen[1:])
 
 
+def test_a_checkpoint_in_a_second_training_knows_nothing_of_the_first(tmp_path):
+    keeper, rows, second = Checkpoint(), Validations(), task()
+    fit(tmp_path / "first", keeper, max_epochs=1)
+    assert keeper.monitor == "val/acc1"
+    loss = second.eval_loss
+    second.monitor, second.eval_loss = ("min", "val/loss"), lambda *given: loss(*given) + 100
+    fit(tmp_path / "second", rows, keeper, model=second, max_epochs=1)
+    assert (keeper.monitor, keeper.mode, keeper.best_score) == ("val/loss", "min", rows.seen[-1][1])
+    assert (tmp_path / "second/checkpoints/best.ckpt").is_file()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options", WITHIN.values(), ids=WITHIN)
 @pytest.mark.parametrize("averages", [False, True], ids=["weights", "EMA"])
@@ -155,8 +166,12 @@ def test_a_loader_without_a_length_ends_its_epochs_as_others_do(tmp_path):
         fit(tmp_path, train=DataLoader(Stream(), batch_size=4))
     keeper, saved = Checkpoint(every_n_steps=1), []
     keeper.save = lambda trainer, names, is_last=True: saved.append((trainer.global_step, is_last))
-    fit(tmp_path, keeper, train=DataLoader(Stream(), batch_size=4), max_epochs=2, max_steps=6)
+    RunDir(tmp_path).write("model.json", {"flops": 1000})
+    record = RunRecord(RunDir(tmp_path), lambda trainer, task: None)
+    fit(tmp_path, keeper, record, train=DataLoader(Stream(), batch_size=4), max_epochs=2, max_steps=6)
     assert saved == [(1, False), (2, False), (3, False), (4, False), (5, False), (6, True)]
+    train = [(row["step"], row["epoch"]) for row in record.run.rows() if "train/loss" in row]
+    assert train == [(2, 0), (3, 0), (5, 1), (6, 1)]  # every 2 steps, and 3 in an epoch
 
 
 class Plain(L.LightningModule):

@@ -77,3 +77,17 @@ def test_a_buffer_that_a_task_gets_after_the_copy_is_not_taken_for_another():
         assert module.loss_weights.tolist() == [3.0, 4.0] and module.net.running_mean.tolist() == [7.0, 7.0]
     average._copy_average_to_current(module)
     assert module.loss_weights.tolist() == [3.0, 4.0] and average.average.net.running_mean.tolist() == [7.0, 7.0]
+
+
+def test_the_average_of_a_second_training_is_that_of_its_own_network():
+    average = Average(decay=0.5)
+    for steps in (5, 1):
+        module, trainer = L.LightningModule(), SimpleNamespace(global_step=steps, precision="32-true")
+        module.net = torch.nn.Linear(3, 2)
+        start = module.net.weight.detach().clone()
+        average.setup(trainer, module, "fit")
+        average.on_train_start(trainer, module)
+        module.net.weight.data += 1
+        average.on_train_batch_end(trainer, module, None, None, 0)
+        moved = 1 - min(0.5, (1 + steps) / (10 + steps))
+        torch.testing.assert_close(average.average.net.weight.detach(), start + moved)

@@ -65,12 +65,17 @@ class Checkpoint(callbacks.Checkpoint):
         self.mode = mode
         self.every_n_epochs = every_n_epochs
         self.every_n_steps, self.every_minutes = every_n_steps, every_minutes
+        self.directory = Path("checkpoints")
+        self._given: tuple[str | None, Literal["min", "max"] | None] | None = None  # metric and mode, before defaults
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget the training before, where this object is in a second one."""
         self.best_score: float | None = None
         self.best_epoch: int | None = None
         self.best_step: int | None = None  # None in checkpoints of before, which were saved at the end of an epoch
         self._validated: int | None = None  # step of the last validation
         self._owed = False  # a save was due when a validation was, and follows it
-        self.directory = Path("checkpoints")
         self._loader_states: list[dict[str, Any]] = []  # in the resumed checkpoint, as the next two
         self._random_states: list[dict[str, Any]] = []
         self._schedules: int | None = None
@@ -79,6 +84,10 @@ class Checkpoint(callbacks.Checkpoint):
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         """Fill in the defaults of the task, and the directory of the run."""
+        self._given = self._given or (self.monitor, self.mode)
+        if stage == "fit":
+            self._forget()
+            self.monitor, self.mode = self._given
         interface.take_sizes_early(pl_module, trainer)  # what a task watches may depend on the targets
         self.monitor = self.monitor or (interface.monitor(pl_module) or (None, None))[1]
         self.mode = self.mode or interface.mode_of(pl_module, self.monitor)

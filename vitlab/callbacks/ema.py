@@ -61,6 +61,8 @@ class EMA(WeightAveraging):
         take_sizes_early(pl_module, trainer)
         later = {name: pl_module.__dict__.pop(name) for name in _OF_SHARDS if name in pl_module.__dict__}
         super().setup(trainer, pl_module, stage)
+        if stage == "fit":  # perhaps the second training of this object
+            self._latest_update_step = 0
         pl_module.__dict__.update(later)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

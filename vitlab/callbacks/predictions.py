@@ -30,6 +30,12 @@ class Predictions(Callback):
     def __init__(self) -> None:
         self.kept: list[dict[str, Tensor]] = []
 
+    def on_validation_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Forget the evaluation before."""
+        self.kept = []
+
+    on_test_start = on_validation_start
+
     def on_validation_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:

@@ -65,6 +65,7 @@ class FeatureQuality(Callback):
         """Refuse foreign networks and data, and knn or probe without classes."""
         if stage != "fit":
             return
+        self._sets = {}  # of the training before
         if not isinstance(getattr(pl_module, "net", None), VisionTransformer):
             raise ValueError(f"FeatureQuality measures a network of vitlab, and {type(pl_module).__name__} has none")
         data = trainer.datamodule
