@@ -141,7 +141,8 @@ class RunRecord(Callback):
 
     def _is_due(self, trainer: Any, batch_idx: int, step: int) -> bool:
         steps = trainer.log_every_n_steps * trainer.accumulate_grad_batches
-        if (batch_idx + 1) % steps == 0 or batch_idx + 1 == trainer.num_training_batches:
+        ends = trainer.is_last_batch or batch_idx + 1 == trainer.num_training_batches  # a loader may have no length
+        if (batch_idx + 1) % steps == 0 or ends:
             return True
         return 0 < trainer.max_steps == step  # -1 is no limit; counting all steps is slow in Lightning
 
