@@ -51,7 +51,8 @@ def recorded(folder, **options):
 
 
 def test_an_epoch_is_one_line_with_its_numbers_speed_and_time_left(tmp_path, lines):
-    fit(tmp_path, *recorded(tmp_path), enable_progress_bar=True)
+    record, console = recorded(tmp_path)
+    fit(tmp_path, record, console, enable_progress_bar=True)
     assert len(lines) == 2
     number = r"\d+\.\d{4}"
     assert re.fullmatch(
@@ -60,6 +61,10 @@ def test_an_epoch_is_one_line_with_its_numbers_speed_and_time_left(tmp_path, lin
         lines[0],
     ), lines[0]
     assert lines[1].endswith("0:00 left")
+    speeds = [row["images_per_second"] for row in record.run.rows() if "images_per_second" in row]
+    for line, first, second in zip(lines, speeds[::2], speeds[1::2], strict=True):  # of 8 images and of 4
+        told = float(re.search(r"([\d,]+) images/s", line)[1].replace(",", ""))
+        assert told == pytest.approx(12 / (8 / first + 4 / second), abs=1)
 
 
 def test_a_terminal_of_80_columns_shows_every_number_below_its_name(tmp_path, screen, monkeypatch):
@@ -118,7 +123,7 @@ def test_numbers_behind_a_bar_are_whole_and_the_time_left_is_always_there(tmp_pa
 def test_an_epoch_without_steps_after_a_resume_has_no_speed(tmp_path, lines):
     class Forgetful(RunRecord):
         def on_train_epoch_end(self, trainer, pl_module):
-            self.row = {}  # as after a resume behind the last step
+            self._seconds = 0.0  # as after a resume behind the last step
 
     record = Forgetful(RunDir(tmp_path), lambda trainer, task: None)
     RunDir(tmp_path).write("model.json", {"flops": 1000})

@@ -1,8 +1,12 @@
 import json
+import math
+import time
+from types import SimpleNamespace
 
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from tiny import IMAGES, fit, loader, task, trainer
@@ -107,6 +111,22 @@ def test_the_last_row_has_the_gradient_norm_of_its_own_step(tmp_path, monkeypatc
             train=loader(batch=1))  # fmt: skip
         norms[every] = {row["step"]: row["grad_norm"] for row in run.rows() if "grad_norm" in row}
     assert norms[3] == {step: norms[1][step] for step in (3, 5)}
+
+
+@pytest.mark.parametrize(("limits", "seconds"), [
+    ({}, 50),  # 25 of 30 batches are left, of 2 seconds each, whatever the steps of a module that optimizes by itself
+    ({"max_steps": 14}, 4),  # of 1 second each
+    ({"callbacks": [Timer({"seconds": 7})]}, 7),
+    ({"num_training_batches": math.inf}, math.inf),
+    ({"max_epochs": -1}, math.inf),
+    ({"max_epochs": -1, "callbacks": [Timer({"seconds": 7})]}, 7),
+])  # fmt: skip
+def test_the_time_left_is_that_until_the_first_limit(record, limits, seconds):
+    loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_idx=4))
+    usual = {"max_epochs": 3, "max_steps": -1, "current_epoch": 0, "num_training_batches": 10, "callbacks": []}
+    record._start, record._first_step, record._batches = time.perf_counter() - 10, 0, 5
+    left = record.seconds_left(SimpleNamespace(global_step=10, fit_loop=loop, **(usual | limits)))
+    assert left == pytest.approx(seconds, abs=0.5)
 
 
 def test_no_norm_is_told_of_a_step_that_was_not_measured(record, tmp_path):

@@ -146,11 +146,11 @@ class Console(Bar):
         numbers = {f"train/{name}": f"{value:.4f}" for name, value in means(self.record.epoch_sums).items()}
         shown = {k: v for k, v in self.record.validated.items() if k.count("/") < 2}  # no single targets
         numbers |= {k: f"{v:.4f}" for k, v in shown.items() if k not in ("val/n", "val/acc5")}
-        speed = {}
-        if per_second := self.record.row.get("images_per_second"):  # none if an epoch is resumed after its last step
-            speed["images/s"] = f"{per_second:,.0f}"
-        if "mfu" in self.record.row:
-            speed["MFU"] = f"{self.record.row['mfu']:3.0%}"
+        speed, measured = {}, self.record.epoch_speed(trainer)
+        if measured:
+            speed["images/s"] = f"{measured['images_per_second']:,.0f}"
+        if "mfu" in measured:
+            speed["MFU"] = f"{measured['mfu']:3.0%}"
         left = _duration(self.record.seconds_left(trainer))
         parts = [_place(trainer, 3), *(f"{name} {number}" for name, number in numbers.items())]
         parts += [f"{value:>6} {name}" if name == "images/s" else f"{name} {value}" for name, value in speed.items()]
@@ -174,7 +174,7 @@ class Console(Bar):
         row = self.record.row
         shown = [f"{name[6:]} {row[name]:.3f}" for name in row if name.startswith("train/")]
         shown += [f"{row['images_per_second']:,.0f} images/s"]
-        left = f"{_duration(row['seconds_left'])} left"
+        left = f"{_duration(row.get('seconds_left', math.inf))} left"
         room = shutil.get_terminal_size().columns - len(f"{bar.desc} || {bar.total}/{bar.total}, ") - _BAR
         while shown and len("  ".join([*shown, left])) >= room:
             shown.pop()
@@ -219,7 +219,7 @@ def _place(trainer: Any, width: int = 1) -> str:
 
 
 def _duration(seconds: float) -> str:
-    if not math.isfinite(seconds):  # training has no end
+    if not math.isfinite(seconds):  # training has no end, or one that is not known
         return "?"
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

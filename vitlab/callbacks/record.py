@@ -59,6 +59,8 @@ class RunRecord(Callback):
         self.epoch_sums: dict[str, float] = {}
         self.started = False
         self._since = self._waiting_since = self._waited = 0.0
+        self._images = self._seconds = 0.0  # of this epoch, in this attempt
+        self._batches = 0  # of this attempt
         self._known_bytes: int | None = 0  # size of metrics.jsonl when the resumed checkpoint was written
         self.validated: dict[str, float] = {}  # validation metrics of this epoch
         self._steps = Steps()
@@ -89,12 +91,13 @@ class RunRecord(Callback):
         gc.freeze()  # these objects live as long as the run: exclude them from later collections
         self.started = True
         self._start = self._since = self._waiting_since = time.perf_counter()
-        self._first_step = trainer.global_step
+        self._first_step, self._batches = trainer.global_step, 0
         self._speed = Speed(dict(self.run.model) if trainer.is_global_zero else {}, trainer)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Reset the sums of the last epoch; a resume within an epoch does not start it again."""
         self.validated, self.epoch_sums = {}, {}
+        self._images = self._seconds = 0.0
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -119,6 +122,7 @@ class RunRecord(Callback):
         if self.at_first_step and self.has_stepped(trainer):
             self.settle()
         self._steps.add(trainer, pl_module, outputs, batch)
+        self._batches += 1
         if self._is_due(trainer, batch_idx, trainer.global_step):
             self._flush(trainer, pl_module, batch_idx)
         self._waiting_since = time.perf_counter()
@@ -133,11 +137,27 @@ class RunRecord(Callback):
             self.at_first_step = None
             waiting()
 
-    def seconds_left(self, trainer: L.Trainer) -> float:
-        """Estimate the seconds until training ends from the mean time per step so far, validations included."""
-        done = trainer.global_step - self._first_step
-        total = float(trainer.estimated_stepping_batches)
-        return (time.perf_counter() - self._start) / max(1, done) * (total - trainer.global_step)
+    def seconds_left(self, trainer: Any) -> float:
+        """Estimate the seconds until training ends from the mean times so far, validations included.
+
+        It ends at the first of `max_epochs`, `max_steps` and `max_time`; infinite where none of them tells.
+        """
+        passed, steps = time.perf_counter() - self._start, trainer.global_step - self._first_step
+        left = [timer.time_remaining() for timer in trainer.callbacks if isinstance(timer, Timer)]
+        if trainer.max_epochs >= 0:
+            begun = trainer.fit_loop.epoch_loop.batch_idx + 1  # in this epoch
+            batches = (trainer.max_epochs - trainer.current_epoch) * trainer.num_training_batches - begun
+            left.append(passed / max(1, self._batches) * batches)
+        if trainer.max_steps >= 0:  # a module that optimizes by itself may make several in a batch
+            left.append(passed / max(1, steps) * (trainer.max_steps - trainer.global_step))
+        return max(0.0, min((seconds for seconds in left if seconds is not None), default=math.inf))
+
+    def epoch_speed(self, trainer: L.Trainer) -> dict[str, float]:
+        """Return images per second and utilization over the steps of this epoch; empty before its first row."""
+        if not self._seconds:  # an epoch that is resumed after its last step
+            return {}
+        speed = self._images / self._seconds
+        return {"images_per_second": speed, **self._speed.utilization(speed, trainer.current_epoch)}
 
     def _is_due(self, trainer: Any, batch_idx: int, step: int) -> bool:
         steps = trainer.log_every_n_steps * trainer.accumulate_grad_batches
@@ -163,12 +183,12 @@ class RunRecord(Callback):
             self.row["lr"] = self._lr
         if (norm := self._steps.grad_norm) is not None and norm.isfinite():  # JSON has no others
             self.row["grad_norm"] = norm.item()
-        seconds = now - self._since
-        self.row |= {"images_per_second": images(sums) / seconds, "data_wait": self._waited / seconds}
-        self.row |= {
-            "seconds_left": self.seconds_left(trainer),
-            **self._speed.utilization(self.row["images_per_second"], trainer.current_epoch),
-        }
+        count, seconds = images(sums), now - self._since
+        self.row |= {"images_per_second": count / seconds, "data_wait": self._waited / seconds}
+        if math.isfinite(left := self.seconds_left(trainer)):
+            self.row["seconds_left"] = left
+        self.row |= self._speed.utilization(self.row["images_per_second"], trainer.current_epoch)
+        self._images, self._seconds = self._images + count, self._seconds + seconds
         self._since, self._waited = now, 0.0
         self._write(trainer, self.row)
         for logger in trainer.loggers:
