@@ -153,12 +153,11 @@ def test_processes_evaluate_each_sample_of_a_users_loader_once_in_equally_many_b
     loader = DataLoader(list(range(n)), batch_size=4, shuffle=shuffle)
     for rank in range(world):
         trainer = L.Trainer(accelerator="cpu", barebones=True)
-        trainer._data_connector._requires_distributed_sampler = lambda loader: True
-        place = {"num_replicas": world, "rank": rank}
-        evaluate_samples_once(
-            beside := SimpleNamespace(_data_connector=trainer._data_connector, distributed_sampler_kwargs=place)
-        )
-        shared = beside._data_connector._prepare_dataloader(loader, shuffle=shuffle, mode=RunningStage.VALIDATING)
+        connector = trainer._data_connector
+        connector.trainer = SimpleNamespace(distributed_sampler_kwargs={"num_replicas": world, "rank": rank})
+        connector._requires_distributed_sampler = lambda loader: True
+        evaluate_samples_once(trainer)
+        shared = connector._prepare_dataloader(loader, shuffle=shuffle, mode=RunningStage.VALIDATING)
         seen += [number for batch in shared for number in batch.tolist()]
         lengths.add(len(shared))
     assert sorted(seen) == list(range(n)) and len(lengths) == 1

@@ -3,6 +3,7 @@
 import copy
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -118,8 +119,8 @@ class SharedBatches:
         self.sampler: Any = loader.sampler
         if isinstance(self.sampler, RandomSampler | SequentialSampler):
             self.sampler = DistributedSampler(loader.dataset, num_replicas=1, rank=0, shuffle=shuffle)
-        n, batch_size = len(self.sampler), loader.batch_size or 1
-        self.order = EvalOrder(n, batch_size * num_replicas, rank, num_replicas)
+        self.n = len(self.sampler)
+        self.order = EvalOrder(self.n, (loader.batch_size or 1) * num_replicas, rank, num_replicas)
 
     def __len__(self) -> int:
         return len(self.order)
@@ -136,18 +137,16 @@ def evaluate_samples_once(trainer: Any) -> None:
     Where that would give some processes fewer batches than others, as with batches of single samples, Lightning's way
     remains: a process may wait for the others in each batch.
     """
-    connector = trainer._data_connector
-    prepare = connector._prepare_dataloader
+    trainer._data_connector._prepare_dataloader = partial(_prepared, trainer._data_connector)
 
-    def share(loader: Any, shuffle: bool, mode: Any) -> Any:
-        if not (mode.evaluating and isinstance(loader, DataLoader) and connector._requires_distributed_sampler(loader)):
-            return prepare(loader, shuffle=shuffle, mode=mode)
-        place = trainer.distributed_sampler_kwargs
-        cuts_batches = type(loader.batch_sampler) is BatchSampler and not loader.drop_last
-        if not cuts_batches or loader.batch_size == 1 or len(loader.sampler) < place["num_replicas"]:
-            return prepare(loader, shuffle=shuffle, mode=mode)
+
+def _prepared(connector: Any, loader: Any, shuffle: bool, mode: Any) -> Any:
+    """Return a loader with the share of this process, in place of the method of Lightning's data connector."""
+    place = connector.trainer.distributed_sampler_kwargs or {}
+    divides = mode.evaluating and isinstance(loader, DataLoader) and connector._requires_distributed_sampler(loader)
+    if divides and type(loader.batch_sampler) is BatchSampler and not loader.drop_last and loader.batch_size != 1:
         batches, shared = SharedBatches(loader, **place, shuffle=shuffle), copy.copy(loader)
-        vars(shared).update(batch_sampler=batches, sampler=batches.order, _iterator=None)  # torch refuses to set them
-        return shared
-
-    connector._prepare_dataloader = share
+        if batches.n >= place["num_replicas"]:
+            vars(shared).update(batch_sampler=batches, sampler=batches.order, _iterator=None)  # torch refuses to set
+            return shared
+    return type(connector)._prepare_dataloader(connector, loader, shuffle=shuffle, mode=mode)
