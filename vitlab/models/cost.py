@@ -67,7 +67,12 @@ def macs_of_modules(model: VisionTransformer | AnyNetwork, img_size: tuple[int, 
 
 
 def call_on_meta(net: torch.nn.Module, images: torch.Tensor) -> Any:
-    """Return the outputs of a network for images on the meta device, where its weights are for a while."""
+    """Return the outputs of a network for images on the meta device, where its weights are for a while.
+
+    Example:
+        >>> call_on_meta(torch.nn.Linear(3, 2), torch.empty(1, 3, device="meta")).shape
+        torch.Size([1, 2])
+    """
     weights = {name: torch.empty_like(each, device="meta") for name, each in _tensors(net)}
     return functional_call(net, weights, (images,), tie_weights=False)
 
