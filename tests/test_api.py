@@ -3,6 +3,8 @@
 import datetime
 import io
 import logging
+import os
+import random
 import subprocess
 import sys
 import typing
@@ -21,6 +23,7 @@ import vitlab
 from vitlab.cli.main import main
 from vitlab.config.arguments import as_arguments
 from vitlab.errors import RunFailed
+from vitlab.runs.processes import SETTINGS
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -143,6 +146,59 @@ def test_lightning_is_as_quiet_as_in_the_commands_and_heard_again_afterwards(run
                 logger.removeHandler(heard)
         assert heard.stream.getvalue() == "heard\n" * 2
         assert warnings.filters == filters
+
+
+def process():
+    """Return what belongs to the caller of the library, and not to a run."""
+    loggers = [logging.getLogger(name) for name in ("vitlab", "lightning.pytorch", "lightning.fabric")]
+    return {
+        "torch": torch.get_rng_state().tolist(),
+        "numpy": str(np.random.get_state()),
+        "random": random.getstate(),
+        "variables": {name: os.environ.get(name) for name in SETTINGS},
+        "algorithms": (torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()),
+        "loggers": [(logger.level, logger.propagate, {*logger.handlers}) for logger in loggers],
+        "warnings": (warnings.formatwarning, warnings.filters[:]),
+    }
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda run, digit: vitlab.load(run),
+        lambda run, digit: vitlab.load(run.export("safetensors")),
+        lambda run, digit: run.load(),
+        lambda run, digit: run.predict(digit),
+        lambda run, digit: run.analyze("cost"),
+        lambda run, digit: run.validate(),
+        lambda run, digit: run.look(pictures=0, show=False),
+        lambda run, digit: vitlab.fit("t2t", SHORT | {"trainer.deterministic": True}, name="other", quiet=True),
+    ],
+    ids=["vitlab.load", "export", "load", "predict", "analyze", "validate", "look", "fit"],
+)
+def test_a_call_leaves_the_process_as_it_was(run, digit, call, tmp_path, monkeypatch):
+    monkeypatch.setenv("PL_GLOBAL_SEED", "5")
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(5)
+    own = [logging.FileHandler(tmp_path / "own.log") for _ in range(2)]
+    loggers = [logging.getLogger(name) for name in ("vitlab", "lightning.pytorch")]
+    try:
+        for logger, handler in zip(loggers, own, strict=True):
+            logger.addHandler(handler)
+        before = process()
+        call(run, digit)
+        assert {name: now for name, now in process().items() if now != before[name]} == {}
+        assert None not in [handler.stream for handler in own]  # closed
+    finally:
+        for logger, handler in zip(loggers, own, strict=True):
+            logger.removeHandler(handler)
+            handler.close()
+
+
+def test_runs_without_a_seed_draw_one_after_the_other(place):
+    runs = [vitlab.fit("t2t", SHORT | {"seed_everything": False}, name=f"unseeded-{i}", quiet=True) for i in (1, 2)]
+    first, second = (run.results["val"]["loss"] for run in runs)
+    assert first != second
 
 
 def test_look_writes_the_page_of_a_run_and_opens_it_unless_told_not_to(run, place, monkeypatch):

@@ -12,8 +12,10 @@ from vitlab.config.arguments import as_arguments
 from vitlab.config.options import FitOptions, Policy
 from vitlab.config.trust import trust, trust_classes
 from vitlab.errors import Stopped, UsageError
+from vitlab.jobs.terminal import lightning_quieted, terminal_as_it_was
 from vitlab.objects import written
 from vitlab.run import Overrides, PathLike, Run
+from vitlab.runs.processes import as_it_was
 
 if TYPE_CHECKING:
     from vitlab.ablation.file.spec import Ablation
@@ -91,7 +93,10 @@ def fit(
         start=_weights_of(model),
     )
     try:
-        return Run(train([*words, *as_arguments(parts), *as_arguments(overrides)], options).path)
+        with terminal_as_it_was(), as_it_was() as kept:
+            run = Run(train([*words, *as_arguments(parts), *as_arguments(overrides)], options).path)
+            kept.random = run.record.get("seed") is not False  # without a seed, the next run goes on drawing
+            return run
     except Stopped as stopped:
         if stopped.args[0] == signal.SIGINT:
             raise KeyboardInterrupt from stopped
@@ -118,12 +123,11 @@ def load(source: PathLike = "last", trust_imports: Sequence[str] = ()) -> "Loade
         torch.Size([1, 10])
     """
     from vitlab.jobs.load import load_trained
-    from vitlab.jobs.terminal import lightning_quieted
 
     if not isinstance(source, str | os.PathLike):
         raise UsageError(f"`load` takes a run, its name or a file, got a {type(source).__name__}")
     trust(trust_imports)
-    with lightning_quieted():
+    with lightning_quieted(), as_it_was():
         return load_trained(os.fspath(source))
 
 

@@ -12,9 +12,11 @@ from vitlab.config.arguments import as_arguments, refuse_other_keys
 from vitlab.config.guesses import FOR_RUN
 from vitlab.config.options import Policy
 from vitlab.errors import UsageError
+from vitlab.jobs.terminal import lightning_quieted, open_terminal, terminal_as_it_was
 from vitlab.runs.choose import export_path
 from vitlab.runs.directory import find_directory, find_run
 from vitlab.runs.lock import run_status
+from vitlab.runs.processes import as_it_was
 from vitlab.runs.records import Record, Results
 
 if TYPE_CHECKING:
@@ -120,9 +122,8 @@ class Run:
             False
         """
         from vitlab.jobs.load import load_trained
-        from vitlab.jobs.terminal import lightning_quieted
 
-        with lightning_quieted():
+        with lightning_quieted(), as_it_was():
             return load_trained(os.fspath(self.checkpoint))
 
     def validate(self, overrides: Overrides | None = None, resize: Policy | None = None) -> dict[str, float]:
@@ -163,13 +164,12 @@ class Run:
         """
         from vitlab.config.images import find_images
         from vitlab.jobs.predict import predict
-        from vitlab.jobs.terminal import lightning_quieted
 
         words = [images] if isinstance(images, str | os.PathLike) else list(images)
         files, unreadable = find_images([os.fspath(word) for word in words])
         if not files:
             raise UsageError(f"no images found: {next(iter(unreadable.values()), 'nothing was given')}")
-        with lightning_quieted():
+        with lightning_quieted(), as_it_was():
             table, more = predict(self._directory, self.checkpoint, [], files, topk, quiet=True)
         if problems := unreadable | more:
             path, reason = next(iter(problems.items()))
@@ -198,12 +198,11 @@ class Run:
         from vitlab.analysis import names_of
         from vitlab.jobs.analyze import analyze
         from vitlab.jobs.find_subject import View
-        from vitlab.jobs.terminal import lightning_quieted
 
         several = names == "all" or isinstance(names, list)
         chosen = names_of(names if isinstance(names, str) else ",".join(names))
         found = {}
-        with lightning_quieted():
+        with lightning_quieted(), as_it_was():
             findings = list(analyze(chosen, str(self.checkpoint), View(**view)))
         for name, finding, _ in findings:
             if not isinstance(finding, UsageError):
@@ -237,11 +236,11 @@ class Run:
             'best.safetensors'
         """
         from vitlab.jobs.export import export
-        from vitlab.jobs.terminal import open_terminal
 
-        open_terminal()
         path = export_path(self._directory, self.checkpoint, to, output)
-        return export(self._directory, self.checkpoint, to, path, check, dynamic, opset).path
+        with terminal_as_it_was(), as_it_was():
+            open_terminal()
+            return export(self._directory, self.checkpoint, to, path, check, dynamic, opset).path
 
     def look(self, output: PathLike | None = None, pictures: int = 12, show: bool = True) -> Path:
         """Write the page of ``vitlab look`` about the run, open it in a browser, and return its path.
@@ -256,13 +255,13 @@ class Run:
             'look.html'
         """
         from vitlab.jobs.find_subject import View
-        from vitlab.jobs.terminal import open_terminal
         from vitlab.look.command import page_about
         from vitlab.runs.atomic import write_text
 
-        open_terminal(quiet=True)
         path = Path(output or self.path / "look.html")
-        write_text(path, page_about([os.fspath(self._checkpoint or self.path)], View(shown=pictures), []))
+        with terminal_as_it_was(), as_it_was():
+            open_terminal(quiet=True)
+            write_text(path, page_about([os.fspath(self._checkpoint or self.path)], View(shown=pictures), []))
         if show:
             import webbrowser
 
@@ -273,15 +272,16 @@ class Run:
         self, command: Literal["validate", "test"], overrides: Overrides | None, resize: Policy | None
     ) -> dict[str, float]:
         from vitlab.jobs.evaluate import Conditions, evaluate
-        from vitlab.jobs.terminal import open_terminal
         from vitlab.runs.launch import is_launched
 
         words = as_arguments(overrides)
         refuse_other_keys(words, FOR_RUN)
-        open_terminal()
         alone = not is_launched()  # else Lightning would start the caller's script again for a second device
-        conditions = Conditions(words, resize, alone=alone)
-        found = evaluate(command, self._directory, self.checkpoint, conditions)
-        if found and found.unsaved:
-            logging.getLogger("vitlab").warning(found.unsaved)
-        return found.values if found else {}
+        with terminal_as_it_was(), as_it_was():
+            open_terminal()
+            found = evaluate(command, self._directory, self.checkpoint, Conditions(words, resize, alone=alone))
+            if found is None:
+                return {}
+            if found.unsaved:
+                logging.getLogger("vitlab").warning(found.unsaved)
+        return found.values

@@ -621,7 +621,10 @@ def test_a_method_is_compared_with_what_is_published_under_a_protocol_of_ones_ow
     shutil.copyfile(small.folder / "photos.npz", cells / "photos.npz")
     shutil.copytree(small.folder / "alias", cells / f"{HERE}.Alias")
     compare = partial(benches.posbench, Alias, data=tmp_path, folder=cells, protocol=str(protocol))
+    torch.set_num_threads(2)
+    drawn = torch.get_rng_state()
     judged = compare(say=lambda line: None)
+    assert torch.get_num_threads() == 2 and torch.equal(torch.get_rng_state(), drawn)  # those of the caller
     assert {v.difference for v in judged.verdicts if v.against == "none"} == {0} and judged.notes == []
     assert {path.name for path in cells.iterdir() if path.is_dir()} == {f"{HERE}.Alias", "anchor.none"}
     shutil.rmtree(evidence / "learned")

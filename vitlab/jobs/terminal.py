@@ -35,31 +35,55 @@ def open_terminal(quiet: bool = False) -> None:
     """Send vitlab's lines, requested reports and warnings of libraries to the terminal."""
     LOG.setLevel(logging.DEBUG)
     LOG.propagate = False
-    for handler in list(LOG.handlers):
-        LOG.removeHandler(handler)
-        handler.close()
     terminal = _Terminal(sys.stdout)
     terminal.setFormatter(_Printable())
     terminal.setLevel(logging.WARNING if quiet else logging.INFO)
-    LOG.addHandler(terminal)
     _quiet(_handlers_of_lightning())
-    for name in REQUESTED:
-        logging.getLogger(f"lightning.pytorch.{name}").handlers = [terminal]
+    for logger in _shown():
+        _show_on(logger, [terminal])
     warnings.formatwarning = _warning  # type: ignore[assignment]  # Lightning's begins with a path of its own
+
+
+@contextmanager
+def terminal_as_it_was() -> Iterator[None]:
+    """Leave loggers, and the filters and the form of warnings, as they were."""
+    terminals = {logger: _terminals_of(logger) for logger in _shown()}
+    levels = [(handler, handler.level) for handler in _handlers_of_lightning()]
+    level, propagate, form = LOG.level, LOG.propagate, warnings.formatwarning
+    with warnings.catch_warnings():
+        try:
+            yield
+        finally:
+            for logger, shown in terminals.items():
+                _show_on(logger, shown)
+            for handler, before in levels:
+                handler.setLevel(before)
+            LOG.setLevel(level)
+            LOG.propagate, warnings.formatwarning = propagate, form
 
 
 @contextmanager
 def lightning_quieted() -> Iterator[None]:
     """Keep Lightning's messages and known warnings from the terminal, and leave loggers and filters as they were."""
-    handlers = _handlers_of_lightning()
-    levels = [handler.level for handler in handlers]
-    with warnings.catch_warnings():
-        _quiet(handlers)
-        try:
-            yield
-        finally:
-            for handler, level in zip(handlers, levels, strict=True):
-                handler.setLevel(level)
+    with terminal_as_it_was():
+        _quiet(_handlers_of_lightning())
+        yield
+
+
+def _shown() -> list[logging.Logger]:
+    return [LOG, *(logging.getLogger(f"lightning.pytorch.{name}") for name in REQUESTED)]
+
+
+def _terminals_of(logger: logging.Logger) -> list[logging.Handler]:
+    return [handler for handler in logger.handlers if isinstance(handler, _Terminal)]
+
+
+def _show_on(logger: logging.Logger, terminals: list[logging.Handler]) -> None:
+    """Send what a logger says to these terminals alone; handlers of others stay."""
+    for handler in _terminals_of(logger):
+        logger.removeHandler(handler)
+    for handler in terminals:
+        logger.addHandler(handler)
 
 
 def _handlers_of_lightning() -> list[logging.Handler]:
@@ -114,7 +138,7 @@ def close_log() -> None:
     """Close the files that :func:`log_to` opened."""
     for name in ("vitlab", "lightning.pytorch", "lightning.fabric"):
         logger = logging.getLogger(name)
-        for handler in [h for h in logger.handlers if isinstance(h, logging.FileHandler)]:
+        for handler in [h for h in logger.handlers if isinstance(h, _Log)]:
             logger.removeHandler(handler)
             with suppress(OSError):  # what the file lacks, the terminal has shown; an error here would hide another
                 handler.close()

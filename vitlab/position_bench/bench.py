@@ -17,6 +17,7 @@ from vitlab.position_bench.cells import Bench, label_of, published, read_cell
 from vitlab.position_bench.judging import TaskVerdict, best_of_families, judge, ranks, score_interval, score_text
 from vitlab.position_bench.protocol import TASKS, chance_of_tasks, guessing_bounds, read_protocol
 from vitlab.position_bench.training import Method
+from vitlab.runs.processes import as_it_was
 from vitlab.stats import contrast
 
 
@@ -43,6 +44,7 @@ class Judged(NamedTuple):
         return "\n".join(judged_lines(self))
 
 
+@as_it_was()
 def posbench(
     method: Any,
     *,

@@ -9,6 +9,7 @@ from vitlab.ablation.execution.resolve import build_arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.errors import UsageError, one_line
 from vitlab.runs.directory import RunDir
+from vitlab.runs.processes import as_it_was
 
 MOST, SIDE, STEPS = 20_000, 32, 100  # training images, height and width at most, iterations
 CLOSE = 0.002  # largest difference in accuracy between machines, from the order of sums
@@ -70,6 +71,7 @@ def gate_of(found: Gates, ablation: Ablation, arm: Resolved) -> dict[str, Any]:
     return found.get(f"{json_digest(arm.data)} {ablation.evaluate}", {})
 
 
+@as_it_was()
 def _fit(ablation: Ablation, arm: Resolved) -> dict[str, Any]:
     import torch
     from sklearn.linear_model import LogisticRegression

@@ -23,6 +23,7 @@ from vitlab.ablation.inference.measured import CellResults, collect
 from vitlab.ablation.inference.verdicts import claim_questions
 from vitlab.ablation.inference.words import deviations
 from vitlab.errors import preview
+from vitlab.runs.processes import as_it_was
 from vitlab.stats import detectable
 from vitlab.tables import columns
 
@@ -172,6 +173,7 @@ def check_lines(ablation: Ablation) -> tuple[list[str], bool]:
     return lines, is_alike
 
 
+@as_it_was()
 def _start(ablation: Ablation, arm: Arm) -> Start:
     """Return the initial weights of an arm with the first seed."""
     import torch
