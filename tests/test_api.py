@@ -86,6 +86,9 @@ def test_python_measures_a_run_as_the_command_does(run, capsys):
     assert run.validate()["loss"] == pytest.approx(run.results["val"]["loss"])
     assert run.test({"data.batch_size": 32})["n"] == values["n"]
     assert run.results["variations"][0]["overrides"] == {"data.batch_size": 32}
+    capsys.readouterr()
+    assert run.test({"data.img_size": 16})["n"] == values["n"]
+    assert "positions: rescale from 4 x 4 to 8 x 8" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("source", ["first", "runs/first", "runs/first/checkpoints/best.ckpt", "run", "weights"])

@@ -138,6 +138,8 @@ class Run:
     def test(self, overrides: Overrides | None = None, resize: Policy | None = None) -> dict[str, float]:
         """Evaluate on the test split, save the result in the run directory, and return the metrics by name.
 
+        What qualifies them is logged, such as images that were trained on.
+
         Args:
             overrides: Keys of the configuration to change; the result is then stored beside the run's own.
             resize: How to resample positions for another grid; None is the method's default.
@@ -282,6 +284,6 @@ class Run:
             found = evaluate(command, self._directory, self.checkpoint, Conditions(words, resize, alone=alone))
             if found is None:
                 return {}
-            if found.unsaved:
-                logging.getLogger("vitlab").warning(found.unsaved)
+            for sentence in [*found.sentences, *([found.unsaved] if found.unsaved else [])]:
+                logging.getLogger("vitlab").warning(sentence)
         return found.values
