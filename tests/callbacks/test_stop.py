@@ -2,6 +2,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -52,6 +53,13 @@ def test_a_signal_ends_the_step_saves_and_stops(tmp_path, number):
     assert stopped.value.args == (number,)
     saved = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
     assert (saved["epoch"], saved["global_step"]) == (0, 2)
+
+
+def test_a_training_in_a_thread_leaves_the_handlers_to_the_main_one(tmp_path):
+    keeper = Checkpoint()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(fit, tmp_path, StopOnSignal(keeper), keeper).result()
+    assert (tmp_path / "checkpoints" / "last.ckpt").is_file()
 
 
 def test_a_signal_in_the_last_step_stops_during_the_validation_of_the_epoch(tmp_path):

@@ -1,6 +1,7 @@
 """Save and stop gracefully when a signal arrives."""
 
 import signal
+import threading
 import time
 from types import FrameType
 from typing import Any
@@ -19,7 +20,8 @@ class StopOnSignal(Callback):
     """On SIGTERM, SIGUSR1, SIGINT or SIGHUP, finish the current step or validation batch, save, and exit.
 
     All processes do so together. The handlers only set a flag. A validation is interrupted, and repeated when the run
-    resumes. A second Ctrl-C, or a second SIGTERM within five seconds, stops at once without saving.
+    resumes. A second Ctrl-C, or a second SIGTERM within five seconds, stops at once without saving. Only
+    the main thread has handlers: a training in another, such as that of a sweep agent, replaces none.
 
     Args:
         checkpoint: Callback that saves the state; None exits without saving.
@@ -39,8 +41,9 @@ class StopOnSignal(Callback):
         self._shared_batches = 0  # validation batches that every process has
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Remember the signal handlers before training."""
-        self._original = {number: signal.getsignal(number) for number in STOPPING}
+        """Remember the signal handlers before training; only in the main thread may they be replaced."""
+        is_main = threading.current_thread() is threading.main_thread()
+        self._original = {number: signal.getsignal(number) for number in STOPPING if is_main}
 
     def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Restore these handlers: Lightning has just replaced them."""
@@ -49,8 +52,8 @@ class StopOnSignal(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Install handlers that set a flag."""
-        for number in STOPPING:
-            if number != signal.SIGHUP or self._original.get(number) != signal.SIG_IGN:  # nohup
+        for number, handler in self._original.items():
+            if number != signal.SIGHUP or handler != signal.SIG_IGN:  # nohup
                 signal.signal(number, self._receive)
                 self._handled.append(number)
 
