@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from torch import nn
 from torchmetrics.classification import MulticlassF1Score
 
@@ -18,7 +19,12 @@ from vitlab.config import trust
 from vitlab.config.arguments import as_arguments
 from vitlab.config.parser import class_at
 from vitlab.data.known import Digits
+from vitlab.errors import UsageError
+from vitlab.jobs.restore import evaluation_args, restore, training_args
+from vitlab.notebook import check_classes, source_of
 from vitlab.objects import written
+from vitlab.runs.directory import RunDir
+from vitlab.tasks.distillation import read_teacher
 
 sys.path.append(str(Path(__file__).parent))
 from userpkg.metric import Second
@@ -229,3 +235,68 @@ def test_classes_of_a_notebook_train_and_load_later_from_the_source_kept_with_th
     went_on = run_python(["-c", resume.replace("FILE", "'runs/parts/parts.py'")], tmp_path)
     assert went_on.returncode == 0, went_on.stderr[-2000:]
     assert not (tmp_path / "runs/parts/__pycache__").exists()
+
+
+ACT = """
+import torch
+from torch import nn
+
+SCALE = 2.0
+SEEN = []
+
+class Act(nn.Module):
+    def forward(self, x):
+        SEEN.append(len(x))
+        return torch.relu(x) * SCALE
+"""
+CONFIG = {
+    "model": {"class_path": "vitlab.Classifier", "init_args": {"act_layer": "__main__.Act"}},
+    "data": {"class_path": "vitlab.Digits"},
+    "trainer": {},
+}
+
+
+def kept(name):
+    """Return a run with what a training keeps of its class."""
+    run = RunDir(f"runs/{name}")
+    run.checkpoints.mkdir(parents=True)
+    (run.checkpoints / "last.ckpt").touch()
+    run.config.write_text(yaml.safe_dump(CONFIG))
+    (run.path / "parts.py").write_text(source_of(["Act"]))
+    return run
+
+
+GOING_ON = {
+    "resume": lambda run: training_args(run, [], auto=False),
+    "test": lambda run: evaluation_args(run, []),
+    "load": lambda run: restore(run, run.checkpoints / "last.ckpt"),
+    "teach": lambda run: read_teacher(str(run.path)),
+}
+
+
+def test_a_run_goes_on_with_the_classes_of_a_notebook_only_as_they_were_in_its_training(cell, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cell(ACT)
+    run = kept("A")
+    cell(ACT.replace("    def", '    """Rectify."""\n\n    def').replace("x)\n", "x)  # in place\n"))
+    cell("x = torch.ones(3)  # a variable of the notebook, and not that of the class\nSEEN.append(x)")
+    check_classes(run.path, CONFIG)
+    for change in [("relu", "cos"), ("2.0", "3.0")]:
+        cell(ACT.replace(*change))
+        for go_on in GOING_ON.values():
+            with pytest.raises(UsageError, match=r"^Act is not the class that runs/A was trained with \(runs/A/parts"):
+                go_on(run)
+
+
+def test_two_runs_that_define_a_class_in_two_ways_are_not_loaded_into_one_process(cell, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, text in {"A": ACT, "C": ACT, "B": ACT.replace("relu", "cos")}.items():
+        cell(text)
+        kept(name)
+    del vars(sys.modules["__main__"])["Act"]
+    trust.trust(["runs/A/parts.py", "runs/C/parts.py"])  # which are the same
+    assert source_of(["Act"]) == Path("runs/A/parts.py").read_text()
+    with pytest.raises(UsageError, match=r"^runs/B/parts\.py and runs/A/parts\.py define Act in two ways"):
+        trust.trust(["runs/B/parts.py"])
+    cell(ACT.replace("relu", "sin"))
+    assert "sin" in source_of(["Act"])  # the notebook has defined it since

@@ -2,19 +2,31 @@
 
 import ast
 import linecache
+import symtable
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator
+from functools import cache
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitlab.errors import UsageError
 
 PARTS_FILE = "parts.py"  # in a run directory: the source of its classes
-_LOADED: dict[str, Path] = {}  # classes that came from such a file, by name
+_FILLING = ("add", "append", "clear", "extend", "insert", "pop", "remove", "setdefault", "update")
+
+
+class _Kept(NamedTuple):
+    """A file of classes, as it was when it was loaded."""
+
+    file: Path
+    source: str
+
+
+_LOADED: dict[type, _Kept] = {}  # classes that came from such a file
 
 
 def is_defined_here(path: str) -> bool:
@@ -56,9 +68,9 @@ def source_of(names: Iterable[str]) -> str:
         UsageError: The source of one is not known, or it uses a value that cannot be written.
     """
     names = list(names)
-    files = {_LOADED[name] for name in names if name in _LOADED}
-    if len(files) == 1 and all(name in _LOADED for name in names):
-        return files.pop().read_text()
+    files = {_loaded(name) for name in names}
+    if len(files) == 1 and (kept := files.pop()):
+        return kept.source
     lines: list[str] = []
     parts: list[str] = []
     seen: set[str] = set()
@@ -68,8 +80,96 @@ def source_of(names: Iterable[str]) -> str:
     return "\n\n\n".join([f"{head}\n\n" + "\n".join(lines), *parts]) + "\n"
 
 
-def _collect(name: str, of: str, seen: set[str], lines: list[str], parts: list[str]) -> None:
-    """Add what defines a name: an import or constant to ``lines``, or a class or function to ``parts``."""
+def _loaded(name: str) -> _Kept | None:
+    """Return the file that the class of a name came from; None if the notebook or script defines it now."""
+    found = vars(sys.modules["__main__"]).get(name)
+    return _LOADED.get(found) if isinstance(found, type) else None
+
+
+def check_classes(folder: Path, config: Any) -> None:
+    """Refuse to go on with a run where a class of its configuration is not the one that it was trained with.
+
+    Comments and docstrings do not count.
+
+    Args:
+        folder: Its directory, which holds the source of the classes if they come from a notebook or script.
+        config: Its configuration.
+
+    Raises:
+        UsageError: The notebook or script that runs now defines a class otherwise.
+    """
+    file = folder / PARTS_FILE
+    names = [name for name in names_in(config) if is_defined_here(f"__main__.{name}")]
+    if not names or not file.is_file():
+        return
+    try:
+        kept = {name: _definitions(file.read_text(), name) for name in names}
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(f"{file} is damaged: delete it to go on with {', '.join(names)} as defined here") from error
+    for name in names:
+        now = _definitions(source_of([name]), name) if kept[name] else {}
+        if any(now.get(used) != text for used, text in kept[name].items()):
+            raise UsageError(
+                f"{name} is not the class that {folder} was trained with ({file}): give the new one another name, or "
+                f"load the run in a fresh process, with `--trust_imports {file}`"
+            )
+
+
+def _definitions(source: str, name: str) -> dict[str, str]:
+    """Return the code that defines a name in a module, and what this uses, by name; nothing if it is not defined.
+
+    What the code itself changes while it runs, such as a list that it appends to, counts without its value.
+    """
+    nodes: dict[str, ast.stmt] = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            nodes |= {alias.asname or alias.name: node for alias in node.names}
+        elif isinstance(node, ast.Assign):
+            nodes |= {target.id: node for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            nodes[node.name] = node
+    found: dict[str, str] = {}
+    changed: set[str] = set()
+    left = [name]
+    while left:
+        if (one := left.pop()) in nodes and one not in found:
+            text = ast.unparse(nodes[one])
+            found[one] = without_docstrings(text)
+            changed |= set(_changed_in(text))
+            left += _names_used(text)
+    return {one: "" if one in changed and isinstance(nodes[one], ast.Assign) else text for one, text in found.items()}
+
+
+def _changed_in(text: str) -> Iterator[str]:
+    """Yield the names of values that a class or function declares global or, of a list or mapping, fills."""
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Global(names=names):
+                yield from names
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=method)) if method in _FILLING:
+                yield name
+            case ast.Subscript(value=ast.Name(id=name), ctx=ast.Store() | ast.Del()):
+                yield name
+
+
+def without_docstrings(source: str) -> str:
+    """Return code without docstrings and comments, in one layout.
+
+    >>> without_docstrings("def f(): # of mine\\n  'Return one.'\\n  return (1)")
+    'def f():\\n    return 1'
+    """
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            del node.body[: ast.get_docstring(node, clean=False) is not None]
+    return ast.unparse(tree)
+
+
+def _collect(name: str, of: str, seen: set[str], lines: list[str], parts: list[str], is_changed: bool = False) -> None:
+    """Add what defines a name: an import or constant to ``lines``, or a class or function to ``parts``.
+
+    What is changed by the code itself, and holds now what cannot be written, starts empty elsewhere.
+    """
     main = vars(sys.modules["__main__"])
     if name in seen or name not in main:
         return
@@ -80,13 +180,16 @@ def _collect(name: str, of: str, seen: set[str], lines: list[str], parts: list[s
         lines.append(f"import {value.__name__} as {name}" if value.__name__ != name else f"import {name}")
     elif home == "__main__" and path == name:
         text = _segment(name, value)
+        changed = set(_changed_in(text))
         for used in _names_used(text):
-            _collect(used, of, seen, lines, parts)
+            _collect(used, of, seen, lines, parts, used in changed)
         parts.append(text)
     elif isinstance(home, str) and getattr(sys.modules.get(home), str(path), None) is value:
         lines.append(f"from {home} import {path}" + ("" if path == name else f" as {name}"))
     elif _is_literal(value):
         lines.append(f"{name} = {value!r}")
+    elif is_changed and type(value) in (list, dict, set):
+        lines.append(f"{name} = {type(value)()!r}")
     else:
         kind = type(value).__name__
         raise UsageError(
@@ -103,9 +206,18 @@ def _is_literal(value: Any) -> bool:
 
 
 def _names_used(text: str) -> list[str]:
-    return list(dict.fromkeys(node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)))
+    """Return the names that a class or function takes from its module; its own variables and arguments are not."""
+    table = symtable.symtable(text, "parts", "exec")
+    used = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_referenced()}
+    tables = table.get_children()
+    for table in tables:
+        used |= {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
+        tables += table.get_children()
+    names = (node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name))
+    return [name for name in dict.fromkeys(names) if name in used]
 
 
+@cache  # the file of a script may be edited while it runs
 def _segment(name: str, value: Any) -> str:
     """Return the source of a class or function of the notebook or script."""
     for text in _texts(value):
@@ -143,14 +255,24 @@ def load_classes(path: str | Path) -> None:
     """Run the file that holds the classes of a notebook, and make them known under their old names.
 
     A class of the same name that the running notebook or script defines stays.
+
+    Raises:
+        UsageError: A class of that name came from another such file, which defines it otherwise.
     """
     loader = _PartsLoader("__main__", str(path))
     spec = spec_from_loader("__main__", loader)
     assert spec is not None
     module = module_from_spec(spec)
     loader.exec_module(module)
-    main = sys.modules["__main__"]
-    for name, value in vars(module).items():
-        if isinstance(value, type) and value.__module__ == "__main__" and not is_defined_here(f"__main__.{name}"):
-            setattr(main, name, value)
-            _LOADED[name] = Path(path)
+    source = Path(path).read_text()
+    classes = {k: v for k, v in vars(module).items() if isinstance(v, type) and v.__module__ == "__main__"}
+    for name in classes:
+        if (other := _loaded(name)) and _definitions(other.source, name) != _definitions(source, name):
+            raise UsageError(
+                f"{path} and {other.file} define {name} in two ways, and a process has one class of a name: load their "
+                "runs in two processes"
+            )
+    for name, value in classes.items():
+        if not is_defined_here(f"__main__.{name}"):
+            setattr(sys.modules["__main__"], name, value)
+            _LOADED[value] = _Kept(Path(path), source)

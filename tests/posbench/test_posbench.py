@@ -243,6 +243,16 @@ def test_cells_of_another_source_of_a_class_are_refused(tmp_path, monkeypatch):
     bench.run(method, label)
 
 
+def test_a_class_of_a_notebook_whose_source_cannot_be_kept_is_refused_before_its_first_cell(cell, tmp_path):
+    cell("import torch, vitlab\nTABLE = torch.arange(4.0)\n")
+    cell("class Mine(vitlab.PosEmbed):\n    def forward(self, x):\n        return x + TABLE[0]\n")
+    with pytest.raises(
+        UsageError, match="Mine uses `TABLE` of its notebook, a Tensor, whose source cannot be kept: make"
+    ):
+        Bench(tmp_path, tmp_path, tiny()).run("__main__.Mine", "mine")
+    assert not any(tmp_path.iterdir())
+
+
 def test_methods_that_differ_in_a_sign_have_folders_of_their_own():
     labels = [label_of({"class_path": "mine.Joined", "init_args": {"op": op}}) for op in "*/-"]
     assert len(set(labels)) == 3 and labels[2] == "mine.Joined_op_-"

@@ -124,6 +124,8 @@ def _load(path: str) -> None:
         load_classes(path)
     except FileNotFoundError as error:
         raise UsageError(f"`--trust_imports {path}`: there is no such file") from error
+    except UsageError:
+        raise
     except Exception as error:  # the user's code may raise anything
         raise UsageError(f"`--trust_imports {path}` cannot be imported: {_place(error)}") from error
 

@@ -26,6 +26,7 @@ from vitlab.errors import UsageError, trusting
 from vitlab.interface import answering
 from vitlab.jobs.checkpoint import check_in_own_units, load_checkpoint
 from vitlab.models.weights_file import check_readable
+from vitlab.notebook import check_classes
 from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import check_whole
 from vitlab.shipped import find_file
@@ -77,16 +78,17 @@ def training_args(run: RunDir | None, words: list[str], auto: bool) -> list[str]
         auto: Whether the arguments are those of the run's first start, as with --auto_resume.
 
     Raises:
-        UsageError: The configuration of the run to resume is missing or damaged.
+        UsageError: The configuration of the run to resume is missing or damaged, or a class of it is another one now.
     """
     if run is None:
         return words
     given = config_paths(words)
-    if stored_config(run):
+    if config := stored_config(run):
+        check_classes(run.path, config)
         if auto and given:
             words = without_flags(words, "c", "config")
-        config = ["--config", str(run.config)] if auto or not given else []
-        return [*config, *_former_words(run), *words] if config else [*words, *_former_words(run)]
+        start = ["--config", str(run.config)] if auto or not given else []
+        return [*start, *_former_words(run), *words] if start else [*words, *_former_words(run)]
     if not given:
         again = trusting(f"vitlab fit --config FILE --run_dir {run.typed} --auto_resume")
         way_on = f"give one with `{again}`"
@@ -98,10 +100,11 @@ def evaluation_args(run: RunDir, rest: Sequence[str], alone: bool = False) -> li
     """Return the arguments that rebuild task and data of ``run`` without other output, if ``alone`` on one device.
 
     Raises:
-        UsageError: An argument names a config: that of the run is used.
+        UsageError: An argument names a config: that of the run is used. Or a class of it is another one now.
     """
     if config_paths(list(rest)):
         raise UsageError(f"the configuration comes from {run.config}; change single values with --key=value")
+    check_classes(run.path, yaml.safe_load(run.config.read_text()))
     devices = one_device(run) if alone else []
     start = ["--config", str(run.config), *_former_words(run), *_without_callbacks(run)]
     return [*start, *devices, *rest, *NO_OUTPUT]
@@ -154,7 +157,11 @@ def restore(
         rest: Command-line arguments that change values of its configuration.
         callbacks: Callbacks that the command adds to the trainer's.
         **trainer: Trainer arguments that override the configuration.
+
+    Raises:
+        UsageError: A class of it is not the one that it was trained with.
     """
+    check_classes(run.path, yaml.safe_load(run.config.read_text()))
     facts: dict[str, Any] = dict(run.data)
     with tempfile.TemporaryDirectory() as folder:
         config = RunDir(folder)
@@ -213,6 +220,7 @@ def run_of_checkpoint(config: str, checkpoint: Path) -> Iterator[RunDir]:
     if own.config.is_file() and own.config.samefile(path):
         yield own
         return
+    check_classes(own.path, read_yaml(path))
     with tempfile.TemporaryDirectory() as folder:
         run = RunDir(folder)
         shutil.copyfile(path, run.config)

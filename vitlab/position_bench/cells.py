@@ -1,6 +1,5 @@
 """The cells of posbench: what is kept of each, which are left, and running them so that they resume."""
 
-import ast
 import hashlib
 import inspect
 import json
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from vitlab.class_paths import current_path, name_and_args
 from vitlab.errors import UsageError
 from vitlab.layers.pos_embed import POS_EMBEDS
-from vitlab.notebook import source_of
+from vitlab.notebook import source_of, without_docstrings
 from vitlab.position_bench.pictures import Split, folder_photos, glyphs, photos
 from vitlab.position_bench.protocol import (
     evidence_of,
@@ -323,7 +322,10 @@ class Bench:
 def code_of(method: Method) -> str | None:
     """Return the digest of the modules that define a class of the user's and its bases, whatever their comments.
 
-    None for a method of vitlab, and where the source is not known.
+    None for a method of vitlab, and for modules without a source.
+
+    Raises:
+        UsageError: It is a class of a notebook or script, whose source is not known or cannot be kept.
 
     Example:
         >>> code_of("rope2d") is None
@@ -336,18 +338,10 @@ def code_of(method: Method) -> str | None:
     homes = [home for home in homes if home.partition(".")[0] not in ("vitlab", "torch", "builtins")]
     try:
         texts = [source_of([name]) if home == "__main__" else inspect.getsource(sys.modules[home]) for home in homes]
-        plain = "\n".join(map(_without_docstrings, texts))
-    except (UsageError, OSError, TypeError, SyntaxError):
+        plain = "\n".join(map(without_docstrings, texts))
+    except (OSError, TypeError, SyntaxError):
         return None
     return hashlib.sha256(plain.encode()).hexdigest() if plain else None
-
-
-def _without_docstrings(text: str) -> str:
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            del node.body[: ast.get_docstring(node, clean=False) is not None]
-    return ast.unparse(tree)
 
 
 def best_rate(tried: Mapping[float, float]) -> float:

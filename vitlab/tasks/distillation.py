@@ -7,11 +7,13 @@ from typing import Any, Literal, Unpack
 
 import torch
 import torch.nn.functional as F
+import yaml
 from torch import Tensor, nn
 
 from vitlab.models.create import library_network
 from vitlab.models.load import load_network
 from vitlab.models.weights_file import read_weights
+from vitlab.notebook import check_classes
 from vitlab.runs.directory import file_of_weights, find_run
 from vitlab.shipped import LIBRARIES, card_beside
 from vitlab.tasks.arguments import ClassifierArgs
@@ -127,6 +129,7 @@ def _find_weights(source: str) -> tuple[Path, dict[str, Any]]:
     if not (path.parent.parent / "config.yaml").is_file():
         raise ValueError(f"`model.teacher`: {path} is not in a run, and has no {description.name} of `vitlab export`")
     run, checkpoint = find_run(str(path))
+    check_classes(run.path, yaml.safe_load(run.config.read_text()))
     return checkpoint, dict(run.data)
 
 
