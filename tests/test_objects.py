@@ -143,6 +143,37 @@ def test_what_cannot_be_written_is_refused_with_an_alternative(value, answer):
     assert "\n" not in str(error.value)
 
 
+def with_relu(task):
+    task.net.blocks[0].mlp.act = nn.ReLU()
+
+
+def frozen(task):
+    task.net.blocks.requires_grad_(False)
+
+
+CHANGED = {
+    "a part": (vitlab.Classifier, with_relu, "`net.blocks.0.mlp.act.__class__` of this Classifier was GELU"),
+    "frozen": (vitlab.Classifier, frozen, "is False now, and a run is built from arguments: freeze parts by its"),
+    "a rate": (vitlab.Classifier, lambda task: task.hparams.update(lr=0.5), "`hparams.lr` of this Classifier was 0.0"),
+    "data": (vitlab.Digits, lambda data: setattr(data, "batch_size", 16), "`batch_size` of this Digits was 128"),
+    "new": (vitlab.Digits, lambda data: setattr(data, "crop_pct", 0.5), "`crop_pct` of this Digits was None"),
+    "own": (Net, lambda net: net.requires_grad_(False), "requires_grad` differs in one built from what it keeps)"),
+}
+
+
+@pytest.mark.parametrize(("cls", "change", "answer"), CHANGED.values(), ids=CHANGED)
+def test_an_object_that_was_changed_since_it_was_built_is_refused(cls, change, answer):
+    thing = cls(**TINY) if cls is vitlab.Classifier else cls()
+    before = written("x", thing)
+    if cls is vitlab.Digits:
+        thing.setup("fit"), thing.setup("test"), thing.mean
+    assert written("x", copy.deepcopy(thing)) == before
+    change(thing)
+    with pytest.raises(UsageError) as error:
+        written("x", thing)
+    assert answer in str(error.value)
+
+
 @pytest.fixture
 def untrusted():
     trust.TRUSTED.clear()

@@ -95,12 +95,14 @@ def arguments_of(key: str, thing: Any) -> dict[str, Any]:
     """Return the arguments that an object was built with.
 
     Raises:
-        UsageError: It does not keep one of them, or another object is built from what it keeps.
+        UsageError: It does not keep one of them, another object is built from what it keeps, or it was changed since.
     """
     cls, given = type(thing), vars(thing).get("_given") if hasattr(thing, "__dict__") else None
-    if given is not None:
-        return _named(key, cls, *given)
     name = cls.__name__
+    if given is not None:
+        if change := _change(thing):
+            raise UsageError(f"`{key}`: {change}")
+        return _named(key, cls, *given)
     way_out = f"give functools.partial({name}, ...) or, if {name} is yours, keep each argument as self.ARGUMENT"
     if hasattr(cls, "save_hyperparameters"):
         way_out += ", or call self.save_hyperparameters()"
@@ -119,6 +121,8 @@ def arguments_of(key: str, thing: Any) -> dict[str, Any]:
             raise UsageError(f"`{key}`: {name} does not keep its argument `{parameter.name}`: {way_out}")
     kept = {p.name: kept[p.name] for p in parameters if p.name in kept and kept[p.name] is not p.default}
     if difference := _difference(thing, cls, kept):
+        if ".requires_grad`" in difference or "`hparams." in difference:
+            way_out = f"set it in its `__init__`, or in a subclass of {name}"
         raise UsageError(f"`{key}`: how this {name} was built is not known ({difference}): {way_out}")
     return kept
 
@@ -128,6 +132,55 @@ def _as_given(parameter: inspect.Parameter, kept: Any) -> Any:
     if isinstance(parameter.default, bool) and (kept is None or hasattr(kept, "requires_grad")):
         return kept is not None
     return kept
+
+
+def _change(thing: Any) -> str:
+    """Return what of an object of vitlab somebody has changed since it was built; empty if nothing."""
+    before, now = vars(thing)["_as_built"], dict(_settings(thing))
+    names = [name for name in {**before, **now} if name in before or "." not in name]  # without parts that came later
+    changed = next((name for name in names if before.get(name) != now.get(name)), None)
+    if changed is None:
+        return ""
+    cls, (was, value) = type(thing), (getattr(one, "__name__", one) for one in (before.get(changed), now.get(changed)))
+    way_out = "give it as an argument, or build it so in a subclass"
+    if changed.endswith(".requires_grad") and "freeze" in inspect.signature(cls).parameters:
+        way_out = "freeze parts by its argument `freeze`, or build it so in a subclass"
+    return (
+        f"`{changed}` of this {cls.__name__} was {was} when it was built and is {value} now, and a run is built from "
+        f"arguments: {way_out}"
+    )
+
+
+def _settings(thing: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what arguments decide of an object of vitlab and somebody may change later, by name, as it is now."""
+    for place, module in thing.named_modules() if hasattr(thing, "named_modules") else [("", thing)]:
+        yield f"{place}.__class__".lstrip("."), type(module)
+        arguments = _argument_names(type(module))
+        for name, value in vars(module).items():
+            if name in arguments:
+                yield f"{place}.{name}".lstrip("."), repr(value) if _is_plain(value) else type(value)
+    yield from _hparams(thing)
+    yield from _trained(thing)
+
+
+@functools.cache
+def _argument_names(cls: type) -> frozenset[str]:
+    try:
+        return frozenset(inspect.signature(cls).parameters)
+    except (TypeError, ValueError):
+        return frozenset()
+
+
+def _hparams(thing: Any) -> Iterator[tuple[str, str]]:
+    kept = getattr(thing, "hparams", None)
+    for name, value in kept.items() if isinstance(kept, Mapping) else ():
+        if _is_plain(value):
+            yield f"hparams.{name}", repr(value)
+
+
+def _trained(thing: Any) -> Iterator[tuple[str, bool]]:
+    for name, value in thing.named_parameters() if hasattr(thing, "named_parameters") else ():
+        yield f"{name}.requires_grad", value.requires_grad
 
 
 def _difference(thing: Any, cls: type, kept: Mapping[str, Any]) -> str:
@@ -156,6 +209,8 @@ def _facts(thing: Any) -> Iterator[tuple[str, Any]]:
         yield name, tuple(getattr(value, "shape", ())) if "Uninitialized" not in type(value).__name__ else None
     for name, value in thing.named_buffers() if hasattr(thing, "named_buffers") else ():
         yield name, value.tolist()
+    yield from _hparams(thing)
+    yield from _trained(thing)
 
 
 def _is_plain(value: Any) -> bool:
@@ -231,7 +286,7 @@ class Described(type):
         kwargs = {name: written(name, value) if name in PARTS else value for name, value in kwargs.items()}
         made = super().__call__(*args, **kwargs)
         if isinstance(made, cls):
-            vars(made)["_given"] = (args, kwargs)
+            vars(made)["_given"], vars(made)["_as_built"] = (args, kwargs), dict(_settings(made))
             if (built := getattr(made, "on_built", None)) is not None:
                 built()
         return made
