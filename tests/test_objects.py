@@ -187,6 +187,8 @@ def test_passing_a_class_trusts_its_module_and_no_other(untrusted):
     assert not trust.may_import("userpkg.net.Net")
     as_arguments({"model.pos_embed": "userpkg.net.Net"})  # text is no class in hand
     assert not trust.may_import("userpkg.net.Net")
+    trust.trust("userpkg.net")
+    assert trust.may_import("userpkg.net.Net")
 
 
 class NoForward(nn.Module):

@@ -38,7 +38,7 @@ def fit(
     init_grid: Sequence[int] | None = None,
     overwrite: bool = False,
     quiet: bool = False,
-    trust_imports: Sequence[str] = (),
+    trust_imports: str | Sequence[str] = (),
 ) -> Run:
     """Train as ``vitlab fit`` does, and return the run.
 
@@ -103,7 +103,7 @@ def fit(
         raise
 
 
-def load(source: PathLike = "last", trust_imports: Sequence[str] = ()) -> "Loaded":
+def load(source: PathLike = "last", trust_imports: str | Sequence[str] = ()) -> "Loaded":
     """Return a trained network and the transform that prepares its images, ``(net, transform)``.
 
     ``net(transform(image)[None])`` of a PIL image gives ``(1, K)`` outputs. The network is in evaluation mode.
@@ -132,7 +132,9 @@ def load(source: PathLike = "last", trust_imports: Sequence[str] = ()) -> "Loade
 
 
 def ablate(
-    file: "PathLike | Mapping[str, Any] | Ablation", trust_command: bool = False, trust_imports: Sequence[str] = ()
+    file: "PathLike | Mapping[str, Any] | Ablation",
+    trust_command: bool = False,
+    trust_imports: str | Sequence[str] = (),
 ) -> "Lab":
     """Return the ablation that a file describes, to ``plan``, ``run`` and ``report``.
 

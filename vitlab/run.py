@@ -180,14 +180,14 @@ class Run:
         return table
 
     @overload
-    def analyze(self, names: Literal["all"] | list[str], **view: Any) -> "dict[str, Finding]": ...
+    def analyze(self, names: Literal["all"] | list[str] | tuple[str, ...], **view: Any) -> "dict[str, Finding]": ...
     @overload
     def analyze(self, names: str, **view: Any) -> "Finding": ...
-    def analyze(self, names: str | list[str], **view: Any) -> Any:
+    def analyze(self, names: str | list[str] | tuple[str, ...], **view: Any) -> Any:
         """Return the finding of an analysis, a table with a figure; it is also saved in ``analysis/`` of the run.
 
         Args:
-            names: An analysis; or several or ``all``, for a dict of those that apply to this network.
+            names: An analysis; or a list of several, or ``all``, for a dict of those that apply to this network.
             **view: Fields of :class:`vitlab.jobs.find_subject.View`: images, layer, head, query, num_images.
 
         Raises:
@@ -201,7 +201,7 @@ class Run:
         from vitlab.jobs.analyze import analyze
         from vitlab.jobs.find_subject import View
 
-        several = names == "all" or isinstance(names, list)
+        several = not isinstance(names, str) or names == "all" or "," in names
         chosen = names_of(names if isinstance(names, str) else ",".join(names))
         found = {}
         with lightning_quieted(), as_it_was():

@@ -11,6 +11,7 @@ import vitlab
 from vitlab.ablation.execution.commands import command
 from vitlab.ablation.execution.identity import code_digest
 from vitlab.config import trust
+from vitlab.config.options import FitOptions
 
 sys.path.append(str(Path(__file__).parents[1]))
 from userpkg.net import Net
@@ -41,6 +42,7 @@ def test_a_dictionary_becomes_the_file_it_describes_and_its_cells_trust_the_clas
     assert [arm.name for arm in lab.ablation.arms] == ["none", "coordinates"]
     assert lab.ablation.trust_imports == ("userpkg",)
     assert command(lab.ablation)[-2:] == ["--trust_imports", "userpkg"]
+    assert vitlab.ablate({**MINE, "trust_imports": "userpkg"}).ablation.trust_imports == ("userpkg",)
     again = vitlab.ablate(lab.ablation)
     assert again.ablation is lab.ablation
     assert vitlab.ablate(file).ablation.arms == lab.ablation.arms
@@ -63,6 +65,7 @@ def test_the_base_may_be_a_configuration_with_a_module_and_data_as_objects():
 def test_numbers_of_numpy_are_numbers():
     levels = {"small": {"model.lr": np.float64(0.5)}, "large": {"model.lr": np.float32(2), "model.depth": np.int64(3)}}
     lab = vitlab.ablate({**MINE, "axes": {"lr": levels}, "baseline": {"lr": "small"}})
+    FitOptions(init_grid=(np.int64(4), np.int64(4))).check()
     assert lab.ablation.axes["lr"] == {"small": {"model.lr": 0.5}, "large": {"model.lr": 2.0, "model.depth": 3}}
 
 

@@ -4,6 +4,7 @@ import argparse
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Literal, get_args
 
 from vitlab.config.arguments import CommandParser, grid_of
@@ -59,7 +60,9 @@ class FitOptions:
         check_resize(self.resize)
         given = self.init_grid
         sides = list(given) if isinstance(given, Sequence) else []
-        if given is not None and (len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides)):
+        if given is not None and (
+            len(sides) != 2 or not all(isinstance(side, Integral) and side > 0 for side in sides)
+        ):
             raise UsageError(f"`init_grid` must be rows and columns of tokens, whole numbers above 0, got {given!r}")
         for name in ("resize", "init_grid") if not self.init_from else ():
             if (value := getattr(self, name)) is not None:

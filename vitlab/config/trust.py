@@ -37,15 +37,18 @@ class Trust(argparse.Action):
         trust(str(values).split(","))
 
 
-def trust(packages: Iterable[str]) -> None:
+def trust(packages: str | Iterable[str]) -> None:
     """Allow class paths from these packages; the working directory is searched too, after everything else.
 
     A path such as ``runs/first/parts.py`` runs this file, which defines the classes of the notebook of a run.
 
+    Args:
+        packages: Their names; a text names one, or several with commas between them.
+
     Raises:
         UsageError: There is no such package, or it fails to import.
     """
-    for name in packages:
+    for name in packages.split(",") if isinstance(packages, str) else packages:
         if name.endswith(f"/{PARTS_FILE}"):
             if name not in TRUSTED:
                 _load(name)

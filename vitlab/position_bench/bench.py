@@ -52,7 +52,7 @@ def posbench(
     folder: str | Path = "posbench",
     anchors: bool = False,
     protocol: str | None = None,
-    trust_imports: tuple[str, ...] | list[str] = (),
+    trust_imports: str | tuple[str, ...] | list[str] = (),
     say: Callable[[str], None] = print,
 ) -> Judged:
     """Train a position embedding on the tasks of posbench, and compare it with published methods.

@@ -32,6 +32,8 @@ def write_file(content: Mapping[str, Any]) -> Path:
     """
     used: list[str] = []
     plain = {key: written(key, value, used) for key, value in content.items()}
+    if isinstance(one := plain.get("trust_imports"), str):
+        plain["trust_imports"] = [one]
     name = str(plain.get("name") or "")
     if not NAME.fullmatch(name):
         raise UsageError(f"`ablate` needs a `name` of a-z 0-9 _ . - for its folder, got {plain.get('name')!r}")

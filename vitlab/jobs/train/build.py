@@ -138,7 +138,7 @@ def _load_weights_of(job: Job, source: str, resize: str | None, grid: Sequence[i
     """Load weights of another model into the network, and print what was changed to make them fit."""
     if source == GIVEN:
         raise UsageError(f"{job.run.path} has no checkpoint yet, and its weights were those of an object: fit it again")
-    how = {"resize": resize or "usual", "grid": grid}
+    how = {"resize": resize or "usual", "grid": grid and tuple(map(int, grid))}
     with user_mistakes():
         if source.startswith(LIBRARIES):
             sentences = load_of_library(job.task.net, source, network_args(job.task.hparams), **how)
