@@ -154,8 +154,9 @@ def _change(thing: Any) -> str:
 def _settings(thing: Any) -> Iterator[tuple[str, Any]]:
     """Yield what arguments decide of an object of vitlab and somebody may change later, by name, as it is now."""
     for place, module in thing.named_modules() if hasattr(thing, "named_modules") else [("", thing)]:
-        yield f"{place}.__class__".lstrip("."), type(module)
-        arguments = _argument_names(type(module))
+        cls: Any = type(module)
+        yield f"{place}.__class__".lstrip("."), cls
+        arguments = _argument_names(cls)
         for name, value in vars(module).items():
             if name in arguments:
                 yield f"{place}.{name}".lstrip("."), repr(value) if _is_plain(value) else type(value)
