@@ -9,10 +9,12 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from vitlab.config.keys import flatten, key_of
+from vitlab.errors import UsageError
 from vitlab.runs.directory import file_of_weights
 from vitlab.runs.machine import installed_versions
 from vitlab.runs.manifest import file_digest
@@ -42,21 +44,32 @@ def code_digest(package: Path = HERE, own: Sequence[str] = ()) -> str:
         package: Folder of vitlab.
         own: Packages and files of the user's, which are located but not imported; files beside them that they import
             count too.
+
+    Raises:
+        UsageError: One of the user's has no source here, so that nobody could tell whether it changed.
     """
     files = [(path, path.relative_to(package)) for path in sorted(package.rglob("*.py"))]
     files = [(path, name) for path, name in files if _runs_in_a_cell(name)]
-    mine: list[tuple[Path, Path]] = []
-    for name in own:
-        if name.endswith(".py"):  # the classes of a notebook
-            mine += [(path, Path(path.name)) for path in [Path(name)] if path.is_file()]
-            continue
-        found = PathFinder.find_spec(name.partition(".")[0], [*sys.path, os.getcwd()])
-        if found and found.origin:
-            top = Path(found.origin)
-            paths = sorted(top.parent.rglob("*.py")) if found.submodule_search_locations else [top]
-            mine += [(path, path.relative_to(top.parent.parent)) for path in paths]
+    mine = [file for name in own for file in _files_of(name)]
     files += mine + _imported_by(path for path, _ in mine)
     return _digest(tuple((str(name), path.read_text()) for path, name in files))
+
+
+def _files_of(name: str) -> list[tuple[Path, Path]]:
+    """Return the source files of a package, a folder of modules, a module or a notebook, with their names."""
+    if name.endswith(".py"):  # the classes of a notebook
+        found = [(Path(name), Path(Path(name).name))]
+    else:
+        top = name.partition(".")[0]
+        spec = PathFinder.find_spec(top, [*sys.path, os.getcwd()]) or find_spec(top)
+        folders = dict.fromkeys(map(Path, (spec and spec.submodule_search_locations) or ()))  # several without __init__
+        found = [(path, path.relative_to(folder.parent)) for folder in folders for path in sorted(folder.rglob("*.py"))]
+        if spec and spec.origin and not folders:
+            found = [(path, path.relative_to(path.parent.parent)) for path in [Path(spec.origin)]]
+    found = [(path, shown) for path, shown in found if path.suffix == ".py" and path.is_file()]
+    if not found:
+        raise UsageError(f"`trust_imports`: there is no source of {name}, neither installed nor in {os.getcwd()}")
+    return found
 
 
 def _imported_by(paths: Iterable[Path]) -> list[tuple[Path, Path]]:
