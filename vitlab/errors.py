@@ -8,7 +8,7 @@ import shutil
 import signal
 import sysconfig
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -164,14 +164,15 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     return f'; did you mean "{names[close[0]]}"?' if close else ""
 
 
-def trust_words() -> list[str]:
-    """Return the words that make another command of vitlab trust what this one does.
+def trust_words(names: Sequence[str] | None = None) -> list[str]:
+    """Return the words that make another command of vitlab trust these packages, or what this one does.
 
     Example:
-        >>> trust_words()
-        []
+        >>> trust_words(["mine", "ours"])
+        ['--trust_imports', 'mine,ours']
     """
-    return ["--trust_imports", ",".join(TRUSTED)] if TRUSTED else []
+    trusted = TRUSTED if names is None else names
+    return ["--trust_imports", ",".join(trusted)] if trusted else []
 
 
 def trusting(command: str) -> str:

@@ -46,6 +46,10 @@ def test_a_dictionary_becomes_the_file_it_describes_and_its_cells_trust_the_clas
     again = vitlab.ablate(lab.ablation)
     assert again.ablation is lab.ablation
     assert vitlab.ablate(file).ablation.arms == lab.ablation.arms
+    trust.trust_classes(["userpkg.pos.Coordinates"])  # as a training of this process does
+    assert vitlab.ablate(MINE).ablation.trust_imports == ("userpkg",), "a second time in a process, too"
+    trust.trust_classes(["elsewhere.Part"])
+    assert command(lab.ablation)[-1] == "userpkg", "cells trust what identifies them"
 
 
 def test_the_base_may_be_a_configuration_with_a_module_and_data_as_objects():

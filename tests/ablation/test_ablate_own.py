@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from vitlab.ablation.execution import resolve
 from vitlab.ablation.execution.commands import fit_args, overrides
 from vitlab.ablation.execution.identity import code_digest
 from vitlab.ablation.file.schema import level_names
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.config.parser import VitlabCLI
-from vitlab.config.trust import trust
+from vitlab.config.trust import not_allowed, trust
 from vitlab.errors import UsageError
 
 MINE = """
@@ -78,6 +79,21 @@ def test_arms_with_custom_parts_and_tasks_are_built_on_the_base(here):
     assert (task.hparams["embed_dim"], len(task.net.blocks)) == (48, 1), "the base's"
 
 
+def test_a_class_of_a_package_that_only_the_command_line_names_is_refused(here, monkeypatch):
+    trust(["mine_of_ablation"])
+    Path("own.yaml").write_text(FILE.replace("trust_imports: [mine_of_ablation]\n", ""))
+    started = []
+
+    def refuse(words, *more):
+        started.append(words)
+        return 2, [f"vitlab: {not_allowed('mine_of_ablation.Wave')}"]
+
+    monkeypatch.setattr(resolve, "run_to_end", refuse)
+    with pytest.raises(UsageError, match=r"name it in `trust_imports` of this file: mine_of_ablation$"):
+        resolve.resolve(read_ablation("own.yaml"), 1)
+    assert started and "--trust_imports" not in started[0]
+
+
 def test_custom_code_identifies_a_cell_as_vitlabs_does_and_is_not_imported(here):
     before = code_digest(here, own=["mine_of_ablation"])
     assert before != code_digest(here)
@@ -86,6 +102,19 @@ def test_custom_code_identifies_a_cell_as_vitlabs_does_and_is_not_imported(here)
     assert code_digest(here, own=["mine_of_ablation"]) != before
     Path("mine_of_ablation.py").write_text(f"# a comment\n{MINE}")
     assert code_digest(here, own=["mine_of_ablation"]) == before
+
+
+def test_code_in_a_folder_without_init_identifies_a_cell_and_code_that_is_nowhere_is_refused(here):
+    Path("mine_in_a_folder/deep").mkdir(parents=True)
+    Path("mine_in_a_folder/deep/pos.py").write_text("RATE = 1\n")
+    before = code_digest(here, own=["mine_in_a_folder.deep.pos"])
+    sys.path.append(str(here))  # as trusting it does
+    assert code_digest(here, own=["mine_in_a_folder.deep.pos"]) == before
+    Path("mine_in_a_folder/deep/pos.py").write_text("RATE = 2\n")
+    assert code_digest(here, own=["mine_in_a_folder.deep.pos"]) != before
+    for name in ("mine_nowhere", "parts/nowhere.py", "sys"):
+        with pytest.raises(UsageError, match=f"there is no source of {name}"):
+            code_digest(here, own=[name])
 
 
 def test_what_custom_code_imports_from_files_beside_it_counts_too(here):

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from tests.ablation.conftest import TOY
+from vitlab.ablation import folds
 from vitlab.ablation.execution.status import Status
+from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.folds import Folds, cross_validate
 from vitlab.ablation.inference.measured import collect
 from vitlab.cli.main import main
@@ -105,3 +107,11 @@ def test_folds_cover_all_images_and_keep_groups_together(tmp_path, monkeypatch, 
         assert not parts["train"] & parts["val"]
         seen += sorted(parts["val"])
     assert len(seen) == len(set(seen)) == 16
+
+
+def test_the_file_names_the_packages_that_the_command_trusts_and_the_configs_use(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(folds, "TRUSTED", ["mine", "ours", "unused", "runs/a/parts.py"])
+    (tmp_path / "base.yaml").write_text("model: {class_path: mine.Net}\n")
+    file = folds._file(["base.yaml"], [("data", "ours.Data")], {"fold1of2": "1/2", "fold2of2": "2/2"}, 0, "own")
+    assert read_ablation(file).trust_imports == ("mine", "ours")

@@ -18,6 +18,7 @@ from vitlab.ablation.execution.status import Status
 from vitlab.ablation.inference.measured import bounds_of, collect
 from vitlab.ablation.lab import Lab
 from vitlab.config.table_folds import folds_of_config
+from vitlab.config.trust import TRUSTED
 from vitlab.errors import UsageError
 from vitlab.runs.atomic import write_text
 from vitlab.runs.directory import RUNS
@@ -128,15 +129,18 @@ def cross_validate(
 def _file(
     files: Sequence[str], settings: Sequence[tuple[str, Any]], folds: dict[str, str], seed: int, name: str | None
 ) -> Path:
-    """Write the file of the ablation."""
+    """Write the file of the ablation; what it uses of the user's code, the command has confirmed."""
     name = name or f"cv-{Path(files[-1]).stem.lower()}"
     folder = RUNS / "ablations" / name
-    write_text(folder / "settings.yaml", yaml.safe_dump(nested(dict(settings)), sort_keys=False))
+    text = yaml.safe_dump(nested(dict(settings)), sort_keys=False)
+    write_text(folder / "settings.yaml", text)
+    texts = "".join([text, *(Path(file).read_text() for file in files)])
+    own = [path for path in TRUSTED if ("__main__." if path.endswith(".py") else f"{path}.") in texts]
     arms = {arm: {"data.fold": fold} for arm, fold in folds.items()}
     content = {
         "name": name, "base": [*files, str((folder / "settings.yaml").resolve())], "axes": {"fold": arms},
         "seeds": [seed], "baseline": {"fold": next(iter(arms))}, "metric": {"primary": "loss", "mode": "min"},
-        "match": {"within": ["fold"]},
+        "match": {"within": ["fold"]}, **({"trust_imports": own} if own else {}),
     }  # fmt: skip
     write_text(folder / "cv.yaml", yaml.safe_dump(content, sort_keys=False))
     return folder / "cv.yaml"

@@ -283,6 +283,11 @@ class Lab:
             raise UsageError(f"`workers` must be a whole number, 1 or more, or None for that of the file, got {given}")
         if self._arms:
             raise UsageError(f"{self.file} is exported evidence: it can be reported and verified, not run")
+        named = {name.partition(".")[0] for name in ("vitlab", "__main__", *self.ablation.trust_imports)}
+        for i, name in enumerate(self.ablation.analyses):
+            if (package := ANALYSES.module_of(name).partition(".")[0]) not in named:
+                way = f"name it in `trust_imports` of this file: {package}"
+                raise self.ablation.file.mistake(f"analyses/{i}", f"{name} is in {package}, which no cell imports: {way}")
         if self.ablation.run.command and not self.trust_command:
             words = f"`run.command` starts {shlex.join(map(str, self.ablation.run.command))}, which may be any program"
             raise self.ablation.file.mistake("run/command", f"{words}; if you trust it, add --trust_command")

@@ -177,10 +177,14 @@ class Catalogue(Mapping[str, Analysis]):
             raise ValueError(
                 f"`name` of an analysis must be lower-case letters, digits and _, and not all, got {name!r}"
             )
-        other = self._known[name].function.__module__ if name in self._known else self._shipped.get(name, ("",))[0]
+        other = self.module_of(name)
         if other not in ("", module):
             raise ValueError(f"{other} already has an analysis called {name}: give that of {module} another name")
         self._known[name] = analysis
+
+    def module_of(self, name: str) -> str:
+        """Return the module of an analysis, which is not imported for it; empty if there is no such analysis."""
+        return self._known[name].function.__module__ if name in self._known else self._shipped.get(name, ("",))[0]
 
     def __getitem__(self, name: str) -> Analysis:
         if name not in self._known and name in self._shipped:

@@ -83,7 +83,7 @@ def write_overrides(cell: Cell) -> None:
 
 
 def command(ablation: Ablation) -> list[str]:
-    """Return the command that starts vitlab, with the packages that this command line trusts.
+    """Return the command that starts vitlab, with the packages that the file names: their code identifies its cells.
 
     Raises:
         UsageError: The file names a package that the command line does not confirm.
@@ -91,7 +91,7 @@ def command(ablation: Ablation) -> list[str]:
     if missing := [name for name in ablation.trust_imports if name not in TRUSTED]:
         way_out = f"confirm it with --trust_imports {','.join(missing)}"
         raise ablation.file.mistake("trust_imports", f"the file imports {', '.join(missing)}: {way_out}")
-    return [*(ablation.run.command or VITLAB), *trust_words()]
+    return [*(ablation.run.command or VITLAB), *trust_words(ablation.trust_imports)]
 
 
 def overrides(ablation: Ablation, arm: Arm, seed: int) -> dict[str, Any]:

@@ -191,7 +191,8 @@ def _run_probe(
     if code and not (ablation.tune and failure_kind(code, lines, run.record) == "diverged"):  # its candidates may not
         if code == TIMEOUT:
             raise UsageError(f"20 steps of {arm.name} took longer than `run.timeout`, {ablation.run.timeout:.0f} s")
-        raise UsageError(lines[-1].removeprefix("vitlab: ") if lines else f"exit code {code}")
+        text = lines[-1].removeprefix("vitlab: ") if lines else f"exit code {code}"
+        raise UsageError(text.replace("add --trust_imports ", "name it in `trust_imports` of this file: "))
     config = yaml.safe_load(run.config.read_text())
     for key, (_, default) in PROBE.items():
         section, _, name = key.partition(".")

@@ -9,7 +9,7 @@ import yaml
 
 from vitlab.ablation.file import spec
 from vitlab.ablation.file.schema import NAME
-from vitlab.config.trust import TRUSTED, may_import, trust
+from vitlab.config.trust import TRUSTED, needs_no_trust, trust
 from vitlab.errors import UsageError
 from vitlab.notebook import PARTS_FILE, names_in, source_of
 from vitlab.objects import written
@@ -39,7 +39,7 @@ def write_file(content: Mapping[str, Any]) -> Path:
         raise UsageError(f"`ablate` needs a `name` of a-z 0-9 _ . - for its folder, got {plain.get('name')!r}")
     folder = RUNS / "ablations" / name
     source = source_of(names) if (names := names_in(plain)) else None
-    packages = list(dict.fromkeys(path.partition(".")[0] for path in used if not may_import(path)))
+    packages = list(dict.fromkeys(path.partition(".")[0] for path in used if not needs_no_trust(path)))
     trust(packages)
     own = [*packages, *([str(folder / PARTS_FILE)] if source else [])]
     if own:
