@@ -506,7 +506,7 @@ def test_a_report_of_nothing_but_stale_cells_is_refused_with_the_way_out(finishe
 def test_verify_names_cells_without_a_number_or_a_readable_config(finished):
     ablation, arms, cells = finished
     for cell in cells[1:]:
-        cell.run.config.write_text(f"seed_everything: {cell.seed}\n")
+        cell.run.config.write_text(yaml.safe_dump({**cell.resolved.config, "seed_everything": cell.seed}))
     set_result(cells[1], acc1=float("nan"))
     cells[2].run.config.write_text("a: [\n")
     found = verify_evidence(ablation, arms, cells)

@@ -15,6 +15,7 @@ import yaml
 
 from tests.ablation.conftest import Lab as Toy
 from vitlab.ablation.evidence import chain, protocol
+from vitlab.ablation.execution import worker
 from vitlab.ablation.lab import Lab
 from vitlab.ablation.report import write
 from vitlab.errors import UsageError
@@ -269,6 +270,32 @@ def test_other_code(toy, monkeypatch):
     assert "4 with other code" in str(started().status())
     with pytest.raises(UsageError, match=r"4 cells of toy were finished with other code"):
         started().report()
+
+
+@cheat("a file of the base is edited while a cell is trained, and restored")
+def test_other_settings_for_a_while(toy, monkeypatch):
+    base, run, kept = toy / "base.yaml", worker._run, (toy / "base.yaml").read_text()
+    change(toy / "toy.yaml", "seeds: 2", "seeds: 3")
+
+    def edited(*words):
+        change(base, "lr: 0.001", "lr: 0.5")
+        found = run(*words)
+        base.write_text(kept)
+        return found
+
+    monkeypatch.setattr(worker, "_run", edited)
+    assert len(started().run(workers=1).failed) == 2
+    assert "other config: the settings have changed since the plan: model.lr 0.5, not 0.001" in str(started().status())
+    monkeypatch.setattr(worker, "_run", run)
+    monkeypatch.setattr(worker, "code_digest", lambda own: "0123456789")
+    assert len(started().run(retry_failed=True).failed) == 2
+    assert "other code: the code has changed since the plan" in str(started().status())
+    monkeypatch.undo()
+    monkeypatch.chdir(toy)
+    monkeypatch.setenv("TOY_PREDICTIONS", "1")
+    assert not started().run(retry_failed=True).failed and started().verify().is_green
+    change(cell() / "config.yaml", "lr: 0.001", "lr: 0.5")
+    refused("it was trained with other settings than planned: model.lr 0.5, not 0.001")
 
 
 @cheat("cells of two versions of a library are paired")

@@ -164,6 +164,8 @@ def _check(cell: Cell, is_bare: bool = False) -> tuple[list[str], int]:
     try:
         seed = yaml.safe_load(cell.run.config.read_text())["seed_everything"]
         words += [f"config.yaml has seed {seed}"] if seed != cell.seed else []
+        changed = cell.changed_settings()
+        words += [f"it was trained with other settings than planned: {changed}"] if changed else []
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
         words.append(f"config.yaml cannot be read: {one_line(error)}")
     path = _table(cell)

@@ -10,6 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
+
 from vitlab.ablation.execution.identity import (
     code_digest,
     effective,
@@ -19,8 +21,8 @@ from vitlab.ablation.execution.identity import (
 )
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
-from vitlab.config.keys import class_and_arguments, key_of
-from vitlab.errors import UsageError
+from vitlab.config.keys import class_and_arguments, key_as_typed, key_of
+from vitlab.errors import UsageError, one_line
 from vitlab.runs import lock
 from vitlab.runs.directory import RunDir
 from vitlab.runs.matching import is_there, matching
@@ -29,6 +31,7 @@ from vitlab.runs.records import read_json
 FEW = 100  # cells whose files are looked at one after another, and each time
 AT_ONCE = 16  # cells of more that are looked at at once
 OTHER_CODE = {"code", "environment"}  # parts of an identity that may differ in a stale cell
+TRY = "tune"  # the level of an arm that names a candidate of the tuning
 State = Literal["done", "running", "failed", "diverged", "missing", "stale", "damaged"]
 Say = Callable[[str], None]  # prints a line about cells
 
@@ -176,6 +179,22 @@ class Cell:
         words = " ".join(f"--{key}={value}" for key, value in changes.items() if key_of(key).identity)
         return f"no cell of this file any more: it was resumed with {words}" if words else ""
 
+    def changed_settings(self) -> str:
+        """Return the keys that its run was trained with otherwise than planned; empty if all agree.
+
+        The values of tuning are left out: they are in the plan as the file spells them.
+        """
+        try:
+            ran = _settings(yaml.safe_load(self.run.config.read_text()))
+        except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
+            return f"config.yaml cannot be read: {one_line(error)}"
+        planned = _settings(self.resolved.config)
+        is_tuned = self.ablation.tune is not None or TRY in self.arm.levels
+        own = [key_as_typed(key) for key in self.arm.overrides] if is_tuned else []
+        keys = [key for key in sorted({*ran, *planned}) if ran.get(key) != planned.get(key)]
+        keys = [key for key in keys if not any(f"{key}.".startswith(f"{name}.") for name in own)]
+        return ", ".join(f"{key} {ran.get(key)}, not {planned.get(key)}" for key in keys)
+
     def set_aside(self) -> None:
         """Rename damaged files, so that the measurement, or if necessary the training, is repeated."""
         for name in ("results.json", "done.json", "analysis/notes.json"):
@@ -190,7 +209,11 @@ class Cell:
                 return
         self.sibling(".failed.json").unlink(missing_ok=True)
         if self.damage():
-            self.run.path.rename(self.run.path.with_name(f"damaged-{time.time_ns()}-{self.run.path.name}"))
+            self.discard()
+
+    def discard(self) -> None:
+        """Rename the run, so that the training is repeated."""
+        self.run.path.rename(self.run.path.with_name(f"damaged-{time.time_ns()}-{self.run.path.name}"))
 
     def state(self) -> State:
         """Return the state, from files."""
@@ -260,6 +283,11 @@ def others(ablation: Ablation, resolved: Sequence[Resolved | None]) -> dict[str,
             differing = differing or ["config"]
         found[name] = differing or ["seed"]
     return found
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of a configuration can change a number, as a user types it; empty values are as absent ones."""
+    return {key_as_typed(name): value for name, value in effective(config).items() if value not in (None, {}, [])}
 
 
 def _parts(run: RunDir) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vitlab.ablation.execution.cells import Cell, Resolved, State, batch_size
+from vitlab.ablation.execution.cells import TRY, Cell, Resolved, State, batch_size
 from vitlab.ablation.execution.identity import json_digest
 from vitlab.ablation.execution.pool import Pool
 from vitlab.ablation.file.settings import Range, Tune
@@ -124,7 +124,7 @@ def _numbered(inner: Ablation, arm: Resolved, candidates: Sequence[Mapping[str, 
 
 def _trial(inner: Ablation, arm: Resolved, i: int, values: Mapping[str, Any]) -> Trial:
     tried = with_values(arm, values)
-    named = replace(tried, arm=replace(tried.arm, levels={**arm.arm.levels, "tune": f"try{i}"}))
+    named = replace(tried, arm=replace(tried.arm, levels={**arm.arm.levels, TRY: f"try{i}"}))
     return Trial(arm.arm.name, values, tuple(Cell(inner, named, seed) for seed in inner.seeds))
 
 

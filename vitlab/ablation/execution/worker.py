@@ -13,7 +13,7 @@ from vitlab.ablation.execution import process
 from vitlab.ablation.execution.cells import Cell
 from vitlab.ablation.execution.commands import Stage, next_stage, training
 from vitlab.ablation.execution.gpus import Slot
-from vitlab.ablation.execution.identity import json_digest
+from vitlab.ablation.execution.identity import code_digest, json_digest
 from vitlab.ablation.execution.resolve import discard_probe
 from vitlab.runs.lock import HeldLock
 from vitlab.runs.records import now_utc
@@ -34,8 +34,8 @@ def process_cell(cell: Cell, claim: HeldLock, workers: int, slot: Slot, stop: Ca
     """Run the remaining stages of a cell; a stage that an outside cause interrupts is repeated."""
     started, attempts, is_new = time.time(), 0, False
     while not cell.is_waiting():
-        if (text := _other_data(cell)) and not cell.is_done():
-            return _failed(cell, training(cell), 0, "other data", [text], 1)
+        if other := _unplanned(cell):
+            return _failed(cell, training(cell), 0, *other)
         stage = next_stage(cell)
         if cell.is_measured() and (is_new or not cell.is_done()):
             _done(cell, started)
@@ -46,6 +46,8 @@ def process_cell(cell: Cell, claim: HeldLock, workers: int, slot: Slot, stop: Ca
             chain.count_reading(cell.ablation.directory, cell.name, cell.ablation.evaluate)
             is_new = True  # even if an older measurement was recorded
         code, lines = _run(cell, stage, claim, workers, slot, stop)
+        if other := _other_settings(cell):  # also where it waits or diverged
+            return _failed(cell, training(cell), 0, *other)
         if cell.is_waiting():
             break
         if code == process.STOPPED or (code and stop()):  # SLURM's warning also reaches the command
@@ -70,6 +72,25 @@ def _run(
         return stop() or cell.is_waiting()
 
     return process.run_to_end(stage.words, env, log, run.timeout, claim, ends, run.fork, slot.fd)
+
+
+def _unplanned(cell: Cell) -> tuple[str, list[str]] | None:
+    """Return why a cell is not what was planned any more, as the kind and the lines of a failure; None if it is."""
+    if cell.is_done():
+        return None
+    if code_digest(own=cell.ablation.trust_imports) != cell.parts["code"]:
+        return "other code", ["the code has changed since the plan; `run` again to plan with it"]
+    if text := _other_data(cell):
+        return "other data", [text]
+    return _other_settings(cell)
+
+
+def _other_settings(cell: Cell) -> tuple[str, list[str]] | None:
+    """Return a failure if a run read other settings than its arm's probe, and set the run aside; None otherwise."""
+    if cell.is_done() or not cell.run.config.is_file() or not (text := cell.changed_settings()):
+        return None
+    cell.discard()
+    return "other config", [f"the settings have changed since the plan: {text}; `run` again to plan with them"]
 
 
 def _other_data(cell: Cell) -> str:
@@ -119,7 +140,7 @@ def _finished(cell: Cell) -> CellOutcome:
     return CellOutcome("done", text=f"{cell.ablation.primary} {value:.4f}")
 
 
-def _failed(cell: Cell, stage: Stage, code: int, kind: str, lines: list[str], attempts: int) -> CellOutcome:
+def _failed(cell: Cell, stage: Stage, code: int, kind: str, lines: list[str], attempts: int = 1) -> CellOutcome:
     last = next((line for line in reversed(lines) if line.strip()), f"exit code {code}, no output")
     repeat = shlex.join(stage.words)
     facts = {"stage": stage.name, "kind": kind, "code": code, "attempts": attempts, "last": last}
