@@ -1,6 +1,7 @@
 """One cell of posbench: train a network with a position embedding, and read each test split once."""
 
 import math
+import random
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
@@ -53,8 +54,15 @@ def bench_network_of(method: Method, protocol: Mapping[str, Any], training: str,
     glyphs = training == "glyphs"
     chans, outputs = (1, sum(QUESTIONS.values())) if glyphs else (3, classes_of_photos(protocol))
     own = {name: value for name, value in protocol["trainings"][training].items() if name in ("img_size", "patch_size")}
-    torch.manual_seed(seed)
+    _seed(seed)
     return VisionTransformer(**protocol["network"] | own, in_chans=chans, num_classes=outputs, pos_embed=method)
+
+
+def _seed(seed: int) -> None:
+    """Seed all that a method may draw from."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
 
 
 def bench_device(protocol: Mapping[str, Any]) -> torch.device:
@@ -131,7 +139,7 @@ def train_network(
     peaks = [group["lr"] for group in optimizer.param_groups]
     size = min(recipe["batch_size"], len(split.labels))
     steps = recipe["epochs"] * (len(split.labels) // size)
-    torch.manual_seed(seed)  # of what a method draws in training
+    _seed(seed)  # of what a method draws in training
     for step, (images, labels) in enumerate(batches_of(split, size, recipe["epochs"], seed, training != "glyphs")):
         factor = warmed_up(step + 1, recipe["warmup"] * steps, steps + 1)
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
