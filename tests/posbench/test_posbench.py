@@ -5,6 +5,7 @@ import errno
 import importlib
 import json
 import pickle
+import random
 import re
 import shutil
 import sys
@@ -38,7 +39,14 @@ from vitlab.position_bench.protocol import (
     read_protocol,
     registered_protocol,
 )
-from vitlab.position_bench.training import answers_of, batches_of, bench_network_of, bench_predictions_of, check_method
+from vitlab.position_bench.training import (
+    answers_of,
+    batches_of,
+    bench_network_of,
+    bench_predictions_of,
+    check_method,
+    train_network,
+)
 from vitlab.runs.lock import take
 from vitlab.runs.manifest import file_digest
 from vitlab.tokenizers import T2TTokenizer
@@ -80,6 +88,15 @@ class Square(PosEmbed):
 class Scaled(PosEmbed):
     def __init__(self, grid_size, embed_dim, by=1):
         super().__init__(grid_size)
+
+
+class Jitter(PosEmbed):
+    def __init__(self, grid_size, embed_dim):
+        super().__init__(grid_size)
+        self.by = random.random()
+
+    def forward(self, x):
+        return x * (1 + self.by * np.random.rand())
 
 
 class Wrong:
@@ -180,6 +197,13 @@ def test_methods_share_initial_values_and_the_order_of_images():
     assert all(torch.equal(a[0], b[0]) for a, b in zip(first, again, strict=True))
 
 
+def test_a_method_that_draws_from_python_and_numpy_is_trained_alike_twice():
+    nets = [train_network({"class_path": f"{HERE}.Jitter"}, tiny(), "glyphs", 3, 0.01, glyphs(20, 0)) for _ in range(2)]
+    assert nets[0].pos_embed.by == nets[1].pos_embed.by
+    values = zip(nets[0].parameters(), nets[1].parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in values)
+
+
 def test_a_method_that_needs_a_square_grid_has_no_row_for_other_sizes(small):
     label = f"{HERE}.Square"
     assert "sizes" not in small.scores(label)
@@ -238,6 +262,9 @@ def test_cells_of_another_source_of_a_class_are_refused(tmp_path, monkeypatch):
     importlib.reload(module)
     with pytest.raises(UsageError, match=r"embeds_of_mine\.Mine was trained with another source of .*another folder"):
         bench.run(method, label)
+    assert any("another source" in line for line in submission.problems_of(bench, label, {}))
+    monkeypatch.delitem(sys.modules, "embeds_of_mine")  # as `verify` begins, which then imports what is trusted
+    monkeypatch.setattr("vitlab.config.trust.TRUSTED", ["embeds_of_mine"])
     assert any("another source" in line for line in submission.problems_of(bench, label, {}))
     edit(bench.path(label, "card"), code=None)  # as before there was a digest
     bench.run(method, label)
@@ -314,6 +341,10 @@ def edit_score(folder):
     edit(folder / "few-0.json", scores={"few": 0.99})
 
 
+def add_score(folder):
+    edit(folder / "few-0.json", scores=json.loads((folder / "few-0.json").read_text())["scores"] | {"sizes": 0.99})
+
+
 def edit_predictions(folder):
     with np.load(folder / "few-0.npz") as kept:
         changed = {"few": (kept["few"] + 1) % 10}
@@ -343,6 +374,7 @@ def empty_record(folder):
 
 CHEATS = {drop_seed: "is missing", edit_score: "its predictions give", edit_predictions: "were edited",
           cut_record: "photos-0.json: is damaged", empty_record: "photos-0.json: is damaged",
+          add_score: "has scores of few, sizes, not of few",
           edit_recipe: "another protocol", edit_rate: "is best in validation",
           drop_rate: "of the grid were not tried"}  # fmt: skip
 

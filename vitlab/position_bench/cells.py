@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from vitlab.class_paths import current_path, name_and_args
+from vitlab.config.trust import import_class, may_import
 from vitlab.errors import UsageError
 from vitlab.layers.pos_embed import POS_EMBEDS
 from vitlab.notebook import source_of, without_docstrings
@@ -322,7 +323,7 @@ class Bench:
 def code_of(method: Method) -> str | None:
     """Return the digest of the modules that define a class of the user's and its bases, whatever their comments.
 
-    None for a method of vitlab, and for modules without a source.
+    None for a method of vitlab, for modules without a source, and for a class that is neither imported nor trusted.
 
     Raises:
         UsageError: It is a class of a notebook or script, whose source is not known or cannot be kept.
@@ -332,6 +333,8 @@ def code_of(method: Method) -> str | None:
         True
     """
     path, _ = name_and_args("pos_embed", method)
+    if may_import(path):
+        import_class("pos_embed", path)
     module, _, name = path.rpartition(".")
     kinds = getattr(getattr(sys.modules.get(module), name, None), "__mro__", ())
     homes = list(dict.fromkeys(kind.__module__ for kind in kinds))

@@ -35,8 +35,8 @@ def problems_of(bench: Bench, label: str, answers: dict[str, Any]) -> list[str]:
     """Return what is wrong with the cells of a method, a line each.
 
     Found are missing seeds, another protocol (other data, another recipe), another source of the method if its class is
-    imported, another learning rate than the one that the validation images chose, and predictions or scores that were
-    edited.
+    imported or trusted, another learning rate than the one that the validation images chose, predictions or scores that
+    were edited, and scores that were added.
 
     Args:
         bench: The folder.
@@ -113,10 +113,12 @@ def _of_cell(bench: Bench, label: str, path: Path, kept: dict[str, Any], answers
         if classes.shape[-1] != min(count, len(answers[task])):
             return [f"{path.name}: {task} has {classes.shape[-1]} predictions, of {count}"]
     scores = scores_of(predictions, answers)
+    if set(kept["scores"]) != set(scores):
+        return [f"{path.name}: has scores of {', '.join(sorted(kept['scores']))}, not of {', '.join(sorted(due))}"]
     return [
-        f"{path.name}: {task} is {kept['scores'].get(task)}, and its predictions give {score}"
+        f"{path.name}: {task} is {kept['scores'][task]}, and its predictions give {score}"
         for task, score in scores.items()
-        if abs(kept["scores"].get(task, -1) - score) > 1e-9
+        if abs(kept["scores"][task] - score) > 1e-9
     ]
 
 
