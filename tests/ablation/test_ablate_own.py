@@ -11,6 +11,8 @@ from vitlab.ablation.execution.commands import fit_args, overrides
 from vitlab.ablation.execution.identity import code_digest
 from vitlab.ablation.file.schema import level_names
 from vitlab.ablation.file.spec import read_ablation
+from vitlab.ablation.lab import Lab
+from vitlab.analysis.catalogue import Catalogue
 from vitlab.config.parser import VitlabCLI
 from vitlab.config.trust import not_allowed, trust
 from vitlab.errors import UsageError
@@ -79,7 +81,7 @@ def test_arms_with_custom_parts_and_tasks_are_built_on_the_base(here):
     assert (task.hparams["embed_dim"], len(task.net.blocks)) == (48, 1), "the base's"
 
 
-def test_a_class_of_a_package_that_only_the_command_line_names_is_refused(here, monkeypatch):
+def test_what_is_in_a_package_that_only_the_command_line_names_is_refused(here, monkeypatch):
     trust(["mine_of_ablation"])
     Path("own.yaml").write_text(FILE.replace("trust_imports: [mine_of_ablation]\n", ""))
     started = []
@@ -92,6 +94,10 @@ def test_a_class_of_a_package_that_only_the_command_line_names_is_refused(here, 
     with pytest.raises(UsageError, match=r"name it in `trust_imports` of this file: mine_of_ablation$"):
         resolve.resolve(read_ablation("own.yaml"), 1)
     assert started and "--trust_imports" not in started[0]
+    Path("own.yaml").write_text(FILE.replace("trust_imports: [mine_of_ablation]", "analyses: [errors]"))
+    monkeypatch.setattr(Catalogue, "module_of", lambda self, name: "mine_of_ablation.analyses")
+    with pytest.raises(UsageError, match=r"line 4: errors is in mine_of_ablation, which no cell imports: name it in"):
+        Lab("own.yaml").commands()
 
 
 def test_custom_code_identifies_a_cell_as_vitlabs_does_and_is_not_imported(here):
