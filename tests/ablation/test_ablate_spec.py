@@ -442,6 +442,25 @@ def test_a_claim_over_an_axis_is_one_verdict_on_its_mean(write):
 
 
 @pytest.mark.parametrize(
+    ("text", "a", "b", "metric", "over"),
+    [
+        ("off > on over global_pool", "off", "on", None, ("global_pool",)),
+        ("on > off over global_pool on score", "on", "off", "score", ("global_pool",)),
+        ("off > on | global_pool=avg", "off", "on", None, ()),
+        ("off ~ on within 0.02 on loss", "off", "on", "loss", ()),
+        ("off >  on on loss", "off", "on", "loss", ()),
+        ("gap(off, on | global_pool=avg) > gap(off, on | global_pool=token) on loss", "off", "on", "loss", ()),
+        ("off > over on loss over global_pool", "off", "over", "loss", ("global_pool",)),
+    ],
+)
+def test_levels_may_be_called_as_words_of_a_claim(write, text, a, b, metric, over):
+    levels = {name: {"model.rope": name} for name in ("off", "on", "over")}
+    ablation = read_ablation(write(axes={**GOOD["axes"], "rope": levels}, claims=[text]))
+    (found,) = ablation.claims
+    assert (found.a, found.b, found.metric, found.over) == (a, b, metric, over)
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("learned > none over global_pol", 'over `global_pol`, which is not an axis; did you mean "global_pool"'),

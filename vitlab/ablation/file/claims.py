@@ -22,7 +22,9 @@ GAP = re.compile(
     rf"gap\(\s*(?P<a2>{SIDE})\s*,\s*(?P<b2>{SIDE})\s*\|\s*(?P<t>{CONDITION})\s*\)"
 )
 FORMS = "A > B, A ~ B within M, gap(A, B | s) < gap(A, B | t), each with `on METRIC`, `| axis=level`, `over AXIS`"
-OVER = r"\s+over\s+(?!within\b)([\w.-]+(?:\s*,\s*[\w.-]+)*)"
+WORD = r"(?<![\s,<>~])\s+"  # before a word of the claim; after a sign or a comma, the same word is a level
+ON = WORD + r"on\s+(?!(?:within|over)\b)([^\s|]\S*)"
+OVER = WORD + r"over\s+(?!within\b)([\w.-]+(?:\s*,\s*[\w.-]+)*)"
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def parse_claim(file: File, index: int, text: Any, axes: Mapping[str, Mapping[st
     place = f"claims/{index}"
     if not isinstance(text, str):
         raise file.mistake(place, f"a claim is one of {FORMS}, got {text!r}")
-    body, metric = _cut(text, r"\s+on\s+(\S+)")
+    body, metric = _cut(text, ON)
     body, named = _cut(body, OVER)
     over = tuple(re.split(r"\s*,\s*", named)) if named else ()
     if unknown := [name for name in over if name not in axes]:
