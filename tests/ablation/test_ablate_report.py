@@ -436,6 +436,16 @@ def test_an_interaction_without_balanced_levels_is_not_drawn(write_axes):
     assert "interaction_pos_tokens" not in figures(results, [])
 
 
+def test_the_figure_of_differences_counts_the_pairs_of_its_intervals(write_axes):
+    results = write_axes({"pos": ("none", "learned")})
+    results.numbers = {(arm.name, s): {"acc1": s / 9} for arm in results.ablation.arms for s in range(3)}
+    results.numbers["learned", 2] = {"acc1": 0.5}
+    del results.numbers["none", 0]
+    arms = find(results, Looks((3,), 3, (0, 1, 2))).arms
+    (label,) = figures(results, arms)["differences"][1].axes[0].get_yticklabels()
+    assert [row.n for row in arms] == [2, 3] and label.get_text() == "learned  (2/3)"
+
+
 @pytest.fixture
 def write_axes(tmp_path):
     """Write an ablation of axes with three seeds, and return its results, without numbers."""

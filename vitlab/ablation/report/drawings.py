@@ -151,7 +151,7 @@ def _forest(ax: Axes, results: CellResults, rows: Rows) -> None:
         color, mark = arm_style(results, row["arm"])
         ax.plot([row["difference_low"], row["difference_high"]], [y, y], color=color, lw=1.5)
         ax.plot([row["difference"]], [y], mark, color=color)
-    _arms(ax, [(row["arm"], row["n"], row["planned"]) for row in rows])
+    _arms(ax, [(row["arm"], row["pairs" if row["test"] == "paired" else "n"], row["planned"]) for row in rows])
     band = f" (gray: the margin of ±{margin:g})" if margin else ""
     base = ", ".join(results.ablation.baseline.values())
     ax.set_xlabel(f"difference in {results.ablation.primary} to {base}{band}")
