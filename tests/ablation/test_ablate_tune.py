@@ -22,6 +22,7 @@ from vitlab.ablation.file.settings import _candidates
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.lab import Lab
 from vitlab.ablation.report.tuned import _response
+from vitlab.ablation.running import RunOptions, submit_cells
 from vitlab.errors import UsageError
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -225,6 +226,13 @@ def test_an_arm_that_diverges_or_stays_below_the_floor_is_given_up_and_the_other
     monkeypatch.setenv("TOY", '{"learned 100": "diverge"}')
     assert sorted(toy().run().failed) == ["learned", "none"]
     assert len(configs(lab, "rope2d/s*")) == 1 and not configs(lab, "learned/s*") and not configs(lab, "none/s*")
+    status, plan = str(toy().status()), str(toy().plan())
+    assert "tuning: learned is given up: all of its candidates diverged" in status and "2 done, 4 given up" in status
+    assert "2 seeds = 6 cells (2 done, 4 given up)" in plan and "; 0 arms are not tuned yet" in plan
+    assert "for 0 cells" in plan and "given up none: its best candidate" in plan
+    said = []
+    submit_cells(toy().ablation, RunOptions(1, (), False, False, False), said.append)
+    assert said == ["every cell is done; nothing to submit"]
     report = toy().report()
     page, drawn = report.files[1].read_text(), pd.read_csv(report.files[1].parent / "figures/tuning.csv")
     assert len(drawn) == 6 and drawn.groupby("arm")["diverged"].sum().to_dict() == {
@@ -249,6 +257,13 @@ def test_halving_compares_at_epochs_that_validate(every, expected):
     arm = SimpleNamespace(config={"trainer": {"max_epochs": 20, "check_val_every_n_epoch": every}})
     assert rungs(SimpleNamespace(tune=SimpleNamespace(halving=2)), arm) == expected
     assert rungs(SimpleNamespace(tune=SimpleNamespace(halving=None)), arm) == []
+
+
+def test_halving_by_a_metric_that_only_the_evaluation_measures_is_refused_before_candidates_train(toy, lab):
+    write(lab, {**SPACE, "halving": 2}, metric={"primary": "acc1_macro"})
+    with pytest.raises(UsageError, match=r"`tune\.halving` compares .* and `acc1_macro` is measured at their end"):
+        toy().run()
+    assert not lab.counts()
 
 
 def test_a_learning_rate_of_1e_3_is_read_as_a_number(toy, lab):

@@ -1,14 +1,20 @@
 """The laboratory from Python: what it returns is what the command prints."""
 
+import json
+import os
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from vitlab.ablation.evidence import bundle
 from vitlab.ablation.execution import cells, resolve
 from vitlab.ablation.execution.cells import Resolved
+from vitlab.ablation.execution.status import running_text
 from vitlab.ablation.lab import Lab
 from vitlab.errors import UsageError
+from vitlab.runs.directory import RunDir
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -109,3 +115,18 @@ def test_a_missing_file_and_a_report_without_cells_are_one_line_each(toy):
         UsageError, match=r'`ablate position_embedding/probe`.*did you mean "position_embeddings/probe"'
     ):
         Lab("position_embedding/probe")
+
+
+def test_the_time_left_of_a_resumed_cell_counts_the_epochs_of_its_present_work(tmp_path):
+    run, claim = RunDir(tmp_path / "run"), tmp_path / "claim.json"
+    rows = [{"step": 10 * (epoch + 1), "epoch": epoch, "attempt": 1} for epoch in range(30)]
+    run.path.mkdir()
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    os.utime(run.metrics, (time.time() - 600,) * 2)
+    claim.write_text(json.dumps({"host": "h", "pid": 1, "started": time.time() - 60}))
+    resolved = SimpleNamespace(config={"trainer": {"max_epochs": 40}})
+    cell = SimpleNamespace(claim=claim, run=run, resolved=resolved)
+    assert running_text(cell) == "host h, pid 1, 60 s, step 300, epoch 30/40"
+    with run.metrics.open("a") as file:
+        file.write("".join(json.dumps({**row, "epoch": 30 + i, "attempt": 2}) + "\n" for i, row in enumerate(rows[:2])))
+    assert running_text(cell).endswith("epoch 32/40, about 240 s left")

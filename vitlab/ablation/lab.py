@@ -144,14 +144,16 @@ class Lab:
         """Return the progress; only reads files."""
         built = {arm.arm.name: arm for arm in self._known()}
         arms = [built.get(arm.name) for arm in self.ablation.arms]
-        status = status_of(self.ablation, tuned(self.ablation, arms))
         if self.ablation.tune is None:
-            return status
+            return status_of(self.ablation, arms)
         tried = trials(self.ablation, [arm for arm in arms if arm])
+        lost = given_up(self.ablation, tried)
+        status = status_of(self.ablation, tuned(self.ablation, arms), lost)
         over, stopped = sum(t.is_over for t in tried), sum(t.stopped > 0 for t in tried)
         count = len(self.ablation.arms) * self.ablation.tune.budget
         early = f", {stopped} of them stopped early" if stopped else ""
         lines = [f"tuning: {over} of {count} candidates are over{early}"]
+        lines += [f"tuning: {arm} is given up: {why}" for arm, why in lost.items()]
         for arm, trial in choices(self.ablation, tried).items():
             for key in at_border(self.ablation, trial.values):
                 lines.append(f"tuning: {arm}: the best `{key}`, {trial.values[key]}, is at the border")
@@ -286,8 +288,8 @@ class Lab:
         named = {name.partition(".")[0] for name in ("vitlab", "__main__", *self.ablation.trust_imports)}
         for i, name in enumerate(self.ablation.analyses):
             if (package := ANALYSES.module_of(name).partition(".")[0]) not in named:
-                way = f"name it in `trust_imports` of this file: {package}"
-                raise self.ablation.file.mistake(f"analyses/{i}", f"{name} is in {package}, which no cell imports: {way}")
+                text = f"{name} is in {package}, which no cell imports: name it in `trust_imports` of this file"
+                raise self.ablation.file.mistake(f"analyses/{i}", text)
         if self.ablation.run.command and not self.trust_command:
             words = f"`run.command` starts {shlex.join(map(str, self.ablation.run.command))}, which may be any program"
             raise self.ablation.file.mistake("run/command", f"{words}; if you trust it, add --trust_command")

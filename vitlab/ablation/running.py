@@ -64,15 +64,17 @@ def run_locally(ablation: Ablation, asked: RunOptions, say: Say | None) -> tuple
 def submit_cells(ablation: Ablation, asked: RunOptions, say: Say) -> None:
     """Submit workers to SLURM; this machine trains and resolves nothing."""
     arms = known(ablation)
-    if asked.tune_only:
-        cells = [cell for trial in trials(ablation, [arm for arm in arms if arm]) for cell in trial.cells]
-        count = _candidates(ablation)
-    else:
-        cells = [Cell(ablation, arm, seed) for arm in tuned(ablation, arms) if arm for seed in ablation.seeds]
-        count = _count(ablation)
+    built = [arm for arm in arms if arm]
+    cells = [Cell(ablation, arm, seed) for arm in tuned(ablation, arms) if arm for seed in ablation.seeds]
     if asked.retry_failed:
-        _forget_failures(cells)
-    if left := count - sum(cell.is_finished() for cell in cells):
+        tried = trials(ablation, built)
+        _forget_failures([cell for trial in tried for cell in trial.cells] if asked.tune_only else cells)
+    tried = trials(ablation, built)
+    left = _candidates(ablation) - sum(trial.is_over or cell.is_finished() for trial in tried for cell in trial.cells)
+    if not asked.tune_only:
+        measured = len(ablation.arms) - len(given_up(ablation, tried) if ablation.tune else ())
+        left += measured * len(ablation.seeds) - sum(cell.is_finished() for cell in cells)
+    if left:
         more = [word for text in asked.only for word in ("--only", text)]
         more += ["--fail_fast"] * asked.fail_fast + ["--tune_only"] * asked.tune_only
         submit_workers(ablation, task_count(ablation, left), more, say)

@@ -143,7 +143,8 @@ class Cell:
 
     def value_at(self, epoch: int) -> float | None:
         """Return the primary metric at the first validation after so many epochs; None before."""
-        key = f"val/{self.ablation.primary}"
+        name = self.ablation.primary
+        key = name if name.startswith("val_") else f"val/{name}"  # of a module that uses no slash
         found = (row[key] for row in self.run.rows() if key in row and row["epoch"] + 1 >= epoch)
         return next(found, None)
 

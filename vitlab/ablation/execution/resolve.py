@@ -35,6 +35,7 @@ PROBE: dict[str, Any] = {  # settings of a probe, and the default that a config 
     "trainer.limit_val_batches": (1, None),
     "trainer.enable_checkpointing": (False, None),
 }
+OF_EVALUATION = {"acc1_macro", "f1_macro"}  # metrics that no row of a training has
 START = "vitlab.ablation.execution.start.Start"  # a callback
 _STARTS = (START, "vitlab.ablation.work.start.Start")  # and its name until 0.1
 
@@ -106,7 +107,10 @@ def _refuse_equal(ablation: Ablation, resolved: list[Resolved]) -> None:
 
 
 def _refuse_metrics(ablation: Ablation, resolved: list[Resolved]) -> None:
-    """Refuse a metric that no arm measures."""
+    """Refuse a metric that no arm measures, and halving by one that is not measured while candidates train."""
+    if ablation.tune and ablation.tune.halving and ablation.primary in OF_EVALUATION:
+        text = f"`tune.halving` compares candidates while they train, and `{ablation.primary}` is measured at their end"
+        raise ablation.file.mistake("tune/halving", f"{text}: leave it out, or choose by acc1")
     known = [set(arm.metrics) for arm in resolved if arm.metrics]
     asked = [("metric/primary", ablation.primary), *(("metric/secondary", name) for name in ablation.secondary)]
     asked += [(f"claims/{i}", claim.metric) for i, claim in enumerate(ablation.claims) if claim.metric]
@@ -230,7 +234,7 @@ def _metrics(rows: list[dict[str, Any]]) -> list[str]:
     own = {key.removeprefix("val_") for key in keys if key.startswith("val_")}  # of a module that uses no slash
     val |= {f"{split}_{name}" for split in ("val", "test") for name in own}
     found = val or train | ({"acc5"} if "acc1" in train else set())
-    return sorted(found | ({"acc1_macro", "f1_macro"} if "acc1" in found else set()))  # of the evaluation
+    return sorted(found | (OF_EVALUATION if "acc1" in found else set()))
 
 
 def _given(ablation: Ablation, arm: Arm, key: str, default: Any) -> Any:

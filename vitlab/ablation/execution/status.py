@@ -1,8 +1,9 @@
 """The progress of an ablation, from its files."""
 
+import math
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from vitlab.runs import lock
 if TYPE_CHECKING:
     import pandas as pd
 
-ORDER = ("done", "running", "failed", "diverged", "damaged", "stale", "missing")
+ORDER = ("done", "running", "failed", "diverged", "damaged", "stale", "given up", "missing")
 
 
 @dataclass
@@ -42,15 +43,16 @@ class Status:
         return pd.DataFrame(self.rows)
 
 
-def status_of(ablation: Ablation, resolved: list[Resolved | None]) -> Status:
-    """Return the state of every cell."""
+def status_of(ablation: Ablation, resolved: list[Resolved | None], lost: Container[str] = ()) -> Status:
+    """Return the state of every cell; those of arms that the tuning has ``lost`` are given up."""
     lines, waiting = [], 0
     rows: list[dict[str, Any]] = []
     width = max(len(arm.name) for arm in ablation.arms)
     total: Counter[State | str] = Counter()
     for arm, facts in zip(ablation.arms, resolved, strict=True):
         cells = [Cell(ablation, facts, seed) for seed in ablation.seeds] if facts else []
-        states = [cell.state() for cell in cells] or ["missing"] * len(ablation.seeds)
+        unknown = "given up" if arm.name in lost else "missing"
+        states = [cell.state() for cell in cells] or [unknown] * len(ablation.seeds)
         counts = Counter(states)
         total += counts
         waiting += sum(state == "done" and not c.is_finished() for c, state in zip(cells, states, strict=False))
@@ -93,6 +95,8 @@ def running_text(cell: Cell) -> str:
     where = f"host {claim.get('host', '?')}, pid {claim.get('pid', '?')}, {seconds:.0f} s"
     if not rows:
         return f"{where}, starting"
-    epoch = rows[-1]["epoch"] + 1
-    left = f", about {seconds * (epochs - epoch) / epoch:.0f} s left" if epochs >= epoch else ""
+    epoch, left = rows[-1]["epoch"] + 1, ""
+    if epochs >= epoch and cell.run.metrics.stat().st_mtime > claim.get("started", math.inf):  # a row is of this claim
+        mine = {row["epoch"] for row in rows if row.get("attempt") == rows[-1].get("attempt")}
+        left = f", about {seconds * (epochs - epoch) / len(mine):.0f} s left"
     return f"{where}, step {rows[-1]['step']}, epoch {epoch}/{epochs}{left}"

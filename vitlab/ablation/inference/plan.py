@@ -12,7 +12,7 @@ import pandas as pd
 from vitlab.ablation.execution.cells import Cell, Resolved, batch_size, cells_of
 from vitlab.ablation.execution.resolve import build_arm
 from vitlab.ablation.execution.status import ORDER
-from vitlab.ablation.execution.tuning import tuned
+from vitlab.ablation.execution.tuning import given_up, trials, tuned
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference.answers import are_pairs
@@ -53,12 +53,14 @@ class Plan:
 
 def plan_of(ablation: Ablation, resolved: list[Resolved], workers: int) -> Plan:
     """Return the plan of the cells of resolved arms."""
-    found = tuned(ablation, resolved)
-    cells = cells_of(ablation, [arm or resolved[i] for i, arm in enumerate(found)])
+    found, tried = tuned(ablation, resolved), trials(ablation, resolved)
+    lost = given_up(ablation, tried) if ablation.tune else {}
+    cells = cells_of(ablation, [arm or r for r, arm in zip(resolved, found, strict=True) if r.arm.name not in lost])
     states: Counter[str] = Counter(cell.state() for cell in cells)
+    states["given up"] = len(lost) * len(ablation.seeds)
     grid = " x ".join(f"{len(levels)} {axis}" for axis, levels in ablation.axes.items())
     shown = ", ".join(f"{states[state]} {state}" for state in ORDER if states[state])
-    size = f"{len(ablation.arms)} arms x {len(ablation.seeds)} seeds = {len(cells)} cells"
+    size = f"{len(ablation.arms)} arms x {len(ablation.seeds)} seeds = {states.total()} cells"
     lines = [
         f"{ablation.name}: {grid} = {size} ({shown})",
         f"measured: {ablation.primary} of the {ablation.checkpoint} checkpoint on the {ablation.evaluate} split",
@@ -71,10 +73,12 @@ def plan_of(ablation: Ablation, resolved: list[Resolved], workers: int) -> Plan:
     lines += _power(collect(ablation, resolved))
     left = [cell for cell in cells if not cell.is_finished()]
     if tune := ablation.tune:
-        open_ = [r for r, arm in zip(resolved, found, strict=True) if arm is None]
-        tried = [Cell(ablation, r, seed) for r in open_ for seed in tune.seeds for _ in range(tune.budget)]
+        open_ = [r for r, arm in zip(resolved, found, strict=True) if arm is None and r.arm.name not in lost]
+        over = Counter(trial.arm for trial in tried if trial.is_over)
         lines.append(f"tuning   {tune.budget} candidates per arm ({tune.search}); {len(open_)} arms are not tuned yet")
-        left += tried
+        lines += [f"given up {name}: {why}; it is not measured" for name, why in lost.items()]
+        untried = {r.arm.name: range(over[r.arm.name], tune.budget) for r in open_}
+        left += [Cell(ablation, r, seed) for r in open_ for seed in tune.seeds for _ in untried[r.arm.name]]
     lines += _cost(ablation, left, workers)
     rows = [{"arm": r.arm.name, **r.arm.levels, **fair_facts(r)} for r in resolved]
     return Plan(pd.DataFrame(rows), unfair, lines, bool(unfair) and ablation.match.on_violation == "fail")
