@@ -5,9 +5,10 @@ from timm.models.beit import Beit
 from timm.models.eva import Eva
 from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg
 
-from vitlab.models.convert import from_timm
+from vitlab.models.convert import from_timm, weights_for_timm
 from vitlab.models.load import load_weights
 from vitlab.models.vit import VisionTransformer
+from vitlab.models.weights_file import WeightsFile
 
 GRID = {"img_size": (24, 40), "patch_size": 8}  # 3 x 5
 SIZE = {"embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
@@ -49,6 +50,15 @@ def check_equal(model, reference, images=None):
         expected = reference(images)
         torch.testing.assert_close(model(images), expected, rtol=1e-5, atol=1e-5)
         assert expected.std() > 1e-2
+
+
+def test_a_class_token_that_timms_eva_pools_is_refused_both_ways():
+    model = ours("rope_mixed", layer_scale=1.0, global_pool="map")
+    reference = randomized(Eva(**GRID, **SIZE, **ROPE, rope_type="mixed", init_values=1.0, global_pool="map"))
+    with pytest.raises(ValueError, match="pools class and register tokens, too"):
+        load_weights(model, WeightsFile(reference.state_dict()))
+    with pytest.raises(ValueError, match="pools class and register tokens, too"):
+        weights_for_timm(model, reference)
 
 
 @pytest.mark.parametrize(("name", "rope_type", "theta"), [("rope2d", "cat", 100.0), ("rope_mixed", "mixed", 10.0)])

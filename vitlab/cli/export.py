@@ -26,8 +26,8 @@ def main(argv: list[str]) -> int:
     add(
         "--check",
         action="store_true",
-        help="compare outputs with the run's, as graphs always are; fail if any differs by more than 0.0001, numbers "
-        "in standard deviations",
+        help="compare outputs of safetensors with the run's, as those of other formats always are; fail if any "
+        "differs by more than 0.0001, numbers in standard deviations",
     )
     add(
         "--dynamic",

@@ -381,7 +381,8 @@ def weights_for_timm(ours: nn.Module, theirs: nn.Module) -> State:
     lacks is left out where nothing rotates the keys: it adds the same to all logits of a query.
 
     Raises:
-        ValueError: A weight of ours is not zero and has no place there, or has another shape.
+        ValueError: A weight of ours is not zero and has no place there, or has another shape, or ``theirs`` pools
+            prefix tokens by attention, too.
 
     Example:
         >>> from timm.models import VisionTransformer as TimmViT
@@ -391,6 +392,11 @@ def weights_for_timm(ours: nn.Module, theirs: nn.Module) -> State:
         >>> theirs.load_state_dict(weights_for_timm(VisionTransformer(**size), theirs))
         <All keys matched successfully>
     """
+    if pools_prefix_tokens(theirs):
+        raise ValueError(
+            f"timm's {type(theirs).__name__} does not have `global_pool: map` of patches alone: it pools class and "
+            "register tokens, too"
+        )
     target, left = theirs.state_dict(), dict(ours.state_dict())
     for name, part in ours.named_modules():
         if isinstance(part, AddedPosEmbed) and part.scale != 1:  # timm stores what is added
@@ -407,6 +413,19 @@ def weights_for_timm(ours: nn.Module, theirs: nn.Module) -> State:
         shapes = [tuple(x.shape) for x in (found[wrong[0]], target[wrong[0]])]
         raise ValueError(f"`{wrong[0]}` of timm's {type(theirs).__name__} is {shapes[1]}, ours {shapes[0]}")
     return found
+
+
+def pools_prefix_tokens(theirs: Any) -> bool:
+    """Return whether a network of timm pools its class and register tokens by attention, as ``map`` here does not.
+
+    Example:
+        >>> from timm.models import Eva
+        >>> size = {"img_size": 32, "patch_size": 16, "embed_dim": 48, "depth": 1, "num_heads": 3}
+        >>> pools_prefix_tokens(Eva(**size, global_pool="map")), pools_prefix_tokens(Eva(**size))
+        (True, False)
+    """
+    has_both = getattr(theirs, "attn_pool", None) is not None and theirs.num_prefix_tokens > 0
+    return has_both and getattr(theirs, "pool_include_prefix", True)  # Eva has no such choice
 
 
 def _weight(name: str, target: State, ours: State, used: set[str], theirs: nn.Module) -> Tensor | None:

@@ -14,7 +14,7 @@ from vitlab.errors import did_you_mean, one_line
 from vitlab.layers.pool import PoolName
 from vitlab.layers.resample import ResizePolicy
 from vitlab.models.arguments import ModelArgs
-from vitlab.models.convert import mlp_ratio_of, timm_positions
+from vitlab.models.convert import mlp_ratio_of, pools_prefix_tokens, timm_positions
 from vitlab.models.convert_peers import peer_file, peer_model, peer_outputs
 from vitlab.models.load import load_weights, outputs_of
 from vitlab.models.old_names import OLD, upgrade
@@ -257,6 +257,7 @@ def _known_layers(theirs: Any) -> tuple[str, str]:
     none = nn.Identity()
     missing = {
         "pool_include_prefix": getattr(theirs, "pool_include_prefix", False),
+        "global_pool='map' of all tokens": pools_prefix_tokens(theirs),
         f"embed_layer={type(embed).__name__}": type(embed).__name__ not in ("PatchEmbed", "NaFlexEmbeds"),
         "pos_embed_ar_preserving": getattr(embed, "pos_embed_ar_preserving", False),
         f"global_pool={theirs.global_pool!r}": theirs.global_pool not in get_args(PoolName),

@@ -89,8 +89,10 @@ def load_weights(
     shape = {"num_patches": math.prod(known or model.grid_size), "num_prefix_tokens": model.num_prefix_tokens}
     patch = (model.in_chans, *pair("patch_size", model.patch_size))
     state, sentences = convert_layout(file.state_dict, num_heads=model.num_heads, patch=patch, **shape)
-    if any("timm" in sentence for sentence in sentences) and "pos_embed.freqs" not in state:
-        _check_rotation(model, file)
+    if any("timm" in sentence for sentence in sentences):
+        _check_pool(model, file)
+        if "pos_embed.freqs" not in state:
+            _check_rotation(model, file)
     is_official = any("T2T" in sentence for sentence in sentences)
     old_grid, grid_sentences = (known, doubts) if known else _trained_grid(state, model, is_official)
     state = _rename_to_parts(state, model)
@@ -166,13 +168,27 @@ def _trained_grid(state: State, model: VisionTransformer, is_official: bool) -> 
     return (h, w), assumed
 
 
+def _may_be_eva(file: WeightsFile) -> bool:
+    names = " ".join(file.state_dict)
+    eva = any(name in names for name in (".gamma_1", ".attn.q_bias", ".attn.q_proj."))
+    return eva or ("norm_pre." in names and "attn_pool." in names)
+
+
+def _check_pool(model: VisionTransformer, file: WeightsFile) -> None:
+    """Refuse weights of timm's Eva that pool prefix tokens by attention, unless the file describes this network."""
+    pools = model.global_pool == "map" and model.num_prefix_tokens and "attn_pool.latent" in file.state_dict
+    if pools and _may_be_eva(file) and "pos_embed" not in file.arguments:
+        raise ValueError(
+            f"{file.path} seems to be of timm's Eva, whose `global_pool: map` pools class and register tokens, too; "
+            "vitlab's pools patches alone. If it is of timm's VisionTransformer, put "
+            '{"network": {"pos_embed": "learned"}} into FILE.json beside it'
+        )
+
+
 def _check_rotation(model: VisionTransformer, file: WeightsFile) -> None:
     """Refuse a timm file that may rotate unless the model states how: such files do not store their axial rotation."""
-    names = " ".join(file.state_dict)
-    eva = any(name in names for name in (".gamma_1", ".attn.q_bias", ".attn.q_proj.")) or (
-        "norm_pre." in names and "attn_pool." in names
-    )
-    may_rotate = eva and "relative_position_bias_table" not in names and "pos_embed" not in file.arguments
+    is_beit = any("relative_position_bias_table" in name for name in file.state_dict)
+    may_rotate = _may_be_eva(file) and not is_beit and "pos_embed" not in file.arguments
     rotations = [part for part in model.pos_embed.modules() if isinstance(part, RoPE2d)]
     if all(part.is_explicit for part in rotations) and (rotations or not may_rotate):
         return
