@@ -265,8 +265,10 @@ def test_what_the_network_alone_cannot_tell_is_refused(tmp_path, monkeypatch, ca
     assert main(["fit", *words, *vit, "--data.batch_size=8", "--name=numbers", *CPU]) == 0
     assert main(["export", "numbers", "--to", "safetensors", "--quiet"]) == 0
     capsys.readouterr()
-    assert main(["test", "runs/numbers/export/best.safetensors"]) == 2
-    assert "whose outputs are in the units of the targets already" in capsys.readouterr().err
+    exported, fit = "runs/numbers/export/best.safetensors", ["fit", *words, *vit, "--data.batch_size=8", *CPU]
+    for told in (["test"], ["analyze", "errors"], [*fit, "--name=again", "--init_from"]):
+        assert main([*told, exported]) == 2
+        assert "whose outputs are in the units of the targets already" in capsys.readouterr().err
 
 
 @pytest.mark.rare

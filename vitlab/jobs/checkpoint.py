@@ -5,8 +5,9 @@ It is written by :class:`~vitlab.callbacks.checkpoint.Checkpoint`, under a check
 
 import json
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import save_file
@@ -14,14 +15,15 @@ from safetensors.torch import save_file
 from vitlab.config.parser import user_mistakes
 from vitlab.errors import UsageError
 from vitlab.interface import has_grid, network
-from vitlab.models.weights_file import check_readable, read_state, read_weights, weights_digest
+from vitlab.layers.resample import ResizePolicy
+from vitlab.models.load import load_weights
+from vitlab.models.weights_file import check_readable, read_card, read_state, read_weights, weights_digest
 from vitlab.runs.atomic import as_umask, atomic_write
 from vitlab.runs.directory import RunDir
 from vitlab.runs.fence import Fence
 from vitlab.runs.format import read_resumable
 from vitlab.runs.shards import read_checkpoint
 from vitlab.runs.standing import checksum
-from vitlab.shipped import card_beside
 from vitlab.tasks.regressor import Standardized
 
 
@@ -81,8 +83,9 @@ def load_checkpoint(task: Any, checkpoint: Path) -> None:
     """Load the weights of a checkpoint into a module.
 
     Raises:
-        UsageError: The weights do not fit the module.
+        UsageError: The weights do not fit the module, or are an export in the units of its targets.
     """
+    check_in_own_units(task, checkpoint)
     try:
         if has_grid(task):
             network(task).load_state_dict(read_weights(checkpoint).state_dict)
@@ -94,12 +97,40 @@ def load_checkpoint(task: Any, checkpoint: Path) -> None:
         raise misfit(checkpoint, error) from error
 
 
+def load_resized(
+    task: Any,
+    checkpoint: Path,
+    resize: ResizePolicy | Literal["usual"] = "usual",
+    antialias: bool = True,
+    grid: Sequence[int] | None = None,
+) -> list[str]:
+    """Load the weights of a file into the network of a task, of another grid, too; return what that changed.
+
+    Args:
+        task: The task.
+        checkpoint: The file.
+        resize: As for :func:`~vitlab.models.load.load_weights`.
+        antialias: As for :func:`~vitlab.models.load.load_weights`.
+        grid: As for :func:`~vitlab.models.load.load_weights`.
+
+    Raises:
+        UsageError: The head of the file is in the units of its targets.
+        ValueError: The weights do not fit the network.
+    """
+    sentences = load_weights(task.net, checkpoint, resize, antialias, grid)
+    if not any(sentence.startswith("head: not loaded") for sentence in sentences):
+        check_in_own_units(task, checkpoint)
+    return sentences
+
+
 def check_in_own_units(task: Any, checkpoint: Path) -> None:
-    """Refuse an exported network whose last layer has the scale of the targets, which the task would apply again."""
-    if isinstance(task, Standardized) and card_beside(checkpoint).is_file():
+    """Refuse an exported network whose last layer has the scale of its targets, which a task would apply again."""
+    card = read_card(checkpoint)
+    is_mixed = isinstance(task, Standardized) and (card.get("targets") or {}).get("kind") == "mixed"
+    if is_mixed or card.get("outputs") == "numbers":
         raise UsageError(
             f"{checkpoint} is an export, whose outputs are in the units of the targets already: `vitlab predict` and "
-            "`vitlab.load` take it; measure its run"
+            "`vitlab.load` take it; give its run instead"
         )
 
 

@@ -24,11 +24,10 @@ from vitlab.data.base import ImageData, protocol_of
 from vitlab.data.record import TRAINED_ON, Trained, measured, read_numbers
 from vitlab.errors import MISTAKES, UsageError, what_failed
 from vitlab.interface import answering, has_grid, path_of
-from vitlab.jobs.checkpoint import check_in_own_units, checkpoint_facts, load_checkpoint, load_outside, misfit
+from vitlab.jobs.checkpoint import checkpoint_facts, load_checkpoint, load_outside, load_resized, misfit
 from vitlab.jobs.restore import evaluation_args
 from vitlab.jobs.train.endings import explain_mismatch, in_step
 from vitlab.jobs.train.wandb import add_result
-from vitlab.models.load import load_weights
 from vitlab.models.weights_file import check_readable
 from vitlab.runs.atomic import atomic_write
 from vitlab.runs.directory import RunDir
@@ -129,7 +128,6 @@ def evaluate(
     with user_mistakes(), measured(trained):
         args = evaluation_args(run, conditions.arguments, conditions.alone)
         cli = VitlabCLI(args, [predictions, console], default_root_dir=str(run.path))
-        check_in_own_units(cli.model, checkpoint)
         if conditions.resize or _has_moved(cli.model, run):  # Lightning cannot resize
             sentences = _load_resized(cli, run, checkpoint, conditions)
             moved = [sentence for sentence in sentences if sentence.startswith("positions")]
@@ -183,7 +181,7 @@ def _load_resized(cli: VitlabCLI, run: RunDir, checkpoint: Path, conditions: Con
     """Load weights into the network of another grid, and the state of the data; return what was done."""
     _check_grid(cli.model)
     cli.datamodule.load_state_dict(dict(run.data))
-    sentences = load_weights(cli.model.net, checkpoint, conditions.resize or "usual", conditions.antialias)
+    sentences = load_resized(cli.model, checkpoint, conditions.resize or "usual", conditions.antialias)
     load_outside(cli.model, checkpoint)
     return sentences
 

@@ -24,13 +24,13 @@ from vitlab.data.record import Trained, measured
 from vitlab.data.timm_images import images_of
 from vitlab.errors import UsageError, did_you_mean, named_line
 from vitlab.interface import answering, has_grid, image_fact, network, path_of
-from vitlab.jobs.checkpoint import load_checkpoint, load_outside, misfit
+from vitlab.jobs.checkpoint import load_checkpoint, load_outside, load_resized, misfit
 from vitlab.jobs.load import load_pictures, load_trained
 from vitlab.jobs.restore import evaluation_args, load_data_state, one_device, restore
 from vitlab.jobs.terminal import say
 from vitlab.models.create import NoCounterpart, create_model
 from vitlab.models.foreign import AnyNetwork
-from vitlab.models.load import load_network, load_weights, network_args
+from vitlab.models.load import load_network, network_args
 from vitlab.models.sizes import SIZES
 from vitlab.models.walk import Asked, as_transformer
 from vitlab.models.weights_file import WeightsFile, read_weights
@@ -369,7 +369,7 @@ def _rebuild(run: RunDir, checkpoint: Path, rest: Sequence[str], has_pictures: b
         if "data" not in other:
             load_data_state(cli.datamodule, run)
         if has_grid(cli.model):
-            load_weights(cli.model.net, checkpoint, "usual")
+            load_resized(cli.model, checkpoint)
         else:
             load_checkpoint(cli.model, checkpoint)
     return cli

@@ -24,7 +24,7 @@ from vitlab.data.photos import Photos
 from vitlab.data.record import TRAINED_ON
 from vitlab.errors import UsageError, trusting
 from vitlab.interface import answering
-from vitlab.jobs.checkpoint import check_in_own_units, load_checkpoint
+from vitlab.jobs.checkpoint import load_checkpoint
 from vitlab.models.weights_file import check_readable
 from vitlab.notebook import check_classes
 from vitlab.runs.directory import RunDir
@@ -170,7 +170,6 @@ def restore(
     with user_mistakes():
         if isinstance(cli.datamodule, ImageData):
             load_data_state(cli.datamodule, run)
-        check_in_own_units(cli.model, checkpoint)
         load_checkpoint(cli.model, checkpoint)
     cli.model.eval()
     return cli

@@ -102,16 +102,26 @@ def read_state(path: Path) -> dict[str, Tensor]:
     return content
 
 
-def _arguments_beside(path: Path) -> ModelArgs:
+def read_card(path: str | Path) -> dict[str, Any]:
+    """Return what FILE.json beside a file of weights says; nothing without one.
+
+    Example:
+        >>> read_card("mine.safetensors")
+        {}
+    """
     file = card_beside(path)
     if not file.is_file():
         return {}
     try:
-        arguments = json.loads(file.read_text()).get("network") or {}
+        return dict(json.loads(file.read_text()).items())
     except (ValueError, AttributeError) as error:
         raise ValueError(f"{file} must hold a JSON object: {error}") from error
+
+
+def _arguments_beside(path: Path) -> ModelArgs:
+    arguments = read_card(path).get("network") or {}
     if not isinstance(arguments, dict):
-        raise ValueError(f"{file}: `network` must hold arguments of the network, got {arguments!r}")
+        raise ValueError(f"{card_beside(path)}: `network` must hold arguments of the network, got {arguments!r}")
     return cast(ModelArgs, arguments)
 
 

@@ -34,7 +34,7 @@ from vitlab.data.listed import Listed
 from vitlab.data.timm_images import images_of, images_of_timm
 from vitlab.errors import UsageError
 from vitlab.interface import deals_samples, recipe
-from vitlab.jobs.checkpoint import check_extensible, misfit
+from vitlab.jobs.checkpoint import check_extensible, load_resized, misfit
 from vitlab.jobs.restore import stored_config, training_args
 from vitlab.jobs.terminal import lightning_quieted, open_terminal, say
 from vitlab.jobs.train.describe import header
@@ -46,7 +46,7 @@ from vitlab.jobs.train.wandb import SafeWandbLogger, new_id, place_loggers
 from vitlab.lazy import quick_imports
 from vitlab.models.convert_peers import peer_images
 from vitlab.models.create import load_of_library
-from vitlab.models.load import load_weights, network_args
+from vitlab.models.load import network_args
 from vitlab.models.old_names import new_name, upgrade
 from vitlab.runs.choose import choose_run, run_to_continue
 from vitlab.runs.directory import RunDir, file_of_weights
@@ -145,7 +145,7 @@ def _load_weights_of(job: Job, source: str, resize: str | None, grid: Sequence[i
         else:
             path = file_of_weights(source)
             check_whole(path)
-            sentences = load_weights(job.task.net, path, **how)  # type: ignore[arg-type]
+            sentences = load_resized(job.task, path, **how)  # type: ignore[arg-type]
     for sentence in [f"weights of {source}", *sentences]:
         say(f"init   {sentence}")
 
