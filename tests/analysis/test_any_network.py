@@ -11,10 +11,12 @@ from PIL import Image
 from safetensors.torch import save_file
 from small_nets import SMALL, small_net
 
+from vitlab.analysis.attribution.maps import analyze_attribution
 from vitlab.cli.main import main
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError
 from vitlab.jobs.find_subject import View, named_subject
+from vitlab.jobs.load import load_trained
 from vitlab.models.create import timm_model
 from vitlab.models.sizes import SIZES
 
@@ -46,6 +48,57 @@ def test_an_exported_file_is_analyzed_without_a_run(photos, tmp_path, monkeypatc
     subject = named_subject("mine.safetensors", View(images=str(photos)))
     white = subject.data.eval_transform(Image.new("RGB", (8, 8), "white"))[:, 0, 0]
     assert white.tolist() == pytest.approx([(1 - m) / s for m, s in ((0.485, 0.229), (0.456, 0.224), (0.406, 0.225))])
+
+
+def described(file, images, outputs, targets):
+    """A small network exported to ``file`` with its card."""
+    net = small_net(in_chans=len(images["mean"]), num_classes=3)
+    arguments = {**SMALL, "in_chans": net.in_chans, "num_classes": 3}
+    save_file(net.state_dict(), file, {"hyper_parameters": json.dumps(arguments)})
+    card = {"format": "safetensors", "images": images, "outputs": outputs, "targets": targets}
+    Path(f"{file}.json").write_text(json.dumps(card))
+    return str(file)
+
+
+CARD = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "native_size": None, "crop_pct": 0.6, "crop_mode": "squash"}
+CARD |= {"interpolation": "bilinear", "color_profile": "ignore", "value_range": None}
+
+
+@pytest.mark.parametrize("native", [None, [8, 8]])
+def test_given_data_are_prepared_as_the_card_of_an_export_says(native, photos, tmp_path):
+    (tmp_path / "3.png").unlink()
+    for i in range(3):
+        (tmp_path / "data" / str(i)).mkdir(parents=True)
+        (tmp_path / f"{i}.png").rename(tmp_path / "data" / str(i) / "0.png")
+    file = described(tmp_path / "mine.safetensors", CARD | {"native_size": native}, ["a", "b", "c"], {"kind": "class"})
+    words = ["--data=ImageFolder", f"--data.root={tmp_path / 'data'}"]
+    with Image.open(tmp_path / "data" / "0" / "0.png") as image:
+        expected = load_trained(file).transform(image)
+        found = named_subject(file, View(), words).data.eval_transform(image)
+        other = named_subject(file, View(), [*words, "--data.crop_mode=border"]).data.eval_transform(image)
+    torch.testing.assert_close(found, expected)
+    assert (other - expected).abs().max() > 0.1  # what is given counts
+
+
+def test_arrays_are_prepared_as_the_card_of_an_export_says(tmp_path):
+    np.savez(tmp_path / "a.npz", images=np.random.default_rng(0).normal(size=(20, 2, 8, 8)), targets=np.arange(20) % 3)
+    card = CARD | {"mean": [5.0, 6.0], "std": [2.0, 3.0], "native_size": [8, 8], "arrays": True}
+    file = described(tmp_path / "mine.safetensors", card, ["0", "1", "2"], {"kind": "class"})
+    subject = named_subject(file, View(), ["--data=Arrays", f"--data.path={tmp_path / 'a.npz'}"])
+    assert subject.data.statistics() == ((5.0, 6.0), (2.0, 3.0)) and not subject.is_elsewhere
+
+
+def test_the_card_of_an_export_says_what_outputs_are(photos, tmp_path):
+    names, file, view = ["cat", "dog", "elk"], tmp_path / "mine.safetensors", View(images=str(photos / "0.png"))
+    subject = named_subject(described(file, CARD, names, {"kind": "class"}), view)
+    assert subject.class_names == names and not subject.classifies and not subject.net.predicts_labels
+    with pytest.raises(UsageError, match="needs class labels"):
+        subject.need_labels("knn")
+    subject = named_subject(described(file, CARD, names, {"kind": "multilabel"}), view)
+    assert subject.class_names == names and subject.net.predicts_labels
+    subject = named_subject(described(file, CARD, "numbers", {"kind": "number", "names": names}), view)
+    with pytest.raises(UsageError, match="attribution needs class scores, and mine predicts cat, dog, elk"):
+        analyze_attribution(subject)
 
 
 def test_a_network_by_name_takes_a_file_of_weights_and_another_size(photos, tmp_path, monkeypatch):

@@ -97,7 +97,8 @@ class Subject:
         if isinstance(self.data, L.LightningDataModule) and not isinstance(self.data, ImageData):
             self.data = LoadedImages(self.data)
         if not isinstance(self.data, ImageData):
-            self.data, self.classifies = PreparedPictures.of(self.data, self.net, self.pictures, self.name), False
+            self.data = PreparedPictures.of(self.data, self.net, self.pictures, self.name)
+        self.classifies = self.classifies and not self.has_no_data
         self.net = as_asked(self.net, self.name, self.data.img_size, self.data.in_chans).eval()
         if isinstance(self.data, LoadedImages):
             self.data.name_targets(self.net.num_classes)
@@ -267,7 +268,8 @@ class Subject:
     @property
     def scores_classes(self) -> bool:
         """Whether the outputs are scores of classes or labels: not features, numbers, nor targets of several kinds."""
-        predicts_numbers = self.data.targets["kind"] in ("number", "mixed") and not self.is_elsewhere
+        others = ("number", "mixed", "feature")
+        predicts_numbers = self.data.targets["kind"] in others and not self.is_elsewhere
         return self.net.num_classes > 1 and not isinstance(self.net.head, nn.Identity) and not predicts_numbers
 
     def check_classes(self) -> None:
@@ -304,7 +306,7 @@ class Subject:
 
     def need_labels(self, name: str) -> None:
         """Refuse an analysis that needs class labels for data without them."""
-        if self.data.targets["kind"] != "class":
+        if self.has_no_data or self.data.targets["kind"] != "class":
             raise UsageError(f"{name} needs class labels, and the images of {self.name} have none")
 
     def transformer(self, name: str, needs: str) -> VisionTransformer:

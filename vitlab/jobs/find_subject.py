@@ -3,7 +3,7 @@
 import inspect
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import vitlab.data
 from vitlab.analysis.outcomes.labels import PLAN
-from vitlab.analysis.pictures import LoadedImages
+from vitlab.analysis.pictures import LoadedImages, PreparedPictures
 from vitlab.analysis.subject import CkaTokens, Subject
 from vitlab.config.parser import VitlabCLI, settings, user_mistakes
 from vitlab.data.base import ImageData
@@ -25,7 +25,7 @@ from vitlab.data.timm_images import images_of
 from vitlab.errors import UsageError, did_you_mean, named_line
 from vitlab.interface import answering, has_grid, image_fact, network, path_of
 from vitlab.jobs.checkpoint import load_checkpoint, load_outside, load_resized, misfit
-from vitlab.jobs.load import load_pictures, load_trained
+from vitlab.jobs.load import decoding_of, exported_card, load_pictures, load_trained
 from vitlab.jobs.restore import evaluation_args, load_data_state, one_device, restore
 from vitlab.jobs.terminal import say
 from vitlab.models.create import NoCounterpart, create_model
@@ -136,12 +136,13 @@ def named_subject(source: str, view: View, arguments: Sequence[str] = ()) -> Sub
         UsageError: There are no weights for it, or they do not fit.
     """
     changes: dict[str, Any] = {"img_size": view.img_size} if view.img_size else {}
-    transform, net = None, None
+    card, net = dict[str, Any](), None
     name = name_of_network(source)
     with user_mistakes():
         if Path(source).is_file():
             if card_beside(source).is_file():
                 net, transform = load_trained(source)
+                card = exported_card(Path(source))
             else:
                 net = load_network(source)
                 say(f"images           {Path(source).name} does not define a normalization: using ImageNet's")
@@ -157,8 +158,9 @@ def named_subject(source: str, view: View, arguments: Sequence[str] = ()) -> Sub
                 net = create_model(source, weights=file or weights, grid=grid, **changes)
             except NoCounterpart as error:
                 net = _foreign(error.theirs, source, name, view, file)
-        data = _data_for(net, source, arguments)
-        subject = Subject(net, data or transform or _prepare(net), name=name, **_fields(view))
+        data = _data_for(net, source, arguments, card.get("images"))
+        images = data or (_described(net, transform, card) if card else _prepare(net))
+        subject = Subject(net, images, name=name, **_fields(view))
         subject.is_elsewhere = data is not None and data.num_classes != subject.net.num_classes
         subject.pictures = load_pictures(view.images, view.shown, subject.data) if view.images else None
     return subject
@@ -185,8 +187,25 @@ def _foreign(theirs: Any, source: str, name: str, view: View, file: WeightsFile 
     return net
 
 
-def _data_for(net: Any, source: str, arguments: Sequence[str]) -> ImageData | None:
-    """Return the data set of ``--data`` for a network without a run, prepared as its images are; None without one."""
+def _described(net: Any, transform: Any, card: Mapping[str, Any]) -> PreparedPictures:
+    """Return pictures that are prepared as the card of an export says, with its meaning of the outputs."""
+    data = PreparedPictures(transform, net.img_size, net.in_chans)
+    data.decoding = decoding_of(net, card["images"])
+    data.targets = card.get("targets") or data.targets
+    if isinstance(card.get("outputs"), list) and data.targets["kind"] != "mixed":
+        data.class_names = card["outputs"]
+    return data
+
+
+def _data_for(net: Any, source: str, arguments: Sequence[str], described: Mapping[str, Any] | None) -> ImageData | None:
+    """Return the data set of ``--data`` for a network without a run, prepared as its images are; None without one.
+
+    Args:
+        net: The network.
+        source: What names it.
+        arguments: The data set and its arguments.
+        described: How the card of an export says that images are prepared; None without a card.
+    """
     given = dict(settings(list(arguments)))
     name = given.pop("data", None)
     if name is None and not given:
@@ -201,13 +220,16 @@ def _data_for(net: Any, source: str, arguments: Sequence[str]) -> ImageData | No
     taken = full_signature(cls).parameters
     if unknown := [key for key in given if key.removeprefix("data.") not in taken]:
         raise UsageError(f"`--data={name}` takes no `--{unknown[0]}`")
-    usual = {"img_size": list(net.img_size), "in_chans": net.in_chans, **_images(net, 0.9)}
+    how = _images_of_card(described) if described else _images(net, 0.9)
+    usual = {"img_size": list(net.img_size), "in_chans": net.in_chans, **how}
     known = {key: value for key, value in usual.items() if key in taken}
     values = known | {key.removeprefix("data."): value for key, value in given.items()}
     for parameter in taken.values():
         if parameter.default is parameter.empty and parameter.name not in values:
             raise UsageError(f"`--data={name}` needs `--data.{parameter.name}`")
     data: ImageData = cls(**values)
+    if described and described["native_size"]:  # of photos of other sizes it takes all
+        data.take_images({"crop_pct": 1.0}, [key.removeprefix("data.") for key in given])
     data.prepare_data()
     return data
 
@@ -215,6 +237,14 @@ def _data_for(net: Any, source: str, arguments: Sequence[str]) -> ImageData | No
 def _data_set(name: Any) -> type[ImageData] | None:
     """Return the data set of vitlab with a name, or None."""
     return getattr(vitlab.data, name) if name in vitlab.data.__all__ else None
+
+
+def _images_of_card(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how an export says that images are prepared, as arguments of a data set; whole ones need no share."""
+    names = ("mean", "std", "crop_mode", "interpolation", "color_profile", "value_range", "native_patch")
+    is_whole = described["native_size"] or described.get("native_patch") or described.get("arrays")
+    how = {name: described[name] for name in (*names, *(() if is_whole else ("crop_pct",))) if name in described}
+    return {"crop_mode": "box", "color_profile": "ignore"} | how  # as they once were
 
 
 def _images(net: Any, crop_pct: float | None) -> dict[str, Any]:

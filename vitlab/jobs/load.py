@@ -142,11 +142,16 @@ def pipeline_of(net: Any, images: Mapping[str, Any]) -> tuple[Pipeline, Statisti
     return pipeline, (tuple(images["mean"]), tuple(images["std"]))
 
 
+def decoding_of(net: Any, images: Mapping[str, Any]) -> Decoding:
+    """Return how pictures are decoded for a network, as a file of weights describes."""
+    profile = images.get("color_profile", "ignore")  # as it once was
+    return Decoding("L" if net.in_chans == 1 else "RGB", images.get("value_range"), color_profile=profile)
+
+
 def _prepared(net: Any, images: Mapping[str, Any]) -> Loaded:
     """Return a network with the transform that a file of weights describes."""
     pipeline, statistics = pipeline_of(net, images)
-    profile = images.get("color_profile", "ignore")  # as it once was
-    decoding = Decoding("L" if net.in_chans == 1 else "RGB", images.get("value_range"), color_profile=profile)
+    decoding = decoding_of(net, images)
 
     def transform(image: Image.Image) -> Tensor:
         if images.get("arrays"):

@@ -21,7 +21,7 @@ from vitlab.data.base import ImageData
 from vitlab.data.files.decode import Decoding, ImageError, decode
 from vitlab.errors import UsageError
 from vitlab.interface import answering, as_outputs, embedder, has_grid, image_fact, network, path_of, transform_of
-from vitlab.jobs.load import exported_card, load_trained, pipeline_of
+from vitlab.jobs.load import decoding_of, exported_card, load_trained, pipeline_of
 from vitlab.jobs.restore import one_device, restore
 from vitlab.runs.directory import RunDir
 from vitlab.tasks import MultiTask, Regressor
@@ -103,9 +103,7 @@ def predict_exported(path: Path, files: list[str], topk: int) -> tuple[pd.DataFr
     collector = _Collector(topk)
     names = card["outputs"] if facts["kind"] == "class" else None
     collector.num_classes = len(names or [])
-    decoding = Decoding(
-        "L" if loaded.net.in_chans == 1 else "RGB", how.get("value_range"), color_profile=how["color_profile"]
-    )
+    decoding = decoding_of(loaded.net, how)
     for start in range(0, len(files), _FEW):
         images, numbers = [], []
         for i, file in enumerate(files[start : start + _FEW], start):
