@@ -186,11 +186,13 @@ def _check_pool(model: VisionTransformer, file: WeightsFile) -> None:
 
 
 def _check_rotation(model: VisionTransformer, file: WeightsFile) -> None:
-    """Refuse a timm file that may rotate unless the model states how: such files do not store their axial rotation."""
+    """Refuse a timm file that may rotate unless the model or a FILE.json states how: such files do not store it."""
     is_beit = any("relative_position_bias_table" in name for name in file.state_dict)
     may_rotate = _may_be_eva(file) and not is_beit and "pos_embed" not in file.arguments
     rotations = [part for part in model.pos_embed.modules() if isinstance(part, RoPE2d)]
     if all(part.is_explicit for part in rotations) and (rotations or not may_rotate):
+        return
+    if "pos_embed" in file.arguments and _ways(_built_without_weights(network_args(file.arguments))) == _ways(model):
         return
     ours = "" if rotations else ", a pos_embed of [learned, rope2d] or rope2d"
     nothing = '; if nothing rotates, put {"network": {"pos_embed": "learned"}} into FILE.json beside it'
@@ -199,6 +201,12 @@ def _check_rotation(model: VisionTransformer, file: WeightsFile) -> None:
         "axes (index, interleaved, xy for rope-vit; index, interleaved, yx for EVA-02; normalized, half, yx for DINOv3)"
         f" or build the network as timm:NAME{'' if rotations else nothing}"
     )
+
+
+def _ways(model: VisionTransformer) -> list[tuple[Any, ...]]:
+    """Return how each axial rotation of a network turns."""
+    parts = [part for part in model.pos_embed.modules() if isinstance(part, RoPE2d)]
+    return [(part.theta, part.coordinates, part.pairs, part.axes, part.register_theta) for part in parts]
 
 
 def _rename_to_parts(state: State, model: VisionTransformer) -> State:
