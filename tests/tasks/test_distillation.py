@@ -156,6 +156,28 @@ def test_a_network_of_timm_can_teach(monkeypatch):
     assert read_teacher("timm:vit_tiny_patch16_224").size == (3, 224, 224)
 
 
+@pytest.mark.parametrize(
+    ("outputs", "kind", "told"),
+    [
+        ("numbers", "number", "predicts numbers"),
+        ("features", "feature", "predicts features"),
+        (["a", "b"], "multilabel", "predicts targets of kind multilabel"),
+        (["a", "b"], "class", None),
+    ],
+)
+def test_only_an_exported_classifier_can_teach(outputs, kind, told, tmp_path):
+    arguments = {**TINY, "num_classes": 2}
+    save_file(VisionTransformer(**arguments).state_dict(), path := tmp_path / "net.safetensors",
+              {"hyper_parameters": json.dumps(arguments)})  # fmt: skip
+    card = {"format": "safetensors", "images": {"mean": [0.5], "std": [0.5]}, "outputs": outputs}
+    Path(f"{path}.json").write_text(json.dumps({**card, "targets": {"kind": kind}}))
+    if told is None:
+        assert read_teacher(str(path)).classes == ["a", "b"]
+        return
+    with pytest.raises(ValueError, match=f"must be a classifier, and .*net.safetensors {told}"):
+        read_teacher(str(path))
+
+
 @pytest.fixture(scope="module")
 def teacher_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("distillation")

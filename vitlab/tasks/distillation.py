@@ -102,6 +102,10 @@ def read_teacher(source: str) -> Teacher:
         size = (channels, None, None) if takes_any else (channels, height, width)
         return Teacher(net, tuple(facts["mean"]), tuple(facts["std"]), size, net.num_classes)
     path, facts = _find_weights(source)
+    kind, named = (facts.get("targets") or {}).get("kind", "class"), facts.get("class_names")
+    if kind != "class" or isinstance(named, str):
+        what = named if isinstance(named, str) else f"targets of kind {kind}"
+        raise ValueError(f"`model.teacher` must be a classifier, and {path} predicts {what}")
     if "num_classes" not in read_weights(path).arguments:
         raise ValueError(f"`model.teacher` must be a classifier, and {path} does not state its number of classes")
     network = load_network(path)
@@ -124,8 +128,9 @@ def _find_weights(source: str) -> tuple[Path, dict[str, Any]]:
     if description.is_file():
         exported = json.loads(description.read_text())
         if exported.get("format") == "safetensors":
-            images = exported["images"]
-            return path, {"mean": images["mean"], "std": images["std"], "class_names": exported["outputs"]}
+            images, targets = exported["images"], exported.get("targets")
+            known = {"class_names": exported["outputs"], "targets": targets}
+            return path, {"mean": images["mean"], "std": images["std"], **known}
     if not (path.parent.parent / "config.yaml").is_file():
         raise ValueError(f"`model.teacher`: {path} is not in a run, and has no {description.name} of `vitlab export`")
     run, checkpoint = find_run(str(path))
