@@ -184,6 +184,8 @@ def test_timm_builds_and_loads_what_was_exported(arguments, tmp_path):
     theirs = eval(code, {"timm": timm, "torch": torch, "partial": partial}).eval()  # as printed for the user
     theirs.load_state_dict(load_file(tmp_path / "net.safetensors"))
     assert largest_difference(both_outputs(net, theirs)) < 1e-5
+    if arguments.get("pos_embed") == "factorized":  # timm stores its sums alone
+        return
     (tmp_path / "net.safetensors.json").write_text(json.dumps({"network": network}))
     again = VisionTransformer(**tiny | arguments).eval()
     load_weights(again, tmp_path / "net.safetensors")
