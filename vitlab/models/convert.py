@@ -425,7 +425,7 @@ def pools_prefix_tokens(theirs: Any) -> bool:
         (True, False)
     """
     has_both = getattr(theirs, "attn_pool", None) is not None and theirs.num_prefix_tokens > 0
-    return has_both and getattr(theirs, "pool_include_prefix", True)  # Eva has no such choice
+    return bool(has_both and getattr(theirs, "pool_include_prefix", True))  # Eva has no such choice
 
 
 def _weight(name: str, target: State, ours: State, used: set[str], theirs: nn.Module) -> Tensor | None:
