@@ -13,7 +13,6 @@ from torchmetrics import MetricCollection
 from vitlab.class_paths import ClassSpec
 from vitlab.interface import Weighted, of_first_process, sums_over_processes, trained
 from vitlab.layers.compiled import CompileMode, compile_parts, mark_batch
-from vitlab.layers.precision import unscale
 from vitlab.lightning_overhead import FastHookName, with_cached_signature
 from vitlab.models.arguments import NetworkArgs
 from vitlab.models.old_names import OLD
@@ -30,9 +29,11 @@ from vitlab.tasks.optimizer import (
     build_scheduler,
     check_groups,
     check_recipe,
+    clip_or_skip,
     freeze_parts,
     full_tensor,
     groups_outside,
+    norm_of_gradients,
     schedule,
     step_plateaus,
     step_scheduler,
@@ -112,7 +113,7 @@ class Task(Named, FastHookName, L.LightningModule):
         self.val_meter, self.test_meter = Meter(all_metrics), Meter(all_metrics)
         check_recipe(self)  # refuse a wrong recipe now, not at the first step
         self.train_sums: dict[str, Tensor | int] = {}
-        self._sums_before: dict[str, Tensor | int] = {}  # of the batches before those of the present step
+        self.sums_before: dict[str, Tensor | int] = {}  # of the batches before those of the present step
         self.grad_norm = None
         self._stream_seed = None
 
@@ -180,7 +181,7 @@ class Task(Named, FastHookName, L.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.train_sums = of_first_process(checkpoint.get("train_sums", {}), self)
-        self._sums_before = dict(self.train_sums)
+        self.sums_before = dict(self.train_sums)
         if (seed := checkpoint.get("stream_seed")) is not None:  # checkpoints before 0.2.0 have none
             self._stream_seed = seed
 
@@ -218,7 +219,7 @@ class Task(Named, FastHookName, L.LightningModule):
     def read_train_sums(self) -> dict[str, float]:
         """Return the sums since the last call, over all processes, and reset them; every process must call it."""
         sums = sums_over_processes(self.train_sums, self)
-        self.train_sums, self._sums_before = {}, {}
+        self.train_sums, self.sums_before = {}, {}
         return sums
 
     def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
@@ -253,8 +254,6 @@ class Task(Named, FastHookName, L.LightningModule):
         check_groups(self, groups := self.optimizer_groups(factor))
         optimizer = build_optimizer(self.hparams["opt"], groups, trained(self))
         slow_earlier_blocks(optimizer, trained(self), self.hparams["layer_decay"])
-        for group in optimizer.param_groups:
-            group["initial_lr"] = group["lr"]  # as most schedulers set it: it tells the last layer from earlier ones
         scheduler = build_scheduler(self, optimizer, self.trainer.estimated_stepping_batches, self._schedule())
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
@@ -303,33 +302,12 @@ class Task(Named, FastHookName, L.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        skips = self.hparams["nan_loss"] == "skip"
-        if not (skips or gradient_clip_val):  # 0 turns it off, as in Lightning
-            return
-        unscale(self.trainer, optimizer)
-        norm = _gradient_norm(self)  # before clipping by value makes it finite
-        self.grad_norm = full_tensor(norm)
-        if gradient_clip_val and gradient_clip_algorithm == "value":
-            torch.nn.utils.clip_grad_value_(self.parameters(), gradient_clip_val)
-        elif gradient_clip_val:
-            torch.nn.utils.clip_grads_with_norm_(self.parameters(), gradient_clip_val, norm)
-        if not skips:
-            return
-        if not self.grad_norm.isfinite():  # over all processes
-            optimizer.zero_grad()  # without gradients, an optimizer changes neither weights nor moments
-            self._count_skipped()
-        self._sums_before = dict(self.train_sums)
+        if gradient_clip_val or self.hparams["nan_loss"] == "skip":  # 0 turns it off, as in Lightning
+            clip_or_skip(self, optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def gradient_norm(self) -> Tensor:
         """Return the norm of all gradients together."""
-        return full_tensor(_gradient_norm(self))
-
-    def _count_skipped(self) -> None:
-        """Count the images since the last step as skipped, and leave them out of the other sums."""
-        before, now = self._sums_before, self.train_sums
-        images = sum(now.get(name, 0) - before.get(name, 0) for name in ("n", "skipped"))
-        self.train_sums = {name: before.get(name, 0) for name in now}
-        self.train_sums["skipped"] = before.get("skipped", 0) + images
+        return full_tensor(norm_of_gradients(self))
 
     def optimizer_groups(self, factor: float = 1.0) -> list[dict[str, Any]]:
         """Return the parameter groups: those of the network, and what a task has beside it, at the peak rate.
@@ -345,10 +323,6 @@ class Task(Named, FastHookName, L.LightningModule):
     def decaying(self) -> list[torch.nn.Parameter]:
         """Return the weights that decay outside the network: those of linear layers and convolutions."""
         return [weight for module in self.modules() for weight in projections(module)]
-
-
-def _gradient_norm(task: torch.nn.Module) -> Tensor:
-    return torch.nn.utils.get_total_norm([p.grad for p in task.parameters() if p.grad is not None])
 
 
 def seed_step(seed: int | None, epoch: int, batch: int, rank: int, device: torch.device) -> None:

@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from vitlab.class_paths import ClassSpec, build, find_class, name_and_args
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.interface import is_loadable, mode_of
+from vitlab.layers.precision import unscale
 from vitlab.optim import ScheduleName, warmed_up
 from vitlab.ranges import check_ranges
 
@@ -195,6 +196,8 @@ def build_scheduler(
         "total_steps": int(steps),
         **({"mode": mode_of(task, metric) or "min"} if _takes_metric(cls) else {}),
     }
+    for group in optimizer.param_groups:  # as most schedulers do: it tells the last layer from earlier ones
+        group.setdefault("initial_lr", group["lr"])
     scheduler = build("lr_scheduler", cls, args, offered, optimizer)
     by_step = "total_steps" in signature(cls).parameters or getattr(scheduler, "t_in_epochs", True) is False
     config = {"scheduler": scheduler, "interval": options.get("interval", "step" if by_step else "epoch")}
@@ -265,6 +268,47 @@ def accumulate_from_the_start(trainer: Any, steps_are_counted: bool = False) -> 
                 "GradientAccumulationScheduler must accumulate as many batches in every epoch, as schedules count its "
                 f"steps, and alone, without `trainer.accumulate_grad_batches`, got {callback.scheduling}"
             )
+
+
+def clip_or_skip(
+    task: Any, optimizer: torch.optim.Optimizer, limit: float | None, algorithm: str | None = None
+) -> None:
+    """Clip the gradients of a task, and with ``nan_loss: skip`` skip a step whose gradients are not finite.
+
+    Args:
+        task: The task.
+        optimizer: Its optimizer, which may be a fused one.
+        limit: Largest norm or value; 0 or None does not clip.
+        algorithm: Whether to clip by norm or value.
+    """
+    unscale(task.trainer, optimizer)
+    norm = norm_of_gradients(task)  # before clipping by value makes it finite
+    task.grad_norm = full_tensor(norm)
+    if limit and algorithm == "value":
+        torch.nn.utils.clip_grad_value_(task.parameters(), limit)
+    elif limit:
+        torch.nn.utils.clip_grads_with_norm_(task.parameters(), limit, norm)
+    if task.hparams["nan_loss"] != "skip":
+        return
+    if not task.grad_norm.isfinite():  # over all processes
+        optimizer.zero_grad()  # without gradients, an optimizer changes neither weights nor moments
+        task.train_sums = as_skipped(task.train_sums, task.sums_before)
+    task.sums_before = dict(task.train_sums)
+
+
+def norm_of_gradients(task: nn.Module) -> Tensor:
+    """Return the norm of all gradients together; of shards, a sharded tensor."""
+    return torch.nn.utils.get_total_norm([p.grad for p in task.parameters() if p.grad is not None])
+
+
+def as_skipped(sums: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """Return sums over steps as they were ``before`` the last step, whose images count as skipped.
+
+    >>> as_skipped({"loss": 9.0, "n": 8, "skipped": 0}, {"loss": 2.0, "n": 4, "skipped": 0})
+    {'loss': 2.0, 'n': 4, 'skipped': 4}
+    """
+    images = sum(sums.get(name, 0) - before.get(name, 0) for name in ("n", "skipped"))
+    return {name: before.get(name, 0) for name in sums} | {"skipped": before.get("skipped", 0) + images}
 
 
 def full_tensor(value: Tensor) -> Tensor:
