@@ -47,7 +47,7 @@ def process_cell(cell: Cell, claim: HeldLock, workers: int, slot: Slot, stop: Ca
             is_new = True  # even if an older measurement was recorded
         code, lines = _run(cell, stage, claim, workers, slot, stop)
         if other := _other_settings(cell):  # also where it waits or diverged
-            return _failed(cell, training(cell), 0, *other)
+            return _failed(cell, stage, code, *other)
         if cell.is_waiting():
             break
         if code == process.STOPPED or (code and stop()):  # SLURM's warning also reaches the command
