@@ -52,7 +52,8 @@ def status_of(ablation: Ablation, resolved: list[Resolved | None], lost: Contain
     for arm, facts in zip(ablation.arms, resolved, strict=True):
         cells = [Cell(ablation, facts, seed) for seed in ablation.seeds] if facts else []
         unknown = "given up" if arm.name in lost else "missing"
-        states = [cell.state() for cell in cells] or [unknown] * len(ablation.seeds)
+        states: list[State | str] = [cell.state() for cell in cells]
+        states = states or [unknown] * len(ablation.seeds)
         counts = Counter(states)
         total += counts
         waiting += sum(state == "done" and not c.is_finished() for c, state in zip(cells, states, strict=False))
