@@ -17,7 +17,7 @@ from vitlab.errors import UsageError
 from vitlab.interface import has_grid, network
 from vitlab.layers.resample import ResizePolicy
 from vitlab.models.load import load_weights
-from vitlab.models.weights_file import check_readable, read_card, read_state, read_weights, weights_digest
+from vitlab.models.weights_file import check_readable, facts_beside, read_state, read_weights, weights_digest
 from vitlab.runs.atomic import as_umask, atomic_write
 from vitlab.runs.directory import RunDir
 from vitlab.runs.fence import Fence
@@ -125,7 +125,7 @@ def load_resized(
 
 def check_in_own_units(task: Any, checkpoint: Path) -> None:
     """Refuse an exported network whose last layer has the scale of its targets, which a task would apply again."""
-    card = read_card(checkpoint)
+    card = facts_beside(checkpoint)
     is_mixed = isinstance(task, Standardized) and (card.get("targets") or {}).get("kind") == "mixed"
     if is_mixed or card.get("outputs") == "numbers":
         raise UsageError(

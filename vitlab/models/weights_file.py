@@ -102,11 +102,11 @@ def read_state(path: Path) -> dict[str, Tensor]:
     return content
 
 
-def read_card(path: str | Path) -> dict[str, Any]:
+def facts_beside(path: str | Path) -> dict[str, Any]:
     """Return what FILE.json beside a file of weights says; nothing without one.
 
     Example:
-        >>> read_card("mine.safetensors")
+        >>> facts_beside("mine.safetensors")
         {}
     """
     file = card_beside(path)
@@ -119,7 +119,7 @@ def read_card(path: str | Path) -> dict[str, Any]:
 
 
 def _arguments_beside(path: Path) -> ModelArgs:
-    arguments = read_card(path).get("network") or {}
+    arguments = facts_beside(path).get("network") or {}
     if not isinstance(arguments, dict):
         raise ValueError(f"{card_beside(path)}: `network` must hold arguments of the network, got {arguments!r}")
     return cast(ModelArgs, arguments)
