@@ -24,7 +24,7 @@ from vitlab.runs.fence import Fence
 from vitlab.runs.format import read_resumable
 from vitlab.runs.shards import read_checkpoint
 from vitlab.runs.standing import checksum
-from vitlab.tasks.regressor import Standardized
+from vitlab.tasks.regressor import refuse_own_units
 
 
 def checkpoint_to_resume(run: RunDir) -> Path | None:
@@ -85,7 +85,7 @@ def load_checkpoint(task: Any, checkpoint: Path) -> None:
     Raises:
         UsageError: The weights do not fit the module, or are an export in the units of its targets.
     """
-    check_in_own_units(task, checkpoint)
+    refuse_own_units(task, checkpoint, facts_beside(checkpoint))
     try:
         if has_grid(task):
             network(task).load_state_dict(read_weights(checkpoint).state_dict)
@@ -119,19 +119,8 @@ def load_resized(
     """
     sentences = load_weights(task.net, checkpoint, resize, antialias, grid)
     if not any(sentence.startswith("head: not loaded") for sentence in sentences):
-        check_in_own_units(task, checkpoint)
+        refuse_own_units(task, checkpoint, facts_beside(checkpoint))
     return sentences
-
-
-def check_in_own_units(task: Any, checkpoint: Path) -> None:
-    """Refuse an exported network whose last layer has the scale of its targets, which a task would apply again."""
-    card = facts_beside(checkpoint)
-    is_mixed = isinstance(task, Standardized) and (card.get("targets") or {}).get("kind") == "mixed"
-    if is_mixed or card.get("outputs") == "numbers":
-        raise UsageError(
-            f"{checkpoint} is an export, whose outputs are in the units of the targets already: `vitlab predict` and "
-            "`vitlab.load` take it; give its run instead"
-        )
 
 
 def alone(task: Any, checkpoint: Path) -> Any:

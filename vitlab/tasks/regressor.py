@@ -1,6 +1,8 @@
 """Regression: predict numbers from images."""
 
 import copy
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Unpack
 
 import torch
@@ -8,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
+from vitlab.errors import UsageError
 from vitlab.models.vit import VisionTransformer
 from vitlab.tasks.arguments import TaskArgs
 from vitlab.tasks.base import Task
@@ -61,6 +64,25 @@ class Standardized(InUnits, Task):
             last.weight.mul_(self.target_std[:, None])
             last.bias.mul_(self.target_std).add_(self.target_mean)
         return net
+
+
+def refuse_own_units(task: Any, weights: Path, card: Mapping[str, Any]) -> None:
+    """Refuse an exported network whose last layer has the scale of its targets, which a task would apply again.
+
+    Args:
+        task: The task that loads the network.
+        weights: The file of the network.
+        card: What its export says of it; empty without one.
+
+    Example:
+        >>> refuse_own_units(None, Path("best.safetensors"), {"outputs": ["cat", "dog"]})
+    """
+    is_mixed = isinstance(task, Standardized) and (card.get("targets") or {}).get("kind") == "mixed"
+    if is_mixed or card.get("outputs") == "numbers":
+        raise UsageError(
+            f"{weights} is an export, whose outputs are in the units of the targets already: `vitlab predict` and "
+            "`vitlab.load` take it; give its run instead"
+        )
 
 
 class Regressor(Standardized):
