@@ -301,6 +301,30 @@ def test_a_cyclic_shift_by_a_token_changes_nothing_where_there_is_neither_a_bord
     assert f"Behind T2T it changes {share['t2t-learned']}" in words
 
 
+def test_what_the_page_says_of_four_methods_is_in_their_tables():
+    folder, found = ROOT / "experiments/t2t_positions", {}
+    with tarfile.open(folder / "methods/candidates.tar.xz") as records:
+        for member in records.getmembers():
+            if "/tune/" in member.name and member.name.endswith("/results.json"):
+                accuracy = 100 * json.load(records.extractfile(member))["val"]["acc1"]
+                found.setdefault(member.name.split("/")[2], []).append(accuracy)
+    page = (folder / "README.md").read_text()
+    for arm in ("patch-sincos2d", "t2t-rope2d", "t2t-sincos2d"):
+        means = [statistics.fmean(found[f"{arm}-try{i}"]) for i in range(3)]
+        assert f"| `{arm}` | {' | '.join(f'{mean:.1f}' for mean in means)} |" in page
+        assert max(means) == means[1]  # 0.01, with which the arm is measured
+    table = pd.read_csv(folder / "results/methods_fashion_mnist/summary.csv")
+    arms = table[(table["kind"] == "arm") & (table["metric"] == "acc1")].set_index("arm")
+    assert arms["mean"].max() < 0.88 and "All eight arms are below 88 %" in page
+    for tokenizer in ("patch", "t2t"):
+        rows = [arms.loc[f"{tokenizer}-{method}"] for method in ("none", "learned", "rope2d", "sincos2d")]
+        accuracies = [f"{100 * row['mean']:.1f} ± {100 * row['sd']:.1f}" for row in rows]
+        gains = [[100 * row[f"difference{end}"] for end in ("", "_low", "_high")] for row in rows[1:]]
+        gains = [f"{points:+.2f} [{low:.2f}, {high:.2f}]" for points, low, high in gains]
+        assert f"| `{tokenizer}` | {' | '.join(accuracies)} |\n| gain | | {' | '.join(gains)} |" in page
+    assert all(f"{arms.loc[f't2t-{method}', 'unpaired_p']:.4f}" in page for method in ("learned", "sincos2d"))
+
+
 @pytest.mark.parametrize("page", sorted((ROOT / "experiments").glob("*/results/*/README.md")), ids=str)
 def test_the_page_of_figures_beside_a_report_shows_every_figure(page):
     shown = re.findall(r"\(figures/([^)]+)\)", page.read_text())

@@ -26,7 +26,7 @@ FILES = [p for p in sorted((ROOT / "experiments").glob("*/*.yaml")) if "axes" in
 def test_an_experiment_is_read_and_has_a_question_and_a_protocol(path, monkeypatch):
     monkeypatch.chdir(ROOT)
     ablation = read_ablation(path.relative_to(ROOT))
-    assert ablation.claims
+    assert ablation.claims or "Nothing is measured here" in path.read_text()
     text = path.with_name("README.md").read_text()
     assert path.name in text and "## Protocol" in text
 

@@ -69,7 +69,7 @@ def test_the_base_may_be_a_configuration_with_a_module_and_data_as_objects():
 def test_numbers_of_numpy_are_numbers():
     levels = {"small": {"model.lr": np.float64(0.5)}, "large": {"model.lr": np.float32(2), "model.depth": np.int64(3)}}
     lab = vitlab.ablate({**MINE, "axes": {"lr": levels}, "baseline": {"lr": "small"}})
-    FitOptions(init_grid=(np.int64(4), np.int64(4))).check()
+    FitOptions(init_from="a.pt", init_grid=(np.int64(4), np.int64(4))).check()
     assert lab.ablation.axes["lr"] == {"small": {"model.lr": 0.5}, "large": {"model.lr": 2.0, "model.depth": 3}}
 
 
