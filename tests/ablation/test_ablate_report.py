@@ -498,7 +498,7 @@ def test_a_report_of_one_arm_alone_and_the_next_of_all(finished):
         if cell.arm.name != "learned":
             cell.run.path.rename(cell.run.path.with_name(f"away{cell.seed}"))
     found = write_report(ablation, arms, None, False)
-    assert {v.word for v in found.verdicts} == {"inconclusive"}
+    assert [v.word for v in found.verdicts] == [*["inconclusive"] * 3, "supported"]  # learned > 0.5 needs it alone
     for cell in cells:
         if cell.arm.name != "learned":
             cell.run.path.with_name(f"away{cell.seed}").rename(cell.run.path)
