@@ -19,8 +19,8 @@ SMALL += ["--trainer.logger=false", "--model.lr=0.02"]  # so large that some epo
 NAMES = ("a", "b", "c")
 VARIATION = {"model.pos_embed": "none"}
 NEVER = ["--trainer.check_val_every_n_epoch=9"]
-SEEDS = (3,)  # meets a number that has outlived its checkpoint
-RARE = (0, 1, 2, *range(4, 40))
+SEEDS = (0,)  # meets a number that has outlived its checkpoint
+RARE = range(1, 40)
 
 
 class World:
