@@ -313,7 +313,7 @@ def test_a_run_goes_on_with_the_classes_of_a_notebook_only_as_they_were_in_its_t
     run = kept("A")
     cell(ACT.replace("    def", '    """Rectify."""\n\n    def').replace("x)\n", "x)  # in place\n"))
     cell("x = torch.ones(3)  # a variable of the notebook, and not that of the class\nSEEN.append(x)")
-    check_classes(run.path, CONFIG)
+    check_classes(run.path)
     for change in [("relu", "cos"), ("2.0", "3.0")]:
         cell(ACT.replace(*change))
         for go_on in GOING_ON.values():

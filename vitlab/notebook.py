@@ -13,6 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import yaml
+
 from vitlab.errors import UsageError
 
 PARTS_FILE = "parts.py"  # in a run directory: the source of its classes
@@ -86,22 +88,26 @@ def _loaded(name: str) -> _Kept | None:
     return _LOADED.get(found) if isinstance(found, type) else None
 
 
-def check_classes(folder: Path, config: Any) -> None:
+def check_classes(folder: Path, config: Path | None = None) -> None:
     """Refuse to go on with a run where a class of its configuration is not the one that it was trained with.
 
     Comments and docstrings do not count.
 
     Args:
         folder: Its directory, which holds the source of the classes if they come from a notebook or script.
-        config: Its configuration.
+        config: The file of its configuration, if not config.yaml there; read only where there are such classes.
 
     Raises:
         UsageError: The notebook or script that runs now defines a class otherwise.
     """
     file = folder / PARTS_FILE
-    names = [name for name in names_in(config) if is_defined_here(f"__main__.{name}")]
-    if not names or not file.is_file():
+    if not file.is_file():
         return
+    try:
+        stated = yaml.safe_load((config or folder / "config.yaml").read_text())
+    except (OSError, yaml.YAMLError):  # who reads it next says what is wrong
+        return
+    names = [name for name in names_in(stated) if is_defined_here(f"__main__.{name}")]
     try:
         kept = {name: _definitions(file.read_text(), name) for name in names}
     except (SyntaxError, ValueError) as error:

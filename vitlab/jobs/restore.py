@@ -83,12 +83,12 @@ def training_args(run: RunDir | None, words: list[str], auto: bool) -> list[str]
     if run is None:
         return words
     given = config_paths(words)
-    if config := stored_config(run):
-        check_classes(run.path, config)
+    if stored_config(run):
+        check_classes(run.path)
         if auto and given:
             words = without_flags(words, "c", "config")
-        start = ["--config", str(run.config)] if auto or not given else []
-        return [*start, *_former_words(run), *words] if start else [*words, *_former_words(run)]
+        config = ["--config", str(run.config)] if auto or not given else []
+        return [*config, *_former_words(run), *words] if config else [*words, *_former_words(run)]
     if not given:
         again = trusting(f"vitlab fit --config FILE --run_dir {run.typed} --auto_resume")
         way_on = f"give one with `{again}`"
@@ -104,7 +104,7 @@ def evaluation_args(run: RunDir, rest: Sequence[str], alone: bool = False) -> li
     """
     if config_paths(list(rest)):
         raise UsageError(f"the configuration comes from {run.config}; change single values with --key=value")
-    check_classes(run.path, yaml.safe_load(run.config.read_text()))
+    check_classes(run.path)
     devices = one_device(run) if alone else []
     start = ["--config", str(run.config), *_former_words(run), *_without_callbacks(run)]
     return [*start, *devices, *rest, *NO_OUTPUT]
@@ -161,7 +161,7 @@ def restore(
     Raises:
         UsageError: A class of it is not the one that it was trained with.
     """
-    check_classes(run.path, yaml.safe_load(run.config.read_text()))
+    check_classes(run.path)
     facts: dict[str, Any] = dict(run.data)
     with tempfile.TemporaryDirectory() as folder:
         config = RunDir(folder)
@@ -219,7 +219,7 @@ def run_of_checkpoint(config: str, checkpoint: Path) -> Iterator[RunDir]:
     if own.config.is_file() and own.config.samefile(path):
         yield own
         return
-    check_classes(own.path, read_yaml(path))
+    check_classes(own.path, path)
     with tempfile.TemporaryDirectory() as folder:
         run = RunDir(folder)
         shutil.copyfile(path, run.config)

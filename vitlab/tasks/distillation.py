@@ -7,7 +7,6 @@ from typing import Any, Literal, Unpack
 
 import torch
 import torch.nn.functional as F
-import yaml
 from torch import Tensor, nn
 
 from vitlab.models.create import library_network
@@ -134,7 +133,7 @@ def _find_weights(source: str) -> tuple[Path, dict[str, Any]]:
     if not (path.parent.parent / "config.yaml").is_file():
         raise ValueError(f"`model.teacher`: {path} is not in a run, and has no {description.name} of `vitlab export`")
     run, checkpoint = find_run(str(path))
-    check_classes(run.path, yaml.safe_load(run.config.read_text()))
+    check_classes(run.path)
     return checkpoint, dict(run.data)
 
 
