@@ -13,8 +13,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import yaml
-
 from vitlab.errors import UsageError
 
 PARTS_FILE = "parts.py"  # in a run directory: the source of its classes
@@ -103,6 +101,8 @@ def check_classes(folder: Path, config: Path | None = None) -> None:
     file = folder / PARTS_FILE
     if not file.is_file():
         return
+    import yaml
+
     try:
         stated = yaml.safe_load((config or folder / "config.yaml").read_text())
     except (OSError, yaml.YAMLError):  # who reads it next says what is wrong
