@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from vitlab import interface
 from vitlab.optim import warmed_up
 from vitlab.tasks import Classifier, Regressor
-from vitlab.tasks.optimizer import build_optimizer
+from vitlab.tasks.optimizer import build_optimizer, build_scheduler
 
 TINY = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 2}
 HERE = __name__
@@ -207,6 +207,35 @@ TIMM_PLATEAU = {
     "init_args": {"patience_t": 0, "threshold": 9.0},
     "monitor": "val/loss",
 }
+TWO_BAD_EPOCHS = {"patience_t": 1, "cooldown_t": 1, "threshold": 9.0, "decay_rate": 0.5, "noise_range_t": [3, 99]}
+
+
+@pytest.mark.filterwarnings("ignore:PlateauLRScheduler is deprecated")
+@pytest.mark.parametrize("epochs", range(1, 8))
+def test_a_plateau_schedule_of_timm_counts_on_after_a_resume(epochs):
+    import timm.scheduler  # noqa: F401
+
+    task = classifier(lr_scheduler={**TIMM_PLATEAU, "init_args": TWO_BAD_EPOCHS})
+
+    def started():
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+        return optimizer, build_scheduler(task, optimizer, 100)["scheduler"]
+
+    def rates(optimizer, scheduler, epochs):
+        return [scheduler.step(epoch, 1.0) or optimizer.param_groups[0]["lr"] for epoch in epochs]
+
+    optimizer, scheduler = started()
+    rates(optimizer, scheduler, range(1, epochs))
+    weights, kept = optimizer.state_dict(), dict(scheduler.state_dict())
+    whole = rates(optimizer, scheduler, range(epochs, 12))
+    resumed, again = started()
+    resumed.load_state_dict(weights)
+    again.load_state_dict(kept)
+    assert rates(resumed, again, range(epochs, 12)) == whole and len(set(whole)) > 2
+    again.load_state_dict({"best": 2.0, "last_epoch": 3})  # of a checkpoint before
+    assert again.lr_scheduler.best == 2.0
+
+
 RATES = {
     "one's own, each epoch": (spec("Halving"), [0.1, 0.1, 0.1, 0.05, 0.05, 0.05, 0.025, 0.025, 0.025, 0.0125]),
     "one's own, each step": ({**spec("Halving", every=2), "interval": "step"}, [0.1, 0.1, 0.05, 0.05, 0.025, 0.025]),

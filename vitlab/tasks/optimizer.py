@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from vitlab.class_paths import ClassSpec, build, find_class, name_and_args
 from vitlab.errors import UsageError, did_you_mean
@@ -190,7 +190,7 @@ def build_scheduler(
     spec = task.hparams["lr_scheduler"]
     path, args = name_and_args("lr_scheduler", spec, SchedulerSpec.__annotations__)
     options: Mapping[str, Any] = spec if isinstance(spec, Mapping) else {}
-    cls = find_class("lr_scheduler", path, object, home="torch.optim.lr_scheduler")
+    cls = _resumable(find_class("lr_scheduler", path, object, home="torch.optim.lr_scheduler"))
     metric = options.get("monitor") or (task.monitor or ("min", "val/loss"))[1]
     offered = {
         "total_steps": int(steps),
@@ -204,6 +204,34 @@ def build_scheduler(
     if _takes_metric(cls):  # step_plateaus steps it, before the checkpoint is saved
         config |= {"frequency": sys.maxsize, "reduce_on_plateau": False, "monitor": metric}
     return config
+
+
+class _KeepsCounts:
+    """A schedule of plateaus of timm whose state holds all that its next step depends on, which timm's does not."""
+
+    lr_scheduler: ReduceLROnPlateau
+    restore_lr: list[float] | None  # rates of before the noise
+    of_plateau = ("num_bad_epochs", "cooldown_counter")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of timm, and what it leaves out."""
+        counts = {name: getattr(self.lr_scheduler, name) for name in self.of_plateau}
+        return super().state_dict() | counts | {"restore_lr": self.restore_lr}  # type: ignore[misc]
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take a state; one of a checkpoint before 0.2.0 has no counts."""
+        state = dict(state_dict)
+        for name in self.of_plateau:
+            setattr(self.lr_scheduler, name, state.pop(name, 0))
+        self.restore_lr = state.pop("restore_lr", None)
+        super().load_state_dict(state)  # type: ignore[misc]
+
+
+def _resumable(cls: Any) -> Any:
+    """Return a scheduler's class with a complete state."""
+    if all(base.__module__ != "timm.scheduler.plateau_lr" for base in cls.__mro__):
+        return cls
+    return type(cls.__name__, (_KeepsCounts, cls), {"__module__": cls.__module__})
 
 
 def _takes_metric(cls: Any) -> bool:
