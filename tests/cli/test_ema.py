@@ -91,3 +91,16 @@ def test_the_average_of_a_second_training_is_that_of_its_own_network():
         average.on_train_batch_end(trainer, module, None, None, 0)
         moved = 1 - min(0.5, (1 + steps) / (10 + steps))
         torch.testing.assert_close(average.average.net.weight.detach(), start + moved)
+
+
+def test_another_network_is_validated_with_its_own_weights_after_a_training():
+    trained, other, average = L.LightningModule(), L.LightningModule(), Average(decay=0.5)
+    trainer = SimpleNamespace(global_step=1, precision="32-true")
+    for module in (trained, other):
+        module.net = torch.nn.Linear(3, 2)
+    own = other.net.weight.detach().clone()
+    average.setup(trainer, trained, "fit")
+    average.on_train_end(trainer, trained)
+    average.setup(trainer, other, "validate")
+    average.on_validation_epoch_start(trainer, other)
+    assert torch.equal(other.net.weight, own) and average.average is None

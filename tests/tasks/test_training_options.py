@@ -60,6 +60,33 @@ def test_validation_measures_the_averaged_weights():
     assert torch.equal(seen["validated"], task.net.head.weight.data)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:You're using the WeightAveraging callback, but", "ignore:.*does not have many workers"
+)
+@pytest.mark.rare
+def test_after_a_training_with_an_average_each_network_is_measured_with_its_own_weights(tmp_path):
+    loader = DataLoader(TensorDataset(torch.randn(6, 1, 8, 8), torch.arange(6) % 3), batch_size=6)
+
+    class Save(L.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            trainer.save_checkpoint(tmp_path / "kept.ckpt")
+
+    def loss_of(task):
+        images, labels = loader.dataset[:]
+        return pytest.approx(F.cross_entropy(task.eval()(images), labels).item())
+
+    task, other = Classifier(**TINY), Classifier(**TINY)
+    trainer = fit(task, [EMA(decay=0.9), Save()])
+    with torch.no_grad():
+        average, own = loss_of(task), loss_of(other)
+    for measured, expected in ((other, own), (task, average)):
+        (val,), (test,) = (call(measured, loader, verbose=False) for call in (trainer.validate, trainer.test))
+        assert val["val/loss"] == expected and test["test/loss"] == expected
+    trainer = fit(other.train(), [EMA(decay=0.9)])
+    (test,) = trainer.test(other, loader, ckpt_path=tmp_path / "kept.ckpt", verbose=False, weights_only=True)
+    assert test["test/loss"] == average
+
+
 def test_the_average_is_of_the_network_whose_sizes_come_from_the_data():
     small = {"patch_size": 2, "embed_dim": 8, "depth": 1, "num_heads": 2}
     quiet = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}

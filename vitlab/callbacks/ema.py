@@ -52,7 +52,9 @@ class EMA(WeightAveraging):
         check_average("EMA", str(trainer.precision))
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Copy the task. A strategy that shards the network has not done so yet, and then shards the copy, too.
+        """Copy the task before a training, and drop the copy before anything else.
+
+        A strategy that shards the network has not done so yet, and then shards the copy, too.
 
         Raises:
             UsageError: The weights have 16 bits, in which the average would hardly move.
@@ -63,6 +65,8 @@ class EMA(WeightAveraging):
         super().setup(trainer, pl_module, stage)
         if stage == "fit":  # perhaps the second training of this object
             self._latest_update_step = 0
+        else:  # the network of a training has its average since the end of it, and another one is to have its own
+            self._average_model = self._lists = None
         pl_module.__dict__.update(later)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
