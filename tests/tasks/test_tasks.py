@@ -77,6 +77,15 @@ def test_an_evaluation_is_summed_in_32_bits_where_weights_have_16(kind, precisio
         assert found[f"val/{name}"] == pytest.approx(float(value), rel=1e-4), name
 
 
+def test_what_an_evaluation_has_read_goes_on_in_a_training():
+    """`trainer.validate` computes in inference mode, and the validation of a training does not."""
+    meter = Classifier(num_classes=3, **TINY).val_meter
+    for measuring in (torch.inference_mode, torch.no_grad):
+        with measuring():
+            meter.update(torch.eye(3), torch.arange(3), torch.ones(()))
+            assert meter.read("")["n"] == 3
+
+
 def test_training_sums_are_read_once():
     task = Classifier(num_classes=3, **TINY)
     fit(task, torch.randint(0, 3, (10,)))

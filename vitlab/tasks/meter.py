@@ -117,6 +117,7 @@ class Meter(nn.Module):
         """Return every value, with ``prefix`` before its name, and reset."""
         n = self.n.compute()
         values = {"loss": self.loss.compute() / n, **self.metrics.compute(), "n": n}
-        for metric in (self.loss, self.metrics, self.n):
-            metric.reset()
+        with torch.inference_mode(False):  # else sums that `trainer.validate` reset could not grow in a training
+            for metric in (self.loss, self.metrics, self.n):
+                metric.reset()
         return {prefix + name: value for name, value in values.items()}
