@@ -1,7 +1,9 @@
 """Which arms must be alike, and whether they start alike."""
 
 import json
+import logging
 import re
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -222,7 +224,10 @@ def test_an_arm_must_beat_logistic_regression_on_the_training_pixels(tmp_path, m
 
 def test_arms_of_one_seed_start_alike(tmp_path):
     axes = {"tokenizer": TOKENIZER, "pos_embed": POS_EMBED}
+    terminal = logging.getLogger("vitlab")
+    before = terminal.handlers.copy(), terminal.propagate, warnings.formatwarning
     lines, is_alike = check_lines(ablation(tmp_path, axes, match={"within": ["tokenizer"]}))
+    assert (terminal.handlers, terminal.propagate, warnings.formatwarning) == before  # those of the caller
     assert is_alike, lines
     for line, tokenizer in zip(lines[1::2], TOKENIZER, strict=True):
         pattern = rf"{tokenizer}-learned: \d+ tensors of .* as in {tokenizer}-none, all equal initially; only here: pos"

@@ -8,6 +8,7 @@ from vitlab.ablation.execution.identity import json_digest
 from vitlab.ablation.execution.resolve import build_arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.errors import UsageError, one_line
+from vitlab.jobs.terminal import terminal_as_it_was
 from vitlab.runs.directory import RunDir
 from vitlab.runs.processes import as_it_was
 
@@ -71,6 +72,7 @@ def gate_of(found: Gates, ablation: Ablation, arm: Resolved) -> dict[str, Any]:
     return found.get(f"{json_digest(arm.data)} {ablation.evaluate}", {})
 
 
+@terminal_as_it_was()
 @as_it_was()
 def _fit(ablation: Ablation, arm: Resolved) -> dict[str, Any]:
     import torch

@@ -23,6 +23,7 @@ from vitlab.ablation.inference.measured import CellResults, collect
 from vitlab.ablation.inference.verdicts import claim_questions
 from vitlab.ablation.inference.words import deviations
 from vitlab.errors import preview
+from vitlab.jobs.terminal import terminal_as_it_was
 from vitlab.runs.processes import as_it_was
 from vitlab.stats import detectable
 from vitlab.tables import columns
@@ -177,6 +178,7 @@ def check_lines(ablation: Ablation) -> tuple[list[str], bool]:
     return lines, is_alike
 
 
+@terminal_as_it_was()
 @as_it_was()
 def _start(ablation: Ablation, arm: Arm) -> Start:
     """Return the initial weights of an arm with the first seed."""
