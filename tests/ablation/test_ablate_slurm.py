@@ -5,9 +5,11 @@ import shlex
 import signal
 import subprocess
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from vitlab.ablation.execution.cells import Cell
 from vitlab.ablation.lab import Lab
 from vitlab.errors import UsageError
 
@@ -62,7 +64,7 @@ def test_a_login_node_trains_nothing_and_submits_no_more_than_there_are_cells(lo
         UsageError, match=r"line \d+: a plan trains each arm for 20 steps, and this is not a SLURM node"
     ):
         toy().plan()
-    (login.path / "queue").write_text("71_0\n71_1\n71_2\n")  # again: the one that is missing
+    (login.path / "queue").write_text("71_0\n")  # again, two cells: the one that is missing
     toy().run(only=["pos_embed=none"], say=said.append)
     (login.path / "queue").write_text("71_0\n71_1\n71_2\n72_0")
     toy().run(say=said.append)
@@ -73,6 +75,21 @@ def test_a_login_node_trains_nothing_and_submits_no_more_than_there_are_cells(lo
     (login.path / "queue").unlink()
     toy().run()
     assert submitted(login)[-1] == ["--array=0-2"]  # six cells, two on each GPU
+
+
+def test_a_dry_run_has_a_task_for_each_cell_that_is_asked_for_and_missing(login, monkeypatch):
+    login.change(seeds=3, executor="slurm", workers=20, slurm={k: SETTINGS[k] for k in ("time", "gpus")})
+    monkeypatch.setattr(
+        "vitlab.ablation.running.known", lambda ablation: [SimpleNamespace(arm=a) for a in ablation.arms]
+    )
+    monkeypatch.setattr(Cell, "is_finished", lambda cell: cell.seed == 0)
+    assert "array=0-5\n" in toy().commands()
+    text, said = toy().commands(only=["pos_embed=none"]), []
+    assert "array=0-1\n" in text and "--only pos_embed=none" in text
+    monkeypatch.setattr(Cell, "is_finished", lambda cell: True)
+    assert toy().commands(say=said.append) == "" and said == ["every cell is done; nothing to submit"]
+    with pytest.raises(UsageError, match="the levels of pos_embed are none, learned, rope2d"):
+        toy().run(only=["pos_embed=nine"])
 
 
 def test_more_tasks_than_the_site_allows_become_chained_arrays(login, monkeypatch):

@@ -12,6 +12,8 @@ from vitlab.ablation.execution.tuning import given_up, run_trials, trials, tuned
 from vitlab.ablation.file.spec import Ablation
 from vitlab.errors import UsageError
 
+NOTHING = "every cell is done; nothing to submit"
+
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -62,24 +64,22 @@ def run_locally(ablation: Ablation, asked: RunOptions, say: Say | None) -> tuple
 
 
 def submit_cells(ablation: Ablation, asked: RunOptions, say: Say) -> None:
-    """Submit workers to SLURM; this machine trains and resolves nothing."""
-    arms = known(ablation)
-    built = [arm for arm in arms if arm]
-    cells = [Cell(ablation, arm, seed) for arm in tuned(ablation, arms) if arm for seed in ablation.seeds]
+    """Submit workers to SLURM; this machine trains and resolves nothing.
+
+    Raises:
+        UsageError: ``only`` names no level, or there is no SLURM here, or it refused the job.
+    """
+    arms = _asked(ablation, known(ablation), asked.only)
     if asked.retry_failed:
-        tried = trials(ablation, built)
-        _forget_failures([cell for trial in tried for cell in trial.cells] if asked.tune_only else cells)
-    tried = trials(ablation, built)
-    left = _candidates(ablation) - sum(trial.is_over or cell.is_finished() for trial in tried for cell in trial.cells)
-    if not asked.tune_only:
-        measured = len(ablation.arms) - len(given_up(ablation, tried) if ablation.tune else ())
-        left += measured * len(ablation.seeds) - sum(cell.is_finished() for cell in cells)
-    if left:
-        more = [word for text in asked.only for word in ("--only", text)]
+        tried = trials(ablation, arms)
+        again = [cell for trial in tried for cell in trial.cells] if asked.tune_only else _measured(ablation, arms)
+        _forget_failures(again)
+    if left := _missing(ablation, asked.only, asked.tune_only):
+        more = _conditions_as_words(asked.only)
         more += ["--fail_fast"] * asked.fail_fast + ["--tune_only"] * asked.tune_only
         submit_workers(ablation, task_count(ablation, left), more, say)
     else:
-        say("every cell is done; nothing to submit")
+        say(NOTHING)
 
 
 def commands(ablation: Ablation, workers: int, only: Sequence[str], say: Say) -> str:
@@ -87,13 +87,16 @@ def commands(ablation: Ablation, workers: int, only: Sequence[str], say: Say) ->
     from vitlab.ablation.execution.commands import remaining_stages
 
     if needs_submission(ablation):
-        return batch_script(ablation, task_count(ablation, _count(ablation)))
+        if left := _missing(ablation, only):
+            return batch_script(ablation, task_count(ablation, left), _conditions_as_words(only))
+        say(NOTHING)
+        return ""
     cells = resolved_cells(ablation, workers, only, say)
     if ablation.tune:
         tried = trials(ablation, arms_of(cells))
         cells = [*(c for t in tried for c in t.cells if not t.is_over), *_tuned(ablation, cells)]
-    left = [(cell.name, remaining_stages(cell)) for cell in cells]
-    parts = [[f"# {name}", *(shlex.join(stage.words) for stage in stages)] for name, stages in left if stages]
+    due = [(cell.name, remaining_stages(cell)) for cell in cells]
+    parts = [[f"# {name}", *(shlex.join(stage.words) for stage in stages)] for name, stages in due if stages]
     return "\n".join(line for part in parts for line in part)
 
 
@@ -107,7 +110,7 @@ def resolved_cells(
     """
     from vitlab.ablation.inference.audit import mismatches
 
-    wanted = _conditions(ablation, only)
+    _conditions(ablation, only)  # refuses before anything is resolved
     say(f"{ablation.name}: {len(ablation.arms)} arms x {len(ablation.seeds)} seeds, {workers} at a time; resolving")
     resolved = resolve(ablation, workers, stop)
     if stop():
@@ -117,8 +120,13 @@ def resolved_cells(
         say(f"note     {name}: {'; '.join(words)}")
     if unfair and ablation.match.on_violation == "fail":
         raise UsageError(f"{ablation.file.path}: arms do not match, and `match.on_violation` is fail")
-    cells = cells_of(ablation, resolved)
-    return [cell for cell in cells if all(cell.arm.levels[axis] == level for axis, level in wanted)]
+    return cells_of(ablation, _asked(ablation, resolved, only))
+
+
+def _asked(ablation: Ablation, arms: Sequence[Resolved | None], only: Sequence[str]) -> list[Resolved]:
+    """Return the resolved arms that satisfy the conditions of ``only``."""
+    wanted = _conditions(ablation, only)
+    return [arm for arm in arms if arm and all(arm.arm.levels[axis] == level for axis, level in wanted)]
 
 
 def _conditions(ablation: Ablation, only: Sequence[str]) -> list[tuple[str, str]]:
@@ -145,14 +153,28 @@ def _tuned(ablation: Ablation, cells: list[Cell]) -> list[Cell]:
     return [replace(cell, resolved=found[cell.arm.name]) for cell in cells if cell.arm.name in found]
 
 
-def _count(ablation: Ablation) -> int:
-    """Return the number of cells, including those of the tuning."""
-    return len(ablation.arms) * len(ablation.seeds) + _candidates(ablation)
+def _conditions_as_words(only: Sequence[str]) -> list[str]:
+    return [word for text in only for word in ("--only", text)]
 
 
-def _candidates(ablation: Ablation) -> int:
-    """Return the number of cells of the tuning."""
-    return len(ablation.arms) * ablation.tune.budget * len(ablation.tune.seeds) if ablation.tune else 0
+def _missing(ablation: Ablation, only: Sequence[str], tune_only: bool = False) -> int:
+    """Return how many cells are not finished, including those of the tuning; only reads files."""
+    wanted = _conditions(ablation, only)
+    count = sum(all(arm.levels[axis] == level for axis, level in wanted) for arm in ablation.arms)
+    arms = _asked(ablation, known(ablation), only)
+    tried, left = trials(ablation, arms), 0
+    if tune := ablation.tune:
+        over = sum(trial.is_over or cell.is_finished() for trial in tried for cell in trial.cells)
+        left = count * tune.budget * len(tune.seeds) - over
+    if tune_only:
+        return left
+    measured = count - len(given_up(ablation, tried) if tune else ())
+    return left + measured * len(ablation.seeds) - sum(cell.is_finished() for cell in _measured(ablation, arms))
+
+
+def _measured(ablation: Ablation, arms: Sequence[Resolved]) -> list[Cell]:
+    """Return the cells of arms whose tuned values are known."""
+    return cells_of(ablation, [arm for arm in tuned(ablation, arms) if arm])
 
 
 def _forget_failures(cells: Sequence[Cell]) -> None:
