@@ -40,6 +40,7 @@ from vitlab.position_bench.protocol import (
     registered_protocol,
 )
 from vitlab.position_bench.training import (
+    NotFinite,
     answers_of,
     batches_of,
     bench_network_of,
@@ -241,6 +242,34 @@ def test_outputs_that_are_not_finite_are_no_classes(small):
         bench_predictions_of(nets["NanInTests"], settings, "photos", test)
 
 
+def test_a_seed_that_diverges_is_named_and_the_others_are_measured(small, tmp_path, monkeypatch, capsys):
+    def diverging(method, protocol, training, seed, rate, split):
+        if (training, seed) == ("glyphs", 0):
+            raise NotFinite("the loss of glyphs, seed 0, rate 0.01 is nan at step 3")
+        return bench_network_of(method, protocol, training, seed).eval()
+
+    said = []
+    bench = copied(small, tmp_path)
+    bench.say, bench._splits = said.append, small._splits
+    for cell in ("glyphs-0", "glyphs-1", "few-1"):
+        edit(bench.path("none", f"{cell}"), rate=0.5)  # each is to be trained again
+    monkeypatch.setattr("vitlab.position_bench.cells.train_network", diverging)
+    lost = bench.run("none", "none")
+    assert lost == {"glyphs-0": "the loss of glyphs, seed 0, rate 0.01 is nan at step 3"}
+    assert f"none glyphs-0: no score, as {lost['glyphs-0']}" in said
+    assert bench.record("none", "glyphs-0") is None
+    assert {bench.record("none", cell)["test_reads"] for cell in ("glyphs-1", "few-1")} == {2}
+    monkeypatch.setattr(benches, "look", lambda *words: 1)
+    judged = benches.compare_with(bench, "none", small, [])._replace(lost=lost)
+    assert set(judged.scores) == {task for task, (_, training) in TASKS.items() if training != "glyphs"}
+    assert f"note: glyphs-0 has no score, and without every seed its tasks have none: {lost['glyphs-0']}" in str(judged)
+    assert "  place     no score  " in str(judged)
+    monkeypatch.setattr(benches, "posbench", lambda *words, **more: judged)
+    assert main(["posbench", "learned"]) == 1 and "no score" in capsys.readouterr().out
+    with pytest.raises(NotFinite, match="is nan at step 3"):
+        bench.run_cell("none", "none", "glyphs", 0, 0.01)
+
+
 def test_the_reason_of_a_task_that_does_not_apply_is_shown(small):
     page = str(benches.compare_with(small, f"{HERE}.Square", small, []))
     assert "note: sizes is not applicable: ValueError: needs a square grid" in page
@@ -253,8 +282,8 @@ def test_cells_of_another_source_of_a_class_are_refused(tmp_path, monkeypatch):
     file.write_text(f"{head}    def forward(self, x):\n        return x\n")
     module = importlib.import_module("embeds_of_mine")
     bench = Bench(tmp_path, tmp_path, tiny(), say=lambda line: None)
-    for name in ("tuned", "run_cells", "_shared"):
-        monkeypatch.setattr(Bench, name, lambda *words: 0.01)
+    for name, found in (("tuned", 0.01), ("run_cells", {}), ("_shared", {})):
+        monkeypatch.setattr(Bench, name, lambda *words, found=found: found)
     bench.run(method, label)
     file.write_text(f'{head}    """Of mine."""\n\n    def forward(self, x):\n        return x  # as it is\n')
     bench.run(method, label)

@@ -79,10 +79,9 @@ def _one(text: str, action: str, own: Any, options: argparse.Namespace) -> int:
             say=own.say,
         )
         show_rows(bench.judged_rows(judged), options.form) if options.form else show(*bench.judged_lines(judged))
-        return 0
+        return int(bool(judged.lost))
     if action == "run":
-        own.run(bench.method_of(text), label_of(text))
-        return 0
+        return int(bool(own.run(bench.method_of(text), label_of(text))))
     label = label_of(text)
     if not (own.folder / label).is_dir():
         raise UsageError(f"{own.folder / label} does not exist: train with `vitlab posbench {text}` first")

@@ -31,6 +31,8 @@ class Judged(NamedTuple):
         families: Against the best measured method of each family, Holm over all of these.
         cost: CPU seconds a step, and time and memory relative to ``none``.
         notes: What limits the comparison.
+        lost: Cells without a score, as their training diverged, and why; their tasks, which need every seed, have no
+            verdict.
     """
 
     method: str
@@ -39,6 +41,7 @@ class Judged(NamedTuple):
     families: list[TaskVerdict]
     cost: dict[str, float]
     notes: list[str]
+    lost: Mapping[str, str] = {}
 
     def __str__(self) -> str:
         return "\n".join(judged_lines(self))
@@ -83,13 +86,14 @@ def posbench(
         references.check_kept(name)
     anchors = anchors or not all(map(references.is_complete, bench.protocol["claims"]["against"]))
     notes = [] if anchors else check_anchor(bench, references)
-    bench.run(chosen, label)
+    lost = bench.run(chosen, label)
     if anchors:
         references = bench
         for name in bench.protocol["claims"]["against"]:
-            bench.run(name, name)
+            for cell, why in bench.run(name, name).items():
+                raise UsageError(f"no verdict against {name}, whose cell {cell} has no score: {why}")
     look(bench, label)
-    return compare_with(bench, label, references, notes)
+    return compare_with(bench, label, references, notes)._replace(lost=lost)
 
 
 def method_of(method: Any) -> Method:
@@ -191,9 +195,10 @@ def look(bench: Bench, label: str) -> int:
 def judged_lines(judged: Judged) -> list[str]:
     """Return what a terminal shows of a verdict."""
     lines = [f"{judged.method}: score of each task, mean of seeds with its 95 % interval"]
-    for task, (text, _) in TASKS.items():
+    for task, (text, training) in TASKS.items():
         if task not in judged.scores:
-            lines.append(f"  {task:<9} not applicable  ({text})")
+            is_lost = any(cell.partition("-")[0] == training for cell in judged.lost)
+            lines.append(f"  {task:<9} {'no score' if is_lost else 'not applicable'}  ({text})")
             continue
         values = judged.scores[task]
         low, high = score_interval(values)
@@ -212,7 +217,10 @@ def judged_lines(judged: Judged) -> list[str]:
             f"  cost      {judged.cost['time']:.2f} x the CPU time and {judged.cost['memory']:.2f} x the "
             "activations of none"
         )
-    return lines + [f"  note: {note}" for note in judged.notes]
+    lost = [
+        f"{cell} has no score, and without every seed its tasks have none: {why}" for cell, why in judged.lost.items()
+    ]
+    return lines + [f"  note: {note}" for note in (*judged.notes, *lost)]
 
 
 def judged_rows(judged: Judged) -> list[dict[str, Any]]:

@@ -29,6 +29,7 @@ from vitlab.position_bench.protocol import (
 )
 from vitlab.position_bench.training import (
     Method,
+    NotFinite,
     answers_of,
     bench_predictions_of,
     check_method,
@@ -167,8 +168,8 @@ class Bench:
             try:
                 net = train_network(method, self.protocol, training, seed, rate, train)
                 accuracy = self.validated(net, training)
-            except UsageError:
-                accuracy = 0.0  # diverged
+            except NotFinite:
+                accuracy = 0.0
             kept = {"training": training, "validation": accuracy, "rate": rate, "seed": seed}
             kept["cpu_seconds"] = time.process_time() - start
             self._write(label, cell, kept, {})
@@ -185,13 +186,23 @@ class Bench:
         return float(torch.stack(right).mean())
 
     def run_cell(self, method: Method, label: str, training: str, seed: int, rate: float) -> dict[str, Any]:
-        """Train and test a cell, unless it is complete at this learning rate, and return its record."""
-        return self.run_cells(method, label, [(training, seed)], {training: rate})[f"{training}-{seed}"]
+        """Train and test a cell, unless it is complete at this learning rate, and return its record.
+
+        Raises:
+            NotFinite: Its training diverged.
+        """
+        kept = self.run_cells(method, label, [(training, seed)], {training: rate})[f"{training}-{seed}"]
+        if "lost" in kept:
+            raise NotFinite(kept["lost"])
+        return kept
 
     def run_cells(
         self, method: Method, label: str, cells: Iterable[tuple[str, int]], rates: Mapping[str, float]
     ) -> dict[str, dict[str, Any]]:
-        """Train and test cells that are not complete at the learning rate of their training; return all records."""
+        """Train and test cells that are not complete at the learning rate of their training; return all records.
+
+        Of a cell without a score, as its training diverged, nothing is kept, and its record says why as ``lost``.
+        """
         works = {
             f"{training}-{seed}": partial(self._run_cell, method, label, training, seed, rates[training])
             for training, seed in cells
@@ -225,9 +236,14 @@ class Bench:
             reads += kept["test_reads"]
         train, test = self.splits(training)
         start = time.process_time()
-        net = train_network(method, self.protocol, training, seed, rate, train)
-        seconds = time.process_time() - start
-        predictions, refused = bench_predictions_of(net, self.protocol, training, test)
+        try:
+            net = train_network(method, self.protocol, training, seed, rate, train)
+            seconds = time.process_time() - start
+            predictions, refused = bench_predictions_of(net, self.protocol, training, test)
+        except NotFinite as error:
+            self.path(label, cell).unlink(missing_ok=True)  # at another learning rate
+            self.say(f"{label} {cell}: no score, as {error}")
+            return {"lost": str(error)}
         scores = scores_of(predictions, answers_of(training, test))
         kept = {"training": training, "seed": seed, "scores": scores, "not_applicable": refused}
         kept |= {
@@ -252,8 +268,11 @@ class Bench:
             kept = kept | {"predictions": file_digest(arrays)}
         write_text(path, json.dumps(kept | {"protocol": self.digest}, indent=1, sort_keys=True) + "\n", sync=True)
 
-    def run(self, method: Method, label: str) -> None:
+    def run(self, method: Method, label: str) -> dict[str, str]:
         """Run all cells of a method that are left: first its learning rate, then five seeds of each training.
+
+        Returns:
+            The cells without a score, as their training diverged, and why.
 
         Raises:
             UsageError: The method cannot be measured, or its cells are of another protocol.
@@ -270,8 +289,9 @@ class Bench:
         self.say(f"{label}: learning rate " + ", ".join(words))
         trainings = self.protocol["trainings"]
         cells = [(training, seed) for seed in self.protocol["seeds"] for training in trainings]
-        self.run_cells(method, label, cells, {training: rates[tuned_on(training)] for training in trainings})
+        found = self.run_cells(method, label, cells, {training: rates[tuned_on(training)] for training in trainings})
         self._shared(label, {"cost": partial(self._cost, method, label)})
+        return {cell: kept["lost"] for cell, kept in found.items() if "lost" in kept}
 
     def _cost(self, method: Method, label: str) -> None:
         if self.record(label, "cost") is None:

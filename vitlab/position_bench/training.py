@@ -26,6 +26,10 @@ from vitlab.tasks.optimizer import build_optimizer
 Method = Any  # a name, a class path, or a mapping of class_path and init_args
 
 
+class NotFinite(UsageError):
+    """A training has diverged, or a network answers with numbers that are not finite: its cell has no score."""
+
+
 def _seconds_of_step(net: VisionTransformer, images: Tensor, protocol: Mapping[str, Any], steps: int) -> float:
     """Return the seconds of a forward and backward pass: of CPU time, or by the clock on another device."""
     gpu = images.device.type == "cuda"
@@ -130,7 +134,8 @@ def train_network(
         split: The training images.
 
     Raises:
-        UsageError: The loss is not a number.
+        NotFinite: The loss is not a number.
+        UsageError: The protocol trains on a device that is not there.
     """
     recipe = protocol["recipe"] | protocol["trainings"][training]
     device = bench_device(protocol)
@@ -148,7 +153,7 @@ def train_network(
             outputs = net(as_floats(images.to(device)))
         loss = loss_of(outputs.float(), labels.to(device))
         if not torch.isfinite(loss):
-            raise UsageError(f"the loss of {training}, seed {seed}, rate {rate:g} is {loss.item()} at step {step + 1}")
+            raise NotFinite(f"the loss of {training}, seed {seed}, rate {rate:g} is {loss.item()} at step {step + 1}")
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), recipe["clip"])
@@ -161,12 +166,12 @@ def outputs_of_images(net: VisionTransformer, images: Tensor) -> Tensor:
     """Return ``(N, K)`` outputs on the CPU, in batches of 250.
 
     Raises:
-        UsageError: Outputs are not finite: the class of the largest would be one that the network never chose.
+        NotFinite: Outputs are not finite: the class of the largest would be one that the network never chose.
     """
     device = next(net.parameters()).device
     outputs = torch.cat([net(as_floats(part.to(device))).cpu() for part in images.split(250)])
     if lost := int((~outputs.isfinite()).any(dim=1).sum()):
-        raise UsageError(f"the outputs of {lost} of {len(outputs)} images are not finite")
+        raise NotFinite(f"the outputs of {lost} of {len(outputs)} images are not finite")
     return outputs
 
 
