@@ -14,6 +14,12 @@ def test_digits_knows_its_shape_before_reading_anything():
     assert data.class_names[3] == "3" and data.splits == {}
 
 
+def test_a_card_says_that_whole_images_are_whole():
+    whole, cut = (Digits(**sizes).preparation() for sizes in ({}, {"img_size": 16}))
+    assert (whole["native_size"], whole["crop_pct"]) == ([8, 8], 1.0)
+    assert cut["crop_pct"] == (1.0 if cut["native_size"] else 0.875)
+
+
 def test_fit_builds_training_and_validation_only():
     data = Digits()
     data.setup("fit")
