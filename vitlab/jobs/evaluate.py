@@ -28,11 +28,12 @@ from vitlab.jobs.checkpoint import checkpoint_facts, load_checkpoint, load_outsi
 from vitlab.jobs.restore import evaluation_args
 from vitlab.jobs.train.endings import explain_mismatch, in_step
 from vitlab.jobs.train.wandb import add_result
+from vitlab.layers.pos_embed import PosEmbed
 from vitlab.models.weights_file import check_readable
 from vitlab.runs.atomic import atomic_write
 from vitlab.runs.directory import RunDir
 from vitlab.runs.openings import note_opening
-from vitlab.runs.records import metrics_and_n, policy_in
+from vitlab.runs.records import metrics_and_n
 from vitlab.runs.shards import has_shards, read_checkpoint
 from vitlab.runs.standing import checksum
 from vitlab.tasks.base import Task
@@ -132,7 +133,7 @@ def evaluate(
             sentences = _load_resized(cli, run, checkpoint, conditions)
             moved = [sentence for sentence in sentences if sentence.startswith("positions")]
             facts |= {"resized": moved[-1]} if moved else {}
-            changes |= _way_to_resize(moved, conditions)
+            changes |= _way_to_resize(cli.model.net.pos_embed, moved, conditions)
         elif checkpoint.suffix == ".safetensors":  # of a run whose checkpoints were deleted
             load_checkpoint(cli.model, checkpoint)
             if has_grid(cli.model):
@@ -186,11 +187,11 @@ def _load_resized(cli: VitlabCLI, run: RunDir, checkpoint: Path, conditions: Con
     return sentences
 
 
-def _way_to_resize(sentences: Sequence[str], conditions: Conditions) -> dict[str, Any]:
-    """Return the flags that resample positions as the last sentence says; nothing if none were resampled."""
+def _way_to_resize(pos_embed: PosEmbed, sentences: Sequence[str], conditions: Conditions) -> dict[str, Any]:
+    """Return the flags that resample positions as those of the loaded weights were; nothing if none were resampled."""
     if not sentences or not re.search(r" from \d+ x \d+ to \d", sentences[-1]):
         return {}
-    policy = conditions.resize or policy_in(sentences[-1])  # None in a list, where each method has its own
+    policy = conditions.resize or pos_embed.usual_policy(pos_embed.state_dict())  # None in a list: each has its own
     return {**({"resize": policy} if policy else {}), **({} if conditions.antialias else {"no_antialias": True})}
 
 

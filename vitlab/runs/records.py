@@ -125,19 +125,9 @@ def with_policy(result: Mapping[str, Any]) -> dict[str, Any]:
     if not (sentence := str(overrides.get("resize", ""))).startswith("positions: "):
         return dict(result)
     del overrides["resize"]
-    overrides |= {"resize": policy} if (policy := policy_in(sentence)) else {}
+    if policy := re.match(r"positions: (\w+) from \d", sentence):
+        overrides["resize"] = policy[1]
     return {**result, "overrides": overrides, "resized": sentence}
-
-
-def policy_in(sentence: str) -> str | None:
-    """Return the policy that a sentence says positions were resized with.
-
-    Example:
-        >>> policy_in("positions: rescale from 4 x 4 to 8 x 8")
-        'rescale'
-    """
-    found = re.match(r"positions: (\w+) from \d", sentence)
-    return found[1] if found else None
 
 
 def part_of(name: str) -> str:
