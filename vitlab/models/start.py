@@ -279,3 +279,23 @@ def check_spread(init_std: float) -> None:
     """
     if init_std <= 0:
         raise ValueError(f"`init_std` must be above 0, got {init_std}")
+
+
+def check_kept(keep: Tensor, images: Tensor, drops_rows: bool) -> None:
+    """Refuse what is no choice of patch tokens for each of ``(B, C, H, W)`` images, or meets what drops whole images.
+
+    Args:
+        keep: ``(B, K)`` indices of the patch tokens to keep, K at least 1.
+        images: The images.
+        drops_rows: Whether drop path computes the branches of some images only.
+
+    Example:
+        >>> check_kept(torch.tensor([[0, 3], [1, 2]]), torch.randn(2, 3, 32, 32), drops_rows=False)
+    """
+    if keep.ndim != 2 or len(keep) != len(images) or not keep.shape[1] or keep.dtype != torch.long:
+        shape = f"({len(images)}, K) int64 indices of patch tokens, K at least 1"
+        raise ValueError(f"`keep` must be {shape}, got {tuple(keep.shape)} of {keep.dtype}")
+    if drops_rows:
+        raise ValueError(
+            "`drop_path_subset` drops images from the batch, but `keep` has other tokens for each: leave it out"
+        )

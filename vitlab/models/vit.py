@@ -239,16 +239,10 @@ class VisionTransformer(Named, nn.Module):
         size = tuple(images.shape[2:])
         if images.ndim != 4 or images.shape[1] != self.in_chans:
             raise ValueError(f"images must be (B, {self.in_chans}, height, width), got {tuple(images.shape)}")
-        if keep is not None:
-            if keep.ndim != 2 or len(keep) != len(images) or not keep.shape[1] or keep.dtype != torch.long:
-                shape = f"({len(images)}, K) int64 indices of patch tokens, K at least 1"
-                raise ValueError(f"`keep` must be {shape}, got {tuple(keep.shape)} of {keep.dtype}")
-            if self.training and drops_rows(self):
-                raise ValueError(
-                    "`drop_path_subset` drops images from the batch, but `keep` has other tokens for each: leave it out"
-                )
-            return placed(self._at(size).kept(keep)).for_batch()
-        return placed(self._at(size)).for_batch()
+        if keep is None:
+            return placed(self._at(size)).for_batch()
+        start.check_kept(keep, images, self.training and drops_rows(self))
+        return placed(self._at(size).kept(keep)).for_batch()
 
     def _at(self, size: tuple[int, ...]) -> PosEmbed:
         """Return the position embedding at the grid of images of this height and width."""
