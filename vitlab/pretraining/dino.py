@@ -219,12 +219,6 @@ class DINO(Task):
         self.register_buffer("patch_center", torch.zeros(prototypes) if ibot_weight else None)
         self._is_new = True
 
-    def setup(self, stage: str) -> None:
-        """Refuse weights of 16 bits, data without crops, and single images per process."""
-        if stage == "fit":
-            self.check_training(self.trainer, getattr(self.trainer, "datamodule", None))
-        super().setup(stage)
-
     def check_training(self, trainer: Any, data: Any) -> None:
         """Refuse weights of 16 bits, and single images per process where their nearest neighbors are asked for."""
         check_average("the teacher of `model: DINO`", str(trainer.precision))

@@ -125,6 +125,9 @@ class Task(Named, FastHookName, L.LightningModule):
         """Convert outputs of the network to the units of the targets."""
         return outputs
 
+    def check_training(self, trainer: Any, data: Any) -> None:
+        """Refuse a trainer, or a batch of ``data``, that the task cannot be trained with."""
+
     def check_targets(self) -> None:
         """Refuse to train on targets of another kind than the task expects."""
 
@@ -137,6 +140,7 @@ class Task(Named, FastHookName, L.LightningModule):
             self.take_sizes(data)
         if stage == "fit":
             self._stream_seed = None
+            self.check_training(self.trainer, data)
             self.check_targets()
             self.check_images(data)
 

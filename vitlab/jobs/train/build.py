@@ -206,11 +206,14 @@ class FitCLI(VitlabCLI):
         )
 
     def _check_trainer(self) -> None:
-        """Refuse a number of processes or a precision that data, task or an average of weights cannot have."""
+        """Refuse a number of processes or a precision that data, task or an average of weights cannot have.
+
+        Task and average refuse it in their ``setup``, too, for a Trainer of the user's; here nothing is written yet.
+        """
         if isinstance(self.datamodule, ImageData):
             self.datamodule.check_processes(self.trainer.world_size)
-        if isinstance(self.model, Task) and (check := getattr(self.model, "check_training", None)):
-            check(self.trainer, self.datamodule)
+        if isinstance(self.model, Task):
+            self.model.check_training(self.trainer, self.datamodule)
         for part in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(part, EMA):
                 part.check_training(self.trainer)
