@@ -14,6 +14,7 @@ from pathlib import Path
 
 TRUSTED: list[str] = []  # packages that the user has named on this command line, see vitlab/config/trust.py
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_TIMED_OUT = "DataLoader timed out"  # torch's words for a loader that hangs
 
 
 class UsageError(ValueError):
@@ -152,9 +153,19 @@ def lost_loader(error: Exception) -> str | None:
     if any(words in what for words in ("shared memory(shm)", "unable to write to file </torch_", "Bus error")):
         full = "shared memory (/dev/shm), through which the loader's processes pass batches, is full"
         return f"{full}: enlarge it (in a container: --shm-size=8g), or use fewer processes (--data.num_workers)"
-    if what.startswith(("DataLoader worker", "DataLoader timed out")):
+    if what.startswith(("DataLoader worker", _TIMED_OUT)):
         return f"{what.split('. ')[0].rstrip('.')}: out of memory, or hanging. Use fewer workers (--data.num_workers)"
     return None
+
+
+def loader_timed_out(error: BaseException) -> bool:
+    """Return whether torch ended the wait for a batch of a loader that hangs.
+
+    Example:
+        >>> loader_timed_out(RuntimeError("DataLoader timed out after 5 seconds"))
+        True
+    """
+    return _TIMED_OUT in str(error)
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

@@ -19,7 +19,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from vitlab.callbacks.checkpoint import Checkpoint
-from vitlab.errors import Stopped, exit_code
+from vitlab.errors import Stopped, exit_code, loader_timed_out
 from vitlab.runs.processes import state
 
 LOG = logging.getLogger("vitlab")
@@ -106,8 +106,7 @@ class Deadline(Callback):
         """Save the state if it is consistent, and kill workers that would block the exit."""
         phase = self.phase
         self.stop()
-        timed_out = "DataLoader timed out" in str(exception)  # torch's own limit came first
-        if self.hung is None and not timed_out:
+        if self.hung is None and not loader_timed_out(exception):  # or torch's own limit came first
             return
         self._kill_workers()
         if self._alone and phase != "step" and self.checkpoint is not None and not trainer.sanity_checking:

@@ -27,6 +27,7 @@ from vitlab.errors import (
     UsageError,
     before_again,
     in_own_code,
+    loader_timed_out,
     lost_loader,
     named_line,
     one_line,
@@ -79,7 +80,7 @@ def explained(job: Job) -> Iterator[None]:
         raise
     except Exception as error:
         sentence = explain_exception(error, job.run, job.batch, job.trainer.world_size)
-        if _is_hanging_loader(error):
+        if loader_timed_out(error):
             print_error(f"\n{sentence}")
             ended = Stopped(signal.SIGTERM)
             ended.said = True
@@ -215,10 +216,6 @@ def _unused(error: Exception, task: torch.nn.Module) -> str | None:
     unused = [name for name, p in task.named_parameters() if p.requires_grad and p.grad is None]
     way_out = "leave them out, freeze them, or add --trainer.strategy=ddp_find_unused_parameters_true"
     return f"the loss does not depend on {preview(unused)}, and DDP waits for all gradients: {way_out}"
-
-
-def _is_hanging_loader(error: Exception) -> bool:
-    return "DataLoader timed out" in str(error)
 
 
 def is_out_of_memory(error: Exception) -> bool:
