@@ -17,7 +17,7 @@ from vitlab.runs.choose import export_path
 from vitlab.runs.directory import find_directory, find_run
 from vitlab.runs.lock import run_status
 from vitlab.runs.processes import as_it_was
-from vitlab.runs.records import Record, Results
+from vitlab.runs.records import EvaluationCommand, Record, Results
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -271,7 +271,7 @@ class Run:
         return path
 
     def _measure(
-        self, command: Literal["validate", "test"], overrides: Overrides | None, resize: Policy | None
+        self, command: EvaluationCommand, overrides: Overrides | None, resize: Policy | None
     ) -> dict[str, float]:
         from vitlab.jobs.evaluate import Conditions, evaluate
         from vitlab.runs.launch import is_launched

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vitlab.config.arguments import CommandParser, add_formats, refuse_flags_of_others
 from vitlab.config.options import POLICIES
@@ -16,11 +16,8 @@ from vitlab.lazy import quick_imports
 from vitlab.objects import as_yaml
 from vitlab.runs.directory import RunDir, find_directory, find_run
 from vitlab.runs.matching import is_there, matching
+from vitlab.runs.records import SPLIT_OF, EvaluationCommand
 from vitlab.tables import formatted, metrics_text
-
-if TYPE_CHECKING:
-    from vitlab.jobs.evaluate import Command
-
 
 _SHOWN = 10  # classes
 
@@ -114,7 +111,7 @@ def chosen_checkpoint(options: argparse.Namespace) -> Iterator[tuple[RunDir, Pat
         yield directory, Path(file), line if is_saved else f"from  {config[0]} and {file}; not saved in a run"
 
 
-def _main(command: "Command", argv: list[str]) -> int:
+def _main(command: EvaluationCommand, argv: list[str]) -> int:
     parser = _parser(command)
     options, rest = parser.parse_known_args(argv)
     refuse_flags_of_others(rest, parser)
@@ -122,7 +119,9 @@ def _main(command: "Command", argv: list[str]) -> int:
         return _measure(command, run, checkpoint, line, rest, options)
 
 
-def _measure(command: "Command", run: RunDir, checkpoint: Path, line: str, rest: list[str], options: Any) -> int:
+def _measure(
+    command: EvaluationCommand, run: RunDir, checkpoint: Path, line: str, rest: list[str], options: Any
+) -> int:
     with quick_imports():
         from vitlab.jobs.evaluate import Conditions, evaluate
         from vitlab.jobs.terminal import open_terminal, say
@@ -159,8 +158,8 @@ def _recall(classes: dict[str, float]) -> str:
     return f"recall{which} " + ", ".join(f"{printable(name)} {value:.4f}" for name, value in shown)
 
 
-def _parser(command: "Command") -> argparse.ArgumentParser:
-    split = "val" if command == "validate" else "test"
+def _parser(command: EvaluationCommand) -> argparse.ArgumentParser:
+    split = SPLIT_OF[command]
     text = f"Measure a run on its {split} split: results.json, predictions/{split}.parquet."
     parser = run_parser(command, text, or_checkpoint=True)
     parser.add_argument(

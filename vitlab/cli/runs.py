@@ -11,6 +11,7 @@ from vitlab.errors import UsageError, megabytes
 from vitlab.jobs.clean import WHAT, Item, remove, to_clean
 from vitlab.jobs.listing import PARTS, Row, about, differences_of, head_metrics, list_runs
 from vitlab.runs.directory import RunDir, find_directory
+from vitlab.runs.records import MEASURED_BY
 from vitlab.tables import columns
 
 WORDS = {
@@ -99,7 +100,7 @@ def _list(options: argparse.Namespace) -> int:
 
 def _cell(row: Row, name: str) -> str:
     split, _, metric = name.partition(".")
-    mark = MARKS.get(row.get(split, ""), "") if metric and split in ("val", "test") else ""
+    mark = MARKS.get(row.get(split, ""), "") if metric and split in MEASURED_BY else ""
     value = row.get(name)
     if value is None:
         return mark if mark == "stale" else "-"

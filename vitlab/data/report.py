@@ -10,7 +10,7 @@ from PIL import Image, ImageOps
 
 from vitlab.data.files.scan import FACTS
 from vitlab.data.files.sets import FileImages, Images
-from vitlab.data.files.splits import SplitName
+from vitlab.data.files.splits import SPLIT_NAMES
 from vitlab.data.files.twins import contradictions, duplicates, near_duplicates
 from vitlab.data.image_folder import ImageFolder
 from vitlab.data.loading.streams import stream
@@ -33,14 +33,13 @@ def report(data: ImageFolder) -> dict[str, Any]:
     """
     data.max_unreadable = 10**9
     one_size, data.one_size = data.one_size, None
-    names: tuple[SplitName, ...] = ("train", "val", "test")
     problems = []
-    for name in names:
+    for name in SPLIT_NAMES:
         try:
             data.build(name)
         except ValueError as error:
             problems += [] if str(error) in problems else [str(error)]
-    splits = {name: images for name in names if isinstance(images := data.splits.get(name), FileImages)}
+    splits = {name: images for name in SPLIT_NAMES if isinstance(images := data.splits.get(name), FileImages)}
     data.one_size = one_size
     problems += list(filter(None, map(data.of_another_size, splits.values())))[:1]
     facts = np.concatenate([np.empty(0, FACTS), *(images.known for images in splits.values())])

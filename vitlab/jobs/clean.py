@@ -12,6 +12,7 @@ from vitlab.runs import lock
 from vitlab.runs.directory import LOCK, RunDir
 from vitlab.runs.manifest import read_manifest
 from vitlab.runs.matching import matching
+from vitlab.runs.records import MEASURED_BY
 
 What = Literal["spare", "resume", "checkpoints", "runs"]
 WHAT = {
@@ -117,7 +118,7 @@ def _named(run: RunDir) -> dict[str, list[str]]:
     """Return by name of a checkpoint what was measured with it, or with another file of its content."""
     results: list[tuple[str, Any]] = []
     stored: dict[str, Any] = dict(run.stored)
-    results += [(split, stored[split]) for split in ("val", "test") if split in stored]
+    results += [(split, stored[split]) for split in MEASURED_BY if split in stored]
     results += [(f"{one.get('split', '?')} with other settings", one) for one in stored.get("variations", [])]
     results += [(f"analysis {name}", one) for name, one in run.read("analysis/notes.json").items()]
     exports = [path.name for path in matching(run.path, "export/*.json")]

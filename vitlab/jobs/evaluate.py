@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 import yaml
@@ -33,16 +33,14 @@ from vitlab.models.weights_file import check_readable
 from vitlab.runs.atomic import atomic_write
 from vitlab.runs.directory import RunDir
 from vitlab.runs.openings import note_opening
-from vitlab.runs.records import metrics_and_n
+from vitlab.runs.records import MEASURED_BY, SPLIT_OF, EvaluationCommand, metrics_and_n
 from vitlab.runs.shards import has_shards, read_checkpoint
 from vitlab.runs.standing import checksum
 from vitlab.tasks.base import Task
 from vitlab.tasks.regressor import Standardized
 
 LOG = logging.getLogger("vitlab")
-Command = Literal["validate", "test"]
 Outputs = Callable[[Tensor], Tensor]  # images to outputs
-SPLITS: dict[Command, Literal["val", "test"]] = {"validate": "val", "test": "test"}
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ class Measured:
 
 
 def evaluate(
-    command: Command,
+    command: EvaluationCommand,
     run: RunDir,
     checkpoint: Path,
     conditions: Conditions,
@@ -116,7 +114,7 @@ def evaluate(
     Raises:
         UsageError: The weights do not fit, or the checkpoint was replaced by a training during the measurement.
     """
-    split = SPLITS[command]
+    split = SPLIT_OF[command]
     _ = run.stored  # refuses a damaged file before the work
     predictions, console = Predictions(), EvaluationConsole(quiet)
     trained = Trained(dict(run.data), read_numbers(run.path / TRAINED_ON), split, conditions.with_training_images)
@@ -256,7 +254,7 @@ def _with_paths(table: pd.DataFrame, images: Any) -> pd.DataFrame:
     return table
 
 
-def _run(cli: VitlabCLI, command: Command, path: Path | None) -> None:
+def _run(cli: VitlabCLI, command: EvaluationCommand, path: Path | None) -> None:
     measure = getattr(cli.trainer, command)
     try:
         measure(cli.model, datamodule=cli.datamodule, ckpt_path=path, weights_only=True, verbose=False)
@@ -267,7 +265,7 @@ def _run(cli: VitlabCLI, command: Command, path: Path | None) -> None:
     except MISTAKES as error:
         if "loading state_dict" in str(error) and isinstance(error, RuntimeError):
             raise misfit(path, error) from error
-        sentence = explain_mismatch(error, cli.model, cli.datamodule, SPLITS[command]) if in_step(error) else None
+        sentence = explain_mismatch(error, cli.model, cli.datamodule, SPLIT_OF[command]) if in_step(error) else None
         if sentence is None:
             raise
         raise UsageError(sentence) from error
@@ -303,7 +301,7 @@ def _save(run: RunDir, split: str, result: dict[str, Any], predictions: pd.DataF
 
 def _write(run: RunDir, split: str, result: dict[str, Any], predictions: pd.DataFrame) -> None:
     results = run.stored
-    if result["overrides"] or split not in SPLITS.values():  # other conditions: stored beside the run's own result
+    if result["overrides"] or split not in MEASURED_BY:  # other conditions: stored beside the run's own result
         others = [
             r for r in results.get("variations", []) if (r["split"], r["overrides"]) != (split, result["overrides"])
         ]

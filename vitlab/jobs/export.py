@@ -34,7 +34,7 @@ from vitlab.runs.atomic import as_umask, write_json
 from vitlab.runs.choose import DYNAMIC
 from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import file_digest
-from vitlab.runs.records import metrics_and_n
+from vitlab.runs.records import MEASURED_BY, metrics_and_n
 from vitlab.runs.standing import checksum
 from vitlab.shipped import card_beside
 from vitlab.tasks import MultiTask, Regressor
@@ -203,7 +203,7 @@ def _why_no_graph(error: BaseException, to: str, net: Any) -> str | None:
 def _measured(run: RunDir, digest: str) -> dict[str, dict[str, float]]:
     """Return the metrics by split that were measured with the exported weights, under the run's own conditions."""
     found: dict[str, Any] = dict(run.stored)
-    mine = {s: one for s in ("val", "test") if (one := found.get(s)) and one.get("sha256") == digest}
+    mine = {s: one for s in MEASURED_BY if (one := found.get(s)) and one.get("sha256") == digest}
     return {split: metrics_and_n(one) for split, one in mine.items()}
 
 

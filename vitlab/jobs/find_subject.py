@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from PIL import Image
@@ -19,6 +19,7 @@ from vitlab.analysis.pictures import LoadedImages, PreparedPictures
 from vitlab.analysis.subject import CkaTokens, Subject
 from vitlab.config.parser import VitlabCLI, settings, user_mistakes
 from vitlab.data.base import ImageData
+from vitlab.data.files.splits import SplitName
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.data.record import Trained, measured
 from vitlab.data.timm_images import images_of
@@ -72,7 +73,7 @@ class View:
     head: int | None = None
     query: tuple[int, int] | None = None
     num_images: int = 512
-    split: Literal["train", "val", "test"] = "val"
+    split: SplitName = "val"
     weights: str | None = None
     img_size: int | None = None
     shown: int = 8

@@ -19,7 +19,7 @@ from vitlab.jobs.results import command_of
 from vitlab.runs.directory import RunDir, find_directory, some_runs
 from vitlab.runs.lock import run_status
 from vitlab.runs.manifest import read_manifest
-from vitlab.runs.records import metrics_and_n, split_metrics
+from vitlab.runs.records import MEASURED_BY, metrics_and_n, split_metrics
 from vitlab.shipped import as_typed
 
 Row = dict[str, Any]  # facts of a run by name: of its record, of its results (`test.acc1`), of its configuration
@@ -224,10 +224,7 @@ def run_facts(run: RunDir, asked: Sequence[str] = ()) -> Row:
     if any(name in NETWORK for name in asked):
         model: dict[str, Any] = dict(run.model)
         row |= {name: model[name] for name in NETWORK if name in model}
-    if (
-        any(name not in row and name.partition(".")[0] not in ("val", "test") for name in asked)
-        and run.config.is_file()
-    ):
+    if any(name not in row and name.partition(".")[0] not in MEASURED_BY for name in asked) and run.config.is_file():
         parts = {name.partition(".")[0] for name in asked}
         row |= {name: value for name, value in config_of_run(run, parts).items() if name in asked}
     return row
@@ -295,7 +292,7 @@ def head_metrics(rows: Iterable[Row]) -> list[str]:
     """
     found: dict[str, None] = {}
     for row in rows:
-        for split in ("val", "test"):
+        for split in MEASURED_BY:
             names = [name for name in row if name.startswith(f"{split}.")]
             first = f"{split}.acc1" if f"{split}.acc1" in names else next(iter(names), None)
             found |= {first: None} if first else {}
@@ -334,7 +331,7 @@ def about(run: RunDir) -> dict[str, Row]:
 def _numbers(run: RunDir) -> Row:
     """Return the results of each split, with the checkpoint and, if it is not the present one, a sentence."""
     found: Row = {}
-    for split in ("val", "test"):
+    for split in MEASURED_BY:
         if result := dict(run.stored).get(split):
             assert isinstance(result, dict)
             now = run.standing(split, result)

@@ -19,6 +19,7 @@ from vitlab.runs.fence import Fence, RunGone
 from vitlab.runs.manifest import check_whole, first_whole
 from vitlab.runs.matching import is_there
 from vitlab.runs.records import (
+    MEASURED_BY,
     RECORDS,
     DataFacts,
     ModelFacts,
@@ -188,7 +189,7 @@ class RunDir:
         variations: list[dict[str, Any]] = found.pop("variations", [])
         kept: list[dict[str, Any]] = []
         stale: list[dict[str, Any]] = []
-        for split in ("val", "test"):
+        for split in MEASURED_BY:
             if split in found and (now := self.standing(split, found[split])).is_stale:
                 stale.append({"split": split, **found.pop(split), "why": now.text})
         for one in variations:
@@ -216,7 +217,7 @@ class RunDir:
         """
         result = dict(self.stored).get(split) if result is None else result  # type: ignore[assignment]
         flags = [_flag(key, value) for key, value in (result or {}).get("overrides", {}).items()]
-        flags += [] if split in ("val", "test") else ["--with_training_images"]
+        flags += [] if split in MEASURED_BY else ["--with_training_images"]
         command = "validate" if split.startswith("val") else "test"
         again = " ".join(["vitlab", command, self.typed, *map(shlex.quote, flags)])
         return self._compared(result or {}, trusting(again), read)

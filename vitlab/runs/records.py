@@ -8,9 +8,14 @@ import typing
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 from vitlab.errors import UsageError
+
+MeasuredSplit = Literal["val", "test"]  # of which a run keeps results
+EvaluationCommand = Literal["validate", "test"]
+MEASURED_BY: dict[MeasuredSplit, EvaluationCommand] = {"val": "validate", "test": "test"}
+SPLIT_OF: dict[EvaluationCommand, MeasuredSplit] = {command: split for split, command in MEASURED_BY.items()}
 
 
 def now_utc() -> str:

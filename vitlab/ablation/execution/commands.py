@@ -14,8 +14,7 @@ from vitlab.ablation.file.spec import Ablation
 from vitlab.config.trust import TRUSTED
 from vitlab.errors import trust_words
 from vitlab.runs.atomic import write_text
-
-EVALUATION = {"val": "validate", "test": "test"}
+from vitlab.runs.records import MEASURED_BY, SPLIT_OF
 
 
 class Stage(NamedTuple):
@@ -27,7 +26,7 @@ class Stage(NamedTuple):
     @property
     def is_evaluation(self) -> bool:
         """Whether it opens the evaluated split."""
-        return self.name in EVALUATION.values()
+        return self.name in SPLIT_OF
 
 
 def next_stage(cell: Cell) -> Stage | None:
@@ -63,7 +62,7 @@ def training(cell: Cell) -> Stage:
 
 def evaluation(cell: Cell) -> Stage:
     """Return the command that measures a cell."""
-    name, checkpoint = EVALUATION[cell.ablation.evaluate], f"{cell.ablation.checkpoint}.ckpt"
+    name, checkpoint = MEASURED_BY[cell.ablation.evaluate], f"{cell.ablation.checkpoint}.ckpt"
     return Stage(name, [*command(cell.ablation), name, str(cell.run.checkpoints / checkpoint), "--quiet"])
 
 

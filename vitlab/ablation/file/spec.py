@@ -25,6 +25,7 @@ from vitlab.analysis import ANALYSES
 from vitlab.ranges import MOST_SEED
 from vitlab.runs.directory import RUNS
 from vitlab.runs.manifest import file_digest
+from vitlab.runs.records import MeasuredSplit
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Ablation:
     primary: str
     mode: str
     secondary: tuple[str, ...]
-    evaluate: str
+    evaluate: MeasuredSplit
     analyses: tuple[str, ...]  # of `vitlab analyze`, for each cell
     checkpoint: str
     match: Match

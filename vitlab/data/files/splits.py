@@ -5,12 +5,13 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 SplitName = Literal["train", "val", "test"]
+SPLIT_NAMES: tuple[SplitName, ...] = get_args(SplitName)
 Indices = NDArray[np.int64]
 
 
@@ -229,14 +230,14 @@ def _read_lists(file: str, ids: Sequence[bytes], with_test: bool) -> dict[SplitN
         raise ValueError(f"`data.split_file` must be a JSON object of lists, got {file}: {error}") from None
     if not isinstance(lists, dict) or not all(isinstance(chosen, list) for chosen in lists.values()):
         raise ValueError(f'`data.split_file` must be a JSON object of lists, {{"train": [...]}}, got {file}')
-    if not {"train", "val"} <= lists.keys() <= {"train", "val", "test"}:
+    if not {"train", "val"} <= lists.keys() <= {*SPLIT_NAMES}:
         raise ValueError(f"`data.split_file` must list train, val and, if any, test, got {sorted(lists)} in {file}")
     if lists.get("test") and not with_test:
         raise ValueError(f"`data.split_file` {file} lists test, and the data has a test split: leave out the list")
     number: dict[object, int] = {os.fsdecode(identity): i for i, identity in enumerate(ids)}
     number |= {i: i for i in range(len(ids))}
     indices: dict[SplitName, Indices] = {}
-    for name in ("train", "val", "test"):
+    for name in SPLIT_NAMES:
         unknown = [
             entry for entry in lists.get(name, []) if isinstance(entry, bool | list | dict) or entry not in number
         ]
