@@ -267,3 +267,17 @@ def test_the_header_knows_a_bias_that_is_computed_once_per_batch_and_draws_no_nu
     torch.set_rng_state(before)
     assert "rules out flash kernels" in _model_line(task, {"parameters": 1, "macs": 1})
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_header_of_a_run_tells_of_a_policy_that_a_trained_table_does_not_follow():
+    def line_of(in_list, **args):
+        entry = {"class_path": "sincos2d", "init_args": args}
+        size = {"img_size": 8, "in_chans": 1, "patch_size": 2, "embed_dim": 16, "depth": 1, "num_heads": 2}
+        task = Classifier(num_classes=3, pos_embed=[entry, "rope2d"] if in_list else entry, **size)
+        return _model_line(task, {"parameters": 1, "macs": 1})
+
+    for in_list in (False, True):
+        said = "`pos_embed.resize` rescale has no effect: these positions are resized by interpolate"
+        assert said in line_of(in_list, trainable=True, resize="rescale")
+        assert "no effect" not in line_of(in_list, trainable=True, resize="interpolate")
+        assert "no effect" not in line_of(in_list, trainable=True) + line_of(in_list, resize="rescale")

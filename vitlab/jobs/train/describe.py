@@ -9,6 +9,7 @@ from vitlab.data.base import ImageData
 from vitlab.interface import has_grid, path_of, recipe
 from vitlab.jobs.processor import slow_half
 from vitlab.jobs.train.job import Job
+from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.precision import float32_precision
 from vitlab.tables import counted
 from vitlab.tasks.base import Task
@@ -44,10 +45,20 @@ def _model_line(task: Task, facts: dict[str, Any]) -> str:
         acting = net.pos_embed.for_batch()
     free = acting.bias(0) is None and acting.relate(q, q, 0) is None
     note = "" if free else "; its attention bias rules out flash kernels"
+    note += _idle_policy(net.pos_embed)
     if isinstance(net.tokenizer, T2TTokenizer) and (aside := net.tokenizer.unfused_options()):
         note += f"; {' and '.join(aside)}: the soft splits use the slower plain implementation"
     positions = choice_text(recipe(task).get("pos_embed", type(net.pos_embed).__name__))
     return f"{tokens}, {counted(len(net.blocks), 'block')}, position embedding {positions}: {size}{note}"
+
+
+def _idle_policy(pos_embed: PosEmbed) -> str:
+    """Return a remark on a ``resize`` that its method has, but not for its tensors: a trained table has no formula."""
+    for part in pos_embed.modules():
+        if isinstance(part, PosEmbed) and part.resize not in (None, *part.policies_for(state := part.state_dict())):
+            usual = part.usual_policy(state)
+            return f"; `pos_embed.resize` {part.resize} has no effect: these positions are resized by {usual}"
+    return ""
 
 
 def _own_model_line(task: Any, facts: dict[str, Any]) -> str:
