@@ -154,18 +154,18 @@ class ImageData(Named, L.LightningDataModule):
         """Standard deviation of each channel over the training split."""
         return self.statistics()[1]
 
-    def take_images(self, known: Mapping[str, Any], asked: Collection[str] = ()) -> dict[str, Any]:
-        """Normalize and cut images as ``known``, arguments of this class, says, except for what was ``asked`` for.
+    def take_images(self, known: Mapping[str, Any], given: Collection[str] = ()) -> dict[str, Any]:
+        """Normalize and cut images by the arguments in ``known``, except for those that the user has ``given``.
 
         Returns:
             The arguments that apply: mean and std for as many channels, crop_pct unless whole images are evaluated.
         """
         taken: dict[str, Any] = {}
-        if not {"mean", "std"} & set(asked) and len(known.get("mean", ())) == self.in_chans:
+        if not {"mean", "std"} & set(given) and len(known.get("mean", ())) == self.in_chans:
             taken |= {name: known[name] for name in ("mean", "std")}
             self._statistics = given_statistics(known["mean"], known["std"], self.in_chans)
             self.statistics_from = "given"
-        if "crop_pct" in known and "crop_pct" not in asked and not (self.pipeline.native_size or self.pipeline.native):
+        if "crop_pct" in known and "crop_pct" not in given and not (self.pipeline.native_size or self.pipeline.native):
             taken["crop_pct"] = self.pipeline.crop_pct = known["crop_pct"]
         return taken
 

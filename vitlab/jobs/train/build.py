@@ -56,7 +56,7 @@ from vitlab.tasks.base import Task
 from vitlab.tasks.distillation import Distillation
 from vitlab.tasks.optimizer import accumulate_from_the_start
 
-LOOK = {  # by their paths, as a configuration names them: what shows runs stands above
+LOOK = {  # by class path, as a configuration names them: `vitlab.look` imports this room, and not the other way round
     "moments": "vitlab.look.moments.Moments",
     "page": "vitlab.look.growing.GrowingPage",
     "asked": "vitlab.look.live.LivePage",
@@ -150,7 +150,10 @@ def _load_weights_of(job: Job, source: str, resize: str | None, grid: Sequence[i
         say(f"init   {sentence}")
 
 
-def _images_of_peer(source: str) -> dict[str, Any]:
+def _images_of_library(source: str) -> dict[str, Any]:
+    """Return how a library prepares images for its weights, as arguments of the data; empty if it does not say."""
+    if source.startswith("timm:"):
+        return images_of_timm(source)
     described = peer_images(source)
     return images_of(described) if described else {}
 
@@ -173,8 +176,8 @@ class FitCLI(VitlabCLI):
         self.resumed = run is not None
         self.run = run or RunDir(".")
         self.wandb_id = new_id()
-        self.known: dict[str, Any] = {}  # how images were prepared for the initial weights
-        self.asked: set[str] = set()  # what of it is given
+        self.images_of_weights: dict[str, Any] = {}  # arguments of the data with which the initial weights were trained
+        self.given_of_data: set[str] = set()  # arguments of the data that the user has set, which those do not replace
         self.keeper: Checkpoint | None = None  # unless nothing is saved
         super().__init__(args)
 
@@ -241,30 +244,29 @@ class FitCLI(VitlabCLI):
         self.wandb_line = place_loggers(self.config, self.run, self.wandb_id)
 
     def _read_images_of_weights(self) -> None:
-        """Learn how images were prepared for another library's weights; resize and cut them so, unless told not to."""
+        """Learn how a library prepares images for its weights; resize and cut them alike unless the user says how."""
         source, cls = self.options.init_from or "", class_at(self.config.data.class_path)
         if self.resumed or not source.startswith(LIBRARIES) or not issubclass(cls, ImageData):
             return
         with user_mistakes():
             taken = signature(cls).parameters
-            known = images_of_timm(source) if source.startswith("timm:") else _images_of_peer(source)
-            self.known = {k: v for k, v in known.items() if k in taken}
-        given = self.given_settings()
-        self.asked = {key.split(".")[-1] for key, value in given if key.startswith("data.") and value is not None}
-        for name in {"crop_mode", "interpolation"} & self.known.keys() - self.asked:
-            self.config.data.init_args[name] = self.known[name]
+            self.images_of_weights = {k: v for k, v in _images_of_library(source).items() if k in taken}
+        given = [key for key, value in self.given_settings() if value is not None]
+        self.given_of_data = {key.split(".")[-1] for key in given if key.startswith("data.")}
+        for name in {"crop_mode", "interpolation"} & self.images_of_weights.keys() - self.given_of_data:
+            self.config.data.init_args[name] = self.images_of_weights[name]
 
     def _prepare_as_the_weights(self) -> None:
-        """Take the rest of what these initial weights need, now that the images are known; say what differs."""
-        if not self.known:
+        """Normalize images as for the initial weights, now that the data knows its channels; note what is not alike."""
+        if not (known := self.images_of_weights):
             return
         arguments = self.config.data.init_args
-        for name, value in self.datamodule.take_images(self.known, self.asked).items():
+        for name, value in self.datamodule.take_images(known, self.given_of_data).items():
             arguments[name] = value
         self.config_text = self._as_text()
-        source, now = self.options.init_from, {name: arguments[name] for name in self.known}
-        same = [f"{name} {value}" for name, value in self.known.items() if now[name] == value]
-        others = [f"{k} {v} and not {now[k]}" for k, v in self.known.items() if k in self.asked and now[k] != v]
+        source, now = self.options.init_from, {name: arguments[name] for name in known}
+        same = [f"{name} {value}" for name, value in known.items() if now[name] == value]
+        others = [f"{k} {v} and not {now[k]}" for k, v in known.items() if k in self.given_of_data and now[k] != v]
         self.datamodule.notes += [f"images as for the weights of {source}: {', '.join(same)}"] if same else []
         self.datamodule.notes += [f"the weights of {source} were trained with {', '.join(others)}"] if others else []
 
@@ -283,7 +285,7 @@ class FitCLI(VitlabCLI):
             console,
             StopOnSignal(keeper),
             *([keeper] if keeper else []),
-            *self._looks(),
+            *self._look_callbacks(),
         ]
         trainer = super().instantiate_trainer(default_root_dir=str(self.run.path), **kwargs)
         accumulate_from_the_start(trainer)
@@ -296,8 +298,11 @@ class FitCLI(VitlabCLI):
         check_strategy(self.config.trainer.strategy, trainer, recipe(self._get(self.config_init, "model")).get("opt"))
         return trainer
 
-    def _looks(self) -> list[Any]:
-        """Return what looks at a small network while it trains, its moments and its page, unless named or left out."""
+    def _look_callbacks(self) -> list[Any]:
+        """Return the callbacks of ``vitlab.look``, if it is installed, that the configuration does not name itself.
+
+        They keep moments of a small network while it trains, and write its page.
+        """
         given = self.config.trainer.get("callbacks")
         parts = [part for part in (given if isinstance(given, list) else [given]) if isinstance(part, Namespace)]
         named = {part.class_path: part.get("init_args") or {} for part in parts}
