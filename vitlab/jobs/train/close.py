@@ -5,6 +5,7 @@ from typing import Any
 
 from lightning import LightningDataModule
 
+from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.data.base import ImageData, protocol_of
 from vitlab.errors import trusting
 from vitlab.interface import fingerprint, recipe
@@ -24,7 +25,7 @@ FAR = 10  # times the loss of guessing, above which a loss has exploded
 def log_summary(job: Job, reached: Reached) -> None:
     """Send W&B the best epoch, the reason of the end and, if requested, the checkpoint.
 
-    Numbers that a measurement of before left in the summary, of weights that went on, become null.
+    Results that the summary still shows of weights that have been trained on since become null.
     """
     best, ending = reached.best, reached.ending
     values = {f"best/{k}": v for k, v in best.items() if k not in ("step", "attempt")}
@@ -32,7 +33,7 @@ def log_summary(job: Job, reached: Reached) -> None:
     for split, result in job.run.stored.items():
         if isinstance(result, dict) and standing(job.run.path, result, "").is_stale:
             names = [f"{split}/{name}" for name in metrics_and_n(result)]
-            values |= {name: None for name in (*names, f"{split}/weights") if name not in best}  # those it logs anew
+            values |= {name: None for name in (*names, f"{split}/weights") if name not in best}  # those are new
     for logger in job.trainer.loggers:
         if isinstance(logger, SafeWandbLogger):
             logger.log_summary(values)
@@ -56,25 +57,19 @@ def close(job: Job, reached: Reached, seconds: float) -> None:
 
 
 def _close(job: Job, reached: Reached, seconds: float) -> None:
-    keeper, ending = job.keeper, reached.ending
+    ending = reached.ending
     end = f"end   {ending['why']}: {ending['text']}" if ending else ""
-    if keeper is None or job.config.trainer.fast_dev_run:
+    if job.keeper is None or job.config.trainer.fast_dev_run:
         say(end)
         return
     job.run.write("data.json", fingerprint(job.data))  # again, as files may have become unreadable during training
     for name in ("best", "last"):
-        if (job.run.checkpoints / f"{name}.ckpt").is_file():
-            there, written = job.run.checkpoints / f"{name}.ckpt", job.run.weights / f"{name}.safetensors"
-            save_weights(there, written, job.task, job.run.fence)
+        if (checkpoint := job.run.checkpoints / f"{name}.ckpt").is_file():
+            save_weights(checkpoint, job.run.weights / f"{name}.safetensors", job.task, job.run.fence)
     lines = []
-    if best := reached.best:
-        path = job.run.checkpoint()
-        values = {k.removeprefix("val/"): v for k, v in best.items() if k not in ("step", "epoch", "attempt")}
-        facts = {**checkpoint_facts(path), **protocol_of(job.data), "epoch": keeper.best_epoch}
-        job.run.update("results.json", val={**values, **facts})
-        step = "" if job.trainer.val_check_batch == job.trainer.num_training_batches else f", step {best['step']}"
-        lines.append(f"best epoch {best['epoch'] + 1}{step}: {metrics_text(values, 'validation images')}")
-    elif keeper.best_epoch is None and keeper.monitor:
+    if reached.best:
+        lines.append(_store_best(job, job.keeper, reached.best))
+    elif job.keeper.best_epoch is None and job.keeper.monitor:
         lines.append(_never_validated(job))
     lines += divergence(job)
     minutes, rest = divmod(round(seconds), 60)
@@ -82,6 +77,15 @@ def _close(job: Job, reached: Reached, seconds: float) -> None:
     say(f"took  {minutes}:{rest:02}\nrun   {job.run.path}")
     command = "test" if _has_test(job.data) else "validate"
     say(f"next  {trusting(f'vitlab {command} {job.run.typed}')}")
+
+
+def _store_best(job: Job, keeper: Checkpoint, best: dict[str, Any]) -> str:
+    """Store the best validation as the run's result, with the weights that it belongs to; return the line about it."""
+    values = {k.removeprefix("val/"): v for k, v in best.items() if k not in ("step", "epoch", "attempt")}
+    facts = {**checkpoint_facts(job.run.checkpoint()), **protocol_of(job.data), "epoch": keeper.best_epoch}
+    job.run.update("results.json", val={**values, **facts})
+    step = "" if job.trainer.val_check_batch == job.trainer.num_training_batches else f", step {best['step']}"
+    return f"best epoch {best['epoch'] + 1}{step}: {metrics_text(values, 'validation images')}"
 
 
 def _has_test(data: Any) -> bool:
