@@ -64,8 +64,10 @@ class RunRecord(Callback):
         self._known_bytes: int | None = 0  # size of metrics.jsonl when the resumed checkpoint was written
         self.validated: dict[str, float] = {}  # validation metrics of this epoch
         self._steps = Steps()
-        self._may_replace = True  # a run that was set aside, until the first row
+        # Two things of the run before wait until this attempt has something of its own: its configuration, see
+        # `settle`, and what `--overwrite` has set aside, which stays there if no row is ever written.
         self.at_first_step: Callable[[], None] | None = None
+        self._has_a_row = False
         self._lr: float | None = None  # of the last step that is logged
         self._skipped = 0  # consecutive skipped batches, counted in whole rows
 
@@ -107,7 +109,7 @@ class RunRecord(Callback):
         self._waited += time.perf_counter() - self._waiting_since
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: torch.optim.Optimizer) -> None:
-        """Keep the rates of steps that are logged, and measure their gradient norm, unless clipping measures it."""
+        """Keep the learning rate of a step that is logged, and measure its gradient norm unless clipping does."""
         self._steps.forget_gradient(pl_module)
         batch_idx, step = trainer.fit_loop.epoch_loop.batch_idx, trainer.global_step + 1  # once it is done
         if not self._is_due(trainer, batch_idx, step):
@@ -132,7 +134,7 @@ class RunRecord(Callback):
         return self.started and trainer.global_step > self._first_step
 
     def settle(self) -> None:
-        """Do what waits for the first step: until then, a run that is resumed keeps its own configuration."""
+        """Do what waits for the first step: until then, a resumed run keeps the configuration of its weights."""
         if waiting := self.at_first_step:
             self.at_first_step = None
             waiting()
@@ -205,12 +207,12 @@ class RunRecord(Callback):
         self._known_bytes = state_dict.get("metrics_bytes")  # missing in checkpoints of older versions
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Add the sums since the last row, of a module that does not do so itself."""
+        """Add the sums since the last row, if the module does not save them itself."""
         if not sums_its_steps(pl_module):
             checkpoint["train_sums"] = sums_over_processes(self._steps.own_sums, pl_module)
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Restore these sums."""
+        """Restore the sums since the last row, if the module does not."""
         if not sums_its_steps(pl_module):
             self._steps.own_sums = of_first_process(checkpoint.get("train_sums", {}), pl_module)
 
@@ -261,9 +263,9 @@ class RunRecord(Callback):
 
     def _write(self, trainer: L.Trainer, values: dict[str, float]) -> None:
         if trainer.is_global_zero:
-            if self._may_replace:
+            if not self._has_a_row:
                 shutil.rmtree(self.run.path / OVERWRITTEN, ignore_errors=True)
-                self._may_replace = False
+                self._has_a_row = True
             head = {"step": trainer.global_step, "epoch": trainer.current_epoch, "attempt": self.attempt}
             self.run.append_row(head | values)
 
@@ -344,7 +346,7 @@ def _stopping_reason(stop: EarlyStopping, run: RunDir) -> str:
 
 
 def broken_off(error: BaseException) -> Ending:
-    """Return why a training was interrupted."""
+    """Return why a training ended early."""
     if isinstance(error, KeyboardInterrupt):
         return {"why": "signal", "text": "SIGINT"}
     if isinstance(error, Stopped) and len(error.args) == 1:  # a second argument says what hangs

@@ -69,7 +69,7 @@ def begin(job: Job) -> None:
     run.take_over()
     if not job.resumed:
         run.write_text("overrides.yaml", redact(yaml.safe_dump(dict(settings(job.arguments)), sort_keys=False)))
-    if job.resumed and is_there(run.config):  # whatever ends this process before a step, it is that of the weights
+    if job.resumed and is_there(run.config):  # which describes the weights until this attempt makes a step
         job.record.at_first_step = partial(_write_config, job)
     else:
         _write_config(job)
@@ -79,11 +79,10 @@ def begin(job: Job) -> None:
 
 @contextmanager
 def as_before_if_refused(job: Job) -> Iterator[None]:
-    """Inside, a run is trained; where an error comes before the first step, leave what was there as it was.
+    """Train inside a ``with`` block; an error before the first step leaves the directory as it was before.
 
-    That is the run which is resumed, byte for byte, or the one that was to be overwritten.
-
-    A signal, and causes outside such as a full disk, are no refusals: the run goes on later as it was asked for now.
+    So the run that was to be resumed is there again, byte for byte, or the one that was to be overwritten. A signal, or
+    an outside cause such as a full disk, refuses nothing: the new configuration stays, for a later attempt.
     """
     if not is_leader():
         yield
@@ -110,13 +109,13 @@ def as_before_if_refused(job: Job) -> Iterator[None]:
 
 
 def _logs(folder: Path) -> dict[Path, str | None]:
-    """Return what lies in the folders of the loggers, and where each link leads."""
+    """Return the paths in the folders of the loggers; for a symbolic link its target, for others None."""
     paths = (path for name in LOGS for path in (folder / name, *(folder / name).rglob("*")))
     return {path: os.readlink(path) if path.is_symlink() else None for path in paths if os.path.lexists(path)}
 
 
 def _put_back_logs(folder: Path, logs: dict[Path, str | None]) -> None:
-    """Remove what loggers have begun since, and let their links lead where they led."""
+    """Remove what loggers have written since, and give symbolic links the targets that they had."""
     now = _logs(folder)
     for path in sorted(now, reverse=True):  # what lies in a folder before the folder
         if now[path] is not None and now[path] != logs.get(path):
@@ -132,7 +131,7 @@ def _put_back_logs(folder: Path, logs: dict[Path, str | None]) -> None:
 def running(job: Job) -> Iterator[Path | None]:
     """Yield the checkpoint that the training goes on from, if any, with all its processes at one place.
 
-    In the end, what would outlive the training is closed: its watch for what hangs, its W&B run, its log.
+    At the end it closes what would outlive the training: the thread of :class:`Deadline`, the W&B run, the log.
     """
     announce_run(job.run.path)
     failed, hurry = True, False
@@ -158,7 +157,7 @@ def running(job: Job) -> Iterator[Path | None]:
 
 
 def watch_over(guard: Guard, job: Job) -> None:
-    """Tell the guard of the command what it watches over: where to go on, and the processes of the run."""
+    """Tell the guard of the command how the run can be continued, how to end it, and which processes it has."""
     watch = next((part for part in job.trainer.callbacks if isinstance(part, Watch)), None)  # type: ignore[attr-defined]
     guard.way_on = f"continue with `{resuming(job.run)}`"
     guard.on_end = partial(_end_early, job)
@@ -176,7 +175,7 @@ def _end_early(job: Job, reason: str) -> None:
 
 @contextmanager
 def telling_of_data(job: Job) -> Iterator[None]:
-    """Tell the guard of the command when the data are downloaded and set up, which Lightning asks of the data."""
+    """Tell the guard of the command when the data are downloaded and set up, by wrapping the hooks Lightning calls."""
     data, name = job.data, type(job.data).__qualname__
     others = others_of(job.trainer.global_rank, job.trainer.world_size) if job.trainer.world_size > 1 else ""
     prepare, set_up = data.prepare_data, data.setup
