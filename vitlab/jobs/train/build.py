@@ -228,11 +228,7 @@ class FitCLI(VitlabCLI):
         self.config_text = self._as_text()
         values = flatten_as_typed(yaml.safe_load(self.config_text))
         if self.resumed:
-            if old := stored_config(self.run):
-                old_values = self._defaults_among(values) | flatten_as_typed(self._in_parts(old))
-                check_same_config(self.run, old_values, values)
-                if any(is_longer(key, old_values, values) for key in values):
-                    check_extensible(self.run, old_values["trainer.max_epochs"])
+            self._check_resumed(values)
         else:
             configs = config_paths(self.arguments)
             self.run = choose_run(self.options, configs, self.config.seed_everything, self.config_text)
@@ -314,8 +310,17 @@ class FitCLI(VitlabCLI):
                 found.append(class_at(LOOK["page"])(**({} if share is None else {"share": share})))
         return found
 
+    def _check_resumed(self, values: dict[str, Any]) -> None:
+        """Refuse to continue a run with values that would change what it is, or for longer than its schedule allows."""
+        if not (old := stored_config(self.run)):
+            return
+        old_values = self._defaults_among(values) | flatten_as_typed(self._in_parts(old))
+        check_same_config(self.run, old_values, values)
+        if any(is_longer(key, old_values, values) for key in values):
+            check_extensible(self.run, old_values["trainer.max_epochs"])
+
     def _defaults_among(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return the values that are defaults; an older run that lacks a key was trained with its default."""
+        """Return the values that are defaults of their arguments: an older run without such a key had that value."""
         classes = {name: class_at(self.config[name].class_path) for name in ("model", "data")}
         taken = {
             f"{name}.{p.name}": p.default for name, cls in classes.items() for p in signature(cls).parameters.values()
@@ -324,7 +329,7 @@ class FitCLI(VitlabCLI):
         return {key: value for key, value in values.items() if key in plain and plain[key] == value}
 
     def _in_parts(self, stored: dict[str, Any]) -> dict[str, Any]:
-        """Return the configuration of a run with the options of parts where they are now."""
+        """Return the stored configuration of a run with its options under their present names, see ``old_names.py``."""
         model = stored.get("model")
         if not issubclass(class_at(self.config.model.class_path), Task) or not isinstance(model, dict):
             return stored

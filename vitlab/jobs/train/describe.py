@@ -87,6 +87,16 @@ def _data_line(data: Any) -> str:
     splits = facts["splits"]
     size = "x".join(map(str, (data.in_chans, *data.img_size)))
     counts = f"{splits['train']['n']:,} training and {splits['val']['n']:,} validation images"
+    line = f"{type(data).__name__}: {counts} of {size}, {_kinds(data)}, {data.pipeline}"
+    line += f" ({found}; see data.json)" if (found := _faults(facts)) else ""
+    leaks = [pair for pair in facts["first_duplicates"] if [name.split(":")[0] for name in pair] == ["train", "test"]]
+    warnings = [f"training images are in the test split: {' = '.join(pair)}" for pair in leaks[:1]]
+    return "\n       ".join([line, *facts["notes"], *warnings])
+
+
+def _faults(facts: dict[str, Any]) -> str:
+    """Return the faults of the images that the fingerprint of the data counts; empty if there are none."""
+    splits = facts["splits"]
     faults = {
         "unreadable and left out": len(facts["unreadable"]),
         "the same in two splits": facts["duplicates"],
@@ -95,17 +105,16 @@ def _data_line(data: Any) -> str:
         "classes without training images": splits["train"].get("class_counts", []).count(0),
         "classes without validation images": splits["val"].get("class_counts", []).count(0),
     }
-    found = ", ".join(f"{fault}: {n:,}" for fault, n in faults.items() if n)
-    what = "label" if data.targets["kind"] == "multilabel" else "class"
-    each = "target" if data.targets["kind"] == "mixed" else "number"
-    several = data.num_classes
-    kinds = counted(several, what) if several else f"{counted(len(data.targets['names']), each)} each"
-    kinds = "no labels" if data.class_names == ["unlabeled"] else kinds
-    line = f"{type(data).__name__}: {counts} of {size}, {kinds}, {data.pipeline}"
-    line = f"{line} ({found}; see data.json)" if found else line
-    leaks = [pair for pair in facts["first_duplicates"] if [name.split(":")[0] for name in pair] == ["train", "test"]]
-    warnings = [f"training images are in the test split: {' = '.join(pair)}" for pair in leaks[:1]]
-    return "\n       ".join([line, *facts["notes"], *warnings])
+    return ", ".join(f"{fault}: {n:,}" for fault, n in faults.items() if n)
+
+
+def _kinds(data: ImageData) -> str:
+    """Return the number of classes or labels, or of targets per image, in words."""
+    if data.class_names == ["unlabeled"]:
+        return "no labels"
+    if data.num_classes:
+        return counted(data.num_classes, "label" if data.targets["kind"] == "multilabel" else "class")
+    return f"{counted(len(data.targets['names']), 'target' if data.targets['kind'] == 'mixed' else 'number')} each"
 
 
 def _train_line(job: Job) -> str:
