@@ -40,7 +40,7 @@ COMMANDS = {  # name: what it does, module:function that takes the arguments and
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
     args = list(sys.argv[1:] if argv is None else argv)
-    _open_closed()
+    _open_closed_streams()
     _replace_home()
     try:
         if args[:1] != ["doctor"]:  # doctor reports it with its other findings
@@ -72,10 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _open_closed() -> None:
-    """Give the numbers 0, 1 and 2 to the null device where they are closed, as in ``2>&-`` and below some daemons.
+def _open_closed_streams() -> None:
+    """Open stdin, stdout and stderr on the null device if they are closed, as in ``2>&-`` and under some daemons.
 
-    The next file that opens, such as a checkpoint, would get the number, and what a library prints would go there.
+    Otherwise the next file to be opened, such as a checkpoint, gets the descriptor, and what a library prints.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -90,9 +90,9 @@ def _open_closed() -> None:
 
 
 def _replace_home() -> None:
-    """Give libraries a temporary folder where there is no home directory, or it cannot be written, as in containers.
+    """Give libraries a temporary folder if there is no home directory or it is read-only, as in containers.
 
-    matplotlib and W&B would print warnings and logs between the lines of a training, or fail.
+    Otherwise matplotlib and W&B fail, or print warnings and logs between the lines of a training.
     """
     if not os.path.isabs(os.path.expanduser("~")):  # Path.home() raises
         os.environ["HOME"] = _temporary()

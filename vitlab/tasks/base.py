@@ -79,7 +79,7 @@ class Task(Named, FastHookName, L.LightningModule):
     monitor: tuple[Literal["min", "max"], str]  # what the best epoch minimizes or maximizes
     _stream_seed: int | None  # of dropout and drop path, see seed_step; None before a training
     grad_norm: Tensor | None  # of the last step if it was measured; on the device
-    _given: tuple[tuple[Any, ...], dict[str, Any]]  # the arguments that it was built with
+    _given: tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments, as the metaclass notes them
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class Task(Named, FastHookName, L.LightningModule):
         """Refuse to train on images that the task does not support."""
 
     def setup(self, stage: str) -> None:
-        """Learn from the data what nobody gave, and refuse to train on other targets and images."""
+        """Take sizes that were not given from the data, and refuse a trainer, targets or images that do not fit."""
         if (data := getattr(self.trainer, "datamodule", None)) is not None:
             self.take_sizes(data)
         if stage == "fit":
@@ -145,7 +145,7 @@ class Task(Named, FastHookName, L.LightningModule):
             self.check_images(data)
 
     def take_sizes(self, data: Any) -> None:
-        """Build the network again for the sizes and targets of ``data`` that nobody gave, as the commands do.
+        """Rebuild the network for the sizes and targets of ``data`` that were not given, as the commands do.
 
         Raises:
             ValueError: The network was built for other sizes, and its weights have been changed since.
@@ -153,7 +153,7 @@ class Task(Named, FastHookName, L.LightningModule):
         take_sizes(self, data)
 
     def on_built(self) -> None:
-        """Remember the initial weights, so that it can be told whether somebody has changed them."""
+        """Remember the state of the initial weights; the metaclass calls this once the constructor has returned."""
         self._built = weights_seen(self)
 
     def is_as_built(self) -> bool:

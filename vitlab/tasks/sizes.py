@@ -1,4 +1,4 @@
-"""What a task that was built by hand learns from its data; it stands alone, as no training step needs it."""
+"""The sizes that a task built in Python takes from its data; it stands alone, as no training step needs it."""
 
 import inspect
 import math
@@ -8,16 +8,16 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from vitlab.interface import LINKS, image_fact
 
-FEWEST = 4  # tokens a side where nobody gave the patch size and the usual one does not fit
+FEWEST = 4  # tokens per side that a patch size must leave to be chosen where none was given
 
 
 def weights_seen(task: Any) -> list[tuple[int, bool, int]]:
-    """Return what changes when somebody replaces, freezes or writes to a weight of a task."""
+    """Return a value for each weight of a task that changes if the weight is replaced, frozen or written to."""
     return [(id(p), p.requires_grad, 0 if p.is_inference() else p._version) for p in task.parameters()]
 
 
 def take_sizes(task: Any, data: Any) -> None:
-    """Build the network of a task again for the sizes and targets of ``data`` that nobody gave; see Task."""
+    """Rebuild the network of a task for sizes and targets of ``data`` that were not given; see ``Task.take_sizes``."""
     taken, (args, given) = inspect.signature(type(task)).parameters, task._given
     known = {name: image_fact(data, name) for name in LINKS if name in taken and name not in given}
     news = {k: v for k, v in known.items() if v is not None and v not in (now := task.hparams.get(k), [now, now])}
