@@ -70,16 +70,16 @@ class Checkpoint(callbacks.Checkpoint):
         self._forget()
 
     def _forget(self) -> None:
-        """Forget the training before, where this object is in a second one."""
+        """Reset what an earlier training has left, as this object may serve a second one."""
         self.best_score: float | None = None
         self.best_epoch: int | None = None
-        self.best_step: int | None = None  # None in checkpoints of before, which were saved at the end of an epoch
+        self.best_step: int | None = None  # None in older checkpoints, which were saved at the end of an epoch
         self._validated: int | None = None  # step of the last validation
-        self._owed = False  # a save was due when a validation was, and follows it
-        self._loader_states: list[dict[str, Any]] = []  # in the resumed checkpoint, as the next two
+        self._owed = False  # a save became due together with a validation, and follows it
+        self._loader_states: list[dict[str, Any]] = []  # of the resumed checkpoint, as are the next two
         self._random_states: list[dict[str, Any]] = []
         self._schedules: int | None = None
-        self._before_validation: dict[str, Any] | None = None  # random states, which it draws again after a resume
+        self._before_validation: dict[str, Any] | None = None  # random states; a resume repeats the validation
         self._unsettled: list[str] = []  # names of checkpoints that are still being written
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
@@ -110,7 +110,7 @@ class Checkpoint(callbacks.Checkpoint):
             if isinstance(callback, callbacks.GradientAccumulationScheduler):
                 callback.on_train_epoch_start(trainer)
             if isinstance(callback, callbacks.EarlyStopping) and callback.stopping_reason is not NOT_STOPPED:
-                trainer.should_stop = True  # before it was resumed; Lightning goes on
+                trainer.should_stop = True  # it had stopped before the resume; Lightning would go on
         if self._schedules is not None:
             for config in trainer.lr_scheduler_configs:
                 _follow_schedule(config.scheduler)
@@ -160,7 +160,7 @@ class Checkpoint(callbacks.Checkpoint):
             torch.distributed.all_gather_object(of_all, own)
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Remember the position of each training loader, and the random states of each process."""
+        """Keep the positions of training loaders and the random states of processes for :meth:`on_train_start`."""
         of_several = checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])
         self._loader_states = [checkpoint["train_loader"]] if "train_loader" in checkpoint else of_several
         self._random_states = checkpoint.get("random_states", [])
@@ -178,7 +178,7 @@ class Checkpoint(callbacks.Checkpoint):
                 self.save(trainer, ["last"], is_last=False)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save a finished epoch, after its validation; between those that are due, the best alone."""
+        """Save a finished epoch, after its validation; one that is not due only if it is the best."""
         is_last = ends_with_epoch(trainer) or trainer.should_stop
         self.save_epoch(trainer, is_last, is_last or (trainer.current_epoch + 1) % self.every_n_epochs == 0)
 

@@ -13,7 +13,7 @@ from vitlab.interface import take_sizes_early
 from vitlab.layers.precision import check_average
 
 Matched = tuple[list[torch.Tensor], list[torch.Tensor]]  # of the average, of the task
-_OF_SHARDS = ("configure_model", "_device_mesh")  # what a strategy that shards gives to a task; it cannot be copied
+_OF_SHARDS = ("configure_model", "_device_mesh")  # set on a task by a strategy that shards; they cannot be copied
 
 
 class EMA(WeightAveraging):
@@ -52,9 +52,9 @@ class EMA(WeightAveraging):
         check_average("EMA", str(trainer.precision))
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Copy the task before a training, and drop the copy before anything else.
+        """Copy the task before a training, while its weights are whole, and drop the copy before anything else.
 
-        A strategy that shards the network has not done so yet, and then shards the copy, too.
+        A strategy that shards the weights later shards the copy, too.
 
         Raises:
             UsageError: The weights have 16 bits, in which the average would hardly move.
@@ -128,7 +128,7 @@ def _reshard(module: L.LightningModule) -> None:
 
 @contextmanager
 def validated_weights(trainer: L.Trainer, pl_module: L.LightningModule) -> Iterator[None]:
-    """Inside a ``with`` block, a module in training has the weights that are validated: of an average, if one is kept.
+    """Give a module in training, in a ``with`` block, the weights that are validated: the average, if one is kept.
 
     Example:
         >>> trainer = L.Trainer(callbacks=[EMA()], logger=False, enable_checkpointing=False)

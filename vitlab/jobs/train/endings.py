@@ -55,7 +55,7 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, err
 
 @contextmanager
 def building() -> Iterator[None]:
-    """Say of a network that does not fit the memory that it is too large."""
+    """Say that the network is too large if memory runs out while it is built."""
     try:
         yield
     except UsageError as error:
@@ -66,7 +66,7 @@ def building() -> Iterator[None]:
 
 @contextmanager
 def explained(job: Job) -> Iterator[None]:
-    """Say why the training inside ended early: each cause in its place, from a signal to a bug.
+    """Say why the training in a ``with`` block ended early; a bug is raised as it is.
 
     Raises:
         Stopped: A signal ended it, or a loader that hangs, after which it can be tried again.
@@ -99,7 +99,7 @@ def explained(job: Job) -> Iterator[None]:
 
 @contextmanager
 def closing(run: RunDir) -> Iterator[None]:
-    """Say that the training is done, and only its weights and results are not written."""
+    """Say that the training itself is done if its weights or results cannot be written."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -148,7 +148,7 @@ def _say_stopped(job: Job, stopped: Stopped) -> None:
 
 
 def _refuse(job: Job, error: Exception) -> None:
-    """Raise what is a mistake of the user's as one; return if it is none."""
+    """Raise a :class:`UsageError` if the error is a mistake of the user's; return otherwise."""
     sentence = explain_mismatch(error, job.task, job.data) if job.trainer.global_step == 0 else None
     if isinstance(error, RuntimeError) and "loading state_dict" in str(error):
         sentence = f"the checkpoints in {job.run.checkpoints} belong to another network: use its configuration"
