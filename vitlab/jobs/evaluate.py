@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import pandas as pd
 import yaml
@@ -118,31 +119,19 @@ def evaluate(
     _ = run.stored  # refuses a damaged file before the work
     predictions, console = Predictions(), EvaluationConsole(quiet)
     trained = Trained(dict(run.data), read_numbers(run.path / TRAINED_ON), split, conditions.with_training_images)
-    path: Path | None = None
     with user_mistakes():
         check_readable(checkpoint)
     facts = checkpoint_facts(checkpoint)
     changes = {key: value for key, value in settings(list(conditions.arguments)) if _can_change_result(key)}
-    sentences: list[str] = []
     with user_mistakes(), measured(trained):
         args = evaluation_args(run, conditions.arguments, conditions.alone)
         cli = VitlabCLI(args, [predictions, console], default_root_dir=str(run.path))
-        if conditions.resize or _has_moved(cli.model, run):  # Lightning cannot resize
-            sentences = _load_resized(cli, run, checkpoint, conditions)
-            moved = [sentence for sentence in sentences if sentence.startswith("positions")]
-            facts |= {"resized": moved[-1]} if moved else {}
-            changes |= _way_to_resize(cli.model.net.pos_embed, moved, conditions)
-        elif checkpoint.suffix == ".safetensors":  # of a run whose checkpoints were deleted
-            load_checkpoint(cli.model, checkpoint)
-            if has_grid(cli.model):
-                load_outside(cli.model, checkpoint)
-            cli.datamodule.load_state_dict(dict(run.data))
-        else:
-            path = None if _load_shards(cli, checkpoint) else checkpoint
+        loaded = _load(cli, run, checkpoint, conditions)
+        changes |= loaded.changes
         if cli.trainer.is_global_zero and run.exists():
             note_opening(run.path, split, checkpoint.name, changes)
         with _answered_by(cli.model, answers):
-            _run(cli, command, path)
+            _run(cli, command, loaded.path)
     table = predictions.table(getattr(cli.trainer, f"{split}_dataloaders"))
     if not cli.trainer.is_global_zero:
         return None
@@ -153,9 +142,9 @@ def evaluate(
     table = _with_paths(table, getattr(cli.datamodule, "splits", {}).get(split))
     seen = trained.accuracy_of_others(table)
     name = f"{split} with training images" if trained.changed else split
-    facts |= {**protocol_of(cli.datamodule), "overrides": changes}
+    facts |= {**loaded.facts, **protocol_of(cli.datamodule), "overrides": changes}
     unsaved = None if answers or not keep else _save(run, name, {**values, **seen, **recall, **facts}, table)
-    told = sentences + trained.sentences(seen, len(table)) + _of_other_training(cli.datamodule, run, changes)
+    told = [*loaded.sentences, *trained.sentences(seen, len(table)), *_of_other_training(cli.datamodule, run, changes)]
     return Measured(name, values, table, told, recall.get("recall", {}), changes, unsaved)
 
 
@@ -174,6 +163,38 @@ def _of_other_training(data: Any, run: RunDir, changes: Mapping[str, Any]) -> li
     now = data.splits["train"].split_hash if "train" in data.splits else known
     what = f"the training split is now {now}, and the run was trained on {known}"
     return [] if now == known else [f"measured on other data than the run's: {what}"]
+
+
+class _Loaded(NamedTuple):
+    """How the weights of a checkpoint get into the network.
+
+    Args:
+        path: The checkpoint, if Lightning is to load it; None if that is done.
+        sentences: What was changed to make the weights fit.
+        facts: What the result tells of that.
+        changes: Flags by which another measurement does the same.
+    """
+
+    path: Path | None
+    sentences: Sequence[str] = ()
+    facts: Mapping[str, Any] = MappingProxyType({})
+    changes: Mapping[str, Any] = MappingProxyType({})
+
+
+def _load(cli: VitlabCLI, run: RunDir, checkpoint: Path, conditions: Conditions) -> _Loaded:
+    """Load the weights of a checkpoint and the state of the data where Lightning cannot."""
+    if conditions.resize or _has_moved(cli.model, run):
+        sentences = _load_resized(cli, run, checkpoint, conditions)
+        moved = [sentence for sentence in sentences if sentence.startswith("positions")]
+        changes = _way_to_resize(cli.model.net.pos_embed, moved, conditions)
+        return _Loaded(None, sentences, {"resized": moved[-1]} if moved else {}, changes)
+    if checkpoint.suffix == ".safetensors":  # of a run whose checkpoints were deleted
+        load_checkpoint(cli.model, checkpoint)
+        if has_grid(cli.model):
+            load_outside(cli.model, checkpoint)
+        cli.datamodule.load_state_dict(dict(run.data))
+        return _Loaded(None)
+    return _Loaded(None if _load_shards(cli, checkpoint) else checkpoint)
 
 
 def _load_resized(cli: VitlabCLI, run: RunDir, checkpoint: Path, conditions: Conditions) -> list[str]:
