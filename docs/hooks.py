@@ -17,7 +17,7 @@ import vitlab
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 ROLE = re.compile(r":(?:class|meth|func|mod|attr|data|exc|obj):`~?([^`]+)`")  # of Sphinx; the site is Markdown
-HELP = re.compile(r"<!-- help: (\w+) -->")
+HELP = re.compile(r"<!-- help: (\w+(?: \w+)?) -->")  # a command, and a subcommand if it has some
 DRAWING = re.compile(r"^!\[([^\]]*)\]\(([^)]+\.svg)\)$", re.M)
 GALLERY = "gallery.md"  # shows one network at all levels
 
@@ -128,6 +128,6 @@ def without_roles(text):
 
 
 def _help(command):
-    words = [sys.executable, "-m", "vitlab", command, "--help"]
+    words = [sys.executable, "-m", "vitlab", *command.split(), "--help"]
     environment = {**os.environ, "COLUMNS": "100", "PYTHONPATH": str(ROOT)}
     return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ import pytest
 import yaml
 
 import vitlab
-from vitlab.cli.main import COMMANDS
+from vitlab.cli.main import COMMANDS, main
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -95,8 +96,15 @@ def test_text_of_the_site_can_be_read_in_both_modes(scheme):
     ).items()
 
 
-def test_the_page_on_the_command_has_every_command():
-    assert set(re.findall(r"<!-- help: (\w+) -->", (DOCS / "command.md").read_text())) == set(COMMANDS)
+def test_the_page_on_the_command_has_every_command_and_subcommand(capsys):
+    shown = set(re.findall(r"<!-- help: (\w+(?: \w+)?) -->", (DOCS / "command.md").read_text()))
+    below = set()
+    for command in ("ablate", "runs"):
+        with suppress(SystemExit):
+            main([command, "--help"])
+        (names,) = re.findall(r"^  (\w+(?:\|\w+)+)$", capsys.readouterr().out, re.M)
+        below |= {f"{command} {name}" for name in names.split("|")}
+    assert shown == {*COMMANDS, *below}
 
 
 def test_every_name_on_the_api_pages_exists():

@@ -129,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--data",
         metavar="NAME",
-        help="a data set other than the training one, for fewshot and knn; of a named network: images with classes",
+        help="another data set than that of the run to measure on; of a named network: images with classes",
     )
     add("--root", metavar="DIR", help="folder of that data set")
     add("--quick", action="store_true", help=f"measure with {QUICK} images")
