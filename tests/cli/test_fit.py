@@ -445,6 +445,8 @@ def test_help_for_fit_lists_common_arguments_on_two_screens(capsys, monkeypatch)
         "--model.tokenizer",
         "--data.root",
         "--trainer.max_epochs",
+        "--seed_everything",
+        "--checkpoint.monitor",
     )
     assert all(flag in page for flag in named) and "--model.t2t_" not in page
 
@@ -460,6 +462,9 @@ def test_help_for_fit_explains_a_key_or_a_group_in_full(capsys):
     assert {line.split()[0] for line in capsys.readouterr().out.splitlines() if line[2:4] == "--"} == {
         row[0] for title, rows in flags()["help"].items() for row in rows if title.startswith("--data")
     }
+    for key in ("seed_everything", "checkpoint.mode", "every_n_steps", "every_minutes"):
+        assert main(["fit", f"--help={key}"]) == 0
+        assert f"{key} " in capsys.readouterr().out
     assert main(["fit", "--help=model.los"]) == 2
     assert 'did you mean "model.loss"' in capsys.readouterr().err
 

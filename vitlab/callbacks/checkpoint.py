@@ -39,7 +39,7 @@ class Checkpoint(callbacks.Checkpoint):
     ``trainer.val_check_interval`` asks for, is saved at once if it is the best: later steps change the weights.
 
     Args:
-        monitor: Metric that decides which validation is best; null is the default of the task.
+        monitor: Metric that decides which validation is best; null is that of the task.
         mode: Whether the best validation has the smallest or the largest value; null is the default of the task.
         every_n_epochs: Epochs between two checkpoints; the last epoch is always saved.
         every_n_steps: Steps between two additional checkpoints within an epoch; 0 for none.

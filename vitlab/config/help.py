@@ -39,6 +39,7 @@ _SELDOM = (  # set seldom, and named without a word about them; --help=KEY expla
     "model: layer_scale drop_path_subset lr_scale head_lr_mult nan_loss qkv_bias act_layer norm_layer grad_checkpoint",
     "data: max_unreadable class_map img_size_schedule repeats random_erasing crop_pct mean std value_range max_pixels",
     "data: split_seed fold split_file color_profile native_patch sampling interpolation crop_mode",
+    "checkpoint: mode every_n_epochs every_n_steps every_minutes",
 )
 SELDOM = {f"{group}.{key}" for group, _, keys in (line.partition(": ") for line in _SELDOM) for key in keys.split()}
 _WIDTH = 33  # columns of the flags
@@ -63,11 +64,11 @@ def print_fit_help(options: argparse.ArgumentParser, examples: str, asked: str) 
             VitlabCLI(["--help"])
         return 0
     run = [[f"--{a.dest}", str(a.help), ""] for a in options._actions if a.help != argparse.SUPPRESS]
+    run.append(["--seed_everything", "seed of weights, order of images, augmentation and dropout (default: 0)", ""])
     trainer = [[f"--trainer.{name}", text, _range(f"trainer.{name}", "{}")] for name, text in TRAINER.items()]
     sections = {
         "the run": run,
         "training": trainer,
-        "the checkpoints": [["--checkpoint.monitor", "metric that decides the best epoch (default: the task's)", ""]],
         **flags()["help"],
     }
     if asked != "common":
@@ -101,7 +102,7 @@ def _rows_of(asked: str, sections: dict[str, list[list[str]]]) -> list[list[str]
 
 
 def current() -> dict[str, Any]:
-    """Return every key of a configuration and the help rows of task and data, read from the classes."""
+    """Return every key of a configuration and the help rows of checkpoints, task and data, read from the classes."""
     import lightning as L
 
     from vitlab import data, tasks
@@ -118,6 +119,7 @@ def current() -> dict[str, Any]:
     return {
         "keys": sorted(key for key in keys if "link" not in key and key.split(".")[-1] != "help"),
         "help": {
+            "the checkpoints": _class_rows("checkpoint", Checkpoint),
             f"--model=Classifier (or {_others('Classifier', *TASKS)})": _class_rows("model", tasks.Classifier),
             f"--data=ImageFolder (or {_others('ImageFolder', data)})": _class_rows("data", data.ImageFolder),
         },
