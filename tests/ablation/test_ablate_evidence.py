@@ -335,6 +335,10 @@ def test_an_exported_folder_gives_the_same_report_elsewhere(done, tmp_path_facto
     assert rows and {"lr", "attempt"}.isdisjoint(key for row in rows for key in row)
     with pytest.raises(UsageError, match="evidence: it can be reported and verified, not run"):
         lab_there.run()
+    sealed = {path: file_digest(path) for path in Path("evidence").rglob("*") if path.is_file()}
+    with pytest.raises(UsageError, match="evidence: it can be reported and verified, not registered$"):
+        lab_there.register()
+    assert {path: file_digest(path) for path in Path("evidence").rglob("*") if path.is_file()} == sealed
 
 
 def test_evidence_takes_its_configs_from_itself_and_not_from_where_it_is_read(done, lab):

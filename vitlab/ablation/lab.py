@@ -198,10 +198,12 @@ class Lab:
         """Freeze claims and protocol, and return digest, time and commit; reports list later changes.
 
         Raises:
-            UsageError: Another version is registered under this name, and a cell or candidate of it was started.
+            UsageError: Another version is registered under this name, and a cell or candidate of it was started, or
+                this is exported evidence.
         """
         from vitlab.ablation.evidence.protocol import register
 
+        self._refuse_evidence("registered")
         done = sum(cell.state() == "done" for cell in cells_of(self.ablation, self._measured()))
         return register(self.ablation, done)
 
@@ -279,12 +281,16 @@ class Lab:
             way = ways.get(word, f"verify with that code, or train them again with `{again}`")
             raise UsageError(f"{count} cells of {self.ablation.name} were finished with other code or versions: {way}")
 
+    def _refuse_evidence(self, what: str) -> None:
+        """Refuse what would write into a folder of exported evidence, which is sealed."""
+        if self._arms is not None:
+            raise UsageError(f"{self.file} is exported evidence: it can be reported and verified, not {what}")
+
     def _workers(self, given: int | None) -> int:
         """Return how many probes or cells to run at a time; refuse to start an untrusted program."""
         if given is not None and given < 1:
             raise UsageError(f"`workers` must be a whole number, 1 or more, or None for that of the file, got {given}")
-        if self._arms:
-            raise UsageError(f"{self.file} is exported evidence: it can be reported and verified, not run")
+        self._refuse_evidence("run")
         named = {name.partition(".")[0] for name in ("vitlab", "__main__", *self.ablation.trust_imports)}
         for i, name in enumerate(self.ablation.analyses):
             if (package := ANALYSES.module_of(name).partition(".")[0]) not in named:

@@ -28,6 +28,7 @@ WORDS = {
     "compare": "print arms and claims of several ablations side by side, from their reports",
 }
 STARTS = ("plan", "run")  # subcommands that start programs
+OF_A_FILE = (*STARTS, "register")  # subcommands that refuse exported evidence
 TABLES = ("plan", "status", "report", "verify", "list", "compare")  # subcommands that show a table
 EPILOG = """examples:
   vitlab ablate plan experiments/position_embeddings/probe.yaml
@@ -73,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
             add_formats(sub)
         if word in ("list", "compare"):
             continue
-        text = "the YAML file of the ablation" + ("" if word in STARTS else ", or a folder of `vitlab ablate export`")
+        text = "the YAML file of the ablation" + ("" if word in OF_A_FILE else ", or a folder of `vitlab ablate export`")
         sub.add_argument("file", metavar="FILE", nargs="?" if word == "report" else None, help=text)
         if word in STARTS:
             sub.add_argument("--trust_command", action="store_true", help="allow the program that `run.command` names")
