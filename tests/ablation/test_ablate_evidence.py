@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from tests.ablation.conftest import Lab as Toy
-from vitlab.ablation.evidence import protocol, verify
+from vitlab.ablation.evidence import chain, protocol, verify
 from vitlab.ablation.evidence.verify import Verified
 from vitlab.ablation.execution import pool
 from vitlab.ablation.execution.cells import Cell, Resolved
@@ -193,6 +193,23 @@ def test_verify_recomputes_the_numbers_and_names_what_disagrees(done, lab):
     assert "there is no val.parquet of predictions" in str(done().verify())
 
 
+@pytest.mark.parametrize("more", [{"split": "test"}, {}], ids=["of now", "of an older version"])
+def test_a_cell_is_compared_with_its_record_of_the_evaluated_split(done, lab, more):
+    home = lab.path / "runs/ablations/toy"
+    (first, *_) = records = chain.read_chain(home).measured("val").values()
+    assert len(records) == 4 and all(record["split"] == "val" for (record,) in records)
+    for (record,) in records:  # as after `evaluate: test` and back
+        chain.count_reading(home, record["cell"], "test")
+        hashes = {**record["hashes"], "predictions": "0" * 64, "result": "1" * 64}
+        chain.append(home, "cell", cell=record["cell"], id=record["id"], hashes=hashes, **more)
+    found = done().verify()
+    assert found.is_green and "measured 2 times" not in str(found)
+    chain.append(home, "cell", cell=first[0]["cell"], id=first[0]["id"], split="val", hashes=hashes)
+    words = str(done().verify())
+    assert f"{first[0]['cell']}: not as it was recorded: " in words
+    assert f"{first[0]['cell']}: measured 2 times, with 2 different results" in words
+
+
 @pytest.mark.parametrize(
     ("stated", "told"), [(222592.03, ""), (222593.0, "mae is 222593, its predictions give 222592")]
 )
@@ -336,7 +353,7 @@ def test_an_exported_folder_gives_the_same_report_elsewhere(done, tmp_path_facto
     with pytest.raises(UsageError, match="evidence: it can be reported and verified, not run"):
         lab_there.run()
     sealed = {path: file_digest(path) for path in Path("evidence").rglob("*") if path.is_file()}
-    with pytest.raises(UsageError, match="evidence: it can be reported and verified, not registered$"):
+    with pytest.raises(UsageError, match=r"evidence: it can be reported and verified, not registered$"):
         lab_there.register()
     assert {path: file_digest(path) for path in Path("evidence").rglob("*") if path.is_file()} == sealed
 

@@ -74,7 +74,9 @@ def _parser() -> argparse.ArgumentParser:
             add_formats(sub)
         if word in ("list", "compare"):
             continue
-        text = "the YAML file of the ablation" + ("" if word in OF_A_FILE else ", or a folder of `vitlab ablate export`")
+        text = "the YAML file of the ablation" + (
+            "" if word in OF_A_FILE else ", or a folder of `vitlab ablate export`"
+        )
         sub.add_argument("file", metavar="FILE", nargs="?" if word == "report" else None, help=text)
         if word in STARTS:
             sub.add_argument("--trust_command", action="store_true", help="allow the program that `run.command` names")

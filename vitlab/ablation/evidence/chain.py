@@ -45,6 +45,22 @@ class Chain:
         """Return the records of a kind."""
         return [record for record in self.records if record["kind"] == kind]
 
+    def measured(self, split: str) -> dict[str, list[Mapping[str, Any]]]:
+        """Return the records of each cell that was measured on a split, oldest first.
+
+        A record of 0.2.0 or before names no split: it is the one that was opened last for its cell.
+        """
+        opened: dict[str, str] = {}
+        found: dict[str, list[Mapping[str, Any]]] = {}
+        for record in self.records:
+            if record["kind"] == "opened":
+                opened[record["cell"]] = record["split"]
+            elif record["kind"] == "cell":
+                cell = record["cell"]
+                if record.get("split", opened.get(cell, split)) == split:
+                    found.setdefault(cell, []).append(record)
+        return found
+
     def sentence(self) -> str:
         """Return the sentence that names its head."""
         return f"head of the chain of {len(self.records)} records: {self.head}"

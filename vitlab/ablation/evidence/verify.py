@@ -4,7 +4,7 @@ import random
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -234,13 +234,11 @@ def _compare_chain(found: _Found, ablation: Ablation, done: Sequence[Cell], chai
         return
     if chain.broken:
         found.say(f"{prefix}{CHAIN}", chain.broken)
-    records: dict[str, list[Mapping[str, Any]]] = {}
-    for record in chain.of("cell"):
-        records.setdefault(record["cell"], []).append(record)
+    records = chain.measured(ablation.evaluate)
     tables = {record["cell"]: record["tables"] for record in chain.of("analyses")}
     for cell in done:
         if cell.name not in records:
-            found.say(f"{prefix}{cell.name}", "the chain has no record of it")
+            found.say(f"{prefix}{cell.name}", f"the chain has no record of it on {ablation.evaluate}")
             continue
         last, now = records[cell.name][-1]["hashes"], hashes_of(cell.run, ablation.evaluate)
         gone = ("predictions",) if f"{prefix}{cell.name}" in found.bare else ()
@@ -248,29 +246,25 @@ def _compare_chain(found: _Found, ablation: Ablation, done: Sequence[Cell], chai
         changed += [n for n, h in tables.get(cell.name, {}).items() if analyses_of(cell.run).get(n) != h]
         if changed:
             found.say(f"{prefix}{cell.name}", f"not as it was recorded: {', '.join(changed)}")
-    _count_again(found, ablation, records, prefix)
+    _count_again(found, ablation, chain, prefix)
     if not prefix:
         noted = [record["digest"] for record in chain.of("registered")]
         if noted and registered(ablation).get("digest") != noted[-1]:
             found.say(f"{prefix}{CHAIN}", "registered.json is not the registration that was recorded")
 
 
-def _count_again(
-    found: _Found, ablation: Ablation, records: Mapping[str, Sequence[Mapping[str, Any]]], prefix: str
-) -> None:
+def _count_again(found: _Found, ablation: Ablation, chain: Chain, prefix: str) -> None:
     """Tell of cells that were measured with several results, and of those that lie there no more."""
-    for name, mine in records.items():
+    for name, mine in chain.measured(ablation.evaluate).items():
         kinds = {record["hashes"]["result"] for record in mine}
         if len(kinds) > 1:
             found.notes.append(f"{prefix}{name}: measured {len(mine)} times, with {len(kinds)} different results")
-        if f"{prefix}{name}" in found.missing:
-            found.missing[f"{prefix}{name}"] = "measured and recorded, but its folder is gone"
-    gone = [name for name in records if not (ablation.directory / name / "done.json").is_file()]
-    gone = [f"{prefix}{name}" for name in gone if f"{prefix}{name}" not in found.missing]
-    if gone and (ablation.home is None or prefix):
-        found.missing |= dict.fromkeys(gone, "measured and recorded, but its folder is gone")
-    elif gone:
-        found.notes.append(f"recorded, but not in this plan and not exported: {', '.join(gone)}")
+    names = dict.fromkeys(record["cell"] for record in chain.of("cell"))
+    gone = [f"{prefix}{name}" for name in names if not (ablation.directory / name / "done.json").is_file()]
+    lost = [name for name in gone if name in found.missing or ablation.home is None or prefix]
+    found.missing |= dict.fromkeys(lost, "measured and recorded, but its folder is gone")
+    if others := [name for name in gone if name not in lost]:
+        found.notes.append(f"recorded, but not in this plan and not exported: {', '.join(others)}")
 
 
 def _name_outsiders(found: _Found, ablation: Ablation, cells: Sequence[Cell], chain: Chain | None, prefix: str) -> None:

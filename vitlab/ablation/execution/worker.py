@@ -112,8 +112,9 @@ def _done(cell: Cell, started: float) -> None:
     protocol = record_version(cell.ablation)
     tune = chain.read_chain(cell.ablation.directory / "tune")
     more = {"tuning": tune.head} if tune else {}
-    hashes = chain.hashes_of(cell.run, cell.ablation.evaluate)
-    record = chain.append(cell.ablation.directory, "cell", cell=cell.name, id=cell.id, hashes=hashes, **more)
+    split = cell.ablation.evaluate
+    facts = {"cell": cell.name, "id": cell.id, "split": split, "hashes": chain.hashes_of(cell.run, split)}
+    record = chain.append(cell.ablation.directory, "cell", **facts, **more)
     cell.run.write(
         "done.json",
         {
