@@ -306,6 +306,16 @@ def test_a_report_without_the_tables_that_a_failing_disk_hides_is_not_written(do
     assert not list(lab.path.glob("runs/ablations/toy/report/*"))
 
 
+def test_a_report_that_fails_is_no_look(done, lab, monkeypatch):
+    def fail(*asked):
+        raise RuntimeError("no linear model")
+
+    monkeypatch.setattr(write, "linear", fail)
+    with pytest.raises(RuntimeError, match="no linear model"):
+        done().report()
+    assert not (lab.path / "runs/ablations/toy/looks.jsonl").exists()
+
+
 def test_a_file_that_is_damaged_during_the_work_fails_its_cell_alone(done, lab, monkeypatch):
     change(lab, "seeds: 2", "seeds: 3")
     work, told = pool.process_cell, []

@@ -6,6 +6,7 @@ import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import lightning as L
 import pytest
@@ -23,6 +24,7 @@ from vitlab.ablation.inference.looks import Looks
 from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.plan import check_lines
 from vitlab.ablation.report.sections import _fairness_table
+from vitlab.data import Digits
 from vitlab.models.vit import VisionTransformer
 from vitlab.runs.directory import RunDir
 from vitlab.tasks import Classifier
@@ -220,6 +222,26 @@ def test_an_arm_must_beat_logistic_regression_on_the_training_pixels(tmp_path, m
     }
     under, beats = (row.verdict for row in find(results, Looks((3,), 3, (0, 1, 2)), linear(spec, arms)).arms)
     assert under.endswith("; under-trained") and "under-trained" not in beats
+
+
+def test_logistic_regression_needs_pixels_and_labels_and_no_network_of_vitlab(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    spec = ablation(tmp_path, {"pos_embed": POS_EMBED})
+    arms = resolved(spec, [100, 101])
+    own = SimpleNamespace(model=L.LightningModule(), datamodule=Digits())
+    monkeypatch.setattr("vitlab.ablation.inference.linear.build_arm", lambda *asked: own)
+    monkeypatch.setattr("vitlab.ablation.inference.linear.MOST", 200)
+    found = gate_of(linear(spec, arms), spec, arms[0])
+    assert 0.8 < found["acc1"] < 1 and (found["n_train"], found["inputs"]) == (200, 64)
+    assert check(spec, arms) == (1, [], "")
+
+    def broken(split):
+        raise AttributeError("the data broke")
+
+    monkeypatch.setattr(own.datamodule, "build", broken)
+    assert check(spec, arms) == (0, [], "linear.json not fitted again: the data broke")
+    (tmp_path / "runs/ablations/toy/linear.json").unlink()
+    assert gate_of(linear(spec, arms), spec, arms[0]) == {"why": "the data broke"}
 
 
 def test_arms_of_one_seed_start_alike(tmp_path):

@@ -7,7 +7,7 @@ from vitlab.ablation.execution.cells import Resolved
 from vitlab.ablation.execution.identity import json_digest
 from vitlab.ablation.execution.resolve import build_arm
 from vitlab.ablation.file.spec import Ablation
-from vitlab.errors import UsageError, one_line
+from vitlab.errors import MISTAKES, UsageError, one_line
 from vitlab.jobs.terminal import terminal_as_it_was
 from vitlab.runs.directory import RunDir
 from vitlab.runs.processes import as_it_was
@@ -15,6 +15,7 @@ from vitlab.runs.processes import as_it_was
 MOST, SIDE, STEPS = 20_000, 32, 100  # training images, height and width at most, iterations
 CLOSE = 0.002  # largest difference in accuracy between machines, from the order of sums
 FILE = "linear.json"
+UNFIT = (*MISTAKES, ImportError, OSError)  # what images or a module of the user's may raise
 Gates = dict[str, dict[str, Any]]  # digest of the data and split: accuracy and counts, or why there is none
 
 
@@ -32,7 +33,7 @@ def linear(ablation: Ablation, resolved: list[Resolved]) -> Gates:
         if key not in found:
             try:
                 found[key] = _fit(ablation, arm)
-            except (UsageError, ImportError, OSError, ValueError, NotImplementedError) as error:
+            except UNFIT as error:
                 found[key] = {"why": one_line(error)}
             place.write(FILE, found)
     return found
@@ -52,7 +53,7 @@ def check(ablation: Ablation, resolved: list[Resolved]) -> tuple[int, list[str],
     for key, arm in wanted.items():
         try:
             again = _fit(ablation, arm)
-        except (UsageError, ImportError, OSError, ValueError, NotImplementedError) as error:
+        except UNFIT as error:
             return 0, [], f"{FILE} not fitted again: {one_line(error)}"
         near = {"acc1": CLOSE, "n_train": 0, "n": 0, "inputs": 0}
         wrong = [name for name, gap in near.items() if not abs(again[name] - found[key].get(name, -1)) <= gap]
@@ -81,7 +82,7 @@ def _fit(ablation: Ablation, arm: Resolved) -> dict[str, Any]:
     from vitlab.analysis.subject import Subject
 
     cli = build_arm(ablation, arm.arm)
-    subject = Subject(cli.model.net, cli.datamodule, {}, "", classifies=True)
+    subject = Subject(torch.nn.Flatten(), cli.datamodule, name="logistic regression")  # pixels alone, of any task
     parts: list[Any] = []
     for split, limit in (("train", MOST), (ablation.evaluate, 10 * MOST)):
         images, labels = [], []

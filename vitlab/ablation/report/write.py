@@ -72,10 +72,8 @@ def write_report(
     _refuse_useless(results)
     place = ablation.directory / "report"
     place.mkdir(parents=True, exist_ok=True)
-    table, found = (
-        results.table(),
-        find(results, take_look(ablation, results.seeds(), results.had()), linear(ablation, results.resolved)),
-    )
+    table, gates = results.table(), linear(ablation, results.resolved)
+    found = find(results, take_look(ablation, results.seeds(), results.had()), gates)  # a look, once nothing failed
     with atomic_write(place / "results.csv") as csv:
         table.to_csv(csv, index=False)
     with atomic_write(place / "results.parquet") as parquet:
