@@ -193,6 +193,22 @@ def test_verify_recomputes_the_numbers_and_names_what_disagrees(done, lab):
     assert "there is no val.parquet of predictions" in str(done().verify())
 
 
+def test_cells_whose_task_writes_no_predictions_are_verified_and_exported_with_a_note(done, lab):
+    home = lab.path / "runs/ablations/toy"
+    for (record,) in chain.read_chain(home).measured("val").values():
+        (home / record["cell"] / "predictions/val.parquet").unlink()
+    assert "there is no val.parquet of predictions" in str(done().verify())  # they were recorded
+    for (record,) in chain.read_chain(home).measured("val").values():
+        hashes = {**record["hashes"], "predictions": None}
+        chain.append(home, "cell", cell=record["cell"], id=record["id"], split="val", hashes=hashes)
+    found = done().verify()
+    assert found.is_green and str(found).endswith("4 cells, 0 numbers recomputed: none could be recomputed")
+    (note,) = [note for note in found.notes if note.startswith("cannot be recomputed")]
+    assert "as the task writes no predictions: none/s0-" in note and note.endswith(" and 1 more")
+    done().export("kept")
+    assert Lab("kept").verify().is_green
+
+
 @pytest.mark.parametrize("more", [{"split": "test"}, {}], ids=["of now", "of an older version"])
 def test_a_cell_is_compared_with_its_record_of_the_evaluated_split(done, lab, more):
     home = lab.path / "runs/ablations/toy"

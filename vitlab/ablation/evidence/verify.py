@@ -4,7 +4,7 @@ import random
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference import linear
 from vitlab.ablation.inference.measured import unreadable
 from vitlab.class_metrics import confusion, over_classes
-from vitlab.errors import one_line
+from vitlab.errors import one_line, preview
 from vitlab.runs.openings import note_opening
 from vitlab.runs.records import split_metrics
 
@@ -76,6 +76,7 @@ class _Found:
     problems: dict[str, list[str]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     bare: list[str] = field(default_factory=list)  # candidates whose predictions are gone
+    untold: list[str] = field(default_factory=list)  # cells that wrote no predictions, by their records
     notes: list[str] = field(default_factory=list)
     checked: int = 0
     numbers: int = 0
@@ -104,28 +105,32 @@ def verify_evidence(
         given_up: Arms that the tuning has given up, whose cells are not planned any more.
     """
     found, done = _Found(), []
+    chain = read_chain(ablation.directory)
+    records = chain.measured(ablation.evaluate) if chain else {}
     for cell in cells:
-        done += _look_at(found, cell, cell.name)
+        done += _look_at(found, cell, cell.name, records.get(cell.name, ()))
+    inner = tried[0].cells[0].ablation if tried else ablation
+    chain_of_tuning = read_chain(inner.directory) if tried else None
+    records = chain_of_tuning.measured(inner.evaluate) if chain_of_tuning else {}
     for trial in tried:
         if not trial.stopped:  # one that halving stopped has no result
             for cell in trial.cells:
-                done += _look_at(found, cell, f"tune/{cell.name}")
+                done += _look_at(found, cell, f"tune/{cell.name}", records.get(cell.name, ()))
     there = {cell.arm.name for cell in cells} | {*given_up}
     for arm in ablation.arms:
         if arm.name not in there:
             found.missing[arm.name] = "not built or not tuned"
     main = [cell for cell in done if cell.ablation is ablation]
     _compare_targets(found, main)
-    chain = read_chain(ablation.directory)
     _compare_environments(found, main, chain)
     _compare_chain(found, ablation, main, chain, "")
     _name_outsiders(found, ablation, cells, chain, "")
     if tried:
-        inner = tried[0].cells[0].ablation
-        chain_of_tuning = read_chain(inner.directory)
         _compare_chain(found, inner, [c for c in done if c.ablation is not ablation], chain_of_tuning, "tune/")
         _name_outsiders(found, inner, [cell for trial in tried for cell in trial.cells], chain_of_tuning, "tune/")
     _name_the_rest(found, main)
+    if found.untold:
+        found.notes.append(f"cannot be recomputed, as the task writes no predictions: {preview(found.untold)}")
     if found.bare:
         found.missing["tune"] = f"{len(found.bare)} of {len(done) - len(main)} candidates have no predictions"
     if allow_missing and found.missing:
@@ -137,8 +142,15 @@ def verify_evidence(
     return Verified(found.checked, problems, found.numbers + fits, note, found.missing, tuple(found.notes), head)
 
 
-def _look_at(found: _Found, cell: Cell, name: str) -> list[Cell]:
-    """Check a cell by itself; return it if it is done."""
+def _look_at(found: _Found, cell: Cell, name: str, records: Sequence[Mapping[str, Any]]) -> list[Cell]:
+    """Check a cell by itself; return it if it is done.
+
+    Args:
+        found: What was found so far.
+        cell: The cell.
+        name: What it is called in problems.
+        records: Its records in the chain, of the evaluated split.
+    """
     state = cell.state()
     if state not in ("done", "damaged"):
         if text := cell.outlived():
@@ -147,9 +159,12 @@ def _look_at(found: _Found, cell: Cell, name: str) -> list[Cell]:
         elif not (state == "diverged" and name.startswith("tune/")):  # a diverged candidate is one that lost
             found.missing[name] = state
         return []
-    if state == "done" and name.startswith("tune/") and not _table(cell).is_file():
+    is_bare = state == "done" and not _table(cell).is_file()
+    if is_bare and records and records[-1]["hashes"]["predictions"] is None:
+        found.untold.append(name)
+    elif is_bare and name.startswith("tune/"):
         found.bare.append(name)
-    words, count = ([cell.damage()], 0) if state == "damaged" else _check(cell, name in found.bare)
+    words, count = ([cell.damage()], 0) if state == "damaged" else _check(cell, name in (*found.bare, *found.untold))
     found.checked, found.numbers = found.checked + 1, found.numbers + count
     if words:
         found.say(name, *words)
