@@ -12,15 +12,17 @@ from scipy import stats as reference
 from scipy.stats import norm
 
 from vitlab.ablation.execution.cells import Resolved
+from vitlab.ablation.execution.resolve import _refuse_equal
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.inference import plan
-from vitlab.ablation.inference.answers import NOTHING, Answer, Question, answer
+from vitlab.ablation.inference.answers import NOTHING, Answer, Question, answer, share_batches
 from vitlab.ablation.inference.baselines import arm_questions
 from vitlab.ablation.inference.findings import find
 from vitlab.ablation.inference.looks import Looks, history, levels, next_look, overall, spent, take_look
 from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.verdicts import additional_seeds
 from vitlab.ablation.report.sections import _answer, _cautions, _digits, _main_tables, _own_looks, _why
+from vitlab.errors import UsageError
 from vitlab.stats import Estimate, detectable
 
 MARGIN = 2.0
@@ -228,6 +230,23 @@ def test_arms_that_see_other_batches_are_not_paired_and_a_file_may_say_otherwise
 
     assert is_paired("auto", (32, 32)) and not is_paired("auto", (32, 64))
     assert is_paired("paired", (32, 64)) and not is_paired("welch", (32, 32))
+
+
+def test_arms_of_other_images_in_another_folder_are_two_arms_and_no_pairs(tmp_path):
+    results = results_of(tmp_path, ["raw", "clean"], 5)
+
+    def arms(*digests, roots=("raw", "clean")):
+        results.resolved = [
+            replace(r, config={"data": {"root": root}}, data={"splits": {"train": {"sha256": digest}}})
+            for r, root, digest in zip(results.resolved, roots, digests, strict=True)
+        ]
+        return results.resolved
+
+    _refuse_equal(results.ablation, arms("a", "b"))
+    assert not share_batches(results, ["raw", "clean"]) and share_batches(results, ["raw"])
+    with pytest.raises(UsageError, match=r"raw and clean resolve to the same configuration and images$"):
+        _refuse_equal(results.ablation, arms("a", "a"))
+    assert share_batches(results, ["raw", "clean"])
 
 
 def test_an_interval_never_exceeds_the_range_of_the_metric(tmp_path):

@@ -96,13 +96,13 @@ def _refuse_mistakes(ablation: Ablation, errors: list[BaseException | None]) -> 
 
 
 def _refuse_equal(ablation: Ablation, resolved: list[Resolved]) -> None:
-    seen: dict[str, str] = {}
+    seen: dict[tuple[str, str], str] = {}
     for arm in resolved:
-        other = seen.setdefault(arm.fingerprint, arm.arm.name)
+        other = seen.setdefault((arm.fingerprint, json_digest(arm.data)), arm.arm.name)
         if other != arm.arm.name:
             raise ablation.file.mistake(
                 "axes",
-                f"the arms {other} and {arm.arm.name} resolve to the same configuration",
+                f"the arms {other} and {arm.arm.name} resolve to the same configuration and images",
             )
 
 

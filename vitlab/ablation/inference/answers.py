@@ -11,7 +11,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vitlab import stats
-from vitlab.ablation.execution.identity import effective
+from vitlab.ablation.execution.identity import effective, json_digest
 from vitlab.ablation.inference.looks import Looks
 from vitlab.ablation.inference.measured import CellResults, bounds_of
 from vitlab.stats import NAN, Estimate
@@ -145,10 +145,10 @@ def are_pairs(results: CellResults, arms: list[str]) -> bool:
 
 
 def share_batches(results: CellResults, arms: list[str]) -> bool:
-    """Return whether arms of one seed see the same batches."""
-    configs = [r.config.get("data") or {} for r in results.resolved if r.arm.name in arms]
-    data = [effective({"data": config}) for config in configs]
-    return all(config == data[0] for config in data)
+    """Return whether arms of one seed see the same batches: of the same images, whatever folder these lie in."""
+    mine = [r for r in results.resolved if r.arm.name in arms]
+    data = [(effective({"data": r.config.get("data") or {}}), json_digest(r.data)) for r in mine]
+    return all(each == data[0] for each in data)
 
 
 def _family(
