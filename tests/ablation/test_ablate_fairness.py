@@ -256,6 +256,26 @@ def test_arms_of_one_seed_start_alike(tmp_path):
         assert re.search(pattern, line), line
 
 
+def test_starts_of_own_modules_and_of_tensors_without_dimensions_are_compared(tmp_path, monkeypatch):
+    class Own(L.LightningModule):
+        def __init__(self, scale):
+            super().__init__()
+            self.layers = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4))
+            self.scale = torch.nn.Parameter(torch.tensor(scale))
+
+        def get_extra_state(self):
+            return {"words": "no tensor"}
+
+    def built(ablation, arm):
+        torch.manual_seed(0)
+        return SimpleNamespace(model=Own(0.5 if arm.name == "none" else 1.0))
+
+    monkeypatch.setattr("vitlab.ablation.inference.plan.build_arm", built)
+    lines, is_alike = check_lines(ablation(tmp_path, {"pos_embed": POS_EMBED}))
+    assert lines[0] == "init     none: 8 tensors" and not is_alike
+    assert lines[1].endswith(": 8 tensors of the same name and shape as in none, 1 DIFFER INITIALLY: scale")
+
+
 def test_arms_that_start_differently_are_found(tmp_path):
     other = {**POS_EMBED, "wide": {**NONE, "model.init_std": 0.2}}
     lines, is_alike = check_lines(ablation(tmp_path, {"pos_embed": other}))

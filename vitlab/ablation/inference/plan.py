@@ -181,13 +181,15 @@ def check_lines(ablation: Ablation) -> tuple[list[str], bool]:
 @terminal_as_it_was()
 @as_it_was()
 def _start(ablation: Ablation, arm: Arm) -> Start:
-    """Return the initial weights of an arm with the first seed."""
+    """Return the initial weights of an arm with the first seed: of its network, or of a module that is one itself."""
     import torch
 
-    state = build_arm(ablation, arm).model.net.state_dict()
+    task = build_arm(ablation, arm).model
+    state = getattr(task, "net", task).state_dict()
     return {
-        k: (tuple(v.shape), hashlib.sha256(v.contiguous().view(torch.uint8).numpy()).hexdigest())
+        k: (tuple(v.shape), hashlib.sha256(v.flatten().view(torch.uint8).numpy()).hexdigest())
         for k, v in state.items()
+        if isinstance(v, torch.Tensor)  # and not what a module keeps beside them
     }
 
 
