@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 
 from tests.ablation.conftest import Lab as Toy
 from vitlab.ablation.evidence import chain, protocol, verify
@@ -164,6 +165,26 @@ def test_a_version_of_before_which_named_a_config_as_its_path_was_typed_is_the_s
     assert protocol.sentences(done().ablation)[2].endswith("`base.yaml: +model: {lr: 0.1}`")
     with pytest.raises(UsageError, match=r"toy was registered at .* and has changed since"):
         done().register()
+
+
+def test_a_cell_that_is_trained_again_is_no_run_of_wandb(toy, lab, monkeypatch):
+    change(lab, "seeds: 2", "seeds: 2\nwandb: {project: p, mode: offline}")
+    ablation = toy().ablation
+    one = Cell(ablation, Resolved(ablation.arms[0], {}, {}, {}, (), 1.0, ""), 0)
+    one.run.path.mkdir(parents=True)
+    loggers = []
+
+    def run(words, *more, **given):
+        loggers.extend(
+            yaml.safe_load(Path(word).read_text()).get("trainer.logger")
+            for word in words
+            if word.endswith(f"{one.run.name}.yaml")
+        )
+        return 1, ["enough"]
+
+    monkeypatch.setattr(verify.process, "run_to_end", run)
+    monkeypatch.setattr(verify, "evaluation", lambda cell: None)
+    assert verify._again(one, with_training=True) == "it failed: enough" and loggers == [False]
 
 
 @pytest.mark.parametrize("change_of", ["code", "config", "seed"])

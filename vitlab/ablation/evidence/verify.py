@@ -358,7 +358,7 @@ def _again(cell: Cell, with_training: bool) -> str:
     split = cell.ablation.evaluate
     note_opening(cell.run.path, split, f"{cell.ablation.checkpoint}.ckpt", {"verify": "deep"})
     with tempfile.TemporaryDirectory() as folder:
-        there = replace(cell, ablation=replace(cell.ablation, home=Path(folder)))
+        there = replace(cell, ablation=replace(cell.ablation, home=Path(folder), wandb=None))  # no run of its own there
         stages = [evaluation(there)]
         there.run.path.parent.mkdir(parents=True)
         if with_training:
