@@ -273,6 +273,26 @@ def test_a_learning_rate_of_1e_3_is_read_as_a_number(toy, lab):
     assert [c["model.lr"] for c in read_ablation(path).tune.candidates] == [0.001, 0.002, 0.004]
 
 
+def test_an_argument_of_a_part_that_is_a_word_is_tuned_and_one_of_what_has_none_refused(toy, lab):
+    write(lab, {"model.pos_embed.scale": [0.1, 1.0], "seeds": [100]})
+    arm = toy().ablation.arms[1]
+
+    def candidates(part):
+        config = {"model": {"class_path": "Classifier", "init_args": {"pos_embed": part}}, "trainer": {}}
+        found = trials(toy().ablation, [Resolved(arm, config, {}, {}, (), 1.0, "")])
+        return [trial.cells[0].resolved for trial in found]
+
+    made = candidates("learned")
+    parts = [one.config["model"]["init_args"]["pos_embed"] for one in made]
+    assert parts == [{"class_path": "learned", "init_args": {"scale": scale}} for scale in (0.1, 1.0)]
+    assert [one.arm.overrides["model.pos_embed.scale"] for one in made] == [0.1, 1.0]
+    for part in (None, 3, ["learned", "rope2d"]):
+        with pytest.raises(
+            UsageError, match=r"toy.yaml, line \d+: `model.pos_embed.scale`: `pos_embed` is .* learned, "
+        ):
+            candidates(part)
+
+
 def test_a_choice_at_the_border_is_reported_only_for_numbers(toy, lab):
     write(lab, {**SPACE, "model.opt": ["adamw", "sgd"], "seeds": [7]})
     ablation = read_ablation("toy.yaml")

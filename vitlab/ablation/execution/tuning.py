@@ -123,7 +123,7 @@ def _numbered(inner: Ablation, arm: Resolved, candidates: Sequence[Mapping[str, 
 
 
 def _trial(inner: Ablation, arm: Resolved, i: int, values: Mapping[str, Any]) -> Trial:
-    tried = with_values(arm, values)
+    tried = with_values(inner, arm, values)
     named = replace(tried, arm=replace(tried.arm, levels={**arm.arm.levels, TRY: f"try{i}"}))
     return Trial(arm.arm.name, values, tuple(Cell(inner, named, seed) for seed in inner.seeds))
 
@@ -228,7 +228,9 @@ def tuned(ablation: Ablation, resolved: Sequence[Resolved | None]) -> list[Resol
     if ablation.tune is None:
         return list(resolved)
     chosen = choices(ablation, trials(ablation, [arm for arm in resolved if arm]))
-    return [with_values(a, chosen[a.arm.name].values) if a and a.arm.name in chosen else None for a in resolved]
+    return [
+        with_values(ablation, a, chosen[a.arm.name].values) if a and a.arm.name in chosen else None for a in resolved
+    ]
 
 
 def at_border(ablation: Ablation, values: Mapping[str, Any]) -> list[str]:
@@ -246,15 +248,26 @@ def at_border(ablation: Ablation, values: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def with_values(arm: Resolved, values: Mapping[str, Any]) -> Resolved:
-    """Return a resolved arm with other values for some keys."""
+def with_values(ablation: Ablation, arm: Resolved, values: Mapping[str, Any]) -> Resolved:
+    """Return a resolved arm with other values for some keys; a part that is a word becomes a class with arguments.
+
+    Raises:
+        UsageError: A key is below what has no arguments in this arm.
+    """
     config = copy.deepcopy(dict(arm.config))
     for key, value in values.items():
         section, *path, name = key.split(".")
         place = config.setdefault(section, {})
         place = place["init_args"] if "init_args" in place and path[:1] != ["init_args"] else place
-        for part in path:
-            place = place.setdefault(part, {})
+        for part, below in itertools.pairwise((*path, name)):
+            inner = place.setdefault(part, {})
+            if isinstance(inner, str):
+                place[part] = inner = {"class_path": inner, "init_args": {}}
+                inner = inner if below == "init_args" else inner["init_args"]
+            elif not isinstance(inner, dict):
+                text = f"`{key}`: `{part}` is {inner!r} in the arm {arm.arm.name}, and has no arguments"
+                raise ablation.file.mistake(f"tune/{key}", text)
+            place = inner
         place[name] = value
     sizes = batch_size(arm.config) / batch_size(config)
     length = {"steps": round(arm.length.get("steps", 0) * sizes)}  # about; the sum of rates is another one
