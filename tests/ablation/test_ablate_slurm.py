@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from vitlab.ablation.execution.cells import Cell
+from vitlab.ablation.execution.slurm import task_count
 from vitlab.ablation.lab import Lab
 from vitlab.errors import UsageError
 
@@ -90,6 +91,30 @@ def test_a_dry_run_has_a_task_for_each_cell_that_is_asked_for_and_missing(login,
     assert toy().commands(say=said.append) == "" and said == ["every cell is done; nothing to submit"]
     with pytest.raises(UsageError, match="the levels of pos_embed are none, learned, rope2d"):
         toy().run(only=["pos_embed=nine"])
+
+
+def test_a_dry_run_prints_the_words_and_the_number_of_tasks_that_are_submitted(login):
+    settings = {"time": "02:00:00", "gpus": 4}
+    login.change(seeds=10, executor="slurm", workers=20, slurm=settings)
+    file = login.path / "toy.yaml"
+    file.write_text(file.read_text() + "tune: {model.lr: [0.1, 0.2], seeds: [100, 101]}\n")
+    toy().run(only=["pos_embed=none"], fail_fast=True, tune_only=True)
+    script = (login.path / "runs/ablations/toy/slurm/workers.sbatch").read_text()
+    assert "--only pos_embed=none --fail_fast --tune_only --trust_command" in script
+    assert submitted(login) == [["--array=0-0"]]  # four cells, one on each of four GPUs
+    assert toy().commands(only=["pos_embed=none"], fail_fast=True, tune_only=True) == script
+    assert "array=0-4\n" in toy().commands() and "--tune_only" not in toy().commands()  # 20 workers are five tasks
+    login.change(executor="slurm")
+    with pytest.raises(UsageError, match="`--tune_only` trains the candidates of `tune`, which toy.yaml does not have"):
+        toy().commands(tune_only=True)
+
+
+def test_array_parallelism_is_a_number_of_tasks_whatever_these_train_at_a_time(login):
+    login.change(seeds=10, executor="slurm", slurm={"time": "02:00:00", "gpus": 4, "array_parallelism": 7})
+    ablation = toy().ablation
+    assert [task_count(ablation, cells) for cells in (1, 4, 5, 28, 30)] == [1, 1, 2, 7, 7]
+    login.change(seeds=10, executor="slurm", workers=8, slurm={"time": "02:00:00", "gpus": 4})
+    assert [task_count(toy().ablation, cells) for cells in (1, 5, 30)] == [1, 2, 2]
 
 
 def test_more_tasks_than_the_site_allows_become_chained_arrays(login, monkeypatch):

@@ -126,9 +126,7 @@ class Lab:
                 ``tune_only`` is asked of a file without `tune`, SLURM refuses the job, ``run.command`` is not trusted,
                 or this is exported evidence.
         """
-        ablation, asked = self.ablation, RunOptions(self._workers(workers), only, fail_fast, retry_failed, tune_only)
-        if tune_only and ablation.tune is None:
-            raise UsageError(f"`--tune_only` trains the candidates of `tune`, which {self.file} does not have")
+        ablation, asked = self.ablation, self._asked(workers, only, fail_fast, retry_failed, tune_only)
         record_version(ablation)
         if needs_submission(ablation):
             submit_cells(ablation, asked, say or _silent)
@@ -136,9 +134,27 @@ class Lab:
         failed, code = run_locally(ablation, asked, say)
         return replace(self.status(), failed=failed, code=code)
 
-    def commands(self, workers: int | None = None, only: Sequence[str] = (), say: Say = _silent) -> str:
-        """Return what ``run`` would do as text: the commands of each cell, or the batch script of a cluster."""
-        return commands(self.ablation, self._workers(workers), only, say)
+    def commands(
+        self,
+        workers: int | None = None,
+        only: Sequence[str] = (),
+        say: Say = _silent,
+        fail_fast: bool = False,
+        tune_only: bool = False,
+    ) -> str:
+        """Return what ``run`` would do as text: the commands of each cell, or the batch script of a cluster.
+
+        Args:
+            workers: As for :meth:`run`, as are the others.
+            only: Conditions such as ``pos_embed=none`` that a cell must satisfy.
+            say: Called with each line of progress.
+            fail_fast: Start no new cells after a failure.
+            tune_only: Stop before the first measured seed.
+
+        Raises:
+            UsageError: As from :meth:`run`.
+        """
+        return commands(self.ablation, self._asked(workers, only, fail_fast, False, tune_only), say)
 
     def status(self) -> Status:
         """Return the progress; only reads files."""
@@ -280,6 +296,15 @@ class Lab:
             again = trusting(f"vitlab ablate run {self.file}")
             way = ways.get(word, f"verify with that code, or train them again with `{again}`")
             raise UsageError(f"{count} cells of {self.ablation.name} were finished with other code or versions: {way}")
+
+    def _asked(
+        self, workers: int | None, only: Sequence[str], fail_fast: bool, retry_failed: bool, tune_only: bool
+    ) -> RunOptions:
+        """Return what is asked of a run; refuse to stop after a tuning that the file does not have."""
+        count = self._workers(workers)
+        if tune_only and self.ablation.tune is None:
+            raise UsageError(f"`--tune_only` trains the candidates of `tune`, which {self.file} does not have")
+        return RunOptions(count, only, fail_fast, retry_failed, tune_only)
 
     def _refuse_evidence(self, what: str) -> None:
         """Refuse what would write into a folder of exported evidence, which is sealed."""

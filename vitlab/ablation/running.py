@@ -74,27 +74,26 @@ def submit_cells(ablation: Ablation, asked: RunOptions, say: Say) -> None:
         tried = trials(ablation, arms)
         again = [cell for trial in tried for cell in trial.cells] if asked.tune_only else _measured(ablation, arms)
         _forget_failures(again)
-    if left := _missing(ablation, asked.only, asked.tune_only):
-        more = _conditions_as_words(asked.only)
-        more += ["--fail_fast"] * asked.fail_fast + ["--tune_only"] * asked.tune_only
-        submit_workers(ablation, task_count(ablation, left), more, say)
+    if left := _missing(ablation, asked):
+        submit_workers(ablation, task_count(ablation, left), _words(asked), say)
     else:
         say(NOTHING)
 
 
-def commands(ablation: Ablation, workers: int, only: Sequence[str], say: Say) -> str:
+def commands(ablation: Ablation, asked: RunOptions, say: Say) -> str:
     """Return what ``run`` would do as text: the commands of each cell, or the batch script of a cluster."""
     from vitlab.ablation.execution.commands import remaining_stages
 
     if needs_submission(ablation):
-        if left := _missing(ablation, only):
-            return batch_script(ablation, task_count(ablation, left), _conditions_as_words(only))
+        if left := _missing(ablation, asked):
+            return batch_script(ablation, task_count(ablation, left), _words(asked))
         say(NOTHING)
         return ""
-    cells = resolved_cells(ablation, workers, only, say)
+    cells = resolved_cells(ablation, asked.workers, asked.only, say)
     if ablation.tune:
         tried = trials(ablation, arms_of(cells))
-        cells = [*(c for t in tried for c in t.cells if not t.is_over), *_tuned(ablation, cells)]
+        measured = [] if asked.tune_only else _tuned(ablation, cells)
+        cells = [*(c for t in tried for c in t.cells if not t.is_over), *measured]
     due = [(cell.name, remaining_stages(cell)) for cell in cells]
     parts = [[f"# {name}", *(shlex.join(stage.words) for stage in stages)] for name, stages in due if stages]
     return "\n".join(line for part in parts for line in part)
@@ -153,20 +152,22 @@ def _tuned(ablation: Ablation, cells: list[Cell]) -> list[Cell]:
     return [replace(cell, resolved=found[cell.arm.name]) for cell in cells if cell.arm.name in found]
 
 
-def _conditions_as_words(only: Sequence[str]) -> list[str]:
-    return [word for text in only for word in ("--only", text)]
+def _words(asked: RunOptions) -> list[str]:
+    """Return what is asked of each worker on a cluster; failures are forgotten once, where it is submitted."""
+    only = [word for text in asked.only for word in ("--only", text)]
+    return only + ["--fail_fast"] * asked.fail_fast + ["--tune_only"] * asked.tune_only
 
 
-def _missing(ablation: Ablation, only: Sequence[str], tune_only: bool = False) -> int:
+def _missing(ablation: Ablation, asked: RunOptions) -> int:
     """Return how many cells are not finished, including those of the tuning; only reads files."""
-    wanted = _conditions(ablation, only)
+    wanted = _conditions(ablation, asked.only)
     count = sum(all(arm.levels[axis] == level for axis, level in wanted) for arm in ablation.arms)
-    arms = _asked(ablation, known(ablation), only)
+    arms = _asked(ablation, known(ablation), asked.only)
     tried, left = trials(ablation, arms), 0
     if tune := ablation.tune:
         over = sum(trial.is_over or cell.is_finished() for trial in tried for cell in trial.cells)
         left = count * tune.budget * len(tune.seeds) - over
-    if tune_only:
+    if asked.tune_only:
         return left
     measured = count - len(given_up(ablation, tried) if tune else ())
     return left + measured * len(ablation.seeds) - sum(cell.is_finished() for cell in _measured(ablation, arms))

@@ -124,7 +124,7 @@ def _plan(lab: "Lab", options: argparse.Namespace) -> int:
 def _run(lab: "Lab", options: argparse.Namespace) -> int:
     only = options.only or []
     if options.dry_run:
-        if text := lab.commands(options.workers, only, show):
+        if text := lab.commands(options.workers, only, show, options.fail_fast, options.tune_only):
             show(text)
         return 0
     status = lab.run(options.workers, only, options.fail_fast, options.retry_failed, show, options.tune_only)

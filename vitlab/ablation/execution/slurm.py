@@ -80,10 +80,15 @@ def site(ablation: Ablation) -> tuple[Site, int]:
 
 
 def task_count(ablation: Ablation, cells: int) -> int:
-    """Return how many tasks to submit for so many cells: as the file says, but never more than cells."""
+    """Return how many tasks to submit for so many cells: as the file says, but never more than they take.
+
+    `array_parallelism` is a number of tasks, `run.workers` one of cells at a time, of all tasks together.
+    """
     per_task = max(1, site(ablation)[1] * ablation.run.per_gpu)
-    given = ablation.run.slurm.get("array_parallelism") or ablation.run.workers
-    return max(1, math.ceil(min(cells, cells if given == "auto" else int(given)) / per_task))
+    most, workers = ablation.run.slurm.get("array_parallelism"), ablation.run.workers
+    if not most:
+        most = math.ceil((cells if workers == "auto" else int(workers)) / per_task)
+    return max(1, min(math.ceil(cells / per_task), int(most)))
 
 
 def batch_script(ablation: Ablation, tasks: int, more: Sequence[str] = ()) -> str:
