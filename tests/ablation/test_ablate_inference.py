@@ -391,6 +391,20 @@ def test_a_seed_that_diverged_is_no_seed_to_come(tmp_path, monkeypatch):
     assert found.arms[2].answer.looks.counts == (5,) and _own_looks(found) == []
 
 
+def test_a_claim_says_how_many_seeds_diverged_and_how_many_are_missing(tmp_path):
+    results = results_of(tmp_path, ["a0", "a1"], 6, ["a1 > a0"])
+    fill(results, draw(np.random.default_rng(0), [0, 1], 6, 0.5))
+    del results.numbers["a1", 4]
+    assert find(results, all_at_once(6)).verdicts[0].note.endswith("; 1 of 6 seeds is missing")
+    del results.numbers["a0", 5]
+    assert find(results, all_at_once(6)).verdicts[0].note.endswith("; 2 of 6 seeds are missing")
+    results.states = {("a1", 4): "diverged"}
+    note = find(results, all_at_once(6)).verdicts[0].note
+    assert note.endswith("; 1 of 6 seeds diverged; 1 of 6 seeds is missing")
+    results.states |= {("a0", 5): "diverged"}
+    assert find(results, all_at_once(6)).verdicts[0].note.endswith("; 2 of 6 seeds diverged")
+
+
 def test_a_claim_on_a_number_counts_the_seeds_of_its_arm_while_others_have_none(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     results = results_of(tmp_path, ["a0", "a1"], 3, ["a1 > 0.5", "a1 > a0"])

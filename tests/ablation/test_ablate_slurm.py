@@ -105,7 +105,9 @@ def test_a_dry_run_prints_the_words_and_the_number_of_tasks_that_are_submitted(l
     assert toy().commands(only=["pos_embed=none"], fail_fast=True, tune_only=True) == script
     assert "array=0-4\n" in toy().commands() and "--tune_only" not in toy().commands()  # 20 workers are five tasks
     login.change(executor="slurm")
-    with pytest.raises(UsageError, match="`--tune_only` trains the candidates of `tune`, which toy.yaml does not have"):
+    with pytest.raises(
+        UsageError, match=r"`--tune_only` trains the candidates of `tune`, which toy.yaml does not have"
+    ):
         toy().commands(tune_only=True)
 
 

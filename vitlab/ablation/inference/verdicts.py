@@ -106,8 +106,17 @@ def _verdict(
     if whole < of:
         notes.append(f"it is the mean of {whole} of {of} combinations, as `exclude` leaves out arms of the others")
     if answer.estimate.n < planned and not added:
-        notes.append(f"{planned - answer.estimate.n} of {planned} seeds are missing")
+        notes += _lost(results, question, planned - answer.estimate.n)
     return Verdict(claim, setting, word, planned, answer, "; ".join(notes), more)
+
+
+def _lost(results: CellResults, question: Question, count: int) -> list[str]:
+    """Return how many of the seeds that a question lacks diverged in one of its arms, and how many are missing."""
+    arms, seeds = [arm for arm, _ in question.terms], results.ablation.seeds
+    diverged = sum(any(results.states.get((arm, seed)) == "diverged" for arm in arms) for seed in seeds)
+    missing = max(0, count - diverged)
+    words = [f"{diverged} of {len(seeds)} seeds diverged"] if diverged else []
+    return words + ([f"{missing} of {len(seeds)} seeds {'are' if missing > 1 else 'is'} missing"] if missing else [])
 
 
 def _word(claim: Claim, answer: Answer, alpha: float) -> str:
