@@ -3,6 +3,7 @@
 import csv
 import re
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -56,6 +57,30 @@ def test_a_name_with_a_comma_is_one_column_of_the_file(toy, monkeypatch):
     file = cross_validate(["base.yaml"], folds=2, workers=2).file
     rows = list(csv.DictReader(file.read_text().splitlines()))
     assert [row["mae/width, in cm"] for row in rows] == ["1.5", "1.5"] and None not in rows[0]
+
+
+@pytest.mark.slow
+def test_folds_of_an_own_module_are_shown_by_what_it_logs(toy, monkeypatch):
+    def collected(*args):
+        results = collect(*args)
+        for numbers in results.numbers.values():
+            del numbers["n"], numbers["loss"]
+        return results
+
+    monkeypatch.setattr("vitlab.ablation.folds.collect", collected)
+    monkeypatch.setattr("vitlab.ablation.execution.resolve._metrics", lambda rows: ["test_acc", "val_acc", "val_loss"])
+    found = cross_validate(["base.yaml"], folds=2, workers=2)
+    assert read_ablation(found.file.with_name("cv.yaml")).primary == "val_loss"
+    assert [row["n"] for row in found.rows] == [10_000] * 2 and "loss" not in found.rows[0]
+    assert str(Folds(found.status, [{**row, "n": None} for row in found.rows], found.file)).count(" ? ") == 2
+
+
+def test_what_a_line_shows_of_a_fold_is_not_of_the_test_split(monkeypatch):
+    for logged, shown in {
+        ("acc1", "loss"): None, (): None, ("test_acc", "val_acc"): "val_acc", ("mae", "val_loss"): "val_loss",
+    }.items():  # fmt: skip
+        monkeypatch.setattr(folds, "known", lambda ablation, logged=logged: [None, SimpleNamespace(metrics=logged)])
+        assert folds._logged(None) == shown
 
 
 def test_the_table_has_mean_spread_and_interval_of_the_finished_folds(tmp_path):

@@ -15,6 +15,7 @@ from vitlab.ablation.execution.cells import Say
 from vitlab.ablation.execution.commands import nested
 from vitlab.ablation.execution.resolve import known
 from vitlab.ablation.execution.status import Status
+from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference.measured import bounds_of, collect
 from vitlab.ablation.lab import Lab
 from vitlab.config.table_folds import folds_of_config
@@ -36,7 +37,7 @@ class Folds:
 
     Args:
         status: Progress of the folds.
-        rows: One row per finished fold: its name, number of images, and metrics.
+        rows: One row per finished fold: its name, number of images (None if unknown), and metrics.
         file: The table as a CSV file.
     """
 
@@ -49,7 +50,9 @@ class Folds:
         names = [name for name in self.rows[0] if name not in ("fold", "n")]
         values = {name: [row[name] for row in self.rows if math.isfinite(row[name])] for name in names}
         lines = [["fold", "images", *names]]
-        lines += [[row["fold"], f"{row['n']:,}", *(f"{row[name]:.4g}" for name in names)] for row in self.rows]
+        counts = ["?" if row["n"] is None else f"{row['n']:,}" for row in self.rows]
+        numbers = [[f"{row[name]:.4g}" for name in names] for row in self.rows]
+        lines += [[row["fold"], count, *texts] for row, count, texts in zip(self.rows, counts, numbers, strict=True)]
         lines.append(["mean", "", *(f"{statistics.mean(x):.4g}" if x else "" for x in values.values())])
         if len(self.rows) > 1:
             spread = [f"{statistics.stdev(x):.2g}" if len(x) > 1 else "" for x in values.values()]
@@ -111,11 +114,20 @@ def cross_validate(
     arms = drawn if folds else folds_of_config(files, settings) or drawn
     lab = Lab(_file(files, settings, arms, seed, name), "cv")
     folder = lab.ablation.file.path.parent
-    status = lab.run(workers, retry_failed=retry_failed, say=say)
+    try:
+        status = lab.run(workers, retry_failed=retry_failed, say=say)
+    except UsageError:
+        if (shown := _logged(lab.ablation)) is None:
+            raise
+        lab = Lab(_file(files, settings, arms, seed, name, shown), "cv")
+        status = lab.run(workers, retry_failed=retry_failed, say=say)
     results = collect(lab.ablation, [arm for arm in known(lab.ablation) if arm])
     rows = []
-    for (arm, _), found in results.numbers.items():
-        rows.append({"fold": arm, "n": int(found["n"]), **split_metrics(found)})
+    for key, found in results.numbers.items():
+        images = found.get("n") or (results.runs[key].data["splits"].get("val") or {}).get(
+            "n"
+        )  # own modules count none
+        rows.append({"fold": key[0], "n": None if images is None else int(images), **split_metrics(found)})
     if not rows:
         raise UsageError(f"no fold of {lab.ablation.name} is done: {status}")
     keys = list(dict.fromkeys(key for row in rows for key in row))
@@ -126,8 +138,21 @@ def cross_validate(
     return Folds(status, rows, folder / "folds.csv")
 
 
+def _logged(ablation: Ablation) -> str | None:
+    """Return what the lines of progress show of folds that log no `loss`; None if they log it, or nothing."""
+    names = dict.fromkeys(name for arm in known(ablation) if arm for name in arm.metrics)
+    if "loss" in names or not names:
+        return None
+    return next((name for name in ("val_loss", *names) if name in names and not name.startswith("test_")), None)
+
+
 def _file(
-    files: Sequence[str], settings: Sequence[tuple[str, Any]], folds: dict[str, str], seed: int, name: str | None
+    files: Sequence[str],
+    settings: Sequence[tuple[str, Any]],
+    folds: dict[str, str],
+    seed: int,
+    name: str | None,
+    shown: str = "loss",
 ) -> Path:
     """Write the file of the ablation; what it uses of the user's code, the command has confirmed."""
     name = name or f"cv-{Path(files[-1]).stem.lower()}"
@@ -139,7 +164,7 @@ def _file(
     arms = {arm: {"data.fold": fold} for arm, fold in folds.items()}
     content = {
         "name": name, "base": [*files, str((folder / "settings.yaml").resolve())], "axes": {"fold": arms},
-        "seeds": [seed], "baseline": {"fold": next(iter(arms))}, "metric": {"primary": "loss", "mode": "min"},
+        "seeds": [seed], "baseline": {"fold": next(iter(arms))}, "metric": {"primary": shown, "mode": "min"},
         "match": {"within": ["fold"]}, **({"trust_imports": own} if own else {}),
     }  # fmt: skip
     write_text(folder / "cv.yaml", yaml.safe_dump(content, sort_keys=False))
