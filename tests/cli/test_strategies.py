@@ -238,7 +238,7 @@ orthogonal = timm.optim.muon.zeropower_via_newtonschulz  # rounds to bfloat16, w
 orthogonal.__defaults__ = tuple(torch.float64 if one is torch.bfloat16 else one for one in orthogonal.__defaults__)
 
 def train(net, name, images, targets):
-    opt = build_optimizer(name, param_groups(net, 1e-2, 0.0 if name in ("Adadelta", "Adagrad") else 0.05), net)
+    opt = build_optimizer(name, param_groups(net, 1e-2, 0.0 if name in ("Adadelta", "Adagrad") else 0.05), 1e-2, net)
     for batch, answers in zip(images, targets):
         torch.nn.functional.cross_entropy(net(batch), answers).backward()
         opt.step()

@@ -103,7 +103,7 @@ def test_an_optimizer_takes_its_arguments_and_keeps_the_groups(opt, name, key, v
 
     recipe = {"layer_decay": 0.5, "pos_embed_lr_mult": 3.0, "weight_decay": 0.1}
     task = classifier(opt=opt, **recipe)
-    optimizer = build_optimizer(task.hparams["opt"], task.optimizer_groups())
+    optimizer = build_optimizer(task.hparams["opt"], task.optimizer_groups(), 1e-3)
     assert type(optimizer).__name__ == name
     assert {group[key] if not isinstance(value, list) else tuple(group[key]) for group in optimizer.param_groups} == {
         tuple(value) if isinstance(value, list) else value

@@ -14,6 +14,7 @@ from vitlab.callbacks.ema import EMA
 from vitlab.data import Digits
 from vitlab.optim import describe_groups
 from vitlab.tasks import Classifier, LinearProbe
+from vitlab.tasks.optimizer import build_optimizer
 
 TINY = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 8, "depth": 1, "num_heads": 2, "num_classes": 3}
 
@@ -150,6 +151,29 @@ def test_groups_that_lack_a_trained_parameter_are_refused():
 
     with pytest.raises(ValueError, match=r"`optimizer_groups` of Forgets must .* and gain is in 0 groups: put it into"):
         fit(Forgets(**TINY))
+
+
+@pytest.mark.parametrize("opt", ["adamc", "lionc", "sgdc", "nadamc", "lambcd"])
+def test_corrected_weight_decay_of_an_earlier_layer_follows_its_own_rate(opt):
+    task = Classifier(**TINY | {"depth": 4}, opt=opt, lr=0.01, layer_decay=0.1, weight_decay=0.5)
+    optimizer = build_optimizer(opt, task.optimizer_groups(), 0.01)
+    first, last = (task.net.blocks[i].attn.qkv.weight for i in (0, 3))
+    before = [p.detach().clone() for p in (first, last)]
+    for p in task.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    decayed = [(1 - p.detach() / old).median().item() for p, old in zip((first, last), before, strict=True)]
+    assert decayed == pytest.approx([0.01 * 0.1**4 * 0.5, 0.01 * 0.1 * 0.5], rel=0.1)  # lr^2 / max_lr, at the peak
+
+
+def test_rates_among_the_arguments_relate_to_the_last_layer_and_one_of_zero_decays_nothing():
+    with pytest.warns(FutureWarning, match="adamw_lr"):
+        task = Classifier(**TINY, lr=0.01, layer_decay=0.1, opt={"class_path": "muon", "init_args": {"adamw_lr": 0.02}})
+        optimizer = build_optimizer(task.hparams["opt"], task.optimizer_groups(), 0.01)
+    assert {group["fallback_lr_scale"] for group in optimizer.param_groups} == {2.0}
+    still = Classifier(**TINY, opt="adamc", freeze=["tokenizer", "cls_token"], pos_embed="learned", pos_embed_lr_mult=0)
+    fit(still, max_epochs=1)
+    assert all(p.isfinite().all() for p in still.parameters())
 
 
 @pytest.mark.parametrize("opt", ["muon", "adamuon"])

@@ -140,7 +140,7 @@ def train_network(
     recipe = protocol["recipe"] | protocol["trainings"][training]
     device = bench_device(protocol)
     net = bench_network_of(method, protocol, training, seed).train().to(device)
-    optimizer = build_optimizer(recipe["opt"], param_groups(net, rate, recipe["weight_decay"]), net)
+    optimizer = build_optimizer(recipe["opt"], param_groups(net, rate, recipe["weight_decay"]), rate, net)
     peaks = [group["lr"] for group in optimizer.param_groups]
     size = min(recipe["batch_size"], len(split.labels))
     steps = recipe["epochs"] * (len(split.labels) // size)

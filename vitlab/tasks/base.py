@@ -256,7 +256,7 @@ class Task(Named, FastHookName, L.LightningModule):
         accumulate_from_the_start(self.trainer, steps_are_counted=True)
         factor = self.batch_factor(self._global_batch())
         check_groups(self, groups := self.optimizer_groups(factor))
-        optimizer = build_optimizer(self.hparams["opt"], groups, trained(self))
+        optimizer = build_optimizer(self.hparams["opt"], groups, self.peak_rate(), trained(self))
         slow_earlier_blocks(optimizer, trained(self), self.hparams["layer_decay"])
         scheduler = build_scheduler(self, optimizer, self.trainer.estimated_stepping_batches, self._schedule())
         return {"optimizer": optimizer, "lr_scheduler": scheduler}

@@ -36,7 +36,7 @@ class SchedulerSpec(ClassSpec, total=False):
     monitor: str
 
 
-def check_optimizer(opt: str | ClassSpec, groups: list[dict[str, Any]]) -> None:
+def check_optimizer(opt: str | ClassSpec, groups: list[dict[str, Any]], lr: float) -> None:
     """Refuse an unknown name, and a class that does not accept these groups or its arguments."""
     if opt == "adamw":
         return
@@ -55,7 +55,7 @@ def check_optimizer(opt: str | ClassSpec, groups: list[dict[str, Any]]) -> None:
             raise ValueError(f"`opt` must not need second derivatives, which vitlab does not compute, got {name}")
     if given := [argument for argument in _GROUP_ARGS if argument in args]:
         raise ValueError(f"`opt`: {given[0]} of {name} belongs to the groups: set `model.{given[0]}`")
-    optimizer = build_optimizer(opt, groups) if args or name not in timm_names else None
+    optimizer = build_optimizer(opt, groups, lr) if args or name not in timm_names else None
     decays = any(group["weight_decay"] for group in groups)
     if optimizer and decays and "weight_decay" not in optimizer.defaults:
         raise ValueError(f"`opt`: {name} has no weight decay: set `model.weight_decay` to 0")
@@ -85,13 +85,14 @@ def check_groups(task: Any, groups: list[dict[str, Any]]) -> None:
 
 
 def build_optimizer(
-    opt: str | ClassSpec, groups: list[dict[str, Any]], net: nn.Module | None = None
+    opt: str | ClassSpec, groups: list[dict[str, Any]], lr: float, net: nn.Module | None = None
 ) -> torch.optim.Optimizer:
     """Build an optimizer for groups that have their own learning rates and weight decays.
 
     Args:
         opt: A name, a class, or a class with its arguments.
-        groups: Groups of parameters.
+        groups: Groups of parameters, at their peak rates, to which timm's corrected weight decay relates each rate.
+        lr: Peak learning rate of the last stage, to which the optimizer relates learning rates among its arguments.
         net: The network of these parameters. Muon orthogonalizes the updates of the matrices in its blocks, and leaves
             head, embeddings, tokenizer and positions to AdamW, Jordan et al. 2024 (kellerjordan.github.io/posts/muon).
     """
@@ -100,14 +101,17 @@ def build_optimizer(
         return build("opt", torch.optim.AdamW, {"fused": True, **args}, {}, groups)
     if "." in name or _is_torch_class(name):
         cls = find_class("opt", name, torch.optim.Optimizer, home="torch.optim")
-        return build("opt", cls, args, {"lr": groups[0]["lr"]}, groups)
+        return build("opt", cls, args, {"lr": lr}, groups)
     from timm.optim import create_optimizer_v2
 
-    defaults = {"lr": groups[0]["lr"], "weight_decay": 0.0, "filter_bias_and_bn": False}
+    defaults = {"lr": lr, "weight_decay": 0.0, "filter_bias_and_bn": False}
     try:
         optimizer = create_optimizer_v2(groups, opt=name, **defaults, **args)
     except TypeError as error:
         raise ValueError(f"`opt`: {name} of timm refuses its arguments: {error}") from error
+    for group in optimizer.param_groups:
+        if "max_lr_snapshot" in group:
+            group["max_lr_snapshot"] = group["lr"] or lr  # a rate of 0 decays nothing
     if name.endswith("muon") and (blocks := getattr(net, "blocks", None)):
         hidden = {id(p) for p in blocks.parameters()}  # Muon itself skips the vectors among them
         for p in (p for group in groups for p in group["params"] if id(p) not in hidden):
@@ -275,7 +279,7 @@ def freeze_parts(net: nn.Module, prefixes: Sequence[str]) -> None:
 def check_recipe(task: Any) -> None:
     """Refuse numbers out of range or NaN, and an optimizer or schedule that cannot be built."""
     check_ranges("model", task.hparams)
-    check_optimizer(task.hparams["opt"], task.optimizer_groups())
+    check_optimizer(task.hparams["opt"], task.optimizer_groups(), task.hparams["lr"])
     check_schedule(task)
 
 
