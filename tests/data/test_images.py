@@ -254,6 +254,36 @@ def test_an_opened_image_is_prepared_like_its_file(kind, tmp_path):
     assert torch.equal(mine.eval_transform(Image.open(path)), to_tensor(decode(path)))
 
 
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_the_header_of_a_tiff_file_has_the_size_of_the_decoded_image(orientation):
+    image, exif = Image.new("RGB", (40, 20)), Image.Exif()
+    exif[274] = orientation
+    image.save(file := io.BytesIO(), "TIFF", exif=exif)
+    height, width = image_header(file.getvalue())[1]
+    assert decode_bytes(file.getvalue(), "x").size == (width, height) == ((20, 40) if orientation > 4 else (40, 20))
+
+
+@pytest.mark.parametrize("width", [32, 60])  # tiles of 16: whole ones, and a partial one at the edge
+def test_a_tiled_16_bit_tiff_file_has_its_values(width):
+    tifffile = pytest.importorskip("tifffile")
+    values = np.random.default_rng(0).integers(0, 4096, (40, width, 3), dtype=np.uint16)
+    tifffile.imwrite(file := io.BytesIO(), values, photometric="rgb", tile=(16, 16))
+    image = decode_bytes(file.getvalue(), "x", Decoding(value_range=[0, 4095]))
+    assert np.abs(_pixels(image) - values * (255 / 4095)).max() <= 0.51
+
+
+@pytest.mark.parametrize("kind", ["planes", "inverted"])
+def test_a_16_bit_tiff_file_that_pillow_decodes_wrongly_is_refused(kind):
+    tifffile, values = pytest.importorskip("tifffile"), np.arange(1200, dtype=np.uint16)
+    if kind == "planes":
+        values, how = values.reshape(3, 20, 20), {"photometric": "rgb", "planarconfig": "separate"}
+    else:
+        values, how = values.reshape(30, 40), {"photometric": "miniswhite"}
+    tifffile.imwrite(file := io.BytesIO(), values, **how)
+    with pytest.raises(ImageError, match="16-bit TIFF file of separate color planes or inverted gray"):
+        decode_bytes(file.getvalue(), "x")
+
+
 def test_max_pixels_alone_limits_an_image(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
     Image.new("L", (20, 20)).save(file := io.BytesIO(), "PNG")

@@ -46,8 +46,10 @@ class Packed(Photos):
         self.left_out: list[tuple[int, str, int, int]] = header.get("left_out", [])  # unknown to earlier versions
         for name in ("value_range", "max_pixels"):
             if photos.setdefault(name, header[name]) != header[name]:  # type: ignore[misc]
+                value = str(header[name]).replace(" ", "")
                 raise ValueError(
-                    f"{root} was packed with {name} {header[name]}, got `data.{name}` {photos[name]}; pack again"
+                    f"{root} was packed with {name} {header[name]}, got `data.{name}` {photos[name]}; "
+                    f"give --data.{name}={'null' if header[name] is None else value}, or pack again"
                 )
         before = self._take_profile(header.get("color_profile", "ignore"), photos)
         packed = np.unique(self.rows["facts"]["size"][self.rows["part"] == 0], axis=0).tolist()

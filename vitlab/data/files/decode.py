@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
-from PIL import ExifTags, Image, ImageCms, ImageOps, features
+from PIL import ExifTags, Image, ImageCms, ImageOps, TiffImagePlugin, features
 
 from vitlab.data.files.array_images import loses_channels
 from vitlab.errors import one_line, printable
@@ -204,6 +204,8 @@ def decode_bytes(data: bytes, name: str, how: Decoding = Decoding(), shrink: int
                 _check_size(image.width, image.height, how)
                 if loses_channels(image):
                     raise ValueError("a TIFF file of several channels, which --data=Table reads as an array")
+                if _is_deep_odd_tiff(image):
+                    raise ValueError("a 16-bit TIFF file of separate color planes or inverted gray, which is not read")
                 if (values := _wide_ppm(image, data)) is not None:
                     return _to_mode(Image.fromarray(_scaled(values, how.value_range)), how)
                 if shrink:
@@ -273,6 +275,8 @@ def image_header(data: bytes) -> tuple[str, tuple[int, int]]:
             return dicom_header(data)
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             size = (image.height, image.width)
+            if isinstance(image, TiffImagePlugin.TiffImageFile):  # Pillow may have turned its size already
+                size = (image.tag_v2[ExifTags.Base.ImageLength], image.tag_v2[ExifTags.Base.ImageWidth])
             with contextlib.suppress(Exception):  # as in `_upright`
                 size = size[::-1] if image.getexif().get(ExifTags.Base.Orientation, 1) >= 5 else size
             return f"{image.format} {image.mode}", size
@@ -285,18 +289,30 @@ def _upright(image: Image.Image) -> Image.Image:
         return image
 
 
+def _is_deep_odd_tiff(image: Image.Image) -> bool:
+    """Tell 16-bit TIFF files whose values Pillow decodes wrongly: colors in separate planes, gray with white as 0."""
+    if not isinstance(image, TiffImagePlugin.TiffImageFile):
+        return False
+    tags = image.tag_v2
+    bits = tags.get(ExifTags.Base.BitsPerSample, (1,))
+    planes = len(bits) > 1 and tags.get(ExifTags.Base.PlanarConfiguration) == 2
+    return max(bits) == 16 and (planes or tags.get(ExifTags.Base.PhotometricInterpretation) == 0)
+
+
 def _lower_bytes(image: Image.Image, data: bytes) -> Image.Image | None:
     """Return the lower bytes of a 16-bit color image, of which Pillow decodes only the higher ones."""
     tiles = getattr(image, "tile", [])
     args = tiles[0].args if tiles else None
-    raw, rest = (args, ()) if isinstance(args, str) else (args[0], args[1:]) if args else ("", ())
+    raw = args if isinstance(args, str) else args[0] if args else ""
     found = _DEEP.fullmatch(str(raw))
     if found is None:
         return None
     gray = found[1] == "LA"  # its four bytes, of which the second is wanted, are read as four channels
     other = "RGBA" if gray else f"{found[1]};16{'L' if found[2] == 'B' else 'B'}"  # there the lower byte is the higher
     with Image.open(io.BytesIO(data), formats=FORMATS) as lower:
-        lower.tile = [tile._replace(args=(other, *rest) if rest else other) for tile in tiles]
+        lower.tile = [  # those at an edge have strides of their own
+            tile._replace(args=other if isinstance(tile.args, str) else (other, *tile.args[1:])) for tile in tiles
+        ]
         return lower.getchannel("G").convert("RGB") if gray else lower.copy()
 
 

@@ -33,6 +33,7 @@ FACTS = np.dtype(
     ]
 )
 _USUAL = (None, Decoding().max_pixels, "ignore")  # caches of before there were profiles are of images without them
+_UPRIGHT = "sizes of TIFF files are upright"  # in caches of before they may be turned
 _LEVELS = np.arange(256) / 255
 LOOKED = 224  # smallest shorter side in pixels at which the scan decodes a JPEG image
 _MANY = 1000  # files from which a progress bar is shown
@@ -227,10 +228,13 @@ def _cache_file(store: Store, how: Decoding) -> Path:
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        (files, _), facts = archive.read_rows(path)
+        (files, notes), facts = archive.read_rows(path)
         if facts.dtype != FACTS or len(files) != len(facts):
             return {}
-        return {file: fact for file, fact in zip(files, facts, strict=True) if fact["readable"]}
+        kept = facts["readable"]
+        if _UPRIGHT not in notes:
+            kept = kept & ~np.char.startswith(facts["kind"], b"TIFF")
+        return {file: fact for file, fact, keep in zip(files, facts, kept, strict=True) if keep}
     except Exception:  # absent, outdated or incomplete: scan again
         return {}
 
@@ -238,4 +242,4 @@ def _load(path: Path) -> dict[str, Any]:
 def _save(path: Path, known: dict[str, Any]) -> None:
     facts = np.array(list(known.values()), dtype=FACTS)
     with contextlib.suppress(OSError):
-        archive.write_rows(path, [list(known), {}], facts)  # earlier versions also kept reasons of unreadable files
+        archive.write_rows(path, [list(known), {_UPRIGHT: ""}], facts)  # earlier versions: reasons of unreadable files
