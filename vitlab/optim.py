@@ -184,7 +184,7 @@ def warmed_up(
         case "linear":
             return 1 - (1 - final) * step / total
         case "step":
-            return gamma ** math.floor(step / epoch / every)
+            return gamma ** math.floor(round(step / epoch / every, 9))  # 0.3 / 0.1 is a little below 3
         case "wsd":
             return 1 - (1 - final) * max(0.0, step / total - (1 - decay)) / decay
     return 1.0

@@ -23,6 +23,12 @@ def test_the_learning_rate_rises_falls_and_stays():
     assert values[10:] == pytest.approx([0.1] * 3)
 
 
+@pytest.mark.parametrize("per_epoch", [7, 10, 30])
+def test_a_share_of_an_epoch_steps_where_it_ends(per_epoch):
+    values = [warmed_up(t, 0, 9e9, shape="step", epoch=per_epoch, every=1 / per_epoch, gamma=0.5) for t in range(99)]
+    assert values == [0.5**t for t in range(99)]
+
+
 def test_without_warmup_the_schedule_starts_at_one():
     assert warmed_up(0, warmup=0, total=10) == 1
 
