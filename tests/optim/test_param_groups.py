@@ -193,3 +193,13 @@ def test_the_record_of_rates_has_a_row_for_each_block_of_a_table():
     tables = [row for row in rows if row["name"] == "pos_embed.bias_table"]
     assert [(row["block"], row["lr_scale"]) for row in tables] == [(0, 0.25), (1, 0.5)]
     assert tables[0]["shape"] == list(net.pos_embed.bias_table.shape[1:])
+
+
+@pytest.mark.parametrize("norm", [nn.utils.parametrizations.spectral_norm, nn.utils.parametrizations.weight_norm])
+def test_what_a_parametrized_weight_is_computed_from_decays(norm):
+    net = VisionTransformer(img_size=8, in_chans=1, patch_size=4, embed_dim=8, depth=1, num_heads=2)
+    norm(net.blocks[0].mlp.fc1)
+    name = {"spectral_norm": "original", "weight_norm": "original1"}[norm.__name__]
+    decaying = {id(p) for group in param_groups(net, 1.0, 0.1) if group["weight_decay"] for p in group["params"]}
+    params = dict(net.blocks[0].mlp.fc1.parametrizations.weight.named_parameters())
+    assert [key for key, p in params.items() if id(p) in decaying] == [name]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Unpack, get_type_hints
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from vitlab.class_paths import build_choice, name_and_args
 from vitlab.layers.attention import Place
@@ -134,7 +135,11 @@ def projections(module: nn.Module) -> list[nn.Parameter]:
     if isinstance(module, nn.MultiheadAttention):
         weights = module.in_proj_weight, module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
         return [weight for weight in weights if weight is not None]
-    return [module.weight] if isinstance(module, PROJECTIONS) else []  # type: ignore[list-item]
+    if not isinstance(module, PROJECTIONS):
+        return []
+    if is_parametrized(module, "weight"):  # its weight is computed: of what it is computed from, the largest decays
+        return [max(module.parametrizations["weight"].parameters(recurse=False), key=Tensor.numel)]  # type: ignore
+    return [module.weight]  # type: ignore[list-item]
 
 
 def build_blocks(
