@@ -28,6 +28,11 @@ def numeric_keys():
                     yield f"{group}.{action.dest}", action.default
 
 
+def test_a_training_of_no_batches_is_refused_by_its_name():
+    with pytest.raises(ValueError, match=r"`trainer.limit_train_batches` must be in \(0, 1e9\], got 0"):
+        check_ranges("trainer", {"limit_train_batches": 0})
+
+
 def test_every_numeric_key_has_a_range_that_holds_its_default():
     keys = dict(numeric_keys())
     assert len(keys) > 70

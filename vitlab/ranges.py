@@ -45,8 +45,8 @@ _INTERVALS = {  # [ and ] include the limit, ( and ) do not
         "[1, 1e6]": "num_nodes check_val_every_n_epoch log_every_n_steps accumulate_grad_batches",
         "[-1, 1e12]": "max_steps",
         "[0, 1e12]": "min_steps",
-        "(0, 1e9]": "val_check_interval",
-        "[0, 1e9]": "limit_train_batches limit_val_batches limit_test_batches limit_predict_batches overfit_batches",
+        "(0, 1e9]": "val_check_interval limit_train_batches",
+        "[0, 1e9]": "limit_val_batches limit_test_batches limit_predict_batches overfit_batches",
     },
     "checkpoint": {"[1, 1e6]": "every_n_epochs", "[0, 1e9]": "every_n_steps", "[0, 1e6]": "every_minutes"},
 }
