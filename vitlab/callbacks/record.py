@@ -321,7 +321,8 @@ def ending_of(trainer: Any, run: RunDir) -> Ending:
         return {"why": "steps", "text": f"trainer.{limit}={trainer.max_steps}"}
     is_cut = trainer.should_stop and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
     if 0 <= trainer.max_epochs <= trainer.current_epoch and not is_cut:
-        return {"why": "finished", "text": f"all {trainer.max_epochs} epochs" if trainer.max_epochs > 1 else "1 epoch"}
+        names = {0: "no epoch, as trainer.max_epochs=0 asks", 1: "1 epoch"}
+        return {"why": "finished", "text": names.get(trainer.max_epochs, f"all {trainer.max_epochs} epochs")}
     for callback in trainer.callbacks:
         if isinstance(callback, EarlyStopping) and callback.stopping_reason is not EarlyStoppingReason.NOT_STOPPED:
             return {"why": "early stop", "text": f"{_stopping_reason(callback, run)}; {epoch}"}

@@ -75,6 +75,8 @@ def _close(job: Job, reached: Reached, seconds: float) -> None:
     minutes, rest = divmod(round(seconds), 60)
     say("\n".join(["", *lines, end]), wrap=True)
     say(f"took  {minutes}:{rest:02}\nrun   {job.run.path}")
+    if not job.run.has_checkpoint():
+        return
     command = "test" if _has_test(job.data) else "validate"
     say(f"next  {trusting(f'vitlab {command} {job.run.typed}')}")
 
