@@ -199,3 +199,15 @@ def test_a_run_stopped_in_mid_epoch_goes_on_to_the_same_numbers_and_starts_a_cla
         )
         assert "decoder" in capsys.readouterr().out
         shutil.rmtree("runs")
+
+
+def test_the_loss_of_bfloat16_predictions_rounds_no_pixel():
+    torch.manual_seed(0)
+    task, images = MAE(**TINY | LIGHT).eval(), torch.randn(2, TINY["in_chans"], TINY["img_size"], TINY["img_size"])
+    order, seen = torch.arange(task.net.grid_size[0] * task.net.grid_size[1]).repeat(2, 1), []
+    predict = task._predict
+    task._predict = lambda *given: seen.append(predict(*given).bfloat16()) or seen[-1]
+    loss = task.pixel_loss(images, order)
+    task._predict = lambda *given: seen[0].float()
+    assert loss.dtype == torch.float32
+    assert loss == task.pixel_loss(images, order)

@@ -14,7 +14,7 @@ from vitlab.models import start
 from vitlab.models.old_names import upgrade
 from vitlab.tasks.arguments import TaskArgs
 from vitlab.tasks.base import Task
-from vitlab.tasks.meter import Meter
+from vitlab.tasks.meter import Meter, in_32_bits
 from vitlab.tokenizers.patch import PatchEmbed, cut_patches
 
 GRID = "changes the grid, on which `model: {}` hides tokens"
@@ -99,7 +99,7 @@ class MAE(Task):
 
     def pixel_loss(self, images: Tensor, order: Tensor) -> Tensor:
         """Return the loss of ``(B, C, H, W)`` images; ``order``, ``(B, N)``, lists visible tokens first."""
-        hidden, predicted = order[:, self.num_kept :], self._predict(images, order)
+        hidden, predicted = order[:, self.num_kept :], in_32_bits(self._predict(images, order))  # and the pixels
         rows = torch.arange(len(images), device=images.device)[:, None]
         targets = (
             cut_patches(images, self.net.grid_size)[rows, hidden].flatten(2).to(predicted.dtype)

@@ -12,6 +12,7 @@ from torchmetrics.functional.classification import binary_average_precision
 
 from vitlab.tasks.arguments import ClassifierArgs, TaskArgs
 from vitlab.tasks.base import Task
+from vitlab.tasks.meter import in_32_bits
 
 
 class Classifier(Task):
@@ -81,6 +82,7 @@ class Classifier(Task):
         if self.hparams["loss"] == "bce":
             shares = F.one_hot(targets, outputs.shape[1]) if targets.ndim == 1 else targets
             spread = smoothing / (2 if self.kind == "multilabel" else outputs.shape[1])
+            outputs = in_32_bits(outputs)  # and with them the targets, which bfloat16 rounds by up to 1 / 512
             shares = shares.to(outputs.dtype) * (1 - smoothing) + spread
             loss = F.binary_cross_entropy_with_logits(outputs, shares, pos_weight=class_weights, reduction=reduction)
             loss = loss if plain else loss.mean(dim=1)
