@@ -14,9 +14,11 @@ from vitlab.callbacks.ema import EMA
 from vitlab.data import Digits
 from vitlab.optim import describe_groups
 from vitlab.tasks import Classifier, LinearProbe
-from vitlab.tasks.optimizer import build_optimizer
+from vitlab.tasks.optimizer import batches_of_a_step, build_optimizer
 
 TINY = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 8, "depth": 1, "num_heads": 2, "num_classes": 3}
+
+NAMES = [name for name, _ in Classifier(**TINY).net.named_parameters()]
 
 
 def fit(task, callbacks=(), **trainer):
@@ -199,6 +201,14 @@ def test_the_learning_rate_grows_with_the_batch(scale, factor):
     assert Classifier(**TINY, lr_scale=scale, lr_batch=512).batch_factor(1024) == pytest.approx(factor)
 
 
+def test_a_step_accumulates_at_most_the_batches_of_an_epoch():
+    task = Classifier(**TINY, lr_scale="linear", lr_batch=3, lr=0.1)
+    trainer = fit(task, max_epochs=1, accumulate_grad_batches=100)
+    assert batches_of_a_step(trainer) == 3
+    assert task.peak_rate() == pytest.approx(0.3)
+    assert {group["initial_lr"] for group in trainer.optimizers[0].param_groups} == {task.peak_rate()}
+
+
 def test_frozen_parts_stay_and_a_rule_without_a_match_is_refused():
     task = Classifier(**TINY, freeze=["tokenizer", "blocks.0.attn"])
     before = {k: v.clone() for k, v in task.net.state_dict().items()}
@@ -208,6 +218,26 @@ def test_frozen_parts_stay_and_a_rule_without_a_match_is_refused():
     assert "blocks.0.mlp.fc1.weight" in changed
     with pytest.raises(ValueError, match="`freeze` must name parts of the network, got 'block'; it has"):
         Classifier(**TINY, freeze=["block"])
+
+
+def test_a_network_that_is_frozen_as_a_whole_is_refused():
+    parts = ["tokenizer", "cls_token", "pos_embed", "blocks", "norm", "head"]
+    parts = [one for one in parts if any(f"{name}.".startswith(f"{one}.") for name in NAMES)]
+    with pytest.raises(ValueError, match=r"`freeze` must leave a parameter to train, got .*'head'"):
+        Classifier(**TINY, freeze=parts)
+
+
+def test_adamw_that_is_told_to_loop_over_tensors_is_not_fused():
+    task = Classifier(**TINY, opt={"class_path": "adamw", "init_args": {"foreach": True}})
+    group = build_optimizer(task.hparams["opt"], task.optimizer_groups(), 1e-3).param_groups[0]
+    assert group["foreach"] and not group["fused"]
+
+
+def test_binary_cross_entropy_of_bfloat16_outputs_rounds_no_target():
+    task, labels = Classifier(**TINY, loss="bce", label_smoothing=0.1), torch.arange(6) % 3
+    outputs = torch.randn(6, 3).bfloat16()
+    assert task.train_loss(outputs, labels).dtype == torch.float32
+    torch.testing.assert_close(task.train_loss(outputs, labels), task.train_loss(outputs.float(), labels))
 
 
 def test_a_linear_probe_moves_the_head_alone():

@@ -25,6 +25,7 @@ from vitlab.tasks.meter import Meter, add_metrics, in_32_bits
 from vitlab.tasks.optimizer import (
     SchedulerSpec,
     accumulate_from_the_start,
+    batches_of_a_step,
     build_optimizer,
     build_scheduler,
     check_groups,
@@ -288,13 +289,12 @@ class Task(Named, FastHookName, L.LightningModule):
         if trainer.train_dataloader is None:  # Lightning needs none where only steps are limited
             trainer.fit_loop.setup_data()
         batches = float(trainer.num_training_batches)
-        finite = math.isfinite(batches)
-        per_epoch = max(1, math.ceil(batches / trainer.accumulate_grad_batches)) if finite else batches
+        per_epoch = max(1, math.ceil(batches / trainer.accumulate_grad_batches)) if math.isfinite(batches) else batches
         return schedule(self.hparams, steps, per_epoch)
 
     def _global_batch(self) -> int:
         size = getattr(getattr(self.trainer, "datamodule", None), "batch_size", None)
-        return (self.hparams["lr_batch"] if size is None else size) * self.trainer.accumulate_grad_batches
+        return (self.hparams["lr_batch"] if size is None else size) * batches_of_a_step(self.trainer)
 
     def batch_factor(self, batch: int) -> float:
         """Return the factor on the learning rate for a global batch of ``batch`` images."""

@@ -98,7 +98,7 @@ def build_optimizer(
     """
     name, args = name_and_args("opt", opt)
     if name == "adamw":
-        return build("opt", torch.optim.AdamW, {"fused": True, **args}, {}, groups)
+        return build("opt", torch.optim.AdamW, {**({} if "foreach" in args else {"fused": True}), **args}, {}, groups)
     if "." in name or _is_torch_class(name):
         cls = find_class("opt", name, torch.optim.Optimizer, home="torch.optim")
         return build("opt", cls, args, {"lr": lr}, groups)
@@ -277,8 +277,10 @@ def freeze_parts(net: nn.Module, prefixes: Sequence[str]) -> None:
 
 
 def check_recipe(task: Any) -> None:
-    """Refuse numbers out of range or NaN, and an optimizer or schedule that cannot be built."""
+    """Refuse numbers out of range or NaN, an optimizer or schedule that cannot be built, and a network all frozen."""
     check_ranges("model", task.hparams)
+    if task.hparams["freeze"] and not any(p.requires_grad for p in task.parameters()):
+        raise ValueError(f"`freeze` must leave a parameter to train, got {[*task.hparams['freeze']]}")
     check_optimizer(task.hparams["opt"], task.optimizer_groups(), task.hparams["lr"])
     check_schedule(task)
 
@@ -300,6 +302,17 @@ def accumulate_from_the_start(trainer: Any, steps_are_counted: bool = False) -> 
                 "GradientAccumulationScheduler must accumulate as many batches in every epoch, as schedules count its "
                 f"steps, and alone, without `trainer.accumulate_grad_batches`, got {callback.scheduling}"
             )
+
+
+def batches_of_a_step(trainer: Any) -> int:
+    """Return how many batches an optimizer step accumulates at most: not more than an epoch has, which ends with one.
+
+    A trainer that is not fitting, as in a dry run, does not know the batches of an epoch.
+    """
+    asked: int = trainer.accumulate_grad_batches
+    if asked > 1 and trainer.state.fn == "fit" and trainer.train_dataloader is None:
+        trainer.fit_loop.setup_data()
+    return int(min(asked, trainer.num_training_batches or asked))
 
 
 def clip_or_skip(

@@ -11,6 +11,7 @@ from vitlab.callbacks.record import RunRecord
 from vitlab.config.options import FitOptions
 from vitlab.runs.directory import RunDir
 from vitlab.runs.records import Ending
+from vitlab.tasks.optimizer import batches_of_a_step
 
 GIVEN = "the object given to vitlab.fit"  # as `init_from` of run.json
 
@@ -57,7 +58,7 @@ class Job:
     def batch(self) -> int | None:
         """Images per optimizer step over all processes; None if unknown."""
         size = getattr(self.data, "batch_size", None)
-        return size * self.trainer.accumulate_grad_batches if isinstance(size, int) else None
+        return size * batches_of_a_step(self.trainer) if isinstance(size, int) else None
 
 
 @dataclass
