@@ -12,7 +12,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from tiny import IMAGES, fit, loader, task, trainer
 
 from vitlab.callbacks.checkpoint import Checkpoint
-from vitlab.callbacks.record import RunRecord
+from vitlab.callbacks.record import RunRecord, _rate
 from vitlab.errors import Stopped, UsageError
 from vitlab.runs.directory import RunDir
 
@@ -98,6 +98,16 @@ def test_each_row_has_the_learning_rate_of_its_own_step_and_of_the_last_layer(re
     total = model.sum_of_learning_rates() or 6 * 1e-3  # losses of two epochs are no plateau
     assert at_work.global_step == 6
     assert sum(row["lr"] for row in record.run.rows() if "lr" in row) == pytest.approx(total)
+
+
+def test_the_learning_rate_follows_from_the_peak_where_no_group_has_it():
+    model = task(layer_decay=0.5, head_lr_mult=10.0, freeze=["norm"], lr=0.01)
+    optimizer = torch.optim.SGD(model.optimizer_groups())
+    for group in optimizer.param_groups:
+        group["initial_lr"], group["lr"] = group["lr"], group["lr"] / 4
+    assert all(group["initial_lr"] != 0.01 for group in optimizer.param_groups)
+    model.peak_rate = lambda: 0.01
+    assert _rate(SimpleNamespace(optimizers=[optimizer]), model) == pytest.approx(0.0025)
 
 
 def test_the_last_row_has_the_gradient_norm_of_its_own_step(tmp_path, monkeypatch):

@@ -8,7 +8,8 @@ import torch
 from PIL import Image
 
 from vitlab.data import ImageFolder, Unlabeled
-from vitlab.jobs.train.describe import _data_line, _train_line
+from vitlab.jobs.train.describe import _data_line, _peak, _train_line
+from vitlab.tasks import Classifier
 
 
 def _photos(root):
@@ -57,3 +58,24 @@ def test_a_limit_on_steps_is_shown_beside_the_epochs(steps, line):
     trainer.precision = "32-true"
     job = Space(trainer=trainer, batch=None, task=None, config=Space(seed_everything=0))
     assert _train_line(job).startswith(line)
+
+
+ONE_CYCLE = {"class_path": "OneCycleLR", "init_args": {"max_lr": 0.1}}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "line"),
+    [
+        ({}, "lr 0.002"),
+        ({"head_lr_mult": 10}, "lr 0.002 (head 0.02)"),
+        ({"lr_scheduler": ONE_CYCLE}, "lr set by OneCycleLR"),
+        (
+            {"lr_scheduler": ONE_CYCLE, "layer_decay": 0.5, "head_lr_mult": 10},
+            "lr set by OneCycleLR for all layers, in spite of layer_decay and head_lr_mult",
+        ),
+    ],
+)
+def test_the_learning_rate_is_that_of_the_training(monkeypatch, recipe, line):
+    task = Classifier(3, lr=2e-3, img_size=8, in_chans=1, patch_size=4, embed_dim=8, depth=1, num_heads=2, **recipe)
+    monkeypatch.setattr(task, "peak_rate", lambda: 2e-3)
+    assert _peak(task) == line

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from vitlab import interface
 from vitlab.optim import warmed_up
 from vitlab.tasks import Classifier, Regressor
-from vitlab.tasks.optimizer import build_optimizer, build_scheduler
+from vitlab.tasks.optimizer import build_optimizer, build_scheduler, sets_own_peak
 
 TINY = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 2}
 HERE = __name__
@@ -199,6 +199,30 @@ def fit(task, path, **how):
     trainer = L.Trainer(max_epochs=4, accelerator="cpu", callbacks=[saver], log_every_n_steps=1, **quiet)
     trainer.fit(task, batches, batches, weights_only=True, **how)
     return saver.rates, task.net.state_dict()
+
+
+def built(**recipe):
+    task = classifier(**recipe)
+    optimizer = build_optimizer(task.hparams["opt"], task.optimizer_groups(), task.hparams["lr"])
+    build_scheduler(task, optimizer, 100)
+    return task, optimizer
+
+
+def test_a_class_that_sets_its_own_rates_begins_at_them():
+    cyclic = {"class_path": "CyclicLR", "init_args": {"base_lr": 1e-4, "max_lr": 0.05, "step_size_up": 3}}
+    task, optimizer = built(lr_scheduler=cyclic, opt="adamc", layer_decay=0.5)
+    assert {group["lr"] for group in optimizer.param_groups} == {1e-4}
+    assert {group["initial_lr"] for group in optimizer.param_groups} == {1e-4}
+    assert {group["max_lr_snapshot"] for group in optimizer.param_groups} == {0.05}  # the peak of corrected decay
+    assert sets_own_peak(task)
+
+
+def test_a_class_that_follows_the_rates_of_the_groups_sets_no_peak():
+    task, optimizer = built(lr_scheduler={"class_path": "StepLR", "init_args": {"step_size": 1}}, layer_decay=0.5)
+    assert len({group["initial_lr"] for group in optimizer.param_groups}) > 1
+    assert not sets_own_peak(task)
+    assert not sets_own_peak(classifier())
+    assert sets_own_peak(classifier(lr_scheduler={"class_path": "OneCycleLR", "init_args": {"max_lr": 0.025}}))
 
 
 PLATEAU = {"class_path": "ReduceLROnPlateau", "init_args": {"patience": 0, "threshold": 9.0}, "monitor": "val/loss"}

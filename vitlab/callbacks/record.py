@@ -28,6 +28,7 @@ from vitlab.lightning_overhead import Unprofiled, search_no_driver
 from vitlab.runs.directory import OVERWRITTEN, RunDir
 from vitlab.runs.fence import Fence, Fenced
 from vitlab.runs.records import Ending, now_utc
+from vitlab.tasks.optimizer import sets_own_peak
 
 LOG = logging.getLogger("vitlab")
 _ADVICE = "lower `model.lr`, or raise `model.warmup_epochs`"
@@ -291,11 +292,15 @@ def _describe_nan(
 def _rate(trainer: Any, task: Any) -> float | None:
     """Return the learning rate that follows from `model.lr`: earlier layers, positions and head may have another.
 
-    Of a module of the user it is that of the first group. Without an optimizer, Lightning's has no groups.
+    Of a module of the user, and where a scheduler sets its own peak, it is that of the first group. Without an
+    optimizer, Lightning's has no groups.
     """
     groups = [group for optimizer in trainer.optimizers[:1] for group in optimizer.param_groups]
     peak = task.peak_rate() if sums_its_steps(task) and hasattr(task, "peak_rate") else None
     rates = [group["lr"] for group in groups if peak is not None and group.get("initial_lr") == peak]
+    moving = [group for group in groups if group.get("initial_lr")]
+    if peak is not None and not rates and moving and not sets_own_peak(task):  # no group has the peak rate
+        return float(peak * (moving[0]["lr"] / moving[0]["initial_lr"]))
     rates = rates or [group["lr"] for group in groups]
     return rates[0] if rates else None
 

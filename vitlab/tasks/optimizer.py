@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import CyclicLR, LambdaLR, ReduceLROnPlateau
 
 from vitlab.class_paths import ClassSpec, build, find_class, name_and_args
 from vitlab.errors import UsageError, did_you_mean
@@ -200,14 +200,29 @@ def build_scheduler(
         "total_steps": int(steps),
         **({"mode": mode_of(task, metric) or "min"} if _takes_metric(cls) else {}),
     }
-    for group in optimizer.param_groups:  # as most schedulers do: it tells the last layer from earlier ones
-        group.setdefault("initial_lr", group["lr"])
+    rates = [group["lr"] for group in optimizer.param_groups]
     scheduler = build("lr_scheduler", cls, args, offered, optimizer)
+    is_cyclic = isinstance(scheduler, CyclicLR)
+    peaks = scheduler.max_lrs if is_cyclic else [group.get("max_lr") for group in optimizer.param_groups]
+    for group, rate, peak in zip(optimizer.param_groups, rates, peaks, strict=True):
+        group.setdefault("initial_lr", rate)  # as most schedulers do: it tells the last layer from earlier ones
+        if peak and "max_lr_snapshot" in group:  # of CyclicLR or OneCycleLR, for timm's corrected weight decay
+            group["max_lr_snapshot"] = peak
     by_step = "total_steps" in signature(cls).parameters or getattr(scheduler, "t_in_epochs", True) is False
     config = {"scheduler": scheduler, "interval": options.get("interval", "step" if by_step else "epoch")}
     if _takes_metric(cls):  # step_plateaus steps it, before the checkpoint is saved
         config |= {"frequency": sys.maxsize, "reduce_on_plateau": False, "monitor": metric}
     return config
+
+
+def sets_own_peak(task: Any) -> bool:
+    """Return whether the scheduler of a task sets one peak for all groups, as OneCycleLR, in place of their rates."""
+    if name_and_args("lr_scheduler", task.hparams["lr_scheduler"], SchedulerSpec.__annotations__)[0] in SHAPES:
+        return False
+    rate = math.e * 1e-3  # which no configuration names
+    optimizer = torch.optim.AdamW([torch.zeros(1, requires_grad=True)], lr=rate)
+    build_scheduler(task, optimizer, 100)
+    return bool(optimizer.param_groups[0]["initial_lr"] != rate)
 
 
 class _KeepsCounts:

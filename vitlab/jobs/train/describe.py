@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from vitlab.class_paths import choice_text
+from vitlab.class_paths import choice_text, name_and_args
 from vitlab.data.base import ImageData
 from vitlab.interface import has_grid, path_of, recipe
 from vitlab.jobs.processor import slow_half
@@ -14,6 +14,7 @@ from vitlab.layers.precision import float32_precision
 from vitlab.tables import counted
 from vitlab.tasks.base import Task
 from vitlab.tasks.distillation import Distillation
+from vitlab.tasks.optimizer import SchedulerSpec, sets_own_peak
 from vitlab.tokenizers.t2t import T2TTokenizer
 
 
@@ -134,5 +135,16 @@ def _train_line(job: Job) -> str:
 def _recipe(task: Task) -> str:
     hparams = task.hparams
     decayed = sum(p.numel() for g in task.optimizer_groups() if g["weight_decay"] for p in g["params"])
-    words = choice_text(hparams["opt"]), f"lr {task.peak_rate():g}", f"weight decay {hparams['weight_decay']:g}"
+    words = choice_text(hparams["opt"]), _peak(task), f"weight decay {hparams['weight_decay']:g}"
     return f"{', '.join(words)} on {decayed:,} weights"
+
+
+def _peak(task: Task) -> str:
+    """Return the peak learning rate, with that of the head if it is another, or the class that sets it."""
+    hparams, rate = task.hparams, task.peak_rate()
+    if sets_own_peak(task):
+        idle = [name for name in ("layer_decay", "pos_embed_lr_mult", "head_lr_mult") if hparams[name] != 1]
+        name, _ = name_and_args("lr_scheduler", hparams["lr_scheduler"], SchedulerSpec.__annotations__)
+        return f"lr set by {name}" + (f" for all layers, in spite of {' and '.join(idle)}" if idle else "")
+    head = hparams["head_lr_mult"]
+    return f"lr {rate:g}{f' (head {rate * head:g})' if head != 1 else ''}"

@@ -44,6 +44,7 @@ from vitlab.runs.manifest import read_manifest
 from vitlab.runs.matching import is_there
 from vitlab.runs.records import now_utc, part_of
 from vitlab.tasks.base import Task
+from vitlab.tasks.optimizer import sets_own_peak
 
 PACKAGES = ("vitlab", "torch", "torchvision", "lightning", "torchmetrics", "timm", "numpy", "jsonargparse", "wandb")
 WRITTEN = (  # in a run's directory before the first step
@@ -251,7 +252,10 @@ def write_facts(job: Job) -> None:
     run, groups = job.run, []
     if isinstance(task := job.task, Task):
         lr, layer_decay = task.hparams["lr"], task.hparams["layer_decay"]
-        groups = describe_groups(trained(task), task.optimizer_groups(), lr, layer_decay, task)
+        planned = task.optimizer_groups()
+        if sets_own_peak(task):
+            planned = [group | {"lr": lr} for group in planned]
+        groups = describe_groups(trained(task), planned, lr, layer_decay, task)
         run.write("param_groups.json", groups)
     run.write("model.json", {**job.facts, "float32": float32_precision(job.trainer.strategy.root_device.type)})
     run.write("data.json", fingerprint(job.data))
