@@ -19,6 +19,7 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.profilers import PassThroughProfiler
 from torch import Tensor
+from torch.optim.lr_scheduler import CyclicLR, OneCycleLR
 
 from vitlab.callbacks.steps import Speed, Steps, images, logged, means
 from vitlab.errors import Stopped, named_line, one_line, preview
@@ -28,7 +29,6 @@ from vitlab.lightning_overhead import Unprofiled, search_no_driver
 from vitlab.runs.directory import OVERWRITTEN, RunDir
 from vitlab.runs.fence import Fence, Fenced
 from vitlab.runs.records import Ending, now_utc
-from vitlab.tasks.optimizer import sets_own_peak
 
 LOG = logging.getLogger("vitlab")
 _ADVICE = "lower `model.lr`, or raise `model.warmup_epochs`"
@@ -299,7 +299,8 @@ def _rate(trainer: Any, task: Any) -> float | None:
     peak = task.peak_rate() if sums_its_steps(task) and hasattr(task, "peak_rate") else None
     rates = [group["lr"] for group in groups if peak is not None and group.get("initial_lr") == peak]
     moving = [group for group in groups if group.get("initial_lr")]
-    if peak is not None and not rates and moving and not sets_own_peak(task):  # no group has the peak rate
+    is_own = any(isinstance(config.scheduler, CyclicLR | OneCycleLR) for config in trainer.lr_scheduler_configs)
+    if peak is not None and not rates and moving and not is_own:  # no group has the peak rate
         return float(peak * (moving[0]["lr"] / moving[0]["initial_lr"]))
     rates = rates or [group["lr"] for group in groups]
     return rates[0] if rates else None
