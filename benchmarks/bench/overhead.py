@@ -34,12 +34,13 @@ class _Module(L.LightningModule):
     def __init__(self, task: Classifier) -> None:
         super().__init__()
         self.net, self.loss, self.groups = task.net, task.train_loss, task.optimizer_groups()
+        self.lr = task.hparams["lr"]
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return self.loss(self.net(batch[0]), batch[1])
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return build_optimizer("adamw", self.groups)
+        return build_optimizer("adamw", self.groups, self.lr)
 
 
 def measure(rounds: int, budget: float, steps: int = 300) -> list[dict[str, Any]]:
@@ -81,7 +82,8 @@ def too_much(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _loop(task: Classifier, batches: Batches) -> Work:
-    net, loss, optimizer = task.net, task.train_loss, build_optimizer("adamw", task.optimizer_groups())
+    net, loss = task.net, task.train_loss
+    optimizer = build_optimizer("adamw", task.optimizer_groups(), task.hparams["lr"])
 
     def work() -> None:
         for images, targets in batches:

@@ -104,7 +104,7 @@ def build_optimizer(
         return build("opt", cls, args, {"lr": lr}, groups)
     from timm.optim import create_optimizer_v2
 
-    defaults = {"lr": lr, "weight_decay": 0.0, "filter_bias_and_bn": False}
+    defaults: dict[str, Any] = {"lr": lr, "weight_decay": 0.0, "filter_bias_and_bn": False}
     try:
         optimizer = create_optimizer_v2(groups, opt=name, **defaults, **args)
     except TypeError as error:

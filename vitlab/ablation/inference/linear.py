@@ -82,7 +82,8 @@ def _fit(ablation: Ablation, arm: Resolved) -> dict[str, Any]:
     from vitlab.analysis.subject import Subject
 
     cli = build_arm(ablation, arm.arm)
-    subject = Subject(torch.nn.Flatten(), cli.datamodule, name="logistic regression")  # pixels alone, of any task
+    pixels_alone: Any = torch.nn.Flatten()  # so that the task can be any
+    subject = Subject(pixels_alone, cli.datamodule, name="logistic regression")
     parts: list[Any] = []
     for split, limit in (("train", MOST), (ablation.evaluate, 10 * MOST)):
         images, labels = [], []

@@ -187,7 +187,7 @@ def _start(ablation: Ablation, arm: Arm) -> Start:
     task = build_arm(ablation, arm).model
     state = getattr(task, "net", task).state_dict()
     return {
-        k: (tuple(v.shape), hashlib.sha256(v.flatten().view(torch.uint8).numpy()).hexdigest())
+        k: (tuple(v.shape), hashlib.sha256(v.flatten().view(torch.uint8).numpy().tobytes()).hexdigest())
         for k, v in state.items()
         if isinstance(v, torch.Tensor)  # and not what a module keeps beside them
     }
