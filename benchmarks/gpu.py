@@ -95,7 +95,9 @@ class Training:
         task._trainer = SimpleNamespace(training=True, datamodule=None)  # which some tasks ask
         if device == "cuda":
             compile_parts(self.task)
-        self.optimizer = build_optimizer(task.hparams["opt"], task.optimizer_groups(), task.hparams["lr"], trained(task))
+        self.optimizer = build_optimizer(
+            task.hparams["opt"], task.optimizer_groups(), task.hparams["lr"], trained(task)
+        )
         shares = torch.rand(shape[0], num_classes).softmax(dim=1)  # mixed images have shares of classes
         self.content = torch.randn(shape).to(device), shares.to(device)
 
