@@ -49,7 +49,7 @@ def test_the_registered_network_equals_ours_with_converted_weights(name, module)
     images = torch.randn(2, 3, 48, 80, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = ours(images)
-        torch.testing.assert_close(theirs(images), expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(theirs(images), expected, atol=2e-5, rtol=0)  # 1.2e-5 was seen with AMX
         assert expected.std() > 0.1
         features = theirs.forward_intermediates(images, indices=[1], intermediates_only=True)
         assert features[0].shape == (2, theirs.embed_dim, 3, 5)
