@@ -124,8 +124,8 @@ def cross_validate(
     results = collect(lab.ablation, [arm for arm in known(lab.ablation) if arm])
     rows = []
     for key, found in results.numbers.items():
-        splits: dict[str, Any] = results.runs[key].data["splits"]
-        images = found.get("n") or (splits.get("val") or {}).get("n")  # modules of one's own count none
+        data: dict[str, Any] = {**results.runs[key].data}
+        images = found.get("n") or data.get("splits", {}).get("val", {}).get("n")  # modules of one's own count none
         rows.append({"fold": key[0], "n": None if images is None else int(images), **split_metrics(found)})
     if not rows:
         raise UsageError(f"no fold of {lab.ablation.name} is done: {status}")
