@@ -1,5 +1,6 @@
 import copy
 import math
+from types import SimpleNamespace
 
 import lightning as L
 import pytest
@@ -207,6 +208,17 @@ def test_a_step_accumulates_at_most_the_batches_of_an_epoch():
     assert batches_of_a_step(trainer) == 3
     assert task.peak_rate() == pytest.approx(0.3)
     assert {group["initial_lr"] for group in trainer.optimizers[0].param_groups} == {task.peak_rate()}
+
+
+def test_asking_for_the_batches_of_a_step_sets_up_no_images():
+    """It is asked when a failure is explained, perhaps that of the images."""
+
+    def setup_data():
+        raise OSError("No space left on device")
+
+    state, loop = SimpleNamespace(fn="fit"), SimpleNamespace(setup_data=setup_data)
+    facts = {"accumulate_grad_batches": 2, "num_training_batches": math.inf, "train_dataloader": None}
+    assert batches_of_a_step(SimpleNamespace(**facts, state=state, fit_loop=loop)) == 2
 
 
 def test_frozen_parts_stay_and_a_rule_without_a_match_is_refused():

@@ -255,6 +255,8 @@ class Task(Named, FastHookName, L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         accumulate_from_the_start(self.trainer, steps_are_counted=True)
+        if self.trainer.train_dataloader is None:  # Lightning does it later, and the batches of an epoch are asked here
+            self.trainer.fit_loop.setup_data()
         factor = self.batch_factor(self._global_batch())
         check_groups(self, groups := self.optimizer_groups(factor))
         optimizer = build_optimizer(self.hparams["opt"], groups, self.peak_rate(), trained(self))
@@ -286,8 +288,6 @@ class Task(Named, FastHookName, L.LightningModule):
     def _schedule(self, planned: float | None = None) -> Callable[[float], float] | None:
         trainer = self.trainer
         steps = float(trainer.estimated_stepping_batches if planned is None else planned)
-        if trainer.train_dataloader is None:  # Lightning needs none where only steps are limited
-            trainer.fit_loop.setup_data()
         batches = float(trainer.num_training_batches)
         per_epoch = max(1, math.ceil(batches / trainer.accumulate_grad_batches)) if math.isfinite(batches) else batches
         return schedule(self.hparams, steps, per_epoch)

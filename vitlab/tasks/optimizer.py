@@ -322,11 +322,9 @@ def accumulate_from_the_start(trainer: Any, steps_are_counted: bool = False) -> 
 def batches_of_a_step(trainer: Any) -> int:
     """Return how many batches an optimizer step accumulates at most: not more than an epoch has, which ends with one.
 
-    A trainer that is not fitting, as in a dry run, does not know the batches of an epoch.
+    A trainer that has not set up its images, as in a dry run, does not know the batches of an epoch.
     """
     asked: int = trainer.accumulate_grad_batches
-    if asked > 1 and trainer.state.fn == "fit" and trainer.train_dataloader is None:
-        trainer.fit_loop.setup_data()
     return int(min(asked, trainer.num_training_batches or asked))
 
 
