@@ -47,15 +47,17 @@ def open_terminal(quiet: bool = False) -> None:
 @contextmanager
 def terminal_as_it_was() -> Iterator[None]:
     """Leave loggers, and the filters and the form of warnings, as they were."""
-    terminals = {logger: _terminals_of(logger) for logger in _shown()}
+    terminals = {logger: (_terminals_of(logger), logger.handlers.copy()) for logger in _shown()}
     levels = [(handler, handler.level) for handler in _handlers_of_lightning()]
     level, propagate, form = LOG.level, LOG.propagate, warnings.formatwarning
     with warnings.catch_warnings():
         try:
             yield
         finally:
-            for logger, shown in terminals.items():
+            for logger, (shown, handlers) in terminals.items():
                 _show_on(logger, shown)
+                known = [handler for handler in handlers if handler in logger.handlers]
+                logger.handlers[:] = known + [handler for handler in logger.handlers if handler not in known]
             for handler, before in levels:
                 handler.setLevel(before)
             LOG.setLevel(level)
