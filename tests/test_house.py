@@ -46,6 +46,7 @@ GROUND = {
     "objects",
     "packed_batch",
     "ranges",
+    "resized",
     "runs",
     "shipped",
     "named_kwargs",

@@ -111,7 +111,7 @@ class OfOneGrid(PosEmbed):
 
 
 def test_a_part_of_ones_own_that_takes_one_size_is_named_with_its_line():
-    told = r"does not take images of 12 x 28 pixels; leave the option out \(.*test_export_sizes.py, line \d+, `return x"
+    told = r"does not take images of 4 x 28 pixels; leave the option out \(.*test_export_sizes.py, line \d+, `return x"
     with pytest.raises(UsageError, match=told):
         open_sides(net_of("patch", f"{__name__}.OfOneGrid"))
 

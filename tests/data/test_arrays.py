@@ -151,6 +151,14 @@ def test_arrays_larger_than_the_input_are_seen_whole_as_prediction_sees_them(cha
     assert next(data.iterate_batches(data.train_dataloader()))[0].shape == (4, channels, 8, 8)
 
 
+def test_arrays_resized_to_one_column_keep_the_order_of_their_rows():
+    images = np.arange(12.0, dtype=np.float32)[:, None].repeat(18, 1)[None, None].repeat(20, 0)
+    data = Arrays(images, np.arange(20.0) + 0.5, batch_size=4, img_size=[6, 1], num_workers=0, augment="none")
+    data.setup("test")
+    rows = next(data.iterate_batches(data.test_dataloader()))[0][0, 0, :, 0]
+    assert torch.allclose(rows, -rows.flip(0), atol=1e-5) and (rows[1:] > rows[:-1]).all()
+
+
 def test_square_arrays_of_many_channels_and_four_pixels_are_no_photos():
     assert Arrays(np.random.default_rng(0).normal(size=(20, 8, 4, 4)), np.arange(20) % 2).img_size == (4, 4)
 

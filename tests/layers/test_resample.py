@@ -7,6 +7,7 @@ from torch import nn
 
 from vitlab.layers.pos_embed import build_pos_embed, resample_pos_embed
 from vitlab.layers.resample import resize_axis, resize_bias_table, resize_table
+from vitlab.resized import resize_images
 
 
 def network(name, grid_size, num_prefix_tokens=1):
@@ -29,6 +30,18 @@ def test_tables_are_resized_as_timm_does(old_grid, grid, antialias):
     table = torch.randn(1, old_grid[0] * old_grid[1], 8)
     theirs = resample_abs_pos_embed(table, list(grid), list(old_grid), num_prefix_tokens=0, antialias=antialias)
     torch.testing.assert_close(resize_table(table, old_grid, grid, antialias), theirs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("new", [(5, 1), (1, 5), (1, 1), (16, 1), (3, 2)])
+@pytest.mark.parametrize("old", [(8, 8), (8, 1), (5, 7)])
+def test_rows_and_columns_are_resized_apart(old, new, mode):
+    images = torch.randn(2, 3, *old)
+    down, across = (
+        resize_images(torch.eye(n).expand(1, 1, n, n), (m, n), mode)[0, 0] if n > 1 else torch.ones(m, 1)
+        for n, m in zip(old, new, strict=True)
+    )
+    torch.testing.assert_close(resize_images(images, new, mode), down @ images @ across.T)
 
 
 def test_resizing_to_the_same_size_returns_the_same_tensor():

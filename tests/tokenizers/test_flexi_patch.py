@@ -26,6 +26,11 @@ def test_a_resized_kernel_maps_enlarged_patches_to_the_same_tokens(new):
     torch.testing.assert_close(large @ resized, patch.flatten() @ kernel.flatten())
 
 
+def test_a_kernel_of_one_column_is_that_of_one_row_transposed():
+    row, column = pseudo_inverse_resize((4, 4), (1, 8)), pseudo_inverse_resize((4, 4), (8, 1))
+    torch.testing.assert_close(column.unflatten(1, (4, 4)), row.unflatten(1, (4, 4)).mT)
+
+
 @pytest.mark.parametrize("pos_embed", ["learned", "rope2d", "relpos"])
 def test_a_step_has_patches_of_its_own_and_evaluation_those_of_the_kernel(pos_embed):
     net, images = VisionTransformer(flexi_patch=[8, 12, 16], pos_embed=pos_embed, **SMALL), torch.randn(2, 3, 48, 96)

@@ -6,7 +6,6 @@ from typing import Any
 
 import lightning as L
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
@@ -18,6 +17,7 @@ from vitlab.errors import UsageError
 from vitlab.interface import PAGE, image_fact, path_of, transform_of
 from vitlab.models.foreign import AnyNetwork
 from vitlab.models.vit import VisionTransformer
+from vitlab.resized import resize_images
 
 Transform = Callable[[Image.Image], Tensor]
 PROBE = (320, 256)  # width and height of a picture that shows what a transform makes
@@ -175,7 +175,7 @@ class LoadedImages(PreparedPictures):
         """Yield batches of images of a split and their targets, resized to another size than that of the data."""
         for pixels, labels in zip(images.images.split(32), images.labels.split(32), strict=True):
             if img_size != self.img_size:
-                pixels = F.interpolate(pixels, img_size, mode="bilinear", antialias=True)
+                pixels = resize_images(pixels, img_size, "bilinear")
             yield pixels, labels
 
 

@@ -79,19 +79,18 @@ def _tokens(tokenizer: Any, axis: int, side: int, img_size: tuple[int, ...]) -> 
 def sizes_to_check(net: Any, sides: list[Side] | None) -> list[tuple[int, ...]]:
     """Return the height and width at which a graph is compared: the trained ones, and three others if it leaves them.
 
+    Among these are the smallest height and the smallest width.
+
     Example:
         >>> net = VisionTransformer(img_size=32, patch_size=16, embed_dim=48, depth=1, num_heads=3)
         >>> sizes_to_check(net, open_sides(net))
-        [(32, 32), (16, 48), (64, 32), (48, 64)]
+        [(32, 32), (16, 48), (64, 16), (48, 64)]
     """
     if not sides:
         return [tuple(net.img_size)]
     own = tuple(net.img_size)
-    fewer, more, most = (
-        [max(side.least, (n // side.multiple_of + by) * side.multiple_of) for side, n in zip(sides, own, strict=True)]
-        for by in (-1, 1, 2)
-    )
-    return [own, (fewer[0], more[1]), (most[0], own[1]), (more[0], most[1])]
+    more, most = ([n + by * side.multiple_of for side, n in zip(sides, own, strict=True)] for by in (1, 2))
+    return [own, (sides[0].least, more[1]), (most[0], sides[1].least), (more[0], most[1])]
 
 
 def check_images(

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitlab.resized import resize_images
+
 ResizePolicy = Literal["interpolate", "rescale", "extrapolate"]
 Grid = tuple[int, int]
 
@@ -31,7 +33,7 @@ def resize_table(table: Tensor, old_grid: Grid, grid: Grid, antialias: bool = Tr
     if same_size(old_grid, grid):
         return table
     images = table.float().transpose(1, 2).unflatten(2, old_grid)  # (J, D, h, w)
-    images = F.interpolate(images, size=grid, mode="bicubic", antialias=antialias, align_corners=False)
+    images = resize_images(images, grid, "bicubic", antialias)
     return images.flatten(2).transpose(1, 2).contiguous().to(table.dtype)
 
 

@@ -11,6 +11,7 @@ from torch.func import functional_call
 
 from vitlab.layers.plain import is_plain
 from vitlab.packed_batch import PackedBatch
+from vitlab.resized import resize_images
 from vitlab.tokenizers.splits import pair
 
 
@@ -140,8 +141,7 @@ def pseudo_inverse_resize(old: tuple[int, int], new: tuple[int, int]) -> Tensor:
         torch.Size([36, 16])
     """
     pixels = torch.eye(old[0] * old[1], dtype=torch.float64).view(-1, 1, *old)
-    resized = F.interpolate(pixels, size=new, mode="bilinear", antialias=True, align_corners=False)
-    return torch.linalg.pinv(resized.flatten(1))
+    return torch.linalg.pinv(resize_images(pixels, new, "bilinear").flatten(1))
 
 
 def cut_patches(images: Tensor, grid_size: tuple[int, int]) -> Tensor:

@@ -19,6 +19,7 @@ from vitlab.layers.pos_embed import PosEmbed
 from vitlab.models.foreign import AnyNetwork, gradients_of
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import Asked, attentions, graded_tokens, outputs, probabilities
+from vitlab.resized import resize_images
 
 STEPS = 32  # of the path of integrated gradients
 FINER = (4, 6)  # times as many, in powers of equal places, where these miss some: they reach below 1e-14 of the path
@@ -223,7 +224,7 @@ def grad_cam(net: Asked, images: Tensor, classes: Tensor) -> Tensor:
         if gradient is None or not (slopes := as_map(gradient)).any():
             continue
         seen = (as_map(x.detach()) * slopes.mean(dim=(2, 3), keepdim=True)).sum(dim=1, keepdim=True).clamp(min=0)
-        return F.interpolate(seen, net.grid_size, mode="bilinear", antialias=True).flatten(1)
+        return resize_images(seen, net.grid_size, "bilinear").flatten(1)
     return images.new_zeros(len(images), net.grid_size[0] * net.grid_size[1])  # no cell changes the output
 
 

@@ -10,7 +10,6 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
@@ -40,6 +39,7 @@ from vitlab.data.loading.transforms import (
     try_on,
 )
 from vitlab.packed_batch import PackedBatch
+from vitlab.resized import resize_images
 
 _CHUNK = 2**18  # values that fit in a core's cache
 _KEPT = 3  # batches: one in use, one to come, one of another size
@@ -260,7 +260,7 @@ class Pipeline:
     def _scaled(self, images: Tensor, statistics: Statistics, size: Sequence[int]) -> Tensor:
         scale = 255 if images.dtype == torch.uint8 else 1
         if tuple(images.shape[2:]) != size:
-            images = F.interpolate(images.float(), size, mode=self.interpolation, antialias=True)
+            images = resize_images(images.float(), size, self.interpolation)
             images = images.clamp(0, 255) if scale == 255 else images
         factor, shift = _line(statistics, scale, images.device)
         if images.device.type != "cpu":
