@@ -33,7 +33,7 @@ def net_of(tokenizer, pos_embed, **more):
 
 def check(form, net, folder):
     write, read = FORMATS[form]
-    sides = open_sides(net)
+    sides = open_sides(net, form)
     write(net, {}, folder / "net", sides=sides)
     sizes = sizes_to_check(net, sides)
     assert tuple(net.img_size) in sizes and len({h * w for h, w in sizes}) > 2
@@ -87,9 +87,19 @@ def test_a_size_between_the_steps_of_a_graph_is_refused():
         open_sides(net)
 
 
+def test_a_graph_of_torch_export_has_two_rows_and_columns_at_least():
+    sides = open_sides(net_of("patch", "learned", patch_size=[4, 8]), "pt2")
+    assert [(side.multiple_of, side.least) for side in sides] == [(4, 8), (8, 16)]
+    told = "`--dynamic size` leaves 2 or more rows and columns open, not 1 x 6: leave the option out"
+    with pytest.raises(UsageError, match=told):
+        open_sides(net_of("patch", "learned", img_size=[4, 24]), "pt2")
+    assert open_sides(net_of("patch", "learned", img_size=[4, 24]))[0].least == 4
+
+
 @pytest.mark.rare
-def test_t2t_of_two_rows_is_written_at_any_size(tmp_path):
-    check("pt2", net_of("t2t", "learned", t2t_kernels=[7, 3, 3], img_size=32), tmp_path)
+@pytest.mark.parametrize(("tokenizer", "side"), [("patch", 8), ("t2t", 32)])
+def test_two_rows_are_written_at_any_size(tokenizer, side, tmp_path):
+    check("pt2", net_of(tokenizer, "learned", t2t_kernels=[7, 3, 3], img_size=side), tmp_path)
 
 
 def test_a_tokenizer_of_one_size_is_refused():

@@ -151,7 +151,7 @@ def _export(
     else:
         net, network = Plain(net, *_sizes(run, cli)), {}
     write, read = FORMATS[to]
-    sides = open_sides(net) if any_size and isinstance(net, VisionTransformer) else None
+    sides = open_sides(net, to) if any_size and isinstance(net, VisionTransformer) else None
     write = partial(write, **({"sides": sides} if sides else {}), **({"opset": opset} if opset else {}))
     unfinished, beside = folder / output.name, card_beside(folder / output.name)
     is_int8 = to == "onnx-int8"

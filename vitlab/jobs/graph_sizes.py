@@ -31,11 +31,12 @@ class Side:
     most: int
 
 
-def open_sides(net: VisionTransformer) -> list[Side]:
-    """Return the heights and the widths that a graph of ``net`` can leave open.
+def open_sides(net: VisionTransformer, to: str = "onnx") -> list[Side]:
+    """Return the heights and the widths that a graph of ``net`` in the format ``to`` can leave open.
 
     Raises:
         UsageError: The tokenizer takes images of one size only, or one of several patch sizes; or another part does.
+            Or the network has one row or column of tokens, which a graph of pt2, or one with T2T, takes for a constant.
 
     Example:
         >>> open_sides(VisionTransformer(img_size=32, patch_size=16, embed_dim=48, depth=1, num_heads=3))[0]
@@ -51,7 +52,10 @@ def open_sides(net: VisionTransformer) -> list[Side]:
     if any(side % step for side, step in zip(net.img_size, steps, strict=True)):
         own, some = ("{} x {}".format(*each) for each in (net.img_size, steps))
         raise UsageError(f"`--dynamic size` leaves multiples of {some} pixels open, not {own}: leave the option out")
-    least = 1 if isinstance(tokenizer, PatchEmbed) else 2  # torch.export takes one row of windows for a constant
+    least = 1 if isinstance(tokenizer, PatchEmbed) and to != "pt2" else 2  # torch.export takes 1 for a constant
+    if min(net.grid_size) < least:
+        grid = "{} x {}".format(*net.grid_size)
+        raise UsageError(f"`--dynamic size` leaves 2 or more rows and columns open, not {grid}: leave the option out")
     sides = []
     for axis, step in enumerate(steps):
         fits = (n for n in range(1, _MOST // step + 1) if _tokens(tokenizer, axis, n * step, net.img_size) >= least)
