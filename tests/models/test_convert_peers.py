@@ -1,5 +1,6 @@
 """ViTs of Hugging Face's transformers and of torchvision compute the same here, with random weights."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -137,6 +138,39 @@ def test_images_are_prepared_as_transformers_prepares_them(name, tmp_path):
     image = Image.fromarray(pixels).resize((61, 48), Image.Resampling.BICUBIC)
     theirs = processor(image, return_tensors="pt")["pixel_values"][0]
     torch.testing.assert_close(loaded.transform(image), theirs, atol=0.05, rtol=0)  # three of 255 steps
+
+
+LEFT_OUT = {  # as published files leave keys out, or are of before
+    "a filter": {"image_processor_type": "ViTImageProcessor", "size": 32},
+    "a crop": {"image_processor_type": "DeiTImageProcessor", "size": 40, "crop_size": 32},
+    "the shortest edge": {"image_processor_type": "BitImageProcessor", "size": 40, "crop_size": 32},
+    "the class": {"size": {"height": 32, "width": 32}, "do_normalize": False},
+    "values of 0 to 2": {"image_processor_type": "ViTImageProcessor", "size": 32, "rescale_factor": 1 / 127.5},
+    "values of 0 to 255": {"image_processor_type": "ViTImageProcessor", "size": 32, "do_rescale": False},
+}
+
+
+@pytest.mark.parametrize("case", LEFT_OUT)
+def test_what_a_preparation_leaves_out_is_as_in_its_class(case, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    random_net("ViTForImageClassification", "ViT", MLP | {"num_labels": 5}).save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(LEFT_OUT[case]))
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path)
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 3, 3), dtype=np.uint8)
+    image = Image.fromarray(pixels).resize((61, 48), Image.Resampling.BICUBIC)
+    theirs = processor(image, return_tensors="pt")["pixel_values"][0]
+    step = 1 / 255 / peer_images(f"hf:{tmp_path}")["std"][0]
+    torch.testing.assert_close(vitlab.load(f"hf:{tmp_path}").transform(image), theirs, atol=3 * step, rtol=0)
+
+
+def test_a_preparation_without_a_counterpart_is_refused_in_one_line(tmp_path):
+    random_net("ViTModel", "ViT", WIDE).save_pretrained(tmp_path)
+    how = {"image_processor_type": "ViTImageProcessor", "size": {"shortest_edge": 32, "longest_edge": 64}}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(how))
+    with pytest.raises(ValueError, match=r"resizes images by .*64.*, which has no counterpart here: height"):
+        peer_images(f"hf:{tmp_path}")
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(how | {"size": {"height": 32, "width": 48}}))
+    assert peer_images(f"hf:{tmp_path}")["input_size"] == (3, 32, 48)
 
 
 def test_an_unreadable_image_preparation_is_refused_and_a_missing_one_is_not(tmp_path):

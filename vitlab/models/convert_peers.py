@@ -131,26 +131,34 @@ def _torchvision_images(name: str) -> dict[str, Any]:
 
 
 def _hf_images(name: str) -> dict[str, Any]:
-    """Return the preparation that transformers' ``preprocessor_config.json`` describes; empty if there is none."""
-    from transformers.image_processing_utils import BaseImageProcessor
-    from transformers.models.auto.image_processing_auto import get_image_processor_config
+    """Return the preparation that transformers' image processor of a network states; empty if there is none.
+
+    What its file leaves out is as in its class. Values that it does not bring to [0, 1] have other means and spreads.
+    """
+    from transformers import AutoImageProcessor
     from transformers.utils import cached_file
 
-    how = get_image_processor_config(name)  # of which transformers 5.12 returns nothing, where there is a file or not
-    if not how and cached_file(name, "preprocessor_config.json", _raise_exceptions_for_missing_entries=False):
-        how, _ = BaseImageProcessor.get_image_processor_dict(name)
-    size, cut = how.get("size"), how.get("crop_size") if how.get("do_center_crop") else None
-    if size is None or how.get("do_resize") is False:
+    files = ("preprocessor_config.json", "processor_config.json")
+    if not any(cached_file(name, file, _raise_exceptions_for_missing_entries=False) for file in files):
         return {}
-    side = size if isinstance(size, int) else size.get("shortest_edge", size.get("height"))
-    crop = side if cut is None else cut if isinstance(cut, int) else cut["height"]
-    keeps_aspect = isinstance(size, dict) and "shortest_edge" in size
-    names = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # as Pillow numbers them
-    mean, std = (tuple(how[key]) if how.get("do_normalize", True) else (x,) * 3
-                 for key, x in (("image_mean", 0.0), ("image_std", 1.0)))  # fmt: skip
+    how: Any = AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
+    if how.size is None or not how.do_resize:
+        return {}
+    edge, longest = how.size.get("shortest_edge"), how.size.get("longest_edge")
+    size = (edge, edge) if edge else (how.size.get("height"), how.size.get("width"))
+    if longest or None in size:
+        known = "height and width, or the shortest edge alone"
+        raise ValueError(f"hf:{name} resizes images by {dict(how.size)}, which has no counterpart here: {known}, has")
+    cut = how.crop_size if getattr(how, "do_center_crop", False) else None
+    crop = size if cut is None else (cut["height"], cut["width"])
+    names = {None: "bilinear", 0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # as Pillow numbers them
+    most = 255 * how.rescale_factor if how.do_rescale else 255  # of the values that are normalized
+    mean, std = (how.image_mean, how.image_std) if how.do_normalize else (0.0, 1.0)
     return {
-        "input_size": (3, crop, crop), "crop_pct": crop / side, "crop_mode": "center" if keeps_aspect else "squash",
-        "interpolation": names.get(how.get("resample", 3), "another filter"), "mean": mean, "std": std,
+        "input_size": (3, *crop), "crop_pct": crop[0] / size[0], "crop_mode": "center" if edge else "squash",
+        "interpolation": names.get(how.resample, "another filter"),
+        **{key: tuple(one / most for one in (3 * [x] if isinstance(x, int | float) else x)) for key, x in
+           (("mean", mean), ("std", std))},
     }  # fmt: skip
 
 
