@@ -30,7 +30,8 @@ INTRODUCTION = f"""{MARK}
 `save_pretrained` wrote, where nothing is downloaded. `"torchvision:vit_b_16"` reads one of torchvision.
 `--init_from`, `analyze`, `look` and `vitlab.load` take these names, too, and prepare images as the libraries do.
 Each call compares the outputs of both, and refuses a network that differs: the logits; without a head the
-normalized class token; of SigLIP the pooled features. transformers {{transformers}}, torchvision {{torchvision}};
+normalized class token; of SigLIP the pooled features. A folder whose head is refused below is read without it,
+with a warning. transformers {{transformers}}, torchvision {{torchvision}};
 `{COMMAND}` wrote this part.
 
 Networks have the width, heads, patches and resolution of published ones, **{DEPTH} blocks in place of all** and random

@@ -119,6 +119,23 @@ def test_a_folder_of_transformers_is_read_by_name_and_fine_tuned(tmp_path):
         create_model(f"hf:{tmp_path}/none")
 
 
+@pytest.mark.parametrize(
+    ("name", "config", "more", "reason"),
+    [
+        ("Dinov2ForImageClassification", "Dinov2", SIZE, "its head reads the class token and the mean of the patches"),
+        ("DeiTForImageClassificationWithTeacher", "DeiT", MLP, "it has two heads"),
+    ],
+)
+def test_a_head_without_a_counterpart_is_left_out_with_a_warning(name, config, more, reason, tmp_path):
+    theirs = random_net(name, config, more | {"num_labels": 5})
+    theirs.save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match=f"is read without its head, which has no counterpart here: {reason}"):
+        net = create_model(f"hf:{tmp_path}").eval()
+    images = torch.randn(2, 3, 32, 32)
+    expected = peer_outputs(theirs.base_model, images)
+    torch.testing.assert_close(net(images), expected, atol=1e-4, rtol=0)
+
+
 HOW = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.3, 0.4], "resample": 2}
 PROCESSORS = {
     "ViTImageProcessor": {"size": {"height": 32, "width": 32}},

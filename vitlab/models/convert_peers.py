@@ -1,6 +1,7 @@
 """Read ViTs of Hugging Face's transformers and of torchvision: their arguments and weights in our layout."""
 
 import re
+import warnings
 from typing import Any
 
 import torch
@@ -19,6 +20,11 @@ _CLASSES = {  # of transformers, by model type: the class to build where a confi
     "dinov2_with_registers": ("Dinov2WithRegistersModel",),
     "dinov3_vit": ("DINOv3ViTModel",),
     "siglip_vision_model": ("SiglipVisionModel", "SiglipForImageClassification"),
+}
+_HEADS = {  # of transformers, without a counterpart here
+    "Dinov2ForImageClassification": "its head reads the class token and the mean of the patches",
+    "Dinov2WithRegistersForImageClassification": "its head reads the class token and the mean of the patches",
+    "DeiTForImageClassificationWithTeacher": "it has two heads",
 }
 _ACTS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "relu": "relu", "silu": "silu"}
 _RENAMED = [  # of transformers to ours, in this order; the first of each kind is of version 5, others of files before
@@ -48,7 +54,7 @@ def peer_model(name: str, pretrained: bool) -> nn.Module:
     """Return the network ``hf:NAME``, ``hf:FOLDER`` or ``torchvision:NAME``; ``pretrained`` loads published weights.
 
     It has timm's ``pretrained_cfg``. Of a folder nothing is downloaded. No code of a model's publisher runs, and
-    weights are read from safetensors.
+    weights are read from safetensors. A head that has no counterpart here is left out, with a warning.
 
     Example:
         >>> type(peer_model("torchvision:vit_b_16", pretrained=False)).__name__
@@ -101,6 +107,8 @@ def _hf_model(name: str, pretrained: bool) -> nn.Module:
     cls: Any = getattr(transformers, next((one for one in named if one in known), known[0]))
     if not pretrained:
         return cls(config).eval()
+    if reason := next((_HEADS[one] for one in named if one in _HEADS), None):
+        warnings.warn(f"hf:{name} is read without its head, which has no counterpart here: {reason}", stacklevel=2)
     try:
         return cls.from_pretrained(name, trust_remote_code=False, use_safetensors=True).eval()
     except OSError as error:
@@ -209,11 +217,8 @@ def _read_hf(theirs: Any, name: str) -> tuple[State, ModelArgs]:
     config, cls = theirs.config, type(theirs).__name__
     kind = "siglip_vision_model" if config.model_type == "siglip" else config.model_type
     if kind not in _CLASSES or cls not in _CLASSES[kind]:
-        reasons = {"Dinov2ForImageClassification": "its head reads the class token and the mean of the patches"}
-        reasons |= {"Dinov2WithRegistersForImageClassification": reasons["Dinov2ForImageClassification"]}
-        reasons |= {"DeiTForImageClassificationWithTeacher": "it has two heads"}
         classes = ", ".join(known for each in _CLASSES.values() for known in each)
-        raise ValueError(f"{name}: {cls} has no counterpart here: {reasons.get(cls, f'{classes} have one')}")
+        raise ValueError(f"{name}: {cls} has no counterpart here: {_HEADS.get(cls, f'{classes} have one')}")
     config = getattr(config, "vision_config", config)
     if config.hidden_act not in _ACTS:
         raise ValueError(f"{name} has no counterpart here: it has hidden_act={config.hidden_act}")
