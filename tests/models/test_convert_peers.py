@@ -225,6 +225,17 @@ def net_arguments():
     }
 
 
+def test_a_scale_of_the_table_does_not_change_what_is_added():
+    theirs = random_net("ViTModel", "ViT", WIDE)
+    file = peer_file(theirs, "hf:random")
+    scaled = {"class_path": "learned", "init_args": {"scale": 4.0}}
+    ours = VisionTransformer(**file.arguments | {"pos_embed": scaled}).eval()
+    load_weights(ours, file)
+    images = torch.randn(2, 3, *ours.img_size)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(images), peer_outputs(theirs, images), atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("representation_size", [None, 12])
 def test_a_vit_of_torchvision_computes_the_same(representation_size):
     from torchvision.models import VisionTransformer as TorchvisionViT

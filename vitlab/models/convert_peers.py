@@ -193,7 +193,7 @@ def peer_file(theirs: nn.Module, name: str) -> WeightsFile:
     arguments |= {"qkv_bias": "blocks.0.attn.qkv.bias" in state, "class_token": "cls_token" in state}
     arguments |= {"reg_tokens": state["reg_token"].shape[1] if "reg_token" in state else 0}
     arguments |= {"layer_scale": 1.0 if "blocks.0.ls1.gamma" in state else None}  # loaded later
-    return WeightsFile(fold_prefix_positions(state, h * w), arguments, path=name)
+    return WeightsFile(fold_prefix_positions(state, h * w), arguments, path=name, is_foreign=True)
 
 
 @torch.no_grad()

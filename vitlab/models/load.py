@@ -99,7 +99,7 @@ def load_weights(
     new_patch = model.tokenizer.patch_size if resize and isinstance(model.tokenizer, PatchEmbed) else None
     state, patch_sentences = resize_patch_kernels(state, new_patch)
     state, table_sentences = _drop_formula(state, model, old_grid)
-    state = _unscaled(state, model) if sentences else state
+    state = _unscaled(state, model) if sentences or file.is_foreign else state
     state, resize_sentences = resample_pos_embed(state, model, old_grid, resize, antialias)
     state, head_sentences = _keep_new_head(state, model)
     _fill(model, state, file.path)

@@ -38,6 +38,7 @@ class WeightsFile:
         arguments: Arguments of the network, if the file has them.
         sentences: What was chosen or left out, for the user.
         path: Path of the file, for messages.
+        is_foreign: Whether another library wrote the weights, of which a position table is what is added, unscaled.
 
     Example:
         >>> WeightsFile({"head.bias": torch.zeros(10)}, {"num_classes": 10}).arguments
@@ -48,6 +49,7 @@ class WeightsFile:
     arguments: ModelArgs = field(default_factory=ModelArgs)
     sentences: list[str] = field(default_factory=list)
     path: str | Path = "the file"
+    is_foreign: bool = False
 
 
 def read_weights(path: str | Path | WeightsFile) -> WeightsFile:
