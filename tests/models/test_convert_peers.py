@@ -67,6 +67,7 @@ def test_a_vit_of_transformers_computes_the_same(name):
 
 def test_a_model_without_layer_biases_and_with_a_plain_mlp_computes_the_same():
     assert_equal(random_net("DINOv3ViTModel", "DINOv3ViT", MLP | {"proj_bias": False, "key_bias": True}))
+    assert_equal(random_net("DINOv3ViTModel", "DINOv3ViT", MLP | {"query_bias": False, "value_bias": True}))
     assert_equal(random_net("Dinov2Model", "Dinov2", SIZE))
 
 

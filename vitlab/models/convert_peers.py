@@ -268,16 +268,17 @@ def hf_state(state_dict: State) -> State:
         del renamed["reg_token"]
     state: State = {}
     for key, value in renamed.items():
-        if match := re.fullmatch(r"(blocks\.\d+\.attn)\.q\.(weight|bias)", key):
-            parts = [renamed.get(f"{match[1]}.{x}.{match[2]}", torch.zeros_like(value)) for x in "qkv"]
-            state[f"{match[1]}.qkv.{match[2]}"] = torch.cat(parts)  # no bias of keys is one of zeros
+        if match := re.fullmatch(r"(blocks\.\d+\.attn)\.[qkv]\.(weight|bias)", key):
+            if (fused := f"{match[1]}.qkv.{match[2]}") not in state:
+                parts = [renamed.get(f"{match[1]}.{x}.{match[2]}", torch.zeros_like(value)) for x in "qkv"]
+                state[fused] = torch.cat(parts)  # a bias that is missing, such as that of keys, is one of zeros
         elif match := re.fullmatch(r"(.+\.mlp)\.up_proj\.(weight|bias)", key):
             gate = renamed.get(f"{match[1]}.gate_proj.{match[2]}")
             state[f"{match[1]}.fc1.{match[2]}"] = value if gate is None else torch.cat([gate, value])
         elif match := re.fullmatch(r"attn_pool\.attention\.in_proj_(weight|bias)", key):
             third = len(value) // 3
             state |= {f"attn_pool.q.{match[1]}": value[:third], f"attn_pool.kv.{match[1]}": value[third:]}
-        elif not re.search(r"\.attn\.[kv]\.|\.gate_proj\.|^pooler\.|mask_token$", key):
+        elif not re.search(r"\.gate_proj\.|^pooler\.|mask_token$", key):
             state[key] = value
     for key, value in list(state.items()):  # DINOv3 can do without some biases
         if re.fullmatch(r"blocks\.\d+\.(attn\.proj|mlp\.fc[12])\.weight", key):
