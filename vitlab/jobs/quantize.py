@@ -55,6 +55,9 @@ def quantize(source: Path, path: Path) -> None:
         reduce_range=True,
         weight_type=QuantType.QInt8,
     )
+    graph = onnx.load(path)
+    del graph.graph.value_info[:]  # shapes of before again, of which onnxruntime would warn at each call
+    onnx.save(graph, path)
 
 
 def measure_both(run: RunDir, checkpoint: Path, outputs: Outputs, quiet: bool = False) -> Compared:
