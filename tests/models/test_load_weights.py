@@ -3,6 +3,7 @@ import errno
 import json
 import os
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 
 from vitlab.layers.pos_embed.added import SinCos1d, SinCos2d
 from vitlab.models.convert import to_timm
-from vitlab.models.load import load_weights
+from vitlab.models.load import load_network, load_weights
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.weights_file import WeightsFile, check_readable, read_weights
 from vitlab.tokenizers.patch import cut_patches
@@ -58,6 +59,23 @@ def assert_same_outputs(one, two):
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "weights.pth"
+
+
+OTHERS = {
+    "vit.embeddings.patch_embeddings.projection.weight": "transformers has written it: .* as hf:FOLDER",
+    "backbone.patch_embed.proj.weight": "it has its network under `backbone.`: save these weights alone",
+    "decoder_pos_embed": "it has the decoder of a pretraining: save its weights without those of decoder_",
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_file_of_another_layout_is_refused_with_what_can_be_done(path, name):
+    rest = tiny().state_dict() if name.startswith("decoder") else {}
+    torch.save({**rest, name: torch.zeros(3, 3)}, path)
+    for refused in (partial(load_weights, tiny(), path, grid=(4, 4)), partial(load_network, path)):
+        with pytest.raises(ValueError, match=OTHERS[name]) as told:
+            refused()
+        assert "model.pos_embed" not in str(told.value)
 
 
 # Our own files

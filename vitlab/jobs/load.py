@@ -116,6 +116,8 @@ def _load_checkpoint(path: Path) -> Loaded:
         if path.suffix != ".safetensors":
             check_readable(path)
             content = torch.load(path, map_location="cpu", weights_only=True)
+    if (path.parent / "config.json").is_file() and not content:
+        raise UsageError(f"{path} lies beside config.json, as transformers writes both: give hf:{path.parent}")
     if "images" not in content:
         raise UsageError(
             f"{path} is not in a run directory, has no {path.name}.json beside it, and no task of vitlab with data of "

@@ -47,9 +47,8 @@ def load_network(path: str | Path) -> VisionTransformer:
     file = read_weights(path)
     arguments = network_args(file.arguments)
     if not arguments:
-        raise ValueError(
-            f"{path} does not say how its network was built; give its arguments: create_model(..., weights=...)"
-        )
+        way_out = _way_out(file.state_dict) or "give its arguments: create_model(..., weights=...)"
+        raise ValueError(f"{path} does not say how its network was built; {way_out}")
     net = VisionTransformer(**arguments | {"num_classes": outputs_of(file.state_dict)})
     _fill(net, file.state_dict, path)
     return net.eval()
@@ -279,7 +278,9 @@ def _fill(model: VisionTransformer, state: State, path: str | Path) -> None:
     if reasons:
         after = "fc_norm.weight" in differences["unexpected"]
         hint = "; timm's fc_norm normalizes after pooling: set `model.fc_norm=True`" if after else ""
-        if any("pos_embed" in name for name in differences["missing"] + differences["unexpected"]):
+        if way_out := _way_out(state):
+            hint = f"; {way_out}"
+        elif any("pos_embed" in name for name in differences["missing"] + differences["unexpected"]):
             hint += "; build the model with the `model.pos_embed` of the file"
         raise ValueError(f"{path} does not fit the model: {'; '.join(reasons)}{hint}")
     _forget_grids(model, state)
@@ -287,6 +288,17 @@ def _fill(model: VisionTransformer, state: State, path: str | Path) -> None:
         model.load_state_dict(state)
     except RuntimeError as error:
         raise ValueError(f"{path} does not fit the model: {one_line(error, 2000)}") from error
+
+
+def _way_out(state: State) -> str | None:
+    """Return what to do with weights whose names are those of no network that is read here; None for others."""
+    if any("embeddings.patch_embedding" in name for name in state):
+        return "transformers has written it: give the folder in which it lies with its config.json, as hf:FOLDER"
+    if any(name.startswith("backbone.") for name in state):
+        return "it has its network under `backbone.`: save these weights alone, without this prefix"
+    if any(name.startswith("decoder_") for name in state):
+        return "it has the decoder of a pretraining: save its weights without those of decoder_ and mask_token"
+    return None
 
 
 def _forget_grids(model: VisionTransformer, state: State) -> None:
