@@ -9,6 +9,7 @@ from PIL import Image
 from vitlab.data.files.splits import SplitRule, by_time, split_hash
 from vitlab.data.image_folder import ImageFolder
 from vitlab.data.known import Digits
+from vitlab.data.record import Trained, check_same_training, measured
 
 
 def _samples(counts=(50, 31, 7, 1)):
@@ -72,6 +73,42 @@ def test_folds_partition_block_1_and_leave_the_test_split_alone():
         for label in range(4):
             n = (labels[block_1] == label).sum()
             assert abs((labels[fold["val"]] == label).sum() - n / 5) < 1
+
+
+@pytest.mark.parametrize("counts", [[1] * 7, [2] * 26, [8, 3, 1, 12, 4, 1, 9], [5, 10], [4]])
+@pytest.mark.parametrize("n", [2, 5])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_folds_differ_by_at_most_one_image_or_group_in_each_class_and_in_all(counts, n, grouped):
+    ids, labels = _samples(counts)
+    groups = None
+    if grouped:  # of three images each
+        groups, ids, labels = [str(i) for i in range(len(ids)) for _ in range(3)], 3 * ids, labels.repeat(3)
+    vals = [SplitRule(fold=f"{k}/{n}").indices(ids, labels, None, False, groups)["val"] for k in range(1, n + 1)]
+    found = np.array([np.bincount(labels[val], minlength=len(counts)) for val in vals]) // (3 if grouped else 1)
+    assert (found.sum(0) == counts).all() and np.ptp(found, axis=0).max() <= 1 and np.ptp(found.sum(1)) <= 1
+    assert sorted(np.concatenate(vals)) == list(range(len(labels)))
+
+
+def test_an_earlier_run_keeps_its_folds_and_those_that_were_even_stay_the_same():
+    for counts, same in (([2] * 8, False), ([10, 5], True), ([7], True)):
+        ids, labels = _samples(counts)
+        now, before = SplitRule(fold="1/5"), SplitRule(fold="1/5")
+        before.even_folds = False
+        vals = [rule.indices(ids, labels, None, False)["val"].tolist() for rule in (now, before)]
+        assert (vals[0] == vals[1]) is same and (same or not vals[1])  # each class rounded down in the first fold
+    assert now.facts()["even_folds"] and "even_folds" not in SplitRule().facts() | before.facts()
+    facts = {"class_names": [], "split_rule": {**before.facts(), "fold": [1, 5]}}
+    for rule, even in ((facts["split_rule"], False), (now.facts(), True), (SplitRule().facts(), True), (None, True)):
+        with measured(Trained({**facts, "split_rule": rule}, None, "val")):
+            assert Digits(fold="1/5").rule.even_folds is even
+
+
+def test_a_run_of_an_earlier_vitlab_is_not_resumed_on_other_folds():
+    data = Digits(fold="1/7", num_workers=0)
+    data.build("train")
+    then = {**data.state_dict(), "split_hash": "0" * 16}
+    with pytest.raises(ValueError, match=r"trained on 0{16} \(an earlier vitlab divided small .*\): start a new run"):
+        check_same_training(data, then)
 
 
 def test_a_smaller_subset_lies_in_a_larger_one_and_keeps_every_class():
@@ -178,7 +215,7 @@ def test_every_split_by_time_has_images_if_there_are_three_times(counts, fold, s
 
 def test_an_empty_split_is_explained_by_what_divided_the_images():
     rule = SplitRule(fold="1/5")
-    assert rule.why_empty("val", False) == ": `data.fold` is 1/5 of too few images or groups, below 5 in every class"
+    assert rule.why_empty("val", False) == ": `data.fold` is 1/5 of too few images or groups, below 5"
     rule.by = "time"
     assert rule.why_empty("val", False) == ": `data.fold` is 1/5 of too few times"
     assert SplitRule(split_file="s.json").why_empty("test", True) == ""

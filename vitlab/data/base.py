@@ -133,7 +133,9 @@ class ImageData(Named, L.LightningDataModule):
         self.pipeline = Pipeline(native_size, self.img_size, *cuts, native_patch, crop_mode)
         self.splits, self.held_back, self.unreadable, self.notes, self._ready = {}, {}, {}, [], {}
         self.targets, self._restored = {"kind": "class"}, {}
-        if (run := RUN.get()) and run.class_names not in ([], self.class_names):
+        if run := RUN.get():
+            self.rule.even_folds = run.even_folds
+        if run and run.class_names not in ([], self.class_names):
             self.adopt_classes(run.class_names)
         self.mix = Mix(mixup, cutmix, random_erasing, self.num_classes)
         if (given := given_statistics(mean, std, in_chans)) is not None:

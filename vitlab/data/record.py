@@ -99,8 +99,9 @@ def check_same_training(data: Any, state: Mapping[str, Any]) -> None:
     changed = {key for key in now.keys() & state.keys() if now[key] != state[key]}
     if "split_hash" in changed:
         then = state["split_hash"]
+        why = "" if data.rule.fold is None else " (an earlier vitlab divided small classes into other folds)"
         raise ValueError(
-            f"the training split is {now['split_hash']}, the checkpoint was trained on {then}: start a new run"
+            f"the training split is {now['split_hash']}, the checkpoint was trained on {then}{why}: start a new run"
         )
     if "val_hash" in changed:
         raise ValueError(
@@ -163,6 +164,7 @@ class Trained:
         # an earlier vitlab cut arrays larger than `img_size` as it cuts photos, and is measured that way
         self.arrays_were_cut = facts.get("arrays", False) and facts.get("native_size", ()) is None
         self.rule = facts.get("split_rule")
+        self.even_folds = not self.rule or self.rule.get("fold") is None or "even_folds" in self.rule
         self.images, self.split, self.allow = images, split, allow
         self.met: NDArray[np.bool_] = np.zeros(0, bool)  # which images of the split the run was trained on
         self.changed = False

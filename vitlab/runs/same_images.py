@@ -51,7 +51,7 @@ def _hash(facts: Facts, split: str) -> Any:
 
 def _of_held_back(facts: Facts) -> tuple[Any, ...] | None:
     """Return what determines a test split that has no hash: the data, by their validation split, and the rule."""
-    rule = {key: value for key, value in (facts.get("split_rule") or {}).items() if key != "subset"}
+    rule = {key: value for key, value in (facts.get("split_rule") or {}).items() if key not in ("subset", "even_folds")}
     return (facts.get("data"), known, rule) if (known := _hash(facts, "val")) else None
 
 

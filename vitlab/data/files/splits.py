@@ -58,6 +58,7 @@ class SplitRule:
         self.seed, self.file = split_seed, split_file
         self.fold = _parse_fold(fold)
         self.by: Literal["hash", "time"] = "hash"
+        self.even_folds = True  # False as in an earlier vitlab, where all classes rounded up in the same folds
         self.named_fold: str | None = None  # validate on the rows of a table with this value in its column of folds
 
     def facts(self) -> dict[str, object]:
@@ -65,6 +66,7 @@ class SplitRule:
         facts = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
         unused = [] if self.by == "time" else ["by"]
         unused += [] if self.named_fold else ["named_fold"]
+        unused += [] if self.fold and self.even_folds and self.by == "hash" else ["even_folds"]
         return {name: value for name, value in facts.items() if name not in unused}  # as ever
 
     def why_empty(self, name: SplitName, has_test_split: bool) -> str:
@@ -85,7 +87,7 @@ class SplitRule:
             return f": by `data.fold={self.named_fold}`, the column of folds puts none there"
         few = "times" if self.by == "time" else "images"
         if self.fold is not None:
-            few = few if self.by == "time" else f"{few} or groups, below {self.fold[1]} in every class"
+            few = few if self.by == "time" else f"{few} or groups, below {self.fold[1]}"
             return f": `data.fold` is {self.fold[0]}/{self.fold[1]} of too few {few}"
         more = "" if has_test_split else f" and `data.test_share` {self.test_share:g}"
         return f": `data.val_share` is {self.val_share:g}{more} of too few {few}"
@@ -120,8 +122,8 @@ class SplitRule:
             val, train = [x[given[x]] for x in rest], [x[~given[x]] for x in rest]
         elif self.fold is not None:
             (k, n), val, train = self.fold, [], []
-            for ranked in rest:
-                first, last = (k - 1) * len(ranked) // n, k * len(ranked) // n
+            for ranked, ends in zip(rest, self._fold_ends([len(ranked) for ranked in rest], n), strict=True):
+                first, last = ends[k - 1], ends[k]
                 val.append(ranked[first:last])
                 train.append(np.concatenate([ranked[last:], ranked[:first]]))
         else:
@@ -132,6 +134,28 @@ class SplitRule:
             "val": np.sort(np.concatenate([empty, *val])),
             "test": np.sort(np.concatenate([empty, *test])),
         }
+
+    def _fold_ends(self, counts: Sequence[int], n: int) -> list[Indices]:
+        """Return, for each class, the ``(n + 1,)`` places in its ranking where folds begin and end.
+
+        Folds differ by at most one sample within each class and in all: what a class has beyond a multiple of n goes to
+        the folds that are smallest so far. Classes are taken in an order drawn by the seed.
+
+        Args:
+            counts: Number of samples of each class.
+            n: Number of folds.
+        """
+        ends: list[Indices] = [np.arange(n + 1) * count // n for count in counts]
+        names = [str(i).encode() for i in range(len(counts))]
+        so_far = np.zeros(n, dtype=np.int64)
+        for order in _ranked_by_class(names, np.zeros_like(counts), self.seed) if self.even_folds else ():
+            for i in order:
+                sizes = np.diff(ends[i])
+                smallest = np.lexsort((-sizes, so_far))  # of equal ones, those where this class alone would round up
+                sizes = np.full(n, counts[i] // n)
+                sizes[smallest[: counts[i] % n]] += 1
+                ends[i], so_far = np.append(0, sizes.cumsum()), so_far + sizes
+        return ends
 
     def _subset_of(self, train: list[Indices]) -> Indices:
         """Return the sorted indices of the first samples of each class, ranked."""
