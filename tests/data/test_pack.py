@@ -21,7 +21,10 @@ from vitlab.data.image_folder import ImageFolder
 from vitlab.data.pack import encode, write
 from vitlab.data.pack.write import pack
 from vitlab.data.packed import Packed
+from vitlab.data.record import Trained, measured
 from vitlab.errors import UsageError
+from vitlab.jobs.restore import _without_files
+from vitlab.runs.directory import RunDir
 
 
 @pytest.fixture(autouse=True)
@@ -223,6 +226,25 @@ def test_an_existing_pack_is_kept_and_a_folder_of_photos_is_not_taken_for_one(tm
         Packed(str(root))
     with pytest.raises(ValueError, match=r"was packed with value_range None, got `data.value_range` \[0, 4095\]"):
         Packed(str(tmp_path / "packed"), value_range=[0, 4095])
+
+
+def test_a_pack_states_how_its_files_were_read_and_a_run_of_it_knows(tmp_path):
+    root, place = _photos(tmp_path / "photos"), str(tmp_path / "packed")
+    pack(str(root), place, num_workers=0, value_range=[0, 4095], max_pixels=10**6)
+    data = Packed(
+        place, value_range=None, max_pixels=50_000_000, num_workers=0
+    )  # the defaults, as a command gives them
+    assert data.decoding.value_range == [0, 4095] and data.decoding.max_pixels == 10**6
+    with pytest.raises(ValueError, match=r"was packed with max_pixels 1000000, .*; leave out `data.max_pixels`, or"):
+        Packed(place, max_pixels=10**7)
+    data.setup("fit")
+    run = RunDir(tmp_path)
+    facts = json.loads(json.dumps(data.fingerprint()))
+    run.config.write_text(f"data: {{class_path: Packed, init_args: {{root: {place}, value_range: null}}}}")
+    assert _without_files(run, facts)["data"]["init_args"]["value_range"] == [0, 4095]
+    for given in ([0, 255], None):
+        with measured(Trained(facts, None, "test")):
+            assert ImageFolder(str(root), value_range=given).decoding.value_range == (given or [0, 4095])
 
 
 @pytest.mark.parametrize("how", [["--size", "30"], ["--keep"]])

@@ -65,7 +65,8 @@ class ImageData(Named, L.LightningDataModule):
             box cuts before it resizes, as runs of vitlab before this option.
         mean: Mean of each channel in [0, 1], for normalization; default: that of the training split.
         std: Standard deviation of each channel; given together with the mean.
-        value_range: Values mapped to black and white in files of over 8 bits; default: the range of each file.
+        value_range: Values mapped to black and white in files of over 8 bits; default: the range of each file, and
+            in the evaluation of a run that of its training.
         max_pixels: Largest number of pixels of a file.
         color_profile: srgb converts photos with an embedded ICC profile, such as CMYK ones, to sRGB; ignore takes
             their values as they are, as runs of vitlab before this option.
@@ -123,6 +124,8 @@ class ImageData(Named, L.LightningDataModule):
         self.allow_zero_length_dataloader_with_multiple_devices = True  # no image may be for validation
         check_data_at_least(1, batch_size=batch_size, repeats=repeats)
         check_data_at_least(0, num_workers=num_workers)
+        run = RUN.get()
+        value_range = run.value_range if run and value_range is None else value_range
         self.img_size, self.in_chans, self.class_names = as_size(img_size, native_size), in_chans, list(class_names)
         self.decoding = Decoding("L" if in_chans == 1 else "RGB", value_range, max_pixels, color_profile)
         self.batch_size, self.num_workers, self.repeats, self.sampling = batch_size, num_workers, repeats, sampling
@@ -133,7 +136,7 @@ class ImageData(Named, L.LightningDataModule):
         self.pipeline = Pipeline(native_size, self.img_size, *cuts, native_patch, crop_mode)
         self.splits, self.held_back, self.unreadable, self.notes, self._ready = {}, {}, {}, [], {}
         self.targets, self._restored = {"kind": "class"}, {}
-        if run := RUN.get():
+        if run:
             self.rule.even_folds = run.even_folds
         if run and run.class_names not in ([], self.class_names):
             self.adopt_classes(run.class_names)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from vitlab.data.arguments import PhotoArgs
-from vitlab.data.files.decode import ColorProfile
+from vitlab.data.files.decode import ColorProfile, Decoding
 from vitlab.data.files.sets import FileImages, Images
 from vitlab.data.pack.shards import PARTS, ROUNDED, ROW, PackedStore, facts_of, read_index
 from vitlab.data.photos import Photos, Videos, are_small, check_videos
@@ -22,7 +22,7 @@ class Packed(Photos):
             checked whenever it is read.
         cache_gb: Size of the cache of remote images on this disk, in GB, for all data sets together; 0 stores none.
         videos: What folders below a class are, as for :class:`ImageFolder`.
-        **photos: Passed to :class:`Photos`.
+        **photos: Passed to :class:`Photos`; `value_range` and `max_pixels` are those of `vitlab pack`.
 
     Example:
         >>> Packed("packed", img_size=32).class_names
@@ -44,13 +44,13 @@ class Packed(Photos):
         self.packed_names: list[str] = header["class_names"]
         self.store = PackedStore(root, self.files, self.rows, cache_gb)
         self.left_out: list[tuple[int, str, int, int]] = header.get("left_out", [])  # unknown to earlier versions
-        for name in ("value_range", "max_pixels"):
-            if photos.setdefault(name, header[name]) != header[name]:  # type: ignore[misc]
-                value = str(header[name]).replace(" ", "")
+        for name, default in (("value_range", None), ("max_pixels", Decoding.max_pixels)):
+            if (given := photos.get(name, default)) not in (default, header[name]):
                 raise ValueError(
-                    f"{root} was packed with {name} {header[name]}, got `data.{name}` {photos[name]}; "
-                    f"give --data.{name}={'null' if header[name] is None else value}, or pack again"
+                    f"{root} was packed with {name} {header[name]}, got `data.{name}` {given}; "
+                    f"leave out `data.{name}`, or pack again"
                 )
+            photos[name] = header[name]  # type: ignore[literal-required]
         before = self._take_profile(header.get("color_profile", "ignore"), photos)
         packed = np.unique(self.rows["facts"]["size"][self.rows["part"] == 0], axis=0).tolist()
         files = [(h, w) for h, w in header.get("file_sizes", [])]  # unknown to earlier versions

@@ -40,6 +40,7 @@ def data_record(data: Any) -> dict[str, Any]:
         **({"arrays": True} if data.arrays else {}),
         **data.pipeline.facts(),
         "color_profile": data.decoding.color_profile,
+        **({"value_range": list(limits)} if (limits := data.decoding.value_range) else {}),
         "split_rule": data.rule.facts(),
     }
 
@@ -160,6 +161,7 @@ class Trained:
         self.img_size: list[int] | None = facts.get("img_size")
         self.knows_crop = "native_size" in facts
         self.native_size: Size | None = tuple(native) if (native := facts.get("native_size")) else None
+        self.value_range: list[float] | None = facts.get("value_range")
         self.crop_pct: float | None = facts.get("crop_pct")
         # an earlier vitlab cut arrays larger than `img_size` as it cuts photos, and is measured that way
         self.arrays_were_cut = facts.get("arrays", False) and facts.get("native_size", ()) is None

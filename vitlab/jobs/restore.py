@@ -193,7 +193,8 @@ def _without_files(run: RunDir, facts: dict[str, Any]) -> dict[str, Any]:
     if issubclass(cls, Photos):
         names = inspect.signature(ImageData).parameters.keys() - {"fold"}  # of a table it may name its rows
         given = {"img_size": 224, "in_chans": 3, **{key: arguments[key] for key in arguments if key in names}}
-        read = {key: facts[key] for key in ("in_chans", "img_size", "crop_pct", "color_profile") if key in facts}
+        stored = ("in_chans", "img_size", "crop_pct", "color_profile", "value_range")
+        read = {key: facts[key] for key in stored if key in facts}
         known = {name: facts.get(name) for name in ("native_size", "class_names")}
         known |= {"targets": facts.get("targets", {"kind": "class"}), "arrays": facts.get("arrays", False)}
         arguments = {**given, **read, **known}
