@@ -36,6 +36,11 @@ def exit_code(stopped: Stopped) -> int:
     return 130 if stopped.args[0] == signal.SIGINT else 75
 
 
+def escaped(path: str) -> str:
+    """Return a path, or a name in it, as valid text: bytes that are not UTF-8 become escapes."""
+    return os.fsencode(path).decode(errors="backslashreplace")
+
+
 def printable(text: str) -> str:
     """Replace control characters and undecodable bytes, which file names may contain."""
     text = text.encode("utf-8", "replace").decode()

@@ -14,7 +14,8 @@ from PIL import Image
 
 from vitlab import tables
 from vitlab.cli.main import main
-from vitlab.config.images import escaped, find_images
+from vitlab.config.images import find_images
+from vitlab.errors import escaped
 from vitlab.jobs import predict as predictions
 from vitlab.jobs.restore import restore
 from vitlab.runs.directory import RunDir

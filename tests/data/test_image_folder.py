@@ -49,6 +49,12 @@ def test_one_folder_is_split_three_ways(tmp_path):
     assert counts == {"train": [6, 12], "val": [2, 4], "test": [2, 4]}
 
 
+def test_a_class_whose_name_is_not_utf_8_is_refused_before_training(tmp_path):
+    root = _fill(tmp_path / "photos", {"cat": 2, os.fsdecode(b"caf\xe9"): 2})
+    with pytest.raises(ValueError, match=r"^the class caf\\xe9 in .*photos has a name that is not UTF-8: rename it$"):
+        ImageFolder(str(root))
+
+
 def test_folders_without_images_are_refused_in_words(tmp_path):
     (tmp_path / "photos" / "cat").mkdir(parents=True)
     (tmp_path / "photos" / "dog").mkdir()

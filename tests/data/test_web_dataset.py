@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import re
+import shutil
 import tarfile
 import threading
 import time
@@ -17,6 +18,8 @@ from PIL import Image
 
 from vitlab.cli.main import main
 from vitlab.data import WebDataset
+from vitlab.data.image_folder import ImageFolder
+from vitlab.data.record import Trained, measured
 
 NAMES = ("cat", "dog")
 
@@ -346,3 +349,26 @@ def test_what_is_no_class_in_a_member_is_refused_with_sample_and_file(value, tmp
 def test_classes_of_one_number_have_one_order(tmp_path):
     _write("shards", {"a": _shard(1, 9, lambda i: (".cls", ("01", "1", "001", "2", "10")[i % 5]))})
     assert WebDataset("shards/a.tar").class_names == ["001", "01", "1", "2", "10"]
+
+
+def test_a_run_of_shards_finds_its_classes_in_folders_by_name_and_the_other_way_round(tmp_path):
+    names = ("1", "10", "2")
+    _write("shards", {part: _shard(1, 9, lambda i: (".cls", names[i % 3])) for part in ("train", "test")})
+    for i in range(9):
+        place = tmp_path / "photos" / "test" / names[i % 3]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 24), (i, i, i)).save(place / f"{i}.png")
+    shutil.copytree(tmp_path / "photos" / "test", tmp_path / "photos" / "train")
+    given = {"img_size": 16, "num_workers": 0}
+    shards = WebDataset("shards/train.tar", test="shards/test.tar", **given)
+    folders = ImageFolder("photos", **given)
+    assert (shards.class_names, folders.class_names) == (["1", "2", "10"], ["1", "10", "2"])
+    for run, source in ((shards, ImageFolder), (folders, WebDataset)):
+        with measured(Trained({"class_names": run.class_names}, None, "test")):
+            where = ("photos",) if source is ImageFolder else ("shards/train.tar", None, "shards/test.tar")
+            data = source(*where, **given)
+            images = data.read("test")
+        assert data.class_names == run.class_names
+        found = [data.class_names[label] for label in images.labels]
+        texts = data.texts[9:] if source is WebDataset else [file.split("/")[1] for file in images.files]
+        assert found == texts and sorted(found) == sorted(3 * names)

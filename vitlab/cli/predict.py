@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vitlab.cli.evaluate import chosen_checkpoint, run_parser
 from vitlab.config.arguments import add_formats
-from vitlab.config.images import escaped, find_images
-from vitlab.errors import UsageError, printable
+from vitlab.config.images import find_images
+from vitlab.errors import UsageError, escaped, printable
 from vitlab.lazy import quick_imports
 from vitlab.runs.directory import RunDir
 from vitlab.shipped import card_beside

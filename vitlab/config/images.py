@@ -27,11 +27,6 @@ def find_images(words: list[str]) -> tuple[list[str], dict[str, str]]:
     return files, others
 
 
-def escaped(path: str) -> str:
-    """Return a path as valid text: bytes that are not UTF-8 become escapes."""
-    return os.fsencode(path).decode(errors="backslashreplace")
-
-
 def _below(folder: str, others: dict[str, str]) -> list[str]:
     def note(error: OSError) -> None:
         others[error.filename] = error.strerror or str(error)

@@ -16,6 +16,7 @@ from vitlab.data.files.sets import FileImages, Images
 from vitlab.data.files.splits import Indices, SplitName
 from vitlab.data.loading.transforms import Size, as_size
 from vitlab.data.record import RUN
+from vitlab.errors import escaped
 
 _NAMES = {
     "train": ("train", "training"),
@@ -75,6 +76,8 @@ class Photos(ImageData):
         self.has_test_split = "test" in parts
         self.stands_for = _read_map(class_map)
         class_names = list(dict.fromkeys(self.stands_for.get(name, name) for name in class_names))
+        if wrong := [text for name in class_names if (text := escaped(name)) != name]:
+            raise ValueError(f"the class {wrong[0]} in {place} has a name that is not UTF-8: rename it")
         run = RUN.get()
         small = are_small(sizes) or self.arrays
         if img_size is None:

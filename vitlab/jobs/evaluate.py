@@ -17,13 +17,12 @@ from torch import Tensor
 from vitlab.callbacks.console import EvaluationConsole
 from vitlab.callbacks.predictions import Predictions
 from vitlab.class_metrics import by_class, confusion, over_classes
-from vitlab.config.images import escaped
 from vitlab.config.keys import key_as_typed, key_of
 from vitlab.config.options import Policy, check_resize
 from vitlab.config.parser import VitlabCLI, settings, user_mistakes
 from vitlab.data.base import ImageData, protocol_of
 from vitlab.data.record import TRAINED_ON, Trained, measured, read_numbers
-from vitlab.errors import MISTAKES, UsageError, what_failed
+from vitlab.errors import MISTAKES, UsageError, escaped, what_failed
 from vitlab.interface import answering, has_grid, path_of
 from vitlab.jobs.checkpoint import checkpoint_facts, load_checkpoint, load_outside, load_resized, misfit
 from vitlab.jobs.restore import evaluation_args

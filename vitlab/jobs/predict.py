@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from vitlab.callbacks.console import EvaluationConsole
-from vitlab.config.images import escaped
 from vitlab.config.parser import user_mistakes
 from vitlab.data.base import ImageData
 from vitlab.data.files.decode import Decoding, ImageError, decode
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, escaped
 from vitlab.interface import answering, as_outputs, embedder, has_grid, image_fact, network, path_of, transform_of
 from vitlab.jobs.load import decoding_of, exported_card, load_trained, pipeline_of
 from vitlab.jobs.restore import one_device, restore
