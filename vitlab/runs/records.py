@@ -180,6 +180,7 @@ class DataFacts(TypedDict):
     crop_pct: NotRequired[float]
     crop_mode: NotRequired[str]
     color_profile: NotRequired[str]
+    value_range: NotRequired[list[float]]
     interpolation: NotRequired[str]
     img_size: NotRequired[list[int]]
     native_size: NotRequired[list[int] | None]
