@@ -1,8 +1,9 @@
 """Processes that belong together."""
 
 import pytest
+from torch import distributed
 
-from vitlab.runs.launch import is_launched
+from vitlab.runs.launch import first_to_say, is_launched
 
 
 @pytest.mark.parametrize(
@@ -21,3 +22,12 @@ def test_torchrun_srun_and_lightning_launch(environment, expected, monkeypatch):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert is_launched() == expected
+
+
+def test_of_several_processes_the_first_says_a_mistake():
+    assert first_to_say("wrong") and first_to_say("wrong")  # a single process has nobody to ask
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        assert first_to_say("wrong") and not first_to_say("wrong") and first_to_say("something else")
+    finally:
+        distributed.destroy_process_group()

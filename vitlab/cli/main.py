@@ -49,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             args = apply_trust_flags(args)
         return _command(args)(args[1:])
     except UsageError as error:
-        _say(printable(str(error)))
+        if not error.said:
+            _say(printable(str(error)))
         return 2
     except RunFailed as error:
         _say(printable(str(error)))

@@ -98,6 +98,18 @@ def agree(name: str) -> str:
     return name
 
 
+def first_to_say(text: str) -> bool:
+    """Return whether no other process of this run has said ``text``; each of them may find the same mistake."""
+    from torch import distributed
+
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return True
+    try:
+        return distributed.distributed_c10d._get_default_store().add(f"vitlab/said/{text}", 1) == 1
+    except RuntimeError:  # process 0, which keeps the store, has ended, and said why
+        return False
+
+
 def _by_store(name: str) -> str:
     """Agree through the store that torchrun keeps during this launch."""
     store, key = _elastic_store()
