@@ -22,7 +22,9 @@ from vitlab.config.arguments import flags, refuse_unknown
 from vitlab.config.help import SELDOM, current
 from vitlab.config.parser import VitlabCLI
 from vitlab.errors import UsageError
+from vitlab.interface import LINKS
 from vitlab.layers.pos_embed import PosEmbedName
+from vitlab.models.old_names import OLD
 from vitlab.runs.directory import RunDir
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -386,8 +388,9 @@ def test_every_command_answers_help_without_torch_or_lightning():
         "assert main(['--help']) == 0\nassert main(['--version']) == 0\nassert main([]) == 0\n"
         "assert main(['ftt']) == 2\n"
         "assert main(['fit', '--help']) == 0\n"
+        "assert main(['fit', '--help=max_steps']) == main(['fit', '--help=data.path']) == 0\n"
         "assert main(['fit', '--config', 't2t', '--trainer.max_epoch=3']) == 2\n"
-        "assert not {'torch', 'lightning', 'timm', 'numpy'} & set(sys.modules)"
+        "assert not {'torch', 'lightning', 'timm', 'numpy', 'yaml'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -467,6 +470,30 @@ def test_help_for_fit_explains_a_key_or_a_group_in_full(capsys):
         assert f"{key} " in capsys.readouterr().out
     assert main(["fit", "--help=model.los"]) == 2
     assert 'did you mean "model.loss"' in capsys.readouterr().err
+
+
+def test_help_for_fit_explains_keys_of_all_classes_under_their_names(capsys):
+    def lines(key):
+        assert main(["fit", f"--help={key}"]) == 0
+        return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+
+    for key, title in (
+        ("data.train", "--data=WebDataset"), ("verify", "--data=Packed"), ("mask_ratio", "--model=MAE"),
+        ("trainer.max_steps", "--trainer"),
+    ):  # fmt: skip
+        found = lines(key)
+        assert found[0] == title and found[1].startswith(f"--{key}" if "." in key else "--") and key in found[1]
+    assert any(line.startswith("Stop training after this number") for line in lines("max_steps"))
+    root = lines("data.root")
+    assert root[0].startswith("--data.root Folder of the photos") and any("CIFAR10" in line for line in root)
+    told = {row[0][2:] for part in ("help", "others") for rows in flags()[part].values() for row in rows}
+    models = {key for key in flags()["keys"] if key.startswith("model.")}
+    assert models - told <= {f"model.{name}" for name in (*OLD, *LINKS)}
+    for name in {*vitlab.data.__all__} - {"FakeData", "ImageData", "Photos"}:
+        assert {f"data.{key}" for key in inspect.signature(getattr(vitlab.data, name)).parameters} <= told
+    assert "data.place" not in told  # which Packed fills in by itself
+    assert main(["fit", "--help=data.imge_column"]) == 2
+    assert 'did you mean "data.image_column"' in capsys.readouterr().err
 
 
 def start(arguments, cwd):

@@ -6,6 +6,8 @@ Reading the docstrings takes seconds of imports, so ``flags.json`` beside this f
 """
 
 import argparse
+import ast
+import inspect
 import json
 import re
 import shutil
@@ -13,6 +15,8 @@ import sys
 import textwrap
 import typing
 from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from vitlab.config.arguments import FLAGS, flags
@@ -42,6 +46,7 @@ _SELDOM = (  # set seldom, and named without a word about them; --help=KEY expla
     "checkpoint: mode every_n_epochs every_n_steps every_minutes",
 )
 SELDOM = {f"{group}.{key}" for group, _, keys in (line.partition(": ") for line in _SELDOM) for key in keys.split()}
+Sections = dict[str, list[list[str]]]  # rows of flag, text and notes under their title
 _WIDTH = 33  # columns of the flags
 
 
@@ -72,7 +77,8 @@ def print_fit_help(options: argparse.ArgumentParser, examples: str, asked: str) 
         **flags()["help"],
     }
     if asked != "common":
-        sys.stdout.write("\n".join(_line(*row) for row in _rows_of(asked, sections)) + "\n")
+        others = {**flags()["others"], "--trainer": _trainer_rows()}
+        sys.stdout.write("\n".join(_lines_of(asked, sections, others)) + "\n")
         return 0
     parts = [_wrapped("usage: vitlab fit --config FILE [--config FILE ...] [--KEY VALUE ...]")]
     parts[0] += _wrapped(
@@ -88,17 +94,42 @@ def print_fit_help(options: argparse.ArgumentParser, examples: str, asked: str) 
     return 0
 
 
-def _rows_of(asked: str, sections: dict[str, list[list[str]]]) -> list[list[str]]:
-    """Return the rows of a key, whole or without its group, or of a group."""
-    rows = [row for rows in sections.values() for row in rows]
+def _lines_of(asked: str, sections: Sections, others: Sections) -> list[str]:
+    """Return the lines of a key, whole or without its group, or of a group; the names of other classes stand above."""
+    rows = [row for section in sections.values() for row in section]
     words = asked.lstrip("-")
-    keys = [row for row in rows if words in (row[0][2:], row[0][2:].partition(".")[2])]
-    found = keys or [row for row in rows if row[0][2:].startswith(f"{words}.")]
-    if not found:
-        names = [row[0][2:] for row in rows]
-        near = did_you_mean(words, [*names, *(name.partition(".")[2] for name in names)])
-        raise UsageError(f'`--help={asked}`: no common argument is called "{words}"{near}; --help=all shows every one')
-    return found
+    lines = [_line(*row) for row in rows if words in _names(row)]
+    for title, section in others.items():
+        if found := [_line(*row) for row in section if words in _names(row)]:
+            lines += ([""] if lines else []) + [*_wrapped(title), *found]
+    lines = lines or [_line(*row) for row in rows if row[0][2:].startswith(f"{words}.")]
+    if not lines:
+        rows += [row for section in others.values() for row in section]
+        near = did_you_mean(words, [name for row in rows for name in _names(row)])
+        raise UsageError(f'`--help={asked}`: no argument is called "{words}"{near}; --help=all shows every one')
+    return lines
+
+
+def _names(row: list[str]) -> tuple[str, str]:
+    """Return the key of a row, whole and without its group."""
+    return row[0][2:], row[0][2:].partition(".")[2]
+
+
+def _trainer_rows() -> list[list[str]]:
+    """Return the rows of all other arguments of the trainer, from its source, because its import takes seconds."""
+    (place,) = find_spec("lightning").submodule_search_locations  # type: ignore[union-attr, misc]
+    tree = ast.parse(Path(place, "pytorch", "trainer", "trainer.py").read_text())
+    made = next(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+    texts, rows = ast.get_docstring(made) or "", []
+    for argument, default in zip(made.args.kwonlyargs, made.args.kw_defaults, strict=True):
+        key = f"trainer.{argument.arg}"
+        if argument.arg not in TRAINER:
+            text = re.search(rf"^ *{argument.arg}: *(.*(?:\n {{8,}}.*|\n(?= {{8}}))*)", texts, re.MULTILINE)
+            said = text[1].replace("``", "").replace("None", "null") if text else ""
+            value = ast.unparse(default) if default else "required"
+            value = {"None": "null", "True": "true", "False": "false"}.get(value, value)
+            rows.append([f"--{key}", re.sub(r":\w+:`~?([^`]+)`", r"\1", said), f"default {value}{_range(key)}"])
+    return rows
 
 
 def current() -> dict[str, Any]:
@@ -123,7 +154,24 @@ def current() -> dict[str, Any]:
             f"--model=Classifier (or {_others('Classifier', *TASKS)})": _class_rows("model", tasks.Classifier),
             f"--data=ImageFolder (or {_others('ImageFolder', data)})": _class_rows("data", data.ImageFolder),
         },
+        "others": {**_other_rows("model", "Classifier", *TASKS), **_other_rows("data", "ImageFolder", data)},
     }
+
+
+def _other_rows(group: str, shown: str, *modules: Any) -> Sections:
+    """Return the rows of other classes of a group that the ``shown`` one lacks, or has with another text or default."""
+    from vitlab.config.parser import classes_of
+
+    classes = {cls.__name__: cls for module in modules for cls in classes_of(module)}
+    common, having = _class_rows(group, classes[shown]), dict[tuple[str, ...], list[str]]()
+    for name in _others(shown, *modules).split(", "):
+        for row in _class_rows(group, classes[name]):
+            if row not in common:
+                having.setdefault((*row,), []).append(name)
+    found: Sections = {}
+    for row, names in having.items():
+        found.setdefault(f"--{group}={' or '.join(names)}", []).append([*row])
+    return found
 
 
 def _others(shown: str, *modules: Any) -> str:
@@ -146,6 +194,7 @@ def _class_rows(group: str, cls: type) -> list[list[str]]:
     for action in _actions(cls):
         name = action.dest
         hidden = group == "model" and (name in LINKS or name in getattr(cls, "old_names", ()))
+        hidden |= group == "data" and name not in inspect.signature(cls).parameters  # what it gives its base itself
         if not name.endswith("help") and not hidden:
             text = str(action.help or "").rstrip(".").split(" (type: ")[0].replace("None", "null")
             text = re.sub(r":class:`(\w+)`", r"\1", text).replace("``", "")
