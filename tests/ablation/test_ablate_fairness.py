@@ -115,6 +115,10 @@ def test_steps_and_learning_rates_of_a_report_are_those_of_the_runs(tmp_path):
     none, learned = (fair_facts(arm) for arm in as_trained(results))
     assert (none["steps"], none["sum_lr"]) == (20, 1.0)
     assert (learned["steps"], learned["sum_lr"]) == (7, 0.25)
+    run.write("run.json", {"steps": -1, "sum_of_learning_rates": 0.0})  # of a loader without length, before
+    results = CellResults(found, arms, arms, runs={("learned", 0): run})
+    assert as_trained(results)[1].length["steps"] == 20
+    run.write("run.json", {"steps": 7, "sum_of_learning_rates": 0.25})
     assert mismatches(found, as_trained(results))["learned"][-1] == "sum of learning rates 0.25, none has 1"
 
 

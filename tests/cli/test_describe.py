@@ -9,6 +9,7 @@ from PIL import Image
 
 from vitlab.data import ImageFolder, Unlabeled
 from vitlab.jobs.train.describe import _data_line, _peak, _train_line
+from vitlab.jobs.train.start import _plans, _steps
 from vitlab.tasks import Classifier
 
 
@@ -79,3 +80,9 @@ def test_the_learning_rate_is_that_of_the_training(monkeypatch, recipe, line):
     task = Classifier(3, lr=2e-3, img_size=8, in_chans=1, patch_size=4, embed_dim=8, depth=1, num_heads=2, **recipe)
     monkeypatch.setattr(task, "peak_rate", lambda: 2e-3)
     assert _peak(task) == line
+
+
+@pytest.mark.parametrize(("found", "steps"), [(12, 12), (0, 0), (-1, None), (float("inf"), None)])
+def test_a_training_of_unknown_length_has_no_steps_in_its_record(found, steps):
+    job = Space(trainer=Space(estimated_stepping_batches=found, ckpt_path=None), run=Space(record={}))
+    assert _steps(job) == steps and _plans(job) == ([] if steps is None else [[0, steps]])

@@ -41,9 +41,8 @@ def as_trained(results: "CellResults") -> list[Resolved]:
 
 def _trained(arm: Resolved, record: Record, rows: list[dict[str, Any]]) -> dict[str, float]:
     """Return the steps that a run has trained, and the sum of their rates where it is known; empty without a plan."""
-    if "steps" not in record:
+    if (planned := record.get("steps", -1)) < 0:  # an earlier vitlab wrote -1 where the length of the loader is unknown
         return {}
-    planned = record["steps"]
     steps = min(planned, max((row["step"] for row in rows), default=planned))
     length: dict[str, float] = {"steps": steps}
     if "sum_of_learning_rates" not in record:

@@ -280,7 +280,7 @@ def _for_loggers(run: RunDir) -> dict[str, Any]:
 
 
 def _facts(job: Job, groups: list[dict[str, Any]]) -> dict[str, Any]:
-    trainer, steps = job.trainer, float(job.trainer.estimated_stepping_batches)
+    trainer, steps = job.trainer, _steps(job)
     return {
         "status": "running",
         "attempts": job.record.attempt,
@@ -291,7 +291,7 @@ def _facts(job: Job, groups: list[dict[str, Any]]) -> dict[str, Any]:
         "world_size": trainer.world_size,
         "threads": torch.get_num_threads(),
         "seed": job.config.seed_everything,
-        **({"steps": int(steps)} if math.isfinite(steps) else {}),
+        **({} if steps is None else {"steps": steps}),
         **_rates(job, groups),
         "promises": _promises(job) if isinstance(job.task, Task) and deals_samples(job.data) else {},
         "resumed": now_utc() if job.resumed else None,
@@ -308,13 +308,19 @@ def _rates(job: Job, groups: list[dict[str, Any]]) -> dict[str, Any]:
     return {"plans": plans, **dict(zip(SUMS, (rates, rates * scale), strict=True))}
 
 
+def _steps(job: Job) -> int | None:
+    """Return the number of steps of the training; None if its length, or that of its loader, is unknown."""
+    steps = float(job.trainer.estimated_stepping_batches)  # infinite, or of a loader without length -1
+    return int(steps) if 0 <= steps < math.inf else None
+
+
 def _plans(job: Job) -> list[list[int]]:
     """Return where each schedule of a run began and its number of steps; empty if one of them is unknown."""
-    record, steps = job.run.record, float(job.trainer.estimated_stepping_batches)
-    if not math.isfinite(steps):
+    record, steps = job.run.record, _steps(job)
+    if steps is None:
         return []
     if not (checkpoint := job.trainer.ckpt_path):
-        return [[0, int(steps)]]
+        return [[0, steps]]
     before = record.get("steps")
     longer = [change for change in record.get("changes", []) if {"trainer.max_epochs", "trainer.max_steps"} & {*change}]
     is_first = not longer or (len(longer) == 1 and before != steps)  # of a run of an older vitlab, which wrote no plans
@@ -322,7 +328,7 @@ def _plans(job: Job) -> list[list[int]]:
     if not plans or plans[-1][1] == steps:
         return plans
     begin = read_manifest(job.run.checkpoints).get(Path(checkpoint).name, {}).get("step")
-    return [*(plan for plan in plans if plan[0] < begin), [begin, int(steps)]] if begin is not None else []
+    return [*(plan for plan in plans if plan[0] < begin), [begin, steps]] if begin is not None else []
 
 
 def _promises(job: Job) -> dict[str, str]:
