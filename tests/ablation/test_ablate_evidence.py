@@ -456,6 +456,28 @@ def test_every_reading_of_the_measured_split_is_counted(done, lab):
     assert len(path.read_text().splitlines()) == 5
 
 
+def test_a_cell_that_a_command_has_measured_on_the_split_before_is_measured_by_the_laboratory(done, lab):
+    home, paths = lab.path / "runs/ablations/toy", (cell(lab), cell(lab, "none"))
+    for path in paths:  # as `vitlab test` does
+        results = json.loads((path / "results.json").read_text())
+        (path / "results.json").write_text(json.dumps({**results, "test": {**results["val"], "acc1": 0.99}}))
+    old = paths[1] / "done.json"
+    old.write_text(json.dumps({k: v for k, v in json.loads(old.read_text()).items() if k != "splits"}))
+    change(lab, "name: toy", "name: toy\nevaluate: test")
+    before = done().verify()
+    assert before.missing.keys() > {f"learned/{paths[0].name}"}
+    (words,) = before.problems[f"none/{paths[1].name}"][-1:]
+    assert words.endswith("no record of it on test; to measure it again, remove its done.json and `vitlab ablate run`")
+    old.unlink()
+    assert not done().run().failed and done().verify().is_green
+    assert all(json.loads((path / "results.json").read_text())["test"]["acc1"] < 0.9 for path in paths)
+    old.unlink()  # killed between measurement and record: it is recorded, not measured once more
+    assert not done().run().failed and done().verify().is_green
+    change(lab, "evaluate: test", "evaluate: val")
+    assert not done().run().failed and done().verify().is_green
+    assert (home / "readings.jsonl").read_text().count('"split": "test"') == 4
+
+
 def test_each_version_of_the_file_is_kept_once(done, lab):
     done().run()
     assert len(protocol.stored_versions(done().ablation)) == 1

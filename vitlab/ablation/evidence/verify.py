@@ -253,7 +253,8 @@ def _compare_chain(found: _Found, ablation: Ablation, done: Sequence[Cell], chai
     tables = {record["cell"]: record["tables"] for record in chain.of("analyses")}
     for cell in done:
         if cell.name not in records:
-            found.say(f"{prefix}{cell.name}", f"the chain has no record of it on {ablation.evaluate}")
+            way = "" if ablation.home else "; to measure it again, remove its done.json and `vitlab ablate run`"
+            found.say(f"{prefix}{cell.name}", f"the chain has no record of it on {ablation.evaluate}{way}")
             continue
         last, now = records[cell.name][-1]["hashes"], hashes_of(cell.run, ablation.evaluate)
         gone = ("predictions",) if f"{prefix}{cell.name}" in found.bare else ()

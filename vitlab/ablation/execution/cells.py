@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import yaml
 
+from vitlab.ablation.evidence.chain import read_chain
 from vitlab.ablation.execution.identity import (
     code_digest,
     effective,
@@ -128,6 +129,13 @@ class Cell:
         result = self.result() or {}
         return bool(result) and "epoch" not in result
 
+    def is_measured_beside(self) -> bool:
+        """Return whether only a command beside the laboratory, as ``vitlab test`` is, measured it on the split."""
+        if self.is_done() or not self.is_measured():
+            return False
+        known, mine = read_chain(self.ablation.directory), (self.name, self.ablation.evaluate)
+        return all((record["cell"], record["split"]) != mine for record in (known.of("opened") if known else ()))
+
     def fail(self, facts: Mapping[str, Any]) -> None:
         """Record a failure, which :meth:`failure` then returns."""
         RunDir(self.run.path.parent).write(self.sibling(".failed.json").name, facts)
@@ -138,8 +146,9 @@ class Cell:
         return read_json(path) if is_there(path) and not self.is_finished() else {}
 
     def is_done(self) -> bool:
-        """Return whether it is trained and measured."""
-        return bool(self.run.read("done.json")) and self.result() is not None
+        """Return whether it is trained and measured, and recorded so; files of 0.2.0 or before name no splits."""
+        done, split = self.run.read("done.json"), self.ablation.evaluate
+        return bool(done) and split in done.get("splits", [split]) and self.result() is not None
 
     def value_at(self, epoch: int) -> float | None:
         """Return the primary metric at the first validation after so many epochs; None before."""
