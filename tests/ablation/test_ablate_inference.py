@@ -325,6 +325,19 @@ def test_a_report_notes_its_look_beside_the_cells(tmp_path, monkeypatch):
     assert (tmp_path / "runs/ablations/made-up/looks.jsonl").read_text().splitlines() == lines
 
 
+def test_a_look_names_its_split_and_counts_on_the_other_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ablation = results_of(tmp_path, ["a0", "a1"], 3, seeds_max=6).ablation
+    place = tmp_path / "runs/ablations/made-up/looks.jsonl"
+    for split, seeds in (("val", [0, 1, 2]), ("test", [0, 1, 2]), ("test", [0, 1, 2]), ("test", [0, 1, 2, 3])):
+        looks = take_look(replace(ablation, evaluate=split), seeds)
+    assert [json.loads(line)["split"] for line in place.read_text().splitlines()] == ["val", "test", "test"]
+    assert looks.counts == (3, 4)
+    older = "".join(place.read_text().splitlines(keepends=True)[:1]).replace(', "split": "val"', "")
+    place.write_text(older)
+    assert take_look(replace(ablation, evaluate="test"), [0, 1, 2]).counts == (3,) and place.read_text() == older
+
+
 def test_of_more_new_seeds_than_the_most_allows_the_first_are_tested():
     found, _ = seen([0, 1, 2], 5, [0, 1, 2, 9, 8, 7, 6])
     assert (found.counts, found.seeds, found.added) == ((3, 5), (0, 1, 2, 9, 8), (7, 6))

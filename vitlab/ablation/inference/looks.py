@@ -139,19 +139,23 @@ def _next(
     ablation: Ablation, lines: list[str], seeds: Sequence[int], had: Had | None = None
 ) -> tuple[Looks, dict[str, Any] | None]:
     known = [json.loads(line) for line in lines]
-    return next_look(known, seeds, ablation.stats.seeds_max or len(ablation.seeds), had)
+    return next_look(known, seeds, ablation.stats.seeds_max or len(ablation.seeds), had, ablation.evaluate)
 
 
 def next_look(
-    known: list[dict[str, Any]], seeds: Sequence[int], most: int, had: Had | None = None
+    known: list[dict[str, Any]], seeds: Sequence[int], most: int, had: Had | None = None, split: str | None = None
 ) -> tuple[Looks, dict[str, Any] | None]:
     """Return the looks including one at ``seeds``, and the entry to record; None if it is recorded already.
+
+    A look on one split counts on another, too: the same networks stand behind both, and their seeds go on or not
+    after it.
 
     Args:
         known: The entries so far.
         seeds: The seeds of the present look.
         most: The maximal number of seeds, if this is the first look.
         had: Of each metric, the seeds of each arm.
+        split: The split of the report; None in entries of 0.2.0 or before, which did not note it.
     """
     known = [entry for entry in known if entry["seeds"]]
     most = known[0]["most"] if known else max(most, len(seeds))
@@ -170,7 +174,9 @@ def next_look(
         entries=tuple(known),
     )
     entry: dict[str, Any] = {"seeds": [*seeds], "most": most} | ({"had": had} if had else {})
-    is_known = any(set(e["seeds"]) == set(seeds) and e.get("had") == entry.get("had") for e in known)
+    entry |= {"split": split} if split else {}
+    same = [e for e in known if set(e["seeds"]) == set(seeds) and e.get("had") == entry.get("had")]
+    is_known = any(e.get("split", split) == split for e in same)
     return looks, None if is_known else entry
 
 
