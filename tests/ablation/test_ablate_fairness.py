@@ -246,6 +246,12 @@ def test_logistic_regression_needs_pixels_and_labels_and_no_network_of_vitlab(tm
     assert check(spec, arms) == (0, [], "linear.json not fitted again: the data broke")
     (tmp_path / "runs/ablations/toy/linear.json").unlink()
     assert gate_of(linear(spec, arms), spec, arms[0]) == {"why": "the data broke"}
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("vitlab.ablation.inference.linear._fit", lambda spec, arm: dict(found))
+    assert gate_of(linear(spec, arms), spec, arms[0]) == found  # a failure may have passed
+    monkeypatch.setattr("vitlab.ablation.inference.linear._fit", None)
+    assert gate_of(linear(spec, arms), spec, arms[0]) == found
 
 
 def test_arms_of_one_seed_start_alike(tmp_path):

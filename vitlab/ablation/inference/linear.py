@@ -22,15 +22,15 @@ Gates = dict[str, dict[str, Any]]  # digest of the data and split: accuracy and 
 def linear(ablation: Ablation, resolved: list[Resolved]) -> Gates:
     """Return, for each digest of data, the accuracy of logistic regression on the evaluated split, or why not.
 
-    It is fitted once and stored beside the cells, so that exported evidence needs no images.
+    It is fitted once and stored beside the cells, so that exported evidence needs no images. A failure is stored, too,
+    but tried again the next time, as memory or a disk may have been the cause.
     """
     place = RunDir(ablation.directory)
     found = _kept(ablation)
     if ablation.primary != "acc1" or ablation.home or ablation.run.command:
         return found
-    for arm in resolved:
-        key = f"{json_digest(arm.data)} {ablation.evaluate}"
-        if key not in found:
+    for key, arm in {f"{json_digest(arm.data)} {ablation.evaluate}": arm for arm in resolved}.items():
+        if "acc1" not in found.get(key, {}):
             try:
                 found[key] = _fit(ablation, arm)
             except UNFIT as error:
