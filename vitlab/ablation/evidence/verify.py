@@ -31,6 +31,7 @@ from vitlab.runs.records import split_metrics
 
 CLOSE = 2e-6  # tolerance for float32 sums in another order; relative beyond 1
 CHAIN = "the chain"  # what a problem of it is named by
+Records = Mapping[str, Sequence[Mapping[str, Any]]]  # those of each cell on the evaluated split, oldest first
 
 
 @dataclass(frozen=True)
@@ -111,11 +112,11 @@ def verify_evidence(
         done += _look_at(found, cell, cell.name, records.get(cell.name, ()))
     inner = tried[0].cells[0].ablation if tried else ablation
     chain_of_tuning = read_chain(inner.directory) if tried else None
-    records = chain_of_tuning.measured(inner.evaluate) if chain_of_tuning else {}
+    records_of_tuning = chain_of_tuning.measured(inner.evaluate) if chain_of_tuning else {}
     for trial in tried:
         if not trial.stopped:  # one that halving stopped has no result
             for cell in trial.cells:
-                done += _look_at(found, cell, f"tune/{cell.name}", records.get(cell.name, ()))
+                done += _look_at(found, cell, f"tune/{cell.name}", records_of_tuning.get(cell.name, ()))
     there = {cell.arm.name for cell in cells} | {*given_up}
     for arm in ablation.arms:
         if arm.name not in there:
@@ -123,10 +124,11 @@ def verify_evidence(
     main = [cell for cell in done if cell.ablation is ablation]
     _compare_targets(found, main)
     _compare_environments(found, main, chain)
-    _compare_chain(found, ablation, main, chain, "")
+    _compare_chain(found, ablation, main, chain, records, "")
     _name_outsiders(found, ablation, cells, chain, "")
     if tried:
-        _compare_chain(found, inner, [c for c in done if c.ablation is not ablation], chain_of_tuning, "tune/")
+        candidates = [cell for cell in done if cell.ablation is not ablation]
+        _compare_chain(found, inner, candidates, chain_of_tuning, records_of_tuning, "tune/")
         _name_outsiders(found, inner, [cell for trial in tried for cell in trial.cells], chain_of_tuning, "tune/")
     _name_the_rest(found, main)
     if found.untold:
@@ -235,7 +237,9 @@ def _compare_environments(found: _Found, done: Sequence[Cell], chain: Chain | No
         found.say(name, f"trained with {environments[name]}, the rest with {usual}")
 
 
-def _compare_chain(found: _Found, ablation: Ablation, done: Sequence[Cell], chain: Chain | None, prefix: str) -> None:
+def _compare_chain(
+    found: _Found, ablation: Ablation, done: Sequence[Cell], chain: Chain | None, records: Records, prefix: str
+) -> None:
     """Compare every file that a record of the chain holds the hash of."""
     signed = [cell for cell in done if cell.run.read("done.json").get("record")]
     if chain is None:
@@ -249,7 +253,6 @@ def _compare_chain(found: _Found, ablation: Ablation, done: Sequence[Cell], chai
         return
     if chain.broken:
         found.say(f"{prefix}{CHAIN}", chain.broken)
-    records = chain.measured(ablation.evaluate)
     tables = {record["cell"]: record["tables"] for record in chain.of("analyses")}
     for cell in done:
         if cell.name not in records:
@@ -262,16 +265,16 @@ def _compare_chain(found: _Found, ablation: Ablation, done: Sequence[Cell], chai
         changed += [n for n, h in tables.get(cell.name, {}).items() if analyses_of(cell.run).get(n) != h]
         if changed:
             found.say(f"{prefix}{cell.name}", f"not as it was recorded: {', '.join(changed)}")
-    _count_again(found, ablation, chain, prefix)
+    _count_again(found, ablation, chain, records, prefix)
     if not prefix:
         noted = [record["digest"] for record in chain.of("registered")]
         if noted and registered(ablation).get("digest") != noted[-1]:
             found.say(f"{prefix}{CHAIN}", "registered.json is not the registration that was recorded")
 
 
-def _count_again(found: _Found, ablation: Ablation, chain: Chain, prefix: str) -> None:
+def _count_again(found: _Found, ablation: Ablation, chain: Chain, records: Records, prefix: str) -> None:
     """Tell of cells that were measured with several results, and of those that lie there no more."""
-    for name, mine in chain.measured(ablation.evaluate).items():
+    for name, mine in records.items():
         kinds = {record["hashes"]["result"] for record in mine}
         if len(kinds) > 1:
             found.notes.append(f"{prefix}{name}: measured {len(mine)} times, with {len(kinds)} different results")
