@@ -115,6 +115,9 @@ def test_array_parallelism_is_a_number_of_tasks_whatever_these_train_at_a_time(l
     login.change(seeds=10, executor="slurm", slurm={"time": "02:00:00", "gpus": 4, "array_parallelism": 7})
     ablation = toy().ablation
     assert [task_count(ablation, cells) for cells in (1, 4, 5, 28, 30)] == [1, 1, 2, 7, 7]
+    submitits = {"slurm_time": "02:00:00", "gpus_per_node": 4, "slurm_array_parallelism": 7}
+    login.change(seeds=10, executor="slurm", slurm=submitits)
+    assert [task_count(toy().ablation, cells) for cells in (1, 4, 5, 28, 30)] == [1, 1, 2, 7, 7]
     login.change(seeds=10, executor="slurm", workers=8, slurm={"time": "02:00:00", "gpus": 4})
     assert [task_count(toy().ablation, cells) for cells in (1, 5, 30)] == [1, 2, 2]
 
@@ -137,6 +140,7 @@ def test_more_tasks_than_the_site_allows_become_chained_arrays(login, monkeypatc
         ({"time": 7200}, "`time` must be a limit that sbatch takes, got 7200; write it in quotes"),
         ({"time": None}, "`time` must be a limit"),
         ({"nodes": 2}, "`nodes` must be 1, got 2: a cell trains on one device"),
+        ({"array_parallelism": "many"}, "`array_parallelism` must be a whole number of at least 1, got 'many'"),
         ({"sbatch": {"array": "0-9"}}, "`sbatch.array` is set by vitlab"),
     ],
 )

@@ -56,10 +56,15 @@ def task_command(ablation: Ablation, more: Sequence[str] = ()) -> list[str]:
     return [*own, "ablate", "run", str(ablation.file.path.resolve()), *more, *trust]
 
 
+def _given(ablation: Ablation) -> dict[str, Any]:
+    """Return ``run.slurm`` by the names of this module; submitit's begin with ``slurm_``."""
+    given = {str(key).removeprefix("slurm_"): value for key, value in ablation.run.slurm.items()}
+    return {{"gpus_per_node": "gpus"}.get(key, key): value for key, value in given.items()}
+
+
 def site(ablation: Ablation) -> tuple[Site, int]:
     """Return the settings of a task and its number of GPUs; refuse unknown keys of ``run.slurm``."""
-    given = {str(k).removeprefix("slurm_"): v for k, v in ablation.run.slurm.items()}
-    given = {{"gpus_per_node": "gpus"}.get(key, key): value for key, value in given.items()}
+    given = _given(ablation)
     for key in given:
         if key not in (*OWN, *SBATCH):
             hint = did_you_mean(key, (*OWN, *SBATCH)) or "; other options of sbatch go under `sbatch: {}`"
@@ -67,6 +72,10 @@ def site(ablation: Ablation) -> tuple[Site, int]:
     if "time" not in given:
         text = '`run.slurm` must have a `time`, the limit of one attempt, as in time: "04:00:00"'
         raise ablation.file.mistake("run/slurm", text)
+    most = given.get("array_parallelism")
+    if most is not None and (type(most) is not int or most < 1):
+        text = f"`array_parallelism` must be a whole number of at least 1, got {most!r}"
+        raise ablation.file.mistake("run/slurm", f"`run.slurm`: {text}")
     own = {key: value for key, value in given.items() if key in OWN and key != "array_parallelism"}
     more = {key: value for key, value in given.items() if key in SBATCH}
     gpus = own.get("gpus", 1)
@@ -85,10 +94,10 @@ def task_count(ablation: Ablation, cells: int) -> int:
     `array_parallelism` is a number of tasks, `run.workers` one of cells at a time, of all tasks together.
     """
     per_task = max(1, site(ablation)[1] * ablation.run.per_gpu)
-    most, workers = ablation.run.slurm.get("array_parallelism"), ablation.run.workers
+    most, workers = _given(ablation).get("array_parallelism"), ablation.run.workers
     if not most:
         most = math.ceil((cells if workers == "auto" else int(workers)) / per_task)
-    return max(1, min(math.ceil(cells / per_task), int(most)))
+    return max(1, min(math.ceil(cells / per_task), most))
 
 
 def batch_script(ablation: Ablation, tasks: int, more: Sequence[str] = ()) -> str:
