@@ -324,9 +324,10 @@ def test_overwrite_deletes_nothing_after_a_mistake(here, capsys):
 
 
 def test_a_dry_run_shows_the_header_and_writes_nothing(here, capsys):
-    assert main(["fit", *SHORT, "--dry_run"]) == 0
+    assert main(["fit", *SHORT, "--trainer.accumulate_grad_batches=1000", "--dry_run"]) == 0
     out = capsys.readouterr().out
     assert "4x4 tokens" in out
+    assert "235 training" in out and ", batch 192, " in out  # of the 3 batches of an epoch
     assert "position embedding sincos1d" in out
     assert list(here.iterdir()) == []
 

@@ -322,7 +322,7 @@ def accumulate_from_the_start(trainer: Any, steps_are_counted: bool = False) -> 
 def batches_of_a_step(trainer: Any) -> int:
     """Return how many batches an optimizer step accumulates at most: not more than an epoch has, which ends with one.
 
-    A trainer that has not set up its images, as in a dry run, does not know the batches of an epoch.
+    Before its images are set up, a trainer does not know the batches of an epoch.
     """
     asked: int = trainer.accumulate_grad_batches
     return int(min(asked, trainer.num_training_batches or asked))

@@ -12,6 +12,7 @@ import lightning as L
 import torch
 import yaml
 from jsonargparse import Namespace
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
@@ -101,7 +102,7 @@ def rehearse(job: Job) -> None:
     with user_mistakes():
         job.data.prepare_data()
         job.data.setup("fit")
-        job.data.train_dataloader()
+        batches, limit = sized_len(job.data.train_dataloader()), job.trainer.limit_train_batches
         if is_overridden("val_dataloader", job.data, L.LightningDataModule):
             job.data.val_dataloader()
         if isinstance(job.task, Task):
@@ -110,6 +111,8 @@ def rehearse(job: Job) -> None:
         if isinstance(job.task, Distillation):
             job.task.find_teacher(job.data)
     job.task.trainer, job.trainer.datamodule = job.trainer, job.data  # type: ignore[attr-defined]  # as in a training
+    if batches is not None and isinstance(job.data, ImageData):  # of each process, on which batch and rate depend
+        job.trainer.fit_loop.max_batches = min(batches, limit if isinstance(limit, int) else int(batches * limit))
     say(header(job) + "\n\ndry run: everything can be built; nothing was written")
 
 
