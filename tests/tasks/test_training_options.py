@@ -156,7 +156,10 @@ def test_groups_that_lack_a_trained_parameter_are_refused():
         fit(Forgets(**TINY))
 
 
-@pytest.mark.parametrize("opt", ["adamc", "lionc", "sgdc", "nadamc", "lambcd"])
+ADAMC = {"class_path": "timm.optim.AdamWLegacy", "init_args": {"corrected_weight_decay": True}}
+
+
+@pytest.mark.parametrize("opt", ["adamc", "lionc", "sgdc", "nadamc", "lambcd", ADAMC])
 def test_corrected_weight_decay_of_an_earlier_layer_follows_its_own_rate(opt):
     task = Classifier(**TINY | {"depth": 4}, opt=opt, lr=0.01, layer_decay=0.1, weight_decay=0.5)
     optimizer = build_optimizer(opt, task.optimizer_groups(), 0.01)
@@ -179,7 +182,7 @@ def test_rates_among_the_arguments_relate_to_the_last_layer_and_one_of_zero_deca
     assert all(p.isfinite().all() for p in still.parameters())
 
 
-@pytest.mark.parametrize("opt", ["muon", "adamuon"])
+@pytest.mark.parametrize("opt", ["muon", "adamuon", "timm.optim.Muon"])
 def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest(opt):
     task = Classifier(**TINY, opt=opt, pos_embed="learned")
     state = fit(task).optimizers[0].state

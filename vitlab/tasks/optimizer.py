@@ -89,6 +89,8 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Build an optimizer for groups that have their own learning rates and weight decays.
 
+    A class of timm by its path gets the same groups as its name: peak rates of corrected decay, matrices of Muon.
+
     Args:
         opt: A name, a class, or a class with its arguments.
         groups: Groups of parameters, at their peak rates, to which timm's corrected weight decay relates each rate.
@@ -99,24 +101,31 @@ def build_optimizer(
     name, args = name_and_args("opt", opt)
     if name == "adamw":
         return build("opt", torch.optim.AdamW, {**({} if "foreach" in args else {"fused": True}), **args}, {}, groups)
+    optimizer: torch.optim.Optimizer
     if "." in name or _is_torch_class(name):
         cls = find_class("opt", name, torch.optim.Optimizer, home="torch.optim")
-        return build("opt", cls, args, {"lr": lr}, groups)
-    from timm.optim import create_optimizer_v2
-
-    defaults: dict[str, Any] = {"lr": lr, "weight_decay": 0.0, "filter_bias_and_bn": False}
-    try:
-        optimizer = create_optimizer_v2(groups, opt=name, **defaults, **args)
-    except TypeError as error:
-        raise ValueError(f"`opt`: {name} of timm refuses its arguments: {error}") from error
+        optimizer = build("opt", cls, args, {"lr": lr}, groups)
+    else:
+        optimizer = _of_timm(name, args, groups, lr)
     for group in optimizer.param_groups:
         if "max_lr_snapshot" in group:
             group["max_lr_snapshot"] = group["lr"] or lr  # a rate of 0 decays nothing
-    if name.endswith("muon") and (blocks := getattr(net, "blocks", None)):
+    is_muon = any(base.__module__ == "timm.optim.muon" for base in type(optimizer).__mro__)
+    if is_muon and (blocks := getattr(net, "blocks", None)):
         hidden = {id(p) for p in blocks.parameters()}  # Muon itself skips the vectors among them
         for p in (p for group in groups for p in group["params"] if id(p) not in hidden):
             optimizer.state[p]["use_muon"] = False
     return optimizer
+
+
+def _of_timm(name: str, args: Mapping[str, Any], groups: list[dict[str, Any]], lr: float) -> torch.optim.Optimizer:
+    from timm.optim import create_optimizer_v2
+
+    defaults: dict[str, Any] = {"lr": lr, "weight_decay": 0.0, "filter_bias_and_bn": False}
+    try:
+        return create_optimizer_v2(groups, opt=name, **defaults, **args)
+    except TypeError as error:
+        raise ValueError(f"`opt`: {name} of timm refuses its arguments: {error}") from error
 
 
 def _is_torch_class(name: str) -> bool:
