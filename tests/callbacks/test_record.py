@@ -107,7 +107,10 @@ def test_the_learning_rate_follows_from_the_peak_where_no_group_has_it():
         group["initial_lr"], group["lr"] = group["lr"], group["lr"] / 4
     assert all(group["initial_lr"] != 0.01 for group in optimizer.param_groups)
     model.peak_rate = lambda: 0.01
-    assert _rate(SimpleNamespace(optimizers=[optimizer], lr_scheduler_configs=[]), model) == pytest.approx(0.0025)
+    assert _rate(SimpleNamespace(optimizers=[optimizer]), model) == pytest.approx(0.0025)
+    for group in optimizer.param_groups:  # by a class of the user's own
+        group["initial_lr"], group["lr"] = 0.3, 0.1
+    assert _rate(SimpleNamespace(optimizers=[optimizer]), model) == 0.1
 
 
 def test_the_last_row_has_the_gradient_norm_of_its_own_step(tmp_path, monkeypatch):

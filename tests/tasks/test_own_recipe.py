@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from vitlab import interface
 from vitlab.optim import warmed_up
 from vitlab.tasks import Classifier, Regressor
-from vitlab.tasks.optimizer import build_optimizer, build_scheduler, sets_own_peak
+from vitlab.tasks.optimizer import build_optimizer, build_scheduler
 
 TINY = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 2}
 HERE = __name__
@@ -214,15 +214,15 @@ def test_a_class_that_sets_its_own_rates_begins_at_them():
     assert {group["lr"] for group in optimizer.param_groups} == {1e-4}
     assert {group["initial_lr"] for group in optimizer.param_groups} == {1e-4}
     assert {group["max_lr_snapshot"] for group in optimizer.param_groups} == {0.05}  # the peak of corrected decay
-    assert sets_own_peak(task)
+    assert task.sets_own_peak
 
 
 def test_a_class_that_follows_the_rates_of_the_groups_sets_no_peak():
     task, optimizer = built(lr_scheduler={"class_path": "StepLR", "init_args": {"step_size": 1}}, layer_decay=0.5)
     assert len({group["initial_lr"] for group in optimizer.param_groups}) > 1
-    assert not sets_own_peak(task)
-    assert not sets_own_peak(classifier())
-    assert sets_own_peak(classifier(lr_scheduler={"class_path": "OneCycleLR", "init_args": {"max_lr": 0.025}}))
+    assert not task.sets_own_peak
+    assert not classifier().sets_own_peak
+    assert classifier(lr_scheduler={"class_path": "OneCycleLR", "init_args": {"max_lr": 0.025}}).sets_own_peak
 
 
 PLATEAU = {"class_path": "ReduceLROnPlateau", "init_args": {"patience": 0, "threshold": 9.0}, "monitor": "val/loss"}

@@ -19,7 +19,6 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.profilers import PassThroughProfiler
 from torch import Tensor
-from torch.optim.lr_scheduler import CyclicLR, OneCycleLR
 
 from vitlab.callbacks.steps import Speed, Steps, images, logged, means
 from vitlab.errors import Stopped, named_line, one_line, preview
@@ -292,16 +291,17 @@ def _describe_nan(
 def _rate(trainer: Any, task: Any) -> float | None:
     """Return the learning rate that follows from `model.lr`: earlier layers, positions and head may have another.
 
-    Of a module of the user, and where a scheduler sets its own peak, it is that of the first group. Without an
-    optimizer, Lightning's has no groups.
+    Of a module of the user, and where a scheduler or an optimizer sets other rates than those of the task's groups, it
+    is that of the first group. Without an optimizer, Lightning's has no groups.
     """
     groups = [group for optimizer in trainer.optimizers[:1] for group in optimizer.param_groups]
     peak = task.peak_rate() if sums_its_steps(task) and hasattr(task, "peak_rate") else None
     rates = [group["lr"] for group in groups if peak is not None and group.get("initial_lr") == peak]
     moving = [group for group in groups if group.get("initial_lr")]
-    is_own = any(isinstance(config.scheduler, CyclicLR | OneCycleLR) for config in trainer.lr_scheduler_configs)
-    if peak is not None and not rates and moving and not is_own:  # no group has the peak rate
-        return float(peak * (moving[0]["lr"] / moving[0]["initial_lr"]))
+    if peak is not None and not rates and moving:  # no group has the peak rate
+        first, shares = moving[0]["initial_lr"], [one["lr"] / task.hparams["lr"] for one in task.optimizer_groups()]
+        if any(math.isclose(first, peak * share) for share in shares):
+            return float(peak * (moving[0]["lr"] / first))
     rates = rates or [group["lr"] for group in groups]
     return rates[0] if rates else None
 

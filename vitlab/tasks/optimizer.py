@@ -132,20 +132,26 @@ def _is_torch_class(name: str) -> bool:
     return isinstance(getattr(torch.optim, name, None), type)
 
 
-def check_schedule(task: Any) -> None:
-    """Refuse a schedule that is neither a name nor a class, and arguments that it does not take."""
+def check_schedule(task: Any) -> bool:
+    """Refuse a schedule that is neither a name nor a class, and arguments that it does not take.
+
+    Returns:
+        Whether it sets a peak of its own for all groups, as OneCycleLR does, in place of their rates.
+    """
     shape, args = name_and_args("lr_scheduler", task.hparams["lr_scheduler"], SchedulerSpec.__annotations__)
     if shape not in SHAPES:
         cls = find_class("lr_scheduler", shape, object, SHAPES, home="torch.optim.lr_scheduler")
         for name in ("step", "state_dict", "load_state_dict"):
             if not hasattr(cls, name):
                 raise ValueError(f"`lr_scheduler`: {shape} has no `{name}`, as schedulers of torch and timm have")
-        built = build_scheduler(task, torch.optim.AdamW([torch.zeros(1, requires_grad=True)]), 100)
+        rate = math.e * 1e-3  # which no configuration names
+        optimizer = torch.optim.AdamW([torch.zeros(1, requires_grad=True)], lr=rate)
+        built = build_scheduler(task, optimizer, 100)
         if built["interval"] not in ("step", "epoch"):
             raise ValueError(f"`lr_scheduler`: interval must be epoch or step, got {built['interval']!r}")
         if not is_loadable(built["scheduler"].state_dict()):
             raise ValueError(f"`lr_scheduler`: {shape} keeps objects in its state, which a checkpoint cannot hold")
-        return
+        return bool(optimizer.param_groups[0]["initial_lr"] != rate)
     for name in args:
         if name not in SHAPES[shape]:
             takes = f"takes {' and '.join(SHAPES[shape])}" if SHAPES[shape] else "takes no arguments"
@@ -154,6 +160,7 @@ def check_schedule(task: Any) -> None:
         raise ValueError(f"`lr_scheduler`: {wrong[0]} of {shape} must be a number above 0, got {args[wrong[0]]!r}")
     if args.get("decay", 0) > 1:
         raise ValueError(f"`lr_scheduler`: decay of wsd is a share and must be at most 1, got {args['decay']}")
+    return False
 
 
 def schedule(recipe: Mapping[str, Any], steps: float, per_epoch: float) -> Callable[[float], float] | None:
@@ -224,16 +231,6 @@ def build_scheduler(
     return config
 
 
-def sets_own_peak(task: Any) -> bool:
-    """Return whether the scheduler of a task sets one peak for all groups, as OneCycleLR, in place of their rates."""
-    if name_and_args("lr_scheduler", task.hparams["lr_scheduler"], SchedulerSpec.__annotations__)[0] in SHAPES:
-        return False
-    rate = math.e * 1e-3  # which no configuration names
-    optimizer = torch.optim.AdamW([torch.zeros(1, requires_grad=True)], lr=rate)
-    build_scheduler(task, optimizer, 100)
-    return bool(optimizer.param_groups[0]["initial_lr"] != rate)
-
-
 class _KeepsCounts:
     """A schedule of plateaus of timm whose state holds all that its next step depends on, which timm's does not."""
 
@@ -301,12 +298,15 @@ def freeze_parts(net: nn.Module, prefixes: Sequence[str]) -> None:
 
 
 def check_recipe(task: Any) -> None:
-    """Refuse numbers out of range or NaN, an optimizer or schedule that cannot be built, and a network all frozen."""
+    """Refuse numbers out of range or NaN, an optimizer or schedule that cannot be built, and a network all frozen.
+
+    The task then says by ``sets_own_peak`` whether its schedule replaces the rates of the groups.
+    """
     check_ranges("model", task.hparams)
     if task.hparams["freeze"] and not any(p.requires_grad for p in task.parameters()):
         raise ValueError(f"`freeze` must leave a parameter to train, got {[*task.hparams['freeze']]}")
     check_optimizer(task.hparams["opt"], task.optimizer_groups(), task.hparams["lr"])
-    check_schedule(task)
+    task.sets_own_peak = check_schedule(task)
 
 
 def accumulate_from_the_start(trainer: Any, steps_are_counted: bool = False) -> None:

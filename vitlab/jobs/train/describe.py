@@ -14,7 +14,7 @@ from vitlab.layers.precision import float32_precision
 from vitlab.tables import counted
 from vitlab.tasks.base import Task
 from vitlab.tasks.distillation import Distillation
-from vitlab.tasks.optimizer import SchedulerSpec, sets_own_peak
+from vitlab.tasks.optimizer import SchedulerSpec
 from vitlab.tokenizers.t2t import T2TTokenizer
 
 
@@ -142,7 +142,7 @@ def _recipe(task: Task) -> str:
 def _peak(task: Task) -> str:
     """Return the peak learning rate, with that of the head if it is another, or the class that sets it."""
     hparams, rate = task.hparams, task.peak_rate()
-    if sets_own_peak(task):
+    if task.sets_own_peak:
         idle = [name for name in ("layer_decay", "pos_embed_lr_mult", "head_lr_mult") if hparams[name] != 1]
         name, _ = name_and_args("lr_scheduler", hparams["lr_scheduler"], SchedulerSpec.__annotations__)
         return f"lr set by {name}" + (f" for all layers, in spite of {' and '.join(idle)}" if idle else "")

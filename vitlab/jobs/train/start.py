@@ -44,7 +44,6 @@ from vitlab.runs.manifest import read_manifest
 from vitlab.runs.matching import is_there
 from vitlab.runs.records import now_utc, part_of
 from vitlab.tasks.base import Task
-from vitlab.tasks.optimizer import sets_own_peak
 
 PACKAGES = ("vitlab", "torch", "torchvision", "lightning", "torchmetrics", "timm", "numpy", "jsonargparse", "wandb")
 WRITTEN = (  # in a run's directory before the first step
@@ -253,7 +252,7 @@ def write_facts(job: Job) -> None:
     if isinstance(task := job.task, Task):
         lr, layer_decay = task.hparams["lr"], task.hparams["layer_decay"]
         planned = task.optimizer_groups()
-        if sets_own_peak(task):
+        if task.sets_own_peak:
             planned = [group | {"lr": lr} for group in planned]
         groups = describe_groups(trained(task), planned, lr, layer_decay, task)
         run.write("param_groups.json", groups)
