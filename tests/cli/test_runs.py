@@ -97,7 +97,7 @@ def test_runs_are_filtered_and_sorted(place, capsys, words, found):
     assert names(capsys, *words) == list(found)
 
 
-def test_numbers_of_replaced_weights_are_left_out_and_unverified_ones_are_marked(place, capsys):
+def test_numbers_of_replaced_weights_are_left_out_and_unverified_ones_are_marked(place, capsys, monkeypatch):
     path = Path("runs/a/checkpoints/best.ckpt")
     os.utime(path, (0, 0))
     assert main(["runs", "list", "a"]) == 0
@@ -115,6 +115,9 @@ def test_numbers_of_replaced_weights_are_left_out_and_unverified_ones_are_marked
     RunDir("runs/a").write("results.json", {"val": {"acc1": 0.5, "checkpoint": "best.ckpt", "sha256": digest}})
     assert main(["runs", "list", "a"]) == 0
     assert "`vitlab validate RUN` measures again" in (out := capsys.readouterr().out) and "vitlab test" not in out
+    monkeypatch.setattr("vitlab.errors.TRUSTED", ["mine"])
+    assert main(["runs", "list", "a"]) == 0
+    assert "`vitlab validate RUN --trust_imports mine` measures again" in capsys.readouterr().out
 
 
 def test_csv_and_json_have_every_number_in_full(place, capsys):

@@ -7,7 +7,7 @@ from typing import Any
 
 from vitlab.cli.lines import note, show, show_rows
 from vitlab.config.arguments import CommandParser, KeepLines, add_formats
-from vitlab.errors import UsageError, megabytes
+from vitlab.errors import UsageError, megabytes, trusting
 from vitlab.jobs.clean import WHAT, Item, remove, to_clean
 from vitlab.jobs.listing import PARTS, Row, about, differences_of, head_metrics, list_runs
 from vitlab.runs.directory import RunDir, find_directory
@@ -111,7 +111,8 @@ def _cell(row: Row, name: str) -> str:
 
 def _command(name: str) -> str:
     """Return the command that measures a metric of a split."""
-    return f"`vitlab {'validate' if name.startswith('val.') else 'test'} RUN`"
+    command = "validate" if name.startswith("val.") else "test"
+    return f"`{trusting(f'vitlab {command} RUN')}`"
 
 
 def _short(value: Any) -> str:
