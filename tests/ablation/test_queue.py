@@ -8,9 +8,10 @@ import pytest
 
 from vitlab.ablation.evidence import chain
 from vitlab.ablation.execution.cells import Cell, Resolved, begun
+from vitlab.ablation.execution.commands import Stage
 from vitlab.ablation.execution.pool import Interrupts, Pool
 from vitlab.ablation.execution.progress import Progress
-from vitlab.ablation.execution.worker import CellOutcome
+from vitlab.ablation.execution.worker import CODE, CellOutcome, _failed
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.runs.directory import RunDir
 
@@ -84,6 +85,20 @@ def test_a_disk_that_fails_between_two_cells_ends_the_run_with_its_error(cells, 
     monkeypatch.setattr(Pool, call, fails)
     with pytest.raises(OSError, match=r"done\.json"):
         Pool(cells, 2, None, Interrupts(print)).run_all()
+
+
+def test_a_change_of_the_code_fails_one_cell_in_one_line_and_the_next_call_tries_it_again(cells, monkeypatch):
+    def outdated(cell, *more):
+        return _failed(cell, Stage("fit", ["vitlab", "fit"]), 0, CODE, ["the code has changed"])
+
+    monkeypatch.setattr("vitlab.ablation.execution.pool.process_cell", outdated)
+    said = []
+    pool = Pool(cells, 1, said.append, Interrupts(print))
+    pool.run_all()
+    assert said == [f"failed   {cells[0].name}: fit, other code: the code has changed"]
+    assert cells[0].failure() and pool.failed(cells[0])
+    Pool(cells, 1, None, Interrupts(print))
+    assert not cells[0].failure()
 
 
 def test_progress_shows_the_last_known_state_while_the_disk_does_not_answer(cells, monkeypatch):

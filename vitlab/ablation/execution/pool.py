@@ -12,7 +12,7 @@ from vitlab.ablation.evidence import chain
 from vitlab.ablation.execution.cells import Cell, Say, begun, for_each
 from vitlab.ablation.execution.gpus import shares_per_gpu, slot
 from vitlab.ablation.execution.progress import Board, Progress
-from vitlab.ablation.execution.worker import CellOutcome, process_cell
+from vitlab.ablation.execution.worker import CODE, UNPLANNED, CellOutcome, process_cell
 from vitlab.errors import UsageError, what_failed
 from vitlab.runs import lock
 
@@ -59,11 +59,12 @@ class Pool:
         self, cells: list[Cell], workers: int, say: Say | None, interrupts: Interrupts, fail_fast: bool = False
     ) -> None:
         self.cells, self.workers, self.interrupts, self.fail_fast = cells, workers, interrupts, fail_fast
-        for_each(partial(_set_aside_damaged, say=say), begun(cells))
+        for_each(partial(_set_aside, say=say), begun(cells))
         self.progress = Progress(cells, workers)
         self.board = Board(self.progress, say)
         self.failures: list[tuple[Cell, CellOutcome]] = []
         self._broken: OSError | UsageError | None = None
+        self._is_outdated = False  # the code is no longer that of the plan, and all cells would fail
         self._mutex = threading.Lock()
         self._shares = shares_per_gpu(workers, cells[0].ablation.run.per_gpu if cells else 1)
         self._news = chain.Reader(cells[0].ablation.directory) if cells else None
@@ -98,7 +99,7 @@ class Pool:
             self._broken = self._broken or error
 
     def _work(self) -> None:
-        while not self.interrupts.count and not (self.fail_fast and self.failures):
+        while not self.interrupts.count and not self._is_outdated and not (self.fail_fast and self.failures):
             with slot(self._shares, lambda: self.interrupts.count > 0 or self._all_over()) as place:
                 taken = self._take() if place else None
                 if taken is None or place is None:
@@ -181,6 +182,7 @@ class Pool:
             self.board.say(f"waiting  {cell.name} after {cell.until} epochs, {outcome.text}")
         elif outcome.end == "failed":
             self.failures.append((cell, outcome))
+            self._is_outdated |= outcome.kind == CODE
             self.board.say(f"failed   {cell.name}: {outcome.text}")
         else:
             self.progress.seconds.append(seconds)
@@ -188,10 +190,12 @@ class Pool:
             self.board.say(f"done     {cell.name}: {outcome.text}, {seconds:.0f} s{progress}")
 
 
-def _set_aside_damaged(cell: Cell, say: Say | None) -> None:
-    """Set aside a damaged cell, unless a worker has claimed it."""
+def _set_aside(cell: Cell, say: Say | None) -> None:
+    """Set aside a damaged cell, unless a worker has claimed it, and a failure to be as planned, which it is again."""
     if (text := cell.damage()) and (claim := lock.take(cell.claim)):
         cell.set_aside()
         claim.release()
         if say:
             say(f"damaged  {cell.name}: {text}; set aside and trained again")
+    elif not text and cell.failure().get("kind") in UNPLANNED:
+        cell.sibling(".failed.json").unlink(missing_ok=True)

@@ -19,6 +19,8 @@ from vitlab.runs.lock import HeldLock
 from vitlab.runs.records import now_utc
 
 RETRIED = ("pre-empted", "time-out", "out of memory", "killed")
+CODE = "other code"
+UNPLANNED = (CODE, "other data", "other config")  # failures that a plan which holds again undoes
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,8 @@ def _unplanned(cell: Cell) -> tuple[str, list[str]] | None:
     if cell.is_done():
         return None
     if code_digest(own=cell.ablation.trust_imports) != cell.parts["code"]:
-        return "other code", ["the code has changed since the plan; `run` again to plan with it"]
+        way = "`run` again to plan with it, or undo the change first to keep the cells that are done"
+        return CODE, [f"the code has changed since the plan: no new cells; {way}"]
     if text := _other_data(cell):
         return "other data", [text]
     return _other_settings(cell)
@@ -155,7 +158,8 @@ def _failed(cell: Cell, stage: Stage, code: int, kind: str, lines: list[str], at
     repeat = shlex.join(stage.words)
     facts = {"stage": stage.name, "kind": kind, "code": code, "attempts": attempts, "last": last}
     cell.fail({**facts, "command": repeat, "log": lines})
-    return CellOutcome("failed", kind, f"{stage.name}, {kind}: {last}\n    repeat it with: {repeat}")
+    way = "" if kind in UNPLANNED else f"\n    repeat it with: {repeat}"
+    return CellOutcome("failed", kind, f"{stage.name}, {kind}: {last}{way}")
 
 
 def _wandb(cell: Cell) -> dict[str, str]:
