@@ -22,6 +22,7 @@ from vitlab.callbacks.record import RunRecord
 from vitlab.cli.main import main
 from vitlab.data import ImageFolder
 from vitlab.errors import Stopped
+from vitlab.jobs.train import start as training
 from vitlab.look.moments import Moments
 from vitlab.tasks import Classifier
 
@@ -238,22 +239,26 @@ def test_a_refused_resume_leaves_a_finished_run_byte_for_byte_as_it_was(resumed,
 
 
 @pytest.mark.slow
-def test_until_its_first_step_a_resume_leaves_the_configuration_of_the_run(resumed, monkeypatch):
+def test_until_its_first_step_a_resume_leaves_the_configuration_and_data_of_the_run(resumed, monkeypatch):
     """Whatever ends it, SIGKILL too; a signal that it can catch keeps what was asked for."""
-    config, seen = Path("runs/done/config.yaml"), list[str]()
-    before = config.read_text()
+    files, seen = [Path("runs/done", name) for name in ("config.yaml", "data.json")], list[list[str]]()
+    before = [path.read_text() for path in files]
+    usual = training.fingerprint
+    monkeypatch.setattr(training, "fingerprint", lambda data: usual(data) | {"data": "Others"})
 
     def stopped(*args):
-        seen.append(config.read_text())
+        seen.append([path.read_text() for path in files])
         raise Stopped(signal.SIGTERM)
 
     with monkeypatch.context() as patch:
         patch.setattr(Classifier, "training_step", stopped)
         assert main(resumed) == 75
-    assert seen == [before] and "max_epochs: 1\n" in before
-    assert config.read_text() == before.replace("max_epochs: 1\n", "max_epochs: 2\n")
-    config.write_text(before)
-    assert main(resumed) == 0 and "max_epochs: 2\n" in config.read_text()
+    assert seen == [before] and "max_epochs: 1\n" in before[0]
+    assert files[0].read_text() == before[0].replace("max_epochs: 1\n", "max_epochs: 2\n")
+    assert json.loads(files[1].read_text()) == json.loads(before[1]) | {"data": "Others"}
+    for path, text in zip(files, before, strict=True):
+        path.write_text(text)
+    assert main(resumed) == 0 and "max_epochs: 2\n" in files[0].read_text()
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import hashlib
 import math
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -247,31 +247,47 @@ def _changes(job: Job) -> dict[str, Any]:
 
 
 def write_facts(job: Job) -> None:
-    """Write facts about network, data and devices once they are known."""
-    run, groups = job.run, []
+    """Write facts about network, data and devices once they are known.
+
+    Those that a resume may change, of data and groups, wait with its configuration for its first step.
+    """
+    run, groups, data = job.run, [], fingerprint(job.data)
     if isinstance(task := job.task, Task):
         lr, layer_decay = task.hparams["lr"], task.hparams["layer_decay"]
         planned = task.optimizer_groups()
         if task.sets_own_peak:
             planned = [group | {"lr": lr} for group in planned]
         groups = describe_groups(trained(task), planned, lr, layer_decay, task)
-        run.write("param_groups.json", groups)
     run.write("model.json", {**job.facts, "float32": float32_precision(job.trainer.strategy.root_device.type)})
-    run.write("data.json", fingerprint(job.data))
-    if isinstance(job.data, ImageData):
-        with atomic_write(run.path / TRAINED_ON, run.fence) as beside:
-            np.save(beside, fingerprints(job.data.splits["train"]), allow_pickle=False)
+    if job.record.at_first_step and is_there(run.path / "data.json"):
+        job.record.at_first_step = partial(_describe_weights, job, groups, data)
+    else:
+        _write_groups_and_data(job, groups, data)
     run.update("run.json", **_facts(job, groups))
     for logger in job.trainer.loggers:
         if isinstance(logger, WandbLogger):
             with suppress(Exception):  # W&B never stops a training; its logger reports the failure
-                known = {**yaml.safe_load(job.config_text), "facts": _for_loggers(run)}
+                known = {**yaml.safe_load(job.config_text), "facts": _for_loggers(run, data)}
                 logger.experiment.config.update(known, allow_val_change=True)
 
 
-def _for_loggers(run: RunDir) -> dict[str, Any]:
+def _describe_weights(job: Job, groups: list[dict[str, Any]], data: dict[str, Any]) -> None:
+    _write_config(job)
+    _write_groups_and_data(job, groups, data)
+
+
+def _write_groups_and_data(job: Job, groups: list[dict[str, Any]], data: dict[str, Any]) -> None:
+    if groups:
+        job.run.write("param_groups.json", groups)
+    job.run.write("data.json", data)
+    if isinstance(job.data, ImageData):
+        with atomic_write(job.run.path / TRAINED_ON, job.run.fence) as beside:
+            np.save(beside, fingerprints(job.data.splits["train"]), allow_pickle=False)
+
+
+def _for_loggers(run: RunDir, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts, besides the configuration, by which W&B compares runs."""
-    record, data = run.record, run.data
+    record = run.record
     commit = f"{record['commit']}{', with changes' if record['dirty'] else ''}" if record.get("commit") else None
     hashes = {name: split.get("hash", split["n"]) for name, split in data.get("splits", {}).items()}
     costs = {name: value for name, value in run.model.items() if name in ("parameters", "macs")}
