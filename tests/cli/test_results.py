@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from vitlab.cli.main import main
+from vitlab.jobs.listing import about
 from vitlab.jobs.results import markdown, record
 from vitlab.runs.directory import RunDir
 
@@ -40,6 +41,21 @@ def test_seeds_of_one_command_share_a_line_with_their_interval(tmp_path, capsys)
     assert "| 3 | 91.0 % [88.5, 93.5] of 360 | - | 2 x a CPU, commit 0123456 |" in first  # 1 * 4.303 / sqrt(3) = 2.48
     assert "`vitlab fit --config configs/t2t.yaml --model.depth=3`" in second
     assert "| 1 | 50.0 % of 360 |" in second  # nothing follows from one seed
+
+
+def test_a_run_that_ended_early_says_how_many_epochs_and_steps_it_trained(tmp_path, capsys) -> None:
+    runs = [make_run(tmp_path / f"a{i}", i, 0.9) for i in range(3)]
+    for path, epoch in zip(runs[:2], (1, 4), strict=True):
+        run = RunDir(Path(path))
+        run.update("run.json", status="done", steps=63, ending={"why": "early stop", "text": f"epoch {epoch + 1}"})
+        run.checkpoints.mkdir()
+        (run.checkpoints / "manifest.json").write_text(json.dumps({"last.ckpt": {"epoch": epoch, "step": 18}}))
+    assert main(["results", runs[0]]) == 0
+    assert "| Digits, 1,200 images | 2 of 7 | 1 |" in capsys.readouterr().out
+    assert main(["results", *runs]) == 0
+    assert "| Digits, 1,200 images | 2 to 7 of 7 | 3 |" in capsys.readouterr().out
+    shown = about(RunDir(Path(runs[0])))["run"]
+    assert (shown["steps"], shown["planned_steps"]) == (18, 63)
 
 
 def test_an_interval_of_two_seeds_ends_where_an_accuracy_ends(tmp_path, capsys) -> None:

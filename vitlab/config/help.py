@@ -169,8 +169,8 @@ def _other_rows(group: str, shown: str, *modules: Any) -> Sections:
             if row not in common:
                 having.setdefault((*row,), []).append(name)
     found: Sections = {}
-    for row, names in having.items():
-        found.setdefault(f"--{group}={' or '.join(names)}", []).append([*row])
+    for key, names in having.items():
+        found.setdefault(f"--{group}={' or '.join(names)}", []).append([*key])
     return found
 
 

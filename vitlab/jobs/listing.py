@@ -23,12 +23,12 @@ from vitlab.runs.records import MEASURED_BY, metrics_and_n, split_metrics
 from vitlab.shipped import as_typed
 
 Row = dict[str, Any]  # facts of a run by name: of its record, of its results (`test.acc1`), of its configuration
-RECORD = ("started", "ended", "seed", "host", "commit", "recipe", "attempts", "steps", "init_from", "error")
+RECORD = ("started", "ended", "seed", "host", "commit", "recipe", "attempts", "init_from", "error")
 NETWORK = ("parameters", "macs", "tokens")
 _OPERATORS = re.compile(r"([\w./@-]+)\s*(!=|<=|>=|=|<|>)(.*)", re.DOTALL)
 _SECTIONS = re.compile(r"^(?=[A-Za-z_][\w.]*:)", re.MULTILINE)  # where a part of a configuration begins
 PARTS = ("run", "code", "machine", "data", "network", "config", "numbers", "files")  # of one run, in this order
-_RUN = ("started", "ended", "attempts", "seed", "init_from", "resize", "steps", "error")
+_RUN = ("started", "ended", "attempts", "seed", "init_from", "resize", "error")
 _CODE = ("commit", "dirty", "diff", "python")
 _MACHINE = ("host", "devices", "world_size", "threads", "peak_memory")
 _CHANCE = ("started", "ended", "attempts", "peak_memory")  # differ between any two runs
@@ -213,7 +213,7 @@ def run_facts(run: RunDir, asked: Sequence[str] = ()) -> Row:
     """Return the facts of a run by name; those of network and configuration only where they are ``asked`` for."""
     record: dict[str, Any] = dict(run.record)
     row: Row = {"run": run.name, "path": str(run.path), "status": run_status(run, record)}
-    row |= {name: record[name] for name in RECORD if name in record}
+    row |= {name: record[name] for name in RECORD if name in record} | _steps(run, record)
     row["config"] = "+".join(Path(as_typed(name)).stem for name in record.get("configs") or [])
     overrides = run.path / "overrides.yaml"
     settings = dict(parsed_yaml(overrides)) if overrides.is_file() else {}
@@ -299,6 +299,12 @@ def head_metrics(rows: Iterable[Row]) -> list[str]:
     return sorted(found, key=lambda name: (not name.startswith("val."), name))
 
 
+def _steps(run: RunDir, record: Mapping[str, Any]) -> Row:
+    """Return the steps that were trained, and those that were planned."""
+    trained = read_manifest(run.checkpoints).get("last.ckpt", {}).get("step")
+    return {name: n for name, n in (("steps", trained), ("planned_steps", record.get("steps"))) if n is not None}
+
+
 def about(run: RunDir) -> dict[str, Row]:
     """Return the facts of a run by part; numbers of weights that are no longer there are left out.
 
@@ -323,7 +329,7 @@ def about(run: RunDir) -> dict[str, Row]:
         "numbers": _numbers(run),
         "files": _files(run),
     }
-    found["run"] |= {name: record.get(name) for name in _RUN}
+    found["run"] |= {name: record.get(name) for name in _RUN} | _steps(run, record)
     found["code"] |= {f"version of {name}": version for name, version in (record.get("versions") or {}).items()}
     return {part: {name: v for name, v in row.items() if v is not None} for part, row in found.items()}
 

@@ -66,7 +66,7 @@ def record(run: RunDir) -> dict[str, Any]:
         "data": data["data"],
         "train_n": splits.get("train", {}).get("n"),
         "splits": {name: facts["hash"] for name, facts in splits.items() if "hash" in facts},
-        "epochs": _epochs(run, config["trainer"]["max_epochs"]),
+        **_epochs(run, config["trainer"]["max_epochs"]),
         "hardware": f"{facts['world_size']} x {facts['devices'][0]}",
         "commit": f"{(facts['commit'] or 'unknown')[:7]}{'+' if facts['dirty'] else ''}",
     }
@@ -86,12 +86,18 @@ def without_accuracy(run: RunDir) -> str:
     return f": its test measured {names}, see `vitlab runs show {run.typed}`"
 
 
-def _epochs(run: RunDir, planned: int) -> int | str:
-    """Return the epochs of a run; of one that has not ended, also how many its last checkpoint has begun."""
+def _epochs(run: RunDir, planned: int) -> dict[str, int | str]:
+    """Return the epochs of a run, and apart how many were trained if it ended before.
+
+    Of a run that has not ended, they say how many its last checkpoint has begun.
+    """
     saved = read_manifest(run.checkpoints).get("last.ckpt", {}).get("epoch")
-    if run.record.get("status", "done") == "done" or saved is None:
-        return planned
-    return f"{saved + 1} of {planned}"
+    ending = run.record.get("ending")
+    if saved is None or (ending and ending["why"] == "finished"):
+        return {"epochs": planned}
+    if run.record.get("status", "done") != "done":
+        return {"epochs": f"{saved + 1} of {planned}"}
+    return {"epochs": planned} if saved + 1 == planned else {"epochs": planned, "trained": saved + 1}
 
 
 def check_record(one: Any) -> dict[str, Any]:
@@ -156,6 +162,7 @@ def _row(runs: list[dict[str, Any]]) -> dict[str, Any]:
         "typed": f"`{runs[0]['command'].replace(_RESUMED, f'`{_RESUMED}`')}`",
         "parameters_m": runs[0]["parameters"] / 1e6,
         "macs_m": runs[0]["macs"] / 1e6 if runs[0].get("macs") else None,
+        "epochs": _trained(runs),
         "seeds": len(runs),
         "train": "" if runs[0]["train_n"] is None else f", {runs[0]['train_n']:,} images",
         "images": "" if runs[0].get("n") is None else f" of {runs[0]['n']:,}",
@@ -164,6 +171,16 @@ def _row(runs: list[dict[str, Any]]) -> dict[str, Any]:
         "published": _published(runs[0]["command"]),
         "places": "; ".join(_places(runs)),
     }
+
+
+def _trained(runs: list[dict[str, Any]]) -> str:
+    """Return the epochs of a row's runs, as ``2 to 5 of 80`` where some ended early; -1 are without a limit."""
+    planned = runs[0]["epochs"]
+    if all("trained" not in run for run in runs):
+        return str(planned)
+    trained = sorted({run.get("trained", planned) for run in runs})
+    span = " to ".join(str(n) for n in dict.fromkeys((trained[0], trained[-1])))
+    return span if planned == -1 else f"{span} of {planned}"
 
 
 def _bounds(values: list[float]) -> tuple[float, float] | None:

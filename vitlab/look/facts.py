@@ -79,7 +79,7 @@ def curves_of(runs: dict[str, RunDir]) -> list[str]:
 def environment(run: RunDir) -> list[tuple[str, str]]:
     """Return when, where and with which versions a run was trained."""
     record: dict[str, Any] = dict(run.record)
-    names = ("status", "ending", "started", "ended", "host", "devices", "python", "commit", "dirty", "seed", "steps")
+    names = ("status", "ending", "started", "ended", "host", "devices", "python", "commit", "dirty", "seed")
     if "status" in record:
         record["status"] = run_status(run, record)
     rows = [(name, record[name]) for name in names if record.get(name) not in (None, "")]

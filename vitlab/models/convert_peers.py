@@ -107,8 +107,8 @@ def _hf_model(name: str, pretrained: bool) -> nn.Module:
     cls: Any = getattr(transformers, next((one for one in named if one in known), known[0]))
     if not pretrained:
         return cls(config).eval()
-    if reason := next((_HEADS[one] for one in named if one in _HEADS), None):
-        warnings.warn(f"hf:{name} is read without its head, which has no counterpart here: {reason}", stacklevel=2)
+    if left := [_HEADS[one] for one in named if one in _HEADS]:
+        warnings.warn(f"hf:{name} is read without its head, which has no counterpart here: {left[0]}", stacklevel=2)
     try:
         return cls.from_pretrained(name, trust_remote_code=False, use_safetensors=True).eval()
     except OSError as error:

@@ -102,7 +102,7 @@ def _never_validated(job: Job) -> str:
     every, epochs = job.trainer.check_val_every_n_epoch, job.trainer.current_epoch
     because = ""
     if every and every > epochs:
-        trained = "1 epoch was" if epochs == 1 else f"{epochs} epochs were"
+        trained = {0: "less than an epoch was", 1: "1 epoch was"}.get(epochs, f"{epochs} epochs were")
         because = f" (trainer.check_val_every_n_epoch={every}, and {trained} trained)"
     return f"never validated{because}; the last epoch is kept"
 
