@@ -25,6 +25,7 @@ from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.plan import check_lines
 from vitlab.ablation.report.sections import _fairness_table
 from vitlab.data import Digits
+from vitlab.layers.pos_embed import PosEmbed
 from vitlab.models.vit import VisionTransformer
 from vitlab.runs.directory import RunDir
 from vitlab.tasks import Classifier
@@ -198,6 +199,42 @@ def test_the_start_of_a_network_is_measured_on_its_tokens():
     net = VisionTransformer(pos_embed={"class_path": "sincos2d", "init_args": {"join": "every_layer"}}, **size)
     assert token_spread(net, images)["pos_to_content"] == pytest.approx(found[0]["pos_to_content"])
     assert token_spread(VisionTransformer(pos_embed="rope2d", **size), images)["pos_to_content"] == 0
+
+
+class BeforeBlocks(PosEmbed):
+    """Adds ones to the patch tokens before each block."""
+
+    def enter(self, x, layer):
+        return x + torch.nn.functional.pad(torch.ones(x.shape[1] - 1, 1), (0, 0, 1, 0))
+
+
+@pytest.mark.parametrize("pos_embed", ["learned", "learned, every_layer", "sincos2d", "rope2d", "relpos", "none"])
+def test_the_ratio_of_one_method_is_what_it_was_when_experiments_were_published(pos_embed):
+    word, _, join = pos_embed.partition(", ")
+    spec = {"class_path": word, "init_args": {"join": join}} if join else word
+    size = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 3}
+    net, images = VisionTransformer(pos_embed=spec, **size).eval(), torch.randn(8, 3, 16, 16)
+    with torch.no_grad():
+        content = net.tokenizer(images)
+        added = net.pos_embed(content) - content
+        if not added.any():
+            tokens = net.embed(images)
+            added = (net.pos_embed.enter(tokens, 0) - tokens)[:, 1:]
+    sd = float(content.float().std())
+    assert token_spread(net, images) == {"token_sd": sd, "pos_to_content": float(added.square().mean().sqrt()) / sd}
+
+
+def test_positions_that_are_added_at_two_places_or_to_normalized_tokens_are_measured_there():
+    size = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 3}
+    own, images = f"{__name__}.BeforeBlocks", torch.randn(8, 3, 16, 16)
+    for pos_embed, pre_norm in ((own, True), (["learned", own], False), (["learned", own], True)):
+        torch.manual_seed(0)
+        net = VisionTransformer(pos_embed=pos_embed, pre_norm=pre_norm, **size).eval()
+        with torch.no_grad():
+            content, entering = net.tokenizer(images), net.embed(images)[:, 1:]
+        once = 0.0 if pos_embed == own else float(net.pos_embed.parts["learned"].weight.square().mean().sqrt())
+        wanted = ((once / float(content.std())) ** 2 + (1 / float(entering.std())) ** 2) ** 0.5
+        assert token_spread(net, images)["pos_to_content"] == pytest.approx(wanted, rel=1e-5)
 
 
 def test_an_arm_must_beat_logistic_regression_on_the_training_pixels(tmp_path, monkeypatch):

@@ -56,16 +56,25 @@ def whole_length(trainer: L.Trainer, task: L.LightningModule, max_steps: int) ->
 def token_spread(net: VisionTransformer, images: torch.Tensor) -> dict[str, float]:
     """Return the standard deviation of the tokens of ``(B, C, H, W)`` images, and positions by content.
 
-    The ratio is the root mean square of what the position embedding adds to the patch tokens, once or else before the
-    first block, divided by that deviation; it is 0 for embeddings that rotate or bias.
+    The ratio is the root mean square of what the position embedding adds to the patch tokens, divided by the deviation
+    of the patch tokens that it is added to: those of the tokenizer, or those that enter the first block. Where a list
+    adds at both places, it is the root of the sum of both squares. It is 0 for embeddings that rotate or bias.
     """
     was_training = net.training
     with torch.no_grad():
         content, positions = net.eval().tokenizer(images), net.pos_embed.for_batch()
         added = positions(content) - content
-        if not added.any():
-            tokens = net.embed(images, positions)
-            added = (positions.enter(tokens, 0) - tokens)[:, net.num_prefix_tokens :]
+        tokens = net.embed(images, positions)
+        entering = tokens[:, net.num_prefix_tokens :].contiguous()
+        added_before_block = (positions.enter(tokens, 0) - tokens)[:, net.num_prefix_tokens :]
     net.train(was_training)
-    deviation = float(content.float().std())
-    return {"token_sd": deviation, "pos_to_content": float(added.float().square().mean().sqrt()) / deviation}
+    ratios = [_rms(added) / _sd(content), _rms(added_before_block) / _sd(entering)]
+    return {"token_sd": _sd(content), "pos_to_content": math.hypot(*ratios)}
+
+
+def _rms(x: torch.Tensor) -> float:
+    return float(x.float().square().mean().sqrt())
+
+
+def _sd(x: torch.Tensor) -> float:
+    return float(x.float().std())
