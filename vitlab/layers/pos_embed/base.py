@@ -60,13 +60,13 @@ class PosEmbed(Resizable, metaclass=Described):
         says ``rotates_stacked`` itself, or receives queries and keys apart.
         """
         super().__init_subclass__(**kwargs)
-        if "rotate" in vars(cls) and "rotates_stacked" not in vars(cls):
-            cls.rotates_stacked = False
-        if vars(cls).keys() & {"bias", "biases", "relate"} and "splits_queries" not in vars(cls):
-            cls.splits_queries = False
-        by_queries = vars(cls).get("relate")
-        cls.relates = cls.relates or by_queries is not None
-        if by_queries is not None and len(inspect.signature(by_queries).parameters) == 3:
+        for flag, hooks in (("rotates_stacked", {"rotate"}), ("splits_queries", {"bias", "biases", "relate"})):
+            first = next(base for base in cls.__mro__ if vars(base).keys() & {flag, *hooks})
+            if flag not in vars(first):  # but a hook, maybe of a mixin
+                setattr(cls, flag, False)
+        by_queries: Any = cls.relate  # its own, of a base class or of a mixin
+        cls.relates = by_queries is not PosEmbed.relate
+        if len(inspect.signature(by_queries, follow_wrapped=False).parameters) == 3:
             by_both: Any = functools.wraps(by_queries)(lambda self, q, k, layer: by_queries(self, q, layer))
             cls.relate = by_both  # type: ignore[method-assign]
 
