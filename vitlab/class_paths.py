@@ -156,7 +156,7 @@ def build(key: str, cls: Any, args: Mapping[str, Any], offered: Mapping[str, Any
     """Build a class from ``first``, its ``args``, and those of the ``offered`` values that its signature takes.
 
     Raises:
-        ValueError: The class does not take an argument, or refuses its value.
+        ValueError: The class does not take an argument, refuses its value, or has a tensor by a name that is taken.
 
     >>> build("bound", range, {}, {}, 1, 4)
     range(1, 4)
@@ -173,6 +173,19 @@ def build(key: str, cls: Any, args: Mapping[str, Any], offered: Mapping[str, Any
         return cls(*first, **{name: value for name, value in offered.items() if name in parameters} | dict(args))
     except (TypeError, ValueError) as error:
         raise ValueError(f"`{key}`: {path} refuses its arguments: {one_line(error, 2000)}") from error
+    except KeyError as error:  # of a parameter or buffer
+        if taken := re.fullmatch(r"attribute '(\w+)' already exists", str(error.args[0])):
+            raise ValueError(taken_name(key, path, taken[1])) from error
+        raise
+
+
+def taken_name(key: str, path: str, name: str) -> str:
+    """Return what to do about a tensor or module of a class under a name that its base class needs.
+
+    >>> taken_name("pos_embed", "mypkg.Mine", "bias")
+    '`pos_embed`: mypkg.Mine has a parameter, buffer or module `bias`, a name of its base class: call it otherwise'
+    """
+    return f"`{key}`: {path} has a parameter, buffer or module `{name}`, a name of its base class: call it otherwise"
 
 
 def build_choice(key: str, value: Any, words: Mapping[Any, Any], kind: Any, offered: Mapping[str, Any]) -> Any:

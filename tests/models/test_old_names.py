@@ -68,7 +68,7 @@ def test_an_old_name_adds_to_what_a_part_says_and_overrides_it():
 
 def test_a_policy_goes_to_the_entries_of_a_list_that_have_it():
     net = VisionTransformer(**TINY | {"embed_dim": 16}, pos_embed=["learned", "rope2d"], pos_embed_resize="rescale")
-    assert [part.resize for part in net.pos_embed.parts.values()] == [None, "rescale"]
+    assert [part.chosen_policy for part in net.pos_embed.parts.values()] == [None, "rescale"]
 
 
 def test_an_older_checkpoint_gives_its_network(tmp_path):

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from vitlab.errors import UsageError
-from vitlab.layers.pos_embed import PosEmbed, resample_pos_embed
+from vitlab.jobs.train.describe import _idle_policy
+from vitlab.layers.pos_embed import PosEmbed, grid_cells, resample_pos_embed
 from vitlab.layers.pos_embed.added import AddedPosEmbed
 from vitlab.layers.pos_embed.rotary import RoPEMixed, String
 from vitlab.layers.resample import Grid, resize_table
@@ -240,3 +241,204 @@ def test_a_class_that_cannot_be_resized_says_so_in_one_line() -> None:
     assert fixed(torch.zeros(1, 1, 12, 16, dtype=torch.float64)).isfinite().all()
     with pytest.raises(UsageError, match="Short cannot interpolate `table` to another grid"):
         net_of(Short)(torch.zeros(1, 1, 12, 16, dtype=torch.float64))
+
+
+class Listed(AddedPosEmbed):
+    """One table under a name for each block."""
+
+    def __init__(self, grid_size: Grid, embed_dim: int, depth: int) -> None:
+        super().__init__(grid_size, "every_layer_shared")
+        table = nn.Parameter(torch.randn(1, grid_size[0] * grid_size[1], embed_dim))
+        self.tables = nn.ParameterList([table] * depth)
+
+    def table(self, layer: int = 0) -> Tensor:
+        return self.tables[layer][0]
+
+    def _resized_state(self, state: dict[str, Tensor], old_grid: Grid, policy: str, antialias: bool):
+        return {name: resize_table(value, old_grid, self.grid_size, antialias) for name, value in state.items()}
+
+
+@pytest.mark.parametrize("size", [(12, 16), (12, 8)])
+def test_a_tensor_with_several_names_is_resized_under_each(size: tuple[int, int]) -> None:
+    net, images = net_of(Listed), torch.randn(2, 1, *size, dtype=torch.float64)
+    other = VisionTransformer(**SIZE | {"img_size": size}, pos_embed=Listed).double().eval()
+    other.load_state_dict(resample_pos_embed(net.state_dict(), other, (2, 3), "interpolate")[0])
+    torch.testing.assert_close(net(images), other(images))
+
+
+class OneRow(AddedPosEmbed):
+    """A number of rows of one's own."""
+
+    policies = ()
+
+    def __init__(self, grid_size: Grid, embed_dim: int, rows: int = 1, join: str = "stem") -> None:
+        super().__init__(grid_size, join)
+        self.rows, self.embed_dim = rows, embed_dim
+
+    def table(self, layer: int = 0) -> Tensor:
+        return torch.ones(self.rows, self.embed_dim)
+
+
+@pytest.mark.parametrize("join", ["stem", "every_layer"])
+def test_a_table_has_a_row_for_each_patch_or_one_for_all(join: str) -> None:
+    x = torch.zeros(2, 1 + 6, 4)
+    added = OneRow((2, 3), 4, join=join)
+    for method in (added, added.kept(torch.tensor([[0, 5], [1, 2]]))):
+        N = 6 if method is added else 2
+        patches = method(x[:, 1 : 1 + N]) if join == "stem" else method.enter(x[:, : 1 + N], 0)[:, 1:]
+        assert (patches == 1).all() and not method.enter(x, 0)[:, 0].any()
+    with pytest.raises(UsageError, match="`table` of OneRow must return a vector for each of the 6 patches, got 5"):
+        wrong = OneRow((2, 3), 4, rows=5, join=join)
+        _ = wrong(x[:, 1:]) if join == "stem" else wrong.enter(x, 0)
+
+
+class Relates:
+    """Hooks of a mixin, which is no position embedding itself."""
+
+    def relate(self, q: Tensor, layer: int) -> Tensor:
+        return ByQuery.relate(self, q, None, layer)  # type: ignore[call-arg, arg-type]
+
+
+class Rotates:
+    def rotate(self, x: Tensor, layer: int) -> Tensor:
+        return Turns.rotate(self, x, layer)  # type: ignore[arg-type]
+
+
+class Mixed(Relates, PosEmbed):
+    pass
+
+
+class MixedAgain(Mixed):
+    pass
+
+
+class Turned(Rotates, RoPEMixed):
+    pass
+
+
+def test_hooks_of_a_mixin_act_as_those_of_the_class() -> None:
+    images = torch.randn(2, 1, 8, 12, dtype=torch.float64)
+    for cls in (Mixed, MixedAgain):
+        torch.testing.assert_close(net_of(cls)(images), net_of(ByQuery)(images))
+        assert cls.relates and (net_of(cls)(images) - net_of("none")(images)).abs().max() > 1e-3
+    assert RoPEMixed.rotates_stacked and not Turned.rotates_stacked
+
+
+class Rows(AddedPosEmbed):
+    """A trained row for each patch that nothing resizes."""
+
+    def __init__(self, grid_size: Grid, embed_dim: int) -> None:
+        super().__init__(grid_size)
+        self.weight = nn.Parameter(torch.randn(grid_size[0] * grid_size[1], embed_dim))
+
+    def table(self, layer: int = 0) -> Tensor:
+        return self.weight
+
+
+class FromCells(AddedPosEmbed):
+    """A network of the cell, as wide as the grid has patches."""
+
+    def __init__(self, grid_size: Grid, embed_dim: int) -> None:
+        super().__init__(grid_size)
+        self.net = nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, embed_dim))
+
+    def table(self, layer: int = 0) -> Tensor:
+        return self.net(torch.stack(grid_cells(self.grid_size), dim=1).to(self.net[0].weight))
+
+
+class Apart(PosEmbed):
+    """A trained bias by the number of rows and columns between two tokens, which the constructor counts."""
+
+    def __init__(self, grid_size: Grid, num_heads: int, is_saved: bool = False) -> None:
+        super().__init__(grid_size)
+        self.by_distance = nn.Parameter(torch.randn(num_heads, 9))
+        y, x = grid_cells(grid_size)
+        distance = ((y[:, None] - y).abs() + (x[:, None] - x).abs()).long()
+        self.register_buffer("distance", nn.functional.pad(distance, (1, 0, 1, 0), value=8), persistent=is_saved)
+
+    def bias(self, layer: int) -> Tensor:
+        return self.by_distance[:, self.distance]
+
+
+class Follows(Apart):
+    """The same, counted for each grid."""
+
+    def fill_tables(self) -> None:
+        self.distance = Apart(self.grid_size, 1).distance
+
+
+TRANSPOSED, LARGER = (12, 8), (12, 16)
+
+
+@pytest.mark.parametrize("size", [TRANSPOSED, LARGER])
+@pytest.mark.parametrize(("own", "what"), [(Rows, "table"), (Vectors, "table"), (Apart, "bias")])
+def test_what_is_for_one_grid_is_refused_at_another_also_if_that_has_as_many_patches(own, what, size) -> None:
+    net, images = net_of(own), torch.zeros(1, 1, *size, dtype=torch.float64)
+    told = rf"{own.__name__} cannot interpolate `{what}` to another grid: give it a `_resized_state`, or `fill_tables`"
+    for given in (images, list(images)):
+        with pytest.raises(UsageError, match=told):
+            net(given)
+    with pytest.raises(UsageError, match=told):
+        net_of([own, Turns])(images)
+
+
+@pytest.mark.parametrize("own", [FromCells, Fixed, Follows, OneRow, *OWN[:-1]], ids=str)
+def test_what_follows_the_grid_is_used_at_another_with_as_many_patches(own) -> None:
+    net, images = net_of(own), torch.randn(1, 1, *TRANSPOSED, dtype=torch.float64)
+    other = VisionTransformer(**SIZE | {"img_size": TRANSPOSED}, pos_embed=own).double().eval()
+    other.load_state_dict(resample_pos_embed(net.state_dict(), other, (2, 3), "usual")[0])
+    torch.testing.assert_close(net(images), other(images))
+
+
+def test_weights_for_the_transposed_grid_are_refused_where_they_belong_to_patches() -> None:
+    saved = spec(Apart, is_saved=True)
+    for own, name in ((Rows, "weight"), (Vectors, "vectors.weight"), (saved, "distance")):
+        other = VisionTransformer(**SIZE | {"img_size": TRANSPOSED}, pos_embed=own)
+        with pytest.raises(UsageError, match=f"cannot interpolate `{name}` to another grid"):
+            resample_pos_embed(net_of(own).state_dict(), other, (2, 3), "usual")
+    loaded = VisionTransformer(**SIZE | {"img_size": TRANSPOSED}, pos_embed=Apart)
+    resample_pos_embed(net_of(Apart).state_dict(), loaded, (2, 3), "usual")
+
+
+class OwnWords(Rows):
+    """Arguments that vitlab has words for, too."""
+
+    def __init__(self, grid_size: Grid, embed_dim: int, scale: float = 0.5, resize: str = "nearest") -> None:
+        super().__init__(grid_size, embed_dim)
+        self.scale, self.resize = scale, resize
+
+    def table(self, layer: int = 0) -> Tensor:
+        return self.scale * self.weight
+
+    def _resized_state(self, state: dict[str, Tensor], old_grid: Grid, policy: str, antialias: bool):
+        rows = nn.functional.interpolate(
+            state["weight"].T.unflatten(1, old_grid)[None], self.grid_size, mode=self.resize
+        )
+        return state | {"weight": rows[0].flatten(1).T}
+
+
+def test_scale_and_resize_of_a_class_that_has_them_stay_what_its_constructor_made_them() -> None:
+    net, images = net_of(OwnWords), torch.randn(2, 1, *LARGER, dtype=torch.float64)
+    assert torch.equal(net.pos_embed.added(), 0.5 * net.pos_embed.weight)
+    assert _idle_policy(net.pos_embed) == ""
+    before = net(images)
+    net.pos_embed_resize = "interpolate"  # as `analyze resolution` does
+    assert torch.equal(net(images), before)
+    assert net.pos_embed.resize == "nearest" and net.pos_embed_resize == "interpolate"
+
+
+class Named(PosEmbed):
+    """A tensor or module under a name of one's own."""
+
+    def __init__(self, grid_size: Grid, embed_dim: int, name: str = "", is_module: bool = False) -> None:
+        super().__init__(grid_size)
+        setattr(self, name, nn.Linear(2, 2) if is_module else nn.Parameter(torch.zeros(embed_dim)))
+
+
+def test_a_tensor_or_module_by_a_name_of_the_base_class_is_refused_in_one_line() -> None:
+    for name in ("bias", "order", "queries", "owner"):
+        for is_module in (False, True):
+            with pytest.raises(ValueError, match=f"Named has a parameter, buffer or module `{name}`, a name of its ba"):
+                net_of(spec(Named, name=name, is_module=is_module))
+    for name in ("scale", "resize", "table"):
+        assert name in dict(net_of(spec(Named, name=name)).pos_embed.named_parameters())

@@ -399,8 +399,8 @@ def weights_for_timm(ours: nn.Module, theirs: nn.Module) -> State:
         )
     target, left = theirs.state_dict(), dict(ours.state_dict())
     for name, part in ours.named_modules():
-        if isinstance(part, AddedPosEmbed) and part.scale != 1:  # timm stores what is added
-            left |= {key: part.scale * left[key] for x in part.stacks if (key := f"{name}.{x}") in left}
+        if isinstance(part, AddedPosEmbed) and part.chosen_scale != 1:  # timm stores what is added
+            left |= {key: part.chosen_scale * left[key] for x in part.stacks if (key := f"{name}.{x}") in left}
     used: set[str] = set()
     state = {name: _weight(name, target, left, used, theirs) for name in target}
     missing = [name for name, value in state.items() if value is None]

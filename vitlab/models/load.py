@@ -223,7 +223,7 @@ def _drop_formula(state: State, model: VisionTransformer, grid: Grid) -> tuple[S
     if table is None or not isinstance(pos_embed, SinCosPosEmbed) or pos_embed.trainable:
         return state, []
     tolerance = 1e-6 if isinstance(pos_embed, SinCos1d) else 1e-5  # published 2-D tables were computed in float32
-    if not same_table(table[0], pos_embed.scale * pos_embed.formula(grid), tolerance):
+    if not same_table(table[0], pos_embed.chosen_scale * pos_embed.formula(grid), tolerance):
         raise ValueError(
             "the file's position table is not that of the formula: it was trained, resized or made by another formula; "
             "build the model with pos_embed {class_path: learned, init_args: {trainable: false}} to keep it"
@@ -235,9 +235,9 @@ def _drop_formula(state: State, model: VisionTransformer, grid: Grid) -> tuple[S
 def _unscaled(state: State, model: VisionTransformer) -> State:
     """Divide the position tables of a foreign file, which holds what is added, by the ``scale`` of the model."""
     tables = {
-        f"{name}.{key}": part.scale
+        f"{name}.{key}": part.chosen_scale
         for name, part in model.named_modules()
-        if isinstance(part, AddedPosEmbed) and part.scale != 1
+        if isinstance(part, AddedPosEmbed) and part.chosen_scale != 1
         for key in part.stacks
     }
     return {name: value / tables[name] if name in tables else value for name, value in state.items()}

@@ -211,11 +211,11 @@ class VisionTransformer(Named, nn.Module):
     @property
     def pos_embed_resize(self) -> ResizePolicy | None:
         """How positions are resampled for images of another size: the ``resize`` of :attr:`pos_embed`."""
-        return self.pos_embed.resize
+        return self.pos_embed.chosen_policy
 
     @pos_embed_resize.setter
     def pos_embed_resize(self, policy: ResizePolicy | None) -> None:
-        self.pos_embed.resize = policy
+        self.pos_embed.chosen_policy = policy
 
     def positions(self, images: Tensor | PackedBatch, keep: Tensor | None = None) -> PosEmbed:
         """Return the position embedding for one batch: ``(B, C, H, W)`` images, or packed images of any sizes.

@@ -56,9 +56,11 @@ def _model_line(task: Task, facts: dict[str, Any]) -> str:
 def _idle_policy(pos_embed: PosEmbed) -> str:
     """Return a remark on a ``resize`` that its method has, but not for its tensors: a trained table has no formula."""
     for part in pos_embed.modules():
-        if isinstance(part, PosEmbed) and part.resize not in (None, *part.policies_for(state := part.state_dict())):
+        if not isinstance(part, PosEmbed) or (policy := part.chosen_policy) is None:
+            continue
+        if policy not in part.policies_for(state := part.state_dict()):
             usual = part.usual_policy(state)
-            return f"; `pos_embed.resize` {part.resize} has no effect: these positions are resized by {usual}"
+            return f"; `pos_embed.resize` {policy} has no effect: these positions are resized by {usual}"
     return ""
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vitlab.errors import UsageError
 from vitlab.layers.pos_embed.base import PosEmbed, PosEmbedJoin
-from vitlab.layers.pos_embed.resizable import Resizable, grid_cells, no_resizing
+from vitlab.layers.pos_embed.resizable import grid_cells, resizes
 from vitlab.layers.resample import Grid, ResizePolicy, resize_axis, resize_table
 
 
@@ -31,7 +31,7 @@ class AddedPosEmbed(PosEmbed):
 
     joins: tuple[PosEmbedJoin, ...] = ("stem", "every_layer", "every_layer_shared")
     trains = True
-    scale = 1.0  # factor on the vectors: ``scale`` in the ``init_args`` of a method
+    chosen_scale = 1.0  # factor on the vectors: ``scale`` of the ``init_args``
     policies: tuple[ResizePolicy, ...] = ("interpolate",)
 
     def __init__(self, grid_size: Grid, join: PosEmbedJoin = "stem") -> None:
@@ -39,12 +39,12 @@ class AddedPosEmbed(PosEmbed):
         self.join = join
 
     def table(self, layer: int = 0) -> Tensor:
-        """Return the ``(N, D)`` vectors to add before block ``layer``, in raster order, not yet times ``scale``."""
+        """Return the ``(N, D)`` vectors to add before block ``layer``, in raster order, not yet times the scale."""
         raise NotImplementedError
 
     def added(self, layer: int = 0) -> Tensor:
-        """Return the ``(N, D)`` vectors that are added before block ``layer``: the table times ``scale``."""
-        return self.table(layer) if self.scale == 1 else self.scale * self.table(layer)
+        """Return the ``(N, D)`` vectors that are added before block ``layer``: the table times :attr:`chosen_scale`."""
+        return self.table(layer) if self.chosen_scale == 1 else self.chosen_scale * self.table(layer)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``(B, N, D)`` patch tokens to ``(B, N, D)``."""
@@ -58,12 +58,27 @@ class AddedPosEmbed(PosEmbed):
         return x + F.pad(table, (0, 0, x.shape[1] - table.shape[-2], 0))  # (L, D), or (B, L, D)
 
     def _ordered_table(self, layer: int) -> Tensor:
-        table = self.added(layer)
-        resizes = type(self)._resized_state is not Resizable._resized_state or "interpolate" not in self.policies
-        if not resizes and len(table) not in (1, self.grid_size[0] * self.grid_size[1]):  # of a class of the user's
-            raise UsageError(no_resizing(self, "table"))
+        table, num_patches = self.added(layer), self.grid_size[0] * self.grid_size[1]
+        if (rows := table.shape[-2]) != num_patches:  # of a class of the user's
+            if rows != 1:
+                given = f"a vector for each of the {num_patches} patches, got {rows}"
+                raise UsageError(f"`table` of {type(self).__name__} must return {given}")
+            table = table.expand(*table.shape[:-2], num_patches, -1)
         # the gradient of F.embedding is faster than that of indexing
         return table if self.order is None else F.embedding(self.order, table)
+
+    def _stuck(self) -> str | None:
+        """Return "table" if a larger grid gets no row for each patch, and the class does not resize one."""
+        if resizes(self):
+            return super()._stuck()
+        h, w = self.grid_size
+        try:
+            with torch.no_grad():
+                rows = self._at((h + 1, w + 1)).table().shape[-2]
+            follows = rows in (1, (h + 1) * (w + 1))
+        except Exception as error:  # it may not take such a grid, or have no table
+            follows = isinstance(error, NotImplementedError) or not isinstance(error, IndexError | RuntimeError)
+        return super()._stuck() if follows else "table"
 
 
 class Learned(AddedPosEmbed):

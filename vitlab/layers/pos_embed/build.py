@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any, Literal, TypedDict
 
-from vitlab.class_paths import ClassSpec, build, choice_text, find_class, name_and_args
+from vitlab.class_paths import ClassSpec, build, choice_text, find_class, name_and_args, taken_name
 from vitlab.layers.pos_embed.added import AddedPosEmbed, Factorized, Fourier, Learned, SinCos1d, SinCos2d
 from vitlab.layers.pos_embed.base import PosEmbed, PosEmbedJoin
 from vitlab.layers.pos_embed.biases import Alibi2d, ContinuousBias, Fire, RelPos, RelPos1d
@@ -125,9 +125,8 @@ def _build_one(name: Any, grid_size: Grid, offered: NetworkSizes) -> PosEmbed:
         if not isinstance(module, AddedPosEmbed) or not isinstance(scale, int | float) or not 0 < scale < 1e6:
             rule = "belongs to a method that adds a vector to each token, and must be above 0"
             raise ValueError(f"`scale` {rule}, got {scale!r} for pos_embed={choice_text(name)!r}")
-        module.scale = float(scale)
-    if "resize" not in taken:
-        module.resize = resize
+        module.chosen_scale = float(scale)
+    module.chosen_policy = resize
     _check_built(method, module, trainable, join, "join" in taken)
     return module if trainable is None else module.requires_grad_(trainable)
 
@@ -135,7 +134,9 @@ def _build_one(name: Any, grid_size: Grid, offered: NetworkSizes) -> PosEmbed:
 def _check_built(
     name: str, module: PosEmbed, trainable: bool | None, join: PosEmbedJoin | None, takes_join: bool
 ) -> None:
-    """Refuse what a class of the user's was given and has not followed."""
+    """Refuse what a class of the user's was given and has not followed, and parts that its base class hides."""
+    if hidden := next((part for part in module._modules if hasattr(type(module), part)), None):
+        raise ValueError(taken_name("pos_embed", f"{type(module).__module__}.{type(module).__qualname__}", hidden))
     if trainable and not any(True for _ in module.parameters()):
         raise ValueError(
             f"pos_embed={name!r} has no parameter to train: leave `pos_embed.trainable` at null, got {trainable}"

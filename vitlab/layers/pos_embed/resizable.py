@@ -24,7 +24,7 @@ class Resizable(nn.Module):
     """
 
     policies: tuple[ResizePolicy, ...] = ()  # what resized_state can do, the default first
-    resize: ResizePolicy | None = None  # which of them is usual for other sizes; None is the default
+    chosen_policy: ResizePolicy | None = None  # ``resize`` of the ``init_args``: the usual one, None is the default
     keeps_float32 = False  # whether this module stays float32 when the model is cast to half precision
     trained_grid: Tensor | None  # (2,), saved; the grid whose coordinates are used, if another
 
@@ -45,12 +45,15 @@ class Resizable(nn.Module):
         Returns ``state`` itself where there is nothing to do: equal grids, or a method that does not depend on one.
 
         Raises:
-            ValueError: ``state`` does not allow the policy, also where the grids are equal.
+            ValueError: ``state`` does not allow the policy, also where the grids are equal, or a class outside vitlab
+                does not resize a tensor of the old grid.
         """
         allowed = self.policies_for(state)
         if same_size(old_grid, self.grid_size):
             check_policy(policy, allowed)
             return state
+        if _is_of_users(self) and not resizes(self):
+            self._check_unresized(state, old_grid)
         if not allowed and policy in ("usual", None):
             return state
         if policy == "usual":
@@ -72,10 +75,18 @@ class Resizable(nn.Module):
         Args:
             grid_size: Patch tokens per column and per row, (h, w).
             policy: How to resample positions; None is :meth:`usual_policy`.
+
+        Raises:
+            ValueError: The method does not have the policy, or is of a class outside vitlab and does not follow.
         """
         check_policy(policy, self.policies)
         if same_size(grid_size, self.grid_size):
             return self
+        if _is_of_users(self) and not torch.compiler.is_compiling() and (stuck := self._stuck()):
+            raise UsageError(no_resizing(self, stuck))
+        return self._at(grid_size, policy)
+
+    def _at(self, grid_size: Grid, policy: ResizePolicy | None = None) -> Self:
         if getattr(self, "order", None) is not None:
             raise ValueError("permuted positions cannot be resized to another grid")
         other = self.view(grid_size=grid_size)
@@ -94,11 +105,14 @@ class Resizable(nn.Module):
         """Return the tensors of ``state_dict()``, which would end a graph, themselves."""
         unsaved = {
             f"{place}.{name}" if place else name
-            for place, module in self.named_modules()
+            for place, module in self.named_modules(remove_duplicate=False)
             for name in module._non_persistent_buffers_set
         }
-        tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
-        return {name: value for name, value in tensors.items() if name not in unsaved}
+        return {name: value for name, value in self._tensors().items() if name not in unsaved}
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Return parameters and buffers under every name: one that has several is several entries of a state dict."""
+        return dict([*self.named_parameters(remove_duplicate=False), *self.named_buffers(remove_duplicate=False)])
 
     def view(self, **changes: Any) -> Self:
         """Return this module with other attributes, sharing parameters and tables; it is not changed itself.
@@ -114,27 +128,56 @@ class Resizable(nn.Module):
         return ("rescale",) if "trained_grid" in state else self.policies
 
     def usual_policy(self, state: dict[str, Tensor]) -> ResizePolicy | None:
-        """Return :attr:`resize` where ``state`` allows it, else the default; None if there is nothing to resize."""
+        """Return :attr:`chosen_policy` if ``state`` allows it, else the default; None if there is nothing to resize."""
         allowed = self.policies_for(state)
-        return self.resize if self.resize in allowed else next(iter(allowed), None)
+        return self.chosen_policy if self.chosen_policy in allowed else next(iter(allowed), None)
 
     def policy_text(self, state: dict[str, Tensor], policy: ResizePolicy | Literal["usual"] | None) -> str:
         """Return how :meth:`resized_state` resizes ``state`` by ``policy``, in words."""
         return str(self.usual_policy(state) if policy == "usual" else policy)
 
     def fill_tables(self) -> None:
-        """Compute the buffers that are not saved because a formula gives them."""
+        """Compute the buffers for :attr:`grid_size` that are not saved because a formula gives them."""
 
     def _resized_state(
         self, state: dict[str, Tensor], old_grid: Grid, policy: ResizePolicy, antialias: bool
     ) -> dict[str, Tensor]:
-        if policy == "interpolate" and type(self)._resized_state is Resizable._resized_state:
-            tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        if policy == "interpolate" and not resizes(self):
+            tensors = self._tensors()
             sized = [name for name in state if name in tensors and state[name].shape != tensors[name].shape]
             if sized:
                 raise UsageError(no_resizing(self, sized[0]))
             return state
         return {"trained_grid": torch.tensor(old_grid)} | state if policy == "rescale" else dict(state)
+
+    def _check_unresized(self, state: dict[str, Tensor], old_grid: Grid) -> None:
+        """Refuse tensors of another grid that fit all the same: a transposed grid has as many patches.
+
+        They are numbers that the constructor computes for a grid, such as indices, and rows of a table.
+        """
+        own, num_patches = self._tensors(), old_grid[0] * old_grid[1]
+        given = {name: value for name, value in state.items() if name in own and value is not own[name]}
+        for name, value in given.items():
+            is_index = value.ndim > 0 and not value.is_floating_point() and not name.endswith(SIZED)
+            if is_index and value.shape == own[name].shape and not torch.equal(value.to(own[name].device), own[name]):
+                raise UsageError(no_resizing(self, name))
+        rows = next((name for name, value in given.items() if num_patches in value.shape), None)
+        if rows is not None and self._stuck() == "table":
+            raise UsageError(no_resizing(self, rows))
+
+    def _stuck(self) -> str | None:
+        """Return which hook gives at every grid what is for one: a bias, if it has one side at 2 x 2 and at 3 x 3."""
+
+        def side(grid_size: Grid) -> int:
+            method: Any = self._at(grid_size)
+            bias = method.bias(0)
+            return 1 if bias is None else bias.shape[-1]  # as of a bias for all tokens
+
+        try:
+            with torch.no_grad():
+                return "bias" if 1 < side((2, 2)) == side((3, 3)) else None
+        except Exception:  # it may not take such grids
+            return None
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         if "rescale" in self.policies and prefix + "trained_grid" in state_dict:
@@ -148,6 +191,20 @@ class Resizable(nn.Module):
         if was_meta and not any(buffer.is_meta for buffer in self.buffers()):
             self.fill_tables()
         return self
+
+
+def _is_of_users(module: nn.Module) -> bool:
+    return not type(module).__module__.startswith("vitlab.")
+
+
+def resizes(module: Resizable) -> bool:
+    """Return whether a class says how its tensors are resized.
+
+    Example:
+        >>> resizes(Resizable())
+        False
+    """
+    return type(module)._resized_state is not Resizable._resized_state
 
 
 def check_policy(policy: str | None, allowed: Sequence[str]) -> None:
@@ -175,7 +232,8 @@ def no_resizing(method: Resizable, what: str) -> str:
         'Learned cannot interpolate `weight` to anoth'
     """
     name = type(method).__name__
-    return f"{name} cannot interpolate `{what}` to another grid: give it a `_resized_state`, or keep the image size"
+    ways = "give it a `_resized_state`, or `fill_tables` for what is computed, or keep the image size"
+    return f"{name} cannot interpolate `{what}` to another grid: {ways}"
 
 
 def _shared(module: Any) -> Any:

@@ -104,7 +104,7 @@ class Together(PosEmbed):
         check_policy(policy, self.policies)
         if same_size(grid_size, self.grid_size):
             return self
-        policies = self._policies(self.saved_tensors(), policy or self.resize)
+        policies = self._policies(self.saved_tensors(), policy or self.chosen_policy)
         parts = {name: part.at(grid_size, policies[name]) for name, part in self.parts.items()}
         return self.view(grid_size=grid_size, _modules=parts)
 
@@ -133,8 +133,8 @@ class Together(PosEmbed):
         return tuple(dict.fromkeys(policies))
 
     def usual_policy(self, state: dict[str, Tensor]) -> ResizePolicy | None:
-        """Return :attr:`resize`; None leaves each part its own."""
-        return self.resize
+        """Return :attr:`chosen_policy`; None leaves each part its own."""
+        return self.chosen_policy
 
     def policy_text(self, state: dict[str, Tensor], policy: ResizePolicy | Literal["usual"] | None) -> str:
         """Return how :meth:`resized_state` resizes ``state`` by ``policy``: how each part is, that is resized."""
