@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import EMAWeightAveraging
 from test_stop import signalled
 from tiny import NETWORK, batches, fit, loader, task, trainer
 from torch.utils.data import DataLoader, IterableDataset
@@ -301,3 +302,27 @@ def test_sums_of_two_processes_are_saved_and_restored_once():
         other._trainer = model._trainer
         other.on_load_checkpoint(checkpoint)
         assert other.train_sums == ({"n": 10.0, "loss": 5.0} if first else {"n": 0, "loss": 0})
+
+
+@pytest.mark.parametrize("average", [EMA, EMAWeightAveraging])
+@pytest.mark.parametrize("place", ["on_validation_start", "eval_loss", "on_validation_epoch_end"])
+def test_a_hang_anywhere_in_a_validation_saves_average_and_weights_each_in_its_place(tmp_path, place, average):
+    keeper, averages, model, held = Checkpoint(), average(decay=0.5), task(), {}
+
+    class Hangs(L.Callback):
+        def on_train_batch_end(self, trainer, pl_module, *given):
+            held["state_dict"] = averages._average_model.module.net.head.weight.detach().clone()
+            held["current_model_state"] = pl_module.net.head.weight.detach().clone()
+
+        def on_exception(self, trainer, pl_module, exception):  # as of Deadline
+            keeper.save_between(trainer, pl_module)
+
+    def hang(*given):
+        raise Stopped(signal.SIGTERM)
+
+    setattr(model, place, hang)
+    with pytest.raises(Stopped):
+        fit(tmp_path, averages, Hangs(), keeper, model=model, num_sanity_val_steps=0)
+    saved = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)
+    assert not torch.equal(*held.values())
+    assert all(torch.equal(saved[name]["net.head.weight"], weight) for name, weight in held.items())

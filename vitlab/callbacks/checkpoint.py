@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from vitlab import interface
+from vitlab.callbacks.ema import follow_swaps, swap_back
 from vitlab.callbacks.record import RunRecord
 from vitlab.callbacks.steps import ends_with_epoch, logged
 from vitlab.errors import UsageError, did_you_mean
@@ -88,6 +89,7 @@ class Checkpoint(callbacks.Checkpoint):
         if stage == "fit":
             self._forget()
             self.monitor, self.mode = self._given
+            follow_swaps(trainer)
         interface.take_sizes_early(pl_module, trainer)  # what a task watches may depend on the targets
         self.monitor = self.monitor or (interface.monitor(pl_module) or (None, None))[1]
         self.mode = self.mode or interface.mode_of(pl_module, self.monitor)
@@ -262,9 +264,7 @@ class Checkpoint(callbacks.Checkpoint):
     def save_between(self, trainer: Any, pl_module: L.LightningModule) -> None:
         """Save while waiting for a batch, or during a validation, which is then repeated after resuming."""
         if trainer.validating:
-            for callback in trainer.callbacks:
-                if isinstance(callback, callbacks.WeightAveraging):
-                    callback.on_validation_epoch_end(trainer, pl_module)  # swap the average for the weights
+            swap_back(trainer, pl_module)
             begun = {"ready": 1, "started": 1, "processed": 0, "completed": 0}
             progress = trainer.fit_loop.epoch_loop.val_loop.batch_progress
             progress.load_state_dict({"total": begun, "current": begun, "is_last_batch": False})

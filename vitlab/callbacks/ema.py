@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -136,11 +137,36 @@ def validated_weights(trainer: L.Trainer, pl_module: L.LightningModule) -> Itera
         ...     list(module.parameters())
         []
     """
-    averages = [callback for callback in trainer.callbacks if isinstance(callback, WeightAveraging)]  # type: ignore[attr-defined]
-    for callback in averages:
+    for callback in _averaging(trainer):
         callback.on_validation_epoch_start(trainer, pl_module)
     try:
         yield
     finally:
-        for callback in averages:
+        for callback in _averaging(trainer):
             callback.on_validation_epoch_end(trainer, pl_module)
+
+
+def follow_swaps(trainer: L.Trainer) -> None:
+    """Let callbacks that average weights, Lightning's too, note whether the network holds the average."""
+    for callback in _averaging(trainer):
+        callback.is_swapped = False
+        callback._swap_models = partial(_swap, callback)
+
+
+def swap_back(trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    """Give the network its own weights where :func:`follow_swaps` has noted that it holds an average.
+
+    It holds one in a part of a validation only: not yet when the first batch is made, and no longer when metrics are.
+    """
+    for callback in _averaging(trainer):
+        if callback.is_swapped:
+            callback._swap_models(pl_module)
+
+
+def _swap(callback: Any, pl_module: L.LightningModule) -> None:
+    type(callback)._swap_models(callback, pl_module)
+    callback.is_swapped = not callback.is_swapped
+
+
+def _averaging(trainer: Any) -> list[Any]:
+    return [callback for callback in trainer.callbacks if isinstance(callback, WeightAveraging)]
