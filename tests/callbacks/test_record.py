@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from tiny import IMAGES, fit, loader, task, trainer
+from tiny import IMAGES, batches, fit, loader, task, trainer
 
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.record import RunRecord, _rate
@@ -89,6 +89,21 @@ def test_a_row_is_the_mean_of_the_losses_of_its_steps(record, tmp_path):
     fit(tmp_path, record, model=model, max_epochs=1)
     rows = [row["train/loss"] for row in record.run.rows() if "train/loss" in row]
     assert rows == pytest.approx([(losses[0] + losses[1]).item() / 2, losses[2].item()])
+
+
+def test_the_first_row_after_a_resume_has_the_mean_of_all_its_steps_and_the_speed_of_those_of_this_attempt(
+    record, tmp_path
+):
+    def run(**options):
+        own = RunRecord(record.run, record.describe)
+        once = trainer(tmp_path, own, Checkpoint(every_n_steps=2), max_epochs=1, log_every_n_steps=3)
+        once.fit(task(), batches(), loader(batch=6), weights_only=True, **options)
+        speed = own.epoch_speed(once)["images_per_second"]
+        assert own.row["images_per_second"] == speed
+        return own.row["train/loss"], round(speed * own._seconds)
+
+    whole, cut = run(), run(ckpt_path=tmp_path / "checkpoints/previous.ckpt")
+    assert whole[1] == 12 and cut == (pytest.approx(whole[0]), 4)
 
 
 @pytest.mark.parametrize("scheduler", ["cosine", "ReduceLROnPlateau"])

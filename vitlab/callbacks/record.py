@@ -60,6 +60,7 @@ class RunRecord(Callback):
         self.started = False
         self._since = self._waiting_since = self._waited = 0.0
         self._images = self._seconds = 0.0  # of this epoch, in this attempt
+        self._restored = 0.0  # images since the last row before the resume, in all processes
         self._batches = 0  # of this attempt
         self._known_bytes: int | None = 0  # size of metrics.jsonl when the resumed checkpoint was written
         self.validated: dict[str, float] = {}  # validation metrics of this epoch
@@ -185,13 +186,13 @@ class RunRecord(Callback):
             self.row["lr"] = self._lr
         if (norm := self._steps.grad_norm) is not None and norm.isfinite():  # JSON has no others
             self.row["grad_norm"] = norm.item()
-        count, seconds = images(sums), now - self._since
+        count, seconds = images(sums) - self._restored, now - self._since
         self.row |= {"images_per_second": count / seconds, "data_wait": self._waited / seconds}
         if math.isfinite(left := self.seconds_left(trainer)):
             self.row["seconds_left"] = left
         self.row |= self._speed.utilization(self.row["images_per_second"], trainer.current_epoch)
         self._images, self._seconds = self._images + count, self._seconds + seconds
-        self._since, self._waited = now, 0.0
+        self._since, self._waited, self._restored = now, 0.0, 0.0
         self._write(trainer, self.row)
         for logger in trainer.loggers:
             logger.log_metrics(dict(self.row, epoch=trainer.current_epoch), step=trainer.global_step)
@@ -212,9 +213,11 @@ class RunRecord(Callback):
             checkpoint["train_sums"] = sums_over_processes(self._steps.own_sums, pl_module)
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Restore the sums since the last row, if the module does not."""
+        """Restore the sums since the last row, if the module does not, and note how many images they are of."""
+        sums = checkpoint.get("train_sums", {})
+        self._restored = images(sums)
         if not sums_its_steps(pl_module):
-            self._steps.own_sums = of_first_process(checkpoint.get("train_sums", {}), pl_module)
+            self._steps.own_sums = of_first_process(sums, pl_module)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Pause the clock of training."""
