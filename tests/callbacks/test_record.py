@@ -9,12 +9,13 @@ import torch
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from tiny import IMAGES, batches, fit, loader, task, trainer
+from tiny import IMAGES, NETWORK, batches, fit, loader, task, trainer
 
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.record import RunRecord, _rate
 from vitlab.errors import Stopped, UsageError
 from vitlab.runs.directory import RunDir
+from vitlab.tasks import Classifier
 
 
 @pytest.fixture
@@ -91,19 +92,40 @@ def test_a_row_is_the_mean_of_the_losses_of_its_steps(record, tmp_path):
     assert rows == pytest.approx([(losses[0] + losses[1]).item() / 2, losses[2].item()])
 
 
+class Own(Classifier):
+    """A task with a step of its own, which keeps no sums."""
+
+    def training_step(self, batch, batch_idx):
+        return self.step_loss(batch)[0]
+
+
+@pytest.mark.parametrize("kind", [Classifier, Own])
 def test_the_first_row_after_a_resume_has_the_mean_of_all_its_steps_and_the_speed_of_those_of_this_attempt(
-    record, tmp_path
+    record, tmp_path, kind
 ):
     def run(**options):
+        torch.manual_seed(1)
         own = RunRecord(record.run, record.describe)
         once = trainer(tmp_path, own, Checkpoint(every_n_steps=2), max_epochs=1, log_every_n_steps=3)
-        once.fit(task(), batches(), loader(batch=6), weights_only=True, **options)
+        once.fit(kind(**NETWORK), batches(), loader(batch=6), weights_only=True, **options)
         speed = own.epoch_speed(once)["images_per_second"]
         assert own.row["images_per_second"] == speed
         return own.row["train/loss"], round(speed * own._seconds)
 
     whole, cut = run(), run(ckpt_path=tmp_path / "checkpoints/previous.ckpt")
     assert whole[1] == 12 and cut == (pytest.approx(whole[0]), 4)
+
+
+@pytest.mark.filterwarnings("ignore:The ``compute`` method of metric")
+def test_a_task_with_a_validation_of_its_own_records_what_it_logs(record, tmp_path):
+    class Validates(Classifier):
+        def validation_step(self, batch, batch_idx):
+            self.log("val/loss", float(len(batch[0])))
+
+    fit(tmp_path, record, Checkpoint("val/loss"), model=Validates(**NETWORK), max_epochs=1)
+    assert [row["val/loss"] for row in record.run.rows() if "val/loss" in row] == [6.0]
+    with pytest.raises(UsageError, match=r"`checkpoint.monitor` must be one of val/loss, got val/acc1"):
+        fit(tmp_path, record, Checkpoint(), model=Validates(**NETWORK), max_epochs=1)
 
 
 @pytest.mark.parametrize("scheduler", ["cosine", "ReduceLROnPlateau"])

@@ -209,15 +209,14 @@ class RunRecord(Callback):
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Add the sums since the last row, if the module does not save them itself."""
-        if not sums_its_steps(pl_module):
-            checkpoint["train_sums"] = sums_over_processes(self._steps.own_sums, pl_module)
+        if self._steps.own_sums or not sums_its_steps(pl_module):
+            checkpoint[_sums_key(pl_module)] = sums_over_processes(self._steps.own_sums, pl_module)
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Restore the sums since the last row, if the module does not, and note how many images they are of."""
-        sums = checkpoint.get("train_sums", {})
-        self._restored = images(sums)
-        if not sums_its_steps(pl_module):
-            self._steps.own_sums = of_first_process(sums, pl_module)
+        own = checkpoint.get(_sums_key(pl_module), {})
+        self._steps.own_sums = of_first_process(own, pl_module)
+        self._restored = images(own or checkpoint.get("train_sums", {}))
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Pause the clock of training."""
@@ -289,6 +288,11 @@ def _describe_nan(
         samples = next(order.steps(first)).indices.tolist()
         text += f"; training samples {preview(samples, _SAMPLES)}"
     return text
+
+
+def _sums_key(task: Any) -> str:
+    """Return where a checkpoint holds the sums of returned losses; a task of vitlab keeps its own in train_sums."""
+    return "returned_sums" if sums_its_steps(task) else "train_sums"
 
 
 def _rate(trainer: Any, task: Any) -> float | None:

@@ -30,7 +30,8 @@ PEAKS = {
 class Steps:
     """Losses, gradient norms and sums of the steps since the last :meth:`read`; they stay on the device.
 
-    Tasks of vitlab keep exact sums over samples themselves. For any other module the returned loss is summed.
+    Tasks of vitlab keep exact sums over samples themselves. For any other module, and a task whose subclass has a
+    ``training_step`` of its own, the returned loss is summed.
     """
 
     def __init__(self) -> None:
@@ -57,7 +58,7 @@ class Steps:
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if sums_its_steps(task):
             self.grad_norm = task.grad_norm
-        else:
+        if not (sums_its_steps(task) and "n" in task.train_sums):
             n = samples(batch) or 1  # a batch in a form of the user's own counts once
             self.own_sums["n"] = self.own_sums.get("n", 0) + n
             if isinstance(loss, Tensor):  # Lightning has divided it by the accumulated batches
@@ -71,10 +72,8 @@ class Steps:
         """Return sums over all processes, with ``n`` samples, and reset them; every process must call it."""
         self.norms = self.norms[-1:]
         self.losses = []
-        if sums_its_steps(task):
-            return task.read_train_sums()
-        sums, self.own_sums = sums_over_processes(self.own_sums, task), {}
-        return sums
+        own, self.own_sums = sums_over_processes(self.own_sums, task), {}
+        return task.read_train_sums() | own if sums_its_steps(task) else own
 
 
 def means(sums: Mapping[str, float]) -> dict[str, float]:

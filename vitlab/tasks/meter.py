@@ -114,8 +114,12 @@ class Meter(nn.Module):
         self.n.update(len(outputs))
 
     def read(self, prefix: str) -> dict[str, Tensor]:
-        """Return every value, with ``prefix`` before its name, and reset."""
-        n = self.n.compute()
+        """Return every value, with ``prefix`` before its name, and reset; nothing where no batch was added.
+
+        So a task's metrics leave the names to a subclass that measures in an evaluation step of its own.
+        """
+        if not (n := self.n.compute()):
+            return {}
         values = {"loss": self.loss.compute() / n, **self.metrics.compute(), "n": n}
         with torch.inference_mode(False):  # else sums that `trainer.validate` reset could not grow in a training
             for metric in (self.loss, self.metrics, self.n):
