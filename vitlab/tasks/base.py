@@ -66,7 +66,8 @@ class Task(Named, FastHookName, L.LightningModule):
         layer_decay: Learning rate of each stage relative to the next.
         pos_embed_lr_mult: Factor on the learning rate of the position embedding, if it trains anything.
         head_lr_mult: Factor on the learning rate of the head, which is new in fine-tuning.
-        freeze: Parts of the network not to train, as prefixes of parameter names, such as tokenizer or blocks.0.
+        freeze: Parts of the network not to train, as prefixes of parameter names, such as tokenizer or blocks.0; their
+            dropout, drop path and running statistics of batch normalizations go on.
         nan_loss: Whether a loss or gradient that is not finite stops the run, or only its step is skipped; skip makes
             each step wait for the device.
         compile: Whether to compile the network block by block, or a mode of torch.compile (true: default).
