@@ -1,5 +1,6 @@
 """Who may train in a directory when its lock says that somebody does."""
 
+import errno
 import fcntl
 import json
 import os
@@ -83,3 +84,17 @@ def test_a_lock_that_is_being_made_is_not_taken_for_a_stale_one(run):
     with pytest.raises(UsageError, match=f"process {os.getpid()} on .* is training in"):
         seconds(run)
     owner.join()
+
+
+@pytest.mark.parametrize(
+    ("begun", "way_out"), [(False, "choose another --run_dir"), (True, "make room, or resume a copy of it elsewhere")]
+)
+def test_a_directory_that_cannot_be_written_is_refused_with_the_way_out(run, begun, way_out, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(lock, "take", full)
+    if begun:
+        run.config.touch()
+    with pytest.raises(UsageError, match=f"No space left on device; {way_out}$"), lock.locked(run):
+        pass

@@ -54,13 +54,25 @@ def _resumed(options: Options) -> RunDir:
         if getattr(options, flag):
             raise UsageError(f"`--resume` continues a run as it is; leave out --{flag}")
     if options.resume and options.resume != "auto":
-        return find_directory(options.resume)
+        run = find_directory(options.resume)
+        _refuse_another_place(run, options)
+        return run
     if not options.name and not options.run_dir:
         raise UsageError("`--resume` needs a run: `--resume RUN`, `--resume last`, or --name")
     run = RunDir(_given(options) or ".")
     if not run.has_begun():
         raise UsageError(f"`--resume`: there is no run in {run.path}; leave --resume out to start one")
     return run
+
+
+def _refuse_another_place(run: RunDir, options: Options) -> None:
+    """Refuse a name or directory beside ``--resume RUN``, unless it is that of the run: it goes on where it is."""
+    if (place := _given(options)) and os.path.realpath(place) != os.path.realpath(run.path):
+        flag = f"--name {options.name}" if options.name else f"--run_dir {options.run_dir}"
+        raise UsageError(
+            f"`--resume {options.resume}` goes on in {run.path}, and {flag} is another directory: leave it out; or "
+            f"copy {run.path} there and resume the copy; or start a new run with its weights, --init_from {run.typed}"
+        )
 
 
 def _given(options: Options) -> Any:

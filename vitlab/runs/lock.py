@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vitlab.errors import UsageError, named, printable
+from vitlab.errors import UsageError, before_again, named, printable
 from vitlab.runs import guard
 from vitlab.runs.directory import LOCK, OVERWRITTEN, RunDir
 from vitlab.runs.fence import Fenced, RunGone, owner_text
@@ -405,7 +405,10 @@ def _take(run: RunDir) -> HeldLock:
                 LOG.info("run    waiting for the lock of process %s on %s", owner.get("pid"), owner.get("host"))
             time.sleep(0.2)
     except OSError as error:
-        raise UsageError(f"cannot write into {run.path}: {error.strerror}; choose another --run_dir") from error
+        way_out = "choose another --run_dir"
+        if run.has_begun():
+            way_out = f"{before_again(error.errno)}, or resume a copy of it elsewhere"
+        raise UsageError(f"cannot write into {run.path}: {error.strerror}; {way_out}") from error
     return claim
 
 
