@@ -638,6 +638,16 @@ def test_under_ema_a_growing_page_shows_the_weights_that_are_validated(order, tm
         assert torch.equal(mine, true)
 
 
+@pytest.mark.parametrize(("words", "flag"), [(["-o", "a.html"], "-o FILE"), (["--diagram", "a.svg"], "--diagram FILE")])
+def test_a_page_that_cannot_be_written_is_refused_before_it_is_drawn(words, flag, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("os.access", lambda *_: False)  # a read-only file system
+    monkeypatch.setattr("vitlab.look.command.page_about", None)
+    monkeypatch.setattr("vitlab.look.command._drawing", None)
+    assert main(["look", "t2t_vit_7", *words]) == 2
+    assert capsys.readouterr().err == f"vitlab: cannot write into .; choose another file with {flag}\n"
+
+
 @pytest.mark.slow
 def test_a_run_writes_its_page_while_it_trains_and_look_adds_pictures(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

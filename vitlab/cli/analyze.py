@@ -1,7 +1,6 @@
 """``vitlab analyze``: tables and figures of what a network has learned."""
 
 import argparse
-import os
 import sys
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ from vitlab.config.arguments import CommandParser, KeepLines, add_print, grid_of
 from vitlab.config.trust import add_trust
 from vitlab.errors import UsageError
 from vitlab.lazy import quick_imports
+from vitlab.runs.atomic import is_writable
 from vitlab.runs.directory import find_run
 
 QUICK = 64  # images
@@ -42,8 +42,7 @@ def main(argv: list[str]) -> int:
     folder = Path(options.output) if options.output else own or find_run(options.run)[0].path / "analysis"
     if not options.output and not away:
         folder /= variation(rest)
-    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
+    if not is_writable(folder):
         raise UsageError(f"cannot write into {folder}; choose another folder with --output")
     open_terminal(options.quiet)
     view = View(

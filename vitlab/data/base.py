@@ -348,7 +348,8 @@ class ImageData(Named, L.LightningDataModule):
 
     def adopt_classes(self, class_names: list[str]) -> None:
         """Use the class numbers of a trained run."""
-        raise ValueError(f"the checkpoint has the classes {class_names}, the data has {self.class_names}")
+        way_out = "choose data of the same classes, or train a new run on these with --init_from"
+        raise ValueError(f"the checkpoint has the classes {class_names}, the data has {self.class_names}; {way_out}")
 
     def fingerprint(self) -> dict[str, Any]:
         """Describe the splits built so far and the statistics, for the record of a run."""

@@ -12,7 +12,7 @@ from vitlab.config.trust import add_trust
 from vitlab.errors import UsageError
 from vitlab.lazy import quick_imports
 from vitlab.look.written import is_of_training
-from vitlab.runs.atomic import write_text
+from vitlab.runs.atomic import is_writable, write_text
 from vitlab.runs.directory import RunDir, find_directory, find_run
 from vitlab.runs.standing import Standing, checksum
 
@@ -29,11 +29,13 @@ def main(argv: list[str]) -> int:
     refuse_flags_of_others(rest, parser)
     drawing = Path(options.diagram) if options.diagram else None
     page = Path(options.output or _place(options.sources))
-    for path in (drawing,) if drawing else (page,):
-        if path.exists() and not options.overwrite and not is_of_training(path):
-            raise UsageError(f"{path} exists; replace it with --overwrite, or choose another file with -o FILE")
-        if not path.absolute().parent.is_dir():
-            raise UsageError(f"cannot write {path}: there is no folder {path.absolute().parent}")
+    path, flag = (drawing, "--diagram FILE") if drawing else (page, "-o FILE")
+    if path.exists() and not options.overwrite and not is_of_training(path):
+        raise UsageError(f"{path} exists; replace it with --overwrite, or choose another file with {flag}")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"cannot write {path}: there is no folder {path.absolute().parent}")
+    if not is_writable(path.parent):
+        raise UsageError(f"cannot write into {path.parent}; choose another file with {flag}")
     if options.pictures < 0:
         raise UsageError(f"`--pictures` must be at least 0, got {options.pictures}")
     with quick_imports():
@@ -51,8 +53,8 @@ def main(argv: list[str]) -> int:
     text = (
         _drawing(options.sources[0], view, rest, options.level) if drawing else page_about(options.sources, view, rest)
     )
-    write_text(drawing or page, text)
-    say(f"wrote {drawing or page}, {len(text.encode()) / 1e6:.2f} MB")
+    write_text(path, text)
+    say(f"wrote {path}, {len(text.encode()) / 1e6:.2f} MB")
     return 0
 
 

@@ -52,6 +52,17 @@ def as_umask(path: Path) -> None:
         probe.unlink(missing_ok=True)
 
 
+def is_writable(folder: Path) -> bool:
+    """Return whether files can be written into a folder, which may have to be made; a full disk does not tell.
+
+    Example:
+        >>> is_writable(Path("runs/first/new")), is_writable(Path("runs/first/run.json/new"))
+        (True, False)
+    """
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    return existing.is_dir() and os.access(existing, os.W_OK)
+
+
 def write_text(path: Path, text: str, sync: bool = False, fence: Fence | None = None) -> None:
     """Write a text file atomically, with ``sync`` also across a power failure."""
     with atomic_write(path, fence) as beside, beside.open("w") as file:
