@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -11,10 +11,10 @@ import yaml
 from vitlab.config.arguments import as_arguments, refuse_other_keys
 from vitlab.config.guesses import FOR_RUN
 from vitlab.config.options import Policy
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, escaped
 from vitlab.jobs.terminal import lightning_quieted, open_terminal, terminal_as_it_was
 from vitlab.runs.choose import export_path
-from vitlab.runs.directory import find_directory, find_run
+from vitlab.runs.directory import RunDir, find_directory, find_run
 from vitlab.runs.lock import run_status
 from vitlab.runs.processes import as_it_was
 from vitlab.runs.records import EvaluationCommand, Record, Results
@@ -51,9 +51,10 @@ class Run:
         text = os.fspath(run)
         self._checkpoint: Path | None = None
         if Path(text).expanduser().is_file():
-            self._directory, self._checkpoint = find_run(text)
+            directory, self._checkpoint = find_run(text)
         else:
-            self._directory = find_directory(text)
+            directory = find_directory(text)
+        self._place, self._here = directory.path, Path.cwd()
 
     def __fspath__(self) -> str:
         return os.fspath(self.path)  # for `vitlab.fit(resume=run)` and `vitlab.load(run)`
@@ -69,8 +70,8 @@ class Run:
 
     @property
     def path(self) -> Path:
-        """The run directory."""
-        return self._directory.path
+        """The run directory: as it was named, and as an absolute path once the program is in another folder."""
+        return self._reached(self._place)
 
     @property
     def name(self) -> str:
@@ -85,7 +86,7 @@ class Run:
     @property
     def checkpoint(self) -> Path:
         """The checkpoint that the methods use: the given one, else that of the best epoch."""
-        return self._checkpoint or self._directory.checkpoint()
+        return self._reached(self._checkpoint) if self._checkpoint else self._directory.checkpoint()
 
     @property
     def record(self) -> Record:
@@ -158,24 +159,25 @@ class Run:
             topk: Number of classes per image.
 
         Raises:
-            ValueError: A file cannot be read, or there is none.
+            ValueError: A file cannot be read, or there is none; or images are given as objects.
 
         Example:
             >>> run.predict("digit.png", topk=1).shape[0]
             1
         """
-        from vitlab.config.images import find_images
+        from vitlab.config.images import find_images, refuse_none
         from vitlab.jobs.predict import predict
+        from vitlab.tables import counted
 
-        words = [images] if isinstance(images, str | os.PathLike) else list(images)
-        files, unreadable = find_images([os.fspath(word) for word in words])
-        if not files:
-            raise UsageError(f"no images found: {next(iter(unreadable.values()), 'nothing was given')}")
+        words = _paths(images)
+        files, unreadable = find_images(words)
+        refuse_none(files, unreadable, words)
         with lightning_quieted(), as_it_was():
             table, more = predict(self._directory, self.checkpoint, [], files, topk, quiet=True)
         if problems := unreadable | more:
             path, reason = next(iter(problems.items()))
-            raise UsageError(f"{len(problems)} of {len(files)} images cannot be read, the first is {path}: {reason}")
+            count = f"{len(problems):,} of {counted(len(files) + len(unreadable), 'image')}"
+            raise UsageError(f"{count} cannot be read, the first is {escaped(path)}: {reason}")
         assert table is not None  # None only on ranks other than 0
         return table
 
@@ -258,17 +260,28 @@ class Run:
         """
         from vitlab.jobs.find_subject import View
         from vitlab.look.command import page_about
-        from vitlab.runs.atomic import write_text
+        from vitlab.runs.atomic import is_writable, write_text
 
         path = Path(output or self.path / "look.html")
+        if not is_writable(path.parent):
+            raise UsageError(f"cannot write into {path.parent}; choose another file with `output`")
+        source = self.checkpoint if self._checkpoint else self.path
         with terminal_as_it_was(), as_it_was():
             open_terminal(quiet=True)
-            write_text(path, page_about([os.fspath(self._checkpoint or self.path)], View(shown=pictures), []))
+            write_text(path, page_about([os.fspath(source)], View(shown=pictures), []))
         if show:
             import webbrowser
 
             webbrowser.open(path.resolve().as_uri())
         return path
+
+    @property
+    def _directory(self) -> RunDir:
+        return RunDir(self.path)
+
+    def _reached(self, path: Path) -> Path:
+        """Return a path that was relative to the folder in which the run was found, wherever the program is now."""
+        return path if Path.cwd() == self._here else self._here / path
 
     def _measure(
         self, command: EvaluationCommand, overrides: Overrides | None, resize: Policy | None
@@ -287,3 +300,15 @@ class Run:
             for sentence in [*found.sentences, *([found.unsaved] if found.unsaved else [])]:
                 logging.getLogger("vitlab").warning(sentence)
         return found.values
+
+
+def _paths(images: PathLike | Sequence[PathLike]) -> list[str]:
+    """Return files, folders and patterns as text; refuse images in memory."""
+    given = [images] if isinstance(images, str | os.PathLike) or not isinstance(images, Iterable) else [*images]
+    if not given:
+        raise UsageError("no images found: nothing was given")
+    for one in given:
+        if not isinstance(one, str | os.PathLike):
+            way_out = "for an image in memory: `net, transform = vitlab.load(run)`, then `net(transform(image)[None])`"
+            raise UsageError(f"`predict` takes files, folders and patterns, got a {type(one).__name__}; {way_out}")
+    return [os.fspath(one) for one in given]

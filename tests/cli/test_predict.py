@@ -12,10 +12,11 @@ import torch
 import yaml
 from PIL import Image
 
+import vitlab
 from vitlab import tables
 from vitlab.cli.main import main
 from vitlab.config.images import find_images
-from vitlab.errors import escaped
+from vitlab.errors import UsageError, escaped
 from vitlab.jobs import predict as predictions
 from vitlab.jobs.restore import restore
 from vitlab.runs.directory import RunDir
@@ -102,6 +103,39 @@ def test_the_best_checkpoint_is_used_unless_another_is_named(run, photos, tmp_pa
     assert predict(other, photos / "a.png") == 0
     shown = capsys.readouterr().out
     assert "best.ckpt" in shown and "wrote 1 prediction to" in shown
+
+
+def test_a_checkpoint_may_be_named_as_a_file_beside_its_run(run, photos, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(run.parents[1])
+    file = "runs/run/checkpoints/last.ckpt"
+    assert main(["predict", "run", "--ckpt_path", file, str(photos / "a.png")]) == 0
+    assert "run   runs/run (last.ckpt)" in capsys.readouterr().out
+    shutil.copytree(run, tmp_path / "other")
+    assert main(["predict", str(tmp_path / "other"), "--ckpt_path", file, str(photos / "a.png")]) == 2
+    told = capsys.readouterr().err
+    assert f"is a checkpoint of runs/run, not of {tmp_path / 'other'}: leave out" in told and told.count("\n") == 1
+    (tmp_path / "last").mkdir()  # a folder of images
+    monkeypatch.chdir(tmp_path)
+    assert main(["predict", "--ckpt_path", str(run / "checkpoints" / "last.ckpt"), "last"]) == 2
+    assert "no images found: nothing in last" in capsys.readouterr().err
+
+
+def test_python_names_the_images_that_cannot_be_read_and_counts_all(run, photos, tmp_path):
+    trained, image = vitlab.Run(run), Image.new("L", (8, 8))
+    for images, message in (
+        ([photos / "a.png", "nope.png"], "1 of 2 images cannot be read, the first is nope.png: no such file or folder"),
+        (photos / "e.txt", f"1 of 1 image cannot be read, the first is {photos / 'e.txt'}: not one of JPEG"),
+        ("nope.jpg", "no images found: nope.jpg: no such file or folder"),
+        ([], "no images found: nothing was given"),
+        (
+            image,
+            "files, folders and patterns, got a Image; for an image in memory: `net, transform = vitlab.load(run)`",
+        ),
+        ([[1.0, 2.0]], "files, folders and patterns, got a list; for an image in memory"),
+    ):
+        with pytest.raises(UsageError) as refused:
+            trained.predict(images)
+        assert message in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_weights_as_safetensors_predict_too(run, photos, tmp_path):

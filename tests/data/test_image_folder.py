@@ -418,5 +418,5 @@ def test_a_link_onto_itself_is_a_file_that_cannot_be_read(tmp_path):
     for place in (root, root / "cat"):
         (place / "loop").symlink_to("loop")
     assert len(_open(root, max_unreadable=1).unreadable) == 1
-    with pytest.raises(ValueError, match=r"1 files cannot be read.*cat/loop: Too many levels of symbolic links"):
+    with pytest.raises(ValueError, match=r"1 file cannot be read.*cat/loop: Too many levels of symbolic links"):
         _open(root)

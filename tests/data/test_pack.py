@@ -172,7 +172,7 @@ def test_random_crops_of_packed_photos_decode_nothing(tmp_path, monkeypatch):
 def test_packing_that_fails_early_leaves_nothing_behind(tmp_path, monkeypatch):
     root = _photos(tmp_path / "photos")
     (root / "train" / "cat" / "bad.jpg").write_bytes(b"x")
-    with pytest.raises(ValueError, match="1 files cannot be read"):
+    with pytest.raises(ValueError, match="1 file cannot be read"):
         pack(str(root), str(tmp_path / "packed"), num_workers=0)
     (root / "train" / "cat" / "bad.jpg").unlink()
     monkeypatch.setattr("vitlab.data.pack.encode.pixels", lambda image: 1 / 0)

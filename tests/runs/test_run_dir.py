@@ -1,4 +1,5 @@
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -7,7 +8,7 @@ from vitlab.config.options import FitOptions
 from vitlab.errors import UsageError
 from vitlab.run import Run
 from vitlab.runs.atomic import atomic_write, write_text
-from vitlab.runs.choose import choose_run
+from vitlab.runs.choose import choose_run, run_to_continue
 from vitlab.runs.directory import RunDir, find_directory, find_run
 
 
@@ -57,6 +58,36 @@ def test_a_run_is_found_in_the_home_directory(tmp_path, monkeypatch):
     assert choose_run(FitOptions(run_dir="~/y"), [], 0, "").path == tmp_path / "y"
     assert find_directory("~/x").path == find_run("~/x")[0].path == run.path
     assert Run("~/x/weights/last.safetensors").checkpoint == run.weights / "last.safetensors"
+
+
+def test_a_run_is_the_same_in_another_working_directory(tmp_path, monkeypatch):
+    for place in ("here", "there"):  # each with a run of this name
+        run = RunDir(tmp_path / place / "runs" / "a")
+        run.weights.mkdir(parents=True)
+        run.config.write_text(f"place: {place}")
+        (run.weights / "last.safetensors").touch()
+    monkeypatch.chdir(tmp_path / "here")
+    named, weights = Run("a"), Run("runs/a/weights/last.safetensors")
+    assert named.path == weights.path == Path("runs/a")
+    monkeypatch.chdir(tmp_path / "there")
+    for run in (named, weights):
+        assert run.config == {"place": "here"}
+        assert Path(run) == run.path == tmp_path / "here/runs/a"
+        assert run.checkpoint == run.path / "weights/last.safetensors"
+    monkeypatch.chdir(tmp_path / "here")
+    assert repr(named).startswith("Run('runs/a', ")
+
+
+@pytest.mark.parametrize(("flag", "value"), [("name", "b"), ("run_dir", "elsewhere/a")])
+def test_a_run_goes_on_in_its_own_directory(tmp_path, monkeypatch, flag, value):
+    monkeypatch.chdir(tmp_path)
+    run = RunDir("runs/a")
+    run.path.mkdir(parents=True)
+    run.config.touch()
+    with pytest.raises(UsageError, match=f"`--resume a` goes on in runs/a, and --{flag} {value} is another directory"):
+        run_to_continue(FitOptions(resume="a", **{flag: value}))
+    for same in ({}, {"name": "a"}, {"run_dir": "runs/a"}, {"run_dir": str(tmp_path / "runs" / "a")}):
+        assert run_to_continue(FitOptions(resume="a", **same)).path == run.path
 
 
 def test_commands_to_type_are_quoted(tmp_path):

@@ -96,7 +96,7 @@ def chosen_checkpoint(options: argparse.Namespace) -> Iterator[tuple[RunDir, Pat
         way_out = "give its configuration too: --config FILE --ckpt_path FILE"
         directory, checkpoint = find_run(run or file, way_out)
         if run and file:
-            _, checkpoint = find_run(f"{directory.checkpoints / file.removesuffix('.ckpt')}.ckpt")
+            checkpoint = _checkpoint_of(directory, file)
         yield directory, checkpoint, f"run   {directory.path} ({checkpoint.name})"
         return
     if run or not file or len(config) > 1:
@@ -109,6 +109,17 @@ def chosen_checkpoint(options: argparse.Namespace) -> Iterator[tuple[RunDir, Pat
         is_saved = directory.path == Path(file).parent.parent
         line = f"run   {directory.path} ({Path(file).name})"
         yield directory, Path(file), line if is_saved else f"from  {config[0]} and {file}; not saved in a run"
+
+
+def _checkpoint_of(run: RunDir, text: str) -> Path:
+    """Return the checkpoint of a run that ``--ckpt_path`` names: by its name, or as a file."""
+    path = Path(f"{run.checkpoints / text.removesuffix('.ckpt')}.ckpt")
+    owner, checkpoint = find_run(text if Path(text).is_file() and not path.is_file() else str(path))
+    if not owner.path.samefile(run.path):
+        raise UsageError(
+            f"`--ckpt_path {text}` is a checkpoint of {owner.path}, not of {run.path}: leave out {run.path}"
+        )
+    return checkpoint
 
 
 def _main(command: EvaluationCommand, argv: list[str]) -> int:

@@ -3,15 +3,16 @@
 import argparse
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitlab.cli.evaluate import chosen_checkpoint, run_parser
 from vitlab.config.arguments import add_formats
-from vitlab.config.images import find_images
+from vitlab.config.images import find_images, refuse_none
 from vitlab.errors import UsageError, escaped, printable
 from vitlab.lazy import quick_imports
-from vitlab.runs.directory import RunDir
+from vitlab.runs.directory import RunDir, find_directory
 from vitlab.shipped import card_beside
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def main(argv: list[str], features: bool = False) -> int:
     """Run ``vitlab predict``, or with ``features`` ``vitlab embed``, and return its exit code."""
     options, rest = _options(argv, features)
     output = _check_output(options.output)
-    if options.ckpt_path and Path(options.ckpt_path).is_file() and options.run:  # then the first argument is an image
+    if options.ckpt_path and Path(options.ckpt_path).is_file() and options.run and not _names_a_run(options.run):
         options.run, options.images = None, [options.run, *options.images]
     exported = Path(options.ckpt_path or options.run or "")
     if exported.suffix == ".onnx" or (exported.is_file() and card_beside(exported).is_file()):
@@ -43,6 +44,15 @@ def main(argv: list[str], features: bool = False) -> int:
         if not options.images and not features:
             return _predict_own(run, checkpoint, line, rest, options, output)
         return _predict(run, checkpoint, line, rest, options, output, features)
+
+
+def _names_a_run(word: str) -> bool:
+    """Return whether the first argument names a run; else it is an image, where ``--ckpt_path`` names a file."""
+    if os.path.lexists(word) and not RunDir(word).has_begun():  # a folder of images may have the name of a run
+        return False
+    with suppress(UsageError):
+        return bool(find_directory(word))
+    return False
 
 
 def _predict(
@@ -91,10 +101,7 @@ def _files(options: Any, output: Path | None, command: str) -> tuple[list[str], 
         raise UsageError(f"no images given: `{command} IMAGE|DIR|GLOB ...`")
     files, unreadable = find_images(options.images)
     files = [file for file in files if output is None or not _same(file, output)]
-    if not files:
-        first = next(iter(unreadable.items()), None)
-        reason = f"{escaped(first[0])}: {first[1]}" if first else f"nothing in {', '.join(options.images)}"
-        raise UsageError(f"no images found: {reason}")
+    refuse_none(files, unreadable, options.images)
     return files, unreadable
 
 

@@ -4,6 +4,8 @@ import fnmatch
 import glob
 import os
 
+from vitlab.errors import UsageError, escaped
+
 
 def find_images(words: list[str]) -> tuple[list[str], dict[str, str]]:
     """Return the files that ``words`` name, in order, and the reason for each path that is not a file.
@@ -25,6 +27,23 @@ def find_images(words: list[str]) -> tuple[list[str], dict[str, str]]:
             else:
                 others[path] = "a broken link" if os.path.islink(path) else "neither a file nor a folder"
     return files, others
+
+
+def refuse_none(files: list[str], others: dict[str, str], words: list[str]) -> None:
+    """Refuse words that name no image.
+
+    Args:
+        files: What they name.
+        others: Why other paths are not read.
+        words: The words.
+
+    Raises:
+        UsageError: There is no file; the message names the first reason.
+    """
+    if not files:
+        first = next(iter(others.items()), None)
+        reason = f"{escaped(first[0])}: {first[1]}" if first else f"nothing in {', '.join(words)}"
+        raise UsageError(f"no images found: {reason}")
 
 
 def _below(folder: str, others: dict[str, str]) -> list[str]:

@@ -17,6 +17,7 @@ from vitlab.data.files.splits import Indices, SplitName
 from vitlab.data.loading.transforms import Size, as_size
 from vitlab.data.record import RUN
 from vitlab.errors import escaped
+from vitlab.tables import counted
 
 _NAMES = {
     "train": ("train", "training"),
@@ -224,8 +225,8 @@ def refuse_unreadable(reasons: dict[str, str], allowed: int, option: str = "data
     shown = [str(ImageError(*item)) for item in sorted(reasons.items())[:10]]
     more = [f"... and {len(reasons) - 10} more"] if len(reasons) > 10 else []
     raise ValueError(
-        f"{len(reasons)} files cannot be read, `{option}` allows {allowed}; repair or remove them, or leave them out "
-        f"by --{option}={len(reasons)}: " + "; ".join(shown + more)
+        f"{counted(len(reasons), 'file')} cannot be read, `{option}` allows {allowed}; repair or remove them, or leave "
+        f"them out by --{option}={len(reasons)}: " + "; ".join(shown + more)
     )
 
 
