@@ -116,10 +116,12 @@ def refuse_unknown(words: list[str]) -> None:
 
     Arguments that a class of the user's own may take are left to the full parser.
     """
-    from vitlab.config.guesses import suggest_argument
+    from vitlab.config.guesses import about_word, suggest_argument
     from vitlab.config.trust import refuse_secrets
 
     known = {"trainer", "checkpoint", *flags()["keys"]}
+    if (word := _without_flag(words)) is not None:
+        raise UsageError(about_word(word, known))
     for name, value in _flags_in(words):
         key = name.replace(".init_args", "")
         group, *deeper = key.split(".")
@@ -144,6 +146,8 @@ def refuse_flags_of_others(words: list[str], parser: argparse.ArgumentParser) ->
     """
     from vitlab.config.guesses import FOR_A_RUN
 
+    if (word := _without_flag(words)) is not None:
+        raise UsageError(f'unexpected word "{word}"; no flag stands before it; see `{parser.prog} --help`')
     own = {flag[2:] for action in parser._actions for flag in action.option_strings if flag.startswith("--")}
     refuse_other_keys(words, {k: way for k, way in FOR_A_RUN.items() if way[:2] != "--" or way[2:] in own}, own)
 
@@ -174,6 +178,18 @@ def _flags_in(words: list[str]) -> Iterator[tuple[str, str]]:
         flag, _, value = word.partition("=")
         if flag.startswith("--") and (name := flag[2:].rstrip("+")):
             yield name, value
+
+
+def _without_flag(words: list[str]) -> str | None:
+    """Return the first word that is neither a flag nor can be the value of one; None if there is none.
+
+    >>> _without_flag(["t2t", "--data.root", "photos"]), _without_flag(["--data.root", "photos"])
+    ('t2t', None)
+    """
+    for before, word in pairwise(["=", *words]):
+        if not word.startswith("-") and (not before.startswith("-") or "=" in before):
+            return word
+    return None
 
 
 def _refuse_no_keys(group: str, words: list[str], hint: str) -> None:

@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterable, Mapping
 
 from vitlab.errors import did_you_mean
+from vitlab.runs.directory import RUNS, RunDir
+from vitlab.shipped import HOME, find_shipped
 
 NAMES = {  # argument of other programs, without dashes: what to type instead, in every command
     "seed": "--seed_everything",
@@ -80,6 +82,27 @@ def suggest_argument(key: str, known: Iterable[str], names: Mapping[str, str] = 
             return f'; did you mean "{found}"?'
     beside = [k for k in choices if k.rpartition(".")[0] == group]
     return did_you_mean(name, beside) or did_you_mean(name.split(".")[0], {k.split(".")[0] for k in choices} - {key})
+
+
+def about_word(word: str, keys: Iterable[str] = ()) -> str:
+    """Return the message about a word that no flag takes: the flag that it lacks, as far as one can tell.
+
+    Args:
+        word: The word.
+        keys: Every key of a configuration.
+
+    >>> about_word("t2t"), about_word("model.lr=1e-3", ["model.lr"])
+    ('`t2t` needs its flag: --config t2t', '`model.lr=1e-3` needs its dashes: --model.lr=1e-3')
+    """
+    if word.endswith((".yaml", ".yml")) or find_shipped(word):
+        return f"`{word}` needs its flag: --config {word}"
+    if word.partition("=")[0] in {*keys}:
+        return f"`{word}` needs its dashes: --{word}"
+    if RunDir(RUNS / word).has_begun() or RunDir(word).has_begun():
+        return f"`{word}` needs its flag: --resume {word} continues this run"
+    names = [path.stem for path in (HOME / "configs").glob("*.yaml")]
+    hint = did_you_mean(f"--config {word}", [f"--config {name}" for name in names if did_you_mean(word, [name])])
+    return f'unexpected word "{word}"{hint or "; no flag stands before it; see `vitlab fit --help`"}'
 
 
 def with_typed_names(text: str, of_model: Iterable[str]) -> str:
