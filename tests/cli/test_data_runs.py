@@ -18,6 +18,7 @@ import vitlab
 from vitlab.cli import evaluate
 from vitlab.cli.main import main
 from vitlab.data.image_folder import ImageFolder
+from vitlab.jobs.evaluate import _has_images_of
 from vitlab.jobs.restore import former_ways
 from vitlab.runs.directory import RunDir
 
@@ -112,6 +113,42 @@ def test_a_run_is_measured_on_another_folder_with_some_of_its_classes(tmp_path, 
     assert "on 10 images" in capsys.readouterr().out
     predictions = RunDir("runs/run").results["variations"]
     assert [row["n"] for row in predictions] == [10, 10]
+
+
+def test_a_run_whose_data_have_moved_says_where_they_were_and_is_measured_where_they_are(tmp_path, capsys):
+    root = _fill(tmp_path / "photos", {"train": 12, "test": 4})
+    assert _fit("--data=ImageFolder", "--data.root=photos", "--data.batch_size=8") == 0
+    there = shutil.move(root, tmp_path / "elsewhere")
+    capsys.readouterr()
+    for words in (["test", "run"], ["fit", "--resume", "run"], ["analyze", "attention", "run"]):
+        assert main(words) == 2
+        error = capsys.readouterr().err
+        assert "photos is where the data of runs/run were: if they are elsewhere now, give --data.root=NEW" in error
+        assert error.count("\n") == 1
+    for command in ("test", "validate"):
+        assert main([command, "run", f"--data.root={there}"]) == 0
+        assert "variation" not in capsys.readouterr().out
+    assert RunDir("runs/run").results["test"]["n"] == 12
+    (there / "test" / "ant" / "0.png").unlink()
+    assert main(["test", "run", f"--data.root={there}"]) == 0
+    assert "variation with data.root=" in capsys.readouterr().out
+
+
+def test_the_test_split_of_an_older_run_is_known_by_its_training_split_unless_it_was_given(tmp_path):
+    run = RunDir("run")
+    (tmp_path / "elsewhere").mkdir()
+    for name, parts, is_known in (("one", {"": 20}, True), ("two", {"train": 12, "test": 4}, False)):
+        trained = ImageFolder(str(_fill(tmp_path / name, parts)), num_workers=0)
+        trained.setup("fit")
+        run.write("data.json", json.loads(json.dumps(trained.fingerprint())))
+        moved = ImageFolder(str(shutil.move(tmp_path / name, tmp_path / "elsewhere" / name)), num_workers=0)
+        moved.setup("test")
+        assert _has_images_of(moved, run, "test") == is_known
+        moved.setup("fit")
+        assert _has_images_of(moved, run, "val")
+    another = ImageFolder(str(tmp_path / "elsewhere" / "one"), num_workers=0, val_share=0.2)
+    another.setup("test")
+    assert not _has_images_of(another, run, "test")
 
 
 @pytest.mark.rare

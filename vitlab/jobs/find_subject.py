@@ -27,7 +27,7 @@ from vitlab.errors import UsageError, did_you_mean, named_line
 from vitlab.interface import answering, has_grid, image_fact, network, path_of
 from vitlab.jobs.checkpoint import load_checkpoint, load_outside, load_resized, misfit
 from vitlab.jobs.load import decoding_of, exported_card, load_pictures, load_trained
-from vitlab.jobs.restore import evaluation_args, load_data_state, one_device, restore
+from vitlab.jobs.restore import evaluation_args, load_data_state, naming_place_of_data, one_device, restore
 from vitlab.jobs.terminal import say
 from vitlab.models.create import NoCounterpart, create_model
 from vitlab.models.foreign import AnyNetwork
@@ -384,7 +384,7 @@ def _rebuild(run: RunDir, checkpoint: Path, rest: Sequence[str], has_pictures: b
     rest = [*rest, *_training_size(run, other)]
     as_trained = nullcontext() if "data" in other else measured(Trained(dict(run.data), None, "val"))
     try:
-        with as_trained:
+        with naming_place_of_data(run, rest), as_trained:
             cli = VitlabCLI(evaluation_args(run, rest), default_root_dir=str(run.path))
     except UsageError as error:
         if not has_pictures:

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,8 @@ from lightning.pytorch.callbacks import Callback
 from vitlab.class_paths import with_current_paths
 from vitlab.config.arguments import config_paths, without_flags
 from vitlab.config.explain import read_yaml, yaml_text
-from vitlab.config.parser import VitlabCLI, class_at, user_mistakes
+from vitlab.config.keys import flatten_as_typed
+from vitlab.config.parser import VitlabCLI, class_at, settings, user_mistakes
 from vitlab.config.trust import check_import, may_import
 from vitlab.data.base import ImageData
 from vitlab.data.photos import Photos
@@ -33,6 +35,7 @@ from vitlab.shipped import find_file
 from vitlab.tasks.base import Task
 from vitlab.tasks.regressor import Standardized
 
+PLACES = ("data.root", "data.path")  # where the images are, which says nothing about what they are
 NO_OUTPUT = ("--trainer.logger=false", "--trainer.profiler=null", "--trainer.enable_checkpointing=false")
 
 _FORMER = {"crop_mode": "box", "color_profile": "ignore"}  # what was the way before there was the option
@@ -108,6 +111,32 @@ def evaluation_args(run: RunDir, rest: Sequence[str], alone: bool = False) -> li
     devices = one_device(run) if alone else []
     start = ["--config", str(run.config), *_former_words(run), *_without_callbacks(run)]
     return [*start, *devices, *rest, *NO_OUTPUT]
+
+
+@contextmanager
+def naming_place_of_data(run: RunDir | None, words: Sequence[str], keys: Sequence[str] = PLACES) -> Iterator[None]:
+    """Inside a ``with`` block, an error about data that are not where the run had them says so, and the way out.
+
+    Args:
+        run: The run; None for a new one.
+        words: Arguments as given: a place among them is the user's own.
+        keys: The keys of a place that the command takes.
+    """
+    try:
+        yield
+    except ValueError as error:
+        given = dict(settings(list(words)))
+        if run is None or "data" in given:
+            raise
+        stored = flatten_as_typed(stored_config(run) or {})
+        for key in keys:
+            place = stored.get(key)
+            if isinstance(place, str) and key not in given and place in str(error) and not os.path.lexists(place):
+                raise UsageError(
+                    f"{error}; {place} is where the data of {run.path} were: if they are elsewhere now, give "
+                    f"--{key}=NEW"
+                ) from error
+        raise
 
 
 def _without_callbacks(run: RunDir) -> list[str]:

@@ -76,6 +76,7 @@ class Record(TypedDict, total=False):
     sum_of_learning_rates: float
     sum_of_learning_rates_pos_embed: float
     promises: dict[str, str]
+    test_hash: str  # of the test split, which training only compares with the other splits
     peak_memory: dict[str, int]  # bytes by host and cuda
     wandb_id: str | None
     init_from: str | None  # source of the initial weights

@@ -36,7 +36,7 @@ from vitlab.data.timm_images import images_of, images_of_timm
 from vitlab.errors import UsageError
 from vitlab.interface import deals_samples, recipe
 from vitlab.jobs.checkpoint import check_extensible, load_resized, misfit
-from vitlab.jobs.restore import stored_config, training_args
+from vitlab.jobs.restore import naming_place_of_data, stored_config, training_args
 from vitlab.jobs.terminal import lightning_quieted, open_terminal, say
 from vitlab.jobs.train.describe import header
 from vitlab.jobs.train.endings import building, hung, lost_process
@@ -77,7 +77,7 @@ def build_job(arguments: list[str], options: FitOptions) -> Job:
     options.check()
     run = run_to_continue(options)
     open_terminal(options.quiet)
-    with building(), quick_imports():  # of logger, data and the user's code
+    with building(), naming_place_of_data(run, arguments, ["data.root"]), quick_imports():  # and the user's code
         cli = FitCLI(training_args(run, arguments, auto=not options.resume), options, run)
     if cli.moved and run is None:
         say("note   options moved: " + ", ".join(f"model.{name} -> model.{new_name(name)}" for name in cli.moved))

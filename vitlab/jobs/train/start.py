@@ -310,6 +310,7 @@ def _facts(job: Job, groups: list[dict[str, Any]]) -> dict[str, Any]:
         **_rates(job, groups),
         "promises": _promises(job) if isinstance(job.task, Task) and deals_samples(job.data) else {},
         "resumed": now_utc() if job.resumed else None,
+        **({"test_hash": test.split_hash} if (test := getattr(job.data, "held_back", {}).get("test")) else {}),
     }
 
 
