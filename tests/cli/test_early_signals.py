@@ -8,11 +8,16 @@ import pytest
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 import vitlab.jobs.train.build
+import vitlab.jobs.train.close
+import vitlab.jobs.train.fit
 import vitlab.jobs.train.start
 from vitlab.cli.main import main
 from vitlab.config.options import FitOptions
 from vitlab.data import Digits
+from vitlab.errors import Stopped
 from vitlab.jobs.train.build import build_job
+from vitlab.jobs.train.endings import telling_what_is_left
+from vitlab.runs.directory import RunDir
 from vitlab.tasks import Classifier
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -66,6 +71,36 @@ def test_a_signal_before_the_first_step_leaves_what_can_be_continued(place, numb
         again = ["--resume", "a"] if run.exists() else [*SETTINGS, "--name", "a"]
         assert main(["fit", *again]) == 0
         assert json.loads((run / "run.json").read_text())["status"] == "done"
+
+
+@pytest.mark.parametrize("status", ["done", "running"])
+def test_a_signal_after_the_training_is_said_to_leave_its_results(status, tmp_path, capsys):
+    run = RunDir(tmp_path / "a")
+    run.write("run.json", {"status": status})
+    with pytest.raises(Stopped) as stopped, telling_what_is_left(run):
+        raise Stopped(signal.SIGINT)
+    said = "".join(capsys.readouterr())
+    assert stopped.value.said == (status == "done") == ("SIGINT: the training is done" in said)
+    assert (f"`vitlab fit --resume {run.typed}` writes its weights and results" in said) == (status == "done")
+
+
+@pytest.mark.rare
+@pytest.mark.parametrize("name", ["log_summary", "save_weights"])
+def test_a_run_that_a_signal_ended_after_its_training_gets_its_results_when_it_is_resumed(
+    name, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    owner = vitlab.jobs.train.close if name == "save_weights" else vitlab.jobs.train.fit
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, lambda *arguments: signal.raise_signal(signal.SIGINT))
+        assert main(["fit", *SETTINGS, "--name", "a"]) == 130
+    said = "".join(capsys.readouterr())
+    assert "done, and `vitlab fit --resume runs/a` writes its weights" in said and "before or after" not in said
+    assert not Path("runs/a/results.json").exists()
+    assert main(["fit", "--resume", "a"]) == 0
+    assert (
+        json.loads(Path("runs/a/results.json").read_text())["val"] and Path("runs/a/weights/best.safetensors").exists()
+    )
 
 
 def test_lightning_neither_requeues_nor_listens_under_slurm(tmp_path, monkeypatch):
