@@ -248,6 +248,39 @@ def test_a_folder_of_the_wrong_layout_is_refused_with_the_right_one(tmp_path, la
         ImageFolder(str(root))
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("above", ["", "train/"])
+def test_folders_of_splits_are_not_trained_as_classes(tmp_path, above, packed):
+    names = [f"{above}{part}/{name}" for part in ("training_set", "test_set") for name in ("cat", "dog", "owl")]
+    root = _fill(tmp_path / "photos", dict.fromkeys(names, 4))
+    if packed:
+        pack(str(root), str(tmp_path / "packed"), num_workers=0)
+    make, place = (Packed, tmp_path / "packed") if packed else (ImageFolder, root)
+    told = f"class folders test_set, training_set in {place} hold no images .* same folders, cat, dog, owl: if these "
+    ways = "pack again" if packed else f"give one of the former, as --data.root={root / above / 'training_set'}"
+    with pytest.raises(ValueError, match=f"{told}.*{ways}; if they are videos, give --data.videos=frames"):
+        make(str(place), num_workers=0).setup("fit")
+    data = make(str(place), videos="frames", num_workers=0)
+    data.setup("fit")
+    assert data.class_names == ["test_set", "training_set"]
+    with measured(Trained(data.fingerprint(), None, "val")):  # an older run
+        make(str(place), num_workers=0).setup("validate")
+    if not packed:
+        _open(root / above / "training_set")
+
+
+@pytest.mark.parametrize("extra", ["cat/images", "cat/2020", "dog/2021", "dog/x.png"])
+def test_folders_below_a_class_may_have_any_names_that_differ_or_stand_alone(tmp_path, extra):
+    years = [] if extra == "cat/images" else ["cat/2019", "dog/2019"]
+    names = ["cat/images", "dog/images"] if extra == "cat/images" else [*years, "cat/2018", "dog/2018"]
+    root = _fill(tmp_path / "photos", dict.fromkeys(names, 6))
+    if extra == "dog/x.png":
+        Image.new("RGB", (10, 8)).save(root / extra)
+    else:
+        _fill(root, {extra: 6})
+    assert _open(root).class_names == ["cat", "dog"]
+
+
 def test_the_class_map_of_a_trained_run_takes_precedence(tmp_path):
     trained = _open(_fill(tmp_path / "one", {"cat": 10, "dog": 10, "fox": 10}), "fit")
     state = trained.state_dict()

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from vitlab.data.arguments import AnyPhotoArgs, PhotoArgs
+from vitlab.data.base import Part
 from vitlab.data.files.ranges import Ranges
 from vitlab.data.files.scan import Folder, sizes_of
 from vitlab.data.files.sets import FileImages, Statistics
@@ -170,6 +171,16 @@ class ImageFolder(Photos):
         if "test" in folders and not test.name.lower().startswith("test") and is_flat(test):
             raise ValueError(_unsorted(test))  # a folder named test may have no classes
         return folders, left_out
+
+    def read(self, part: Part) -> FileImages:
+        """Return the files of a part, unopened; refuse folders of splits that were taken for classes."""
+        images = super().read(part)
+        if part != "test":
+            rename = f"rename the former to train and test in {self.root}, or " if self.first == self.root else ""
+            self.check_level(
+                images.files, lambda folder: f"{rename}give one of the former, as --data.root={self.first / folder}"
+            )
+        return images
 
     def list_files(self, parts: list[str]) -> FileImages:
         """Return the files in the class folders of some parts, unopened."""

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Literal, Unpack, get_args
 
@@ -16,7 +16,7 @@ from vitlab.data.files.sets import FileImages, Images
 from vitlab.data.files.splits import Indices, SplitName
 from vitlab.data.loading.transforms import Size, as_size
 from vitlab.data.record import RUN
-from vitlab.errors import escaped
+from vitlab.errors import escaped, preview
 from vitlab.tables import counted
 
 _NAMES = {
@@ -111,7 +111,7 @@ class Photos(ImageData):
             if stage == "fit":
                 self.compare_with_test()
 
-    def read(self, part: Part) -> Images:
+    def read(self, part: Part) -> FileImages:
         """Return the files of a part, unopened; `val` belongs to block 1."""
         names = ("test",) if part == "test" else ("train", "val")
         return self.list_files([name for name in names if name in self.parts])
@@ -119,6 +119,36 @@ class Photos(ImageData):
     def list_files(self, parts: list[str]) -> FileImages:
         """Return the files of some parts, unopened."""
         raise NotImplementedError
+
+    def check_level(self, files: list[str], ways: Callable[[str], str]) -> None:
+        """Refuse folders of classes that have the same folders each, and no files, unless those are videos.
+
+        Args:
+            files: The files of training, named CLASS/FILE or PART/CLASS/FILE.
+            ways: Returns how to set this right, given the name of such a folder.
+
+        Raises:
+            ValueError: The folders below have the names of the classes, and those above of splits, for example.
+        """
+        if self.videos is not None or len(self.class_names) < 2 or RUN.get():
+            return
+        below: dict[str, set[str]] = {}
+        parts = {*self.parts.values()}
+        for file in files:
+            first, *rest = file.split(os.sep)
+            if first in parts and len(rest) > 1:
+                first, *rest = rest
+            if len(rest) < 2:
+                return
+            below.setdefault(first, set()).add(rest[0])
+        above, same = sorted(below), next(iter(below.values()), set())
+        if len(above) > 1 and len(same) > 1 and all(names == same for names in below.values()):
+            folder = min(above, key=lambda name: "train" not in name.lower())
+            raise ValueError(
+                f"the class folders {preview(above)} in {self.place} hold no images themselves, and each has "
+                f"the same folders, {preview(sorted(same))}: if these are the classes, {ways(folder)}; if "
+                "they are videos, give --data.videos=frames"
+            )
 
     def indices(self, images: Images) -> dict[SplitName, Indices]:
         """Divide block 1; a given val part is kept, unless `fold` is set."""
