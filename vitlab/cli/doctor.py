@@ -7,7 +7,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -162,8 +163,13 @@ def speeds() -> Iterator[Checked]:
         yield Checked("ok" if is_good else "note", "speed", text)
 
 
-def processes(seconds: float = 60.0) -> Iterator[Checked]:
-    """Run an all-reduce over two processes, as training on two devices does."""
+def processes(seconds: float = 60.0, starting: float = 300.0) -> Iterator[Checked]:
+    """Run an all-reduce over two processes, as training on two devices does.
+
+    Args:
+        seconds: How long they may take to connect, once both are ready.
+        starting: How long they may take until then, in seconds: a busy machine imports torch slowly.
+    """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, "-c", ALL_REDUCE, f"{folder}/store"]
@@ -172,6 +178,10 @@ def processes(seconds: float = 60.0) -> Iterator[Checked]:
             for rank in (0, 1)
         ]
         try:
+            if not _are_ready(started, f"{folder}/store", starting):
+                text = f"not checked: two processes did not import torch within {starting:g} s; is this machine busy?"
+                yield Checked("note", "gloo", text)
+                return
             outputs = [process.communicate(timeout=seconds)[0].decode().strip() for process in started]
         except subprocess.TimeoutExpired:
             text = f"two processes could not connect within {seconds:g} s: a firewall? try GLOO_SOCKET_IFNAME=lo"
@@ -188,12 +198,27 @@ def processes(seconds: float = 60.0) -> Iterator[Checked]:
         yield Checked("ok", "gloo", "an all-reduce over two processes works")
 
 
+def _are_ready(started: Sequence[subprocess.Popen[bytes]], store: str, seconds: float) -> bool:
+    """Wait until each process has said that it is ready to connect, or has ended; return whether all did in time."""
+    until = time.monotonic() + seconds
+    for rank, process in enumerate(started):
+        while process.poll() is None and not Path(f"{store}.{rank}").exists():
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.05)
+    return True
+
+
 def all_reduce() -> None:
-    """Add 1 and 2 over two processes and print the sum; ``sys.argv`` holds the store and the rank."""
+    """Add 1 and 2 over two processes and print the sum; ``sys.argv`` holds the store and the rank.
+
+    A file beside the store says that this process is ready to connect.
+    """
     import torch
     import torch.distributed as dist
 
     store, rank = sys.argv[1], int(sys.argv[2])
+    Path(f"{store}.{rank}").touch()
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     number = torch.tensor([rank + 1.0])
     dist.all_reduce(number)
