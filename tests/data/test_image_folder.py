@@ -269,7 +269,7 @@ def test_folders_of_splits_are_not_trained_as_classes(tmp_path, above, packed):
         _open(root / above / "training_set")
 
 
-@pytest.mark.parametrize("extra", ["cat/images", "cat/2020", "dog/2021", "dog/x.png"])
+@pytest.mark.parametrize("extra", ["cat/images", "cat/2018", "cat/2020", "dog/2021", "dog/x.png"])
 def test_folders_below_a_class_may_have_any_names_that_differ_or_stand_alone(tmp_path, extra):
     years = [] if extra == "cat/images" else ["cat/2019", "dog/2019"]
     names = ["cat/images", "dog/images"] if extra == "cat/images" else [*years, "cat/2018", "dog/2018"]

@@ -121,14 +121,14 @@ class Photos(ImageData):
         raise NotImplementedError
 
     def check_level(self, files: list[str], ways: Callable[[str], str]) -> None:
-        """Refuse folders of classes that have the same folders each, and no files, unless those are videos.
+        """Refuse folders named like splits, such as ``training_set``, that have the same folders each, and no files.
 
         Args:
             files: The files of training, named CLASS/FILE or PART/CLASS/FILE.
             ways: Returns how to set this right, given the name of such a folder.
 
         Raises:
-            ValueError: The folders below have the names of the classes, and those above of splits, for example.
+            ValueError: The folders below have the names of the classes. If they are videos, ``videos`` says so.
         """
         if self.videos is not None or len(self.class_names) < 2 or RUN.get():
             return
@@ -142,6 +142,9 @@ class Photos(ImageData):
                 return
             below.setdefault(first, set()).add(rest[0])
         above, same = sorted(below), next(iter(below.values()), set())
+        splits = {word for words in _NAMES.values() for word in words}
+        if not any(splits & {*re.split("[^a-z]+", name.lower())} for name in above):
+            return  # classes may be divided by year, say
         if len(above) > 1 and len(same) > 1 and all(names == same for names in below.values()):
             folder = min(above, key=lambda name: "train" not in name.lower())
             raise ValueError(
