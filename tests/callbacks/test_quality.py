@@ -19,3 +19,10 @@ def test_features_are_measured_in_the_precision_of_the_weights(precision):
     trainer.fit(Classifier(num_classes=10, **NETWORK), Digits(batch_size=8))
     found = {name: float(value) for name, value in trainer.callback_metrics.items()}
     assert 0 <= found["val/knn"] <= 1 and 0 <= found["val/probe"] <= 1 and 1 <= found["val/rankme"] <= 8
+
+
+def test_two_callbacks_do_not_measure_the_same():
+    both = [FeatureQuality(measures=["knn"], k=1), FeatureQuality(measures=["knn", "rankme"])]
+    trainer = L.Trainer(max_epochs=1, callbacks=both, **QUIET)
+    with pytest.raises(ValueError, match="two FeatureQuality callbacks measure knn: leave it to one of them"):
+        trainer.fit(Classifier(num_classes=10, **NETWORK), Digits(batch_size=8))

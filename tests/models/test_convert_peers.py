@@ -10,6 +10,7 @@ from PIL import Image
 
 import vitlab
 from vitlab.cli.main import main
+from vitlab.errors import UsageError
 from vitlab.models import create_model
 from vitlab.models.convert_peers import hf_state, peer_file, peer_images, peer_outputs
 from vitlab.models.load import load_weights
@@ -112,6 +113,8 @@ def test_a_folder_of_transformers_is_read_by_name_and_fine_tuned(tmp_path):
     assert new(torch.randn(2, 3, 48, 48)).shape == (2, 7)
     into = create_model("vit_ti16", weights=f"hf:{tmp_path}", **net_arguments()).eval()
     torch.testing.assert_close(into(images), theirs(images).logits, atol=1e-5, rtol=0)
+    with pytest.raises(UsageError, match=r"lies beside config\.json, as transformers writes both: give hf:"):
+        vitlab.load(tmp_path / "model.safetensors")
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"has no weights to give: .*") as refused:
         create_model(f"hf:{tmp_path}")

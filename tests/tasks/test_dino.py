@@ -365,3 +365,12 @@ def test_a_second_training_of_a_task_goes_on_with_its_student():
     before = task.student.blocks[0].mlp.fc1.weight.clone()
     task.on_fit_start()
     assert torch.equal(task.student.blocks[0].mlp.fc1.weight, before)
+
+
+def test_a_task_with_given_weights_goes_on_with_its_student():
+    task, given = (DINO(**{**TINY, "in_chans": 1}, **HEAD) for _ in range(2))
+    with torch.no_grad():
+        given.student.blocks[0].mlp.fc1.weight.add_(1.0)
+    task.load_state_dict(given.state_dict())
+    task.on_fit_start()
+    assert torch.equal(task.student.blocks[0].mlp.fc1.weight, given.student.blocks[0].mlp.fc1.weight)

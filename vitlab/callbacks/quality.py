@@ -68,6 +68,11 @@ class FeatureQuality(Callback):
         self._sets = {}  # of the training before
         if not isinstance(getattr(pl_module, "net", None), VisionTransformer):
             raise ValueError(f"FeatureQuality measures a network of vitlab, and {type(pl_module).__name__} has none")
+        others = [c for c in trainer.callbacks if isinstance(c, FeatureQuality) and c is not self]
+        if twice := {*self.measures} & {name for other in others for name in other.measures}:
+            raise ValueError(
+                f"two FeatureQuality callbacks measure {', '.join(sorted(twice))}: leave it to one of them"
+            )
         data = trainer.datamodule
         if not deals_samples(data) or not hasattr(data, "pipeline"):
             raise ValueError(f"FeatureQuality needs a data set of vitlab, got {type(data).__name__}")

@@ -243,6 +243,11 @@ class DINO(Task):
         super().on_load_checkpoint(checkpoint)
         self._is_new = False
 
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load the weights of student and teacher; the training then goes on from both."""
+        self._is_new = False
+        return super().load_state_dict(*args, **kwargs)
+
     def on_fit_start(self) -> None:
         """Start the student of a new run with the weights of the teacher, which `--init_from` may have loaded."""
         super().on_fit_start()
