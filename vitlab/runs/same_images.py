@@ -36,7 +36,7 @@ def same_images(split: str, tables: tuple[pd.DataFrame, pd.DataFrame], facts: tu
     hashes = [_hash(one, split) for one in facts]
     if all(hashes):
         return hashes[0] == hashes[1]
-    held_back = [_of_held_back(one) for one in facts]  # training does not read a test split, and stores no hash of it
+    held_back = [_of_held_back(one) for one in facts]  # training holds a test split back: data.json has no hash of it
     return held_back[0] == held_back[1] if split == "test" and all(held_back) else None
 
 
