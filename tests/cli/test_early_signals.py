@@ -16,7 +16,7 @@ from vitlab.config.options import FitOptions
 from vitlab.data import Digits
 from vitlab.errors import Stopped
 from vitlab.jobs.train.build import build_job
-from vitlab.jobs.train.endings import telling_what_is_left
+from vitlab.jobs.train.start import telling_of_rest
 from vitlab.runs.directory import RunDir
 from vitlab.tasks import Classifier
 
@@ -77,7 +77,7 @@ def test_a_signal_before_the_first_step_leaves_what_can_be_continued(place, numb
 def test_a_signal_after_the_training_is_said_to_leave_its_results(status, tmp_path, capsys):
     run = RunDir(tmp_path / "a")
     run.write("run.json", {"status": status})
-    with pytest.raises(Stopped) as stopped, telling_what_is_left(run):
+    with pytest.raises(Stopped) as stopped, telling_of_rest(run):
         raise Stopped(signal.SIGINT)
     said = "".join(capsys.readouterr())
     assert stopped.value.said == (status == "done") == ("SIGINT: the training is done" in said)

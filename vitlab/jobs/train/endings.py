@@ -42,7 +42,7 @@ from vitlab.runs.directory import RunDir
 from vitlab.runs.fence import Fenced, RunGone
 from vitlab.runs.generations import NotSaved
 from vitlab.runs.launch import first_to_say
-from vitlab.runs.lock import discard, is_leader
+from vitlab.runs.lock import discard
 from vitlab.runs.manifest import last_saved
 from vitlab.runs.records import now_utc
 from vitlab.tasks.base import Task
@@ -95,19 +95,6 @@ def explained(job: Job) -> Iterator[None]:
         if line := _unused(error, job.task):
             _fail(line, error, told=not job.trainer.is_global_zero)
         _refuse(job, error)
-        raise
-
-
-@contextmanager
-def telling_what_is_left(run: RunDir) -> Iterator[None]:
-    """Say that the training itself is done if a signal ends the command before weights and results are written."""
-    try:
-        yield
-    except Stopped as stopped:
-        if not stopped.said and is_leader() and run.record.get("status") == "done":
-            why = f"stopped by {signal.Signals(stopped.args[0]).name}: the training is done"
-            print_error(f"\n{why}, and `{resuming(run)}` writes its weights and results")
-            stopped.said = True
         raise
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from vitlab.config.options import FitOptions
 from vitlab.jobs.train.build import build_job, rehearse
 from vitlab.jobs.train.close import close, log_summary
-from vitlab.jobs.train.endings import explained, telling_what_is_left
+from vitlab.jobs.train.endings import explained
 from vitlab.jobs.train.job import Job, Reached
-from vitlab.jobs.train.start import as_before_if_refused, begin, running, telling_of_data, watch_over
+from vitlab.jobs.train.start import as_before_if_refused, begin, running, telling_of_data, telling_of_rest, watch_over
 from vitlab.runs.directory import RunDir
 from vitlab.runs.guard import guarded
 from vitlab.runs.launch import watch_launcher
@@ -41,7 +41,7 @@ def fit(arguments: list[str], options: FitOptions) -> RunDir:
         if options.dry_run:
             rehearse(job)
             return job.run
-        with locked(job.run), telling_what_is_left(job.run):
+        with locked(job.run), telling_of_rest(job.run):
             with as_before_if_refused(job):
                 begin(job)
                 watch_over(guard, job)

@@ -4,6 +4,7 @@ import hashlib
 import math
 import os
 import platform
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -125,6 +126,19 @@ def _put_back_logs(folder: Path, logs: dict[Path, str | None]) -> None:
     for path, leads_to in logs.items():
         if leads_to is not None and not path.is_symlink():
             path.symlink_to(leads_to)
+
+
+@contextmanager
+def telling_of_rest(run: RunDir) -> Iterator[None]:
+    """Say that the training itself is done if a signal ends the command before weights and results are written."""
+    try:
+        yield
+    except Stopped as stopped:
+        if not stopped.said and is_leader() and run.record.get("status") == "done":
+            why = f"stopped by {signal.Signals(stopped.args[0]).name}: the training is done"
+            print_error(f"\n{why}, and `{resuming(run)}` writes its weights and results")
+            stopped.said = True
+        raise
 
 
 @contextmanager
