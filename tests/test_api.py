@@ -241,6 +241,7 @@ def test_one_call_starts_a_run_or_continues_it(place, run):
         (lambda: vitlab.fit("t2t", {"model.pos_embed": "sincos"}), 'did you mean "sincos2d"'),
         (lambda: vitlab.fit("t2tt"), 'did you mean "t2t"'),
         (lambda: vitlab.fit("t2t", name="first"), "exists"),
+        (lambda: vitlab.fit(resume="first", name="other"), "goes on in runs/first, and --name other is another direct"),
         (lambda: vitlab.fit("t2t", init_grid=(4,)), "`init_grid` must be rows and columns of tokens, whole"),
         (lambda: vitlab.fit("t2t", init_grid=(2.5, 2)), "above 0, got (2.5, 2)"),
         (lambda: vitlab.fit("t2t", init_grid="2,2"), "above 0, got '2,2'"),
