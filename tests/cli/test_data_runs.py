@@ -146,7 +146,7 @@ def test_the_test_split_of_an_older_run_is_known_by_its_training_split_unless_it
         assert _has_images_of(moved, run, "test") == is_known
         moved.setup("fit")
         assert _has_images_of(moved, run, "val")
-    another = ImageFolder(str(tmp_path / "elsewhere" / "one"), num_workers=0, val_share=0.2)
+    another = ImageFolder(str(tmp_path / "elsewhere" / "one"), num_workers=0)  # of other images
     another.setup("test")
     assert not _has_images_of(another, run, "test")
 

@@ -175,6 +175,7 @@ class ImageFolder(Photos):
     def read(self, part: Part) -> FileImages:
         """Return the files of a part, unopened; refuse folders of splits that were taken for classes."""
         images = super().read(part)
+        assert isinstance(images, FileImages)
         if part != "test":
             rename = f"rename the former to train and test in {self.root}, or " if self.first == self.root else ""
             self.check_level(

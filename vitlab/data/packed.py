@@ -92,6 +92,7 @@ class Packed(Photos):
     def read(self, part: Part) -> FileImages:
         """Return the images of a part; refuse folders of splits that were taken for classes when they were packed."""
         images = super().read(part)
+        assert isinstance(images, FileImages)
         if part != "test":
             self.check_level(images.files, lambda folder: "rename the former to train and test, and pack again")
         return images

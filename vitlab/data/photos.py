@@ -111,7 +111,7 @@ class Photos(ImageData):
             if stage == "fit":
                 self.compare_with_test()
 
-    def read(self, part: Part) -> FileImages:
+    def read(self, part: Part) -> Images:
         """Return the files of a part, unopened; `val` belongs to block 1."""
         names = ("test",) if part == "test" else ("train", "val")
         return self.list_files([name for name in names if name in self.parts])
