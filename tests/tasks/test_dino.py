@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import lightning as L
@@ -21,9 +22,11 @@ from vitlab.data import Digits
 from vitlab.data.loading.crops import MultiCrop, cut_batch
 from vitlab.data.loading.order import TrainOrder
 from vitlab.data.loading.streams import uniforms
+from vitlab.errors import UsageError
 from vitlab.pretraining import DINO
 from vitlab.pretraining.dino import cosine, koleo
 from vitlab.runs.directory import RunDir
+from vitlab.tasks.optimizer import build_scheduler
 
 ROOT = Path(__file__).parents[2]
 TINY = {"img_size": 8, "in_chans": 2, "patch_size": 2, "embed_dim": 16, "depth": 1, "num_heads": 2}
@@ -355,6 +358,24 @@ def test_rates_and_parts_of_a_run_are_those_of_the_student(tmp_path):
         size = sum(value.numel() for name, value in state.items() if name.startswith(f"student.{part}."))
         assert facts[f"{part} parameters"] == size > 0
     assert facts["pos_embed_lr_scale"] == 0.5 and facts["sum_lr_pos_embed"] == record["sum_of_learning_rates_pos_embed"]
+
+
+@pytest.mark.parametrize("monitor", [{}, {"monitor": "val/cross_entropy"}, {"monitor": "val/loss"}], ids=str)
+def test_a_plateau_schedule_follows_the_names_that_dino_logs(monitor):
+    task = DINO(lr_scheduler={"class_path": "ReduceLROnPlateau", **monitor}, **TINY | HEAD)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    config = types.SimpleNamespace(**build_scheduler(task, optimizer, 100))
+    task._trainer = types.SimpleNamespace(  # of Lightning, after a validation
+        lr_scheduler_configs=[config], state=types.SimpleNamespace(fn="fit"), current_epoch=0, sanity_checking=False
+    )
+    logged = {}
+    task.log_dict = logged.update
+    task._evaluate((torch.randn(3, 2, 8, 8), None), task.val_meter)
+    wrong = "val/loss" in monitor.values()
+    with pytest.raises(UsageError, match=r"val/cross_entropy, .*got val/loss") if wrong else contextlib.nullcontext():
+        task.on_validation_epoch_end()
+    assert {*logged} == {"val/cross_entropy", "val/entropy", "val/n"}
+    assert wrong or config.scheduler.best == float(logged["val/cross_entropy"])
 
 
 def test_a_second_training_of_a_task_goes_on_with_its_student():

@@ -204,6 +204,7 @@ class DINO(Task):
         if len(mask_share) != 2 or mask_share[0] > mask_share[1]:
             raise ValueError(f"`mask_share` must be the least and the largest share, as in [.1, .5], got {mask_share}")
         super().__init__(num_outputs=0, measured=MetricCollection({"entropy": MeanMetric()}), **task)
+        self.val_meter.loss_name = self.test_meter.loss_name = "cross_entropy"  # no criterion for the best epoch
         if weight_decay_end is not None and not self.hparams["weight_decay"]:
             raise ValueError("`weight_decay_end` needs a `weight_decay` above 0 to begin with")
         self.student = net = self.net
@@ -334,12 +335,6 @@ class DINO(Task):
         """Return the weights that decay outside the student, among them those of the head's last layer."""
         head = getattr(self, "head", None)  # none yet when the recipe is checked
         return [*super().decaying(), *([] if head is None else [head.prototypes])]
-
-    def log_dict(self, values: Any, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
-        """Log the evaluation loss as cross_entropy, because it is not a criterion for the best epoch."""
-        super().log_dict(
-            {name.replace("/loss", "/cross_entropy"): value for name, value in values.items()}, *args, **kwargs
-        )
 
     def _evaluate(self, batch: tuple[Tensor, Tensor], meter: Meter) -> None:  # type: ignore[override]
         with torch.no_grad():

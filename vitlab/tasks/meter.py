@@ -97,6 +97,7 @@ class Meter(nn.Module):
     def __init__(self, metrics: MetricCollection) -> None:
         super().__init__()
         self.metrics = metrics.clone()
+        self.loss_name = "loss"
         self.loss = SumMetric(nan_strategy="disable")  # MeanMetric loses its weights when NaN is allowed
         self.n = SumMetric(nan_strategy="disable")
 
@@ -120,7 +121,7 @@ class Meter(nn.Module):
         """
         if not (n := self.n.compute()):
             return {}
-        values = {"loss": self.loss.compute() / n, **self.metrics.compute(), "n": n}
+        values = {self.loss_name: self.loss.compute() / n, **self.metrics.compute(), "n": n}
         with torch.inference_mode(False):  # else sums that `trainer.validate` reset could not grow in a training
             for metric in (self.loss, self.metrics, self.n):
                 metric.reset()

@@ -211,7 +211,7 @@ def build_scheduler(
     path, args = name_and_args("lr_scheduler", spec, SchedulerSpec.__annotations__)
     options: Mapping[str, Any] = spec if isinstance(spec, Mapping) else {}
     cls = _resumable(find_class("lr_scheduler", path, object, home="torch.optim.lr_scheduler"))
-    metric = options.get("monitor") or (task.monitor or ("min", "val/loss"))[1]
+    metric = options.get("monitor") or (task.monitor or ("min", f"val/{task.val_meter.loss_name}"))[1]
     offered = {
         "total_steps": int(steps),
         **({"mode": mode_of(task, metric) or "min"} if _takes_metric(cls) else {}),
