@@ -1,7 +1,10 @@
 """Features that are measured in training: FeatureQuality without a command."""
 
+import contextlib
+
 import lightning as L
 import pytest
+from lightning.pytorch.callbacks import EarlyStopping
 
 from vitlab.callbacks.quality import FeatureQuality
 from vitlab.data import Digits
@@ -26,3 +29,25 @@ def test_two_callbacks_do_not_measure_the_same():
     trainer = L.Trainer(max_epochs=1, callbacks=both, **QUIET)
     with pytest.raises(ValueError, match="two FeatureQuality callbacks measure knn: leave it to one of them"):
         trainer.fit(Classifier(num_classes=10, **NETWORK), Digits(batch_size=8))
+
+
+@pytest.mark.parametrize(
+    ("every", "validated", "monitor", "stale"),
+    [
+        (5, 1, "val/knn", True),
+        (5, 2, "val/rankme", True),
+        (5, None, "val/knn", True),
+        (5, 10, "val/knn", False),
+        (1, 1, "val/knn", False),
+        (5, 1, "val/loss", False),
+    ],
+)
+def test_stopping_by_a_measure_that_not_every_validation_takes_is_refused(every, validated, monitor, stale):
+    interval = {"check_val_every_n_epoch": validated} | ({} if validated else {"val_check_interval": 3})
+    quality, data = FeatureQuality(every_n_epochs=every), Digits(batch_size=8)
+    trainer = L.Trainer(callbacks=[quality, EarlyStopping(monitor)], **interval, **QUIET)
+    trainer._data_connector.attach_datamodule(Classifier(num_classes=10, **NETWORK), data)
+    data.setup("fit")
+    wrong = pytest.raises(ValueError, match=f"reads `{monitor}` at every validation, .* every 5 epochs")
+    with wrong if stale else contextlib.nullcontext():
+        quality.setup(trainer, Classifier(num_classes=10, **NETWORK), "fit")

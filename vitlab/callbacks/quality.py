@@ -8,7 +8,7 @@ import lightning as L
 import numpy as np
 import torch
 import torch.nn.functional as F
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, EarlyStopping
 from torch import Tensor
 
 from vitlab.callbacks.steps import ends_with_epoch
@@ -62,7 +62,7 @@ class FeatureQuality(Callback):
         self._sets: dict[str, Any] = {}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Refuse foreign networks and data, and knn or probe without classes."""
+        """Refuse foreign networks and data, knn or probe without classes, and stopping by what is seldom measured."""
         if stage != "fit":
             return
         self._sets = {}  # of the training before
@@ -80,6 +80,15 @@ class FeatureQuality(Callback):
             raise ValueError(
                 "`knn` and `probe` of FeatureQuality need one class per image, of two or more: set `measures: [rankme]`"
             )
+        every = self.every_n_epochs
+        if (trainer.check_val_every_n_epoch or 1) % every == 0:  # every validation measures
+            return
+        for stop in trainer.callbacks:
+            if isinstance(stop, EarlyStopping) and stop.monitor in [f"val/{name}" for name in self.measures]:
+                raise ValueError(
+                    f"EarlyStopping reads `{stop.monitor}` at every validation, and FeatureQuality measures it every "
+                    f"{every} epochs: set its `every_n_epochs: 1`, or `trainer.check_val_every_n_epoch: {every}`"
+                )
 
     def on_validation_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
