@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitlab.interface import sums_its_steps, sums_over_processes
+from vitlab.interface import recipe, sums_its_steps, sums_over_processes
 
 # Dense 16-bit tensor-core rates in TFLOP/s with float32 accumulation, from NVIDIA's data sheets; the first name that
 # matches counts. Lightning's table mixes these with sparse and scalar rates.
@@ -137,7 +137,8 @@ class Speed:
     """Model FLOPs utilization, Chowdhery et al. 2022 (arXiv:2204.02311): useful operations as a share of the peak.
 
     Useful are those of one forward and one backward pass of the network, three times the forward pass. Recomputation by
-    gradient checkpointing and a teacher do not count. The peak is that of 16 bits, whatever the precision.
+    gradient checkpointing and a teacher do not count. The peak is that of 16 bits, whatever the precision. A task whose
+    step costs something else states its ``forward_passes`` per image; with None, or with frozen parts, there is no MFU.
 
     Args:
         facts: ``flops`` of a forward pass of one image, or ``flops_from``, pairs of first epoch and FLOPs.
@@ -145,13 +146,16 @@ class Speed:
     """
 
     def __init__(self, facts: dict[str, Any], trainer: Any) -> None:
-        self.devices = trainer.world_size
+        self.devices, task = trainer.world_size, trainer.lightning_module
+        self.passes = None if recipe(task).get("freeze") else getattr(task, "forward_passes", 3)
         self.flops_from = facts.get("flops_from", [[0, facts.get("flops", 0)]])
         pipeline = getattr(getattr(trainer, "datamodule", None), "pipeline", None)
         varies = getattr(pipeline, "native", None)  # with images of any sizes, the FLOPs are those of the largest
         self.peak = None if varies else peak_flops(trainer.strategy.root_device)
 
     def utilization(self, images_per_second: float, epoch: int = 0) -> dict[str, float]:
-        """Return the utilization at the total speed of all devices; empty if the peak is unknown."""
+        """Return the utilization at the total speed of all devices; empty if the peak or the cost is unknown."""
+        if not self.peak or self.passes is None:
+            return {}
         flops = [flops for start, flops in self.flops_from if start <= epoch][-1]
-        return {"mfu": 3 * flops * images_per_second / (self.peak * self.devices)} if self.peak else {}
+        return {"mfu": self.passes * flops * images_per_second / (self.peak * self.devices)}

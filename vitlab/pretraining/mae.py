@@ -51,6 +51,7 @@ class MAE(Task):
 
     takes_native = False  # images of their own sizes
     reads_labels = False
+    forward_passes: float | None = None  # a step costs a share of the network, which sees few tokens, and a decoder
 
     monitor: tuple[Literal["min", "max"], str] = ("min", "val/loss")
 

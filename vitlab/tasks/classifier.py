@@ -116,6 +116,8 @@ class LinearProbe(Classifier):
         ['net.head.weight', 'net.head.bias']
     """
 
+    forward_passes: float | None = 1  # a step costs: the backward pass ends at the head
+
     def __init__(self, **task: Unpack[ClassifierArgs]) -> None:
         super().__init__(**task)
         for name, parameter in self.net.named_parameters():
