@@ -22,6 +22,7 @@ from vitlab.ablation.file.claims import parse_claim
 from vitlab.ablation.file.schema import File
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.inference.baselines import NOT_COMPARED, ArmRow, answer_columns
+from vitlab.analysis import ANALYSES
 from vitlab.cli import ablate
 from vitlab.cli.main import main
 from vitlab.errors import UsageError
@@ -236,7 +237,25 @@ def test_a_metric_of_one_target_is_not_taken_for_an_analysis(write):
     tune = {"model.lr": [1, 2]}
     ablation = read_ablation(write(metric={"primary": "mae/height", "mode": "min"}, analyses=["resolution"], tune=tune))
     assert ablation.primary == "mae/height" and not ablation.is_analyzed("mae/height")
-    assert ablation.is_analyzed("resolution/acc1@12")
+    assert ablation.is_analyzed("resolution/acc1@12") and not ablation.is_analyzed("resolution")
+
+
+def test_a_metric_of_features_that_no_evaluation_measures_is_refused(write):
+    quality = {"class_path": "vitlab.callbacks.quality.FeatureQuality"}
+    rows = [{"val/loss": 1.0, "val/knn": 0.5, "val/rankme": 3.0}]
+    found = resolve._metrics(rows, {"trainer": {"callbacks": [quality]}})
+    assert found == ["loss"] and resolve._metrics(rows, {"trainer": {"callbacks": None}}) == ["knn", "loss", "rankme"]
+    for metric in ({"primary": "knn"}, {"primary": "loss", "secondary": ["rankme"]}):
+        ablation = read_ablation(write(metric=metric, analyses=["knn"]))
+        arms = [SimpleNamespace(metrics=found)]
+        with pytest.raises(UsageError, match=r"no arm measures a metric `\w+`; .* `analyses: \[knn\]`"):
+            resolve._refuse_metrics(ablation, arms)
+    ablation = read_ablation(write(metric={"primary": "knn/acc1@20"}, analyses=["knn"]))
+    resolve._refuse_metrics(ablation, arms)
+    assert ANALYSES["knn"].metrics(pd.DataFrame({"k": [1, 20], "acc1": [0.25, 0.5]})) == {
+        "acc1@1": 0.25,
+        "acc1@20": 0.5,
+    }
 
 
 def test_a_date_is_text_as_in_a_config(write):

@@ -132,6 +132,11 @@ def analyze_fewshot(subject: Subject) -> Finding:
     return Finding(table, figure, note)
 
 
+def of_each_k(table: pd.DataFrame) -> dict[str, float]:
+    """Return the accuracy of each number of neighbors as metrics of an ablation: ``acc1@20``."""
+    return {f"acc1@{k}": float(acc1) for k, acc1 in zip(table["k"], table["acc1"], strict=True)}
+
+
 @Analysis(
     reading="Accuracy of nearest neighbors among training images: how classes cluster without any fitting.",
     limits="Transfer to new classes, if the network was trained on these classes (--data, --root).",
@@ -140,6 +145,7 @@ def analyze_fewshot(subject: Subject) -> Finding:
         measures={"acc1": "accuracy"},
         words="The vote of the most similar training images.",
     ),
+    metrics=of_each_k,
 )
 def analyze_knn(subject: Subject) -> Finding:
     """Classify by the labels of the most similar training images.

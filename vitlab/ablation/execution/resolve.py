@@ -36,6 +36,7 @@ PROBE: dict[str, Any] = {  # settings of a probe, and the default that a config 
     "trainer.enable_checkpointing": (False, None),
 }
 OF_EVALUATION = {"acc1_macro", "f1_macro"}  # metrics that no row of a training has
+OF_FEATURES = {"knn", "probe", "rankme"}  # of FeatureQuality, which measures while a network is trained
 START = "vitlab.ablation.execution.start.Start"  # a callback
 _STARTS = (START, "vitlab.ablation.work.start.Start")  # and its name until 0.1
 
@@ -118,6 +119,8 @@ def _refuse_metrics(ablation: Ablation, resolved: list[Resolved]) -> None:
         if known and not ablation.is_analyzed(name) and not any(name in names for names in known):
             there = sorted(set.union(*known))
             hint = did_you_mean(name, there) or f"; there are {', '.join(there)}"
+            if name in OF_FEATURES:
+                hint = "; FeatureQuality measures it in a training alone: ask for `knn/acc1@20`, with `analyses: [knn]`"
             raise ablation.file.mistake(where, f"no arm measures a metric `{name}`{hint}")
 
 
@@ -214,7 +217,7 @@ def _run_probe(
         "groups": json.loads(groups.read_text()) if (groups := run.path / "param_groups.json").is_file() else [],
         "images_per_second": rates[-1] if rates else float("nan"),
         "start_seconds": max(0.0, seconds - (steps * batch_size(config) / rates[-1] if rates else 0.0)),
-        "metrics": _metrics(rows),
+        "metrics": _metrics(rows, config),
         "start": run.read("start.json"),
         "length": run.read("length.json") or _about(config, run.data),
         "peak_memory": run.record.get("peak_memory") or {},
@@ -227,12 +230,15 @@ def _about(config: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, floa
     return {"steps": max(0, epochs) * (data["splits"]["train"]["n"] // batch_size(config))}
 
 
-def _metrics(rows: list[dict[str, Any]]) -> list[str]:
-    """Return the metrics that a probe logged: of the validation, or else of the training."""
+def _metrics(rows: list[dict[str, Any]], config: Mapping[str, Any]) -> list[str]:
+    """Return the metrics that a probe logged and an evaluation does: of the validation, or else of the training."""
     keys = {key for row in rows for key in row}
     val, train = ({k.removeprefix(split) for k in keys if k.startswith(split)} for split in ("val/", "train/"))
     own = {key.removeprefix("val_") for key in keys if key.startswith("val_")}  # of a module that uses no slash
     val |= {f"{split}_{name}" for split in ("val", "test") for name in own}
+    for part in config["trainer"]["callbacks"] or []:
+        if part["class_path"].rpartition(".")[2] == "FeatureQuality":
+            val -= OF_FEATURES
     found = val or train | ({"acc5"} if "acc1" in train else set())
     return sorted(found | (OF_EVALUATION if "acc1" in found else set()))
 

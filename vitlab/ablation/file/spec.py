@@ -75,7 +75,8 @@ class Ablation:
 
     def is_analyzed(self, metric: str) -> bool:
         """Return whether a metric comes from an analysis, which reads the validation split."""
-        return metric.partition("/")[0] in self.analyses
+        name, slash, _ = metric.partition("/")
+        return bool(slash) and name in self.analyses
 
     def baseline_of(self, arm: Arm) -> Arm | None:
         """Return the arm that ``arm`` is compared with: the baseline's levels, the others its own."""
