@@ -355,6 +355,30 @@ def test_what_the_page_says_of_a_table_on_cifar10_is_in_its_tables():
         assert f"| `{tokenizer}` | {' | '.join(cells)} | {gain:+.2f} [{low:.2f}, {high:.2f}] |" in page
 
 
+def test_what_the_page_says_of_longer_training_on_cifar10_is_in_its_tables():
+    folder, curves = ROOT / "experiments/t2t_positions", {}
+    with tarfile.open(folder / "results/longer_cifar10/evidence.tar.xz") as records:
+        for member in records.getmembers():
+            if (place := Path(member.name)).name == "metrics.jsonl":
+                for row in map(json.loads, records.extractfile(member)):
+                    if "val/acc1" in row:
+                        curves.setdefault((place.parts[1], row["epoch"]), []).append(100 * row["val/acc1"])
+    page = (folder / "README.md").read_text()
+    table = pd.read_csv(folder / "results/longer_cifar10/summary.csv")
+    arms = table[(table["kind"] == "arm") & (table["metric"] == "acc1")].set_index("arm")
+    for arm in arms.index:
+        assert {len(curves[arm, epoch]) for epoch in (1, 3, 5, 9, 13, 15)} == {5}
+        means = [statistics.fmean(curves[arm, epoch]) for epoch in (1, 3, 5, 9, 13, 15)]
+        assert f"| `{arm}` | {' | '.join(f'{mean:.1f}' for mean in means)} |" in page
+        assert 0.25 <= means[-1] - means[-2] < 0.75  # "by 0.3 to 0.7 points in the last two"
+    assert [*arms.index[arms["mean"] < 0.65]] == ["patch-none"]
+    for tokenizer in ("patch", "t2t"):
+        none, learned = (arms.loc[f"{tokenizer}-{method}"] for method in ("none", "learned"))
+        cells = [f"{100 * row['mean']:.1f} ± {100 * row['sd']:.1f}" for row in (none, learned)]
+        gain, low, high = (100 * learned[f"difference{end}"] for end in ("", "_low", "_high"))
+        assert f"| `{tokenizer}` | {' | '.join(cells)} | {gain:+.2f} [{low:.2f}, {high:.2f}] |" in page
+
+
 @pytest.mark.parametrize("page", sorted((ROOT / "experiments").glob("*/results/*/README.md")), ids=str)
 def test_the_page_of_figures_beside_a_report_shows_every_figure(page):
     shown = re.findall(r"\(figures/([^)]+)\)", page.read_text())

@@ -22,7 +22,6 @@ from vitlab.ablation.file.claims import parse_claim
 from vitlab.ablation.file.schema import File
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.inference.baselines import NOT_COMPARED, ArmRow, answer_columns
-from vitlab.analysis import ANALYSES
 from vitlab.cli import ablate
 from vitlab.cli.main import main
 from vitlab.errors import UsageError
@@ -252,10 +251,6 @@ def test_a_metric_of_features_that_no_evaluation_measures_is_refused(write):
             resolve._refuse_metrics(ablation, arms)
     ablation = read_ablation(write(metric={"primary": "knn/acc1@20"}, analyses=["knn"]))
     resolve._refuse_metrics(ablation, arms)
-    assert ANALYSES["knn"].metrics(pd.DataFrame({"k": [1, 20], "acc1": [0.25, 0.5]})) == {
-        "acc1@1": 0.25,
-        "acc1@20": 0.5,
-    }
 
 
 def test_a_date_is_text_as_in_a_config(write):

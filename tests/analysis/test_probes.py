@@ -7,6 +7,7 @@ import torch
 from sklearn.linear_model import Ridge
 from small_nets import small_net
 
+from vitlab.analysis import ANALYSES
 from vitlab.analysis.features import (
     analyze_fewshot,
     analyze_knn,
@@ -128,7 +129,9 @@ def test_no_more_labels_and_neighbors_are_named_than_there_are(small_subject):
     assert list(found.table["shots"]) == [1, 5]
     assert "all of a class that has fewer than 5, the smallest 3" in found.note
     subject.num_images = 10
-    assert list(analyze_knn(subject).table["k"]) == [1, 5]
+    table = analyze_knn(subject).table
+    assert list(table["k"]) == [1, 5]
+    assert ANALYSES["knn"].metrics(table) == {"acc1@1": table["acc1"][0], "acc1@5": table["acc1"][1]}
 
 
 @pytest.mark.parametrize(("reads_labels", "words"), [(True, "nothing of few labels"), (False, "without their labels")])

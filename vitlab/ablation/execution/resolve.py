@@ -237,7 +237,7 @@ def _metrics(rows: list[dict[str, Any]], config: Mapping[str, Any]) -> list[str]
     own = {key.removeprefix("val_") for key in keys if key.startswith("val_")}  # of a module that uses no slash
     val |= {f"{split}_{name}" for split in ("val", "test") for name in own}
     for part in config["trainer"]["callbacks"] or []:
-        if part["class_path"].rpartition(".")[2] == "FeatureQuality":
+        if str(part.get("class_path")).rpartition(".")[2] == "FeatureQuality":
             val -= OF_FEATURES
     found = val or train | ({"acc5"} if "acc1" in train else set())
     return sorted(found | (OF_EVALUATION if "acc1" in found else set()))
