@@ -232,7 +232,7 @@ def test_positions_that_are_added_at_two_places_or_to_normalized_tokens_are_meas
         net = VisionTransformer(pos_embed=pos_embed, pre_norm=pre_norm, **size).eval()
         with torch.no_grad():
             content, entering = net.tokenizer(images), net.embed(images)[:, 1:]
-        once = 0.0 if pos_embed == own else float(net.pos_embed.parts["learned"].weight.square().mean().sqrt())
+        once = 0.0 if pos_embed == own else float(net.pos_embed.parts["learned"].weight.detach().square().mean().sqrt())
         wanted = ((once / float(content.std())) ** 2 + (1 / float(entering.std())) ** 2) ** 0.5
         assert token_spread(net, images)["pos_to_content"] == pytest.approx(wanted, rel=1e-5)
 

@@ -68,7 +68,7 @@ def test_folds_of_an_own_module_are_shown_by_what_it_logs(toy, monkeypatch):
         return results
 
     monkeypatch.setattr("vitlab.ablation.folds.collect", collected)
-    monkeypatch.setattr("vitlab.ablation.execution.resolve._metrics", lambda rows: ["test_acc", "val_acc", "val_loss"])
+    monkeypatch.setattr("vitlab.ablation.execution.resolve._metrics", lambda *_: ["test_acc", "val_acc", "val_loss"])
     found = cross_validate(["base.yaml"], folds=2, workers=2)
     assert read_ablation(found.file.with_name("cv.yaml")).primary == "val_loss"
     assert [row["n"] for row in found.rows] == [10_000] * 2 and "loss" not in found.rows[0]
