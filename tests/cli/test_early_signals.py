@@ -74,14 +74,13 @@ def test_a_signal_before_the_first_step_leaves_what_can_be_continued(place, numb
 
 
 @pytest.mark.parametrize("status", ["done", "running"])
-def test_a_signal_after_the_training_is_said_to_leave_its_results(status, tmp_path, capsys):
+def test_a_signal_after_the_training_is_said_to_leave_its_results(status, tmp_path, caplog):
     run = RunDir(tmp_path / "a")
     run.write("run.json", {"status": status})
     with pytest.raises(Stopped) as stopped, telling_of_rest(run):
         raise Stopped(signal.SIGINT)
-    said = "".join(capsys.readouterr())
-    assert stopped.value.said == (status == "done") == ("SIGINT: the training is done" in said)
-    assert (f"`vitlab fit --resume {run.typed}` writes its weights and results" in said) == (status == "done")
+    assert stopped.value.said == (status == "done") == ("SIGINT: the training is done" in caplog.text)
+    assert (f"`vitlab fit --resume {run.typed}` writes its weights and results" in caplog.text) == (status == "done")
 
 
 @pytest.mark.rare
