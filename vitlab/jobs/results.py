@@ -93,11 +93,11 @@ def _epochs(run: RunDir, planned: int) -> dict[str, int | str]:
     """
     saved = read_manifest(run.checkpoints).get("last.ckpt", {}).get("epoch")
     ending = run.record.get("ending")
-    if saved is None or (ending and ending["why"] == "finished"):
-        return {"epochs": planned}
-    if run.record.get("status", "done") != "done":
+    if saved is not None and run.record.get("status", "done") != "done":
         return {"epochs": f"{saved + 1} of {planned}"}
-    return {"epochs": planned} if saved + 1 == planned else {"epochs": planned, "trained": saved + 1}
+    if saved is None or saved + 1 == planned or (ending and ending["why"] == "finished"):
+        return {"epochs": planned}
+    return {"epochs": planned, "trained": saved + 1}
 
 
 def check_record(one: Any) -> dict[str, Any]:
