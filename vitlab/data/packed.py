@@ -1,7 +1,8 @@
 """Photos in shards written by `vitlab pack`, on disk or at any address that fsspec supports."""
 
 import os
-from typing import Unpack
+from collections.abc import Mapping
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -45,13 +46,7 @@ class Packed(Photos):
         self.packed_names: list[str] = header["class_names"]
         self.store = PackedStore(root, self.files, self.rows, cache_gb)
         self.left_out: list[tuple[int, str, int, int]] = header.get("left_out", [])  # unknown to earlier versions
-        for name, default in (("value_range", None), ("max_pixels", Decoding.max_pixels)):
-            if (given := photos.get(name, default)) not in (default, header[name]):
-                raise ValueError(
-                    f"{root} was packed with {name} {header[name]}, got `data.{name}` {given}; "
-                    f"leave out `data.{name}`, or pack again"
-                )
-            photos[name] = header[name]  # type: ignore[literal-required]
+        self._take_limits(header, photos)
         before = self._take_profile(header.get("color_profile", "ignore"), photos)
         packed = np.unique(self.rows["facts"]["size"][self.rows["part"] == 0], axis=0).tolist()
         files = [(h, w) for h, w in header.get("file_sizes", [])]  # unknown to earlier versions
@@ -68,6 +63,16 @@ class Packed(Photos):
                 f"photos were shrunk to {header['size']} pixels on the shorter side, and evaluation resizes again: "
                 f"its pixels are not those of the files; for that, pack with {way}"
             )
+
+    def _take_limits(self, header: Mapping[str, Any], photos: PhotoArgs) -> None:
+        """Read photos with the range of values and the limit of pixels that they were packed with."""
+        for name, default in (("value_range", None), ("max_pixels", Decoding.max_pixels)):
+            if (given := photos.get(name, default)) not in (default, header[name]):
+                raise ValueError(
+                    f"{self.root} was packed with {name} {header[name]}, got `data.{name}` {given}; "
+                    f"leave out `data.{name}`, or pack again"
+                )
+            photos[name] = header[name]  # type: ignore[literal-required]
 
     def _take_profile(self, way: ColorProfile, photos: PhotoArgs) -> bool:
         """Read photos in the way in which they were packed; return whether another one was expected."""
