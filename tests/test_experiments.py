@@ -325,58 +325,52 @@ def test_what_the_page_says_of_four_methods_is_in_their_tables():
     assert all(f"{arms.loc[f't2t-{method}', 'unpaired_p']:.4f}" in page for method in ("learned", "sincos2d"))
 
 
+def _cifar10(name, epochs):
+    """Return the mean validation accuracies of each arm, its row of the summary, and the page; it must state them."""
+    folder, found = ROOT / "experiments/t2t_positions", {}
+    with tarfile.open(folder / f"results/{name}/evidence.tar.xz") as records:
+        for member in records.getmembers():
+            place = Path(member.name)
+            if place.name == "metrics.jsonl" and place.parts[1] != "tune":
+                for row in map(json.loads, records.extractfile(member)):
+                    if "val/acc1" in row:
+                        found.setdefault((place.parts[1], row["epoch"]), []).append(100 * row["val/acc1"])
+    page, curves = (folder / "README.md").read_text(), {}
+    table = pd.read_csv(folder / f"results/{name}/summary.csv")
+    arms = table[(table["kind"] == "arm") & (table["metric"] == "acc1")].set_index("arm")
+    for arm in arms.index:
+        assert {len(found[arm, epoch]) for epoch in epochs} == {5}
+        curves[arm] = [statistics.fmean(found[arm, epoch]) for epoch in epochs]
+        assert f"| `{arm}` | {' | '.join(f'{mean:.1f}' for mean in curves[arm])} |" in page
+    for tokenizer in ("patch", "t2t"):
+        none, learned = (arms.loc[f"{tokenizer}-{method}"] for method in ("none", "learned"))
+        cells = [f"{100 * row['mean']:.1f} ± {100 * row['sd']:.1f}" for row in (none, learned)]
+        gain, low, high = (100 * learned[f"difference{end}"] for end in ("", "_low", "_high"))
+        assert f"| `{tokenizer}` | {' | '.join(cells)} | {gain:+.2f} [{low:.2f}, {high:.2f}] |" in page
+    return curves, arms, page
+
+
 def test_what_the_page_says_of_a_table_on_cifar10_is_in_its_tables():
-    folder, tried, curves = ROOT / "experiments/t2t_positions", {}, {}
-    with tarfile.open(folder / "results/table_cifar10/evidence.tar.xz") as records:
+    tried = {}
+    with tarfile.open(ROOT / "experiments/t2t_positions/results/table_cifar10/evidence.tar.xz") as records:
         for member in records.getmembers():
             place = Path(member.name)
             if place.name == "results.json" and place.parts[1] == "tune":
                 arm, accuracy = place.parts[2], 100 * json.load(records.extractfile(member))["val"]["acc1"]
                 tried.setdefault(arm, []).append(accuracy)
-            elif place.name == "metrics.jsonl" and place.parts[1] != "tune":
-                for row in map(json.loads, records.extractfile(member)):
-                    if "val/acc1" in row:
-                        curves.setdefault((place.parts[1], row["epoch"]), []).append(100 * row["val/acc1"])
-    page = (folder / "README.md").read_text()
-    table = pd.read_csv(folder / "results/table_cifar10/summary.csv")
-    arms = table[(table["kind"] == "arm") & (table["metric"] == "acc1")].set_index("arm")
+    _, arms, page = _cifar10("table_cifar10", (1, 3, 5))
     for arm in arms.index:
         means = [statistics.fmean(tried[f"{arm}-try{i}"]) for i in (3, 0, 1, 2)]  # the smallest rate came last
         assert f"| `{arm}` | {' | '.join(f'{mean:.1f}' for mean in means)} |" in page
         assert max(means) == means[1]  # 0.004, with which the arm is measured
-        assert {len(curves[arm, epoch]) for epoch in (1, 3, 5)} == {5}
-        means = [statistics.fmean(curves[arm, epoch]) for epoch in (1, 3, 5)]
-        assert f"| `{arm}` | {' | '.join(f'{mean:.1f}' for mean in means)} |" in page
     assert arms["mean"].max() < 0.65 and "All four arms are below 65 %" in page
-    for tokenizer in ("patch", "t2t"):
-        none, learned = (arms.loc[f"{tokenizer}-{method}"] for method in ("none", "learned"))
-        cells = [f"{100 * row['mean']:.1f} ± {100 * row['sd']:.1f}" for row in (none, learned)]
-        gain, low, high = (100 * learned[f"difference{end}"] for end in ("", "_low", "_high"))
-        assert f"| `{tokenizer}` | {' | '.join(cells)} | {gain:+.2f} [{low:.2f}, {high:.2f}] |" in page
 
 
 def test_what_the_page_says_of_longer_training_on_cifar10_is_in_its_tables():
-    folder, curves = ROOT / "experiments/t2t_positions", {}
-    with tarfile.open(folder / "results/longer_cifar10/evidence.tar.xz") as records:
-        for member in records.getmembers():
-            if (place := Path(member.name)).name == "metrics.jsonl":
-                for row in map(json.loads, records.extractfile(member)):
-                    if "val/acc1" in row:
-                        curves.setdefault((place.parts[1], row["epoch"]), []).append(100 * row["val/acc1"])
-    page = (folder / "README.md").read_text()
-    table = pd.read_csv(folder / "results/longer_cifar10/summary.csv")
-    arms = table[(table["kind"] == "arm") & (table["metric"] == "acc1")].set_index("arm")
-    for arm in arms.index:
-        assert {len(curves[arm, epoch]) for epoch in (1, 3, 5, 9, 13, 15)} == {5}
-        means = [statistics.fmean(curves[arm, epoch]) for epoch in (1, 3, 5, 9, 13, 15)]
-        assert f"| `{arm}` | {' | '.join(f'{mean:.1f}' for mean in means)} |" in page
+    curves, arms, _ = _cifar10("longer_cifar10", (1, 3, 5, 9, 13, 15))
+    for means in curves.values():
         assert 0.25 <= means[-1] - means[-2] < 0.75  # "by 0.3 to 0.7 points in the last two"
     assert [*arms.index[arms["mean"] < 0.65]] == ["patch-none"]
-    for tokenizer in ("patch", "t2t"):
-        none, learned = (arms.loc[f"{tokenizer}-{method}"] for method in ("none", "learned"))
-        cells = [f"{100 * row['mean']:.1f} ± {100 * row['sd']:.1f}" for row in (none, learned)]
-        gain, low, high = (100 * learned[f"difference{end}"] for end in ("", "_low", "_high"))
-        assert f"| `{tokenizer}` | {' | '.join(cells)} | {gain:+.2f} [{low:.2f}, {high:.2f}] |" in page
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "experiments").glob("*/results/*/README.md")), ids=str)

@@ -68,8 +68,9 @@ def token_spread(net: VisionTransformer, images: torch.Tensor) -> dict[str, floa
         entering = tokens[:, net.num_prefix_tokens :].contiguous()
         added_before_block = (positions.enter(tokens, 0) - tokens)[:, net.num_prefix_tokens :]
     net.train(was_training)
-    ratios = [_rms(added) / _sd(content), _rms(added_before_block) / _sd(entering)]
-    return {"token_sd": _sd(content), "pos_to_content": math.hypot(*ratios)}
+    deviation = _sd(content)
+    ratios = [_rms(added) / deviation, _rms(added_before_block) / _sd(entering)]
+    return {"token_sd": deviation, "pos_to_content": math.hypot(*ratios)}
 
 
 def _rms(x: torch.Tensor) -> float:
