@@ -133,6 +133,17 @@ def test_attention_of_other_libraries_follows_from_their_queries_and_keys(of):
     torch.testing.assert_close(found[0], expected, atol=1e-5, rtol=1e-4)
 
 
+def test_registers_of_another_library_are_not_taken_for_a_class_token():
+    import timm
+
+    words = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 2, "num_classes": 10}
+    words |= {"reg_tokens": 2, "global_pool": "avg"}
+    for class_token, prefix in ((False, 2), (True, 3)):
+        net = timm.create_model("vit_tiny_patch16_224", **words, class_token=class_token).eval()
+        asked = AnyNetwork(net, "registers", (32, 32), 3)
+        assert (asked.num_prefix_tokens, asked.cls_token is not None) == (prefix, class_token)
+
+
 def torchvisions():
     from torchvision.models import VisionTransformer
 

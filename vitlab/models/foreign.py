@@ -248,7 +248,8 @@ class AnyNetwork(nn.Module):
         depth = [maps for maps in self._attended(images[:1])[1] if self._is_attention(maps)]
         self.attention_heads = [maps.shape[1] for maps in depth]
         self.num_prefix_tokens = depth[0].shape[-1] - math.prod(self.grid_size) if depth else 0
-        self.cls_token = True if self.num_prefix_tokens else None
+        has_one = getattr(self.net, "cls_token", True) is not None  # by timm's name; without, the others are registers
+        self.cls_token = True if self.num_prefix_tokens and has_one else None
 
     def _run(self, images: Tensor) -> Any:
         try:
