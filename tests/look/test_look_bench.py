@@ -1,5 +1,6 @@
 """The page as somebody works at it: a real browser points, moves, filters and saves."""
 
+import base64
 import html
 import io
 import json
@@ -7,11 +8,13 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 
 from vitlab.analysis.attribution.maps import gradient_attention, last_attention
 from vitlab.analysis.subject import Subject
@@ -19,7 +22,7 @@ from vitlab.analysis.views.token_layers import split_features, token_layer_maps
 from vitlab.cli.main import main
 from vitlab.data import Digits
 from vitlab.jobs.find_subject import View, subject_at
-from vitlab.look.listed import listed, plane
+from vitlab.look.listed import _sheet, listed, plane
 from vitlab.look.moments import Moments, first_of, moments_of, seen
 from vitlab.look.viewer import packed
 from vitlab.models.vit import VisionTransformer
@@ -127,6 +130,21 @@ def test_the_list_has_a_fixed_sample_and_the_mistakes_beyond_it(monkeypatch):
     places, share = plane(values)
     assert share > 0.99 and abs(float(torch.corrcoef(torch.stack([places[:, 0], values[:, 0]]))[0, 1])) > 0.99
     assert listed({}, {}, {}) is None and listed({"a": ("val", table.assign(index=-1))}, {}, {}) is None
+
+
+def test_pictures_beside_predictions_keep_their_shape():
+    """Images of 8 x 24 pixels whose left half is white, on a sheet of 32 x 32 pixels each."""
+    images = torch.zeros(3, 1, 8, 24)
+    images[..., :12] = 1.0
+    splits = {"val": SimpleNamespace(take=lambda index: images[index])}
+    data = SimpleNamespace(build=lambda split: None, splits=splits)
+    subject = SimpleNamespace(data=data, prepared=lambda x: [(x, None)], pixels=lambda x: x.permute(0, 2, 3, 1))
+    url = _sheet({"a": subject}, "val", np.arange(3))
+    sheet = np.asarray(Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("L")).astype(int)
+    one = sheet[:32, 64:96]
+    assert sheet.shape == (32, 1024)
+    assert (one[12:20, 1:15] > 230).all() and (one[12:20, 17:31] < 25).all()  # 11 of 32 rows, as 8 x 24 demands
+    assert (abs(one[[2, 5, 8, 23, 26, 29]] - 128) < 25).all()
 
 
 WORK = Path(__file__).with_name("work.js")

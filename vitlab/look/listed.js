@@ -46,7 +46,7 @@ function drawRows() {
     const row = el("tr", body, { tabIndex: 0, onpointerenter: () => pointAt(i), onfocus: () => pointAt(i), onpointerleave: () => pointAt(-1) });
     row.dataset.row = i;
     if (list.data.sheet) thumb(el("td", row), i, 32);
-    for (const [name, value] of columns()) el("td", row, { textContent: name.endsWith("probability") ? value(i).toFixed(3) : value(i) });
+    for (const [name, value] of columns()) el("td", row, { textContent: name.endsWith("probability") ? (value(i)?.toFixed(3) ?? "NaN") : value(i) });
     listedRuns().forEach((run, n, all) => { if (isWrong(run, i)) row.children[row.children.length - 2 * (all.length - n)].className = "bad"; });
   }
   const more = document.getElementById("more"), left = list.rows.length - list.most;
@@ -93,11 +93,12 @@ function pointAt(i, scroll = false) { // in both, the list and the map
   said.replaceChildren();
   if (i >= 0) {
     thumb(said, i, 64);
-    const words = runsOf().length > SIDE_BY_SIDE ? votes(i) : runsOf().map((run) => (runsOf().length > 1 ? run + ": " : "") + nameOf(list.data.runs[run].prediction[i]) + ", " + (100 * list.data.runs[run].probability[i]).toFixed(0) + " %");
+    const words = runsOf().length > SIDE_BY_SIDE ? votes(i) : runsOf().map((run) => (runsOf().length > 1 ? run + ": " : "") + nameOf(list.data.runs[run].prediction[i]) + ", " + percent(list.data.runs[run].probability[i]));
     el("span", said, { textContent: " image " + list.data.index[i] + ", " + nameOf(list.data.target[i]) + "; predicted " + words.join("; ") });
   } else el("span", said, { textContent: "point at an image, here or in the list" });
   drawMap();
 }
+function percent(share) { return share === null ? "NaN" : (100 * share).toFixed(0) + " %"; } // of a network that diverged
 function votes(i) { // how many runs say what, the most first
   const counts = new Map();
   for (const run of runsOf()) { const k = list.data.runs[run].prediction[i]; counts.set(k, (counts.get(k) ?? 0) + 1); }

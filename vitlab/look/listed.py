@@ -56,7 +56,7 @@ def listed(
         part = table.iloc[kept]
         runs[name] = {
             "prediction": part["prediction"].astype(int).tolist(),
-            "probability": [round(float(p), 4) for p in part["probability"].fillna(0.0)],
+            "probability": [None if p != p else round(float(p), 4) for p in part["probability"]],
             "maps": _maps(subjects.get(name), split, index),
         }
     return {
@@ -130,11 +130,13 @@ def _sheet(subjects: dict[str, Subject], split: SplitName, index: np.ndarray) ->
         return ""
     batches = subject.prepared(subject.data.splits[split].take(index))
     pixels = torch.cat([subject.pixels(batch) for batch, _ in batches])
-    sheet = Image.new("RGB", (COLUMNS * SIDE, -(-len(pixels) // COLUMNS) * SIDE))
+    sheet = Image.new("RGB", (COLUMNS * SIDE, -(-len(pixels) // COLUMNS) * SIDE), "gray")
     for i, one in enumerate((pixels * 255).round().to(torch.uint8).numpy()):
         image = Image.fromarray(one[..., 0] if one.shape[2] == 1 else one).convert("RGB")
-        is_small = max(image.size) <= SIDE
-        small = image.resize((SIDE, SIDE), Image.Resampling.NEAREST if is_small else Image.Resampling.LANCZOS)
-        sheet.paste(small, (i % COLUMNS * SIDE, i // COLUMNS * SIDE))
+        longest = max(image.size)
+        width, height = (max(1, round(side * SIDE / longest)) for side in image.size)
+        small = image.resize((width, height), Image.Resampling.NEAREST if longest <= SIDE else Image.Resampling.LANCZOS)
+        left, top = (SIDE - width) // 2, (SIDE - height) // 2
+        sheet.paste(small, (i % COLUMNS * SIDE + left, i // COLUMNS * SIDE + top))
     sheet.save(file := io.BytesIO(), "JPEG", quality=80)
     return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
