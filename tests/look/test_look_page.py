@@ -2,6 +2,7 @@ import base64
 import html
 import io
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -290,7 +291,7 @@ def test_the_viewer_has_maps_of_other_classes_and_of_the_token_layers_of_t2t():
     assert found == pytest.approx(expected.numpy(), abs=float(expected.max()) / 65535)
     assert "rollout" not in first["targets"][k]["maps"]  # of no class
     maps = token_layer_maps(subject.net.tokenizer, images[:1])
-    assert [each["key"] for each in shape_of(subject, 2)["splits"]] == [[8, 8], [4, 4]]
+    assert [each["key"] for each in shape_of(subject, 2)["splits"]] == [[8, 8, 1], [4, 4, 1]]
     for packed_map, each in zip(first["splits"], maps, strict=True):
         found = unpacked(packed_map, *each.shape[1:])
         assert found == pytest.approx(each[0].numpy(), abs=float(each.max()) / 65535)
@@ -315,8 +316,17 @@ def test_occlusion_of_many_patches_covers_neighbors_together(monkeypatch):
     assert len(odd.unique()) <= 4 and (odd[:3, :3] == odd[0, 0]).all() and odd[3, 3] != odd[0, 0]
 
 
+def in_node(work, script="viewer", **given):
+    """Return what JavaScript with the functions of a script in a constant of its name says of ``given``."""
+    parts = "".join((ROOT / "vitlab" / "look" / f"{name}.js").read_text() for name in ("common", script))
+    text = f"const location = {{ hash: '' }};{parts}const {script} = module.exports, given = {json.dumps(given)};{work}"
+    done = subprocess.run([str(NODE), "-"], input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-500:]
+    return json.loads(done.stdout)
+
+
 ASK = """
-const viewer = module.exports, { pages, asked } = JSON.parse(require("fs").readFileSync(0, "utf8"));
+const { pages, asked } = given;
 viewer.load(pages);
 console.log(JSON.stringify(asked.map(([net, state, layer]) => {
   Object.assign(viewer.state, { at: null, head: -1, map: "attention" }, state);
@@ -325,6 +335,107 @@ console.log(JSON.stringify(asked.map(([net, state, layer]) => {
     zero: [viewer.share(0, [0, 0], true), viewer.share(0, [-1, 1], true), viewer.share(0, [0, 0], false)] };
 })));
 """
+
+
+POINT = """
+viewer.load([given.page]);
+console.log(JSON.stringify(given.points.map((at) => {
+  const shown = (map) => { Object.assign(viewer.state, { at, map, layer: 1, head: 1 }); return viewer.rows(); };
+  return ["attention", "T2T token layer 1"].map((map) => shown(map).map((row) => [row.value, row.from]));
+})));
+"""
+
+
+@pytest.mark.skipif(NODE is None, reason="needs Node.js")
+def test_each_patch_that_is_pointed_at_shows_the_attention_of_the_cell_that_it_is_in(monkeypatch):
+    """On a grid of 5 x 7 patches, which cells of 4 x 4 and of 2 x 2 do not divide, and on 10 x 14, T2T's first grid."""
+    net = vitlab.VisionTransformer(
+        **SMALL | {"img_size": (10, 14), "tokenizer": "t2t"}, t2t_kernels=[3, 3, 3], t2t_strides=[1, 2, 1], t2t_dim=4
+    )
+    monkeypatch.setattr("vitlab.look.viewer.POOLS", ((4, 2),))
+    subject, image = Subject(net, Digits(img_size=(10, 14))), torch.rand(1, 1, 10, 14)
+    subject.pictures = image
+    page = {"shape": shape_of(subject, 1), "pictures": pictures_of(subject, count=1, has_gradients=False)}
+    points = [[(y + 0.5) / 5, (x + 0.5) / 7] for y in range(5) for x in range(7)]
+    found = in_node(POINT, page=page, points=points)
+    maps = attention_maps(net, image, 1)[0, 1, 1:, 1:].double().view(5, 7, 5, 7)
+    first = token_layer_maps(net.tokenizer, image)[0][0].double().view(10, 14, 10, 14)
+
+    def mean_of_cells(maps, side):  # each patch has the mean of the patches whose rows and columns // side are its own
+        means = maps.clone()
+        for y, x in np.ndindex(*maps.shape[:2]):
+            rows, columns = slice(y - y % side, y - y % side + side), slice(x - x % side, x - x % side + side)
+            means[y, x] = maps[rows, columns].mean(dim=(0, 1))
+        return means
+
+    for i, seen in enumerate((maps, first)):
+        own = mean_of_cells(mean_of_cells(seen, 4).permute(2, 3, 0, 1), 2).permute(2, 3, 0, 1).flatten(2).numpy()
+        for (y, x), said in zip(points, found, strict=True):
+            expected, values = own[int(y * seen.shape[0]), int(x * seen.shape[1])], [value for value, _ in said[i]]
+            np.testing.assert_allclose(values, expected, rtol=0, atol=float(seen.max()) / 65535)
+    assert (
+        found[34][0][0][1] == "row 4 column 4-6" and found[34][1][0][1] == "row 8-9 column 12-13"
+    )  # the last are small
+
+
+def values_of(*shape):
+    """Codes of different numbers, and the numbers."""
+    values = torch.arange(math.prod(shape)).reshape(shape) / math.prod(shape)
+    return packed(values), values.double().numpy()
+
+
+SAVE = """
+viewer.load([given.page]);
+console.log(JSON.stringify(given.asked.map((state) => {
+  Object.assign(viewer.state, { at: null, head: 0, layer: 0, epoch: -1, target: -1, map: "attention" }, state);
+  return viewer.rows();
+})));
+"""
+
+
+@pytest.mark.skipif(NODE is None, reason="needs Node.js")
+def test_the_saved_map_says_of_which_epoch_class_and_place_its_numbers_are():
+    """Of a network without a class token that kept epochs 1 and 2 of one picture."""
+    (cells, seen), (token, then), (places, cosines) = values_of(6, 6), values_of(2, 1, 6), values_of(2, 6, 6)
+    (rollout, reached), (_, of_class) = values_of(6), values_of(2, 6)
+    maps = {"rollout": rollout, "LRP": packed(torch.from_numpy(of_class[0]))}
+    other = {"name": "clock", "maps": {"LRP": packed(torch.from_numpy(of_class[1]))}}
+    one = {"cells": cells, "maps": maps, "colors": {}, "said": "watch, 85%", "class": 1, "targets": {"3": other}}
+    moments = {"epochs": [1, 2], "count": 1, "said": [["a, 5%"], ["b, 6%"]], "token": token, "positions": places}
+    shape = {"depth": 1, "heads": 1, "grid": [2, 3], "query": 1, "key": 1, "ratio": 1.5, "splits": [], "name": "n"}
+    page = {"shape": shape, "pictures": [one, one], "moments": moments}
+    marked, cosine = {"at": [0.75, 0.5]}, {"map": "cosine of positions"}
+    cases = [
+        ({}, seen[4], "now", "row 1 column 1", ""),
+        (marked, seen[4], "now", "row 1 column 1", ""),
+        ({"at": [0.1, 0.9]}, seen[2], "now", "row 0 column 2", ""),
+        ({"epoch": 1, **marked}, then[0, 0], 1, "what the head reads", ""),
+        ({"epoch": 2}, then[1, 0], 2, "what the head reads", ""),
+        ({"epoch": 2, "picture": 1}, seen[4], "now", "row 1 column 1", ""),
+        ({"map": "rollout", **marked}, reached, "now", "", ""),
+        ({"map": "rollout", "epoch": 1}, reached, "now", "", ""),
+        ({"map": "LRP"}, of_class[0], "now", "", "predicted"),
+        ({"map": "LRP", "target": 1}, of_class[0], "now", "", "watch"),
+        ({"map": "LRP", "target": 3}, of_class[1], "now", "", "clock"),
+        ({"map": "LRP", "target": 7}, of_class[0], "now", "", "predicted"),
+        ({"map": "rollout", "target": 3}, reached, "now", "", ""),
+        (cosine, cosines[1, 4], 2, "row 1 column 1", ""),
+        ({**cosine, "epoch": 1, "at": [0.1, 0.9]}, cosines[0, 2], 1, "row 0 column 2", ""),
+        ({**cosine, "epoch": 1, "picture": 1}, cosines[0, 4], 1, "row 1 column 1", ""),
+    ]
+    asked = [{"picture": 0, **state} for state, *_ in cases]
+    for (state, values, *words), rows in zip(cases, in_node(SAVE, page=page, asked=asked), strict=True):
+        assert [row["value"] for row in rows] == pytest.approx(values, abs=2e-5), state
+        assert {(row["epoch"], row["from"], row["class"]) for row in rows} == {tuple(words)}, state
+        assert [(row["row"], row["column"]) for row in rows] == [(n // 3, n % 3) for n in range(6)]
+
+
+def test_a_network_whose_first_token_is_a_register_has_no_map_of_the_class_token():
+    both = pictures_of(small_subject(reg_tokens=1), count=1, has_gradients=False)[0]
+    register = pictures_of(
+        small_subject(class_token=False, reg_tokens=1, global_pool="avg"), count=1, has_gradients=False
+    )[0]
+    assert "token" in both and "token" not in register and "cells" in register
 
 
 @pytest.mark.rare
@@ -346,13 +457,8 @@ def test_the_mean_of_heads_that_the_viewer_shows_is_the_mean_of_heads():
         for head in (-1, 1)
         for layer in range(2)
     ]
-    scripts = "".join((ROOT / "vitlab" / "look" / name).read_text() for name in ("common.js", "viewer.js"))
-    done = subprocess.run(
-        [str(NODE), "-e", "const location = { hash: '' };" + scripts + ASK],
-        input=json.dumps({"pages": pages, "asked": asked}), capture_output=True, text=True, check=True,
-    )  # fmt: skip
     best = 0
-    for (n, state, layer), found in zip(asked, json.loads(done.stdout), strict=True):
+    for (n, state, layer), found in zip(asked, in_node(ASK, pages=pages, asked=asked), strict=True):
         both = [attention_maps(each.net, each.shown(6), layer)[state["picture"]].double() for each in subjects]
         rows = [0 if state["at"] is None else 1 + {0.1: 0, 0.6: 2 * 4 + 3}[state["at"][0]]] * 2
         means = [

@@ -29,61 +29,86 @@ function mapOf(one, name) { // for the class that is asked for; some maps are of
   if (name.startsWith(SPLIT)) return one.splits?.[Number(name.slice(SPLIT.length)) - 1];
   return one.targets?.[state.target]?.maps[name] ?? one.maps[name];
 }
-function moment(net) { // what was kept at the epoch that is shown, of the first pictures
-  const kept = nets[net].moments;
-  if (state.epoch < 0 || !kept || state.picture >= kept.count) return null;
-  let i = 0; // the last one up to this epoch
-  while (i + 1 < kept.epochs.length && kept.epochs[i + 1] <= state.epoch) i++;
-  return { i, kept };
+function kept(net) { // what was kept at the epoch that is shown, the last one where it is now; null without any
+  const all = nets[net].moments;
+  if (!all) return null;
+  let i = state.epoch < 0 ? all.epochs.length - 1 : 0; // the last one up to this epoch
+  while (i + 1 < all.epochs.length && all.epochs[i + 1] <= state.epoch) i++;
+  return { i, all, epoch: all.epochs[i], said: all.said[i][state.picture] ?? "" };
 }
-function momentValues(net, name, start, size) {
+function moment(net) { // what attention is shown of: an epoch, which was kept of the first pictures alone; null for now
+  const then = state.epoch < 0 ? null : kept(net);
+  return then && state.picture < then.all.count ? then : null;
+}
+function dated(net) { // the epoch that the large map is of; null for now
+  return state.map === POSITIONS ? kept(net) : state.map === ATTENTION ? moment(net) : null;
+}
+function momentValues(net, name, start = 0, size = undefined) {
   const key = net + "/moments/" + name;
   if (!cache.has(key)) cache.set(key, unpack(nets[net].moments[name]));
-  return cache.get(key).subarray(start, start + size);
+  return cache.get(key).subarray(start, size && start + size);
 }
-function cell(at, [h, w]) { return [Math.min(h - 1, Math.floor(at[0] * h)), Math.min(w - 1, Math.floor(at[1] * w))]; }
-function attention(net, layer, head) { // the weights of one head, and their rows and columns
+// A layout of patches is [rows, columns, pool]: pool x pool neighbors have one value, their mean, and are a cell.
+function patch(at, [h, w]) { return [Math.min(h - 1, Math.floor(at[0] * h)), Math.min(w - 1, Math.floor(at[1] * w))]; }
+function cells([h, w, pool]) { return Math.ceil(h / pool) * Math.ceil(w / pool); }
+function cellOf([y, x], [, w, pool]) { return Math.floor(y / pool) * Math.ceil(w / pool) + Math.floor(x / pool); }
+function spread(values, layout) { // one for each patch, from one for each cell
+  const [h, w, pool] = layout;
+  return pool === 1 ? values : Float64Array.from({ length: h * w }, (_, n) => values[cellOf([Math.floor(n / w), n % w], layout)]);
+}
+function box(at, [h, w, pool = 1]) { // the cell that a place lies in: its first row and column of patches, and the ends
+  const first = patch(at, [h, w]).map((v) => v - (v % pool));
+  return [...first, Math.min(h, first[0] + pool), Math.min(w, first[1] + pool)];
+}
+function middle() { return state.at ?? [0.5, 0.5]; } // a map that is seen from a patch is seen from this one
+function seenFrom(packed, map, from, to) { // of one of several maps, the part seen from the marked patch, and its layout
+  const size = cells(to), start = (map * cells(from) + cellOf(patch(middle(), from), from)) * size;
+  return [spread(packed.subarray(start, start + size), to), to];
+}
+function splitOf(net) { return nets[net].shape.splits[Number(state.map.slice(SPLIT.length)) - 1]; }
+function viewpoints(net) { // the layout of the patches that the large map can be seen from; null where it is seen from none
+  const { grid, query } = nets[net].shape;
+  if (state.map === POSITIONS) return [...grid, 1];
+  if (state.map.startsWith(SPLIT)) return splitOf(net)?.query ?? null;
+  const of_token = moment(net) || (!state.at && nets[net].pictures[state.picture].token);
+  return state.map !== ATTENTION || of_token ? null : [...grid, query];
+}
+function tokenOf(net) { return state.map !== ATTENTION ? "" : moment(net) ? "what the head reads" : "the class token"; }
+function attention(net, layer, head) { // the weights of one head, and their layout
   const { depth, heads, grid, query, key } = nets[net].shape, one = nets[net].pictures[state.picture], then = moment(net);
-  if (then) {
-    const size = grid[0] * grid[1];
-    return [momentValues(net, "token", (((then.i * then.kept.count + state.picture) * depth + layer) * heads + head) * size, size), grid];
-  }
-  if (state.at === null && one.token) {
-    const size = grid[0] * grid[1], start = (layer * heads + head) * size;
-    return [read(net, state.picture, "token").subarray(start, start + size), grid];
-  }
-  const [y, x] = cell(state.at ?? [0.5, 0.5], query), size = key[0] * key[1];
-  const start = ((layer * heads + head) * query[0] * query[1] + y * query[1] + x) * size;
-  return [read(net, state.picture, "cells").subarray(start, start + size), key];
+  const size = grid[0] * grid[1], map = layer * heads + head;
+  if (then) return [momentValues(net, "token", ((then.i * then.all.count + state.picture) * depth * heads + map) * size, size), [...grid, 1]];
+  if (state.at === null && one.token) return [read(net, state.picture, "token").subarray(map * size, (map + 1) * size), [...grid, 1]];
+  return seenFrom(read(net, state.picture, "cells"), map, [...grid, query], [...grid, key]);
 }
+function layerOf({ shape }) { return Math.min(state.layer, shape.depth - 1); } // of a network with fewer, its last
+function headOf({ shape }) { return state.head < 0 ? "mean" : Math.min(state.head, shape.heads - 1); }
 function mapShown(net, layer) { // the head that is chosen, or the mean of all
   const { heads } = nets[net].shape;
-  if (state.head >= 0) return attention(net, layer, Math.min(state.head, heads - 1));
+  if (state.head >= 0) return attention(net, layer, headOf(nets[net]));
   const [first, size] = attention(net, layer, 0), sum = new Float64Array(first.length);
   for (let head = 0; head < heads; head++) attention(net, layer, head)[0].forEach((v, i) => { sum[i] += v / heads; });
   return [sum, size];
 }
 function large(net) { // the large map: its values, size, and whether it has a sign; null for colors
   const { depth, grid } = nets[net].shape, one = nets[net].pictures[state.picture];
-  if (state.map === ATTENTION) return depth === 0 ? null : [...mapShown(net, Math.min(state.layer, depth - 1)), false];
+  if (state.map === ATTENTION) return depth === 0 ? null : [...mapShown(net, layerOf(nets[net])), false];
   if (state.map === POSITIONS) return positions(net);
   const packed = mapOf(one, state.map);
   if (!packed) return null;
   const values = read(net, state.picture, state.map);
-  if (!state.map.startsWith(SPLIT)) return [values, grid, packed.signed];
-  const { query, key } = nets[net].shape.splits[Number(state.map.slice(SPLIT.length)) - 1], size = key[0] * key[1];
-  const [y, x] = cell(state.at ?? [0.5, 0.5], query), start = (y * query[1] + x) * size;
-  return [values.subarray(start, start + size), key, false];
+  if (!state.map.startsWith(SPLIT)) return [values, [...grid, 1], packed.signed];
+  const { query, key } = splitOf(net);
+  return [...seenFrom(values, 0, query, key), false];
 }
 function positions(net) { // cosines of the position vector of the marked patch with all, as kept at an epoch
-  const kept = nets[net].moments, { grid } = nets[net].shape, size = grid[0] * grid[1];
-  if (!kept?.positions) return null;
-  const i = moment(net)?.i ?? kept.epochs.length - 1, [y, x] = cell(state.at ?? [0.5, 0.5], grid);
-  return [momentValues(net, "positions", (i * size + y * grid[1] + x) * size, size), grid, true];
+  const then = kept(net), layout = [...nets[net].shape.grid, 1];
+  if (!then?.all.positions) return null;
+  return [...seenFrom(momentValues(net, "positions"), then.i, layout, layout), true];
 }
-function difference() { // the second network's map less the first one's; null where grids differ
-  const [a, b] = [large(0), large(1)];
-  if (!a || !b || String(a[1]) !== String(b[1])) return null;
+function difference() { // the second network's map less the first one's; null where they are not of the same patches
+  const [a, b] = [large(0), large(1)], from = [0, 1].map((n) => String(viewpoints(n) ?? tokenOf(n)));
+  if (!a || !b || String(a[1]) !== String(b[1]) || from[0] !== from[1]) return null;
   return [b[0].map((v, i) => v - a[0][i]), a[1], true];
 }
 function range(maps, signed = false) { // one for all maps: attention from 0, signed ones with 0 in the middle
@@ -113,31 +138,33 @@ function paintColors(canvas, values, [h, w]) {
   for (let n = 0; n < h * w; n++) data.data.set([values[3 * n], values[3 * n + 1], values[3 * n + 2], 255], 4 * n);
   canvas.getContext("2d").putImageData(data, 0, 0);
 }
-function mark(context, at, [h, w], style) {
-  const [y, x] = cell(at, [h, w]);
+function mark(context, at, layout, style) {
+  const [h, w] = layout, [top, left, bottom, right] = box(at, layout);
   context.strokeStyle = style; context.lineWidth = 3;
-  context.strokeRect((x * 416) / w + 1, (y * 416) / h + 1, 416 / w - 2, 416 / h - 2);
+  context.strokeRect((left * 416) / w + 1, (top * 416) / h + 1, ((right - left) * 416) / w - 2, ((bottom - top) * 416) / h - 2);
 }
-function drawPicture(net, size, map) {
+function drawPicture(net, size, map, from) {
   const image = net.images[state.picture], context = net.picture.getContext("2d");
   net.picture.width = net.picture.height = 416;
   context.imageSmoothingEnabled = false;
   if (image.complete) context.drawImage(image, 0, 0, 416, 416);
   if (state.over) mark(context, state.over, size, "#56B4E9");
-  if (state.at) mark(context, state.at, net.shape.query, "#D55E00");
-  if (state.lines && map && (state.map === ATTENTION || state.map.startsWith(SPLIT))) drawLines(context, map);
+  if (state.at && from) mark(context, state.at, from, "#D55E00");
+  if (state.lines && map && (state.map === ATTENTION || state.map.startsWith(SPLIT))) drawLines(context, map, from);
 }
-function drawLines(context, [values, [h, w]]) { // from the token that is looked from to those that it weighs most
-  const of_token = state.map === ATTENTION ? state.epoch >= 0 || (!state.at && nets[0].pictures[state.picture].token) : !state.map.startsWith(SPLIT);
-  const from = of_token ? [8, 8] : cell(state.at ?? [0.5, 0.5], [h, w]).map((v, i) => ((v + 0.5) * 416) / [h, w][i]);
-  const most = Math.max(...values), order = Array.from(values.keys()).sort((a, b) => values[b] - values[a]).slice(0, LINES);
+function drawLines(context, [values, layout], from) { // from the token that is looked from to the cells that it weighs most
+  const centers = (at, on) => { const [top, left, bottom, right] = box(at, on); return [((top + bottom) * 208) / on[0], ((left + right) * 208) / on[1]]; };
+  const [h, w, pool] = layout, start = from ? centers(middle(), from) : [8, 8];
+  const firsts = Array.from(values.keys()).filter((n) => Math.floor(n / w) % pool === 0 && (n % w) % pool === 0); // of each cell
+  const most = Math.max(...values), order = firsts.sort((a, b) => values[b] - values[a]).slice(0, LINES);
   for (const n of order) {
     context.strokeStyle = "#E69F00"; context.lineWidth = 0.5 + (7 * values[n]) / most; context.globalAlpha = 0.25 + (0.7 * values[n]) / most;
-    context.beginPath(); context.moveTo(from[1], from[0]);
-    context.lineTo(((n % w) + 0.5) * (416 / w), (Math.floor(n / w) + 0.5) * (416 / h)); context.stroke();
+    const end = centers([(Math.floor(n / w) + 0.5) / h, ((n % w) + 0.5) / w], layout);
+    context.beginPath(); context.moveTo(start[1], start[0]);
+    context.lineTo(end[1], end[0]); context.stroke();
   }
   context.globalAlpha = 1; context.fillStyle = "#E69F00";
-  context.fillRect(from[1] - 6, from[0] - 6, 12, 12);
+  context.fillRect(start[1] - 6, start[0] - 6, 12, 12);
 }
 function numberUnderPointer(net, n, map) {
   if (state.tile) {
@@ -149,7 +176,7 @@ function numberUnderPointer(net, n, map) {
   return map && state.over ? place("", map[0], map[1]) : map ? "point at a patch to read its number" : "";
 }
 function place(before, values, [h, w]) {
-  const [y, x] = cell(state.over, [h, w]);
+  const [y, x] = patch(state.over, [h, w]);
   return before + "row " + y + ", column " + x + ": " + number(values[y * w + x]);
 }
 function drawBar(bar, map, scale, signed) {
@@ -162,19 +189,21 @@ function drawDifference() {
   if (!between.card) return;
   const map = difference(), { stage, bar, said, number: output } = between;
   stage.hidden = !map;
-  said.textContent = map ? nets[1].shape.name + " minus " + nets[0].shape.name + ": orange is more in " + nets[1].shape.name + ", purple more in " + nets[0].shape.name : "these two maps have no common grid, so there is no difference";
+  said.textContent = map ? nets[1].shape.name + " minus " + nets[0].shape.name + ": orange is more in " + nets[1].shape.name + ", purple more in " + nets[0].shape.name : "these two maps have no common grid, or are seen from different places, so there is no difference";
   output.textContent = map && state.over && !state.tile ? place("", map[0], map[1]) : "";
   const scale = map ? range([map[0]], true) : [0, 0];
   drawBar(bar, map, scale, true);
   if (map) paint(stage, map[0], map[1], scale, true);
 }
 function saidOf(net, n) { // what the network says of the picture, then or now
-  const one = net.pictures[state.picture], then = moment(n), of = one.target ? " (it is " + one.target + ")" : "";
+  const one = net.pictures[state.picture], then = dated(n), of = one.target ? " (it is " + one.target + ")" : "";
+  const is_other = state.map === ATTENTION && net.shape.depth > 0 && (layerOf(net) < state.layer || headOf(net) < state.head);
+  const last = is_other ? "; layer " + layerOf(net) + (state.head < 0 ? "" : ", head " + headOf(net)) + ": it has no more" : "";
+  if (then) return "epoch " + then.epoch + (then.said ? ": " + then.said : "") + of + last;
   const is_kept = state.map === ATTENTION || state.map === POSITIONS;
-  if (then && is_kept) return "epoch " + then.kept.epochs[then.i] + (then.kept.said[then.i][state.picture] ? ": " + then.kept.said[then.i][state.picture] : "") + of;
   const now = state.epoch < 0 ? "" : is_kept ? "now (nothing was kept of this run): " : "now (of epochs only attention and positions are kept): ";
   const asked = state.target >= 0 && !(state.target in (one.targets ?? {})) && state.target !== one.class ? "; maps are of the predicted class: those of the class chosen were not made for this picture" : "";
-  return now + one.said + of + asked;
+  return now + one.said + of + asked + last;
 }
 function draw() {
   const maps = nets.map((_, n) => large(n)), signed = maps.some((map) => map && map[2]);
@@ -182,7 +211,7 @@ function draw() {
   const tiles = nets.map(({ shape }, n) => Array.from({ length: shape.depth * shape.heads }, (_, i) => attention(n, Math.floor(i / shape.heads), i % shape.heads)));
   const common = range(tiles.flat().map((tile) => tile[0]));
   nets.forEach((net, n) => {
-    const map = maps[n], size = map ? map[1] : net.shape.grid, small = document.createElement("canvas");
+    const map = maps[n], size = map ? map[1] : net.shape.grid, from = map && viewpoints(n), small = document.createElement("canvas");
     if (map) paint(small, map[0], size, scale, signed);
     else if (state.map in (net.pictures[state.picture].colors ?? {})) paintColors(small, read(n, state.picture, state.map), size);
     const context = net.stage.getContext("2d");
@@ -190,8 +219,8 @@ function draw() {
     context.imageSmoothingEnabled = false;
     if (small.width) context.drawImage(small, 0, 0, 416, 416);
     if (state.over && !state.tile) mark(context, state.over, size, "#56B4E9");
-    if (state.at) mark(context, state.at, net.shape.query, "#D55E00");
-    drawPicture(net, size, map);
+    if (state.at && from) mark(context, state.at, from, "#D55E00");
+    drawPicture(net, size, map, from);
     drawBar(net.bar, map, scale, signed);
     net.tiles.forEach((tile, i) => paint(tile, ...tiles[n][i], common));
     net.common.textContent = net.shape.depth === 0 ? "no attention with a weight for each pair of patches" : "every layer (rows, first above) and head (columns), all from 0 to " + number(common[1]);
@@ -201,13 +230,13 @@ function draw() {
   drawDifference();
   offerClasses();
   const time = document.getElementById("epoch"), epochs = nets.flatMap((net) => net.moments?.epochs ?? []);
-  document.getElementById("when").textContent = state.epoch < 0 ? "now" : state.epoch + (state.picture >= Math.max(...nets.map((net) => net.moments?.count ?? 0)) ? ": nothing was kept of this picture" : "");
+  document.getElementById("when").textContent = state.epoch < 0 ? "now" : state.epoch + (state.map !== POSITIONS && state.picture >= Math.max(...nets.map((net) => net.moments?.count ?? 0)) ? ": nothing was kept of this picture" : "");
   time.value = state.epoch < 0 ? time.max : epochList().indexOf(state.epoch);
   document.getElementById("time").hidden = epochs.length === 0;
   document.getElementById("lines").checked = state.lines;
   remember({ picture: state.picture, map: state.map, layer: state.layer, head: state.head < 0 ? null : state.head, class: state.target < 0 ? null : state.target, epoch: state.epoch < 0 ? null : state.epoch, at: state.at ? state.at.map((v) => v.toFixed(3)).join(",") : null, lines: state.lines ? 1 : null });
-  const what = state.epoch >= 0 ? "seen from the token that the head reads" : state.at ? "seen from the marked patch" : nets.some((net) => net.pictures[0].token) ? "seen from the class token" : "seen from the middle";
-  document.getElementById("said").textContent = state.map === ATTENTION ? "layer " + state.layer + ", " + what : "";
+  const what = [...new Set(nets.map((_, n) => (maps[n] ? (viewpoints(n) ? (state.at ? "the marked patch" : "the middle") : tokenOf(n)) : "")).filter(Boolean))];
+  document.getElementById("said").textContent = [...(state.map === ATTENTION ? ["layer " + state.layer] : []), ...(what.length ? ["seen from " + what.join(" or ")] : [])].join(", ");
   document.getElementById("map").value = state.map;
   document.getElementById("layer").value = state.layer;
   document.getElementById("head").value = state.head;
@@ -218,7 +247,7 @@ const epochList = () => [...new Set(nets.flatMap((net) => net.moments?.epochs ??
 function offerClasses() { // those that maps were made for, by name
   const select = document.getElementById("target"), offered = new Map();
   for (const net of nets) for (const [k, one] of Object.entries(net.pictures[state.picture].targets ?? {})) offered.set(Number(k), one.name);
-  for (const net of nets) { const one = net.pictures[state.picture]; if ("class" in one) offered.set(one.class, one.said.replace(/, \S+$/, "")); }
+  for (const net of nets) { const one = net.pictures[state.picture]; if ("class" in one) offered.set(one.class, saidClass(one)); }
   if (state.target >= 0 && !offered.has(state.target)) offered.set(state.target, nets.flatMap((net) => net.pictures).map((one) => one.targets?.[state.target]?.name).find(Boolean) ?? "class " + state.target);
   select.replaceChildren();
   el("option", select, { value: -1, textContent: "the predicted one" });
@@ -226,12 +255,25 @@ function offerClasses() { // those that maps were made for, by name
   select.value = state.target;
   select.parentElement.hidden = offered.size < 2;
 }
+function classOf(one) { // that the map is of; "" of a map that is the same for all
+  const asked = one.targets?.[state.target], others = Object.values(one.targets ?? {});
+  if (asked && state.map in asked.maps) return asked.name;
+  return !others.some(({ maps }) => state.map in maps) ? "" : state.target === one.class ? saidClass(one) : "predicted";
+}
+function saidClass(one) { return one.said.replace(/, \S+$/, ""); } // without its share
+function fromWhere(n) { // rows and columns of the patches that the map is seen from, or the token
+  const layout = viewpoints(n);
+  if (!layout) return tokenOf(n);
+  const [top, left, bottom, right] = box(middle(), layout), span = (first, end) => (end - first > 1 ? first + "-" + (end - 1) : String(first));
+  return "row " + span(top, bottom) + " column " + span(left, right);
+}
 function rowsShown() { // the numbers of the maps as they are shown
   const found = [];
   nets.forEach((net, n) => {
     const map = large(n), one = net.pictures[state.picture];
     if (!map) return;
-    const of = { run: net.shape.name, picture: state.picture, map: state.map, layer: state.map === ATTENTION ? state.layer : "", head: state.map !== ATTENTION ? "" : state.head < 0 ? "mean" : state.head, class: state.target < 0 ? "predicted" : one.targets?.[state.target]?.name ?? one.said, epoch: moment(n) ? moment(n).kept.epochs[moment(n).i] : "now", from: state.at ? cell(state.at, net.shape.query).join(" ") : "token" };
+    const is_attention = state.map === ATTENTION;
+    const of = { run: net.shape.name, picture: state.picture, map: state.map, layer: is_attention ? layerOf(net) : "", head: is_attention ? headOf(net) : "", class: classOf(one), epoch: dated(n)?.epoch ?? "now", from: fromWhere(n), cell: map[1][2] + " x " + map[1][2] };
     map[0].forEach((value, i) => found.push({ ...of, row: Math.floor(i / map[1][1]), column: i % map[1][1], value: Number(value.toPrecision(6)) }));
   });
   return found;
@@ -243,17 +285,18 @@ function drawingShown() {
   nets.forEach((net, n) => {
     if (!maps[n]) return;
     const [values, [h, w]] = maps[n], rgb = (part) => "rgb(" + color(part, signed).map(Math.round) + ")", left = 10 + 220 * n, high = 200 / net.shape.ratio;
-    parts.push('<text x="' + left + '" y="14">' + escaped(net.shape.name) + "</text>", '<text x="' + left + '" y="28">' + escaped(state.map + (state.map === ATTENTION ? ", layer " + state.layer : "")) + "</text>");
+    parts.push('<text x="' + left + '" y="14">' + escaped(net.shape.name) + "</text>", '<text x="' + left + '" y="28">' + escaped(state.map + (state.map === ATTENTION ? ", layer " + layerOf(net) : "")) + "</text>");
     values.forEach((v, i) => parts.push('<rect x="' + (left + ((i % w) * 200) / w).toFixed(2) + '" y="' + (34 + (Math.floor(i / w) * high) / h).toFixed(2) + '" width="' + (200 / w).toFixed(2) + '" height="' + (high / h).toFixed(2) + '" fill="' + rgb(share(v, scale, signed)) + '"/>'));
     for (let i = 0; i < 50; i++) parts.push('<rect x="' + (left + 4 * i) + '" y="' + (tall + 40) + '" width="4" height="8" fill="' + rgb(i / 49) + '"/>');
     parts.push('<text x="' + left + '" y="' + (tall + 62) + '">' + number(scale[0]) + '</text><text x="' + (left + 200) + '" y="' + (tall + 62) + '" text-anchor="end">' + number(scale[1]) + "</text>");
   });
   return parts.join("") + "</svg>\n";
 }
+function pictureCount() { return Math.min(...loaded.map((net) => net.pictures.length)); } // that all have
 function restore() { // what the link asks for, as far as it is there
   const whole = (word, low, high) => { const n = Number.parseInt(shown[word] ?? "", 10); return n >= low && n <= high ? n : null; };
   const layer = document.getElementById("layer"), maps = Array.from(document.getElementById("map").options, (o) => o.value);
-  state.picture = whole("picture", 0, nets[0].pictures.length - 1) ?? 0;
+  state.picture = whole("picture", 0, pictureCount() - 1) ?? 0;
   state.layer = whole("layer", 0, Number(layer.max)) ?? Number(layer.max);
   state.head = whole("head", 0, Math.max(...nets.map((net) => net.shape.heads)) - 1) ?? -1;
   state.target = whole("class", 0, 1e6) ?? -1;
@@ -278,7 +321,7 @@ function buildDifference(stages) {
 function buildViewer() {
   loaded = nets = content("data");
   const thumbs = document.getElementById("thumbs"), select = document.getElementById("map");
-  nets[0].pictures.forEach((one, i) => {
+  nets[0].pictures.slice(0, pictureCount()).forEach((one, i) => {
     const button = el("button", thumbs, { type: "button", onclick: () => { state.picture = i; draw(); } });
     button.setAttribute("aria-label", "picture " + (i + 1));
     el("img", button, { src: one.src, alt: "" });
@@ -361,16 +404,16 @@ function buildStages() {
       const move = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
       if (event.key === "Escape") Object.assign(state, { at: null, over: null, tile: null });
       else if (move) {
-        const at = state.at ?? [0.5, 0.5];
-        state.at = at.map((v, i) => Math.min(0.999, Math.max(0, v + move[i] / net.shape.query[i])));
+        const on = viewpoints(n) ?? [...net.shape.grid, net.shape.query]; // to the middle of a patch of the next cell
+        state.at = patch(middle(), on).map((v, i) => (Math.min(on[i] - 1, Math.max(0, v + move[i] * on[2])) + 0.5) / on[i]);
         Object.assign(state, { over: state.at, tile: null });
         event.preventDefault();
       } else return;
       draw();
     };
-    const { depth, heads, query, key, grid } = net.shape;
-    if (key[0] < grid[0] || query[0] < grid[0]) {
-      const text = "from a patch: cells of " + query.join(" x ") + ", maps of " + key.join(" x ") + ", for the page to stay small; a number is the mean of its cell";
+    const { depth, heads, query, key } = net.shape;
+    if (depth > 0 && query > 1) {
+      const text = "seen from " + query + " x " + query + " patches together" + (key > 1 ? ", and mapped for " + key + " x " + key : "") + ", for the page to stay small; a number is the mean of its cell";
       el("div", left, { className: "note", textContent: text });
     }
     net.common = el("div", right, { className: "note" });
@@ -390,4 +433,4 @@ function buildStages() {
   draw();
 }
 if (typeof module === "undefined") { if (content("data")) buildViewer(); }
-else module.exports = { state, load: (pages) => { nets = pages; cache.clear(); }, read, shown: mapShown, large, range, number, share }; // for node
+else module.exports = { state, load: (pages) => { nets = pages; cache.clear(); }, read, shown: mapShown, large, difference, rows: rowsShown, range, number, share }; // for node

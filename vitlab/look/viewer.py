@@ -57,7 +57,7 @@ def pictures_of(
         if (attention := _attention(net, images[i : i + 1])) is not None:
             cells = attention[..., net.num_prefix_tokens :, net.num_prefix_tokens :]
             entry["cells"] = packed(pooled(cells, net.grid_size, query, key))
-            if net.num_prefix_tokens:
+            if net.cls_token is not None:  # else the first token is a patch or a register
                 entry["token"] = packed(attention[:, :, 0, net.num_prefix_tokens :])
         entry["maps"] = {name: packed(each[i], name.startswith(SIGNED)) for name, each in maps.items()}
         entry["targets"] = {
@@ -112,11 +112,7 @@ def split_pools(grid: Grid, count: int) -> tuple[int, int]:
         >>> split_pools((8, 8), 12), split_pools((56, 56), 12)
         ((1, 1), (8, 4))
     """
-    h, w = grid
-    for query, key in POOLS:
-        if -(-h // query) * -(-w // query) * -(-h // key) * -(-w // key) * count * 2 <= SPLITS:
-            break
-    return query, key
+    return _pools(grid, count, SPLITS)
 
 
 def _attention(net: Asked, image: Tensor) -> Tensor | None:
@@ -176,14 +172,17 @@ def _maps(
 
 
 def shape_of(subject: Subject, count: int, budget: int = BUDGET) -> dict[str, Any]:
-    """Return the sizes that the viewer needs to decode the maps."""
+    """Return the sizes that the viewer needs to decode the maps.
+
+    ``query`` and ``key`` are pooling factors on ``grid``; of a token layer of T2T, they stand behind its own grid.
+    """
     net = subject.net
     query, key = pools(net, count, budget)
     (h, w), (H, W), heads = net.grid_size, net.img_size, seen_heads(net)
     sizes = {"depth": len(heads), "heads": max(heads, default=0), "grid": [h, w]}
     return sizes | {
-        "query": [-(-h // query), -(-w // query)],
-        "key": [-(-h // key), -(-w // key)],
+        "query": query,
+        "key": key,
         "ratio": round(W / H, 4),
         "name": subject.name,
         "splits": _split_shapes(net, count),
@@ -197,7 +196,7 @@ def _split_shapes(net: Asked, count: int) -> list[dict[str, Any]]:
     found = []
     for (h, w), _ in zip(tokenizer.grids, tokenizer.layers(), strict=False):
         query, key = split_pools((h, w), count)
-        found.append({"query": [-(-h // query), -(-w // query)], "key": [-(-h // key), -(-w // key)]})
+        found.append({"query": [h, w, query], "key": [h, w, key]})
     return found
 
 
@@ -210,16 +209,22 @@ def pools(net: Asked, count: int, budget: int) -> tuple[int, int]:
         >>> pools(net, count=1, budget=BUDGET), pools(net, count=12, budget=BUDGET)
         ((2, 1), (2, 2))
     """
-    h, w = net.grid_size
+    return _pools(net.grid_size, sum(seen_heads(net)) * count, budget)
+
+
+def _pools(grid: Grid, maps: int, budget: int) -> tuple[int, int]:
+    h, w = grid
     for query, key in POOLS:
-        cells = -(-h // query) * -(-w // query) * -(-h // key) * -(-w // key)
-        if sum(seen_heads(net)) * cells * count * 2 <= budget:
+        if -(-h // query) * -(-w // query) * -(-h // key) * -(-w // key) * maps * 2 <= budget:
             break
     return query, key
 
 
 def pooled(maps: Tensor, grid: Grid, query: int, key: int) -> Tensor:
-    """Pool ``(depth, A, N, N)`` attention on a grid of N cells over queries and keys to ``(depth, A, n, m)``."""
+    """Pool ``(depth, A, N, N)`` attention on a grid of N patches over queries and keys to ``(depth, A, n, m)``.
+
+    The patch in row y lies in row ``y // query`` of the n cells, and so in columns; the last may have fewer patches.
+    """
     (h, w), lead = grid, maps.shape[:2]
     rows = F.avg_pool2d(maps.flatten(0, 2).unflatten(1, (1, h, w)), key, ceil_mode=True).flatten(1)  # (depth A N, m)
     columns = rows.view(-1, h, w, rows.shape[1]).permute(0, 3, 1, 2)  # (depth A, m, h, w)
