@@ -31,13 +31,13 @@ from vitlab.cli.main import main
 from vitlab.config.keys import differences
 from vitlab.data import Digits
 from vitlab.errors import UsageError
-from vitlab.look.charts import line_chart, matrix_chart, sparkline
+from vitlab.look.charts import line_chart, matrix_chart, pair_chart, sparkline
 from vitlab.look.diagram import architecture, levels_of, steps_of
 from vitlab.look.facts import environment, first_words, outcome_facts, paired, predictions_of
 from vitlab.look.growing import GrowingPage
 from vitlab.look.listed import listed
 from vitlab.look.live import LivePage
-from vitlab.look.page import render
+from vitlab.look.page import SCRIPTS, render
 from vitlab.look.stored_analyses import _differences, contrast_tables, findings_of
 from vitlab.look.viewer import BUDGET, packed, pictures_of, pooled, pools, shape_of
 from vitlab.look.written import MARK
@@ -641,6 +641,92 @@ def test_analyses_of_two_runs_stand_side_by_side_with_the_sign_of_their_differen
     assert "drawn smaller than" in distance["runs"][0]["note"]
     page = render("two", {"a": a, HOSTILE: b})
     assert "<td><b>-1</b></td><td>a</td>" in page and "<img src=x" not in page
+
+
+RANGES = [(0.9876, 0.9881), (1e-5, 3e-5), (1000, 1010), (0.0, 1.0), (-2.0, 3e4), (2.2901, 2.3026), (-7e-4, -6.9e-4)]
+
+
+def stand_at(drawing, edge):
+    """Assert that labels of the vertical axis are different, and stand where their numbers would be drawn."""
+    found = [(float(y), float(text)) for y, text in re.findall(rf'<text x="{edge}" y="([^"]+)"[^>]*>([^<]+)<', drawing)]
+    heights, numbers = np.array(found).T
+    assert 2 <= len(found) <= 6 and len(set(numbers)) == len(found)
+    return heights - 4, numbers
+
+
+@pytest.mark.parametrize(("low", "high"), RANGES)
+def test_ticks_of_a_chart_are_different_and_true_to_where_they_stand(low, high):
+    drawing = line_chart("loss", {"a": [(1_234_567.0, low), (1_234_570.0, high)]})
+    heights, numbers = stand_at(drawing, 47)
+    assert heights == pytest.approx(190 - (numbers - low) / (high - low) * 155, abs=0.3)
+    assert 'y="206">1234567<' in drawing and 'class="r">1234570<' in drawing
+    row = dict.fromkeys(("first_low", "first_high", "second_low", "second_high"), math.nan)
+    chart = pair_chart("a", [row | {"where": "a", "first": low, "second": high}], ("a", "b"))
+    ends = [float(text) for text in re.findall(r'<text x="\d+" y="75"[^>]*>([^<]+)<', chart)]
+    assert ends == pytest.approx([low, high], abs=(high - low) / 1000)
+
+
+@pytest.mark.parametrize("value", [1e-4, 0.0, 2.3, -5e20])
+def test_a_flat_line_has_an_axis_on_which_it_can_be_read(value):
+    _, numbers = stand_at(line_chart("lr", {"a": [(0.0, value), (1.0, value)]}), 47)
+    assert min(numbers) <= value <= max(numbers)
+
+
+PLOTS = """
+console.log(JSON.stringify(given.ranges.map(([min, max, log]) => {
+  curves.curve.log = log;
+  const made = { scales: { x: { min: 0, max: 1 }, y: { min, max } } };
+  return curves.plotDrawing("loss", ["a"], [[0, 1], [min, max]], made);
+}).concat([curves.tickLabels([1000, 1002, null, 1004]), curves.tickLabels([1e-5, 1e-3, 0.1])])));
+"""
+
+
+@pytest.mark.skipif(NODE is None, reason="needs Node.js")
+def test_ticks_of_a_saved_curve_are_different_and_true_to_where_they_stand():
+    logs = [(1e-5, 3e-5), (0.9876, 0.9881), (2e-7, 500.0), (3.0, 40.0)]
+    ranges = [(*each, False) for each in RANGES] + [(*each, True) for each in logs]
+    *drawings, plain, log = in_node(PLOTS, "curves", ranges=ranges)
+    assert (plain, log) == (["1000", "1002", None, "1004"], ["0.00001", "0.001", "0.1"])
+    for (low, high, is_log), drawing in zip(ranges, drawings, strict=True):
+        heights, numbers = stand_at(drawing, 55)
+        scale = np.log if is_log else np.array
+        share = (scale(numbers) - scale(low)) / (scale(high) - scale(low))
+        assert heights == pytest.approx(200 - share * 170, abs=0.3)
+
+
+ROWS = """
+const cells = given.row.map(([textContent, value]) => ({ textContent, dataset: value ? { value } : {} }));
+const heads = given.heads.map((textContent) => ({ textContent, title: "" })), rows = [{ cells }];
+console.log(JSON.stringify(overview.rowsOf({ querySelectorAll: () => heads, tBodies: [{ rows }] })));
+"""
+
+
+@pytest.mark.skipif(NODE is None, reason="needs Node.js")
+def test_the_saved_table_of_runs_has_the_interval_and_not_what_its_column_sorts_by():
+    row = [
+        ["a"],
+        ["37.50 %", "0.375"],
+        ["20.00 to 58.00 %", "0.375"],
+        ["accuracy, 24 of val"],
+        ["done"],
+        ["1,000", "1000"],
+    ]
+    heads = ["run", "result", "95 % over images", "of", "status", "parameters"]
+    (found,) = in_node(ROWS, "overview", heads=heads, row=row)
+    assert list(found.values()) == ["a", "0.375", "20.00 to 58.00 %", "accuracy, 24 of val", "done", "1000"]
+
+
+def test_what_is_not_finite_is_left_out_of_a_chart_and_no_probability_of_the_list():
+    drawing = line_chart("loss", {"a": [(0.0, 1.0), (1.0, math.nan), (2.0, 3.0)], "b": [(0.0, math.inf)]})
+    assert drawing.count("<circle") == 2 and "nan" not in drawing and "inf" not in drawing
+    table = pd.DataFrame({"index": [0, 1], "target": 0, "prediction": 0, "probability": [math.nan, 0.25]})
+    assert listed({"a": ("val", table)}, {}, {})["runs"]["a"]["probability"] == [None, 0.25]
+
+
+def test_the_scripts_of_a_page_which_share_their_names_have_each_function_once():
+    text = "".join((ROOT / "vitlab" / "look" / name).read_text() for name in SCRIPTS)
+    names = re.findall(r"^(?:async )?function (\w+)", text, re.M)
+    assert len(names) > 60 and sorted(set(names)) == sorted(names)
 
 
 def test_charts_show_every_point_and_a_flat_line_does_not_fail():

@@ -1,5 +1,6 @@
 """Curves and matrices as inline SVG that takes the page's colors."""
 
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
@@ -23,18 +24,46 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(BARS[round((value - low) / ((high - low) or 1.0) * (len(BARS) - 1))] for value in shown)
 
 
+def ticks(low: float, high: float) -> list[float]:
+    """Return two to six round numbers from ``low`` to ``high``, the same distance apart; ``low`` must be smaller.
+
+    Example:
+        >>> [label(tick, 0.0005) for tick in ticks(0.9876, 0.9881)]
+        ['0.9876', '0.9877', '0.9878', '0.9879', '0.988', '0.9881']
+    """
+    power = 10.0 ** math.floor(math.log10((high - low) / 5))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power * 5 >= (high - low) * (1 - 1e-9))
+    first, last = math.ceil(low / step - 1e-6), math.floor(high / step + 1e-6)
+    return [k * step for k in range(first, last + 1)]
+
+
+def label(value: float, span: float) -> str:
+    """Return a number in as few digits as put it within a thousandth of an axis of this length.
+
+    Example:
+        >>> label(1004.6667, 10.0), label(2e-05, 2e-05), label(0.98763, 0.5)
+        ('1004.67', '2e-05', '0.988')
+    """
+    shown = (float(f"{value:.{digits}g}") for digits in range(1, 18))
+    return f"{next(near for near in shown if abs(near - value) <= span / 1000):.15g}"
+
+
 def line_chart(title: str, lines: Mapping[str, Points], x: str = "epoch") -> str:
     """Return curves with axes, a color and dashes for each name; points show their value as tooltips.
+
+    Points that are not finite are left out.
 
     Example:
         >>> line_chart("loss", {"val": [(0.0, 2.0), (1.0, 1.0)]}).count("<circle")
         2
     """
+    lines = {name: [p for p in line if all(map(math.isfinite, p))] for name, line in lines.items()}
+    lines = {name: line for name, line in lines.items() if line}
     points = [p for line in lines.values() for p in line]
     if not points:
         return ""
     (x0, x1), (y0, y1) = ((min(v), max(v)) for v in zip(*points, strict=True))
-    y0, y1 = (y0, y1) if y1 > y0 else (y0 - 0.5, y1 + 0.5)
+    y0, y1 = _apart(y0, y1)
     x1 = x1 if x1 > x0 else x0 + 1
 
     def place(point: tuple[float, float]) -> tuple[float, float]:
@@ -43,10 +72,10 @@ def line_chart(title: str, lines: Mapping[str, Points], x: str = "epoch") -> str
     height = 214 + 12 * -(-len(lines) // 2)
     parts = [f'<svg class="chart" viewBox="0 0 370 {height}" role="img" aria-label="{escape(title)}">']
     parts.append(f'<text x="52" y="18" class="t">{escape(title)}</text><path d="M52 30V190H358" class="axis"/>')
-    for i in range(4):
-        value = y0 + (y1 - y0) * i / 3
-        parts.append(f'<text x="47" y="{194 - 155 * i / 3:.1f}" class="r">{value:.2g}</text>')
-    parts.append(f'<text x="52" y="206">{x0:.4g}</text><text x="358" y="206" class="r">{x1:.4g}</text>')
+    for value in ticks(y0, y1):
+        parts.append(f'<text x="47" y="{place((x0, value))[1] + 4:.1f}" class="r">{label(value, y1 - y0)}</text>')
+    ends = [label(end, x1 - x0) for end in (x0, x1)]
+    parts.append(f'<text x="52" y="206">{ends[0]}</text><text x="358" y="206" class="r">{ends[1]}</text>')
     parts.append(f'<text x="205" y="206" class="m">{escape(x)}</text>')
     for i, (name, line) in enumerate(lines.items()):
         color, dash = COLORS[i % len(COLORS)], DASHES[i // len(COLORS) % len(DASHES)]
@@ -61,6 +90,13 @@ def line_chart(title: str, lines: Mapping[str, Points], x: str = "epoch") -> str
             where = f'x="{52 + 155 * (i % 2)}" y="{220 + 12 * (i // 2)}"'
             parts.append(f'<text {where} class="k" style="fill:{color}">{escape(name[:24])}</text>')
     return "".join(parts) + "</svg>"
+
+
+def _apart(low: float, high: float) -> tuple[float, float]:
+    """Return the ends of an axis; around a value where there is but one, which nothing tells from another."""
+    if high - low > 1e-9 * max(abs(low), abs(high)):
+        return low, high
+    return low - (abs(low) / 2 or 0.5), low + (abs(low) / 2 or 0.5)
 
 
 def matrix_chart(rows: Sequence[Sequence[int]], names: Sequence[str]) -> str:
@@ -126,11 +162,11 @@ def pair_chart(title: str, rows: Sequence[Mapping[str, Any]], names: tuple[str, 
         1
     """
     keys = [f"{side}{end}" for side in ("first", "second") for end in ("", "_low", "_high")]
-    values = [float(row[key]) for row in rows for key in keys if row[key] == row[key]]
+    values = [float(row[key]) for row in rows for key in keys if math.isfinite(row[key])]
     if not values:
         return ""
     low, high = min(values), max(values)
-    low, high = (low, high) if high > low else (low - 0.5, high + 0.5)
+    low, high = _apart(low, high)
     bottom = 40 + 22 * len(rows)
 
     def at(value: float) -> float:
@@ -153,8 +189,8 @@ def pair_chart(title: str, rows: Sequence[Mapping[str, Any]], names: tuple[str, 
                 place = f'x="{at(value) - 3:.1f}" y="{line + shift - 3}" width="6" height="6"'
             shape = "circle" if side == "first" else "rect"
             parts.append(f'<{shape} {place} fill="{color}"><title>{escape(said)}</title></{shape}>')
-    parts.append(f'<text x="150" y="{bottom + 13}">{low:.3g}</text>')
-    parts.append(f'<text x="355" y="{bottom + 13}" class="r">{high:.3g}</text>')
+    parts.append(f'<text x="150" y="{bottom + 13}">{label(low, high - low)}</text>')
+    parts.append(f'<text x="355" y="{bottom + 13}" class="r">{label(high, high - low)}</text>')
     for i, (name, mark) in enumerate(zip(names, "\u25cf\u25a0", strict=True)):
         look = f'x="{185 * i}" y="{bottom + 30}" style="fill:{COLORS[i]}" class="k"'
         parts.append(f"<text {look}>{mark} {escape(name[:26])}</text>")

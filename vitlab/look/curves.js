@@ -25,6 +25,25 @@ function plotted(data) { // what is drawn: points as they are and, if asked for,
   const values = data.slice(1).map((row) => (curve.log ? row.map((v) => (v > 0 ? v : null)) : row));
   return curve.smooth > 0 ? [data[0], ...values.map((row) => smoothed(row, curve.smooth)), ...values] : [data[0], ...values];
 }
+function ticks(low, high, log) { // round numbers between the ends, so far apart that two to six are there
+  if (!(high > low)) return [low];
+  if (log && high >= 100 * low) { // powers of ten
+    const first = Math.ceil(Math.log10(low) - 1e-9), last = Math.floor(Math.log10(high) + 1e-9), every = Math.ceil((last - first + 1) / 6);
+    return Array.from({ length: Math.floor((last - first) / every) + 1 }, (_, i) => 10 ** (first + i * every));
+  }
+  const power = 10 ** Math.floor(Math.log10((high - low) / 5)), step = [1, 2, 5, 10].map((m) => m * power).find((each) => each * 5 >= (high - low) * (1 - 1e-9));
+  const first = Math.ceil(low / step - 1e-6), last = Math.floor(high / step + 1e-6);
+  return Array.from({ length: last - first + 1 }, (_, i) => (first + i) * step);
+}
+function tickLabel(v, span) { // in as few digits as put it within a thousandth of the axis, and of itself, as on a log axis
+  const most = Math.min(span, Math.abs(v)) / 1000 + 1e-12 * Math.abs(v);
+  for (let digits = 1; digits < 16; digits++) { const shown = Number(v.toPrecision(digits)); if (Math.abs(shown - v) <= most) return String(shown); }
+  return String(v);
+}
+function tickLabels(values) { // of an axis; null where there is none
+  const known = values.filter((v) => v !== null), span = Math.max(...known) - Math.min(...known);
+  return values.map((v) => (v === null ? null : tickLabel(v, span)));
+}
 function plot(place, kind, names, data) {
   const style = getComputedStyle(document.body), ink = style.getPropertyValue("--ink"), line = style.getPropertyValue("--line");
   const value = (_, v) => (v === null || v === undefined ? "" : number(v));
@@ -34,7 +53,7 @@ function plot(place, kind, names, data) {
   const options = {
     title: kind, width: Math.max(200, place.clientWidth), height: 240,
     scales: { x: { time: false }, y: { distr: curve.log ? 3 : 1 } },
-    axes: [{ ...axis, label: "step", labelSize: 18, labelFont: "11px system-ui" }, { ...axis, size: 64, values: (_, ticks) => ticks.map((v) => (v === null ? null : String(Number(v.toPrecision(3))))) }],
+    axes: [{ ...axis, label: "step", labelSize: 18, labelFont: "11px system-ui" }, { ...axis, size: 64, values: (_, values) => tickLabels(values) }],
     series: [{ label: "step" }, ...series, ...raw],
     ...(isCrowded() ? { legend: { show: false }, focus: { alpha: 0.12 }, cursor: { focus: { prox: 24 } }, hooks: { setCursor: [(made) => sayPoint(place.nextSibling, made, names)], setSeries: [(made, i, how) => { if (how.focus) nearLine(place, i ? names[(i - 1) % names.length] : null); }] } } : {}),
   };
@@ -81,11 +100,9 @@ function plotDrawing(kind, names, data, made) { // the part that is shown, as SV
   const scale = (v) => (curve.log ? Math.log(v) : v), x = (v) => 60 + ((v - min) / (max - min || 1)) * 320;
   const y = (v) => 200 - ((scale(v) - scale(low)) / (scale(high) - scale(low) || 1)) * 170;
   const parts = ['<svg xmlns="http://www.w3.org/2000/svg" width="400" height="' + (240 + 14 * names.length) + '" font-family="sans-serif" font-size="11">', '<text x="60" y="18" font-size="13">' + escaped(kind) + '</text><path d="M60 30V200H380" fill="none" stroke="#555"/>'];
-  for (const i of [0, 1, 2, 3]) {
-    const v = curve.log ? low * (high / low) ** (i / 3) : low + ((high - low) * i) / 3;
-    parts.push('<text x="55" y="' + (y(v) + 4).toFixed(1) + '" text-anchor="end">' + Number(v.toPrecision(3)) + "</text>");
-  }
-  parts.push('<text x="60" y="216">' + Number(min.toPrecision(6)) + '</text><text x="220" y="216" text-anchor="middle">step</text><text x="380" y="216" text-anchor="end">' + Number(max.toPrecision(6)) + "</text>");
+  const shown = ticks(low, high, curve.log), words = tickLabels(shown);
+  shown.forEach((v, i) => parts.push('<text x="55" y="' + (y(v) + 4).toFixed(1) + '" text-anchor="end">' + words[i] + "</text>"));
+  parts.push('<text x="60" y="216">' + tickLabel(min, max - min) + '</text><text x="220" y="216" text-anchor="middle">step</text><text x="380" y="216" text-anchor="end">' + tickLabel(max, max - min) + "</text>");
   rows.slice(1).forEach((row, i) => {
     if (curve.hidden.has(names[i % names.length])) return;
     const { stroke, dash } = lineStyle(names[i % names.length], names), is_raw = i >= names.length;
@@ -138,4 +155,5 @@ function buildCurves() {
   buildKeys();
   drawPlots();
 }
-if (typeof module === "undefined" && content("metrics")) buildCurves();
+if (typeof module !== "undefined") module.exports = { curve, plotDrawing, tickLabels }; // for node
+else if (content("metrics")) buildCurves();
