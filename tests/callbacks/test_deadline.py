@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -150,6 +151,21 @@ def test_limits_follow_the_median_and_the_floor(tmp_path):
     assert deadline.limit("step") == 60.0
     deadline._alone = False  # who waits for another speaks later than who hangs
     assert deadline.limit("step") == 75.0
+
+
+def test_a_hang_after_the_last_epoch_is_named_and_saves_nothing(tmp_path):
+    saved = []
+    keeper = SimpleNamespace(save_between=lambda *given: saved.append(given))
+    stopped = Stopped(signal.SIGTERM, "hangs")
+    for ends, names in ((False, ["loader"]), (True, ["loader", "end"])):
+        deadline = Deadline(tmp_path / "log", FLOOR, keeper)
+        deadline.hung = "hangs"
+        deadline.on_train_batch_end()
+        if ends:
+            deadline.on_train_end(None, None)
+        assert deadline.phase == names[-1]
+        deadline.on_exception(SimpleNamespace(sanity_checking=False), None, stopped)
+    assert len(saved) == 1  # of the hang between two steps
 
 
 def test_a_deadline_of_zero_turns_the_checks_off(tmp_path):

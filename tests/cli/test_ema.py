@@ -11,7 +11,9 @@ from safetensors.torch import load_file
 
 from vitlab.callbacks.ema import EMA as Average
 from vitlab.cli.main import main
+from vitlab.pretraining import DINO
 
+NETWORK = {"img_size": 8, "in_chans": 1, "patch_size": 2, "embed_dim": 16, "depth": 1, "num_heads": 2}
 CONFIG = Path(__file__).parents[2] / "configs" / "vit.yaml"
 EMA = '--trainer.callbacks=[{"class_path": "EMA", "init_args": {"decay": 0.9}}]'
 
@@ -75,7 +77,7 @@ def test_a_buffer_that_a_task_gets_after_the_copy_is_not_taken_for_another():
     for _ in range(2):  # to the average and back
         average._swap_models(module)
         assert module.loss_weights.tolist() == [3.0, 4.0] and module.net.running_mean.tolist() == [7.0, 7.0]
-    average._copy_average_to_current(module)
+    average.on_train_end(trainer, module)
     assert module.loss_weights.tolist() == [3.0, 4.0] and average.average.net.running_mean.tolist() == [7.0, 7.0]
 
 
@@ -104,3 +106,53 @@ def test_another_network_is_validated_with_its_own_weights_after_a_training():
     average.setup(trainer, other, "validate")
     average.on_validation_epoch_start(trainer, other)
     assert torch.equal(other.net.weight, own) and average.average is None
+
+
+@pytest.mark.parametrize("moment", ["in training", "in a validation", "after the training"])
+def test_a_checkpoint_of_any_moment_has_average_and_weights_in_their_places(moment):
+    module, average = L.LightningModule(), Average(decay=0.5)
+    trainer = SimpleNamespace(global_step=1, precision="32-true")
+    module.net = torch.nn.Linear(3, 2)
+    average.setup(trainer, module, "fit")
+    average.on_train_start(trainer, module)
+    module.net.weight.data += 1
+    average.on_train_batch_end(trainer, module, None, None, 0)
+    weights, averaged = (part.state_dict()["net.weight"].clone() for part in (module, average.average))
+    if moment == "in a validation":
+        average.on_validation_epoch_start(trainer, module)
+    elif moment == "after the training":
+        average.on_train_end(trainer, module)
+    checkpoint = {"state_dict": module.state_dict()}
+    average.on_save_checkpoint(trainer, module, checkpoint)
+    assert torch.equal(checkpoint["state_dict"]["net.weight"], averaged)
+    assert torch.equal(checkpoint["current_model_state"]["net.weight"], weights)
+    assert torch.equal(module.net.weight, weights if moment == "in training" else averaged)
+
+
+def test_the_average_begins_with_the_weights_that_the_training_begins_with():
+    task, average = DINO(**NETWORK, prototypes=12, proj_hidden=10, proj_dim=6), Average()
+    trainer = SimpleNamespace(global_step=0, precision="32-true")
+    with torch.no_grad():
+        task.net.blocks[0].mlp.fc1.weight.add_(1.0)  # of the teacher, as --init_from loads them
+    average.setup(trainer, task, "fit")
+    task.on_fit_start()  # gives them to the student
+    average.on_fit_start(trainer, task)
+    average.on_train_start(trainer, task)
+    name = "student.blocks.0.mlp.fc1.weight"
+    assert torch.equal(average.average.state_dict()[name], task.state_dict()[name])
+
+
+def test_a_resumed_average_stays_what_it_was():
+    module, average = L.LightningModule(), Average()
+    trainer = SimpleNamespace(global_step=7, precision="32-true")
+    module.net = torch.nn.Linear(3, 2)
+    average.setup(trainer, module, "fit")
+    current = {name: value.clone() for name, value in module.state_dict().items()}
+    saved = {name: value + 1 for name, value in current.items()}
+    state = {"n_averaged": torch.tensor(7)}
+    average.on_load_checkpoint(
+        trainer, module, {"state_dict": saved, "current_model_state": current, "averaging_state": state}
+    )
+    average.on_train_start(trainer, module)
+    assert torch.equal(average.average.net.weight, saved["net.weight"])
+    assert torch.equal(module.net.weight, current["net.weight"])

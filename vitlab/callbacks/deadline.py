@@ -23,7 +23,7 @@ from vitlab.errors import Stopped, exit_code, loader_timed_out
 from vitlab.runs.processes import state
 
 LOG = logging.getLogger("vitlab")
-Phase = Literal["loader", "step", "validation loader", "validation batch"]
+Phase = Literal["loader", "step", "validation loader", "validation batch", "end"]
 TIMES = 20.0  # a phase hangs after this multiple of its median duration
 FIRST = 6.0  # the first phase of a kind, which may compile, hangs after this multiple of the floor
 LATER = 1.25  # in a step, processes that wait for another allow this much more, so that it reports first
@@ -34,7 +34,7 @@ WAKE = signal.SIGURG  # not used by others, and ignored by default
 
 
 class Deadline(Callback):
-    """End a run whose step, validation batch or loader hangs; a thread checks.
+    """End a run whose step, validation batch, loader or end hangs; a thread checks.
 
     The limit of a phase is 20 times its median duration, at least ``floor``. The error names the phase and stopped
     workers of the loader; the stacks of all threads go to ``train.log``. If a single process hangs in its loader or in
@@ -102,6 +102,10 @@ class Deadline(Callback):
         """Enter the next phase: training waits for a batch."""
         self._enter("loader")
 
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Enter the last phase, which begins after the last epoch was saved."""
+        self._enter("end")
+
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Save the state if it is consistent, and kill workers that would block the exit."""
         phase = self.phase
@@ -109,7 +113,7 @@ class Deadline(Callback):
         if self.hung is None and not loader_timed_out(exception):  # or torch's own limit came first
             return
         self._kill_workers()
-        if self._alone and phase != "step" and self.checkpoint is not None and not trainer.sanity_checking:
+        if self._alone and phase not in ("step", "end") and self.checkpoint is not None and not trainer.sanity_checking:
             with suppress(Exception):
                 self.checkpoint.save_between(trainer, pl_module)
 

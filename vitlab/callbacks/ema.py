@@ -20,7 +20,8 @@ _OF_SHARDS = ("configure_model", "_device_mesh")  # set on a task by a strategy 
 class EMA(WeightAveraging):
     """Keep an exponential moving average of the weights, which is validated, tested, saved and exported.
 
-    Buffers, such as the statistics of a batch normalization, are those of the network in training.
+    Buffers, such as the statistics of a batch normalization, are those of the network in training. A checkpoint that is
+    written at any moment has the average as ``state_dict``, and the weights in training as ``current_model_state``.
 
     The decay warms up as (1 + t) / (10 + t) at step t, as in TensorFlow's ExponentialMovingAverage: without
     warm-up, a decay of .9999 gives chance accuracy for epochs. One kernel updates all weights.
@@ -41,11 +42,13 @@ class EMA(WeightAveraging):
             raise ValueError(f"`decay` of EMA must be at least 0 and below 1, got {decay}")
         super().__init__(use_buffers=False)
         self.decay = decay
+        self.is_swapped = False  # whether the network holds the average, and the copy the weights in training
+        self._is_new = False  # whether the training has no checkpoint to go on from
         self._lists: tuple[Matched, Matched] | None = None
 
     @property
     def average(self) -> Any:
-        """The copy of the task whose weights are the average; None outside of training."""
+        """The copy of the task whose weights are the average while it trains; None outside of a training."""
         return self._average_model and self._average_model.module
 
     def check_training(self, trainer: L.Trainer) -> None:
@@ -64,6 +67,7 @@ class EMA(WeightAveraging):
         take_sizes_early(pl_module, trainer)
         later = {name: pl_module.__dict__.pop(name) for name in _OF_SHARDS if name in pl_module.__dict__}
         super().setup(trainer, pl_module, stage)
+        self.is_swapped, self._is_new = False, True
         if stage == "fit":  # perhaps the second training of this object
             self._latest_update_step = 0
         else:  # the network of a training has its average since the end of it, and another one is to have its own
@@ -78,9 +82,28 @@ class EMA(WeightAveraging):
                 self._average_model.double()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Forget the cached lists of weights."""
+        """Begin the average with the weights that the training begins with: tasks may set them until now."""
         super().on_train_start(trainer, pl_module)
         self._lists = None
+        if self._is_new:
+            self._begin_with(pl_module)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Give the network the average, and keep its weights for a checkpoint that is written after this."""
+        self._swap_models(pl_module)
+
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Restore the average and the weights in training."""
+        super().on_load_checkpoint(trainer, pl_module, checkpoint)
+        self._is_new = False
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Put the average and the weights in training where they belong, also while the network holds the average."""
+        super().on_save_checkpoint(trainer, pl_module, checkpoint)
+        if self.is_swapped and self._average_model is not None:
+            average, current = checkpoint["state_dict"], checkpoint["current_model_state"]
+            for name in average.keys() & current.keys():
+                average[name], current[name] = current[name], average[name]
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -105,12 +128,13 @@ class EMA(WeightAveraging):
                 kept = average.data.clone()
                 average.data.copy_(current.data)
                 current.data.copy_(kept)
+        self.is_swapped = not self.is_swapped
 
-    def _copy_average_to_current(self, pl_module: L.LightningModule) -> None:
+    def _begin_with(self, pl_module: L.LightningModule) -> None:
         _reshard(pl_module)
         for matched in self._matched(pl_module):
             for average, current in zip(*matched, strict=True):
-                current.data.copy_(average.data)
+                average.data.copy_(current.data)
 
     def _matched(self, pl_module: L.LightningModule) -> tuple[Matched, Matched]:
         """Return the parameters of the average and of the task, and their buffers; a task gets some after the copy."""
@@ -147,10 +171,11 @@ def validated_weights(trainer: L.Trainer, pl_module: L.LightningModule) -> Itera
 
 
 def follow_swaps(trainer: L.Trainer) -> None:
-    """Let callbacks that average weights, Lightning's too, note whether the network holds the average."""
+    """Let Lightning's callbacks that average weights note whether the network holds the average, as EMA does itself."""
     for callback in _averaging(trainer):
-        callback.is_swapped = False
-        callback._swap_models = partial(_swap, callback)
+        if not isinstance(callback, EMA):
+            callback.is_swapped = False
+            callback._swap_models = partial(_swap, callback)
 
 
 def swap_back(trainer: L.Trainer, pl_module: L.LightningModule) -> None:
