@@ -395,3 +395,17 @@ def test_a_task_with_given_weights_goes_on_with_its_student():
     task.load_state_dict(given.state_dict())
     task.on_fit_start()
     assert torch.equal(task.student.blocks[0].mlp.fc1.weight, given.student.blocks[0].mlp.fc1.weight)
+
+
+def test_no_gradient_of_frozen_prototypes_is_measured():
+    seen = []
+
+    class Seen(L.Callback):
+        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+            head = pl_module.head
+            seen.append([p.grad is None for p in (head.prototypes, head.mlp[0].weight, pl_module.student.norm.weight)])
+
+    task = DINO(**{**TINY, "in_chans": 1}, **HEAD)
+    trainer = L.Trainer(max_epochs=2, limit_train_batches=1, limit_val_batches=0, callbacks=[Seen()], **QUIET)
+    trainer.fit(task, Digits(batch_size=8, augment=[{"class_path": "MultiCrop", "init_args": {"local_crops": 0}}]))
+    assert seen == [[True, False, False], [False, False, False]]

@@ -325,8 +325,8 @@ class DINO(Task):
             for old, new in zip(teacher.buffers(), student.buffers(), strict=True):
                 old.copy_(new)
 
-    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Freeze the prototypes in the first epochs."""
+    def on_after_backward(self) -> None:
+        """Freeze the prototypes in the first epochs, before anybody measures the gradient."""
         if self.current_epoch < self.hparams["freeze_last_layer"]:
             for p in (self.head.prototypes, self.head.length):
                 if p is not None:
