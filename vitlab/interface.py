@@ -181,6 +181,16 @@ def sums_over_processes(sums: Mapping[str, Any], task: Any) -> dict[str, float]:
 
 
 def of_first_process(sums: Mapping[str, float], task: Any) -> dict[str, Any]:
+def as_skipped(sums: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """Return sums over steps as they were ``before`` the last step, whose images count as skipped.
+
+    >>> as_skipped({"loss": 9.0, "n": 8, "skipped": 0}, {"loss": 2.0, "n": 4, "skipped": 0})
+    {'loss': 2.0, 'n': 4, 'skipped': 4}
+    """
+    images = sum(sums.get(name, 0) - before.get(name, 0) for name in ("n", "skipped"))
+    return {name: before.get(name, 0) for name in sums} | {"skipped": before.get("skipped", 0) + images}
+
+
     """Return what a process starts from after a resume: the first from the sums over all, others from nothing."""
     is_first = task._trainer is None or task.trainer.is_global_zero
     return {name: value if is_first else 0.0 for name, value in sums.items()}

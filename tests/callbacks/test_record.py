@@ -222,9 +222,17 @@ def test_a_loss_that_is_not_finite_names_step_batch_and_rate(record, tmp_path):
         fit(tmp_path, record, train=loader(images))
 
 
-def bad_in(batches, gradient=False):
+class OwnStep(Classifier):
+    """A task of vitlab with a training step of one's own."""
+
+    def training_step(self, batch, batch_idx):
+        return self.train_loss(self.net(batch[0]), batch[1])
+
+
+def bad_in(batches, gradient=False, kind=Classifier):
     """Return a task that skips steps, some of whose losses, or gradients alone, are not finite."""
-    model = task(nan_loss="skip")
+    torch.manual_seed(1)
+    model = kind(**NETWORK, nan_loss="skip")
     loss, bias = model.train_loss, model.net.head.bias
 
     def breaks(*given):
@@ -236,12 +244,21 @@ def bad_in(batches, gradient=False):
     return model
 
 
+@pytest.mark.parametrize("kind", [Classifier, OwnStep])
 @pytest.mark.parametrize("gradient", [False, True])
-def test_a_row_has_the_share_of_the_images_that_were_skipped(record, tmp_path, gradient):
-    fit(tmp_path, record, model=bad_in((1, 2), gradient), max_epochs=1)
+def test_a_row_has_the_share_of_the_images_that_were_skipped(record, tmp_path, gradient, kind):
+    fit(tmp_path, record, model=bad_in((1, 2), gradient, kind), max_epochs=1)
     rows = [row for row in record.run.rows() if "train/skipped" in row]
     assert [row["train/skipped"] for row in rows] == [0.5, 1.0]
     assert ["train/loss" in row for row in rows] == [True, False] and all(row["lr"] > 0 for row in rows)
+    assert record.epoch_sums["skipped"] == 8 and record.epoch_sums["n"] == 4
+
+
+@pytest.mark.parametrize("kind", [Classifier, OwnStep])
+def test_all_images_of_a_step_that_is_skipped_count_as_skipped(record, tmp_path, kind):
+    fit(tmp_path, record, model=bad_in((0,), kind=kind), max_epochs=1, accumulate_grad_batches=2, log_every_n_steps=1)
+    rows = [row for row in record.run.rows() if "train/skipped" in row]
+    assert [row["train/skipped"] for row in rows] == [1.0, 0.0] and math.isfinite(rows[1]["train/loss"])
     assert record.epoch_sums["skipped"] == 8 and record.epoch_sums["n"] == 4
 
 

@@ -215,7 +215,7 @@ class RunRecord(Callback):
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Restore the sums since the last row, if the module does not, and note how many images they are of."""
         own = checkpoint.get(_sums_key(pl_module), {})
-        self._steps.own_sums = of_first_process(own, pl_module)
+        self._steps.restore(of_first_process(own, pl_module))
         self._restored = images(own or checkpoint.get("train_sums", {}))
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -1,12 +1,13 @@
 """What training steps accumulate until they are logged: losses, gradient norms, metrics and speed."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitlab.interface import recipe, sums_its_steps, sums_over_processes
+from vitlab.interface import as_skipped, recipe, sums_its_steps, sums_over_processes
 
 # Dense 16-bit tensor-core rates in TFLOP/s with float32 accumulation, from NVIDIA's data sheets; the first name that
 # matches counts. Lightning's table mixes these with sparse and scalar rates.
@@ -31,7 +32,8 @@ class Steps:
     """Losses, gradient norms and sums of the steps since the last :meth:`read`; they stay on the device.
 
     Tasks of vitlab keep exact sums over samples themselves. For any other module, and a task whose subclass has a
-    ``training_step`` of its own, the returned loss is summed.
+    ``training_step`` of its own, the returned loss is summed. Of such a task ``nan_loss: skip`` skips steps, too, and
+    their images count as skipped.
     """
 
     def __init__(self) -> None:
@@ -39,6 +41,8 @@ class Steps:
         self.norms: list[Tensor | None] = [None]  # gradient norms before each of these losses, if known
         self.grad_norm: Tensor | None = None  # of the last step, if measured
         self.own_sums: dict[str, Any] = {}  # of a module that keeps none itself
+        self._before: dict[str, Any] = {}  # of the batches before those of the present step
+        self._has_stepped = False  # since the batch before
 
     def measure_gradient(self, task: Any) -> None:
         """Measure the norm of the gradient of all weights."""
@@ -48,8 +52,8 @@ class Steps:
             self.grad_norm = torch.nn.utils.get_total_norm([p.grad for p in task.parameters() if p.grad is not None])
 
     def forget_gradient(self, task: Any) -> None:
-        """Forget the norm of the step before, which is not that of the next."""
-        self.grad_norm = None
+        """Forget the norm of the step before, which is not that of the one that is made now."""
+        self.grad_norm, self._has_stepped = None, True
         if sums_its_steps(task):
             task.grad_norm = None
 
@@ -64,15 +68,24 @@ class Steps:
             if isinstance(loss, Tensor):  # Lightning has divided it by the accumulated batches
                 undivided = loss.detach() * trainer.accumulate_grad_batches
                 self.own_sums["loss"] = self.own_sums.get("loss", 0) + undivided * n
+            if recipe(task).get("nan_loss") == "skip" and self._has_stepped:
+                was_skipped = self.grad_norm is not None and not self.grad_norm.isfinite()  # over all processes
+                self.own_sums = as_skipped(self.own_sums, self._before if was_skipped else self.own_sums)
+                self._before = dict(self.own_sums)
+        self._has_stepped = False
         if isinstance(loss, Tensor):
             self.losses.append(loss.detach())
         self.norms.append(self.grad_norm)
+
+    def restore(self, sums: dict[str, Any]) -> None:
+        """Go on from sums that a checkpoint holds."""
+        self.own_sums, self._before = sums, dict(sums)
 
     def read(self, task: Any) -> dict[str, float]:
         """Return sums over all processes, with ``n`` samples, and reset them; every process must call it."""
         self.norms = self.norms[-1:]
         self.losses = []
-        own, self.own_sums = sums_over_processes(self.own_sums, task), {}
+        own, self.own_sums, self._before = sums_over_processes(self.own_sums, task), {}, {}
         return task.read_train_sums() | own if sums_its_steps(task) else own
 
 
@@ -111,6 +124,20 @@ def samples(batch: Any) -> int:
 def ends_with_epoch(trainer: Any) -> bool:
     """Return whether the present epoch is the last that `max_epochs` or `max_steps` allow."""
     return trainer.current_epoch + 1 == trainer.max_epochs or 0 < trainer.max_steps <= trainer.global_step
+
+
+def is_due(trainer: Any, every: int) -> bool:
+    """Return whether a validation is in the first validated epoch at or after a multiple of ``every`` epochs.
+
+    Not every epoch is validated where ``trainer.check_val_every_n_epoch`` is above 1, or null, which counts batches
+    across epochs. The answer depends on the place in the training alone, so a resumed one gets the same.
+    """
+    done, batches = trainer.current_epoch + 1, trainer.num_training_batches
+    before = done - (trainer.check_val_every_n_epoch or 1)  # the epoch that was validated last, from 1
+    between = trainer.val_check_batch if trainer.check_val_every_n_epoch is None else None  # none where a clock decides
+    if between is not None and math.isfinite(between + batches):
+        before = min(before, (trainer.fit_loop.epoch_loop.total_batch_idx - between) // batches + 1)
+    return bool(done // every > before // every)
 
 
 def logged(trainer: Any, on_step: bool = False) -> dict[str, float]:

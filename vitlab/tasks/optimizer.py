@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import CyclicLR, LambdaLR, ReduceLROnPlateau
 
 from vitlab.class_paths import ClassSpec, build, find_class, name_and_args
 from vitlab.errors import UsageError, did_you_mean
-from vitlab.interface import is_loadable, mode_of
+from vitlab.interface import as_skipped, is_loadable, mode_of
 from vitlab.layers.precision import unscale
 from vitlab.optim import ScheduleName, warmed_up
 from vitlab.ranges import check_ranges
@@ -366,16 +366,6 @@ def clip_or_skip(
 def norm_of_gradients(task: nn.Module) -> Tensor:
     """Return the norm of all gradients together; of shards, a sharded tensor."""
     return torch.nn.utils.get_total_norm([p.grad for p in task.parameters() if p.grad is not None])
-
-
-def as_skipped(sums: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """Return sums over steps as they were ``before`` the last step, whose images count as skipped.
-
-    >>> as_skipped({"loss": 9.0, "n": 8, "skipped": 0}, {"loss": 2.0, "n": 4, "skipped": 0})
-    {'loss': 2.0, 'n': 4, 'skipped': 4}
-    """
-    images = sum(sums.get(name, 0) - before.get(name, 0) for name in ("n", "skipped"))
-    return {name: before.get(name, 0) for name in sums} | {"skipped": before.get("skipped", 0) + images}
 
 
 def full_tensor(value: Tensor) -> Tensor:
