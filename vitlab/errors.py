@@ -27,6 +27,7 @@ class Stopped(BaseException):
     """A signal ended the run; ``args`` holds its number."""
 
     said = False  # whether the message was printed
+    when = "before training"  # which part of `vitlab fit` it ended
 
 
 class RunFailed(RuntimeError):

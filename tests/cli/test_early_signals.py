@@ -3,6 +3,7 @@
 import json
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from lightning.pytorch.plugins.environments import SLURMEnvironment
@@ -11,6 +12,7 @@ import vitlab.jobs.train.build
 import vitlab.jobs.train.close
 import vitlab.jobs.train.fit
 import vitlab.jobs.train.start
+from vitlab.cli import fit as cli_fit
 from vitlab.cli.main import main
 from vitlab.config.options import FitOptions
 from vitlab.data import Digits
@@ -77,10 +79,26 @@ def test_a_signal_before_the_first_step_leaves_what_can_be_continued(place, numb
 def test_a_signal_after_the_training_is_said_to_leave_its_results(status, tmp_path, caplog):
     run = RunDir(tmp_path / "a")
     run.write("run.json", {"status": status})
-    with pytest.raises(Stopped) as stopped, telling_of_rest(run):
+    job = SimpleNamespace(run=run, record=SimpleNamespace(started=True))
+    with pytest.raises(Stopped) as stopped, telling_of_rest(job):
         raise Stopped(signal.SIGINT)
     assert stopped.value.said == (status == "done") == ("SIGINT: the training is done" in caplog.text)
     assert (f"`vitlab fit --resume {run.typed}` writes its weights and results" in caplog.text) == (status == "done")
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_another_process_says_whether_a_signal_came_before_or_after_the_training(
+    started, tmp_path, monkeypatch, capsys
+):
+    job = SimpleNamespace(run=RunDir(tmp_path), record=SimpleNamespace(started=started))
+
+    def ends(options, rest):
+        with telling_of_rest(job):
+            raise Stopped(signal.SIGTERM)
+
+    monkeypatch.setattr(cli_fit, "_fit", ends)
+    assert cli_fit._train(None, []) == 75
+    assert capsys.readouterr().err == f"vitlab: stopped by SIGTERM {'after' if started else 'before'} training\n"
 
 
 @pytest.mark.rare
@@ -94,7 +112,7 @@ def test_a_run_that_a_signal_ended_after_its_training_gets_its_results_when_it_i
         patch.setattr(owner, name, lambda *arguments: signal.raise_signal(signal.SIGINT))
         assert main(["fit", *SETTINGS, "--name", "a"]) == 130
     said = "".join(capsys.readouterr())
-    assert "done, and `vitlab fit --resume runs/a` writes its weights" in said and "before or after" not in said
+    assert "done, and `vitlab fit --resume runs/a` writes its weights" in said and "after training" not in said
     assert not Path("runs/a/results.json").exists()
     assert main(["fit", "--resume", "a"]) == 0
     assert (

@@ -38,7 +38,7 @@ def _train(options: FitOptions, rest: list[str]) -> int:
     except RunFailed:
         return 1
     except Stopped as stopped:
-        say_stopped(stopped, "before or after training")
+        say_stopped(stopped, stopped.when)
         return exit_code(stopped)
 
 

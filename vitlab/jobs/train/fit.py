@@ -41,7 +41,7 @@ def fit(arguments: list[str], options: FitOptions) -> RunDir:
         if options.dry_run:
             rehearse(job)
             return job.run
-        with locked(job.run), telling_of_rest(job.run):
+        with locked(job.run), telling_of_rest(job):
             with as_before_if_refused(job):
                 begin(job)
                 watch_over(guard, job)

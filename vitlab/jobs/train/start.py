@@ -129,11 +129,13 @@ def _put_back_logs(folder: Path, logs: dict[Path, str | None]) -> None:
 
 
 @contextmanager
-def telling_of_rest(run: RunDir) -> Iterator[None]:
+def telling_of_rest(job: Job) -> Iterator[None]:
     """Say that the training itself is done if a signal ends the command before weights and results are written."""
+    run = job.run
     try:
         yield
     except Stopped as stopped:
+        stopped.when = "after training" if job.record.started else stopped.when  # in it, `explained` has told
         if not stopped.said and is_leader() and run.record.get("status") == "done":
             why = f"stopped by {signal.Signals(stopped.args[0]).name}: the training is done"
             print_error(f"\n{why}, and `{resuming(run)}` writes its weights and results")
