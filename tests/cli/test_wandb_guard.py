@@ -1,13 +1,17 @@
 """Weights & Biases in trouble never troubles a training."""
 
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import wandb
 from jsonargparse import Namespace
 
+from vitlab.errors import UsageError
+from vitlab.jobs.train.start import as_before_if_refused
 from vitlab.jobs.train.wandb import LOG, SafeWandbLogger, place_loggers
 from vitlab.runs.directory import RunDir
+from vitlab.runs.lock import locked
 
 
 @pytest.fixture
@@ -73,3 +77,31 @@ def test_the_header_says_what_becomes_of_the_metrics(tmp_path, monkeypatch, mode
     logger = Namespace(class_path="lightning.pytorch.loggers.WandbLogger", init_args=args)
     line = place_loggers(Namespace(trainer=Namespace(logger=logger)), RunDir(tmp_path / "a"), "1")
     assert line is not None and line.startswith(told)
+
+
+def test_a_new_run_that_is_refused_after_wandb_has_begun_leaves_nothing(tmp_path):
+    run = RunDir(tmp_path / "runs" / "new")
+    job = SimpleNamespace(
+        run=run, resumed=False, trainer=None, record=SimpleNamespace(has_stepped=lambda trainer: False)
+    )
+    with pytest.raises(UsageError), locked(run), as_before_if_refused(job):
+        run.take_over()
+        run.write("model.json", {})
+        fence = run.fence
+        try:
+            raise UsageError("`checkpoint.monitor` must be one of val/loss")
+        finally:
+            (run.path / "wandb").mkdir()  # as W&B does, which is told the end
+            (run.path / "wandb" / "debug.log").touch()
+    assert not run.path.exists() and not fence._kept
+
+
+def test_a_run_that_another_process_has_just_started_is_not_removed(tmp_path):
+    run = RunDir(tmp_path)
+    job = SimpleNamespace(
+        run=run, resumed=False, trainer=None, record=SimpleNamespace(has_stepped=lambda trainer: False)
+    )
+    run.write("run.json", {})
+    with pytest.raises(UsageError), as_before_if_refused(job):
+        raise UsageError("another process has just started a run")  # before this one has taken the directory over
+    assert (run.path / "run.json").is_file()

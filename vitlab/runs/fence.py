@@ -199,11 +199,12 @@ class Fence:
             self._kept.clear()  # nothing of this attempt is to be written again
 
     def close(self) -> None:
-        """Close ``metrics.jsonl``."""
+        """Close ``metrics.jsonl``; what is removed from now on is not written again."""
         with self._mutex:
             if self._rows is not None:
                 os.close(self._rows)
             self._rows = None
+            self._kept.clear()
 
     def _check_token(self) -> object:
         record = self._read()

@@ -474,12 +474,12 @@ def _set_aside(run: RunDir) -> None:
 def discard(run: RunDir) -> None:
     """Delete a run that has made no step; what it was to overwrite is there again."""
     kept = run.path / OVERWRITTEN
+    if run.fence:
+        run.fence.close()  # or the look at the lock, once a second, would write the files again
+    run.fence = None  # the record is another's
     if not kept.is_dir():
         shutil.rmtree(run.path, ignore_errors=True)
         return
-    if run.fence:
-        run.fence.close()
-    run.fence = None  # the record is another's
     _remove(_content(run))
     for path in kept.iterdir():
         path.rename(run.path / path.name)

@@ -42,7 +42,6 @@ from vitlab.runs.directory import RunDir
 from vitlab.runs.fence import Fenced, RunGone
 from vitlab.runs.generations import NotSaved
 from vitlab.runs.launch import first_to_say
-from vitlab.runs.lock import discard
 from vitlab.runs.manifest import last_saved
 from vitlab.runs.records import now_utc
 from vitlab.tasks.base import Task
@@ -72,7 +71,7 @@ def explained(job: Job) -> Iterator[None]:
     Raises:
         Stopped: A signal ended it, or a loader that hangs, after which it can be tried again.
         RunFailed: The cause lies outside, such as a full disk.
-        UsageError: The user's mistake, before the first step; a new run's directory is removed.
+        UsageError: The user's mistake, before the first step.
     """
     try:
         yield
@@ -155,8 +154,6 @@ def _refuse(job: Job, error: Exception) -> None:
         sentence = f"the checkpoints in {job.run.checkpoints} belong to another network: use its configuration"
     if not sentence and (job.record.started or not isinstance(error, ValueError | MisconfigurationException)):
         return
-    if not job.resumed and job.trainer.is_global_zero:
-        discard(job.run)
     if "parameter group" in str(error):  # an older version grouped them differently, as with `layer_decay`
         way_on = f"resume with the vitlab of its commit (run.json), or start a new run --init_from {job.run.typed}"
         sentence = f"{job.run.path} has other parameter groups than this vitlab: {way_on}"

@@ -82,8 +82,9 @@ def begin(job: Job) -> None:
 def as_before_if_refused(job: Job) -> Iterator[None]:
     """Train inside a ``with`` block; an error before the first step leaves the directory as it was before.
 
-    So the run that was to be resumed is there again, byte for byte, or the one that was to be overwritten. A signal, or
-    an outside cause such as a full disk, refuses nothing: the new configuration stays, for a later attempt.
+    So the run that was to be resumed is there again, byte for byte, or the one that was to be overwritten. A new one
+    that is refused leaves nothing, also of loggers, which Lightning opens before data and callbacks are asked. A
+    signal, or an outside cause such as a full disk, refuses nothing: the new configuration stays, for a later attempt.
     """
     if not is_leader():
         yield
@@ -97,10 +98,11 @@ def as_before_if_refused(job: Job) -> Iterator[None]:
         with suppress(OSError):  # such as a full disk, which is the cause
             job.record.settle()
         raise
-    except Exception:
+    except Exception as error:
         if job.record.has_stepped(job.trainer):
             raise
-        if not job.resumed and (folder / OVERWRITTEN).is_dir():
+        is_refused = isinstance(error, UsageError) and job.run.fence is not None  # else it may be the run of another
+        if not job.resumed and (is_refused or (folder / OVERWRITTEN).is_dir()):
             discard(job.run)
         elif job.resumed and job.run.fence:
             job.run.fence.put_back(files)
