@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -17,6 +18,7 @@ from vitlab.jobs import listing
 from vitlab.jobs.clean import remove, to_clean
 from vitlab.jobs.export import _measured
 from vitlab.jobs.listing import about, list_runs, run_facts
+from vitlab.jobs.train.start import _first_record
 from vitlab.look.facts import numbers_of
 from vitlab.run import Run
 from vitlab.runs import lock
@@ -198,6 +200,20 @@ def test_clean_leaves_a_run_that_trains_alone(place, capsys):
     assert len(list(Path("runs/a/checkpoints").glob("*.ckpt"))) == 3
     assert main(["runs", "list", "a"]) == 0
     assert "killed" in capsys.readouterr().out
+
+
+def test_a_run_that_was_killed_has_no_end_of_an_earlier_attempt_and_says_how_to_go_on(place, capsys):
+    run = RunDir("runs/a")
+    run.update("run.json", status="failed", ended="2026-01-02T03:04:05+00:00", peak_memory={"host": 1}, steps=9)
+    options = SimpleNamespace(init_from=None, start=None, resize=None, init_grid=None)
+    job = SimpleNamespace(run=run, resumed=True, arguments=[], recipe="r", options=options, wandb_line=None)
+    run.write("run.json", _first_record(job))
+    assert not {"ended", "peak_memory"} & run.record.keys() and run.record["steps"] == 9
+    assert main(["runs", "show", "a"]) == 0
+    shown = capsys.readouterr().out
+    assert "killed" in shown and "continue with `vitlab fit --resume runs/a`" in shown
+    run.update("run.json", ended="2026-01-02T03:04:05+00:00", peak_memory={"host": 1})  # as an older vitlab left it
+    assert not {"ended", "peak_memory"} & {*run_facts(run), *about(run)["run"], *about(run)["machine"]}
 
 
 def test_clean_finds_what_a_killed_training_left_under_the_names_of_its_attempt(place, capsys):

@@ -14,11 +14,11 @@ import yaml
 
 from vitlab.config.explain import parse_yaml
 from vitlab.config.keys import differing_keys, dotted, flatten, flatten_with_classes, key_as_typed, key_of
-from vitlab.errors import UsageError, did_you_mean, megabytes, one_line
+from vitlab.errors import UsageError, did_you_mean, megabytes, one_line, trusting
 from vitlab.jobs.results import command_of
 from vitlab.runs.directory import RunDir, find_directory, some_runs
 from vitlab.runs.lock import run_status
-from vitlab.runs.manifest import read_manifest
+from vitlab.runs.manifest import last_saved, read_manifest
 from vitlab.runs.records import MEASURED_BY, metrics_and_n, split_metrics
 from vitlab.shipped import as_typed
 
@@ -209,10 +209,18 @@ def _order(value: Any) -> tuple[int, float, str]:
     return (2, 0.0, "") if value is None or isinstance(value, float) else (1, 0.0, str(value))
 
 
+def record_of(run: RunDir) -> Row:
+    """Return ``run.json`` with the status that is so; what runs or was killed has no end and no peak of memory yet."""
+    record: Row = dict(run.record)
+    record["status"] = run_status(run, record)
+    of_earlier = ("ended", "peak_memory") if record["status"] in ("running", "killed") else ()  # of an older vitlab
+    return {name: value for name, value in record.items() if name not in of_earlier}
+
+
 def run_facts(run: RunDir, asked: Sequence[str] = ()) -> Row:
     """Return the facts of a run by name; those of network and configuration only where they are ``asked`` for."""
-    record: dict[str, Any] = dict(run.record)
-    row: Row = {"run": run.name, "path": str(run.path), "status": run_status(run, record)}
+    record = record_of(run)
+    row: Row = {"run": run.name, "path": str(run.path), "status": record["status"]}
     row |= {name: record[name] for name in RECORD if name in record} | _steps(run, record)
     row["config"] = "+".join(Path(as_typed(name)).stem for name in record.get("configs") or [])
     overrides = run.path / "overrides.yaml"
@@ -313,14 +321,16 @@ def about(run: RunDir) -> dict[str, Row]:
         >>> found["run"]["status"], found["config"]["model.pos_embed"], found["data"]["splits.val.n"]
         ('done', 'sincos2d', 288)
     """
-    record: dict[str, Any] = dict(run.record)
+    record = record_of(run)
     changes = run.path / "overrides.yaml"
     command = (
         command_of(run.record, parsed_yaml(changes) if changes.is_file() else None) if record.get("argv") else None
     )
-    ending = record.get("ending") or {}
+    ending = (record.get("ending") or {}).get("text")
+    if record["status"] == "killed":  # which wrote no ending
+        ending = f"{last_saved(run.checkpoints)} `{trusting(f'vitlab fit --resume {run.typed}')}`"
     found: dict[str, Row] = {
-        "run": {"status": run_status(run, record), "ending": ending.get("text"), "command": command},
+        "run": {"status": record["status"], "ending": ending, "command": command},
         "code": {name: record.get(name) for name in _CODE},
         "machine": {name: record.get(name) for name in _MACHINE},
         "data": flatten(run.read("data.json")),

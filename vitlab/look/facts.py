@@ -15,6 +15,7 @@ from vitlab.class_metrics import confusion
 from vitlab.class_paths import choice_text
 from vitlab.config.keys import class_and_arguments, dotted
 from vitlab.data.files.splits import SplitName
+from vitlab.jobs.listing import record_of
 from vitlab.look.analysis_page import as_html
 from vitlab.look.charts import confusions_table, line_chart, matrix_chart
 from vitlab.runs.directory import RunDir
@@ -78,10 +79,8 @@ def curves_of(runs: dict[str, RunDir]) -> list[str]:
 
 def environment(run: RunDir) -> list[tuple[str, str]]:
     """Return when, where and with which versions a run was trained."""
-    record: dict[str, Any] = dict(run.record)
+    record = record_of(run) if run.record else {}
     names = ("status", "ending", "started", "ended", "host", "devices", "python", "commit", "dirty", "seed")
-    if "status" in record:
-        record["status"] = run_status(run, record)
     rows = [(name, record[name]) for name in names if record.get(name) not in (None, "")]
     rows += [(f"version of {name}", version) for name, version in (record.get("versions") or {}).items()]
     return [(name, value["text"] if name == "ending" else str(value)) for name, value in rows]

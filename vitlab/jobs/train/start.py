@@ -53,6 +53,7 @@ WRITTEN = (  # in a run's directory before the first step
 )
 LOGS = ("wandb", "lightning_logs")
 SUMS = ("sum_of_learning_rates", "sum_of_learning_rates_pos_embed")
+OF_ATTEMPT = (*SUMS, "ended", "peak_memory")  # what an attempt states anew, or not at all if it is killed
 RESUMED = "not those of this configuration from its first step: the run was resumed with changes, or on other processes"
 
 
@@ -235,7 +236,7 @@ def _first_record(job: Job) -> dict[str, Any]:
         "argv": ["vitlab", "fit", *map(redact, job.arguments)],
     }
     now |= {"ending": None, "error": None, "wandb_id": job.wandb_id if job.wandb_line else None}
-    kept = {name: value for name, value in record.items() if name not in SUMS}  # which are those of this attempt
+    kept = {name: value for name, value in record.items() if name not in OF_ATTEMPT}
     return {**first, **kept, **now, **_changes(job)}
 
 
