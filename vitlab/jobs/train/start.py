@@ -279,7 +279,7 @@ def write_facts(job: Job) -> None:
         groups = describe_groups(trained(task), planned, lr, layer_decay, task)
     run.write("model.json", {**job.facts, "float32": float32_precision(job.trainer.strategy.root_device.type)})
     if job.record.at_first_step and is_there(run.path / "data.json"):
-        job.record.at_first_step = partial(_describe_weights, job, groups, data)
+        job.record.at_first_step = partial(_write_config_groups_and_data, job, groups, data)
     else:
         _write_groups_and_data(job, groups, data)
     run.update("run.json", **_facts(job, groups))
@@ -290,7 +290,7 @@ def write_facts(job: Job) -> None:
                 logger.experiment.config.update(known, allow_val_change=True)
 
 
-def _describe_weights(job: Job, groups: list[dict[str, Any]], data: dict[str, Any]) -> None:
+def _write_config_groups_and_data(job: Job, groups: list[dict[str, Any]], data: dict[str, Any]) -> None:
     _write_config(job)
     _write_groups_and_data(job, groups, data)
 
