@@ -37,6 +37,10 @@ REFUSED = [
     (["--trainer.callbacks+=LearningRateFinder"], "set `model.lr`"),
     (["--trainer.callbacks+=BatchSizeFinder"], "set `data.batch_size`"),
     (["--trainer.callbacks+=StochasticWeightAveraging", "--trainer.callbacks.swa_lrs=0.1"], "callbacks+=EMA"),
+    (
+        ["--trainer.callbacks+=EMA", "--trainer.callbacks+=EMAWeightAveraging"],
+        "two averages of the weights, EMA and EMAW",
+    ),
     (["--trainer.callbacks+=LearningRateMonitor"], "add --trainer.logger=CSVLogger"),
     (["--trainer.callbacks+=DeviceStatsMonitor"], "add --trainer.logger=CSVLogger"),
     (

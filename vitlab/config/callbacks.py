@@ -66,6 +66,7 @@ def check_callbacks(trainer: Namespace, task: type) -> None:
     """
     if trainer.get("barebones"):
         raise UsageError("`trainer.barebones` keeps no record and no checkpoint; `vitlab bench model` measures speed")
+    averages: list[str] = []
     for given in (trainer.get("callbacks"), trainer.get("plugins")):
         for part in given if isinstance(given, list) else [given]:
             if not isinstance(part, Namespace):
@@ -78,6 +79,12 @@ def check_callbacks(trainer: Namespace, task: type) -> None:
                 raise UsageError(
                     f"`{cls.__name__}` needs a logger: add --trainer.logger=CSVLogger "
                     "(metrics.jsonl has the learning rate in any case)"
+                )
+            averages += [cls.__name__] if issubclass(cls, callbacks.WeightAveraging) else []
+            if len(averages) > 1:
+                raise UsageError(
+                    f"`trainer.callbacks` has two averages of the weights, {' and '.join(averages)}, and each would "
+                    "put its own into the network of the other: keep one"
                 )
             if issubclass(cls, callbacks.BackboneFinetuning) and issubclass(task, Task):
                 raise UsageError(
