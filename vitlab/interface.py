@@ -132,7 +132,8 @@ def mode_of(task: Any, metric: str | None) -> Literal["min", "max"] | None:
     mode, own = monitor(task) or (None, None)
     if metric is not None and metric == own:
         return mode
-    if str(metric).endswith("loss"):
+    loss = getattr(getattr(task, "val_meter", None), "loss_name", "loss")  # another where it is no criterion
+    if str(metric).endswith("loss") or metric == f"val/{loss}":
         return "min"
     known = getattr(getattr(task, "val_meter", None), "metrics", {})
     higher = known[name].higher_is_better if (name := str(metric).removeprefix("val/")) in known else None
@@ -180,7 +181,6 @@ def sums_over_processes(sums: Mapping[str, Any], task: Any) -> dict[str, float]:
     return dict(zip(sums, total.tolist(), strict=True))
 
 
-def of_first_process(sums: Mapping[str, float], task: Any) -> dict[str, Any]:
 def as_skipped(sums: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
     """Return sums over steps as they were ``before`` the last step, whose images count as skipped.
 
@@ -191,6 +191,7 @@ def as_skipped(sums: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, 
     return {name: before.get(name, 0) for name in sums} | {"skipped": before.get("skipped", 0) + images}
 
 
+def of_first_process(sums: Mapping[str, float], task: Any) -> dict[str, Any]:
     """Return what a process starts from after a resume: the first from the sums over all, others from nothing."""
     is_first = task._trainer is None or task.trainer.is_global_zero
     return {name: value if is_first else 0.0 for name, value in sums.items()}

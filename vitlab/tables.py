@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vitlab.errors import UsageError, printable
 from vitlab.runs.atomic import atomic_write, write_text
+from vitlab.runs.records import without_counts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -85,14 +86,20 @@ def table(rows: Sequence[dict[str, Any]], columns: dict[str, str]) -> str:
 
 
 def metrics_text(values: Mapping[str, float], images: str = "images", split: str = "") -> str:
-    """Return metrics as one line of text, each named with its split if one is given.
+    """Return metrics as one line of text, each named with its split if one is given, and of how many images they are.
 
     Example:
         >>> metrics_text({"acc1": 0.5, "loss": 1.25, "n": 288.0}, split="val")
         'val/acc1 0.5000, val/loss 1.2500 on 288 images'
+        >>> metrics_text({"knn": 0.75, "knn_images": 50.0, "acc1": 0.5, "n": 288.0})
+        'acc1 0.5000 on 288 images; knn 0.7500 on 50 images'
     """
-    shown = ", ".join(f"{split}{'/' if split else ''}{k} {v:.4f}" for k, v in values.items() if k != "n")
-    return f"{shown} on {values['n']:.0f} {images}" if "n" in values else shown
+    by_count: dict[float | None, list[str]] = {values.get("n"): []}
+    for name in without_counts(values):
+        text = f"{split}{'/' if split else ''}{name} {values[name]:.4f}"
+        by_count.setdefault(values.get(f"{name}_images", values.get("n")), []).append(text)
+    parts = [(", ".join(texts), n) for n, texts in by_count.items() if texts]
+    return "; ".join(text if n is None else f"{text} on {n:.0f} {images}" for text, n in parts)
 
 
 def formatted(rows: Sequence[Mapping[str, Any]], form: Literal["json", "csv"]) -> str:

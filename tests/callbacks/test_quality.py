@@ -1,13 +1,21 @@
 """Features that are measured in training: FeatureQuality without a command."""
 
 import contextlib
+import re
+from types import SimpleNamespace
 
 import lightning as L
 import pytest
 from lightning.pytorch.callbacks import EarlyStopping
 
+from vitlab.callbacks.checkpoint import Checkpoint
+from vitlab.callbacks.deadline import Deadline
 from vitlab.callbacks.quality import FeatureQuality
+from vitlab.callbacks.steps import is_due
 from vitlab.data import Digits
+from vitlab.interface import mode_of
+from vitlab.runs.records import metrics_and_n, split_metrics
+from vitlab.tables import metrics_text
 from vitlab.tasks import Classifier
 
 NETWORK = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 2}
@@ -24,6 +32,70 @@ def test_features_are_measured_in_the_precision_of_the_weights(precision):
     assert 0 <= found["val/knn"] <= 1 and 0 <= found["val/probe"] <= 1 and 1 <= found["val/rankme"] <= 8
 
 
+@pytest.mark.filterwarnings("ignore:the features have collapsed")
+def test_the_line_of_the_best_epoch_counts_the_images_that_each_metric_was_measured_on():
+    trainer = L.Trainer(max_epochs=1, limit_train_batches=1, callbacks=[FeatureQuality(images=50)], **QUIET)
+    trainer.fit(Classifier(num_classes=10, **NETWORK), Digits(batch_size=8))
+    found = {name.removeprefix("val/"): float(value) for name, value in trainer.callback_metrics.items()}
+    shown = {name: value for name, value in found.items() if "train" not in name}
+    names = re.sub(r" \d+\.\d{4}", "", metrics_text(shown))
+    assert names == "loss, acc1, acc5 on 288 images; knn, probe, rankme on 50 images"
+    assert "knn_images" not in split_metrics(shown) and metrics_and_n(shown)["knn_images"] == 50
+
+
+@pytest.mark.parametrize(
+    ("every", "between", "due"),
+    [(5, 1, [5, 10]), (5, 2, [6, 10]), (3, 2, [4, 6, 10]), (1, 3, [3, 6, 9]), (4, 10, [10]), (12, 1, [])],
+)
+def test_the_first_validation_at_or_after_each_multiple_of_a_period_measures(every, between, due):
+    trainer = SimpleNamespace(check_val_every_n_epoch=between, num_training_batches=3)
+    validated = range(between, 11, between)
+    assert [done for done in validated if is_due(epoch_of(trainer, done), every)] == due
+
+
+def epoch_of(trainer, done):
+    trainer.current_epoch = done - 1
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("every", "interval", "due"),
+    [(2, 5, [5, 10, 20, 25, 30]), (2, 3, [6, 12, 18, 24, 30]), (1, 7, [7, 14, 21, 28]), (2, 2, [4, 6, 10, 12, 16, 18])],
+)
+def test_validations_that_count_batches_across_epochs_measure_after_each_multiple_of_a_period(every, interval, due):
+    trainer = SimpleNamespace(check_val_every_n_epoch=None, num_training_batches=3, val_check_batch=interval)
+    trainer.fit_loop, found = SimpleNamespace(epoch_loop=SimpleNamespace()), []
+    for batches in range(interval, 31 if interval > 2 else 19, interval):
+        trainer.fit_loop.epoch_loop.total_batch_idx = batches - 1
+        found += [batches] if is_due(epoch_of(trainer, (batches - 1) // 3 + 1), every) else []
+    assert found == due
+
+
+def test_it_is_known_that_larger_values_of_features_and_smaller_losses_are_better():
+    task, quiet = Classifier(num_classes=10, **NETWORK), {**QUIET, "enable_checkpointing": True}
+    cases = [("val/knn", "knn", "max"), ("val/rankme", "rankme", "max"), ("val/knn", "rankme", None)]
+    for monitor, measure, mode in cases:
+        keeper = Checkpoint(monitor=monitor)
+        trainer = L.Trainer(callbacks=[keeper, FeatureQuality(measures=[measure])], **quiet)
+        keeper.setup(trainer, task, "fit")
+        assert keeper.mode == mode
+    task.val_meter.loss_name = "cross_entropy"  # as of DINO
+    assert mode_of(task, "val/cross_entropy") == "min" and mode_of(task, "val/entropy") is None
+
+
+def test_measuring_many_images_is_not_taken_for_a_loader_that_hangs(tmp_path):
+    quality, deadline, told = FeatureQuality(images=40), Deadline(tmp_path / "log", 1.0, None), []
+    task, data = Classifier(num_classes=10, **NETWORK), Digits(batch_size=8)
+    trainer = L.Trainer(callbacks=[quality, deadline], **QUIET)
+    trainer._data_connector.attach_datamodule(task, data)
+    data.setup("fit")
+    deadline.on_validation_start()
+    deadline.goes_on = lambda goes_on=deadline.goes_on: told.append(goes_on())
+    begun = deadline._since
+    quality.features(trainer, task.eval(), "val", 40)
+    assert len(told) == 5 and deadline._since > begun and deadline.phase == "validation loader"
+
+
 def test_two_callbacks_do_not_measure_the_same():
     both = [FeatureQuality(measures=["knn"], k=1), FeatureQuality(measures=["knn", "rankme"])]
     trainer = L.Trainer(max_epochs=1, callbacks=both, **QUIET)
@@ -38,6 +110,7 @@ def test_two_callbacks_do_not_measure_the_same():
         (5, 2, "val/rankme", True),
         (5, None, "val/knn", True),
         (5, 10, "val/knn", False),
+        (5, 7, "val/knn", False),
         (1, 1, "val/knn", False),
         (5, 1, "val/loss", False),
     ],

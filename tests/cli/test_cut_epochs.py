@@ -161,7 +161,7 @@ def test_the_last_epoch_is_measured_where_steps_are_limited_and_a_best_that_neve
         quality = {"class_path": "FeatureQuality", "init_args": {"measures": ["knn"]}}
         stop = {"class_path": "EarlyStopping", "init_args": {"monitor": "val/loss", "patience": 1, "min_delta": 9.0}}
         callbacks = {"trainer.callbacks": [quality] + ([stop] if name == "stopped" else [])}
-        wanted = {"checkpoint.monitor": "val/knn", "checkpoint.mode": "max"}
+        wanted = {"checkpoint.monitor": "val/knn"}
         return fit(name, {**CONSTANT, **callbacks, **wanted, "trainer.limit_train_batches": 2, **changes})
 
     assert measured("limited", **{"trainer.max_steps": 4, "trainer.max_epochs": -1}).results["val"]["knn"] > 0

@@ -156,7 +156,6 @@ def test_a_run_stopped_in_mid_epoch_goes_on_to_the_same_numbers_and_starts_a_cla
         "--trainer.callbacks+=FeatureQuality",
         "--trainer.callbacks.images=100",
         "--checkpoint.monitor=val/knn",
-        "--checkpoint.mode=max",
     ]
     with contextlib.chdir(tmp_path):
         assert main([*fit, "--name", "whole"]) == 0

@@ -12,6 +12,7 @@ from lightning.pytorch.loggers import WandbLogger
 from torch import Tensor
 from torchvision.utils import make_grid
 
+from vitlab.callbacks.steps import is_due
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import attention_maps
 
@@ -32,7 +33,7 @@ class AttentionMaps(Callback):
             - {class_path: AttentionMaps, init_args: {every_n_epochs: 5}}
 
     Args:
-        every_n_epochs: Epochs between two pictures.
+        every_n_epochs: Epochs between two pictures; the first validation at or after each multiple draws one.
         num_images: Number of images to show, at most a validation batch.
         layer: Index of the block, from 0; -1 is the last.
 
@@ -71,11 +72,10 @@ class AttentionMaps(Callback):
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Log the picture with the first validation batch, every ``every_n_epochs``."""
-        due = (trainer.current_epoch + 1) % self.every_n_epochs == 0
-        if batch_idx or dataloader_idx or not due or trainer.sanity_checking or not trainer.is_global_zero:
+        if batch_idx or dataloader_idx or trainer.sanity_checking or not trainer.is_global_zero:
             return
         loggers = _wandb(trainer)
-        if trainer.state.fn != "fit" or not loggers:
+        if trainer.state.fn != "fit" or not loggers or not is_due(trainer, self.every_n_epochs):
             return
         images = batch[0][: self.num_images]
         net, layer = pl_module.net, self.layer % len(pl_module.net.blocks)

@@ -92,7 +92,7 @@ class Checkpoint(callbacks.Checkpoint):
             follow_swaps(trainer)
         interface.take_sizes_early(pl_module, trainer)  # what a task watches may depend on the targets
         self.monitor = self.monitor or (interface.monitor(pl_module) or (None, None))[1]
-        self.mode = self.mode or interface.mode_of(pl_module, self.monitor)
+        self.mode = self.mode or self._usual_mode(trainer, pl_module)
         records = [callback.run for callback in trainer.callbacks if isinstance(callback, RunRecord)]  # type: ignore[attr-defined]
         self.run = records[0] if records else RunDir(trainer.default_root_dir)
         self.directory = self.run.checkpoints
@@ -219,7 +219,7 @@ class Checkpoint(callbacks.Checkpoint):
                 known = ", ".join(sorted(measured)) or "nothing: validation_step logs none"
                 hint = did_you_mean(metric, measured)
                 raise UsageError(f"`{name}` must be one of {known}, got {metric}{hint}")
-        self.mode = self.mode or interface.mode_of(pl_module, self.monitor)
+        self.mode = self.mode or self._usual_mode(trainer, pl_module)
         if self.monitor in measured and self.mode is None:
             raise UsageError(f"`checkpoint.mode` must be min or max, to define the best {self.monitor}")
         if trainer.sanity_checking or trainer.state.fn != "fit":
@@ -231,6 +231,12 @@ class Checkpoint(callbacks.Checkpoint):
         between = between_steps(trainer, trainer.fit_loop.epoch_loop.batch_idx)  # else gradients are accumulated
         if names := ["last"] * (between and (improved or owed)) + ["best"] * improved:
             self.save(trainer, names, is_last=False)
+
+    def _usual_mode(self, trainer: Any, task: Any) -> Literal["min", "max"] | None:
+        """Return how the metric is compared, as far as a callback that measures it or the task says."""
+        if any(self.monitor in getattr(callback, "higher_is_better", ()) for callback in trainer.callbacks):
+            return "max"
+        return interface.mode_of(task, self.monitor)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best validation so far: its score, epoch and step."""

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from vitlab.callbacks.record import RunRecord
 from vitlab.callbacks.steps import means
+from vitlab.runs.records import without_counts
 
 LOG = logging.getLogger("vitlab")
 _BAR = 8  # columns of the bar itself, at least, beside its numbers
@@ -145,7 +146,7 @@ class Console(Bar):
             return
         numbers = {f"train/{name}": f"{value:.4f}" for name, value in means(self.record.epoch_sums).items()}
         shown = {k: v for k, v in self.record.validated.items() if k.count("/") < 2}  # no single targets
-        numbers |= {k: f"{v:.4f}" for k, v in shown.items() if k not in ("val/n", "val/acc5")}
+        numbers |= {k: f"{shown[k]:.4f}" for k in without_counts(shown) if k not in ("val/n", "val/acc5")}
         speed, measured = {}, self.record.epoch_speed(trainer)
         if measured:
             speed["images/s"] = f"{measured['images_per_second']:,.0f}"

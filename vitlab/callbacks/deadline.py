@@ -151,6 +151,10 @@ class Deadline(Callback):
             self._times.setdefault(self.phase, deque(maxlen=64)).append(now - self._since)
         self._since, self.phase = now, phase
 
+    def goes_on(self) -> None:
+        """Note that what other callbacks do within a phase goes on: its limit counts from now."""
+        self._since = time.monotonic()
+
     def limit(self, phase: str) -> float:
         """Return the limit of a phase in seconds."""
         times = list(self._times.get(phase, ()))

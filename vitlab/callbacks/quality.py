@@ -4,14 +4,14 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import lightning as L
 import numpy as np
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback, EarlyStopping
 from torch import Tensor
 
-from vitlab.callbacks.steps import ends_with_epoch
+from vitlab.callbacks.deadline import Deadline
+from vitlab.callbacks.steps import ends_with_epoch, is_due
 from vitlab.interface import deals_samples
 from vitlab.models.features import knn
 from vitlab.models.vit import VisionTransformer
@@ -37,10 +37,12 @@ class FeatureQuality(Callback):
     values, Garrido et al. 2023 (arXiv:2210.02885), from 1 for collapsed features to their width.
 
     Args:
-        every_n_epochs: Epochs between two measurements; the last of `max_epochs` or `max_steps` is always measured, but
-            not one after which another callback stops the training.
+        every_n_epochs: Epochs between two measurements: the first validation at or after each multiple measures. The
+            last of `max_epochs` or `max_steps` is always measured, but not one after which another callback stops the
+            training.
         measures: What to measure; knn and probe need classes.
-        images: Largest number of images of each split, spread evenly over it.
+        images: Largest number of images of each split, spread evenly over it. If it leaves out validation images,
+            ``val/knn_images`` and so on say how many were measured.
         k: Number of neighbors that vote.
 
     Example:
@@ -59,6 +61,7 @@ class FeatureQuality(Callback):
             if value < 1:
                 raise ValueError(f"`{name}` of FeatureQuality must be at least 1, got {value}")
         self.every_n_epochs, self.measures, self.images, self.k = every_n_epochs, tuple(measures), images, k
+        self.higher_is_better = [f"val/{name}" for name in self.measures]  # for the choice of the best epoch
         self._sets: dict[str, Any] = {}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -81,10 +84,10 @@ class FeatureQuality(Callback):
                 "`knn` and `probe` of FeatureQuality need one class per image, of two or more: set `measures: [rankme]`"
             )
         every = self.every_n_epochs
-        if (trainer.check_val_every_n_epoch or 1) % every == 0:  # every validation measures
+        if (trainer.check_val_every_n_epoch or 1) >= every:  # every validation measures
             return
         for stop in trainer.callbacks:
-            if isinstance(stop, EarlyStopping) and stop.monitor in [f"val/{name}" for name in self.measures]:
+            if isinstance(stop, EarlyStopping) and stop.monitor in self.higher_is_better:
                 raise ValueError(
                     f"EarlyStopping reads `{stop.monitor}` at every validation, and FeatureQuality measures it every "
                     f"{every} epochs: set its `every_n_epochs: 1`, or `trainer.check_val_every_n_epoch: {every}`"
@@ -94,9 +97,9 @@ class FeatureQuality(Callback):
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Measure before the first validation batch, when the average of EMA is in place."""
-        done = trainer.current_epoch + 1
-        due = trainer.sanity_checking or done % self.every_n_epochs == 0 or ends_with_epoch(trainer)
-        if batch_idx or dataloader_idx or trainer.state.fn != "fit" or not due:
+        if batch_idx or dataloader_idx or trainer.state.fn != "fit":
+            return
+        if not (trainer.sanity_checking or is_due(trainer, self.every_n_epochs) or ends_with_epoch(trainer)):
             return
         most = min(self.images, 64) if trainer.sanity_checking else self.images  # the sanity check only needs the names
         values = self.measure(trainer, pl_module, most)
@@ -105,10 +108,11 @@ class FeatureQuality(Callback):
             rank = f"RankMe is {values['rankme']:.3g}"
             warnings.warn(f"the features have collapsed in epoch {trainer.current_epoch + 1}: {rank}", stacklevel=2)
 
-    def measure(self, trainer: L.Trainer, task: Any, most: int) -> dict[str, float]:
-        """Return the measures on at most ``most`` images of each split."""
+    def measure(self, trainer: Any, task: Any, most: int) -> dict[str, float]:
+        """Return the measures on at most ``most`` images of each split, and ``NAME_images`` where those are not all."""
         values: dict[str, float] = {}
         features, labels = self.features(trainer, task, "val", most)
+        n = len(features)
         if {"knn", "probe"} & {*self.measures}:
             sets = *self.features(trainer, task, "train", most), features  # training features, labels, queries
             classify = {
@@ -117,7 +121,12 @@ class FeatureQuality(Callback):
             }
             for name in (name for name in classify if name in self.measures):
                 values[name] = float((classify[name]() == labels).double().mean())
-        return values | ({"rankme": rankme(features)} if "rankme" in self.measures else {})
+                _tell(trainer)
+        values |= {"rankme": rankme(features)} if "rankme" in self.measures else {}
+        limit = trainer.limit_val_batches
+        if n == len(trainer.datamodule.splits["val"]) and isinstance(limit, float) and limit == 1.0:  # 1 is one batch
+            return values  # of the images of the other metrics
+        return values | {f"{name}_images": float(n) for name in values}
 
     @torch.no_grad()
     def features(self, trainer: Any, task: Any, split: Any, most: int) -> tuple[Tensor, Tensor]:
@@ -133,8 +142,16 @@ class FeatureQuality(Callback):
             for pixels, labels, _ in loader:
                 images = data.as_precise(data.pipeline.normalize(pixels.to(device), data.statistics()))
                 parts.append((net.fc_norm(net.pool(net.forward_features(images))).float(), labels.to(device)))
+                _tell(trainer)
         features, targets = (torch.cat(part) for part in zip(*parts, strict=True))
         return features, targets
+
+
+def _tell(trainer: Any) -> None:
+    """Tell what looks for hangs that measuring goes on: it belongs to the wait for the first batch of a validation."""
+    for callback in trainer.callbacks:
+        if isinstance(callback, Deadline):
+            callback.goes_on()
 
 
 def probe(features: Tensor, labels: Tensor, queries: Tensor, decay: float = 1e-4, steps: int = 100) -> Tensor:

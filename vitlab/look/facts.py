@@ -111,7 +111,9 @@ def numbers_of(run: RunDir) -> dict[str, Any] | None:
         if metrics := split_metrics(result):
             first = "acc1" if "acc1" in metrics else next(iter(metrics))
             head = f"{100 * metrics[first]:.2f} %" if first == "acc1" else f"{metrics[first]:.4g}"
-            others = [f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in metrics.items() if k != first]
+            counts = {k: f" on {result[f'{k}_images']:.0f} images" for k in metrics if f"{k}_images" in result}
+            texts = {k: f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in metrics.items()}
+            others = [text + counts.get(k, "") for k, text in texts.items() if k != first]
             facts = {
                 "split": split,
                 "head": head,

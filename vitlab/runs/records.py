@@ -5,7 +5,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
@@ -106,17 +106,31 @@ def split_metrics(result: Mapping[str, Any]) -> dict[str, float]:
         {'acc1': 0.5}
     """
     numbers = {k: v for k, v in result.items() if isinstance(v, int | float) and not isinstance(v, bool)}
-    return {name: value for name, value in numbers.items() if name not in ("n", "epoch")}
+    return {name: numbers[name] for name in without_counts(numbers) if name != "epoch"}
 
 
 def metrics_and_n(result: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics among what is stored of a split and, where it is stored, of how many images as ``n``.
 
+    A metric ``NAME`` of another number of images has its own, ``NAME_images``.
+
     Example:
         >>> metrics_and_n({"n": 288.0, "acc1": 0.5, "checkpoint": "best.ckpt"})
         {'acc1': 0.5, 'n': 288.0}
     """
-    return split_metrics(result) | ({"n": result["n"]} if "n" in result else {})
+    metrics = split_metrics(result)
+    return metrics | {name: result[name] for name in ("n", *(f"{name}_images" for name in metrics)) if name in result}
+
+
+def without_counts(names: Collection[str]) -> list[str]:
+    """Return the names of metrics, without ``n`` and ``NAME_images``, which say of how many images they are.
+
+    Example:
+        >>> without_counts(["acc1", "n", "knn", "knn_images", "top_images"])
+        ['acc1', 'knn', 'top_images']
+    """
+    counts = {"n", *(f"{name}_images" for name in names)}
+    return [name for name in names if name not in counts]
 
 
 def with_policy(result: Mapping[str, Any]) -> dict[str, Any]:

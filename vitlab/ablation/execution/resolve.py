@@ -238,7 +238,7 @@ def _metrics(rows: list[dict[str, Any]], config: Mapping[str, Any]) -> list[str]
     val |= {f"{split}_{name}" for split in ("val", "test") for name in own}
     for part in config["trainer"]["callbacks"] or []:
         if str(part.get("class_path")).rpartition(".")[2] == "FeatureQuality":
-            val -= OF_FEATURES
+            val -= OF_FEATURES | {f"{name}_images" for name in OF_FEATURES}
     found = val or train | ({"acc5"} if "acc1" in train else set())
     return sorted(found | (OF_EVALUATION if "acc1" in found else set()))
 
