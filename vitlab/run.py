@@ -14,7 +14,7 @@ from vitlab.config.options import Policy
 from vitlab.errors import UsageError, escaped
 from vitlab.jobs.terminal import lightning_quieted, open_terminal, terminal_as_it_was
 from vitlab.runs.choose import export_path
-from vitlab.runs.directory import RunDir, find_directory, find_run
+from vitlab.runs.directory import Here, RunDir, find_directory, find_run
 from vitlab.runs.lock import run_status
 from vitlab.runs.processes import as_it_was
 from vitlab.runs.records import EvaluationCommand, Record, Results
@@ -54,7 +54,7 @@ class Run:
             directory, self._checkpoint = find_run(text)
         else:
             directory = find_directory(text)
-        self._place, self._here = directory.path, Path.cwd()
+        self._place, self._here = directory.path, Here()
 
     def __fspath__(self) -> str:
         return os.fspath(self.path)  # for `vitlab.fit(resume=run)` and `vitlab.load(run)`
@@ -71,7 +71,7 @@ class Run:
     @property
     def path(self) -> Path:
         """The run directory: as it was named, and as an absolute path once the program is in another folder."""
-        return self._reached(self._place)
+        return self._here.reached(self._place)
 
     @property
     def name(self) -> str:
@@ -86,7 +86,7 @@ class Run:
     @property
     def checkpoint(self) -> Path:
         """The checkpoint that the methods use: the given one, else that of the best epoch."""
-        return self._reached(self._checkpoint) if self._checkpoint else self._directory.checkpoint()
+        return self._here.reached(self._checkpoint) if self._checkpoint else self._directory.checkpoint()
 
     @property
     def record(self) -> Record:
@@ -278,10 +278,6 @@ class Run:
     @property
     def _directory(self) -> RunDir:
         return RunDir(self.path)
-
-    def _reached(self, path: Path) -> Path:
-        """Return a path that was relative to the folder in which the run was found, wherever the program is now."""
-        return path if Path.cwd() == self._here else self._here / path
 
     def _measure(
         self, command: EvaluationCommand, overrides: Overrides | None, resize: Policy | None

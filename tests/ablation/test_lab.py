@@ -25,7 +25,7 @@ def toy(lab, monkeypatch):
     return Lab("toy.yaml", trust_command=True)
 
 
-def test_python_goes_silently_from_plan_to_verdict(toy, lab, capfd):
+def test_python_goes_silently_from_plan_to_verdict(toy, lab, tmp_path, monkeypatch, capfd):
     plan = toy.plan()
     assert list(plan.arms["arm"]) == ["none", "learned", "rope2d"]
     assert not plan.is_refused and "6 cells (6 missing)" in str(plan)
@@ -39,6 +39,13 @@ def test_python_goes_silently_from_plan_to_verdict(toy, lab, capfd):
     assert report.claims["verdict"].tolist() == [verdict.word]
     assert str(report).startswith(f"**{verdict.word}**: `learned > none`")
     assert report.results["value"].notna().all() and len(report.results) == 12  # acc1 and loss of six cells
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")  # it stays the same laboratory
+    assert str(toy.status()) == str(done) and toy.verify().is_green
+    again = toy.report(output="copy")
+    assert again.answers == report.answers and again.files == [lab.path / path for path in report.files]
+    assert sorted(os.listdir("copy")) == ["figures", "report.md", "seeds.csv", "summary.csv", "tables.tex"]
+    assert os.listdir() == ["copy"] and toy.export("evidence")[0].is_file()
     assert capfd.readouterr() == ("", "")
 
 

@@ -3,11 +3,13 @@
 The command ``vitlab ablate`` only calls it and prints what it returns.
 """
 
+import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from vitlab.ablation.evidence.protocol import record_version
 from vitlab.ablation.execution.cells import OTHER_CODE, Resolved, Say, cells_of, others
@@ -24,6 +26,7 @@ from vitlab.ablation.running import RunOptions, commands, run_locally, submit_ce
 from vitlab.analysis import ANALYSES
 from vitlab.config.trust import TRUSTED
 from vitlab.errors import UsageError, did_you_mean, trusting
+from vitlab.runs.directory import Here
 from vitlab.shipped import find_file
 
 if TYPE_CHECKING:
@@ -33,12 +36,29 @@ if TYPE_CHECKING:
     from vitlab.analysis.typeset import Format, Width
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
 def _silent(text: str) -> None:
     """Say nothing."""
 
 
+def _where_it_was_opened(method: "Callable[Concatenate[Lab, P], T]") -> "Callable[Concatenate[Lab, P], T]":
+    """Return a method that works in the directory in which the laboratory was opened, as paths of its file do."""
+
+    @wraps(method)
+    def entered(self: "Lab", *args: P.args, **kwargs: P.kwargs) -> T:
+        with self._here.entered():
+            return method(self, *args, **kwargs)
+
+    return entered
+
+
 class Lab:
     """A comparison that one file describes, from the question to the verdict.
+
+    It works in the directory in which it was opened, wherever the program goes afterwards.
 
     >>> lab = Lab("position_embeddings/probe")
     >>> [arm.name for arm in lab.ablation.arms]
@@ -61,7 +81,7 @@ class Lab:
             file = write_file(file)
         given = file if isinstance(file, Ablation) else None
         file = given.file.path if given else str(file)
-        self.file, self.trust_command = str(file), trust_command
+        self.file, self.trust_command, self._here = str(file), trust_command, Here()
         self._arms: list[Resolved] | None = None
         if given:
             self.ablation = given
@@ -78,6 +98,7 @@ class Lab:
                     hint = f": if it is in {' or '.join(missing)}, add --trust_imports {','.join(missing)}"
                 raise self.ablation.file.mistake(f"analyses/{i}", f'no analysis called "{name}"{hint}')
 
+    @_where_it_was_opened
     def plan(self, workers: int | None = None, check: bool = False) -> "Plan":
         """Resolve every arm by a probe of 20 steps; return what a run will do and cost, and what it can detect.
 
@@ -102,6 +123,7 @@ class Lab:
             plan.starts, plan.same_start = check_lines(self.ablation)
         return plan
 
+    @_where_it_was_opened
     def run(
         self,
         workers: int | None = None,
@@ -134,6 +156,7 @@ class Lab:
         failed, code = run_locally(ablation, asked, say)
         return replace(self.status(), failed=failed, code=code)
 
+    @_where_it_was_opened
     def commands(
         self,
         workers: int | None = None,
@@ -156,6 +179,7 @@ class Lab:
         """
         return commands(self.ablation, self._asked(workers, only, fail_fast, False, tune_only), say)
 
+    @_where_it_was_opened
     def status(self) -> Status:
         """Return the progress; only reads files."""
         built = {arm.arm.name: arm for arm in self._known()}
@@ -197,19 +221,20 @@ class Lab:
 
         if output and Path(output).is_file():
             raise UsageError(f"`--output` must be a folder, and {output} is a file")
-        if not any(cell.state() in ("done", "stale") for cell in cells_of(self.ablation, self._measured())):
-            self._refuse_other_code("report")
-            raise UsageError(
-                f"no cell of {self.ablation.name} is done; start with `{trusting(f'vitlab ablate run {self.file}')}`"
-            )
-        report = write_report(
-            self.ablation, self._known(), str(output) if output else None, accept_stale, formats, width
-        )
-        if wandb := self.ablation.wandb:
-            folder, page = self.ablation.directory, report.files[0]
-            report.sent = send_report(self.ablation.name, wandb, folder, page, report.summary)
+        place = os.path.abspath(output) if output else None
+        with self._here.entered():
+            if not any(cell.state() in ("done", "stale") for cell in cells_of(self.ablation, self._measured())):
+                self._refuse_other_code("report")
+                start = trusting(f"vitlab ablate run {self.file}")
+                raise UsageError(f"no cell of {self.ablation.name} is done; start with `{start}`")
+            report = write_report(self.ablation, self._known(), place, accept_stale, formats, width)
+            if wandb := self.ablation.wandb:
+                folder, page = self.ablation.directory, report.files[0]
+                report.sent = send_report(self.ablation.name, wandb, folder, page, report.summary)
+        report.files = [self._here.reached(path) for path in report.files]
         return report
 
+    @_where_it_was_opened
     def register(self) -> dict[str, Any]:
         """Freeze claims and protocol, and return digest, time and commit; reports list later changes.
 
@@ -223,6 +248,7 @@ class Lab:
         done = sum(cell.state() == "done" for cell in cells_of(self.ablation, self._measured()))
         return register(self.ablation, done)
 
+    @_where_it_was_opened
     def verify(self, allow_missing: bool = False, deep: bool = False) -> "Verified":
         """Recompute every number of the finished cells and of the linear model; report disagreements.
 
@@ -269,13 +295,16 @@ class Lab:
         from vitlab.ablation.evidence.bundle import check_new, export_bundle
 
         check_new(Path(folder))
-        found = self.verify(allow_missing)
-        if not found.is_green:
-            words = [f"{name}: {'; '.join(why)}" for name, why in found.problems.items()]
-            words += [f"{name}: {state}" for name, state in found.missing.items()]
-            way = "" if found.problems else "; --allow_missing accepts what is missing"
-            raise UsageError(f"nothing is exported that does not verify: {' | '.join(words)}{way}")
-        return export_bundle(self.ablation, self._known(), Path(folder))
+        place = Path(os.path.abspath(folder))
+        with self._here.entered():
+            found = self.verify(allow_missing)
+            if not found.is_green:
+                words = [f"{name}: {'; '.join(why)}" for name, why in found.problems.items()]
+                words += [f"{name}: {state}" for name, state in found.missing.items()]
+                way = "" if found.problems else "; --allow_missing accepts what is missing"
+                raise UsageError(f"nothing is exported that does not verify: {' | '.join(words)}{way}")
+            files = export_bundle(self.ablation, self._known(), place)
+        return [Path(folder) / path.relative_to(place) for path in files]
 
     def _known(self) -> list[Resolved]:
         """Return the arms that have been resolved."""

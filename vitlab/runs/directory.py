@@ -8,7 +8,7 @@ import re
 import shlex
 import socket
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import chdir, suppress
 from pathlib import Path
 from typing import Any
 
@@ -319,6 +319,27 @@ class RunDir:
         """Return the rows of metrics.jsonl, without a last line that a crash truncated."""
         lines = self.metrics.read_text().splitlines() if is_there(self.metrics) else []
         return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+class Here:
+    """The working directory of the program when an object was made, which stays the same object in another one.
+
+    Example:
+        >>> here = Here()
+        >>> here.reached(Path("runs/first"))
+        PosixPath('runs/first')
+    """
+
+    def __init__(self) -> None:
+        self._folder = Path.cwd()
+
+    def reached(self, path: Path) -> Path:
+        """Return a relative path as it is, and as an absolute one once the program is in another directory."""
+        return path if Path.cwd() == self._folder else self._folder / path
+
+    def entered(self) -> chdir[Path]:
+        """Return a context in which the program is in this directory again."""
+        return chdir(self._folder)
 
 
 def _flag(key: str, value: Any) -> str:
