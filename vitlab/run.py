@@ -10,7 +10,7 @@ import yaml
 
 from vitlab.config.arguments import as_arguments, refuse_other_keys
 from vitlab.config.guesses import FOR_RUN
-from vitlab.config.options import Policy
+from vitlab.config.options import Policy, check_topk
 from vitlab.errors import UsageError, escaped
 from vitlab.jobs.terminal import lightning_quieted, open_terminal, terminal_as_it_was
 from vitlab.runs.choose import export_path
@@ -159,7 +159,7 @@ class Run:
             topk: Number of classes per image.
 
         Raises:
-            ValueError: A file cannot be read, or there is none; or images are given as objects.
+            ValueError: A file cannot be read, or there is none; images are given as objects; ``topk`` is below 1.
 
         Example:
             >>> run.predict("digit.png", topk=1).shape[0]
@@ -169,6 +169,7 @@ class Run:
         from vitlab.jobs.predict import predict
         from vitlab.tables import counted
 
+        check_topk(topk)
         words = _paths(images)
         files, unreadable = find_images(words)
         refuse_none(files, unreadable, words)

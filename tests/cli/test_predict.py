@@ -136,6 +136,9 @@ def test_python_names_the_images_that_cannot_be_read_and_counts_all(run, photos,
         with pytest.raises(UsageError) as refused:
             trained.predict(images)
         assert message in str(refused.value) and "\n" not in str(refused.value)
+    for topk in (0, -1, 2.5, True):
+        with pytest.raises(UsageError, match=f"^`topk` must be a whole number, 1 or more, got {topk}$"):
+            trained.predict(photos / "a.png", topk=topk)
 
 
 def test_weights_as_safetensors_predict_too(run, photos, tmp_path):
@@ -261,7 +264,7 @@ def test_topk_names_at_most_all_classes(run, photos, tmp_path):
         (["{photos}/empty"], "no images found: nothing in {photos}/empty"),
         (["{photos}/a.png", "-o", "out.xlsx"], "`--output` must end with .csv, .parquet or .json, got out.xlsx"),
         (["{photos}/a.png", "-o", "{photos}/a.png/out.csv"], "cannot be written"),
-        (["{photos}/a.png", "--topk=0"], "`--topk` must be at least 1, got 0"),
+        (["{photos}/a.png", "--topk=0"], "`topk` must be a whole number, 1 or more, got 0"),
         (["{photos}/a.png", "--config", "x.yaml"], "--config"),
         (["{photos}/a.png", "--data.batchsize=2"], 'did you mean "data.batch_size"?'),
         ([], "IMAGE|DIR|GLOB"),

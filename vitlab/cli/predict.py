@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from vitlab.cli.evaluate import chosen_checkpoint, run_parser
 from vitlab.config.arguments import add_formats
 from vitlab.config.images import find_images, refuse_none
+from vitlab.config.options import check_topk
 from vitlab.errors import UsageError, escaped, printable
 from vitlab.lazy import quick_imports
 from vitlab.runs.directory import RunDir, find_directory
@@ -136,8 +137,7 @@ def _options(argv: list[str], features: bool) -> tuple[argparse.Namespace, list[
         options.topk = 1
     if options.form and options.output:
         raise UsageError(f"`--{options.form}` prints the table, and `--output` writes it: give one of them")
-    if options.topk < 1:
-        raise UsageError(f"`--topk` must be at least 1, got {options.topk}")
+    check_topk(options.topk)
     return options, rest
 
 

@@ -85,6 +85,15 @@ def check_resize(resize: str | None) -> None:
         raise UsageError(f"`resize` must be one of {', '.join(POLICIES)}, got {resize!r}")
 
 
+def check_topk(topk: int) -> None:
+    """Refuse a number of classes per image below one.
+
+    >>> check_topk(5)
+    """
+    if not isinstance(topk, Integral) or isinstance(topk, bool) or topk < 1:
+        raise UsageError(f"`topk` must be a whole number, 1 or more, got {topk}")
+
+
 def _seconds(text: str) -> float:
     try:
         seconds = float(text)
