@@ -253,6 +253,17 @@ def test_a_metric_of_features_that_no_evaluation_measures_is_refused(write):
     resolve._refuse_metrics(ablation, arms)
 
 
+def test_a_metric_of_an_analysis_without_numbers_to_compare_is_refused(write):
+    for given in (
+        {"metric": {"primary": "fewshot/acc1"}},
+        {"metric": {"primary": "acc1", "secondary": ["fewshot/acc1"]}},
+        {"claims": ["learned > none on fewshot/acc1"]},
+    ):
+        ablation = read_ablation(write(analyses=["fewshot", "knn"], **given))
+        with pytest.raises(UsageError, match=r"`fewshot/acc1`: the analysis fewshot gives .*; these do: .*\bknn\b"):
+            resolve._refuse_metrics(ablation, [])
+
+
 def test_a_date_is_text_as_in_a_config(write):
     path = write(tune={"model.schedule": ["x", "y"]})
     path.write_text(path.read_text().replace("name: toy", "name: 2026-11-23").replace("- token", "- 2026-11-22"))

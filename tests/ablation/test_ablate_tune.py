@@ -15,14 +15,14 @@ import yaml
 from matplotlib.figure import Figure
 
 from tests.ablation.toy import DEFAULTS, IMAGES, accuracy, flat
-from vitlab.ablation.execution.cells import Resolved
+from vitlab.ablation.execution.cells import Resolved, cells_of
 from vitlab.ablation.execution.process import VITLAB
-from vitlab.ablation.execution.tuning import at_border, choices, rungs, trials
+from vitlab.ablation.execution.tuning import at_border, choices, rungs, trials, with_values
 from vitlab.ablation.file.settings import _candidates
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.lab import Lab
 from vitlab.ablation.report.tuned import _response
-from vitlab.ablation.running import RunOptions, submit_cells
+from vitlab.ablation.running import RunOptions, _forget_failures, submit_cells
 from vitlab.errors import UsageError
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -127,6 +127,24 @@ def test_candidates_that_were_trained_count_where_a_longer_list_moves_them_in_th
     assert numbers()[1] == longer
     tried[2].cells[0].ablation.directory.joinpath("none-try2-try7/s100-0").mkdir(parents=True)  # of another arm
     assert numbers()[1] == longer
+
+
+def test_retrying_forgets_failures_of_candidates_and_of_tuned_cells(lab, monkeypatch):
+    monkeypatch.chdir(lab.path)
+    write(lab, {**SPACE, "seeds": [100]})
+    ablation = read_ablation("toy.yaml")
+    arm = Resolved(ablation.arms[0], {"model": {}, "data": {}}, {}, {}, (), 1.0, "")
+    cells = [trial.cells[0] for trial in trials(ablation, [arm])]
+    failure = {"kind": "program", "stage": "fit", "last": "broke"}
+    for cell, kind in zip(cells, ("program", "diverged", "program", "diverged"), strict=True):
+        cell.fail({**failure, "kind": kind})
+    _forget_failures(ablation, [arm])
+    assert [cell.state() for cell in cells] == ["missing", "diverged", "missing", "diverged"]
+    monkeypatch.setattr("vitlab.ablation.running.tuned", lambda ablation, arms: [with_values(ablation, arm, values)])
+    (cell,) = cells_of(ablation, [with_values(ablation, arm, values := {"model.lr": 0.002})])
+    cell.fail(failure)
+    _forget_failures(ablation, [arm])
+    assert cell.state() == "missing"
 
 
 @pytest.mark.parametrize("sizes", [[5], [3, 7], [2, 3, 3]])

@@ -46,7 +46,7 @@ def run_locally(ablation: Ablation, asked: RunOptions, say: Say | None) -> tuple
         if interrupts.count:
             return [], interrupts.code
         if asked.retry_failed:
-            _forget_failures(cells)
+            _forget_failures(ablation, arms_of(cells))
         if ablation.tune:
             arms = arms_of(cells)
             failed = run_trials(ablation, arms, pool_of)
@@ -71,9 +71,7 @@ def submit_cells(ablation: Ablation, asked: RunOptions, say: Say) -> None:
     """
     arms = _asked(ablation, known(ablation), asked.only)
     if asked.retry_failed:
-        tried = trials(ablation, arms)
-        again = [cell for trial in tried for cell in trial.cells] if asked.tune_only else _measured(ablation, arms)
-        _forget_failures(again)
+        _forget_failures(ablation, arms)
     if left := _missing(ablation, asked):
         submit_workers(ablation, task_count(ablation, left), _words(asked), say)
     else:
@@ -178,6 +176,8 @@ def _measured(ablation: Ablation, arms: Sequence[Resolved]) -> list[Cell]:
     return cells_of(ablation, [arm for arm in tuned(ablation, arms) if arm])
 
 
-def _forget_failures(cells: Sequence[Cell]) -> None:
-    for cell in cells:
+def _forget_failures(ablation: Ablation, arms: Sequence[Resolved]) -> None:
+    """Let failed cells and candidates be tried again; a candidate that diverged stays, as its search learned from it."""
+    tried = [cell for trial in trials(ablation, arms) for cell in trial.cells]
+    for cell in [*(cell for cell in tried if cell.state() == "failed"), *_measured(ablation, arms)]:
         cell.sibling(".failed.json").unlink(missing_ok=True)

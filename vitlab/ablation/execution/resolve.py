@@ -21,6 +21,7 @@ from vitlab.ablation.execution.identity import code_digest, initial_weights_dige
 from vitlab.ablation.execution.process import TIMEOUT, child_environment, failure_kind, run_to_end
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
+from vitlab.analysis import ANALYSES
 from vitlab.config.keys import flatten
 from vitlab.errors import UsageError, did_you_mean, one_line
 from vitlab.runs import lock
@@ -108,7 +109,7 @@ def _refuse_equal(ablation: Ablation, resolved: list[Resolved]) -> None:
 
 
 def _refuse_metrics(ablation: Ablation, resolved: list[Resolved]) -> None:
-    """Refuse a metric that no arm measures, and halving by one that is not measured while candidates train."""
+    """Refuse a metric that no arm measures or analysis gives, and halving by one that is not measured while candidates train."""
     if ablation.tune and ablation.tune.halving and ablation.primary in OF_EVALUATION:
         text = f"`tune.halving` compares candidates while they train, and `{ablation.primary}` is measured at their end"
         raise ablation.file.mistake("tune/halving", f"{text}: leave it out, or choose by acc1")
@@ -116,6 +117,11 @@ def _refuse_metrics(ablation: Ablation, resolved: list[Resolved]) -> None:
     asked = [("metric/primary", ablation.primary), *(("metric/secondary", name) for name in ablation.secondary)]
     asked += [(f"claims/{i}", claim.metric) for i, claim in enumerate(ablation.claims) if claim.metric]
     for where, name in asked:
+        analysis = name.partition("/")[0]
+        if ablation.is_analyzed(name) and not ANALYSES[analysis].metrics:
+            can = ", ".join(name for name, one in ANALYSES.items() if one.metrics)
+            text = f"`{name}`: the analysis {analysis} gives a cell no number to compare; these do: {can}"
+            raise ablation.file.mistake(where, text)
         if known and not ablation.is_analyzed(name) and not any(name in names for names in known):
             there = sorted(set.union(*known))
             hint = did_you_mean(name, there) or f"; there are {', '.join(there)}"
