@@ -492,7 +492,7 @@ def test_help_for_fit_explains_keys_of_all_classes_under_their_names(capsys):
     assert models - told <= {f"model.{name}" for name in (*OLD, *LINKS)}
     for name in {*vitlab.data.__all__} - {"FakeData", "ImageData", "Photos"}:
         assert {f"data.{key}" for key in inspect.signature(getattr(vitlab.data, name)).parameters} <= told
-    assert "data.place" not in told  # which Packed fills in by itself
+    assert not {"data.place", "data.parts"} & (told | {*flags()["keys"]})  # which data sets fill in by themselves
     assert main(["fit", "--help=data.imge_column"]) == 2
     assert 'did you mean "data.image_column"' in capsys.readouterr().err
 

@@ -177,7 +177,7 @@ def _measured(ablation: Ablation, arms: Sequence[Resolved]) -> list[Cell]:
 
 
 def _forget_failures(ablation: Ablation, arms: Sequence[Resolved]) -> None:
-    """Let failed cells and candidates be tried again; a candidate that diverged stays, as its search learned from it."""
+    """Let failed cells and candidates be tried again; one that diverged stays, as its search has learned from it."""
     tried = [cell for trial in trials(ablation, arms) for cell in trial.cells]
     for cell in [*(cell for cell in tried if cell.state() == "failed"), *_measured(ablation, arms)]:
         cell.sibling(".failed.json").unlink(missing_ok=True)

@@ -46,6 +46,7 @@ _SELDOM = (  # set seldom, and named without a word about them; --help=KEY expla
     "checkpoint: mode every_n_epochs every_n_steps every_minutes",
 )
 SELDOM = {f"{group}.{key}" for group, _, keys in (line.partition(": ") for line in _SELDOM) for key in keys.split()}
+BASES = ("ImageData", "Photos")  # data sets of one's own call them with arguments that no configuration has
 Sections = dict[str, list[list[str]]]  # rows of flag, text and notes under their title
 _WIDTH = 33  # columns of the flags
 
@@ -146,7 +147,8 @@ def current() -> dict[str, Any]:
     keys = {"config", "model", "data", "seed_everything", "print_config"}
     keys |= {action.dest for action in (*parser._actions, *options_parser()._actions)} - {"trainer"}
     for group, module in (*(("model", room) for room in TASKS), ("data", data)):
-        keys |= {f"{group}.{action.dest}" for cls in classes_of(module) for action in _actions(cls)}
+        shown = (cls for cls in classes_of(module) if cls.__name__ not in BASES)
+        keys |= {f"{group}.{action.dest}" for cls in shown for action in _actions(cls)}
     return {
         "keys": sorted(key for key in keys if "link" not in key and key.split(".")[-1] != "help"),
         "help": {
@@ -176,7 +178,7 @@ def _other_rows(group: str, shown: str, *modules: Any) -> Sections:
 
 def _others(shown: str, *modules: Any) -> str:
     names = [name for module in modules for name in module.__all__]
-    return ", ".join(name for name in names if name not in (shown, "FakeData", "ImageData", "Photos"))
+    return ", ".join(name for name in names if name not in (shown, "FakeData", *BASES))
 
 
 def _actions(cls: type) -> list[argparse.Action]:

@@ -19,7 +19,8 @@ def note_opening(run: Path, split: str, checkpoint: str, overrides: Mapping[str,
         run: The run directory.
         split: The split.
         checkpoint: Name of the file of the weights.
-        overrides: What is changed against the run's own conditions.
+        overrides: What is asked to be changed against the run's own conditions; nothing is read yet, so that another
+            place of the same images is among it.
 
     Raises:
         OSError: The disk is full or fails. The evaluation must not begin then, as nothing would count it.

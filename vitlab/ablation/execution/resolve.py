@@ -109,7 +109,7 @@ def _refuse_equal(ablation: Ablation, resolved: list[Resolved]) -> None:
 
 
 def _refuse_metrics(ablation: Ablation, resolved: list[Resolved]) -> None:
-    """Refuse a metric that no arm measures or analysis gives, and halving by one that is not measured while candidates train."""
+    """Refuse a metric that no cell has, and halving by one that is not measured while candidates train."""
     if ablation.tune and ablation.tune.halving and ablation.primary in OF_EVALUATION:
         text = f"`tune.halving` compares candidates while they train, and `{ablation.primary}` is measured at their end"
         raise ablation.file.mistake("tune/halving", f"{text}: leave it out, or choose by acc1")
