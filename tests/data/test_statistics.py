@@ -84,8 +84,14 @@ def test_the_state_of_data_consists_of_plain_values(tmp_path):
 
 def test_a_checkpoint_of_other_classes_is_refused():
     data = Digits()
-    with pytest.raises(ValueError, match=r"the checkpoint has the classes .*; choose data of the same classes"):
-        data.load_state_dict(FakeData().state_dict())
+    state = data.state_dict()
+    for names, told in (
+        ([f"n{i}" for i in range(1000)], "1,000 of 1,000 only in the checkpoint: n0, n1, n2 and 997 more; 10 of 10 .*"),
+        ([*data.class_names[:8], "x"], "1 of 9 only in the checkpoint: x; 2 of 10 only in the data: 8, 9"),
+        (data.class_names[::-1], "the same in another order"),
+    ):
+        with pytest.raises(ValueError, match=rf"classes of other data \({told}\); choose data of the same classes"):
+            data.load_state_dict({**state, "class_names": names})
 
 
 def _trainer(batches=0, ended=False):

@@ -30,6 +30,7 @@ from vitlab.data.record import (
     state_of,
     statistics_of,
 )
+from vitlab.errors import preview
 from vitlab.interface import Weighted
 from vitlab.named_kwargs import Named
 from vitlab.packed_batch import PackedBatch
@@ -348,8 +349,15 @@ class ImageData(Named, L.LightningDataModule):
 
     def adopt_classes(self, class_names: list[str]) -> None:
         """Use the class numbers of a trained run."""
-        way_out = "choose data of the same classes, or train a new run on these with --init_from"
-        raise ValueError(f"the checkpoint has the classes {class_names}, the data has {self.class_names}; {way_out}")
+        both = {"the checkpoint": class_names, "the data": self.class_names}
+        common = {*class_names} & {*self.class_names}
+        alone = {place: [name for name in names if name not in common] for place, names in both.items()}
+        told = [f"{len(own):,} of {len(both[place]):,} only in {place}: {preview(own)}" for place, own in alone.items()]
+        told = [text for text, own in zip(told, alone.values(), strict=True) if own] or ["the same in another order"]
+        raise ValueError(
+            f"the checkpoint has the classes of other data ({'; '.join(told)}); choose data of the same classes, or "
+            "train a new run on these with --init_from"
+        )
 
     def fingerprint(self) -> dict[str, Any]:
         """Describe the splits built so far and the statistics, for the record of a run."""

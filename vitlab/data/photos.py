@@ -228,7 +228,7 @@ class Photos(ImageData):
         unknown = sorted(set(self.class_names) - set(class_names))
         if unknown:
             raise ValueError(
-                f"the checkpoint does not know the classes {', '.join(unknown)} of {self.place}; "
+                f"the checkpoint does not know the classes {preview(unknown)} of {self.place}; "
                 "map their names with --data.class_map=FILE.json"
             )
         self.class_names = list(class_names)
