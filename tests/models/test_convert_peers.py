@@ -194,6 +194,18 @@ def test_a_preparation_without_a_counterpart_is_refused_in_one_line(tmp_path):
     assert peer_images(f"hf:{tmp_path}")["input_size"] == (3, 32, 48)
 
 
+def test_a_preparation_that_keeps_the_shape_of_images_gets_their_center_and_says_so(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    random_net("ViTForImageClassification", "ViT", MLP | {"num_labels": 5}).save_pretrained(tmp_path)
+    how = {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 32}, "do_center_crop": False}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(how))
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 48, 3), dtype=np.uint8))
+    with pytest.warns(UserWarning, match=r"keeps the whole image, its shortest edge at 32 .*center of 32 x 32 is cut"):
+        loaded = vitlab.load(f"hf:{tmp_path}")
+    theirs = transformers.AutoImageProcessor.from_pretrained(tmp_path)(image, return_tensors="pt")["pixel_values"][0]
+    torch.testing.assert_close(loaded.transform(image), theirs[:, :, 8:-8], atol=0.05, rtol=0)
+
+
 def test_an_unreadable_image_preparation_is_refused_and_a_missing_one_is_not(tmp_path):
     random_net("ViTForImageClassification", "ViT", MLP | {"num_labels": 5}).save_pretrained(tmp_path)
     assert peer_images(f"hf:{tmp_path}") == {} and vitlab.load(f"hf:{tmp_path}")

@@ -228,6 +228,18 @@ def test_the_table_of_another_library_is_what_a_scaled_method_adds(path, method)
     assert_same_outputs(model, saved)
 
 
+@pytest.mark.parametrize("method", ["learned", "sincos2d"])
+def test_another_scale_of_positions_is_said_and_the_table_stays(path, method):
+    saved, one = randomized(scaled(method)), tiny(pos_embed=method)
+    arguments = TINY | {"pos_embed": {"class_path": method, "init_args": {"scale": 0.2}}}
+    torch.save({"state_dict": saved.state_dict(), "hyper_parameters": arguments}, path)
+    assert load_weights(one, path) == [
+        "`scale` of positions: the file's is 0.2 and the model's 1, so that the same table adds 5 times as much"
+    ]
+    torch.testing.assert_close(0.2 * one.pos_embed.added(), saved.pos_embed.added())
+    assert load_weights(scaled(method), path) == []
+
+
 def test_a_formula_is_refused_where_the_model_adds_a_fifth_of_it(path):
     saved = randomized(tiny(pos_embed="sincos2d"))
     torch.save(to_timm(saved.state_dict(), saved.pos_embed.added()), path)

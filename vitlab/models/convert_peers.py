@@ -142,6 +142,7 @@ def _hf_images(name: str) -> dict[str, Any]:
     """Return the preparation that transformers' image processor of a network states; empty if there is none.
 
     What its file leaves out is as in its class. Values that it does not bring to [0, 1] have other means and spreads.
+    One that cuts nothing off, whose images have many shapes, gets the center of each image, with a warning.
     """
     from transformers import AutoImageProcessor
     from transformers.utils import cached_file
@@ -159,6 +160,9 @@ def _hf_images(name: str) -> dict[str, Any]:
         raise ValueError(f"hf:{name} resizes images by {dict(how.size)}, which has no counterpart here: {known}, has")
     cut = how.crop_size if getattr(how, "do_center_crop", False) else None
     crop = size if cut is None else (cut["height"], cut["width"])
+    if edge and cut is None:
+        whole = f"hf:{name} keeps the whole image, its shortest edge at {edge} pixels"
+        warnings.warn(f"{whole}; here, where the grid is fixed, its center of {edge} x {edge} is cut out", stacklevel=2)
     names = {None: "bilinear", 0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # as Pillow numbers them
     most = 255 * how.rescale_factor if how.do_rescale else 255  # of the values that are normalized
     mean, std = (how.image_mean, how.image_std) if how.do_normalize else (0.0, 1.0)

@@ -84,7 +84,9 @@ def load_weights(
         []
     """
     file = path if isinstance(path, WeightsFile) else read_weights(path)
-    known, doubts = _given_grid(file.arguments, model, grid)
+    says = "img_size" in file.arguments and grid is None
+    trained = _built_without_weights(network_args(file.arguments)) if says else None
+    known, doubts = _given_grid(trained, model, grid)
     shape = {"num_patches": math.prod(known or model.grid_size), "num_prefix_tokens": model.num_prefix_tokens}
     patch = (model.in_chans, *pair("patch_size", model.patch_size))
     state, sentences = convert_layout(file.state_dict, num_heads=model.num_heads, patch=patch, **shape)
@@ -98,11 +100,13 @@ def load_weights(
     new_patch = model.tokenizer.patch_size if resize and isinstance(model.tokenizer, PatchEmbed) else None
     state, patch_sentences = resize_patch_kernels(state, new_patch)
     state, table_sentences = _drop_formula(state, model, old_grid)
-    state = _unscaled(state, model) if sentences or file.is_foreign else state
+    is_ours = not sentences and not file.is_foreign
+    state = state if is_ours else _unscaled(state, model)
+    scale_sentences = _other_scale(trained, model) if trained and is_ours and not doubts else []
     state, resize_sentences = resample_pos_embed(state, model, old_grid, resize, antialias)
     state, head_sentences = _keep_new_head(state, model)
     _fill(model, state, file.path)
-    positions = (*grid_sentences, *patch_sentences, *table_sentences, *resize_sentences)
+    positions = (*scale_sentences, *grid_sentences, *patch_sentences, *table_sentences, *resize_sentences)
     return [*file.sentences, *sentences, *positions, *head_sentences]
 
 
@@ -129,17 +133,28 @@ def network_args(arguments: Mapping[str, Any]) -> ModelArgs:
 
 
 def _given_grid(
-    arguments: ModelArgs, model: VisionTransformer, grid: Sequence[int] | None
+    trained: VisionTransformer | None, model: VisionTransformer, grid: Sequence[int] | None
 ) -> tuple[Grid | None, list[str]]:
-    """Return the grid of a file's positions, from ``grid`` or the file's arguments, and a warning if methods differ."""
+    """Return the grid of the positions, as given or of the network in training, and a warning if methods differ."""
     if grid is not None:
         return pair("grid", grid, "tokens"), []
-    if "img_size" not in arguments:
+    if trained is None:
         return None, []
-    trained = _built_without_weights(network_args(arguments))
     kinds = [type(m.pos_embed).__name__ for m in (trained, model)]
     doubt = [f"positions: trained with {kinds[0]}, the model has {kinds[1]}"] if len(set(kinds)) > 1 else []
     return (trained.grid_size[0], trained.grid_size[1]), doubt
+
+
+def _other_scale(trained: VisionTransformer, model: VisionTransformer) -> list[str]:
+    """Return a sentence if the model multiplies its position tables by another ``scale``: tables stay as they are."""
+    added = [part for part in trained.pos_embed.modules() if isinstance(part, AddedPosEmbed)]
+    own = [part for part in model.pos_embed.modules() if isinstance(part, AddedPosEmbed)]
+    return [
+        f"`scale` of positions: the file's is {a.chosen_scale:g} and the model's {b.chosen_scale:g}, so that the same "
+        f"table adds {b.chosen_scale / a.chosen_scale:.3g} times as much"
+        for a, b in zip(added, own, strict=False)
+        if type(a) is type(b) and a.chosen_scale != b.chosen_scale
+    ]
 
 
 def _built_without_weights(arguments: ModelArgs) -> VisionTransformer:
