@@ -333,3 +333,39 @@ def test_two_runs_that_define_a_class_in_two_ways_are_not_loaded_into_one_proces
         trust.trust(["runs/B/parts.py"])
     cell(ACT.replace("relu", "sin"))
     assert "sin" in source_of(["Act"])  # the notebook has defined it since
+
+
+BESIDE = """
+from torch import nn as modules
+
+class Twice(Act):  # of the file
+    def forward(self, x):
+        return super().forward(super().forward(x))
+
+class Head(modules.Linear):
+    def forward(self, x):
+        return super().forward(x) + SHIFT
+
+SHIFT = 1.0
+"""
+
+
+def test_a_class_of_another_run_and_one_of_the_notebook_are_kept_together(cell, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cell(ACT)
+    kept("A")
+    for name in ("Act", "SCALE", "SEEN", "torch", "nn"):  # as in another process
+        del vars(sys.modules["__main__"])[name]
+    trust.trust(["runs/A/parts.py"])
+    cell(BESIDE)
+    for names in (["Act", "Head"], ["Twice", "Head"], ["Head", "Twice", "Act"]):
+        alone = {"__name__": "alone"}
+        exec(source_of(names), alone)
+        x = torch.tensor([-1.0, 3.0])
+        assert alone["Act"]()(x).tolist() == [0.0, 6.0] and alone["Head"](2, 1).bias.shape == (1,)
+        assert "Twice" not in names or alone["Twice"]()(x).tolist() == [0.0, 12.0]
+        check_classes(RunDir("runs/A").path)
+    cell("SCALE = 3.0\n\n" + BESIDE.replace("SHIFT", "SCALE", 1))
+    with pytest.raises(UsageError, match=r"^Act of runs/A/parts\.py uses `SCALE`, which this notebook or script defin"):
+        source_of(["Act", "Head"])
+    assert "relu" in source_of(["Act"]) and "SCALE = 3.0" in source_of(["Head"])

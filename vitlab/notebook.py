@@ -19,6 +19,9 @@ PARTS_FILE = "parts.py"  # in a run directory: the source of its classes
 _FILLING = ("add", "append", "clear", "extend", "insert", "pop", "remove", "setdefault", "update")
 
 
+_DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
 class _Kept(NamedTuple):
     """A file of classes, as it was when it was loaded."""
 
@@ -76,8 +79,35 @@ def source_of(names: Iterable[str]) -> str:
     seen: set[str] = set()
     for name in names:
         _collect(name, name, seen, lines, parts)
+    brought = {name: kept for name in sorted(seen) if (kept := _loaded(name))}
+    taken = list(_all_used(brought, "\n".join([*lines, *parts])))
+    lines += [_text_of(kept.source, node) for kept, node in taken if not isinstance(node, _DEFINITIONS)]
+    parts = [*(_text_of(kept.source, node) for kept, node in taken if isinstance(node, _DEFINITIONS)), *parts]
     head = '"""Classes of the notebook or script that started the run; vitlab wrote this file."""'
-    return "\n\n\n".join([f"{head}\n\n" + "\n".join(lines), *parts]) + "\n"
+    return "\n\n\n".join([f"{head}\n\n" + "\n".join(dict.fromkeys(lines)), *dict.fromkeys(parts)]) + "\n"
+
+
+def _all_used(brought: dict[str, _Kept], own: str) -> Iterator[tuple[_Kept, ast.stmt]]:
+    """Yield the file and the statement of all that classes from files use there, in its order.
+
+    Args:
+        brought: The classes and their files.
+        own: Source of what the notebook or script defines beside them.
+
+    Raises:
+        UsageError: A name is defined in two ways.
+    """
+    texts = {name: (ast.unparse(node), "this notebook or script") for name, node in _nodes(own).items()}
+    for name, kept in brought.items():
+        used = _nodes_used(kept.source, name)
+        for one, node in sorted(used.items(), key=lambda item: item[1].lineno):
+            text, place = texts.setdefault(one, (ast.unparse(node), str(kept.file)))
+            if without_docstrings(text) != without_docstrings(ast.unparse(node)):
+                raise UsageError(
+                    f"{name} of {kept.file} uses `{one}`, which {place} defines otherwise, and a run keeps one of a "
+                    "name: give one of them another"
+                )
+            yield kept, node
 
 
 def _loaded(name: str) -> _Kept | None:
@@ -126,24 +156,37 @@ def _definitions(source: str, name: str) -> dict[str, str]:
 
     What the code itself changes while it runs, such as a list that it appends to, counts without its value.
     """
+    nodes = _nodes_used(source, name)
+    changed = {one for node in nodes.values() for one in _changed_in(ast.unparse(node))}
+    return {
+        one: "" if one in changed and isinstance(node, ast.Assign) else without_docstrings(ast.unparse(node))
+        for one, node in nodes.items()
+    }
+
+
+def _nodes_used(source: str, name: str) -> dict[str, ast.stmt]:
+    """Return the statements that define a name in a module, and what this uses, by name."""
+    nodes = _nodes(source)
+    found: dict[str, ast.stmt] = {}
+    left = [name]
+    while left:
+        if (one := left.pop()) in nodes and one not in found:
+            found[one] = nodes[one]
+            left += _names_used(ast.unparse(nodes[one]))
+    return found
+
+
+def _nodes(source: str) -> dict[str, ast.stmt]:
+    """Return the statements that define names in a module."""
     nodes: dict[str, ast.stmt] = {}
     for node in ast.parse(source).body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             nodes |= {alias.asname or alias.name: node for alias in node.names}
         elif isinstance(node, ast.Assign):
             nodes |= {target.id: node for target in node.targets if isinstance(target, ast.Name)}
-        elif isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        elif isinstance(node, _DEFINITIONS):
             nodes[node.name] = node
-    found: dict[str, str] = {}
-    changed: set[str] = set()
-    left = [name]
-    while left:
-        if (one := left.pop()) in nodes and one not in found:
-            text = ast.unparse(nodes[one])
-            found[one] = without_docstrings(text)
-            changed |= set(_changed_in(text))
-            left += _names_used(text)
-    return {one: "" if one in changed and isinstance(nodes[one], ast.Assign) else text for one, text in found.items()}
+    return nodes
 
 
 def _changed_in(text: str) -> Iterator[str]:
@@ -180,6 +223,8 @@ def _collect(name: str, of: str, seen: set[str], lines: list[str], parts: list[s
     if name in seen or name not in main:
         return
     seen.add(name)
+    if _loaded(name):  # its file says what it uses
+        return
     value = main[name]
     home, path = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if isinstance(value, ModuleType):
@@ -232,10 +277,15 @@ def _segment(name: str, value: Any) -> str:
         except SyntaxError:
             continue
         for node in reversed(found):
-            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno:
-                first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-                return textwrap.dedent("\n".join(text.splitlines()[first - 1 : node.end_lineno]))
+            if isinstance(node, _DEFINITIONS):
+                return _text_of(text, node)
     raise UsageError(f"the source of {name} is not known: define it in a notebook or a file")
+
+
+def _text_of(source: str, node: ast.stmt) -> str:
+    """Return the text of a statement with its decorators."""
+    first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
+    return textwrap.dedent("\n".join(source.splitlines()[first - 1 : node.end_lineno]))
 
 
 def _texts(value: Any) -> Iterator[str]:
