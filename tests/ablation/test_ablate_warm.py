@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -53,6 +54,18 @@ def light(finish, tmp_path, monkeypatch):
     (tmp_path / "python").chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     return finish
+
+
+def test_a_fork_has_the_code_and_the_directory_of_now(tmp_path, monkeypatch):
+    monkeypatch.setattr(process, "_servers", {})
+    monkeypatch.setattr(process, "Server", lambda env: SimpleNamespace(has_ended=lambda: False))
+    monkeypatch.setattr(process, "code_digest", lambda: code)
+    code, first = "a", process._server({})
+    assert process._server({}) is first and process._server({"PYTHONPATH": "x"}) is not first
+    monkeypatch.chdir(tmp_path)  # in which a module of the same name may lie
+    second = process._server({})
+    code = "b"
+    assert first is not second is not process._server({})
 
 
 @pytest.mark.slow

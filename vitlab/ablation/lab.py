@@ -17,7 +17,7 @@ from vitlab.ablation.execution.gpus import visible_devices
 from vitlab.ablation.execution.process import worker_count
 from vitlab.ablation.execution.resolve import known, resolve
 from vitlab.ablation.execution.slurm import needs_submission
-from vitlab.ablation.execution.status import Status, status_of
+from vitlab.ablation.execution.status import Status, state_text, status_of
 from vitlab.ablation.execution.tuning import at_border, choices, given_up, trials, tuned
 from vitlab.ablation.file import spec
 from vitlab.ablation.file.given import write_file
@@ -193,6 +193,9 @@ class Lab:
         count = len(self.ablation.arms) * self.ablation.tune.budget
         early = f", {stopped} of them stopped early" if stopped else ""
         lines = [f"tuning: {over} of {count} candidates are over{early}"]
+        left = [replace(cell, until=trial.until) for trial in tried if not trial.is_over for cell in trial.cells]
+        open_ = [cell for cell in left if not cell.is_waiting()]
+        lines += [f"tuning: {c.name}: {text}" for c in open_ if (text := state_text(c, c.state()))]
         lines += [f"tuning: {arm} is given up: {why}" for arm, why in lost.items()]
         for arm, trial in choices(self.ablation, tried).items():
             for key in at_border(self.ablation, trial.values):

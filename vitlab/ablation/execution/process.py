@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.ablation.execution.gpus import visible_devices
+from vitlab.ablation.execution.identity import code_digest
 from vitlab.ablation.execution.warm import Child, Server
 from vitlab.config.environment import NAME
 from vitlab.errors import printable
@@ -132,8 +133,11 @@ _mutex = threading.Lock()
 
 
 def _server(env: Mapping[str, str]) -> Server:
-    """Return the process that forks for commands of an environment; what a child cannot change must be equal."""
-    key = tuple(env.get(name) for name in READ_AT_START)
+    """Return the process that forks for commands of an environment; what a child cannot change must be equal.
+
+    That is also the code that it has imported, and the directory in which it began, where Python looks first.
+    """
+    key = *(env.get(name) for name in READ_AT_START), os.getcwd(), code_digest()
     with _mutex:
         if key not in _servers or _servers[key].has_ended():
             _servers[key] = Server(env)

@@ -58,7 +58,7 @@ def status_of(ablation: Ablation, resolved: list[Resolved | None], lost: Contain
         total += counts
         waiting += sum(state == "done" and not c.is_finished() for c, state in zip(cells, states, strict=False))
         lines.append(f"{arm.name:<{width}}  {_counts(counts)}")
-        words = [_words(cell, state) for cell, state in zip(cells, states, strict=False)] or [""] * len(states)
+        words = [state_text(cell, state) for cell, state in zip(cells, states, strict=False)] or [""] * len(states)
         for seed, state, text in zip(ablation.seeds, states, words, strict=True):
             rows.append({"arm": arm.name, **arm.levels, "seed": seed, "state": state, "note": text})
             lines += [f"  s{seed}  {text}"] if text else []
@@ -74,13 +74,22 @@ def foreign_cells_text(ablation: Ablation, resolved: list[Resolved | None]) -> s
     return f"; also finished cells that are not in this plan: {kinds}" if counts else ""
 
 
-def _words(cell: Cell, state: str) -> str:
+def state_text(cell: Cell, state: str) -> str:
+    """Return who trains a cell and how far, why it has failed, or that its process is gone; empty if all is said."""
     if state == "running":
         return running_text(cell)
     if state == "damaged":
         return cell.damage()
-    failure = cell.failure()
-    return f"{failure['stage']}, {failure['kind']}: {failure['last']}" if failure else cell.outlived()
+    if failure := cell.failure():
+        return f"{failure['stage']}, {failure['kind']}: {failure['last']}"
+    if state == "missing" and not cell.outlived() and (rows := cell.run.rows()):
+        return f"begun, {_epoch(cell, rows)}; `run` continues it"
+    return cell.outlived()
+
+
+def _epoch(cell: Cell, rows: list[dict[str, Any]]) -> str:
+    epochs = cell.resolved.config.get("trainer", {}).get("max_epochs") or 0
+    return f"epoch {rows[-1]['epoch'] + 1}/{epochs}"
 
 
 def _counts(counts: Mapping[Any, int]) -> str:
@@ -100,4 +109,4 @@ def running_text(cell: Cell) -> str:
     if epochs >= epoch and cell.run.metrics.stat().st_mtime > claim.get("started", math.inf):  # a row is of this claim
         mine = {row["epoch"] for row in rows if row.get("attempt") == rows[-1].get("attempt")}
         left = f", about {seconds * (epochs - epoch) / len(mine):.0f} s left"
-    return f"{where}, step {rows[-1]['step']}, epoch {epoch}/{epochs}{left}"
+    return f"{where}, step {rows[-1]['step']}, {_epoch(cell, rows)}{left}"
