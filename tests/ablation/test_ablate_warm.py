@@ -60,7 +60,8 @@ def test_a_fork_has_the_code_and_the_directory_of_now(tmp_path, monkeypatch):
     monkeypatch.setattr(process, "_servers", {})
     monkeypatch.setattr(process, "Server", lambda env: SimpleNamespace(has_ended=lambda: False))
     monkeypatch.setattr(process, "code_digest", lambda: code)
-    code, first = "a", process._server({})
+    code = "a"
+    first = process._server({})
     assert process._server({}) is first and process._server({"PYTHONPATH": "x"}) is not first
     monkeypatch.chdir(tmp_path)  # in which a module of the same name may lie
     second = process._server({})

@@ -89,7 +89,7 @@ def state_text(cell: Cell, state: str) -> str:
 
 def _epoch(cell: Cell, rows: list[dict[str, Any]]) -> str:
     epochs = cell.resolved.config.get("trainer", {}).get("max_epochs") or 0
-    return f"epoch {rows[-1]['epoch'] + 1}/{epochs}"
+    return f"epoch {rows[-1]['epoch'] + 1}" + (f"/{epochs}" if epochs > 0 else "")
 
 
 def _counts(counts: Mapping[Any, int]) -> str:
