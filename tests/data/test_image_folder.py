@@ -68,6 +68,23 @@ def test_folders_without_images_are_refused_in_words(tmp_path):
         ImageFolder(str(tmp_path / "photos"))
 
 
+def test_classes_that_are_called_as_splits_are_named_in_the_refusal(tmp_path):
+    for names, told in (("car train", "class folders in its folder train, got"), ("car dev", "train beside dev, g")):
+        for name in names.split():
+            (folder := tmp_path / names / name).mkdir(parents=True)
+            (folder / "x.png").touch()
+        with pytest.raises(ValueError, match=f"`data.root` has no .*{told}"):
+            ImageFolder(str(tmp_path / names))
+
+
+def test_one_name_whose_accents_are_encoded_in_two_ways_is_no_name_of_two_classes(tmp_path):
+    for name in ("caf\u00e9", "cafe\u0301", "tea", "\u00e9", "\u00c9"):  # the last two are letters
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.png").touch()
+    with pytest.raises(ValueError, match=r"'cafe\\u0301', 'caf\\xe9' \(one name, its accents encoded in two ways\)"):
+        ImageFolder(str(tmp_path))
+
+
 def test_three_folders_stay_as_they_are(tmp_path):
     for part, n in (("train", 9), ("valid", 4), ("test", 5)):
         _fill(tmp_path / "photos" / part, {"cat": n, "dog": n})

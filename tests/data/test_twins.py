@@ -9,8 +9,8 @@ from PIL import Image, ImageEnhance
 
 from vitlab.data.files.decode import Decoding
 from vitlab.data.files.scan import FACTS, look_of
-from vitlab.data.files.sets import FileImages
-from vitlab.data.files.twins import near, near_duplicates
+from vitlab.data.files.sets import FileImages, TensorImages
+from vitlab.data.files.twins import near, near_duplicates, twins
 
 
 def _photo(rng, size=160):
@@ -71,3 +71,13 @@ def test_near_duplicates_are_those_of_comparing_all_pairs():
             row[bit // 64] ^= np.uint64(1) << np.uint64(bit % 64)
     bits = np.bitwise_count(first[:, None] ^ second[None]).sum(2)
     assert near(first, second) == sorted(zip(*(x.tolist() for x in np.nonzero(bits <= 12)), strict=True))
+
+
+def test_a_training_image_in_the_test_split_is_listed_before_many_in_the_validation_split():
+    images = torch.arange(40, dtype=torch.uint8)[:, None, None, None].expand(-1, 3, 2, 2)
+    labels = torch.zeros(40, dtype=torch.int64)
+    train, val, test = (TensorImages(images[a:b], labels[a:b]) for a, b in ((0, 31), (0, 30), (30, 40)))
+    found = twins({"train": train, "val": val, "test": test})
+    assert found["duplicates"] == 31 and len(found["first_duplicates"]) == 20
+    assert found["first_duplicates"][0] == ["train: number 30", "test: number 0"]
+    assert found["first_duplicates"][1:3] == [[f"train: number {i}", f"val: number {i}"] for i in (0, 1)]

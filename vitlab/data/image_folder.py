@@ -3,6 +3,7 @@
 import io
 import os
 import tarfile
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
@@ -52,14 +53,18 @@ def class_folders(folder: Path) -> tuple[list[str], list[str]]:
     """Return the names of the folders with files, and of those without.
 
     Raises:
-        ValueError: Two classes differ only in case.
+        ValueError: Two classes differ only in case, or in how accents are encoded, which some file systems change.
     """
     found = [(entry.name, next(_first_files(entry.path), None)) for entry in visible(folder) if _is_folder(entry)]
     names = [name for name, file in found if file is not None]
-    spellings = Counter(name.lower() for name in names if len(name) > 1)  # a and A may be classes of letters
-    twice = [name for name in names if spellings[name.lower()] > 1]
-    if twice:
-        raise ValueError(f"the classes {', '.join(twice)} in {folder} differ only in case: join or rename them")
+    composed = {name: unicodedata.normalize("NFC", name) for name in names}
+    spellings = {name: text.lower() if len(text) > 1 else text for name, text in composed.items()}  # a, A: letters
+    counts = Counter(spellings.values())
+    if twice := [name for name in names if counts[spellings[name]] > 1]:
+        shown = ", ".join(twice)
+        if len({composed[name] for name in twice}) < len(twice):  # they look the same
+            shown = f"{', '.join(map(ascii, twice))} (one name, its accents encoded in two ways)"
+        raise ValueError(f"the classes {shown} in {folder} differ only in case: join or rename them")
     return names, [name for name, file in found if file is None]
 
 
@@ -407,7 +412,8 @@ def _layout(root: Path) -> tuple[dict[str, Path], list[str]]:
     if found and RUN.get():
         return found, []
     if found:
-        raise ValueError(f"`data.root` has no folder train, got {root}; it should look like {_LOOKS}")
+        taken = ", ".join(names.values())
+        raise ValueError(f"`data.root` has no folder train beside {taken}, got {root}; it should look like {_LOOKS}")
     return {"train": root}, []
 
 
@@ -419,7 +425,8 @@ def _check_depth(root: Path, train: Path, class_names: list[str]) -> None:
         return
     if all(_is_folder(entry) for entry in visible(train)):
         raise ValueError(f"`data.root` has no images, got {root}; it should look like {_LOOKS}")
+    where = "" if train == root else f" in its folder {train.name}"
     raise ValueError(
-        f"`data.root` has no class folders, got {root}; it should look like {_LOOKS}; photos without classes are for "
-        "--model=MAE and DINO, with --data=Unlabeled"
+        f"`data.root` has no class folders{where}, got {root}; it should look like {_LOOKS}; photos without "
+        "classes are for --model=MAE and DINO, with --data=Unlabeled"
     )

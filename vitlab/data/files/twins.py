@@ -17,13 +17,23 @@ _BUCKET = 256  # a row of 16 bits shared by more images is ignored
 
 
 def twins(splits: Mapping[SplitName, Images]) -> dict[str, Any]:
-    """Count duplicates, contradicting labels and near-duplicates, and list the first pairs of each."""
+    """Count duplicates, contradicting labels and near-duplicates, and list some pairs of each.
+
+    Of more than can be listed, pairs of a training and a test image come first, of which a run warns.
+    """
     found = {
         "duplicates": duplicates(splits),
         "contradictions": contradictions(splits),
         "near_duplicates": near_duplicates(splits),
     }
-    return {name: len(pairs) for name, pairs in found.items()} | {f"first_{k}": v[:_SHOWN] for k, v in found.items()}
+    return {name: len(pairs) for name, pairs in found.items()} | {f"first_{k}": _some(v) for k, v in found.items()}
+
+
+def _some(pairs: Pairs) -> Pairs:
+    """Return the pairs that are listed."""
+    if len(pairs) <= _SHOWN:
+        return pairs
+    return sorted(pairs, key=lambda pair: [name.partition(":")[0] for name in pair] != ["train", "test"])[:_SHOWN]
 
 
 def duplicates(splits: Mapping[SplitName, Images]) -> Pairs:
