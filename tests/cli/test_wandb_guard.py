@@ -96,6 +96,20 @@ def test_a_new_run_that_is_refused_after_wandb_has_begun_leaves_nothing(tmp_path
     assert not run.path.exists() and not fence._kept
 
 
+def test_a_new_run_that_is_refused_keeps_what_lay_in_its_directory(tmp_path):
+    run = RunDir(tmp_path / "runs")
+    (run.path / ".git").mkdir(parents=True)
+    (run.path / ".git" / "HEAD").touch()
+    job = SimpleNamespace(
+        run=run, resumed=False, trainer=None, record=SimpleNamespace(has_stepped=lambda trainer: False)
+    )
+    with pytest.raises(UsageError), locked(run), as_before_if_refused(job):
+        run.take_over()
+        run.write("model.json", {})
+        raise UsageError("`checkpoint.monitor` must be one of val/loss")
+    assert [path.name for path in run.path.iterdir()] == [".git"] and (run.path / ".git" / "HEAD").exists()
+
+
 def test_a_run_that_another_process_has_just_started_is_not_removed(tmp_path):
     run = RunDir(tmp_path)
     job = SimpleNamespace(

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -471,14 +471,14 @@ def _set_aside(run: RunDir) -> None:
     unfinished.rename(kept)
 
 
-def discard(run: RunDir) -> None:
-    """Delete a run that has made no step; what it was to overwrite is there again."""
+def discard(run: RunDir, before: Collection[Path] = ()) -> None:
+    """Delete a run that has made no step; what it was to overwrite, or what was there ``before``, is there again."""
     kept = run.path / OVERWRITTEN
     if run.fence:
         run.fence.close()  # or the look at the lock, once a second, would write the files again
     run.fence = None  # the record is another's
     if not kept.is_dir():
-        shutil.rmtree(run.path, ignore_errors=True)
+        _remove([path for path in _content(run) if path not in before])
         return
     _remove(_content(run))
     for path in kept.iterdir():

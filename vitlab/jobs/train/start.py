@@ -92,7 +92,7 @@ def as_before_if_refused(job: Job) -> Iterator[None]:
         return
     folder, written = job.run.path, WRITTEN if job.resumed else ()
     files = {name: path.read_bytes() if is_there(path := folder / name) else None for name in written}
-    logs = _logs(folder) if job.resumed else {}
+    logs, before = _logs(folder) if job.resumed else {}, [*folder.iterdir()]
     try:
         yield
     except (RunFailed, Stopped):
@@ -104,7 +104,7 @@ def as_before_if_refused(job: Job) -> Iterator[None]:
             raise
         is_refused = isinstance(error, UsageError) and job.run.fence is not None  # else it may be the run of another
         if not job.resumed and (is_refused or (folder / OVERWRITTEN).is_dir()):
-            discard(job.run)
+            discard(job.run, before)
         elif job.resumed and job.run.fence:
             job.run.fence.put_back(files)
             job.run.fence = None
