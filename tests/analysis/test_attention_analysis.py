@@ -130,6 +130,23 @@ def test_entropy_is_log_l_of_uniform_and_zero_of_certain_attention():
     assert entropy(torch.eye(5)[None, None]).item() == 0
 
 
+def test_rows_that_vanish_are_neither_near_nor_certain_and_others_need_not_sum_to_1():
+    """Such as a user's attention without softmax, or a performer's."""
+    maps = torch.rand(1, 2, 7, 7)
+    shares = maps / maps.sum(dim=-1, keepdim=True)
+    torch.testing.assert_close(mean_distance(maps, (2, 3), 1), mean_distance(shares, (2, 3), 1))
+    torch.testing.assert_close(entropy(5 * maps), entropy(shares))
+    signed = maps * torch.tensor([1.0, -1, 1, 1, -1, 1, -1])
+    torch.testing.assert_close(entropy(signed), entropy(shares))
+    blind = maps.clone()
+    blind[:, :, 3] *= 1e-9
+    rest = [0, 1, 2, 4, 5, 6]
+    torch.testing.assert_close(entropy(blind), torch.special.entr(shares)[:, :, rest].sum(dim=-1).mean(dim=-1))
+    sink = torch.zeros(1, 1, 7, 7)
+    sink[..., 0] = 1.0  # all to the class token
+    assert mean_distance(sink, (2, 3), 1).isnan().all() and entropy(0 * sink).isnan().all()
+
+
 def test_tables_have_a_row_for_each_head_and_each_patch(small_subject):
     subject = small_subject()
     for analyze, column in ((analyze_distance, "distance"), (analyze_entropy, "entropy")):

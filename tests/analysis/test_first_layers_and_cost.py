@@ -1,3 +1,4 @@
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -78,6 +79,31 @@ def test_the_shown_cell_lies_where_the_query_patch_does(small_subject):
     torch.testing.assert_close(torch.tensor(first["weight"].to_numpy()).float(), maps[0][0, 7 * 8 + 1])
     expected = (maps[0] * distances((8, 8))).sum(dim=-1).mean().item()
     assert first["mean_distance"].iloc[0] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("count", [10, 64])  # of 64 tokens
+def test_tokens_that_read_nothing_have_no_distance(small_subject, monkeypatch, count):
+    """Such as those of a performer whose features vanish."""
+    subject = small_subject(**T2T, t2t_attn="transformer", query=(0, 0))
+
+    def vanishing(tokenizer, images):
+        first, second = token_layer_maps(tokenizer, images)
+        first[:, :count] *= 1e-9
+        return [first, second]
+
+    monkeypatch.setattr("vitlab.analysis.views.token_layers.token_layer_maps", vanishing)
+    finding = analyze_token_layers(subject)
+    names = ["mean_distance", "mean_distance_low", "mean_distance_high"]
+    (found,) = finding.table[finding.table["layer"] == 1][names].drop_duplicates().to_numpy()
+    assert f"; {count / 64:.1%} of the tokens of layer 1 read nothing" in finding.note and "layer 2" not in finding.note
+    if count == 64:
+        shown = finding.figure.axes[1]
+        assert np.isnan(found).all() and "its weights vanish" in shown.get_title()
+        assert shown.images[0].get_clim() == (0, 1 / 64)
+    else:
+        whole = token_layer_maps(subject.net.tokenizer, subject.shown())[0][:, count:]
+        assert found[0] == pytest.approx((whole * distances((8, 8))[count:]).sum(dim=-1).mean().item(), abs=1e-4)
+        assert 0 <= found[1] <= found[0] <= found[2] <= 7 * 2**0.5
 
 
 @pytest.mark.parametrize(

@@ -74,29 +74,56 @@ def uniform_distance(grid_size: Grid) -> float:
     return float(distances(grid_size).mean())
 
 
+def shares_of_rows(maps: Tensor) -> Tensor:
+    """Return the share of each of ``(..., L, L)`` weights in its row, by size: they may be negative, or not sum to 1.
+
+    A row that vanishes is NaN: what it reads is lost in the rounding of float32.
+
+    Example:
+        >>> shares_of_rows(torch.tensor([[1.0, -3.0], [1e-9, 0.0]]))
+        tensor([[0.2500, 0.7500],
+                [   nan,    nan]])
+    """
+    sizes = maps.abs()
+    sums = sizes.sum(dim=-1, keepdim=True)
+    return torch.where(sums > torch.finfo(torch.float32).eps, sizes / sums, torch.nan)
+
+
+def row_distances(maps: Tensor, grid_size: Grid) -> Tensor:
+    """Map ``(..., N, N)`` weights of patches to the mean distance of each row, ``(..., N)`` in cells.
+
+    Example:
+        >>> row_distances(torch.tensor([[0.5, 0.5], [0.0, 0.0]]), (1, 2))
+        tensor([0.5000,    nan])
+    """
+    return (shares_of_rows(maps) * distances(grid_size).to(maps)).sum(dim=-1)
+
+
 def mean_distance(maps: Tensor, grid_size: Grid, num_prefix_tokens: int) -> Tensor:
     """Map ``(B, A, L, L)`` attention to its mean distance from patch to patch, ``(B, A)`` in cells.
 
     As in ViT's appendix (Dosovitskiy et al. 2021, arXiv:2010.11929), with rows renormalized after the columns of
-    prefix tokens are dropped; otherwise a head that attends to the class token would look local.
+    prefix tokens are dropped; otherwise a head that attends to the class token would look local. It is the mean over
+    the rows that :func:`shares_of_rows` knows, and NaN where it knows none.
 
     Example:
         >>> mean_distance(torch.eye(9)[None, None], (3, 3), num_prefix_tokens=0)  # each looks at itself
         tensor([[0.]])
     """
     patches = maps[..., num_prefix_tokens:, num_prefix_tokens:]  # (B, A, N, N)
-    patches = patches / patches.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(maps.dtype).tiny)
-    return (patches * distances(grid_size).to(maps)).sum(dim=-1).mean(dim=-1)
+    return row_distances(patches, grid_size).nanmean(dim=-1)
 
 
 def entropy(maps: Tensor) -> Tensor:
     """Map ``(B, A, L, L)`` attention to the mean entropy of its rows, ``(B, A)`` in nats; at most log L.
 
+    It is the mean over the rows that :func:`shares_of_rows` knows, and NaN where it knows none.
+
     Example:
         >>> entropy(torch.full((1, 1, 4, 4), 0.25)).exp()  # each looks at four tokens alike
         tensor([[4.]])
     """
-    return torch.special.entr(maps).sum(dim=-1).mean(dim=-1)
+    return torch.special.entr(shares_of_rows(maps)).sum(dim=-1).nanmean(dim=-1)
 
 
 def per_head(
@@ -107,25 +134,28 @@ def per_head(
     return torch.cat([torch.stack(each, dim=1) for each in layers])
 
 
-def _table(name: str, values: Tensor, null: Tensor, uniform: float) -> pd.DataFrame:
+def _table(name: str, values: Tensor, null: Tensor, uniform: float, most: float) -> pd.DataFrame:
     """Return a row for each layer and head of ``(n, depth, A)`` values and of those of the null, image by image."""
     rows = []
     above = values.double() - null.double()
     above[above.abs() <= 4 * ROUNDING * uniform] = 0  # of sums in another order
     for layer, head in np.ndindex(*values.shape[1:]):
         one, other, more = (each[:, layer, head].double().numpy() for each in (values, null, above))
-        found = over_images(name, one) | over_images("null", other) | over_images("above_null", more)
+        found = over_images(name, one, (0, most)) | over_images("null", other, (0, most))
+        found |= over_images("above_null", more)
         rows.append({"layer": layer, "head": head, **found, "uniform": uniform})
     return pd.DataFrame(rows)
 
 
-def _heads(subject: Subject, name: str, measure: Callable[[Tensor], Tensor], uniform: float, unit: str) -> Finding:
+def _heads(
+    subject: Subject, name: str, measure: Callable[[Tensor], Tensor], uniform: float, most: float, unit: str
+) -> Finding:
     """Measure each head's attention, and that of the same network with shuffled tokens as the null."""
     net = subject.transformer(name, "tokens that can be shuffled before positions, as a null")
     values = per_head(net, subject.batches(), measure)
     with shuffled_tokens(net):
         null = per_head(net, subject.batches(), measure)
-    table = _table(name, values, null, uniform)
+    table = _table(name, values, null, uniform, most)
     figure, (axes,) = one_axes()
     dots_per_head(axes, table, name)
     axes.scatter(table["layer"] + 0.12, table["null"], s=18, facecolors="none", edgecolors=COLORS[1], label="null")
@@ -212,8 +242,9 @@ def analyze_distance(subject: Subject) -> Finding:
         ['layer', 'head', 'distance', 'distance_low', 'distance_high', 'null']
     """
     grid, prefix = subject.net.grid_size, subject.net.num_prefix_tokens
-    uniform, unit = uniform_distance(grid), "mean attention distance, patches"
-    return _heads(subject, "distance", lambda maps: mean_distance(maps, grid, prefix), uniform, unit)
+    far, unit = distances(grid), "mean attention distance, patches"
+    uniform, most = float(far.mean()), float(far.max())
+    return _heads(subject, "distance", lambda maps: mean_distance(maps, grid, prefix), uniform, most, unit)
 
 
 @Analysis(
@@ -233,8 +264,8 @@ def analyze_entropy(subject: Subject) -> Finding:
         >>> list(finding.table.columns)[:6]
         ['layer', 'head', 'entropy', 'entropy_low', 'entropy_high', 'null']
     """
-    tokens = subject.net.num_prefix_tokens + math.prod(subject.net.grid_size)
-    return _heads(subject, "entropy", entropy, math.log(tokens), "entropy of attention, nats")
+    most = math.log(subject.net.num_prefix_tokens + math.prod(subject.net.grid_size))
+    return _heads(subject, "entropy", entropy, most, most, "entropy of attention, nats")
 
 
 def token_name(subject: Subject) -> str:

@@ -33,8 +33,15 @@ def wilson(share: float, n: float) -> tuple[float, float]:
     return max(0.0, (middle - half) / (1 + z / n)), min(1.0, (middle + half) / (1 + z / n))
 
 
-def over_images(name: str, values: Sequence[float] | NDArray[Any]) -> dict[str, float]:
+def over_images(
+    name: str, values: Sequence[float] | NDArray[Any], within: tuple[float, float] = (-math.inf, math.inf)
+) -> dict[str, float]:
     """Return the mean of a value of each image under its name, and its 95 % interval as ``_low`` and ``_high``.
+
+    Args:
+        name: Name of the value.
+        values: ``(images,)``; booleans for a share.
+        within: The least and the largest possible value, where the interval ends.
 
     Example:
         >>> found = over_images("acc1", np.array([True] * 9 + [False]))
@@ -43,10 +50,13 @@ def over_images(name: str, values: Sequence[float] | NDArray[Any]) -> dict[str, 
     """
     x = np.asarray(values)
     low, high = share_interval(int(x.sum()), len(x)) if x.dtype == bool else interval(x.tolist(), exact=True)
+    low, high = np.clip((low, high), *within).tolist()
     return {name: float(x.mean()), f"{name}_low": low, f"{name}_high": high}
 
 
-def over_several(name: str, values: NDArray[Any]) -> dict[str, float]:
+def over_several(
+    name: str, values: NDArray[Any], within: tuple[float, float] = (-math.inf, math.inf)
+) -> dict[str, float]:
     """Return the mean of a value that each image has several times, as under several changes, with its interval.
 
     The changes are those that were asked for, not a sample: the interval is over other images. A share has Wilson's
@@ -55,6 +65,7 @@ def over_several(name: str, values: NDArray[Any]) -> dict[str, float]:
     Args:
         name: Name of the value.
         values: ``(changes, images)``; booleans for a share.
+        within: The least and the largest possible value.
 
     Example:
         >>> found = over_several("acc1", np.array([[True] * 9 + [False]] * 4))
@@ -64,14 +75,16 @@ def over_several(name: str, values: NDArray[Any]) -> dict[str, float]:
     x = np.asarray(values)
     means = x.mean(axis=0)
     if x.dtype != bool:
-        return over_images(name, means)
+        return over_images(name, means, within)
     share, n = float(means.mean()), len(means)
     variance = float(np.var(means)) / n  # of a share of n images: p (1 - p) / n
     low, high = wilson(share, share * (1 - share) / variance if variance > 0 else n)
     return {name: share, f"{name}_low": low, f"{name}_high": high}
 
 
-def over_draws(name: str, values: NDArray[Any]) -> dict[str, float]:
+def over_draws(
+    name: str, values: NDArray[Any], within: tuple[float, float] = (-math.inf, math.inf)
+) -> dict[str, float]:
     """Return the mean of a value of each random draw and image, with its 95 % interval over other draws and images.
 
     The interval is that of :func:`vitlab.stats.seeds_and_images`. A share has Wilson's interval, at the number of
@@ -80,6 +93,7 @@ def over_draws(name: str, values: NDArray[Any]) -> dict[str, float]:
     Args:
         name: Name of the value.
         values: ``(draws, images)``; booleans for a share.
+        within: The least and the largest possible value.
 
     Example:
         >>> right = np.random.default_rng(0).random((5, 400)) < np.array([0.7, 0.8, 0.75, 0.78, 0.72])[:, None]
@@ -90,9 +104,10 @@ def over_draws(name: str, values: NDArray[Any]) -> dict[str, float]:
     x = np.asarray(values, float)
     draws, images = x.shape
     if min(draws, images) < 2:
-        return over_several(name, np.asarray(values))
+        return over_several(name, np.asarray(values), within)
     mean, low, high = seeds_and_images(x)
     if np.asarray(values).dtype == bool:
         variance = ((high - low) / 2 / float(special.ndtri(0.975))) ** 2
         low, high = wilson(mean, mean * (1 - mean) / variance if variance > 0 else images)
-    return {name: mean, f"{name}_low": float(low), f"{name}_high": float(high)}
+    low, high = np.clip((low, high), *within).tolist()
+    return {name: mean, f"{name}_low": low, f"{name}_high": high}

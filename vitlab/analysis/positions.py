@@ -136,7 +136,7 @@ def analyze_position(subject: Subject) -> Finding:
     with torch.no_grad():
         table = pos_embed.added(layer).detach().float()
         lengths = net.tokenizer(subject.shown(32)).norm(dim=-1).mean(dim=1)
-        ratios = over_images("norm_ratio", (table.norm(dim=-1).mean() / lengths).cpu().numpy())
+        ratios = over_images("norm_ratio", (table.norm(dim=-1).mean() / lengths).cpu().numpy(), (0, math.inf))
     h, w = net.grid_size
     cosines = similarity(table).cpu().view(h, w, h, w)
     figure, axes = grid_of_axes(1, 1, size=5, bar=True)

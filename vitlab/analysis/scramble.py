@@ -87,6 +87,9 @@ def scramble_image(images: Tensor, order: Tensor, grid_size: Grid) -> Tensor:
     return patches.permute(0, 3, 1, 4, 2, 5).reshape(images.shape)
 
 
+SIZES = (0.0, math.inf)  # of changes
+
+
 def changes_of(before: Tensor, after: Tensor, labels: Tensor | None) -> dict[str, NDArray[Any]]:
     """Compare ``(B, K)`` outputs image by image: right now, another prediction, change of the outputs; ``(B,)`` each.
 
@@ -105,7 +108,7 @@ def changes_of(before: Tensor, after: Tensor, labels: Tensor | None) -> dict[str
 def compare(before: Tensor, after: Tensor, labels: Tensor | None) -> dict[str, float]:
     """Return the means over images of :func:`changes_of`, with intervals."""
     found = changes_of(before, after, labels)
-    return {key: value for name, values in found.items() for key, value in over_images(name, values).items()}
+    return {key: value for name, values in found.items() for key, value in over_images(name, values, SIZES).items()}
 
 
 def block_sides(grid_size: Grid) -> list[int]:

@@ -11,7 +11,7 @@ from vitlab.analysis.catalogue import Analysis, Curve, Rows, each_line
 from vitlab.analysis.figures import curves, finish, one_axes
 from vitlab.analysis.intervals import over_images, over_several
 from vitlab.analysis.pictures import shape_text
-from vitlab.analysis.scramble import MEASURES, NO_CLASSES, changes_of
+from vitlab.analysis.scramble import MEASURES, NO_CLASSES, SIZES, changes_of
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.models.walk import outputs, token_steps
 
@@ -85,9 +85,9 @@ def analyze_shift(subject: Subject) -> Finding:
                 each.append(
                     changes_of(before, outputs(net, shifted(images, pixels * dy, pixels * dx, fill, black)), labels)
                 )
-                found = {k: v for name, values in each[-1].items() for k, v in over_images(name, values).items()}
+                found = {k: v for name, values in each[-1].items() for k, v in over_images(name, values, SIZES).items()}
                 rows.append({**where, "direction": direction, **found})
-            means = [over_several(name, np.stack([one[name] for one in each])) for name in each[0]]
+            means = [over_several(name, np.stack([one[name] for one in each]), SIZES) for name in each[0]]
             rows.append({**where, "direction": MEAN, **{k: v for found in means for k, v in found.items()}})
     table = pd.DataFrame(rows).assign(n=len(images))
     table["agreement"] = 1 - table["flipped"]

@@ -219,7 +219,8 @@ def _under(
             facts |= over_images("first_above_random", firsts.get(m, zeros).numpy())
             start = {"filling": name, "kind": kind, "map": m, "against": "random"}
             for count, column in zip(counts_of(patches), line.T, strict=True):
-                rows.append({**start, "share": count / patches, **over_images("probability", column.numpy()), **facts})
+                mean = over_images("probability", column.numpy(), (0, 1))
+                rows.append({**start, "share": count / patches, **mean, **facts})
     for m, other in permutations(maps, 2):
         difference = over_images("gain", (gains[m] - gains[other]).numpy())
         rows.append({"filling": name, "kind": "pair", "map": m, "against": other, **difference})

@@ -97,7 +97,7 @@ def analyze_sanity(subject: Subject) -> Finding:
             for name, method in methods.items():
                 alike[name].append(rank_correlation(own[name], method(other, images, classes)))
         for name, each in alike.items():
-            found = over_draws("correlation", torch.stack(each).numpy())
+            found = over_draws("correlation", torch.stack(each).numpy(), (-1, 1))
             counts = {"n": len(images), "draws": DRAWS}
             rows.append({"map": name, "random": stage, "blocks": blocks, **found, **counts, "step": step})
     table = pd.DataFrame(rows)

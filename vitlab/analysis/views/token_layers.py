@@ -1,5 +1,7 @@
 """Attention between the soft splits of T2T-ViT, and the features after each."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import torch
@@ -7,7 +9,7 @@ from torch import Tensor
 
 from vitlab.analysis.catalogue import Analysis, Curve
 from vitlab.analysis.figures import by_cell, grid_of_axes, heat, picture
-from vitlab.analysis.head_attention import distances, uniform_distance
+from vitlab.analysis.head_attention import distances, row_distances
 from vitlab.analysis.intervals import over_images
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.analysis.views.pca import pca_colors
@@ -96,26 +98,29 @@ def analyze_token_layers(subject: Subject) -> Finding:
     images = subject.shown()
     each = [token_layer_maps(tokenizer, image[None]) for image in images]  # one by one: a map has 10^7 weights at 224
     maps = [torch.cat(parts) for parts in zip(*each, strict=True)]
-    rows = []
+    note = "attention of the cell at the cross; layers add values, not inputs, to it; colors span each map's own range"
+    rows: list[dict[str, Any]] = []
     figure, axes = grid_of_axes(len(images), 1 + len(maps), size=1.8)
     for i, pixels in enumerate(subject.pixels(images).numpy()):
         picture(axes[i, 0], pixels, "image" if i == 0 else "")
     for layer, attention in enumerate(maps):
         h, w = tokenizer.grids[layer]
-        (y, x), uniform = _query(subject, (h, w)), uniform_distance((h, w))
-        each_far = (attention * distances((h, w)).to(attention)).sum(dim=-1).mean(dim=1)
-        far = over_images("mean_distance", each_far.cpu().numpy())
-        whole = float(attention.sum(dim=-1).mean())  # 1, unless the features of a performer vanish
-        said = f"distance {far['mean_distance']:.1f}, uniform {uniform:.1f}" if whole > 0.5 else "its weights vanish"
+        (y, x), pairs = _query(subject, (h, w)), distances((h, w))
+        reach = torch.stack([row_distances(one, (h, w)) for one in attention]).cpu()  # (B, N)
+        blind, means = float(reach.isnan().float().mean()), reach.nanmean(dim=1)
+        known = means[means.isfinite()].double().numpy() if blind < 1 else [np.nan]
+        far, uniform = over_images("mean_distance", known, (0, float(pairs.max()))), float(pairs.mean())
+        said = f"distance {far['mean_distance']:.1f}, uniform {uniform:.1f}" if blind < 1 else "its weights vanish"
+        note += f"; {blind:.1%} of the tokens of layer {layer + 1} read nothing" if blind else ""
         for i, values in enumerate(attention[:, y * w + x].view(-1, h, w).cpu()):
             title = f"layer {layer + 1}, {h} x {w}\n{said}"
-            heat(axes[i, layer + 1], values.numpy(), title if i == 0 else "")
+            faint: Any = {"vmin": 0.0, "vmax": 1 / (h * w)} if reach[i, y * w + x].isnan() else {}
+            heat(axes[i, layer + 1], values.numpy(), title if i == 0 else "", **faint)
             axes[i, layer + 1].plot(x, y, "+", color="white", markeredgecolor="#D55E00", markersize=7)
             rows += [
                 {"image": i, "layer": layer + 1, **at, "weight": float(value), **far, "uniform": uniform}
                 for at, value in by_cell(values.flatten(), w)
             ]
-    note = "attention of the cell at the cross; layers add values, not inputs, to it; colors span each map's own range"
     return Finding(pd.DataFrame(rows), figure, note)
 
 
