@@ -16,6 +16,7 @@ from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
 
 BINS = 15
+_ROUNDING = 1e-9  # a smaller distance of two shares is none
 
 
 def bins_of(confidence: NDArray[np.floating]) -> NDArray[np.int64]:
@@ -91,15 +92,17 @@ def calibration_error(
     The plain ECE is a mean of absolute values, which noise makes positive: calibrated probabilities of 440 images show
     0.05. Of the squared error the noise can be subtracted (Bröcker 2012, doi:10.1007/s00382-011-1191-1; Kumar et al.
     2019, arXiv:1909.10155), so the root of that is estimated. Its interval holds each error whose simulated estimates
-    surround the found one: labels are drawn from the predicted probabilities, moved in the direction that was found
-    until they have that error. The 5 % outside go from one tail at an error of 0 to two well above.
+    surround the found one: labels are drawn from the predicted probabilities, moved in the direction that was found, or
+    in the opposite one, until they have that error. An estimate has the sign of its direction, and 2.5 % lie outside
+    at each end; half of those that equal the found one count as below it (mid-p, Lancaster 1961,
+    doi:10.1080/01621459.1961.10482105).
 
     Args:
         confidence: ``(n,)`` probabilities.
         right: ``(n,)`` whether that came true.
         images: ``(n,)`` which image each belongs to, if one has several labels: they count for less if they go
             together. Default: one each.
-        draws: Simulated estimates for each of 80 errors.
+        draws: Simulated estimates for each of 121 errors.
 
     Example:
         >>> rng = np.random.default_rng(1)
@@ -113,21 +116,28 @@ def calibration_error(
     weight, found = n / n.sum(), _square(n, share * n, said)
     variance = said * (1 - said)
     noise = float(np.sqrt(2 * np.square(variance).sum())) / n.sum()  # of the square, of calibrated probabilities
-    most = np.sqrt(max(found, 0.0)) + np.sqrt(4 * noise) + 2 / np.sqrt(n.sum())
-    errors = np.linspace(0, min(1.0, most), 80)
-    moved = np.array([_moved(said, share - said, weight, error) for error in errors])
+    rms, reach = float(np.sqrt(max(found, 0.0))), np.sqrt(4 * noise) + 2 / np.sqrt(n.sum())
+    errors = np.sort(np.append(np.linspace(max(rms - reach, -1.0), min(rms + reach, 1.0), 120), 0.0))
+    gap = np.where(np.abs(share - said) < _ROUNDING, 0.0, share - said)
+    toward = gap / np.abs(gap).max() if gap.any() else np.where(said > 0.5, -1.0, 1.0)
+    moved = np.array([_moved(said, toward, weight, error) for error in errors])
     counts = rng.multinomial(max(1, round(n.sum())), weight, size=(len(errors), draws))
     hits = rng.binomial(counts, moved[:, None])
-    drawn = _square(counts, hits, said)
-    below = (drawn < found).mean(axis=1) + (drawn == found).mean(axis=1) / 2
-    lower = 0.025 * np.minimum(1, np.square(errors) / max(2 * noise, 1e-12))  # of the 5 %, what lies below
-    (held,) = np.nonzero((below >= lower) & (below <= 0.95 + lower))
+    sides = _sign(((hits - counts * said) * toward).sum(axis=-1)) - float(gap.any())  # 0 for that of the found one
+    order = np.where(sides == 0, _sign(_square(counts, hits, said) - found), sides)
+    below = (order < 0).mean(axis=1) + (order == 0).mean(axis=1) / 2
+    held = np.flatnonzero((below >= 0.025) & (below <= 0.975))
+    first, last = (held[0], held[-1]) if len(held) else (nearest := np.abs(below - 0.5).argmin(), nearest)
     reached = np.sqrt((weight * np.square(moved - said)).sum(axis=1))  # less than the error where probabilities end
-    low, high = (errors[held[0]], reached[min(held[-1] + 1, len(errors) - 1)]) if len(held) else (0.0, errors[1])
-    rms = float(np.sqrt(max(found, 0.0)))
-    chance = np.abs(hits[0] - counts[0] * said).sum(axis=1).mean() / max(1, round(n.sum()))
-    ends = min(float(low), rms), max(float(high), rms)
-    return CalibrationError(rms, *ends, expected_calibration_error(table), float(chance))
+    high = max(rms, *reached[[max(first - 1, 0), min(last + 1, len(errors) - 1)]].tolist())
+    zero = errors.searchsorted(0.0)
+    chance = np.abs(hits[zero] - counts[zero] * said).sum(axis=1).mean() / max(1, round(n.sum()))
+    low = min(rms, max(0.0, float(errors[first])))
+    return CalibrationError(rms, low, high, expected_calibration_error(table), float(chance))
+
+
+def _sign(distance: NDArray[Any]) -> NDArray[Any]:
+    return np.sign(np.where(np.abs(distance) < _ROUNDING, 0.0, distance))
 
 
 def _square(n: NDArray[Any], hits: NDArray[Any], said: NDArray[Any]) -> NDArray[np.float64] | Any:
@@ -137,14 +147,13 @@ def _square(n: NDArray[Any], hits: NDArray[Any], said: NDArray[Any]) -> NDArray[
     return (n * (np.square(share - said) - noise)).sum(axis=-1) / n.sum(axis=-1)
 
 
-def _moved(said: NDArray[Any], gap: NDArray[Any], weight: NDArray[Any], error: float) -> NDArray[np.float64]:
-    """Return probabilities of the bins that lie in the direction of ``gap``, with this root mean square error."""
-    gap = gap if gap.any() else np.where(said > 0.5, -1.0, 1.0)
-    scale = error / float(np.sqrt(np.sum(weight * np.square(gap))))
+def _moved(said: NDArray[Any], toward: NDArray[Any], weight: NDArray[Any], error: float) -> NDArray[np.float64]:
+    """Return probabilities of the bins moved ``toward`` by this root mean square error, or away if it is negative."""
+    scale = error / float(np.sqrt(np.sum(weight * np.square(toward))))
     for _ in range(8):  # probabilities end at 0 and 1
-        reached = float(np.sqrt(np.sum(weight * np.square(np.clip(said + scale * gap, 0, 1) - said))))
-        scale *= error / reached if reached > 0 else 1.0
-    return np.clip(said + scale * gap, 0, 1)
+        reached = float(np.sqrt(np.sum(weight * np.square(np.clip(said + scale * toward, 0, 1) - said))))
+        scale *= abs(error) / reached if reached > 0 else 1.0
+    return np.clip(said + scale * toward, 0, 1)
 
 
 def _going_together(
@@ -188,10 +197,10 @@ def analyze_calibration(subject: Subject) -> Finding:
     said = confidence.double().numpy()
     table = reliability(said, right.numpy())
     of = bins_of(said)
-    means = [over_images("confidence", said[of == i]) for i in np.unique(of)]
+    means = [over_images("confidence", said[of == i], (0, 1)) for i in np.unique(of)]
     # labels of one image may go together
     images = None if outcome.kind == "class" else np.repeat(np.arange(len(outcome)), outcome.outputs.shape[1])
-    table = table.assign(**pd.DataFrame(means)[["confidence_low", "confidence_high"]].clip(0, 1))
+    table = table.assign(**pd.DataFrame(means)[["confidence_low", "confidence_high"]])
     ends = [share_interval(round(a * n), int(n)) for a, n in zip(table["accuracy"], table["n"], strict=True)]
     table["accuracy_low"], table["accuracy_high"] = zip(*ends, strict=True)
     enough = np.maximum(1, (table["n"] / _going_together(said, right.numpy(), images)).round())
