@@ -144,6 +144,39 @@ def test_reconstruction_is_the_loss_and_a_network_that_reads_nothing_equals_its_
     assert error["itself"] == pytest.approx(float(wanted.mean()), rel=1e-5 if norm_pix else 0.2)
 
 
+def small_autoencoder():
+    torch.manual_seed(0)
+    light = {"decoder_dim": 8, "decoder_depth": 0, "decoder_heads": 2, "depth": 1, "embed_dim": 16, "num_heads": 2}
+    return MAE(img_size=8, in_chans=1, patch_size=2, **light).eval()
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_what_is_filled_in_from_another_picture_is_never_from_itself(digits, monkeypatch, count):
+    task, asked = small_autoencoder(), []
+    fill = task.fill
+
+    def watched(images, order, seen=None):
+        asked.append((images, seen))
+        return fill(images, order, seen)
+
+    monkeypatch.setattr(task, "fill", watched)
+    subject = Subject(task.net, digits, num_images=count, task=task)
+    finding = analyze_reconstruction(subject)
+    assert len(finding.figure.axes) == 4 * min(count, 6) and f"{count} images" in finding.note
+    others = [(images, seen) for images, seen in asked if seen is not None]
+    assert [len(seen) for _, seen in others] == [count, min(count, 6)]
+    assert not any(torch.equal(a, b) for images, seen in others for a, b in zip(images, seen, strict=True))
+
+
+def test_reconstruction_needs_another_picture(digits):
+    task = small_autoencoder()
+    with pytest.raises(UsageError, match=r"needs two images that differ .*, got 1"):
+        analyze_reconstruction(Subject(task.net, digits, num_images=1, task=task))
+    same = torch.ones(3, 1, 8, 8)
+    with pytest.raises(UsageError, match=r"needs two images that differ .*, got 3"):
+        analyze_reconstruction(Subject(task.net, lambda image: same[0], pictures=same, task=task))
+
+
 def test_reconstruction_refuses_a_network_that_is_not_an_autoencoder(small_subject):
     with pytest.raises(UsageError, match="reconstruction needs a checkpoint of a masked autoencoder"):
         analyze_reconstruction(small_subject())

@@ -1,5 +1,7 @@
 """The reconstructions of a masked autoencoder."""
 
+import math
+
 import numpy as np
 import pandas as pd
 import torch
@@ -37,29 +39,29 @@ def analyze_reconstruction(subject: Subject) -> Finding:
     if getattr(task, "fill", None) is None:
         raise UsageError(f"reconstruction needs a checkpoint of a masked autoencoder (--model=MAE), not {subject.name}")
     images, _ = subject.labeled()
-    if len(images) < 2:
-        raise UsageError("reconstruction compares images and needs at least two")
+    others = _others(images, images)
     seeds = stream(np.arange(len(images)), MASK)
     order = torch.from_numpy(shuffled_indices(seeds, subject.net.grid_size, task.hparams["mask_block"])).to(
         images.device
     )
     errors: dict[str, list[Tensor]] = {"itself": [], "another picture": [], "nothing": []}
     mean, keeps_means = images.mean(dim=0, keepdim=True), task.hparams["norm_pix"]
-    for part, own, other in zip(images.split(32), order.split(32), images.roll(1, 0).split(32), strict=True):
+    for part, own, other in zip(images.split(32), order.split(32), others.split(32), strict=True):
         filled, is_hidden = task.fill(part, own)
         for name, made in zip(errors, (filled, task.fill(part, own, other)[0], mean.expand_as(part)), strict=True):
             patches, found = (cut_patches(x, subject.net.grid_size).flatten(2) for x in (part, made))
             if name == "nothing" and keeps_means:
                 found = patches.mean(dim=2, keepdim=True)
             errors[name].append((patches - found).square().mean(dim=2)[is_hidden].view(len(part), -1).mean(dim=1))
-    rows = [{"seen": name, **over_images("error", torch.cat(each).cpu().numpy())} for name, each in errors.items()]
+    measured = {name: torch.cat(each).cpu().numpy() for name, each in errors.items()}
+    rows = [{"seen": name, **over_images("error", each, (0, math.inf))} for name, each in measured.items()]
 
-    pictures = subject.shown(SHOWN)
-    own, others = order[: len(pictures)], images[: len(pictures)].roll(1, 0)
+    pictures = subject.shown(min(SHOWN, len(images)))
+    own = order[: len(pictures)]
     filled, is_hidden = task.fill(pictures, own)
     gray = torch.where(_pixels_of(is_hidden, subject.net.grid_size, pictures), 0.0, pictures)
     columns = {"picture": pictures, "seen": gray, "filled in": filled}
-    columns["from another"], _ = task.fill(pictures, own, others)
+    columns["from another"], _ = task.fill(pictures, own, _others(pictures, images))
     figure, axes = grid_of_axes(len(pictures), len(columns), size=1.5)
     for j, (title, values) in enumerate(columns.items()):
         for i, pixels in enumerate(subject.pixels(values).numpy()):
@@ -67,6 +69,17 @@ def analyze_reconstruction(subject: Subject) -> Finding:
     kept = "; each hidden patch keeps its own mean and spread" if keeps_means else ""
     note = f"{len(images)} images, {task.num_kept} of {order.shape[1]} tokens seen{kept}"
     return Finding(pd.DataFrame(rows), figure, note)
+
+
+def _others(pictures: Tensor, images: Tensor) -> Tensor:
+    """Return for each picture one of the images, the one before its place or further back, that is not the same."""
+    n, found = len(images), []
+    for i, own in enumerate(pictures):
+        back = (images[(i - k) % n] for k in range(1, n + 1))
+        if (other := next((image for image in back if not torch.equal(image, own)), None)) is None:
+            raise UsageError(f"reconstruction needs two images that differ (--num_images, --images), got {n}")
+        found.append(other)
+    return torch.stack(found)
 
 
 def _pixels_of(is_hidden: Tensor, grid_size: tuple[int, int], images: Tensor) -> Tensor:
