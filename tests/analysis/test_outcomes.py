@@ -5,11 +5,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binom
 from sklearn.metrics import balanced_accuracy_score, confusion_matrix, f1_score, precision_recall_fscore_support
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 import vitlab
-from vitlab.analysis import ANALYSES, analyze_calibration, analyze_confusion, analyze_errors
+from vitlab.analysis import (
+    ANALYSES,
+    analyze_calibration,
+    analyze_confusion,
+    analyze_errors,
+    analyze_fewshot,
+    analyze_probe,
+    analyze_scramble,
+)
 from vitlab.analysis.outcomes.calibration import calibration_error, expected_calibration_error, reliability
 from vitlab.analysis.outcomes.confusion import macro_intervals
 from vitlab.analysis.outcomes.outcome import Outcome, outcome_of
@@ -69,6 +78,19 @@ def test_analyses_of_digits_agree_with_each_other_and_with_the_network(small_sub
     assert len(outcome_of(subject)) == len(subject.data.splits["test"])
 
 
+@pytest.mark.parametrize(
+    "analysis",
+    [analyze_errors, analyze_confusion, analyze_calibration, analyze_scramble, analyze_fewshot, analyze_probe],
+)
+def test_outputs_that_are_not_finite_are_no_class(small_subject, analysis):
+    subject = small_subject(num_images=16)
+    with torch.no_grad():
+        subject.net.norm.bias[0] = torch.nan
+        subject.net.tokenizer.proj.bias[0] = torch.nan
+    with pytest.raises(UsageError, match="images are not finite, as of a network that has diverged"):
+        analysis(subject)
+
+
 @pytest.mark.parametrize("analysis", [analyze_errors, analyze_confusion, analyze_calibration])
 def test_a_network_without_a_head_has_no_accuracy(small_subject, analysis):
     """Such as that of a masked autoencoder: its features are no scores of classes."""
@@ -99,9 +121,31 @@ def test_a_report_reads_labels_as_classes(monkeypatch):
 
 def test_probabilities_that_are_never_wrong_are_off_by_what_they_lack():
     """0.9 said and always right: the error is 0.1, and cannot be larger in the direction that was found."""
-    for n in (14, 100, 1000):
+    for n in (40, 100, 1000):  # of fewer, all may be right where 0.78 is true
         found = calibration_error(np.full(n, 0.9), np.ones(n, bool))
         assert found.low <= found.rms <= found.high == pytest.approx(0.1, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("n", "said", "true"),
+    [
+        (20, 0.95, 0.87),
+        (20, 0.95, 0.95),
+        (20, 0.9, 0.97),
+        (100, 0.98, 0.95),
+        *(pytest.param(1000, 0.95, share, marks=pytest.mark.rare) for share in (0.93, 0.95, 0.965)),
+    ],
+)
+def test_the_interval_of_few_confident_images_holds_the_truth_in_both_directions(n, said, true):
+    """Over- and underconfident: the interval for each number of right images, weighted by its probability."""
+    shares, held, width = binom.pmf(np.arange(n + 1), n, true), 0.0, 0.0
+    likely = np.flatnonzero(shares > 0.004)
+    for right in likely:
+        found = calibration_error(np.full(n, said), np.arange(n) < right, draws=200)
+        held += shares[right] * (found.low - 1e-9 <= abs(said - true) <= found.high + 1e-9)
+        width += shares[right] * (found.high - found.low)
+    assert held / shares[likely].sum() >= 0.93
+    assert width < 6.5 * (true * (1 - true) / n) ** 0.5  # of an interval of a mean: 3.9
 
 
 def test_mistakes_are_in_the_order_of_the_tiniest_probabilities(small_subject):

@@ -18,6 +18,7 @@ from vitlab.cli.main import main
 from vitlab.config.images import find_images
 from vitlab.errors import UsageError, escaped
 from vitlab.jobs import predict as predictions
+from vitlab.jobs.evaluate import Conditions, evaluate
 from vitlab.jobs.restore import restore
 from vitlab.runs.directory import RunDir
 
@@ -153,6 +154,22 @@ def test_the_order_is_that_of_the_arguments_and_sorted_within_a_folder(run, phot
     paths = pd.read_csv(tmp_path / "out.csv")["path"]
     expected = ["z.png", "b/1.png", "b/10.png", "b/2.png", "a.png", "c.png", "z.png"]
     assert [os.path.relpath(path, photos) for path in paths] == expected
+
+
+def test_outputs_that_are_not_finite_are_no_prediction():
+    collector = predictions._Collector(topk=2)
+    collector.num_classes = 3
+    outputs = torch.tensor([[0.0, 1.0, 2.0], [torch.nan] * 3, [torch.inf, 0.0, 0.0]])
+    collector.collect(outputs, [4, 5, 6], ["", "", "truncated"])
+    assert collector.values[4][1] == [2, 1] and list(collector.values) == [4]
+    assert collector.reasons == {5: "the outputs of the network are not finite", 6: "truncated"}
+
+
+def test_outputs_that_are_not_finite_are_not_measured(run):
+    blind = lambda images: torch.full((len(images), 10), torch.nan)  # noqa: E731
+    (checkpoint, *_), directory = sorted((run / "checkpoints").glob("*.ckpt")), RunDir(run)
+    with pytest.raises(UsageError, match=r"the outputs of (\d+) of \1 images are not finite"):
+        evaluate("validate", directory, checkpoint, Conditions(), quiet=True, answers=blind)
 
 
 def test_unreadable_files_are_listed_with_reasons_and_the_rest_is_done(run, photos, tmp_path, capsys):

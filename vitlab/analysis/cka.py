@@ -14,7 +14,7 @@ from vitlab.analysis.figures import grid_of_axes, heat
 from vitlab.analysis.probes import centered
 from vitlab.analysis.subject import CkaTokens, Finding, Subject
 from vitlab.errors import UsageError
-from vitlab.models.walk import Asked, block_tokens
+from vitlab.models.walk import Asked, all_finite, block_tokens
 
 MOST = 256  # images: every pair of them is compared
 LEAST = 10  # images
@@ -61,7 +61,7 @@ def cka_interval(value: float, k: Tensor, m: Tensor) -> tuple[float, float]:
     variance, groups = jackknife(k, m)
     normal, t = float(special.ndtri(0.975)), float(special.stdtrit(groups - 1, 0.975))
     half = (normal**2 * pairs + t**2 * max(variance - 2 * pairs, 0.0)) ** 0.5
-    return value - half, value + half
+    return max(value - half, min(value, 0.0)), min(value + half, max(value, 1.0))  # no similarity lies beyond
 
 
 def of_images(tokens: Tensor, which: CkaTokens, prefix: int) -> Tensor:
@@ -97,7 +97,7 @@ def layer_kernels(net: Asked, batches: Iterable[tuple[Tensor, Tensor]], which: C
     """Return the linear kernels of the tokens before block 0 and after each block; see :func:`of_images`."""
     prefix = net.num_prefix_tokens
     parts = [[of_images(x, which, prefix).cpu() for x in block_tokens(net, images)] for images, _ in batches]
-    return [linear_kernel(torch.cat(layer)) for layer in zip(*parts, strict=True)]
+    return [linear_kernel(all_finite(torch.cat(layer), "tokens")) for layer in zip(*parts, strict=True)]
 
 
 @Analysis(

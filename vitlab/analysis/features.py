@@ -13,7 +13,7 @@ from vitlab.analysis.intervals import over_draws, share_interval
 from vitlab.analysis.probes import ridge
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.models.features import knn
-from vitlab.models.walk import Asked, pooled_features
+from vitlab.models.walk import Asked, all_finite, pooled_features
 
 SHOTS = (1, 5, 10, 25)
 DRAWS = 5  # of the labeled images
@@ -27,7 +27,7 @@ def features(net: Asked, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tens
     """Return the pooled features ``(n, D)`` that the head reads, and the classes ``(n,)``."""
     found = [(pooled_features(net, images).cpu(), labels.cpu()) for images, labels in batches]
     x, y = zip(*found, strict=True)
-    return torch.cat(x).double(), torch.cat(y)
+    return all_finite(torch.cat(x), "features").double(), torch.cat(y)
 
 
 def few_shot_right(train: Tensor, labels: Tensor, test: Tensor, test_labels: Tensor, num_classes: int) -> Tensor:

@@ -1,6 +1,7 @@
 """Linear probes of frozen tokens, by closed-form ridge regression."""
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Iterator
 
 import pandas as pd
@@ -18,7 +19,7 @@ from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.resample import Grid
 from vitlab.models.foreign import AnyNetwork
 from vitlab.models.vit import VisionTransformer
-from vitlab.models.walk import block_tokens, placed_tokens
+from vitlab.models.walk import all_finite, block_tokens, placed_tokens
 
 PENALTIES = torch.logspace(-7, 3, 21, dtype=torch.float64)  # of a CellProbe, in mean variances of the features
 
@@ -149,7 +150,8 @@ class CellProbe:
         """Return N-way accuracy and R^2 of row and column together, each with its interval over images."""
         spread = (self.places - self.places.mean(dim=0)).square().sum()
         r2 = 1 - torch.cat(self.missed) / spread
-        return over_images("accuracy", self.accuracies().numpy()) | over_images("r2", r2.numpy())
+        found = over_images("accuracy", self.accuracies().numpy(), (0, 1))
+        return found | over_images("r2", r2.numpy(), (-math.inf, 1))
 
 
 def probe_layers(
@@ -312,4 +314,4 @@ def _noise(subject: Subject, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _with_bias(tokens: Tensor) -> Tensor:
-    return F.pad(steady(tokens.flatten(0, 1)).view(tokens.shape), (0, 1), value=1.0)
+    return F.pad(steady(all_finite(tokens, "tokens").flatten(0, 1)).view(tokens.shape), (0, 1), value=1.0)

@@ -19,7 +19,7 @@ from vitlab.errors import UsageError
 from vitlab.layers.resample import ResizePolicy
 from vitlab.models.foreign import AnyNetwork
 from vitlab.models.vit import VisionTransformer
-from vitlab.models.walk import token_steps
+from vitlab.models.walk import all_finite, token_steps
 
 FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 Size = tuple[int, int]
@@ -101,7 +101,7 @@ def measure(subject: Subject) -> Iterator[dict[str, object]]:
                     right: list[Tensor] = []
                     for images, labels in subject.batches(pipeline=pipeline if protocol == "resize" else None):
                         images = images if protocol == "resize" else canvas(images, size, subject.black(), steps)
-                        right.append((net(images).argmax(dim=1) == labels).cpu())
+                        right.append((all_finite(net(images)).argmax(dim=1) == labels).cpu())
                     where = f"resolution/acc1@{size[0]}" + ("" if policy == ways[0] else f"/{policy}")
                     facts: dict[str, object] = {
                         "size": size[0],

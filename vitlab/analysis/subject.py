@@ -25,7 +25,7 @@ from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError, printable
 from vitlab.models.foreign import AnyNetwork
 from vitlab.models.vit import VisionTransformer
-from vitlab.models.walk import Asked, as_asked, heads_of, outputs
+from vitlab.models.walk import Asked, all_finite, as_asked, heads_of, outputs
 from vitlab.runs.atomic import atomic_write
 
 T = TypeVar("T")
@@ -204,7 +204,8 @@ class Subject:
 
     def outputs(self) -> Tensor:
         """Return the ``(n, K)`` outputs for the images of :meth:`labeled`."""
-        return self.once("outputs", lambda: torch.cat([outputs(self.net, images) for images, _ in self.batches()]))
+        parts = (outputs(self.net, images) for images, _ in self.batches())
+        return self.once("outputs", lambda: all_finite(torch.cat(list(parts))))
 
     def prepared(self, images: Images, pipeline: Pipeline | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches of some images of the data set, as :meth:`batches` does."""

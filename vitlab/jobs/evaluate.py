@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pandas as pd
+import torch
 import yaml
 from torch import Tensor
 
@@ -30,6 +31,7 @@ from vitlab.jobs.restore import PLACES, evaluation_args, naming_place_of_data
 from vitlab.jobs.train.endings import explain_mismatch, in_step
 from vitlab.jobs.train.wandb import add_result
 from vitlab.layers.pos_embed import PosEmbed
+from vitlab.models.walk import all_finite
 from vitlab.models.weights_file import check_readable
 from vitlab.runs.atomic import atomic_write
 from vitlab.runs.directory import RunDir
@@ -135,6 +137,7 @@ def evaluate(
     table = predictions.table(getattr(cli.trainer, f"{split}_dataloaders"))
     if not cli.trainer.is_global_zero:
         return None
+    all_finite(torch.from_numpy(table.filter(regex="^(prediction|probability)").to_numpy(dtype=float)))
     if checksum(checkpoint) != facts["sha256"]:
         raise UsageError(f"{checkpoint} was replaced while it was measured, as its training goes on; measure it again")
     moved = {key for key in changes if key_as_typed(key) in PLACES}

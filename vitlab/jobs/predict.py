@@ -262,12 +262,14 @@ class _Collector(L.Callback):
     def collect(self, outputs: Tensor, files: Sequence[int], reasons: Sequence[str]) -> None:
         """Keep the outputs for the files of these numbers, or why one could not be read."""
         numbers, classes = outputs.float(), torch.empty(len(outputs), 0)
+        finite = numbers.reshape(len(numbers), -1).isfinite().all(dim=1).tolist()  # the largest of others is none
         self.softmax = bool(self.num_classes) and outputs.shape[1:] == (self.num_classes,)
         if self.softmax:
             numbers, classes = numbers.softmax(dim=1).topk(min(self.topk, outputs.shape[1]), dim=1)
-        for i, reason, *found in zip(files, reasons, numbers.tolist(), classes.tolist(), strict=True):
-            if reason:
-                self.reasons[i] = reason
+        both = zip(numbers.tolist(), classes.tolist(), strict=True)
+        for i, reason, is_finite, found in zip(files, reasons, finite, both, strict=True):
+            if reason or not is_finite:
+                self.reasons[i] = reason or "the outputs of the network are not finite"
             else:
                 self.values[i] = (found[0], found[1])
 

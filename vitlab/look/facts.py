@@ -171,7 +171,7 @@ def _weights(run: RunDir, result: Mapping[str, Any]) -> str:
 def outcome_facts(run: RunDir, found: SplitPredictions | None = None) -> dict[str, Any] | None:
     """Return accuracy, confusion, calibration and the worst mistakes of given or stored predictions."""
     found = found or predictions_of(run)
-    if found is None:
+    if found is None or not np.isfinite(found[1]["probability"]).all():  # the largest of others is none
         return None
     split, table = found
     names = list(run.data.get("class_names") or [])

@@ -269,6 +269,24 @@ def outputs(net: Asked, images: Tensor) -> Tensor:
         return torch.cat([net(batch) for batch in images.split(32)])
 
 
+def all_finite(found: Tensor, what: str = "outputs") -> Tensor:
+    """Return ``(n, ...)`` numbers of n images; refuse some that are not finite, the largest of which is none.
+
+    Example:
+        >>> all_finite(torch.tensor([[1.0, 2.0], [torch.nan, torch.nan]]))
+        Traceback (most recent call last):
+            ...
+        vitlab.errors.UsageError: the outputs of 1 of 2 images are not finite, as of a network that has diverged or \
+overflows in 16 bits: take an earlier checkpoint, or --trainer.precision=32-true
+    """
+    if lost := int((~found.flatten(1).isfinite()).any(dim=1).sum()):
+        raise UsageError(
+            f"the {what} of {lost:,} of {len(found):,} images are not finite, as of a network that has diverged or "
+            "overflows in 16 bits: take an earlier checkpoint, or --trainer.precision=32-true"
+        )
+    return found
+
+
 def token_steps(net: Asked) -> tuple[int, int]:
     """Return height and width, in pixels, from one token to the next; of a network of another library, of a cell.
 

@@ -18,7 +18,7 @@ from vitlab.layers.attention import Attention
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.models.foreign import AnyNetwork, gradients_of
 from vitlab.models.vit import VisionTransformer
-from vitlab.models.walk import Asked, attentions, graded_tokens, outputs, probabilities
+from vitlab.models.walk import Asked, all_finite, attentions, graded_tokens, outputs, probabilities
 from vitlab.resized import resize_images
 
 STEPS = 32  # of the path of integrated gradients
@@ -403,7 +403,7 @@ def predicted(subject: Subject, images: Tensor, name: str) -> Tensor:
         numbers = ", ".join(subject.data.targets.get("names", ())) if subject.net.num_classes > 1 else ""
         what = f"predicts {numbers}" if numbers else "has no classification head"
         raise UsageError(f"{name} needs class scores, and {subject.name} {what}")
-    return outputs(subject.net, images).argmax(dim=1)
+    return all_finite(outputs(subject.net, images)).argmax(dim=1)
 
 
 @Analysis(

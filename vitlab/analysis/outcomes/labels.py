@@ -19,6 +19,7 @@ from vitlab.analysis.figures import grid_of_axes, picture
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.data.files.splits import SplitName
 from vitlab.errors import UsageError
+from vitlab.models.walk import all_finite
 from vitlab.runs.directory import RunDir
 
 PLAN = "cv.yaml"  # in the folder of a cross-validation
@@ -50,6 +51,7 @@ def analyze_labels(subject: Subject) -> Finding:
     held_out, names = held_out_predictions(Path(subject.folds))
     given = held_out["target"].to_numpy().astype(np.int64)
     probabilities = np.stack(held_out["probabilities"].to_list())
+    all_finite(torch.from_numpy(probabilities))
     confident = confident_classes(probabilities, given)
     doubted = (confident >= 0) & (confident != given)
     rows, others = np.arange(len(given)), probabilities.copy()

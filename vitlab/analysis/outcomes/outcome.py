@@ -8,6 +8,7 @@ from torch import Tensor
 
 from vitlab.analysis.pictures import LoadedImages
 from vitlab.analysis.subject import Subject
+from vitlab.models.walk import all_finite
 
 
 @dataclass
@@ -75,6 +76,7 @@ def _outcome_of(subject: Subject) -> Outcome:
                 outputs = outputs * std + mean
         parts.append((targets.cpu(), outputs.cpu()))
     targets, outputs = (torch.cat(part) for part in zip(*parts, strict=True))
+    all_finite(outputs)
     names = data.targets.get("names", data.class_names)
     files = data.splits[subject.split].names or [f"image {i}" for i in np.arange(len(targets))]
     is_known = kind == "number" and not isinstance(data, LoadedImages)  # whose targets are as they are
