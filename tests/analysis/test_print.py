@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from small_nets import SMALL, small_net
 
 from vitlab.analysis import ANALYSES
-from vitlab.analysis.figures import curves, grid_of_axes, one_axes, overlay, picture
+from vitlab.analysis.figures import COLORS, curves, finish, grid_of_axes, one_axes, overlay, picture
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.analysis.typeset import _touching, figure_bytes, printed, shown_texts
 from vitlab.errors import UsageError
@@ -114,6 +114,21 @@ def test_lines_have_their_names_at_their_ends_and_none_is_lost():
     placed = {text.get_text(): text.get_window_extent().y0 for text in done.axes[0].texts}
     assert sorted(placed, key=placed.get) == names  # in the order of the lines
     assert axes.get_legend()  # the figure itself stays as it is
+
+
+def test_a_legend_of_all_panels_gives_a_mark_one_meaning():
+    figure, axes = one_axes(columns=2)
+    for ax, title, names in zip(axes, ("heads", "images"), (("head", "null"), ("image", "null")), strict=True):
+        ax.scatter([0, 1], [0, 1], color=COLORS[0], label=names[0])
+        ax.plot([0, 1], [1, 0], color=COLORS[1], label=names[1])
+        ax.set_title(title)
+        finish(ax, "x", "y")
+    (legend,) = printed(figure, 6.9).legends
+    assert [text.get_text() for text in legend.get_texts()] == ["heads: head", "null", "images: image"]
+    axes[1].lines[0].set_linestyle(":")
+    finish(axes[1], "x", "y")
+    (legend,) = printed(figure, 6.9).legends
+    assert {"heads: null", "images: null"} < {text.get_text() for text in legend.get_texts()}
 
 
 def test_text_stays_text_and_fonts_are_embedded():

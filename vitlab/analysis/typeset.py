@@ -11,6 +11,8 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex, to_rgba_array
+from matplotlib.container import Container
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
@@ -287,12 +289,12 @@ def _name_lines(
     figure: Figure, legends: list[tuple[Axes, dict[str, Any]]], is_single: bool
 ) -> list[tuple[Axes, list[Any]]]:
     """Write the names of lines at their ends, or of all marks below the figure; return those at ends."""
-    below: dict[str, Any] = {}
-    beside = []
+    merged, beside = [], []
     for ax, named in legends:
         names = _beside(figure, ax, named) if is_single and len(named) > 1 else []
         beside += [(ax, names)] if names else []
-        below |= {} if names else named
+        merged += [] if names else [(ax, name, handle) for name, handle in named.items()]
+    below = {_of_panel(figure, merged, *entry): entry[2] for entry in merged}
     if not below:
         return beside
     probe, widest = figure.text(0, 0, "", fontsize=SMALL), 0.0
@@ -306,6 +308,28 @@ def _name_lines(
     style |= {"title": title, "title_fontsize": SMALL, "alignment": "left"}
     figure.legend(list(below.values()), list(below), loc="outside lower left", ncols=columns, **style)
     return beside
+
+
+def _of_panel(figure: Figure, merged: list[tuple[Axes, str, Any]], ax: Axes, name: str, handle: Any) -> str:
+    """Return the name of a mark in a legend of all panels: with its panel, where another one has the mark or the name
+    for something else."""
+    others = [(word, _look(mark)) for where, word, mark in merged if where is not ax]
+    if all((word == name) == (look == _look(handle)) for word, look in others):
+        return name
+    panels = [" ".join(each.get_title().split()) or each.get_ylabel() for each in figure.axes]
+    panel = panels[k := figure.axes.index(ax)]
+    return f"{panel if panel and panels.count(panel) == 1 else f'panel {k + 1}'}: {name}"
+
+
+def _look(mark: Any) -> tuple[Any, ...]:
+    """Return what the eye tells marks apart by."""
+    if isinstance(mark, Container):
+        return "container", *(_look(part) for part in mark.get_children()[:1])
+    if isinstance(mark, Line2D):
+        colors = [to_hex(color, keep_alpha=True) for color in (mark.get_color(), mark.get_markerfacecolor())]
+        return *colors, str(mark.get_marker()), mark.get_linestyle()
+    shades = [to_rgba_array(color)[:1].ravel() for color in (mark.get_facecolor(), mark.get_edgecolor())]
+    return type(mark).__name__, *(tuple(shade.round(3).tolist()) for shade in shades)
 
 
 def _beside(figure: Figure, ax: Axes, named: dict[str, Any]) -> list[Any]:
