@@ -65,6 +65,11 @@ def test_random_masks_are_not_found_and_the_intervals_hold_the_value(tokens):
     assert miou["tokens"] < 0.45 < miou["majority of patches"] < 1
     assert (finding.table["iou_low"] <= finding.table["iou"]).all()
     assert (finding.table["iou"] <= finding.table["iou_high"]).all()
+    (legend,) = finding.figure.legends
+    colors = [patch.get_facecolor()[:3] for patch in legend.get_patches()]
+    mask = finding.figure.axes[len(finding.figure.axes) // 3].images[0].get_array()
+    assert legend.get_title().get_text() == "class" and [text.get_text() for text in legend.texts] == ["0", "1"]
+    assert {tuple(color) for color in np.asarray(mask).reshape(-1, 3)} == set(colors)
 
 
 def test_the_intersection_over_union_is_that_of_the_definition():

@@ -20,7 +20,7 @@ from vitlab.data.files.sets import FileImages, Images
 from vitlab.data.files.splits import SplitName
 from vitlab.errors import UsageError
 from vitlab.models.foreign import AnyNetwork
-from vitlab.models.walk import Asked, placed_tokens
+from vitlab.models.walk import Asked, all_finite, placed_tokens
 from vitlab.stats import ROUNDING
 
 UNLABELED = 255  # in a mask: a pixel that is ignored
@@ -274,7 +274,7 @@ def _tokens(net: Asked, subject: Subject, images: Images, layer: int) -> Iterato
         with torch.no_grad():
             found = placed_tokens(net, batch)[layer + 1]
         assert found is not None
-        yield found[0].float().cpu()
+        yield all_finite(found[0].float().cpu(), "tokens")
 
 
 def _cells(grid: tuple[int, int], size: Sequence[int]) -> NDArray[np.int64]:
@@ -330,6 +330,7 @@ def _rows(of: str, masks: NDArray[np.uint8], said: NDArray[np.int64], classes: i
 def _figure(subject: Subject, held_out: Masked, said: NDArray[np.int64]) -> Any:
     """Draw the first images, their masks, and what the tokens say."""
     from matplotlib import colormaps
+    from matplotlib.patches import Patch
 
     chosen = np.arange(min(_SHOWN, len(held_out.masks)))
     pixels = torch.cat([subject.pixels(batch) for batch, _ in subject.prepared(held_out.images.take(chosen))]).numpy()
@@ -343,4 +344,10 @@ def _figure(subject: Subject, held_out: Masked, said: NDArray[np.int64]) -> Any:
             bare(ax)
     for ax, name in zip(axes[:, 0], ("image", "mask", "tokens say"), strict=True):
         ax.set_ylabel(name, fontsize=8)
+    words: dict[Any, list[str]] = {}  # more than 20 classes share colors
+    for k in np.union1d(held_out.masks[chosen], said[chosen]).tolist():
+        words.setdefault(tuple(palette[k]), []).append("ignored" if k == UNLABELED else str(k))
+    keys = [Patch(facecolor=color, edgecolor="0.5", label=", ".join(of)) for color, of in words.items()]
+    columns = min(len(keys), max(2, 2 * len(chosen)))
+    figure.legend(handles=keys, loc="outside lower left", ncols=columns, title="class", fontsize=7, frameon=False)
     return figure
