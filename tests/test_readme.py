@@ -263,6 +263,22 @@ def test_five_minutes_can_be_followed_on_a_phone():
     assert max(map(len, re.findall(r"^\|.*", text, re.M)), default=0) <= 80 and len(text.split()) < 600
 
 
+def test_what_the_pages_say_of_the_run_without_positions_follows_from_the_numbers_that_they_show():
+    pages = [PAGES["docs/five_minutes.md"], (ROOT / "docs" / "tutorial_first_run.md").read_text()]
+    blind, images = blocks("docs/five_minutes.md", "text")[3].split("recall")[0], 359
+    (with_positions,) = {*re.findall(r"test/acc1 ([\d.]+)", "\n".join(pages).replace(blind, ""))}
+    right = [round(float(acc1) * images) for acc1 in (with_positions, *re.findall(r"test/acc1 ([\d.]+)", blind))]
+    for text in pages:
+        told = re.search(
+            r"positions classifies (\d+) of (\d+) images correctly.*?the one without (\d+)", text, re.DOTALL
+        )
+        assert told and [*map(int, told.groups())] == [right[0], images, right[1]]
+        assert "OMP_NUM_THREADS=1" in text
+    shares = "with positions classifies {} of 359 images correctly ({:.1%}), the one without {} ({:.1%})"
+    said = shares.format(right[0], right[0] / images, right[1], right[1] / images).replace("%", " %")
+    assert said in " ".join(pages[1].split())
+
+
 @pytest.mark.rare
 def test_every_command_of_five_minutes_prints_what_the_page_shows(desk, capsys):
     page = "docs/five_minutes.md"
