@@ -442,3 +442,45 @@ def test_a_tensor_or_module_by_a_name_of_the_base_class_is_refused_in_one_line()
                 net_of(spec(Named, name=name, is_module=is_module))
     for name in ("scale", "resize", "table"):
         assert name in dict(net_of(spec(Named, name=name)).pos_embed.named_parameters())
+
+
+class OneImageElsewhere(PosEmbed):
+    """Drop the batch at every grid but the first: the sum with what other images give would broadcast."""
+
+    hook = "forward"
+
+    def __init__(self, grid_size: Grid) -> None:
+        super().__init__(grid_size)
+        self.first = grid_size
+
+    def _act(self, x: Tensor) -> Tensor:
+        return x if self.grid_size == self.first else x[:1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._act(x) if self.hook == "forward" else x
+
+    def enter(self, x: Tensor, layer: int) -> Tensor:
+        return self._act(x) if self.hook == "enter" else x
+
+    def rotate(self, x: Tensor, layer: int) -> Tensor:
+        return self._act(x) if self.hook == "rotate" else x
+
+    def leave(self, x: Tensor, layer: int) -> Tensor:
+        return self._act(x) if self.hook == "leave" else x
+
+
+@pytest.mark.parametrize("hook", ["forward", "enter", "rotate", "leave"])
+def test_a_hook_that_changes_a_shape_at_the_second_size_alone_is_refused(hook: str, monkeypatch) -> None:
+    monkeypatch.setattr(OneImageElsewhere, "hook", hook)
+    net = VisionTransformer(**SIZE, num_classes=3, pos_embed=f"{__name__}.OneImageElsewhere").eval()
+    assert net(torch.randn(4, 1, 8, 12)).shape == (4, 3)
+    with pytest.raises(UsageError, match=rf"OneImageElsewhere.{hook} at a grid of 3 x 3 changes .* from \(4, .*\(1, "):
+        net(torch.randn(4, 1, 12, 12))
+
+
+def test_hooks_that_are_checked_are_exported_with_an_open_batch() -> None:
+    net = VisionTransformer(**SIZE, num_classes=3, pos_embed=f"{__name__}.OneImageElsewhere").eval()
+    shapes = ({0: torch.export.Dim("batch")},)
+    graph = torch.export.export(net, (torch.randn(2, 1, 8, 12),), dynamic_shapes=shapes, strict=True).module()
+    images = torch.randn(5, 1, 8, 12)
+    torch.testing.assert_close(graph(images), net(images))

@@ -101,20 +101,24 @@ def measure(subject: Subject) -> Iterator[dict[str, object]]:
                     right: list[Tensor] = []
                     for images, labels in subject.batches(pipeline=pipeline if protocol == "resize" else None):
                         images = images if protocol == "resize" else canvas(images, size, subject.black(), steps)
-                        right.append((all_finite(net(images)).argmax(dim=1) == labels).cpu())
+                        found = all_finite(net(images)).argmax(dim=1)
+                        if found.shape != labels.shape:  # which would broadcast
+                            what = f"{len(found)} outputs for {len(labels)} images of {shape_text(size)}"
+                            raise UsageError(f"resolution: the network gives {what}")
+                        right.append((found == labels).cpu())
                     where = f"resolution/acc1@{size[0]}" + ("" if policy == ways[0] else f"/{policy}")
                     facts: dict[str, object] = {
                         "size": size[0],
                         "policy": _in_words(policy, ways),
                         "metric": where,
                     }
-                    found = torch.cat(right).numpy()
+                    hits = torch.cat(right).numpy()
                     yield {
                         "run": subject.name,
                         "protocol": protocol,
                         **facts,
-                        **over_images("acc1", found),
-                        "n": len(found),
+                        **over_images("acc1", hits),
+                        "n": len(hits),
                     }
 
 

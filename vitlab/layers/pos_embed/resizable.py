@@ -1,5 +1,6 @@
 """Position embeddings as modules of a grid: how their tensors are resized, loaded, cast and recomputed."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Self
 
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from vitlab.errors import UsageError
 from vitlab.layers.resample import Grid, ResizePolicy, same_size
 
+KEEP_SHAPE = ("forward", "enter", "rotate", "leave")  # hooks that map a tensor to one of the same shape
 SIZED = ("interpolated", "trained_grid")  # what a method keeps of another grid, and reads when it is loaded
 
 
@@ -27,6 +29,13 @@ class Resizable(nn.Module):
     chosen_policy: ResizePolicy | None = None  # ``resize`` of the ``init_args``: the usual one, None is the default
     keeps_float32 = False  # whether this module stays float32 when the model is cast to half precision
     trained_grid: Tensor | None  # (2,), saved; the grid whose coordinates are used, if another
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse another shape from hooks of a class outside vitlab: most would broadcast, and give wrong numbers."""
+        super().__init_subclass__(**kwargs)
+        if not cls.__module__.startswith("vitlab."):
+            for name in vars(cls).keys() & set(KEEP_SHAPE):
+                setattr(cls, name, _shape_kept(vars(cls)[name]))
 
     def __init__(self, grid_size: Grid = (0, 0)) -> None:
         super().__init__()
@@ -191,6 +200,23 @@ class Resizable(nn.Module):
         if was_meta and not any(buffer.is_meta for buffer in self.buffers()):
             self.fill_tables()
         return self
+
+
+def _shape_kept(hook: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a hook that refuses to change the shape of its tensor."""
+
+    @functools.wraps(hook)
+    def checked(self: Resizable, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        found = hook(self, x, *args, **kwargs)
+        shape = getattr(found, "shape", None)
+        if shape != x.shape:
+            (h, w), tokens = self.grid_size, "queries or keys" if hook.__name__ == "rotate" else "tokens"
+            got = type(found).__name__ if shape is None else tuple(shape)
+            where = f"{type(self).__name__}.{hook.__name__} at a grid of {h} x {w}"
+            raise UsageError(f"{where} changes the {tokens} from {tuple(x.shape)} to {got}: it must keep their shape")
+        return found
+
+    return checked
 
 
 def _is_of_users(module: nn.Module) -> bool:
