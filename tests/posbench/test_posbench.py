@@ -46,6 +46,8 @@ from vitlab.position_bench.training import (
     bench_network_of,
     bench_predictions_of,
     check_method,
+    outputs_of_images,
+    price_lines,
     train_network,
 )
 from vitlab.runs.lock import take
@@ -77,6 +79,26 @@ class NanElsewhere(PosEmbed):
 class Longer(PosEmbed):
     def forward(self, x):
         return torch.cat([x, x[:, :1]], dim=1)
+
+
+class OneImageElsewhere(PosEmbed):
+    def forward(self, x):
+        return x if self.grid_size[0] == self.grid_size[1] == 8 else x[:1]
+
+
+class NoBackward(PosEmbed):
+    def forward(self, x):
+        return x + Unturned.apply(x)
+
+
+class Unturned(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise RuntimeError("my backward\nis broken")
 
 
 class Square(PosEmbed):
@@ -240,6 +262,50 @@ def test_outputs_that_are_not_finite_are_no_classes(small):
     assert refused == {"sizes": "the outputs of 10 of 10 images are not finite"}
     with pytest.raises(UsageError, match="the outputs of 20 of 20 images are not finite"):
         bench_predictions_of(nets["NanInTests"], settings, "photos", test)
+
+
+def test_what_returns_fewer_images_at_other_sizes_has_no_score_there(small):
+    net = bench_network_of({"class_path": f"{HERE}.OneImageElsewhere"}, small.protocol, "photos", 0).eval()
+    with pytest.raises(UsageError, match=r"OneImageElsewhere.forward at a grid of 10 x 10 changes the tokens"):
+        outputs_of_images(net, torch.zeros(3, 3, 40, 40))
+    with pytest.raises(UsageError, match="the network gives 1 outputs for 3 images"):
+        outputs_of_images(First(), torch.zeros(3, 3, 32, 32))
+
+
+class First(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(32, 2)
+
+    def forward(self, images):
+        return images[:1, 0, 0, :2]
+
+
+def test_the_price_of_a_method_that_cannot_be_trained_is_one_line():
+    with pytest.raises(UsageError, match=r"NoBackward.* cannot be trained: RuntimeError: my backward is broken"):
+        price_lines({"class_path": f"{HERE}.NoBackward"}, tiny())
+
+
+def test_a_method_is_retrained_only_if_it_is_trusted_and_leaves_nothing(tmp_path, monkeypatch):
+    bench = Bench(tmp_path, protocol=tiny())
+    monkeypatch.setattr(bench, "record", lambda label, cell: {"rate": 0.1})
+    with pytest.raises(UsageError, match="add --trust_imports nowhere"):
+        submission.retrain(bench, "none", "nowhere.Mine")
+    assert list(tmp_path.iterdir()) == []
+
+    def fails(self, *words):
+        self.folder.mkdir(parents=True)
+        raise UsageError("cannot be trained")
+
+    monkeypatch.setattr(Bench, "run_cell", fails)
+    with pytest.raises(UsageError, match="cannot be trained"):
+        submission.retrain(bench, "none", "none")
+    assert list((tmp_path / "none").iterdir()) == []
+
+
+def test_verify_names_the_folders_of_a_method_with_arguments(tmp_path, capsys):
+    (tmp_path / "coordinates.Coordinates_width_8").mkdir()
+    assert main(["posbench", "coordinates.Coordinates", "verify", "--folder", str(tmp_path)]) == 2
+    assert "does not exist: name one of coordinates.Coordinates_width_8" in capsys.readouterr().err
 
 
 def test_a_seed_that_diverges_is_named_and_the_others_are_measured(small, tmp_path, monkeypatch, capsys):

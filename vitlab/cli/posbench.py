@@ -7,7 +7,7 @@ from typing import Any
 from vitlab.cli.lines import note, show, show_rows
 from vitlab.config.arguments import CommandParser, add_formats
 from vitlab.config.trust import add_trust
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, preview
 from vitlab.lazy import quick_imports
 
 EPILOG = """METHOD is a name such as rope2d, or the class path of a PosEmbed of yours, with --trust_imports. Cells
@@ -84,7 +84,9 @@ def _one(text: str, action: str, own: Any, options: argparse.Namespace) -> int:
         return int(bool(own.run(bench.method_of(text), label_of(text))))
     label = label_of(text)
     if not (own.folder / label).is_dir():
-        raise UsageError(f"{own.folder / label} does not exist: train with `vitlab posbench {text}` first")
+        alike = sorted(path.name for path in own.folder.glob(f"{label}*") if path.is_dir())
+        way_on = f"name one of {preview(alike, 8)}" if alike else f"train with `vitlab posbench {text}` first"
+        raise UsageError(f"{own.folder / label} does not exist: {way_on}")
     answers = submission.answers_kept(options.protocol)
     if action == "submit":
         target = options.output or Path("submission") / label

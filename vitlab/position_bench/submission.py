@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from vitlab.class_paths import name_and_args
+from vitlab.config.trust import import_class
 from vitlab.errors import UsageError
 from vitlab.position_bench.cells import Bench, best_rate, rates_left, read_cell, tuned_on
 from vitlab.position_bench.protocol import TASKS, evidence_of
@@ -126,15 +128,21 @@ def retrain(bench: Bench, label: str, method: Method) -> list[str]:
     """Train the cell ``few-0`` of a submission again, and return a line if its predictions are others.
 
     Predictions that nothing was trained for fit their scores: only this finds them.
+
+    Raises:
+        UsageError: The class of the method is not trusted, or cannot be imported or trained.
     """
     cell = "few-0"
     kept = bench.record(label, cell)
     if kept is None:
         return ["few, seed 0: is missing"]
+    import_class("pos_embed", name_and_args("pos_embed", method)[0])  # before photos are decoded
     again = Bench(bench.folder / label / "again", bench.data, bench.protocol, bench.say)
-    again.run_cell(method, label, "few", 0, kept["rate"])
-    mine, theirs = (each.predictions(label, cell) for each in (again, bench))
-    shutil.rmtree(again.folder)
+    try:
+        again.run_cell(method, label, "few", 0, kept["rate"])
+        mine, theirs = (each.predictions(label, cell) for each in (again, bench))
+    finally:
+        shutil.rmtree(again.folder, ignore_errors=True)
     share = min(float((mine[task] == theirs[task]).mean()) for task in mine)
     return [] if share == 1 else [f"{cell}: trained again, {share:.1%} of the predictions are the same"]
 

@@ -4,7 +4,7 @@ import math
 import random
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -167,9 +167,12 @@ def outputs_of_images(net: VisionTransformer, images: Tensor) -> Tensor:
 
     Raises:
         NotFinite: Outputs are not finite: the class of the largest would be one that the network never chose.
+        UsageError: There are more or fewer outputs than images.
     """
     device = next(net.parameters()).device
     outputs = torch.cat([net(as_floats(part.to(device))).cpu() for part in images.split(250)])
+    if len(outputs) != len(images):
+        raise UsageError(f"the network gives {len(outputs)} outputs for {len(images)} images")
     if lost := int((~outputs.isfinite()).any(dim=1).sum()):
         raise NotFinite(f"the outputs of {lost} of {len(outputs)} images are not finite")
     return outputs
@@ -249,22 +252,29 @@ def answers_of(training: str, test: Split) -> dict[str, NDArray[Any]]:
     return dict.fromkeys(["few"] if training == "few" else ["accuracy", "sizes", "shift"], test.labels.numpy())
 
 
+@contextmanager
+def _trying(method: Method) -> Iterator[None]:
+    """Say in one line what a method raises inside a ``with`` block."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{method!r} cannot be trained: {named_line(error)}") from error
+
+
 def check_method(method: Method, protocol: Mapping[str, Any]) -> float:
     """Try a method on one batch before anything is trained, and return the CPU seconds of a training of photos.
 
     Raises:
         UsageError: It cannot be built or trained, changes the number of tokens, returns NaN or is too slow.
     """
-    try:
+    with _trying(method):
         device = bench_device(protocol)
         net = bench_network_of(method, protocol, "photos", 0).train().to(device)
         if not isinstance(net.pos_embed, PosEmbed):
             raise UsageError(f"{method!r} is not a PosEmbed")
         images = _images_of(protocol, device)
-        before = net.tokenizer(images)
-        after = net.pos_embed(before)
-        if after.shape != before.shape:
-            raise UsageError(f"{method!r} changes the tokens from {tuple(before.shape)} to {tuple(after.shape)}")
         net(images).square().mean().backward()
         for mode in ("train", "eval"):  # a method may do other things when it is tested
             with torch.no_grad():
@@ -273,10 +283,6 @@ def check_method(method: Method, protocol: Mapping[str, Any]) -> float:
                 raise UsageError(f"{method!r} returns numbers that are not finite in {mode} mode")
         net.train()
         seconds = _seconds_of_step(net, images, protocol, 2)
-    except UsageError:
-        raise
-    except Exception as error:
-        raise UsageError(f"{method!r} cannot be trained: {named_line(error)}") from error
     photos = protocol["trainings"]["photos"]
     seconds *= photos["images"] * photos["epochs"] / len(images)
     limit = protocol["limit_cpu_seconds"]
@@ -297,6 +303,9 @@ def price_lines(method: Method, protocol: Mapping[str, Any]) -> list[str]:
 
     Measured are a few steps of each kind of network on noise, on the GPU where there is one. Reading test splits and
     further learning rates at a border come on top.
+
+    Raises:
+        UsageError: It cannot be built or trained.
     """
     device = torch.device("cuda" if protocol.get("device") == "cuda" and torch.cuda.is_available() else "cpu")
     if device.type == "cpu":
@@ -305,13 +314,15 @@ def price_lines(method: Method, protocol: Mapping[str, Any]) -> list[str]:
     rates, seeds = protocol["tuning"]["rates"], len(protocol["seeds"])
     for training, recipe in protocol["trainings"].items():
         networks = seeds + len(rates.get(training, ()))
-        net = bench_network_of(method, protocol, training, 0).train().to(device)
+        with _trying(method):
+            net = bench_network_of(method, protocol, training, 0).train().to(device)
         size = recipe.get("batch_size", protocol["recipe"]["batch_size"])
         if device.type == "cpu":
             size = min(size, max(2, 100 * 32**2 // math.prod(net.img_size)))  # a step of seconds, not of minutes
         images = torch.randn(size, net.in_chans, *net.img_size, device=device)
-        _seconds_of_step(net, images, protocol, 1)
-        speed = size / _seconds_of_step(net, images, protocol, 2)
+        with _trying(method):
+            _seconds_of_step(net, images, protocol, 1)
+            speed = size / _seconds_of_step(net, images, protocol, 2)
         shown = recipe["images"] * recipe["epochs"]
         hours = networks * shown / speed / 3600
         total += hours
