@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import logging
 import os
 import subprocess
 import sys
@@ -369,3 +370,31 @@ def test_a_class_of_another_run_and_one_of_the_notebook_are_kept_together(cell, 
     with pytest.raises(UsageError, match=r"^Act of runs/A/parts\.py uses `SCALE`, which this notebook or script defin"):
         source_of(["Act", "Head"])
     assert "relu" in source_of(["Act"]) and "SCALE = 3.0" in source_of(["Head"])
+
+
+def test_a_file_that_changed_since_the_training_is_named_in_one_line_and_not_refused(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(trust, "TRUSTED", ["ownact"])
+    for name in ("ownact", "ownhelp"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    file, helper = Path("ownact.py"), Path("ownhelp.py")
+    file.write_text("import torch\nfrom ownhelp import factor\n\nclass Act(torch.nn.ReLU):\n    pass\n")
+    helper.write_text("def factor():\n    return 2\n")
+    run = RunDir("runs/A")
+    run.path.mkdir(parents=True)
+    config = {"model": {"act_layer": "ownact.Act"}, "data": {}, "trainer": {}}
+    run.config.write_text(yaml.safe_dump(config))
+    run.write("run.json", {"own_code": trust.own_code(config)})
+    assert {*run.record["own_code"]} == {"ownact", "ownhelp"}
+    monkeypatch.setattr(logging.getLogger("vitlab"), "propagate", True)
+    file.write_text(file.read_text() + "# the same\n")
+    evaluation_args(run, [])
+    assert not caplog.messages
+    helper.write_text("def factor():\n    return 3\n")
+    training_args(run, [], auto=False)
+    (line,) = caplog.messages
+    assert "ownhelp changed since runs/A was trained" in line and "ownact" not in line
+    run.write("run.json", {"status": "done"})  # of an older vitlab
+    evaluation_args(run, [])
+    assert len(caplog.messages) == 1

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+PARTS_FILE = "parts.py"  # in a run directory: the source of its classes, if they come from a notebook
 TRUSTED: list[str] = []  # packages that the user has named on this command line, see vitlab/config/trust.py
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TIMED_OUT = "DataLoader timed out"  # torch's words for a loader that hangs
@@ -136,15 +137,21 @@ MISTAKES = (
 def in_own_code(error: BaseException) -> str | None:
     """Return the innermost line of the user's own code that an error went through, with the error; else None.
 
-    Own is what lies neither in this package, nor in Python's library, nor among installed packages.
+    Own is what :func:`is_own` says.
     """
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(Path(frame.filename))]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(Path(frame.filename))]
     if not frames:
         return None
     return f"{frames[-1].filename}, line {frames[-1].lineno}, `{frames[-1].line}`: {named_line(error)}"
 
 
-def _is_own(file: Path) -> bool:
+def is_own(file: Path) -> bool:
+    """Return whether a file is the user's: neither of this package, nor of Python's library, nor installed.
+
+    Example:
+        >>> is_own(Path(__file__))
+        False
+    """
     others = (Path(__file__).parent, Path(sysconfig.get_path("stdlib")))
     is_installed = {"site-packages", "dist-packages"} & set(file.parts)
     return file.is_file() and not is_installed and not any(other in file.parents for other in others)
@@ -194,14 +201,22 @@ def trust_words(names: Sequence[str] | None = None) -> list[str]:
     return ["--trust_imports", ",".join(trusted)] if trusted else []
 
 
-def trusting(command: str) -> str:
+def trusting(command: str, folder: Path | None = None) -> str:
     """Return a command that is proposed to the user, with the words to trust what this one does.
+
+    Args:
+        command: The command.
+        folder: The directory of the run that it is about, whose own classes of a notebook it needs, and no others.
 
     Example:
         >>> trusting("vitlab test first")
         'vitlab test first'
     """
-    return " ".join([command, *map(shlex.quote, trust_words())])
+    names = list(dict.fromkeys(TRUSTED))
+    if folder and (folder / PARTS_FILE).is_file():
+        packages = [name for name in names if not name.endswith(f"/{PARTS_FILE}")]
+        names = [*packages, os.path.join(folder, PARTS_FILE)]
+    return " ".join([command, *map(shlex.quote, trust_words(names))])
 
 
 def preview(names: Iterable[object], most: int = 3) -> str:

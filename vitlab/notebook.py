@@ -1,6 +1,7 @@
 """Classes that a notebook or script defines: their source is kept beside a run, and brings them back elsewhere."""
 
 import ast
+import inspect
 import linecache
 import symtable
 import sys
@@ -13,9 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from vitlab.errors import UsageError
+from vitlab.errors import PARTS_FILE, UsageError
 
-PARTS_FILE = "parts.py"  # in a run directory: the source of its classes
 _FILLING = ("add", "append", "clear", "extend", "insert", "pop", "remove", "setdefault", "update")
 
 
@@ -291,7 +291,8 @@ def _text_of(source: str, node: ast.stmt) -> str:
 def _texts(value: Any) -> Iterator[str]:
     """Yield sources that may define a class or function, the likeliest first."""
     functions = [value, *vars(value).values()] if isinstance(value, type) else [value]
-    codes = [getattr(f, "__code__", None) for f in functions if getattr(f, "__module__", None) == "__main__"]
+    own = [inspect.unwrap(f) for f in functions if getattr(f, "__module__", None) == "__main__"]  # hooks are wrapped
+    codes = [getattr(f, "__code__", None) for f in own]
     files = [code.co_filename for code in codes if code]
     files += [str(getattr(sys.modules["__main__"], "__file__", None) or "")]
     files += [file for file in reversed(list(linecache.cache)) if "ipykernel_" in file or "<ipython" in file]

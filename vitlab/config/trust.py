@@ -1,17 +1,20 @@
 """What a configuration may import, and the secrets that it must not contain; docs/security.md gives the reasons."""
 
 import argparse
+import hashlib
 import importlib
 import os
 import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
-from vitlab.errors import TRUSTED, UsageError, did_you_mean, named_line
-from vitlab.notebook import PARTS_FILE, defined_here, is_defined_here, load_classes
+from vitlab.errors import PARTS_FILE, TRUSTED, UsageError, did_you_mean, is_own, named_line
+from vitlab.notebook import defined_here, is_defined_here, load_classes, without_docstrings
 
 ALLOWED = [
     *("vitlab", "lightning.pytorch", "lightning.fabric.plugins"),
@@ -107,6 +110,43 @@ def import_problem(path: str) -> str | None:
     except UsageError as error:
         return str(error)
     return None if hasattr(found, name) else f'"{path}": {module} has no {name}{did_you_mean(name, dir(found))}'
+
+
+def own_code(content: Any) -> dict[str, str]:
+    """Return a digest of each module of the user's that a configuration names, and of those that these use, by name.
+
+    Comments, docstrings and layout do not count, and installed packages are left out.
+
+    Args:
+        content: The configuration. Its trusted class paths are imported, as building it does.
+
+    Example:
+        >>> own_code({"model": {"pos_embed": "rope2d"}})
+        {}
+    """
+    left, found, seen = {path.rpartition(".")[0] for path in _trusted_in(content)}, dict[str, str](), {"__main__"}
+    for name in left:
+        with suppress(UsageError):  # who builds it says what is wrong
+            _import(name, name)
+    while left := left - seen:
+        seen.add(name := left.pop())
+        module = sys.modules.get(name)
+        file = Path(getattr(module, "__file__", None) or "")
+        if module is None or file.suffix != ".py" or not is_own(file):
+            continue
+        with suppress(OSError, SyntaxError, ValueError):
+            found[name] = hashlib.sha256(without_docstrings(file.read_text()).encode()).hexdigest()[:10]
+            used = [one for one in vars(module).values() if isinstance(one, ModuleType | FunctionType | type)]
+            left |= {one.__name__ if isinstance(one, ModuleType) else one.__module__ for one in used}
+    return found
+
+
+def _trusted_in(value: Any) -> list[str]:
+    """Return the class paths of a configuration that belong to trusted packages."""
+    if isinstance(value, Mapping | list | tuple):
+        inner = value.values() if isinstance(value, Mapping) else value
+        return [path for one in inner for path in _trusted_in(one)]
+    return [value] if isinstance(value, str) and not needs_no_trust(value) and _is_below(value, TRUSTED) else []
 
 
 def _import(name: str, shown: str) -> Any:

@@ -328,7 +328,7 @@ def about(run: RunDir) -> dict[str, Row]:
     )
     ending = (record.get("ending") or {}).get("text")
     if record["status"] == "killed":  # which wrote no ending
-        ending = f"{last_saved(run.checkpoints)} `{trusting(f'vitlab fit --resume {run.typed}')}`"
+        ending = f"{last_saved(run.checkpoints)} `{trusting(f'vitlab fit --resume {run.typed}', run.path)}`"
     found: dict[str, Row] = {
         "run": {"status": record["status"], "ending": ending, "command": command},
         "code": {name: record.get(name) for name in _CODE},

@@ -20,16 +20,18 @@ from vitlab.config.arguments import config_paths, without_flags
 from vitlab.config.explain import read_yaml, yaml_text
 from vitlab.config.keys import flatten_as_typed
 from vitlab.config.parser import VitlabCLI, class_at, settings, user_mistakes
-from vitlab.config.trust import check_import, may_import
+from vitlab.config.trust import check_import, may_import, own_code
 from vitlab.data.base import ImageData
 from vitlab.data.photos import Photos
 from vitlab.data.record import TRAINED_ON
-from vitlab.errors import UsageError, trusting
+from vitlab.errors import UsageError, preview, trusting
 from vitlab.interface import answering
 from vitlab.jobs.checkpoint import load_checkpoint
+from vitlab.jobs.terminal import print_error
 from vitlab.models.weights_file import check_readable
 from vitlab.notebook import check_classes
 from vitlab.runs.directory import RunDir
+from vitlab.runs.launch import launched_rank
 from vitlab.runs.manifest import check_whole
 from vitlab.shipped import find_file
 from vitlab.tasks.base import Task
@@ -39,6 +41,24 @@ PLACES = ("data.root", "data.path")  # where the images are, which says nothing 
 NO_OUTPUT = ("--trainer.logger=false", "--trainer.profiler=null", "--trainer.enable_checkpointing=false")
 
 _FORMER = {"crop_mode": "box", "color_profile": "ignore"}  # what was the way before there was the option
+
+
+def check_code(run: RunDir) -> None:
+    """Refuse to go on with a run where a class of a notebook is another one now, and warn where a file has changed.
+
+    Raises:
+        UsageError: The notebook or script that runs now defines a class otherwise.
+    """
+    check_classes(run.path)
+    kept = dict[str, str]()
+    with suppress(UsageError):  # of a damaged record; and none in a run of an older vitlab
+        kept = run.record.get("own_code", {})
+    if not kept or launched_rank() > 0 or (content := stored_config(run)) is None:
+        return
+    now = own_code(content)
+    if changed := [name for name in sorted(kept.keys() & now.keys()) if kept[name] != now[name]]:
+        what = f"{preview(changed)} changed since {run.path} was trained"
+        print_error(f"note   {what}: what follows is computed with the code of now")
 
 
 def stored_config(run: RunDir) -> dict[str, Any] | None:
@@ -87,7 +107,7 @@ def training_args(run: RunDir | None, words: list[str], auto: bool) -> list[str]
         return words
     given = config_paths(words)
     if stored_config(run):
-        check_classes(run.path)
+        check_code(run)
         if auto and given:
             words = without_flags(words, "c", "config")
         config = ["--config", str(run.config)] if auto or not given else []
@@ -107,7 +127,7 @@ def evaluation_args(run: RunDir, rest: Sequence[str], alone: bool = False) -> li
     """
     if config_paths(list(rest)):
         raise UsageError(f"the configuration comes from {run.config}; change single values with --key=value")
-    check_classes(run.path)
+    check_code(run)
     devices = one_device(run) if alone else []
     start = ["--config", str(run.config), *_former_words(run), *_without_callbacks(run)]
     return [*start, *devices, *rest, *NO_OUTPUT]
@@ -190,7 +210,7 @@ def restore(
     Raises:
         UsageError: A class of it is not the one that it was trained with.
     """
-    check_classes(run.path)
+    check_code(run)
     facts: dict[str, Any] = dict(run.data)
     with tempfile.TemporaryDirectory() as folder:
         config = RunDir(folder)

@@ -46,7 +46,7 @@ def record(run: RunDir) -> dict[str, Any]:
     if "acc1" not in measured:
         if (now := run.standing("test")).is_stale:
             raise UsageError(f"{run.path}: its test result was {now.text}")
-        why = without_accuracy(run) or f"; run `{trusting(f'vitlab test {run.typed}')}` first"
+        why = without_accuracy(run) or f"; run `{trusting(f'vitlab test {run.typed}', run.path)}` first"
         raise UsageError(f"{run.path} has no accuracy on its test split{why}")
     facts, model, data = run.record, run.model, run.data
     splits: dict[str, Any] = dict(data.get("splits") or {})  # unknown of data that are not vitlab's

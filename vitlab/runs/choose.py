@@ -105,8 +105,8 @@ def _check_can_start(run: RunDir, options: Options) -> None:
     """Refuse to start in a directory that contains a run or other files."""
     if run.has_begun():
         if not options.overwrite:
-            resume = trusting(f"vitlab fit --resume {run.typed}")
-            way_out = f"continue it with `{resume}`, or delete it with --overwrite"
+            resume = trusting(f"vitlab fit --resume {run.typed}", run.path)
+            way_out = f"continue it with `{resume}`, or delete it with --overwrite (in Python, overwrite=True)"
             raise UsageError(f"the run directory {run.path} exists; {way_out}")
         return
     if foreign := run.foreign():

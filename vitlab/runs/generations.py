@@ -161,7 +161,7 @@ def _not_saved(folder: Path, cause: OSError, size: int) -> str:
     room = f"it needs {megabytes(size)}"
     with suppress(OSError):  # the disk is gone
         room += f", {megabytes(shutil.disk_usage(_existing(folder)).free)} are free"
-    resume = trusting(f"vitlab fit --resume {shlex.quote(str(folder.parent))}")
+    resume = trusting(f"vitlab fit --resume {shlex.quote(str(folder.parent))}", folder.parent)
     return (
         f"the checkpoint could not be written into {folder}: {cause.strerror or cause}; {room}. What was saved before "
         f"is intact: {before_again(cause.errno)}, then `{resume}`"

@@ -61,6 +61,7 @@ class Record(TypedDict, total=False):
     commit: str | None
     dirty: bool | None
     diff: str | None  # digest of uncommitted changes
+    own_code: dict[str, str]  # digest of each module of the user's that the configuration leads to
     host: str
     pid: int
     token: str  # of the attempt that may write here, see vitlab.runs.fence

@@ -10,8 +10,8 @@ import yaml
 from vitlab.ablation.file import spec
 from vitlab.ablation.file.schema import NAME
 from vitlab.config.trust import TRUSTED, needs_no_trust, trust
-from vitlab.errors import UsageError
-from vitlab.notebook import PARTS_FILE, names_in, source_of
+from vitlab.errors import PARTS_FILE, UsageError
+from vitlab.notebook import names_in, source_of
 from vitlab.objects import written
 from vitlab.runs.atomic import write_text
 from vitlab.runs.directory import RUNS
@@ -57,7 +57,8 @@ def write_file(content: Mapping[str, Any]) -> Path:
             raise UsageError(str(error).replace(str(file), "ablate({...})")) from error
     if source:
         write_text(folder / PARTS_FILE, source)
-        TRUSTED.append(str(folder / PARTS_FILE))  # its classes are those of this process
+        if (parts := str(folder / PARTS_FILE)) not in TRUSTED:
+            TRUSTED.append(parts)  # its classes are those of this process
     if base is not None:
         plain["base"] = str(folder / BASE)
         write_text(folder / BASE, yaml.safe_dump(base, sort_keys=False))

@@ -78,7 +78,7 @@ def _close(job: Job, reached: Reached, seconds: float) -> None:
     if not job.run.has_checkpoint():
         return
     command = "test" if _has_test(job.data) else "validate"
-    say(f"next  {trusting(f'vitlab {command} {job.run.typed}')}")
+    say(f"next  {trusting(f'vitlab {command} {job.run.typed}', job.run.path)}")
 
 
 def _store_best(job: Job, keeper: Checkpoint, best: dict[str, Any]) -> str:

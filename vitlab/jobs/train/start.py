@@ -22,10 +22,10 @@ from vitlab.callbacks.watch import Watch
 from vitlab.config.arguments import config_paths, grid_as_typed
 from vitlab.config.keys import key_of
 from vitlab.config.parser import settings
-from vitlab.config.trust import redact
+from vitlab.config.trust import own_code, redact
 from vitlab.data.base import ImageData
 from vitlab.data.record import TRAINED_ON, fingerprints
-from vitlab.errors import RunFailed, Stopped, UsageError
+from vitlab.errors import PARTS_FILE, RunFailed, Stopped, UsageError
 from vitlab.interface import deals_samples, fingerprint, trained
 from vitlab.jobs.checkpoint import checkpoint_to_resume
 from vitlab.jobs.terminal import close_log, log_to, print_error
@@ -33,7 +33,7 @@ from vitlab.jobs.train.endings import cut_short, resuming
 from vitlab.jobs.train.job import GIVEN, Job
 from vitlab.jobs.train.wandb import finish_run
 from vitlab.layers.precision import float32_precision
-from vitlab.notebook import PARTS_FILE, names_in, source_of
+from vitlab.notebook import names_in, source_of
 from vitlab.optim import describe_groups
 from vitlab.runs.atomic import atomic_write
 from vitlab.runs.directory import OVERWRITTEN, RunDir
@@ -329,6 +329,7 @@ def _facts(job: Job, groups: list[dict[str, Any]]) -> dict[str, Any]:
         **_rates(job, groups),
         "promises": _promises(job) if isinstance(job.task, Task) and deals_samples(job.data) else {},
         "resumed": now_utc() if job.resumed else None,
+        **({"own_code": code} if (code := own_code(yaml.safe_load(job.config_text))) else {}),
         **({"test_hash": test.split_hash} if (test := getattr(job.data, "held_back", {}).get("test")) else {}),
     }
 
