@@ -6,19 +6,23 @@ import shutil
 import stat
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from jsonargparse import Namespace
 from PIL import Image
 
+from vitlab import errors
 from vitlab.cli.main import main
 from vitlab.config.callbacks import redirect_into_run
 from vitlab.config.explain import parse_yaml
 from vitlab.config.trust import redact, refuse_secrets
+from vitlab.data.known import Digits
 from vitlab.errors import UsageError
-from vitlab.jobs.train.endings import explain_exception
+from vitlab.jobs.train.endings import _refuse, explain_exception, explain_mismatch
 from vitlab.runs.directory import RunDir
+from vitlab.tasks import Classifier
 
 CONFIG = str(Path(__file__).parents[2] / "configs" / "vit.yaml")
 FIT = ["fit", "--config", CONFIG, "--trainer.logger=false", "--model.depth=1", "--data.subset=0.1"]
@@ -246,6 +250,32 @@ def test_escape_codes_of_a_foreign_run_do_not_reach_the_terminal(run, tmp_path, 
         code, said = main(words), capsys.readouterr()
         assert code == 0 or "the checkpoint has the classes" in said.err, said.err
         assert said.out + said.err and "\x1b" not in said.out + said.err, words
+
+
+def test_what_a_part_raises_in_a_task_of_vitlab_is_one_line_with_its_place():
+    task = Classifier(img_size=8, in_chans=1, num_classes=10, patch_size=4, embed_dim=8, depth=1, num_heads=1)
+    try:
+        raise RuntimeError("my backward\nis broken")
+    except RuntimeError as error:
+        line = explain_mismatch(error, task, Digits())
+    assert line.startswith(f"{__file__}, line ") and line.endswith("RuntimeError: my backward is broken")
+
+
+def test_a_resume_after_a_parameter_was_renamed_names_the_keys(tmp_path):
+    record, trainer = SimpleNamespace(started=False), SimpleNamespace(global_step=5)
+    job = SimpleNamespace(trainer=trainer, run=RunDir(tmp_path), record=record)
+    error = RuntimeError('Error(s) in loading state_dict for Net:\n\tMissing key(s) in state_dict: "pos_embed.freqs". ')
+    with pytest.raises(
+        UsageError, match=r'another network: use .* \(Missing key\(s\) in state_dict: "pos_embed.freqs"'
+    ):
+        _refuse(job, error)
+
+
+def test_a_proposed_command_trusts_the_classes_of_its_own_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(errors, "TRUSTED", ["mine", "runs/ablations/a/parts.py", "runs/ablations/a/parts.py"])
+    assert errors.trusting("vitlab test a", tmp_path).endswith(" --trust_imports mine,runs/ablations/a/parts.py")
+    (tmp_path / "parts.py").touch()
+    assert errors.trusting("vitlab test a", tmp_path) == f"vitlab test a --trust_imports mine,{tmp_path}/parts.py"
 
 
 def test_only_running_out_of_memory_is_reported_as_such(tmp_path):

@@ -6,6 +6,7 @@ One context manager a step of ``vitlab fit``: :func:`building`, :func:`explained
 import errno
 import os
 import signal
+import textwrap
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -110,7 +111,7 @@ def closing(run: RunDir) -> Iterator[None]:
 
 def resuming(run: RunDir) -> str:
     """Return the command that goes on with a run."""
-    return trusting(f"vitlab fit --resume {run.typed}")
+    return trusting(f"vitlab fit --resume {run.typed}", run.path)
 
 
 def cut_short(run: RunDir, reason: str) -> None:
@@ -151,7 +152,9 @@ def _refuse(job: Job, error: Exception) -> None:
     """Raise a :class:`UsageError` if the error is a mistake of the user's; return otherwise."""
     sentence = explain_mismatch(error, job.task, job.data) if job.trainer.global_step == 0 else None
     if isinstance(error, RuntimeError) and "loading state_dict" in str(error):
-        sentence = f"the checkpoints in {job.run.checkpoints} belong to another network: use its configuration"
+        what = textwrap.shorten(str(error).partition("\n")[2], 400, placeholder=" ...")
+        way_on = f"use its configuration and its code ({what})"
+        sentence = f"the checkpoints in {job.run.checkpoints} belong to another network: {way_on}"
     if not sentence and (job.record.started or not isinstance(error, ValueError | MisconfigurationException)):
         return
     if "parameter group" in str(error):  # an older version grouped them differently, as with `layer_decay`
@@ -225,7 +228,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def explain_mismatch(error: Exception, task: Any, data: Any, split: str = "train") -> str | None:
-    """Return where the first step failed and what a batch holds; None if it is not a mismatch of task and data.
+    """Return where the first step failed and what a batch holds; None if neither task and data nor own code explain it.
 
     Args:
         error: The error of the first step, or of an evaluation.
@@ -233,12 +236,12 @@ def explain_mismatch(error: Exception, task: Any, data: Any, split: str = "train
         data: The LightningDataModule.
         split: Whose loader gave the batch: ``train``, ``val`` or ``test``.
     """
-    if isinstance(error, UsageError) or (isinstance(task, Task) and deals_samples(data)):
+    if isinstance(error, UsageError | torch.OutOfMemoryError) or is_out_of_memory(error) or lost_loader(error):
         return None
-    if isinstance(error, torch.OutOfMemoryError) or is_out_of_memory(error) or lost_loader(error):
-        return None
-    if line := in_own_code(error):
+    if line := in_own_code(error):  # maybe of a part in a task of vitlab
         return line
+    if isinstance(task, Task) and deals_samples(data):
+        return None
     what = named_line(error)
     if not isinstance(error, MISTAKES):
         return None
