@@ -373,3 +373,11 @@ def test_numbers_are_compared_in_standard_deviations_of_their_targets(tmp_path, 
         assert main(["export", "prices", "--to", "safetensors", "--check"]) == code
         shown = capsys.readouterr()
         assert " standard deviations of the targets, " in (shown.err if code else shown.out)
+
+
+def test_parameters_that_a_part_shares_are_written_apart(tmp_path):
+    net = VisionTransformer(img_size=8, in_chans=1, num_classes=3, patch_size=4, embed_dim=8, depth=1, num_heads=1)
+    net.norm.other = net.head.bias
+    formats._write_safetensors(net, {}, tmp_path / "a.safetensors")
+    kept = load_file(tmp_path / "a.safetensors")
+    assert torch.equal(kept["norm.other"], kept["head.bias"]) and kept.keys() == net.state_dict().keys()

@@ -133,8 +133,13 @@ def largest_difference(pairs: Sequence[tuple[Tensor, Tensor]], unit: Tensor | fl
     return float(torch.stack([one.max() for one in differences]).max())
 
 
+def _apart(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state dict in which tensors that share memory, as tied parameters do, have their own."""
+    return {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in state.items()}
+
+
 def _write_safetensors(net: VisionTransformer, network: Arguments, path: Path) -> dict[str, str]:
-    state = {name: value.contiguous() for name, value in net.state_dict().items()}
+    state = _apart(net.state_dict())
     arguments = json.dumps(network)
     digest = weights_digest(state, arguments)
     save_file(state, path, metadata={"format": "pt", "hyper_parameters": arguments, "sha256": digest})
@@ -159,7 +164,7 @@ def _write_timm(net: VisionTransformer, network: Arguments, path: Path) -> dict[
             state = weights_for_timm(net, _built_by_timm(kind, arguments))
     except ValueError as error:
         raise UsageError(f"{error}; use --to safetensors, onnx or pt2") from error
-    save_file({name: value.contiguous() for name, value in state.items()}, path, {"format": "pt"})
+    save_file(_apart(state), path, {"format": "pt"})
     norm = arguments.pop("norm_layer")
     code = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
     code += f", norm_layer=partial(torch.nn.{norm.func.__name__}, eps={norm.keywords['eps']:g})"
