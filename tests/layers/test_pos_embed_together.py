@@ -3,7 +3,7 @@ import torch
 from timm.layers.pos_embed_sincos import RotaryEmbeddingDinoV3
 from timm.models.eva import Eva
 
-from vitlab.layers.pos_embed import build_pos_embed
+from vitlab.layers.pos_embed import PosEmbed, build_pos_embed
 from vitlab.layers.pos_embed.biases import BiasPosEmbed, RelPos
 from vitlab.layers.pos_embed.rotary import RoPE2d
 from vitlab.layers.pos_embed.together import Together
@@ -68,6 +68,18 @@ def test_parts_keep_their_options_and_their_rates():
 def test_lists_of_methods_that_conflict_are_refused(parts, sentence):
     with pytest.raises(ValueError, match=sentence):
         build(parts)
+
+
+class Wave(PosEmbed):
+    pass
+
+
+def test_two_classes_of_one_name_in_a_list_are_told_apart_from_one_method_twice():
+    own = {"class_path": f"{__name__}.Wave", "init_args": {}}
+    with pytest.raises(ValueError, match=r"two classes of one name .* rename one of .*\.Wave, other\.Wave"):
+        build([own, "other.Wave"])
+    with pytest.raises(ValueError, match="name each method only once"):
+        build([own, f"{__name__}.Wave"])
 
 
 def test_every_method_of_a_list_is_resized_by_a_policy_that_it_has():

@@ -104,6 +104,10 @@ def build_pos_embed(
         return _build_one(name, grid_size, offered)
     parts = [(name_and_args("pos_embed", part)[0].rpartition(".")[2], part) for part in name]
     if len(dict(parts)) < len(parts):
+        paths = dict.fromkeys(name_and_args("pos_embed", part)[0] for part in name)
+        if len(paths) == len(parts):
+            rule = "two classes of one name cannot be in a list, where each is called by its name: rename one of"
+            raise ValueError(f"`pos_embed`: {rule} {', '.join(paths)}")
         raise ValueError(f"`pos_embed`: a list must name each method only once, got {choice_text(name)}")
     return Together(grid_size, {word: _build_one(part, grid_size, offered) for word, part in parts})
 
