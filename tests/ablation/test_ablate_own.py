@@ -81,6 +81,14 @@ def test_arms_with_custom_parts_and_tasks_are_built_on_the_base(here):
     assert (task.hparams["embed_dim"], len(task.net.blocks)) == (48, 1), "the base's"
 
 
+def test_a_package_that_the_command_line_does_not_confirm_is_no_mistake_of_an_arm(here):
+    Path("own.yaml").write_text(FILE)
+    with pytest.raises(
+        UsageError, match=r"^own.yaml, line \d: the file imports mine_of_ablation: confirm it with --tr"
+    ):
+        resolve.resolve(read_ablation("own.yaml"), 1)
+
+
 def test_what_is_in_a_package_that_only_the_command_line_names_is_refused(here, monkeypatch):
     trust(["mine_of_ablation"])
     Path("own.yaml").write_text(FILE.replace("trust_imports: [mine_of_ablation]\n", ""))

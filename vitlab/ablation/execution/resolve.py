@@ -57,6 +57,8 @@ def build_arm(ablation: Ablation, arm: Arm) -> "VitlabCLI":
 
 def resolve(ablation: Ablation, workers: int, stop: Callable[[], bool] = lambda: False) -> list[Resolved]:
     """Resolve every arm, from stored probes where possible; return none if ``stop`` returned true."""
+    if None in known(ablation):
+        command(ablation)  # refuses what is not trusted: no arm's mistake
     code = code_digest(own=ablation.trust_imports)
     with ThreadPoolExecutor(workers) as pool:
         probes = [pool.submit(_probe, ablation, arm, code, workers, stop) for arm in ablation.arms]
