@@ -478,6 +478,7 @@ def test_a_hook_that_changes_a_shape_at_the_second_size_alone_is_refused(hook: s
         net(torch.randn(4, 1, 12, 12))
 
 
+@pytest.mark.rare  # traced by dynamo
 def test_hooks_that_are_checked_are_exported_with_an_open_batch() -> None:
     net = VisionTransformer(**SIZE, num_classes=3, pos_embed=f"{__name__}.OneImageElsewhere").eval()
     shapes = ({0: torch.export.Dim("batch")},)
