@@ -77,6 +77,30 @@ def test_sums_over_processes_are_the_same_in_the_first_step_as_in_all_others(tmp
     assert steps == [zeros[::-1]] * 3  # DDP turns its buckets round after the first
 
 
+NORMED = """import sys
+import torch
+from vitlab.config.strategies import Replicate
+
+def measure(rank, folder):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/met", rank=rank, world_size=2)
+    strategy, norm = Replicate(), torch.nn.BatchNorm1d(3)
+    norm(torch.randn(8, 3) + 10 * rank)
+    strategy._lightning_module = norm
+    strategy.on_validation_start()
+    torch.save(norm.running_mean, f"{folder}/{rank}.pt")
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(measure, (sys.argv[1],), 2)"""
+
+
+@pytest.mark.rare
+def test_processes_validate_with_the_running_statistics_that_are_saved(tmp_path):
+    (tmp_path / "normed.py").write_text(NORMED)
+    subprocess.run([sys.executable, "normed.py", str(tmp_path)], cwd=tmp_path, timeout=300, check=True)
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert torch.equal(first, second) and first.abs().max() < 0.2  # of process 0, which adds nothing
+
+
 def run(arguments, cwd):
     words = [sys.executable, "-m", "vitlab", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -28,7 +28,7 @@ from vitlab.runs.format import migrate
 from vitlab.runs.generations import BackgroundCheckpointIO, NotSaved, snapshot
 from vitlab.runs.shards import FOLDER, fill, reader, write_shards
 
-# Buffers are constants, so DDP need not send them; ranks that evaluate unequal numbers of batches would wait forever.
+# DDP does not send buffers before each forward pass: ranks that evaluate unequal numbers of batches would wait forever.
 _RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters  # torch 2.14
 DDP: dict[str, Any] = {
     "forward_sync_buffers" if _RENAMED else "broadcast_buffers": False,
@@ -56,6 +56,13 @@ class Replicate(DDPStrategy):
         ddp(torch.zeros((), device=self.root_device)).backward()
         del ddp.module.forward
         ddp.zero_grad(set_to_none=True)
+
+    def on_validation_start(self) -> None:
+        """Give all processes the running statistics of the first, as of a BatchNorm: its are saved, and measured."""
+        task: Any = self.lightning_module
+        for buffer in task.buffers():
+            if buffer.is_floating_point():
+                torch.distributed.broadcast(buffer, 0)
 
 
 class FullyShard(ModelParallelStrategy):

@@ -137,7 +137,7 @@ def evaluate(
     table = predictions.table(getattr(cli.trainer, f"{split}_dataloaders"))
     if not cli.trainer.is_global_zero:
         return None
-    all_finite(torch.from_numpy(table.filter(regex="^(prediction|probability)").to_numpy(dtype=float)))
+    all_finite(torch.tensor(table.filter(regex="^(prediction|probability)").to_numpy(dtype=float)))
     if checksum(checkpoint) != facts["sha256"]:
         raise UsageError(f"{checkpoint} was replaced while it was measured, as its training goes on; measure it again")
     moved = {key for key in changes if key_as_typed(key) in PLACES}

@@ -181,8 +181,8 @@ def schedule(recipe: Mapping[str, Any], steps: float, per_epoch: float) -> Calla
     per_epoch = steps if math.isinf(per_epoch) else per_epoch
     return partial(
         warmed_up,
-        warmup=min(recipe["warmup_epochs"] * per_epoch, steps),
-        total=max(steps - recipe["cooldown_epochs"] * per_epoch, 0),
+        warmup=min(round(recipe["warmup_epochs"] * per_epoch, 9), steps),  # 1.1 * 100 is a little above 110
+        total=max(steps - round(recipe["cooldown_epochs"] * per_epoch, 9), 0),
         start=recipe["warmup_lr"] / recipe["lr"],
         final=recipe["min_lr"] / recipe["lr"],
         shape=cast(ScheduleName, shape),
