@@ -393,8 +393,9 @@ def test_a_file_that_changed_since_the_training_is_named_in_one_line_and_not_ref
     assert not caplog.messages
     helper.write_text("def factor():\n    return 3\n")
     training_args(run, [], auto=False)
-    (line,) = caplog.messages
+    (line,) = {*caplog.messages}
     assert "ownhelp changed since runs/A was trained" in line and "ownact" not in line
     run.write("run.json", {"status": "done"})  # of an older vitlab
+    caplog.clear()
     evaluation_args(run, [])
-    assert len(caplog.messages) == 1
+    assert not caplog.messages

@@ -165,6 +165,7 @@ def test_outputs_that_are_not_finite_are_no_prediction():
     assert collector.reasons == {5: "the outputs of the network are not finite", 6: "truncated"}
 
 
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 def test_outputs_that_are_not_finite_are_not_measured(run):
     blind = lambda images: torch.full((len(images), 10), torch.nan)  # noqa: E731
     (checkpoint, *_), directory = sorted((run / "checkpoints").glob("*.ckpt")), RunDir(run)

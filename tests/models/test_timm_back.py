@@ -51,3 +51,15 @@ def test_a_weight_without_a_place_is_named():
         weights_for_timm(VisionTransformer(**size, pos_embed="factorized"), theirs)
     with pytest.raises(ValueError, match=r"`cls_token` of timm's VisionTransformer is \(1, 1, 16\), ours \(1, 1, 8\)"):
         weights_for_timm(VisionTransformer(**size | {"embed_dim": 8}), theirs)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_bias_of_keys_that_are_normalized_is_not_left_out(fused):
+    size = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 5}
+    theirs = timm.models.Eva(**size, qk_norm=True, use_rot_pos_emb=False, qkv_fused=fused).eval()
+    attn = {"class_path": "softmax", "init_args": {"qk_norm": True}}
+    ours = VisionTransformer(**size, attn=attn, global_pool="avg", fc_norm=True).eval()
+    with torch.no_grad():
+        ours.blocks[0].attn.qkv.bias.fill_(0.3)
+    with pytest.raises(ValueError, match=r"has no bias of keys, and `blocks\.0\.attn\.qkv\.bias` has one"):
+        weights_for_timm(ours, theirs)

@@ -179,6 +179,17 @@ def test_values_that_float16_cannot_hold_before_normalization_are_normalized_fir
     torch.testing.assert_close(y.float(), expected, rtol=1e-3, atol=3e-3)
 
 
+def test_in_half_precision_a_window_may_be_as_wide_as_the_image():
+    reference = randomized(T2TTokenizer((64, 8), 3, 32, t2t_kernels=[8, 1], t2t_strides=[1, 1], t2t_padding="none"))
+    reference.fused = False
+    fused = copy.deepcopy(reference)
+    fused.fused = True
+    images = torch.randn(2, 3, 64, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, theirs = fused(images), reference(images)
+    torch.testing.assert_close(ours.float(), theirs.float(), rtol=0.05, atol=0.05)
+
+
 def test_half_precision_gives_the_windows_and_gradients_of_the_reference():
     norm, linear = randomized(nn.LayerNorm(45)), randomized(nn.Linear(45, 4))
     x, gradients = torch.randn(2, 5, 9, 7, requires_grad=True), []

@@ -115,6 +115,11 @@ def test_an_impossible_option_is_refused(t2t_attn, options, message):
         build_token_layer(t2t_attn, 27, 8, 1e-5, **options)
 
 
+def test_heads_are_no_more_than_the_values_of_a_window():
+    with pytest.raises(ValueError, match="`t2t_num_heads` must be at most 1, the values of a window, got 2"):
+        build_token_layer("transformer", 1, 8, 1e-5, t2t_num_heads=2)
+
+
 @pytest.mark.parametrize("relu", [True, False])
 def test_linear_attention_weighs_the_values_by_products_of_features(relu):
     layer = TokenPerformer(27, 8, relu=relu, features=5).double()

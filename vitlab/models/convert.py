@@ -378,7 +378,7 @@ def weights_for_timm(ours: nn.Module, theirs: nn.Module) -> State:
 
     It is the way back of :func:`vitlab.models.convert.from_timm`: a strict load gives equal outputs. Positions that
     timm added to prefix tokens are part of these tokens here, so they are zero there. A bias of keys that timm's class
-    lacks is left out where nothing rotates the keys: it adds the same to all logits of a query.
+    lacks is left out where nothing rotates or normalizes the keys: it adds the same to all logits of a query.
 
     Raises:
         ValueError: A weight of ours is not zero and has no place there, or has another shape, or ``theirs`` pools
@@ -449,8 +449,8 @@ def _weight(name: str, target: State, ours: State, used: set[str], theirs: nn.Mo
             return None
         q, k, v = fused.chunk(3)
         has_k = f"{part[1]}k_proj.bias" in target or f"{part[1]}k_bias" in target
-        rotates = getattr(theirs, "rope", None) is not None  # else it adds the same to all logits of a query
-        if (part[3] or "bias") == "bias" and not has_k and rotates and bool(k.any()):
+        changes = getattr(theirs, "rope", None) is not None or f"{part[1]}k_norm.weight" in target
+        if (part[3] or "bias") == "bias" and not has_k and changes and bool(k.any()):  # else the same to all logits
             raise ValueError(f"timm's {type(theirs).__name__} has no bias of keys, and `{part[1]}qkv.bias` has one")
         return {"q": q, "k": k, "v": v}[part[2]]
     if half := re.fullmatch(r"(.+\.mlp\.fc1)_([gx])\.(weight|bias)", name):

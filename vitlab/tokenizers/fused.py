@@ -172,7 +172,7 @@ def split_norm_linear(x: Tensor, split: Square, norm: Any, linear: nn.Linear, is
         if dtype.itemsize < 4 or (is_image and x.is_cuda):
             x = _windows(x.to(wide) if is_image else x, split)
             if is_image:  # exact where values are close: the mean of a flat window is off by more than they differ
-                x.sub_(x[..., x.shape[2] // 2, None].clone())
+                x = x - x[..., x.shape[2] // 2, None]
             x = F.layer_norm(x, [x.shape[2]], eps=norm.eps).to(dtype)
             return F.linear(x, weight.permute(0, 2, 3, 1).flatten(1).to(dtype), shift.to(dtype))
         weight = weight - weight.mean(dim=(1, 2, 3), keepdim=True)
@@ -184,7 +184,7 @@ def split_norm_linear(x: Tensor, split: Square, norm: Any, linear: nn.Linear, is
 
 
 def _windows(x: Tensor, split: Square) -> Tensor:
-    """Map ``(B, C, h, w)`` to a copy of its windows, ``(B, N, k k C)``: the channels of a pixel together."""
+    """Map ``(B, C, h, w)`` to its windows, ``(B, N, k k C)``, maybe a view: the channels of a pixel together."""
     k, s, p = split
     x = F.pad(x.permute(0, 2, 3, 1), (0, 0, p, p, p, p))
     if x.requires_grad:  # slices, as the gradient of unfold takes longer

@@ -109,6 +109,8 @@ class TokenAttention(nn.Module):
         super().__init__()
         if num_heads < 1 or dim % num_heads:
             raise ValueError(f"`t2t_num_heads` must divide `t2t_dim`, got {num_heads} and {dim}")
+        if qk_scale is None and in_dim < num_heads:
+            raise ValueError(f"`t2t_num_heads` must be at most {in_dim}, the values of a window, got {num_heads}")
         self.num_heads, self.value_skip = num_heads, value_skip
         # the published weights were trained with the width of the input, not of the keys
         self.scale = (in_dim // num_heads) ** -0.5 if qk_scale is None else qk_scale
