@@ -28,7 +28,8 @@ def count_macs(model: VisionTransformer, img_size: tuple[int, int] | None = None
 
     Every matrix product counts, fused attention included, on the meta device, where T2T takes its reference path; where
     a part of the user's own reads values, in a pass of a black image. All tokens pass through the last block, as in
-    published numbers, although ``forward`` may skip some.
+    published numbers, although ``forward`` may skip some. Not counted are the matrix exponential of ``liere`` and its
+    rotation, a sum of products: their time is not small.
 
     Example:
         >>> from vitlab.models import create_model
