@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import logging
 import os
 import subprocess
 import sys
@@ -387,15 +386,13 @@ def test_a_file_that_changed_since_the_training_is_named_in_one_line_and_not_ref
     run.config.write_text(yaml.safe_dump(config))
     run.write("run.json", {"own_code": trust.own_code(config)})
     assert {*run.record["own_code"]} == {"ownact", "ownhelp"}
-    monkeypatch.setattr(logging.getLogger("vitlab"), "propagate", True)
     file.write_text(file.read_text() + "# the same\n")
     evaluation_args(run, [])
     assert not caplog.messages
     helper.write_text("def factor():\n    return 3\n")
     training_args(run, [], auto=False)
-    (line,) = {*caplog.messages}
+    (line,) = caplog.messages
     assert "ownhelp changed since runs/A was trained" in line and "ownact" not in line
     run.write("run.json", {"status": "done"})  # of an older vitlab
-    caplog.clear()
     evaluation_args(run, [])
-    assert not caplog.messages
+    assert len(caplog.messages) == 1

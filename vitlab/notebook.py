@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 from vitlab.errors import PARTS_FILE, UsageError
 
 _FILLING = ("add", "append", "clear", "extend", "insert", "pop", "remove", "setdefault", "update")
-
-
 _DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 

@@ -79,12 +79,14 @@ def test_the_header_says_what_becomes_of_the_metrics(tmp_path, monkeypatch, mode
     assert line is not None and line.startswith(told)
 
 
+def new_job(run):
+    record = SimpleNamespace(has_stepped=lambda trainer: False)
+    return SimpleNamespace(run=run, resumed=False, trainer=None, record=record)
+
+
 def test_a_new_run_that_is_refused_after_wandb_has_begun_leaves_nothing(tmp_path):
     run = RunDir(tmp_path / "runs" / "new")
-    job = SimpleNamespace(
-        run=run, resumed=False, trainer=None, record=SimpleNamespace(has_stepped=lambda trainer: False)
-    )
-    with pytest.raises(UsageError), locked(run), as_before_if_refused(job):
+    with pytest.raises(UsageError), locked(run), as_before_if_refused(new_job(run)):
         run.take_over()
         run.write("model.json", {})
         fence = run.fence
@@ -100,10 +102,7 @@ def test_a_new_run_that_is_refused_keeps_what_lay_in_its_directory(tmp_path):
     run = RunDir(tmp_path / "runs")
     (run.path / ".git").mkdir(parents=True)
     (run.path / ".git" / "HEAD").touch()
-    job = SimpleNamespace(
-        run=run, resumed=False, trainer=None, record=SimpleNamespace(has_stepped=lambda trainer: False)
-    )
-    with pytest.raises(UsageError), locked(run), as_before_if_refused(job):
+    with pytest.raises(UsageError), locked(run), as_before_if_refused(new_job(run)):
         run.take_over()
         run.write("model.json", {})
         raise UsageError("`checkpoint.monitor` must be one of val/loss")
@@ -112,10 +111,7 @@ def test_a_new_run_that_is_refused_keeps_what_lay_in_its_directory(tmp_path):
 
 def test_a_run_that_another_process_has_just_started_is_not_removed(tmp_path):
     run = RunDir(tmp_path)
-    job = SimpleNamespace(
-        run=run, resumed=False, trainer=None, record=SimpleNamespace(has_stepped=lambda trainer: False)
-    )
     run.write("run.json", {})
-    with pytest.raises(UsageError), as_before_if_refused(job):
+    with pytest.raises(UsageError), as_before_if_refused(new_job(run)):
         raise UsageError("another process has just started a run")  # before this one has taken the directory over
     assert (run.path / "run.json").is_file()

@@ -61,10 +61,10 @@ def class_folders(folder: Path) -> tuple[list[str], list[str]]:
     spellings = {name: text.lower() if len(text) > 1 else text for name, text in composed.items()}  # a, A: letters
     counts = Counter(spellings.values())
     if twice := [name for name in names if counts[spellings[name]] > 1]:
-        shown = ", ".join(twice)
         if len({composed[name] for name in twice}) < len(twice):  # they look the same
             shown = f"{', '.join(map(ascii, twice))} (one name, its accents encoded in two ways)"
-        raise ValueError(f"the classes {shown} in {folder} differ only in case: join or rename them")
+            raise ValueError(f"the classes {shown} in {folder} are no two classes: join or rename them")
+        raise ValueError(f"the classes {', '.join(twice)} in {folder} differ only in case: join or rename them")
     return names, [name for name, file in found if file is None]
 
 

@@ -1,9 +1,11 @@
 """What the steps of ``vitlab fit`` hand on: what was built, and what its training has reached."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import lightning as L
+import yaml
 from jsonargparse import Namespace
 
 from vitlab.callbacks.checkpoint import Checkpoint
@@ -53,6 +55,11 @@ class Job:
     wandb_line: str | None
     keeper: Checkpoint | None
     facts: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def stored_config(self) -> dict[str, Any]:
+        """The configuration in plain values, as ``config.yaml`` holds it."""
+        return dict(yaml.safe_load(self.config_text))
 
     @property
     def batch(self) -> int | None:

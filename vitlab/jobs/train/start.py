@@ -243,7 +243,7 @@ def _first_record(job: Job) -> dict[str, Any]:
 def _write_config(job: Job) -> None:
     """Write the configuration, and the source of classes of a notebook or script, with which it is loaded elsewhere."""
     job.run.write_text("config.yaml", job.config_text)
-    if not (names := names_in(yaml.safe_load(job.config_text))):
+    if not (names := names_in(job.stored_config)):
         return
     try:
         job.run.write_text(PARTS_FILE, source_of(names))
@@ -286,7 +286,7 @@ def write_facts(job: Job) -> None:
     for logger in job.trainer.loggers:
         if isinstance(logger, WandbLogger):
             with suppress(Exception):  # W&B never stops a training; its logger reports the failure
-                known = {**yaml.safe_load(job.config_text), "facts": _for_loggers(run, data)}
+                known = {**job.stored_config, "facts": _for_loggers(run, data)}
                 logger.experiment.config.update(known, allow_val_change=True)
 
 
@@ -329,7 +329,7 @@ def _facts(job: Job, groups: list[dict[str, Any]]) -> dict[str, Any]:
         **_rates(job, groups),
         "promises": _promises(job) if isinstance(job.task, Task) and deals_samples(job.data) else {},
         "resumed": now_utc() if job.resumed else None,
-        **({"own_code": code} if (code := own_code(yaml.safe_load(job.config_text))) else {}),
+        **({"own_code": code} if (code := own_code(job.stored_config)) else {}),
         **({"test_hash": test.split_hash} if (test := getattr(job.data, "held_back", {}).get("test")) else {}),
     }
 
