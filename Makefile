@@ -6,7 +6,7 @@ BENCH = $(BIN)/vitlab bench
 unexport PYTHONDONTWRITEBYTECODE  # where it is set, every worker and each of some hundred commands compiles the package anew
 OFFICIAL = $(if $(T2T_REPO),--t2t-repo $(T2T_REPO))
 
-.PHONY: run test test-all check image ablation results docs pages maps notebooks benchmarks benchmarks-gpu faults faults-quick slurm gpu setup
+.PHONY: run test test-all lint check image ablation results docs pages maps notebooks benchmarks benchmarks-gpu faults faults-quick slurm gpu setup
 
 run: setup  ## train T2T-ViT on real images, measure it, print where the run is
 	$(BIN)/vitlab fit --config configs/t2t.yaml
@@ -39,10 +39,12 @@ walk:  ## type the first tutorials from a wheel, in a new environment of PYTHON 
 image:  ## take the steps of the Dockerfile one by one where no engine is, as root, with debootstrap and the Python below PREFIX
 	$(PYTHON) tests/image.py $(PREFIX)
 
-check: setup  ## the fast part: lint, format, types, unit tests
+lint: setup  ## lint, format, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -n 2
+
+check: lint  ## the fast part: that, and the unit tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 ablation: setup  ## does a ViT use its positions? five arms, three seeds, a report

@@ -20,7 +20,7 @@ def test_the_workflow_tests_each_python_that_the_package_names_and_calls_targets
     assert jobs["test"]["strategy"]["matrix"]["python"] == named
     assert PROJECT["requires-python"] == f">={named[0]}"
     commands = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
-    assert commands == ["make test", "make check", "make docs", "make test-lowest", "make notebooks"]
+    assert commands == ["make test", "make lint", "make docs", "make test-lowest", "make notebooks"]
     makefile = (ROOT / "Makefile").read_text()
     assert all(f"\n{command.split()[1]}:" in makefile for command in commands)
     assert all("timeout-minutes" in job for job in jobs.values())

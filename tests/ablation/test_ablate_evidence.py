@@ -88,6 +88,7 @@ def test_a_report_is_not_copied_over_a_file(done, lab):
         done().report("base.yaml")
 
 
+@pytest.mark.rare
 def test_a_report_refuses_cells_that_are_mixed(done, lab):
     path = cell(lab) / "data.json"
     path.write_text(path.read_text().replace("640", "480"))
@@ -95,6 +96,7 @@ def test_a_report_refuses_cells_that_are_mixed(done, lab):
         done().report()
 
 
+@pytest.mark.rare
 def test_a_changed_base_config_is_reported_line_by_line(done, lab):
     done().report()
     base = lab.path / "base.yaml"
@@ -456,6 +458,7 @@ def test_every_reading_of_the_measured_split_is_counted(done, lab):
     assert len(path.read_text().splitlines()) == 5
 
 
+@pytest.mark.rare
 def test_a_cell_that_a_command_has_measured_on_the_split_before_is_measured_by_the_laboratory(done, lab):
     home, paths = lab.path / "runs/ablations/toy", (cell(lab), cell(lab, "none"))
     for path in paths:  # as `vitlab test` does

@@ -75,6 +75,7 @@ def test_after_a_kill_of_the_whole_command_the_results_are_those_of_an_undisturb
     assert not lab.files(".claim.json")
 
 
+@pytest.mark.rare
 def test_processes_of_a_killed_command_are_ended_before_its_cell_continues(lab):
     process = lab.start(sleep=30)
     wait_for(lambda: [p for p in lab.files(".claim.json") if '"child_started": "' in p.read_text()])

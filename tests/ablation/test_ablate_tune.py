@@ -71,6 +71,7 @@ def test_every_arm_is_measured_with_its_best_candidate_which_other_seeds_chose(t
     assert not toy().run().failed and lab.counts() == before
 
 
+@pytest.mark.rare
 def test_tune_only_measures_nothing_and_says_which_choices_lie_at_the_border(toy, lab):
     said = []
     status = toy().run(say=said.append, tune_only=True)
@@ -204,6 +205,7 @@ def test_killed_and_shared_tuning_ends_as_if_undisturbed_and_its_evidence_gives_
     assert page.count("stopped after epoch 1 at") == 4 and page.count("| chosen |") == 2
 
 
+@pytest.mark.rare
 def test_predictions_of_candidates_may_be_gone_if_that_is_allowed_but_nothing_else_of_them(toy, lab, tmp_path):
     write(lab, {"model.lr": [0.001, 0.002], "seeds": [100]})
     assert not toy().run().failed and toy().verify().is_green

@@ -272,6 +272,7 @@ def test_other_code(toy, monkeypatch):
         started().report()
 
 
+@pytest.mark.rare
 @cheat("a file of the base is edited while a cell is trained, and restored")
 def test_other_settings_for_a_while(toy, monkeypatch):
     base, run, kept = toy / "base.yaml", worker._run, (toy / "base.yaml").read_text()
@@ -298,6 +299,7 @@ def test_other_settings_for_a_while(toy, monkeypatch):
     refused("it was trained with other settings than planned: model.lr 0.5, not 0.001")
 
 
+@pytest.mark.rare
 @cheat("cells of two versions of a library are paired")
 def test_other_versions(toy, monkeypatch):
     change(toy / "toy.yaml", "seeds: 2", "seeds: 3")

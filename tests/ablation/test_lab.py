@@ -79,6 +79,7 @@ def test_failed_cells_are_named_and_the_conditions_of_a_run_are_kept(toy, lab, m
             toy.run(workers=workers)
 
 
+@pytest.mark.rare
 def test_the_last_lines_say_what_is_possible_and_what_is_late(lab):
     lab.change(arms=("none", "learned"), seeds=1)
     code, out = lab("run", toy={"none 0": "fail", "learned 0": "fail"})

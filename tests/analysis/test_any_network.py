@@ -31,6 +31,7 @@ def photos(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 def test_an_exported_file_is_analyzed_without_a_run(photos, tmp_path, monkeypatch, capsys):
     arguments = {**SMALL, "in_chans": 3}
     net = small_net(in_chans=3)

@@ -76,6 +76,7 @@ def trained_net(digits, seed, steps=150):
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 def test_twins_agree_and_networks_that_learned_different_things_do_not(digits):
     """Cell by cell, a network and what it was before its training seem alike: both are as bright as the images."""
     (net, untrained), (other, _) = trained_net(digits, 0), trained_net(digits, 1)

@@ -200,6 +200,7 @@ def test_the_interval_of_a_difference_of_two_runs_holds_the_truth(only_a, only_b
         (0.97, 0.995),
     ],
 )
+@pytest.mark.rare
 def test_the_interval_of_a_mean_over_classes_holds_the_truth_as_often_as_it_says(recalls, classes, images, measure):
     of = np.linspace(*recalls, classes)
     wrong = np.random.default_rng(4).dirichlet(np.ones(classes - 1), classes)

@@ -84,6 +84,7 @@ def test_a_process_that_has_died_is_named_and_this_one_ends(other, left):
     assert watch.loss.endswith("has ended")
 
 
+@pytest.mark.rare
 def test_a_silent_process_counts_as_lost_after_the_timeout(other, left):
     told = []
     watch = watching(other, patience="2", told=told)
@@ -102,6 +103,7 @@ def test_a_process_that_signed_off_does_not_count_as_lost(other, left):
     assert not watch._thread.is_alive() and watch.loss is None
 
 
+@pytest.mark.rare
 def test_a_frozen_first_process_counts_as_lost(other, left):
     """The store lives in the frozen process: a call to it returns to nobody."""
     watch = Watch(lambda what: None)

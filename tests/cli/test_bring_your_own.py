@@ -87,6 +87,7 @@ def test_any_module_and_any_data_are_trained_measured_and_recorded(arguments, ca
     assert (Path("runs/own/weights/best.safetensors")).is_file()
 
 
+@pytest.mark.rare
 def test_two_processes_train_a_module_that_does_not_ask_for_its_number_of_steps(here):
     """Counting them is a collective: where the first process alone did so, it waited for the other for hours."""
     two = [*SHORT, "--trainer.devices=2", "--trainer.strategy=ddp", "--name=two"]

@@ -340,6 +340,7 @@ def test_only_an_older_run_has_the_former_crop(tmp_path):
         assert former_ways(run) == {}
 
 
+@pytest.mark.rare
 def test_a_network_with_weights_of_timm_sees_images_as_timm_prepared_them(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained, make=timm.create_model: make(name))
     net = vitlab.create_model("vit_ti16", weights="timm:vit_tiny_patch16_224", img_size=96)

@@ -157,6 +157,7 @@ def test_numbers_are_measured_in_their_own_units(regression):
     assert card["int8"]["mae"] == pytest.approx(card["run"]["mae"], rel=0.1)
 
 
+@pytest.mark.rare
 def test_weights_beside_a_graph_are_refused(run, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(formats, "_HUGE", 1000)
     assert main(["export", str(run), "--to", "onnx-int8", "-o", str(tmp_path / "net.onnx")]) == 2
@@ -189,6 +190,7 @@ def test_a_task_that_goes_around_the_exported_network_is_refused():
         task([one])
 
 
+@pytest.mark.rare
 def test_an_export_changes_no_number_of_the_run(run):
     kept = {path: path.read_bytes() for path in (run / "results.json", *run.glob("predictions/*"))}
     checkpoint = str(run / "checkpoints" / "last.ckpt")

@@ -342,6 +342,7 @@ def test_a_site_names_its_partition_gpu_and_modules(slurm):
     assert "--cpus-per-task=3" in slurm.said("srun")
 
 
+@pytest.mark.rare
 def test_a_name_is_chosen_once_and_differs_between_jobs(slurm):
     assert main(JOB) == 0
     assert main([*JOB, "--model.depth=2"]) == 0

@@ -92,6 +92,7 @@ def years(folder, count=160):
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.parametrize("model", ["Regressor", "MultiTask"])
 def test_targets_and_their_units_are_not_rounded_to_16_bits(model, tmp_path, monkeypatch):
     """In bfloat16, years are multiples of 8."""

@@ -106,6 +106,7 @@ def test_the_cost_of_a_step_is_that_of_its_size(pos_embed):
          "--model.pos_embed=learned"],
     ],
 )  # fmt: skip
+@pytest.mark.rare
 def test_a_stop_in_the_middle_of_an_epoch_changes_nothing(tmp_path, model, capsys, monkeypatch):
     step = Classifier.training_step
 

@@ -249,6 +249,7 @@ def test_what_a_part_costs_that_reads_values_is_counted_in_a_pass_of_an_image(to
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 def test_a_run_with_a_part_that_reads_values_is_trained_tested_and_analyzed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     source = inspect.getsource(Experts)
