@@ -325,7 +325,7 @@ def test_what_the_page_says_of_four_methods_is_in_their_tables():
     assert all(f"{arms.loc[f't2t-{method}', 'unpaired_p']:.4f}" in page for method in ("learned", "sincos2d"))
 
 
-def _cifar10(name, epochs):
+def _cifar10(name, epochs, tokenizers=("patch", "t2t")):
     """Return the mean validation accuracies of each arm, its row of the summary, and the page; it must state them."""
     folder, found = ROOT / "experiments/t2t_positions", {}
     with tarfile.open(folder / f"results/{name}/evidence.tar.xz") as records:
@@ -342,11 +342,12 @@ def _cifar10(name, epochs):
         assert {len(found[arm, epoch]) for epoch in epochs} == {5}
         curves[arm] = [statistics.fmean(found[arm, epoch]) for epoch in epochs]
         assert f"| `{arm}` | {' | '.join(f'{mean:.1f}' for mean in curves[arm])} |" in page
-    for tokenizer in ("patch", "t2t"):
+    for tokenizer in tokenizers:
         none, learned = (arms.loc[f"{tokenizer}-{method}"] for method in ("none", "learned"))
         cells = [f"{100 * row['mean']:.1f} ± {100 * row['sd']:.1f}" for row in (none, learned)]
         gain, low, high = (100 * learned[f"difference{end}"] for end in ("", "_low", "_high"))
-        assert f"| `{tokenizer}` | {' | '.join(cells)} | {gain:+.2f} [{low:.2f}, {high:.2f}] |" in page
+        levels = " | ".join(f"`{level}`" for level in tokenizer.split("-"))
+        assert f"| {levels} | {' | '.join(cells)} | {gain:+.2f} [{low:.2f}, {high:.2f}] |" in page
     return curves, arms, page
 
 
@@ -371,6 +372,12 @@ def test_what_the_page_says_of_longer_training_on_cifar10_is_in_its_tables():
     for means in curves.values():
         assert 0.25 <= means[-1] - means[-2] < 0.75  # "by 0.3 to 0.7 points in the last two"
     assert [*arms.index[arms["mean"] < 0.65]] == ["patch-none"]
+
+
+def test_what_the_page_says_of_the_parts_of_t2t_on_cifar10_is_in_its_tables():
+    tokenizers = ("shared-zeros", "shared-wrap", "apart-zeros", "apart-wrap")
+    _, arms, page = _cifar10("parts_cifar10", (1, 3, 5), tokenizers)
+    assert arms["mean"].max() < 0.65 and "All eight arms are below 65 %" in page
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "experiments").glob("*/results/*/README.md")), ids=str)
