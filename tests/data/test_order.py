@@ -10,6 +10,7 @@ from lightning.pytorch.trainer.states import RunningStage
 from timm.data.distributed_sampler import RepeatAugSampler
 from torch.utils.data import DataLoader
 
+from vitlab.data import Digits
 from vitlab.data.loading.loader import evaluate_samples_once
 from vitlab.data.loading.order import Draw, EvalOrder, TrainOrder, spread_copies
 from vitlab.data.loading.streams import stream, uniforms
@@ -35,6 +36,37 @@ def test_an_epoch_shows_no_sample_twice_and_the_next_one_is_different():
     order = TrainOrder(50, 8, seed=0)
     first, second = (np.concatenate([s.indices for s in _epoch(order, epoch)]) for epoch in (0, 1))
     assert len(set(first)) == 48 and (first != second).any()
+
+
+class Seen(L.LightningModule):
+    """Notes the samples of each batch, of a training and of its validations."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.seen, self.checked = torch.nn.Linear(64, 1), [], []
+
+    def training_step(self, batch, batch_idx):
+        self.seen.append(self.trainer.datamodule.step)
+        return self.layer(batch[0].flatten(1)).square().mean()
+
+    def validation_step(self, batch, batch_idx):
+        self.checked.append(self.trainer.datamodule.step.indices.tolist())
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("sampling", ["natural", "balanced"])
+@pytest.mark.filterwarnings("ignore:You requested to overfit but enabled")
+def test_batches_to_overfit_are_the_same_in_each_epoch_and_augmented_anew(sampling):
+    names = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    trainer = L.Trainer(overfit_batches=2, max_epochs=3, accelerator="cpu", **dict.fromkeys(names, False))
+    model = Seen()
+    trainer.fit(model, datamodule=Digits(batch_size=8, sampling=sampling))
+    first, second, third = ([s.indices.tolist() for s in model.seen[i : i + 2]] for i in (0, 2, 4))
+    assert first == second == third and first[0] != first[1]
+    assert len({step.seeds[0] for step in model.seen}) == len({step.mix_seed for step in model.seen}) == 6
+    assert model.checked[-2:] == model.checked[-4:-2] == [[*range(8)], [*range(8, 16)]]
 
 
 def test_a_sample_has_another_seed_in_every_epoch():

@@ -271,7 +271,9 @@ class ImageData(Named, L.LightningDataModule):
         weighted = self.sample_weights is not None
         self.mix.check(self.batch_size, place[1], self.targets["kind"], weighted, self.repeats)
         how = (self.batch_size, self.seed, *place, self.repeats, self.pipeline.tokens(images))
-        return self._loader("train", TrainOrder(Draw(images.labels, self.sampling, self.targets["kind"]), *how))
+        draw = Draw(images.labels, self.sampling, self.targets["kind"])
+        same = getattr(self.trainer, "overfit_batches", 0) > 0
+        return self._loader("train", TrainOrder(draw, *how, same=same))
 
     def val_dataloader(self) -> Loader:
         """Return the validation batches of this process."""

@@ -26,6 +26,7 @@ KNOWN_WARNINGS = (
     r"The number of training batches \(\d+\) is smaller than the logging",  # the last step is always logged
     r"The '\w+_dataloader' does not have many workers",  # data in memory needs none
     r"Consider setting `persistent_workers=True` in '(predict|test)_dataloader'",  # which is read once
+    r"You requested to overfit but enabled val dataloader shuffling",  # no validation of vitlab shuffles
     r"The CUDA Graph is empty",  # torch's own, while it begins to record kernels
     r"`precision=bf16` is supported for historical reasons",  # the lines of a run name what it stands for
 )

@@ -166,6 +166,7 @@ class TrainOrder:
             change, so that it shows one in ``repeats`` samples.
         tokens: Numbers of tokens, if they differ: a batch has at most the tokens of ``batch_size`` largest samples,
             and an epoch has as many steps as every order fills.
+        same: Whether every epoch has the batches of the first, augmented anew, as ``trainer.overfit_batches`` asks.
     """
 
     def __init__(
@@ -177,6 +178,7 @@ class TrainOrder:
         world: int = 1,
         repeats: int = 1,
         tokens: Tokens | None = None,
+        same: bool = False,
     ) -> None:
         self.draw = Draw(torch.empty(draw)) if isinstance(draw, int) else draw
         n = self.draw.n
@@ -187,7 +189,7 @@ class TrainOrder:
                 f"and {n} images"
             )
         self.n, self.batch_size, self.seed, self.repeats = n, batch_size, seed, repeats
-        self.rank, self.world, self.tokens = rank, world, tokens
+        self.rank, self.world, self.tokens, self.same = rank, world, tokens, same
         self.epoch, self.share = 0, batch_size // world
         if tokens and not len(self):
             raise ValueError(f"`data.batch_size` {batch_size} is too large: not each of {world} processes has a batch")
@@ -202,7 +204,7 @@ class TrainOrder:
     def steps(self, start: int = 0) -> Iterator[Step]:
         """Yield this process's part of every batch from number ``start`` on."""
         epoch = self.epoch
-        rng = generator(int(stream(self.seed, ORDER, epoch)[0]))
+        rng = generator(int(stream(self.seed, ORDER, 0 if self.same else epoch)[0]))
         indices, copies = self.draw(rng)
         copies = (np.repeat(copies, self.repeats) * self.repeats)[: self.n] + np.arange(self.n) % self.repeats
         indices = np.repeat(indices, self.repeats)[: self.n]
