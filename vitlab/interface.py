@@ -191,6 +191,15 @@ def as_skipped(sums: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, 
     return {name: before.get(name, 0) for name in sums} | {"skipped": before.get("skipped", 0) + images}
 
 
+def skipped_unless(finite: Tensor, sums: Mapping[str, Any]) -> dict[str, Any]:
+    """Return sums over the ``n`` images of a batch; of a loss that is not finite, its images alone, as skipped.
+
+    >>> skipped_unless(torch.tensor(False), {"loss": torch.tensor(torch.nan), "n": 4})
+    {'loss': tensor(0.), 'n': tensor(0), 'skipped': tensor(4)}
+    """
+    return {name: torch.where(finite, value, 0) for name, value in sums.items()} | {"skipped": ~finite * sums["n"]}
+
+
 def of_first_process(sums: Mapping[str, float], task: Any) -> dict[str, Any]:
     """Return what a process starts from after a resume: the first from the sums over all, others from nothing."""
     is_first = task._trainer is None or task.trainer.is_global_zero

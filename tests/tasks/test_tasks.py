@@ -96,6 +96,31 @@ def test_training_sums_are_read_once():
     assert task.train_sums == {}
 
 
+class Twice(torch.optim.SGD):
+    """Asks for the loss twice in a step, as sharpness-aware minimization does."""
+
+    def step(self, closure=None):
+        for _ in range(2):
+            with torch.enable_grad():
+                loss = closure()
+        super().step()
+        return loss
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_an_image_counts_once_in_a_step_whose_optimizer_asks_twice(accumulated):
+    once, twice = (Classifier(num_classes=3, opt=opt, lr=1e-9, **TINY) for opt in ("SGD", f"{__name__}.Twice"))
+    twice.load_state_dict(once.state_dict())
+    for _ in range(2):  # a training after another begins anew
+        torch.manual_seed(0)
+        fit(twice, torch.arange(10) % 3, accumulate_grad_batches=accumulated, max_epochs=-1, max_steps=1)
+    torch.manual_seed(0)
+    fit(once, torch.arange(10) % 3, accumulate_grad_batches=accumulated, max_epochs=-1, max_steps=1)
+    found, whole = twice.read_train_sums(), once.read_train_sums()
+    assert whole["n"] == 4 * accumulated
+    assert found == pytest.approx({name: 2 * value for name, value in whole.items()}, rel=1e-4)
+
+
 def test_label_smoothing_acts_in_training_alone():
     task = Classifier(num_classes=3, label_smoothing=0.5, **TINY)
     logits, labels = torch.tensor([[9.0, 0.0, 0.0]]), torch.tensor([0])

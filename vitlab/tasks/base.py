@@ -11,7 +11,7 @@ from torch import Tensor
 from torchmetrics import MetricCollection
 
 from vitlab.class_paths import ClassSpec
-from vitlab.interface import Weighted, of_first_process, sums_over_processes, trained
+from vitlab.interface import Weighted, of_first_process, skipped_unless, sums_over_processes, trained
 from vitlab.layers.compiled import CompileMode, compile_parts, mark_batch
 from vitlab.lightning_overhead import FastHookName, with_cached_signature
 from vitlab.models.arguments import NetworkArgs
@@ -81,6 +81,7 @@ class Task(Named, FastHookName, L.LightningModule):
     monitor: tuple[Literal["min", "max"], str]  # what the best epoch minimizes or maximizes
     _stream_seed: int | None  # of dropout and drop path, see seed_step; None before a training
     grad_norm: Tensor | None  # of the last step if it was measured; on the device
+    _summed: int | None  # the step whose last batch is in the sums; an optimizer may ask for its loss again
     _given: tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments, as the metaclass notes them
 
     def __init__(
@@ -116,8 +117,7 @@ class Task(Named, FastHookName, L.LightningModule):
         check_recipe(self)  # refuse a wrong recipe now, not at the first step
         self.train_sums: dict[str, Tensor | int] = {}
         self.sums_before: dict[str, Tensor | int] = {}  # of the batches before those of the present step
-        self.grad_norm = None
-        self._stream_seed = None
+        self.grad_norm = self._stream_seed = self._summed = None
 
     def forward(self, images: Tensor) -> Tensor:
         """Map ``(B, C, H, W)`` images to ``(B, K)`` outputs."""
@@ -141,7 +141,7 @@ class Task(Named, FastHookName, L.LightningModule):
         if (data := getattr(self.trainer, "datamodule", None)) is not None:
             self.take_sizes(data)
         if stage == "fit":
-            self._stream_seed = None
+            self._stream_seed = self._summed = None
             self.check_training(self.trainer, data)
             self.check_targets()
             self.check_images(data)
@@ -206,10 +206,10 @@ class Task(Named, FastHookName, L.LightningModule):
         (loss, measures), n = self.step_loss(batch), len(batch[0])
         sums: dict[str, Any] = {"loss": in_32_bits(loss.detach()) * n, **measures, "n": n}
         if self.hparams["nan_loss"] == "skip":
-            finite = loss.detach().isfinite()
-            sums = {name: torch.where(finite, value, 0) for name, value in sums.items()}
-            sums["skipped"] = ~finite * n
-        for name, value in sums.items():  # on the device: nothing waits for the GPU until they are read
+            sums = skipped_unless(loss.detach().isfinite(), sums)
+        for name, value in (
+            sums.items() if self._summed != self.global_step else ()
+        ):  # on the device: nothing waits for the GPU until they are read
             self.train_sums[name] = self.train_sums.get(name, 0) + in_32_bits(value)
         if isinstance(batch[0], PackedBatch):  # processes have different numbers of images: weigh each image the same
             loss = loss * n / self.trainer.strategy.reduce(loss.new_tensor(n), reduce_op="mean")
@@ -307,6 +307,7 @@ class Task(Named, FastHookName, L.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
+        self._summed = self.global_step
         if gradient_clip_val or self.hparams["nan_loss"] == "skip":  # 0 turns it off, as in Lightning
             clip_or_skip(self, optimizer, gradient_clip_val, gradient_clip_algorithm)
 
