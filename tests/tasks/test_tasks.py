@@ -13,6 +13,7 @@ from vitlab.data.files.sets import TensorImages
 from vitlab.layers.precision import half_precision
 from vitlab.tasks import Classifier, Regressor
 from vitlab.tasks.classifier import balanced
+from vitlab.tasks.multi_task import Head, Hits
 from vitlab.tasks.regressor import Errors
 
 TINY = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 8, "depth": 1, "num_heads": 2}
@@ -119,6 +120,22 @@ def test_an_image_counts_once_in_a_step_whose_optimizer_asks_twice(accumulated):
     found, whole = twice.read_train_sums(), once.read_train_sums()
     assert whole["n"] == 4 * accumulated
     assert found == pytest.approx({name: 2 * value for name, value in whole.items()}, rel=1e-4)
+
+
+def test_an_image_without_finite_outputs_is_not_one_of_the_first_class():
+    nan, inf = float("nan"), float("inf")
+    task = Classifier(num_classes=7, metrics=["F1Score"], **TINY)
+    outputs, targets = torch.eye(7)[:4], torch.tensor([0, 1, 0, 3])
+    outputs[[0, 2]], outputs[3, 3] = torch.tensor([[nan] * 7, [inf] + [0.0] * 6]), 9.0
+    task.val_meter.update(outputs, targets, torch.tensor(nan))
+    found = task.val_meter.read("")
+    assert (found["acc1"], found["acc5"]) == (0.5, 0.5) and found["loss"].isnan()
+    labels = Classifier(num_classes=2, loss="bce", targets={"kind": "multilabel"}, **TINY)
+    labels.val_meter.update(torch.full((3, 2), nan), torch.tensor([[1, 0], [0, 1], [0, 0]]), torch.tensor(nan))
+    assert labels.val_meter.read("")["f1_micro"] == 0
+    hits = Hits([Head("pet", ["cat", "dog"], slice(0, 2)), Head("coat", ["red", "gray"], slice(2, 4))])
+    hits.update(torch.tensor([[nan, nan, 1.0, 0.0], [1.0, 0.0, 1.0, 0.0]]), torch.zeros(2, 2))
+    assert hits.compute() == {"acc1": 0.75, "acc1/pet": 0.5, "acc1/coat": 1.0}
 
 
 def test_label_smoothing_acts_in_training_alone():

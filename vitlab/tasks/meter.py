@@ -109,8 +109,8 @@ class Meter(nn.Module):
         return super()._apply(moved, *args, **kwargs)  # torchmetrics ignores `.half()`, not Lightning's `.to(dtype)`
 
     def update(self, outputs: Tensor, targets: Tensor, loss: Tensor) -> None:
-        """Add a batch."""
-        self.metrics.update(outputs, targets)
+        """Add a batch; an image whose outputs are not finite counts as wrong, not as one of the first class."""
+        self.metrics.update(_wrong_unless_finite(outputs, targets), targets)
         self.loss.update(in_32_bits(loss) * len(outputs))
         self.n.update(len(outputs))
 
@@ -126,3 +126,15 @@ class Meter(nn.Module):
             for metric in (self.loss, self.metrics, self.n):
                 metric.reset()
         return {prefix + name: value for name, value in values.items()}
+
+
+def _wrong_unless_finite(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return ``(B, K)`` outputs of ``(B,)`` classes or ``(B, K)`` labels, not finite ones as a wrong answer.
+
+    Errors of numbers are not finite by themselves.
+    """
+    if outputs.ndim != 2 or targets.is_floating_point() or targets.shape not in (outputs.shape, outputs.shape[:1]):
+        return outputs
+    classes = torch.arange(outputs.shape[1], device=outputs.device)
+    wrong = ~targets.bool() if targets.ndim == 2 else classes != targets[:, None]
+    return torch.where(outputs.isfinite().all(dim=1, keepdim=True), outputs, wrong.to(outputs.dtype))

@@ -155,11 +155,11 @@ class Hits(Metric):
             self.add_state(name, torch.zeros(len(self.heads)), dist_reduce_fx="sum")
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
-        """Add ``(B, K)`` outputs and ``(B, T)`` targets."""
-        mine = [targets[:, k] for k, _ in self.heads]
-        self.n += torch.stack([(~target.isnan()).sum() for target in mine])
-        pairs = zip(mine, (outputs[:, head.at].argmax(dim=1) for _, head in self.heads), strict=True)
-        self.right += torch.stack([(target == first).sum() for target, first in pairs])
+        """Add ``(B, K)`` outputs and ``(B, T)`` targets; outputs that are not finite are wrong."""
+        pairs = [(targets[:, k], outputs[:, head.at]) for k, head in self.heads]
+        self.n += torch.stack([(~target.isnan()).sum() for target, _ in pairs])
+        hits = [(target == mine.argmax(dim=1)) & mine.isfinite().all(dim=1) for target, mine in pairs]
+        self.right += torch.stack(hits).sum(dim=1)
 
     def compute(self) -> dict[str, Tensor]:
         """Return the accuracy in the mean over targets with any value, and of each."""
