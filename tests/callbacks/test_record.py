@@ -1,5 +1,6 @@
 import json
 import math
+import threading
 import time
 from types import SimpleNamespace
 
@@ -12,7 +13,8 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from tiny import IMAGES, NETWORK, batches, fit, loader, task, trainer
 
 from vitlab.callbacks.checkpoint import Checkpoint
-from vitlab.callbacks.record import RunRecord, _rate
+from vitlab.callbacks.record import RunRecord, _describe_nan, _rate
+from vitlab.data.loading.order import TrainOrder
 from vitlab.errors import Stopped, UsageError
 from vitlab.runs.directory import RunDir
 from vitlab.tasks import Classifier
@@ -220,6 +222,73 @@ def test_a_loss_that_is_not_finite_names_step_batch_and_rate(record, tmp_path):
         match=r"not finite in epoch 1, batch 2, near step 2, lr 0.00016.*there is no checkpoint so far",
     ):
         fit(tmp_path, record, train=loader(images))
+
+
+def test_all_processes_name_the_batch_of_the_one_whose_loss_is_not_finite():
+    """Of two processes, each a thread here; the first has no such loss, or has one later."""
+    sound, nan, met = torch.tensor(1.0), torch.tensor(torch.nan), threading.Barrier(2, timeout=10)
+    given, told = [None, None], {}
+
+    def describe(rank, case, losses):
+        def exchanged(value):
+            met.wait()
+            given[rank] = value
+            met.wait()
+            return list(given)
+
+        strategy = SimpleNamespace(
+            root_device=torch.device("cpu"),
+            reduce=lambda value, reduce_op: getattr(torch, reduce_op)(torch.stack(exchanged(value))),
+            broadcast=lambda value, source: exchanged(value)[source],
+        )
+        order = TrainOrder(8, batch_size=2, seed=0, rank=rank, world=2)
+        facts = {"world_size": 2, "global_rank": rank, "current_epoch": 0, "global_step": 3}
+        facts["train_dataloader"] = SimpleNamespace(sampler=order)
+        at_work = SimpleNamespace(strategy=strategy, **facts)
+        told[rank, case] = _describe_nan(at_work, {batch: (loss, None) for batch, loss in losses.items()}, 3, 0.1)
+
+    cases = {
+        "late": [{1: sound, 2: sound, 3: nan}, {1: sound, 2: nan, 3: nan}],
+        "gradient": [{1: sound, 2: sound}, {1: sound, 2: sound}],
+    }
+    for case, both in cases.items():
+        threads = [threading.Thread(target=describe, args=(rank, case, both[rank])) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert told[0, case] == told[1, case]
+    (own,) = next(TrainOrder(8, batch_size=2, seed=0, rank=1, world=2).steps(2)).indices
+    where = "is not finite in epoch 1, batch"
+    assert told[0, "late"] == f"the loss of process 1 {where} 3, near step 3, lr 0.1; training samples {own}"
+    assert told[0, "gradient"] == f"the gradient {where} 2, near step 3, lr 0.1"
+
+
+class Skips(Two):
+    """A module of a user's that trains on no more than the batches of these numbers."""
+
+    def __init__(self, batches, by_itself=False, bad=None):
+        super().__init__()
+        self.batches, self.automatic_optimization, self.bad, self.losses = batches, not by_itself, bad, []
+
+    def training_step(self, batch, batch_idx):
+        if batch_idx in self.batches:
+            self.losses.append(super().training_step(batch, batch_idx))
+            return self.losses[-1] * (float("nan") if batch_idx == self.bad else 1.0)
+        return None
+
+
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+def test_a_batch_that_a_step_skips_by_none_is_no_part_of_the_mean_loss(record, tmp_path):
+    model = Skips((0, 2))
+    fit(tmp_path, record, model=model, max_epochs=1, log_every_n_steps=3)
+    (row,) = (row for row in record.run.rows() if "train/loss" in row)
+    assert row["train/loss"] == pytest.approx(sum(model.losses).item() / 2)
+    assert row["train/skipped"] == pytest.approx(1 / 3) and record.epoch_sums["n"] == 8
+    with pytest.raises(FloatingPointError, match="epoch 1, batch 3, near"):
+        fit(tmp_path, record, model=Skips((0, 2), bad=2), max_epochs=1, log_every_n_steps=3)
+    fit(tmp_path, record, model=Skips((), by_itself=True), max_epochs=1, log_every_n_steps=1)
+    assert record.epoch_sums == {"n": 12}  # it optimizes by itself, whatever it returns
 
 
 class OwnStep(Classifier):

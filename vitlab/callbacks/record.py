@@ -32,6 +32,7 @@ from vitlab.runs.records import Ending, now_utc
 LOG = logging.getLogger("vitlab")
 _ADVICE = "lower `model.lr`, or raise `model.warmup_epochs`"
 _SAMPLES = 8  # of a batch, to name
+_NO_BATCH = 2**40  # later than any
 PATIENCE = 20  # consecutive batches that may be skipped
 
 
@@ -125,7 +126,7 @@ class RunRecord(Callback):
         """Write a row every ``log_every_n_steps`` and at the end of an epoch."""
         if self.at_first_step and self.has_stepped(trainer):
             self.settle()
-        self._steps.add(trainer, pl_module, outputs, batch)
+        self._steps.add(trainer, pl_module, outputs, batch, batch_idx)
         self._batches += 1
         if self._is_due(trainer, batch_idx, trainer.global_step):
             self._flush(trainer, pl_module, batch_idx)
@@ -171,14 +172,12 @@ class RunRecord(Callback):
         return 0 < trainer.max_steps == step  # -1 is no limit; counting all steps is slow in Lightning
 
     def _flush(self, trainer: Any, task: Any, batch_idx: int) -> None:
-        losses, norms = self._steps.losses, self._steps.norms
+        losses = self._steps.losses
         sums = self._steps.read(task)
         self._skipped = 0 if sums["n"] else self._skipped + len(losses)
         if not math.isfinite(sums.get("loss", 0.0)) or self._skipped >= PATIENCE:
             saved = "the last checkpoint is good" if self.run.has_checkpoint() else "there is no checkpoint so far"
-            raise FloatingPointError(
-                f"{_describe_nan(trainer, losses, norms, batch_idx, self._lr)}; {saved}: {_ADVICE}"
-            )
+            raise FloatingPointError(f"{_describe_nan(trainer, losses, batch_idx, self._lr)}; {saved}: {_ADVICE}")
         now = time.perf_counter()
         for name, value in sums.items():
             self.epoch_sums[name] = self.epoch_sums.get(name, 0.0) + value
@@ -274,21 +273,28 @@ class RunRecord(Callback):
 
 
 def _describe_nan(
-    trainer: Any, losses: list[Tensor], norms: list[Tensor | None], batch_idx: int, lr: float | None
+    trainer: Any, losses: dict[int, tuple[Tensor, Tensor | None]], batch_idx: int, lr: float | None
 ) -> str:
-    """Describe the first step that was not finite, with its learning rate and samples."""
-    bad = torch.nonzero(~torch.isfinite(torch.stack(losses)))
-    index = int(bad[0]) if len(bad) else 0
-    first, norm = batch_idx + 1 - len(losses) + index, norms[index]
-    what = "loss" if len(bad) else "gradient"  # of a finite loss
-    text = f"the {what} is not finite in epoch {trainer.current_epoch + 1}, batch {first + 1}, near step "
-    text += f"{trainer.global_step}, lr {lr or 0.0:.3g}"
+    """Describe the first batch whose loss is not finite, with its learning rate and samples.
+
+    Every process must call it. Each describes its own, and all return the text of the one that is first: its batches
+    are not those of others. Where all losses are finite, a gradient is not, which several processes share.
+    """
+    bad = [batch for batch, (loss, _) in losses.items() if not loss.isfinite()]
+    first, world, strategy = (bad or [*losses] or [batch_idx])[0], trainer.world_size, trainer.strategy
+    place = torch.tensor((first if bad else _NO_BATCH) * world + trainer.global_rank, device=strategy.root_device)
+    process = int(strategy.reduce(place, reduce_op="min")) % world
+    whose = f" of process {trainer.global_rank}" if bad and world > 1 else ""
+    text = f"the {'loss' if bad else 'gradient'}{whose} is not finite in epoch {trainer.current_epoch + 1}"
+    text += f", batch {first + 1}, near step {trainer.global_step}, lr {lr or 0.0:.3g}"
+    norm = losses[first][1] if losses else None
     text += f", gradient norm {norm.item():.3g} in the step before" if norm is not None else ""
     order: Any = getattr(trainer.train_dataloader, "sampler", None)
-    if hasattr(order, "steps"):
+    if hasattr(order, "steps") and (bad or world == 1):
         samples = next(order.steps(first)).indices.tolist()
         text += f"; training samples {preview(samples, _SAMPLES)}"
-    return text
+    told: str = strategy.broadcast(text, process)
+    return told
 
 
 def _sums_key(task: Any) -> str:

@@ -33,12 +33,15 @@ class Steps:
 
     Tasks of vitlab keep exact sums over samples themselves. For any other module, and a task whose subclass has a
     ``training_step`` of its own, the returned loss is summed. Of such a task ``nan_loss: skip`` skips steps, too, and
-    their images count as skipped.
+    their images count as skipped. So do those of a batch for which a ``training_step`` returns None, Lightning's way to
+    skip it, unless the module optimizes by itself.
     """
 
     def __init__(self) -> None:
-        self.losses: list[Tensor] = []
-        self.norms: list[Tensor | None] = [None]  # gradient norms before each of these losses, if known
+        self.losses: dict[
+            int, tuple[Tensor, Tensor | None]
+        ] = {}  # by batch: loss, and gradient norm before it if known
+        self._norm_before: Tensor | None = None
         self.grad_norm: Tensor | None = None  # of the last step, if measured
         self.own_sums: dict[str, Any] = {}  # of a module that keeps none itself
         self._before: dict[str, Any] = {}  # of the batches before those of the present step
@@ -57,25 +60,27 @@ class Steps:
         if sums_its_steps(task):
             task.grad_norm = None
 
-    def add(self, trainer: Any, task: Any, outputs: Any, batch: Any) -> None:
+    def add(self, trainer: Any, task: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Add a step."""
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if sums_its_steps(task):
             self.grad_norm = task.grad_norm
         if not (sums_its_steps(task) and "n" in task.train_sums):
-            n = samples(batch) or 1  # a batch in a form of the user's own counts once
+            n, before = samples(batch) or 1, dict(self.own_sums)  # a batch in a form of the user's own counts once
             self.own_sums["n"] = self.own_sums.get("n", 0) + n
             if isinstance(loss, Tensor):  # Lightning has divided it by the accumulated batches
                 undivided = loss.detach() * trainer.accumulate_grad_batches
                 self.own_sums["loss"] = self.own_sums.get("loss", 0) + undivided * n
+            elif task.automatic_optimization:
+                self.own_sums = as_skipped(self.own_sums, before)
             if recipe(task).get("nan_loss") == "skip" and self._has_stepped:
                 was_skipped = self.grad_norm is not None and not self.grad_norm.isfinite()  # over all processes
                 self.own_sums = as_skipped(self.own_sums, self._before if was_skipped else self.own_sums)
                 self._before = dict(self.own_sums)
         self._has_stepped = False
         if isinstance(loss, Tensor):
-            self.losses.append(loss.detach())
-        self.norms.append(self.grad_norm)
+            self.losses[batch_idx] = loss.detach(), self._norm_before
+        self._norm_before = self.grad_norm
 
     def restore(self, sums: dict[str, Any]) -> None:
         """Go on from sums that a checkpoint holds."""
@@ -83,8 +88,7 @@ class Steps:
 
     def read(self, task: Any) -> dict[str, float]:
         """Return sums over all processes, with ``n`` samples, and reset them; every process must call it."""
-        self.norms = self.norms[-1:]
-        self.losses = []
+        self.losses = {}
         own, self.own_sums, self._before = sums_over_processes(self.own_sums, task), {}, {}
         return task.read_train_sums() | own if sums_its_steps(task) else own
 
