@@ -78,16 +78,22 @@ def test_sums_over_processes_are_the_same_in_the_first_step_as_in_all_others(tmp
 
 
 NORMED = """import sys
+import lightning as L
 import torch
+from vitlab.callbacks.ema import EMA
 from vitlab.config.strategies import Replicate
 
 def measure(rank, folder):
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/met", rank=rank, world_size=2)
-    strategy, norm = Replicate(), torch.nn.BatchNorm1d(3)
-    norm(torch.randn(8, 3) + 10 * rank)
-    strategy._lightning_module = norm
+    strategy, task, ema = Replicate(), L.LightningModule(), EMA()
+    task.net = torch.nn.BatchNorm1d(3)
+    task.trainer = trainer = L.Trainer(callbacks=[ema], barebones=True)
+    ema.setup(trainer, task, "fit")
+    for module in (task, ema.average):
+        module.net(torch.randn(8, 3) + 10 * rank)
+    strategy._lightning_module = task
     strategy.on_validation_start()
-    torch.save(norm.running_mean, f"{folder}/{rank}.pt")
+    torch.save(torch.stack([task.net.running_mean, ema.average.net.running_mean]), f"{folder}/{rank}.pt")
 
 if __name__ == "__main__":
     torch.multiprocessing.spawn(measure, (sys.argv[1],), 2)"""

@@ -58,11 +58,16 @@ class Replicate(DDPStrategy):
         ddp.zero_grad(set_to_none=True)
 
     def on_validation_start(self) -> None:
-        """Give all processes the running statistics of the first, as of a BatchNorm: its are saved, and measured."""
-        task: Any = self.lightning_module
-        for buffer in task.buffers():
-            if buffer.is_floating_point():
-                torch.distributed.broadcast(buffer, 0)
+        """Give all processes the running statistics of the first, as of a BatchNorm: its are saved, and measured.
+
+        Those of an average, too, which the network is given only after this.
+        """
+        for module in (self.lightning_module, *_averages(self.lightning_module)):
+            for buffer in module.buffers():
+                if buffer.is_floating_point():
+                    torch.distributed.broadcast(buffer, 0)
+
+    on_test_start = on_validation_start  # perhaps right after steps that no validation has followed
 
 
 class FullyShard(ModelParallelStrategy):
@@ -93,13 +98,8 @@ class FullyShard(ModelParallelStrategy):
 
     def _shard_all(self) -> None:
         mesh = self.device_mesh["data_parallel"]
-        for task in (self.lightning_module, *self._averages()):
+        for task in (self.lightning_module, *_averages(self.lightning_module)):
             _shard(task.net, mesh)
-
-    def _averages(self) -> list[Any]:
-        """Return the copy of the task that holds an average of the weights, if one is kept."""
-        task: Any = self.lightning_module
-        return [one.average for one in task.trainer.callbacks if isinstance(one, EMA) and one.average]
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Start to write a copy of the shards on all processes; then rank 0 writes the file that lists them.
@@ -149,8 +149,14 @@ class FullyShard(ModelParallelStrategy):
             rest = kept.get("state", {})
             whole: dict[str, Any] = {name: {**rest.get(name, {}), **state.get(name, {})} for name in {**rest, **state}}
             set_optimizer_state_dict(net, optimizer, {**kept, "state": whole})
-        set_model_state_dict(net, sections["state_dict"] if not self._averages() else weights)
+        set_model_state_dict(net, weights if _averages(self.lightning_module) else sections["state_dict"])
         return content | sections
+
+
+def _averages(task: Any) -> list[Any]:
+    """Return the copy of a task that holds an average of its weights, if one is kept."""
+    kept = [one._average_model for one in task.trainer.callbacks if isinstance(one, WeightAveraging)]
+    return [average.module for average in kept if average is not None]
 
 
 AVERAGED = "current_model_state"  # Lightning's name of the weights that are trained beside their average
