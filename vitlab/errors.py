@@ -233,3 +233,11 @@ def preview(names: Iterable[object], most: int = 3) -> str:
 def megabytes(size: float) -> str:
     """Return a number of bytes as text."""
     return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
+
+
+def not_finite(lost: int, count: int, what: str = "outputs") -> str:
+    """Return the sentence that numbers of ``lost`` of ``count`` images are not finite, and the way out."""
+    return (
+        f"the {what} of {lost:,} of {count:,} images are not finite, as of a network that has diverged or "
+        "overflows in 16 bits: take an earlier checkpoint, or --trainer.precision=32-true"
+    )

@@ -11,7 +11,7 @@ import yaml
 from vitlab.config.arguments import as_arguments, refuse_other_keys
 from vitlab.config.guesses import FOR_RUN
 from vitlab.config.options import Policy, check_topk
-from vitlab.errors import UsageError, escaped
+from vitlab.errors import UsageError, escaped, not_finite
 from vitlab.jobs.terminal import lightning_quieted, open_terminal, terminal_as_it_was
 from vitlab.runs.choose import export_path
 from vitlab.runs.directory import Here, RunDir, find_directory, find_run
@@ -159,26 +159,31 @@ class Run:
             topk: Number of classes per image.
 
         Raises:
-            ValueError: A file cannot be read, or there is none; images are given as objects; ``topk`` is below 1.
+            ValueError: A file cannot be read, or there is none; outputs are not finite; images are given as objects;
+                ``topk`` is below 1.
 
         Example:
             >>> run.predict("digit.png", topk=1).shape[0]
             1
         """
         from vitlab.config.images import find_images, refuse_none
-        from vitlab.jobs.predict import predict
+        from vitlab.jobs.predict import NOT_FINITE, predict
         from vitlab.tables import counted
 
         check_topk(topk)
         words = _paths(images)
         files, unreadable = find_images(words)
         refuse_none(files, unreadable, words)
+        total = len(files) + len(unreadable)
         with lightning_quieted(), as_it_was():
             table, more = predict(self._directory, self.checkpoint, [], files, topk, quiet=True)
-        if problems := unreadable | more:
-            path, reason = next(iter(problems.items()))
-            count = f"{len(problems):,} of {counted(len(files) + len(unreadable), 'image')}"
+        unreadable |= {path: reason for path, reason in more.items() if reason != NOT_FINITE}
+        if unreadable:
+            path, reason = next(iter(unreadable.items()))
+            count = f"{len(unreadable):,} of {counted(total, 'image')}"
             raise UsageError(f"{count} cannot be read, the first is {escaped(path)}: {reason}")
+        if more:
+            raise UsageError(not_finite(len(more), total))
         assert table is not None  # None only on ranks other than 0
         return table
 

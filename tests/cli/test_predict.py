@@ -15,6 +15,7 @@ from PIL import Image
 import vitlab
 from vitlab import tables
 from vitlab.cli.main import main
+from vitlab.cli.predict import _told as told
 from vitlab.config.images import find_images
 from vitlab.errors import UsageError, escaped
 from vitlab.jobs import predict as predictions
@@ -163,6 +164,21 @@ def test_outputs_that_are_not_finite_are_no_prediction():
     collector.collect(outputs, [4, 5, 6], ["", "", "truncated"])
     assert collector.values[4][1] == [2, 1] and list(collector.values) == [4]
     assert collector.reasons == {5: "the outputs of the network are not finite", 6: "truncated"}
+
+
+def test_an_image_without_finite_outputs_is_not_called_unreadable(run, photos, monkeypatch, capsys):
+    code = told({"a.png": predictions.NOT_FINITE, "b.png": "truncated"}, 3)
+    *lines, last = capsys.readouterr().err.splitlines()
+    assert code == 1 and lines == [
+        "no answer  a.png: the outputs of the network are not finite",
+        "unreadable  b.png: truncated",
+        "vitlab: 1 of 5 could not be read",
+    ]
+    assert last.startswith("vitlab: the outputs of 1 of 4 images are not finite, as of a network that has diverged")
+    files = [str(photos / name) for name in ("a.png", "c.png")]
+    monkeypatch.setattr(predictions, "predict", lambda *given, **how: (None, {files[1]: predictions.NOT_FINITE}))
+    with pytest.raises(UsageError, match=r"^the outputs of 1 of 2 images are not finite, as of a network"):
+        vitlab.Run(run).predict(files)
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")

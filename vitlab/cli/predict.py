@@ -11,7 +11,7 @@ from vitlab.cli.evaluate import chosen_checkpoint, run_parser
 from vitlab.config.arguments import add_formats
 from vitlab.config.images import find_images, refuse_none
 from vitlab.config.options import check_topk
-from vitlab.errors import UsageError, escaped, printable
+from vitlab.errors import UsageError, escaped, not_finite, printable
 from vitlab.lazy import quick_imports
 from vitlab.runs.directory import RunDir, find_directory
 from vitlab.shipped import card_beside
@@ -106,13 +106,19 @@ def _files(options: Any, output: Path | None, command: str) -> tuple[list[str], 
     return files, unreadable
 
 
-def _told(unreadable: dict[str, str], count: int) -> int:
-    """Say which files could not be read beside ``count`` that were, and return the exit code."""
-    for path, reason in unreadable.items():
-        sys.stderr.write(f"unreadable  {printable(f'{escaped(path)}: {reason}')}\n")
-    if unreadable:
-        sys.stderr.write(f"vitlab: {len(unreadable):,} of {count + len(unreadable):,} could not be read\n")
-    return 1 if unreadable else 0
+def _told(problems: dict[str, str], count: int) -> int:
+    """Say which files could not be read, or have outputs that are none, beside ``count``; return the exit code."""
+    from vitlab.jobs.predict import NOT_FINITE
+
+    total, lost = count + len(problems), sum(reason == NOT_FINITE for reason in problems.values())
+    for path, reason in problems.items():
+        word = "no answer" if reason == NOT_FINITE else "unreadable"
+        sys.stderr.write(f"{word}  {printable(f'{escaped(path)}: {reason}')}\n")
+    if unread := len(problems) - lost:
+        sys.stderr.write(f"vitlab: {unread:,} of {total:,} could not be read\n")
+    if lost:
+        sys.stderr.write(f"vitlab: {not_finite(lost, total - unread)}\n")
+    return 1 if problems else 0
 
 
 def _options(argv: list[str], features: bool) -> tuple[argparse.Namespace, list[str]]:

@@ -29,13 +29,14 @@ from vitlab.tasks.multi_task import Head, answers_of_heads, target_heads
 
 _Sample = tuple[Tensor, int, str]  # (C, H, W), number of the file, why it could not be read
 _Batch = tuple[Any, list[int], list[str]]
+NOT_FINITE = "the outputs of the network are not finite"  # why a file that was read has no row
 _FEW = 64  # files that are decoded faster than worker processes start
 
 
 def predict(
     run: RunDir, checkpoint: Path, rest: list[str], files: list[str], topk: int, quiet: bool, features: bool = False
 ) -> tuple[pd.DataFrame | None, dict[str, str]]:
-    """Return one row per readable file, in order, and the reason for each unreadable one.
+    """Return one row per readable file, in order, and the reason for each other: unreadable, or `NOT_FINITE`.
 
     Args:
         run: The run.
@@ -269,7 +270,7 @@ class _Collector(L.Callback):
         both = zip(numbers.tolist(), classes.tolist(), strict=True)
         for i, reason, is_finite, found in zip(files, reasons, finite, both, strict=True):
             if reason or not is_finite:
-                self.reasons[i] = reason or "the outputs of the network are not finite"
+                self.reasons[i] = reason or NOT_FINITE
             else:
                 self.values[i] = (found[0], found[1])
 

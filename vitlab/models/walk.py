@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, not_finite
 from vitlab.layers.resample import Grid
 from vitlab.models.convert_peers import peer_file
 from vitlab.models.create import NoCounterpart, same_network, timm_file
@@ -280,10 +280,7 @@ def all_finite(found: Tensor, what: str = "outputs") -> Tensor:
 overflows in 16 bits: take an earlier checkpoint, or --trainer.precision=32-true
     """
     if lost := int((~found.flatten(1).isfinite()).any(dim=1).sum()):
-        raise UsageError(
-            f"the {what} of {lost:,} of {len(found):,} images are not finite, as of a network that has diverged or "
-            "overflows in 16 bits: take an earlier checkpoint, or --trainer.precision=32-true"
-        )
+        raise UsageError(not_finite(lost, len(found), what))
     return found
 
 
