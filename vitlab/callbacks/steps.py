@@ -38,9 +38,8 @@ class Steps:
     """
 
     def __init__(self) -> None:
-        self.losses: dict[
-            int, tuple[Tensor, Tensor | None]
-        ] = {}  # by batch: loss, and gradient norm before it if known
+        # by batch: loss, and gradient norm before it if known
+        self.losses: dict[int, tuple[Tensor, Tensor | None]] = {}
         self._norm_before: Tensor | None = None
         self.grad_norm: Tensor | None = None  # of the last step, if measured
         self.own_sums: dict[str, Any] = {}  # of a module that keeps none itself

@@ -207,10 +207,9 @@ class Task(Named, FastHookName, L.LightningModule):
         sums: dict[str, Any] = {"loss": in_32_bits(loss.detach()) * n, **measures, "n": n}
         if self.hparams["nan_loss"] == "skip":
             sums = skipped_unless(loss.detach().isfinite(), sums)
-        for name, value in (
-            sums.items() if self._summed != self.global_step else ()
-        ):  # on the device: nothing waits for the GPU until they are read
-            self.train_sums[name] = self.train_sums.get(name, 0) + in_32_bits(value)
+        if self._summed != self.global_step:
+            for name, value in sums.items():  # on the device: nothing waits for the GPU until they are read
+                self.train_sums[name] = self.train_sums.get(name, 0) + in_32_bits(value)
         if isinstance(batch[0], PackedBatch):  # processes have different numbers of images: weigh each image the same
             loss = loss * n / self.trainer.strategy.reduce(loss.new_tensor(n), reduce_op="mean")
         return loss
