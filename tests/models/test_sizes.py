@@ -1,6 +1,9 @@
+from typing import get_args
+
 import pytest
 import torch
 
+from vitlab.layers.pos_embed import PosEmbedName
 from vitlab.models import SIZES, VisionTransformer
 from vitlab.models.cost import count_macs, count_parameters, count_tokens
 from vitlab.models.sizes import PUBLISHED
@@ -86,6 +89,23 @@ def test_multiply_adds_are_those_of_a_count_by_hand():
     model.blocks[1].mlp = model.blocks[0].mlp  # two blocks that share weights do as much, and keep them
     assert count_macs(model) == 4 * 16 * D + 2 * block + D * 3
     assert {p.device.type for p in model.parameters()} == {"cpu"}
+
+
+def test_rotations_by_matrix_exponentials_and_by_equations_count():
+    L, D, heads, d = 5, 16, 2, 8
+    plain, liere, string = (build(img_size=8, patch_size=4, embed_dim=D, depth=3, num_heads=heads, pos_embed=name)
+                            for name in ("none", "liere", "string"))  # fmt: skip
+    rotating = 2 * L * D  # multiplied by the side of a rotation: queries and keys
+    assert count_macs(liere) - count_macs(plain) == 3 * (5 * heads * L * d**3 + rotating * d)
+    solving = heads * (2 * d**3 // 3 // 2 + d**3)
+    assert count_macs(string) - count_macs(plain) == pytest.approx(3 * (solving + 2 * rotating * d), abs=3 * heads)
+
+
+@pytest.mark.parametrize("name", get_args(PosEmbedName))
+def test_a_network_at_another_size_costs_what_one_built_for_it_does(name):
+    small, large = (build(img_size=side, patch_size=4, embed_dim=16, depth=1, num_heads=2, pos_embed=name)
+                    for side in (8, 20))  # fmt: skip
+    assert count_macs(small, (20, 20)) == count_macs(large)
 
 
 def test_tokens_are_prefix_and_patches():

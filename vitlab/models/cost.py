@@ -1,6 +1,7 @@
 """Parameters, multiply-adds and tokens of a network, counted without running it where that is possible."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,8 +29,9 @@ def count_macs(model: VisionTransformer, img_size: tuple[int, int] | None = None
 
     Every matrix product counts, fused attention included, on the meta device, where T2T takes its reference path; where
     a part of the user's own reads values, in a pass of a black image. All tokens pass through the last block, as in
-    published numbers, although ``forward`` may skip some. Not counted are the matrix exponential of ``liere`` and its
-    rotation, a sum of products: their time is not small.
+    published numbers, although ``forward`` may skip some. What a pass computes once for all its images counts whole,
+    such as the rotations of ``liere`` and ``string``; see :func:`flop_counter`. Resampling positions to ``img_size``
+    does not count: the network has the cost of one that was built for it.
 
     Example:
         >>> from vitlab.models import create_model
@@ -50,21 +52,54 @@ def macs_of_modules(model: VisionTransformer | AnyNetwork, img_size: tuple[int, 
     """
     if isinstance(model, AnyNetwork):
         return _macs_of_any(model)
-    full = _AllTokens(model)
     value = next(model.parameters())
     images = torch.zeros(1, model.in_chans, *(img_size or model.img_size), dtype=value.dtype, device=value.device)
-    counter = FlopCounterMode(display=False)
+    found = _by_module(_counted(model, _AllTokens(model), images), "_AllTokens.model.")
+    resampling = _by_module(_counted(model, _Resampling(model), images), "_Resampling.model.")[""]
+    return found | {"": found[""] - resampling}
+
+
+def flop_counter() -> FlopCounterMode:
+    """Return torch's counter, which also counts solving linear equations and the matrix exponential.
+
+    An exponential counts as the five products of torch's Taylor polynomial of degree 18, Bader, Blanes and Casas 2019,
+    "Computing the matrix exponential with an optimized Taylor polynomial approximation". The squarings that follow,
+    one for each doubling of the norm beyond 3, depend on the weights and do not count.
+
+    Example:
+        >>> with flop_counter() as counter:
+        ...     rotations = torch.matrix_exp(torch.zeros(3, 8, 8))
+        >>> counter.get_total_flops() == 3 * 5 * 2 * 8**3
+        True
+    """
+    linalg: Any = torch.ops.aten
+    formulas = {linalg.linalg_matrix_exp: _exponential_flops, linalg._linalg_solve_ex: _solving_flops}
+    return FlopCounterMode(display=False, custom_mapping=formulas)
+
+
+def _exponential_flops(shape: Sequence[int], **_: Any) -> int:
+    return 5 * 2 * math.prod(shape) * shape[-1]
+
+
+def _solving_flops(shape: Sequence[int], right: Sequence[int], **_: Any) -> int:
+    """Return the operations of an LU factorization, n^3 / 3 multiply-adds, and of n^2 for each right-hand side."""
+    return 2 * math.prod(shape) * shape[-1] // 3 + 2 * math.prod(right) * shape[-1]
+
+
+def _counted(model: VisionTransformer, part: torch.nn.Module, images: torch.Tensor) -> FlopCounterMode:
+    """Return the counter of a pass of images through a module that holds the network."""
+    counter = flop_counter()
     try:
         with torch.no_grad(), counter:
-            call_on_meta(full, images.to("meta"))
+            call_on_meta(part, images.to("meta"))
     except Exception:  # such as a part of the user's own that reads values, which the meta device does not have
-        state = {name: each.detach() for name, each in _tensors(full)}  # the counter fails on trained parameters
-        buffers = {id(each) for each in full.buffers()}
-        state |= {name: each.clone() for name, each in _tensors(full) if id(each) in buffers}  # a pass may change them
-        counter = FlopCounterMode(display=False)  # the first one is still inside of the part that failed
+        state = {name: each.detach() for name, each in _tensors(part)}  # the counter fails on trained parameters
+        buffers = {id(each) for each in part.buffers()}
+        state |= {name: each.clone() for name, each in _tensors(part) if id(each) in buffers}  # a pass may change them
+        counter = flop_counter()  # the first one is still inside of the part that failed
         with torch.no_grad(), _reference(model), counter:
-            functional_call(full, state, (images,), tie_weights=False)
-    return _by_module(counter, "_AllTokens.model.")
+            functional_call(part, state, (images,), tie_weights=False)
+    return counter
 
 
 def call_on_meta(net: torch.nn.Module, images: torch.Tensor) -> Any:
@@ -106,7 +141,7 @@ def _reference(model: VisionTransformer) -> Iterator[None]:
 def _macs_of_any(model: AnyNetwork) -> dict[str, int]:
     """Return the multiply-adds of a network that may not run on the meta device: of one pass of an image."""
     value = next(model.parameters(), torch.zeros(()))
-    counter, trained = FlopCounterMode(display=False), [p for p in model.parameters() if p.requires_grad]
+    counter, trained = flop_counter(), [p for p in model.parameters() if p.requires_grad]
     for parameter in trained:  # the counter fails where a parameter itself enters a module
         parameter.requires_grad_(False)
     try:
@@ -131,6 +166,12 @@ class _AllTokens(torch.nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.model.forward_head(self.model.forward_features(images))
+
+
+class _Resampling(_AllTokens):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.model._at(tuple(images.shape[2:]))
+        return images
 
 
 def count_tokens(model: VisionTransformer) -> int:

@@ -7,7 +7,6 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from vitlab.data.base import ImageData
 from vitlab.errors import UsageError, in_own_code, one_line
@@ -23,7 +22,7 @@ from vitlab.interface import (
     recipe,
     trained,
 )
-from vitlab.models.cost import call_on_meta, count_macs, count_parameters, count_tokens
+from vitlab.models.cost import call_on_meta, count_macs, count_parameters, count_tokens, flop_counter
 from vitlab.models.packed_batch import check_packed
 from vitlab.models.vit import VisionTransformer
 
@@ -174,7 +173,7 @@ def _macs_of_forward(task: Any, img_size: list[int], in_chans: int) -> int | Non
         UsageError: The module returns several outputs for images, which could be neither predicted nor exported.
     """
     images = torch.empty(1, in_chans, *img_size, device="meta")
-    counter, net, macs = FlopCounterMode(display=False), network(task), None
+    counter, net, macs = flop_counter(), network(task), None
     outputs: Any = None
     with suppress(Exception), torch.random.fork_rng(devices=[]), torch.no_grad():  # the user's code may raise anything
         with counter:

@@ -403,8 +403,11 @@ class LieRE(PosEmbed):
     def rotate(self, x: Tensor, layer: int) -> Tensor:
         """Map ``(B, A, L, d)`` queries or keys to ``(B, A, L, d)``, in float32 inside."""
         rotations = self.gather_tokens(self.rotations(layer), self.token_order(self.num_prefix_tokens), 1)
-        parts = x.unflatten(-1, (-1, self.block)).to(rotations.dtype)
-        return (rotations * parts[..., None, :]).sum(-1).flatten(-2).to(x.dtype)
+        parts = x.unflatten(-1, (-1, self.block)).to(rotations.dtype)  # (B, A, L, d / block, block)
+        rotated_alike = parts.ndim + 1 - rotations.ndim  # leading axes: after `kept`, each image has its own rotations
+        rows = parts.reshape(math.prod(parts.shape[:rotated_alike]), *parts.shape[rotated_alike:]).movedim(0, -2)
+        with without_autocast(x):
+            return (rows @ rotations.mT).movedim(-2, 0).reshape(parts.shape).flatten(-2).to(x.dtype)
 
     def _resized_state(
         self, state: dict[str, Tensor], old_grid: Grid, policy: ResizePolicy, antialias: bool
