@@ -22,6 +22,7 @@ from vitlab.ablation.file.claims import parse_claim
 from vitlab.ablation.file.schema import File
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.inference.baselines import NOT_COMPARED, ArmRow, answer_columns
+from vitlab.analysis import ANALYSES
 from vitlab.cli import ablate
 from vitlab.cli.main import main
 from vitlab.errors import UsageError
@@ -242,11 +243,12 @@ def test_a_metric_of_one_target_is_not_taken_for_an_analysis(write):
 def test_a_metric_of_features_that_no_evaluation_measures_is_refused(write):
     quality = {"class_path": "vitlab.callbacks.quality.FeatureQuality"}
     rows = [{"val/loss": 1.0, "val/knn": 0.5, "val/rankme": 3.0}]
-    found = resolve._metrics(rows, {"trainer": {"callbacks": [quality]}})
+    config = {"trainer": {"callbacks": [quality]}}
+    found = resolve._metrics(rows, config)
     assert found == ["loss"] and resolve._metrics(rows, {"trainer": {"callbacks": None}}) == ["knn", "loss", "rankme"]
     for metric in ({"primary": "knn"}, {"primary": "loss", "secondary": ["rankme"]}):
         ablation = read_ablation(write(metric=metric, analyses=["knn"]))
-        arms = [SimpleNamespace(metrics=found)]
+        arms = [SimpleNamespace(metrics=found, config=config)]
         with pytest.raises(UsageError, match=r"no arm measures a metric `\w+`; .* `analyses: \[knn\]`"):
             resolve._refuse_metrics(ablation, arms)
     ablation = read_ablation(write(metric={"primary": "knn/acc1@20"}, analyses=["knn"]))
@@ -262,6 +264,33 @@ def test_a_metric_of_an_analysis_without_numbers_to_compare_is_refused(write):
         ablation = read_ablation(write(analyses=["fewshot", "knn"], **given))
         with pytest.raises(UsageError, match=r"`fewshot/acc1`: the analysis fewshot gives .*; these do: .*\bknn\b"):
             resolve._refuse_metrics(ablation, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "measured"),
+    [
+        ("knn/acc1@7", "knn/acc1@1, knn/acc1@5, knn/acc1@20"),
+        ("scramble/acc5", "scramble/acc1, scramble/flipped"),
+        ("resolution/loss@12", r"resolution/acc1@\*"),
+        ("shift/acc1", r"shift/acc1@\*, shift/agreement@\*"),
+    ],
+)
+def test_a_number_that_an_analysis_does_not_measure_is_refused_before_training(write, name, measured):
+    analysis = name.partition("/")[0]
+    for given in ({"metric": {"primary": name}}, {"claims": [f"learned > none on {name}"]}):
+        with pytest.raises(UsageError, match=f"`{name}`: the analysis {analysis} .* it measures {measured}$"):
+            resolve._refuse_metrics(read_ablation(write(analyses=[analysis], **given)), [])
+    for known in ("knn/acc1@20", "scramble/flipped", "resolution/acc1@12/canvas", "shift/agreement@4"):
+        ablation = read_ablation(write(metric={"primary": known}, analyses=[known.partition("/")[0]]))
+        resolve._refuse_metrics(ablation, [])
+
+
+def test_the_names_of_metrics_are_those_that_the_analyses_give():
+    numbers = {"k": 5, "pixels": 4, "blocks": 4, "acc1": 0.5, "agreement": 0.5, "flipped": 0.1}
+    table = pd.DataFrame([numbers | {"fill": "black", "protocol": "canvas", "metric": "resolution/acc1@12/rescale"}])
+    for name in ("knn", "scramble", "scramble_image", "shift", "resolution"):
+        given = ANALYSES[name].metrics(table)
+        assert given and {resolve._not_of_analysis(name, one) for one in given} == {""}
 
 
 def test_a_date_is_text_as_in_a_config(write):

@@ -103,6 +103,8 @@ class Analysis:
         curve: How the report of an ablation averages its tables; None leaves it out there.
         metrics: The numbers that an ablation may name as metrics, such as ``resolution/acc1@12``, without ``NAME/``.
         name: Its name; default: the function's, without ``analyze_``.
+        metric_names: The names of those numbers, with ``*`` for what depends on network and images, such as ``acc1@*``:
+            others are refused before a cell is trained. None given, every name is taken.
 
     Example:
         >>> @Analysis(reading="The length of the class token.", limits="What it holds.")
@@ -116,6 +118,7 @@ class Analysis:
     curve: Curve | None = None
     metrics: "Callable[[pd.DataFrame], Mapping[str, float]] | None" = None
     name: str = ""
+    metric_names: tuple[str, ...] = ()
     function: "Callable[[Subject], Finding]" = field(init=False, repr=False)
 
     def __call__(self, function: F) -> F:

@@ -146,6 +146,7 @@ def of_each_k(table: pd.DataFrame) -> dict[str, float]:
         words="The vote of the most similar training images.",
     ),
     metrics=of_each_k,
+    metric_names=tuple(f"acc1@{k}" for k in NEIGHBORS),
 )
 def analyze_knn(subject: Subject) -> Finding:
     """Classify by the labels of the most similar training images.

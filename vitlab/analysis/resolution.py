@@ -167,6 +167,7 @@ def by_protocol(curve: Curve, rows: Rows) -> list[tuple[str, Rows]]:
         panels=by_protocol,
     ),
     metrics=accuracies,
+    metric_names=("acc1@*",),
 )
 def analyze_resolution(subject: Subject) -> Finding:
     """Measure accuracy from half to twice the training size.

@@ -134,6 +134,7 @@ def of_finest(table: pd.DataFrame) -> dict[str, float]:
         words="Tokens change places in blocks before they get positions.",
     ),
     metrics=of_finest,
+    metric_names=("acc1", "flipped"),
 )
 def analyze_scramble(subject: Subject) -> Finding:
     """Scramble the tokens after the tokenizer.
@@ -160,6 +161,7 @@ def analyze_scramble(subject: Subject) -> Finding:
         words="Patches of the image change places; for overlapping tokenizers that changes the tokens too.",
     ),
     metrics=of_finest,
+    metric_names=("acc1", "flipped"),
 )
 def analyze_scramble_image(subject: Subject) -> Finding:
     """Scramble patches of the image, before the tokenizer.
@@ -201,7 +203,7 @@ def _measure(subject: Subject, level: str, has_labels: bool, run: Callable[[Tens
         if labels is not None:
             band |= over_draws("acc1", (now == labels).cpu().numpy())
         bands.append({"blocks": blocks, **band})
-    shown = {name: MEASURES[name] for name in (["acc1", "flipped"] if has_labels else ["flipped"])}
+    shown = {name: MEASURES[name] for name in (("acc1", "flipped") if has_labels else ["flipped"])}
     figure, axes = one_axes(columns=len(shown), width=4.0)
     for ax, (column, name) in zip(axes, shown.items(), strict=True):
         curves(ax, pd.DataFrame(bands), "blocks", column)

@@ -64,6 +64,7 @@ def first_filling(curve: Curve, rows: Rows) -> list[tuple[str, Rows]]:
         panels=first_filling,
     ),
     metrics=of_black,
+    metric_names=("acc1@*", "agreement@*"),
 )
 def analyze_shift(subject: Subject) -> Finding:
     """Shift the images by pixels and by whole patches, in four directions and in the mean of these.

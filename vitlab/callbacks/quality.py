@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -49,6 +49,8 @@ class FeatureQuality(Callback):
         >>> FeatureQuality(every_n_epochs=5, measures=["rankme"]).every_n_epochs
         5
     """
+
+    measured_in_training: tuple[str, ...] = get_args(Measure)  # as `val/...`; no evaluation has them
 
     def __init__(
         self,

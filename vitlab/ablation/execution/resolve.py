@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,6 @@ PROBE: dict[str, Any] = {  # settings of a probe, and the default that a config 
     "trainer.enable_checkpointing": (False, None),
 }
 OF_EVALUATION = {"acc1_macro", "f1_macro"}  # metrics that no row of a training has
-OF_FEATURES = {"knn", "probe", "rankme"}  # of FeatureQuality, which measures while a network is trained
 START = "vitlab.ablation.execution.start.Start"  # a callback
 _STARTS = (START, "vitlab.ablation.work.start.Start")  # and its name until 0.1
 
@@ -119,17 +119,25 @@ def _refuse_metrics(ablation: Ablation, resolved: list[Resolved]) -> None:
     asked = [("metric/primary", ablation.primary), *(("metric/secondary", name) for name in ablation.secondary)]
     asked += [(f"claims/{i}", claim.metric) for i, claim in enumerate(ablation.claims) if claim.metric]
     for where, name in asked:
-        analysis = name.partition("/")[0]
-        if ablation.is_analyzed(name) and not ANALYSES[analysis].metrics:
-            can = ", ".join(name for name, one in ANALYSES.items() if one.metrics)
-            text = f"`{name}`: the analysis {analysis} gives a cell no number to compare; these do: {can}"
-            raise ablation.file.mistake(where, text)
+        if ablation.is_analyzed(name) and (text := _not_of_analysis(*name.split("/", 1))):
+            raise ablation.file.mistake(where, f"`{name}`: {text}")
         if known and not ablation.is_analyzed(name) and not any(name in names for names in known):
             there = sorted(set.union(*known))
             hint = did_you_mean(name, there) or f"; there are {', '.join(there)}"
-            if name in OF_FEATURES:
-                hint = "; FeatureQuality measures it in a training alone: ask for `knn/acc1@20`, with `analyses: [knn]`"
+            if any(name in _in_training(arm.config) for arm in resolved):
+                hint = "; a callback measures it in a training alone: ask for `knn/acc1@20`, with `analyses: [knn]`"
             raise ablation.file.mistake(where, f"no arm measures a metric `{name}`{hint}")
+
+
+def _not_of_analysis(name: str, metric: str) -> str:
+    """Return why an analysis does not give a metric; "" if it does, or if it does not say which it gives."""
+    if not ANALYSES[name].metrics:
+        can = ", ".join(name for name, one in ANALYSES.items() if one.metrics)
+        return f"the analysis {name} gives a cell no number to compare; these do: {can}"
+    given = ANALYSES[name].metric_names
+    if not given or any(fnmatchcase(metric, one) for one in given):
+        return ""
+    return f"the analysis {name} does not measure it; it measures {', '.join(f'{name}/{one}' for one in given)}"
 
 
 def _cache(ablation: Ablation, arm: Arm, code: str) -> Path:
@@ -244,11 +252,20 @@ def _metrics(rows: list[dict[str, Any]], config: Mapping[str, Any]) -> list[str]
     val, train = ({k.removeprefix(split) for k in keys if k.startswith(split)} for split in ("val/", "train/"))
     own = {key.removeprefix("val_") for key in keys if key.startswith("val_")}  # of a module that uses no slash
     val |= {f"{split}_{name}" for split in ("val", "test") for name in own}
-    for part in config["trainer"]["callbacks"] or []:
-        if str(part.get("class_path")).rpartition(".")[2] == "FeatureQuality":
-            val -= OF_FEATURES | {f"{name}_images" for name in OF_FEATURES}
+    val -= {f"{name}{suffix}" for name in _in_training(config) for suffix in ("", "_images")}
     found = val or train | ({"acc5"} if "acc1" in train else set())
     return sorted(found | (OF_EVALUATION if "acc1" in found else set()))
+
+
+def _in_training(config: Mapping[str, Any]) -> set[str]:
+    """Return the metrics that the callbacks say they measure while a network is trained, and no evaluation does."""
+    from vitlab.config.parser import class_at
+
+    found: set[str] = set()
+    for part in config["trainer"].get("callbacks") or []:
+        with suppress(ImportError, AttributeError, ValueError):  # of `run.command`, maybe not importable here
+            found |= {*class_at(str(part.get("class_path"))).measured_in_training}
+    return found
 
 
 def _given(ablation: Ablation, arm: Arm, key: str, default: Any) -> Any:
