@@ -23,7 +23,7 @@ from vitlab.cli.main import main
 from vitlab.data import Digits
 from vitlab.jobs.find_subject import View, subject_at
 from vitlab.look.listed import _sheet, listed, plane
-from vitlab.look.moments import Moments, first_of, moments_of, seen
+from vitlab.look.moments import Moments, first_of, hash_of, moments_of, seen
 from vitlab.look.viewer import packed
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import attention_maps
@@ -68,13 +68,22 @@ def test_each_validation_keeps_maps_positions_and_predictions(tmp_path):
     run, shape = RunDir(tmp_path), {"depth": 2, "heads": 2, "grid": [4, 4]}
     (tmp_path / "moments").mkdir()
     for step in range(50):
-        np.savez(tmp_path / f"moments/{step:09d}.npz", **found, index=index, images=len(data), epoch=step + 1)
+        facts = {"index": index, "images": len(data), "hash": hash_of(data.take(index)), "epoch": step + 1}
+        np.savez(tmp_path / f"moments/{step:09d}.npz", **found, **facts)
     (tmp_path / "moments/000000010.npz").write_bytes(b"cut off")
-    kept = moments_of(run, len(data), subject.class_names, shape)
+    kept = moments_of(run, data, subject.class_names, shape)
     assert len(kept["epochs"]) == 40 and (kept["epochs"][0], kept["epochs"][-1], kept["count"]) == (1, 50, 8)
     assert torch.equal(kept["token"][-1], torch.from_numpy(found["token"]).float())
-    assert moments_of(run, len(data) - 1, subject.class_names, shape) is None  # other images
-    assert moments_of(run, len(data), subject.class_names, shape | {"depth": 3}) is None
+    rows = np.arange(len(data))
+    others = [rows[1:], rows[::-1].copy(), np.roll(rows, 1)]  # fewer, and as many in another order
+    assert [moments_of(run, data.take(row), subject.class_names, shape) for row in others] == [None] * 3
+    subject.data.build("train")
+    other = subject.data.splits["train"].take(rows)
+    assert len(other) == len(data) and moments_of(run, other, subject.class_names, shape) is None
+    assert moments_of(run, data, subject.class_names, shape | {"depth": 3}) is None
+    del facts["hash"]
+    np.savez(tmp_path / "moments/000000049.npz", **found, **facts)  # of an earlier vitlab
+    assert moments_of(run, other, subject.class_names, shape)["epochs"] == [50]
 
 
 def test_moments_take_at_most_their_share_of_the_cpu_time(monkeypatch):

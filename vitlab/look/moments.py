@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vitlab.analysis.parts import positions_added, read_out
 from vitlab.data.base import ImageData
+from vitlab.data.files.sets import Images
 from vitlab.data.loading.order import EvalOrder
 from vitlab.errors import named_line
 from vitlab.models.vit import VisionTransformer
@@ -129,7 +130,7 @@ class Moments(Callback):
                 part, EvalOrder(len(part), IMAGES), data.mean, 0, torch.device("cpu"), data.on_unreadable
             )
             pixels = torch.cat([data.pipeline.normalize(batch, data.statistics()) for batch, *_ in loader])
-            self._images = pixels, {"index": index, "images": len(images)}
+            self._images = pixels, {"index": index, "images": len(images), "hash": hash_of(part)}
         return self._images
 
 
@@ -141,6 +142,18 @@ def first_of(count: int) -> np.ndarray:
         (8, 3)
     """
     return torch.randperm(count, generator=torch.Generator().manual_seed(0))[:IMAGES].numpy()
+
+
+def hash_of(chosen: Images) -> str:
+    """Return by what the kept images are known again: their content, and their order.
+
+    Example:
+        >>> from vitlab.data.files.sets import TensorImages
+        >>> one = TensorImages(torch.zeros(1, 1, 2, 2, dtype=torch.uint8), torch.zeros(1).long())
+        >>> len(hash_of(one))
+        32
+    """
+    return chosen.split_hash + chosen.rows_hash
 
 
 @torch.no_grad()
@@ -186,24 +199,26 @@ def _files(run: Path) -> list[Path]:
 
 
 def moments_of(
-    run: RunDir, images: int, names: list[str] | None, shape: Mapping[str, Any], most: int = SHOWN
+    run: RunDir, images: Images, names: list[str] | None, shape: Mapping[str, Any], most: int = SHOWN
 ) -> dict[str, Any] | None:
     """Return what a run kept, for the viewer; None if there is nothing of these images and this network.
 
     Args:
         run: The run directory.
-        images: How many validation images there are; with another number, other images were kept.
+        images: The validation images; a run that kept others, or the same in another order, has nothing of them. What
+            an earlier vitlab kept is known by their number alone.
         names: Of the classes; None for a network that predicts numbers.
         shape: The network's, as of :func:`vitlab.look.viewer.shape_of`.
         most: Validations that are returned at most, the first and the last among them.
     """
     size = (shape["depth"], shape["heads"], shape["grid"][0] * shape["grid"][1])
+    count, own = len(images), hash_of(images.take(first_of(len(images))))
     found: dict[int, dict[str, np.ndarray]] = {}  # by epoch: the last validation of each
     for path in _files(run.path):
         try:
             with np.load(path, allow_pickle=False) as one:
                 kept = {name: one[name] for name in one.files}
-            if int(kept["images"]) == images and kept["token"].shape[1:] == size:
+            if (int(kept["images"]), str(kept.get("hash", own))) == (count, own) and kept["token"].shape[1:] == size:
                 found[int(kept["epoch"])] = kept
         except (OSError, ValueError, KeyError, EOFError):  # cut off, or of something else
             continue

@@ -151,7 +151,7 @@ def _moments(run: RunDir | None, subject: Subject, shape: dict[str, Any], most: 
     if run is None or subject.pictures is not None or "val" not in getattr(subject.data, "splits", {}):
         return None
     names = subject.class_names if subject.scores_classes else None
-    found = moments_of(run, len(subject.data.splits["val"]), names, shape, most)
+    found = moments_of(run, subject.data.splits["val"], names, shape, most)
     if found:
         found |= {name: packed(found[name]) for name in ("token", "positions") if name in found}
     return found
