@@ -736,6 +736,13 @@ def test_charts_show_every_point_and_a_flat_line_does_not_fail():
     assert "cat predicted as dog: 3 of 4" in matrix_chart([[1, 3], [0, 2]], ["cat", "dog"])
 
 
+@pytest.mark.parametrize(("n", "labels"), [(2, 2), (42, 42), (46, 23), (60, 30)])
+def test_rows_of_a_confusion_matrix_have_labels_where_there_is_room(n, labels):
+    drawing = matrix_chart(np.eye(n, dtype=int).tolist(), [f"class {k}" for k in range(n)])
+    heights = [int(y) for y in re.findall(r'<text x="96" y="(\d+)"', drawing)]
+    assert len(heights) == labels and min(np.diff(heights)) >= 10 and ">class 0<" in drawing
+
+
 class _Trainer:
     """What a page that grows asks of a trainer."""
 

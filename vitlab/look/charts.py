@@ -102,6 +102,8 @@ def _apart(low: float, high: float) -> tuple[float, float]:
 def matrix_chart(rows: Sequence[Sequence[int]], names: Sequence[str]) -> str:
     """Return a confusion matrix, shaded by the share of each row; cells show classes and count as tooltips.
 
+    Rows that are lower than a line of text have a label each time there is room for one.
+
     Example:
         >>> matrix_chart([[3, 1], [0, 4]], ["cat", "dog"]).count("<rect")
         4
@@ -113,7 +115,7 @@ def matrix_chart(rows: Sequence[Sequence[int]], names: Sequence[str]) -> str:
     ]
     for i, row in enumerate(rows):
         total = sum(row) or 1
-        if side > 9:
+        if i % -(-10 // side) == 0:
             parts.append(f'<text x="96" y="{24 + i * side + side * 0.7:.0f}" class="r">{escape(names[i][:14])}</text>')
         for j, count in enumerate(row):
             said = escape(f"{names[i]} predicted as {names[j]}: {count} of {sum(row)}")
