@@ -375,24 +375,29 @@ def test_a_file_that_changed_since_the_training_is_named_in_one_line_and_not_ref
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(trust, "TRUSTED", ["ownact"])
-    for name in ("ownact", "ownhelp"):
+    names = ("ownact", "ownhelp", "ownpack", "ownpack.sizes", "ownpack.few")
+    for name in names:
         monkeypatch.delitem(sys.modules, name, raising=False)
-    file, helper = Path("ownact.py"), Path("ownhelp.py")
+    file, helper, sizes = Path("ownact.py"), Path("ownhelp.py"), Path("ownpack/sizes.py")
     file.write_text("import torch\nfrom ownhelp import factor\n\nclass Act(torch.nn.ReLU):\n    pass\n")
-    helper.write_text("def factor():\n    return 2\n")
+    helper.write_text("from ownpack.few import SIZE\n\ndef factor():\n    return 2 * SIZE\n")
+    sizes.parent.mkdir()
+    Path("ownpack/__init__.py").touch()
+    Path("ownpack/few.py").write_text("from .sizes import SIZE\n")  # numbers say nothing of where they are from
+    sizes.write_text("SIZE = 1\n")
     run = RunDir("runs/A")
     run.path.mkdir(parents=True)
     config = {"model": {"act_layer": "ownact.Act"}, "data": {}, "trainer": {}}
     run.config.write_text(yaml.safe_dump(config))
     run.write("run.json", {"own_code": trust.own_code(config)})
-    assert {*run.record["own_code"]} == {"ownact", "ownhelp"}
+    assert {*run.record["own_code"]} == {*names} - {"ownpack"}
     file.write_text(file.read_text() + "# the same\n")
     evaluation_args(run, [])
     assert not caplog.messages
-    helper.write_text("def factor():\n    return 3\n")
+    sizes.write_text("SIZE = 3\n")
     training_args(run, [], auto=False)
     (line,) = caplog.messages
-    assert "ownhelp changed since runs/A was trained" in line and "ownact" not in line
+    assert "ownpack.sizes changed since runs/A was trained" in line and "ownact" not in line
     run.write("run.json", {"status": "done"})  # of an older vitlab
     evaluation_args(run, [])
     assert len(caplog.messages) == 1

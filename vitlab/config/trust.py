@@ -1,6 +1,7 @@
 """What a configuration may import, and the secrets that it must not contain; docs/security.md gives the reasons."""
 
 import argparse
+import ast
 import hashlib
 import importlib
 import os
@@ -9,8 +10,8 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from importlib.util import resolve_name
 from pathlib import Path
-from types import FunctionType, ModuleType
 from typing import Any
 
 from vitlab.errors import PARTS_FILE, TRUSTED, UsageError, did_you_mean, is_own, named_line
@@ -113,9 +114,10 @@ def import_problem(path: str) -> str | None:
 
 
 def own_code(content: Any) -> dict[str, str]:
-    """Return a digest of each module of the user's that a configuration names, and of those that these use, by name.
+    """Return a digest of each module of the user's that a configuration names, and of those that these import, by name.
 
-    Comments, docstrings and layout do not count, and installed packages are left out.
+    Comments, docstrings and layout do not count, and installed packages are left out. A module that none of them
+    imports by a statement is not followed, such as one that is found by a text when the program runs.
 
     Args:
         content: The configuration. Its trusted class paths are imported, as building it does.
@@ -134,10 +136,22 @@ def own_code(content: Any) -> dict[str, str]:
         file = Path(getattr(module, "__file__", None) or "")
         if module is None or file.suffix != ".py" or not is_own(file):
             continue
-        with suppress(OSError, SyntaxError, ValueError):
-            found[name] = hashlib.sha256(without_docstrings(file.read_text()).encode()).hexdigest()[:10]
-            used = [one for one in vars(module).values() if isinstance(one, ModuleType | FunctionType | type)]
-            left |= {one.__name__ if isinstance(one, ModuleType) else one.__module__ for one in used}
+        with suppress(OSError, SyntaxError, ValueError, ImportError):
+            text = file.read_text()
+            found[name] = hashlib.sha256(without_docstrings(text).encode()).hexdigest()[:10]
+            left |= _imported_by(text, module.__package__ or "")
+    return found
+
+
+def _imported_by(text: str, package: str) -> set[str]:
+    """Return the modules that the source of a module names in its imports, whatever it takes from them."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {one.name for one in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            place = resolve_name("." * node.level + (node.module or ""), package)
+            found |= {place, *(f"{place}.{one.name}" for one in node.names)}  # a name in it, or a module
     return found
 
 
