@@ -123,7 +123,8 @@ def test_a_run_whose_data_have_moved_says_where_they_were_and_is_measured_where_
     for words in (["test", "run"], ["fit", "--resume", "run"], ["analyze", "attention", "run"]):
         assert main(words) == 2
         error = capsys.readouterr().err
-        assert "photos is where the data of runs/run were: if they are elsewhere now, give --data.root=NEW" in error
+        there_was = f"photos is where the data of runs/run were, looked for in {tmp_path}: if they are elsewhere now"
+        assert f"{there_was}, give --data.root=NEW" in error
         assert error.count("\n") == 1
     for command in ("test", "validate"):
         assert main([command, "run", f"--data.root={there}"]) == 0

@@ -152,8 +152,9 @@ def naming_place_of_data(run: RunDir | None, words: Sequence[str], keys: Sequenc
         for key in keys:
             place = stored.get(key)
             if isinstance(place, str) and key not in given and place in str(error) and not os.path.lexists(place):
+                here = "" if os.path.isabs(place) else f", looked for in {os.getcwd()}"
                 raise UsageError(
-                    f"{error}; {place} is where the data of {run.path} were: if they are elsewhere now, give "
+                    f"{error}; {place} is where the data of {run.path} were{here}: if they are elsewhere now, give "
                     f"--{key}=NEW"
                 ) from error
         raise
