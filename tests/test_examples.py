@@ -12,11 +12,13 @@ import torch
 import yaml
 from torch import nn
 
-from vitlab.analysis.attribution.maps import caught_maps
+from vitlab.analysis import rollout
+from vitlab.analysis.attribution.maps import caught_maps, methods_of
 from vitlab.cli.main import main
+from vitlab.errors import UsageError
 from vitlab.layers.pos_embed import PosEmbed, build_pos_embed
 from vitlab.models import VisionTransformer
-from vitlab.models.walk import attention_logits, attention_maps
+from vitlab.models.walk import all_attention_maps, attention_logits, attention_maps
 from vitlab.tasks import Classifier
 
 FOLDER = Path(__file__).parents[1] / "examples"
@@ -232,6 +234,14 @@ def test_every_example_adds_the_bias_of_a_position_embedding():
     for cls in (differential.Differential, cope.CoPE):
         attn = cls(8, 2)
         assert (attn(x, position, 0) - attn(x, PosEmbed(), 0)).abs().max() > 1e-3
+
+
+def test_what_cancels_in_differential_attention_is_no_share_and_has_no_rollout():
+    net, images = randomized(VisionTransformer(**TINY, attn=PATHS[0])), torch.randn(2, 1, 12, 12, dtype=torch.float64)
+    assert "rollout" not in methods_of(net) and {"attention", "gradient rollout"} <= {*methods_of(net)}
+    with pytest.raises(UsageError, match=r"layer \d has negative weights of attention, down to -.*: look at"):
+        rollout(all_attention_maps(net, images))
+    assert "rollout" in methods_of(randomized(VisionTransformer(**TINY, attn="cope.CoPE")))
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -23,10 +23,13 @@ from vitlab.analysis.figures import (
 from vitlab.analysis.intervals import over_images
 from vitlab.analysis.scramble import shuffled_tokens
 from vitlab.analysis.subject import Finding, Subject
+from vitlab.errors import UsageError
 from vitlab.layers.resample import Grid
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import all_attention_maps, attention_maps, heads_of
 from vitlab.stats import ROUNDING
+
+TINY = 1e-6  # a negative weight up to this is rounding
 
 
 def rollout(maps: Iterable[Tensor]) -> Tensor:
@@ -35,13 +38,21 @@ def rollout(maps: Iterable[Tensor]) -> Tensor:
     Attention rollout, Abnar and Zuidema 2020 (arXiv:2005.00928): the mean over heads and the residual path count half
     each; rows sum to 1. It leaves out the MLPs and what values and projections do.
 
+    Raises:
+        UsageError: Weights are negative, as those of differential attention: what cancels is no share of an input.
+
     Example:
         >>> maps = [torch.full((1, 2, 5, 5), 0.2), torch.full((1, 2, 5, 5), 0.2)]  # even attention in two blocks
         >>> rollout(maps).shape, round(float(rollout(maps).sum(dim=-1).mean()), 4)
         (torch.Size([1, 5, 5]), 1.0)
     """
     total: Tensor | None = None
-    for attention in maps:
+    for layer, attention in enumerate(maps):
+        if (least := float(attention.min())) < -TINY:
+            raise UsageError(
+                f"rollout multiplies shares, and layer {layer} has negative weights of attention, down to {least:.3g}: "
+                "look at `attention`, or at the other maps of `attribution`"
+            )
         mixed = attention.mean(dim=1)  # (B, L, L)
         mixed = (mixed + torch.eye(mixed.shape[-1], device=mixed.device, dtype=mixed.dtype)) / 2
         mixed = mixed / mixed.sum(dim=-1, keepdim=True)

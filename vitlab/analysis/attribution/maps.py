@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vitlab.analysis.attribution.relevance import Relevance, has_rules
 from vitlab.analysis.catalogue import Analysis
-from vitlab.analysis.head_attention import maps_of_images, rollout
+from vitlab.analysis.head_attention import TINY, maps_of_images, rollout
 from vitlab.analysis.parts import read_out
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
@@ -379,7 +379,8 @@ SIGNED = ("integrated gradients", "GradientSHAP", "occlusion")  # a patch can sp
 def methods_of(net: Asked) -> dict[str, Callable[[Any, Tensor, Tensor], Tensor]]:
     """Return the maps that a network has: of attention if all blocks let it be caught, Grad-CAM if a layer has cells.
 
-    Maps of attention need a head that reads the class token, or patches by their mean or by attention. LRP needs a
+    Maps of attention need a head that reads the class token, or patches by their mean or by attention, and rollout
+    weights that are not negative, as those of differential attention are. LRP needs a
     rule for each operation: a network of another library has it where all of them have one.
 
     Example:
@@ -394,7 +395,16 @@ def methods_of(net: Asked) -> dict[str, Callable[[Any, Tensor, Tensor], Tensor]]
     else:
         attends = all(isinstance(getattr(block, "attn", None), Attention) for block in net.blocks)
         missing = () if attends and net.global_pool in ("token", "avg", "map") else OF_ATTENTION
+        missing = missing or (("rollout",) if _has_negative_weights(net) else ())
     return {name: method for name, method in METHODS.items() if name not in missing}
+
+
+def _has_negative_weights(net: VisionTransformer) -> bool:
+    """Return whether attention of one's own has negative weights, as two images of noise show."""
+    if all(attention.is_softmax for attention in attentions(net)):
+        return False
+    noise = torch.randn(2, net.in_chans, *net.img_size, generator=torch.Generator().manual_seed(0))
+    return any(float(maps.min()) < -TINY for maps in plain_maps(net, noise.to(next(net.parameters()))))
 
 
 def predicted(subject: Subject, images: Tensor, name: str) -> Tensor:
