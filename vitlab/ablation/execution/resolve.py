@@ -125,7 +125,7 @@ def _refuse_metrics(ablation: Ablation, resolved: list[Resolved]) -> None:
             there = sorted(set.union(*known))
             hint = did_you_mean(name, there) or f"; there are {', '.join(there)}"
             if any(name in _in_training(arm.config) for arm in resolved):
-                hint = "; a callback measures it in a training alone: ask for `knn/acc1@20`, with `analyses: [knn]`"
+                hint = "; a callback measures it in training, no evaluation does: `analyses: [knn]` has `knn/acc1@20`"
             raise ablation.file.mistake(where, f"no arm measures a metric `{name}`{hint}")
 
 
