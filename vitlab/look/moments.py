@@ -212,9 +212,11 @@ def moments_of(
         most: Validations that are returned at most, the first and the last among them.
     """
     size = (shape["depth"], shape["heads"], shape["grid"][0] * shape["grid"][1])
+    if not (files := _files(run.path)):
+        return None
     count, own = len(images), hash_of(images.take(first_of(len(images))))
     found: dict[int, dict[str, np.ndarray]] = {}  # by epoch: the last validation of each
-    for path in _files(run.path):
+    for path in files:
         try:
             with np.load(path, allow_pickle=False) as one:
                 kept = {name: one[name] for name in one.files}
