@@ -271,12 +271,12 @@ class OneRow(AddedPosEmbed):
 
     policies = ()
 
-    def __init__(self, grid_size: Grid, embed_dim: int, rows: int = 1, join: str = "stem") -> None:
+    def __init__(self, grid_size: Grid, embed_dim: int, *rows: int, join: str = "stem") -> None:
         super().__init__(grid_size, join)
-        self.rows, self.embed_dim = rows, embed_dim
+        self.shape = (*(rows or [1]), embed_dim)
 
     def table(self, layer: int = 0) -> Tensor:
-        return torch.ones(self.rows, self.embed_dim)
+        return torch.ones(self.shape)
 
 
 @pytest.mark.parametrize("join", ["stem", "every_layer"])
@@ -287,9 +287,16 @@ def test_a_table_has_a_row_for_each_patch_or_one_for_all(join: str) -> None:
         N = 6 if method is added else 2
         patches = method(x[:, 1 : 1 + N]) if join == "stem" else method.enter(x[:, : 1 + N], 0)[:, 1:]
         assert (patches == 1).all() and not method.enter(x, 0)[:, 0].any()
-    with pytest.raises(UsageError, match="`table` of OneRow must return a vector for each of the 6 patches, got 5"):
-        wrong = OneRow((2, 3), 4, rows=5, join=join)
-        _ = wrong(x[:, 1:]) if join == "stem" else wrong.enter(x, 0)
+    assert added.added().shape == (6, 4)  # for analyses and exports, too
+    rule = r"`table` of OneRow must return \(N, {}\), a vector for each of the 6 patches or one for all, got \({}\)"
+    for wrong, text in (
+        (OneRow((2, 3), 4, 5, join=join), ("D", "5, 4")),
+        (OneRow((2, 3), 4, 1, 6, join=join), ("D", "1, 6, 4")),  # as timm stores it
+        (OneRow((2, 3), 4, 2, 6, join=join), ("D", "2, 6, 4")),  # which would broadcast over a batch of two
+        (OneRow((2, 3), 1, 6, join=join), ("4", "6, 1")),  # and this over channels
+    ):
+        with pytest.raises(UsageError, match=rule.format(*text)):
+            _ = wrong(x[:, 1:]) if join == "stem" else wrong.enter(x, 0)
 
 
 class Relates:

@@ -24,6 +24,7 @@ from vitlab.cli.main import main
 from vitlab.config.trust import trust
 from vitlab.errors import UsageError
 from vitlab.layers.pos_embed import POS_EMBEDS, PosEmbed
+from vitlab.layers.pos_embed.added import AddedPosEmbed
 from vitlab.position_bench import bench as benches
 from vitlab.position_bench import submission
 from vitlab.position_bench import training as training_module
@@ -120,6 +121,15 @@ class Jitter(PosEmbed):
 
     def forward(self, x):
         return x * (1 + self.by * np.random.rand())
+
+
+class Stacked(AddedPosEmbed):
+    def __init__(self, grid_size, embed_dim):
+        super().__init__(grid_size)
+        self.shape = (1, grid_size[0] * grid_size[1], embed_dim)  # as timm stores it
+
+    def table(self, layer=0):
+        return torch.zeros(self.shape)
 
 
 class Wrong:
@@ -243,6 +253,7 @@ def test_a_method_that_needs_a_square_grid_has_no_row_for_other_sizes(small):
         ("NanInTests", "not finite in eval mode"),
         ("Longer", "changes the tokens"),
         ("Wrong", "PosEmbed"),
+        ("Stacked", r"must return \(N, D\), .* got \(1, 64, 8\)"),
     ],
 )
 def test_a_method_that_cannot_be_measured_is_refused_in_one_line(name, says):

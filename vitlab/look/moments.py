@@ -172,7 +172,7 @@ def seen(net: VisionTransformer, images: Tensor) -> dict[str, np.ndarray]:
     maps = torch.stack(list(all_attention_maps(net, images)), dim=1)
     found = {"token": read_out(net, maps, images), "probabilities": probabilities(net, net(images).float())}
     if (positions := positions_added(net.pos_embed.for_batch())) is not None:
-        table = F.normalize(positions.table(0).detach().float(), dim=-1)
+        table = F.normalize(positions.added().detach().float(), dim=-1)
         found["positions"] = table @ table.T
     return {name: value.float().cpu().numpy().astype(np.float16) for name, value in found.items()}
 

@@ -40,32 +40,42 @@ class AddedPosEmbed(PosEmbed):
 
     def table(self, layer: int = 0) -> Tensor:
         """Return the ``(N, D)`` vectors to add before block ``layer``, in raster order, not yet times the scale."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no `table(layer)`, which returns (N, D)")
 
     def added(self, layer: int = 0) -> Tensor:
-        """Return the ``(N, D)`` vectors that are added before block ``layer``: the table times :attr:`chosen_scale`."""
-        return self.table(layer) if self.chosen_scale == 1 else self.chosen_scale * self.table(layer)
+        """Return the ``(N, D)`` vectors that are added before block ``layer``: the table times :attr:`chosen_scale`.
+
+        Raises:
+            UsageError: The table of a class of the user's has other dimensions, or neither N rows nor one for all.
+        """
+        table, num_patches = self.table(layer), self.grid_size[0] * self.grid_size[1]
+        if table.ndim != 2 or (table.shape[0] != num_patches and table.shape[0] != 1):
+            raise self._misshapen(table)
+        table = table if table.shape[0] == num_patches else table.expand(num_patches, -1)
+        return table if self.chosen_scale == 1 else self.chosen_scale * table
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``(B, N, D)`` patch tokens to ``(B, N, D)``."""
-        return x + self._ordered_table(0) if self.join == "stem" else x
+        return x + self._ordered_table(0, x.shape[-1]) if self.join == "stem" else x
 
     def enter(self, x: Tensor, layer: int) -> Tensor:
         """Map the ``(B, L, D)`` tokens that enter block ``layer`` to ``(B, L, D)``; prefix tokens get zeros."""
         if self.join == "stem":
             return x
-        table = self._ordered_table(layer)
+        table = self._ordered_table(layer, x.shape[-1])
         return x + F.pad(table, (0, 0, x.shape[1] - table.shape[-2], 0))  # (L, D), or (B, L, D)
 
-    def _ordered_table(self, layer: int) -> Tensor:
-        table, num_patches = self.added(layer), self.grid_size[0] * self.grid_size[1]
-        if (rows := table.shape[-2]) != num_patches:  # of a class of the user's
-            if rows != 1:
-                given = f"a vector for each of the {num_patches} patches, got {rows}"
-                raise UsageError(f"`table` of {type(self).__name__} must return {given}")
-            table = table.expand(*table.shape[:-2], num_patches, -1)
+    def _ordered_table(self, layer: int, width: int) -> Tensor:
+        table = self.added(layer)
+        if table.shape[1] != width:
+            raise self._misshapen(table, width)
         # the gradient of F.embedding is faster than that of indexing
         return table if self.order is None else F.embedding(self.order, table)
+
+    def _misshapen(self, table: Tensor, width: int | str = "D") -> UsageError:
+        num_patches = self.grid_size[0] * self.grid_size[1]
+        rule = f"(N, {width}), a vector for each of the {num_patches} patches or one for all"
+        return UsageError(f"`table` of {type(self).__name__} must return {rule}, got {tuple(table.shape)}")
 
     def _stuck(self) -> str | None:
         """Return "table" if a larger grid gets no row for each patch, and the class does not resize one."""
