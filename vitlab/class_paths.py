@@ -7,11 +7,11 @@ Only classes that are already imported are found, so that no file of weights or 
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Required, TypedDict, get_type_hints
 
-from vitlab.errors import did_you_mean, one_line
+from vitlab.errors import did_you_mean, in_own_code, named_line, one_line
 from vitlab.named_kwargs import check_names, check_types, taken_by
 from vitlab.objects import written
 from vitlab.shipped import HERE
@@ -156,7 +156,7 @@ def build(key: str, cls: Any, args: Mapping[str, Any], offered: Mapping[str, Any
     """Build a class from ``first``, its ``args``, and those of the ``offered`` values that its signature takes.
 
     Raises:
-        ValueError: The class does not take an argument, refuses its value, or has a tensor by a name that is taken.
+        ValueError: The class does not take an argument or its value, fails, or has a tensor by a name that is taken.
 
     >>> build("bound", range, {}, {}, 1, 4)
     range(1, 4)
@@ -177,6 +177,54 @@ def build(key: str, cls: Any, args: Mapping[str, Any], offered: Mapping[str, Any
         if taken := re.fullmatch(r"attribute '(\w+)' already exists", str(error.args[0])):
             raise ValueError(taken_name(key, path, taken[1])) from error
         raise
+    except AttributeError as error:
+        if re.search(r"before Module\.__init__|no attribute '_modules'", str(error)):
+            raise ValueError(_without_super(key, path)) from error
+        raise ValueError(f"`{key}`: {path} cannot be built: {in_own_code(error) or named_line(error)}") from error
+
+
+def build_part(key: str, cls: Any, args: Mapping[str, Any], offered: Mapping[str, Any], *first: Any) -> Any:
+    """Build a module of a network by :func:`build`.
+
+    Raises:
+        ValueError: As there, or what it would train is none of its parameters, which optimizers and state dicts have.
+
+    >>> import torch
+    >>> build_part("act_layer", torch.nn.GELU, {}, {})
+    GELU(approximate='none')
+    """
+    module, path = build(key, cls, args, offered, *first), f"{cls.__module__}.{cls.__qualname__}"
+    if "_modules" not in vars(module):
+        raise ValueError(_without_super(key, path))
+    if outside := _outside_state(module):
+        ways = "make it an nn.Parameter, or a list of them an nn.ParameterList or nn.ModuleList"
+        raise ValueError(f"`{key}`: neither optimizer nor state dict would have `{outside}` of {path}: {ways}")
+    return module
+
+
+def _without_super(key: str, path: str) -> str:
+    return f"`{key}`: `__init__` of {path} must call `super().__init__` first"
+
+
+def _outside_state(module: Any) -> str | None:
+    """Return the first attribute of a module or its parts that holds leaves to train beside its parameters."""
+    known = {id(parameter) for parameter in module.parameters()}
+    for place, part in module.named_modules():
+        for name, value in vars(part).items():
+            if name not in ("_parameters", "_modules") and any(id(leaf) not in known for leaf in _leaves(value)):
+                return f"{place}.{name}" if place else name
+    return None
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Return the tensors to train in a value: itself, of a module, or in lists and mappings."""
+    if isinstance(value, Mapping | list | tuple | set):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            yield from _leaves(one)
+    elif not isinstance(value, type) and hasattr(value, "named_parameters"):
+        yield from (parameter for parameter in value.parameters() if parameter.requires_grad)
+    elif getattr(value, "requires_grad", None) is True and value.is_leaf:
+        yield value
 
 
 def taken_name(key: str, path: str, name: str) -> str:
@@ -207,7 +255,7 @@ def build_choice(key: str, value: Any, words: Mapping[Any, Any], kind: Any, offe
     """
     path, args = name_and_args(key, value)
     if (cls := words.get(path)) is None:
-        return build(key, find_class(key, path, kind, words), args, offered)
+        return build_part(key, find_class(key, path, kind, words), args, offered)
     check_names(cls, args, f"{key}={path}")
     taker: Any = cls.func if isinstance(cls, partial) else cls
     check_types(get_type_hints(vars(taker).get("__init__", taker)), args, key)

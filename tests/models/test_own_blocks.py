@@ -19,6 +19,7 @@ from vitlab.packed_batch import PackedBatch
 from vitlab.tasks import Classifier
 
 HERE = __name__
+OF_A_CLASS = ("tokenizer", "attn", "block", "mlp_layer", "global_pool", "act_layer", "norm_layer")
 TINY = {"img_size": 8, "in_chans": 1, "patch_size": 2, "embed_dim": 8, "depth": 2, "num_heads": 2}
 
 
@@ -115,6 +116,22 @@ class ClassAndMean(nn.Module):
 
     def forward(self, x):
         return x[:, 0] + x[:, self.num_prefix_tokens :].mean(dim=1)
+
+
+class Listed(nn.Module):
+    """Layers that the module does not know."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = [nn.Linear(8, 8)]
+
+    def forward(self, x, *positions):
+        return x
+
+
+class NoSuper(Listed):
+    def __init__(self):
+        self.side = 8
 
 
 class OfOneToken(nn.Module):
@@ -224,6 +241,8 @@ def test_images_in_rows_go_through_a_parallel_block():
         ({"global_pool": f"{HERE}.OfOneToken"}, r"must map tokens \(B, L, 8\) to \(B, 8\), but gave \(2, 5, 8\)"),
         ({"global_pool": {"class_path": "avg", "init_args": {"p": 3}}}, "`global_pool`: avg takes no arguments"),
         ({"mlp_layer": {"class_path": "mlp", "init_args": {"mlp_layer": 3}}}, r"`mlp_layer\.mlp_layer` must be one of"),
+        *(({key: f"{HERE}.Listed"}, f"`{key}`: neither .* would have `layers` of .*Listed") for key in OF_A_CLASS),
+        *(({key: f"{HERE}.NoSuper"}, f"`{key}`: `__init__` of .*NoSuper must call `super") for key in OF_A_CLASS),
     ],
 )
 def test_a_mistake_is_named_with_the_way_out(wrong, told):

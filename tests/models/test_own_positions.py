@@ -493,6 +493,68 @@ def test_a_tensor_or_module_by_a_name_of_the_base_class_is_refused_in_one_line()
         assert name in dict(net_of(spec(Named, name=name)).pos_embed.named_parameters())
 
 
+class Beside(PosEmbed):
+    """Numbers to train beside the parameters."""
+
+    def __init__(self, grid_size: Grid, kind: str) -> None:
+        super().__init__(grid_size)
+        one = nn.Parameter(torch.ones(2))
+        self.inner = nn.Identity()
+        match kind:
+            case "a list":
+                self.rows = [one]
+            case "a mapping":
+                self.rows = {"x": {"y": one}}
+            case "layers":
+                self.rows = [nn.Linear(2, 2)]
+            case "a tensor of a part":
+                self.inner.rows = torch.ones(2, requires_grad=True)
+            case "a second name":
+                self.own = one
+                self.rows = [self.own]
+            case "constants":
+                self.rows = [torch.ones(2), nn.Linear(2, 2).requires_grad_(False)]
+            case "a computed one":
+                self.own = one
+                self.rows = (2 * one,)
+
+
+@pytest.mark.parametrize("kind", ["a list", "a mapping", "layers", "a tensor of a part"])
+def test_what_would_be_trained_outside_of_the_state_dict_is_refused(kind: str) -> None:
+    name = "inner.rows" if "part" in kind else "rows"
+    with pytest.raises(
+        ValueError, match=f"`pos_embed`: neither optimizer nor state dict would have `{name}` of .*List"
+    ):
+        net_of({"class_path": f"{__name__}.Beside", "init_args": {"kind": kind}})
+
+
+@pytest.mark.parametrize("kind", ["a second name", "constants", "a computed one"])
+def test_second_names_constants_and_what_is_computed_may_stand_outside_of_the_state_dict(kind: str) -> None:
+    net_of({"class_path": f"{__name__}.Beside", "init_args": {"kind": kind}})
+
+
+class Early(PosEmbed):
+    """An `__init__` that forgets that of its base class."""
+
+    def __init__(self, grid_size: Grid, early: str | None = None) -> None:
+        self.number = 1
+        if early == "parameter":
+            self.weight = nn.Parameter(torch.ones(1))
+        if early == "misspelt":
+            super().__init__(grid_size)
+            self.side = self.grid_sise  # type: ignore[has-type]
+
+
+def test_an_init_without_that_of_its_base_class_is_told_with_the_key_and_the_class() -> None:
+    for early in (None, "parameter"):
+        rule = f"`pos_embed`: `__init__` of {__name__}.Early must call `super.*` first"
+        with pytest.raises(ValueError, match=rule):
+            net_of({"class_path": f"{__name__}.Early", "init_args": {"early": early}})
+    told = rf"`pos_embed`: {__name__}.Early cannot be built: .*test_own_positions.py, line .*no attribute 'grid_sise'"
+    with pytest.raises(ValueError, match=told):
+        net_of({"class_path": f"{__name__}.Early", "init_args": {"early": "misspelt"}})
+
+
 class OneImageElsewhere(PosEmbed):
     """Drop the batch at every grid but the first: the sum with what other images give would broadcast."""
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitlab.class_paths import build, find_class, name_and_args
+from vitlab.class_paths import build_part, find_class, name_and_args
 from vitlab.errors import one_line
 
 
@@ -45,7 +45,7 @@ def build_custom(key: str, value: Any, dim: int, words: Iterable[str], offered: 
         LeakyReLU(negative_slope=0.2)
     """
     path, args = name_and_args(key, value)
-    layer = build(key, find_class(key, path, nn.Module, words, home="torch.nn"), args, offered)
+    layer = build_part(key, find_class(key, path, nn.Module, words, home="torch.nn"), args, offered)
     if isinstance(layer, nn.modules.batchnorm._BatchNorm | nn.GroupNorm):
         layer = PerToken(layer)
     try:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlab.class_paths import ClassSpec, build, find_class, name_and_args, word_of
+from vitlab.class_paths import ClassSpec, build_part, find_class, name_and_args, word_of
 from vitlab.layers.mlp import ActChoice, Mlp
 from vitlab.layers.norm import NormArgs, NormChoice, build_norm
 
@@ -96,7 +96,7 @@ def build_pool(
     path, args = name_and_args("global_pool", global_pool)
     offered = {"dim": dim, "num_heads": num_heads, "num_prefix_tokens": num_prefix_tokens}
     cls = find_class("global_pool", path, nn.Module, get_args(PoolName))
-    module: nn.Module = build("global_pool", cls, args, offered)
+    module: nn.Module = build_part("global_pool", cls, args, offered)
     tokens = torch.zeros(2, num_prefix_tokens + 4, dim)
     if tokens.is_meta:  # where a class that reads values cannot be called
         return module

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict, get_args
 import torch
 from torch import nn
 
-from vitlab.class_paths import ClassSpec, build, find_class, name_and_args
+from vitlab.class_paths import ClassSpec, build_part, find_class, name_and_args
 from vitlab.errors import UsageError, did_you_mean, one_line
 from vitlab.named_kwargs import check_types
 from vitlab.tokenizers.conv import ConvStem
@@ -86,7 +86,7 @@ def _build_class(tokenizer: TokenizerChoice, sizes: ImageSizes, more: Mapping[st
     """Build the tokenizer of a class path, and check the shape of its tokens."""
     path, args = name_and_args("tokenizer", tokenizer)
     cls = find_class("tokenizer", path, nn.Module, get_args(TokenizerName))
-    module: Any = build("tokenizer", cls, args, {**sizes, **more})
+    module: Any = build_part("tokenizer", cls, args, {**sizes, **more})
     for name in ("grid_size", "patch_size"):
         if not hasattr(module, name):
             raise ValueError(f"`tokenizer`: {path} must have a `{name}`, height and width")

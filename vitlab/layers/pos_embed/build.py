@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any, Literal, TypedDict
 
-from vitlab.class_paths import ClassSpec, build, choice_text, find_class, name_and_args, taken_name
+from vitlab.class_paths import ClassSpec, build_part, choice_text, find_class, name_and_args, taken_name
 from vitlab.layers.pos_embed.added import AddedPosEmbed, Factorized, Fourier, Learned, SinCos1d, SinCos2d
 from vitlab.layers.pos_embed.base import PosEmbed, PosEmbedJoin
 from vitlab.layers.pos_embed.biases import Alibi2d, ContinuousBias, Fire, RelPos, RelPos1d
@@ -124,7 +124,7 @@ def _build_one(name: Any, grid_size: Grid, offered: NetworkSizes) -> PosEmbed:
         choices = f"one of {', '.join(cls.policies)} or null" if cls.policies else "null: there is nothing to resize"
         raise ValueError(f"`pos_embed.resize` must be {choices} for pos_embed={method!r}, got {resize!r}")
     options = {"join": join or next(iter(cls.joins), None), "trainable": bool(trainable)}
-    module: PosEmbed = build("pos_embed", cls, args, {**offered, **options}, grid_size)
+    module: PosEmbed = build_part("pos_embed", cls, args, {**offered, **options}, grid_size)
     if scale != 1:
         if not isinstance(module, AddedPosEmbed) or not isinstance(scale, int | float) or not 0 < scale < 1e6:
             rule = "belongs to a method that adds a vector to each token, and must be above 0"
