@@ -171,7 +171,7 @@ def _export(
         raise RunFailed(f"{output} could not be written: {reason}") from error
     scale: Any = cli.model.target_std if isinstance(cli.model, Standardized) else 1.0
     unit = " standard deviations of the targets" if isinstance(cli.model, Standardized) else ""
-    pairs = both_outputs(net, read(graph, network), sides) if check or to != "safetensors" else []
+    pairs = both_outputs(net, read(graph, network), sides) if check or own_parts(net) or to != "safetensors" else []
     difference = largest_difference(pairs, scale) if pairs else None
     if pairs and not largest_difference(pairs, scale, _STEPS) <= LIMIT:  # also true for NaN
         raise RunFailed(f"the outputs differ by {difference:.1e}{unit}, more than {LIMIT:g}; nothing was written")
