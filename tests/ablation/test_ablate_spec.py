@@ -345,7 +345,7 @@ def test_an_export_does_not_leave_out_predictions_that_cannot_be_listed(write, t
     assert not (tmp_path / "sent").exists()
 
 
-def test_what_cannot_be_read_around_an_export_leaves_no_folder_or_is_told(tmp_path, capsys):
+def test_what_cannot_be_read_around_an_export_leaves_no_folder_or_is_told(tmp_path, capsys, monkeypatch):
     done: list[str] = []
     toy = SimpleNamespace(directory=tmp_path / "toy")
     lab = SimpleNamespace(ablation=toy, export=lambda folder, allow_missing: done.append(folder) or [])
@@ -356,8 +356,10 @@ def test_what_cannot_be_read_around_an_export_leaves_no_folder_or_is_told(tmp_pa
     assert not done  # the repetition would find a folder there
     (tmp_path / "toy" / "chain.jsonl").rmdir()
     (tmp_path / "sent" / "SHA256SUMS").mkdir(parents=True)
+    monkeypatch.setattr("vitlab.errors.TRUSTED", ["mine"])
     assert ablate._export(lab, options) == 0 and done
     out = capsys.readouterr().out
+    assert f"`vitlab ablate report --from {tmp_path}/sent` writes" in out  # others have none of the modules trusted here
     assert f"no seal of the folder now: {tmp_path}/sent/SHA256SUMS: Is a directory; `sha256sum" in out
 
 

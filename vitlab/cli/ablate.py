@@ -175,8 +175,7 @@ def _export(lab: "Lab", options: argparse.Namespace) -> int:
     chain = read_chain(lab.ablation.directory)  # before there is a folder, which the repetition would refuse
     files = lab.export(options.folder, options.allow_missing)
     folder = quote(str(options.folder))
-    command = trusting(f"vitlab ablate report --from {folder}")
-    show(f"{len(files)} files in {options.folder}; `{command}` writes the report")
+    show(f"{len(files)} files in {options.folder}; `vitlab ablate report --from {folder}` writes the report")
     if chain:
         show(chain.sentence())
     try:
