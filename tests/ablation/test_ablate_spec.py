@@ -293,6 +293,56 @@ def test_the_names_of_metrics_are_those_that_the_analyses_give():
         assert given and {resolve._not_of_analysis(name, one) for one in given} == {""}
 
 
+@pytest.mark.parametrize(
+    ("key", "sets", "owner"),
+    [
+        ("model.lr", {"model.lr": 0.5}, "`adjust`"),
+        ("model.init_args.lr", {"model.lr": 0.5}, "`adjust`"),
+        ("model.pos_embed.scale", {"model.pos_embed.init_args.scale": 0.5}, "`adjust`"),
+        ("model.attn", {"model.attn.qk_norm": True}, "`adjust`"),
+        ("model.attn.qk_norm", {"model.attn": {"class_path": "gated", "init_args": {"qk_norm": True}}}, "`adjust`"),
+        ("model.attn.value_skip", {"model.attn": "gated"}, ""),
+        ("model.pos_embed.scale", {"model.lr": 0.5}, ""),
+        ("model.global_pool", {"model.lr": 0.5}, "the axis `global_pool`"),
+    ],
+)
+def test_what_an_axis_or_adjust_sets_is_not_tuned_as_the_candidates_would_replace_it(write, key, sets, owner):
+    path = write(adjust=[{"of": {"pos_embed": "learned"}, "set": sets}], tune={key: [1, 2], "seeds": [9]})
+    if not owner:
+        assert read_ablation(path).tune
+        return
+    with pytest.raises(UsageError, match=rf"line \d+: `tune` names `{key}`, which {owner} sets: leave it out of one"):
+        read_ablation(path)
+    assert read_ablation(path, is_alone=True).tune  # evidence of before is read as it is
+
+
+def test_a_key_that_an_arm_cannot_take_is_refused_before_candidates_are_trained(write, tmp_path, monkeypatch):
+    asked = []
+
+    def dry_run(words, *more):
+        assert "--dry_run" in words
+        settings = [yaml.safe_load(Path(words[i + 1]).read_text()) for i, w in enumerate(words) if w == "--config"][-1]
+        asked.append((settings["model.pos_embed"], settings["model.pos_embed.scale"], settings["model.opt"]))
+        is_wrong = asked[-1][0] == "none" and "learned" not in levels
+        return (2, ["vitlab: `model.pos_embed`: PosEmbed takes no argument `scale`"]) if is_wrong else (0, [])
+
+    levels = ["none", "learned"]
+    monkeypatch.setattr(resolve, "run_to_end", dry_run)
+    tune = {"model.pos_embed.scale": [0.1, 0.2, 0.3], "model.opt": ["adamw", "sgd"], "seeds": [9]}
+    ablation = read_ablation(write(tune=tune, axes=dict(list(GOOD["axes"].items())[:1])))
+    arms = [SimpleNamespace(fingerprint=name, code="") for name in levels]
+    resolve._refuse_candidates(ablation, arms, 1, lambda: False)
+    assert asked == [(arm, scale, opt) for scale, opt in ((0.1, "adamw"), (0.2, "sgd")) for arm in levels]
+    resolve._refuse_candidates(ablation, arms, 1, lambda: False)
+    assert len(asked) == 4  # and no more: it is noted
+    levels.remove("learned")
+    told = r"line \d+: the arm none cannot be built with model.pos_embed.scale = 0.1, .* takes no argument `scale`"
+    with pytest.raises(UsageError, match=told) as error:
+        resolve._refuse_candidates(ablation, arms[:1], 1, lambda: False)
+    line = (tmp_path / "ablation.yaml").read_text().splitlines().index("  model.pos_embed.scale:") + 1
+    assert f"line {line}:" in str(error.value)
+
+
 def test_a_date_is_text_as_in_a_config(write):
     path = write(tune={"model.schedule": ["x", "y"]})
     path.write_text(path.read_text().replace("name: toy", "name: 2026-11-23").replace("- token", "- 2026-11-22"))
@@ -359,7 +409,7 @@ def test_what_cannot_be_read_around_an_export_leaves_no_folder_or_is_told(tmp_pa
     monkeypatch.setattr("vitlab.errors.TRUSTED", ["mine"])
     assert ablate._export(lab, options) == 0 and done
     out = capsys.readouterr().out
-    assert f"`vitlab ablate report --from {tmp_path}/sent` writes" in out  # others have none of the modules trusted here
+    assert f"`vitlab ablate report --from {tmp_path}/sent` writes" in out  # others lack the modules trusted here
     assert f"no seal of the folder now: {tmp_path}/sent/SHA256SUMS: Is a directory; `sha256sum" in out
 
 

@@ -3,12 +3,14 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +39,7 @@ PROBE: dict[str, Any] = {  # settings of a probe, and the default that a config 
     "trainer.limit_val_batches": (1, None),
     "trainer.enable_checkpointing": (False, None),
 }
+WRONG_INPUT = 2  # exit code
 OF_EVALUATION = {"acc1_macro", "f1_macro"}  # metrics that no row of a training has
 START = "vitlab.ablation.execution.start.Start"  # a callback
 _STARTS = (START, "vitlab.ablation.work.start.Start")  # and its name until 0.1
@@ -68,6 +71,7 @@ def resolve(ablation: Ablation, workers: int, stop: Callable[[], bool] = lambda:
     resolved = [arm for probe in probes if (arm := probe.result())]
     _refuse_equal(ablation, resolved)
     _refuse_metrics(ablation, resolved)
+    _refuse_candidates(ablation, resolved, workers, stop)
     return resolved
 
 
@@ -127,6 +131,43 @@ def _refuse_metrics(ablation: Ablation, resolved: list[Resolved]) -> None:
             if any(name in _in_training(arm.config) for arm in resolved):
                 hint = "; a callback measures it in training, no evaluation does: `analyses: [knn]` has `knn/acc1@20`"
             raise ablation.file.mistake(where, f"no arm measures a metric `{name}`{hint}")
+
+
+def _refuse_candidates(ablation: Ablation, resolved: list[Resolved], workers: int, stop: Callable[[], bool]) -> None:
+    """Refuse what `tune` names and an arm cannot take, before candidates of others are trained."""
+    if ablation.tune is None or ablation.run.command:  # a program of one's own may take other keys
+        return
+    samples, place = ablation.tune.samples(), ablation.directory / "arms"
+    tried = f"tune-{json_digest([samples, *((arm.fingerprint, arm.code) for arm in resolved)])}.json"
+    if (place / tried).is_file():
+        return
+    with ThreadPoolExecutor(workers) as pool:
+        asked = [(arm, values) for values in samples for arm in ablation.arms]
+        answers = [pool.submit(_try_candidate, ablation, arm, values, workers, stop) for arm, values in asked]
+    for (arm, values), answer in zip(asked, answers, strict=True):
+        if text := answer.result():
+            key = next((key for key in values if re.search(rf"\b{key.rpartition('.')[2]}\b", text)), "")
+            shown = ", ".join(f"{key} = {value}" for key, value in values.items())
+            where = f"tune/{key}".removesuffix("/")
+            raise ablation.file.mistake(where, f"the arm {arm.name} cannot be built with {shown}: {text}")
+    if not stop():
+        RunDir(place).write(tried, {"candidates": samples})
+
+
+def _try_candidate(
+    ablation: Ablation, arm: Arm, values: Mapping[str, Any], workers: int, stop: Callable[[], bool]
+) -> str:
+    """Return why a candidate is wrong input, found by a dry run; "" if it is not."""
+    tried = replace(arm, overrides={**arm.overrides, **values})
+    with tempfile.TemporaryDirectory() as folder, slot(shares_per_gpu(workers, ablation.run.per_gpu), stop) as own:
+        if own is None:
+            return ""
+        given, log = Path(folder) / "overrides.yaml", Path(folder) / "log"
+        given.write_text(yaml.safe_dump({**overrides(ablation, tried, 0), "trainer.logger": False}, sort_keys=False))
+        words = [*command(ablation), "fit", *fit_args(ablation, arm, given), "--dry_run", "--quiet"]
+        env = child_environment(workers, own.device)
+        code, lines = run_to_end(words, env, log, ablation.run.timeout, None, stop, ablation.run.fork, own.fd)
+    return lines[-1].removeprefix("vitlab: ") if code == WRONG_INPUT and lines else ""
 
 
 def _not_of_analysis(name: str, metric: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from vitlab.ablation.file.arms import owned_by_ablation
 from vitlab.ablation.file.schema import File, as_number
-from vitlab.config.keys import key_of
+from vitlab.config.keys import flatten_with_classes, key_as_typed, key_of
 from vitlab.errors import did_you_mean
 from vitlab.ranges import MOST_SEED
 
@@ -201,6 +201,19 @@ class Tune:
     halving: int | None = None
     floor: float | None = None
 
+    def samples(self) -> list[dict[str, Any]]:
+        """Return a few candidates that have each key, and each value that is no number.
+
+        >>> space = {"model.lr": (0.1, 0.2), "model.opt": ("adamw", "sgd"), "model.decay": Range(0.0, 1.0)}
+        >>> [list(one.values()) for one in Tune("random", (), space, (1,), 3).samples()]
+        [[0.1, 'adamw', 0.0], [0.2, 'sgd', 0.0]]
+        """
+        lists = [values for values in self.space.values() if not isinstance(values, Range)]
+        count = max((len(values) for values in lists if not all(map(_is_number, values))), default=1)
+        return [
+            {k: v.low if isinstance(v, Range) else v[i % len(v)] for k, v in self.space.items()} for i in range(count)
+        ]
+
 
 def read_tune(file: File, axes: Mapping[str, Mapping[str, Any]], seeds: tuple[int, ...]) -> Tune | None:
     """Return the section; None if there is none. A budget below the size of the grid takes a random part of it."""
@@ -284,9 +297,13 @@ def _values(file: File, axes: Mapping[str, Mapping[str, Any]], key: str, values:
         raise file.mistake(place, f"`tune` names `{key}`, which the ablation sets: {way_out}")
     if not file.is_alone and not key_of(key).identity:
         raise file.mistake(place, f"`tune` names `{key}`, which changes no number: all candidates would be the same")
-    for axis, levels in axes.items():
-        if any(key in sets for sets in levels.values()):
-            raise file.mistake(place, f"`tune` names `{key}`, which the axis `{axis}` sets")
+    owners = {f"the axis `{axis}`": list(levels.values()) for axis, levels in axes.items()}
+    owners["`adjust`"] = [one["set"] for one in file.content.get("adjust") or []]
+    name = key_as_typed(key)
+    for owner, settings in owners.items():  # a candidate would replace what they set
+        found = {own for sets in settings for own in flatten_with_classes(sets)}
+        if not file.is_alone and any(own == name or own.startswith(f"{name}.") for own in found):
+            raise file.mistake(place, f"`tune` names `{key}`, which {owner} sets: leave it out of one of them")
     if isinstance(values, dict):
         return _range(file, place, key, values)
     if not isinstance(values, list) or len({str(as_number(v)) for v in values}) < max(2, len(values)):
