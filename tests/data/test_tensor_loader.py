@@ -77,6 +77,8 @@ def test_a_loaded_state_applies_only_to_its_epoch(loader):
     assert len(got) == 2 and all(torch.equal(a, b) for a, b in zip(got, expected[4:], strict=True))
     assert rest.state_dict() == {"epoch": 2, "batches": 6}
     rest.load_state_dict({"epoch": 2, "batches": 4})
+    iter(rest)
+    assert rest.state_dict() == {"epoch": 2, "batches": 4}  # saved again before the first batch
     rest.sampler.set_epoch(3)
     assert len(list(rest)) == 6
 

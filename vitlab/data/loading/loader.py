@@ -55,7 +55,9 @@ class Loader:
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, int]:
-        """Return the epoch and the number of batches delivered."""
+        """Return the epoch and the number of batches delivered, of a resumed epoch also before its next one."""
+        if self._resume is not None and self._resume["epoch"] == self.sampler.epoch:
+            return dict(self._resume)
         return {"epoch": self.sampler.epoch, "batches": self._done}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
