@@ -124,6 +124,51 @@ def test_a_resume_within_an_epoch_accumulates_as_many_batches_as_before(tmp_path
     assert seen.global_step == whole.global_step == 3
 
 
+SPLIT = {"accumulate_grad_batches": 2, "val_check_interval": 3, "max_epochs": 1}  # six batches, three steps
+
+
+def test_a_signal_in_a_validation_within_an_accumulated_step_loses_nothing_of_its_gradient(tmp_path):
+    def parts():
+        keeper, rows = Checkpoint("val/loss", "min"), Validations()
+        return [rows, StopOnSignal(keeper), keeper], rows
+
+    callbacks, all_rows = parts()
+    whole = fit(tmp_path / "whole", *callbacks, train=batches(size=2), **SPLIT)
+    callbacks, first = parts()
+    with pytest.raises(Stopped):  # two batches of the sanity check come before
+        model = signalled(signal.SIGTERM, step=3, validation=True)
+        fit(tmp_path, *callbacks, model=model, train=batches(size=2), **SPLIT)
+    assert torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 2
+    callbacks, rest = parts()
+    seen, model = trainer(tmp_path, *callbacks, **SPLIT), task()
+    last = RunDir(tmp_path).last_checkpoint()
+    seen.fit(model, batches(size=2), loader(batch=6), ckpt_path=last, weights_only=True)
+    assert first.seen + rest.seen == all_rows.seen
+    ends = model.state_dict(), whole.lightning_module.state_dict()
+    assert all(torch.equal(ends[0][k], ends[1][k]) for k in ends[0])
+
+
+@pytest.mark.parametrize(("batch", "names"), [(3, ["last.ckpt"]), (4, ["best.ckpt"]), (5, ["best.ckpt", "last.ckpt"])])
+def test_what_is_saved_within_an_accumulated_step_is_nothing_to_resume_from(tmp_path, batch, names):
+    """The best is kept for its weights, and a hang in the middle of a step saves nothing."""
+    keeper = Checkpoint("val/loss", "min")
+
+    class Hangs(L.Callback):
+        def on_train_batch_start(self, trainer, pl_module, given, batch_idx):
+            if batch_idx + 1 == batch:
+                raise Stopped(signal.SIGTERM)
+
+        def on_exception(self, trainer, pl_module, exception):  # as of Deadline, which waited for this batch
+            trainer.fit_loop.epoch_loop.batch_progress.current.ready -= 1
+            keeper.save_between(trainer, pl_module)
+
+    with pytest.raises(Stopped):
+        fit(tmp_path, Hangs(), keeper, train=batches(size=2), **SPLIT)
+    run = RunDir(tmp_path)
+    assert [path.name for path in sorted(run.checkpoints.glob("*.ckpt"))] == names
+    assert (run.last_checkpoint() is None) == (batch == 4)
+
+
 def test_the_network_of_a_linear_probe_is_without_dropout_in_each_step_also_after_a_resume_within_an_epoch(tmp_path):
     def probe(cut=0):
         task, modes = LinearProbe(**NETWORK, dropout=0.5), []

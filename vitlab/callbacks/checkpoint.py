@@ -174,7 +174,7 @@ class Checkpoint(callbacks.Checkpoint):
         """Save within an epoch if it is time, but not between a batch and its validation: a resume would skip that."""
         validates = validation_follows(trainer)
         self._before_validation = random_states(trainer.strategy.root_device) if validates else None
-        if between_steps(trainer, batch_idx) and self._is_due(trainer, batch_idx):
+        if between_steps(trainer) and self._is_due(trainer, batch_idx):
             self._owed = validates
             if not self._owed:
                 self.save(trainer, ["last"], is_last=False)
@@ -228,8 +228,7 @@ class Checkpoint(callbacks.Checkpoint):
         if trainer.fit_loop.epoch_loop._num_ready_batches_reached():
             return  # the end of the epoch saves
         improved, owed, self._owed = self._improved(trainer), self._owed, False
-        between = between_steps(trainer, trainer.fit_loop.epoch_loop.batch_idx)  # else gradients are accumulated
-        if names := ["last"] * (between and (improved or owed)) + ["best"] * improved:
+        if names := ["last"] * (between_steps(trainer) and (improved or owed)) + ["best"] * improved:
             self.save(trainer, names, is_last=False)
 
     def _usual_mode(self, trainer: Any, task: Any) -> Literal["min", "max"] | None:
@@ -268,7 +267,12 @@ class Checkpoint(callbacks.Checkpoint):
         return False
 
     def save_between(self, trainer: Any, pl_module: L.LightningModule) -> None:
-        """Save while waiting for a batch, or during a validation, which is then repeated after resuming."""
+        """Save while waiting for a batch, or during a validation, which is then repeated after resuming.
+
+        Within an accumulated step, nothing is saved: a resume would make it without the batches before.
+        """
+        if within_step(trainer):
+            return
         if trainer.validating:
             swap_back(trainer, pl_module)
             begun = {"ready": 1, "started": 1, "processed": 0, "completed": 0}
@@ -289,6 +293,7 @@ class Checkpoint(callbacks.Checkpoint):
             self.run.check_there()  # writing would recreate the directory, without its configuration
         _check_finite(trainer)
         facts = {"epoch": trainer.current_epoch, "step": trainer.global_step}
+        facts |= {"within_step": True} if within_step(trainer) and "last" not in names else {}
         finish = partial(rotate, self.directory, names, facts, fence=self.run.fence)
         files = trainer.strategy.checkpoint_io
         if isinstance(files, BackgroundCheckpointIO):
@@ -366,10 +371,15 @@ def _follow_schedule(scheduler: Any) -> None:
             group["lr"] = base * factor(scheduler.last_epoch)
 
 
-def between_steps(trainer: Any, batch_idx: int) -> bool:
-    """Return whether a batch ended a step within an epoch: not its last, whose end saves, nor an accumulated one."""
-    within = not trainer.fit_loop.epoch_loop._num_ready_batches_reached()  # also where a loader has no length
-    return within and (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+def within_step(trainer: Any) -> bool:
+    """Return whether batches wait for the rest of their accumulated step: no checkpoint has their gradient."""
+    return bool(trainer.fit_loop._should_accumulate())
+
+
+def between_steps(trainer: Any) -> bool:
+    """Return whether the present batch ended a step within an epoch: not the last of an epoch, whose end saves."""
+    ends = trainer.fit_loop.epoch_loop._num_ready_batches_reached()  # also where a loader has no length
+    return not ends and not within_step(trainer)
 
 
 def validation_follows(trainer: Any) -> bool:

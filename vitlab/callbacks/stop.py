@@ -10,7 +10,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from vitlab.callbacks.checkpoint import Checkpoint, between_steps, validation_follows
+from vitlab.callbacks.checkpoint import Checkpoint, between_steps, validation_follows, within_step
 from vitlab.errors import Stopped
 from vitlab.runs import guard
 from vitlab.runs.interrupt import STOPPING, TWICE
@@ -20,7 +20,7 @@ class StopOnSignal(Callback):
     """On SIGTERM, SIGUSR1, SIGINT or SIGHUP, finish the current step or validation batch, save, and exit.
 
     All processes do so together. The handlers only set a flag. A validation is interrupted, and repeated when the run
-    resumes. A second Ctrl-C, or a second SIGTERM within five seconds, stops at once without saving. Only
+    resumes, unless batches before it wait for the rest of their accumulated step, which is finished first. A second Ctrl-C, or a second SIGTERM within five seconds, stops at once without saving. Only
     the main thread has handlers: a training in another, such as that of a sweep agent, replaces none.
 
     Args:
@@ -64,7 +64,7 @@ class StopOnSignal(Callback):
         if not self._begun:
             self._begun = True
             guard.enter(None)  # from now on a signal waits for the step, to save it
-        alone = between_steps(trainer, batch_idx) and not validation_follows(trainer)
+        alone = between_steps(trainer) and not validation_follows(trainer)
         if alone and (number := self._signal(trainer)):
             if self.checkpoint is not None:
                 self.checkpoint.save(trainer, ["last"])
@@ -78,8 +78,9 @@ class StopOnSignal(Callback):
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Interrupt the validation, save and exit."""
-        if trainer.sanity_checking or trainer.state.fn != "fit" or batch_idx >= self._shared_batches:
+        """Interrupt the validation, save and exit; one within an accumulated step ends, and so does the step."""
+        is_own = trainer.state.fn == "fit" and not trainer.sanity_checking and batch_idx < self._shared_batches
+        if not is_own or within_step(trainer):
             return
         if number := self._signal(trainer):
             if self.checkpoint is not None:
