@@ -4,8 +4,10 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import EarlyStopping
 from tiny import fit, loader, task, trainer
 
 from vitlab.callbacks.checkpoint import Checkpoint
@@ -95,6 +97,30 @@ def test_an_interrupted_validation_is_repeated_with_the_same_numbers(tmp_path, a
     ends = [torch.load(tmp_path / name / "checkpoints/last.ckpt", weights_only=True) for name in ("whole", "cut")]
     assert all(torch.equal(ends[0]["state_dict"][k], ends[1]["state_dict"][k]) for k in ends[0]["state_dict"])
     assert keeper.best_epoch == whole.checkpoint_callbacks[0].best_epoch
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_a_signal_at_the_end_of_an_epoch_waits_for_the_hook_of_the_module_and_for_early_stopping(tmp_path, epoch):
+    class Ends(L.Callback):
+        def on_validation_end(self, trainer, pl_module):
+            if self.signals and not trainer.sanity_checking and trainer.current_epoch + 1 == epoch:
+                signal.raise_signal(signal.SIGTERM)
+
+    def run(folder, signals=False, **options):
+        keeper, ends, model = Checkpoint(), Ends(), task()
+        ends.signals = signals
+        model.register_buffer("epochs", torch.zeros(()))
+        model.on_train_epoch_end = lambda: model.epochs.add_(1)
+        early = EarlyStopping("val/loss", min_delta=100.0, patience=1)
+        at_work = trainer(tmp_path / folder, StopOnSignal(keeper), early, ends, keeper, max_epochs=4)
+        at_work.fit(model, loader(), loader(batch=6), **options)
+        return at_work.global_step, int(model.epochs), float(model.net.head.weight.detach().sum())
+
+    whole = run("whole")
+    assert whole[:2] == (6, 2)
+    with pytest.raises(Stopped):
+        run("cut", signals=True)
+    assert run("cut", ckpt_path=tmp_path / "cut/checkpoints/last.ckpt", weights_only=True) == whole
 
 
 def test_without_checkpoints_a_signal_stops_without_saving(tmp_path):

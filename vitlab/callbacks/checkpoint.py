@@ -21,7 +21,7 @@ from vitlab import interface
 from vitlab.callbacks.ema import follow_swaps, swap_back
 from vitlab.callbacks.record import RunRecord
 from vitlab.callbacks.steps import ends_with_epoch, logged
-from vitlab.errors import UsageError, did_you_mean
+from vitlab.errors import Stopped, UsageError, did_you_mean
 from vitlab.ranges import check_ranges
 from vitlab.runs.directory import RunDir
 from vitlab.runs.format import describe_format
@@ -76,6 +76,7 @@ class Checkpoint(callbacks.Checkpoint):
         self.best_epoch: int | None = None
         self.best_step: int | None = None  # None in older checkpoints, which were saved at the end of an epoch
         self._validated: int | None = None  # step of the last validation
+        self.stopped_by: int | None = None  # signal that ends the training with the present epoch
         self._owed = False  # a save became due together with a validation, and follows it
         self._loader_states: list[dict[str, Any]] = []  # of the resumed checkpoint, as are the next two
         self._random_states: list[dict[str, Any]] = []
@@ -180,11 +181,16 @@ class Checkpoint(callbacks.Checkpoint):
                 self.save(trainer, ["last"], is_last=False)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save a finished epoch, after its validation; one that is not due only if it is the best."""
-        is_last = ends_with_epoch(trainer) or trainer.should_stop
-        self.save_epoch(trainer, is_last, is_last or (trainer.current_epoch + 1) % self.every_n_epochs == 0)
+        """Save a finished epoch, after its validation, and exit on a signal; Lightning calls this hook last.
 
-    def save_epoch(self, trainer: Any, is_last: bool = True, is_due: bool = True) -> None:
+        One that is not due is saved only if it is the best.
+        """
+        is_last = ends_with_epoch(trainer) or trainer.should_stop or self.stopped_by is not None
+        self._save_epoch(trainer, is_last, is_last or (trainer.current_epoch + 1) % self.every_n_epochs == 0)
+        if self.stopped_by is not None:
+            raise Stopped(self.stopped_by)
+
+    def _save_epoch(self, trainer: Any, is_last: bool, is_due: bool) -> None:
         """Save an epoch that has ended, also as the best if it is the best so far.
 
         One that ended early, as at `max_steps`, is saved as unfinished: a resume goes on with its next batch.

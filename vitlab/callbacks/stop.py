@@ -20,8 +20,9 @@ class StopOnSignal(Callback):
     """On SIGTERM, SIGUSR1, SIGINT or SIGHUP, finish the current step or validation batch, save, and exit.
 
     All processes do so together. The handlers only set a flag. A validation is interrupted, and repeated when the run
-    resumes, unless batches before it wait for the rest of their accumulated step, which is finished first. A second Ctrl-C, or a second SIGTERM within five seconds, stops at once without saving. Only
-    the main thread has handlers: a training in another, such as that of a sweep agent, replaces none.
+    resumes. Where batches before it wait for the rest of their accumulated step, both are finished first. A second
+    Ctrl-C, or a second SIGTERM within five seconds, stops at once without saving. Only the main thread has handlers: a
+    training in another, such as that of a sweep agent, replaces none.
 
     Args:
         checkpoint: Callback that saves the state; None exits without saving.
@@ -88,11 +89,11 @@ class StopOnSignal(Callback):
             raise Stopped(number)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save the finished epoch and exit."""
+        """Exit once the finished epoch is saved: its module and EarlyStopping have yet to end it."""
         if number := self._signal(trainer):
-            if self.checkpoint is not None:
-                self.checkpoint.save_epoch(trainer)
-            raise Stopped(number)
+            if self.checkpoint is None:
+                raise Stopped(number)
+            self.checkpoint.stopped_by = number
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Restore the original signal handlers; Lightning has already removed its own."""
