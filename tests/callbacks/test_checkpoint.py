@@ -169,6 +169,27 @@ def test_what_is_saved_within_an_accumulated_step_is_nothing_to_resume_from(tmp_
     assert (run.last_checkpoint() is None) == (batch == 4)
 
 
+@pytest.mark.parametrize("options", [{"max_steps": 6}, {"max_steps": 4, "val_check_interval": 1}], ids=["epoch", "cut"])
+def test_the_validation_after_the_last_of_max_steps_is_repeated_before_the_run_ends(tmp_path, options):
+    def parts():
+        keeper, rows = Checkpoint("val/loss", "min"), Validations()
+        return [rows, StopOnSignal(keeper), keeper], rows, keeper
+
+    callbacks, all_rows, best = parts()
+    fit(tmp_path / "whole", *callbacks, train=batches(), max_epochs=-1, **options)
+    callbacks, first, _ = parts()
+    with pytest.raises(Stopped):
+        model = signalled(signal.SIGTERM, step=2 * len(all_rows.seen) + 1, validation=True)
+        fit(tmp_path / "cut", *callbacks, model=model, train=batches(), max_epochs=-1, **options)
+    callbacks, rest, again = parts()
+    seen = trainer(tmp_path / "cut", *callbacks, max_epochs=-1, **options)
+    last = tmp_path / "cut/checkpoints/last.ckpt"
+    seen.fit(task(), batches(), loader(batch=6), ckpt_path=last, weights_only=True)
+    assert first.seen + rest.seen == all_rows.seen and len(rest.seen) == 1
+    assert again.state_dict() == best.state_dict()
+    assert seen.global_step == seen.max_steps == options["max_steps"]
+
+
 def test_the_network_of_a_linear_probe_is_without_dropout_in_each_step_also_after_a_resume_within_an_epoch(tmp_path):
     def probe(cut=0):
         task, modes = LinearProbe(**NETWORK, dropout=0.5), []

@@ -77,6 +77,7 @@ class Checkpoint(callbacks.Checkpoint):
         self.best_step: int | None = None  # None in older checkpoints, which were saved at the end of an epoch
         self._validated: int | None = None  # step of the last validation
         self.stopped_by: int | None = None  # signal that ends the training with the present epoch
+        self._max_steps: int | None = None  # limit that waits for a repeated validation
         self._owed = False  # a save became due together with a validation, and follows it
         self._loader_states: list[dict[str, Any]] = []  # of the resumed checkpoint, as are the next two
         self._random_states: list[dict[str, Any]] = []
@@ -100,8 +101,29 @@ class Checkpoint(callbacks.Checkpoint):
         # With `max_steps`, Lightning resumes at the end of an epoch with an epoch of no batches, and then draws the
         # samples of the epoch after the next.
         trainer.fit_loop._iteration_based_training = lambda: False  # type: ignore[method-assign]
+        trainer.fit_loop.run = partial(self._run, trainer)  # type: ignore[method-assign]
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = BackgroundCheckpointIO()
+
+    def _run(self, trainer: Any) -> None:
+        """Run Lightning's loop without its limit of steps until an interrupted validation after the last is repeated.
+
+        The loop is done before that where a resumed training has made `max_steps`.
+        """
+        loop = trainer.fit_loop.epoch_loop
+        begun = loop.val_loop.batch_progress.total
+        if loop.restarting and begun.processed < begun.started and 0 < loop.max_steps <= loop.global_step:
+            self._max_steps, loop.max_steps = loop.max_steps, -1
+        type(trainer.fit_loop).run(trainer.fit_loop)
+
+    def _limit_steps(self, trainer: Any) -> None:
+        """Set the limit of steps again, if :meth:`_run` has lifted it."""
+        if self._max_steps is not None:
+            trainer.fit_loop.epoch_loop.max_steps, self._max_steps = self._max_steps, None
+
+    def on_validation_start(self, trainer: Any, pl_module: L.LightningModule) -> None:
+        """Set the limit of steps again."""
+        self._limit_steps(trainer)
 
     def on_train_start(self, trainer: Any, pl_module: L.LightningModule) -> None:
         """Start the clock, and restore random numbers, training loader, and how many batches a step accumulates.
@@ -114,6 +136,8 @@ class Checkpoint(callbacks.Checkpoint):
                 callback.on_train_epoch_start(trainer)
             if isinstance(callback, callbacks.EarlyStopping) and callback.stopping_reason is not NOT_STOPPED:
                 trainer.should_stop = True  # it had stopped before the resume; Lightning would go on
+        if trainer.should_stop or not validation_follows(trainer):
+            self._limit_steps(trainer)
         if self._schedules is not None:
             for config in trainer.lr_scheduler_configs:
                 _follow_schedule(config.scheduler)
