@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +40,7 @@ KEYS = {
     "seed_everything": Key(identity=False, table=False),  # tables group the seeds of a command
     **{f"trainer.{name}": key for name, key in _TRAINER.items()},
     **{f"checkpoint.{name}": Key(True, False, False) for name in ("every_minutes", "every_n_steps")},
+    "own_code": Key(True, False, False),  # no key: modules of the user's that had changed when a run was resumed
     **{f"data.{name}": Key(True, False, False) for name in ("num_workers", "root", "download", "cache_gb")},
 }
 
@@ -79,13 +81,17 @@ def check_same_config(run: RunDir, old: Mapping[str, Any], new: Mapping[str, Any
 
 
 def is_longer(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Return whether ``key`` is a length of a training, and a larger number in the new configuration.
+    """Return whether ``key`` is a length of a training, and larger in the new configuration; -1 is no limit.
 
     Example:
         >>> is_longer("trainer.max_epochs", {"trainer.max_epochs": 60}, {"trainer.max_epochs": 80})
         True
+        >>> is_longer("trainer.max_steps", {"trainer.max_steps": -1}, {"trainer.max_steps": 900})
+        False
+        >>> is_longer("trainer.max_steps", {"trainer.max_steps": 900}, {"trainer.max_steps": -1})
+        True
     """
-    before, after = old.get(key), new.get(key)
+    before, after = (math.inf if values.get(key) == -1 else values.get(key) for values in (old, new))
     return key in ("trainer.max_epochs", "trainer.max_steps") and before is not None and (after or 0) > before
 
 
