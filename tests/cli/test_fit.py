@@ -6,6 +6,7 @@ import subprocess
 import sys
 import typing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import pandas as pd
@@ -23,6 +24,7 @@ from vitlab.config.help import SELDOM, current
 from vitlab.config.parser import VitlabCLI
 from vitlab.errors import UsageError
 from vitlab.interface import LINKS
+from vitlab.jobs.train.start import _first_record
 from vitlab.layers.pos_embed import PosEmbedName
 from vitlab.models.old_names import OLD
 from vitlab.runs.directory import RunDir
@@ -152,6 +154,18 @@ def test_a_resume_without_changes_that_matter_keeps_promises_and_rates(here):
     assert [after[k] for k in ("plans", "promises", "sum_of_learning_rates")] == [
         before[k] for k in ("plans", "promises", "sum_of_learning_rates")
     ]
+
+
+def test_an_attempt_without_wandb_and_with_other_code_keeps_the_wandb_run_and_records_the_code(tmp_path, monkeypatch):
+    monkeypatch.setattr("vitlab.jobs.train.start.changed_code", lambda before, content: {"mine": "b"})
+    run = RunDir(tmp_path)
+    run.write("run.json", {"wandb_id": "first", "own_code": {"mine": "a"}, "changes": [{"trainer.max_epochs": 4}]})
+    run.write_text("overrides.yaml", "{}")
+    options = SimpleNamespace(init_from=None, start=None, resize=None, init_grid=None)
+    facts = {"recipe": "vit", "arguments": [], "resumed": True, "stored_config": {}, "wandb_id": "second"}
+    record = _first_record(SimpleNamespace(run=run, options=options, wandb_line=None, **facts))
+    assert record["wandb_id"] == "first"
+    assert record["changes"] == [{"trainer.max_epochs": 4}, {"own_code": {"mine": "b"}}]
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import pytest
 
 from vitlab.cli.main import COMMANDS, main
 from vitlab.config import trust
+from vitlab.runs.directory import RunDir
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -82,3 +83,20 @@ def test_the_file_of_an_ablation_is_confirmed_on_the_command_line(here, capsys):
     )
     told = answer(capsys, ["ablate", "plan", "a.yaml"])
     assert "line 3: the file imports mine: confirm it with --trust_imports mine" in told
+
+
+@pytest.mark.rare
+def test_a_resume_with_other_code_of_ones_own_is_a_change_of_the_run_and_no_promise_of_bits_is_left(here, monkeypatch):
+    monkeypatch.setattr(trust, "TRUSTED", [*trust.TRUSTED])
+    (here / "mine.py").write_text("import torch\n\nclass Act(torch.nn.ReLU):\n    pass\n")
+    net = ["--model.patch_size=4", "--model.embed_dim=8", "--model.depth=1", "--model.num_heads=2"]
+    words = ["--model=Classifier", "--model.act_layer=mine.Act", *net, *DIGITS, "--data.batch_size=32"]
+    words += ["--trainer.logger=false", "--name", "a"]
+    assert main(["fit", *words, "--trust_imports", "mine"]) == 0
+    before = RunDir("runs/a").record
+    (here / "mine.py").write_text((here / "mine.py").read_text() + "    inplace = False\n")
+    for _ in range(2):  # the second changes nothing more
+        assert main(["fit", "--resume", "a", "--trust_imports", "mine"]) == 0
+        after = RunDir("runs/a").record
+        assert after["own_code"] != before["own_code"] and after["changes"] == [{"own_code": after["own_code"]}]
+        assert "bit-identical" in before["promises"]["weights"] and "with changes" in after["promises"]["weights"]

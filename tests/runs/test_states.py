@@ -87,6 +87,14 @@ def test_a_run_that_a_signal_ended_during_setup_can_be_continued(here, monkeypat
     assert json.loads(Path("runs/a/run.json").read_text())["status"] == "done"
 
 
+@pytest.mark.rare
+def test_an_attempt_without_wandb_keeps_the_identity_of_the_run(here, monkeypatch):
+    stopped_in_setup(monkeypatch, logger=True)
+    known = RunDir("runs/a").record["wandb_id"]
+    assert stop_in(monkeypatch, Digits, "read", ["fit", "--resume", "a", "--trainer.logger=false"]) == 75
+    assert known and RunDir("runs/a").record["wandb_id"] == known
+
+
 def test_auto_resume_is_one_command_for_start_middle_and_end(here, monkeypatch, capsys):
     words = [*FIT, "--name", "a", "--auto_resume", "--checkpoint.every_n_steps=1"]
     assert main(words) == 0

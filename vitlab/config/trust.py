@@ -155,6 +155,16 @@ def _imported_by(text: str, package: str) -> set[str]:
     return found
 
 
+def changed_code(before: Mapping[str, str], content: Any) -> dict[str, str]:
+    """Return those of :func:`own_code` that had another digest ``before``.
+
+    Example:
+        >>> changed_code({"mine": "29f938321c"}, {"model": {"pos_embed": "rope2d"}})
+        {}
+    """
+    return {name: digest for name, digest in own_code(content).items() if before.get(name, digest) != digest}
+
+
 def _trusted_in(value: Any) -> list[str]:
     """Return the class paths of a configuration that belong to trusted packages."""
     if isinstance(value, Mapping | list | tuple):

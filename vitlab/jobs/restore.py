@@ -20,7 +20,7 @@ from vitlab.config.arguments import config_paths, without_flags
 from vitlab.config.explain import read_yaml, yaml_text
 from vitlab.config.keys import flatten_as_typed
 from vitlab.config.parser import VitlabCLI, class_at, settings, user_mistakes
-from vitlab.config.trust import check_import, may_import, own_code
+from vitlab.config.trust import changed_code, check_import, may_import
 from vitlab.data.base import ImageData
 from vitlab.data.photos import Photos
 from vitlab.data.record import TRAINED_ON
@@ -55,9 +55,8 @@ def check_code(run: RunDir) -> None:
         kept = run.record.get("own_code", {})
     if not kept or launched_rank() > 0 or (content := stored_config(run)) is None:
         return
-    now = own_code(content)
-    if changed := [name for name in sorted(kept.keys() & now.keys()) if kept[name] != now[name]]:
-        what = f"{preview(changed)} changed since {run.path} was trained"
+    if changed := changed_code(kept, content):
+        what = f"{preview(sorted(changed))} changed since {run.path} was trained"
         print_error(f"note   {what}: what follows is computed with the code of now")
 
 

@@ -52,7 +52,7 @@ class Record(TypedDict, total=False):
     attempts: int
     argv: list[str]  # of the last attempt
     configs: list[str]  # config files of the first attempt
-    changes: list[dict[str, Any]]  # settings that a resume changed
+    changes: list[dict[str, Any]]  # settings that a resume changed, and `own_code`: digests of what had changed
     started: str  # ISO 8601, as all times
     resumed: str | None
     ended: str

@@ -22,7 +22,7 @@ from vitlab.callbacks.watch import Watch
 from vitlab.config.arguments import config_paths, grid_as_typed
 from vitlab.config.keys import key_of
 from vitlab.config.parser import settings
-from vitlab.config.trust import own_code, redact
+from vitlab.config.trust import changed_code, own_code, redact
 from vitlab.data.base import ImageData
 from vitlab.data.record import TRAINED_ON, fingerprints
 from vitlab.errors import PARTS_FILE, RunFailed, Stopped, UsageError
@@ -235,7 +235,7 @@ def _first_record(job: Job) -> dict[str, Any]:
         "status": "running",
         "argv": ["vitlab", "fit", *map(redact, job.arguments)],
     }
-    now |= {"ending": None, "error": None, "wandb_id": job.wandb_id if job.wandb_line else None}
+    now |= {"ending": None, "error": None, "wandb_id": job.wandb_id if job.wandb_line else record.get("wandb_id")}
     kept = {name: value for name, value in record.items() if name not in OF_ATTEMPT}
     return {**first, **kept, **now, **_changes(job)}
 
@@ -252,7 +252,7 @@ def _write_config(job: Job) -> None:
 
 
 def _changes(job: Job) -> dict[str, Any]:
-    """Return the settings of every resume that the run did not have before, if this one has any."""
+    """Return the settings and changed modules of every resume that the run did not have before, if this one has any."""
     changes: list[dict[str, Any]] = job.run.record.get("changes", [])
     overrides = job.run.path / "overrides.yaml"
     if not job.resumed or not overrides.is_file():
@@ -261,6 +261,8 @@ def _changes(job: Job) -> dict[str, Any]:
     for change in changes:
         known |= change
     given = yaml.safe_load(redact(yaml.safe_dump(dict(settings(job.arguments)))))
+    if code := changed_code(job.run.record.get("own_code", {}), job.stored_config):
+        given["own_code"] = code
     new = {key: value for key, value in given.items() if key not in known or known[key] != value}
     return {"changes": [*changes, new]} if new else {}
 
@@ -373,7 +375,8 @@ def _promises(job: Job) -> dict[str, str]:
     if not job.trainer.ckpt_path or "promises" not in record:
         return found
     here = {"world_size": job.trainer.world_size, "threads": torch.get_num_threads()}
-    changed = [key for change in record.get("changes", []) for key in change if key_of(key).identity]
+    keys = [key for change in record.get("changes", []) for key in change]
+    changed = [key for key in keys if key == "own_code" or key_of(key).identity]
     if changed or record["promises"].get("weights") == RESUMED or any(record.get(k, v) != v for k, v in here.items()):
         found["weights"] = RESUMED
     return found
