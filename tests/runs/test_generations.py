@@ -38,6 +38,15 @@ def test_two_generations_and_the_best_are_kept_with_their_checksums(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["best.ckpt", "last.ckpt", "manifest.json", "previous.ckpt"]
 
 
+def test_the_best_alone_leaves_the_one_before_the_last(tmp_path):
+    for number, names in enumerate([["last"], ["last"], ["best"], ["best"]]):
+        write(tmp_path, number)
+        rotate(tmp_path, names, {"step": number})
+    assert {p.name: value(p) for p in tmp_path.glob("*.ckpt")} == {"last.ckpt": 1, "previous.ckpt": 0, "best.ckpt": 3}
+    steps = {name: entry["step"] for name, entry in json.loads((tmp_path / "manifest.json").read_text()).items()}
+    assert steps == {"last.ckpt": 1, "previous.ckpt": 0, "best.ckpt": 3}
+
+
 @pytest.mark.parametrize("moment", range(9))
 def test_whenever_it_ends_every_file_is_whole_and_the_last_state_is_there(tmp_path, moment, monkeypatch):
     for number in (0, 1):

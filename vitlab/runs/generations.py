@@ -191,7 +191,7 @@ def writing(fence: Fence | None) -> str:
 
 
 def rotate(folder: Path, names: list[str], facts: Entry, shards: Any = None, fence: Fence | None = None) -> None:
-    """Give the new checkpoint its ``names``; the last one becomes ``previous``.
+    """Give the new checkpoint its ``names``; if it is the last, the one before becomes ``previous``.
 
     At every moment each file is intact and its checksum is in the manifest: the new checksum is written there before
     the first file is renamed.
@@ -203,7 +203,8 @@ def rotate(folder: Path, names: list[str], facts: Entry, shards: Any = None, fen
     before = read_manifest(folder)
     write_manifest(folder, {**before, WRITING: entry}, fence)
     entries = {name: e for name, e in before.items() if name != WRITING}
-    if last.is_file() and (old := _known(last, before)):  # a damaged file never replaces a good one
+    is_last = "last" in names
+    if is_last and last.is_file() and (old := _known(last, before)):  # a damaged file never replaces a good one
         _rename_link(last, previous, fence)
         entries[previous.name] = old
     for name in names[1:]:  # hard links to the same file
