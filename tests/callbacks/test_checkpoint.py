@@ -1,6 +1,7 @@
 """The best checkpoint holds the weights of the best validation, and a resume repeats or skips no validation."""
 
 import signal
+from contextlib import suppress
 from types import SimpleNamespace
 
 import lightning as L
@@ -17,6 +18,7 @@ from vitlab.callbacks.record import RunRecord
 from vitlab.callbacks.stop import StopOnSignal
 from vitlab.errors import Stopped
 from vitlab.runs.directory import RunDir
+from vitlab.runs.generations import WRITING
 from vitlab.tasks import LinearProbe
 
 WITHIN = {
@@ -165,6 +167,9 @@ def test_what_is_saved_within_an_accumulated_step_is_nothing_to_resume_from(tmp_
     with pytest.raises(Stopped):
         fit(tmp_path, Hangs(), keeper, train=batches(size=2), **SPLIT)
     run = RunDir(tmp_path)
+    if batch == 4:  # killed between two renames, the last of which is that of the manifest
+        run.update("checkpoints/manifest.json", **{WRITING: run.read("checkpoints/manifest.json").pop("best.ckpt")})
+        run.update("checkpoints/manifest.json", **{"best.ckpt": {"sha256": "", "size": 0}})
     assert [path.name for path in sorted(run.checkpoints.glob("*.ckpt"))] == names
     assert (run.last_checkpoint() is None) == (batch == 4)
 
@@ -188,6 +193,31 @@ def test_the_validation_after_the_last_of_max_steps_is_repeated_before_the_run_e
     assert first.seen + rest.seen == all_rows.seen and len(rest.seen) == 1
     assert again.state_dict() == best.state_dict()
     assert seen.global_step == seen.max_steps == options["max_steps"]
+    callbacks, none, _ = parts()  # of the run that is done
+    done = trainer(tmp_path / "cut", *callbacks, max_epochs=-1, **options)
+    done.fit(task(), batches(), loader(batch=6), ckpt_path=last, weights_only=True)
+    assert not none.seen and done.max_steps == options["max_steps"]
+
+
+def test_a_validation_that_is_saved_after_an_interrupted_one_of_its_epoch_is_not_repeated(tmp_path):
+    def run(model, **options):
+        keeper, rows = Checkpoint("val/loss", "min", every_n_steps=2), Validations()
+        parts = {"max_epochs": 1, "val_check_interval": 2}
+        with suppress(Stopped, RuntimeError):
+            at_work = trainer(tmp_path, rows, StopOnSignal(keeper), keeper, **parts)
+            at_work.fit(model, batches(size=2), loader(batch=6), **options)
+        return [step for step, _ in rows.seen]
+
+    def fails(*given):
+        if failing.trainer.global_step == 4:
+            raise RuntimeError
+        return loss(*given)
+
+    failing, last = task(), {"ckpt_path": tmp_path / "checkpoints/last.ckpt", "weights_only": True}
+    loss, failing.train_loss = failing.train_loss, fails
+    assert run(signalled(signal.SIGTERM, step=3, validation=True)) == []
+    assert run(failing, **last) == [2, 4]
+    assert run(task(), **last) == [6]
 
 
 def test_the_network_of_a_linear_probe_is_without_dropout_in_each_step_also_after_a_resume_within_an_epoch(tmp_path):

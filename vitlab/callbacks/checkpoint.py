@@ -106,13 +106,16 @@ class Checkpoint(callbacks.Checkpoint):
             trainer.strategy.checkpoint_io = BackgroundCheckpointIO()
 
     def _run(self, trainer: Any) -> None:
-        """Run Lightning's loop without its limit of steps until an interrupted validation after the last is repeated.
+        """Run Lightning's loop, which repeats an interrupted validation, but no other.
 
-        The loop is done before that where a resumed training has made `max_steps`.
+        It would be done before that where a resumed training has made `max_steps`: this limit waits. Once it has
+        repeated one, its total count would call each later validation of the epoch interrupted, too.
         """
         loop = trainer.fit_loop.epoch_loop
-        begun = loop.val_loop.batch_progress.total
-        if loop.restarting and begun.processed < begun.started and 0 < loop.max_steps <= loop.global_step:
+        progress = loop.val_loop.batch_progress
+        if progress.current.processed == progress.current.started:
+            progress.total.reset_on_restart()
+        elif loop.restarting and 0 < loop.max_steps <= loop.global_step:
             self._max_steps, loop.max_steps = loop.max_steps, -1
         type(trainer.fit_loop).run(trainer.fit_loop)
 

@@ -16,7 +16,7 @@ from vitlab.errors import UsageError, did_you_mean, trusting
 from vitlab.objects import as_yaml
 from vitlab.runs.atomic import write_json, write_text
 from vitlab.runs.fence import Fence, RunGone
-from vitlab.runs.manifest import check_whole, first_whole, read_manifest
+from vitlab.runs.manifest import check_whole, first_whole, is_within_step
 from vitlab.runs.matching import is_there
 from vitlab.runs.records import (
     MEASURED_BY,
@@ -142,9 +142,8 @@ class RunDir:
             UsageError: There are checkpoints, and none is intact.
         """
         try:
-            is_within = read_manifest(self.checkpoints).get("best.ckpt", {}).get("within_step", False)
-            names = ["last.ckpt", "previous.ckpt", *([] if is_within else ["best.ckpt"])]
-            return first_whole([self.checkpoints / name for name in names])
+            paths = [self.checkpoints / name for name in ("last.ckpt", "previous.ckpt", "best.ckpt")]
+            return first_whole([path for path in paths if not is_within_step(path)])
         except UsageError as error:
             words = f"vitlab fit --config {shlex.quote(str(self.config))} --run_dir {self.typed} --overwrite"
             raise UsageError(f"{error}; start the run again: `{trusting(words)}`") from error

@@ -105,6 +105,12 @@ def torn_archive(path: Path) -> str | None:
     return f"its part {torn} is damaged" if torn else None
 
 
+def is_within_step(path: Path) -> bool:
+    """Return whether a checkpoint was saved within an accumulated step; its entry may still have another name."""
+    digests = {entry["sha256"] for entry in read_manifest(path.parent).values() if entry.get("within_step")}
+    return bool(digests) and is_there(path) and file_digest(path) in digests
+
+
 def first_whole(paths: list[Path]) -> Path | None:
     """Return the first of ``paths`` that exists and is intact, and log which ones were skipped.
 
