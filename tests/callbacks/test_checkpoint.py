@@ -220,6 +220,24 @@ def test_a_validation_that_is_saved_after_an_interrupted_one_of_its_epoch_is_not
     assert run(task(), **last) == [6]
 
 
+def test_a_training_that_is_stopped_within_an_accumulated_step_ends_with_it_and_resumes_to_the_same_bits(
+    tmp_path,
+):
+    class Stops(L.Callback):  # as a Timer
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            trainer.should_stop = batch_idx >= 2
+
+    def run(folder, *parts, **given):
+        at_work = trainer(tmp_path / folder, *parts, Checkpoint(), accumulate_grad_batches=2, max_epochs=2)
+        at_work.fit(model := task(), batches(size=2), loader(batch=6), **given)
+        return at_work.global_step, model.state_dict()
+
+    assert run("cut", Stops())[0] == 2
+    (steps, whole), last = run("whole"), tmp_path / "cut/checkpoints/last.ckpt"
+    again, state = run("cut", ckpt_path=last, weights_only=True)
+    assert again == steps == 6 and all(torch.equal(state[k], whole[k]) for k in whole)
+
+
 def test_the_network_of_a_linear_probe_is_without_dropout_in_each_step_also_after_a_resume_within_an_epoch(tmp_path):
     def probe(cut=0):
         task, modes = LinearProbe(**NETWORK, dropout=0.5), []

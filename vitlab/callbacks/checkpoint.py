@@ -77,6 +77,7 @@ class Checkpoint(callbacks.Checkpoint):
         self.best_step: int | None = None  # None in older checkpoints, which were saved at the end of an epoch
         self._validated: int | None = None  # step of the last validation
         self.stopped_by: int | None = None  # signal that ends the training with the present epoch
+        self._stops = False  # a callback has stopped the training within an accumulated step
         self._max_steps: int | None = None  # limit that waits for a repeated validation
         self._owed = False  # a save became due together with a validation, and follows it
         self._loader_states: list[dict[str, Any]] = []  # of the resumed checkpoint, as are the next two
@@ -199,7 +200,14 @@ class Checkpoint(callbacks.Checkpoint):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save within an epoch if it is time, but not between a batch and its validation: a resume would skip that."""
+        """Save within an epoch if it is time, but not between a batch and its validation: a resume would skip that.
+
+        A callback such as Lightning's Timer that stops the training within an accumulated step does so at its end.
+        """
+        if within_step(trainer):
+            self._stops, trainer.should_stop = self._stops or trainer.should_stop, False
+        elif self._stops:
+            self._stops, trainer.should_stop = False, True
         validates = validation_follows(trainer)
         self._before_validation = random_states(trainer.strategy.root_device) if validates else None
         if between_steps(trainer) and self._is_due(trainer, batch_idx):
