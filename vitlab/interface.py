@@ -1,5 +1,6 @@
 """The optional interface of LightningModules and data that vitlab uses: docs/bring_your_own.md."""
 
+import inspect
 import io
 import pickle
 from collections.abc import Callable, Mapping
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from vitlab.errors import UsageError
 
 PAGE = "see docs/bring_your_own.md"
+_BESIDE_OUTPUTS = {"__init__", "__repr__", "extra_repr", "stages", "no_weight_decay", "start_step"}  # of a network
 LINKS = {  # arguments of a module that the data fill in, and what the data have of each
     "img_size": "an image size of",
     "in_chans": "a channel count of",
@@ -72,6 +74,42 @@ def answering(task: Any) -> nn.Module:
         if forward not in (None, nn.Module.forward, L.LightningModule.forward) or "forward" in vars(module):
             return module
     raise UsageError(f"{path_of(task)} has neither `forward(images)` nor a `net` with one; {PAGE}")
+
+
+def _redefined(thing: Any) -> set[str]:
+    """Return which methods of its class of vitlab, else of Lightning, classes of the user's define anew."""
+    cls, static = type(thing), inspect.getattr_static
+    known = [base for name in ("vitlab.", "lightning.") for base in cls.__mro__ if base.__module__.startswith(name)]
+    own = cls.__mro__[: cls.__mro__.index(known[0])] if known else ()
+    names = {name for one in own for name in vars(one) if hasattr(known[0], name)}
+    changed = {name: static(cls, name) for name in names if static(cls, name) is not static(known[0], name)}
+    return {name for name, value in changed.items() if inspect.isroutine(value) or isinstance(value, property)}
+
+
+def answers_itself(task: Any) -> bool:
+    """Return whether a task's own ``forward``, or ``in_units`` of one of vitlab's, decides its outputs beside ``net``.
+
+    Example:
+        >>> from vitlab import Classifier
+        >>> class Sharp(Classifier):
+        ...     __module__ = "mine"
+        ...     def in_units(self, outputs):
+        ...         return 4 * outputs
+        >>> size = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 2}
+        >>> answers_itself(Sharp(num_classes=3, **size)), answers_itself(Classifier(num_classes=3, **size))
+        (True, False)
+    """
+    return network(task) is not task and bool({"forward", "in_units"} & _redefined(task))
+
+
+def own_answer(task: Any) -> dict[str, str]:
+    """Return the classes of the user's without which weights do not give a task's outputs: ``network``, ``answers``.
+
+    A ``network`` is named if its class changes a method of vitlab's, and ``answers`` a task that `answers_itself`.
+    """
+    net = network(task)
+    found = {"network": path_of(net)} if has_grid(task) and _redefined(net) - _BESIDE_OUTPUTS else {}
+    return found | ({"answers": path_of(task)} if answers_itself(task) else {})
 
 
 def transform_of(data: Any) -> Callable[[Any], Tensor]:

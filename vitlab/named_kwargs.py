@@ -28,6 +28,7 @@ class Named(metaclass=Described):
     __signature__: Any = _Signature()
     _built_from: tuple[Callable[..., Any], ...] = ()  # callables that take its arguments but are no bases
     old_names: ClassVar[Collection[str]] = ()  # arguments that it takes and does not show
+    _given: tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments, as the metaclass notes them
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Move the TypedDict of the constructor's ``**kwargs`` out of the annotations."""

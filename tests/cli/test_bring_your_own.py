@@ -18,10 +18,14 @@ import vitlab
 from vitlab.class_paths import choice_text
 from vitlab.cli.main import main
 from vitlab.config import trust
-from vitlab.errors import in_own_code
+from vitlab.errors import UsageError, in_own_code
 from vitlab.interface import answering
+from vitlab.jobs.export import export
 from vitlab.jobs.formats import Plain
 from vitlab.jobs.train.endings import explain_mismatch
+from vitlab.models.load import load_network, load_weights
+from vitlab.runs.directory import RunDir
+from vitlab.tasks.distillation import read_teacher
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -404,3 +408,69 @@ def test_a_lack_of_memory_in_own_code_is_no_mistake_of_it(error):
         raise error  # here, in code that is not vitlab's
     except RuntimeError as raised:
         assert in_own_code(raised) and explain_mismatch(raised, L.LightningModule(), None, "test") is None
+
+
+def derived(name):
+    """Train a task of userpkg.answers for a step."""
+    size = [word.replace("embed_dim=48", "embed_dim=12") for word in VIT[1:]]
+    words = [f"--model=userpkg.answers.{name}", *size, "--trust_imports=userpkg", "--data=Digits", "--data.subset=0.05"]
+    words += ["--data.batch_size=16", "--model.init_std=0.5"]
+    assert main(["fit", *words, "--trainer.max_steps=1", f"--name={name}", "--quiet"]) == 0
+    return Path("runs") / name
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("OtherNet", r"`--to safetensors` is for networks of vitlab, got userpkg\.answers\.Both: use --to onnx or pt2"),
+        ("Relu", r"the network of userpkg\.answers\.Relu is another one than vitlab builds from its arguments: use "),
+        pytest.param("Warm", r"is for networks of vitlab, got userpkg\.answers\.Warm: use", marks=pytest.mark.rare),
+    ],
+)
+def test_what_answers_otherwise_than_its_arguments_build_is_no_network_of_vitlab(name, told, capsys):
+    run, way = derived(name), "must be a network that `vitlab export --to safetensors` takes"
+    capsys.readouterr()
+    assert main(["export", name, "--to=safetensors", "--trust_imports=userpkg"]) == 2
+    assert re.search(told, one_line(capsys))
+    weights = run / "weights" / "last.safetensors"
+    if name != "Relu":  # nothing that a file could tell
+        with pytest.raises(ValueError, match=way):
+            read_teacher(str(run))
+    if name == "OtherNet":
+        with pytest.raises(ValueError, match=r"has the weights of userpkg\.answers\.Both, which does not compute"):
+            load_network(weights)
+        net = vitlab.VisionTransformer(8, 1, 10, patch_size=2, embed_dim=12, depth=1, num_heads=3)
+        assert load_weights(net, weights)[0].startswith("weights: of userpkg.answers.Both, which computes something")
+    loaded = vitlab.load(weights).net
+    loaded(torch.zeros(1, 1, 8, 8))
+    assert type(loaded).__name__ == {"OtherNet": "Both", "Relu": "VisionTransformer", "Warm": "Warm"}[name]
+
+
+def test_all_commands_take_the_answers_of_a_tasks_own_forward(here):
+    derived("Flips")
+    save_digit(here / "images")
+    image = torch.arange(64).view(8, 8).mul(3)
+    Image.fromarray(image.to(torch.uint8).numpy()).save(here / "images" / "a.png")
+    net, transform = vitlab.load("runs/Flips")
+    images = transform(Image.open(here / "images" / "a.png"))[None]
+    with torch.no_grad():
+        expected = (net.net(images) + net.net(images.flip(-1))) / 2
+        torch.testing.assert_close(net(images), expected)
+        assert not torch.allclose(net.net(images), expected, atol=1e-4)
+    net.eval_loss, net.val_meter.update = lambda outputs, targets: 0.0, lambda outputs, *rest: seen.append(outputs)
+    seen = []
+    net.validation_step((images, torch.zeros(1, dtype=torch.long)), 0)
+    torch.testing.assert_close(seen[0], expected)
+    assert main(["predict", "Flips", "images", "--trust_imports=userpkg", "--topk=1", "--output=a.csv"]) == 0
+    best = float(Path("a.csv").read_text().splitlines()[1].split(",")[-1])
+    assert best == pytest.approx(float(expected.softmax(1).max()), rel=1e-4)
+    with pytest.raises(UsageError, match="`--to onnx-int8` measures a network alone"):
+        export(RunDir("runs/Flips"), Path("runs/Flips/checkpoints/last.ckpt"), "onnx-int8", here / "a.onnx")
+
+
+@pytest.mark.rare
+def test_a_graph_has_the_answers_of_a_tasks_own_forward(here):
+    task, images = vitlab.load(derived("Flips"), trust_imports=["userpkg"]).net, torch.randn(1, 1, 8, 8)
+    assert main(["export", "Flips", "--to=pt2", "--trust_imports=userpkg", "--quiet"]) == 0
+    graph = torch.export.load("runs/Flips/export/last.pt2").module()
+    torch.testing.assert_close(graph(images), task(images))

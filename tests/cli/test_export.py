@@ -175,7 +175,7 @@ def scaled(method):
 def test_timm_builds_and_loads_what_was_exported(arguments, tmp_path):
     tiny = {"img_size": [8, 16], "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 3}
     net = randomized(VisionTransformer(**tiny | arguments))
-    network = formats.network_arguments(net, {**tiny, **arguments})
+    network = formats.network_arguments(net)
     write, read = FORMATS["timm"]
     code = write(net, network, tmp_path / "net.safetensors")["timm"]
     assert largest_difference(both_outputs(net, read(tmp_path / "net.safetensors", network))) < 1e-5
@@ -212,7 +212,7 @@ def test_what_timm_cannot_build_is_refused_with_the_reason(arguments, named, tmp
     tiny = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 3}
     net = randomized(VisionTransformer(**tiny, **arguments))
     with pytest.raises(ValueError, match=r"(does not have|has no bias) .*; use --to safetensors, onnx or pt2") as error:
-        FORMATS["timm"][0](net, formats.network_arguments(net, {**tiny, **arguments}), tmp_path / "net.safetensors")
+        FORMATS["timm"][0](net, formats.network_arguments(net), tmp_path / "net.safetensors")
     assert named in str(error.value)
     assert not os.listdir(tmp_path)
 

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from vitlab.config.parser import user_mistakes
 from vitlab.errors import UsageError
-from vitlab.interface import has_grid, network
+from vitlab.interface import has_grid, network, own_answer
 from vitlab.layers.resample import ResizePolicy
 from vitlab.models.load import load_weights
 from vitlab.models.weights_file import check_readable, facts_beside, read_state, read_weights, weights_digest
@@ -175,7 +175,7 @@ def save_weights(checkpoint: Path, path: Path, task: Any, fence: Fence | None = 
     weights = {k: v.clone(memory_format=torch.contiguous_format) for k, v in inside.items()}  # tied ones apart
     arguments = json.dumps(content.get("hyper_parameters", {}), default=str)
     digests = {"sha256": weights_digest(weights, arguments), "checkpoint": str(checksum(checkpoint))}
-    metadata = {"format": "pt", "hyper_parameters": arguments, **digests}
+    metadata = {"format": "pt", "hyper_parameters": arguments, "own": json.dumps(own_answer(task)), **digests}
     with atomic_write(path, fence) as beside:
         save_file(weights, beside, metadata=metadata)
         as_umask(beside)

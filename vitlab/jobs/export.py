@@ -5,7 +5,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -16,10 +16,11 @@ from safetensors import SafetensorError
 from vitlab.config.parser import VitlabCLI
 from vitlab.data.base import ImageData
 from vitlab.errors import MISTAKES, RunFailed, UsageError, in_own_code, named_line, what_failed
-from vitlab.interface import PAGE, image_fact, own_parts, path_of, recipe
+from vitlab.interface import PAGE, image_fact, own_answer, own_parts, path_of, recipe
 from vitlab.jobs.formats import (
     FORMATS,
     OF_ANY,
+    Arguments,
     Plain,
     both_outputs,
     largest_difference,
@@ -38,6 +39,7 @@ from vitlab.runs.records import MEASURED_BY, metrics_and_n
 from vitlab.runs.standing import checksum
 from vitlab.shipped import card_beside
 from vitlab.tasks import MultiTask, Regressor
+from vitlab.tasks.base import Task
 from vitlab.tasks.regressor import Standardized
 from vitlab.tokenizers.splits import pair
 
@@ -141,17 +143,9 @@ def _export(
 ) -> Exported:
     """Write into ``folder``, and move the files beside ``output`` once they are complete and checked."""
     cli = restore(run, checkpoint, ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.strategy=auto"])
-    net = network_of(cli.model).float()
-    if isinstance(net, VisionTransformer):
-        network = network_arguments(net, recipe(cli.model))
-    elif to not in OF_ANY:
-        raise UsageError(f"`--to {to}` is for networks of vitlab, got {path_of(net)}: use --to onnx or pt2")
-    elif any_size:
-        raise UsageError(f"`--dynamic size` is for networks of vitlab, got {path_of(net)}: leave it out")
-    else:
-        net, network = Plain(net, *_sizes(run, cli)), {}
+    net, network = _to_write(run, cli, to, any_size)
     write, read = FORMATS[to]
-    sides = open_sides(net, to) if any_size and isinstance(net, VisionTransformer) else None
+    sides = open_sides(net, to) if any_size else None
     write = partial(write, **({"sides": sides} if sides else {}), **({"opset": opset} if opset else {}))
     unfinished, beside = folder / output.name, card_beside(folder / output.name)
     is_int8 = to == "onnx-int8"
@@ -171,9 +165,14 @@ def _export(
         raise RunFailed(f"{output} could not be written: {reason}") from error
     scale: Any = cli.model.target_std if isinstance(cli.model, Standardized) else 1.0
     unit = " standard deviations of the targets" if isinstance(cli.model, Standardized) else ""
-    pairs = both_outputs(net, read(graph, network), sides) if check or own_parts(net) or to != "safetensors" else []
+    is_own = to not in OF_ANY and not path_of(cli.model).startswith("vitlab.")  # may have changed its network
+    with _as_built(cli.model, to) if is_own else nullcontext():
+        compares = check or is_own or own_parts(net) or to != "safetensors"
+        pairs = both_outputs(net, read(graph, network), sides) if compares else []
     difference = largest_difference(pairs, scale) if pairs else None
     if pairs and not largest_difference(pairs, scale, _STEPS) <= LIMIT:  # also true for NaN
+        if is_own:
+            raise _changed(cli.model, to)
         raise RunFailed(f"the outputs differ by {difference:.1e}{unit}, more than {LIMIT:g}; nothing was written")
     compared = None
     if is_int8:
@@ -186,6 +185,37 @@ def _export(
         as_umask(file)
         os.replace(file, output.parent / file.name)
     return Exported(output, megabytes, hints, difference, unit, compared)
+
+
+def _to_write(run: RunDir, cli: VitlabCLI, to: str, any_size: bool) -> tuple[Any, Arguments]:
+    """Return what maps images to the answers of a run, and the arguments that build it; none of code of the user's."""
+    net, own = network_of(cli.model).float(), own_answer(cli.model)
+    is_ours = isinstance(net, VisionTransformer)
+    if to not in OF_ANY and (own or not is_ours):
+        raise UsageError(
+            f"`--to {to}` is for networks of vitlab, got {own.get('network') or path_of(net)}: use --to onnx or pt2"
+        )
+    if any_size and not is_ours:
+        raise UsageError(f"`--dynamic size` is for networks of vitlab, got {path_of(net)}: leave it out")
+    if to == "onnx-int8" and "answers" in own and isinstance(cli.model, Task):  # whose loss is of the network
+        raise UsageError(f"`--to {to}` measures a network alone, and {own['answers']} answers: use --to onnx or pt2")
+    if not is_ours:
+        return Plain(net, *_sizes(run, cli)), {}
+    return net, {} if own else network_arguments(net)
+
+
+@contextmanager
+def _as_built(task: Any, to: str) -> Iterator[None]:
+    """Refuse a network of a user's task that is not what its arguments build."""
+    try:
+        yield
+    except ValueError as error:
+        raise _changed(task, to) from error
+
+
+def _changed(task: Any, to: str) -> UsageError:
+    what = "another one than vitlab builds from its arguments"
+    return UsageError(f"`--to {to}`: the network of {path_of(task)} is {what}: use --to onnx or pt2")
 
 
 def _why_no_graph(error: BaseException, to: str, net: Any) -> str | None:
@@ -251,4 +281,5 @@ def _facts(
         "images": {"shape": shape, **how},
         "outputs": cli.model.output_names if isinstance(cli.model, MultiTask) else outputs,
         "targets": targets,
+        "own": own_answer(cli.model),
     }

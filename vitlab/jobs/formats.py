@@ -67,9 +67,10 @@ class Plain(nn.Module):
         return self.net(images)
 
 
-def network_arguments(net: VisionTransformer, hparams: Mapping[str, Any]) -> Arguments:
-    """Return all constructor arguments of ``net``, from the hyper-parameters of its task."""
-    parameters, given = inspect.signature(VisionTransformer).parameters.values(), network_args(hparams)
+def network_arguments(net: VisionTransformer) -> Arguments:
+    """Return all constructor arguments of ``net``, from those that it was built with."""
+    parameters, (args, named) = inspect.signature(VisionTransformer).parameters.values(), net._given
+    given = network_args({**dict(zip(inspect.signature(type(net)).parameters, args, strict=False)), **named})
     arguments = {p.name: given.get(p.name, p.default) for p in parameters}
     num_classes = 0 if isinstance(net.head, nn.Identity) else _outputs_of(net)
     plain = {"img_size": list(net.img_size), "in_chans": net.in_chans, "num_classes": num_classes}

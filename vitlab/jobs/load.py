@@ -124,6 +124,10 @@ def _load_checkpoint(path: Path) -> Loaded:
             "vitlab has written it: the preparation of its images is unknown; create_model(..., weights=...) builds "
             "only the network"
         )
+    if own := ", ".join((content.get("own") or {}).values()):
+        raise UsageError(
+            f"{path}: its answers come from {own}, which is not built without a run: use its `load_from_checkpoint`"
+        )
     arguments = content["hyper_parameters"]
     import_parts(arguments)
     with user_mistakes():

@@ -62,13 +62,12 @@ def predict(
     targets = facts.get("names", [])
     if facts["kind"] == "multilabel":  # one probability per label
         names, targets = None, data.class_names
-    net, asked = network(cli.model), None
+    net, asked, heads = network(cli.model), None, cli.model.heads if isinstance(cli.model, MultiTask) else None
     if features or getattr(net, "num_classes", None) == 0:  # a network without a head
-        names, targets, asked = None, ["feature"], _without_head(cli.model)
-    elif not isinstance(cli.model, Task):
-        asked = answering(cli.model)
+        names, targets, asked, heads = None, ["feature"], _without_head(cli.model), None
+    elif not isinstance(cli.model, Task) or is_overridden("predict_step", cli.model, Task):
+        asked = answering(cli.model)  # as every command asks it
     collector.num_classes = len(names or [])
-    heads = cli.model.heads if asked is None and isinstance(cli.model, MultiTask) else None
     pictures = _Pictures(files, data)
     model = cli.model if asked is None else _ForwardOnly(cli.model, asked)
     with user_mistakes():
@@ -116,7 +115,8 @@ def predict_exported(path: Path, files: list[str], topk: int) -> tuple[pd.DataFr
         if images:
             with torch.inference_mode():
                 outputs = loaded.net(pipeline.joined(images))
-            outputs = outputs.sigmoid() if facts["kind"] == "multilabel" else outputs
+            is_label = facts["kind"] == "multilabel" and "answers" not in card.get("own", {})  # else probabilities
+            outputs = outputs.sigmoid() if is_label else outputs
             collector.collect(outputs, numbers, [""] * len(numbers))
     targets = {"multilabel": card["outputs"], "feature": ["feature"]}.get(facts["kind"], facts.get("names", []))
     heads = target_heads(facts) if facts["kind"] == "mixed" else None

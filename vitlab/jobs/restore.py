@@ -25,7 +25,7 @@ from vitlab.data.base import ImageData
 from vitlab.data.photos import Photos
 from vitlab.data.record import TRAINED_ON
 from vitlab.errors import UsageError, preview, trusting
-from vitlab.interface import answering
+from vitlab.interface import answering, answers_itself
 from vitlab.jobs.checkpoint import load_checkpoint
 from vitlab.jobs.terminal import print_error
 from vitlab.models.weights_file import check_readable
@@ -293,6 +293,6 @@ def _data_of(checkpoint: Path) -> dict[str, Any]:
 
 def network_of(task: Any) -> Any:
     """Return what maps images to outputs in their own units: the network of a task of vitlab, or see `answering`."""
-    if isinstance(task, Standardized):
-        return task.network_in_units()
-    return task.net if isinstance(task, Task) else answering(task)
+    if answers_itself(task) or not isinstance(task, Task):
+        return answering(task)
+    return task.network_in_units() if isinstance(task, Standardized) else task.net

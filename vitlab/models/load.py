@@ -33,7 +33,8 @@ def load_network(path: str | Path) -> VisionTransformer:
         path: A local file that holds the arguments of its network, as those of vitlab do.
 
     Raises:
-        ValueError: The file lacks these arguments, is damaged, or holds more than weights.
+        ValueError: The file lacks these arguments, is damaged, holds more than weights, or is of a network of a class
+            of the user's that computes something else.
 
     Example:
         >>> import tempfile
@@ -49,6 +50,11 @@ def load_network(path: str | Path) -> VisionTransformer:
     if not arguments:
         way_out = _way_out(file.state_dict) or "give its arguments: create_model(..., weights=...)"
         raise ValueError(f"{path} does not say how its network was built; {way_out}")
+    if own := file.own.get("network"):
+        raise ValueError(
+            f"{path} has the weights of {own}, which does not compute what vitlab's VisionTransformer does: load its "
+            "run, vitlab.load(RUN)"
+        )
     net = VisionTransformer(**arguments | {"num_classes": outputs_of(file.state_dict)})
     _fill(net, file.state_dict, path)
     return net.eval()
@@ -107,7 +113,10 @@ def load_weights(
     state, head_sentences = _keep_new_head(state, model)
     _fill(model, state, file.path)
     positions = (*scale_sentences, *grid_sentences, *patch_sentences, *table_sentences, *resize_sentences)
-    return [*file.sentences, *sentences, *positions, *head_sentences]
+    theirs = file.own.get("network", "")
+    is_other = theirs and theirs != f"{type(model).__module__}.{type(model).__qualname__}"
+    own = [f"weights: of {theirs}, which computes something else than this network"] if is_other else []
+    return [*file.sentences, *own, *sentences, *positions, *head_sentences]
 
 
 def outputs_of(state: State) -> int:

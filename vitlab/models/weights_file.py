@@ -39,6 +39,8 @@ class WeightsFile:
         sentences: What was chosen or left out, for the user.
         path: Path of the file, for messages.
         is_foreign: Whether another library wrote the weights, of which a position table is what is added, unscaled.
+        own: Classes of the user's that the outputs need beside these weights: of the ``network``, or of the task that
+            ``answers``.
 
     Example:
         >>> WeightsFile({"head.bias": torch.zeros(10)}, {"num_classes": 10}).arguments
@@ -50,6 +52,7 @@ class WeightsFile:
     sentences: list[str] = field(default_factory=list)
     path: str | Path = "the file"
     is_foreign: bool = False
+    own: dict[str, str] = field(default_factory=dict)
 
 
 def read_weights(path: str | Path | WeightsFile) -> WeightsFile:
@@ -71,7 +74,7 @@ def read_weights(path: str | Path | WeightsFile) -> WeightsFile:
     path = Path(find_weights(str(path)))
     if not path.is_file():
         raise ValueError(f"no such file: {path}")
-    content, arguments = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    content, arguments, own = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
     sentences = []
     for name in CONTAINERS:
         if isinstance(content.get(name), dict):
@@ -83,7 +86,7 @@ def read_weights(path: str | Path | WeightsFile) -> WeightsFile:
         raise ValueError(f"{path} holds no state dict: its entries are {preview(content)}")
     state_dict, outside = _strip_prefixes(state_dict)
     sentences += [f"weights: left out what lies outside the network, {preview(outside)}"] if outside else []
-    return WeightsFile(state_dict, arguments or _arguments_beside(path), sentences, path)
+    return WeightsFile(state_dict, arguments or _arguments_beside(path), sentences, path, own=own)
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
@@ -127,19 +130,21 @@ def _arguments_beside(path: Path) -> ModelArgs:
     return cast(ModelArgs, arguments)
 
 
-def _read_safetensors(path: Path) -> tuple[dict[str, Any], ModelArgs]:
+def _read_safetensors(path: Path) -> tuple[dict[str, Any], ModelArgs, dict[str, str]]:
+    """Return weights, the network's arguments, and the user's own classes that the outputs need."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
             facts = file.metadata() or {}
             arguments: ModelArgs = json.loads(facts.get("hyper_parameters", "{}"))
+            own: dict[str, str] = json.loads(facts.get("own", "{}"))
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is truncated or not a safetensors file: {error}") from error
     if "sha256" in facts and facts["sha256"] != weights_digest(weights, facts.get("hyper_parameters", "")):
         raise ValueError(f"{path} is damaged: its weights differ from those that were written (sha256)")
-    return weights, arguments
+    return weights, arguments, own
 
 
 def weights_digest(weights: dict[str, Tensor], arguments: str) -> str:
@@ -172,14 +177,15 @@ def check_readable(path: Path) -> None:
         _load(path, map_location="meta", mmap=True)
 
 
-def _read_torch(path: Path) -> tuple[dict[str, Any], ModelArgs]:
+def _read_torch(path: Path) -> tuple[dict[str, Any], ModelArgs, dict[str, str]]:
     if torn := torn_archive(path):
         raise ValueError(f"{path} is truncated or not a file that torch wrote: {torn}")
     content = _load(path, map_location="cpu")
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds no state dict but {type(content).__name__}")
-    arguments = content.get("hyper_parameters")
-    return content, cast(ModelArgs, arguments if isinstance(arguments, dict) else {})
+    arguments, own = (content.get(name) for name in ("hyper_parameters", "own"))
+    own = own if isinstance(own, dict) and "state_dict" in content else {}  # of others, it may be anything
+    return content, cast(ModelArgs, arguments if isinstance(arguments, dict) else {}), own
 
 
 def _load(path: Path, **options: Any) -> Any:

@@ -11,7 +11,15 @@ from torch import Tensor
 from torchmetrics import MetricCollection
 
 from vitlab.class_paths import ClassSpec
-from vitlab.interface import Weighted, of_first_process, skipped_unless, sums_over_processes, trained
+from vitlab.interface import (
+    Weighted,
+    answers_itself,
+    of_first_process,
+    own_answer,
+    skipped_unless,
+    sums_over_processes,
+    trained,
+)
 from vitlab.layers.compiled import CompileMode, compile_parts, mark_batch
 from vitlab.lightning_overhead import FastHookName, with_cached_signature
 from vitlab.models.arguments import NetworkArgs
@@ -82,7 +90,6 @@ class Task(Named, FastHookName, L.LightningModule):
     _stream_seed: int | None  # of dropout and drop path, see seed_step; None before a training
     grad_norm: Tensor | None  # of the last step if it was measured; on the device
     _summed: int | None  # the step whose last batch is in the sums; an optimizer may ask for its loss again
-    _given: tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments, as the metaclass notes them
 
     def __init__(
         self,
@@ -180,7 +187,7 @@ class Task(Named, FastHookName, L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["train_sums"] = sums_over_processes(self.train_sums, self)
-        checkpoint["stream_seed"] = self._stream_seed
+        checkpoint["stream_seed"], checkpoint["own"] = self._stream_seed, own_answer(self)
         data: Any = getattr(self.trainer, "datamodule", None)
         if hasattr(data, "preparation"):
             checkpoint["images"] = data.preparation()  # with which `vitlab.load` prepares others
@@ -249,7 +256,8 @@ class Task(Named, FastHookName, L.LightningModule):
 
     def _evaluate(self, batch: tuple[Tensor, Tensor], meter: Meter) -> Tensor:
         outputs, targets = in_32_bits(self.net(batch[0])), self.as_targets(batch[1])
-        loss, outputs = self.eval_loss(outputs, targets), self.in_units(outputs)
+        loss, own = self.eval_loss(outputs, targets), answers_itself(self)  # the loss is of what is trained
+        outputs = in_32_bits(self(batch[0])) if own else self.in_units(outputs)
         meter.update(outputs, targets, loss)
         return outputs
 

@@ -105,7 +105,13 @@ def read_teacher(source: str) -> Teacher:
     if kind != "class" or isinstance(named, str):
         what = named if isinstance(named, str) else f"targets of kind {kind}"
         raise ValueError(f"`model.teacher` must be a classifier, and {path} predicts {what}")
-    if "num_classes" not in read_weights(path).arguments:
+    file = read_weights(path)
+    if own := ", ".join(file.own.values()):
+        raise ValueError(
+            f"`model.teacher` must be a network that `vitlab export --to safetensors` takes, and the answers of {path} "
+            f"come from {own}"
+        )
+    if "num_classes" not in file.arguments:
         raise ValueError(f"`model.teacher` must be a classifier, and {path} does not state its number of classes")
     network = load_network(path)
     classes = list(facts["class_names"]) or network.num_classes  # data of a user's own may not name them
