@@ -31,7 +31,10 @@ INTRODUCTION = f"""{MARK}
 `--init_from`, `analyze`, `look` and `vitlab.load` take these names, too, and prepare images as the libraries do.
 Each call compares the outputs of both, and refuses a network that differs: the logits; without a head the
 normalized class token; of SigLIP the pooled features. A folder whose head is refused below is read without it,
-with a warning. transformers {{transformers}}, torchvision {{torchvision}};
+with a warning. A network is built for the size in its configuration, and its images are prepared to that; where its
+processor has another, as 224 of DINOv2's 518 pixels, a warning says so, and `img_size=224` takes that one. Pixels
+that fill no patch, such as the last 6 of 384 in patches of 14, are not read: images are resized to the other 378.
+`vitlab.load` refuses a folder without an image processor. transformers {{transformers}}, torchvision {{torchvision}};
 `{COMMAND}` wrote this part.
 
 Networks have the width, heads, patches and resolution of published ones, **{DEPTH} blocks in place of all** and random

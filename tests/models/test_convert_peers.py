@@ -11,6 +11,8 @@ from PIL import Image
 import vitlab
 from vitlab.cli.main import main
 from vitlab.errors import UsageError
+from vitlab.jobs.find_subject import View, named_subject
+from vitlab.jobs.terminal import open_terminal
 from vitlab.models import create_model
 from vitlab.models.convert_peers import hf_state, peer_file, peer_images, peer_outputs
 from vitlab.models.load import load_weights
@@ -206,9 +208,38 @@ def test_a_preparation_that_keeps_the_shape_of_images_gets_their_center_and_says
     torch.testing.assert_close(loaded.transform(image), theirs[:, :, 8:-8], atol=0.05, rtol=0)
 
 
-def test_an_unreadable_image_preparation_is_refused_and_a_missing_one_is_not(tmp_path):
+def test_values_are_normalized_as_stated_where_nothing_is_resized(tmp_path):
     random_net("ViTForImageClassification", "ViT", MLP | {"num_labels": 5}).save_pretrained(tmp_path)
-    assert peer_images(f"hf:{tmp_path}") == {} and vitlab.load(f"hf:{tmp_path}")
+    how = {"image_processor_type": "ViTImageProcessor", "size": {"height": 64, "width": 64}, "do_resize": False}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(how | HOW | {"resample": 4}))
+    with pytest.warns(UserWarning, match=r"does not say how it resizes images: .* its network, 32 x 32 pixels"):
+        transform = vitlab.load(f"hf:{tmp_path}").transform
+    white = (1 - torch.tensor(HOW["image_mean"])) / torch.tensor(HOW["image_std"])
+    torch.testing.assert_close(transform(Image.new("RGB", (40, 36), "white")).mean(dim=(1, 2)), white)
+
+
+def test_another_size_of_prepared_images_than_the_networks_is_told(tmp_path, recwarn):
+    random_net("Dinov2Model", "Dinov2", SIZE | {"image_size": 64}).save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(LEFT_OUT["the shortest edge"]))
+    assert create_model(f"hf:{tmp_path}", img_size=32).img_size == (32, 32) and not recwarn
+    with pytest.warns(UserWarning, match=r"of 32 x 32 pixels .* built for 64 x 64, .*\(\.\.\., img_size=32\) takes"):
+        assert create_model(f"hf:{tmp_path}").img_size == (64, 64)
+
+
+def test_without_a_preparation_of_images_there_is_a_network_alone(tmp_path, capsys):
+    random_net("ViTForImageClassification", "ViT", MLP | {"num_labels": 5}).save_pretrained(tmp_path)
+    assert peer_images(f"hf:{tmp_path}") == {} and create_model(f"hf:{tmp_path}").num_classes == 5
+    with pytest.raises(UsageError, match=r"does not say how its images are prepared: create_model\('hf:.*'\) builds"):
+        vitlab.load(f"hf:{tmp_path}")
+    open_terminal(quiet=False)
+    named_subject(f"hf:{tmp_path}", View())
+    assert f"hf:{tmp_path} does not define a normalization: using ImageNet's" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
+def test_an_unreadable_image_preparation_is_refused(tmp_path):
+    random_net("ViTForImageClassification", "ViT", MLP | {"num_labels": 5}).save_pretrained(tmp_path)
     (tmp_path / "preprocessor_config.json").write_text("{")
     with pytest.raises(ValueError, match=r"cannot be read: .*preprocessor_config\.json"):
         vitlab.load(f"hf:{tmp_path}")

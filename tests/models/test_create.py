@@ -1,12 +1,15 @@
 import logging
+from functools import partial
 
 import pytest
 import timm
 import torch
 from safetensors.torch import save_file
+from timm.models import save_for_hf
 from torchvision.models import VisionTransformer as TorchvisionViT
 
 import vitlab.models
+from vitlab.data.timm_images import images_of_timm
 from vitlab.models import SIZES, VisionTransformer, create, create_model, load, load_network
 from vitlab.models.convert import convert_layout
 from vitlab.models.create import load_of_library
@@ -309,3 +312,22 @@ def test_a_width_of_the_mlp_that_the_quotient_misses_is_met():
     assert as_transformer(theirs, "mine").blocks[0].mlp.fc2.in_features == 120
     peer = TorchvisionViT(16, 8, num_layers=1, num_heads=2, hidden_dim=88, mlp_dim=120, num_classes=5)
     assert as_transformer(peer, "mine").blocks[0].mlp.fc2.in_features == 120
+
+
+def test_pixels_that_no_patch_holds_are_cut_off_as_timm_does():
+    theirs = timm.models.VisionTransformer(**TINY | {"img_size": (18, 19)})  # published: 384 in patches of 14
+    assert as_transformer(theirs, "mine").img_size == (16, 16)  # which compares their outputs
+
+
+def test_norms_of_torch_are_known_in_networks_of_timm():
+    for norm in (torch.nn.RMSNorm, partial(torch.nn.RMSNorm, eps=1e-3)):
+        ours = as_transformer(timm.models.VisionTransformer(**TINY, norm_layer=norm), "mine")
+        assert isinstance(ours.norm, torch.nn.RMSNorm)
+
+
+def test_a_folder_of_timm_states_how_its_images_are_prepared(tmp_path):
+    theirs = timm.create_model("test_vit", num_classes=7)
+    save_for_hf(theirs, tmp_path, model_config={"pretrained_cfg": theirs.pretrained_cfg | {"mean": (0.1, 0.2, 0.3)}})
+    assert images_of_timm(f"timm:local-dir:{tmp_path}")["mean"] == [0.1, 0.2, 0.3]
+    with pytest.raises(ValueError, match=r"timm:local-dir:nowhere is no folder with a config\.json of timm: "):
+        images_of_timm("timm:local-dir:nowhere")

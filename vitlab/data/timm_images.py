@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from vitlab.data.loading.transforms import CropMode, Interpolation
+from vitlab.errors import one_line
 
 _KEYS = ("mean", "std", "crop_pct", "crop_mode", "interpolation")  # as timm and the data sets call them
 
@@ -29,12 +30,23 @@ def images_of(pretrained_cfg: Mapping[str, Any]) -> dict[str, Any]:
 def images_of_timm(name: str) -> dict[str, Any]:
     """Return the same for ``timm:NAME``, empty if timm does not know the name; only one on the hub is looked up there.
 
+    ``timm:local-dir:FOLDER`` is a folder with timm's ``config.json``.
+
+    Raises:
+        ValueError: There is no such file, or it does not describe weights.
+
     >>> images_of_timm("timm:deit_tiny_patch16_224")["crop_pct"]
     0.9
     """
     from timm.models import get_pretrained_cfg, load_model_config_from_hf
+    from timm.models._hub import load_model_config_from_path
 
     name = name.removeprefix("timm:")
+    if name.startswith("local-dir:"):
+        try:
+            return images_of(load_model_config_from_path(name.partition(":")[2])[0] or {})
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"timm:{name} is no folder with a config.json of timm: {one_line(error)}") from error
     if ":" in name:  # such as hf-hub:OWNER/NAME
         return images_of(load_model_config_from_hf(name.partition(":")[2])[0] or {})
     known = get_pretrained_cfg(name)

@@ -159,6 +159,8 @@ def named_subject(source: str, view: View, arguments: Sequence[str] = ()) -> Sub
                 net = create_model(source, weights=file or weights, grid=grid, **changes)
             except NoCounterpart as error:
                 net = _foreign(error.theirs, source, name, view, file)
+            if not getattr(net, "pretrained_cfg", None):
+                say(f"images           {source} does not define a normalization: using ImageNet's")
         data = _data_for(net, source, arguments, card.get("images"))
         images = data or (_described(net, transform, card) if card else _prepare(net))
         subject = Subject(net, images, name=name, **_fields(view))

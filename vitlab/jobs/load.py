@@ -56,7 +56,7 @@ def load_trained(source: str) -> Loaded:
     """
     source = find_weights(source)
     if source.startswith(LIBRARIES):
-        return _load_of_library(library_network(source))
+        return _load_of_library(library_network(source), source)
     path = Path(source)
     if path.is_file() and (card_beside(path).is_file() or path.suffix == ".onnx"):
         return _load_exported(path)
@@ -67,7 +67,11 @@ def load_trained(source: str) -> Loaded:
     return Loaded(network_of(cli.model).eval(), transform_of(cli.datamodule))
 
 
-def _load_of_library(net: nn.Module) -> Loaded:
+def _load_of_library(net: nn.Module, source: str) -> Loaded:
+    if not getattr(net, "pretrained_cfg", None):
+        raise UsageError(
+            f"{source} does not say how its images are prepared: create_model({source!r}) builds the network alone"
+        )
     from timm.data import create_transform, resolve_model_data_config
 
     return Loaded(net.eval(), create_transform(**resolve_model_data_config(net), is_training=False))

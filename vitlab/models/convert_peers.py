@@ -142,33 +142,38 @@ def _hf_images(name: str) -> dict[str, Any]:
     """Return the preparation that transformers' image processor of a network states; empty if there is none.
 
     What its file leaves out is as in its class. Values that it does not bring to [0, 1] have other means and spreads.
-    One that cuts nothing off, whose images have many shapes, gets the center of each image, with a warning.
+    One that cuts nothing off, whose images have many shapes, gets the center of each image, with a warning. One that
+    resizes nothing takes images of the network's size; others are squashed to it, with a warning.
     """
-    from transformers import AutoImageProcessor
+    from transformers import AutoConfig, AutoImageProcessor
     from transformers.utils import cached_file
 
     files = ("preprocessor_config.json", "processor_config.json")
     if not any(cached_file(name, file, _raise_exceptions_for_missing_entries=False) for file in files):
         return {}
     how: Any = AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
-    if how.size is None or not how.do_resize:
-        return {}
-    edge, longest = how.size.get("shortest_edge"), how.size.get("longest_edge")
-    size = (edge, edge) if edge else (how.size.get("height"), how.size.get("width"))
+    given: Any = how.size if how.do_resize else None
+    if given is None:
+        config: Any = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        given = dict(zip(("height", "width"), _pair(getattr(config, "vision_config", config).image_size), strict=True))
+        whole = f"hf:{name} does not say how it resizes images: here they are squashed to the size of its network"
+        warnings.warn(f"{whole}, {given['height']} x {given['width']} pixels", stacklevel=2)
+    edge, longest = given.get("shortest_edge"), given.get("longest_edge")
+    size = (edge, edge) if edge else (given.get("height"), given.get("width"))
     if longest or None in size:
         known = "height and width, or the shortest edge alone"
         raise ValueError(f"hf:{name} resizes images by {dict(how.size)}, which has no counterpart here: {known}, has")
-    cut = how.crop_size if getattr(how, "do_center_crop", False) else None
+    cut = how.crop_size if getattr(how, "do_center_crop", False) and how.do_resize else None
     crop = size if cut is None else (cut["height"], cut["width"])
     if edge and cut is None:
         whole = f"hf:{name} keeps the whole image, its shortest edge at {edge} pixels"
         warnings.warn(f"{whole}; here, where the grid is fixed, its center of {edge} x {edge} is cut out", stacklevel=2)
-    names = {None: "bilinear", 0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # as Pillow numbers them
+    names = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # as Pillow numbers them
     most = 255 * how.rescale_factor if how.do_rescale else 255  # of the values that are normalized
     mean, std = (how.image_mean, how.image_std) if how.do_normalize else (0.0, 1.0)
     return {
         "input_size": (3, *crop), "crop_pct": crop[0] / size[0], "crop_mode": "center" if edge else "squash",
-        "interpolation": names.get(how.resample, "another filter"),
+        "interpolation": "bilinear" if how.resample is None else names[how.resample],
         **{key: tuple(one / most for one in (3 * [x] if isinstance(x, int | float) else x)) for key, x in
            (("mean", mean), ("std", std))},
     }  # fmt: skip

@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Unpack, get_args
@@ -22,6 +23,7 @@ from vitlab.models.sizes import SIZES
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.weights_file import WeightsFile, read_weights
 from vitlab.shipped import LIBRARIES, PREFIX, shipped_weights
+from vitlab.tokenizers.splits import pair
 
 _log = logging.getLogger(__name__)
 _UNSEEN = (  # arguments that the shapes in a state dict do not show
@@ -112,8 +114,22 @@ def create_model(
     for sentence in load_weights(net, file, resize, grid=grid):
         _log.info(sentence)
     if description := getattr(theirs, "pretrained_cfg", None):
+        _tell_other_size(name or str(weights), description["input_size"][1:], net, arguments)
         net.pretrained_cfg = {**description, "input_size": (net.in_chans, *net.img_size)}  # type: ignore[assignment]
     return net
+
+
+def _tell_other_size(name: str, prepared: Sequence[int], net: VisionTransformer, given: Mapping[str, Any]) -> None:
+    """Warn where transformers prepares images of another size than its network is built for, and nobody gave one."""
+    sides = [side // step * step for side, step in zip(prepared, pair("patch_size", net.patch_size), strict=True)]
+    if name.startswith("hf:") and "img_size" not in given and sides != list(net.img_size):
+        (h, w), (height, width) = prepared, net.img_size
+        how = f"img_size={h}" if h == w else f"img_size=({h}, {w})"
+        warnings.warn(
+            f"{name} prepares images of {h} x {w} pixels and is built for {height} x {width}, to which they are "
+            f"prepared here: create_model(..., {how}) takes them as it does",
+            stacklevel=3,
+        )
 
 
 def _of_library(name: str, pretrained: bool) -> tuple[nn.Module, WeightsFile]:
@@ -216,12 +232,13 @@ def timm_arguments(theirs: Any) -> ModelArgs:
     scales = [getattr(block, name, None) for name in ("ls1", "gamma_1")]
     patches = getattr(theirs, "patch_embed", None) or theirs.embeds
     patch, tokens = tuple(patches.patch_size), theirs if hasattr(theirs, "patch_embed") else patches
-    grid = getattr(patches, "pos_embed_grid_size", None)  # NaFlexViT has no fixed image size
+    fixed = getattr(patches, "grid_size", None)  # NaFlexViT has no fixed image size
+    grid = fixed or patches.pos_embed_grid_size
     registers = getattr(tokens, "reg_token", None)
     qkv, none = block.attn.qkv or block.attn.q_proj, nn.Identity()
     return {
-        "img_size": (grid[0] * patch[0], grid[1] * patch[1]) if grid else tuple(patches.img_size),
-        "in_chans": theirs.in_chans if grid else patches.proj.in_channels,
+        "img_size": (grid[0] * patch[0], grid[1] * patch[1]),  # the rest is cut off there: 378 of 384
+        "in_chans": theirs.in_chans if fixed is None else patches.proj.in_channels,
         "num_classes": theirs.num_classes,
         "patch_size": patch,
         "embed_dim": theirs.embed_dim,
@@ -233,7 +250,7 @@ def timm_arguments(theirs: Any) -> ModelArgs:
         "act_layer": act,
         "mlp_layer": "mlp" if type(block.mlp).__name__ == "Mlp" else "swiglu",
         "norm_layer": norm,
-        "norm_eps": block.norm1.eps,
+        "norm_eps": torch.finfo(torch.float32).eps if block.norm1.eps is None else block.norm1.eps,  # as torch does
         "pos_embed": timm_positions(theirs),
         "class_token": tokens.cls_token is not None,
         "reg_tokens": 0 if registers is None else registers.shape[1],
@@ -250,7 +267,7 @@ def _known_layers(theirs: Any) -> tuple[str, str]:
     if type(block).__name__ not in ("Block", "EvaBlock"):
         reason = f"it has block_fn={type(block).__name__}"
         raise NoCounterpart(f"this network of timm has no counterpart here: {reason}", theirs)
-    norms = {"LayerNorm": "layernorm", "RmsNorm": "rmsnorm"}
+    norms = {"LayerNorm": "layernorm", "RmsNorm": "rmsnorm", "RMSNorm": "rmsnorm"}  # the last of torch
     acts = {"GELU": "gelu", "GELUTanh": "gelu_tanh", "QuickGELU": "quick_gelu", "ReLU": "relu", "SiLU": "silu"}
     norm, act = type(block.norm1).__name__, type(getattr(block.mlp, "act", None)).__name__
     mlp = type(block.mlp).__name__
@@ -289,13 +306,15 @@ def same_network(theirs: nn.Module, file: WeightsFile, arguments: Mapping[str, A
         del asked["attn"]  # normalized queries show in the weights
     ours = VisionTransformer(**{**built, **asked}).eval()
     load_weights(ours, file)
-    images = torch.randn(1, ours.in_chans, *ours.img_size, generator=torch.Generator().manual_seed(0))
+    size = getattr(getattr(theirs, "patch_embed", None), "img_size", None) or ours.img_size
+    images = torch.randn(1, ours.in_chans, *size, generator=torch.Generator().manual_seed(0))
     if (value := next(theirs.parameters(), None)) is not None:  # on its device, in its precision
         ours, images = ours.to(value), images.to(value)
     modes = [(module, module.training) for module in theirs.modules()]
     try:
         with torch.no_grad():
-            expected, outputs = peer_outputs(theirs.eval(), images), ours(images)
+            expected = peer_outputs(theirs.eval(), images)
+            outputs = ours(images[..., : ours.img_size[0], : ours.img_size[1]])
     finally:
         for module, mode in modes:
             module.training = mode
