@@ -20,6 +20,7 @@ from vitlab.jobs.formats import FORMATS, both_outputs, largest_difference
 from vitlab.jobs.restore import restore
 from vitlab.models.load import load_weights
 from vitlab.models.vit import VisionTransformer
+from vitlab.models.weights_file import check_readable, read_weights
 from vitlab.runs.directory import RunDir
 
 REPOSITORY = Path(__file__).parents[2]
@@ -383,3 +384,22 @@ def test_parameters_that_a_part_shares_are_written_apart(tmp_path):
     formats._write_safetensors(net, {}, tmp_path / "a.safetensors")
     kept = load_file(tmp_path / "a.safetensors")
     assert torch.equal(kept["norm.other"], kept["head.bias"]) and kept.keys() == net.state_dict().keys()
+
+
+def test_what_an_export_is_not_for_is_said_before_the_work(vit, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    os.mkdir("weights.safetensors")
+    assert main(["export", str(vit), "--to", "safetensors", "-o", "weights.safetensors"]) == 2
+    assert "`--output weights.safetensors` is a directory: name a file" in capsys.readouterr().err
+    Path("net.onnx").touch()
+    for read in (read_weights, check_readable):
+        with pytest.raises(ValueError, match=r"^net\.onnx is a graph, which gives predictions alone: name the run"):
+            read(Path("net.onnx"))
+
+
+def test_what_an_exported_file_reaches_is_not_stored_as_the_runs(vit, capsys):
+    assert main(["export", str(vit), "--to", "safetensors", "--quiet"]) == 0
+    before = (vit / "results.json").read_text()
+    assert main(["validate", str(vit / "export" / "best.safetensors")]) == 0
+    assert "best.safetensors is an export, and no checkpoint" in " ".join(capsys.readouterr().out.split())
+    assert (vit / "results.json").read_text() == before

@@ -83,6 +83,7 @@ def test_int8_is_small_and_its_card_says_what_it_answers_differently(run, export
     assert abs(found["other_class"] - int((own != other).sum())) <= 1  # batches have one scale for activations
     assert 0 < abs(found["int8"]["loss"] - found["run"]["loss"]) < 0.02
     assert card["measured"]["val"]["acc1"] == found["run"]["acc1"]  # that of the weights
+    assert card["precision"] == "32-true"
 
 
 def test_the_answers_of_the_graph_are_the_ones_that_are_measured(run):

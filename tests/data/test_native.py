@@ -180,6 +180,8 @@ def test_a_run_learns_and_a_stop_in_the_middle_of_an_epoch_changes_nothing(photo
         assert run.transform(tall).shape == file.transform(tall).shape == (3, 64, 16)
         assert main(["export", "whole", "--to=timm", "--output=timm.safetensors", "--quiet"]) in (0, 2)
         assert main(["export", "whole", "--to=pt2", "--output=net.pt2", "--quiet"]) == 0
+        assert main(["export", "whole", "--to=onnx-int8", "--output=net.onnx", "--quiet"]) == 2
+        assert "is measured on images of one size, got `data.native_patch`: use --to onnx" in capsys.readouterr().err
         card = json.loads(Path("net.pt2.json").read_text())
         assert card["measured"] == {} and "native_patch" not in card["images"]  # a graph takes one size
     whole, cut = (load_file(tmp_path / f"runs/{name}/weights/last.safetensors") for name in ("whole", "cut"))

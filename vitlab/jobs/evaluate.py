@@ -39,6 +39,7 @@ from vitlab.runs.openings import note_opening
 from vitlab.runs.records import MEASURED_BY, SPLIT_OF, EvaluationCommand, metrics_and_n
 from vitlab.runs.shards import has_shards, read_checkpoint
 from vitlab.runs.standing import checksum
+from vitlab.shipped import card_beside
 from vitlab.tasks.base import Task
 from vitlab.tasks.regressor import Standardized
 
@@ -112,7 +113,7 @@ def evaluate(
         conditions: What to change against the training.
         quiet: Whether to hide the progress.
         answers: What maps images to outputs in place of the network; the result is not the run's, and is not saved.
-        keep: Whether to save the result.
+        keep: Whether to save the result; that of an exported file is not.
 
     Raises:
         UsageError: The weights do not fit, or the checkpoint was replaced by a training during the measurement.
@@ -149,8 +150,11 @@ def evaluate(
     seen = trained.accuracy_of_others(table)
     name = f"{split} with training images" if trained.changed else split
     facts |= {**loaded.facts, **protocol_of(cli.datamodule), "overrides": changes}
-    unsaved = None if answers or not keep else _save(run, name, {**values, **seen, **recall, **facts}, table)
+    is_export = card_beside(checkpoint).is_file()
+    keep = keep and not answers and not is_export
+    unsaved = _save(run, name, {**values, **seen, **recall, **facts}, table) if keep else None
     told = [*loaded.sentences, *trained.sentences(seen, len(table)), *_of_other_training(cli.datamodule, run, changes)]
+    told += [f"not saved in {run.path}: {checkpoint.name} is an export, and no checkpoint of it"] if is_export else []
     return Measured(name, values, table, told, recall.get("recall", {}), changes, unsaved)
 
 

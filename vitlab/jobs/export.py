@@ -199,6 +199,8 @@ def _to_write(run: RunDir, cli: VitlabCLI, to: str, any_size: bool) -> tuple[Any
         raise UsageError(f"`--dynamic size` is for networks of vitlab, got {path_of(net)}: leave it out")
     if to == "onnx-int8" and "answers" in own and isinstance(cli.model, Task):  # whose loss is of the network
         raise UsageError(f"`--to {to}` measures a network alone, and {own['answers']} answers: use --to onnx or pt2")
+    if to == "onnx-int8" and getattr(getattr(cli.datamodule, "pipeline", None), "native", None):
+        raise UsageError(f"`--to {to}` is measured on images of one size, got `data.native_patch`: use --to onnx")
     if not is_ours:
         return Plain(net, *_sizes(run, cli)), {}
     return net, {} if own else network_arguments(net)
@@ -278,6 +280,7 @@ def _facts(
         "run": run.path.resolve().name,
         "checkpoint": {"file": checkpoint.name, "sha256": digest},
         "measured": _measured(run, digest) if is_as_measured else {},
+        "precision": str(cli.trainer.precision),  # of the measurements; the file computes in float32
         "images": {"shape": shape, **how},
         "outputs": cli.model.output_names if isinstance(cli.model, MultiTask) else outputs,
         "targets": targets,

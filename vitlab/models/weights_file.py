@@ -178,6 +178,7 @@ def check_readable(path: Path) -> None:
 
 
 def _read_torch(path: Path) -> tuple[dict[str, Any], ModelArgs, dict[str, str]]:
+    _refuse_graph(path)
     if torn := torn_archive(path):
         raise ValueError(f"{path} is truncated or not a file that torch wrote: {torn}")
     content = _load(path, map_location="cpu")
@@ -188,7 +189,13 @@ def _read_torch(path: Path) -> tuple[dict[str, Any], ModelArgs, dict[str, str]]:
     return content, cast(ModelArgs, arguments if isinstance(arguments, dict) else {}), own
 
 
+def _refuse_graph(path: Path) -> None:
+    if path.suffix in (".onnx", ".pt2"):
+        raise ValueError(f"{path} is a graph, which gives predictions alone: name the run that it was exported from")
+
+
 def _load(path: Path, **options: Any) -> Any:
+    _refuse_graph(path)
     try:
         with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):  # published files
             warnings.simplefilter("ignore")  # about other pickle protocols, which fail below

@@ -125,4 +125,6 @@ def export_path(run: RunDir, checkpoint: Path, form: str, output: str | os.PathL
     suffix = f".{SUFFIXES[form].split('.')[-1]}"
     if path.suffix != suffix:
         raise UsageError(f"`--output` must end with {suffix}, got {path}")
+    if path.is_dir():
+        raise UsageError(f"`--output {output or path}` is a directory: name a file, such as one in it")
     return path
