@@ -112,6 +112,15 @@ def own_answer(task: Any) -> dict[str, str]:
     return found | ({"answers": path_of(task)} if answers_itself(task) else {})
 
 
+def arguments_of_net(task: Any) -> dict[str, Any]:
+    """Return the arguments that a user's module built its network of vitlab with, which it may not save itself."""
+    net: Any = network(task)
+    if not has_grid(task) or sums_its_steps(task) or "_given" not in vars(net):
+        return {}
+    args, named = net._given
+    return {**dict(zip(inspect.signature(type(net)).parameters, args, strict=False)), **named}
+
+
 def transform_of(data: Any) -> Callable[[Any], Tensor]:
     """Return what maps a PIL image to a normalized ``(C, H, W)``; without one, calling it says what is missing."""
     if callable(own := getattr(data, "eval_transform", None)):

@@ -19,9 +19,10 @@ from vitlab.class_paths import choice_text
 from vitlab.cli.main import main
 from vitlab.config import trust
 from vitlab.errors import UsageError, in_own_code
-from vitlab.interface import answering
+from vitlab.interface import answering, arguments_of_net, own_answer
+from vitlab.jobs.checkpoint import save_weights
 from vitlab.jobs.export import export
-from vitlab.jobs.formats import Plain
+from vitlab.jobs.formats import Plain, network_arguments
 from vitlab.jobs.train.endings import explain_mismatch
 from vitlab.models.load import load_network, load_weights
 from vitlab.runs.directory import RunDir
@@ -444,6 +445,25 @@ def test_what_answers_otherwise_than_its_arguments_build_is_no_network_of_vitlab
     loaded = vitlab.load(weights).net
     loaded(torch.zeros(1, 1, 8, 8))
     assert type(loaded).__name__ == {"OtherNet": "Both", "Relu": "VisionTransformer", "Warm": "Warm"}[name]
+
+
+class Fixed(L.LightningModule):
+    """Saves its arguments, which are not all of its network's."""
+
+    def __init__(self, img_size=(8, 8), in_chans=1, num_classes=10, patch_size=4, embed_dim=12, depth=1):
+        super().__init__()
+        self.save_hyperparameters()
+        self.net = vitlab.VisionTransformer(**self.hparams, num_heads=2, act_layer="relu", init_std=0.5)
+
+
+def test_weights_know_what_a_module_fixes_of_its_network(here):
+    task, images = Fixed().eval(), torch.randn(2, 1, 8, 8)
+    content = {"state_dict": task.state_dict(), "hyper_parameters": dict(task.hparams)}
+    torch.save({**content, "network": arguments_of_net(task), "own": own_answer(task)}, here / "last.ckpt")
+    save_weights(here / "last.ckpt", here / "last.safetensors", task)
+    for file in ("last.ckpt", "last.safetensors"):
+        torch.testing.assert_close(load_network(here / file)(images), task.net(images))
+    assert network_arguments(task.net)["num_heads"] == 2
 
 
 def test_all_commands_take_the_answers_of_a_tasks_own_forward(here):

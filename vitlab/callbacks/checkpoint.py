@@ -182,7 +182,8 @@ class Checkpoint(callbacks.Checkpoint):
         data = trainer.datamodule
         named = type(data).__qualname__ if data is not None and data.state_dict() else None  # as Lightning calls it
         checkpoint["vitlab"] = describe_format(len(trainer.optimizers), len(trainer.lr_scheduler_configs), named)
-        checkpoint["own"] = interface.own_answer(pl_module)  # a module of the user's does not note it
+        checkpoint["own"] = interface.own_answer(pl_module)  # what a module of the user's does not note
+        checkpoint["network"] = interface.arguments_of_net(pl_module)
         if hasattr(trainer.train_dataloader, "state_dict"):
             checkpoint["train_loader"] = trainer.train_dataloader.state_dict()
         before = self._before_validation if trainer.validating else None

@@ -173,7 +173,7 @@ def save_weights(checkpoint: Path, path: Path, task: Any, fence: Fence | None = 
     inside = {k.removeprefix("net."): v for k, v in state.items() if k.startswith("net.")} or state
     inside = inside if has_grid(task) or len(inside) == len(state) else state
     weights = {k: v.clone(memory_format=torch.contiguous_format) for k, v in inside.items()}  # tied ones apart
-    arguments = json.dumps(content.get("hyper_parameters", {}), default=str)
+    arguments = json.dumps({**content.get("hyper_parameters", {}), **content.get("network", {})}, default=str)
     digests = {"sha256": weights_digest(weights, arguments), "checkpoint": str(checksum(checkpoint))}
     metadata = {"format": "pt", "hyper_parameters": arguments, "own": json.dumps(own_answer(task)), **digests}
     with atomic_write(path, fence) as beside:

@@ -184,9 +184,10 @@ def _read_torch(path: Path) -> tuple[dict[str, Any], ModelArgs, dict[str, str]]:
     content = _load(path, map_location="cpu")
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds no state dict but {type(content).__name__}")
-    arguments, own = (content.get(name) for name in ("hyper_parameters", "own"))
-    own = own if isinstance(own, dict) and "state_dict" in content else {}  # of others, it may be anything
-    return content, cast(ModelArgs, arguments if isinstance(arguments, dict) else {}), own
+    given = content.get("hyper_parameters")
+    beside = [content.get(name) for name in ("network", "own")]  # in a file of others, anything
+    built, own = (part if isinstance(part, dict) and "state_dict" in content else {} for part in beside)
+    return content, cast(ModelArgs, {**(given if isinstance(given, dict) else {}), **built}), own
 
 
 def _refuse_graph(path: Path) -> None:
