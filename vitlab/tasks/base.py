@@ -10,16 +10,9 @@ import torch
 from torch import Tensor
 from torchmetrics import MetricCollection
 
+from vitlab import interface
 from vitlab.class_paths import ClassSpec
-from vitlab.interface import (
-    Weighted,
-    answers_itself,
-    of_first_process,
-    own_answer,
-    skipped_unless,
-    sums_over_processes,
-    trained,
-)
+from vitlab.interface import Weighted, of_first_process, skipped_unless, sums_over_processes, trained
 from vitlab.layers.compiled import CompileMode, compile_parts, mark_batch
 from vitlab.lightning_overhead import FastHookName, with_cached_signature
 from vitlab.models.arguments import NetworkArgs
@@ -187,7 +180,7 @@ class Task(Named, FastHookName, L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["train_sums"] = sums_over_processes(self.train_sums, self)
-        checkpoint["stream_seed"], checkpoint["own"] = self._stream_seed, own_answer(self)
+        checkpoint["stream_seed"], checkpoint["own"] = self._stream_seed, interface.own_answer(self)
         data: Any = getattr(self.trainer, "datamodule", None)
         if hasattr(data, "preparation"):
             checkpoint["images"] = data.preparation()  # with which `vitlab.load` prepares others
@@ -256,7 +249,7 @@ class Task(Named, FastHookName, L.LightningModule):
 
     def _evaluate(self, batch: tuple[Tensor, Tensor], meter: Meter) -> Tensor:
         outputs, targets = in_32_bits(self.net(batch[0])), self.as_targets(batch[1])
-        loss, own = self.eval_loss(outputs, targets), answers_itself(self)  # the loss is of what is trained
+        loss, own = self.eval_loss(outputs, targets), interface.answers_itself(self)  # the loss is of what is trained
         outputs = in_32_bits(self(batch[0])) if own else self.in_units(outputs)
         meter.update(outputs, targets, loss)
         return outputs
