@@ -206,7 +206,8 @@ def test_a_run_that_was_killed_has_no_end_of_an_earlier_attempt_and_says_how_to_
     run = RunDir("runs/a")
     run.update("run.json", status="failed", ended="2026-01-02T03:04:05+00:00", peak_memory={"host": 1}, steps=9)
     options = SimpleNamespace(init_from=None, start=None, resize=None, init_grid=None)
-    job = SimpleNamespace(run=run, resumed=True, arguments=[], recipe="r", options=options, wandb_line=None)
+    facts = {"resumed": True, "arguments": [], "recipe": "r", "wandb_line": None, "stored_config": {}}
+    job = SimpleNamespace(run=run, options=options, **facts)
     run.write("run.json", _first_record(job))
     assert not {"ended", "peak_memory"} & run.record.keys() and run.record["steps"] == 9
     assert main(["runs", "show", "a"]) == 0
