@@ -3,13 +3,15 @@
 import inspect
 import io
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from vitlab.errors import UsageError
+from vitlab.objects import given_to
 
 PAGE = "see docs/bring_your_own.md"
 _BESIDE_OUTPUTS = {"__init__", "__repr__", "extra_repr", "stages", "no_weight_decay", "start_step"}  # of a network
@@ -76,9 +78,10 @@ def answering(task: Any) -> nn.Module:
     raise UsageError(f"{path_of(task)} has neither `forward(images)` nor a `net` with one; {PAGE}")
 
 
-def _redefined(thing: Any) -> set[str]:
-    """Return which methods of its class of vitlab, else of Lightning, classes of the user's define anew."""
-    cls, static = type(thing), inspect.getattr_static
+@cache  # asked at each batch of a validation
+def _redefined(cls: type) -> Set[str]:
+    """Return which methods of a class's base of vitlab, else of Lightning, classes of the user's define anew."""
+    static = inspect.getattr_static
     known = [base for name in ("vitlab.", "lightning.") for base in cls.__mro__ if base.__module__.startswith(name)]
     own = cls.__mro__[: cls.__mro__.index(known[0])] if known else ()
     names = {name for one in own for name in vars(one) if hasattr(known[0], name)}
@@ -99,7 +102,8 @@ def answers_itself(task: Any) -> bool:
         >>> answers_itself(Sharp(num_classes=3, **size)), answers_itself(Classifier(num_classes=3, **size))
         (True, False)
     """
-    return network(task) is not task and bool({"forward", "in_units"} & _redefined(task))
+    cls: Any = type(task)
+    return network(task) is not task and bool({"forward", "in_units"} & _redefined(cls))
 
 
 def own_answer(task: Any) -> dict[str, str]:
@@ -108,17 +112,14 @@ def own_answer(task: Any) -> dict[str, str]:
     A ``network`` is named if its class changes a method of vitlab's, and ``answers`` a task that `answers_itself`.
     """
     net = network(task)
-    found = {"network": path_of(net)} if has_grid(task) and _redefined(net) - _BESIDE_OUTPUTS else {}
+    cls: Any = type(net)
+    found = {"network": path_of(net)} if has_grid(task) and _redefined(cls) - _BESIDE_OUTPUTS else {}
     return found | ({"answers": path_of(task)} if answers_itself(task) else {})
 
 
 def arguments_of_net(task: Any) -> dict[str, Any]:
     """Return the arguments that a user's module built its network of vitlab with, which it may not save itself."""
-    net: Any = network(task)
-    if not has_grid(task) or sums_its_steps(task) or "_given" not in vars(net):
-        return {}
-    args, named = net._given
-    return {**dict(zip(inspect.signature(type(net)).parameters, args, strict=False)), **named}
+    return given_to(network(task)) if has_grid(task) and not sums_its_steps(task) else {}
 
 
 def transform_of(data: Any) -> Callable[[Any], Tensor]:

@@ -212,6 +212,23 @@ def without_docstrings(source: str) -> str:
     return ast.unparse(tree)
 
 
+def imported_names(source: str, package: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Return what the imports of code in ``package`` may name, each as its parts: modules, and names that may be some.
+
+    >>> imported_names("import a.b; from . import c; from ..d import e", ("top", "inner"))
+    [('a', 'b'), ('top', 'inner'), ('top', 'inner', 'c'), ('top', 'd'), ('top', 'd', 'e')]
+    """
+    names: list[tuple[str, ...]] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names += [tuple(alias.name.split(".")) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            start = package[: len(package) - node.level + 1] if node.level else ()
+            module = (*start, *(node.module.split(".") if node.module else ()))
+            names += [module, *((*module, alias.name) for alias in node.names)]
+    return names
+
+
 def _collect(name: str, of: str, seen: set[str], lines: list[str], parts: list[str], is_changed: bool = False) -> None:
     """Add what defines a name: an import or constant to ``lines``, or a class or function to ``parts``.
 

@@ -265,6 +265,12 @@ def _spec(key: str, cls: Any, arguments: Mapping[str, Any], used: list[str] | No
     return {"class_path": path, "init_args": {k: written(f"{key}.{k}", v, used) for k, v in arguments.items()}}
 
 
+def given_to(thing: Any) -> dict[str, Any]:
+    """Return the arguments by name that an object of a :class:`Described` class was built with; of others none."""
+    args, named = vars(thing).get("_given", ((), {}))
+    return dict(zip(inspect.signature(type(thing)).parameters, args, strict=False)) | named
+
+
 class Described(type):
     """The metaclass of classes whose objects remember the arguments that they were built with.
 

@@ -22,6 +22,7 @@ from vitlab.tokenizers.patch import cut_patches
 
 REPEATS = 3  # permutations of each block size
 MEASURES = {"acc1": "accuracy", "flipped": "share of other predictions", "change_mean": "change of an output"}
+METRICS = ("acc1", "flipped")  # the first of them needs classes
 NO_CLASSES = "images without classes that the network knows, so predictions are compared and no accuracy is measured"
 
 
@@ -119,7 +120,7 @@ def block_sides(grid_size: Grid) -> list[int]:
 def of_finest(table: pd.DataFrame) -> dict[str, float]:
     """Return accuracy and share of other predictions with the smallest blocks as metrics of an ablation."""
     finest = table[table["blocks"] == table["blocks"].max()]
-    return {column: float(finest[column].mean()) for column in ("acc1", "flipped")}
+    return {column: float(finest[column].mean()) for column in METRICS}
 
 
 @Analysis(
@@ -134,7 +135,7 @@ def of_finest(table: pd.DataFrame) -> dict[str, float]:
         words="Tokens change places in blocks before they get positions.",
     ),
     metrics=of_finest,
-    metric_names=("acc1", "flipped"),
+    metric_names=METRICS,
 )
 def analyze_scramble(subject: Subject) -> Finding:
     """Scramble the tokens after the tokenizer.
@@ -161,7 +162,7 @@ def analyze_scramble(subject: Subject) -> Finding:
         words="Patches of the image change places; for overlapping tokenizers that changes the tokens too.",
     ),
     metrics=of_finest,
-    metric_names=("acc1", "flipped"),
+    metric_names=METRICS,
 )
 def analyze_scramble_image(subject: Subject) -> Finding:
     """Scramble patches of the image, before the tokenizer.
@@ -203,7 +204,7 @@ def _measure(subject: Subject, level: str, has_labels: bool, run: Callable[[Tens
         if labels is not None:
             band |= over_draws("acc1", (now == labels).cpu().numpy())
         bands.append({"blocks": blocks, **band})
-    shown = {name: MEASURES[name] for name in (("acc1", "flipped") if has_labels else ["flipped"])}
+    shown = {name: MEASURES[name] for name in (METRICS if has_labels else METRICS[1:])}
     figure, axes = one_axes(columns=len(shown), width=4.0)
     for ax, (column, name) in zip(axes, shown.items(), strict=True):
         curves(ax, pd.DataFrame(bands), "blocks", column)

@@ -1,7 +1,6 @@
 """What a configuration may import, and the secrets that it must not contain; docs/security.md gives the reasons."""
 
 import argparse
-import ast
 import hashlib
 import importlib
 import os
@@ -10,12 +9,11 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from importlib.util import resolve_name
 from pathlib import Path
 from typing import Any
 
 from vitlab.errors import PARTS_FILE, TRUSTED, UsageError, did_you_mean, is_own, named_line
-from vitlab.notebook import defined_here, is_defined_here, load_classes, without_docstrings
+from vitlab.notebook import defined_here, imported_names, is_defined_here, load_classes, without_docstrings
 
 ALLOWED = [
     *("vitlab", "lightning.pytorch", "lightning.fabric.plugins"),
@@ -136,22 +134,11 @@ def own_code(content: Any) -> dict[str, str]:
         file = Path(getattr(module, "__file__", None) or "")
         if module is None or file.suffix != ".py" or not is_own(file):
             continue
-        with suppress(OSError, SyntaxError, ValueError, ImportError):
+        with suppress(OSError, SyntaxError, ValueError):
             text = file.read_text()
             found[name] = hashlib.sha256(without_docstrings(text).encode()).hexdigest()[:10]
-            left |= _imported_by(text, module.__package__ or "")
-    return found
-
-
-def _imported_by(text: str, package: str) -> set[str]:
-    """Return the modules that the source of a module names in its imports, whatever it takes from them."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            found |= {one.name for one in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            place = resolve_name("." * node.level + (node.module or ""), package)
-            found |= {place, *(f"{place}.{one.name}" for one in node.names)}  # a name in it, or a module
+            package = tuple(filter(None, (module.__package__ or "").split(".")))
+            left |= {".".join(parts) for parts in imported_names(text, package)}
     return found
 
 

@@ -31,6 +31,7 @@ from vitlab.models.load import load_network, network_args
 from vitlab.models.old_names import DEFAULTS, OLD
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.weights_file import weights_digest
+from vitlab.objects import given_to
 from vitlab.shipped import card_beside
 
 Arguments = dict[str, Any]  # of VisionTransformer
@@ -69,8 +70,7 @@ class Plain(nn.Module):
 
 def network_arguments(net: VisionTransformer) -> Arguments:
     """Return all constructor arguments of ``net``, from those that it was built with."""
-    parameters, (args, named) = inspect.signature(VisionTransformer).parameters.values(), net._given
-    given = network_args({**dict(zip(inspect.signature(type(net)).parameters, args, strict=False)), **named})
+    parameters, given = inspect.signature(VisionTransformer).parameters.values(), network_args(given_to(net))
     arguments = {p.name: given.get(p.name, p.default) for p in parameters}
     num_classes = 0 if isinstance(net.head, nn.Identity) else _outputs_of(net)
     plain = {"img_size": list(net.img_size), "in_chans": net.in_chans, "num_classes": num_classes}

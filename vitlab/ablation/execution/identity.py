@@ -15,6 +15,7 @@ from typing import Any
 
 from vitlab.config.keys import flatten, key_of
 from vitlab.errors import UsageError
+from vitlab.notebook import imported_names
 from vitlab.runs.directory import file_of_weights
 from vitlab.runs.machine import installed_versions
 from vitlab.runs.manifest import file_digest
@@ -98,14 +99,7 @@ def _imported_by(paths: Iterable[Path]) -> list[tuple[Path, Path]]:
 
 def _imports_of(path: Path, package: tuple[str, ...]) -> list[tuple[str, ...]]:
     """Return the modules that a file of ``package`` may import, and their packages, without Python's and vitlab's."""
-    names: list[tuple[str, ...]] = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names += [tuple(alias.name.split(".")) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            start = package[: len(package) - node.level + 1] if node.level else ()
-            module = (*start, *(node.module.split(".") if node.module else ()))
-            names += [module, *((*module, alias.name) for alias in node.names)]
+    names = imported_names(path.read_text(), package)
     parts = [name[:length] for name in names for length in range(1, len(name) + 1)]
     return [name for name in dict.fromkeys(parts) if name[0] not in (HERE.name, *sys.stdlib_module_names)]
 

@@ -39,7 +39,6 @@ PROBE: dict[str, Any] = {  # settings of a probe, and the default that a config 
     "trainer.limit_val_batches": (1, None),
     "trainer.enable_checkpointing": (False, None),
 }
-WRONG_INPUT = 2  # exit code
 OF_EVALUATION = {"acc1_macro", "f1_macro"}  # metrics that no row of a training has
 START = "vitlab.ablation.execution.start.Start"  # a callback
 _STARTS = (START, "vitlab.ablation.work.start.Start")  # and its name until 0.1
@@ -167,7 +166,7 @@ def _try_candidate(
         words = [*command(ablation), "fit", *fit_args(ablation, arm, given), "--dry_run", "--quiet"]
         env = child_environment(workers, own.device)
         code, lines = run_to_end(words, env, log, ablation.run.timeout, None, stop, ablation.run.fork, own.fd)
-    return lines[-1].removeprefix("vitlab: ") if code == WRONG_INPUT and lines else ""
+    return lines[-1].removeprefix("vitlab: ") if lines and failure_kind(code, lines, {}) == "wrong input" else ""
 
 
 def _not_of_analysis(name: str, metric: str) -> str:
