@@ -177,9 +177,9 @@ class Run:
         total = len(files) + len(unreadable)
         with lightning_quieted(), as_it_was():
             table, more = predict(self._directory, self.checkpoint, [], files, topk, quiet=True)
-        unreadable |= {path: reason for path, reason in more.items() if reason != NOT_FINITE}
+        unreadable += [problem for problem in more if problem[1] != NOT_FINITE]
         if unreadable:
-            path, reason = next(iter(unreadable.items()))
+            path, reason = unreadable[0]
             count = f"{len(unreadable):,} of {counted(total, 'image')}"
             raise UsageError(f"{count} cannot be read, the first is {escaped(path)}: {reason}")
         if more:

@@ -126,6 +126,7 @@ def test_python_names_the_images_that_cannot_be_read_and_counts_all(run, photos,
     trained, image = vitlab.Run(run), Image.new("L", (8, 8))
     for images, message in (
         ([photos / "a.png", "nope.png"], "1 of 2 images cannot be read, the first is nope.png: no such file or folder"),
+        ([photos / "e.txt"] * 2, "2 of 2 images cannot be read"),
         (photos / "e.txt", f"1 of 1 image cannot be read, the first is {photos / 'e.txt'}: not one of JPEG"),
         ("nope.jpg", "no images found: nope.jpg: no such file or folder"),
         ([], "no images found: nothing was given"),
@@ -167,7 +168,7 @@ def test_outputs_that_are_not_finite_are_no_prediction():
 
 
 def test_an_image_without_finite_outputs_is_not_called_unreadable(run, photos, monkeypatch, capsys):
-    code = told({"a.png": predictions.NOT_FINITE, "b.png": "truncated"}, 3)
+    code = told([("a.png", predictions.NOT_FINITE), ("b.png", "truncated")], 3)
     *lines, last = capsys.readouterr().err.splitlines()
     assert code == 1 and lines == [
         "no answer  a.png: the outputs of the network are not finite",
@@ -176,7 +177,7 @@ def test_an_image_without_finite_outputs_is_not_called_unreadable(run, photos, m
     ]
     assert last.startswith("vitlab: the outputs of 1 of 4 images are not finite, as of a network that has diverged")
     files = [str(photos / name) for name in ("a.png", "c.png")]
-    monkeypatch.setattr(predictions, "predict", lambda *given, **how: (None, {files[1]: predictions.NOT_FINITE}))
+    monkeypatch.setattr(predictions, "predict", lambda *given, **how: (None, [(files[1], predictions.NOT_FINITE)]))
     with pytest.raises(UsageError, match=r"^the outputs of 1 of 2 images are not finite, as of a network"):
         vitlab.Run(run).predict(files)
 
@@ -190,14 +191,15 @@ def test_outputs_that_are_not_finite_are_not_measured(run):
 
 
 def test_unreadable_files_are_listed_with_reasons_and_the_rest_is_done(run, photos, tmp_path, capsys):
-    assert predict(run, photos, photos / "none.png", "-o", tmp_path / "out.csv") == 1
+    twice = ["none.png", "a.png", "d.png"]  # what is named again counts again, as it has a row again
+    assert predict(run, photos, *(photos / name for name in [*twice, "none.png"]), "-o", tmp_path / "out.csv") == 1
     output = capsys.readouterr()
     assert f"unreadable  {photos}/d.png: image file is truncated" in output.err
     assert f"unreadable  {photos}/e.txt: not one of JPEG" in output.err
     assert f"unreadable  {photos}/none.png: no such file or folder" in output.err
-    assert "3 of 10 could not be read" in output.err
-    assert "7 predictions" in output.out
-    assert len(pd.read_csv(tmp_path / "out.csv")) == 7
+    assert "5 of 13 could not be read" in output.err and output.err.count("unreadable") == 5
+    assert "8 predictions" in output.out
+    assert len(pd.read_csv(tmp_path / "out.csv")) == 8
 
 
 def test_worker_processes_change_nothing(run, photos, tmp_path, monkeypatch):
@@ -439,7 +441,7 @@ def test_links_that_lead_back_are_followed_once(tmp_path):
     (tmp_path / "tree" / "far").symlink_to(tmp_path / "outside")
     files, others = find_images([str(tmp_path / "tree")])
     assert [os.path.relpath(file, tmp_path / "tree") for file in files] == ["a/sub/y", "a/x", "far/w", "z"]
-    assert others == {}
+    assert others == []
     files, _ = find_images([str(tmp_path / "tree" / "**")])
     assert [os.path.relpath(file, tmp_path / "tree") for file in files] == ["a/sub/y", "a/x", "far/w", "z"]
 
@@ -452,16 +454,16 @@ def test_a_folder_stands_for_its_visible_files(tmp_path):
     os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
     files, others = find_images([str(tmp_path)])
     assert [os.path.basename(file) for file in files] == ["a", "b.JPG"]
-    assert others == {
-        str(tmp_path / "lost"): "a broken link",
-        str(tmp_path / "pipe"): "neither a file nor a folder",
-    }
+    assert sorted(others) == [
+        (str(tmp_path / "lost"), "a broken link"),
+        (str(tmp_path / "pipe"), "neither a file nor a folder"),
+    ]
 
 
 def test_a_file_whose_name_looks_like_a_pattern_is_that_file(tmp_path):
     for name in ("a[1].png", "a1.png"):
         (tmp_path / name).touch()
-    assert find_images([str(tmp_path / "a[1].png")]) == ([str(tmp_path / "a[1].png")], {})
+    assert find_images([str(tmp_path / "a[1].png")]) == ([str(tmp_path / "a[1].png")], [])
 
 
 def test_a_file_name_that_is_not_text_can_be_written_and_printed():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vitlab.cli.evaluate import chosen_checkpoint, run_parser
 from vitlab.config.arguments import add_formats
-from vitlab.config.images import find_images, refuse_none
+from vitlab.config.images import Problem, find_images, refuse_none
 from vitlab.config.options import check_topk
 from vitlab.errors import UsageError, escaped, not_finite, printable
 from vitlab.lazy import quick_imports
@@ -71,7 +71,7 @@ def _predict(
     _show(table, output, options.form, "feature vector" if features else "prediction")
     if not options.form:
         say(line)
-    return _told(unreadable | found, len(table))
+    return _told(unreadable + found, len(table))
 
 
 def _predict_exported(path: Path, rest: list[str], options: Any, output: Path | None, features: bool) -> int:
@@ -93,10 +93,10 @@ def _predict_exported(path: Path, rest: list[str], options: Any, output: Path | 
     _show(table, output, options.form)
     if not options.form:
         say(f"file  {path}")
-    return _told(unreadable | found, len(table))
+    return _told(unreadable + found, len(table))
 
 
-def _files(options: Any, output: Path | None, command: str) -> tuple[list[str], dict[str, str]]:
+def _files(options: Any, output: Path | None, command: str) -> tuple[list[str], list[Problem]]:
     """Return the images that were named, and why others cannot be read."""
     if not options.images:
         raise UsageError(f"no images given: `{command} IMAGE|DIR|GLOB ...`")
@@ -106,12 +106,12 @@ def _files(options: Any, output: Path | None, command: str) -> tuple[list[str], 
     return files, unreadable
 
 
-def _told(problems: dict[str, str], count: int) -> int:
+def _told(problems: list[Problem], count: int) -> int:
     """Say which files could not be read, or have outputs that are none, beside ``count``; return the exit code."""
     from vitlab.jobs.predict import NOT_FINITE
 
-    total, lost = count + len(problems), sum(reason == NOT_FINITE for reason in problems.values())
-    for path, reason in problems.items():
+    total, lost = count + len(problems), sum(reason == NOT_FINITE for _, reason in problems)
+    for path, reason in problems:
         word = "no answer" if reason == NOT_FINITE else "unreadable"
         sys.stderr.write(f"{word}  {printable(f'{escaped(path)}: {reason}')}\n")
     if unread := len(problems) - lost:

@@ -6,30 +6,32 @@ import os
 
 from vitlab.errors import UsageError, escaped
 
+Problem = tuple[str, str]  # a path, and why there is no image to read
 
-def find_images(words: list[str]) -> tuple[list[str], dict[str, str]]:
-    """Return the files that ``words`` name, in order, and the reason for each path that is not a file.
+
+def find_images(words: list[str]) -> tuple[list[str], list[Problem]]:
+    """Return the files that ``words`` name, in order, and the paths that are none; what is named twice is there twice.
 
     A folder stands for all files below it, sorted, with any suffix; hidden files are skipped. Links to folders are
     followed, and each folder is visited once.
     """
     files: list[str] = []
-    others: dict[str, str] = {}
+    others: list[Problem] = []
     for word in words:
         paths = [word] if os.path.lexists(word) else _matching(word)
         if not paths:
-            others[word] = "matches no file" if glob.has_magic(word) else "no such file or folder"
+            others.append((word, "matches no file" if glob.has_magic(word) else "no such file or folder"))
         for path in paths:
             if os.path.isdir(path):
                 files += _below(path, others)
             elif os.path.isfile(path):
                 files.append(path)
             else:
-                others[path] = "a broken link" if os.path.islink(path) else "neither a file nor a folder"
+                others.append((path, _no_file(path)))
     return files, others
 
 
-def refuse_none(files: list[str], others: dict[str, str], words: list[str]) -> None:
+def refuse_none(files: list[str], others: list[Problem], words: list[str]) -> None:
     """Refuse words that name no image.
 
     Args:
@@ -41,14 +43,17 @@ def refuse_none(files: list[str], others: dict[str, str], words: list[str]) -> N
         UsageError: There is no file; the message names the first reason.
     """
     if not files:
-        first = next(iter(others.items()), None)
-        reason = f"{escaped(first[0])}: {first[1]}" if first else f"nothing in {', '.join(words)}"
+        reason = f"{escaped(others[0][0])}: {others[0][1]}" if others else f"nothing in {', '.join(words)}"
         raise UsageError(f"no images found: {reason}")
 
 
-def _below(folder: str, others: dict[str, str]) -> list[str]:
+def _no_file(path: str) -> str:
+    return "a broken link" if os.path.islink(path) else "neither a file nor a folder"
+
+
+def _below(folder: str, others: list[Problem]) -> list[str]:
     def note(error: OSError) -> None:
-        others[error.filename] = error.strerror or str(error)
+        others.append((error.filename, error.strerror or str(error)))
 
     files: list[str] = []
     seen: set[str] = set()
@@ -69,7 +74,7 @@ def _below(folder: str, others: dict[str, str]) -> list[str]:
                 if os.path.isfile(path):
                     files.append(path)
                 else:
-                    others[path] = "a broken link" if os.path.islink(path) else "neither a file nor a folder"
+                    others.append((path, _no_file(path)))
     return sorted(files, key=lambda path: path.split(os.sep))
 
 
@@ -80,7 +85,7 @@ def _matching(pattern: str) -> list[str]:
         return sorted(glob.glob(pattern))
     found = []
     for folder in sorted(glob.glob(top)) if top else ["."]:
-        for path in _below(folder, {}):
+        for path in _below(folder, []):
             if _fits(os.path.relpath(path, folder).split(os.sep), (recursive + rest).split(os.sep)):
                 found.append(path if top else os.path.relpath(path))
     return found

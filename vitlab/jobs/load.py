@@ -179,18 +179,18 @@ def load_pictures(place: str, most: int, data: Any) -> Tensor:
         UsageError: None can be read.
     """
     files, others = find_images([place])
-    found, unread = [], dict(others)
+    found = []
     for file in files:
         try:
             found.append(decode(file, data.decoding))
         except ImageError as error:
-            unread[file] = str(error)
+            others.append((file, str(error)))
         if len(found) == most:
             break
     if not found:
-        reason = next(iter(unread.values()), "no file in it")
+        reason = others[0][1] if others else "no file in it"
         raise UsageError(f"`--images {place}`: no images found: {reason}")
-    for path, reason in unread.items():
+    for path, reason in others:
         say(f"images           left out {path}: {reason}")
     resized = sum((image.height, image.width) != data.img_size for image in found)
     if resized:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from vitlab.callbacks.console import EvaluationConsole
+from vitlab.config.images import Problem
 from vitlab.config.parser import user_mistakes
 from vitlab.data.base import ImageData
 from vitlab.data.files.decode import Decoding, ImageError, decode
@@ -35,8 +36,8 @@ _FEW = 64  # files that are decoded faster than worker processes start
 
 def predict(
     run: RunDir, checkpoint: Path, rest: list[str], files: list[str], topk: int, quiet: bool, features: bool = False
-) -> tuple[pd.DataFrame | None, dict[str, str]]:
-    """Return one row per readable file, in order, and the reason for each other: unreadable, or `NOT_FINITE`.
+) -> tuple[pd.DataFrame | None, list[Problem]]:
+    """Return one row per readable file, in order, and the others with their reasons: unreadable, or `NOT_FINITE`.
 
     Args:
         run: The run.
@@ -74,16 +75,16 @@ def predict(
         cli.trainer.predict(model, datamodule=pictures, return_predictions=False)
     values, reasons = collector.gathered()
     if not cli.trainer.is_global_zero:
-        return None, {}
+        return None, []
     files = pictures.files
     lost = len(files) - len(values) - len(reasons)
     if lost:
         raise UsageError(f"{lost} predictions were not collected from other processes; use --trainer.strategy=ddp")
     table = _table_of(files, values, names if collector.softmax else None, targets, heads)
-    return table, {files[i]: reasons[i] for i in sorted(reasons)}
+    return table, [(files[i], reasons[i]) for i in sorted(reasons)]
 
 
-def predict_exported(path: Path, files: list[str], topk: int) -> tuple[pd.DataFrame, dict[str, str]]:
+def predict_exported(path: Path, files: list[str], topk: int) -> tuple[pd.DataFrame, list[Problem]]:
     """Return what :func:`predict` does, by a file of ``vitlab export`` and the card beside it.
 
     Args:
@@ -121,7 +122,7 @@ def predict_exported(path: Path, files: list[str], topk: int) -> tuple[pd.DataFr
     targets = {"multilabel": card["outputs"], "feature": ["feature"]}.get(facts["kind"], facts.get("names", []))
     heads = target_heads(facts) if facts["kind"] == "mixed" else None
     table = _table_of(files, collector.values, names if collector.softmax else None, targets, heads)
-    return table, {files[i]: collector.reasons[i] for i in sorted(collector.reasons)}
+    return table, [(files[i], collector.reasons[i]) for i in sorted(collector.reasons)]
 
 
 def _table_of(
