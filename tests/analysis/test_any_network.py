@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from small_nets import SMALL, small_net
 
 from vitlab.analysis.attribution.maps import analyze_attribution
+from vitlab.analysis.outcomes.outcome import outcome_of
 from vitlab.cli.main import main
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError
@@ -19,6 +20,7 @@ from vitlab.jobs.find_subject import View, named_subject
 from vitlab.jobs.load import load_trained
 from vitlab.models.create import timm_model
 from vitlab.models.sizes import SIZES
+from vitlab.models.walk import probabilities
 
 
 @pytest.fixture
@@ -51,12 +53,15 @@ def test_an_exported_file_is_analyzed_without_a_run(photos, tmp_path, monkeypatc
     assert white.tolist() == pytest.approx([(1 - m) / s for m, s in ((0.485, 0.229), (0.456, 0.224), (0.406, 0.225))])
 
 
-def described(file, images, outputs, targets):
-    """A small network exported to ``file`` with its card."""
+def described(file, images, outputs, targets, answers=None, **more):
+    """A small network exported to ``file`` with its card; it gives ``answers`` for every image."""
     net = small_net(in_chans=len(images["mean"]), num_classes=3)
+    if answers:
+        net.head.weight.data.zero_()
+        net.head.bias.data = torch.tensor(answers)
     arguments = {**SMALL, "in_chans": net.in_chans, "num_classes": 3}
     save_file(net.state_dict(), file, {"hyper_parameters": json.dumps(arguments)})
-    card = {"format": "safetensors", "images": images, "outputs": outputs, "targets": targets}
+    card = {"format": "safetensors", "images": images, "outputs": outputs, "targets": targets, **more}
     Path(f"{file}.json").write_text(json.dumps(card))
     return str(file)
 
@@ -100,6 +105,31 @@ def test_the_card_of_an_export_says_what_outputs_are(photos, tmp_path):
     subject = named_subject(described(file, CARD, "numbers", {"kind": "number", "names": names}), view)
     with pytest.raises(UsageError, match="attribution needs class scores, and mine predicts cat, dog, elk"):
         analyze_attribution(subject)
+
+
+@pytest.mark.parametrize(
+    ("kind", "scores", "answers", "expected"),
+    [
+        ("multilabel", "probabilities", [0.1, 0.5, 1.0], [0.1, 0.5, 1.0]),
+        ("multilabel", "logits", [0.0, 20.0, -20.0], [0.5, 1.0, 0.0]),
+        ("number", None, [600.0, 5.0, -2.0], [600.0, 5.0, -2.0]),
+    ],
+)
+def test_outputs_of_an_export_are_read_as_its_card_says(kind, scores, answers, expected, photos, tmp_path):
+    row = "{0}.png,{1},{2},1" if kind == "multilabel" else "{0}.png,7{1}0.5,2{2}.5,{0}"
+    lines = [row.format(i % 3, i % 2, int(i % 5 == 0)) for i in range(20)]
+    (tmp_path / "t.csv").write_text("\n".join(["path,cat,dog,elk", *lines]))
+    names, given = ["cat", "dog", "elk"], [f"--data.path={tmp_path / 't.csv'}", "--data.targets=[cat, dog, elk]"]
+    outputs, more = names if kind == "multilabel" else "numbers", {"scores": scores} if scores else {}
+    file = described(
+        tmp_path / "net.safetensors", CARD, outputs, {"kind": kind, "names": names}, answers=answers, **more
+    )
+    subject = named_subject(file, View(), ["--data=Table", *given])
+    found = outcome_of(subject)
+    assert found.kind == kind and not subject.classifies
+    torch.testing.assert_close(found.outputs[0], torch.tensor(expected), atol=1e-4, rtol=0)
+    if kind == "multilabel":
+        torch.testing.assert_close(probabilities(subject.net, subject.outputs())[0], torch.tensor(expected))
 
 
 def test_a_network_by_name_takes_a_file_of_weights_and_another_size(photos, tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from vitlab.config import trust
 from vitlab.errors import UsageError, in_own_code
 from vitlab.interface import answering, arguments_of_net, own_answer
 from vitlab.jobs.checkpoint import save_weights
-from vitlab.jobs.export import export
+from vitlab.jobs.export import _scores, export
 from vitlab.jobs.formats import Plain, network_arguments
 from vitlab.jobs.train.endings import explain_mismatch
 from vitlab.models.load import load_network, load_weights
@@ -486,6 +486,19 @@ def test_all_commands_take_the_answers_of_a_tasks_own_forward(here):
     assert best == pytest.approx(float(expected.softmax(1).max()), rel=1e-4)
     with pytest.raises(UsageError, match="`--to onnx-int8` measures a network alone"):
         export(RunDir("runs/Flips"), Path("runs/Flips/checkpoints/last.ckpt"), "onnx-int8", here / "a.onnx")
+
+
+def test_the_card_of_an_export_says_whether_scores_are_logits():
+    from userpkg.answers import Warm
+
+    size = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 2, "num_classes": 3}
+    labels = {"targets": {"kind": "multilabel"}, "loss": "bce"}
+    assert _scores(vitlab.Classifier(**size), "class") == _scores(Warm(**size), "class") == {"scores": "logits"}
+    assert _scores(vitlab.Classifier(**size, **labels), "multilabel") == {"scores": "logits"}
+    assert _scores(Warm(**size, **labels), "multilabel") == {"scores": "probabilities"}
+    words = "as `forward` of vitlab.models.vit.VisionTransformer returns them"
+    assert _scores(Fixed(), "multilabel") == {"scores": words}
+    assert _scores(Fixed(), "number") == _scores(Fixed(), "feature") == {}
 
 
 @pytest.mark.rare

@@ -137,6 +137,7 @@ def test_a_file_of_a_network_without_a_head_has_features(tmp_path, monkeypatch, 
         ({"kind": "number", "names": ["age", "size"]}, "numbers", {"age": 1.0, "size": -2.0}),
         ({"kind": "number", "names": ["path", "size"]}, "numbers", {"output/path": 1.0, "size": -2.0}),
         ({"kind": "multilabel"}, ["cat", "dog"], {"cat": 0.7311, "dog": 0.1192}),
+        ({"kind": "multilabel", "scores": "probabilities"}, ["cat", "dog"], {"cat": 1.0, "dog": -2.0}),
         ({"kind": "feature"}, "features", {"feature_1": 1.0, "feature_2": -2.0}),
         (
             {"kind": "mixed", "names": ["age", "pet"], "classes": [[], ["cat"]]},
@@ -154,7 +155,7 @@ def test_the_card_says_what_outputs_are(targets, outputs, columns, folder, tmp_p
             return torch.tensor([[1.0, -2.0]]).repeat(len(images), 1)
 
     how = json.loads((folder / "net.safetensors.json").read_text())["images"] | {"mean": [0.5] * 3, "std": [0.5] * 3}
-    card = {"images": how, "outputs": outputs, "targets": targets}
+    card = {"images": how, "outputs": outputs, "targets": targets, "scores": targets.get("scores", "logits")}
     (tmp_path / "net.onnx.json").write_text(json.dumps(card))
     loaded = predictions.load_trained(str(folder / "net.safetensors"))._replace(net=Fixed())
     monkeypatch.setattr(predictions, "load_trained", lambda source: loaded)

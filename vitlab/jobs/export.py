@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from vitlab.config.parser import VitlabCLI
 from vitlab.data.base import ImageData
 from vitlab.errors import MISTAKES, RunFailed, UsageError, in_own_code, named_line, what_failed
-from vitlab.interface import PAGE, image_fact, own_answer, own_parts, path_of, recipe
+from vitlab.interface import PAGE, answering, answers_itself, image_fact, own_answer, own_parts, path_of, recipe
 from vitlab.jobs.formats import (
     FORMATS,
     OF_ANY,
@@ -284,5 +284,15 @@ def _facts(
         "images": {"shape": shape, **how},
         "outputs": cli.model.output_names if isinstance(cli.model, MultiTask) else outputs,
         "targets": targets,
+        **_scores(cli.model, (targets or {}).get("kind")),
         "own": own_answer(cli.model),
     }
+
+
+def _scores(task: Any, kind: str | None) -> dict[str, str]:
+    """Return what a network gives for classes and labels; nothing for other targets."""
+    if kind not in ("class", "multilabel"):
+        return {}
+    if not isinstance(task, Task):
+        return {"scores": f"as `forward` of {path_of(answering(task))} returns them"}
+    return {"scores": "probabilities" if kind == "multilabel" and answers_itself(task) else "logits"}

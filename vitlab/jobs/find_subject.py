@@ -162,11 +162,27 @@ def named_subject(source: str, view: View, arguments: Sequence[str] = ()) -> Sub
             if not getattr(net, "pretrained_cfg", None):
                 say(f"images           {source} does not define a normalization: using ImageNet's")
         data = _data_for(net, source, arguments, card.get("images"))
+        _as_trained(net, card, data)
         images = data or (_described(net, transform, card) if card else _prepare(net))
-        subject = Subject(net, images, name=name, **_fields(view))
-        subject.is_elsewhere = data is not None and data.num_classes != subject.net.num_classes
+        is_class = data is None or data.targets["kind"] == "class"
+        subject = Subject(net, images, name=name, classifies=is_class, **_fields(view))
+        subject.is_elsewhere = data is not None and _num_targets(data) != subject.net.num_classes
         subject.pictures = load_pictures(view.images, view.shown, subject.data) if view.images else None
     return subject
+
+
+def _as_trained(net: Any, card: Mapping[str, Any], data: ImageData | None) -> None:
+    """Let the network of an export return what that of a run does: logits of labels, numbers in standard deviations."""
+    theirs, given = card.get("targets") or {}, data.targets if data else {}
+    if theirs.get("kind") == "multilabel" and card.get("scores") == "probabilities":
+        net.register_forward_hook(lambda module, images, outputs: outputs.logit(eps=1e-7))
+    if theirs.get("kind") == given.get("kind") == "number" and len(theirs["names"]) == len(given["names"]):
+        mean, std = (torch.tensor(given[name]) for name in ("mean", "std"))
+        net.register_forward_hook(lambda module, images, outputs: (outputs - mean) / std)
+
+
+def _num_targets(data: ImageData) -> int:
+    return len(data.targets["names"]) if data.targets["kind"] == "number" else data.num_classes
 
 
 def _foreign(theirs: Any, source: str, name: str, view: View, file: WeightsFile | None) -> AnyNetwork:

@@ -116,8 +116,8 @@ def predict_exported(path: Path, files: list[str], topk: int) -> tuple[pd.DataFr
         if images:
             with torch.inference_mode():
                 outputs = loaded.net(pipeline.joined(images))
-            is_label = facts["kind"] == "multilabel" and "answers" not in card.get("own", {})  # else probabilities
-            outputs = outputs.sigmoid() if is_label else outputs
+            if facts["kind"] == "multilabel" and card.get("scores", "logits") == "logits":
+                outputs = outputs.sigmoid()
             collector.collect(outputs, numbers, [""] * len(numbers))
     targets = {"multilabel": card["outputs"], "feature": ["feature"]}.get(facts["kind"], facts.get("names", []))
     heads = target_heads(facts) if facts["kind"] == "mixed" else None
