@@ -15,7 +15,7 @@ import yaml
 from torch.utils.data import DataLoader
 
 from vitlab.ablation.execution.cells import Resolved
-from vitlab.ablation.execution.start import token_spread, whole_length
+from vitlab.ablation.execution.start import Start, token_spread, whole_length
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.inference.audit import as_trained, fair_facts, mismatches, shares
 from vitlab.ablation.inference.findings import find
@@ -178,6 +178,18 @@ def test_different_weights_of_positions_at_the_start_are_reported_and_can_be_ref
     words = {"other": ["initial ratio of positions to content 0.5, learned has 0.4"]}
     assert told([0.0, 0.4, 0.5], match={"pos_to_content": 0.2}) == words
     assert told([0.0, 0.4, 0.48], match={"pos_to_content": 0.2}) == {}
+
+
+def test_a_probe_writes_the_start_of_its_network(tmp_path, monkeypatch):
+    net = VisionTransformer(img_size=(8, 16), in_chans=1, patch_size=(2, 4), embed_dim=8, depth=1, num_heads=2)
+    loader = [(torch.randn(2, 1, 8, 16), torch.zeros(2))]
+    data = SimpleNamespace(val_dataloader=lambda: loader, iterate_batches=iter)
+    monkeypatch.setattr("vitlab.ablation.execution.start.whole_length", lambda *given: {"steps": 3})
+    trainer = SimpleNamespace(default_root_dir=tmp_path, datamodule=data)
+    Start().on_train_start(trainer, SimpleNamespace(net=net, device=torch.device("cpu")))
+    assert json.loads((tmp_path / "length.json").read_text()) == {"steps": 3}
+    found = json.loads((tmp_path / "start.json").read_text())
+    assert found.keys() == {"token_sd", "pos_to_content", "token_steps"} and found["token_steps"] == [2, 4]
 
 
 def test_the_start_of_a_network_is_measured_on_its_tokens():

@@ -285,12 +285,33 @@ def test_a_number_that_an_analysis_does_not_measure_is_refused_before_training(w
         resolve._refuse_metrics(ablation, [])
 
 
+def test_a_size_that_an_analysis_does_not_measure_is_refused_before_training(write):
+    model = {"img_size": [8, 8], "grid": [4, 4]}
+    coarse, fine = (
+        SimpleNamespace(metrics=[], model={**model, "grid": [8 // step] * 2}, start={"token_steps": [step, step]})
+        for step in (4, 2)
+    )
+    for name, there, arms in (
+        ("resolution/acc1@13", "4, 6, 8, 10, 12, 16", [fine]),
+        ("resolution/acc1@6/canvas", "4, 8, 12, 16", [coarse]),
+        ("resolution/acc1@x", "4, 6, 8, 10, 12, 16", [coarse, fine]),
+        ("shift/agreement@3", "0, 1, 2, 4", [fine]),
+    ):
+        given = {"analyses": [name.partition("/")[0]], "claims": [f"learned > none on {name}"]}
+        with pytest.raises(UsageError, match=f"`{name}`: the analysis .* not measure it at .*: it does at {there}$"):
+            resolve._refuse_metrics(read_ablation(write(**given)), arms)
+    unknown = SimpleNamespace(metrics=[], model=model, start={})  # a probe of before
+    for name, arms in (("resolution/acc1@6", [coarse, fine]), ("resolution/acc1@13", [fine, unknown])):
+        ablation = read_ablation(write(metric={"primary": name}, analyses=["resolution"]))
+        resolve._refuse_metrics(ablation, arms)
+
+
 def test_the_names_of_metrics_are_those_that_the_analyses_give():
     numbers = {"k": 5, "pixels": 4, "blocks": 4, "acc1": 0.5, "agreement": 0.5, "flipped": 0.1}
     table = pd.DataFrame([numbers | {"fill": "black", "protocol": "canvas", "metric": "resolution/acc1@12/rescale"}])
     for name in ("knn", "scramble", "scramble_image", "shift", "resolution"):
         given = ANALYSES[name].metrics(table)
-        assert given and {resolve._not_of_analysis(name, one) for one in given} == {""}
+        assert given and {resolve._not_of_analysis(f"{name}/{one}", []) for one in given} == {""}
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Tables: TypeAlias = "dict[tuple[str, int], pd.DataFrame]"  # of each arm and seed
 F = TypeVar("F", bound=Callable[..., Any])
 Rows = list[dict[str, Any]]
+Pair = tuple[int, int]  # along the height and the width
 HERE = Path(__file__).parent
 NAMES = ("class", "label", "target", "prediction")  # columns of names that a data set gives, such as 01 or None
 ORDER = (  # in which they are read; others follow by name
@@ -105,6 +106,8 @@ class Analysis:
         name: Its name; default: the function's, without ``analyze_``.
         metric_names: The names of those numbers, with ``*`` for what depends on network and images, such as ``acc1@*``:
             others are refused before a cell is trained. None given, every name is taken.
+        numbers: The whole numbers that may stand for that ``*`` after ``@``, given height and width of the images, rows
+            and columns of the token grid, and pixels from one token to the next; None takes all.
 
     Example:
         >>> @Analysis(reading="The length of the class token.", limits="What it holds.")
@@ -119,6 +122,7 @@ class Analysis:
     metrics: "Callable[[pd.DataFrame], Mapping[str, float]] | None" = None
     name: str = ""
     metric_names: tuple[str, ...] = ()
+    numbers: Callable[[Pair, Pair, Pair], list[int]] | None = None
     function: "Callable[[Subject], Finding]" = field(init=False, repr=False)
 
     def __call__(self, function: F) -> F:

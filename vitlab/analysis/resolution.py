@@ -168,6 +168,7 @@ def by_protocol(curve: Curve, rows: Rows) -> list[tuple[str, Rows]]:
     ),
     metrics=accuracies,
     metric_names=("acc1@*",),
+    numbers=lambda img_size, grid_size, steps: [height for height, _ in sizes(img_size, grid_size, steps)],
 )
 def analyze_resolution(subject: Subject) -> Finding:
     """Measure accuracy from half to twice the training size.

@@ -7,7 +7,7 @@ import pandas as pd
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlab.analysis.catalogue import Analysis, Curve, Rows, each_line
+from vitlab.analysis.catalogue import Analysis, Curve, Pair, Rows, each_line
 from vitlab.analysis.figures import curves, finish, one_axes
 from vitlab.analysis.intervals import over_images, over_several
 from vitlab.analysis.pictures import shape_text
@@ -34,6 +34,15 @@ def shift_sizes(stride: int, side: int) -> list[int]:
     """Return the shifts in pixels: up to a patch, then two patches, less than the side of the image."""
     small = range(1, stride) if stride <= 4 else [2**i for i in range(stride.bit_length()) if 2**i < stride]
     return [pixels for pixels in (*small, stride, 2 * stride) if pixels < side]
+
+
+def shifts(img_size: Pair, grid_size: Pair, steps: Pair) -> list[int]:
+    """Return all shifts in pixels, of both sides of a patch, and none.
+
+    >>> shifts((8, 8), (4, 4), (2, 2)), shifts((16, 32), (2, 8), (8, 4))
+    ([0, 1, 2, 4], [0, 1, 2, 3, 4, 8])
+    """
+    return sorted({0}.union(*(shift_sizes(step, min(img_size)) for step in steps)))
 
 
 def of_black(table: pd.DataFrame) -> dict[str, float]:
@@ -65,6 +74,7 @@ def first_filling(curve: Curve, rows: Rows) -> list[tuple[str, Rows]]:
     ),
     metrics=of_black,
     metric_names=("acc1@*", "agreement@*"),
+    numbers=shifts,
 )
 def analyze_shift(subject: Subject) -> Finding:
     """Shift the images by pixels and by whole patches, in four directions and in the mean of these.
@@ -80,7 +90,7 @@ def analyze_shift(subject: Subject) -> Finding:
     strides = sorted(set(token_steps(net)))  # one of square patches
     rows = []
     for fill in get_args(Fill):
-        for pixels in sorted({0}.union(*(shift_sizes(stride, min(net.img_size)) for stride in strides))):
+        for pixels in shifts(net.img_size, net.grid_size, token_steps(net)):
             where, each = {"fill": fill, "pixels": pixels}, []
             for direction, (dy, dx) in DIRECTIONS.items():
                 each.append(

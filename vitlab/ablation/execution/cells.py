@@ -56,7 +56,7 @@ class Resolved:
     start_seconds: float = 12.0  # start-up of a command: imports, building the network, reading the data
     length: Mapping[str, float] = field(default_factory=dict)  # steps of a training, sum_of_learning_rates where known
     metrics: Sequence[str] = ()  # metrics of a run; empty if unknown
-    start: Mapping[str, float] = field(default_factory=dict)  # spread of tokens and positions by content, untrained
+    start: Mapping[str, Any] = field(default_factory=dict)  # of the untrained network, see `start.Start`
     peak_memory: Mapping[str, int] = field(default_factory=dict)  # bytes, of host and device
     weights: Mapping[str, str] = field(default_factory=dict)  # hashes of initial weights, where these are elsewhere
     environment: str = ""  # versions that its cells run with; empty in evidence of 0.1, whose identities lack them

@@ -122,7 +122,7 @@ def _refuse_metrics(ablation: Ablation, resolved: list[Resolved]) -> None:
     asked = [("metric/primary", ablation.primary), *(("metric/secondary", name) for name in ablation.secondary)]
     asked += [(f"claims/{i}", claim.metric) for i, claim in enumerate(ablation.claims) if claim.metric]
     for where, name in asked:
-        if ablation.is_analyzed(name) and (text := _not_of_analysis(*name.split("/", 1))):
+        if ablation.is_analyzed(name) and (text := _not_of_analysis(name, resolved)):
             raise ablation.file.mistake(where, f"`{name}`: {text}")
         if known and not ablation.is_analyzed(name) and not any(name in names for names in known):
             there = sorted(set.union(*known))
@@ -169,15 +169,29 @@ def _try_candidate(
     return lines[-1].removeprefix("vitlab: ") if lines and failure_kind(code, lines, {}) == "wrong input" else ""
 
 
-def _not_of_analysis(name: str, metric: str) -> str:
-    """Return why an analysis does not give a metric; "" if it does, or if it does not say which it gives."""
+def _not_of_analysis(named: str, resolved: list[Resolved]) -> str:
+    """Return why an analysis gives a metric of no arm; "" if it does, or if it does not say which it gives."""
+    name, metric = named.split("/", 1)
     if not ANALYSES[name].metrics:
         can = ", ".join(name for name, one in ANALYSES.items() if one.metrics)
         return f"the analysis {name} gives a cell no number to compare; these do: {can}"
     given = ANALYSES[name].metric_names
     if not given or any(fnmatchcase(metric, one) for one in given):
-        return ""
+        known, at = _numbers(name, resolved), re.search("@([^/]*)", metric)
+        if not known or not at or at[1] in map(str, known):
+            return ""
+        return f"the analysis {name} does not measure it at {at[1]}: it does at {', '.join(map(str, known))}"
     return f"the analysis {name} does not measure it; it measures {', '.join(f'{name}/{one}' for one in given)}"
+
+
+def _numbers(name: str, resolved: list[Resolved]) -> list[int]:
+    """Return the numbers that may follow the ``@`` in metrics of an analysis; none if those of an arm are unknown."""
+    if (numbers := ANALYSES[name].numbers) is None:
+        return []
+    asked: list[Any] = [(a.model.get("img_size"), a.model.get("grid"), a.start.get("token_steps")) for a in resolved]
+    if not all(map(all, asked)):  # of a network of another library, or a probe of an older version
+        return []
+    return sorted({number for places in asked for number in numbers(*map(tuple, places))})
 
 
 def _cache(ablation: Ablation, arm: Arm, code: str) -> Path:

@@ -7,6 +7,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from vitlab.models.vit import VisionTransformer
+from vitlab.models.walk import token_steps
 from vitlab.runs.directory import RunDir
 from vitlab.tasks.base import Task
 
@@ -14,8 +15,8 @@ from vitlab.tasks.base import Task
 class Start(Callback):
     """Writes the length of the whole training, of which a probe trains the first steps, and facts of its start.
 
-    Steps and the sum of their learning rates go into ``length.json`` of the run directory; the spread of tokens and the
-    ratio of positions to content into ``start.json``.
+    Steps and the sum of their learning rates go into ``length.json`` of the run directory; the spread of tokens, the
+    ratio of positions to content and the pixels from one token to the next into ``start.json``.
 
     Args:
         max_steps: ``trainer.max_steps`` of the whole training.
@@ -32,7 +33,7 @@ class Start(Callback):
             return
         loader = data.val_dataloader() or data.train_dataloader()
         images, _ = next(iter(data.iterate_batches(loader)))
-        found = token_spread(net, images.to(pl_module.device))
+        found = {**token_spread(net, images.to(pl_module.device)), "token_steps": list(token_steps(net))}
         RunDir(trainer.default_root_dir).write("start.json", found)
 
 
