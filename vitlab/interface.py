@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from vitlab.errors import UsageError
-from vitlab.objects import given_to
+from vitlab.objects import changes_since_built, given_to, unsharded_class
 
 PAGE = "see docs/bring_your_own.md"
 _BESIDE_OUTPUTS = {"__init__", "__repr__", "extra_repr", "stages", "no_weight_decay", "start_step"}  # of a network
+_BESIDE_VALUES = {"requires_grad", "num_classes", "grad_checkpoint", "init_std"}  # decide no function of a part
 LINKS = {  # arguments of a module that the data fill in, and what the data have of each
     "img_size": "an image size of",
     "in_chans": "a channel count of",
@@ -33,7 +34,7 @@ class Weighted(NamedTuple):
 
 def path_of(value: Any) -> str:
     """Return the class path of an object."""
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+    return f"{(cls := unsharded_class(value)).__module__}.{cls.__qualname__}"
 
 
 def own_parts(net: nn.Module) -> list[nn.Module]:
@@ -106,15 +107,44 @@ def answers_itself(task: Any) -> bool:
     return network(task) is not task and bool({"forward", "in_units"} & _redefined(cls))
 
 
-def own_answer(task: Any) -> dict[str, str]:
-    """Return the classes of the user's without which weights do not give a task's outputs: ``network``, ``answers``.
+def own_network(net: nn.Module) -> str:
+    """Return what computes another function than the network that its arguments build; empty if it does not.
 
-    A ``network`` is named if its class changes a method of vitlab's, and ``answers`` a task that `answers_itself`.
+    That is a class of the user's that changes a method of vitlab's, or a network whose parts were exchanged or set
+    otherwise after it was built. What acts in training alone does not count, nor does another number of outputs.
+
+    Example:
+        >>> from vitlab import VisionTransformer
+        >>> net = VisionTransformer(img_size=8, in_chans=1, patch_size=4, embed_dim=8, depth=1, num_heads=2)
+        >>> net.blocks[0].mlp.act = nn.ReLU()
+        >>> own_network(net)
+        'a network with ReLU in place of GELU as blocks.0.mlp.act'
     """
-    net = network(task)
-    cls: Any = type(net)
-    found = {"network": path_of(net)} if has_grid(task) and _redefined(cls) - _BESIDE_OUTPUTS else {}
-    return found | ({"answers": path_of(task)} if answers_itself(task) else {})
+    if _redefined(unsharded_class(net)) - _BESIDE_OUTPUTS:
+        return path_of(net)
+    found = changes_since_built(net)
+    others = ["head"] if "num_classes" in found else []  # parts that were exchanged, whose own parts are not compared
+    told = []
+    for key, (was, now) in found.items():
+        place, _, name = key.rpartition(".")
+        if name in _BESIDE_VALUES or any(f"{place}.".startswith(f"{other}.") for other in others):
+            continue
+        if is_other := name == "__class__":
+            others.append(place)
+        kinds = {was, now} if is_other else {type(net.get_submodule(place)).__name__}
+        if not all("Drop" in str(kind) or kind == "Identity" for kind in kinds):
+            told.append(f"{now} in place of {was} as {place if is_other else key}")
+    more = f", and {len(told) - 1} more" if len(told) > 1 else ""
+    return f"a network with {told[0]}{more}" if told else ""
+
+
+def own_answer(task: Any) -> dict[str, str]:
+    """Return what is the user's and weights alone do not give: the ``network``, or the task that ``answers``.
+
+    They are told by :func:`own_network` and :func:`answers_itself`.
+    """
+    theirs = own_network(network(task)) if has_grid(task) else ""
+    return ({"network": theirs} if theirs else {}) | ({"answers": path_of(task)} if answers_itself(task) else {})
 
 
 def arguments_of_net(task: Any) -> dict[str, Any]:

@@ -134,14 +134,36 @@ def _as_given(parameter: inspect.Parameter, kept: Any) -> Any:
     return kept
 
 
+def changes_since_built(thing: Any) -> dict[str, tuple[Any, Any]]:
+    """Return what of an object of a :class:`Described` class somebody has changed since it was built: before, and now.
+
+    >>> from vitlab import VisionTransformer
+    >>> net = VisionTransformer(img_size=8, in_chans=1, patch_size=4, embed_dim=8, depth=1, num_heads=2)
+    >>> net.norm.eps = 0.1
+    >>> changes_since_built(net)
+    {'norm.eps': ('1e-06', '0.1')}
+    """
+    before, now = vars(thing).get("_as_built", {}), dict(_settings(thing))
+    names = [name for name in {**before, **now} if name in before or (before and "." not in name)]  # no later parts
+    both = {name: (before.get(name), now.get(name)) for name in names if before.get(name) != now.get(name)}
+    return {name: (getattr(was, "__name__", was), getattr(is_, "__name__", is_)) for name, (was, is_) in both.items()}
+
+
+def unsharded_class(thing: Any) -> type:
+    """Return the class of an object; of a module that `fsdp2` shards, and so gives another one, that which it had.
+
+    >>> unsharded_class(UsageError("no")).__name__
+    'UsageError'
+    """
+    return next(cls for cls in type(thing).__mro__ if not cls.__module__.startswith("torch.distributed.fsdp"))
+
+
 def _change(thing: Any) -> str:
     """Return what of an object of vitlab somebody has changed since it was built; empty if nothing."""
-    before, now = vars(thing)["_as_built"], dict(_settings(thing))
-    names = [name for name in {**before, **now} if name in before or "." not in name]  # without parts that came later
-    changed = next((name for name in names if before.get(name) != now.get(name)), None)
-    if changed is None:
+    if not (found := changes_since_built(thing)):
         return ""
-    cls, (was, value) = type(thing), (getattr(one, "__name__", one) for one in (before.get(changed), now.get(changed)))
+    changed, (was, value) = next(iter(found.items()))
+    cls = type(thing)
     way_out = "give it as an argument, or build it so in a subclass"
     if changed.endswith(".requires_grad") and "freeze" in inspect.signature(cls).parameters:
         way_out = "freeze parts by its argument `freeze`, or build it so in a subclass"
@@ -154,7 +176,7 @@ def _change(thing: Any) -> str:
 def _settings(thing: Any) -> Iterator[tuple[str, Any]]:
     """Yield what arguments decide of an object of vitlab and somebody may change later, by name, as it is now."""
     for place, module in thing.named_modules() if hasattr(thing, "named_modules") else [("", thing)]:
-        cls: Any = type(module)
+        cls: Any = unsharded_class(module)
         yield f"{place}.__class__".lstrip("."), cls
         arguments = _argument_names(cls)
         for name, value in vars(module).items():

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import pytest
@@ -13,6 +14,7 @@ import torch
 import yaml
 from PIL import Image
 from torch import nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 import vitlab
 from vitlab.class_paths import choice_text
@@ -424,7 +426,10 @@ def derived(name):
     ("name", "told"),
     [
         ("OtherNet", r"`--to safetensors` is for networks of vitlab, got userpkg\.answers\.Both: use --to onnx or pt2"),
-        ("Relu", r"the network of userpkg\.answers\.Relu is another one than vitlab builds from its arguments: use "),
+        (
+            "Spread",
+            r"the network of userpkg\.answers\.Spread is another one than vitlab builds from its arguments: use ",
+        ),
         pytest.param("Warm", r"is for networks of vitlab, got userpkg\.answers\.Warm: use", marks=pytest.mark.rare),
     ],
 )
@@ -434,7 +439,7 @@ def test_what_answers_otherwise_than_its_arguments_build_is_no_network_of_vitlab
     assert main(["export", name, "--to=safetensors", "--trust_imports=userpkg"]) == 2
     assert re.search(told, one_line(capsys))
     weights = run / "weights" / "last.safetensors"
-    if name != "Relu":  # nothing that a file could tell
+    if name != "Spread":  # nothing that a file could tell
         with pytest.raises(ValueError, match=way):
             read_teacher(str(run))
     if name == "OtherNet":
@@ -444,7 +449,7 @@ def test_what_answers_otherwise_than_its_arguments_build_is_no_network_of_vitlab
         assert load_weights(net, weights)[0].startswith("weights: of userpkg.answers.Both, which computes something")
     loaded = vitlab.load(weights).net
     loaded(torch.zeros(1, 1, 8, 8))
-    assert type(loaded).__name__ == {"OtherNet": "Both", "Relu": "VisionTransformer", "Warm": "Warm"}[name]
+    assert type(loaded).__name__ == {"OtherNet": "Both", "Spread": "VisionTransformer", "Warm": "Warm"}[name]
 
 
 class Fixed(L.LightningModule):
@@ -464,6 +469,37 @@ def test_weights_know_what_a_module_fixes_of_its_network(here):
     for file in ("last.ckpt", "last.safetensors"):
         torch.testing.assert_close(load_network(here / file)(images), task.net(images))
     assert network_arguments(task.net)["num_heads"] == 2
+
+
+def test_weights_know_which_part_of_its_network_a_task_exchanged(here):
+    from userpkg.answers import Relu
+
+    size = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 2, "num_classes": 3}
+    task, what = Relu(**size), "a network with ReLU in place of GELU as blocks.0.mlp.act"
+    content = {"state_dict": task.state_dict(), "hyper_parameters": dict(task.hparams), "own": own_answer(task)}
+    torch.save(content, here / "last.ckpt")
+    save_weights(here / "last.ckpt", here / "last.safetensors", task)
+    for file in ("last.ckpt", "last.safetensors"):
+        with pytest.raises(ValueError, match=f"{file} has the weights of {what}, which does not compute what"):
+            load_network(here / file)
+        told = [f"weights: of {what}, which computes something else than this network"]
+        assert load_weights(vitlab.VisionTransformer(**size), here / file) == told
+        assert load_weights(Relu(**size).net, here / file) == []
+
+
+def test_what_changes_no_answer_and_what_fsdp2_makes_of_a_class_is_no_other_network():
+    size = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 2, "num_classes": 3}
+    task = vitlab.Classifier(**size, freeze=["blocks"], drop_path_rate=0.1)
+    net: Any = task.net
+    net.blocks[0].drop_path.rate, net.blocks[0].mlp.dropout, net.grad_checkpoint = 0.3, nn.Identity(), True
+    net.reset_head(0)
+    for part in (net, net.blocks[0]):  # as `fully_shard` does
+        part.__class__ = type(
+            f"FSDP{type(part).__name__}", (FSDPModule, type(part)), {"__module__": fully_shard.__module__}
+        )
+    assert own_answer(task) == {}
+    net.norm.eps, net.pos_embed = 0.5, nn.Identity()
+    assert own_answer(task)["network"] == "a network with Identity in place of Learned as pos_embed, and 1 more"
 
 
 def test_all_commands_take_the_answers_of_a_tasks_own_forward(here):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import one_line, preview
+from vitlab.interface import own_network
 from vitlab.layers.pos_embed import resample_pos_embed
 from vitlab.layers.pos_embed.added import AddedPosEmbed, SinCos1d, SinCosPosEmbed
 from vitlab.layers.pos_embed.resizable import SIZED, Resizable
@@ -114,7 +115,7 @@ def load_weights(
     _fill(model, state, file.path)
     positions = (*scale_sentences, *grid_sentences, *patch_sentences, *table_sentences, *resize_sentences)
     theirs = file.own.get("network", "")
-    is_other = theirs and theirs != f"{type(model).__module__}.{type(model).__qualname__}"
+    is_other = theirs and theirs != own_network(model)
     own = [f"weights: of {theirs}, which computes something else than this network"] if is_other else []
     return [*file.sentences, *own, *sentences, *positions, *head_sentences]
 
