@@ -63,6 +63,7 @@ def classes(net, batches):
         return torch.cat([net(images).argmax(dim=1) for images, _ in batches])
 
 
+@pytest.mark.rare
 def test_int8_is_small_and_its_card_says_what_it_answers_differently(run, exported):
     plain, small = exported
     assert sorted(path.name for path in small.parent.iterdir()) == sorted(
@@ -86,6 +87,7 @@ def test_int8_is_small_and_its_card_says_what_it_answers_differently(run, export
     assert card["precision"] == "32-true"
 
 
+@pytest.mark.rare
 def test_the_answers_of_the_graph_are_the_ones_that_are_measured(run):
     checkpoint = run / "checkpoints" / "best.ckpt"
     net = network_of(restore(RunDir(run), checkpoint).model)
@@ -97,6 +99,7 @@ def test_the_answers_of_the_graph_are_the_ones_that_are_measured(run):
     assert after["val"]["acc1"] == wrong.run["acc1"] and not after.get("variations")
 
 
+@pytest.mark.rare
 def test_int8_predicts_photos(run, exported, tmp_path):
     for i, image in enumerate(np.random.default_rng(0).integers(256, size=(5, 8, 8), dtype=np.uint8)):
         Image.fromarray(image).save(tmp_path / f"{i}.png")
@@ -108,6 +111,7 @@ def test_int8_predicts_photos(run, exported, tmp_path):
     assert (own - other).abs().max() < 0.05 and not own.equals(other)
 
 
+@pytest.mark.rare
 def test_weights_have_seven_bits_and_a_scale_for_each_channel(run, exported):
     """More than seven overflow the sum of two products in 16 bits, where a processor has no VNNI."""
     graph = onnx.load(exported[1]).graph

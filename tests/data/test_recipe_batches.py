@@ -122,7 +122,7 @@ def test_every_recipe_is_found_and_experiments_keep_the_batches_of_their_recipes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world", ["one process", "its processes"])
+@pytest.mark.parametrize("world", ["one process", pytest.param("its processes", marks=pytest.mark.rare)])
 @pytest.mark.parametrize("path", RECIPES, ids=ident)
 def test_no_image_is_mixed_with_itself_and_batches_differ_as_much_as_timms(path, world):
     np.random.seed(0)

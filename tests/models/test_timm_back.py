@@ -33,7 +33,9 @@ def read(name):
     return theirs, ours
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.rare if "base" in name else pytest.mark.slow) for name in FAMILIES]
+)
 def test_a_network_of_timm_goes_back_with_equal_logits(name):
     theirs, ours = read(name)
     back = timm.create_model(name, depth=2, num_classes=5).eval()
