@@ -436,6 +436,13 @@ def test_flags_of_custom_classes_are_left_to_the_parser(here):
 
 @pytest.mark.rare
 @pytest.mark.slow
+def test_a_dry_run_downloads_nothing_and_says_what_training_would(here, capsys, monkeypatch):
+    monkeypatch.setattr("torchvision.datasets.CIFAR10.download", lambda _: pytest.fail("a download"))
+    assert main(["fit", "--config", "cifar10_t2t", "--trainer.logger=false", "--dry_run"]) == 0
+    assert "not here: data/cifar-10-batches-py (170 MB), which training would download" in capsys.readouterr().out
+    assert not list(here.iterdir())
+
+
 def test_a_dry_run_imports_only_what_it_uses(here):
     unused = {"scipy.signal", "sklearn", "pandas", "pyarrow", "timm", "captum", "onnx", "optuna", "datasets"}
     code = (

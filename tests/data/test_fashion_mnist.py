@@ -4,6 +4,7 @@ import gzip
 import os
 import struct
 from pathlib import Path
+from urllib.error import URLError
 
 import numpy as np
 import pytest
@@ -57,6 +58,22 @@ def test_a_missing_folder_is_refused_with_the_way_out(tmp_path):
         CIFAR10(root=str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("data", "error", "told"),
+    [
+        (CIFAR100, URLError("no network"), r"cifar-100-python \(170 MB\) cannot be downloaded: no network"),
+        (FashionMNIST, RuntimeError("Error downloading a.gz:\nTried x"), r"raw \(31 MB\) .*: Error downloading a.gz"),
+    ],
+)
+def test_a_failed_download_names_what_is_missing_and_the_way_out(data, error, told, tmp_path, monkeypatch):
+    def published(root, download):
+        raise error
+
+    monkeypatch.setattr(f"torchvision.datasets.{data.__name__}", published)
+    with pytest.raises(ValueError, match=told + r".*; download it on a machine with a network .* --data\.root"):
+        data(root=str(tmp_path), download=True).prepare_data()
+
+
 @pytest.mark.parametrize("damage", [lambda b: b[:500], lambda b: b"\1" + b[1:], lambda b: b[:4], lambda b: b""])
 def test_damaged_files_are_refused_with_their_path(root, damage):
     path = root / "FashionMNIST" / "raw" / "train-labels-idx1-ubyte"
@@ -77,7 +94,7 @@ def test_the_published_images_have_the_published_statistics():
 
 def test_cifar_is_read_as_torchvision_reads_it(tmp_path, monkeypatch):
     class Published:
-        def __init__(self, root, train, download):
+        def __init__(self, root, train, download=False):
             rng = np.random.default_rng(int(train))
             self.data = rng.integers(0, 256, (100 if train else 20, 32, 32, 3), dtype=np.uint8)
             self.targets = [i % 100 for i in range(len(self.data))]

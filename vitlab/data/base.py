@@ -187,6 +187,10 @@ class ImageData(Named, L.LightningDataModule):
         """Return the readable images of a split, and note the others in `unreadable`."""
         return images
 
+    def absent(self) -> str:
+        """Return which files `prepare_data` would download, and their size; empty if none."""
+        return ""
+
     def check_readable(self) -> None:
         """Refuse more unreadable files than are allowed."""
 

@@ -4,6 +4,7 @@ import gzip
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Unpack, get_args
+from urllib.error import URLError
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from vitlab.data.arguments import CIFARArgs, DataArgs, FixedTestArgs
 from vitlab.data.base import ImageData, Part
 from vitlab.data.files.sets import TensorImages
+from vitlab.errors import one_line
 
 
 class Digits(ImageData):
@@ -50,6 +52,18 @@ def _table() -> NDArray[np.float64]:
     return np.column_stack(load_digits(return_X_y=True))
 
 
+def _fetch(published: Any, data: "FashionMNIST | CIFAR10") -> None:
+    """Download a set by torchvision's class, unless it is there, or say what to do without a network."""
+    try:
+        published(data.root, download=True)
+    except (URLError, RuntimeError) as error:  # torchvision's own words where each mirror of a file has failed
+        reason = error.reason if isinstance(error, URLError) else one_line(error)
+        raise ValueError(
+            f"{data.absent() or data.root} cannot be downloaded: {reason}; download it on a machine with a network and "
+            "copy it here, or name the folder that holds it by --data.root"
+        ) from error
+
+
 _CLOTHES = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot"
 _PREFIX = {"train": "train", "test": "t10k"}
 
@@ -78,12 +92,24 @@ class FashionMNIST(ImageData):
             for kind in ("images-idx3", "labels-idx1"):
                 _find(self.folder, f"train-{kind}-ubyte")
 
+    def absent(self) -> str:
+        """Return which files :meth:`prepare_data` would download, and their size."""
+        if not self.download:
+            return ""
+        names = [f"{part}-{kind}-ubyte" for part in _PREFIX.values() for kind in ("images-idx3", "labels-idx1")]
+        try:
+            for name in names:
+                _find(self.folder, name)
+        except ValueError:
+            return f"{self.folder} (31 MB)"
+        return ""
+
     def prepare_data(self) -> None:
         """Download what is missing, if asked to."""
         if self.download:
             from torchvision.datasets import FashionMNIST as Published
 
-            Published(self.root, download=True)
+            _fetch(Published, self)
 
     def read(self, part: Part) -> TensorImages:
         """Return the training or the test images."""
@@ -159,10 +185,17 @@ class CIFAR10(ImageData):
                 "--data.download=true fetches it"
             )
 
+    def absent(self) -> str:
+        """Return which files :meth:`prepare_data` would download, and their size."""
+        folder = Path(self.root) / self.folder
+        return f"{folder} (170 MB)" if self.download and not folder.is_dir() else ""
+
     def prepare_data(self) -> None:
         """Download what is missing, if asked to."""
         if self.download:
-            self._open(train=True, download=True)
+            import torchvision.datasets
+
+            _fetch(getattr(torchvision.datasets, self.published), self)
 
     def read(self, part: Part) -> TensorImages:
         """Return the training or the test images."""
@@ -170,12 +203,12 @@ class CIFAR10(ImageData):
         images = torch.from_numpy(stored.data).permute(0, 3, 1, 2).contiguous()
         return TensorImages(images, torch.tensor(stored.targets))
 
-    def _open(self, train: bool, download: bool = False) -> Any:
+    def _open(self, train: bool) -> Any:
         import torchvision.datasets
 
         # torchvision compares each file with its published MD5 before it reads pickled arrays
         try:
-            return getattr(torchvision.datasets, self.published)(self.root, train=train, download=download)
+            return getattr(torchvision.datasets, self.published)(self.root, train=train)
         except RuntimeError as error:
             what = str(error).partition(". You can use")[0]  # an argument of torchvision
             raise ValueError(f"{self.root}: {what}; --data.download=true fetches what is missing") from None

@@ -98,7 +98,10 @@ def check_job(arguments: list[str], options: FitOptions) -> None:
 
 
 def rehearse(job: Job) -> None:
-    """Set up the data and print the header, as a dry run does."""
+    """Set up the data and print the header, as a dry run does, which downloads nothing."""
+    if isinstance(job.data, ImageData) and (absent := job.data.absent()):
+        say(f"dry run: task and network can be built; not here: {absent}, which training would download")
+        return
     with user_mistakes():
         job.data.prepare_data()
         job.data.setup("fit")
