@@ -1,28 +1,25 @@
-"""An additive position embedding: a small network maps the row and column of a patch to what its token receives.
+"""The position embedding of docs/tutorial_positions.md, where it is explained.
 
 vitlab posbench coordinates.Coordinates --trust_imports coordinates --data DIR
 """
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from vitlab.layers import PosEmbed
+from vitlab.layers.pos_embed import grid_cells
+from vitlab.layers.pos_embed.added import AddedPosEmbed
 
 
-class Coordinates(PosEmbed):
-    """A network of (y, x), both from -1 to 1 over the grid, whose output is added to the patch tokens.
+class Coordinates(AddedPosEmbed):
+    """A small network that maps row and column of a patch to a vector."""
 
-    Args:
-        grid_size: Patch tokens per column and per row, (h, w).
-        embed_dim: Token width D.
-        width: Hidden units.
-    """
+    policies = ()  # it has no tensor of the grid's size, so that nothing is resized with the image
 
-    def __init__(self, grid_size: tuple[int, int], embed_dim: int, width: int = 64) -> None:
+    def __init__(self, grid_size, embed_dim, width=64):
         super().__init__(grid_size)
-        self.net = nn.Sequential(nn.Linear(2, width), nn.GELU(), nn.Linear(width, embed_dim))
+        self.mlp = nn.Sequential(nn.Linear(2, width), nn.GELU(), nn.Linear(width, embed_dim))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map ``(B, N, D)`` patch tokens to ``(B, N, D)``."""
-        sides = [torch.linspace(-1, 1, n, device=x.device) for n in self.grid_size]
-        return x + self.net(torch.cartesian_prod(*sides))
+    def table(self, layer=0):
+        y, x = grid_cells(self.grid_size)  # row and column of each patch
+        cells = torch.stack([y / self.grid_size[0], x / self.grid_size[1]], dim=1)  # (N, 2), from 0 to 1
+        return self.mlp(cells.to(self.mlp[0].weight))  # (N, D)

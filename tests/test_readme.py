@@ -331,6 +331,11 @@ def test_the_page_on_positions_names_every_method():
     ] == []
 
 
+def test_the_example_of_posbench_is_the_class_of_the_tutorial():
+    definition, _ = blocks("docs/tutorial_positions.md", "python")
+    assert (ROOT / "examples/coordinates.py").read_text().endswith(definition.partition("\n")[2])
+
+
 @pytest.mark.rare
 def test_the_position_embedding_of_the_tutorial_passes_its_check_and_its_ablation(desk, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
