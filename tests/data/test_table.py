@@ -179,6 +179,14 @@ def test_an_array_of_another_shape_and_one_with_nan_are_named(tmp_path):
         _open(tmp_path)
 
 
+def test_an_npy_file_with_its_channels_last_is_refused_as_arrays_are(tmp_path):
+    _arrays(tmp_path, shape=(10, 6, 3))
+    with pytest.raises(
+        ValueError, match=r"row 1, column path: .*0\.npy: channels stand before height and width, got \(10"
+    ):
+        _open(tmp_path)
+
+
 def _pairs(folder, n=20):
     """A table with two columns of photos, which differ as much as the target says; return the photos."""
     rng = np.random.default_rng(0)
@@ -294,6 +302,19 @@ def test_words_for_nothing_are_classes_and_mark_empty_cells_among_numbers(tmp_pa
     table = read_table(str(tmp_path / "t.csv"), ["path", "grade"])
     with pytest.raises(ValueError, match="row 4: the column grade is empty"):
         Rows("t.csv", table, ["grade"], {})
+
+
+def test_numbers_that_32_bits_would_merge_are_refused_in_training_alone():
+    table = pd.DataFrame({"path": list("abcd"), "seconds": 1.7e9 + np.array([0.0, 18, 90, 170])})
+    with pytest.raises(
+        ValueError, match=r"t\.csv: numbers .* the column seconds by up to 42, .* subtract 1700000000 fr"
+    ):
+        Rows("t.csv", table, ["seconds"], {})
+    assert Rows("t.csv", table, ["seconds"], {}, trained={"kind": "number"}).values.dtype == np.float32
+    for column in (table["seconds"] - 1.7e9, table["seconds"] * [1, 2, 3, 4], [0.1] * 4, [1.7e9 + 1] * 4):
+        Rows("t.csv", table.assign(seconds=column), ["seconds"], {}, "number")
+    gaps = pd.DataFrame({"path": list("ab"), "x": [None, 0.1], "y": [0.3, 0.4]})
+    Rows("t.csv", gaps, ["x", "y"], {}, missing="mask")
 
 
 def test_a_gap_in_the_column_of_times_matters_only_to_split_by_time(tmp_path):

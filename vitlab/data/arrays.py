@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlab.data.arguments import TableArgs
+from vitlab.data.files.array_images import is_channels_last
 from vitlab.data.files.rows import Declared, Rows
 from vitlab.data.files.sets import Images, TensorImages
 from vitlab.data.files.splits import Indices
@@ -129,7 +130,7 @@ def _images(values: NDArray[Any], place: str) -> NDArray[np.float32]:
             f"{place} must hold N x H x W or N x C x H x W numbers, and its images are {shape} {values.dtype}"
         )
     images = np.asarray(values[:, None] if values.ndim == 3 else values, dtype=np.float32)
-    if values.ndim == 4 and values.shape[3] <= 4 < values.shape[1] and values.shape[2] != values.shape[3]:
+    if values.ndim == 4 and is_channels_last(values.shape[1:]):
         raise ValueError(f"{place}: images are N x C x H x W, channels before height; got {values.shape[1:]}")
     if len(wrong := np.flatnonzero(~np.isfinite(images).all((1, 2, 3)))):
         raise ValueError(f"{place}: image {wrong[0]} has values that are not finite")

@@ -53,9 +53,20 @@ def read_array(path: Path) -> NDArray[np.float32]:
     values = values[None] if values.ndim == 2 else values
     if values.ndim != 3 or not values.size:
         raise ValueError(f"{path} must hold an array of channels x height x width, got {values.shape}")
+    if path.suffix.lower() == ".npy" and is_channels_last(values.shape):
+        raise ValueError(f"{path}: channels stand before height and width, got {values.shape}")
     if not np.isfinite(values).all():
         raise ValueError(f"{path} has values that are not finite")
     return values
+
+
+def is_channels_last(shape: tuple[int, ...]) -> bool:
+    """Return whether the three sides of an image are rather height, width and channels than channels first.
+
+    >>> is_channels_last((32, 48, 3)), is_channels_last((6, 32, 32)), is_channels_last((8, 3, 3))
+    (True, False, False)
+    """
+    return shape[2] <= 4 < shape[0] and shape[1] != shape[2]
 
 
 def _tiff(path: Path) -> NDArray[np.generic]:

@@ -322,13 +322,20 @@ class Rows:
     def _numbers(self, column: "pd.Series", masked: bool = False) -> NDArray[np.float32]:
         import pandas as pd
 
-        found = pd.to_numeric(column, errors="coerce").astype("float64").to_numpy(dtype=np.float32, na_value=np.nan)
+        exact = pd.to_numeric(column, errors="coerce").astype("float64").to_numpy(na_value=np.nan)
+        found = exact.astype(np.float32)
         empty = column.isna().to_numpy()
         if len(wrong := np.flatnonzero(np.isnan(found) & ~empty)):
             cell = column.iloc[wrong[0]]
             raise ValueError(f"{self.row(wrong[0])}: the column {column.name} must hold numbers, got {cell!r}")
         if len(wrong := np.flatnonzero(~np.isfinite(found) & ~(empty & masked))):
             raise ValueError(f"{self.row(wrong[0])}: the column {column.name} is {column.iloc[wrong[0]]}, not finite")
+        known, error = exact[~empty], abs(found - exact)[~empty].max(initial=0.0)
+        if self.trained is None and error and np.ptp(known) and error > 0.01 * (spread := known.std()):
+            raise ValueError(
+                f"{self.file}: numbers have 32 bits, which rounds the column {column.name} by up to {error:.3g}, and "
+                f"its standard deviation is {spread:.3g}: subtract {known.min():.10g} from it"
+            )
         return found
 
 
