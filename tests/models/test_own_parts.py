@@ -76,6 +76,40 @@ def test_normalizations_of_torch_work_by_name_and_know_width_and_epsilon():
     torch.testing.assert_close(group(x), expected.flatten(2), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["InstanceNorm1d", "LazyInstanceNorm1d", "LocalResponseNorm"])
+def test_a_layer_of_torch_that_would_take_tokens_for_channels_is_refused(name):
+    spec = {"class_path": name, "init_args": {"size": 3}} if name == "LocalResponseNorm" else name
+    with pytest.raises(ValueError, match=f"`norm_layer`: {name} expects channels second, .* tokens are last"):
+        build_norm(spec, 8, 0.1)
+    with pytest.raises(ValueError, match="`act_layer`: Softmax2d expects channels second"):
+        build_act("Softmax2d", 8)
+
+
+class OverTokens(nn.InstanceNorm1d):
+    def forward(self, x):
+        return super().forward(x.mT).mT
+
+
+def test_a_subclass_that_transposes_tokens_is_taken():
+    x = torch.randn(2, 5, 8)
+    found = build_norm(f"{HERE}.OverTokens", 8, 0.1)(x)
+    torch.testing.assert_close(found, nn.functional.instance_norm(x.mT, eps=0.1).mT)
+
+
+class OwnPatch(nn.Module):
+    def __init__(self, img_size, in_chans, embed_dim):
+        super().__init__()
+        self.grid_size, self.patch_size = (img_size[0] // 2, img_size[1] // 2), 2
+        self.patch = nn.Conv2d(in_chans, embed_dim, 2, 2)
+
+    def forward(self, images):
+        return self.patch(images).flatten(2).transpose(1, 2)
+
+
+def test_a_tokenizer_may_call_its_layer_patch():
+    assert VisionTransformer(**TINY, tokenizer=f"{HERE}.OwnPatch")(torch.zeros(1, 1, 8, 8)).shape == (1, 3)
+
+
 def test_a_network_of_custom_parts_trains_and_is_rebuilt_from_its_file_alone(tmp_path):
     parts = {
         "pos_embed": {"class_path": f"{HERE}.Slope", "init_args": {"start": 0.5}},

@@ -9,6 +9,12 @@ from torch import Tensor, nn
 from vitlab.class_paths import build_part, find_class, name_and_args
 from vitlab.errors import one_line
 
+_READS_CHANNELS_SECOND = (
+    nn.modules.instancenorm._InstanceNorm.forward,
+    nn.LocalResponseNorm.forward,
+    nn.Softmax2d.forward,
+)
+
 
 class PerToken(nn.Module):
     """Apply a normalization that expects channels second, such as BatchNorm1d, to tokens, whose channels are last.
@@ -48,6 +54,11 @@ def build_custom(key: str, value: Any, dim: int, words: Iterable[str], offered: 
     layer = build_part(key, find_class(key, path, nn.Module, words, home="torch.nn"), args, offered)
     if isinstance(layer, nn.modules.batchnorm._BatchNorm | nn.GroupNorm):
         layer = PerToken(layer)
+    if type(layer).forward in _READS_CHANNELS_SECOND:  # torch would take tokens for channels without a word
+        raise ValueError(
+            f"`{key}`: {path} expects channels second, and those of (B, L, {dim}) tokens are last: a class of your own "
+            "may transpose them"
+        )
     try:
         with torch.no_grad():
             shape = tuple(layer.eval()(torch.zeros(2, 3, dim)).shape)

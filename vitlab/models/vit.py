@@ -25,6 +25,7 @@ from vitlab.models.packed_batch import drops_rows, forward_packed, packed_images
 from vitlab.named_kwargs import Named
 from vitlab.packed_batch import PackedBatch
 from vitlab.tokenizers.build import TokenizerChoice, build_tokenizer
+from vitlab.tokenizers.patch import PatchEmbed
 from vitlab.tokenizers.splits import pair
 
 
@@ -247,7 +248,8 @@ class VisionTransformer(Named, nn.Module):
     def _at(self, size: tuple[int, ...]) -> PosEmbed:
         """Return the position embedding at the grid of images of this height and width."""
         tokenizer = self.tokenizer
-        if same_size(size, self.img_size) and getattr(tokenizer, "patch", None) in (None, tokenizer.patch_size):
+        is_other_patch = isinstance(tokenizer, PatchEmbed) and tokenizer.patch != tokenizer.patch_size
+        if same_size(size, self.img_size) and not is_other_patch:
             return self.pos_embed
         if not hasattr(tokenizer, "grid_of"):
             name, (H, W), got = type(tokenizer).__name__, self.img_size, f"{size[0]} x {size[1]}"
