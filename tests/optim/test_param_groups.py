@@ -5,6 +5,7 @@ from timm.models.eva import Eva
 from timm.optim import param_groups_layer_decay
 from torch import nn
 
+from vitlab.models.start import projections
 from vitlab.models.vit import VisionTransformer
 from vitlab.optim import describe_groups, param_groups, slow_earlier_blocks
 
@@ -203,3 +204,21 @@ def test_what_a_parametrized_weight_is_computed_from_decays(norm):
     decaying = {id(p) for group in param_groups(net, 1.0, 0.1) if group["weight_decay"] for p in group["params"]}
     params = dict(net.blocks[0].mlp.fc1.parametrizations.weight.named_parameters())
     assert [key for key, p in params.items() if id(p) in decaying] == [name]
+
+
+def pruned(layer, name):
+    nn.utils.prune.l1_unstructured(layer, name, 0.2)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")  # torch prefers parametrizations
+@pytest.mark.parametrize(
+    "hook, stored",
+    [(nn.utils.weight_norm, "weight_v"), (nn.utils.spectral_norm, "weight_orig"), (pruned, "weight_orig")],
+)
+def test_what_a_hook_computes_a_weight_from_decays(hook, stored):
+    layer = nn.Linear(8, 4)
+    hook(layer, "weight")
+    assert [id(p) for p in projections(layer)] == [id(getattr(layer, stored))]
+    attention = nn.MultiheadAttention(8, 2)
+    pruned(attention, "in_proj_weight")
+    assert [id(p) for p in projections(attention)] == [id(attention.in_proj_weight_orig)]

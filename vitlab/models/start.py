@@ -133,13 +133,20 @@ def projections(module: nn.Module) -> list[nn.Parameter]:
         ([3], [])
     """
     if isinstance(module, nn.MultiheadAttention):
-        weights = module.in_proj_weight, module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
-        return [weight for weight in weights if weight is not None]
-    if not isinstance(module, PROJECTIONS):
-        return []
-    if is_parametrized(module, "weight"):  # its weight is computed: of what it is computed from, the largest decays
-        return [max(module.parametrizations["weight"].parameters(recurse=False), key=Tensor.numel)]  # type: ignore
-    return [module.weight]  # type: ignore[list-item]
+        names = ["in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"]
+    else:
+        names = ["weight"] if isinstance(module, PROJECTIONS) else []
+    return [weight for name in names for weight in _stored(module, name)]
+
+
+def _stored(module: nn.Module, name: str) -> list[nn.Parameter]:
+    """Return the weight of this name or, where it is computed, the largest parameter that it is computed from."""
+    if is_parametrized(module, name):
+        found = list(module.parametrizations[name].parameters(recurse=False))  # type: ignore[index, union-attr]
+    else:  # in place of `weight`, hooks of torch.nn.utils keep `weight_orig`, or `weight_g` and `weight_v`
+        own = module.named_parameters(recurse=False)
+        found = [p for key, p in own if key == name or key.startswith(f"{name}_")]
+    return [max(found, key=Tensor.numel)] if found else []
 
 
 def build_blocks(
