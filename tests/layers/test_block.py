@@ -1,3 +1,4 @@
+import math
 from functools import partial
 
 import pytest
@@ -122,10 +123,19 @@ def test_a_subset_computes_the_branch_of_kept_samples_alone_and_adds_it_where_it
     for _ in range(400):
         y = DropPath(0.4, subset=True)(x, lambda some: seen.append(len(some)) or 10 * some[:, :1])
         added = (y - x[:, :1])[:, 0, 0]
-        assert set((added / x[:, 0, 0])[1:].tolist()) <= {0.0, 16.0}  # 10 times 8 / 5
+        assert {round(v, 3) for v in (added / x[:, 0, 0])[1:].tolist()} <= {0.0, 16.667}  # 10 / 0.6
         kept += added > 0
     assert set(seen) == {5}
-    assert (kept[1:] / 400).tolist() == pytest.approx([5 / 8] * 7, abs=0.1)  # each sample as often as any other
+    assert (kept[1:] / 400).tolist() == pytest.approx([0.6] * 7, abs=0.1)  # each sample as often as any other
+
+
+def test_a_subset_drops_from_small_batches_at_its_rate():
+    torch.manual_seed(0)
+    for rate, n in ((0.1, 4), (0.1, 1), (0.7, 10)):
+        drop_path, x = DropPath(rate, subset=True), torch.zeros(n, 1, 1)
+        dropped = torch.stack([drop_path(x, torch.ones_like) == 0 for _ in range(2000)]).sum((1, 2, 3))
+        assert dropped.float().mean().item() == pytest.approx(rate * n, abs=0.06)
+        assert dropped.unique().tolist() == [*range(math.floor(rate * n + 1e-6), math.ceil(rate * n - 1e-6) + 1)]
 
 
 def test_a_subset_has_the_gradient_of_what_it_computed():

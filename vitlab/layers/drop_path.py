@@ -1,5 +1,6 @@
 """Stochastic depth: residual branches that a random share of the samples skips."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -11,7 +12,8 @@ class DropPath(nn.Module):
 
     A sample's branch is either dropped or kept and scaled up, so that the expected value does not change. By default
     each sample is drawn independently and all branches are computed. With ``subset``, as in Oquab et al. 2024
-    (arXiv:2304.07193), a fixed number of samples is drawn and only their branches are computed.
+    (arXiv:2304.07193), a fixed number of samples is drawn and only their branches are computed. If that
+    number is not whole, chance decides on the last of them, so that small batches are dropped from at the same rate.
 
     Args:
         rate: Share of samples whose branch is dropped in training, in [0, 1).
@@ -59,10 +61,13 @@ class DropPath(nn.Module):
         return y.new_empty(len(y), 1, 1).bernoulli_(1 - self.rate) / (1 - self.rate)
 
     def _forward_subset(self, x: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
-        num_kept = max(1, round(len(x) * (1 - self.rate)))
-        rows = torch.randperm(len(x), device=x.device)[:num_kept]
+        num_kept = len(x) * (1 - self.rate)
+        most = math.ceil(num_kept - 1e-6)  # 1 - rate is rounded
+        rows = torch.randperm(len(x), device=x.device)[:most]
         y = branch(x[rows])
-        return x[:, : y.shape[1]].index_add(0, rows, y.to(x.dtype), alpha=len(x) / num_kept)
+        last = torch.rand(1, device=x.device) < num_kept - most + 1
+        kept = torch.cat([last.new_ones(most - 1), last])[:, None, None]
+        return x[:, : y.shape[1]].index_add(0, rows, (y * kept).to(x.dtype), alpha=1 / (1 - self.rate))
 
     def extra_repr(self) -> str:
         """Show the arguments when the module is printed."""
