@@ -242,6 +242,13 @@ def test_a_network_that_is_frozen_as_a_whole_is_refused():
         Classifier(**TINY, freeze=parts)
 
 
+def test_a_linear_probe_keeps_frozen_what_freeze_names():
+    with pytest.raises(ValueError, match=r"`freeze` must leave a parameter to train, got \['head'\]"):
+        LinearProbe(**TINY, freeze=["head"])
+    task = LinearProbe(**TINY, freeze=["head.bias", "blocks"])
+    assert [name for name, p in task.named_parameters() if p.requires_grad] == ["net.head.weight"]
+
+
 def test_adamw_that_is_told_to_loop_over_tensors_is_not_fused():
     task = Classifier(**TINY, opt={"class_path": "adamw", "init_args": {"foreach": True}})
     group = build_optimizer(task.hparams["opt"], task.optimizer_groups(), 1e-3).param_groups[0]

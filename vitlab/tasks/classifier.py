@@ -13,6 +13,7 @@ from torchmetrics.functional.classification import binary_average_precision
 from vitlab.tasks.arguments import ClassifierArgs, TaskArgs
 from vitlab.tasks.base import Task
 from vitlab.tasks.meter import in_32_bits
+from vitlab.tasks.optimizer import check_recipe
 
 
 class Classifier(Task):
@@ -121,7 +122,8 @@ class LinearProbe(Classifier):
     def __init__(self, **task: Unpack[ClassifierArgs]) -> None:
         super().__init__(**task)
         for name, parameter in self.net.named_parameters():
-            parameter.requires_grad = name.startswith("head.")
+            parameter.requires_grad &= name.startswith("head.")
+        check_recipe(self)  # what `freeze` names stays frozen
 
     def on_train_start(self) -> None:  # not where an epoch starts: a resume within one would train with dropout
         self.net.eval()
