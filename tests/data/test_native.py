@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import lightning as L
 import numpy as np
 import pandas as pd
 import pytest
@@ -135,9 +136,13 @@ def test_data_without_native_sizes_say_why(photos, settings, said):
     ],
 )
 def test_tasks_that_cannot_take_native_sizes_say_why_before_anything_is_written(photos, task, said):
-    with pytest.raises(UsageError, match=r"`data\.native_patch`") as refused:
-        model_facts(task(), ImageFolder(photos, **NATIVE))
-    assert said in str(refused.value)
+    data, trainer = ImageFolder(photos, **NATIVE), L.Trainer(accelerator="cpu", barebones=True)
+    trainer.datamodule, built = data, task()
+    built.trainer = trainer
+    for refuse in (lambda: model_facts(built, data), lambda: built.setup("fit")):
+        with pytest.raises(UsageError, match=r"`data\.native_patch`") as refused:
+            refuse()
+        assert said in str(refused.value)
 
 
 @pytest.mark.rare

@@ -26,6 +26,7 @@ from vitlab.errors import UsageError
 from vitlab.pretraining import DINO
 from vitlab.pretraining.dino import cosine, koleo
 from vitlab.runs.directory import RunDir
+from vitlab.tasks import Classifier
 from vitlab.tasks.optimizer import build_scheduler
 
 ROOT = Path(__file__).parents[2]
@@ -215,6 +216,16 @@ def test_options_that_contradict_dino_are_refused_by_name():
             MultiCrop((8, 8), "bicubic", **arguments)
     with pytest.raises(ValueError, match=r"MultiCrop cannot be combined with .*`data.img_size_schedule`"):
         Digits(augment=["MultiCrop"], img_size=8, img_size_schedule=[[0, 4], [1, 8]])
+
+
+def test_what_does_not_go_with_crops_is_refused_by_lightnings_trainer_too():
+    crops = {"batch_size": 16, "augment": [{"class_path": "MultiCrop", "init_args": {"local_size": 4}}]}
+    for task, data, line in (
+        (Classifier(**TINY), Digits(**crops), "MultiCrop yields crops, which `model: Classifier` does not take"),
+        (DINO(**TINY | HEAD), Digits(**crops, mixup=1.0), "`data.mixup`, .* do not work on crops: set them to 0"),
+    ):
+        with pytest.raises(ValueError, match=line):
+            L.Trainer(max_steps=1, accelerator="cpu", barebones=True).fit(task, data)
 
 
 @pytest.fixture

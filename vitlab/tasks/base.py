@@ -40,7 +40,7 @@ from vitlab.tasks.optimizer import (
     step_plateaus,
     step_scheduler,
 )
-from vitlab.tasks.sizes import take_sizes, weights_seen
+from vitlab.tasks.sizes import check_crops, check_native, take_sizes, weights_seen
 
 
 class Task(Named, FastHookName, L.LightningModule):
@@ -144,6 +144,8 @@ class Task(Named, FastHookName, L.LightningModule):
             self._stream_seed = self._summed = None
             self.check_training(self.trainer, data)
             self.check_targets()
+            check_crops(self, data)
+            check_native(self, data)
             self.check_images(data)
 
     def take_sizes(self, data: Any) -> None:

@@ -1,4 +1,4 @@
-"""The sizes that a task built in Python takes from its data; it stands alone, as no training step needs it."""
+"""The sizes that a task built in Python takes from its data, and images that it cannot be trained on."""
 
 import inspect
 import math
@@ -6,7 +6,10 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
 
-from vitlab.interface import LINKS, image_fact
+from vitlab.errors import UsageError
+from vitlab.interface import LINKS, image_fact, network, recipe
+from vitlab.models.packed_batch import check_packed
+from vitlab.models.vit import VisionTransformer
 
 FEWEST = 4  # tokens per side that a patch size must leave to be chosen where none was given
 
@@ -53,3 +56,33 @@ def patch_for(img_size: list[int], usual: int) -> int:
         return usual
     sides = (side for side in range(usual, 1, -1) if whole % side == 0 and min(img_size) // side >= FEWEST)
     return next(sides, 1)
+
+
+def check_crops(task: Any, data: Any) -> None:
+    """Refuse crops for a task that takes whole images, and mixing or erasing of crops."""
+    if getattr(getattr(data, "pipeline", None), "crops", None) is None:
+        return
+    if not getattr(task, "takes_crops", False):
+        name = type(task).__name__
+        raise UsageError(
+            f"`data.augment`: MultiCrop yields crops, which `model: {name}` does not take; use --model=DINO"
+        )
+    if data.mix.mixing or data.mix.erasing:
+        raise UsageError("`data.mixup`, `data.cutmix` and `data.random_erasing` do not work on crops: set them to 0")
+
+
+def check_native(task: Any, data: Any) -> None:
+    """Refuse native image sizes for a task or network that does not support them."""
+    if not (native := getattr(getattr(data, "pipeline", None), "native", None)):
+        return
+    net: Any = network(task)
+    try:
+        if not getattr(task, "takes_native", True) or not isinstance(net, VisionTransformer):
+            raise ValueError(f"{type(task).__name__} takes images of one size: leave it out")
+        if recipe(task).get("compile"):
+            raise ValueError(
+                "sizes change at every step, and `model.compile` would compile each: leave one of them out"
+            )
+        check_packed(net, net.in_chans, (native.patch, native.patch))
+    except ValueError as error:
+        raise UsageError(f"`data.native_patch`: {error}") from None

@@ -40,7 +40,7 @@ from vitlab.jobs.restore import naming_place_of_data, stored_config, training_ar
 from vitlab.jobs.terminal import lightning_quieted, open_terminal, say
 from vitlab.jobs.train.describe import header
 from vitlab.jobs.train.endings import building, hung, lost_process
-from vitlab.jobs.train.facts import check_crops, check_module, model_facts
+from vitlab.jobs.train.facts import check_module, model_facts
 from vitlab.jobs.train.job import GIVEN, Job
 from vitlab.jobs.train.start import write_facts
 from vitlab.jobs.train.wandb import SafeWandbLogger, new_id, place_loggers
@@ -56,6 +56,7 @@ from vitlab.shipped import LIBRARIES
 from vitlab.tasks.base import Task
 from vitlab.tasks.distillation import Distillation
 from vitlab.tasks.optimizer import accumulate_from_the_start
+from vitlab.tasks.sizes import check_crops
 
 LOOK = {  # by class path, as a configuration names them: `vitlab.look` imports this room, and not the other way round
     "moments": "vitlab.look.moments.Moments",

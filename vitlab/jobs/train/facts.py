@@ -23,26 +23,13 @@ from vitlab.interface import (
     trained,
 )
 from vitlab.models.cost import call_on_meta, count_macs, count_parameters, count_tokens, flop_counter
-from vitlab.models.packed_batch import check_packed
 from vitlab.models.vit import VisionTransformer
-
-
-def check_crops(task: Any, data: Any) -> None:
-    """Refuse crops for a task that takes whole images, and mixing or erasing of crops."""
-    if getattr(getattr(data, "pipeline", None), "crops", None) is None:
-        return
-    if not getattr(task, "takes_crops", False):
-        name = type(task).__name__
-        raise UsageError(
-            f"`data.augment`: MultiCrop yields crops, which `model: {name}` does not take; use --model=DINO"
-        )
-    if data.mix.mixing or data.mix.erasing:
-        raise UsageError("`data.mixup`, `data.cutmix` and `data.random_erasing` do not work on crops: set them to 0")
+from vitlab.tasks.sizes import check_native
 
 
 def model_facts(task: Any, data: Any) -> dict[str, Any]:
     """Return parameters, multiply-adds, tokens and grid of a network, as far as known."""
-    _check_native(task, data)
+    check_native(task, data)
     net: Any = network(task)
     facts = {
         "parameters": count_parameters(trained(task)),
@@ -65,23 +52,6 @@ def model_facts(task: Any, data: Any) -> dict[str, Any]:
         "img_size": list(net.img_size),
         "in_chans": net.in_chans,
     }
-
-
-def _check_native(task: Any, data: Any) -> None:
-    """Refuse native image sizes for a task or network that does not support them."""
-    if not isinstance(data, ImageData) or not (native := data.pipeline.native):
-        return
-    net: Any = network(task)
-    try:
-        if not getattr(task, "takes_native", True) or not isinstance(net, VisionTransformer):
-            raise ValueError(f"{type(task).__name__} takes images of one size: leave it out")
-        if recipe(task).get("compile"):
-            raise ValueError(
-                "sizes change at every step, and `model.compile` would compile each: leave one of them out"
-            )
-        check_packed(net, net.in_chans, (native.patch, native.patch))
-    except ValueError as error:
-        raise UsageError(f"`data.native_patch`: {error}") from None
 
 
 def _growing(task: Any, data: Any) -> dict[str, list[list[int]]]:
