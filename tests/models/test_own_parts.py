@@ -155,6 +155,11 @@ def test_weights_of_every_linear_layer_convolution_and_attention_of_torch_decay(
     }
 
 
+def test_every_convolution_of_a_part_starts_as_init_std_says():
+    mlp = VisionTransformer(**TINY, init_std=0.001, mlp_layer=f"{HERE}.ManyWeights").blocks[0].mlp
+    assert all(layer.weight.abs().max() < 0.01 and not layer.bias.any() for layer in (mlp.row, mlp.volume, mlp.up))
+
+
 def test_a_custom_position_embedding_changes_no_other_initial_value():
     torch.manual_seed(0)
     one = VisionTransformer(**TINY, pos_embed="none").state_dict()

@@ -116,7 +116,7 @@ def init_weights(module: nn.Module, std: float) -> None:
     Example:
         >>> _ = nn.Sequential(nn.Linear(8, 8), nn.GELU()).apply(lambda module: init_weights(module, std=0.02))
     """
-    if isinstance(module, nn.Linear | nn.Conv2d):
+    if isinstance(module, PROJECTIONS):
         nn.init.trunc_normal_(module.weight, std=std)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
