@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ORDER = 2  # version of the order of training, in checkpoints; 1, which they lack, had copies of an image side by side
-TRAINED_ON = "trained_on.npy"  # in a run's directory: fingerprints of the training images, see `numbers`
+TRAINED_ON = "trained_on.npy"  # in a run's directory: fingerprints of the training images, see `fingerprints`
 
 
 def data_record(data: Any) -> dict[str, Any]:
@@ -148,7 +148,7 @@ class Trained:
 
     Args:
         facts: The run's data.json.
-        images: ``(N,)`` fingerprints of its training images, see :func:`numbers`; None if unknown.
+        images: ``(N,)`` fingerprints of its training images, see :func:`fingerprints`; None if unknown.
         split: The split to evaluate.
         allow: Whether a changed split may contain training images.
     """
@@ -198,7 +198,7 @@ class Trained:
         return seen
 
     def sentences(self, seen: dict[str, float], n: int) -> list[str]:
-        """Return a warning about training images in the split; ``seen`` is the result of :meth:`among`."""
+        """Return a warning about training images in the split; ``seen`` is the result of :meth:`accuracy_of_others`."""
         if not seen:
             return []
         rest = f"; acc1 {seen['acc1_of_others']:.4f} on the others" if "acc1_of_others" in seen else ""

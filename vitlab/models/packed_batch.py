@@ -11,7 +11,7 @@ from vitlab.layers.custom import PerToken
 from vitlab.layers.drop_path import DropPath
 from vitlab.layers.pos_embed.base import PosEmbed
 from vitlab.layers.pos_embed.placed import placed
-from vitlab.layers.resample import Grid, ResizePolicy
+from vitlab.layers.resample import Grid
 from vitlab.packed_batch import PackedBatch
 from vitlab.tokenizers.patch import PatchEmbed
 from vitlab.tokenizers.splits import pair
@@ -28,7 +28,6 @@ class PackedPosEmbed(PosEmbed):
         pos_embed: The position embedding of the network.
         grids: Rows and columns of the patches of each image.
         num_prefix_tokens: Number of prefix tokens P of each image, before its patches.
-        policy: How to resample positions for another grid; None is the default of the method.
         device: Device of the tokens.
 
     >>> packed = PackedPosEmbed(PosEmbed(), [(2, 3), (1, 2), (3, 1)], num_prefix_tokens=1)
@@ -42,7 +41,6 @@ class PackedPosEmbed(PosEmbed):
         pos_embed: PosEmbed,
         grids: Sequence[Grid],
         num_prefix_tokens: int,
-        policy: ResizePolicy | None = None,
         device: torch.device | None = None,
     ) -> None:
         super().__init__()
@@ -60,7 +58,7 @@ class PackedPosEmbed(PosEmbed):
             tokens = first_tokens[images, None] + torch.arange(num_prefix_tokens + n)
             patches = first_patches[images, None] + torch.arange(n)
             owner[tokens] = images[:, None]
-            self.groups.append(_Group(placed(pos_embed.at(grid, policy)), tokens.to(device), patches.to(device)))
+            self.groups.append(_Group(placed(pos_embed.at(grid)), tokens.to(device), patches.to(device)))
         self.ranks = torch.tensor([i for members in by_grid.values() for i in members]).argsort().to(device)
         self.owner = owner.view(self.shape).to(device)
         same_image = self.owner[:, None, :, None] == self.owner[:, None, None]
@@ -164,10 +162,12 @@ def lay_out(lengths: Sequence[int]) -> tuple[list[int], tuple[int, int]]:
     >>> lay_out([3, 5, 2])
     ([5, 0, 8], (2, 5))
     """
-    length, used, starts = max(lengths), [0] * 0, [0] * len(lengths)
+    length, starts = max(lengths), [0] * len(lengths)
+    used: list[int] = []  # tokens of each row
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         row = next((r for r, n in enumerate(used) if n + lengths[i] <= length), len(used))
-        used += [0] * (row == len(used))
+        if row == len(used):
+            used.append(0)
         starts[i] = row * length + used[row]
         used[row] += lengths[i]
     return starts, (len(used), length)

@@ -153,7 +153,7 @@ class TrainOrder:
     """The order of training, a function of (seed, epoch): every process takes its slice of each global batch.
 
     The samples of the last, incomplete batch are dropped; they differ between epochs. A global batch holds the copies
-    of a sample, as in timm's ``RepeatAugSampler``, and :func:`spread` divides them among processes.
+    of a sample, as in timm's ``RepeatAugSampler``, and :func:`spread_copies` divides them among processes.
 
     Args:
         draw: Draws the samples of an epoch; a number n draws each of n samples once.
@@ -213,8 +213,10 @@ class TrainOrder:
         for step in range(start, len(self)):
             bounds = np.array(ends[step * self.world : (step + 1) * self.world + 1])  # of each process, in this batch
             rows = bounds[0] + spread_copies(indices[bounds[0] : bounds[-1]])
-            mine = np.arange(*(bounds - bounds[0])[self.rank : self.rank + 2])
-            partners = indices[rows[np.minimum(mine ^ 1, len(rows) - 1)]]
+            begin, end = bounds[self.rank : self.rank + 2] - bounds[0]
+            mine = np.arange(begin, end)
+            pairs = np.minimum(mine ^ 1, len(rows) - 1)  # the neighbor, 0 with 1, 2 with 3; an odd last one has itself
+            partners = indices[rows[pairs]]
             mine = rows[mine]
             yield Step(indices[mine], seeds[mine], int(stream(self.seed, MIX, epoch, step)[0]), epoch, partners)
 

@@ -150,10 +150,14 @@ def _leave_signals_to_the_trainer(worker: int) -> None:
 
 def _stack(samples: list[_Sample], patch: int | None = None) -> _Read:
     read = [(row, sample) for row, sample in enumerate(samples) if sample.image is not None]
-    collate = (
-        default_collate if patch is None else partial(PackedBatch.of, patch=patch)
-    )  # the former uses shared memory
-    images = collate([sample.image for sample in samples if sample.image is not None]) if read else torch.empty(0)
+    found = [sample.image for sample in samples if sample.image is not None]
+    images: Tensor | PackedBatch
+    if not found:
+        images = torch.empty(0)
+    elif patch is None:
+        images = default_collate(found)  # in shared memory
+    else:
+        images = PackedBatch.of(found, patch)
     labels = torch.tensor([sample.label for _, sample in read])
     rows, indices = (np.array(x, dtype=np.int64) for x in ([row for row, _ in read], [s.number for _, s in read]))
     return images, labels, rows, indices, [error for sample in samples for error in sample.errors]
