@@ -24,9 +24,8 @@ def param_groups(
 
     The network decides what decays. Parameters that a position embedding has for one block learn at the rate of that
     block; a tensor with a slice for every block gets the rate of the last, and :func:`slow_earlier_blocks` corrects the
-    others. Weights that several blocks share learn at the rate of the first of them, positions that they share at the
-    rate of the embedding. Parameters are identified by identity, so wrapping, compiling or renaming the network changes
-    nothing.
+    others. Weights that blocks share learn at the rate of the first of them, positions that they share at that of the
+    embedding. Parameters are identified by identity: wrapping, compiling or renaming the network changes nothing.
 
     Args:
         net: The unwrapped network; ``stages()`` lists its parameters from input to output, ``no_weight_decay()`` names

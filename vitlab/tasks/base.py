@@ -40,7 +40,7 @@ from vitlab.tasks.optimizer import (
     step_plateaus,
     step_scheduler,
 )
-from vitlab.tasks.sizes import check_crops, check_native, take_sizes, weights_seen
+from vitlab.tasks.sizes import check_crops, check_native_sizes, take_sizes, weights_seen
 
 
 class Task(Named, FastHookName, L.LightningModule):
@@ -145,7 +145,7 @@ class Task(Named, FastHookName, L.LightningModule):
             self.check_training(self.trainer, data)
             self.check_targets()
             check_crops(self, data)
-            check_native(self, data)
+            check_native_sizes(self, data)
             self.check_images(data)
 
     def take_sizes(self, data: Any) -> None:

@@ -71,7 +71,7 @@ def check_crops(task: Any, data: Any) -> None:
         raise UsageError("`data.mixup`, `data.cutmix` and `data.random_erasing` do not work on crops: set them to 0")
 
 
-def check_native(task: Any, data: Any) -> None:
+def check_native_sizes(task: Any, data: Any) -> None:
     """Refuse native image sizes for a task or network that does not support them."""
     if not (native := getattr(getattr(data, "pipeline", None), "native", None)):
         return

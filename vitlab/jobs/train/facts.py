@@ -24,12 +24,12 @@ from vitlab.interface import (
 )
 from vitlab.models.cost import call_on_meta, count_macs, count_parameters, count_tokens, flop_counter
 from vitlab.models.vit import VisionTransformer
-from vitlab.tasks.sizes import check_native
+from vitlab.tasks.sizes import check_native_sizes
 
 
 def model_facts(task: Any, data: Any) -> dict[str, Any]:
     """Return parameters, multiply-adds, tokens and grid of a network, as far as known."""
-    check_native(task, data)
+    check_native_sizes(task, data)
     net: Any = network(task)
     facts = {
         "parameters": count_parameters(trained(task)),
