@@ -9,6 +9,8 @@ from jsonargparse import ArgumentParser
 from vitlab import data, pretraining, tasks
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.config.explain import explain
+from vitlab.config.parser import user_mistakes
+from vitlab.errors import UsageError
 from vitlab.ranges import RANGES, check_ranges
 
 GROUPS = (("model", tasks), ("model", pretraining), ("data", data), ("trainer", L.Trainer), ("checkpoint", Checkpoint))
@@ -94,3 +96,14 @@ def test_a_key_with_a_blank_a_dash_or_a_letter_of_another_alphabet_is_named(key)
         assert explain(message, ["model.warmup_epochs"], []) == told
     option = f"Parser key \"model\":\n  Option '{key}' is not accepted"
     assert explain(option, ["model.warmup_epochs"], []).startswith(f"there is no key `model.{key}`; did you mean")
+
+
+def test_what_a_library_refuses_keeps_the_key_that_it_was_given_by():
+    with pytest.raises(UsageError, match=r"^`model\.opt`: SGD refuses its arguments: Invalid$"), user_mistakes(["opt"]):
+        try:
+            try:
+                raise ValueError("Invalid")
+            except ValueError as error:
+                raise ValueError(f"`opt`: SGD refuses its arguments: {error}") from error
+        except ValueError as error:
+            raise ValueError("Problem with given class_path") from error

@@ -177,7 +177,7 @@ def build(key: str, cls: Any, args: Mapping[str, Any], offered: Mapping[str, Any
         if taken := re.fullmatch(r"attribute '(\w+)' already exists", str(error.args[0])):
             raise ValueError(taken_name(key, path, taken[1])) from error
         raise
-    except AttributeError as error:
+    except (AttributeError, NotImplementedError) as error:  # the second of a base class that calls what it lacks
         if re.search(r"before Module\.__init__|no attribute '_modules'", str(error)):
             raise ValueError(_without_super(key, path)) from error
         raise ValueError(f"`{key}`: {path} cannot be built: {in_own_code(error) or named_line(error)}") from error

@@ -47,6 +47,10 @@ GUESSES = [
     (["models", "deit"], "configs with this name: imagenet/deit3_l16, imagenet/deit_b16, imagenet/deit_s16,"),
     ([*T2T, "--model.t2t-attn=full"], 'did you mean "model.t2t_attn"'),
     ([*T2T, "--model.pos_embed=rope2d "], "got 'rope2d '; did you mean \"rope2d\"?"),
+    (
+        [*T2T, "--model.lr_scheduler={class_path: StepLR, init_args: {step_size: 1}, interval: week}"],
+        "`model.lr_scheduler`: interval must be epoch or step, got 'week'",
+    ),
     ([*T2T, "--data=Digits "], 'there is no class "Digits"; leave out the space'),
     ([*T2T, "--model=Regressor", "--model.label_smoothing=0"], "other classes of `model` have it"),
 ]

@@ -147,6 +147,14 @@ WRONG = {
         "a share and must be at most 1, got 2",
     ),
     "no argument of StepLR": ({"lr_scheduler": "StepLR"}, "StepLR refuses its arguments: .*step_size"),
+    "a base class": ({"lr_scheduler": "LRScheduler"}, "LRScheduler cannot be built: NotImplementedError"),
+    "sparse gradients": ({"opt": "SparseAdam"}, "SparseAdam of torch takes sparse gradients"),
+    "matrices alone": ({"opt": "torch.optim.Muon"}, "takes matrices alone: use muon"),
+    "a module of torch.optim": ({"opt": "lr_schedule"}, "got 'lr_schedule'$"),
+    "steps without a metric": (
+        {"lr_scheduler": {"class_path": "ReduceLROnPlateau", "interval": "step"}},
+        "interval of ReduceLROnPlateau must be epoch",
+    ),
     "an interval": ({"lr_scheduler": {**spec("Halving"), "interval": "day"}}, "interval must be epoch or step"),
 }
 

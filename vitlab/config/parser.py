@@ -257,8 +257,8 @@ def user_mistakes(of_model: Iterable[str] = ()) -> Iterator[None]:
     except UsageError:
         raise
     except (ValueError, MisconfigurationException, FileNotFoundError, URLError) as error:
-        root: BaseException = error  # jsonargparse wraps what a constructor said
-        while isinstance(inner := _cause_of(root), ValueError) and str(inner):
+        root: BaseException = error  # jsonargparse wraps what a constructor said, which begins with its key
+        while not str(root).startswith("`") and isinstance(inner := _cause_of(root), ValueError) and str(inner):
             root = inner
         text = str(root)
         while (inner := _cause_of(root)) and "Does not validate" in str(root):

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from inspect import signature
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast, get_args
 
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
@@ -24,6 +24,10 @@ from vitlab.ranges import check_ranges
 SHAPES: dict[str, tuple[str, ...]] = dict.fromkeys(get_args(ScheduleName), ())  # arguments of each named schedule
 SHAPES |= {"step": ("every", "gamma"), "wsd": ("decay",)}
 _GROUP_ARGS = ("lr", "weight_decay")  # optimizer arguments that the groups set
+_UNFIT = {  # classes of torch that no network here can be trained with
+    "SparseAdam": "takes sparse gradients, which no network here has: use Adam or adamw",
+    "Muon": "takes matrices alone: use muon, which leaves all else to AdamW",
+}
 
 
 class SchedulerSpec(ClassSpec, total=False):
@@ -32,7 +36,7 @@ class SchedulerSpec(ClassSpec, total=False):
     >>> spec: SchedulerSpec = {"class_path": "StepLR", "init_args": {"step_size": 10}, "interval": "epoch"}
     """
 
-    interval: Literal["epoch", "step"]
+    interval: str  # epoch or step; a Literal would be refused by the parser, which then names no key
     monitor: str
 
 
@@ -46,13 +50,15 @@ def check_optimizer(opt: str | ClassSpec, groups: list[dict[str, Any]], lr: floa
 
         timm_names = [str(known) for known in list_optimizers()]
         if name not in [*timm_names, "adamw"]:
-            near = did_you_mean(name, [*vars(torch.optim), *timm_names])
+            near = did_you_mean(name, [*filter(_is_torch_class, vars(torch.optim)), *timm_names])
             raise ValueError(
                 f"`opt` must be adamw, lamb, sgd, muon or another name of timm, a class of torch.optim, or a class "
                 f"path such as mypkg.Mine, got {name!r}{near}"
             )
         if name != "adamw" and get_optimizer_info(name).second_order:
             raise ValueError(f"`opt` must not need second derivatives, which vitlab does not compute, got {name}")
+    if unfit := _UNFIT.get(name.removeprefix("torch.optim.")):
+        raise ValueError(f"`opt`: {name} of torch {unfit}")
     if given := [argument for argument in _GROUP_ARGS if argument in args]:
         raise ValueError(f"`opt`: {given[0]} of {name} belongs to the groups: set `model.{given[0]}`")
     optimizer = build_optimizer(opt, groups, lr) if args or name not in timm_names else None
@@ -149,6 +155,8 @@ def check_schedule(task: Any) -> bool:
         built = build_scheduler(task, optimizer, 100)
         if built["interval"] not in ("step", "epoch"):
             raise ValueError(f"`lr_scheduler`: interval must be epoch or step, got {built['interval']!r}")
+        if "monitor" in built and built["interval"] == "step":
+            raise ValueError(f"`lr_scheduler`: interval of {shape} must be epoch, as it follows a metric, got 'step'")
         if not is_loadable(built["scheduler"].state_dict()):
             raise ValueError(f"`lr_scheduler`: {shape} keeps objects in its state, which a checkpoint cannot hold")
         return bool(optimizer.param_groups[0]["initial_lr"] != rate)
@@ -225,6 +233,7 @@ def build_scheduler(
         if peak and "max_lr_snapshot" in group:  # of CyclicLR or OneCycleLR, for timm's corrected weight decay
             group["max_lr_snapshot"] = peak
     by_step = "total_steps" in signature(cls).parameters or getattr(scheduler, "t_in_epochs", True) is False
+    by_step = by_step and not _takes_metric(cls)
     config = {"scheduler": scheduler, "interval": options.get("interval", "step" if by_step else "epoch")}
     if _takes_metric(cls):  # step_plateaus steps it, before the checkpoint is saved
         config |= {"frequency": sys.maxsize, "reduce_on_plateau": False, "monitor": metric}
