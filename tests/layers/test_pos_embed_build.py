@@ -230,7 +230,7 @@ def test_a_class_path_that_never_was_one_is_refused():
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: LieRE((2, 2), head_dim=6, num_heads=1, block=4), "`block` must divide the head width"),
+        (lambda: LieRE((2, 2), head_dim=6, num_heads=1, block=4), "`pos_embed.block` must divide the head width"),
         (lambda: Fourier((2, 2), embed_dim=7), "`embed_dim` must be even"),
     ],
 )

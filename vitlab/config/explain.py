@@ -52,9 +52,7 @@ def explain(message: str, keys: Iterable[str], class_names: Iterable[str]) -> st
         way_out = "" if outer else "; give a complete config, for example `--config configs/t2t.yaml`"
         return f"missing: {', '.join(names)}{way_out}"
     nested = re.search(r"Given value: NestedArg\(key='([^']*)', val='?(.*?)'?\)\s*$", message)
-    if nested and re.search(
-        r"Problem with given class_path 'lightning\.Lightning", message
-    ):  # the class is not known yet
+    if nested and "Problem with given class_path 'lightning.Lightning" in message:  # no class is known yet
         flag, what = f"--{outer}.{nested[1]}={nested[2]}", f"the class of `{outer}`"
         return f"`{flag}` must stand after what names {what}: put --config or --{outer} before it"
     if found := re.search(r"NestedArg\(key='([^']*[^\w.'][^']*)'", message):  # such as a key with a space

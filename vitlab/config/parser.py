@@ -257,9 +257,12 @@ def user_mistakes(of_model: Iterable[str] = ()) -> Iterator[None]:
     except UsageError:
         raise
     except (ValueError, MisconfigurationException, FileNotFoundError, URLError) as error:
-        root: BaseException = error  # jsonargparse wraps what a constructor said, which begins with its key
-        while not str(root).startswith("`") and isinstance(inner := _cause_of(root), ValueError) and str(inner):
-            root = inner
+        root: BaseException = error  # jsonargparse wraps what a constructor said
+        inner = _cause_of(root)
+        while isinstance(inner, ValueError) and str(inner):
+            if not str(root).startswith("`") or str(inner).startswith("`"):  # else it names no key, as of an optimizer
+                root = inner
+            inner = _cause_of(inner)
         text = str(root)
         while (inner := _cause_of(root)) and "Does not validate" in str(root):
             root, text = inner, in_own_code(inner) or named_line(inner)  # from a constructor of the user's

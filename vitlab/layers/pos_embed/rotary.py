@@ -380,7 +380,9 @@ class LieRE(PosEmbed):
     ) -> None:
         super().__init__(grid_size)
         if block < 2 or head_dim % block:
-            raise ValueError(f"`block` must divide the head width and be at least 2, got {block} and {head_dim}")
+            raise ValueError(
+                f"`pos_embed.block` must divide the head width and be at least 2, got {block} and {head_dim}"
+            )
         self.join, self.num_prefix_tokens, self.block = join, num_prefix_tokens, block
         shape = (self.num_sets(depth), num_heads, head_dim // block, block, block)
         numbers = torch.rand(2, *shape, dtype=torch.float32)
