@@ -291,3 +291,10 @@ def test_max_pixels_alone_limits_an_image(monkeypatch):
     with pytest.raises(ImageError, match=r"20 x 20 pixels, `data.max_pixels` allows 0.0001 million"):
         decode_bytes(file.getvalue(), "x", Decoding(max_pixels=100))
     assert Image.MAX_IMAGE_PIXELS == 10
+
+
+@pytest.mark.parametrize("channels", [2, 4])
+def test_steps_of_pillow_are_refused_for_channels_that_it_takes_for_opacity(channels):
+    with pytest.raises(ValueError, match=f"must be none or crop-flip .*, got rand-m9 for {channels} channels"):
+        FakeData(n=20, native_size=8, in_chans=channels, augment="rand-m9")
+    assert FakeData(n=20, native_size=8, in_chans=channels, augment="crop-flip").in_chans == channels

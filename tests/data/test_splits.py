@@ -218,6 +218,7 @@ def test_an_empty_split_is_explained_by_what_divided_the_images():
     assert rule.why_empty("val", False) == ": `data.fold` is 1/5 of too few images or groups, below 5"
     rule.by = "time"
     assert rule.why_empty("val", False) == ": `data.fold` is 1/5 of too few times"
+    assert SplitRule().why_empty("val", True) == ": `data.val_share` is 0.2 of too few images or groups"
     assert SplitRule(split_file="s.json").why_empty("test", True) == ""
     assert "test_share" in SplitRule().why_empty("val", False) and "test_share" not in SplitRule().why_empty(
         "val", True

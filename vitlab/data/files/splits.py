@@ -85,9 +85,9 @@ class SplitRule:
             return ": `data.test_share=1` leaves none"
         if self.named_fold is not None:
             return f": by `data.fold={self.named_fold}`, the column of folds puts none there"
-        few = "times" if self.by == "time" else "images"
+        few = "times" if self.by == "time" else "images or groups"
         if self.fold is not None:
-            few = few if self.by == "time" else f"{few} or groups, below {self.fold[1]}"
+            few = few if self.by == "time" else f"{few}, below {self.fold[1]}"
             return f": `data.fold` is {self.fold[0]}/{self.fold[1]} of too few {few}"
         more = "" if has_test_split else f" and `data.test_share` {self.test_share:g}"
         return f": `data.val_share` is {self.val_share:g}{more} of too few {few}"
