@@ -298,3 +298,8 @@ def test_steps_of_pillow_are_refused_for_channels_that_it_takes_for_opacity(chan
     with pytest.raises(ValueError, match=f"must be none or crop-flip .*, got rand-m9 for {channels} channels"):
         FakeData(n=20, native_size=8, in_chans=channels, augment="rand-m9")
     assert FakeData(n=20, native_size=8, in_chans=channels, augment="crop-flip").in_chans == channels
+
+
+def test_a_step_that_takes_no_images_is_refused_with_its_key():
+    with pytest.raises(ValueError, match=r"`data.augment`: TypeError: Normalize.* does not support PIL images"):
+        FakeData(n=20, augment=[{"class_path": "Normalize", "init_args": {"mean": [0.5], "std": [0.5]}}])

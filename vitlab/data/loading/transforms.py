@@ -15,6 +15,7 @@ from torch.utils.data import get_worker_info
 
 from vitlab.class_paths import ClassSpec, build, choice_text, find_class, name_and_args
 from vitlab.data.loading.streams import uniforms
+from vitlab.errors import in_own_code, named_line
 
 Interpolation = Literal["bilinear", "bicubic"]
 CropMode = Literal["center", "squash", "border", "box"]
@@ -206,7 +207,10 @@ def try_on(size: Size, steps: Sequence[str | ClassSpec], interpolation: Interpol
     trial, gray = Augmented(None, steps, (0.5,), interpolation, min(size)), Image.new("RGB", size[::-1], "gray")
     with torch.device("cpu"):  # even if networks are built on another device
         for seed in range(8):
-            trial(gray, seed)
+            try:
+                trial(gray, seed)
+            except TypeError as error:  # such as that of Normalize, which takes tensors
+                raise ValueError(f"`data.augment`: {in_own_code(error) or named_line(error)}") from error
 
 
 def parts_of(augment: Augment) -> tuple[bool, list[str | ClassSpec]]:
