@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from vitlab.data import ImageFolder, Unlabeled
-from vitlab.jobs.train.describe import _data_line, _peak, _train_line
+from vitlab.jobs.train.describe import _data_line, _peak, _train_line, _warm_up
 from vitlab.jobs.train.start import _plans, _steps
 from vitlab.tasks import Classifier
 
@@ -80,6 +80,12 @@ def test_the_learning_rate_is_that_of_the_training(monkeypatch, recipe, line):
     task = Classifier(3, lr=2e-3, img_size=8, in_chans=1, patch_size=4, embed_dim=8, depth=1, num_heads=2, **recipe)
     monkeypatch.setattr(task, "peak_rate", lambda: 2e-3)
     assert _peak(task) == line
+
+
+@pytest.mark.parametrize(("epochs", "says"), [(2, True), (5, True), (6, False), (-1, False)])
+def test_a_training_no_longer_than_its_warm_up_says_so(epochs, says):
+    task = Classifier(3, warmup_epochs=5, img_size=8, in_chans=1, patch_size=4, embed_dim=8, depth=1, num_heads=2)
+    assert _warm_up(task, epochs) == ["all of it warm-up (model.warmup_epochs 5)"] * says
 
 
 @pytest.mark.parametrize(("found", "steps"), [(12, 12), (0, 0), (-1, None), (float("inf"), None)])

@@ -14,7 +14,7 @@ from vitlab.layers.precision import float32_precision
 from vitlab.tables import counted
 from vitlab.tasks.base import Task
 from vitlab.tasks.distillation import Distillation
-from vitlab.tasks.optimizer import SchedulerSpec
+from vitlab.tasks.optimizer import SHAPES, SchedulerSpec
 from vitlab.tokenizers.t2t import T2TTokenizer
 
 
@@ -127,7 +127,7 @@ def _train_line(job: Job) -> str:
     parts = [f"{count} {unit}{'s' * (count != 1)}"]
     parts += [f"at most {trainer.max_steps} steps"] if trainer.max_steps > 0 and unit == "epoch" else []
     parts += [f"batch {batch}"] if batch else []
-    parts += [_recipe(job.task)] if isinstance(job.task, Task) else []
+    parts += [_recipe(job.task), *_warm_up(job.task, trainer.max_epochs)] if isinstance(job.task, Task) else []
     parts += [f"seed {job.config.seed_everything}", f"{trainer.num_devices * trainer.num_nodes} x {device}"]
     rounded = float32_precision(trainer.strategy.root_device.type)
     words = dict.fromkeys(rounded.values()) if len({*rounded.values()}) == 1 else map(" ".join, rounded.items())
@@ -139,6 +139,13 @@ def _recipe(task: Task) -> str:
     decayed = sum(p.numel() for g in task.optimizer_groups() if g["weight_decay"] for p in g["params"])
     words = choice_text(hparams["opt"]), _peak(task), f"weight decay {hparams['weight_decay']:g}"
     return f"{', '.join(words)} on {decayed:,} weights"
+
+
+def _warm_up(task: Task, epochs: int) -> list[str]:
+    """Say so where the training is no longer than its warm-up, and so ends at the peak of the learning rate."""
+    name, _ = name_and_args("lr_scheduler", task.hparams["lr_scheduler"], SchedulerSpec.__annotations__)
+    planned = task.hparams["warmup_epochs"]
+    return [f"all of it warm-up (model.warmup_epochs {planned:g})"] if name in SHAPES and 0 < epochs <= planned else []
 
 
 def _peak(task: Task) -> str:
