@@ -39,6 +39,9 @@ class Checkpoint(callbacks.Checkpoint):
     thread writes from a copy in host memory while training continues. A validation within an epoch, as
     ``trainer.val_check_interval`` asks for, is saved at once if it is the best: later steps change the weights.
 
+    What ends, a step or an epoch, is saved once all of it has ended: Lightning calls a callback before the module's own
+    hook, and updates schedules that wait for a plateau after both.
+
     Args:
         monitor: Metric that decides which validation is best; null is that of the task.
         mode: Whether the best validation has the smallest or the largest value; null is the default of the task.
@@ -75,13 +78,13 @@ class Checkpoint(callbacks.Checkpoint):
         self.best_score: float | None = None
         self.best_epoch: int | None = None
         self.best_step: int | None = None  # None in older checkpoints, which were saved at the end of an epoch
-        self._validated: int | None = None  # step of the last validation
-        self.stopped_by: int | None = None  # signal that ends the training with the present epoch
+        self._validated = False  # whether a validation has ended that may be the best
+        self.stopped_by: int | None = None  # signal that ends the training with the present step
         self._stops = False  # a callback has stopped the training within an accumulated step
         self._max_steps: int | None = None  # limit that waits for a repeated validation
-        self._owed = False  # a save became due together with a validation, and follows it
-        self._loader_states: list[dict[str, Any]] = []  # of the resumed checkpoint, as are the next two
+        self._loader_states: list[dict[str, Any]] = []  # of the resumed checkpoint, as are the next three
         self._random_states: list[dict[str, Any]] = []
+        self._metrics: dict[str, torch.Tensor] = {}
         self._schedules: int | None = None
         self._before_validation: dict[str, Any] | None = None  # random states; a resume repeats the validation
         self._unsettled: list[str] = []  # names of checkpoints that are still being written
@@ -99,10 +102,13 @@ class Checkpoint(callbacks.Checkpoint):
         records = [callback.run for callback in trainer.callbacks if isinstance(callback, RunRecord)]  # type: ignore[attr-defined]
         self.run = records[0] if records else RunDir(trainer.default_root_dir)
         self.directory = self.run.checkpoints
+        loop: Any = trainer.fit_loop
         # With `max_steps`, Lightning resumes at the end of an epoch with an epoch of no batches, and then draws the
         # samples of the epoch after the next.
-        trainer.fit_loop._iteration_based_training = lambda: False  # type: ignore[method-assign]
-        trainer.fit_loop.run = partial(self._run, trainer)  # type: ignore[method-assign]
+        loop._iteration_based_training = lambda: False
+        loop.run, loop.epoch_loop.val_loop.run = partial(self._run, trainer), partial(self._validate, trainer)
+        loop.epoch_loop.on_advance_end = partial(self._end_batch, trainer)
+        loop.on_advance_end = partial(self._end_epoch, trainer)
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = BackgroundCheckpointIO()
 
@@ -125,9 +131,14 @@ class Checkpoint(callbacks.Checkpoint):
         if self._max_steps is not None:
             trainer.fit_loop.epoch_loop.max_steps, self._max_steps = self._max_steps, None
 
-    def on_validation_start(self, trainer: Any, pl_module: L.LightningModule) -> None:
-        """Set the limit of steps again."""
+    def _validate(self, trainer: Any) -> Any:
+        """Run Lightning's validation; what is saved within has the random states of before, as a resume repeats it."""
+        loop = trainer.fit_loop.epoch_loop.val_loop
         self._limit_steps(trainer)
+        self._before_validation = random_states(trainer.strategy.root_device)
+        outputs = type(loop).run(loop)
+        self._before_validation = None
+        return outputs
 
     def on_train_start(self, trainer: Any, pl_module: L.LightningModule) -> None:
         """Start the clock, and restore random numbers, training loader, and how many batches a step accumulates.
@@ -140,8 +151,11 @@ class Checkpoint(callbacks.Checkpoint):
                 callback.on_train_epoch_start(trainer)
             if isinstance(callback, callbacks.EarlyStopping) and callback.stopping_reason is not NOT_STOPPED:
                 trainer.should_stop = True  # it had stopped before the resume; Lightning would go on
-        if trainer.should_stop or not validation_follows(trainer):
-            self._limit_steps(trainer)
+        loop = trainer.fit_loop
+        if loop.epoch_loop.val_loop.restarted_mid_evaluation:
+            trainer._last_val_time = -math.inf  # where a clock decides, the validation is due again
+        if trainer.should_stop or not loop.epoch_loop._should_check_val_fx(loop._data_fetcher):
+            self._limit_steps(trainer)  # none is repeated
         if self._schedules is not None:
             for config in trainer.lr_scheduler_configs:
                 _follow_schedule(config.scheduler)
@@ -150,6 +164,8 @@ class Checkpoint(callbacks.Checkpoint):
             raise UsageError(
                 f"the checkpoint has {self._schedules} learning-rate schedules, and this training has {ours}"
             )
+        device = trainer.strategy.root_device
+        trainer._logger_connector._callback_metrics |= {name: v.to(device) for name, v in self._metrics.items()}
         self._saved = time.monotonic()
         if trainer.is_global_zero:
             self.run.path.mkdir(parents=True, exist_ok=True)
@@ -188,6 +204,8 @@ class Checkpoint(callbacks.Checkpoint):
             checkpoint["train_loader"] = trainer.train_dataloader.state_dict()
         before = self._before_validation if trainer.validating else None
         own = before or random_states(trainer.strategy.root_device)
+        metrics = trainer.callback_metrics.items()  # where no validation follows, others read those of the one before
+        checkpoint["metrics"] = {name: value for name, value in metrics if isinstance(value, torch.Tensor)}
         checkpoint["random_states"] = of_all = [own] * trainer.world_size
         if trainer.world_size > 1:
             torch.distributed.all_gather_object(of_all, own)
@@ -197,60 +215,59 @@ class Checkpoint(callbacks.Checkpoint):
         of_several = checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])
         self._loader_states = [checkpoint["train_loader"]] if "train_loader" in checkpoint else of_several
         self._random_states = checkpoint.get("random_states", [])
+        self._metrics = checkpoint.get("metrics", {})
         self._schedules = len(checkpoint.get("lr_schedulers", ()))
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Save within an epoch if it is time, but not between a batch and its validation: a resume would skip that.
+    def _end_batch(self, trainer: Any, fetcher: Any) -> None:
+        """Let Lightning end a batch, with its validation; then save what is due within an epoch, and exit on a signal.
 
         A callback such as Lightning's Timer that stops the training within an accumulated step does so at its end.
         """
+        loop = trainer.fit_loop.epoch_loop
+        if loop._skip_next_val:  # the resumed checkpoint was saved after this
+            loop._skip_next_val = False
+            return
         if within_step(trainer):
             self._stops, trainer.should_stop = self._stops or trainer.should_stop, False
         elif self._stops:
             self._stops, trainer.should_stop = False, True
-        validates = validation_follows(trainer)
-        self._before_validation = random_states(trainer.strategy.root_device) if validates else None
-        if between_steps(trainer) and self._is_due(trainer, batch_idx):
-            self._owed = validates
-            if not self._owed:
-                self.save(trainer, ["last"], is_last=False)
+        type(loop).on_advance_end(loop, fetcher)
+        if loop._num_ready_batches_reached():
+            return  # the end of the epoch saves
+        ends, improved = not within_step(trainer), self._improved(trainer)
+        stops = ends and self.stopped_by is not None
+        is_due = ends and (self._is_due(trainer, loop.batch_idx) or improved or stops)
+        if names := ["last"] * is_due + ["best"] * improved:
+            self.save(trainer, names, is_last=stops)
+        if stops:
+            raise Stopped(self.stopped_by)
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save a finished epoch, after its validation, and exit on a signal; Lightning calls this hook last.
+    def _end_epoch(self, trainer: Any) -> None:
+        """Let Lightning end an epoch; then save it, and exit on a signal.
 
-        One that is not due is saved only if it is the best.
+        One that is not due is saved only if it is the best. One that ended early, as at `max_steps`, is saved as
+        unfinished: a resume goes on with its next batch.
         """
+        loop = trainer.fit_loop
+        loop._restarting = False  # else an epoch that was resumed within updates no schedule that waits for a plateau
+        type(loop).on_advance_end(loop)
+        is_cut = not loop.epoch_loop._num_ready_batches_reached()
+        counts = loop.epoch_progress.total, loop.epoch_progress.current
+        for count in counts:  # the checkpoint is that of the epoch, and not of the next one
+            count.completed, count.processed = count.completed - 1, count.processed - is_cut
         is_last = ends_with_epoch(trainer) or trainer.should_stop or self.stopped_by is not None
-        self._save_epoch(trainer, is_last, is_last or (trainer.current_epoch + 1) % self.every_n_epochs == 0)
+        is_due = is_last or (trainer.current_epoch + 1) % self.every_n_epochs == 0
+        try:
+            if names := ["last"] * is_due + ["best"] * self._improved(trainer):
+                self.save(trainer, names, is_last)
+        finally:
+            for count in counts:
+                count.completed, count.processed = count.completed + 1, count.processed + is_cut
         if self.stopped_by is not None:
             raise Stopped(self.stopped_by)
 
-    def _save_epoch(self, trainer: Any, is_last: bool, is_due: bool) -> None:
-        """Save an epoch that has ended, also as the best if it is the best so far.
-
-        One that ended early, as at `max_steps`, is saved as unfinished: a resume goes on with its next batch.
-        """
-        names = ["last"] * is_due + ["best"] * self._improved(trainer)
-        if not names:
-            return
-        progress = trainer.fit_loop.epoch_progress
-        is_cut = not trainer.fit_loop.epoch_loop._num_ready_batches_reached()
-        for counts in (progress.total, progress.current):
-            counts.processed -= is_cut
-        try:
-            self.save(trainer, names, is_last)
-        finally:
-            for counts in (progress.total, progress.current):
-                counts.processed += is_cut
-
     def on_validation_end(self, trainer: Any, pl_module: L.LightningModule) -> None:
-        """Save if it was within an epoch and is the best so far.
-
-        Refuse a metric that does not exist before the first step, not after the first epoch.
-        """
-        self._before_validation = None
+        """Refuse a metric that does not exist before the first step, not after the first epoch."""
         measured = logged(trainer)  # Lightning leaves `callback_metrics` empty in a sanity check with several loaders
         if self.monitor is None:  # a module of the user without a monitor
             self.monitor = next((name for name in ("val/loss", "val_loss") if name in measured), None)
@@ -265,14 +282,7 @@ class Checkpoint(callbacks.Checkpoint):
         self.mode = self.mode or self._usual_mode(trainer, pl_module)
         if self.monitor in measured and self.mode is None:
             raise UsageError(f"`checkpoint.mode` must be min or max, to define the best {self.monitor}")
-        if trainer.sanity_checking or trainer.state.fn != "fit":
-            return
-        self._validated = trainer.global_step
-        if trainer.fit_loop.epoch_loop._num_ready_batches_reached():
-            return  # the end of the epoch saves
-        improved, owed, self._owed = self._improved(trainer), self._owed, False
-        if names := ["last"] * (between_steps(trainer) and (improved or owed)) + ["best"] * improved:
-            self.save(trainer, names, is_last=False)
+        self._validated = not trainer.sanity_checking and trainer.state.fn == "fit"
 
     def _usual_mode(self, trainer: Any, task: Any) -> Literal["min", "max"] | None:
         """Return how the metric is compared, as far as a callback that measures it or the task says."""
@@ -290,8 +300,9 @@ class Checkpoint(callbacks.Checkpoint):
         self.best_step = state_dict.get("best_step")
 
     def _improved(self, trainer: L.Trainer) -> bool:
-        if self.monitor not in trainer.callback_metrics or self._validated != trainer.global_step:
-            return False  # these weights were not validated
+        validated, self._validated = self._validated, False
+        if not validated or self.monitor not in trainer.callback_metrics:
+            return False
         score, best = float(trainer.callback_metrics[self.monitor]), self.best_score
         if best is None or math.isnan(best):
             is_better = best is None or not math.isnan(score)
@@ -376,7 +387,7 @@ class Checkpoint(callbacks.Checkpoint):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Wait until all checkpoints are written; say so if there is no best, as its metric was never measured."""
         self.settle(trainer)
-        if self.monitor and self.best_score is None and self._validated is not None:
+        if self.monitor and self.best_score is None and trainer.fit_loop.epoch_loop.val_loop._has_run:
             warnings.warn(f"no checkpoint is the best: no validation has measured {self.monitor}", stacklevel=2)
 
 
@@ -417,18 +428,6 @@ def _follow_schedule(scheduler: Any) -> None:
 def within_step(trainer: Any) -> bool:
     """Return whether batches wait for the rest of their accumulated step: no checkpoint has their gradient."""
     return bool(trainer.fit_loop._should_accumulate())
-
-
-def between_steps(trainer: Any) -> bool:
-    """Return whether the present batch ended a step within an epoch: not the last of an epoch, whose end saves."""
-    ends = trainer.fit_loop.epoch_loop._num_ready_batches_reached()  # also where a loader has no length
-    return not ends and not within_step(trainer)
-
-
-def validation_follows(trainer: Any) -> bool:
-    """Return whether a validation follows the batch that has just ended; not known where a clock decides."""
-    loop, by_clock = trainer.fit_loop, getattr(trainer, "_val_check_time_interval", None) is not None
-    return not by_clock and bool(loop.epoch_loop._should_check_val_fx(loop._data_fetcher))
 
 
 def _check_finite(trainer: L.Trainer) -> None:

@@ -10,7 +10,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from vitlab.callbacks.checkpoint import Checkpoint, between_steps, validation_follows, within_step
+from vitlab.callbacks.checkpoint import Checkpoint, within_step
 from vitlab.errors import Stopped
 from vitlab.runs import guard
 from vitlab.runs.interrupt import STOPPING, TWICE
@@ -61,15 +61,12 @@ class StopOnSignal(Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save within an epoch and exit; where a validation or the end of the epoch follows, leave this to them."""
+        """Exit once the step is saved: what belongs to it, such as a validation, has yet to end."""
         if not self._begun:
             self._begun = True
             guard.enter(None)  # from now on a signal waits for the step, to save it
-        alone = between_steps(trainer) and not validation_follows(trainer)
-        if alone and (number := self._signal(trainer)):
-            if self.checkpoint is not None:
-                self.checkpoint.save(trainer, ["last"])
-            raise Stopped(number)
+        if not within_step(trainer):
+            self._exit_once_saved(trainer)
 
     def on_validation_start(self, trainer: Any, pl_module: L.LightningModule) -> None:
         """Count the batches that every process has: only during these can processes communicate."""
@@ -90,6 +87,9 @@ class StopOnSignal(Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Exit once the finished epoch is saved: its module and EarlyStopping have yet to end it."""
+        self._exit_once_saved(trainer)
+
+    def _exit_once_saved(self, trainer: L.Trainer) -> None:
         if number := self._signal(trainer):
             if self.checkpoint is None:
                 raise Stopped(number)
