@@ -168,6 +168,25 @@ def test_a_hang_after_the_last_epoch_is_named_and_saves_nothing(tmp_path):
     assert len(saved) == 1  # of the hang between two steps
 
 
+@pytest.mark.parametrize(
+    "hook", ["on_train_epoch_start", "on_train_batch_end", "on_validation_end", "on_train_epoch_end"]
+)
+def test_a_hook_that_hangs_between_two_batches_is_named_and_saves_nothing(tmp_path, hook):
+    keeper, model = SimpleNamespace(save_between=lambda *given: saved.append(given)), task()
+    deadline, saved = Deadline(tmp_path / "log", 600.0, keeper), []
+
+    def hangs(*given):
+        if not model.trainer.sanity_checking:
+            deadline._end.set()  # nobody has to be waited for
+            deadline._report(deadline.phase, 601.0)
+            raise Stopped(signal.SIGTERM, deadline.hung)
+
+    setattr(model, hook, hangs)
+    with pytest.raises(Stopped, match=f"hangs: its {hook} has taken 601 s"):
+        fit(tmp_path, deadline, model=model)
+    assert not saved
+
+
 def test_a_deadline_of_zero_turns_the_checks_off(tmp_path):
     deadline = Deadline(tmp_path / "log", 0.0, None)
     fit(tmp_path, deadline)

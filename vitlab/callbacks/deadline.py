@@ -24,6 +24,7 @@ from vitlab.runs.processes import state
 
 LOG = logging.getLogger("vitlab")
 Phase = Literal["loader", "step", "validation loader", "validation batch", "end"]
+REPEATED = ("loader", "validation loader", "validation batch")  # what a resume does again from a consistent state
 TIMES = 20.0  # a phase hangs after this multiple of its median duration
 FIRST = 6.0  # the first phase of a kind, which may compile, hangs after this multiple of the floor
 LATER = 1.25  # in a step, processes that wait for another allow this much more, so that it reports first
@@ -36,9 +37,10 @@ WAKE = signal.SIGURG  # not used by others, and ignored by default
 class Deadline(Callback):
     """End a run whose step, validation batch, loader or end hangs; a thread checks.
 
-    The limit of a phase is 20 times its median duration, at least ``floor``. The error names the phase and stopped
-    workers of the loader; the stacks of all threads go to ``train.log``. If a single process hangs in its loader or in
-    validation, its state is consistent and is saved. The run exits with code 75: try again.
+    The limit of a phase is 20 times its median duration, at least ``floor``. The error names the phase, or the hook
+    that hangs between two batches, and stopped workers of the loader; the stacks of all threads go to ``train.log``. If
+    a single process hangs in its loader or in a batch of a validation, its state is consistent and is saved. The run
+    exits with code 75: try again.
 
     Args:
         stacks: File for the stacks of all threads.
@@ -55,13 +57,14 @@ class Deadline(Callback):
         on_hang: Callable[[str], None] = lambda what: None,
     ) -> None:
         self.stacks, self.floor, self.checkpoint, self.on_hang = stacks, floor, checkpoint, on_hang
-        self.phase: Phase | None = None
+        self.phase: str | None = None  # a Phase, or the name of the hook that hangs
         self.hung: str | None = None
         self._since = 0.0
         self._times: dict[str, deque[float]] = {}
         self._end = threading.Event()
         self._place = ""
         self._alone = True
+        self._module: Any = None
         self._before: Any = None
         self._others: set[Any] = set()  # child processes of others, not to be killed
 
@@ -113,7 +116,7 @@ class Deadline(Callback):
         if self.hung is None and not loader_timed_out(exception):  # or torch's own limit came first
             return
         self._kill_workers()
-        if self._alone and phase not in ("step", "end") and self.checkpoint is not None and not trainer.sanity_checking:
+        if self._alone and phase in REPEATED and self.checkpoint is not None and not trainer.sanity_checking:
             with suppress(Exception):
                 self.checkpoint.save_between(trainer, pl_module)
 
@@ -134,7 +137,7 @@ class Deadline(Callback):
 
     def _begin(self, trainer: L.Trainer) -> None:
         if self.floor and not self._place:
-            self._alone = trainer.world_size == 1
+            self._alone, self._module = trainer.world_size == 1, trainer.lightning_module
             self._place = f"process {trainer.global_rank} of {trainer.world_size} (rank {trainer.global_rank})"
             if threading.current_thread() is threading.main_thread():
                 self._before = signal.signal(WAKE, self._wake)
@@ -172,6 +175,8 @@ class Deadline(Callback):
                 return self._report(phase, seconds)
 
     def _report(self, phase: str, seconds: float) -> None:
+        if "loader" in phase:  # so begins what is between two batches, hooks of an epoch among it
+            self.phase = phase = self._module._current_fx_name or phase
         self.hung = f"{self._place} hangs: its {phase} has taken {seconds:.0f} s{_workers()}"
         LOG.error("\n%s; the stacks of its threads are in %s", self.hung, self.stacks)
         with suppress(OSError), self.stacks.open("a") as file:
