@@ -149,7 +149,7 @@ def own_answer(task: Any) -> dict[str, str]:
 
 def arguments_of_net(task: Any) -> dict[str, Any]:
     """Return the arguments that a user's module built its network of vitlab with, which it may not save itself."""
-    return given_to(network(task)) if has_grid(task) and not sums_its_steps(task) else {}
+    return given_to(network(task)) if has_grid(task) else {}
 
 
 def transform_of(data: Any) -> Callable[[Any], Tensor]:

@@ -198,8 +198,9 @@ class Checkpoint(callbacks.Checkpoint):
         data = trainer.datamodule
         named = type(data).__qualname__ if data is not None and data.state_dict() else None  # as Lightning calls it
         checkpoint["vitlab"] = describe_format(len(trainer.optimizers), len(trainer.lr_scheduler_configs), named)
-        checkpoint["own"] = interface.own_answer(pl_module)  # what a module of the user's does not note
-        checkpoint["network"] = interface.arguments_of_net(pl_module)
+        if not interface.sums_its_steps(pl_module):  # a task of vitlab notes it itself, with any trainer
+            checkpoint["own"] = interface.own_answer(pl_module)
+            checkpoint["network"] = interface.arguments_of_net(pl_module)
         if hasattr(trainer.train_dataloader, "state_dict"):
             checkpoint["train_loader"] = trainer.train_dataloader.state_dict()
         before = self._before_validation if trainer.validating else None
