@@ -14,6 +14,7 @@ from tiny import IMAGES, NETWORK, batches, fit, loader, task, trainer
 
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.record import RunRecord, _describe_nan, _rate
+from vitlab.callbacks.steps import means
 from vitlab.data.loading.order import TrainOrder
 from vitlab.errors import Stopped, UsageError
 from vitlab.runs.directory import RunDir
@@ -288,7 +289,16 @@ def test_a_batch_that_a_step_skips_by_none_is_no_part_of_the_mean_loss(record, t
     with pytest.raises(FloatingPointError, match="epoch 1, batch 3, near"):
         fit(tmp_path, record, model=Skips((0, 2), bad=2), max_epochs=1, log_every_n_steps=3)
     fit(tmp_path, record, model=Skips((), by_itself=True), max_epochs=1, log_every_n_steps=1)
-    assert record.epoch_sums == {"n": 12}  # it optimizes by itself, whatever it returns
+    assert record.epoch_sums["n"] == 12  # it optimizes by itself, whatever it returns
+    assert not any("train/loss" in row for row in record.run.rows()[-3:])
+
+
+def test_the_mean_loss_of_a_module_that_optimizes_by_itself_is_that_of_the_losses_it_returns(record, tmp_path):
+    model = Skips((0, 2), by_itself=True)
+    fit(tmp_path, record, model=model, max_epochs=1, log_every_n_steps=3)
+    (row,) = (row for row in record.run.rows() if "train/loss" in row)
+    assert row["train/loss"] == pytest.approx(sum(model.losses).item() / 2) and "train/skipped" not in row
+    assert means(record.epoch_sums)["loss"] == row["train/loss"] and record.epoch_sums["n"] == 12
 
 
 class OwnStep(Classifier):

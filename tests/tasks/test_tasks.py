@@ -122,6 +122,19 @@ def test_an_image_counts_once_in_a_step_whose_optimizer_asks_twice(accumulated):
     assert found == pytest.approx({name: 2 * value for name, value in whole.items()}, rel=1e-4)
 
 
+def test_a_step_whose_second_gradient_is_not_finite_is_skipped_and_its_images_are_counted():
+    task = Classifier(num_classes=3, opt=f"{__name__}.Twice", nan_loss="skip", **TINY)
+    loss, bias, calls = task.train_loss, task.net.head.bias, []
+
+    def breaks(*given):
+        calls.append(1)
+        return loss(*given) + ((bias - bias.detach()).sqrt().sum() if len(calls) == 4 else 0.0)
+
+    task.train_loss = breaks
+    fit(task, torch.arange(10) % 3, max_epochs=1)
+    assert (int(task.train_sums["n"]), int(task.train_sums["skipped"])) == (6, 4)
+
+
 def test_an_image_without_finite_outputs_is_not_one_of_the_first_class():
     nan, inf = float("nan"), float("inf")
     task = Classifier(num_classes=7, metrics=["F1Score"], **TINY)

@@ -34,7 +34,7 @@ class Steps:
     Tasks of vitlab keep exact sums over samples themselves. For any other module, and a task whose subclass has a
     ``training_step`` of its own, the returned loss is summed. Of such a task ``nan_loss: skip`` skips steps, too, and
     their images count as skipped. So do those of a batch for which a ``training_step`` returns None, Lightning's way to
-    skip it, unless the module optimizes by itself.
+    skip it, unless the module optimizes by itself: then they are trained on, and no part of the mean of the losses.
     """
 
     def __init__(self) -> None:
@@ -66,11 +66,13 @@ class Steps:
             self.grad_norm = task.grad_norm
         if not (sums_its_steps(task) and "n" in task.train_sums):
             n, before = samples(batch) or 1, dict(self.own_sums)  # a batch in a form of the user's own counts once
-            self.own_sums["n"] = self.own_sums.get("n", 0) + n
+            added: dict[str, Any] = {"n": n}
+            if not task.automatic_optimization:  # of processes, some may return a loss and some none
+                added |= {"loss": 0, "without_loss": 0 if isinstance(loss, Tensor) else n}
             if isinstance(loss, Tensor):  # Lightning has divided it by the accumulated batches
-                undivided = loss.detach() * trainer.accumulate_grad_batches
-                self.own_sums["loss"] = self.own_sums.get("loss", 0) + undivided * n
-            elif task.automatic_optimization:
+                added["loss"] = loss.detach() * trainer.accumulate_grad_batches * n
+            self.own_sums |= {name: before.get(name, 0) + value for name, value in added.items()}
+            if loss is None and task.automatic_optimization:
                 self.own_sums = as_skipped(self.own_sums, before)
             if recipe(task).get("nan_loss") == "skip" and self._has_stepped:
                 was_skipped = self.grad_norm is not None and not self.grad_norm.isfinite()  # over all processes
@@ -97,9 +99,14 @@ def means(sums: Mapping[str, float]) -> dict[str, float]:
 
     >>> means({"loss": 6.0, "n": 3, "skipped": 1})
     {'loss': 2.0, 'skipped': 0.25}
+    >>> means({"loss": 6.0, "n": 3, "without_loss": 1})
+    {'loss': 3.0}
     """
     n = sums.get("n", 0.0)
-    found = {name: value / n for name, value in sums.items() if name not in ("n", "skipped") and n}
+    counts = {name: n for name in sums if name not in ("n", "skipped", "without_loss")}
+    if "loss" in counts:
+        counts["loss"] -= sums.get("without_loss", 0.0)
+    found = {name: sums[name] / count for name, count in counts.items() if count}
     return found | ({"skipped": sums["skipped"] / images(sums)} if "skipped" in sums else {})
 
 

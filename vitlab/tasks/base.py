@@ -210,6 +210,8 @@ class Task(Named, FastHookName, L.LightningModule):
         if self.hparams["nan_loss"] == "skip":
             sums = skipped_unless(loss.detach().isfinite(), sums)
         if self._summed != self.global_step:
+            if self._summed is not None:  # the first batch of another step
+                self.sums_before, self._summed = dict(self.train_sums), None
             for name, value in sums.items():  # on the device: nothing waits for the GPU until they are read
                 self.train_sums[name] = self.train_sums.get(name, 0) + in_32_bits(value)
         if isinstance(batch[0], PackedBatch):  # processes have different numbers of images: weigh each image the same

@@ -369,7 +369,6 @@ def clip_or_skip(
     if not task.grad_norm.isfinite():  # over all processes
         optimizer.zero_grad()  # without gradients, an optimizer changes neither weights nor moments
         task.train_sums = as_skipped(task.train_sums, task.sums_before)
-    task.sums_before = dict(task.train_sums)
 
 
 def norm_of_gradients(task: nn.Module) -> Tensor:
