@@ -89,6 +89,16 @@ def test_runs_from_other_weights_or_on_other_images_have_rows_of_their_own(tmp_p
     assert all("| 1 | 90.0 % of 360 |" in row for row in rows)
 
 
+def test_seeds_of_a_config_that_was_edited_in_between_are_not_averaged(tmp_path, capsys) -> None:
+    runs = [RunDir(make_run(tmp_path / f"a{i}", i, acc1)) for i, acc1 in enumerate((0.9, 0.8, 0.7))]
+    for run, recipe in zip(runs, ("t2t-b0a9", "t2t-8883", "config-8883"), strict=True):
+        run.update("run.json", recipe=recipe)
+    assert main(["results", *(str(run.path) for run in runs)]) == 0
+    first, second = capsys.readouterr().out.splitlines()[2:]
+    assert "`vitlab fit --config configs/t2t.yaml`, recipe b0a9 |" in first and "| 1 | 90.0 % of 360 |" in first
+    assert "`vitlab fit --config configs/t2t.yaml`, recipe 8883 |" in second and "| 2 | 75.0 % " in second
+
+
 def test_a_custom_network_has_a_row_too(tmp_path, capsys) -> None:
     path = Path(make_run(tmp_path / "a", 0, 0.9))
     (path / "config.yaml").write_text("{model: {class_path: mypkg.Net}, trainer: {max_epochs: 7}}")

@@ -3,7 +3,6 @@
 import math
 import shlex
 import statistics
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ _COLUMNS = {
     "measured on": "{places}",
 }
 _SAME = ("command", "data", "train_n", "epochs", "parameters")  # in the runs of a row
-_ALSO = ("checkpoint", "splits")  # in the runs of a row too; records of an older vitlab have no splits
+_ALSO = ("checkpoint", "splits", "recipe")  # in the runs of a row too; records of an older vitlab lack the last two
 _RESUMED = ", resumed with "  # between a command and what each resume changed; files keep it all as one text
 _NEEDED = (*_SAME, "seed", "acc1", "hardware", "commit")
 
@@ -55,6 +54,7 @@ def record(run: RunDir) -> dict[str, Any]:
     overrides = run.path / "overrides.yaml"
     return {
         "command": command_of(facts, yaml.safe_load(overrides.read_text()) if overrides.is_file() else None),
+        "recipe": facts.get("recipe", "").rpartition("-")[2] or None,  # a resume has another name before its hash
         "seed": facts["seed"],
         "acc1": measured["acc1"],
         "n": int(measured["n"]) if "n" in measured else None,  # an own module need not count them
@@ -114,13 +114,20 @@ def check_record(one: Any) -> dict[str, Any]:
 def markdown(records: list[dict[str, Any]]) -> str:
     """Return the records as a table, in the order of each command's first run.
 
-    Rows that are told apart by their images alone show the hashes of their splits.
+    Rows that are told apart by their images alone show the hashes of their splits, and those of one command whose
+    config was edited in between their recipes.
     """
     rows = [_row(runs) for runs in _grouped(records)]
-    alike = Counter(tuple(row[key] for key in _SAME) for row in rows)
+    alike: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        if alike[tuple(row[key] for key in _SAME)] > 1 and row.get("splits"):
-            row["data"] += f" {' '.join(split_hash[:8] for split_hash in row['splits'].values())}"
+        alike.setdefault(tuple(row[key] for key in _SAME), []).append(row)
+    for same in alike.values():
+        is_edited = len({row.get("recipe") for row in same}) > 1
+        for row in same:
+            if len(same) > 1 and row.get("splits"):
+                row["data"] += f" {' '.join(split_hash[:8] for split_hash in row['splits'].values())}"
+            if is_edited and row.get("recipe"):
+                row["typed"] += f", recipe {row['recipe']}"
     return table(rows, _COLUMNS)
 
 
