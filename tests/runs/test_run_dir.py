@@ -1,4 +1,5 @@
 import shlex
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,8 @@ from vitlab.cli.main import main
 from vitlab.config.options import FitOptions
 from vitlab.errors import UsageError
 from vitlab.run import Run
-from vitlab.runs.atomic import atomic_write, write_text
+from vitlab.runs import atomic
+from vitlab.runs.atomic import alone_in, atomic_write, write_text
 from vitlab.runs.choose import choose_run, run_to_continue
 from vitlab.runs.directory import RunDir, find_directory, find_run
 
@@ -20,6 +22,23 @@ def test_a_file_keeps_its_content_until_the_next_one_is_whole(tmp_path):
         beside.write_text("half")
         raise OSError
     assert path.read_text() == "first" and list(path.parent.iterdir()) == [path]
+
+
+def test_what_several_write_into_one_file_at_once_is_all_kept(tmp_path):
+    def write(name):
+        for i in range(10):
+            RunDir(tmp_path).update("notes.json", **{f"{name}{i}": i})
+
+    with ThreadPoolExecutor() as pool:
+        assert all(done is None for done in pool.map(write, "abc"))
+    assert len(RunDir(tmp_path).read("notes.json")) == 30
+
+
+def test_who_was_stopped_in_the_middle_of_a_write_holds_nobody_up_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(atomic, "PATIENCE", 0.05)
+    with alone_in(tmp_path):
+        RunDir(tmp_path).update("notes.json", done=True)
+    assert RunDir(tmp_path).read("notes.json") == {"done": True}
 
 
 def test_a_run_without_checkpoints_is_used_through_its_weights(tmp_path):

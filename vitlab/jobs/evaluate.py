@@ -33,7 +33,7 @@ from vitlab.jobs.train.wandb import add_result
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.models.walk import all_finite
 from vitlab.models.weights_file import check_readable
-from vitlab.runs.atomic import atomic_write
+from vitlab.runs.atomic import alone_in, atomic_write
 from vitlab.runs.directory import RunDir
 from vitlab.runs.openings import note_opening
 from vitlab.runs.records import MEASURED_BY, SPLIT_OF, EvaluationCommand, metrics_and_n
@@ -353,12 +353,12 @@ def _save(run: RunDir, split: str, result: dict[str, Any], predictions: pd.DataF
 
 
 def _write(run: RunDir, split: str, result: dict[str, Any], predictions: pd.DataFrame) -> None:
-    results = run.stored
     if result["overrides"] or split not in MEASURED_BY:  # other conditions: stored beside the run's own result
-        others = [
-            r for r in results.get("variations", []) if (r["split"], r["overrides"]) != (split, result["overrides"])
-        ]
-        run.update("results.json", variations=[*others, {"split": split, **result}])
+        with alone_in(run.path):
+            kept = run.stored.get("variations", [])
+            others = [r for r in kept if (r["split"], r["overrides"]) != (split, result["overrides"])]
+            found = {**run.read("results.json"), "variations": [*others, {"split": split, **result}]}
+            run.write("results.json", found)
     else:
         if len(predictions):
             predictions.attrs = {name: result[name] for name in ("checkpoint", "sha256")}  # kept in the file

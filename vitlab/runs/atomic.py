@@ -1,14 +1,18 @@
 """How a file is written, whole or not at all."""
 
+import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from vitlab.runs.fence import Fence, renamed_or_removed
+
+PATIENCE = 5.0  # seconds
 
 
 @contextmanager
@@ -40,6 +44,32 @@ def atomic_folder(place: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Let one process at a time read a file of a folder and write it again.
+
+    Without locks on the file system all go on at once, and so does who has waited for ``PATIENCE``: a process that was
+    stopped while it wrote must not hold up a training.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor, until = os.open(folder, os.O_RDONLY), time.monotonic() + PATIENCE
+    try:
+        while time.monotonic() < until:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.01)
+                continue
+            except OSError:
+                pass
+            break
+        yield
+    finally:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that was forked in between has it, too
+        os.close(descriptor)
 
 
 def as_umask(path: Path) -> None:

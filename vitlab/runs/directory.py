@@ -14,7 +14,7 @@ from typing import Any
 
 from vitlab.errors import UsageError, did_you_mean, trusting
 from vitlab.objects import as_yaml
-from vitlab.runs.atomic import write_json, write_text
+from vitlab.runs.atomic import alone_in, write_json, write_text
 from vitlab.runs.fence import Fence, RunGone
 from vitlab.runs.manifest import check_whole, first_whole, is_within_step
 from vitlab.runs.matching import is_there
@@ -264,10 +264,11 @@ class RunDir:
         write_text(self.path / file, text, sync=True, fence=self.fence)
 
     def update(self, file: str, **values: Any) -> None:
-        """Change some values of a JSON file."""
+        """Change some values of a JSON file; of several processes, one after another."""
         if self.fence:
             self.check_there()  # what was removed is written again first
-        self.write(file, {**self.read(file), **values})
+        with alone_in((self.path / file).parent):
+            self.write(file, {**self.read(file), **values})
 
     def set_aside_damaged(self) -> list[str]:
         """Rename unreadable records, which training rewrites, and return what is wrong with each."""
