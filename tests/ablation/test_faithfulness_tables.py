@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from vitlab.ablation.inference.analyses import _table, curve_rows
+from vitlab.ablation.inference.measured import metrics_of
 from vitlab.analysis import ANALYSES
 from vitlab.runs.directory import RunDir
 
@@ -61,6 +62,15 @@ def test_classes_of_a_report_have_the_names_that_they_have_and_layers_stay_numbe
     assert recall == {"01": 0.9, "1": 0.1, "None": 0.5, "1.50": 0.4}
     own = ANALYSES["cka"].read(StringIO("layer,against,other_layer,cka\n0,itself,0,1\n10,itself,1,0.5\n"))
     assert own.to_numpy().tolist() == [[0, "itself", 0, 1.0], [10, "itself", 1, 0.5]]
+
+
+def test_a_table_that_also_has_another_run_gives_the_numbers_of_its_own(tmp_path):
+    """Before, those of `analyze resolution --against OTHER`, which an older vitlab kept in their place, won."""
+    both = [
+        {"run": run, "protocol": "resize", "metric": "resolution/acc1@12", "acc1": x}
+        for run, x in (("a", 0.9), ("b", 0.1))
+    ]
+    assert metrics_of(saved(tmp_path, both, "resolution"), ("resolution",)) == {"resolution/acc1@12": 0.9}
 
 
 @pytest.mark.parametrize(

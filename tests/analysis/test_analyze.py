@@ -44,11 +44,12 @@ def test_each_analysis_writes_a_table_and_two_figures(run, tmp_path, capsys):
 @pytest.mark.rare
 def test_analyze_all_writes_one_page_into_the_run_directory(run):
     assert analyze("all", run, "--quiet") == 0
-    page = (run / "analysis" / "analysis.html").read_text()
+    place = run / "analysis" / "num_images=64"
+    page = (place / "analysis.html").read_text()
     for name, own in ANALYSES.items():
         assert f'<h2 id="{name}">' in page
         assert html.escape(own.reading) in page
-        assert (run / "analysis" / f"{name}.csv").is_file() is ('alt="figure of ' + name + '"' in page)
+        assert (place / f"{name}.csv").is_file() is ('alt="figure of ' + name + '"' in page)
     assert "http" not in page  # opens from a mail
     assert page.count("data:image/png;base64,") > len(ANALYSES) // 2
 
@@ -157,9 +158,15 @@ def test_a_refusal_leaves_an_earlier_finding_in_its_place(run, tmp_path):
 
 
 def test_a_variation_is_stored_apart_from_the_numbers_of_the_run(run):
-    """Before, `--data.crop_pct` wrote another accuracy over that of the run, and look headed it as the run's."""
-    assert analyze("errors", run, "--quiet") == 0
-    before = (run / "analysis/errors.csv").read_bytes()
-    assert analyze("errors", run, "--quiet", "--data.num_workers=0", "--data.test_share=0.5") == 0
-    assert (run / "analysis/errors.csv").read_bytes() == before
+    """Before, `--data.crop_pct` wrote another accuracy over that of the run, and look headed it as the run's.
+
+    So did fewer images, another split and another run to compare with, and ablations read them.
+    """
+    of_run = ["analyze", "cost", str(run), "--quiet"]
+    assert main(of_run) == 0
+    before = (run / "analysis/cost.csv").stat().st_mtime_ns
+    assert main([*of_run, "--data.num_workers=0", "--data.test_share=0.5"]) == 0
     assert (run / "analysis/data.test_share=0.5/notes.json").is_file()
+    assert main([*of_run, "--quick", f"--against={run}"]) == 0
+    assert any(path.name.startswith("num_images=64,against=") for path in (run / "analysis").iterdir())
+    assert (run / "analysis/cost.csv").stat().st_mtime_ns == before

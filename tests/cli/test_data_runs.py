@@ -18,8 +18,7 @@ import vitlab
 from vitlab.cli import evaluate
 from vitlab.cli.main import main
 from vitlab.data.image_folder import ImageFolder
-from vitlab.jobs.evaluate import _has_images_of
-from vitlab.jobs.restore import former_ways
+from vitlab.jobs.restore import former_ways, has_images_of
 from vitlab.runs.directory import RunDir
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -130,9 +129,13 @@ def test_a_run_whose_data_have_moved_says_where_they_were_and_is_measured_where_
         assert main([command, "run", f"--data.root={there}"]) == 0
         assert "variation" not in capsys.readouterr().out
     assert RunDir("runs/run").results["test"]["n"] == 12
+    assert main(["analyze", "errors", "run", f"--data.root={there}"]) == 0
+    assert Path("runs/run/analysis/errors.csv").is_file()
     (there / "test" / "ant" / "0.png").unlink()
     assert main(["test", "run", f"--data.root={there}"]) == 0
     assert "variation with data.root=" in capsys.readouterr().out
+    assert main(["analyze", "errors", "run", f"--data.root={there}", "--split=test"]) == 0
+    assert [path.name[:10] for path in Path("runs/run/analysis").iterdir() if path.is_dir()] == ["data.root="]
 
 
 def test_the_test_split_of_an_older_run_is_known_by_its_training_split_unless_it_was_given(tmp_path):
@@ -144,12 +147,12 @@ def test_the_test_split_of_an_older_run_is_known_by_its_training_split_unless_it
         run.write("data.json", json.loads(json.dumps(trained.fingerprint())))
         moved = ImageFolder(str(shutil.move(tmp_path / name, tmp_path / "elsewhere" / name)), num_workers=0)
         moved.setup("test")
-        assert _has_images_of(moved, run, "test") == is_known
+        assert has_images_of(moved, run, "test") == is_known
         moved.setup("fit")
-        assert _has_images_of(moved, run, "val")
+        assert has_images_of(moved, run, "val")
     another = ImageFolder(str(tmp_path / "elsewhere" / "one"), num_workers=0)  # of other images
     another.setup("test")
-    assert not _has_images_of(another, run, "test")
+    assert not has_images_of(another, run, "test")
 
 
 @pytest.mark.rare

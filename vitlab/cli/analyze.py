@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
     rest = [*(f"{flag}={value}" for flag, value in given.items() if value), *rest]
     with quick_imports():
         from vitlab.analysis.typeset import formats_of
-        from vitlab.jobs.analyze import analyze, variation
+        from vitlab.jobs.analyze import analyze
         from vitlab.jobs.find_subject import View, is_elsewhere, name_of_network
         from vitlab.jobs.terminal import open_terminal, say
         from vitlab.look.analysis_page import write_leaves, write_page
@@ -40,8 +40,6 @@ def main(argv: list[str]) -> int:
     if options.against:
         find_run(options.against)
     folder = Path(options.output) if options.output else own or find_run(options.run)[0].path / "analysis"
-    if not options.output and not away:
-        folder /= variation(rest)
     if not is_writable(folder):
         raise UsageError(f"cannot write into {folder}; choose another folder with --output")
     open_terminal(options.quiet)
@@ -52,8 +50,10 @@ def main(argv: list[str]) -> int:
     )  # fmt: skip
     page: list[tuple[str, str, bytes]] = []
     progress = _Progress(len(names), options.quiet)
-    for name, finding, paths in analyze(names, options.run, view, options.against, folder, rest, progress, *how):
+    asked = names, options.run, view, options.against, options.output, rest
+    for name, finding, paths in analyze(*asked, progress, *how):
         progress.clear()
+        folder = paths[0].parent if paths else folder
         if isinstance(finding, UsageError):
             if len(names) == 1:
                 raise finding

@@ -3,7 +3,8 @@
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -11,12 +12,17 @@ import torch
 from vitlab.analysis import ANALYSES
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.analysis.typeset import Format, Width
+from vitlab.config.keys import key_as_typed
 from vitlab.config.parser import settings, user_mistakes
+from vitlab.data.base import ImageData
 from vitlab.errors import MISTAKES, UsageError, in_own_code
 from vitlab.jobs.find_subject import View, is_elsewhere, subject_at
-from vitlab.runs.directory import RunDir
+from vitlab.jobs.restore import PLACES, has_images_of
+from vitlab.runs.directory import RunDir, find_run
 
-SAME = ("trainer.", "data.root", "data.num_workers", "data.cache_gb", "data.batch_size")  # where and how fast, not what
+USUAL = View()
+SAME = ("trainer.", "data.num_workers", "data.cache_gb", "data.batch_size")  # how fast, not what
+OF_OUTPUT = ("shown", "weights", "img_size", "init_grid")  # of a view: how many pictures, and what no run takes
 LONGEST = 80  # characters of a folder's name
 
 
@@ -39,7 +45,7 @@ def analyze(
         view: Which part of it to analyze.
         against: Another run to compare with.
         output: Folder for tables and figures; default: ``analysis/`` of the run, and in it the folder of
-            :func:`variation` where arguments change what is measured.
+            :func:`variation` where anything changes what is measured.
         arguments: Command-line arguments that change values of the run's configuration.
         on_start: Called before each analysis with its name and the number of analyses done.
         formats: Formats of the figures.
@@ -53,7 +59,9 @@ def analyze(
     if against:
         subject.other = subject_at(against, View(num_images=view.num_images), arguments)[0]
         _check_same_data(subject, subject.other)
-    folder = Path(output) if output else place if is_elsewhere(of) else place / variation(arguments)
+    if not output and not is_elsewhere(of):
+        place /= variation(arguments, view, against, _has_moved(subject, of, view))
+    folder = Path(output) if output else place
     notes = RunDir(folder)
     for done, name in enumerate(names):
         on_start(name, done)
@@ -70,17 +78,38 @@ def analyze(
         yield name, finding, paths
 
 
-def variation(arguments: Sequence[str]) -> str:
+def variation(arguments: Sequence[str], view: View = USUAL, against: str | None = None, has_moved: bool = False) -> str:
     """Return the name of the folder for numbers that are not those of the run as it is; empty if nothing changes them.
+
+    Args:
+        arguments: Command-line arguments that change values of the run's configuration.
+        view: Which part of it is analyzed.
+        against: The run that it is compared with.
+        has_moved: Whether another place of the data has the images of the run.
 
     Example:
         >>> variation(["--model.pos_embed=none", "--data.num_workers=0", "--trainer.accelerator=cpu"])
         'model.pos_embed=none'
+        >>> variation([], View(num_images=64), "runs/none")
+        'num_images=64,against=runs_none'
     """
-    changed = {key: value for key, value in settings(list(arguments)) if not key.startswith(SAME)}
+    same = (*SAME, *(PLACES if has_moved else ()))
+    changed = {key: value for key, value in settings(list(arguments)) if not key_as_typed(key).startswith(same)}
+    looked = {field.name: getattr(view, field.name) for field in fields(view) if field.name not in OF_OUTPUT}
+    changed |= {key: value for key, value in looked.items() if value != getattr(USUAL, key)}
+    changed |= {"against": against} if against else {}
     words = ",".join(f"{key}={value}" for key, value in changed.items())
     name = re.sub(r"[^\w.,=-]+", "_", words)
     return name if len(name) <= LONGEST else f"{name[:LONGEST]}-{hashlib.sha256(words.encode()).hexdigest()[:6]}"
+
+
+def _has_moved(subject: Subject, of: str, view: View) -> bool:
+    """Return whether the images are those of the run, wherever they are now."""
+    if view.images or not isinstance(subject.data, ImageData):
+        return False
+    with suppress(ValueError, OSError):  # which the analyses tell
+        subject.data.build(view.split)
+    return has_images_of(subject.data, find_run(of)[0], view.split)
 
 
 @contextmanager

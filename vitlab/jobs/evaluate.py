@@ -22,12 +22,11 @@ from vitlab.config.keys import key_as_typed, key_of
 from vitlab.config.options import Policy, check_resize
 from vitlab.config.parser import VitlabCLI, settings, user_mistakes
 from vitlab.data.base import ImageData, protocol_of
-from vitlab.data.files.splits import SplitName
 from vitlab.data.record import TRAINED_ON, Trained, measured, read_numbers
 from vitlab.errors import MISTAKES, UsageError, escaped, what_failed
 from vitlab.interface import answering, has_grid, path_of
 from vitlab.jobs.checkpoint import checkpoint_facts, load_checkpoint, load_outside, load_resized, misfit
-from vitlab.jobs.restore import PLACES, evaluation_args, naming_place_of_data
+from vitlab.jobs.restore import PLACES, evaluation_args, has_images_of, naming_place_of_data
 from vitlab.jobs.train.endings import explain_mismatch, in_step
 from vitlab.jobs.train.wandb import add_result
 from vitlab.layers.pos_embed import PosEmbed
@@ -142,7 +141,7 @@ def evaluate(
     if checksum(checkpoint) != facts["sha256"]:
         raise UsageError(f"{checkpoint} was replaced while it was measured, as its training goes on; measure it again")
     moved = {key for key in changes if key_as_typed(key) in PLACES}
-    if moved and _has_images_of(cli.datamodule, run, split):
+    if moved and has_images_of(cli.datamodule, run, split):
         changes = {key: value for key, value in changes.items() if key not in moved}
     values = {k.removeprefix(f"{split}/"): float(v) for k, v in cli.trainer.callback_metrics.items()}
     values, recall = _add_class_means(table, getattr(cli.datamodule, "class_names", []), values)
@@ -156,28 +155,6 @@ def evaluate(
     told = [*loaded.sentences, *trained.sentences(seen, len(table)), *_of_other_training(cli.datamodule, run, changes)]
     told += [f"not saved in {run.path}: {checkpoint.name} is an export, and no checkpoint of it"] if is_export else []
     return Measured(name, values, table, told, recall.get("recall", {}), changes, unsaved)
-
-
-def _has_images_of(data: Any, run: RunDir, split: SplitName) -> bool:
-    """Return whether data have the images of the run in a split, and in others that were read, wherever they are.
-
-    A run of an older vitlab has no hash of its test split: it follows from the training split and the rule, unless it
-    was given, as in a folder of its own.
-    """
-    if not isinstance(data, ImageData):
-        return False
-    facts: dict[str, Any] = dict(run.data)
-    known = {name: found.get("hash") for name, found in facts.get("splits", {}).items()}
-    known |= {"test": run.record.get("test_hash")}
-    tells: SplitName = split
-    if split == "test" and known["test"] is None:
-        tells = "train"
-        if data.has_test_split or data.rule.facts() != facts.get("split_rule"):
-            return False
-        with suppress(ValueError, OSError):  # then it is not read
-            data.build(tells)
-    now = {name: images.split_hash for name, images in data.splits.items() if known.get(name)}
-    return tells in now and all(known[name] == found for name, found in now.items())
 
 
 def _of_other_training(data: Any, run: RunDir, changes: Mapping[str, Any]) -> list[str]:

@@ -22,6 +22,7 @@ from vitlab.config.keys import flatten_as_typed
 from vitlab.config.parser import VitlabCLI, class_at, settings, user_mistakes
 from vitlab.config.trust import changed_code, check_import, may_import
 from vitlab.data.base import ImageData
+from vitlab.data.files.splits import SplitName
 from vitlab.data.photos import Photos
 from vitlab.data.record import TRAINED_ON
 from vitlab.errors import UsageError, preview, trusting
@@ -130,6 +131,28 @@ def evaluation_args(run: RunDir, rest: Sequence[str], alone: bool = False) -> li
     devices = one_device(run) if alone else []
     start = ["--config", str(run.config), *_former_words(run), *_without_callbacks(run)]
     return [*start, *devices, *rest, *NO_OUTPUT]
+
+
+def has_images_of(data: Any, run: RunDir, split: SplitName) -> bool:
+    """Return whether data have the images of the run in a split, and in others that were read, wherever they are.
+
+    A run of an older vitlab has no hash of its test split: it follows from the training split and the rule, unless it
+    was given, as in a folder of its own.
+    """
+    if not isinstance(data, ImageData):
+        return False
+    facts: dict[str, Any] = dict(run.data)
+    known = {name: found.get("hash") for name, found in facts.get("splits", {}).items()}
+    known |= {"test": run.record.get("test_hash")}
+    tells: SplitName = split
+    if split == "test" and known["test"] is None:
+        tells = "train"
+        if data.has_test_split or data.rule.facts() != facts.get("split_rule"):
+            return False
+        with suppress(ValueError, OSError):  # then it is not read
+            data.build(tells)
+    now = {name: images.split_hash for name, images in data.splits.items() if known.get(name)}
+    return tells in now and all(known[name] == found for name, found in now.items())
 
 
 @contextmanager

@@ -167,7 +167,12 @@ def table_of(run: RunDir, name: str) -> pd.DataFrame | None:
     path = run.path / "analysis" / f"{name}.csv"
     if run.note(name)[1].is_stale:
         return None
-    return ANALYSES[name].read(path) if is_there(path) else None
+    if not is_there(path):
+        return None
+    table = ANALYSES[name].read(path)
+    if "run" not in table or table.empty:
+        return table
+    return table[table["run"] == table["run"].iloc[0]]  # an older vitlab also kept those of --against here
 
 
 def metrics_of(run: RunDir, names: tuple[str, ...]) -> dict[str, float]:
