@@ -74,7 +74,7 @@ def sections(results: CellResults, rows: Rows) -> list[Section]:
         mine, curve = [row for row in rows if row["analysis"] == name], ANALYSES[name].curve
         if mine and curve:
             ci = percent(results.ablation.stats.ci)
-            notes = sorted(set(_notes(results, name, "note")))
+            notes = sorted(set(_notes(results, name)))
             words = [curve.words, f"Mean over seeds ± half of its {ci} t interval; not tested, not adjusted."]
             words += [curve.caution(tables_of(results, name)), *notes[:1]]
             tables = [_table(mine, curve, measure) for measure in dict.fromkeys(row["measure"] for row in mine)]
@@ -89,9 +89,11 @@ def sections(results: CellResults, rows: Rows) -> list[Section]:
     return found
 
 
-def _notes(results: CellResults, name: str, key: str) -> list[str]:
+def _notes(results: CellResults, name: str) -> list[str]:
     noted = [run.note(name) for run in results.runs.values()]
-    return [re.split(", pos_embed=|; ", note[key])[0] + "." for note, now in noted if key in note and not now.is_stale]
+    return [
+        re.split(", pos_embed=|; ", note["note"])[0] + "." for note, now in noted if "note" in note and not now.is_stale
+    ]
 
 
 def _not_done(results: CellResults, name: str) -> tuple[list[str], list[str]]:
