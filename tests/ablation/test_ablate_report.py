@@ -492,6 +492,40 @@ def test_a_finished_cell_without_its_metric_is_named(finished):
     assert "| learned | 2/3 |" in page and "| learned | 1 | done | acc1 is nan |" in page
 
 
+def test_a_metric_that_no_cell_has_does_not_replace_the_report_by_an_empty_one(finished):
+    ablation, arms, _ = finished
+    write_report(ablation, arms, None, False)
+    page = (ablation.directory / "report/report.md").read_text()
+    Path("made-up.yaml").write_text(yaml.safe_dump({**FILE, "metric": {"primary": "acc"}}, sort_keys=False))
+    with pytest.raises(UsageError, match=r'line .* no finished cell has a metric `acc`; did you mean "acc1"'):
+        write_report(read_ablation("made-up.yaml"), arms, None, False)
+    assert (ablation.directory / "report/report.md").read_text() == page
+
+
+def test_figures_of_the_last_report_that_this_one_lacks_are_removed_and_the_user_s_stay(finished, monkeypatch):
+    ablation, arms, _ = finished
+    figures = ablation.directory / "report/figures"
+    for names in (("dots", "old"), ("dots",)):
+        drawn = {name: (name, write.Figure(), []) for name in names}
+        monkeypatch.setattr(write, "figures", lambda *found, drawn=drawn: drawn)
+        write_report(ablation, arms, f"kept{len(names)}", False)
+        (figures / "mine.svg").touch()
+    forms = ("csv", "pdf", "svg")
+    assert sorted(path.name for path in figures.iterdir()) == [*(f"dots.{form}" for form in forms), "mine.svg"]
+    assert sorted(path.name for path in Path("kept1/figures").iterdir()) == ["dots.pdf", "dots.svg"]
+    assert len([*Path("kept2/figures").iterdir()]) == 4
+
+
+def test_evidence_in_a_folder_that_cannot_be_written_is_reported_elsewhere(finished):
+    ablation, arms, _ = finished
+    (ablation.directory / "report").touch()  # in place of a folder without the right to write, which root has
+    with pytest.raises(UsageError, match=r"cannot write into runs/ablations/made-up/report; give another .* --output"):
+        write_report(ablation, arms, None, False)
+    found = write_report(ablation, arms, "kept", False)
+    assert all(path.parent == Path("kept") and path.is_file() for path in found.files)
+    assert Path("kept/seeds.csv").read_bytes() == Path("kept/results.csv").read_bytes()
+
+
 def test_a_report_of_one_arm_alone_and_the_next_of_all(finished):
     ablation, arms, cells = finished
     for cell in cells:

@@ -212,7 +212,8 @@ class Lab:
         """Write tables, figures and verdicts of the finished cells to ``runs/ablations/NAME/report``, and return them.
 
         Args:
-            output: Folder to copy report.md, summary.csv and the figures to.
+            output: Folder to copy report.md, summary.csv and the figures to; of evidence in a folder that cannot be
+                written, the place of the report.
             accept_stale: Include cells that another version of the code trained.
             formats: Formats of the figures; report.md shows them as SVG, which is always written.
             width: Width of the figures in print, 3.3 or 6.9 inches.

@@ -2,7 +2,6 @@
 
 import html
 import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +24,11 @@ from vitlab.ablation.report.drawings import Rows, figures, panels
 from vitlab.ablation.report.sections import report_sections
 from vitlab.ablation.report.tuned import responses
 from vitlab.analysis.typeset import INCHES, Format, Width, figure_bytes, printed
-from vitlab.errors import UsageError, one_line, preview
-from vitlab.runs.atomic import atomic_write, write_text
+from vitlab.errors import UsageError, did_you_mean, one_line, preview
+from vitlab.runs.atomic import atomic_write, is_writable, write_text
+from vitlab.runs.records import split_metrics
 
+SHOWN = re.compile(r"^!\[.*\]\(figures/([^/()]+)\.svg\)$", re.MULTILINE)  # the name of a figure in report.md
 VIEW = '<meta name="viewport" content="width=device-width, initial-scale=1">'  # as wide as a phone is
 STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a;background:#fff}
@@ -70,7 +71,11 @@ def write_report(
     """Write the report on the finished cells, and return it."""
     results = collect(ablation, resolved, accept_stale)
     _refuse_useless(results)
-    place = ablation.directory / "report"
+    place, target = ablation.directory / "report", Path(output) if output else None
+    if not is_writable(place):
+        if target is None:
+            raise UsageError(f"cannot write into {place}; give another folder with --output")
+        place, target = target, None
     place.mkdir(parents=True, exist_ok=True)
     table, gates = results.table(), linear(ablation, results.resolved)
     found = find(results, take_look(ablation, results.seeds(), results.had()), gates)  # a look, once nothing failed
@@ -82,7 +87,7 @@ def write_report(
     with atomic_write(place / "summary.csv") as csv:
         summary.to_csv(csv, index=False, float_format="%.10g")
     drawn = figures(results, found.arms) | panels(found) | responses(results)
-    svgs = _keep(drawn, place / "figures", formats, width)
+    svgs = _keep(drawn, place, formats, width)
     parts = report_sections(found)
     source = ablation.file.path.read_text()
     titles = {name: title for name, (title, *_) in drawn.items()}
@@ -93,11 +98,13 @@ def write_report(
     )
     names = ("report.html", "report.md", "summary.csv", "results.csv", "results.parquet")
     if output:
-        for name in ("report.md", "summary.csv", "tables.tex"):
-            _copy(place / name, Path(output) / name)
         _copy(place / "results.csv", Path(output) / "seeds.csv")
-        drawings, target = shutil.ignore_patterns("*.csv"), Path(output) / "figures"
-        shutil.copytree(place / "figures", target, ignore=drawings, copy_function=_copy, dirs_exist_ok=True)
+    if target:
+        for name in ("report.md", "summary.csv", "tables.tex"):
+            _copy(place / name, target / name)
+        for name in (f"{name}.{form}" for name in drawn for form in ("svg", "pdf", "png")):
+            if (place / "figures" / name).is_file():
+                _copy(place / "figures" / name, target / "figures" / name)
     return Report(
         arms=pd.DataFrame([row.record() for row in found.arms]),
         claims=summary[summary["kind"] == "claim"].dropna(axis=1, how="all").reset_index(drop=True),
@@ -116,22 +123,34 @@ def _copy(source: str | Path, target: str | Path) -> None:
 
 
 def _refuse_useless(results: CellResults) -> None:
-    """Refuse results of no cell, and of cells that read different images."""
+    """Refuse results of no cell, those without the primary metric, and those of cells that read different images."""
     if not results.runs:
         stale = sum(state == "stale" for state in results.states.values())
         ways = [f"--accept_stale includes the {stale} that other code or versions trained"] if stale else []
         text = f"no cell of {results.ablation.name} is done with the present code and readable"
         raise UsageError("; ".join([text, *ways, *list(results.notes.values())[:1]]))
+    primary, measured = results.ablation.primary, {name for found in results.numbers.values() for name in found}
+    if primary not in measured and not results.ablation.is_analyzed(primary):  # an analysis says why it was not done
+        there = split_metrics(dict.fromkeys(sorted(measured), 0.0))
+        hint = did_you_mean(primary, there) or f"; there are {', '.join(there)}"
+        raise results.ablation.file.mistake("metric/primary", f"no finished cell has a metric `{primary}`{hint}")
     if results.mixed:
         cells = preview(results.mixed, 4)
         raise UsageError(f"{cells}: trained on other images than the rest; remove these cells and `run` again")
 
 
 def _keep(
-    drawn: dict[str, tuple[str, Figure, Rows]], folder: Path, formats: Sequence[Format], width: Width
+    drawn: dict[str, tuple[str, Figure, Rows]], place: Path, formats: Sequence[Format], width: Width
 ) -> dict[str, str]:
-    """Write every figure in each format, and its numbers; return the SVG of each, which the pages show."""
+    """Write every figure in each format, and its numbers; return the SVG of each, which the pages show.
+
+    What the report that lies there drew and this one does not is removed: the file that it was of has changed.
+    """
+    folder, page = place / "figures", place / "report.md"
     folder.mkdir(exist_ok=True)
+    for name in SHOWN.findall(page.read_text()) if page.is_file() else ():
+        for kind in ("svg", "pdf", "png", "csv") if name not in drawn else ():
+            (folder / f"{name}.{kind}").unlink(missing_ok=True)
     svgs = {}
     for name, (_, drawing, data) in drawn.items():
         figure = printed(drawing, INCHES[width])
