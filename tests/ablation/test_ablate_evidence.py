@@ -352,7 +352,7 @@ def test_a_report_that_fails_is_no_look(done, lab, monkeypatch):
     monkeypatch.setattr(write, "linear", fail)
     with pytest.raises(RuntimeError, match="no linear model"):
         done().report()
-    assert not (lab.path / "runs/ablations/toy/looks.jsonl").exists()
+    assert not chain.read_chain(lab.path / "runs/ablations/toy").of("look")
 
 
 def test_a_file_that_is_damaged_during_the_work_fails_its_cell_alone(done, lab, monkeypatch):

@@ -11,10 +11,11 @@ import yaml
 from scipy import stats as reference
 from scipy.stats import norm
 
+from vitlab.ablation.evidence.chain import append, read_chain
 from vitlab.ablation.execution.cells import Resolved
 from vitlab.ablation.execution.resolve import _refuse_equal
 from vitlab.ablation.file.spec import read_ablation
-from vitlab.ablation.inference import plan
+from vitlab.ablation.inference import looks, plan
 from vitlab.ablation.inference.answers import NOTHING, Answer, Question, answer, share_batches
 from vitlab.ablation.inference.baselines import arm_questions
 from vitlab.ablation.inference.findings import find
@@ -323,6 +324,36 @@ def test_a_report_notes_its_look_beside_the_cells(tmp_path, monkeypatch):
     exported = replace(ablation, home=tmp_path / "runs/ablations/made-up")  # its checksums are those of the export
     assert take_look(exported, [0, 1, 2, 3, 4]).counts == (3, 4, 5)
     assert (tmp_path / "runs/ablations/made-up/looks.jsonl").read_text().splitlines() == lines
+
+
+def test_a_look_is_a_record_of_the_chain_so_that_it_cannot_be_taken_back(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ablation = results_of(tmp_path, ["a0", "a1"], 3, seeds_max=8).ablation
+    ablation.directory.mkdir(parents=True)
+    history(ablation).write_text(json.dumps({"seeds": [0], "most": 8}) + "\n")  # of an older vitlab
+    append(ablation.directory, "version", digest="of the file")
+
+    def late(*record, **facts):  # another report ends between reading and writing
+        monkeypatch.setattr(looks, "append", append)
+        take_look(ablation, [0, 1, 2, 3])
+        append(*record, **facts)
+
+    monkeypatch.setattr(looks, "append", late)
+    take_look(ablation, [0, 1])
+    assert [record["seeds"] for record in read_chain(ablation.directory).of("look")] == [[0, 1, 2, 3], [0, 1]]
+    assert take_look(ablation, [0, 1, 2, 3, 4, 5]).counts == (1, 4, 6)
+    place = ablation.directory / "chain.jsonl"
+    place.write_text("".join(line for line in place.read_text().splitlines(keepends=True) if "0, 1, 2, 3]" not in line))
+    assert "does not follow" in read_chain(ablation.directory).broken
+
+
+def test_a_look_that_cannot_be_read_is_not_forgotten(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ablation = results_of(tmp_path, ["a0", "a1"], 3).ablation
+    take_look(ablation, [0, 1])
+    history(ablation).write_text(history(ablation).read_text()[:20])
+    with pytest.raises(UsageError, match=r"looks.jsonl, line 1, is no look"):
+        take_look(ablation, [0, 1, 2])
 
 
 def test_a_look_names_its_split_and_counts_on_the_other_too(tmp_path, monkeypatch):

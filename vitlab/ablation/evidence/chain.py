@@ -1,9 +1,10 @@
 """The chain of an ablation's records: each holds the hash of the one before, so that the last hash covers all.
 
 One line of ``chain.jsonl`` for each event: a version of the file, a registration, an opening of the
-evaluated split, a measured cell with the hashes of its files, a cell's analyses. Whoever changes a line, or a file
-that a line holds the hash of, has to write every later line again; the last hash, printed by ``verify``, ``report`` and
-``export``, is then another one. Kept elsewhere (a paper, a commit, a message), it tells of the change.
+evaluated split, a measured cell with the hashes of its files, a cell's analyses, a report (a look). Whoever changes a
+line, or a file that a line holds the hash of, has to write every later line again; the last hash, printed by
+``verify``, ``report`` and ``export``, is then another one. Kept elsewhere (a paper, a commit, a message), it tells of
+the change.
 """
 
 import fcntl
@@ -71,7 +72,7 @@ def append(directory: Path, kind: str, **facts: Any) -> str:
 
     Args:
         directory: Of the ablation, or of its tuning.
-        kind: What happened: ``version``, ``registered``, ``opened``, ``cell`` or ``analyses``.
+        kind: What happened: ``version``, ``registered``, ``opened``, ``cell``, ``analyses`` or ``look``.
         facts: The rest of the record.
     """
     directory.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The interim looks at an ablation, stored beside its cells: each look at more seeds is another chance of an error.
+"""The interim looks at an ablation, recorded in its chain: each look at more seeds is another chance of an error.
 
 A look is a report on a set of seeds; at a comparison, on the seeds that all of its arms have. The error that it may
 spend depends on the maximal number of seeds, which the first look fixes: `stats.seeds_max` of the file, or its `seeds`.
@@ -18,8 +18,11 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri
 
+from vitlab.ablation.evidence.chain import FILE, append, read_chain
 from vitlab.ablation.file.spec import Ablation
+from vitlab.errors import UsageError
 from vitlab.runs.atomic import write_text
+from vitlab.runs.matching import is_there
 from vitlab.runs.records import now_utc
 
 Had = Mapping[str, Mapping[str, Sequence[int]]]  # metric: arm: seeds
@@ -96,7 +99,7 @@ class Looks:
 
 
 def history(ablation: Ablation) -> Path:
-    """Return the file that stores the looks."""
+    """Return the file that stored the looks before the chain did, and still does where the cells have no chain."""
     return ablation.directory / "looks.jsonl"
 
 
@@ -116,18 +119,21 @@ def take_look(ablation: Ablation, seeds: Sequence[int], had: Had | None = None) 
         seeds: The seeds of the report.
         had: Of each metric, the seeds of each arm; by default, each arm has all.
     """
-    path, lines = history(ablation), _lines(ablation)
-    looks, entry = _next(ablation, lines, seeds, had)
+    looks, entry = _next(ablation, seeds, had)
     if entry and seeds and not ablation.home:
-        now = now_utc()
-        text = json.dumps({**entry, "file": ablation.digest, "time": now})
-        write_text(path, "".join(f"{line}\n" for line in [*lines, text]), sync=True)
+        entry["file"] = ablation.digest
+        if is_there(ablation.directory / FILE):
+            append(ablation.directory, "look", **entry)
+        else:  # a chain that began here would lack all of its cells
+            now = now_utc()
+            lines = [*_lines(ablation), json.dumps({**entry, "time": now})]
+            write_text(history(ablation), "".join(f"{line}\n" for line in lines), sync=True)
     return looks
 
 
 def planned_look(ablation: Ablation) -> Looks:
     """Return the looks including one at all planned seeds, without recording it."""
-    return _next(ablation, _lines(ablation), ablation.seeds)[0]
+    return _next(ablation, ablation.seeds)[0]
 
 
 def _lines(ablation: Ablation) -> list[str]:
@@ -135,11 +141,26 @@ def _lines(ablation: Ablation) -> list[str]:
     return path.read_text().splitlines() if path.is_file() else []
 
 
-def _next(
-    ablation: Ablation, lines: list[str], seeds: Sequence[int], had: Had | None = None
-) -> tuple[Looks, dict[str, Any] | None]:
-    known = [json.loads(line) for line in lines]
-    return next_look(known, seeds, ablation.stats.seeds_max or len(ablation.seeds), had, ablation.evaluate)
+def _known(ablation: Ablation) -> list[dict[str, Any]]:
+    """Return the records of the looks so far, oldest first.
+
+    Raises:
+        UsageError: One cannot be read.
+    """
+    found: list[dict[str, Any]] = []
+    for i, line in enumerate(_lines(ablation), 1):
+        try:
+            found.append(json.loads(line))
+            _ = found[-1]["seeds"], found[-1]["most"]
+        except (ValueError, TypeError, KeyError) as error:
+            text = f"{history(ablation)}, line {i}, is no look: p values would not count it; put a copy in its place"
+            raise UsageError(text) from error
+    chain = read_chain(ablation.directory)
+    return [*found, *(dict(record) for record in (chain.of("look") if chain else ()))]
+
+
+def _next(ablation: Ablation, seeds: Sequence[int], had: Had | None = None) -> tuple[Looks, dict[str, Any] | None]:
+    return next_look(_known(ablation), seeds, ablation.stats.seeds_max or len(ablation.seeds), had, ablation.evaluate)
 
 
 def next_look(
