@@ -115,7 +115,7 @@ def test_an_exported_file_prepares_images_as_its_run_does(run, digit):
 def test_an_analysis_is_a_table_with_a_figure(run):
     finding = run.analyze("distance", num_images=8)
     assert isinstance(finding.table, pd.DataFrame)
-    assert (run.path / "analysis" / "distance.png").is_file()
+    assert (run.path / "analysis" / "num_images=8" / "distance.png").is_file()
     several = run.analyze(("cost", "position"))
     assert set(several) == {"cost", "position"}
 

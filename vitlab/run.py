@@ -194,6 +194,8 @@ class Run:
     def analyze(self, names: str | list[str] | tuple[str, ...], **view: Any) -> Any:
         """Return the finding of an analysis, a table with a figure; it is also saved in ``analysis/`` of the run.
 
+        Where ``view`` changes what is measured, it is saved in a folder of its own there.
+
         Args:
             names: An analysis; or a list of several, or ``all``, for a dict of those that apply to this network.
             **view: Fields of :class:`vitlab.jobs.find_subject.View`: images, layer, head, query, num_images.

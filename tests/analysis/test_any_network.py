@@ -208,7 +208,8 @@ def test_the_net_of_a_custom_module_is_analyzed(of_timm, photos, tmp_path, monke
     assert main(["fit", *words, trust, "--trainer.accelerator=cpu", "--name=own", "--quiet"]) == 0
     assert main(["analyze", "attention,pca,scramble", "own", trust, "--images", str(photos)]) == 0
     assert "so predictions are compared and no accuracy is measured" in capsys.readouterr().out
-    found = pd.read_csv("runs/own/analysis/attention.csv").query("image == 0 and map == 'head 1'")["weight"]
+    (place,) = Path("runs/own/analysis").glob("images=*")
+    found = pd.read_csv(place / "attention.csv").query("image == 0 and map == 'head 1'")["weight"]
     task = Wrapped(of_timm == "true").eval()
     task.load_state_dict(torch.load("runs/own/checkpoints/best.ckpt", weights_only=True)["state_dict"])
     with Image.open(photos / "0.png") as picture:

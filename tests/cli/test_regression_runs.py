@@ -168,4 +168,4 @@ def test_labels_and_classes_in_folders_are_measured_predicted_and_shown(tmp_path
     assert main(["predict", "classes", "photos", "table.csv", "-o", "out.csv"]) == 1
     assert [path.split("/")[1] for path in pd.read_csv("out.csv")["path"]] == pd.read_csv("out.csv")["target"].tolist()
     assert main(["analyze", "errors,confusion,calibration", "classes", "--split", "test"]) == 0
-    assert "confusion.png" in capsys.readouterr().out and Path("runs/classes/analysis/errors.png").is_file()
+    assert "confusion.png" in capsys.readouterr().out and Path("runs/classes/analysis/split=test/errors.png").is_file()

@@ -46,7 +46,7 @@ def runs(tmp_path_factory):
             patch.setattr("vitlab.look.moments._USED", [-1e3])  # a run that takes long has time for every validation
             assert main(["fit", "--config", CONFIG, "--run_dir", f"runs/{name}", *SHORT, *more]) == 0
             assert main(["validate", f"runs/{name}", "--quiet"]) == 0
-            assert main(["analyze", "attention,distance", f"runs/{name}", "--num_images", "16", "--quiet"]) == 0
+            assert main(["analyze", "attention,distance", f"runs/{name}", "--quiet"]) == 0
         assert main(["look", "one", "two", "-o", "both.html", "--quiet"]) == 0
     return place
 
