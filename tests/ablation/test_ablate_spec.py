@@ -188,6 +188,11 @@ WRONG = {  # what is changed, and words of the message
     "a timeout of two points": ({"run": {"timeout": "1.2.3h"}}, ["`run.timeout`", "20m"]),
     "no time": ({"run": {"timeout": 0}}, ["`run.timeout`", "20m"]),
     "a command in one string": ({"run": {"command": "python train.py"}}, ["`run.command` must be a list of words"]),
+    "a test without a value": ({"stats": {"test": None}}, ["`stats.test` must be one of auto,", "got no value"]),
+    "forks without a value": ({"run": {"fork": None}}, ["`run.fork` must be one of True, False, got no value"]),
+    "workers without a value": ({"run": {"workers": None}}, ["`run.workers` must be a whole number", "got None"]),
+    "retries without a value": ({"run": {"retries": None}}, ["`run.retries` must be a whole number", "got None"]),
+    "a project without a value": ({"wandb": {"project": None}}, ["`wandb.project` must be a name, got None"]),
     "slurm without keys": ({"run": {"slurm": 4}}, ["`run.slurm` must have keys"]),
 }
 
@@ -203,6 +208,20 @@ def test_a_mistake_in_the_file_is_reported_with_its_line(write, case):
     assert "\n" not in message
     for word in words:
         assert word in message, message
+
+
+@pytest.mark.parametrize("key", ["evaluate", "checkpoint"])
+def test_a_key_without_a_value_is_not_its_default(write, key):
+    path = write()
+    path.write_text(f"{path.read_text()}{key}:\n")
+    with pytest.raises(UsageError, match=f"`{key}` must be one of .*, got no value"):
+        read_ablation(path)
+
+
+def test_a_section_whose_lines_are_all_comments_has_the_defaults(write):
+    path = write()
+    path.write_text(f"{path.read_text()}run:\n  # workers: 2\nstats: {{margin: null}}\n")
+    assert read_ablation(path).run == read_ablation(write()).run
 
 
 def test_a_level_is_named_as_it_is_written(write):

@@ -87,6 +87,12 @@ def test_a_disk_that_fails_between_two_cells_ends_the_run_with_its_error(cells, 
         Pool(cells, 2, None, Interrupts(print)).run_all()
 
 
+def test_a_mistake_of_ours_in_a_worker_is_no_success(cells, monkeypatch):
+    monkeypatch.setattr(Pool, "_take", lambda pool: {}[None])
+    with pytest.raises(KeyError):
+        Pool(cells, 2, None, Interrupts(print)).run_all()
+
+
 def test_a_change_of_the_code_fails_one_cell_in_one_line_and_the_next_call_tries_it_again(cells, monkeypatch):
     def outdated(cell, *more):
         return _failed(cell, Stage("fit", ["vitlab", "fit"]), 0, CODE, ["the code has changed"])

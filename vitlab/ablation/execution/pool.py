@@ -63,7 +63,7 @@ class Pool:
         self.progress = Progress(cells, workers)
         self.board = Board(self.progress, say)
         self.failures: list[tuple[Cell, CellOutcome]] = []
-        self._broken: OSError | UsageError | None = None
+        self._broken: Exception | None = None
         self._is_outdated = False  # the code is no longer that of the plan, and all cells would fail
         self._mutex = threading.Lock()
         self._shares = shares_per_gpu(workers, cells[0].ablation.run.per_gpu if cells else 1)
@@ -76,7 +76,7 @@ class Pool:
         """Train until every cell is done or has failed, or until a signal.
 
         Raises:
-            OSError, UsageError: What has ended a worker between two cells; the others went on.
+            Exception: What has ended a worker, such as a disk that fails between two cells; the others went on.
         """
         with self.board:
             threads = [threading.Thread(target=self._worker) for _ in range(self.workers)]
@@ -95,7 +95,7 @@ class Pool:
     def _worker(self) -> None:
         try:
             self._work()
-        except (OSError, UsageError) as error:  # the disk fails between two cells
+        except Exception as error:  # left to the thread, it would be printed, and the command would succeed
             self._broken = self._broken or error
 
     def _work(self) -> None:

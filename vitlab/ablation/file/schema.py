@@ -109,10 +109,11 @@ class File:
                     raise self.mistake(f"{section}/{key}".lstrip("/"), f"unknown key `{key}`{hint}")
         for name, choices in CHOICES.items():
             section, _, key = name.rpartition(".")
-            value = (self.content.get(section) or {} if section else self.content).get(key)
-            if value is not None and value not in choices:
+            content = self.content.get(section) or {} if section else self.content
+            if key in content and (value := content[key]) not in choices:
+                got = "no value" if value is None else repr(value)
                 raise self.mistake(
-                    name.replace(".", "/"), f"`{name}` must be one of {', '.join(map(str, choices))}, got {value!r}"
+                    name.replace(".", "/"), f"`{name}` must be one of {', '.join(map(str, choices))}, got {got}"
                 )
 
     def number(self, name: str, default: Any, lowest: float, highest: float = float("inf"), whole: bool = False) -> Any:

@@ -80,7 +80,10 @@ def read_wandb(file: File) -> WandB | None:
     given = file.content.get("wandb")
     if not given or given.get("mode") == "disabled":
         return None
-    return WandB(given.get("project", "vitlab"), given.get("mode") == "offline")
+    project = given.get("project", "vitlab")
+    if not isinstance(project, str):
+        raise file.mistake("wandb/project", f"`wandb.project` must be a name, got {project!r}")
+    return WandB(project, given.get("mode") == "offline")
 
 
 def read_match(file: File, axes: Mapping[str, Any]) -> Match:
@@ -120,7 +123,7 @@ def read_run(file: File) -> Execution:
     given = file.content.get("run") or {}
     workers = given.get("workers", "auto")
     if workers != "auto":
-        workers = file.number("run.workers", None, 1, 4096, whole=True)
+        workers = file.number("run.workers", "auto", 1, 4096, whole=True)
     return Execution(
         executor=given.get("executor", "local"),
         workers=workers,
