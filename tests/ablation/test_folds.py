@@ -103,6 +103,11 @@ def test_the_table_has_mean_spread_and_interval_of_the_finished_folds(tmp_path):
         (["base.yaml", "--workers=x"], "argument --workers: must be a whole number, 1 or more, got x"),
         (["base.yaml", "--data.fold=1/2"], "`data.fold` is set by cross-validation"),
         (["base.yaml", "--seed_everything=1"], "use `--seed`"),
+        (
+            ["base.yaml", "--name=../.."],
+            "`--name` must be a-z 0-9 _ . -, beginning with a letter or digit, got '../..'",
+        ),
+        (["base.yaml", "--name="], "got ''"),
         (["no-such-config"], "no-such-config"),
         (["base.yaml", "--model.lr=1", "x"], "`x` is out of place"),
     ],
@@ -112,6 +117,14 @@ def test_mistakes_in_cross_validation_are_one_line_and_leave_nothing(toy, capsys
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
     assert {path.name for path in toy.iterdir()} <= {"base.yaml"}
+
+
+@pytest.mark.parametrize("config, name", [("my config", "cv-my-config"), ("Größe_2", "cv-gr-e_2"), ("a.B", "cv-a.b")])
+def test_the_folder_of_a_config_with_any_name_has_a_name_that_an_ablation_may_have(toy, monkeypatch, config, name):
+    (toy / "base.yaml").rename(toy / f"{config}.yaml")
+    monkeypatch.setattr(folds, "Lab", lambda file, *words: pytest.exit(read_ablation(file).name))
+    with pytest.raises(pytest.exit.Exception, match=f"^{name}$"):
+        cross_validate([f"{config}.yaml"], folds=2)
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["undivided", "with a split column"])

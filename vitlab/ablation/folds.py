@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from vitlab.ablation.execution.cells import Say
 from vitlab.ablation.execution.commands import nested
 from vitlab.ablation.execution.resolve import known
 from vitlab.ablation.execution.status import Status
+from vitlab.ablation.file.schema import NAME
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference.measured import bounds_of, collect
 from vitlab.ablation.lab import Lab
@@ -110,6 +112,10 @@ def cross_validate(
         what = "use `--seed`" if owned[0] == "seed_everything" else "the folds define the validation images"
         raise UsageError(f"`{owned[0]}` is set by cross-validation: {what}")
     files = [str(Path(find_file(config, "cv")).resolve()) for config in configs]
+    if name is None:
+        name = "cv-" + re.sub(r"[^a-z0-9_.-]+", "-", Path(files[-1]).stem.lower())
+    if not NAME.fullmatch(name):
+        raise UsageError(f"`--name` must be a-z 0-9 _ . -, beginning with a letter or digit, got {name!r}")
     drawn = {f"fold{k}of{folds or 5}": f"{k}/{folds or 5}" for k in range(1, (folds or 5) + 1)}
     arms = drawn if folds else folds_of_config(files, settings) or drawn
     lab = Lab(_file(files, settings, arms, seed, name), "cv")
@@ -150,11 +156,10 @@ def _file(
     settings: Sequence[tuple[str, Any]],
     folds: dict[str, str],
     seed: int,
-    name: str | None,
+    name: str,
     shown: str = "loss",
 ) -> Path:
     """Write the file of the ablation; what it uses of the user's code, the command has confirmed."""
-    name = name or f"cv-{Path(files[-1]).stem.lower()}"
     folder = RUNS / "ablations" / name
     text = yaml.safe_dump(nested(dict(settings)), sort_keys=False)
     write_text(folder / "settings.yaml", text)
