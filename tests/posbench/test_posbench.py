@@ -31,7 +31,7 @@ from vitlab.position_bench import training as training_module
 from vitlab.position_bench.cells import Bench, label_of, published
 from vitlab.position_bench.judging import best_of_families, judge
 from vitlab.position_bench.page import draw_scores, page_lines, write_bench_page
-from vitlab.position_bench.pictures import CELLS, OFFSETS, PIXELS, as_floats, folder_photos, glyphs, photos
+from vitlab.position_bench.pictures import CELLS, OFFSETS, PIXELS, Split, as_floats, folder_photos, glyphs, photos
 from vitlab.position_bench.protocol import (
     FOLDER,
     TASKS,
@@ -49,6 +49,7 @@ from vitlab.position_bench.training import (
     check_method,
     outputs_of_images,
     price_lines,
+    scores_of,
     train_network,
 )
 from vitlab.runs.lock import take
@@ -711,6 +712,13 @@ def test_bytes_of_photos_become_the_floats_of_the_registered_protocol():
     mean = torch.tensor([0.4914, 0.4822, 0.4465]).view(3, 1, 1)
     assert torch.equal(as_floats(images), (images / 255 - mean) / 0.25)
     assert as_floats(images.float()).equal(images.float())
+
+
+def test_a_perfect_network_of_300_classes_has_every_point(monkeypatch):
+    monkeypatch.setattr(training_module, "outputs_of_images", lambda net, images: torch.eye(300))
+    test = Split(torch.zeros(300, 1), torch.arange(300))
+    found, _ = bench_predictions_of(None, {}, "few", test)
+    assert scores_of(found, answers_of("few", test)) == {"few": 1.0}
 
 
 def test_a_method_is_measured_under_another_protocol_on_photos_of_a_folder(photos_of_three_classes, tmp_path):

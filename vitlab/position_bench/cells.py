@@ -138,7 +138,7 @@ class Bench:
         path = self.path(label, cell)
         return read_cell(path) if path.is_file() else None
 
-    def predictions(self, label: str, cell: str) -> dict[str, NDArray[np.uint8]]:
+    def predictions(self, label: str, cell: str) -> dict[str, NDArray[Any]]:
         """Return the predicted classes of a cell, by task."""
         with np.load(self.path(label, cell).with_suffix(".npz")) as kept:
             return dict(kept)
@@ -259,7 +259,7 @@ class Bench:
         self.say(f"{label} {cell}: " + ", ".join(f"{k} {v:.3f}" for k, v in scores.items()) + f", {seconds:.0f} CPU s")
         return kept
 
-    def _write(self, label: str, cell: str, kept: dict[str, Any], predictions: dict[str, NDArray[np.uint8]]) -> None:
+    def _write(self, label: str, cell: str, kept: dict[str, Any], predictions: dict[str, NDArray[Any]]) -> None:
         path = self.path(label, cell)
         if predictions:
             arrays = path.with_suffix(".npz")

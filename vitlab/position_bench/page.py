@@ -15,7 +15,7 @@ from vitlab.position_bench.bench import compare_with, list_lines
 from vitlab.position_bench.cells import Bench
 from vitlab.position_bench.judging import TaskVerdict, score_interval, score_text
 from vitlab.position_bench.protocol import TASKS, chance_of_tasks
-from vitlab.position_bench.training import answers_of
+from vitlab.position_bench.training import answers_of, smallest
 from vitlab.runs.atomic import atomic_write, write_text
 
 BEGIN, END = "<!-- posbench: written by `vitlab posbench --evidence` -->", "<!-- posbench: end -->"
@@ -44,7 +44,7 @@ def write_bench_page(bench: Bench, target: Path) -> list[Path]:
         for k, v in answers_of(training, bench.splits(training)[1]).items()
     }
     with atomic_write(evidence / "answers.npz") as beside:
-        np.savez_compressed(beside, **{k: v.astype(np.uint8) for k, v in answers.items()})  # type: ignore[arg-type]
+        np.savez_compressed(beside, **{k: smallest(v, int(v.max()) + 1) for k, v in answers.items()})  # type: ignore[arg-type]
     figure, page = target / "posbench.svg", target / "README.md"
     if complete:
         write_text(figure, figure_bytes(draw_scores(bench, complete), "svg").decode())

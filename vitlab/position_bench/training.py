@@ -180,7 +180,7 @@ def outputs_of_images(net: VisionTransformer, images: Tensor) -> Tensor:
 
 def bench_predictions_of(
     net: VisionTransformer, protocol: Mapping[str, Any], training: str, test: Split
-) -> tuple[dict[str, NDArray[np.uint8]], dict[str, str]]:
+) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """Read the test split of a trained network once, for every task that reads this training.
 
     Returns:
@@ -217,8 +217,18 @@ def _tasks_of(answers: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     return {"place": place, "offset": answers["offset"], "far": answers["far"]}
 
 
-def _classes(outputs: Tensor) -> NDArray[np.uint8]:
-    return outputs.argmax(dim=1).numpy().astype(np.uint8)
+def _classes(outputs: Tensor) -> NDArray[Any]:
+    return smallest(outputs.argmax(dim=1).numpy(), outputs.shape[1])
+
+
+def smallest(classes: NDArray[Any], count: int) -> NDArray[Any]:
+    """Return numbers below ``count`` in the smallest type that holds all of these.
+
+    Example:
+        >>> [smallest(np.array([3]), count).dtype.name for count in (10, 256, 1000)]
+        ['uint8', 'uint8', 'uint16']
+    """
+    return classes.astype(np.min_scalar_type(count - 1))
 
 
 def feature_likeness(net: VisionTransformer, protocol: Mapping[str, Any], test: Split) -> float:
@@ -235,7 +245,7 @@ def feature_likeness(net: VisionTransformer, protocol: Mapping[str, Any], test: 
     return float(torch.cat(found).mean())
 
 
-def scores_of(predictions: Mapping[str, NDArray[np.uint8]], labels: Mapping[str, NDArray[Any]]) -> dict[str, float]:
+def scores_of(predictions: Mapping[str, NDArray[Any]], labels: Mapping[str, NDArray[Any]]) -> dict[str, float]:
     """Return the share of right answers of each task, the mean over its sizes or shifts.
 
     Example:
