@@ -62,6 +62,17 @@ def test_ablations_are_listed_and_compared_by_their_reports(tmp_path, monkeypatc
     assert learned["mean"] == pytest.approx(0.9853, abs=5e-5) and learned["n"] == 3
 
 
+def test_names_that_look_like_numbers_stay_names_in_json(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    lines = ["kind,arm,rate,metric,n,planned,mean,is_claimed,baseline,line", "arm,010,1e-1,loss,3,3,9.5,False,010,01"]
+    Path("mine").mkdir()
+    Path("mine/summary.csv").write_text("\n".join(lines))
+    assert main(["compare", "mine", "--json"]) == 0
+    row = {"ablation": "mine", "kind": "arm", "arm": "010", "rate": "1e-1", "metric": "loss", "n": 3, "planned": 3}
+    row |= {"mean": 9.5, "is_claimed": False, "baseline": "010", "line": "01"}
+    assert json.loads(capsys.readouterr().out) == [row]
+
+
 def test_means_are_in_the_order_of_numbers_and_other_tables_are_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     lines = [f"arm,{name},loss,{n},3,{mean}" for name, n, mean in (("a", 3, 9.5), ("b", 0, ""), ("c", 2, 10.25))]

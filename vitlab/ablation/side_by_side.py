@@ -15,6 +15,7 @@ from vitlab.runs.records import read_json
 from vitlab.shipped import find_shipped
 from vitlab.tables import columns, table
 
+NAMES = ("metric", "verdict", "test", "claim", "setting", "baseline", "lr_scheduler", "analysis", "line", "measure")
 CAUTION = "Arms of different ablations are not tested against each other: images, steps or code may differ."
 
 
@@ -83,10 +84,19 @@ def compare_ablations(names: Sequence[str]) -> str:
 
 def compared_rows(names: Sequence[str]) -> list[dict[str, Any]]:
     """Return the rows that :func:`compare_ablations` shows, with all their columns and numbers in full."""
-    return [{"ablation": name, **{k: _number(v) for k, v in row.items()}} for name in names for row in _read_rows(name)]
+    return [{"ablation": name, **_typed(row)} for name in names for row in _read_rows(name)]
 
 
-def _number(text: str) -> Any:
+def _typed(row: dict[str, str]) -> dict[str, Any]:
+    """Return a row with numbers as numbers; a name such as 010, of an arm or a level, stays text."""
+    keys = list(row)
+    names = {*NAMES, *keys[: keys.index("metric")]}  # axes stand before the metric
+    return {key: text or None if key in names else _value(text) for key, text in row.items()}
+
+
+def _value(text: str) -> Any:
+    if text in ("True", "False"):
+        return text == "True"
     try:
         return float(text)
     except ValueError:
