@@ -130,6 +130,31 @@ def test_candidates_that_were_trained_count_where_a_longer_list_moves_them_in_th
     assert numbers()[1] == longer
 
 
+def test_one_measured_seed_more_does_not_tune_again_unasked(lab, monkeypatch):
+    monkeypatch.chdir(lab.path)
+
+    def opened(count, **own):
+        write(lab, {**SPACE, **own}, seeds=count)
+        found = Lab("toy.yaml", trust_command=True)
+        found._arms = [Resolved(found.ablation.arms[0], {"model": {}, "data": {}}, {}, {}, (), 1.0, "")]
+        return found
+
+    monkeypatch.setattr(Lab, "_refuse_evidence", lambda *words: None)
+    before = opened(3)
+    trials(before.ablation, before._known())[1].cells[0].run.write("run.json", {})
+    before._asked(1, [], False, False, False)
+    with pytest.raises(
+        UsageError, match=r"line \d+: .* is \[103\] now, .* candidates of \[102\]: `seeds: \[102\]` keeps"
+    ):
+        opened(4)._asked(1, [], False, False, False)
+    with pytest.raises(UsageError, match="tunes again"):
+        opened(4).plan()
+    opened(4, seeds=[102])._asked(1, [], False, False, False)
+    after = opened(4, seeds=[103])
+    trials(after.ablation, after._known())[0].cells[0].run.write("run.json", {})
+    opened(4)._asked(1, [], False, False, False)  # tuned again
+
+
 def test_retrying_forgets_failures_of_candidates_and_of_tuned_cells(lab, monkeypatch):
     monkeypatch.chdir(lab.path)
     write(lab, {**SPACE, "seeds": [100]})

@@ -18,7 +18,7 @@ from vitlab.ablation.execution.process import worker_count
 from vitlab.ablation.execution.resolve import known, resolve
 from vitlab.ablation.execution.slurm import needs_submission
 from vitlab.ablation.execution.status import Status, state_text, status_of
-from vitlab.ablation.execution.tuning import at_border, choices, given_up, trials, tuned
+from vitlab.ablation.execution.tuning import at_border, choices, given_up, seeds_left_behind, trials, tuned
 from vitlab.ablation.file import spec
 from vitlab.ablation.file.given import write_file
 from vitlab.ablation.file.spec import Ablation
@@ -113,6 +113,7 @@ class Lab:
         from vitlab.ablation.inference.plan import plan_of
 
         count = self._workers(workers)
+        self._refuse_moved_seeds()
         if needs_submission(self.ablation) and None in known(self.ablation):
             text = "a plan trains each arm for 20 steps, and this is not a SLURM node: put srun before the command"
             raise self.ablation.file.mistake("run/executor", text)
@@ -335,6 +336,7 @@ class Lab:
     ) -> RunOptions:
         """Return what is asked of a run; refuse to stop after a tuning that the file does not have."""
         count = self._workers(workers)
+        self._refuse_moved_seeds()
         if tune_only and self.ablation.tune is None:
             raise UsageError(f"`--tune_only` trains the candidates of `tune`, which {self.file} does not have")
         return RunOptions(count, only, fail_fast, retry_failed, tune_only)
@@ -343,6 +345,13 @@ class Lab:
         """Refuse what would write into a folder of exported evidence, which is sealed."""
         if self._arms is not None:
             raise UsageError(f"{self.file} is exported evidence: it can be reported and verified, not {what}")
+
+    def _refuse_moved_seeds(self) -> None:
+        """Refuse to tune again for the sole reason that a measured seed was added."""
+        if (left := seeds_left_behind(self.ablation, self._known())) and (tune := self.ablation.tune):
+            new = [*tune.seeds]
+            text = f"the default of `tune.seeds` is {new} now, and there are candidates of {left}"
+            raise self.ablation.file.mistake("tune", f"{text}: `seeds: {left}` keeps them, `seeds: {new}` tunes again")
 
     def _workers(self, given: int | None) -> int:
         """Return how many probes or cells to run at a time; refuse to start an untrusted program."""

@@ -102,6 +102,26 @@ def trials(ablation: Ablation, resolved: Sequence[Resolved]) -> list[Trial]:
     return found
 
 
+def seeds_left_behind(ablation: Ablation, resolved: Sequence[Resolved]) -> list[int]:
+    """Return the seeds of candidates from which a larger default of ``tune.seeds`` has moved away; mostly none.
+
+    The default follows from the measured seeds, so that one seed more would tune every arm again.
+    """
+    tune = ablation.tune
+    if tune is None or "seeds" in ablation.file.content["tune"]:
+        return []
+
+    def has_begun(seed: int) -> bool:
+        alike = replace(ablation, tune=replace(tune, seeds=(seed,)))
+        return any(cell.run.path.is_dir() for trial in trials(alike, resolved) for cell in trial.cells)
+
+    if any(has_begun(seed) for seed in tune.seeds):
+        return []
+    folders = matching(ablation.directory / "tune", "*-try*/s*-*")
+    seeds = {path.name.partition("-")[0].removeprefix("s") for path in folders}
+    return sorted(seed for seed in map(int, filter(str.isdigit, seeds)) if has_begun(seed))
+
+
 def _numbered(inner: Ablation, arm: Resolved, candidates: Sequence[Mapping[str, Any]]) -> list[Trial]:
     """Return the trials of an arm; one that has begun keeps its number where a longer list moves its place in the grid.
 
