@@ -210,6 +210,13 @@ def test_a_mistake_in_the_file_is_reported_with_its_line(write, case):
         assert word in message, message
 
 
+def test_aliases_that_multiply_are_refused_in_the_file_of_an_ablation(tmp_path):
+    lines = [f"a{i}: &a{i} {{{', '.join(f'k{k}: *a{i - 1}' for k in range(8))}}}" for i in range(1, 9)]
+    (tmp_path / "a.yaml").write_text("\n".join(["a0: &a0 {x: 1, y: 2}", *lines]))
+    with pytest.raises(UsageError, match=r"a\.yaml`: its aliases expand to more than 100,000 values"):
+        read_ablation(tmp_path / "a.yaml")
+
+
 @pytest.mark.parametrize("key", ["evaluate", "checkpoint"])
 def test_a_key_without_a_value_is_not_its_default(write, key):
     path = write()

@@ -66,6 +66,7 @@ HOSTILE = {
     "bomb": (BOMB, "aliases expand to more than 100,000 values"),
     "itself": ("a: &a [*a]\n", "aliases expand to more than"),
     "deep": ("a: " + "[" * 5000 + "]" * 5000 + "\n", "nested too deeply"),
+    "template": ("a: {{ lr }}\n", "line 1: a key must be a word, got {'lr': None}"),
     "tag": ("a: !!python/object/apply:os.system [ls]\n", "tags are not supported, got"),
 }
 
@@ -107,8 +108,10 @@ def test_merge_keys_are_read_and_overridden():
         "a": {"x": 1, "y": 2},
         "b": {"x": 1, "y": 3},
     }
-    with pytest.raises(UsageError, match="appears twice"):
-        parse_yaml("x: 1\nx: 2\n", "here")
+    for text in ("x: 1\nx: 2\n", "1: 1\n'1': 2\n", "true: 1\nTrue: 2\n"):
+        with pytest.raises(UsageError, match="appears twice, in lines 1 and 2"):
+            parse_yaml(text, "here")
+    assert parse_yaml("day: 2026-11-23", "here") == {"day": "2026-11-23"}
 
 
 def test_every_flipped_bit_of_weights_is_found_or_changes_nothing(run):

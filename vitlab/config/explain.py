@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from enum import Enum
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -172,6 +172,13 @@ _Writer.add_implicit_resolver(
 
 
 class _UniqueKeys(yaml.SafeLoader):
+    """A strict reader, for which a date such as 2026-11-23 is text, as it is for jsonargparse."""
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, pattern) for tag, pattern in kinds if tag != "tag:yaml.org,2002:timestamp"]
+        for first, kinds in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: dict[Any, int] = {}
         for key_node, _ in node.value:
@@ -181,9 +188,12 @@ class _UniqueKeys(yaml.SafeLoader):
             if isinstance(key, str) and key != key.strip():
                 problem = f"the key `{key}` begins or ends with a space"
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
-            if key in seen:
+            if not isinstance(key_node, yaml.ScalarNode):  # such as {{ lr }}, a gap that a template leaves
+                problem = f"a key must be a word, got {key}"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+            if found := seen.get(key) or seen.get(key_node.value):  # 1 and "1" name one level of an axis
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key `{key}` appears twice, in lines {seen[key]} and {line}", key_node.start_mark
+                    None, None, f"the key `{key}` appears twice, in lines {found} and {line}", key_node.start_mark
                 )
-            seen[key] = line
+            seen |= {key: line, key_node.value: line}
         return super().construct_mapping(node, deep)

@@ -3,12 +3,13 @@
 import re
 import sys
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
+from vitlab.config.explain import parse_yaml
 from vitlab.config.guesses import ABLATION_KEYS
-from vitlab.errors import UsageError, did_you_mean, one_line
+from vitlab.errors import UsageError, did_you_mean
 
 KEYS: dict[str, tuple[str, ...]] = {  # "": the file itself; others: the section of that name
     "": (
@@ -36,15 +37,6 @@ MOST = sys.float_info.max
 NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 
 
-class _LineLoader(yaml.SafeLoader):
-    """A reader for which a date such as 2026-11-23 is text, as for that of configs."""
-
-    yaml_implicit_resolvers: ClassVar = {
-        first: [(tag, pattern) for tag, pattern in kinds if tag != "tag:yaml.org,2002:timestamp"]
-        for first, kinds in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-
 class File:
     """A YAML file whose mistakes are reported with their line.
 
@@ -58,11 +50,11 @@ class File:
         if not self.path.is_file():
             raise UsageError(f"there is no file {self.path}")
         try:
-            self.root = yaml.compose(self.path.read_text(), Loader=yaml.SafeLoader)
-            self.content = yaml.load(self.path.read_text(), Loader=_LineLoader)
-            self._refuse_doubles(self.root)
-        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-            raise UsageError(f"{self.path} is not YAML: {one_line(error, 2000)}") from error
+            text = self.path.read_text()
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{self.path} is not YAML: {error}") from error
+        self.content = parse_yaml(text, str(self.path))
+        self.root = yaml.compose(text, Loader=yaml.SafeLoader)  # for line numbers
         if not isinstance(self.content, dict):
             raise UsageError(f"{self.path}: expected keys such as `name:` and `axes:`, got {self.content!r}")
 
@@ -83,16 +75,6 @@ class File:
                 node = node.value[int(part)]
                 line = node.start_mark.line + 1
         return line
-
-    def _refuse_doubles(self, node: yaml.Node) -> None:
-        if isinstance(node, yaml.MappingNode):
-            seen: set[str] = set()
-            for key, value in node.value:
-                if key.value in seen:
-                    line = key.start_mark.line + 1
-                    raise UsageError(f"{self.path}, line {line}: `{key.value}` appears twice")
-                seen.add(key.value)
-                self._refuse_doubles(value)
 
     def check_keys(self) -> None:
         """Refuse unknown keys, and values that are not among their choices."""
