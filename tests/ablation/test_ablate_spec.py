@@ -14,6 +14,7 @@ import yaml
 
 from vitlab.ablation.evidence import bundle
 from vitlab.ablation.evidence.bundle import export_bundle, load_bundle
+from vitlab.ablation.evidence.protocol import texts
 from vitlab.ablation.execution import resolve
 from vitlab.ablation.execution.cells import Cell, Resolved
 from vitlab.ablation.execution.commands import start_args
@@ -215,6 +216,13 @@ def test_aliases_that_multiply_are_refused_in_the_file_of_an_ablation(tmp_path):
     (tmp_path / "a.yaml").write_text("\n".join(["a0: &a0 {x: 1, y: 2}", *lines]))
     with pytest.raises(UsageError, match=r"a\.yaml`: its aliases expand to more than 100,000 values"):
         read_ablation(tmp_path / "a.yaml")
+
+
+def test_a_config_that_is_no_text_is_named(write, tmp_path):
+    path = write()
+    (tmp_path / "base.yaml").write_bytes("model: {x: ü}".encode("latin-1"))
+    with pytest.raises(UsageError, match=r"base\.yaml is not YAML: 'utf-8' codec can't decode byte 0xfc"):
+        texts(read_ablation(path))
 
 
 @pytest.mark.parametrize("key", ["evaluate", "checkpoint"])

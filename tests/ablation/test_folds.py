@@ -108,15 +108,17 @@ def test_the_table_has_mean_spread_and_interval_of_the_finished_folds(tmp_path):
             "`--name` must be a-z 0-9 _ . -, beginning with a letter or digit, got '../..'",
         ),
         (["base.yaml", "--name="], "got ''"),
+        (["latin.yaml", "--folds=2"], "latin.yaml` cannot be read: 'utf-8' codec can't decode byte 0xfc"),
         (["no-such-config"], "no-such-config"),
         (["base.yaml", "--model.lr=1", "x"], "`x` is out of place"),
     ],
 )
 def test_mistakes_in_cross_validation_are_one_line_and_leave_nothing(toy, capsys, words, message):
+    (toy / "latin.yaml").write_bytes("model: {x: ü}".encode("latin-1"))
     assert main(["cv", *words]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
-    assert {path.name for path in toy.iterdir()} <= {"base.yaml"}
+    assert {path.name for path in toy.iterdir()} <= {"base.yaml", "latin.yaml"}
 
 
 @pytest.mark.parametrize("config, name", [("my config", "cv-my-config"), ("Größe_2", "cv-gr-e_2"), ("a.B", "cv-a.b")])

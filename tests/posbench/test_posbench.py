@@ -691,7 +691,7 @@ def photos_of_three_classes(tmp_path):
 
 def test_photos_of_a_folder_come_class_by_class_in_turn_and_stay_on_disk(photos_of_three_classes, tmp_path):
     sizes = {"val": 3, "train": 18, "few": 6, "test": 12}
-    found = folder_photos(photos_of_three_classes, sizes, 32, tmp_path / "kept")
+    found = folder_photos(photos_of_three_classes, sizes, 32, tmp_path / "kept", 3)
     assert {name: len(split.images) for name, split in found.items()} == sizes
     assert found["few"].labels.tolist() == [0, 1, 2] * 2 and found["val"].labels.tolist() == [0, 1, 2]
     assert found["train"].images.dtype == torch.uint8 and found["train"].images.shape[1:] == (3, 32, 32)
@@ -699,12 +699,22 @@ def test_photos_of_a_folder_come_class_by_class_in_turn_and_stay_on_disk(photos_
     assert pixels == [[80 * k, 80 * k + i, 10] for i in (1, 2) for k in range(3)]
     for path in photos_of_three_classes.glob("*/*/*.png"):
         path.write_bytes(b"not read again")
-    again = folder_photos(photos_of_three_classes, sizes, 32, tmp_path / "kept")
+    (photos_of_three_classes / "train" / "a" / ".DS_Store").write_bytes(b"of a Mac")
+    again = folder_photos(photos_of_three_classes, sizes, 32, tmp_path / "kept", 3)
     assert torch.equal(again["test"].images, found["test"].images)
     with pytest.raises(UsageError, match="holds 24 images, and the protocol takes 100"):
-        folder_photos(photos_of_three_classes, sizes | {"train": 97}, 32, tmp_path / "kept")
+        folder_photos(photos_of_three_classes, sizes | {"train": 97}, 32, tmp_path / "kept", 3)
     with pytest.raises(UsageError, match="there is no train"):
-        folder_photos(tmp_path / "elsewhere", sizes, 32, tmp_path / "kept")
+        folder_photos(tmp_path / "elsewhere", sizes, 32, tmp_path / "kept", 3)
+
+
+def test_photos_that_are_not_those_of_the_protocol_are_one_line(photos_of_three_classes, tmp_path):
+    sizes = {"val": 3, "train": 18, "few": 6, "test": 12}
+    with pytest.raises(UsageError, match=r"train holds 3 classes, and the protocol has 2: `photos.classes`"):
+        folder_photos(photos_of_three_classes, sizes, 32, tmp_path / "kept", 2)
+    (photos_of_three_classes / "train" / "a" / "0.txt").write_text("of Krizhevsky")
+    with pytest.raises(UsageError, match=r"a/0\.txt is no image: remove it"):
+        folder_photos(photos_of_three_classes, sizes, 32, tmp_path / "kept", 3)
 
 
 def test_bytes_of_photos_become_the_floats_of_the_registered_protocol():

@@ -20,6 +20,7 @@ from vitlab.ablation.file.schema import NAME
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference.measured import bounds_of, collect
 from vitlab.ablation.lab import Lab
+from vitlab.config.explain import read_yaml
 from vitlab.config.table_folds import folds_of_config
 from vitlab.config.trust import TRUSTED
 from vitlab.errors import UsageError
@@ -116,6 +117,8 @@ def cross_validate(
         name = "cv-" + re.sub(r"[^a-z0-9_.-]+", "-", Path(files[-1]).stem.lower())
     if not NAME.fullmatch(name):
         raise UsageError(f"`--name` must be a-z 0-9 _ . -, beginning with a letter or digit, got {name!r}")
+    for file in files:
+        read_yaml(file, "cv")  # refuses what is no config before anything is written
     drawn = {f"fold{k}of{folds or 5}": f"{k}/{folds or 5}" for k in range(1, (folds or 5) + 1)}
     arms = drawn if folds else folds_of_config(files, settings) or drawn
     lab = Lab(_file(files, settings, arms, seed, name), "cv")

@@ -22,6 +22,7 @@ from vitlab.layers.pos_embed import POS_EMBEDS
 from vitlab.notebook import source_of, without_docstrings
 from vitlab.position_bench.pictures import Split, folder_photos, glyphs, photos
 from vitlab.position_bench.protocol import (
+    classes_of_photos,
     evidence_of,
     protocol_digest,
     read_protocol,
@@ -113,7 +114,8 @@ class Bench:
                 "val": self.protocol["validation"],
             }
             if self._of_folder():
-                self._splits |= folder_photos(self.data, counts, self.protocol["network"]["img_size"], self.folder)
+                side, classes = self.protocol["network"]["img_size"], classes_of_photos(self.protocol)
+                self._splits |= folder_photos(self.data, counts, side, self.folder, classes)
             else:
                 self._splits |= photos(self.data, counts, self.folder / "photos.npz")
             self._check_digests("train", "few", "val", "test")

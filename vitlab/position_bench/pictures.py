@@ -128,7 +128,7 @@ def as_floats(images: Tensor) -> Tensor:
     return (images / 255 - torch.tensor(_MEAN, device=images.device).view(3, 1, 1)) / 0.25
 
 
-def folder_photos(root: Path, sizes: Mapping[str, int], side: int, keep: Path) -> dict[str, Split]:
+def folder_photos(root: Path, sizes: Mapping[str, int], side: int, keep: Path, classes: int) -> dict[str, Split]:
     """Return ``train``, ``val``, ``test`` and ``few`` of a folder of photos, as bytes that stay on disk.
 
     The shorter side is resized to 8/7 of ``side`` (bicubic), and the middle is cut out. Classes take turns, so that
@@ -139,12 +139,14 @@ def folder_photos(root: Path, sizes: Mapping[str, int], side: int, keep: Path) -
         sizes: Number of images of each split.
         side: Side of the images, in pixels.
         keep: Folder to keep the decoded images in.
+        classes: Number of classes.
 
     Raises:
-        UsageError: ``train`` or ``val`` is missing, or holds too few images.
+        UsageError: ``train`` or ``val`` is missing, or holds too few images, another number of classes, or a file that
+            is no image.
     """
-    train = _decoded_folder(root / "train", sizes["val"] + sizes["train"], side, keep / f"train-{side}")
-    test = _decoded_folder(root / "val", sizes["test"], side, keep / f"val-{side}")
+    train = _decoded_folder(root / "train", sizes["val"] + sizes["train"], side, keep / f"train-{side}", classes)
+    test = _decoded_folder(root / "val", sizes["test"], side, keep / f"val-{side}", classes)
     val, rest = slice(sizes["val"]), slice(sizes["val"], None)
     return {
         "train": Split(*(x[rest] for x in train)),
@@ -154,13 +156,15 @@ def folder_photos(root: Path, sizes: Mapping[str, int], side: int, keep: Path) -
     }
 
 
-def _decoded_folder(folder: Path, count: int, side: int, keep: Path) -> Split:
+def _decoded_folder(folder: Path, count: int, side: int, keep: Path, classes: int) -> Split:
     """Return the first images of each class in turn; kept as one array that is mapped, not read."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     if not folder.is_dir():
         raise UsageError(f"{folder.parent} must hold train/CLASS/* and val/CLASS/*: there is no {folder.name}")
-    by_class = [sorted(path.iterdir()) for path in sorted(folder.iterdir()) if path.is_dir()]
+    by_class = [_shown(path) for path in _shown(folder) if path.is_dir()]
+    if len(by_class) != classes:
+        raise UsageError(f"{folder} holds {len(by_class)} classes, and the protocol has {classes}: `photos.classes`")
     turns = zip_longest(*[[(path, i) for path in files] for i, files in enumerate(by_class)])
     chosen = [each for turn in turns for each in turn if each is not None][:count]
     if len(chosen) < count:
@@ -171,11 +175,19 @@ def _decoded_folder(folder: Path, count: int, side: int, keep: Path) -> Split:
         with atomic_write(path) as beside:
             images = np.lib.format.open_memmap(beside, "w+", np.uint8, (count, 3, side, side))
             for i, (file, _) in enumerate(chosen):
-                with Image.open(file) as image:
-                    images[i] = np.asarray(_middle(image.convert("RGB"), side)).transpose(2, 0, 1)
+                try:
+                    with Image.open(file) as image:
+                        images[i] = np.asarray(_middle(image.convert("RGB"), side)).transpose(2, 0, 1)
+                except UnidentifiedImageError:
+                    raise UsageError(f"{file} is no image: remove it") from None
             images.flush()
     mapped = np.load(path, mmap_mode="c")  # private to this process: torch wants to be able to write
     return Split(torch.from_numpy(mapped), torch.tensor([label for _, label in chosen]))
+
+
+def _shown(folder: Path) -> list[Path]:
+    """Return what a folder holds, in order, without hidden files such as ``.DS_Store``."""
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
 
 
 def _middle(image: Any, side: int) -> Any:

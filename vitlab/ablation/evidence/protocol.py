@@ -28,7 +28,11 @@ def texts(ablation: Ablation) -> dict[str, str]:
     if ablation.home:
         return {**next((version["texts"] for version in reversed(_kept(ablation))), {}), **found}
     for name in dict.fromkeys([*ablation.base, *(p for arm in ablation.arms for p in arm.configs)]):
-        found[_name(Path(name), ablation.file.path.parent)] = Path(name).read_text()
+        try:
+            text = Path(name).read_text()
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{name} is not YAML: {error}") from error
+        found[_name(Path(name), ablation.file.path.parent)] = text
     return found
 
 
