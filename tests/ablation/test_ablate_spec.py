@@ -218,6 +218,14 @@ def test_aliases_that_multiply_are_refused_in_the_file_of_an_ablation(tmp_path):
         read_ablation(tmp_path / "a.yaml")
 
 
+def test_a_proposed_command_can_be_typed_and_a_report_has_one_source(write, capsys):
+    write().rename("my file.yaml")
+    assert main(["ablate", "report", "my file.yaml"]) == 2
+    assert "start with `vitlab ablate run 'my file.yaml'`" in capsys.readouterr().err
+    assert main(["ablate", "report", "my file.yaml", "--from", "evidence"]) == 2
+    assert "takes a FILE, or --from DIR, a folder of `vitlab ablate export`, not both" in capsys.readouterr().err
+
+
 def test_a_config_that_is_no_text_is_named(write, tmp_path):
     path = write()
     (tmp_path / "base.yaml").write_bytes("model: {x: ü}".encode("latin-1"))

@@ -230,7 +230,7 @@ class Lab:
         with self._here.entered():
             if not any(cell.state() in ("done", "stale") for cell in cells_of(self.ablation, self._measured())):
                 self._refuse_other_code("report")
-                start = trusting(f"vitlab ablate run {self.file}")
+                start = trusting(f"vitlab ablate run {shlex.quote(self.file)}")
                 raise UsageError(f"no cell of {self.ablation.name} is done; start with `{start}`")
             report = write_report(self.ablation, self._known(), place, accept_stale, formats, width)
             if wandb := self.ablation.wandb:
@@ -323,11 +323,12 @@ class Lab:
         """Refuse what needs finished cells where only other code has finished some, and say how to use these."""
         found = others(self.ablation, self._known()).values()
         if count := sum(bool({*parts} & OTHER_CODE) for parts in found):
+            file = shlex.quote(self.file)
             ways = {
-                "report": f"`{trusting(f'vitlab ablate plan {self.file}')}`, then "
-                f"`{trusting(f'vitlab ablate report {self.file} --accept_stale')}`"
+                "report": f"`{trusting(f'vitlab ablate plan {file}')}`, then "
+                f"`{trusting(f'vitlab ablate report {file} --accept_stale')}`"
             }
-            again = trusting(f"vitlab ablate run {self.file}")
+            again = trusting(f"vitlab ablate run {file}")
             way = ways.get(word, f"verify with that code, or train them again with `{again}`")
             raise UsageError(f"{count} cells of {self.ablation.name} were finished with other code or versions: {way}")
 

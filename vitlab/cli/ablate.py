@@ -47,9 +47,10 @@ def main(argv: list[str]) -> int:
         files = options.files
         show_rows(compared_rows(files), options.form) if options.form else show(compare_ablations(files))
         return 0
-    source = getattr(options, "evidence", None) or options.file
-    if not source:
-        raise UsageError("`ablate report` takes a FILE, or --from DIR, a folder of `vitlab ablate export`")
+    evidence = getattr(options, "evidence", None)
+    if bool(options.file) == bool(evidence):
+        raise UsageError("`ablate report` takes a FILE, or --from DIR, a folder of `vitlab ablate export`, not both")
+    source = evidence or options.file
     lab = ablate(source, trust_command=getattr(options, "trust_command", False))
     return DO[options.word](lab, options)
 

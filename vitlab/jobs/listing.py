@@ -25,7 +25,7 @@ from vitlab.shipped import as_typed
 Row = dict[str, Any]  # facts of a run by name: of its record, of its results (`test.acc1`), of its configuration
 RECORD = ("started", "ended", "seed", "host", "commit", "recipe", "attempts", "init_from", "error")
 NETWORK = ("parameters", "macs", "tokens")
-_OPERATORS = re.compile(r"([\w./@-]+)\s*(!=|<=|>=|=|<|>)(.*)", re.DOTALL)
+_OPERATORS = re.compile(r"([\w./@-]+)\s*(!=|<=|>=|==?|<|>)(.*)", re.DOTALL)
 _SECTIONS = re.compile(r"^(?=[A-Za-z_][\w.]*:)", re.MULTILINE)  # where a part of a configuration begins
 PARTS = ("run", "code", "machine", "data", "network", "config", "numbers", "files")  # of one run, in this order
 _RUN = ("started", "ended", "attempts", "seed", "init_from", "resize", "error")
@@ -47,6 +47,8 @@ class Condition(NamedTuple):
         >>> condition = Condition.read("model.pos_embed=rope*")
         >>> condition.holds({"model.pos_embed": "rope2d"}), condition.holds({"model.pos_embed": "none"})
         (True, False)
+        >>> Condition.read("seed==0").operator
+        '='
         >>> Condition.read("test.acc1>=0.9").holds({"test.acc1": 0.95})
         True
     """
@@ -65,7 +67,7 @@ class Condition(NamedTuple):
         if not (found := _OPERATORS.fullmatch(text.strip().removeprefix("--"))):
             raise UsageError(f'`--where` must be KEY=VALUE, or have !=, <, <=, > or >= in place of =, got "{text}"')
         key, operator, value = found.groups()
-        return cls(key_as_typed(key), operator, value.strip())
+        return cls(key_as_typed(key), operator.replace("==", "="), value.strip())
 
     def holds(self, row: Mapping[str, Any]) -> bool:
         """Return whether the condition holds for a run; of what the run does not have, only ``!=`` holds.

@@ -145,7 +145,7 @@ def submit_workers(ablation: Ablation, tasks: int, more: Sequence[str], say: Say
             raise UsageError(f"sbatch refused the job: {' '.join(done.stderr.split())}{before}")
         jobs.append(done.stdout.strip().split(";")[0])  # number;cluster where there are several
     say(f"submitted {tasks} workers as {', '.join(jobs)}; logs in {path.parent}; `scancel {' '.join(jobs)}` stops them")
-    say(f"follow   {trusting(f'vitlab ablate status {ablation.file.path}')}")
+    say(f"follow   {trusting(f'vitlab ablate status {shlex.quote(str(ablation.file.path))}')}")
 
 
 def _folder(ablation: Ablation) -> Path:
