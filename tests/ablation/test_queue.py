@@ -7,12 +7,15 @@ import os
 import pytest
 
 from vitlab.ablation.evidence import chain
+from vitlab.ablation.evidence.protocol import stored_versions
+from vitlab.ablation.execution import resolve
 from vitlab.ablation.execution.cells import Cell, Resolved, begun
 from vitlab.ablation.execution.commands import Stage
 from vitlab.ablation.execution.pool import Interrupts, Pool
 from vitlab.ablation.execution.progress import Progress
 from vitlab.ablation.execution.worker import CODE, CellOutcome, _failed
 from vitlab.ablation.file.spec import read_ablation
+from vitlab.errors import UsageError
 from vitlab.runs.directory import RunDir
 
 FILE = """\
@@ -105,6 +108,21 @@ def test_a_change_of_the_code_fails_one_cell_in_one_line_and_the_next_call_tries
     assert cells[0].failure() and pool.failed(cells[0])
     Pool(cells, 1, None, Interrupts(print))
     assert not cells[0].failure()
+
+
+def test_files_of_other_content_are_damaged_or_as_if_they_were_not_there(cells):
+    arm, path = cells[0].resolved.arm, cells[0].ablation.directory / "arms.json"
+    for text in ("null", "[1]", '{"length": 1}', "{"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        assert resolve._load(arm, path, "") is None
+    cells[0].run.write("run.json", {"status": "running"})
+    cells[0].run.write_text("metrics.jsonl", '{"a": 1}\n')
+    assert cells[0].damage().endswith("metrics.jsonl is damaged: a row has no `step`")
+    (path.parent / "history").mkdir()
+    (path.parent / "history/one.json").write_text('{"time": ""}')
+    with pytest.raises(UsageError, match=r"one\.json is damaged: it has no `texts`"):
+        stored_versions(cells[0].ablation)
 
 
 def test_progress_shows_the_last_known_state_while_the_disk_does_not_answer(cells, monkeypatch):

@@ -121,7 +121,12 @@ def stored_versions(ablation: Ablation) -> list[dict[str, Any]]:
 
 def _kept(ablation: Ablation) -> list[dict[str, Any]]:
     """Return the versions in ``history/``, oldest first."""
-    kept = [{**read_json(path), "digest": path.stem} for path in matching(ablation.directory / "history", "*.json")]
+    kept = []
+    for path in matching(ablation.directory / "history", "*.json"):
+        version = read_json(path)
+        if lost := [name for name in ("time", "texts") if name not in version]:
+            raise UsageError(f"{path} is damaged: it has no `{lost[0]}`")
+        kept.append({**version, "digest": path.stem})
     return sorted(kept, key=lambda version: (version["time"], version["digest"]))
 
 

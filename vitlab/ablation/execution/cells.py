@@ -182,9 +182,11 @@ class Cell:
             return ""
         try:
             _ = self.run.record, self.run.stored, self.run.read("done.json"), self.run.read("analysis/notes.json")
-            _ = self.run.rows(), read_json(self.sibling(".failed.json"))
+            rows, _ = self.run.rows(), read_json(self.sibling(".failed.json"))
         except (UsageError, ValueError) as error:
             return f"damaged: {error}" if isinstance(error, UsageError) else f"{self.run.metrics} is damaged: {error}"
+        if not all("step" in row for row in rows):
+            return f"damaged: {self.run.metrics} is damaged: a row has no `step`"
         changes = {k: v for change in self.run.record.get("changes", []) for k, v in change.items()}
         words = " ".join(f"--{key}={value}" for key, value in changes.items() if key_of(key).identity)
         return f"no cell of this file any more: it was resumed with {words}" if words else ""

@@ -216,14 +216,14 @@ def _load(arm: Arm, path: Path, code: str) -> Resolved | None:
         length = facts.pop("length")  # a probe of an older version has none
         more = {"environment": versions_in_use(), "code": code, "length": length}
         return Resolved(arm=arm, **{**facts, **more, "groups": tuple(facts["groups"])})
-    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
 def discard_probe(ablation: Ablation, data: str) -> None:
     """Delete the probes that read images with this digest, as these have changed."""
     for path in (ablation.directory / "arms").glob("*.json"):
-        with suppress(ValueError, KeyError):
+        with suppress(ValueError, KeyError, TypeError):
             if json_digest(json.loads(path.read_text())["data"]) == data:
                 path.unlink()
 

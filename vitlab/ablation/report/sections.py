@@ -235,19 +235,19 @@ def _provenance(results: CellResults) -> list[str]:
     records = [run.record for run in results.runs.values()]
     done = [run.read("done.json") for run in results.runs.values()]
     lines = [f"{fact}: {_shared([record.get(fact) for record in records])}" for fact in FACTS]
-    lines.append(f"config, data and code of the cells: {len({d['id'] for d in done})} different identities")
+    lines.append(f"config, data and code of the cells: {len({d.get('id') for d in done})} different identities")
     for part in ("data", "code"):
-        lines.append(f"{part} digest: {_shared([d['parts'][part] for d in done])}")
+        lines.append(f"{part} digest: {_shared([d.get('parts', {}).get(part) for d in done])}")
     if chain := read_chain(results.ablation.directory):
         lines.append(chain.sentence() + (f"; BROKEN: {chain.broken}" if chain.broken else ""))
     peaks = [record.get("peak_memory") or {} for record in records]
     for kind in ("host", "cuda"):
         if most := max((peak.get(kind, 0) for peak in peaks), default=0):
             lines.append(f"peak memory of a training, {kind}: {most / 2**30:.2f} GiB")
-    files = {d["file"] for d in done}
+    files = {d.get("file") for d in done}
     changed = "unchanged since the first cell" if files <= {results.ablation.digest} else "CHANGED since some cells ran"
     lines.append(f"the file: {results.ablation.digest}, {changed}")
-    lines.append(f"host: {_shared([d['host'] for d in done])}")
+    lines.append(f"host: {_shared([d.get('host') for d in done])}")
     hours = sum(d["seconds"] for d in done) / 3600
     lines.append(f"device-hours: {hours:.3f} over {len(done)} cells; last one ended {max(d['ended'] for d in done)}")
     if results.ablation.evaluate == "test":
