@@ -151,6 +151,7 @@ WRONG = {  # what is changed, and words of the message
     "excluded baseline": ({"exclude": [{"pos_embed": "none"}]}, ["is not an arm"]),
     "everything excluded": ({"exclude": [{"global_pool": "token"}, {"pos_embed": "learned"}]}, ["leaves 1"]),
     "equal seeds": ({"seeds": [1, 1]}, ["different"]),
+    "more seeds than there are": ({"seeds": 10**30}, ["`seeds` must be a number of seeds up to 10000", "got 1000000"]),
     "no seeds": ({"seeds": 0}, ["`seeds` must be"]),
     "choice": ({"evaluate": "train"}, ["`evaluate` must be one of val, test"]),
     "a claim on nobody": ({"claims": ["lerned > none"]}, ["`lerned`", '"learned"']),

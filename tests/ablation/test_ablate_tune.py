@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import random
 import shutil
 import subprocess
 import sys
@@ -186,6 +187,16 @@ def test_a_larger_part_of_a_grid_has_the_candidates_of_the_smaller_part(sizes):
     space = {f"model.k{i}": tuple(range(size)) for i, size in enumerate(sizes)}
     parts = [{str(one) for one in _candidates(space, budget)} for budget in range(1, math.prod(sizes) + 1)]
     assert all(few < more for few, more in itertools.pairwise(parts))
+    grid = [dict(zip(space, values, strict=True)) for values in itertools.product(*space.values())]
+    assert [*_candidates(space, len(grid))] == grid
+    drawn = sorted(random.Random(0).sample(range(len(grid)), 3))  # as ever: a file's candidates are not tuned again
+    assert [*_candidates(space, 3)] == [grid[i] for i in drawn]
+
+
+def test_a_part_of_a_grid_is_drawn_without_the_grid():
+    start = time.process_time()
+    assert len(_candidates({f"model.k{i}": tuple(range(10)) for i in range(12)}, 4)) == 4
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.rare

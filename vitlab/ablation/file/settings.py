@@ -1,6 +1,5 @@
 """The sections of an ablation's file on matching, statistics, execution and tuning, with their defaults."""
 
-import itertools
 import math
 import os
 import random
@@ -281,13 +280,27 @@ def _search(file: File, content: Mapping[str, Any], space: Mapping[str, tuple[An
 def _candidates(space: Mapping[str, tuple[Any, ...] | Range], budget: int) -> tuple[Mapping[str, Any], ...]:
     """Return the grid, or a random part of it, the same for all arms."""
     draw = random.Random(0)
-    if not any(isinstance(values, Range) for values in space.values()):
-        grid = [dict(zip(space, found, strict=True)) for found in itertools.product(*space.values())]  # type: ignore[arg-type]
-        return tuple(grid[i] for i in sorted(draw.sample(range(len(grid)), min(budget, len(grid)))))
+    lists = {key: values for key, values in space.items() if not isinstance(values, Range)}
+    if len(lists) == len(space):
+        size = math.prod(map(len, lists.values()))
+        return tuple(_of_grid(lists, i) for i in sorted(draw.sample(range(size), min(budget, size))))
     return tuple(
         {k: v.at(draw.random()) if isinstance(v, Range) else draw.choice(v) for k, v in space.items()}
         for _ in range(budget)
     )
+
+
+def _of_grid(lists: Mapping[str, tuple[Any, ...]], i: int) -> Mapping[str, Any]:
+    """Return the candidate at a place of the grid, in the order of ``itertools.product``, without those before it.
+
+    >>> _of_grid({"model.lr": (0.1, 0.2), "model.opt": ("adamw", "sgd", "lion")}, 4)
+    {'model.lr': 0.2, 'model.opt': 'sgd'}
+    """
+    found = {}
+    for key, values in reversed(lists.items()):
+        i, place = divmod(i, len(values))
+        found[key] = values[place]
+    return {key: found[key] for key in lists}
 
 
 def _values(file: File, axes: Mapping[str, Mapping[str, Any]], key: str, values: Any) -> tuple[Any, ...] | Range:

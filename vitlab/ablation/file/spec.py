@@ -27,6 +27,8 @@ from vitlab.runs.directory import RUNS
 from vitlab.runs.manifest import file_digest
 from vitlab.runs.records import MeasuredSplit
 
+MOST_SEEDS = 10_000
+
 
 @dataclass(frozen=True)
 class Ablation:
@@ -146,9 +148,10 @@ def _metrics(file: File, claims: Sequence[Claim], analyses: tuple[str, ...]) -> 
 
 
 def _seeds(file: File, value: Any) -> tuple[int, ...]:
-    seeds = list(range(value)) if isinstance(value, int) and not isinstance(value, bool) else value
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value <= MOST_SEEDS
+    seeds = list(range(value)) if is_count else value
     whole = isinstance(seeds, list) and all(type(seed) is int and 0 <= seed <= MOST_SEED for seed in seeds)
     if not whole or not seeds or len(set(seeds)) != len(seeds):
-        text = f"`seeds` must be a number of seeds or a list of different ones from 0 to {MOST_SEED}"
+        text = f"`seeds` must be a number of seeds up to {MOST_SEEDS} or a list of different ones from 0 to {MOST_SEED}"
         raise file.mistake("seeds", f"{text}, got {value!r}")
     return tuple(seeds)
