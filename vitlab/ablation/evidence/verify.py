@@ -48,7 +48,7 @@ class Verified:
 
     @property
     def is_green(self) -> bool:
-        """Whether every number agrees with its predictions, and none is missing."""
+        """Whether nothing disagrees or is missing; where no predictions are kept, :attr:`numbers` is 0 all the same."""
         return not self.problems and not self.missing and self.checked > 0
 
     @property
