@@ -6,6 +6,7 @@ its Holm knows no missing test and no factor for the interval, and the effect th
 as early looks have, is 71,738 standard deviations by it where 576,907 is right.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,12 +14,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
+from scipy import optimize, special
 from scipy.stats import binomtest
 
 Values = Sequence[float]
 NAN = float("nan")
 ROUNDING = 2 * float(np.finfo(np.float32).eps)  # relative error of a difference of metrics, which are float32
+POINTS = 257  # of the grid on which the densities of looks are integrated
 
 
 @dataclass(frozen=True)
@@ -285,3 +287,83 @@ def detectable(n: int, level: float, pair: bool = True) -> float:
         enough = power(middle, spread, freedom, [n], level)[0] >= 0.8
         low, high = (low, middle) if enough else (middle, high)
     return high
+
+
+def spent(time: float, alpha: float) -> float:
+    """Return the two-sided error that may be spent by ``time``, a share of the maximal number of seeds.
+
+    It is spent after Lan and DeMets 1983, of O'Brien and Fleming's type.
+    """
+    return 4 * float(special.ndtr(special.ndtri(alpha / 4) / math.sqrt(min(time, 1.0))))
+
+
+def levels(times: Sequence[float], alpha: float) -> list[float]:
+    """Return the two-sided level of each look such that all looks together have error ``alpha``.
+
+    Args:
+        times: Increasing shares of the maximal number of seeds.
+        alpha: Error of all looks together.
+    """
+    found: list[float] = []
+    grid, weight = np.zeros(1), np.ones(1)  # the sum so far of trials that have not stopped, and its density
+    before, used = 0.0, 0.0
+    for time in times:
+        step, goal = math.sqrt(time - before), spent(time, alpha) - used
+        start, mass = grid, weight
+
+        def beyond(bound: float, start=start, mass=mass, step=step) -> float:  # type: ignore[no-untyped-def]
+            return float((mass * (special.ndtr((-bound - start) / step) + special.ndtr((start - bound) / step))).sum())
+
+        goal = max(goal, 1e-300)
+        limit = 40 * math.sqrt(time)
+        bound = optimize.brentq(lambda b, f=beyond, g=goal: math.log(max(f(b), 1e-320) / g), 0.0, limit, xtol=1e-9)
+        found.append(2 * float(special.ndtr(-bound / math.sqrt(time))))
+        reach = min(bound, 9 * math.sqrt(time))
+        grid = np.linspace(-reach, reach, POINTS)
+        simpson = np.ones(POINTS)
+        simpson[1:-1:2], simpson[2:-1:2] = 4, 2
+        density = (
+            (mass * np.exp(-(((grid[:, None] - start) / step) ** 2) / 2)).sum(axis=1) / step / math.sqrt(2 * math.pi)
+        )
+        weight = density * simpson * (grid[1] - grid[0]) / 3
+        before, used = time, spent(time, alpha)
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _levels_and_errors(times: tuple[float, ...]) -> tuple[list[float], list[float]]:
+    """Return logarithms of the last look's level and of the corresponding overall error."""
+    alphas = np.exp(np.linspace(math.log(1e-8), math.log(0.999), 60))
+    return [math.log(levels(times, float(a))[-1]) for a in alphas], [math.log(a) for a in alphas]
+
+
+def overall(p: float, times: Sequence[float]) -> float:
+    """Return the smallest overall error at which the present look, with ``p``, is significant.
+
+    Args:
+        p: Two-sided p of the last look.
+        times: Shares of the seeds at all looks; a single look at all seeds returns ``p`` itself.
+    """
+    if math.isnan(p) or (len(times) == 1 and times[0] >= 1):
+        return p
+    known, alphas = _levels_and_errors(tuple(times))
+    if math.log(max(p, 1e-320)) <= known[0]:
+        return math.exp(alphas[0])
+    return min(1.0, max(p, math.exp(float(np.interp(math.log(p), known, alphas))))) if p < 1 else 1.0
+
+
+def level(error: float, times: Sequence[float]) -> float:
+    """Return the two-sided level of the last look whose overall error is ``error``: the inverse of :func:`overall`.
+
+    Args:
+        error: Error of all looks together.
+        times: Shares of the seeds at all looks.
+
+    Example:
+        >>> round(overall(level(0.05, [0.6]), [0.6]), 6)
+        0.05
+    """
+    if len(times) == 1 and times[0] >= 1:
+        return error
+    known, alphas = _levels_and_errors(tuple(times))
+    return min(error, math.exp(float(np.interp(math.log(error), alphas, known))))

@@ -19,12 +19,12 @@ from vitlab.ablation.inference import looks, plan
 from vitlab.ablation.inference.answers import NOTHING, Answer, Question, answer, share_batches
 from vitlab.ablation.inference.baselines import arm_questions
 from vitlab.ablation.inference.findings import find
-from vitlab.ablation.inference.looks import Looks, history, levels, next_look, overall, spent, take_look
+from vitlab.ablation.inference.looks import Looks, history, next_look, take_look
 from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.verdicts import additional_seeds
 from vitlab.ablation.report.sections import _answer, _cautions, _digits, _main_tables, _own_looks, _why
 from vitlab.errors import UsageError
-from vitlab.stats import Estimate, detectable
+from vitlab.stats import Estimate, detectable, levels, overall, spent
 
 MARGIN = 2.0
 

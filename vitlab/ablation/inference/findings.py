@@ -11,10 +11,10 @@ from vitlab.ablation.inference.answers import Answer, Question, answer
 from vitlab.ablation.inference.audit import as_trained, fair_facts, shares
 from vitlab.ablation.inference.baselines import ArmRow, answer_columns, arm_questions, arm_rows
 from vitlab.ablation.inference.linear import Gates, gate_of
-from vitlab.ablation.inference.looks import Looks, levels
+from vitlab.ablation.inference.looks import Looks
 from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.verdicts import Verdict, claim_questions, verdicts
-from vitlab.stats import detectable
+from vitlab.stats import detectable, levels
 
 Rows = list[dict[str, Any]]
 

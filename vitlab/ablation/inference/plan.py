@@ -18,14 +18,14 @@ from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference.answers import are_pairs
 from vitlab.ablation.inference.audit import fair_facts, mismatches, reference
 from vitlab.ablation.inference.baselines import arm_questions
-from vitlab.ablation.inference.looks import levels, planned_look
+from vitlab.ablation.inference.looks import planned_look
 from vitlab.ablation.inference.measured import CellResults, collect
 from vitlab.ablation.inference.verdicts import claim_questions
 from vitlab.ablation.inference.words import deviations
 from vitlab.errors import preview
 from vitlab.jobs.terminal import terminal_as_it_was
 from vitlab.runs.processes import as_it_was
-from vitlab.stats import detectable
+from vitlab.stats import detectable, levels
 from vitlab.tables import columns
 
 Start = dict[str, tuple[tuple[int, ...], str]]  # of each tensor: shape, hash of its values

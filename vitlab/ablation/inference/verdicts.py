@@ -9,9 +9,9 @@ import numpy as np
 from vitlab import stats
 from vitlab.ablation.file.claims import Claim
 from vitlab.ablation.inference.answers import Answer, Question, Test
-from vitlab.ablation.inference.looks import Looks, levels
+from vitlab.ablation.inference.looks import Looks
 from vitlab.ablation.inference.measured import CellResults
-from vitlab.stats import Estimate
+from vitlab.stats import Estimate, levels
 
 
 @dataclass(frozen=True)
