@@ -583,8 +583,8 @@ def test_a_figure_that_cannot_be_written_is_named(tmp_path, monkeypatch, call, f
     monkeypatch.setattr(call, refused)
     with pytest.raises(OSError, match="Permission denied") as error:
         write._keep({"a": ("title", Figure(), [{"x": 1}])}, tmp_path, ("pdf",), "column")
-    assert error.value.filename == str(tmp_path / file)
-    assert not (tmp_path / file).exists()
+    assert error.value.filename == str(tmp_path / "figures" / file)
+    assert not (tmp_path / "figures" / file).exists()
 
 
 @pytest.mark.rare
