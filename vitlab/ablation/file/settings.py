@@ -297,9 +297,9 @@ def _of_grid(lists: Mapping[str, tuple[Any, ...]], i: int) -> Mapping[str, Any]:
     {'model.lr': 0.2, 'model.opt': 'sgd'}
     """
     found = {}
-    for key, values in reversed([*lists.items()]):
-        i, place = divmod(i, len(values))
-        found[key] = values[place]
+    for key in reversed([*lists]):
+        i, place = divmod(i, len(lists[key]))
+        found[key] = lists[key][place]
     return {key: found[key] for key in lists}
 
 
