@@ -145,7 +145,8 @@ def _warm_up(task: Task, epochs: int | None) -> list[str]:
     """Say so where the training is no longer than its warm-up, and so ends at the peak of the learning rate."""
     name, _ = name_and_args("lr_scheduler", task.hparams["lr_scheduler"], SchedulerSpec.__annotations__)
     planned = task.hparams["warmup_epochs"]
-    return [f"all of it warm-up (model.warmup_epochs {planned:g})"] if name in SHAPES and 0 < (epochs or 0) <= planned else []
+    is_short = name in SHAPES and epochs is not None and 0 < epochs <= planned
+    return [f"all of it warm-up (model.warmup_epochs {planned:g})"] if is_short else []
 
 
 def _peak(task: Task) -> str:
