@@ -192,9 +192,8 @@ class Run:
     @overload
     def analyze(self, names: str, **view: Any) -> "Finding": ...
     def analyze(self, names: str | list[str] | tuple[str, ...], **view: Any) -> Any:
-        """Return the finding of an analysis, a table with a figure; it is also saved in ``analysis/`` of the run.
-
-        Where ``view`` changes what is measured, it is saved in a folder of its own there.
+        """Return the finding of an analysis, a table with a figure; it is saved in ``analysis/`` of the run, too, in a
+        folder of its own where ``view`` changes what is measured.
 
         Args:
             names: An analysis; or a list of several, or ``all``, for a dict of those that apply to this network.

@@ -293,6 +293,9 @@ def spent(time: float, alpha: float) -> float:
     """Return the two-sided error that may be spent by ``time``, a share of the maximal number of seeds.
 
     It is spent after Lan and DeMets 1983, of O'Brien and Fleming's type.
+
+    >>> round(spent(0.5, 0.05), 4), round(spent(1.0, 0.05), 4)
+    (0.0031, 0.05)
     """
     return 4 * float(special.ndtr(special.ndtri(alpha / 4) / math.sqrt(min(time, 1.0))))
 
@@ -303,6 +306,10 @@ def levels(times: Sequence[float], alpha: float) -> list[float]:
     Args:
         times: Increasing shares of the maximal number of seeds.
         alpha: Error of all looks together.
+
+    Example:
+        >>> [round(level, 4) for level in levels([0.5, 1.0], 0.05)]
+        [0.0031, 0.049]
     """
     found: list[float] = []
     grid, weight = np.zeros(1), np.ones(1)  # the sum so far of trials that have not stopped, and its density
@@ -343,6 +350,10 @@ def overall(p: float, times: Sequence[float]) -> float:
     Args:
         p: Two-sided p of the last look.
         times: Shares of the seeds at all looks; a single look at all seeds returns ``p`` itself.
+
+    Example:
+        >>> round(overall(0.04, [0.5, 1.0]), 4)  # after a first look at half of the seeds
+        0.0407
     """
     if math.isnan(p) or (len(times) == 1 and times[0] >= 1):
         return p

@@ -11,7 +11,6 @@ from lightning.pytorch.trainer.states import TrainerFn
 from PIL import Image
 from torch import Tensor
 
-from vitlab.class_paths import choice_text
 from vitlab.data.arguments import RuleArgs
 from vitlab.data.files.decode import ColorProfile, Decoding, ImageError, decode_opened
 from vitlab.data.files.sets import FileImages, Images, Statistics
@@ -137,8 +136,7 @@ class ImageData(Named, L.LightningDataModule):
         check_native(native_patch, native_size, mixes | draws)
         self.pipeline = Pipeline(native_size, self.img_size, *cuts, native_patch, crop_mode)
         if self.pipeline.steps and in_chans not in (1, 3):  # Pillow would take the last channel for opacity
-            rule = "must be none or crop-flip where images are neither gray nor RGB"
-            raise ValueError(f"`data.augment` {rule}, got {choice_text(augment)} for {in_chans} channels")
+            raise ValueError(f"`data.augment` must be none or crop-flip for {in_chans} channels, got {augment}")
         self.splits, self.held_back, self.unreadable, self.notes, self._ready = {}, {}, {}, [], {}
         self.targets, self._restored = {"kind": "class"}, {}
         if run:

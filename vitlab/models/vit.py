@@ -247,8 +247,8 @@ class VisionTransformer(Named, nn.Module):
 
     def _at(self, size: tuple[int, ...]) -> PosEmbed:
         """Return the position embedding at the grid of images of this height and width."""
-        tokenizer, cuts = self.tokenizer, isinstance(self.tokenizer, PatchEmbed)
-        if same_size(size, self.img_size) and not (cuts and tokenizer.patch != tokenizer.patch_size):
+        tokenizer, is_usual = self.tokenizer, same_size(size, self.img_size)
+        if is_usual and not (isinstance(tokenizer, PatchEmbed) and tokenizer.patch != tokenizer.patch_size):
             return self.pos_embed
         if not hasattr(tokenizer, "grid_of"):
             name, (H, W), got = type(tokenizer).__name__, self.img_size, f"{size[0]} x {size[1]}"

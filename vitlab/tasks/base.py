@@ -40,7 +40,7 @@ from vitlab.tasks.optimizer import (
     step_plateaus,
     step_scheduler,
 )
-from vitlab.tasks.sizes import check_crops, check_native_sizes, take_sizes, weights_seen
+from vitlab.tasks.sizes import check_forms, take_sizes, weights_seen
 
 
 class Task(Named, FastHookName, L.LightningModule):
@@ -144,8 +144,7 @@ class Task(Named, FastHookName, L.LightningModule):
             self._stream_seed = self._summed = None
             self.check_training(self.trainer, data)
             self.check_targets()
-            check_crops(self, data)
-            check_native_sizes(self, data)
+            check_forms(self, data)
             self.check_images(data)
 
     def take_sizes(self, data: Any) -> None:
@@ -227,8 +226,7 @@ class Task(Named, FastHookName, L.LightningModule):
 
     def read_train_sums(self) -> dict[str, float]:
         """Return the sums since the last call, over all processes, and reset them; every process must call it."""
-        sums = sums_over_processes(self.train_sums, self)
-        self.train_sums, self.sums_before = {}, {}
+        sums, self.train_sums, self.sums_before = sums_over_processes(self.train_sums, self), {}, {}
         return sums
 
     def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:

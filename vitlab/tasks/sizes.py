@@ -58,6 +58,12 @@ def patch_for(img_size: list[int], usual: int) -> int:
     return next(sides, 1)
 
 
+def check_forms(task: Any, data: Any) -> None:
+    """Refuse crops, or images in native sizes, that a task does not take."""
+    check_crops(task, data)
+    check_native_sizes(task, data)
+
+
 def check_crops(task: Any, data: Any) -> None:
     """Refuse crops for a task that takes whole images, and mixing or erasing of crops."""
     if getattr(getattr(data, "pipeline", None), "crops", None) is None:
