@@ -121,7 +121,8 @@ def test_analyzing_pictures_needs_no_training_data(tmp_path, capsys):
     capsys.readouterr()
     assert analyze("attention,rollout,filters,distance", tmp_path / "run", "--images", picture) == 0
     assert "this needs the images that run was trained on" in capsys.readouterr().out
-    assert (tmp_path / "run" / "analysis" / "filters.csv").is_file()
+    (folder,) = (tmp_path / "run" / "analysis").iterdir()
+    assert folder.name.startswith("images=") and (folder / "filters.csv").is_file()
     assert analyze("attention", tmp_path / "run") == 2
     assert str(root) in capsys.readouterr().err
 
