@@ -114,6 +114,14 @@ def read_yaml(path: str | Path, flag: str = "--config") -> dict[str, Any]:
     return content
 
 
+def read_yaml_text(path: str | Path) -> str:
+    """Return the text of a YAML file; refuse one that is no text."""
+    try:
+        return Path(path).read_text()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not YAML: {error}") from error
+
+
 def parse_yaml(text: str, where: str) -> Any:
     """Parse YAML in bounded time; refuse tags, deep nesting, and aliases that multiply."""
     depths = accumulate({"[": 1, "{": 1, "]": -1, "}": -1}.get(letter, 0) for letter in text)

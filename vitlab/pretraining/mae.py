@@ -68,9 +68,7 @@ class MAE(Task):
     ) -> None:
         start.check_at_least(1, mask_block=mask_block, decoder_dim=decoder_dim, decoder_heads=decoder_heads)
         start.check_at_least(0, decoder_depth=decoder_depth)
-        if decoder_dim % 4 or (
-            decoder_depth and decoder_dim % decoder_heads
-        ):  # by the names of the decoder's parts else
+        if decoder_dim % 4 or decoder_dim % (decoder_heads if decoder_depth else 1):  # its parts know other names
             rule = "must be divisible by 4, for its positions, and by `decoder_heads`"
             raise ValueError(f"`decoder_dim` {rule}, got {decoder_dim} and {decoder_heads} heads")
         refuse_supervised("MAE", task)

@@ -9,6 +9,7 @@ from typing import Any
 from vitlab.ablation.evidence import chain
 from vitlab.ablation.execution.identity import json_digest
 from vitlab.ablation.file.spec import Ablation
+from vitlab.config.explain import read_yaml_text
 from vitlab.errors import UsageError, preview
 from vitlab.runs.directory import RunDir
 from vitlab.runs.machine import git
@@ -28,11 +29,7 @@ def texts(ablation: Ablation) -> dict[str, str]:
     if ablation.home:
         return {**next((version["texts"] for version in reversed(_kept(ablation))), {}), **found}
     for name in dict.fromkeys([*ablation.base, *(p for arm in ablation.arms for p in arm.configs)]):
-        try:
-            text = Path(name).read_text()
-        except UnicodeDecodeError as error:
-            raise UsageError(f"{name} is not YAML: {error}") from error
-        found[_name(Path(name), ablation.file.path.parent)] = text
+        found[_name(Path(name), ablation.file.path.parent)] = read_yaml_text(name)
     return found
 
 

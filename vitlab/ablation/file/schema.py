@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from vitlab.config.explain import parse_yaml
+from vitlab.config.explain import parse_yaml, read_yaml_text
 from vitlab.config.guesses import ABLATION_KEYS
 from vitlab.errors import UsageError, did_you_mean
 
@@ -49,10 +49,7 @@ class File:
         self.path, self.is_alone = Path(path), is_alone
         if not self.path.is_file():
             raise UsageError(f"there is no file {self.path}")
-        try:
-            text = self.path.read_text()
-        except UnicodeDecodeError as error:
-            raise UsageError(f"{self.path} is not YAML: {error}") from error
+        text = read_yaml_text(self.path)
         self.content = parse_yaml(text, str(self.path))
         self.root = yaml.compose(text, Loader=yaml.SafeLoader)  # for line numbers
         if not isinstance(self.content, dict):
