@@ -60,7 +60,7 @@ def analyze(
         subject.other = subject_at(against, View(num_images=view.num_images), arguments)[0]
         _check_same_data(subject, subject.other)
     if not output and not is_elsewhere(of):
-        place /= variation(arguments, view, against, _has_moved(subject, of, view))
+        place /= variation(arguments, view, against, _has_moved(subject, of, view, arguments))
     folder = Path(output) if output else place
     notes = RunDir(folder)
     for done, name in enumerate(names):
@@ -103,9 +103,10 @@ def variation(arguments: Sequence[str], view: View = USUAL, against: str | None 
     return name if len(name) <= LONGEST else f"{name[:LONGEST]}-{hashlib.sha256(words.encode()).hexdigest()[:6]}"
 
 
-def _has_moved(subject: Subject, of: str, view: View) -> bool:
-    """Return whether the images are those of the run, wherever they are now."""
-    if view.images or not isinstance(subject.data, ImageData):
+def _has_moved(subject: Subject, of: str, view: View, arguments: Sequence[str]) -> bool:
+    """Return whether another place of the data is named, and its images are those of the run; else none are read."""
+    is_named = any(key_as_typed(key) in PLACES for key, _ in settings(list(arguments)))
+    if not is_named or view.images or not isinstance(subject.data, ImageData):
         return False
     with suppress(ValueError, OSError):  # which the analyses tell
         subject.data.build(view.split)
