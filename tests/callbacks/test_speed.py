@@ -46,17 +46,19 @@ def test_utilization_counts_three_forward_passes_against_the_peak_of_all_devices
 
 
 @pytest.mark.parametrize(
-    ("task", "passes"),
+    ("task", "own", "passes"),
     [
-        (Classifier(**NETWORK), 3),
-        (Classifier(freeze=["blocks"], **NETWORK), None),
-        (LinearProbe(**NETWORK), 1),
-        (MAE(**NETWORK), None),
-        (DINO(prototypes=8, proj_hidden=8, proj_dim=4, **NETWORK), None),
+        (Classifier, {}, 3),
+        (Classifier, {"freeze": ["blocks"]}, None),
+        (LinearProbe, {}, 1),
+        (MAE, {"decoder_depth": 1}, None),
+        (DINO, {"prototypes": 8, "proj_hidden": 8, "proj_dim": 4}, None),
     ],
-    ids=lambda value: type(value).__name__,
 )
-def test_utilization_is_left_out_where_a_step_does_not_train_the_network_on_the_whole_image(monkeypatch, task, passes):
+def test_utilization_is_left_out_where_a_step_does_not_train_the_network_on_the_whole_image(
+    monkeypatch, task, own, passes
+):
+    task = task(**NETWORK, **own)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     found = Speed({"flops": 1e9}, trainer("cuda", 1, task)).utilization(1000)
     assert found == ({} if passes is None else {"mfu": pytest.approx(passes * 1e12 / 989e12)})

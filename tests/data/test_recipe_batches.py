@@ -21,7 +21,7 @@ from vitlab.data.loading.order import TrainOrder
 
 ROOT = Path(__file__).parents[2]
 FILES = [path for folder in ("configs", "experiments") for path in sorted((ROOT / folder).rglob("*.yaml"))]
-CONTENTS = {path: yaml.safe_load(path.read_text()) for path in FILES}
+CONTENTS = {path: yaml.load(path.read_text(), yaml.CSafeLoader) for path in FILES}  # ten times as fast
 RECIPES = [path for path, content in CONTENTS.items() if "class_path" in content.get("data", {})]
 EXPERIMENTS = [path for path, content in CONTENTS.items() if "base" in content]
 SETTINGS = ("batch_size", "repeats", "sampling", "random_erasing", "mixup", "cutmix")

@@ -24,7 +24,7 @@ def _recipes():
     """Return augmentation, crop scale and interpolation of the recipes that use timm's policies; each pair once."""
     found = {}
     for path in sorted(CONFIGS.rglob("*.yaml")):
-        data = yaml.safe_load(path.read_text()).get("data") or {}
+        data = yaml.load(path.read_text(), yaml.CSafeLoader).get("data") or {}
         data = data.get("init_args") or {}
         for step in parts_of(data.get("augment", "none"))[1]:
             if isinstance(step, str) and step.startswith(("rand", "augmix", "original", "v0", "3-")):
