@@ -158,13 +158,8 @@ def test_a_list_that_cannot_be_packed_is_refused_in_one_line(more, sizes, line):
         net_of("learned", **more)([torch.randn(size) for size in sizes])
 
 
-QUICK = ["learned", "alibi2d", "rope2d"]  # a table, a bias, a rotation
-ONE_GRAPH = [pytest.param(name, "patch", marks=() if name == "rope2d" else pytest.mark.slow) for name in QUICK] + [
-    pytest.param(name, tokenizer, marks=pytest.mark.rare)
-    for tokenizer in ("patch", "t2t")
-    for name in NAMES
-    if (tokenizer, name) not in [("patch", quick) for quick in QUICK]
-]
+ONE_GRAPH = [(["learned", "alibi2d", "rope2d"], "patch")]  # a table, a bias, a rotation
+ONE_GRAPH += [pytest.param(name, split, marks=pytest.mark.rare) for split in ("patch", "t2t") for name in NAMES]
 
 
 @pytest.mark.slow
