@@ -55,7 +55,8 @@ def _distance(pairs):
 
 
 CASES = [
-    *((size, pct, "center", "bicubic") for size, pct in [(224, 0.875), (224, 0.9), (64, 0.888), (96, 1.0), (97, 0.95)]),
+    *((size, pct, "center", "bicubic") for size, pct in [(224, 0.875), (64, 0.888), (96, 1.0), (97, 0.95)]),
+    pytest.param(224, 0.9, "center", "bicubic", marks=pytest.mark.rare),
     ((48, 80), 0.875, "center", "bicubic"), ((80, 48), 1.0, "center", "bilinear"), (64, 0.875, "center", "bilinear"),
     (64, 0.9, "squash", "bicubic"), ((48, 81), 1.0, "squash", "bilinear"),
     (64, 0.9, "border", "bicubic"), ((48, 81), 1.0, "border", "bicubic"),
@@ -90,7 +91,7 @@ def test_evaluation_has_the_pixels_of_torchvisions_weights(photos, how):
     assert isinstance(theirs, ImageClassification) and (theirs.resize_size, theirs.crop_size) == ([256], [224])
     pipeline, mean, std = _pipeline((224, 224), 0.875, how), *(torch.tensor(v)[:, None, None] for v in (MEAN, STD))
     pairs = []
-    for image in (photo.convert("RGB") for photo in photos):
+    for image in (photo.convert("RGB") for photo in photos[::2]):
         pairs.append(
             [(255 * (x * std + mean)).round() for x in (pipeline.eval_image(image, (MEAN, STD)), theirs(image))]
         )
@@ -106,7 +107,7 @@ def test_gray_photos_have_the_pixels_of_timm(photos):
 @pytest.mark.slow
 def test_the_former_crop_differs_by_gray_levels_and_is_kept_for_older_runs(photos):
     pairs = [[to_tensor(CenterCrop((224, 224), 0.9, "bicubic", mode)(photo)).float() for mode in ("center", "box")]
-             for photo in photos]  # fmt: skip
+             for photo in photos[::4]]  # fmt: skip
     apart = np.mean([float((a - b).abs().mean()) for a, b in pairs])
     assert apart > 1  # gray levels
     image = photos[-1]

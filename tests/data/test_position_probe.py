@@ -114,9 +114,7 @@ def accuracy(task, pos_embed, global_pool="token", lr_mult=1.0, seed=1):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "pos_embed", [pytest.param(n, marks=[pytest.mark.rare] * (n not in ("none", "rope2d"))) for n in NAMES]
-)
+@pytest.mark.parametrize("pos_embed", [pytest.param(n, marks=[pytest.mark.rare] * (n != "none")) for n in NAMES])
 def test_every_method_solves_the_task_that_needs_no_positions(pos_embed):
     assert accuracy("bag", pos_embed) >= 97
 

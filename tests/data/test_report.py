@@ -103,13 +103,13 @@ def test_the_picture_of_another_folder_is_kept_and_one_that_is_replaced_is_named
     shutil.copytree(photos, "others")
     for folder, line in (("photos", "wrote samples-photos.png"), ("./others/", "wrote samples-others.png"),
                          ("photos", "replaced samples-photos.png")):  # fmt: skip
-        assert data_command([folder, "--num_workers", "0"]) == 0
+        assert data_command([folder, "--img_size", "16", "--num_workers", "0"]) == 0
         assert f"\n{line}: " in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_the_data_command_prints_for_programs(photos, tmp_path, capsys):
-    words = [str(photos), "-o", str(tmp_path / "samples.png"), "--num_workers", "0"]
+    words = [str(photos), "-o", str(tmp_path / "samples.png"), "--img_size", "16", "--num_workers", "0"]
     assert data_command([*words, "--json"]) == 0
     (report_,) = json.loads(capsys.readouterr().out)
     assert report_["images"]["train"] == 20
@@ -137,7 +137,8 @@ def test_the_picture_shows_what_a_configuration_does_at_its_size(photos, tmp_pat
     assert np.array_equal(sheets[0][:, :22], sheets[1][:, :22])  # the column of evaluation
     assert not np.array_equal(sheets[0], sheets[1])
     config.write_text("data: ImageFolder")  # the short form, as `vitlab fit` takes it
-    assert data_command([str(photos), "-c", str(config), "-o", str(tmp_path / "short.png"), "--num_workers", "0"]) == 0
+    words = ["-o", str(tmp_path / "short.png"), "--img_size", "16", "--num_workers", "0"]
+    assert data_command([str(photos), "-c", str(config), *words]) == 0
     assert "then crop-flip" in capsys.readouterr().out
 
 
