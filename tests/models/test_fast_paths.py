@@ -1,6 +1,7 @@
 """The short ways through the network: exact, and the ones that training takes."""
 
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
@@ -157,8 +158,9 @@ def test_training_takes_the_fast_path_for_both_token_layers(t2t_attn, monkeypatc
         model(torch.randn(2, 1, 16, 24))
 
 
+@cache
 def network_of(path):
-    arguments = (yaml.safe_load(path.read_text()).get("model") or {}).get("init_args", {})
+    arguments = (yaml.load(path.read_text(), yaml.CSafeLoader).get("model") or {}).get("init_args", {})
     size = 224 if {"imagenet", "finetune"} & set(path.parts) else 28 if "fashion_mnist" in path.stem else 32
     with torch.device("meta"):
         return VisionTransformer(**network_args(arguments) | {"img_size": size})
