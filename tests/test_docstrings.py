@@ -97,6 +97,8 @@ def test_every_public_class_and_function_has_an_example_that_runs(value, module,
         monkeypatch.chdir(request.getfixturevalue("place"))
         names["subject"], names["t2t_subject"], names["mae_subject"] = request.getfixturevalue("subjects")
         names["run"] = vitlab.Run("first")
+        monkeypatch.setattr("vitlab.analysis.attribution.maps.STEPS", 8)  # no example shows numbers of maps
+        monkeypatch.setattr("vitlab.analysis.attribution.sanity.DRAWS", 2)
     runner = doctest.DocTestRunner(optionflags=FLAGS)
     said = []
     for test in examples:
