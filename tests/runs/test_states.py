@@ -218,6 +218,9 @@ def foreign_files(run):
 STATES = [empty, wandb_only, record_only, torn_record, torn_everything, torn_config, empty_config, no_config]
 STATES += [no_checkpoints, damaged_checkpoints, no_config_no_checkpoints, empty_lock, torn_lock, lock_of_a_dead_host]
 STATES += [foreign_files]
+RESUMED = {torn_record, torn_everything, no_checkpoints, empty_lock, torn_lock, lock_of_a_dead_host}
+WAYS = [(way, state) for way in ("start", "resume") for state in STATES if way == "start" or state not in RESUMED]
+WAYS += [pytest.param("auto", state, marks=pytest.mark.rare) for state in STATES]
 
 
 @pytest.fixture(scope="module")
@@ -234,8 +237,7 @@ def advice(said):
     return told + [[word] for word in re.findall(r"--(?:overwrite|auto_resume|name|run_dir)\b", said)]
 
 
-@pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__)
-@pytest.mark.parametrize("way", ["start", "resume", pytest.param("auto", marks=pytest.mark.rare)])
+@pytest.mark.parametrize(("way", "state"), WAYS, ids=lambda value: getattr(value, "__name__", value))
 def test_every_state_of_a_run_directory_prints_how_to_continue(here, trained, monkeypatch, capsys, state, way):
     monkeypatch.setattr(lock, "DEAD", 4.0)
     run = Path("runs/a")
@@ -254,6 +256,7 @@ def test_every_state_of_a_run_directory_prints_how_to_continue(here, trained, mo
         said = told.out + told.err
         assert code in (0, 2) and "Traceback" not in said, said
         if code == 0:
+            assert way != "start" or state not in RESUMED or "--resume" in attempt  # what `--resume a` does is shown
             break
         assert told.err.count("\n") == 1
         for words in advice(said):
