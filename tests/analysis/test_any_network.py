@@ -24,6 +24,13 @@ from vitlab.models.walk import probabilities
 
 
 @pytest.fixture
+def few_maps(monkeypatch):
+    """Let pages have the maps of one class beside the predicted one, and those of gradients take few steps."""
+    monkeypatch.setattr("vitlab.look.viewer.MOST_CLASSES", 1)
+    monkeypatch.setattr("vitlab.analysis.attribution.maps.STEPS", 4)
+
+
+@pytest.fixture
 def photos(tmp_path):
     for i in range(3):
         pixels = np.random.default_rng(i).integers(256, size=(30, 20 + i, 3), dtype=np.uint8)
@@ -193,7 +200,7 @@ def last_attention_of(net, image):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("of_timm", ["false", pytest.param("true", marks=pytest.mark.rare)])
-def test_the_net_of_a_custom_module_is_analyzed(of_timm, photos, tmp_path, monkeypatch, capsys):
+def test_the_net_of_a_custom_module_is_analyzed(of_timm, photos, tmp_path, monkeypatch, capsys, few_maps):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
     monkeypatch.chdir(tmp_path)
     from userpkg.vit import Wrapped
@@ -241,16 +248,18 @@ def test_the_net_of_a_custom_module_is_analyzed(of_timm, photos, tmp_path, monke
 
 
 @pytest.mark.slow
-def test_a_plain_custom_module_gets_the_analyses_that_it_supports(tmp_path, monkeypatch, capsys):
+def test_a_plain_custom_module_gets_the_analyses_that_it_supports(tmp_path, monkeypatch, capsys, few_maps):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
     monkeypatch.chdir(tmp_path)
-    trust, few = "--trust_imports=userpkg", ["--trainer.max_epochs=2", "--trainer.accelerator=cpu"]
+    trust, few = "--trust_imports=userpkg", ["--trainer.max_epochs=1", "--trainer.accelerator=cpu"]
+    few += ["--trainer.logger=false", "--data.subset=0.15"]
     assert main(["fit", "--model=userpkg.Net", "--data=Digits", *few, trust, "--name=own", "--quiet"]) == 0
-    assert main(["analyze", "errors,knn,cka,attribution,attention", "own", trust]) == 0
+    few_images = ["--num_images=32", "-o", "runs/own/analysis"]
+    assert main(["analyze", "errors,knn,cka,attribution,attention", "own", trust, *few_images]) == 0
     said = capsys.readouterr().out
     assert "own (Net) has none" in said and said.count("not done") == 1
     table = pd.read_csv("runs/own/analysis/cka.csv")
     assert len(table) == 4  # before and after its first layer
-    assert main(["look", "own", trust]) == 0
+    assert main(["look", "own", trust, "--pictures", "2"]) == 0
     page = Path("runs/own/look.html").read_text()
     assert ' class="vl"' in page and '"occlusion' in page

@@ -69,6 +69,19 @@ SMALL = {
 OF_OUTPUTS = ["Grad-CAM", "SmoothGrad", "integrated gradients", "GradientSHAP", "occlusion"]
 
 
+@pytest.fixture(autouse=True)
+def _few_steps(monkeypatch):
+    """Let maps of gradients take few steps: no test here asks how exact they are."""
+    monkeypatch.setattr("vitlab.analysis.attribution.maps.STEPS", 2)
+    monkeypatch.setattr("vitlab.analysis.attribution.maps.SAMPLES", 2)
+
+
+@pytest.fixture
+def few_classes(monkeypatch):
+    """Let pages have the maps of one class beside the predicted one."""
+    monkeypatch.setattr("vitlab.look.viewer.MOST_CLASSES", 1)
+
+
 def small_subject(name="small", **changes):
     torch.manual_seed(0)
     return Subject(vitlab.VisionTransformer(**{**SMALL, **changes}), Digits(), name=name)
@@ -210,7 +223,7 @@ def unpacked(one, *shape):
 @pytest.mark.slow
 def test_the_viewer_holds_the_weights_of_every_layer_and_head():
     subject = small_subject()
-    (first, _), images = pictures_of(subject, count=2), subject.shown(2)
+    (first, _), images = pictures_of(subject, count=2, has_gradients=False), subject.shown(2)
     cells, token = unpacked(first["cells"], 2, 2, 16, 16), unpacked(first["token"], 2, 2, 16)
     for layer in range(2):
         maps = attention_maps(subject.net, images, layer)[0]
@@ -300,7 +313,7 @@ def test_the_viewer_has_maps_of_other_classes_and_of_the_token_layers_of_t2t():
 
 
 @pytest.mark.slow
-def test_occlusion_of_many_patches_covers_neighbors_together(monkeypatch):
+def test_occlusion_of_many_patches_covers_neighbors_together(monkeypatch, few_classes):
     subject = small_subject()
     monkeypatch.setattr("vitlab.look.viewer.PASSES", 12)  # for three pictures: squares of 2 x 2 of 4 x 4 patches
     name, found = list(pictures_of(subject, count=3)[0]["maps"].items())[-1]
@@ -487,7 +500,7 @@ def test_many_patches_share_cells_so_that_twelve_pictures_of_a_small_vit_fit():
 
 
 @pytest.mark.slow
-def test_names_of_classes_and_runs_are_shown_as_text_whatever_they_contain(tmp_path):
+def test_names_of_classes_and_runs_are_shown_as_text_whatever_they_contain(tmp_path, few_classes):
     run = measured(tmp_path / "one", [True] * 6 + [False] * 4)
     page = render(HOSTILE, {HOSTILE: run}, [small_subject(HOSTILE)], pictures=2)
     assert "<img src=x" not in page and "onerror=alert(1)&gt;" in page
@@ -795,7 +808,7 @@ def test_a_page_grows_within_its_share_of_the_time_and_never_over_a_page_of_some
 
 
 @pytest.mark.slow
-def test_an_image_of_one_color_and_a_run_that_was_never_validated_have_a_page(tmp_path):
+def test_an_image_of_one_color_and_a_run_that_was_never_validated_have_a_page(tmp_path, few_classes):
     run = RunDir(tmp_path)
     run.metrics.write_text('{"step": 1, "train/loss": 2.0}\n')
     subject = small_subject()
@@ -848,7 +861,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_it_is_drawn(words, flag
 
 
 @pytest.mark.slow
-def test_a_run_writes_its_page_while_it_trains_and_look_adds_pictures(tmp_path, monkeypatch, capsys):
+def test_a_run_writes_its_page_while_it_trains_and_look_adds_pictures(tmp_path, monkeypatch, capsys, few_classes):
     monkeypatch.chdir(tmp_path)
     words = ["--trainer.max_epochs=2", "--data.subset=0.3", "--trainer.logger=false", "--model.drop_path_rate=0.1"]
     callback = "--trainer.callbacks=[{class_path: vitlab.look.live.LivePage}]"
@@ -983,11 +996,7 @@ setTimeout(() => {
 
 @pytest.mark.rare
 def test_a_page_of_a_small_vit_with_twelve_pictures_is_under_8_mb(monkeypatch):
-    monkeypatch.setattr(
-        "vitlab.analysis.attribution.maps.STEPS", 1
-    )  # of the path of integrated gradients: as many bytes
-    monkeypatch.setattr("vitlab.analysis.attribution.maps.SAMPLES", 2)
-    monkeypatch.setattr("vitlab.look.viewer.PASSES", 12)  # of occlusion: as many bytes, too
+    monkeypatch.setattr("vitlab.look.viewer.PASSES", 12)  # of occlusion: as many bytes
     noise = torch.randn(12, 3, 224, 224, generator=torch.Generator().manual_seed(0))  # compresses worst
     net = create_model("vit_s16")
     page = render("ViT-S", {}, [Subject(net, lambda image: torch.zeros(3, 224, 224), pictures=noise)])
