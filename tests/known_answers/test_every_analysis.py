@@ -38,6 +38,13 @@ def seldom(values, is_seldom):
     ]
 
 
+@pytest.fixture(autouse=True)
+def _few_steps(monkeypatch):
+    """Let maps of gradients take a quarter of their steps: the networks are simple."""
+    monkeypatch.setattr("vitlab.analysis.attribution.maps.STEPS", 8)
+    monkeypatch.setattr("vitlab.analysis.attribution.maps.SAMPLES", 4)
+
+
 def test_there_are_twelve_networks_and_an_answer_for_each():
     assert len(ZOO) >= 12 and {answer.network for answer in ANSWERS} == set(ZOO)
 

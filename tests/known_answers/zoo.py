@@ -94,7 +94,7 @@ def no_positions() -> Subject:
 
 def no_positions_t2t() -> Subject:
     """T2T trained without positions: windows know their neighbors, the backbone no order; 16 x 16 pixels."""
-    return trained(img_size=16, tokenizer="t2t", t2t_kernels=[3, 3], t2t_dim=8, pos_embed="none")
+    return trained(epochs=6, img_size=16, tokenizer="t2t", t2t_kernels=[3, 3], t2t_dim=8, pos_embed="none")
 
 
 def with_positions() -> Subject:
