@@ -5,6 +5,7 @@ import io
 import logging
 import os
 import random
+import shutil
 import subprocess
 import sys
 import typing
@@ -27,7 +28,7 @@ from vitlab.runs.processes import SETTINGS
 
 pytestmark = pytest.mark.slow  # whole runs
 
-SHORT = {"trainer.max_epochs": 1, "trainer.logger": False, "data.subset": 0.2}
+SHORT = {"trainer.max_epochs": 1, "trainer.logger": False, "data.subset": 0.06}  # one step
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +215,8 @@ def test_look_writes_the_page_of_a_run_and_opens_it_unless_told_not_to(run, plac
 
 
 def test_python_resumes_a_run_as_the_command_does_even_with_another_saving_interval(place, run):
-    stopped = vitlab.fit("t2t", SHORT, name="longer", quiet=True)
+    shutil.copytree(run.path, "runs/longer")
+    stopped = vitlab.Run("longer")
     longer = vitlab.fit(overrides={"trainer.max_epochs": 2}, resume=stopped, quiet=True)
     assert longer.path == stopped.path
     assert longer.metrics["epoch"].max() == 1
@@ -307,7 +309,7 @@ def test_an_interrupt_in_a_notebook_is_a_keyboard_interrupt(place, monkeypatch):
 
 
 def test_values_reach_the_configuration_unchanged(place):
-    odd = {"model.freeze": ["tokenizer"], "data.fold": "1/3", "trainer.gradient_clip_val": None}
+    odd = {"model.freeze": ["tokenizer"], "data.fold": "1/3", "trainer.gradient_clip_val": None, "data.subset": 0.2}
     run = vitlab.fit("vit", {**SHORT, **odd}, name="odd", quiet=True)
     assert run.config["model"]["init_args"]["freeze"] == ["tokenizer"]
     assert run.config["data"]["init_args"]["fold"] == "1/3"
