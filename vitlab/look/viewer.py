@@ -19,6 +19,7 @@ from vitlab.models.walk import Asked, all_attention_maps, heads_of, outputs, pla
 from vitlab.tokenizers.t2t import T2TTokenizer
 
 BUDGET = 4_500_000  # bytes of the maps between patches in a page, two each, before they become text
+TOGETHER = 1_000_000  # weights of attention of a head, of all pictures with the classes that are computed at once
 PASSES = 2_400  # of occlusion for all pictures; where it takes more, neighboring patches are covered together
 SPLITS = 600_000  # bytes of the maps of each token layer of T2T
 MOST_CLASSES, FEW_CLASSES = 9, 2  # beside the predicted one, whose maps there are: of small networks, and of large ones
@@ -85,15 +86,20 @@ def _of_other_classes(
     """
     is_small = sum(p.numel() for p in net.parameters()) * net.grid_size[0] * net.grid_size[1] <= SMALL
     most = min(MOST_CLASSES if is_small else FEW_CLASSES, scores.shape[1] - 1)
+    if not most:
+        return []
     order = scores.argsort(dim=1, descending=True).tolist()
     rows = []
     for i, ranked in enumerate(order):
         first = [truth[i]] if i < len(truth) and truth[i] in ranked[1:] else []
         rows.append([*first, *(k for k in ranked[1:] if k not in first)][:most])
+    together = TOGETHER // (len(images) * net.grid_size[0] ** 2 * net.grid_size[1] ** 2) if is_small else 1
     found = []
-    for which in zip(*rows, strict=True):
-        classes = torch.tensor(which, device=images.device)
-        found.append((list(which), _maps(net, images, classes, True, of_class_alone=True)))
+    for some in torch.tensor(rows, device=images.device).split(max(together, 1), dim=1):
+        count = some.shape[1]  # of the (B, K) classes
+        maps = _maps(net, images.repeat_interleave(count, dim=0), some.flatten(), True, count)
+        apart = {name: each.unflatten(0, (-1, count)) for name, each in maps.items()}
+        found += [(some[:, k].tolist(), {name: each[:, k] for name, each in apart.items()}) for k in range(count)]
     return found
 
 
@@ -148,24 +154,21 @@ def _colors(net: Asked, images: Tensor) -> dict[str, Tensor]:
     return colors
 
 
-def _maps(
-    net: Asked, images: Tensor, classes: Tensor, has_gradients: bool, of_class_alone: bool = False
-) -> dict[str, Tensor]:
+def _maps(net: Asked, images: Tensor, classes: Tensor, has_gradients: bool, further: int = 0) -> dict[str, Tensor]:
     """Return the ``(B, N)`` maps beside attention itself, of which every layer and head is in the page.
 
-    With ``of_class_alone`` those are left out that are the same for all classes.
+    With ``further``, each picture stands there so many times in a row, with another class each, and maps that are the
+    same for all classes are left out.
     """
     methods = methods_of(net)
     names = [name for name in methods if has_gradients or name == "rollout"]
-    names = [name for name in names if not (of_class_alone and name == "rollout")]
+    names = [name for name in names if not (further and name == "rollout")]
     found = {name: methods[name](net, images, classes) for name in names if name not in ("attention", "occlusion")}
-    if "attention" in methods and not reads_token(net) and not of_class_alone:  # not the class token's row
+    if "attention" in methods and not reads_token(net) and not further:  # not the class token's row
         found = {"attention that the head reads": methods["attention"](net, images, classes)} | found
     if has_gradients:
-        h, w = net.grid_size
-        side = next(
-            n for n in range(1, max(h, w) + 1) if -(-h // n) * -(-w // n) * len(images) <= PASSES or n == max(h, w)
-        )
+        (h, w), count = net.grid_size, len(images) // (further or 1)
+        side = next(n for n in range(1, max(h, w) + 1) if -(-h // n) * -(-w // n) * count <= PASSES or n == max(h, w))
         name = "occlusion" if side == 1 else f"occlusion, {side} x {side} patches together"
         found[name] = occlusion(net, images, classes, side)
     return found
