@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 import yaml
 
-from tests.ablation.conftest import Lab as Toy
 from vitlab.ablation.evidence import chain, protocol, verify
 from vitlab.ablation.evidence.verify import Verified
 from vitlab.ablation.execution import pool
@@ -26,19 +25,6 @@ pytestmark = pytest.mark.slow  # whole runs
 
 def started():
     return Lab("toy.yaml", trust_command=True)
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A toy that was registered and run, with predictions and an analysis; for all to copy."""
-    lab = Toy(tmp_path_factory.mktemp("finished"))
-    lab.change(arms=("none", "learned"), analyses=("resolution", "position"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(lab.path)
-        patch.setenv("TOY_PREDICTIONS", "1")
-        started().register()
-        assert not started().run().failed
-    return lab.path
 
 
 @pytest.fixture

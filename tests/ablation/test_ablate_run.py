@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -88,12 +89,19 @@ def test_processes_of_a_killed_command_are_ended_before_its_cell_continues(lab):
 
 
 def test_a_killed_cell_continues_from_its_checkpoint(lab, undisturbed):
-    process = lab.start(sleep=0.4)
-    wait_for(lambda: lab.files("/checkpoints/last.ckpt"))
-    claim = json.loads(lab.files("/checkpoints/last.ckpt")[0].parents[1].with_suffix(".claim.json").read_text())
-    os.killpg(claim["child"], signal.SIGKILL)
-    out, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, out
+    killed = []
+
+    def kill():
+        wait_for(lambda: lab.files("/checkpoints/last.ckpt"))
+        claim = json.loads(lab.files("/checkpoints/last.ckpt")[0].parents[1].with_suffix(".claim.json").read_text())
+        os.killpg(claim["child"], signal.SIGKILL)
+        killed.append(claim["child"])
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    code, out = lab(sleep=0.4)
+    killer.join()
+    assert code == 0 and killed, out
     attempts = [json.loads(p.read_text())["attempts"] for p in lab.files("/run.json")]
     assert sorted(attempts)[-1] == 2
     assert lab.results() == undisturbed

@@ -37,20 +37,6 @@ def started():
     return Lab("toy.yaml", trust_command=True)
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A registered and finished toy with predictions and an analysis; for all to copy."""
-    lab = Toy(tmp_path_factory.mktemp("finished"))
-    lab.change(arms=("none", "learned"), analyses=("resolution",))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(lab.path)
-        patch.setenv("TOY_PREDICTIONS", "1")
-        started().register()
-        assert not started().run().failed
-        assert started().verify().is_green
-    return lab.path
-
-
 @pytest.fixture
 def toy(tmp_path, finished, monkeypatch):
     """A copy of the finished toy, to cheat in."""
@@ -256,6 +242,7 @@ def test_again_until_it_is_good(toy):
 @cheat("the test split is opened by `vitlab test`")
 def test_the_test_split_is_opened_beside_the_laboratory(toy, monkeypatch):
     change(toy / "toy.yaml", "name: toy", "name: toy\nevaluate: test")
+    monkeypatch.delenv("TOY_PREDICTIONS")
     assert not started().run().failed
     assert "the test split was opened 4 times on these cells" in page()
     for _ in range(5):  # what `vitlab test` does first

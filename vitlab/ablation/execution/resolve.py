@@ -313,10 +313,10 @@ def _metrics(rows: list[dict[str, Any]], config: Mapping[str, Any]) -> list[str]
 
 def _in_training(config: Mapping[str, Any]) -> set[str]:
     """Return the metrics that the callbacks say they measure while a network is trained, and no evaluation does."""
-    from vitlab.config.parser import class_at
-
     found: set[str] = set()
     for part in config["trainer"].get("callbacks") or []:
+        from vitlab.config.parser import class_at  # imports torch, which most plans need not
+
         with suppress(ImportError, AttributeError, ValueError):  # of `run.command`, maybe not importable here
             found |= {*class_at(str(part.get("class_path"))).measured_in_training}
     return found
