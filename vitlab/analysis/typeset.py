@@ -151,11 +151,23 @@ def _fix(figure: Figure) -> None:
 
 def _settle(figure: Figure, groups: Sequence["PanelGrid"]) -> None:
     """Lay the figure out, and let its texts and its height follow."""
-    figure.draw_without_rendering()
+    _lay_out(figure)
     _thin(figure)
     before = sum(group.words for group in groups)
     _wrap_all(figure, groups)
     _set_height(figure, groups, sum(group.words for group in groups) - before)
+
+
+def _lay_out(figure: Figure) -> None:
+    """Place the panels and choose their ticks as a drawing does, in two thirds of its time."""
+    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    if figure.axes:
+        figure.get_layout_engine().execute(figure)  # type: ignore[union-attr]
+    for ax in figure.axes:
+        locator = ax.get_axes_locator()
+        ax.apply_aspect(locator(ax, renderer) if locator else None)
+        for axis in (ax.xaxis, ax.yaxis) if ax.axison else ():
+            axis._update_ticks()  # type: ignore[attr-defined]
 
 
 def shown_texts(figure: Figure) -> list[Text]:
@@ -413,13 +425,13 @@ def _relax(figure: Figure, ax: Axes, axis: Any) -> None:
             axis.set_ticks([place for place, _ in found], [label.get_text() for _, label in found], fontsize=SMALL)
             return
         axis.set_ticks([place for place, _ in found], names, rotation=90, fontsize=SMALL)
-        figure.draw_without_rendering()
+        _lay_out(figure)
     for step in range(2, len(found) + 1):
         if not _touch(label for _, label in tick_labels(axis)):
             return
         chosen = found[::step]
         axis.set_ticks([place for place, _ in chosen], names[::step], fontsize=SMALL)
-        figure.draw_without_rendering()
+        _lay_out(figure)
 
 
 def _touch(texts: Iterable[Text]) -> bool:
