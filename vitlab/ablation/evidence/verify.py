@@ -179,7 +179,7 @@ def _check(cell: Cell, is_bare: bool = False) -> tuple[list[str], int]:
     if json_digest(data) != cell.parts["data"]:
         words.append("data.json differs from the plan: it was trained on other images")
     try:
-        seed = yaml.safe_load(cell.run.config.read_text())["seed_everything"]
+        seed = yaml.load(cell.run.config.read_text(), Loader=yaml.CSafeLoader)["seed_everything"]
         words += [f"config.yaml has seed {seed}"] if seed != cell.seed else []
         changed = cell.changed_settings()
         words += [f"it was trained with other settings than planned: {changed}"] if changed else []

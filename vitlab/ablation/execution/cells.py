@@ -197,7 +197,7 @@ class Cell:
         The values of tuning are left out: they are in the plan as the file spells them.
         """
         try:
-            ran = _settings(yaml.safe_load(self.run.config.read_text()))
+            ran = _settings(yaml.load(self.run.config.read_text(), Loader=yaml.CSafeLoader))
         except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
             return f"config.yaml cannot be read: {one_line(error)}"
         planned = _settings(self.resolved.config)

@@ -143,8 +143,7 @@ def unreadable(run: RunDir, ablation: Ablation) -> str:
             return f"{path}: {now.text}"
         for name in ablation.analyses:
             path = run.path / "analysis" / f"{name}.csv"
-            metrics_of(run, (name,))
-            table_of(run, name)
+            metrics_of(run, (name,)) if ANALYSES[name].metrics else table_of(run, name)
     except (ValueError, OSError, KeyError, TypeError) as error:  # of pandas and of Arrow
         if isinstance(error, OSError) and error.errno:  # the system's; Arrow's have no number
             raise
