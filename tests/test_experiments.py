@@ -5,6 +5,7 @@ import json
 import re
 import statistics
 import tarfile
+from functools import lru_cache
 from pathlib import Path
 
 import pandas as pd
@@ -87,11 +88,15 @@ def pieces(part):
         yield from ((place, row) for row in rows.split(", "))
 
 
+@lru_cache
+def summary_of(place):
+    return pd.read_csv(ROOT / "experiments/{}/results/{}/summary.csv".format(*place.split("/")))
+
+
 def named(place, row):
     """Return the row of a report that ``claim 5 refuted +1.24`` or ``arm t2t-learned higher +1.08`` names."""
     kind, name, word, points = re.fullmatch(r"(claim|arm) (\S+) (.*) ([-+]\d+\.\d\d)", row).groups()
-    experiment, data = place.split("/")
-    table = pd.read_csv(ROOT / "experiments" / experiment / "results" / data / "summary.csv")
+    table = summary_of(place)
     mine = table[(table["kind"] == kind) & ((kind == "claim") | (table["metric"] == "acc1"))]
     found = mine.iloc[int(name) - 1] if kind == "claim" else mine[mine["arm"] == name].iloc[0]
     assert found["verdict"].replace(";", " and") == word, f"{place} {row}: the report says {found['verdict']}"

@@ -13,7 +13,7 @@ from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.verdicts import claim_questions
 from vitlab.config.parser import VitlabCLI
 from vitlab.errors import UsageError
-from vitlab.models.cost import count_macs, count_parameters, count_tokens
+from vitlab.models.cost import count_macs, count_parameters, count_tokens, macs_of_modules
 from vitlab.models.load import network_args
 from vitlab.models.vit import VisionTransformer
 from vitlab.tokenizers.token_layers import TokenMlp, TokenPerformer
@@ -50,12 +50,18 @@ def test_every_arm_of_an_experiment_can_be_built(path, monkeypatch, tmp_path):
             assert "data." in str(error), error  # the images are not on this machine
 
 
-def network_of(ablation, arm, *sizes):
+def network_of(ablation, arm, *sizes, **more):
     """Build the network of an arm, without weights, for an image size, channels and classes."""
     config = yaml.safe_load(Path(ablation.base[0]).read_text())["model"]["init_args"]
     own = {key.removeprefix("model."): value for key, value in arm.overrides.items()}
     with torch.device("meta"):
-        return VisionTransformer(*sizes, **network_args({**config, **own}))
+        return VisionTransformer(*sizes, **network_args({**config, **own, **more}))
+
+
+def macs_of(ablation, arm, *sizes, depth):
+    """Count the multiply-adds of the network of an arm, whose blocks are equal: of one of them, and as often."""
+    macs = macs_of_modules(network_of(ablation, arm, *sizes, depth=1))
+    return macs[""] + (depth - 1) * macs["blocks.0"]
 
 
 def test_the_tokenizers_of_digits_have_equal_tokens_and_flops(monkeypatch):
@@ -88,7 +94,8 @@ def test_the_arms_of_a_t2t_factorial_match_in_all_but_their_factors(name, image,
             continue
         net = network_of(ablation, arm, *image, 10)
         built[arm.name] = net.tokenizer
-        facts[arm.name] = (count_tokens(net), net.tokenizer.grid_size, count_parameters(net), count_macs(net))
+        macs = macs_of(ablation, arm, *image, 10, depth=len(net.blocks))
+        facts[arm.name] = (count_tokens(net), net.tokenizer.grid_size, count_parameters(net), macs)
     assert len(facts) == 14
     assert {(tokens, grid) for tokens, grid, _, _ in facts.values()} == {(math.prod(grid_size), grid_size)}
     for sizes in zip(*(fact[2:] for fact in facts.values()), strict=True):
@@ -114,7 +121,7 @@ def test_the_arms_for_imagenet_match_in_all_but_their_factors(monkeypatch):
         if arm.levels["pos_embed"] == "none":
             net = network_of(ablation, arm, 224, 3, 1000)
             assert net.tokenizer.grid_size == (14, 14)
-            sizes.append((count_parameters(net), count_macs(net)))
+            sizes.append((count_parameters(net), macs_of(ablation, arm, 224, 3, 1000, depth=len(net.blocks))))
             if arm.levels["windows"] in ("shared", "apart"):
                 splits = zip(net.tokenizer.splits, net.tokenizer.dilations, strict=True)
                 spans = [(way * (window - 1), step) for (window, step, _), way in splits]

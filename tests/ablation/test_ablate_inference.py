@@ -128,7 +128,7 @@ def test_false_verdicts_of_each_kind_are_at_most_the_declared_level(tmp_path, n)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("correlation", [pytest.param(0.0, marks=pytest.mark.rare), 0.9])
-@pytest.mark.parametrize(("arms", "n"), [(4, 3), (10, 5)])
+@pytest.mark.parametrize(("arms", "n"), [(4, 3), pytest.param(10, 5, marks=pytest.mark.rare)])
 def test_every_printed_interval_covers_the_truth_as_often_as_it_says(tmp_path, arms, n, correlation):
     results = results_of(tmp_path, [f"a{i}" for i in range(arms)], n)
     truth = np.linspace(0, 3, arms)

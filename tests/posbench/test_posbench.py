@@ -171,6 +171,13 @@ def small(tmp_path_factory):
 
 
 @pytest.fixture
+def undrawn(monkeypatch):
+    """Figures are not set for print and not drawn, which is most of the time of a page."""
+    monkeypatch.setattr("vitlab.position_bench.page.printed", lambda figure, width: figure)
+    monkeypatch.setattr("vitlab.position_bench.page.figure_bytes", lambda figure, form: b"<svg/>")
+
+
+@pytest.fixture
 def answers(small):
     return {k: v for t in small.protocol["trainings"] for k, v in answers_of(t, small.splits(t)[1]).items()}
 
@@ -535,7 +542,7 @@ def test_a_damaged_cell_is_named_before_a_bench_goes_on(small, tmp_path):
         bench.check_kept("none")
 
 
-def test_a_page_beside_its_own_evidence_keeps_it(small, tmp_path):
+def test_a_page_beside_its_own_evidence_keeps_it(small, tmp_path, undrawn):
     copied(small, tmp_path / "evidence")
     there = {path: path.read_bytes() for path in (tmp_path / "evidence").rglob("*.json")}
     bench = Bench(tmp_path / "evidence", small.data, small.protocol)
@@ -556,19 +563,20 @@ def test_submit_writes_what_verify_accepts(small, answers, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_page_is_made_of_what_is_complete(small, tmp_path):
+def test_the_page_is_made_of_what_is_complete(small, tmp_path, request):
     write_bench_page(small, tmp_path)
     page = (tmp_path / "README.md").read_text()
     assert "2 of 16 methods are measured, 2 seeds each." in page
     assert "Against `none`" in page
     figure = (tmp_path / "posbench.svg").read_text()
     assert all(f">{word}<" in figure for word in ("accuracy", "learned", "better than none"))
+    request.getfixturevalue("undrawn")
     write_bench_page(small, tmp_path)
     assert (tmp_path / "README.md").read_text() == page
 
 
 @pytest.mark.slow
-def test_a_figure_without_the_reference_methods_has_no_verdicts(small):
+def test_a_figure_without_the_reference_methods_has_no_verdicts(small, undrawn):
     figure = draw_scores(small, ["none"])
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["none"]
 
