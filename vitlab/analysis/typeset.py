@@ -164,10 +164,11 @@ def _lay_out(figure: Figure) -> None:
     if figure.axes:
         figure.get_layout_engine().execute(figure)  # type: ignore[union-attr]
     for ax in figure.axes:
-        locator = ax.get_axes_locator()
+        locator: Any = ax.get_axes_locator()  # None, or that of a color bar
         ax.apply_aspect(locator(ax, renderer) if locator else None)
-        for axis in (ax.xaxis, ax.yaxis) if ax.axison else ():
-            axis._update_ticks()  # type: ignore[attr-defined]
+        axes: Any = (ax.xaxis, ax.yaxis) if ax.axison else ()
+        for axis in axes:
+            axis._update_ticks()
 
 
 def shown_texts(figure: Figure) -> list[Text]:
