@@ -4,6 +4,7 @@ import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -24,12 +25,15 @@ def lazy(
     module_of = {name: home for home, names in homes.items() for name in names}
     inside = set(rooms)
 
+    @cache  # jsonargparse asks every package for each of its types, many times
+    def hint(name: str) -> str:
+        return did_you_mean(name, [*module_of, *inside])
+
     def get(name: str) -> Any:
         if name in inside:
             return import_module(f"{package}.{name}")
         if name not in module_of:
-            hint = did_you_mean(name, [*module_of, *inside])
-            raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{hint(name)}")
         return getattr(import_module(module_of[name]), name)
 
     def names() -> list[str]:

@@ -1,5 +1,6 @@
 """Classes with named ``**kwargs``: ``help`` shows each with its default, and unknown names are refused."""
 
+import functools
 import inspect
 import types
 import typing
@@ -127,6 +128,7 @@ def _words(hint: Any) -> list[str]:
     return [names.get(hint, "a class path")]
 
 
+@functools.cache  # each start of a training asks some fifty times
 def full_signature(cls: type) -> inspect.Signature:
     """Return the signature of a class with the names of its ``**kwargs``.
 

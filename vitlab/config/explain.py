@@ -156,6 +156,11 @@ def _count(node: yaml.Node, known: dict[int, int]) -> int:
     return known[id(node)]
 
 
+def parse_own(text: str) -> Any:
+    """Return the content of YAML that vitlab has just written, ten times as fast as of what users write."""
+    return yaml.load(text, Loader=yaml.CSafeLoader)
+
+
 def yaml_text(content: Any) -> str:
     """Return values as YAML in which jsonargparse finds them again: for it, an unquoted 1e3 is a number.
 

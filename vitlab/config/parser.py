@@ -13,7 +13,6 @@ from urllib.error import URLError
 import lightning as L
 import lightning.pytorch.callbacks
 import lightning.pytorch.loggers
-import yaml
 from jsonargparse import Namespace, set_dumper, set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback
@@ -29,7 +28,7 @@ from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.console import Bar
 from vitlab.class_paths import current_path
 from vitlab.config.arguments import config_paths, flags
-from vitlab.config.explain import explain, parse_yaml, read_yaml, yaml_text
+from vitlab.config.explain import explain, parse_own, parse_yaml, read_yaml, yaml_text
 from vitlab.config.guesses import with_typed_names
 from vitlab.config.keys import flatten_as_typed
 from vitlab.config.parts import (
@@ -88,7 +87,7 @@ class Parser(LightningArgumentParser):
         _in_parts(cfg, self.later)
         if isinstance(given := cfg.model.get("init_args"), Namespace):
             parts_to_words(given)
-        content: dict[str, Any] = yaml.safe_load(super().dump(cfg, *args, **kwargs))
+        content: dict[str, Any] = parse_own(super().dump(cfg, *args, **kwargs))
         as_mappings(content["model"].get("init_args") or {})
         return content
 

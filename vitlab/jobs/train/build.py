@@ -10,7 +10,6 @@ from unittest.mock import patch
 
 import lightning as L
 import torch
-import yaml
 from jsonargparse import Namespace
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.plugins.environments import SLURMEnvironment
@@ -25,7 +24,7 @@ from vitlab.callbacks.stop import StopOnSignal
 from vitlab.callbacks.watch import Watch
 from vitlab.config.arguments import config_paths, grid_of
 from vitlab.config.callbacks import check_callbacks, redirect_into_run
-from vitlab.config.explain import yaml_text
+from vitlab.config.explain import parse_own, yaml_text
 from vitlab.config.keys import check_same_config, flatten_as_typed, is_longer, recipe_name
 from vitlab.config.options import FitOptions
 from vitlab.config.parser import VitlabCLI, class_at, user_mistakes
@@ -233,7 +232,7 @@ class FitCLI(VitlabCLI):
         check_callbacks(self.config.trainer, class_at(self.config.model.class_path))
         self._read_images_of_weights()
         self.config_text = self._as_text()
-        values = flatten_as_typed(yaml.safe_load(self.config_text))
+        values = flatten_as_typed(parse_own(self.config_text))
         if self.resumed:
             self._check_resumed(values)
         else:
@@ -345,7 +344,7 @@ class FitCLI(VitlabCLI):
     def _as_text(self) -> str:
         """Return the configuration to store, with the linked values that the data cannot provide."""
         parser: Any = self.parser
-        content = parser.content(self.config, skip_none=False)
+        content = parser.content(self.config, skip_none=False, skip_validation=True)  # which parsing has made
         links = {} if deals_samples(class_at(self.config.data.class_path)) else self.given_links()
         content["model"]["init_args"] = {**content["model"].get("init_args", {}), **links}
         return yaml_text(content)

@@ -5,11 +5,11 @@ from functools import cached_property
 from typing import Any
 
 import lightning as L
-import yaml
 from jsonargparse import Namespace
 
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.record import RunRecord
+from vitlab.config.explain import parse_own
 from vitlab.config.options import FitOptions
 from vitlab.runs.directory import RunDir
 from vitlab.runs.records import Ending
@@ -59,7 +59,7 @@ class Job:
     @cached_property
     def stored_config(self) -> dict[str, Any]:
         """The configuration in plain values, as ``config.yaml`` holds it."""
-        return dict(yaml.safe_load(self.config_text))
+        return dict(parse_own(self.config_text))
 
     @property
     def batch(self) -> int | None:
