@@ -358,8 +358,10 @@ def test_the_page_runs_as_it_stands(capsys, monkeypatch):
         assert block[0].count("\n") <= 34
     monkeypatch.syspath_prepend(".")
     size = ["--model.depth=1", "--model.embed_dim=48", "--model.num_heads=3", "--trainer.accelerator=cpu"]
+    few = {"fit": ["--trainer.limit_train_batches=2"], "analyze": ["--num_images=16"]}
     for line in re.findall(r"^vitlab (.*)$", page, re.MULTILINE):
-        assert main([*line.split(), *(size if "Classifier" in line else [])]) == 0, line
+        words = line.split()
+        assert main([*words, *few.get(words[0], []), *(size if "Classifier" in line else [])]) == 0, line
     assert "multiply-adds per image" in capsys.readouterr().out
     assert yaml.safe_load(Path("runs/fading/config.yaml").read_text())["model"]["init_args"]["attn"] == {
         "class_path": "myattention.Fading",

@@ -43,7 +43,7 @@ def saved(run, name="last"):
     return torch.load(run.path / "checkpoints" / f"{name}.ckpt", weights_only=True)
 
 
-@pytest.mark.parametrize("ema", [False, True])
+@pytest.mark.parametrize("ema", [pytest.param(False, marks=pytest.mark.rare), True])  # without is a part of with
 def test_an_epoch_that_max_steps_cuts_goes_on_with_its_next_batch(ema):
     average = {"trainer.callbacks": [{"class_path": "EMA", "init_args": {"decay": 0.9}}]} if ema else {}
     whole = fit("whole", {**CONSTANT, **average, "trainer.max_steps": 22})

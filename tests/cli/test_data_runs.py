@@ -45,13 +45,13 @@ def _fill(root, counts, names=("ant", "bee", "cat"), size=32, seed=0):
     return root
 
 
-def _fit(*arguments, config="cifar10_t2t", name="run"):
+def _fit(*arguments, config="cifar10_vit", name="run"):
     return main(["fit", "--config", str(REPOSITORY / "configs" / f"{config}.yaml"), "--name", name, *TINY, *arguments])
 
 
 def test_the_cifar_recipe_is_that_recipe_on_folders_of_small_images(tmp_path, capsys):
     root = _fill(tmp_path / "cifar", {"train": 12, "test": 4})
-    assert _fit("--data=ImageFolder", f"--data.root={root}", "--data.batch_size=8") == 0
+    assert _fit("--data=ImageFolder", f"--data.root={root}", "--data.batch_size=8", config="cifar10_t2t") == 0
     out = capsys.readouterr().out
     assert "of 3x32x32, 3 classes, whole images, shifted by up to 4 pixels" in out
     facts = RunDir("runs/run").data

@@ -92,7 +92,7 @@ def test_a_t2t_vit_with_a_performer_is_exported_and_checked(t2t, form, tmp_path)
     [
         pytest.param({"tokenizer": "t2t", "t2t_attn": "transformer", "pos_embed": "sincos1d"}, marks=pytest.mark.rare),
         pytest.param({"tokenizer": "conv", "pos_embed": "conv"}, marks=pytest.mark.rare),
-        {"pos_embed": "rope2d", "qk_norm": True, "norm_layer": "rmsnorm"},
+        pytest.param({"pos_embed": "rope2d", "qk_norm": True, "norm_layer": "rmsnorm"}, marks=pytest.mark.rare),
         pytest.param({"pos_embed": "rope_mixed", "layer_scale": 0.5}, marks=pytest.mark.rare),
         pytest.param({"pos_embed": "relpos", "reg_tokens": 2}, marks=pytest.mark.rare),
         pytest.param({"pos_embed": "alibi2d", "class_token": False, "global_pool": "avg"}, marks=pytest.mark.rare),

@@ -18,7 +18,6 @@ TINY = {"img_size": [16, 24], "patch_size": 4, "embed_dim": 16, "depth": 1, "num
 TINY |= {"in_chans": 1, "init_std": 0.2, "t2t_kernels": [3, 3], "t2t_dim": 8}
 NAMES = [*get_args(PosEmbedName), ["learned", "rope2d"]]
 MISSING = {"liere": "linalg_matrix_exp", "string": "_linalg_solve_ex"}
-QUICK = [("t2t", "rope2d")]
 PAIRS = [(tokenizer, name) for tokenizer in ("patch", "t2t") for name in NAMES]
 
 
@@ -42,7 +41,7 @@ def check(form, net, folder):
 
 @pytest.mark.parametrize(
     ("tokenizer", "name"),
-    [pytest.param(*pair, marks=pytest.mark.slow if pair in QUICK else pytest.mark.rare) for pair in PAIRS],
+    [pytest.param(*pair, marks=[] if pair == ("patch", "rope2d") else pytest.mark.rare) for pair in PAIRS],
 )
 def test_a_graph_of_torch_export_takes_any_size(tokenizer, name, tmp_path):
     check("pt2", net_of(tokenizer, name), tmp_path)
@@ -50,7 +49,7 @@ def test_a_graph_of_torch_export_takes_any_size(tokenizer, name, tmp_path):
 
 @pytest.mark.parametrize(
     ("tokenizer", "name"),
-    [pytest.param(*pair, marks=pytest.mark.slow if pair in QUICK else pytest.mark.rare) for pair in PAIRS],
+    [pytest.param(*pair, marks=[] if pair == ("t2t", "rope2d") else pytest.mark.rare) for pair in PAIRS],
 )
 def test_a_graph_of_onnx_takes_any_size(tokenizer, name, tmp_path):
     pytest.importorskip("onnxruntime")

@@ -23,8 +23,8 @@ from vitlab.tasks import Classifier
 
 pytestmark = pytest.mark.slow  # whole runs
 
-CONFIG = str(Path(__file__).parents[2] / "configs" / "t2t.yaml")
-FIT = ["fit", "--config", CONFIG, "--trainer.logger=false", "--trainer.max_epochs=3", "--data.batch_size=32"]
+CONFIG = [f"--config={Path(__file__).parents[2] / 'configs/vit.yaml'}", "--model.depth=1", "--trainer.logger=false"]
+FIT = ["fit", *CONFIG, "--trainer.max_epochs=3", "--data.batch_size=32"]
 SHORT = [*FIT, "--data.subset=0.3"]  # ten steps an epoch
 
 
@@ -241,7 +241,7 @@ def photos(here, monkeypatch):
         (here / "photos" / name).mkdir(parents=True)
         for i in range(12):
             Image.fromarray(np.full((20 + i, 20, 3), 10 * i, np.uint8)).save(here / "photos" / name / f"{i}.png")
-    words = ["fit", "--config", CONFIG, "--trainer.logger=false", "--trainer.max_epochs=2", "--name", "photos"]
+    words = ["fit", *CONFIG, "--trainer.max_epochs=2", "--name", "photos"]
     return [*words, "--data=ImageFolder", "--data.root=photos", "--data.img_size=8", "--data.batch_size=4"]
 
 

@@ -65,7 +65,7 @@ def test_every_command_that_loads_classes_takes_trust_imports(command, capsys):
 def test_a_finished_run_is_measured_without_its_custom_callback(monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(TESTS))
     hello = "--trainer.callbacks=[{class_path: userpkg.callback.Hello}]"
-    words = ["fit", "--config=t2t", *DIGITS, "--trainer.logger=false", "--name=own", hello]
+    words = ["fit", "--config=vit", *DIGITS, "--trainer.logger=false", "--name=own", hello]
     assert "userpkg.callback.Hello" in answer(capsys, words)
     assert main([*words, "--trust_imports=userpkg"]) == 0
     out = capsys.readouterr().out

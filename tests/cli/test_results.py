@@ -192,7 +192,7 @@ def test_the_page_of_results_has_the_table_of_the_kept_records_and_the_readme_it
 
 def test_a_resumed_run_shows_its_first_command_and_what_the_resume_changed(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    config = str(Path(__file__).parents[2] / "configs" / "t2t.yaml")
+    config = str(Path(__file__).parents[2] / "configs" / "vit.yaml")
     small = ["--model.depth=1", "--trainer.limit_train_batches=2", "--trainer.logger=false", "--quiet"]
     assert main(["fit", "--config", config, "--name", "a", "--trainer.max_epochs=1", *small]) == 0
     assert main(["fit", "--resume", "a", "--quiet"]) == 0  # as after a signal: nothing is changed
@@ -201,7 +201,7 @@ def test_a_resumed_run_shows_its_first_command_and_what_the_resume_changed(tmp_p
     capsys.readouterr()
     assert main(["results"]) == 0  # of all runs in runs/
     command = capsys.readouterr().out.splitlines()[2].split("|")[1]
-    first = "vitlab fit --config configs/t2t.yaml --trainer.max_epochs=1 --model.depth=1"
+    first = "vitlab fit --config configs/vit.yaml --trainer.max_epochs=1 --model.depth=1"
     assert command.strip() == f"`{first} --trainer.limit_train_batches=2`, resumed with `--trainer.max_epochs=2`"
 
 

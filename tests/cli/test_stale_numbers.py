@@ -16,8 +16,9 @@ from vitlab.jobs.train.close import log_summary
 from vitlab.jobs.train.wandb import SafeWandbLogger
 from vitlab.runs.directory import RunDir
 
-CONFIG = str(Path(__file__).parents[2] / "configs" / "t2t.yaml")
-SMALL = ["--model.depth=1", "--model.embed_dim=24", "--data.subset=0.3", "--trainer.logger=false", "--quiet"]
+CONFIG = str(Path(__file__).parents[2] / "configs" / "vit.yaml")
+SMALL = ["--model.depth=1", "--model.embed_dim=24", "--model.pos_embed=sincos2d", "--data.subset=0.3"]
+SMALL += ["--trainer.logger=false", "--quiet"]
 
 
 @pytest.fixture(scope="module")
