@@ -1,5 +1,8 @@
 """What a block keeps for the backward pass, and that gradients do not change by it."""
 
+import weakref
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -89,6 +92,53 @@ def test_an_activation_in_place_is_kept(monkeypatch):
     recomputed(nn.SiLU(inplace=True), x * 1, linear).sum().backward()
     expected = torch.autograd.grad(linear(nn.functional.silu(x)).sum(), x)[0]
     assert torch.equal(x.grad, expected)
+
+
+class Changing(nn.Linear):
+    """A part that changes its input in place."""
+
+    def __init__(self, change: Callable[[Tensor], object]) -> None:
+        super().__init__(32, 32)
+        self.change = change
+
+    def forward(self, x: Tensor, *place: object, **positions: object) -> Tensor:
+        self.change(x)
+        return super().forward(x)
+
+
+CHANGES = {
+    "relu": F.relu_,
+    "shift": lambda x: x[:, 1:, :4].copy_(x[:, :-1, :4].clone()),
+    "mean": lambda x: x[:, 0].copy_(x[:, 1:].mean(1)),
+}
+
+
+@pytest.mark.parametrize("part", ["attn", "mlp"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_part_may_change_its_input_in_place(change, part, monkeypatch):
+    net = network(patch_size=4)
+    setattr(net.blocks[0], part, Changing(CHANGES[change]))
+    kept = gradients(net)
+    monkeypatch.setattr(recompute, "LEAST", 1)
+    assert all(torch.equal(a, b) for a, b in zip(kept, gradients(net), strict=True))
+
+
+@pytest.mark.parametrize("least", [1, 2**60])
+def test_what_is_changed_in_place_after_it_was_kept_is_an_error(least, monkeypatch):
+    monkeypatch.setattr(recompute, "LEAST", least)
+    linear, x = nn.Linear(8, 2), torch.randn(4, 8, requires_grad=True)
+    loss = recomputed(nn.GELU(), x, lambda y: linear(y).sigmoid().mul_(2)).sum()
+    with pytest.raises(RuntimeError, match=r"inplace|in place after a layer had kept it for its gradient"):
+        loss.backward()
+
+
+def test_a_forward_pass_without_a_backward_pass_leaves_nothing(monkeypatch):
+    monkeypatch.setattr(recompute, "LEAST", 1)
+    linear, x, seen = nn.Linear(8, 2), torch.randn(4, 8, requires_grad=True), []
+    loss = recomputed(nn.GELU(), x, lambda y: seen.append(z := linear(y).sigmoid()) or z)  # which sigmoid keeps
+    alive = weakref.ref(seen.pop())
+    del loss
+    assert alive() is None
 
 
 def test_inference_keeps_nothing_for_a_backward_pass():

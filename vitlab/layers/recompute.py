@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -54,21 +55,29 @@ def recomputed(module: nn.Module, x: Tensor, use: Callable[[Tensor], T], shared:
         return use(y)
     cast = y.dtype if shared else product_dtype(y)
     y, source = y.to(cast), x.detach()  # as a linear layer would cast it
-    place = y.untyped_storage()._cdata  # also of a fake tensor
+    place, version = y.untyped_storage()._cdata, y._version  # also of a fake tensor
     autocast = autocast_again(x)
 
     def compute() -> Tensor:
         with torch.no_grad(), autocast():
             return module.forward(source).to(cast)
 
-    def pack(kept: Tensor) -> Tensor | Callable[[], Tensor]:
-        if kept.untyped_storage()._cdata != place:
-            return kept
+    def pack(kept: Tensor) -> Callable[[], Tensor]:
+        if kept.untyped_storage()._cdata != place or kept._version != version:  # `use` may change its input in place
+            return partial(_unchanged, kept.detach(), kept._version)  # saved as it is, an output would keep its graph
         size, stride, offset = kept.size(), kept.stride(), kept.storage_offset()
         return lambda: compute().as_strided(size, stride, offset)
 
-    with saved_tensors_hooks(pack, lambda kept: kept() if callable(kept) else kept):
+    with saved_tensors_hooks(pack, lambda kept: kept()):
         return use(y)
+
+
+def _unchanged(kept: Tensor, version: int) -> Tensor:
+    """Return a tensor unless it was changed since: autograd itself does not look where there are hooks."""
+    if kept._version != version:
+        rule = "was changed in place after a layer had kept it for its gradient: change a copy"
+        raise RuntimeError(f"a tensor of shape {tuple(kept.shape)} {rule}")
+    return kept
 
 
 def checkpoint(block: Callable[..., T], *args: Any) -> T:

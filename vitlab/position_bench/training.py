@@ -362,7 +362,7 @@ def _activations(net: VisionTransformer, images: Tensor) -> int:
 
     def keep(x: Tensor) -> Tensor:
         sizes[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
-        return x
+        return x.detach()  # an output as it is would keep its graph for good
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         outputs = net(images)
