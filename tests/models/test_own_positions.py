@@ -209,6 +209,32 @@ def test_join_and_trainable_that_a_class_does_not_follow_are_refused() -> None:
         net_of(spec(Fixed, trainable=True))
 
 
+class EachBlock(Gains):
+    """A table for each block, unless something else is said."""
+
+    def __init__(self, grid_size: Grid, embed_dim: int, trainable: bool = True, join: str = "every_layer") -> None:
+        super().__init__(grid_size, embed_dim, join)
+        self.weight.requires_grad_(trainable)
+
+
+class Asks(EachBlock):
+    """The same without defaults of its own."""
+
+    def __init__(self, grid_size: Grid, embed_dim: int, trainable: bool | None, join: str | None = None) -> None:
+        super().__init__(grid_size, embed_dim, trainable, join)
+
+
+def test_a_class_keeps_its_own_defaults_of_join_and_trainable() -> None:
+    def built(cls: type[PosEmbed], **args: object) -> tuple[str, bool]:
+        method = net_of(spec(cls, **args)).pos_embed
+        return method.join, method.weight.requires_grad
+
+    assert built(EachBlock) == ("every_layer", True) and built(Asks) == ("stem", False)
+    for cls in (EachBlock, Asks):
+        assert built(cls, join="stem", trainable=True) == ("stem", True)
+        assert built(cls, join="every_layer", trainable=False) == ("every_layer", False)
+
+
 def test_only_tensors_that_a_class_declares_are_slices_for_each_block() -> None:
     assert net_of(Gains).pos_embed.stacked_parameters() == []
     learned = net_of({"class_path": "learned", "init_args": {"join": "every_layer"}}).pos_embed

@@ -1,7 +1,8 @@
 """Build a position embedding from its name or class path."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from inspect import Parameter
 from typing import Any, Literal, TypedDict
 
 from vitlab.class_paths import ClassSpec, build_part, choice_text, find_class, name_and_args, taken_name
@@ -123,7 +124,9 @@ def _build_one(name: Any, grid_size: Grid, offered: NetworkSizes) -> PosEmbed:
     if resize is not None and resize not in cls.policies:
         choices = f"one of {', '.join(cls.policies)} or null" if cls.policies else "null: there is nothing to resize"
         raise ValueError(f"`pos_embed.resize` must be {choices} for pos_embed={method!r}, got {resize!r}")
-    options = {"join": join or next(iter(cls.joins), None), "trainable": bool(trainable)}
+    usual = {"join": next(iter(cls.joins), None), "trainable": False}  # where the class has no default of its own
+    options = {option: value for option, value in usual.items() if _default(taken, option) in (None, Parameter.empty)}
+    options |= {option: value for option, value in (("join", join), ("trainable", trainable)) if value is not None}
     module: PosEmbed = build_part("pos_embed", cls, args, {**offered, **options}, grid_size)
     if scale != 1:
         if not isinstance(module, AddedPosEmbed) or not isinstance(scale, int | float) or not 0 < scale < 1e6:
@@ -133,6 +136,10 @@ def _build_one(name: Any, grid_size: Grid, offered: NetworkSizes) -> PosEmbed:
     module.chosen_policy = resize
     _check_built(method, module, trainable, join, "join" in taken)
     return module if trainable is None else module.requires_grad_(trainable)
+
+
+def _default(taken: Mapping[str, Parameter], option: str) -> Any:
+    return taken[option].default if option in taken else None
 
 
 def _check_built(
