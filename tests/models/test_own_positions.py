@@ -193,6 +193,33 @@ def test_what_a_class_freezes_is_trained_only_on_demand(trainable: bool | None, 
     assert net_of(spec(Vectors, **given)).pos_embed.vectors.weight.requires_grad is trained
 
 
+class Pulls(PosEmbed):
+    """A trained bias of a class that says nothing of training."""
+
+    def __init__(self, grid_size: Grid) -> None:
+        super().__init__(grid_size)
+        self.pull = nn.Parameter(torch.zeros(1))
+
+    def bias(self, layer: int) -> Tensor:
+        return self.pull.expand(1, 7, 7)
+
+
+class Constant(PosEmbed):
+    """A class with a switch of its own."""
+
+    def __init__(self, grid_size: Grid, trainable: bool) -> None:
+        super().__init__(grid_size)
+        self.pull = nn.Parameter(torch.zeros(1)) if trainable else torch.zeros(1)
+
+
+def test_what_derives_from_the_base_class_is_frozen_and_trained_on_demand() -> None:
+    for trainable in (True, False):
+        assert net_of(spec(Pulls, trainable=trainable)).pos_embed.pull.requires_grad is trainable
+        with pytest.raises(ValueError, match=r"Turns' has nothing to train: leave `pos_embed.trainable` at null"):
+            net_of(spec(Turns, trainable=trainable))
+        assert isinstance(net_of(spec(Constant, trainable=trainable)).pos_embed.pull, nn.Parameter) is trainable
+
+
 def test_scale_and_depth_of_a_class_that_takes_them_are_its_own() -> None:
     for given in (spec(Vectors, scale=10.0, depth=5), Vectors(scale=10.0, depth=5)):
         built = net_of(given).pos_embed
@@ -205,7 +232,7 @@ def test_join_and_trainable_that_a_class_does_not_follow_are_refused() -> None:
     assert net_of(spec(Fixed)).pos_embed.join == net_of(spec(Vectors, join="stem")).pos_embed.join == "stem"
     with pytest.raises(ValueError, match=r"`pos_embed.join` must be stem or null for .*Vectors'.* got 'every_layer'"):
         net_of(spec(Vectors, join="every_layer"))
-    with pytest.raises(ValueError, match=r"Fixed' has no parameter to train: leave `pos_embed.trainable` at null"):
+    with pytest.raises(ValueError, match=r"Fixed' has nothing to train: leave `pos_embed.trainable` at null"):
         net_of(spec(Fixed, trainable=True))
 
 

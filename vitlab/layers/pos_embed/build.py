@@ -120,7 +120,7 @@ def _build_one(name: Any, grid_size: Grid, offered: NetworkSizes) -> PosEmbed:
     scale = 1.0 if "scale" in taken else args.pop("scale", 1.0)
     resize = None if "resize" in taken else args.pop("resize", None)
     theta = None if _is_rotary(cls) else args.pop("theta", None)  # to refuse it
-    _check_options(choice_text({"class_path": method, "init_args": args}), cls, trainable, join, theta)
+    _check_options(choice_text({"class_path": method, "init_args": args}), cls, join, theta)
     if resize is not None and resize not in cls.policies:
         choices = f"one of {', '.join(cls.policies)} or null" if cls.policies else "null: there is nothing to resize"
         raise ValueError(f"`pos_embed.resize` must be {choices} for pos_embed={method!r}, got {resize!r}")
@@ -134,7 +134,7 @@ def _build_one(name: Any, grid_size: Grid, offered: NetworkSizes) -> PosEmbed:
             raise ValueError(f"`scale` {rule}, got {scale!r} for pos_embed={choice_text(name)!r}")
         module.chosen_scale = float(scale)
     module.chosen_policy = resize
-    _check_built(method, module, trainable, join, "join" in taken)
+    _check_built(method, module, trainable, join, taken)
     return module if trainable is None else module.requires_grad_(trainable)
 
 
@@ -143,28 +143,27 @@ def _default(taken: Mapping[str, Parameter], option: str) -> Any:
 
 
 def _check_built(
-    name: str, module: PosEmbed, trainable: bool | None, join: PosEmbedJoin | None, takes_join: bool
+    name: str,
+    module: PosEmbed,
+    trainable: bool | None,
+    join: PosEmbedJoin | None,
+    taken: Mapping[str, Parameter],
 ) -> None:
     """Refuse what a class of the user's was given and has not followed, and parts that its base class hides."""
     if hidden := next((part for part in module._modules if hasattr(type(module), part)), None):
         raise ValueError(taken_name("pos_embed", f"{type(module).__module__}.{type(module).__qualname__}", hidden))
-    if trainable and not any(True for _ in module.parameters()):
+    may_be_fixed = trainable is not True and (module.trains or "trainable" in taken)
+    if trainable is not None and not may_be_fixed and not any(True for _ in module.parameters()):
         raise ValueError(
-            f"pos_embed={name!r} has no parameter to train: leave `pos_embed.trainable` at null, got {trainable}"
+            f"pos_embed={name!r} has nothing to train: leave `pos_embed.trainable` at null, got {trainable}"
         )
-    acts = module.join or (join if takes_join else next(iter(module.joins), None))
+    acts = module.join or (join if "join" in taken else next(iter(module.joins), None))
     if join not in (None, acts):
         rule = f"must be {acts} or null for pos_embed={name!r}, whose constructor does not pass `join` on"
         raise ValueError(f"`pos_embed.join` {rule}, got {join!r}")
 
 
-def _check_options(
-    name: str, cls: type[PosEmbed], trainable: bool | None, join: PosEmbedJoin | None, theta: float | None
-) -> None:
-    if trainable is not None and not cls.trains:
-        raise ValueError(
-            f"pos_embed={name!r} has nothing to train: leave `pos_embed.trainable` at null, got {trainable}"
-        )
+def _check_options(name: str, cls: type[PosEmbed], join: PosEmbedJoin | None, theta: float | None) -> None:
     if join is not None and join not in cls.joins:
         allowed = ", ".join(cls.joins) or "null only"
         raise ValueError(f"`pos_embed.join` must be one of {allowed} for pos_embed={name!r}, got {join!r}")
