@@ -236,6 +236,19 @@ def test_join_and_trainable_that_a_class_does_not_follow_are_refused() -> None:
         net_of(spec(Fixed, trainable=True))
 
 
+class Gridless(PosEmbed):
+    """A class that keeps its grid to itself."""
+
+    def __init__(self, grid_size: Grid) -> None:
+        super().__init__()
+
+
+def test_a_class_that_does_not_pass_its_grid_on_is_refused() -> None:
+    told = r"Gridless' has a grid of 0 x 0 in place of 2 x 3: its constructor must pass the grid on, as in `super\(\)"
+    with pytest.raises(ValueError, match=told):
+        net_of(Gridless)
+
+
 class EachBlock(Gains):
     """A table for each block, unless something else is said."""
 

@@ -12,7 +12,7 @@ from vitlab.layers.pos_embed.biases import Alibi2d, ContinuousBias, Fire, RelPos
 from vitlab.layers.pos_embed.conv import ConvPosEmbed
 from vitlab.layers.pos_embed.rotary import LieRE, RoPE2d, RoPEMixed, String
 from vitlab.layers.pos_embed.together import Together
-from vitlab.layers.resample import Grid
+from vitlab.layers.resample import Grid, same_size
 from vitlab.named_kwargs import taken_by
 
 PosEmbedName = Literal[
@@ -134,7 +134,7 @@ def _build_one(name: Any, grid_size: Grid, offered: NetworkSizes) -> PosEmbed:
             raise ValueError(f"`scale` {rule}, got {scale!r} for pos_embed={choice_text(name)!r}")
         module.chosen_scale = float(scale)
     module.chosen_policy = resize
-    _check_built(method, module, trainable, join, taken)
+    _check_built(method, module, grid_size, trainable, join, taken)
     return module if trainable is None else module.requires_grad_(trainable)
 
 
@@ -145,6 +145,7 @@ def _default(taken: Mapping[str, Parameter], option: str) -> Any:
 def _check_built(
     name: str,
     module: PosEmbed,
+    grid_size: Grid,
     trainable: bool | None,
     join: PosEmbedJoin | None,
     taken: Mapping[str, Parameter],
@@ -152,6 +153,10 @@ def _check_built(
     """Refuse what a class of the user's was given and has not followed, and parts that its base class hides."""
     if hidden := next((part for part in module._modules if hasattr(type(module), part)), None):
         raise ValueError(taken_name("pos_embed", f"{type(module).__module__}.{type(module).__qualname__}", hidden))
+    if not same_size(module.grid_size, grid_size):
+        (h, w), (own_h, own_w) = grid_size, module.grid_size
+        way = "its constructor must pass the grid on, as in `super().__init__(grid_size)`"
+        raise ValueError(f"pos_embed={name!r} has a grid of {own_h} x {own_w} in place of {h} x {w}: {way}")
     may_be_fixed = trainable is not True and (module.trains or "trainable" in taken)
     if trainable is not None and not may_be_fixed and not any(True for _ in module.parameters()):
         raise ValueError(
