@@ -228,6 +228,34 @@ def test_scale_and_depth_of_a_class_that_takes_them_are_its_own() -> None:
     assert net_of(spec(Fixed, scale=3.0)).pos_embed.added()[0, 0] == 3
 
 
+class Straight(Fixed):
+    """A class that adds its vectors itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.table()
+
+
+class EntersStraight(Fixed):
+    def __init__(self, grid_size: Grid, join: str = "stem") -> None:
+        super().__init__(grid_size, join)
+
+    def enter(self, x: Tensor, layer: int) -> Tensor:
+        return x + 1
+
+
+class Twice(Fixed):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(super().forward(x))
+
+
+def test_a_scale_that_a_class_goes_around_is_refused() -> None:
+    for cls, join, hook in ((Straight, {}, "forward"), (EntersStraight, {"join": "every_layer"}, "enter")):
+        with pytest.raises(ValueError, match=rf"`scale` multiplies `table`, which `{hook}` of {cls.__name__} goes aro"):
+            net_of(spec(cls, scale=3.0, **join))
+    assert net_of(spec(EntersStraight, scale=3.0)).pos_embed(torch.zeros(1, 6, 16))[0, 0, 0] == 3
+    assert net_of(spec(Twice, scale=3.0)).pos_embed(torch.zeros(1, 6, 16))[0, 0, 0] == 6
+
+
 def test_join_and_trainable_that_a_class_does_not_follow_are_refused() -> None:
     assert net_of(spec(Fixed)).pos_embed.join == net_of(spec(Vectors, join="stem")).pos_embed.join == "stem"
     with pytest.raises(ValueError, match=r"`pos_embed.join` must be stem or null for .*Vectors'.* got 'every_layer'"):
