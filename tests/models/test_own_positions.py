@@ -1,5 +1,7 @@
 """Position embeddings of one's own that know nothing of kept or permuted tokens have each token in its place."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,6 +13,7 @@ from vitlab.layers.pos_embed.added import AddedPosEmbed
 from vitlab.layers.pos_embed.rotary import RoPEMixed, String
 from vitlab.layers.resample import Grid, resize_table
 from vitlab.models import VisionTransformer
+from vitlab.optim import describe_groups, param_groups
 from vitlab.tasks import MAE
 
 SIZE = {"img_size": (8, 12), "in_chans": 1, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2}
@@ -307,6 +310,39 @@ def test_only_tensors_that_a_class_declares_are_slices_for_each_block() -> None:
     assert net_of(Gains).pos_embed.stacked_parameters() == []
     learned = net_of({"class_path": "learned", "init_args": {"join": "every_layer"}}).pos_embed
     assert [(p is learned.weight, axis) for p, axis in learned.stacked_parameters()] == [(True, 0)]
+
+
+class Listens(PosEmbed):
+    """A vector for each block that is added to all of its tokens, as the page of positions teaches it."""
+
+    def __init__(self, grid_size: Grid, embed_dim: int, depth: int) -> None:
+        super().__init__(grid_size)
+        self.tables = nn.ParameterList(torch.zeros(1, embed_dim) for _ in range(depth))
+
+    def block_parameters(self, layer: int) -> list[nn.Parameter]:
+        return [self.tables[layer]]
+
+
+class Stacks(PosEmbed):
+    """The same in one tensor."""
+
+    stacks = {"weight": 0}  # noqa: RUF012
+    join = "every_layer"
+
+    def __init__(self, grid_size: Grid, embed_dim: int, depth: int) -> None:
+        super().__init__(grid_size)
+        self.weight = nn.Parameter(torch.zeros(depth, embed_dim))
+
+
+def test_what_a_class_assigns_to_a_block_learns_at_its_rate() -> None:
+    page = (Path(__file__).parents[2] / "docs/position_embeddings.md").read_text()
+    assert "`def block_parameters(self, layer): return [self.tables[layer]]`" in page
+    assert '`stacks = {"weight": 0}`' in page
+    for own in (Listens, Stacks):
+        net = net_of(own)
+        groups = param_groups(net, lr=1.0, weight_decay=0.0, layer_decay=0.5)
+        rows = [row for row in describe_groups(net, groups, 1.0, 0.5) if row["name"].startswith("pos_embed.")]
+        assert [row["lr_scale"] for row in rows] == [0.25, 0.5]  # of two blocks; that of the embedding is 0.125
 
 
 def test_a_rotation_of_ones_own_receives_queries_and_keys_apart() -> None:
