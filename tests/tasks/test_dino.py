@@ -33,6 +33,7 @@ ROOT = Path(__file__).parents[2]
 TINY = {"img_size": 8, "in_chans": 2, "patch_size": 2, "embed_dim": 16, "depth": 1, "num_heads": 2}
 HEAD = {"prototypes": 12, "proj_hidden": 10, "proj_dim": 6}
 QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+WITHOUT_SMALL = {"class_path": "MultiCrop", "init_args": {"local_crops": 0}}
 T2T = {"tokenizer": "t2t", "t2t_kernels": [3, 3], "t2t_strides": [1, 2], "t2t_dim": 8}
 
 
@@ -320,6 +321,36 @@ def test_nearest_neighbors_of_koleo_are_found_in_32_bits_under_autocast():
     expected = koleo(similar)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(koleo(similar), expected)
+
+
+class Twice(torch.optim.SGD):
+    """Asks for the loss twice in a step, as sharpness-aware minimization does."""
+
+    losses: list[float] = []  # noqa: RUF012
+
+    def step(self, closure=None):
+        self.losses += [float(closure()) for _ in range(2)]
+        super().step()
+
+
+def test_centers_move_once_a_batch_where_an_optimizer_asks_twice(monkeypatch):
+    monkeypatch.setattr(Twice, "losses", [])
+    tasks = []
+    for opt in ("SGD", f"{__name__}.Twice"):
+        torch.manual_seed(0)
+        size = {**TINY, "in_chans": 1, "init_std": 0.3}
+        tasks.append(
+            task := DINO(**size, **HEAD, opt=opt, lr=1e-9, warmup_epochs=0, momentum_teacher=1.0, ibot_weight=1.0)
+        )
+        data = Digits(batch_size=8, img_size=8, augment=[WITHOUT_SMALL])
+        L.Trainer(max_steps=2, accumulate_grad_batches=2, limit_val_batches=0, **QUIET).fit(task, data)
+    once, twice = tasks
+    torch.testing.assert_close(
+        (twice.center, twice.patch_center), (once.center, once.patch_center), rtol=1e-4, atol=1e-7
+    )
+    assert once.center.abs().max() > 1e-3
+    for first, second in zip(Twice.losses[::2], Twice.losses[1::2], strict=True):
+        assert first == pytest.approx(second, rel=1e-6)
 
 
 def test_a_batch_that_is_not_finite_leaves_the_centers_as_they_are():

@@ -219,6 +219,7 @@ class DINO(Task):
         self.cover = nn.Parameter(patch) if ibot_weight else None  # zero is the mean of normalized images
         self.register_buffer("center", torch.zeros(prototypes))
         self.register_buffer("patch_center", torch.zeros(prototypes) if ibot_weight else None)
+        self._centers_before: dict[str, Tensor] = {}  # the present batch
         self._is_new = True
 
     def check_training(self, trainer: Any, data: Any) -> None:
@@ -288,7 +289,7 @@ class DINO(Task):
         with torch.no_grad():
             tokens = self.net.forward_features(large)
             teacher_scores = self.teacher_head(self._pooled(self.net, tokens))
-            targets = self._targets(teacher_scores, teacher_temp, self.center).unflatten(0, (2, B))
+            targets = self._targets(teacher_scores, teacher_temp, "center").unflatten(0, (2, B))
         if hidden is None or self.cover is None:
             seen = self.student.forward_features(large)
         else:
@@ -303,7 +304,7 @@ class DINO(Task):
             shares = mask / mask.sum(dim=1, keepdim=True, dtype=scores.dtype).clamp_min(1)
             with torch.no_grad():
                 teacher_scores = self.teacher_head(tokens[:, P:])
-                patch_targets = self._targets(teacher_scores, teacher_temp, self.patch_center, mask)
+                patch_targets = self._targets(teacher_scores, teacher_temp, "patch_center", mask)
             weights = shares[mask] / len(mask)
             on_patches = patch_loss(self.head(seen[:, P:][mask]), patch_targets, weights, h["student_temp"])
             loss = loss + h["ibot_weight"] * on_patches
@@ -345,17 +346,23 @@ class DINO(Task):
         loss = -(targets * F.log_softmax(scores / self.hparams["student_temp"], dim=1)).sum(dim=1).mean()
         meter.update(torch.special.entr(targets).sum(dim=1), torch.ones(len(targets), device=targets.device), loss)
 
-    def _targets(self, scores: Tensor, temperature: float, center: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the teacher's probabilities from ``(..., K)`` scores, only at ``mask`` if given; update the center."""
+    def _targets(self, scores: Tensor, temperature: float, name: str, mask: Tensor | None = None) -> Tensor:
+        """Return the teacher's probabilities from ``(..., K)`` scores, only at ``mask`` if given; update the center.
+
+        An optimizer that asks for the loss of a batch again gets the targets of before, and the center stays.
+        """
         masked = scores if mask is None else scores[mask]
         if self.hparams["centering"] == "sinkhorn":
             return sinkhorn(masked, temperature)
-        targets = F.softmax((masked - center) / temperature, dim=-1)
+        if self._summed == self.global_step:
+            return F.softmax((masked - self._centers_before[name]) / temperature, dim=-1)
+        center: Tensor = getattr(self, name)
+        self._centers_before[name] = before = center.clone()
         world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
         mean = over_processes(scores.flatten(0, -2).mean(dim=0)) / world
         mean = torch.where(mean.isfinite(), mean, center)  # of a step that `nan_loss` skips: NaN would stay for good
         center.lerp_(mean.to(center.dtype), 1 - self.hparams["center_momentum"])
-        return targets
+        return F.softmax((masked - before) / temperature, dim=-1)
 
     def _pooled(self, net: Any, tokens: Tensor) -> Tensor:
         return net.fc_norm(net.pool(tokens))
