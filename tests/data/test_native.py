@@ -130,7 +130,7 @@ def test_data_without_native_sizes_say_why(photos, settings, said):
     ("task", "said"),
     [
         (lambda: Classifier(**{**TINY, "patch_size": 16}), "patches of 3 x 8 x 8, but the network takes 3 x 16 x 16"),
-        (lambda: Classifier(**TINY | {"tokenizer": "t2t", "t2t_dim": 8}), "the windows of T2TTokenizer overlap"),
+        (lambda: Classifier(**TINY | {"tokenizer": "t2t", "t2t_dim": 8}), "T2TTokenizer makes its tokens otherwise"),
         (lambda: Classifier(**TINY, compile=True), "`model.compile`"),
         (lambda: MAE(**TINY, decoder_dim=16, decoder_depth=1, decoder_heads=2), "MAE"),
     ],

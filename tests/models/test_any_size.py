@@ -149,7 +149,7 @@ def test_a_list_of_images_gives_what_each_gives_alone(name):
         ({}, [], "a list of images must hold at least one"),
         ({}, [(1, 1, 16, 16)], r"a list holds \(1, height, width\) images, got \(1, 1, 16, 16\) as number 0"),
         ({}, [(1, 16, 18)], "patches of 4 x 4 do not fill images of 16 x 18"),
-        ({"tokenizer": "t2t"}, [(1, 16, 16)], "the windows of T2TTokenizer overlap: use tokenizer=patch"),
+        ({"tokenizer": "t2t"}, [(1, 16, 16)], "T2TTokenizer makes its tokens otherwise: use tokenizer=patch"),
         ({"patch_size": [4, 8]}, [(1, 16, 16)], "square patches, but the network has 4 x 8"),
     ],
 )

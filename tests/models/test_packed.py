@@ -11,6 +11,7 @@ from vitlab.layers.pos_embed.build import PosEmbedName
 from vitlab.models import VisionTransformer
 from vitlab.models.packed_batch import PackedPosEmbed
 from vitlab.packed_batch import PackedBatch
+from vitlab.tokenizers.patch import PatchEmbed
 
 SIZES = [(16, 24), (8, 12), (24, 16), (4, 8), (16, 24), (12, 8)]
 METHODS = [*get_args(PosEmbedName), ["learned", "rope2d", "relpos"]]
@@ -99,10 +100,28 @@ def test_a_branch_is_dropped_for_whole_images_not_for_rows():
     assert 0.6 < draws.mean() < 1.4 and (draws[:, 0] != draws[:, 1]).any()
 
 
+class WholeImages(PatchEmbed):
+    def forward(self, images):
+        return PatchEmbed.forward(self, images - images.mean((1, 2, 3), keepdim=True))
+
+
+class Doubled(PatchEmbed):
+    def forward(self, images):
+        return 2 * super().forward(images)
+
+
+def test_patches_of_ones_own_are_packed_if_they_pass_the_batch_on():
+    check_equal(network(tokenizer=f"{__name__}.Doubled"))
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"tokenizer": "t2t", "t2t_dim": 8, "img_size": 32, "embed_dim": 16}, "the windows of T2TTokenizer overlap"),
+        (
+            {"tokenizer": "t2t", "t2t_dim": 8, "img_size": 32, "embed_dim": 16},
+            "T2TTokenizer makes its tokens otherwise",
+        ),
+        ({"tokenizer": f"{__name__}.WholeImages"}, "WholeImages makes its tokens otherwise: use tokenizer=patch"),
         ({"patch_size": 2}, "patches of 1 x 4 x 4, but the network takes 1 x 2 x 2"),
         ({"in_chans": 3}, "the network takes 3 x 4 x 4"),
         ({"flexi_patch": [4, 8]}, "`flexi_patch` draws others"),

@@ -1,5 +1,6 @@
 """Where a shortcut may use the tensors of a module instead of calling it: where nobody can tell the difference."""
 
+import inspect
 from collections.abc import Collection
 from typing import Any
 
@@ -32,6 +33,21 @@ def calls_plainly(module: nn.Module, classes: Collection[type[nn.Module]]) -> bo
         (True, False)
     """
     return _is_untouched(module, _unsharded_class(module), classes)
+
+
+def goes_around(cls: type, base: type, method: str, *uses: str) -> bool:
+    """Return whether a method is not that of ``base``, and neither calls it by ``super()`` nor reads one of ``uses``.
+
+    Example:
+        >>> class Own(nn.Linear):
+        ...     def forward(self, x):
+        ...         return x @ self.weight.T
+        >>> goes_around(Own, nn.Linear, "forward"), goes_around(Own, nn.Linear, "forward", "weight")
+        (True, False)
+    """
+    own = inspect.unwrap(getattr(cls, method))
+    names = {*own.__code__.co_names, *own.__code__.co_freevars}
+    return own is not getattr(base, method) and names.isdisjoint({"__class__", *uses})
 
 
 def all_are_hooked() -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor
 from vitlab.layers.channels import SqueezeExcite
 from vitlab.layers.custom import PerToken
 from vitlab.layers.drop_path import DropPath
+from vitlab.layers.plain import goes_around
 from vitlab.layers.pos_embed.base import PosEmbed
 from vitlab.layers.pos_embed.placed import placed
 from vitlab.layers.resample import Grid
@@ -244,10 +245,9 @@ def check_packed(net: Any, in_chans: int, patch: tuple[int, ...]) -> None:
         >>> check_packed(VisionTransformer(embed_dim=48, depth=1, num_heads=3), in_chans=3, patch=(16, 16))
     """
     what, tokenizer = "images of their own sizes", net.tokenizer
-    if not isinstance(tokenizer, PatchEmbed):
-        raise ValueError(
-            f"{what} are cut into patches, but the windows of {type(tokenizer).__name__} overlap: use tokenizer=patch"
-        )
+    if not isinstance(tokenizer, PatchEmbed) or goes_around(type(tokenizer), PatchEmbed, "forward"):
+        name = type(tokenizer).__name__
+        raise ValueError(f"{what} are cut into patches, but {name} makes its tokens otherwise: use tokenizer=patch")
     if tokenizer.flexi_patch:
         raise ValueError(f"{what} are cut into patches of one size, but `flexi_patch` draws others: leave it out")
     if (in_chans, patch) != (net.in_chans, tokenizer.patch_size):

@@ -6,6 +6,7 @@ from inspect import Parameter
 from typing import Any, Literal, TypedDict
 
 from vitlab.class_paths import ClassSpec, build_part, choice_text, find_class, name_and_args, taken_name
+from vitlab.layers.plain import goes_around
 from vitlab.layers.pos_embed.added import AddedPosEmbed, Factorized, Fourier, Learned, SinCos1d, SinCos2d
 from vitlab.layers.pos_embed.base import PosEmbed, PosEmbedJoin
 from vitlab.layers.pos_embed.biases import Alibi2d, ContinuousBias, Fire, RelPos, RelPos1d
@@ -132,23 +133,15 @@ def _build_one(name: Any, grid_size: Grid, offered: NetworkSizes) -> PosEmbed:
         if not isinstance(module, AddedPosEmbed) or not isinstance(scale, int | float) or not 0 < scale < 1e6:
             rule = "belongs to a method that adds a vector to each token, and must be above 0"
             raise ValueError(f"`scale` {rule}, got {scale!r} for pos_embed={choice_text(name)!r}")
-        if hook := _passes_by(module):
+        hooks = ("forward" if module.join == "stem" else "enter", "added")
+        own = (hook for hook in hooks if goes_around(type(module), AddedPosEmbed, hook, "added", "chosen_scale"))
+        if (hook := next(own, None)) is not None:
             rule = f"multiplies `table`, which `{hook}` of {type(module).__name__} goes around"
             raise ValueError(f"`scale` {rule}, got {scale!r}: leave it out, or make it an argument of the constructor")
         module.chosen_scale = float(scale)
     module.chosen_policy = resize
     _check_built(method, module, grid_size, trainable, join, taken)
     return module if trainable is None else module.requires_grad_(trainable)
-
-
-def _passes_by(module: AddedPosEmbed) -> str | None:
-    """Return the hook by which a class adds vectors itself: one that neither calls its base class nor is it."""
-    for name in ("forward" if module.join == "stem" else "enter", "added"):
-        hook = inspect.unwrap(getattr(type(module), name))
-        names = {*hook.__code__.co_names, *hook.__code__.co_freevars}
-        if hook is not getattr(AddedPosEmbed, name) and not names & {"__class__", "added", "chosen_scale"}:
-            return name
-    return None
 
 
 def _default(taken: Mapping[str, Parameter], option: str) -> Any:
