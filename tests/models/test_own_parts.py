@@ -5,6 +5,8 @@ import sys
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import orthogonal, weight_norm
+from torch.nn.utils.parametrize import register_parametrization
 
 from vitlab.layers.custom import PerToken
 from vitlab.layers.mlp import build_act
@@ -158,6 +160,33 @@ def test_weights_of_every_linear_layer_convolution_and_attention_of_torch_decay(
 def test_every_convolution_of_a_part_starts_as_init_std_says():
     mlp = VisionTransformer(**TINY, init_std=0.001, mlp_layer=f"{HERE}.ManyWeights").blocks[0].mlp
     assert all(layer.weight.abs().max() < 0.01 and not layer.bias.any() for layer in (mlp.row, mlp.volume, mlp.up))
+
+
+class Halved(nn.Module):
+    def forward(self, x):
+        return x / 2
+
+
+class Parametrized(nn.Module):
+    """Layers whose weights are computed: in a way that can be set, in one that cannot, and between orthogonal ones."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.normal, self.scaled = weight_norm(nn.Linear(dim, dim)), nn.Linear(dim, dim)
+        register_parametrization(self.scaled, "weight", Halved())
+        self.turn = orthogonal(nn.Linear(dim, dim))
+        self.fixed = orthogonal(nn.Linear(dim, dim), orthogonal_map="cayley", use_trivialization=False)
+
+    def forward(self, x):
+        return self.fixed(self.turn(self.scaled(self.normal(x))))
+
+
+def test_a_weight_that_is_computed_starts_as_init_std_says_where_it_can_be_set():
+    mlp = VisionTransformer(**TINY, init_std=0.001, mlp_layer=f"{HERE}.Parametrized").blocks[0].mlp
+    assert mlp.normal.weight.abs().max() < 0.01 < mlp.scaled.weight.abs().max()
+    for layer in (mlp.turn, mlp.fixed):
+        torch.testing.assert_close(layer.weight @ layer.weight.T, torch.eye(8), atol=1e-5, rtol=0)
+    assert not any(layer.bias.any() for layer in (mlp.normal, mlp.scaled, mlp.turn, mlp.fixed))
 
 
 def test_a_custom_position_embedding_changes_no_other_initial_value():

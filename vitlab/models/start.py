@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import accumulate
 from typing import Any, NamedTuple, Unpack, get_type_hints
 
@@ -117,12 +117,22 @@ def init_weights(module: nn.Module, std: float) -> None:
         >>> _ = nn.Sequential(nn.Linear(8, 8), nn.GELU()).apply(lambda module: init_weights(module, std=0.02))
     """
     if isinstance(module, PROJECTIONS):
-        nn.init.trunc_normal_(module.weight, std=std)
+        _draw_weight(module, std)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
     own: Any = getattr(type(module), "reset_parameters", None)
     if own is not None and own.__module__.partition(".")[0] not in ("torch", "vitlab"):
         own(module)
+
+
+def _draw_weight(module: Any, std: float) -> None:
+    """Draw the weight of a layer; a parametrization that has no inverse keeps what it was made of."""
+    if not is_parametrized(module, "weight"):
+        nn.init.trunc_normal_(module.weight, std=std)
+    elif all(hasattr(step, "right_inverse") for step in module.parametrizations["weight"]):
+        weight = nn.init.trunc_normal_(torch.empty_like(module.weight), std=std)
+        with suppress(NotImplementedError):  # of an inverse that torch has not for all of its maps
+            module.weight = weight
 
 
 def projections(module: nn.Module) -> list[nn.Parameter]:
