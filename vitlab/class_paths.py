@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Required, TypedDict, get_type_hints
 
-from vitlab.errors import did_you_mean, in_own_code, named_line, one_line
+from vitlab.errors import did_you_mean, in_own_code, named_line, one_line, trust_also
 from vitlab.named_kwargs import check_names, check_types, taken_by
 from vitlab.objects import written
 from vitlab.shipped import HERE
@@ -138,10 +138,10 @@ def find_class(key: str, path: str, kind: Any, words: Iterable[str] = (), home: 
     if module == "__main__" and found is None:
         raise ValueError(
             f"`{key}`: {name} was defined in a notebook or script: define it here too or, if you trust the run, "
-            "add --trust_imports runs/NAME/parts.py"
+            f"add {trust_also('runs/NAME/parts.py')}"
         )
     if space is None:
-        way_out = f"import {module} first; on the command line, add --trust_imports {module.split('.')[0]}"
+        way_out = f"import {module} first; on the command line, add {trust_also(module.split('.')[0])}"
         raise ValueError(f'`{key}`: the class path "{path}" is not imported: {way_out}')
     if found is None:
         raise ValueError(f'`{key}`: {module} has no class "{name}"{did_you_mean(name, dir(space))}')

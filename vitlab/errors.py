@@ -201,6 +201,16 @@ def trust_words(names: Sequence[str] | None = None) -> list[str]:
     return ["--trust_imports", ",".join(trusted)] if trusted else []
 
 
+def trust_also(*names: str) -> str:
+    """Return the flag that trusts these packages beside those that the command line names already.
+
+    Example:
+        >>> trust_also("mine", "ours")
+        '--trust_imports mine,ours'
+    """
+    return " ".join(trust_words(list(dict.fromkeys([*TRUSTED, *names]))))
+
+
 def trusting(command: str, folder: Path | None = None) -> str:
     """Return a command that is proposed to the user, with the words to trust what this one does.
 

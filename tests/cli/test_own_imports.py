@@ -83,6 +83,16 @@ def test_the_file_of_an_ablation_is_confirmed_on_the_command_line(here, capsys):
     )
     told = answer(capsys, ["ablate", "plan", "a.yaml"])
     assert "line 3: the file imports mine: confirm it with --trust_imports mine" in told
+    trust.trust("userpkg")
+    told = answer(capsys, ["ablate", "plan", "a.yaml"])
+    assert told.endswith("confirm it with --trust_imports userpkg,mine\n"), "the flag as it is to be typed"
+
+
+def test_a_refused_class_path_names_the_whole_flag_and_what_python_takes(monkeypatch):
+    monkeypatch.syspath_prepend(str(TESTS))
+    trust.trust("userpkg")
+    words = 'add --trust_imports userpkg,mine (in Python, trust_imports="mine")'
+    assert trust.not_allowed("mine.Digits").endswith(words)
 
 
 @pytest.mark.rare

@@ -25,7 +25,7 @@ from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.running import RunOptions, commands, run_locally, submit_cells
 from vitlab.analysis import ANALYSES
 from vitlab.config.trust import TRUSTED
-from vitlab.errors import UsageError, did_you_mean, trusting
+from vitlab.errors import UsageError, did_you_mean, trust_also, trusting
 from vitlab.runs.directory import Here
 from vitlab.shipped import find_file
 
@@ -95,7 +95,7 @@ class Lab:
             if name not in ANALYSES:
                 hint = did_you_mean(name, ANALYSES) or f"; there are {', '.join(ANALYSES)}"
                 if missing := [package for package in self.ablation.trust_imports if package not in TRUSTED]:
-                    hint = f": if it is in {' or '.join(missing)}, add --trust_imports {','.join(missing)}"
+                    hint = f": if it is in {' or '.join(missing)}, add {trust_also(*missing)}"
                 raise self.ablation.file.mistake(f"analyses/{i}", f'no analysis called "{name}"{hint}')
 
     @_where_it_was_opened

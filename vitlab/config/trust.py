@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from vitlab.errors import PARTS_FILE, TRUSTED, UsageError, did_you_mean, is_own, named_line
+from vitlab.errors import PARTS_FILE, TRUSTED, UsageError, did_you_mean, is_own, named_line, trust_also
 from vitlab.notebook import defined_here, imported_names, is_defined_here, load_classes, without_docstrings
 
 ALLOWED = [
@@ -192,8 +192,8 @@ def _place(error: Exception) -> str:
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
     """Add ``--trust_imports`` to the options of a command."""
-    text = "package of yours that class paths in the configuration may import, besides vitlab and Lightning"
-    parser.add_argument("--trust_imports", action=Trust, metavar="PACKAGE", help=text)
+    text = "packages of yours that class paths in the configuration may import, besides vitlab and Lightning"
+    parser.add_argument("--trust_imports", action=Trust, metavar="PACKAGE[,PACKAGE]", help=text)
 
 
 def check_import(path: str) -> None:
@@ -234,13 +234,13 @@ def not_allowed(path: str) -> str:
         name = path.removeprefix("__main__.")
         return (
             f"{name} was defined in a notebook or script: define it here too or, if you trust the run, "
-            f"add --trust_imports runs/NAME/{PARTS_FILE}"
+            f"add {trust_also(f'runs/NAME/{PARTS_FILE}')}"
         )
     places = ", ".join(f"{name}." for name in ALLOWED)
     package = path.split(".")[0]
     return (
         f'the class path "{path}" is refused: a configuration imports from {places} only; '
-        f"if it is your code, add --trust_imports {package}"
+        f'if it is your code, add {trust_also(package)} (in Python, trust_imports="{package}")'
     )
 
 

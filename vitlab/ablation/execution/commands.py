@@ -12,7 +12,7 @@ from vitlab.ablation.execution.process import VITLAB
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.config.trust import TRUSTED
-from vitlab.errors import trust_words
+from vitlab.errors import trust_also, trust_words
 from vitlab.runs.atomic import write_text
 from vitlab.runs.records import MEASURED_BY, SPLIT_OF
 
@@ -93,7 +93,7 @@ def command(ablation: Ablation) -> list[str]:
         UsageError: The file names a package that the command line does not confirm.
     """
     if missing := [name for name in ablation.trust_imports if name not in TRUSTED]:
-        way_out = f"confirm it with --trust_imports {','.join(missing)}"
+        way_out = f"confirm {'them' if len(missing) > 1 else 'it'} with {trust_also(*missing)}"
         raise ablation.file.mistake("trust_imports", f"the file imports {', '.join(missing)}: {way_out}")
     return [*(ablation.run.command or VITLAB), *trust_words(ablation.trust_imports)]
 

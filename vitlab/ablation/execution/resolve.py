@@ -269,7 +269,8 @@ def _run_probe(
         if code == TIMEOUT:
             raise UsageError(f"20 steps of {arm.name} took longer than `run.timeout`, {ablation.run.timeout:.0f} s")
         text = lines[-1].removeprefix("vitlab: ") if lines else f"exit code {code}"
-        raise UsageError(text.replace("add --trust_imports ", "name it in `trust_imports` of this file: "))
+        named = r"add --trust_imports (\S+)( \(in Python, [^)]*\))?"
+        raise UsageError(re.sub(named, r"name it in `trust_imports` of this file: \1", text))
     config = yaml.safe_load(run.config.read_text())
     for key, (_, default) in PROBE.items():
         section, _, name = key.partition(".")
