@@ -13,6 +13,7 @@ from vitlab.layers.channels import Ghost, SqueezeExcite
 from vitlab.layers.kernels import KERNELS, attend
 from vitlab.layers.norm import NormChoice, build_norm
 from vitlab.layers.pos_embed import PosEmbed
+from vitlab.layers.pos_embed.checked import bias_of
 from vitlab.layers.recompute import by_queries, is_long
 from vitlab.layers.resample import Grid
 
@@ -207,10 +208,8 @@ class Attention(nn.Module):
 
     def position_bias(self, q: Tensor, k: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor | None:
         """Return the position bias of the logits of ``q``, which holds all queries or only the first ones, or None."""
-        bias = pos_embed.bias(layer)
-        bias = None if bias is None else bias.to(q.dtype)[..., : q.shape[2], :]
         related = pos_embed.relate(q * self.qk_scale, k, layer) if pos_embed.relates else None
-        return related if bias is None else bias if related is None else bias + related
+        return bias_of(pos_embed, pos_embed.bias(layer), related, q, k)
 
 
 ATTENTIONS: Mapping[AttnName, Callable[..., Attention]] = {

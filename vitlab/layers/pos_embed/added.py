@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vitlab.errors import UsageError
 from vitlab.layers.pos_embed.base import PosEmbed, PosEmbedJoin
+from vitlab.layers.pos_embed.checked import in_precision_of
 from vitlab.layers.pos_embed.resizable import grid_cells, resizes
 from vitlab.layers.resample import Grid, ResizePolicy, resize_axis, resize_table
 
@@ -56,19 +57,19 @@ class AddedPosEmbed(PosEmbed):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``(B, N, D)`` patch tokens to ``(B, N, D)``."""
-        return x + self._ordered_table(0, x.shape[-1]) if self.join == "stem" else x
+        return x + self._ordered_table(0, x) if self.join == "stem" else x
 
     def enter(self, x: Tensor, layer: int) -> Tensor:
         """Map the ``(B, L, D)`` tokens that enter block ``layer`` to ``(B, L, D)``; prefix tokens get zeros."""
         if self.join == "stem":
             return x
-        table = self._ordered_table(layer, x.shape[-1])
+        table = self._ordered_table(layer, x)
         return x + F.pad(table, (0, 0, x.shape[1] - table.shape[-2], 0))  # (L, D), or (B, L, D)
 
-    def _ordered_table(self, layer: int, width: int) -> Tensor:
-        table = self.added(layer)
-        if table.shape[1] != width:
-            raise self._misshapen(table, width)
+    def _ordered_table(self, layer: int, x: Tensor) -> Tensor:
+        table = in_precision_of(x, self.added(layer))
+        if table.shape[1] != x.shape[-1]:
+            raise self._misshapen(table, x.shape[-1])
         # the gradient of F.embedding is faster than that of indexing
         return table if self.order is None else F.embedding(self.order, table)
 

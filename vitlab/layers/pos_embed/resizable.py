@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlab.errors import UsageError
+from vitlab.layers.pos_embed.checked import shape_kept
 from vitlab.layers.resample import Grid, ResizePolicy, same_size
 
 KEEP_SHAPE = ("forward", "enter", "rotate", "leave")  # hooks that map a tensor to one of the same shape
@@ -32,15 +33,15 @@ class Resizable(nn.Module):
     of_mixins: frozenset[str] = frozenset()  # hooks that a class outside vitlab inherits from one that has no grid
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuse another shape from hooks of a class outside vitlab: most would broadcast, and give wrong numbers."""
+        """Hold hooks of a class outside vitlab to shape and precision of the tokens: another shape may broadcast."""
         super().__init_subclass__(**kwargs)
         if not cls.__module__.startswith("vitlab."):
             places = {name: _place_of(cls, name) for name in KEEP_SHAPE}
             cls.of_mixins = frozenset(name for name in KEEP_SHAPE if not issubclass(places[name], Resizable))
             for name in cls.of_mixins:
-                setattr(cls, name, _shape_kept(_next_hook(cls, name)))
+                setattr(cls, name, shape_kept(_next_hook(cls, name)))
             for name in (name for name in KEEP_SHAPE if places[name] is cls):
-                setattr(cls, name, _shape_kept(vars(cls)[name]))
+                setattr(cls, name, shape_kept(vars(cls)[name]))
 
     def __init__(self, grid_size: Grid = (0, 0)) -> None:
         super().__init__()
@@ -222,23 +223,6 @@ def _next_hook(cls: type[Resizable], name: str) -> Callable[..., Tensor]:
         return found
 
     return following
-
-
-def _shape_kept(hook: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a hook that refuses to change the shape of its tensor."""
-
-    @functools.wraps(hook)
-    def checked(self: Resizable, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        found = hook(self, x, *args, **kwargs)
-        shape = getattr(found, "shape", None)
-        if shape != x.shape:
-            (h, w), tokens = self.grid_size, "queries or keys" if hook.__name__ == "rotate" else "tokens"
-            got = type(found).__name__ if shape is None else tuple(shape)
-            where = f"{type(self).__name__}.{hook.__name__} at a grid of {h} x {w}"
-            raise UsageError(f"{where} changes the {tokens} from {tuple(x.shape)} to {got}: it must keep their shape")
-        return found
-
-    return checked
 
 
 def _is_of_users(module: nn.Module) -> bool:
