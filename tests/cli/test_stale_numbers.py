@@ -111,6 +111,18 @@ def test_a_result_of_an_older_vitlab_is_shown_and_marked_as_such(place, capsys):
     assert "note     runs/first: measured without noting the checkpoint's checksum" in capsys.readouterr().err
 
 
+def test_another_number_of_the_same_weights_and_images_is_said_to_be_one(place, capsys):
+    run = RunDir("runs/first")
+    stored = run.stored["test"]
+    run.update("results.json", test={**stored, "acc1": stored["acc1"] - 0.2})
+    assert main(["test", "first"]) == 0
+    line = (
+        f"acc1 is {stored['acc1']:.4f}, and these weights gave {stored['acc1'] - 0.2:.4f} before on this split: a part"
+    )
+    assert line in capsys.readouterr().out
+    assert RunDir("runs/first").stored["test"] == stored
+
+
 def test_a_variation_is_named_as_such_on_the_terminal(place, capsys):
     before = vitlab.Run("first").results["test"]
     assert main(["test", "first", "--model.pos_embed=none", "--data.batch_size=7"]) == 0

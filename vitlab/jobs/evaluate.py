@@ -1,6 +1,7 @@
 """Measure a run on its validation or test split."""
 
 import errno
+import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +36,7 @@ from vitlab.models.weights_file import check_readable
 from vitlab.runs.atomic import alone_in, atomic_write
 from vitlab.runs.directory import RunDir
 from vitlab.runs.openings import note_opening
-from vitlab.runs.records import MEASURED_BY, SPLIT_OF, EvaluationCommand, metrics_and_n
+from vitlab.runs.records import MEASURED_BY, SPLIT_OF, EvaluationCommand, metrics_and_n, split_metrics
 from vitlab.runs.shards import has_shards, read_checkpoint
 from vitlab.runs.standing import checksum
 from vitlab.shipped import card_beside
@@ -151,8 +152,10 @@ def evaluate(
     facts |= {**loaded.facts, **protocol_of(cli.datamodule), "overrides": changes}
     is_export = card_beside(checkpoint).is_file()
     keep = keep and not answers and not is_export
-    unsaved = _save(run, name, {**values, **seen, **recall, **facts}, table) if keep else None
+    result = {**values, **seen, **recall, **facts}
     told = [*loaded.sentences, *trained.sentences(seen, len(table)), *_of_other_training(cli.datamodule, run, changes)]
+    told += [] if changes or answers else unlike(dict(run.stored).get(name) or {}, result)  # type: ignore[arg-type]
+    unsaved = _save(run, name, result, table) if keep else None
     told += [f"not saved in {run.path}: {checkpoint.name} is an export, and no checkpoint of it"] if is_export else []
     return Measured(name, values, table, told, recall.get("recall", {}), changes, unsaved)
 
@@ -172,6 +175,30 @@ def _of_other_training(data: Any, run: RunDir, changes: Mapping[str, Any]) -> li
     now = data.splits["train"].split_hash if "train" in data.splits else known
     what = f"the training split is now {now}, and the run was trained on {known}"
     return [] if now == known else [f"measured on other data than the run's: {what}"]
+
+
+def unlike(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return a warning if the same weights gave another number on the same images, by more than devices round.
+
+    That is by 5 % of a metric, by .01, and by more than three of the images.
+
+    Example:
+        >>> weights = {"sha256": "e3b0", "n": 359.0}
+        >>> unlike({"acc1": 0.861, **weights}, {"acc1": 0.128, **weights})[0][:66]
+        'acc1 is 0.1280, and these weights gave 0.8610 before on this split'
+        >>> unlike({"acc1": 0.861, **weights}, {"acc1": 0.858, **weights})
+        []
+    """
+    facts = [{name: result.get(name) for name in ("sha256", "n", "images")} for result in (before, now)]
+    if "sha256" not in before or len({json.dumps(each) for each in facts}) > 1:  # a tuple is a list in a file
+        return []
+    old, new = split_metrics(before), split_metrics(now)
+    least = max(0.01, 3 / max(1.0, now.get("n") or 1.0))
+    for name in sorted(old.keys() & new.keys()):
+        if abs(old[name] - new[name]) > max(least, 0.05 * max(abs(old[name]), abs(new[name]))):
+            why = "a part of yours may hold random numbers that are not saved, or its code or the images have changed"
+            return [f"{name} is {new[name]:.4f}, and these weights gave {old[name]:.4f} before on this split: {why}"]
+    return []
 
 
 class _Loaded(NamedTuple):
