@@ -516,6 +516,16 @@ def test_the_advice_for_an_equivalence_says_what_it_is_for(tmp_path):
     assert verdict.note == f"to show it within the margin would take about {verdict.more} more seeds"
 
 
+def test_the_advice_for_a_difference_against_the_claim_says_that_it_would_be_refuted(tmp_path):
+    results = results_of(tmp_path, ["a0", "a1"], 4, ["a1 > a0", "a0 > a1"], seeds_max=20)
+    fill(results, [[0.0] * 4, [0.9, -0.3, 1.2, 0.1]])
+    first, second = find(results, Looks((4,), 20, tuple(range(4)))).verdicts
+    assert first.word == second.word == "inconclusive" and first.more == second.more > 1
+    end = f" would take about {first.more} more seeds"
+    assert first.note == f"detecting the observed difference{end}"
+    assert second.note == f"the difference points against the claim: if it stays as large, refuting it{end}"
+
+
 @pytest.mark.parametrize(
     ("unit", "mean", "difference"),
     [(1e-6, "0.000005080 ± 0.000000084", "+0.000001150"), (0.1, "0.5080 ± 0.0084", "+0.1150"), (1e6, "5080000", "+1")],
@@ -547,6 +557,8 @@ def test_a_family_counts_the_comparisons_that_can_be_tested(tmp_path):
     found = find(fill(results, values), all_at_once(5))
     assert found.sizes == {"score": 3}
     assert any(words.startswith("3 comparisons are one family") for words in _cautions(found, "score", found.arms))
+    found = find(fill(results_of(tmp_path, ["a0", "a1"], 5), values[:2]), all_at_once(5))
+    assert any(words.startswith("One comparison: of equal arms") for words in _cautions(found, "score", found.arms))
 
 
 def power_line(results):
@@ -566,7 +578,9 @@ def test_the_plan_states_the_power_of_the_test_that_the_report_will_make(tmp_pat
 def test_the_plan_knows_the_largest_number_of_seeds_that_the_first_report_fixed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     take_look(results_of(tmp_path, ["a0", "a1"], 3).ablation, [0, 1, 2])
-    assert power_line(results_of(tmp_path, ["a0", "a1"], 5)).startswith("power    3 seeds detect")
+    line = power_line(results_of(tmp_path, ["a0", "a1"], 5))
+    assert line.startswith("power    3 seeds detect") and "comparisons" not in line
+    assert "; n = 3 is exploratory: it only detects effects far above the spread of seeds, and more" in line
     (tmp_path / "runs/ablations/made-up/looks.jsonl").unlink()
     take_look(results_of(tmp_path, ["a0", "a1"], 3, seeds_max=5).ablation, [0, 1, 2])
     least = detectable(5, levels([0.6, 1.0], 0.05)[-1])

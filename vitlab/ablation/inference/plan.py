@@ -21,7 +21,7 @@ from vitlab.ablation.inference.baselines import arm_questions
 from vitlab.ablation.inference.looks import planned_look
 from vitlab.ablation.inference.measured import CellResults, collect
 from vitlab.ablation.inference.verdicts import claim_questions
-from vitlab.ablation.inference.words import deviations
+from vitlab.ablation.inference.words import deviations, exploratory
 from vitlab.errors import preview
 from vitlab.jobs.terminal import terminal_as_it_was
 from vitlab.runs.processes import as_it_was
@@ -141,11 +141,12 @@ def _power(results: CellResults) -> list[str]:
     smallest = detectable(n, levels(looks.times, ablation.stats.alpha / m)[-1], is_paired)
     unit, test = ("the paired differences", "paired t") if is_paired else ("a run", "Welch's t")
     text = f"{n} seeds detect a difference of {deviations(smallest)} of {unit} with 80 % power"
-    text = f"power    {text} ({test}, strictest of {m} comparisons)"
+    text = f"power    {text} ({test}{f', strictest of {m} comparisons' if m > 1 else ''})"
+    few = f"; {words}, and more seeds detect smaller ones" if (words := exploratory(n)) else ""
     if not (sd := ablation.stats.sd or _spread(results)):
-        return [text]
+        return [text + few]
     value = f"{smallest * sd * (math.sqrt(2) if is_paired else 1):.3g}"
-    return [f"{text}: {value} if runs have sd {sd:.2g}" + (" and no correlation" if is_paired else "")]
+    return [f"{text}: {value} if runs have sd {sd:.2g}" + (" and no correlation" if is_paired else "") + few]
 
 
 def _spread(results: CellResults) -> float | None:

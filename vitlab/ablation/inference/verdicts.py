@@ -99,6 +99,8 @@ def _verdict(
         more = additional_seeds(answer, looks, alpha, claim.margin)
         is_beyond = claim.margin is not None and abs(answer.estimate.value) >= claim.margin
         aim = "detecting the observed difference" if claim.margin is None else "to show it within the margin"
+        if claim.margin is None and answer.estimate.value < 0:
+            aim = "the difference points against the claim: if it stays as large, refuting it"
         notes.append("the estimate is beyond the margin" if is_beyond else _advice(aim, more, looks))
     if word == "supported" and claim.sign != "~" and answer.equivalence.adjusted < alpha:
         notes.append("the difference is within the margin")

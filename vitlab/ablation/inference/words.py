@@ -43,6 +43,16 @@ def signed(value: float, digits: int = 4) -> str:
     return "-" if math.isnan(value) else f"{value:+z.{digits}f}"
 
 
+def exploratory(n: int) -> str:
+    """Return what few seeds are good for, in words; an empty text for four or more.
+
+    Example:
+        >>> exploratory(2)
+        'n = 2 is exploratory: it only detects effects far above the spread of seeds'
+    """
+    return f"n = {n} is exploratory: it only detects effects far above the spread of seeds" if n < 4 else ""
+
+
 def deviations(value: float) -> str:
     """Return a number of standard deviations, however huge: two seeds at an early look."""
     return f"{value:.1f} sd" if value < 1e4 else f"{value:.1g} sd"

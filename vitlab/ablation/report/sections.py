@@ -15,7 +15,18 @@ from vitlab.ablation.inference.findings import Findings
 from vitlab.ablation.inference.linear import gate_of
 from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.verdicts import Verdict
-from vitlab.ablation.inference.words import Section, Table, chance, decimals, deviations, percent, short, signed, span
+from vitlab.ablation.inference.words import (
+    Section,
+    Table,
+    chance,
+    decimals,
+    deviations,
+    exploratory,
+    percent,
+    short,
+    signed,
+    span,
+)
 from vitlab.ablation.report.tuned import given_up_arms, tuning_section
 from vitlab.errors import UsageError
 from vitlab.runs.matching import is_there
@@ -126,13 +137,16 @@ def _cautions(found: Findings, metric: str, rows: list[ArmRow]) -> list[str]:
         words.append(
             f"{start}{m} comparisons are one family (Holm): at most {low:.3g} % of such reports have a false "
             f"difference, and at most {low:.3g} % a false equivalence. Intervals match the adjusted p values."
+            if m > 1
+            else f"{start}One comparison: of equal arms, at most {low:.3g} % of such reports find a difference, "
+            f"and of arms at the margin, at most {low:.3g} % find them equivalent."
         )
         unit = "the paired differences" if power["test"] == "paired" else "a run"
         smallest = f"{deviations(power['detectable_sd'])} of {unit}"
         words.append(f"{start}n = {power['n']} detects a difference to the baseline of {smallest} with 80 % power.")
     if powers:
-        if (n := min(power["n"] for power in powers.values())) < 4:
-            words.append(f"n = {n} is exploratory: it only detects effects far above the spread of seeds.")
+        if few := exploratory(min(power["n"] for power in powers.values())):
+            words.append(f"{few}.")
         words.append("Arms are compared only with the baseline; other comparisons need a claim.")
     if metric != ablation.primary:
         words.append("Secondary metric: comparisons without a claim are exploratory, in a separate family.")
@@ -235,7 +249,9 @@ def _provenance(results: CellResults) -> list[str]:
     records = [run.record for run in results.runs.values()]
     done = [run.read("done.json") for run in results.runs.values()]
     lines = [f"{fact}: {_shared([record.get(fact) for record in records])}" for fact in FACTS]
-    lines.append(f"config, data and code of the cells: {len({d.get('id') for d in done})} different identities")
+    identities = len({d.get("id") for d in done})
+    shared = "one for each cell" if identities == len(done) else f"{identities} for {len(done)} cells"
+    lines.append(f"identities of cells, digests of config, data and code: {shared}")
     for part in ("data", "code"):
         lines.append(f"{part} digest: {_shared([d.get('parts', {}).get(part) for d in done])}")
     if chain := read_chain(results.ablation.directory):
