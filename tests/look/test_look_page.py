@@ -558,6 +558,16 @@ def test_test_splits_without_a_hash_are_the_same_by_the_same_rule_and_validation
     assert answers == [True, False, False] and same_images("test", (table, table), ({}, {})) is None
 
 
+def test_predictions_are_listed_beside_pictures_of_their_own_images_or_of_none():
+    """A regression, or a run that is not measured yet, may stand first on the page, with other images."""
+    table = pd.DataFrame({"index": [0, 1], "target": [0, 1], "prediction": [0, 1], "probability": 0.5})
+    other, own = small_subject("a"), small_subject("b")
+    own.data = Digits(split_seed=1)
+    sheets = [listed({"b": ("val", table)}, subjects, {})["sheet"]
+              for subjects in ({"b": own}, {"a": other, "b": own}, {"a": other})]  # fmt: skip
+    assert sheets[0] and sheets == [sheets[0], sheets[0], ""]
+
+
 @pytest.fixture(scope="module")
 def twenty(tmp_path_factory):
     """Runs with predictions and curves, run k with 5 + k of 24 right and one not measured, and their page."""

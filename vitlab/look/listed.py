@@ -59,9 +59,10 @@ def listed(
             "probability": [None if p != p else round(float(p), 4) for p in part["probability"]],
             "maps": _maps(subjects.get(name), split, index),
         }
+    sheet = _sheet([subjects[name] for name in tables if name in subjects], split, index)
     return {
         "split": split, "count": len(base), "index": index.tolist(), "runs": runs,
-        "target": base["target"].to_numpy()[kept].astype(int).tolist(), "sheet": _sheet(subjects, split, index),
+        "target": base["target"].to_numpy()[kept].astype(int).tolist(), "sheet": sheet,
         "columns": COLUMNS, "without": [name for name in found if name not in same],
     }  # fmt: skip
 
@@ -123,9 +124,9 @@ def _rounded(places: Tensor) -> list[list[float]]:
     return [[round(float(v) / span, 4) for v in row] for row in places]
 
 
-def _sheet(subjects: dict[str, Subject], split: SplitName, index: np.ndarray) -> str:
-    """Return all pictures on one sheet, ``COLUMNS`` in a row, as a data URL; empty if they are missing."""
-    subject = next((one for one in subjects.values() if _has_images(one, split)), None)
+def _sheet(subjects: list[Subject], split: SplitName, index: np.ndarray) -> str:
+    """Return pictures of one of several networks on a sheet, ``COLUMNS`` in a row, as a data URL; empty without any."""
+    subject = next((one for one in subjects if _has_images(one, split)), None)
     if subject is None:
         return ""
     batches = subject.prepared(subject.data.splits[split].take(index))
