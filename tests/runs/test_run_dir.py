@@ -7,6 +7,8 @@ import pytest
 from vitlab.cli.main import main
 from vitlab.config.options import FitOptions
 from vitlab.errors import UsageError
+from vitlab.jobs.find_subject import is_elsewhere
+from vitlab.jobs.restore import run_of_checkpoint
 from vitlab.run import Run
 from vitlab.runs import atomic
 from vitlab.runs.atomic import alone_in, atomic_write, write_text
@@ -77,6 +79,19 @@ def test_a_run_is_found_in_the_home_directory(tmp_path, monkeypatch):
     assert choose_run(FitOptions(run_dir="~/y"), [], 0, "").path == tmp_path / "y"
     assert find_directory("~/x").path == find_run("~/x")[0].path == run.path
     assert Run("~/x/weights/last.safetensors").checkpoint == run.weights / "last.safetensors"
+
+
+def test_a_run_is_found_by_a_checkpoint_from_within(tmp_path, monkeypatch):
+    run = RunDir(tmp_path / "runs" / "a")
+    (run.checkpoints / "old").mkdir(parents=True)
+    run.config.touch()
+    (run.checkpoints / "a.safetensors").touch()
+    for place, file in ((run.checkpoints, "a.safetensors"), (run.checkpoints / "old", "../a.safetensors"),
+                        (run.path, "checkpoints/a.safetensors")):  # fmt: skip
+        monkeypatch.chdir(place)
+        assert find_run(file)[0].path.samefile(run.path) and not is_elsewhere(file)
+        with run_of_checkpoint(str(run.config), Path(file)) as found:
+            assert found.path.samefile(run.path)
 
 
 def test_a_run_is_the_same_in_another_working_directory(tmp_path, monkeypatch):

@@ -106,7 +106,7 @@ def chosen_checkpoint(options: argparse.Namespace) -> Iterator[tuple[RunDir, Pat
     from vitlab.jobs.restore import run_of_checkpoint
 
     with run_of_checkpoint(config[0], Path(file)) as directory:
-        is_saved = directory.path == Path(file).parent.parent
+        is_saved = directory.path == RunDir.around(Path(file)).path
         line = f"run   {directory.path} ({Path(file).name})"
         yield directory, Path(file), line if is_saved else f"from  {config[0]} and {file}; not saved in a run"
 

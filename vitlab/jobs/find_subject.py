@@ -91,9 +91,7 @@ def is_elsewhere(source: str) -> bool:
     """Return whether a source is a network without a run: a name, or a file outside of run directories."""
     path = Path(find_weights(source))
     named = source in SIZES and not path.exists()
-    return (
-        source.startswith(LIBRARIES) or named or (path.is_file() and not (path.parent.parent / "config.yaml").is_file())
-    )
+    return source.startswith(LIBRARIES) or named or (path.is_file() and not RunDir.around(path).config.is_file())
 
 
 def name_of_network(source: str) -> str:

@@ -24,7 +24,7 @@ from vitlab.jobs.terminal import say
 from vitlab.models.create import library_network
 from vitlab.models.load import load_network
 from vitlab.models.weights_file import check_readable
-from vitlab.runs.directory import find_run
+from vitlab.runs.directory import RunDir, find_run
 from vitlab.shipped import LIBRARIES, card_beside, find_weights
 from vitlab.tasks import MultiTask, Regressor
 
@@ -60,7 +60,7 @@ def load_trained(source: str) -> Loaded:
     path = Path(source)
     if path.is_file() and (card_beside(path).is_file() or path.suffix == ".onnx"):
         return _load_exported(path)
-    if path.is_file() and not (path.parent.parent / "config.yaml").is_file():
+    if path.is_file() and not RunDir.around(path).config.is_file():
         return _load_checkpoint(path)
     run, checkpoint = find_run(source)
     cli = restore(run, checkpoint, ON_CPU)

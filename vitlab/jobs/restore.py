@@ -287,7 +287,7 @@ def run_of_checkpoint(config: str, checkpoint: Path) -> Iterator[RunDir]:
         config: File or shipped name of a configuration.
         checkpoint: File of a checkpoint.
     """
-    path, own = Path(find_file(config, "--config")), RunDir(checkpoint.parent.parent)
+    path, own = Path(find_file(config, "--config")), RunDir.around(checkpoint)
     check_whole(checkpoint)
     if own.config.is_file() and own.config.samefile(path):
         yield own

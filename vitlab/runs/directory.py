@@ -65,6 +65,17 @@ class RunDir:
         self.fence: Fence | None = None  # of the process that trains here
         self._place: tuple[int, int] | None = None
 
+    @classmethod
+    def around(cls, file: Path) -> "RunDir":
+        """Return the run, if it is one, in whose folder of checkpoints, weights or exports a file lies.
+
+        Example:
+            >>> RunDir.around(Path("runs/first/checkpoints/best.ckpt")).path, RunDir.around(Path("best.ckpt")).path
+            (PosixPath('runs/first'), PosixPath('..'))
+        """
+        folder = file.parent
+        return cls(folder / ".." if folder.name in ("", "..") else folder.parent)  # within a run, a path may be short
+
     @property
     def name(self) -> str:
         """The name of the directory, also of one that is named by ``.``.
@@ -377,7 +388,7 @@ def find_run(text: str, way_out: str = TO_A_RUN) -> tuple[RunDir, Path]:
     """
     path = Path(text).expanduser()
     if path.is_file():
-        run = RunDir(path.parent.parent)
+        run = RunDir.around(path)
         if not run.config.is_file():
             raise UsageError(f"{path} is not in a run directory: there is no {run.config}; {way_out}")
         check_whole(path)

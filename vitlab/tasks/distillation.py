@@ -13,7 +13,7 @@ from vitlab.models.create import library_network
 from vitlab.models.load import load_network
 from vitlab.models.weights_file import read_weights
 from vitlab.notebook import check_classes
-from vitlab.runs.directory import file_of_weights, find_run
+from vitlab.runs.directory import RunDir, file_of_weights, find_run
 from vitlab.shipped import LIBRARIES, card_beside
 from vitlab.tasks.arguments import ClassifierArgs
 from vitlab.tasks.classifier import Classifier
@@ -136,7 +136,7 @@ def _find_weights(source: str) -> tuple[Path, dict[str, Any]]:
             images, targets = exported["images"], exported.get("targets")
             known = {"class_names": exported["outputs"], "targets": targets}
             return path, {"mean": images["mean"], "std": images["std"], **known}
-    if not (path.parent.parent / "config.yaml").is_file():
+    if not RunDir.around(path).config.is_file():
         raise ValueError(f"`model.teacher`: {path} is not in a run, and has no {description.name} of `vitlab export`")
     run, checkpoint = find_run(str(path))
     check_classes(run.path)
