@@ -94,6 +94,17 @@ def test_a_run_is_found_by_a_checkpoint_from_within(tmp_path, monkeypatch):
             assert found.path.samefile(run.path)
 
 
+def test_a_run_with_the_name_of_a_published_network_comes_first(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("vit_s16").mkdir()  # of images, perhaps
+    assert is_elsewhere("vit_s16")
+    RunDir("runs/vit_s16").path.mkdir(parents=True)
+    RunDir("runs/vit_s16").config.touch()
+    assert not is_elsewhere("vit_s16") and is_elsewhere("vit_b16")
+    assert main(["look", "vit_s16", "--diagram", "d.svg"]) == 2
+    assert "runs/vit_s16 has no checkpoint" in capsys.readouterr().err
+
+
 def test_a_run_is_the_same_in_another_working_directory(tmp_path, monkeypatch):
     for place in ("here", "there"):  # each with a run of this name
         run = RunDir(tmp_path / place / "runs" / "a")

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from vitlab.errors import did_you_mean
-from vitlab.runs.directory import RUNS, RunDir
+from vitlab.runs.directory import run_called
 from vitlab.shipped import HOME, find_shipped
 
 NAMES = {  # argument of other programs, without dashes: what to type instead, in every command
@@ -98,7 +98,7 @@ def about_word(word: str, keys: Iterable[str] = ()) -> str:
         return f"`{word}` needs its flag: --config {word}"
     if word.partition("=")[0] in {*keys}:
         return f"`{word}` needs its dashes: --{word}"
-    if RunDir(RUNS / word).has_begun() or RunDir(word).has_begun():
+    if run_called(word):
         return f"`{word}` needs its flag: --resume {word} continues this run"
     names = [path.stem for path in (HOME / "configs").glob("*.yaml")]
     hint = did_you_mean(f"--config {word}", [f"--config {name}" for name in names if did_you_mean(word, [name])])

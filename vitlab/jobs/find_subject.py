@@ -36,7 +36,7 @@ from vitlab.models.sizes import SIZES
 from vitlab.models.walk import Asked, as_transformer
 from vitlab.models.weights_file import WeightsFile, read_weights
 from vitlab.named_kwargs import full_signature
-from vitlab.runs.directory import RunDir, find_run
+from vitlab.runs.directory import RunDir, find_run, run_called
 from vitlab.runs.standing import checksum
 from vitlab.shipped import LIBRARIES, card_beside, find_weights
 from vitlab.tasks import Classifier
@@ -88,9 +88,13 @@ def is_cross_validation(folder: Path) -> bool:
 
 
 def is_elsewhere(source: str) -> bool:
-    """Return whether a source is a network without a run: a name, or a file outside of run directories."""
+    """Return whether a source is a network without a run: a name that no run has, or a file outside of run directories.
+
+    >>> is_elsewhere("vit_s16"), is_elsewhere("first"), is_elsewhere("vitlab:photos64_vit")
+    (True, False, True)
+    """
     path = Path(find_weights(source))
-    named = source in SIZES and not path.exists()
+    named = source in SIZES and not run_called(source)
     return source.startswith(LIBRARIES) or named or (path.is_file() and not RunDir.around(path).config.is_file())
 
 

@@ -88,12 +88,12 @@ def _run_of(source: str) -> RunDir:
 
 
 def _drawing(source: str, view: "View", rest: list[str], level: "Level") -> str:
-    from vitlab.jobs.find_subject import subject_at
+    from vitlab.jobs.find_subject import is_elsewhere, subject_at
     from vitlab.look.diagram import architecture
     from vitlab.models.create import create_model
     from vitlab.models.sizes import SIZES
 
-    if source in SIZES and not view.weights and not Path(source).exists():  # shapes need no weights
+    if source in SIZES and not view.weights and is_elsewhere(source):  # shapes need no weights
         net = create_model(source, img_size=view.img_size) if view.img_size else create_model(source)
         return architecture(net, source, level)
     return architecture(subject_at(source, view, rest)[0].net, Path(source).name, level)

@@ -419,11 +419,10 @@ def find_directory(text: str) -> RunDir:
     """
     if text == "last":
         return some_runs()[-1]
-    others, places = "", (Path(text).expanduser(), RUNS / text)
-    for directory in places:  # a folder here, as of images, may have the name of a run
-        if RunDir(directory).has_begun():
-            return RunDir(directory)
-    for directory in places:
+    if found := run_called(text):
+        return found
+    others = ""
+    for directory in _places(text):
         if directory.is_dir() and (foreign := RunDir(directory).foreign()):
             others = f"; {directory} contains {foreign[0]} and no run: start one elsewhere with --name"
         elif directory.is_dir():
@@ -435,6 +434,21 @@ def find_directory(text: str) -> RunDir:
     raise UsageError(
         f'no run or checkpoint called "{text}"{hint} (newest in {RUNS}/: {", ".join(names[-3:]) or "none yet"}){others}'
     )
+
+
+def run_called(text: str) -> RunDir | None:
+    """Return the run that a directory or a name in ``runs/`` names; None if there is none.
+
+    Example:
+        >>> run_called("first").path, run_called("runs")
+        (PosixPath('runs/first'), None)
+    """
+    runs = map(RunDir, _places(text))  # a folder here, as of images, may have the name of a run
+    return next((run for run in runs if run.has_begun()), None)
+
+
+def _places(text: str) -> tuple[Path, Path]:
+    return Path(text).expanduser(), RUNS / text
 
 
 def all_runs() -> list[RunDir]:
