@@ -66,6 +66,19 @@ def card_beside(file: str | Path) -> Path:
     return Path(f"{file}.json")
 
 
+def refuse_graph(file: Path) -> None:
+    """Refuse an exported graph where weights are read.
+
+    Raises:
+        UsageError: The file is one.
+
+    Example:
+        >>> refuse_graph(Path("net.safetensors"))
+    """
+    if file.suffix in (".onnx", ".pt2"):
+        raise UsageError(f"{file} is a graph, which gives predictions alone: name the run that it was exported from")
+
+
 def as_typed(path: str) -> str:
     """Return the path of a shipped file as it can be typed in any folder, such as ``configs/t2t.yaml``; others stay."""
     folders = [HOME / name for name in FOLDERS]

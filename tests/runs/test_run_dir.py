@@ -105,6 +105,16 @@ def test_a_run_with_the_name_of_a_published_network_comes_first(tmp_path, monkey
     assert "runs/vit_s16 has no checkpoint" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["runs/a/export/a.onnx", "a.pt2"])
+def test_a_graph_in_place_of_a_run_is_refused_with_a_way_out_that_works(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    Path("runs/a/export").mkdir(parents=True)
+    Path("runs/a/config.yaml").touch()
+    Path(name).touch()
+    with pytest.raises(UsageError, match=f"^{name} is a graph, which gives predictions alone: name the run"):
+        find_run(name, "give its configuration too")
+
+
 def test_a_run_is_the_same_in_another_working_directory(tmp_path, monkeypatch):
     for place in ("here", "there"):  # each with a run of this name
         run = RunDir(tmp_path / place / "runs" / "a")

@@ -18,7 +18,7 @@ from vitlab.models.arguments import ModelArgs
 from vitlab.runs.format import NewerFormat
 from vitlab.runs.manifest import torn_archive
 from vitlab.runs.shards import TornShards, read_checkpoint
-from vitlab.shipped import card_beside, find_weights
+from vitlab.shipped import card_beside, find_weights, refuse_graph
 
 CONTAINERS = (
     "state_dict_ema",
@@ -178,7 +178,7 @@ def check_readable(path: Path) -> None:
 
 
 def _read_torch(path: Path) -> tuple[dict[str, Any], ModelArgs, dict[str, str]]:
-    _refuse_graph(path)
+    refuse_graph(path)
     if torn := torn_archive(path):
         raise ValueError(f"{path} is truncated or not a file that torch wrote: {torn}")
     content = _load(path, map_location="cpu")
@@ -190,13 +190,8 @@ def _read_torch(path: Path) -> tuple[dict[str, Any], ModelArgs, dict[str, str]]:
     return content, cast(ModelArgs, {**(given if isinstance(given, dict) else {}), **built}), own
 
 
-def _refuse_graph(path: Path) -> None:
-    if path.suffix in (".onnx", ".pt2"):
-        raise ValueError(f"{path} is a graph, which gives predictions alone: name the run that it was exported from")
-
-
 def _load(path: Path, **options: Any) -> Any:
-    _refuse_graph(path)
+    refuse_graph(path)
     try:
         with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):  # published files
             warnings.simplefilter("ignore")  # about other pickle protocols, which fail below

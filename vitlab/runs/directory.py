@@ -30,7 +30,7 @@ from vitlab.runs.records import (
     with_policy,
 )
 from vitlab.runs.standing import Standing, standing
-from vitlab.shipped import find_weights
+from vitlab.shipped import find_weights, refuse_graph
 
 RUNS = Path("runs")
 LOCK = ".lock"  # exists while a process trains in the directory
@@ -388,6 +388,7 @@ def find_run(text: str, way_out: str = TO_A_RUN) -> tuple[RunDir, Path]:
     """
     path = Path(text).expanduser()
     if path.is_file():
+        refuse_graph(path)
         run = RunDir.around(path)
         if not run.config.is_file():
             raise UsageError(f"{path} is not in a run directory: there is no {run.config}; {way_out}")
