@@ -133,6 +133,14 @@ def test_a_run_is_the_same_in_another_working_directory(tmp_path, monkeypatch):
     assert repr(named).startswith("Run('runs/a', ")
 
 
+@pytest.mark.parametrize("name", ["last", "auto"])
+def test_a_run_is_not_called_by_a_word_that_names_another(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=f"^`--name {name}` cannot be told .* another name, or --run_dir runs/{name}$"):
+        choose_run(FitOptions(name=name), [], 0, "")
+    assert choose_run(FitOptions(run_dir=f"runs/{name}"), [], 0, "").path == Path("runs") / name  # reached by its path
+
+
 @pytest.mark.parametrize(("flag", "value"), [("name", "b"), ("run_dir", "elsewhere/a")])
 def test_a_run_goes_on_in_its_own_directory(tmp_path, monkeypatch, flag, value):
     monkeypatch.chdir(tmp_path)

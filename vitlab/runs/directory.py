@@ -490,4 +490,8 @@ def check_name(name: str) -> str:
     """
     if not NAME.fullmatch(name) or set(name) <= {"."}:
         raise UsageError(f'`--name` must be 1 to 64 of A-Z a-z 0-9 . _ -, got "{name}"; use --run_dir for a path')
+    if name in ("last", "auto"):  # `vitlab test last`, `vitlab fit --resume auto`
+        raise UsageError(
+            f"`--name {name}` cannot be told from the word `{name}`; choose another name, or --run_dir {RUNS / name}"
+        )
     return name
