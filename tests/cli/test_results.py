@@ -143,6 +143,10 @@ def test_stored_records_give_the_same_table_and_are_stored_once(tmp_path, capsys
         (lambda path: (path / "a.jsonl").write_text('{"step": 3}') and None, "a line has no `command`"),
         (lambda path: (path / "a.jsonl").write_text("[3]") and None, "a line has no `command`"),
         (lambda path: str(path / "absent"), "no run or checkpoint called"),
+        (
+            lambda path: str(path / "absent.jsonl"),
+            "absent.jsonl, and no run of this name; `vitlab results RUN --keep /",
+        ),
     ],
 )
 def test_a_run_without_a_result_is_refused_in_one_line(tmp_path, capsys, write, message) -> None:
@@ -171,6 +175,16 @@ def test_a_run_that_was_tested_for_something_else_is_not_sent_to_the_test_again(
 def test_records_are_kept_in_a_file_that_can_be_read_again(tmp_path, capsys) -> None:
     assert main(["results", make_run(tmp_path / "a", 0, 0.9), "--keep", str(tmp_path / "a.json")]) == 2
     assert "`--keep` must end with .jsonl" in capsys.readouterr().err and not (tmp_path / "a.json").exists()
+
+
+def test_a_run_may_have_the_name_of_another_kind_of_file(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.jsonl", "a.onnx"):
+        make_run(Path("runs") / name, 0, 0.9)
+    assert main(["results", "a.jsonl"]) == 0
+    assert "90.0 % of 360" in capsys.readouterr().out
+    assert main(["predict", "a.onnx", "a.png"]) == 2
+    assert "runs/a.onnx has no checkpoint" in capsys.readouterr().err
 
 
 def test_a_page_without_marks_for_the_table_stays_unchanged(tmp_path, capsys) -> None:

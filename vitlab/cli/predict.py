@@ -13,7 +13,7 @@ from vitlab.config.images import Problem, find_images, refuse_none
 from vitlab.config.options import check_topk
 from vitlab.errors import UsageError, escaped, not_finite, printable
 from vitlab.lazy import quick_imports
-from vitlab.runs.directory import RunDir, find_directory
+from vitlab.runs.directory import RunDir, find_directory, run_called
 from vitlab.shipped import card_beside
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def main(argv: list[str], features: bool = False) -> int:
     if options.ckpt_path and Path(options.ckpt_path).is_file() and options.run and not _names_a_run(options.run):
         options.run, options.images = None, [options.run, *options.images]
     exported = Path(options.ckpt_path or options.run or "")
-    if exported.suffix == ".onnx" or (exported.is_file() and card_beside(exported).is_file()):
+    if _is_export(exported):
         if not options.ckpt_path:
             options.run = None
         return _predict_exported(exported, rest, options, output, features)
@@ -45,6 +45,13 @@ def main(argv: list[str], features: bool = False) -> int:
         if not options.images and not features:
             return _predict_own(run, checkpoint, line, rest, options, output)
         return _predict(run, checkpoint, line, rest, options, output, features)
+
+
+def _is_export(file: Path) -> bool:
+    """Return whether a path is a file of ``vitlab export``, or would be one and no run is called so."""
+    if file.is_file():
+        return file.suffix == ".onnx" or card_beside(file).is_file()
+    return file.suffix == ".onnx" and not run_called(str(file))
 
 
 def _names_a_run(word: str) -> bool:

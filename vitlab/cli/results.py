@@ -1,6 +1,7 @@
 """``vitlab results``: tabulate finished runs, averaged over seeds."""
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from vitlab.config.arguments import CommandParser, add_formats
 from vitlab.errors import UsageError, printable
 from vitlab.jobs.results import check_record, markdown, record, rows_in_full, without_accuracy
 from vitlab.runs.atomic import write_text
-from vitlab.runs.directory import RUNS, RunDir, all_runs, find_directory
+from vitlab.runs.directory import RUNS, RunDir, all_runs, find_directory, run_called
 from vitlab.tables import formatted, marks, replace_section
 
 
@@ -69,10 +70,14 @@ def _told(run: RunDir) -> dict[str, Any]:
 
 
 def _read(text: str) -> Iterator[dict[str, Any]]:
-    if not text.endswith(".jsonl"):
+    file = Path(text)
+    if not text.endswith(".jsonl") or (not file.is_file() and run_called(text)):
         yield _told(find_directory(text))
         return
     try:
-        yield from map(check_record, map(json.loads, Path(text).read_text().splitlines()))
+        yield from map(check_record, map(json.loads, file.read_text().splitlines()))
+    except FileNotFoundError:
+        way_out = f"`vitlab results RUN --keep {shlex.quote(text)}` writes it"
+        raise UsageError(f"there is no file {text}, and no run of this name; {way_out}") from None
     except (OSError, ValueError) as error:
         raise UsageError(f"{text} cannot be read as records: {error}") from error
