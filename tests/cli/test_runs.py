@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import os
 import shutil
 import sys
@@ -97,6 +98,12 @@ def names(capsys, *words):
 )
 def test_runs_are_filtered_and_sorted(place, capsys, words, found):
     assert names(capsys, *words) == list(found)
+
+
+def test_a_run_whose_number_is_none_is_not_the_best(place, capsys):
+    make("d", math.nan, day=4)
+    assert names(capsys, "--sort", "test.acc1", "--reverse") == [*"cabd"]
+    assert names(capsys, "--sort", "test.acc1") == [*"bacd"] and names(capsys, "--reverse") == [*"dcab"]
 
 
 def test_numbers_of_replaced_weights_are_left_out_and_unverified_ones_are_marked(place, capsys, monkeypatch):

@@ -74,12 +74,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _list(options: argparse.Namespace) -> int:
     more = [name.strip() for name in options.columns.split(",") if name.strip()]
-    rows, damaged = list_runs(options.places, options.where, options.sort, more)
+    rows, damaged = list_runs(options.places, options.where, options.sort, more, options.reverse)
     for path, text in damaged.items():
         note(f"left out {path}: {text}")
-    if options.reverse:
-        missing = [row for row in rows if options.sort and row.get(options.sort) is None]
-        rows = [*reversed([row for row in rows if row not in missing]), *missing]
     if options.form:
         show_rows(rows, options.form)
         return 0

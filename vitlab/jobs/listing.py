@@ -32,6 +32,7 @@ _RUN = ("started", "ended", "attempts", "seed", "init_from", "resize", "error")
 _CODE = ("commit", "dirty", "diff", "python")
 _MACHINE = ("host", "devices", "world_size", "threads", "peak_memory")
 _CHANCE = ("started", "ended", "attempts", "peak_memory")  # differ between any two runs
+_NOTHING = 2, 0.0, ""  # is sorted behind numbers and text
 _FLOW = 500  # brackets of a configuration that is parsed by the fast parser
 
 
@@ -151,7 +152,11 @@ def _below(folder: Path) -> Iterator[RunDir]:
 
 
 def list_runs(
-    places: Sequence[str] = (), where: Sequence[str] = (), sort: str | None = None, columns: Sequence[str] = ()
+    places: Sequence[str] = (),
+    where: Sequence[str] = (),
+    sort: str | None = None,
+    columns: Sequence[str] = (),
+    reverse: bool = False,
 ) -> tuple[list[Row], dict[str, str]]:
     """Return the facts of runs, oldest first or sorted, and by path why some could not be read.
 
@@ -160,8 +165,9 @@ def list_runs(
     Args:
         places: Runs and folders of runs; default: all of ``runs/``.
         where: Conditions, all of which must hold; see :class:`Condition`.
-        sort: Fact to sort by, from low to high; runs without it come last.
+        sort: Fact to sort by, from low to high; runs without it come last, as do those where it is NaN.
         columns: Facts to read besides the usual ones.
+        reverse: Whether to sort from high to low, or without ``sort`` from newest to oldest.
 
     Raises:
         UsageError: There is no run, or no run has a fact that is asked for.
@@ -188,7 +194,12 @@ def list_runs(
             raise UsageError(f"no run has `{key}`{hint}")
     rows = [row for row in rows if all(one.holds(row) for one in conditions)]
     rows.sort(key=lambda row: row.get("started") or "")
-    return sorted(rows, key=lambda row: _order(row.get(sort))) if sort else rows, damaged
+    if sort:
+        rows.sort(key=lambda row: _order(row.get(sort)))
+    if reverse:
+        having = [row for row in rows if not sort or _order(row.get(sort)) != _NOTHING]
+        rows = [*reversed(having), *rows[len(having) :]]
+    return rows, damaged
 
 
 def _place(run: RunDir, places: Sequence[str]) -> str:
@@ -208,7 +219,7 @@ def _order(value: Any) -> tuple[int, float, str]:
     """Return what sorts numbers before text, and both before nothing."""
     if isinstance(value, int | float) and value == value:
         return 0, float(value), ""
-    return (2, 0.0, "") if value is None or isinstance(value, float) else (1, 0.0, str(value))
+    return _NOTHING if value is None or isinstance(value, float) else (1, 0.0, str(value))
 
 
 def record_of(run: RunDir) -> Row:
