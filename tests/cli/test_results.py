@@ -7,7 +7,7 @@ import yaml
 
 from vitlab.cli.main import main
 from vitlab.jobs.listing import about
-from vitlab.jobs.results import markdown, record
+from vitlab.jobs.results import markdown, record, rows_in_full
 from vitlab.runs.directory import RunDir
 
 IMAGES = {"class_names": ["0", "1"], "mean": [0.5], "std": [0.25]}
@@ -118,6 +118,15 @@ def test_a_custom_network_has_a_row_too(tmp_path, capsys) -> None:
 def test_an_unchanged_recipe_is_shown_beside_the_published_accuracy(tmp_path, command, published) -> None:
     one = record(RunDir(make_run(tmp_path / "a", 0, 0.8))) | {"command": command}
     assert f" of 360 | {published}" in markdown([one])
+
+
+@pytest.mark.parametrize("known", [{}, {"tokenizer": "-", "pos_embed": "-"}])  # as records once were kept
+def test_what_a_run_does_not_have_is_nothing_for_programs_and_a_dash_for_readers(tmp_path, known) -> None:
+    run = RunDir(make_run(tmp_path / "a", 0, 0.9))
+    run.config.write_text("{model: {class_path: my.Net}, trainer: {max_epochs: 7}}")
+    one = record(run) | known
+    assert [rows_in_full([one])[0][name] for name in ("tokenizer", "pos_embed", "published")] == [None] * 3
+    assert "| - | - | 1.23 M |" in markdown([one]) and " of 360 | - | 2 x" in markdown([one])
 
 
 def test_stored_records_give_the_same_table_and_are_stored_once(tmp_path, capsys) -> None:

@@ -3,6 +3,7 @@
 import math
 import shlex
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,8 @@ def record(run: RunDir) -> dict[str, Any]:
         "acc1": measured["acc1"],
         "n": int(measured["n"]) if "n" in measured else None,  # an own module need not count them
         **({"checkpoint": measured["checkpoint"]} if run.standing("test").kind == "other" else {}),
-        "tokenizer": choice_text(network.get("tokenizer", "-")),
-        "pos_embed": choice_text(network.get("pos_embed", "-")),
+        "tokenizer": _choice(network, "tokenizer"),
+        "pos_embed": _choice(network, "pos_embed"),
         "parameters": model["parameters"],
         "macs": model.get("macs"),
         "data": data["data"],
@@ -70,6 +71,10 @@ def record(run: RunDir) -> dict[str, Any]:
         "hardware": f"{facts['world_size']} x {facts['devices'][0]}",
         "commit": f"{(facts['commit'] or 'unknown')[:7]}{'+' if facts['dirty'] else ''}",
     }
+
+
+def _choice(network: Mapping[str, Any], name: str) -> str | None:
+    return choice_text(network[name]) if name in network else None
 
 
 def without_accuracy(run: RunDir) -> str:
@@ -144,6 +149,7 @@ def rows_in_full(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
         values = [run["acc1"] for run in runs]
         low, high = _bounds(values) or (None, None)
         own = {key: value for key, value in runs[0].items() if key not in ("seed", "acc1", "hardware", "commit")}
+        own |= {name: None for name in ("tokenizer", "pos_embed") if own.get(name) == "-"}  # of records of before
         row = {**own, "seeds": [run["seed"] for run in runs], "acc1": statistics.mean(values)}
         row |= {"acc1_low": low, "acc1_high": high, "published": _published(own["command"]), "places": _places(runs)}
         rows.append({**row, "acc1_by_seed": {str(run["seed"]): run["acc1"] for run in runs}})
@@ -175,7 +181,8 @@ def _row(runs: list[dict[str, Any]]) -> dict[str, Any]:
         "images": "" if runs[0].get("n") is None else f" of {runs[0]['n']:,}",
         "of": f", with {runs[0]['checkpoint']}" if "checkpoint" in runs[0] else "",
         "accuracy": _accuracy([run["acc1"] for run in runs]),
-        "published": _published(runs[0]["command"]),
+        "published": _published(runs[0]["command"]) or "-",
+        **{name: runs[0].get(name) or "-" for name in ("tokenizer", "pos_embed")},
         "places": "; ".join(_places(runs)),
     }
 
@@ -205,11 +212,11 @@ def _accuracy(values: list[float]) -> str:
     return f"{mean} [{100 * bounds[0]:.1f}, {100 * bounds[1]:.1f}]" if bounds else mean
 
 
-def _published(command: str) -> str:
-    """Return the published accuracy of an unchanged recipe."""
+def _published(command: str) -> str | None:
+    """Return the published accuracy of an unchanged recipe; None if there is none."""
     config = command.removeprefix("vitlab fit --config ")
     facts = PUBLISHED.get(Path(config).stem)
-    return f"{facts.top1:.1f} %, {facts.source}" if facts and facts.top1 and " " not in config else "-"
+    return f"{facts.top1:.1f} %, {facts.source}" if facts and facts.top1 and " " not in config else None
 
 
 def command_of(facts: Record, overrides: dict[str, Any] | None) -> str:
