@@ -49,11 +49,23 @@ def test_a_run_that_ended_early_says_how_many_epochs_and_steps_it_trained(tmp_pa
         run = RunDir(Path(path))
         run.update("run.json", status="done", steps=63, ending={"why": "early stop", "text": f"epoch {epoch + 1}"})
         run.checkpoints.mkdir()
-        (run.checkpoints / "manifest.json").write_text(json.dumps({"last.ckpt": {"epoch": epoch, "step": 18}}))
+        last = {"epoch": epoch, "step": 9 * (epoch + 1)}
+        (run.checkpoints / "manifest.json").write_text(json.dumps({"last.ckpt": last}))
     assert main(["results", runs[0]]) == 0
     assert "| Digits, 1,200 images | 2 of 7 | 1 |" in capsys.readouterr().out
     assert main(["results", *runs]) == 0
     assert "| Digits, 1,200 images | 2 to 7 of 7 | 3 |" in capsys.readouterr().out
+    run = RunDir(Path(runs[1]))
+    (run.checkpoints / "manifest.json").write_text(json.dumps({"last.ckpt": {"epoch": 4, "step": 40}}))
+    assert main(["results", *runs[:2]]) == 0
+    assert "| Digits, 1,200 images | 2 to 4.4 of 7 | 2 |" in capsys.readouterr().out  # 40 steps of 9 an epoch
+    for limit, planned in ((7, 7), (-1, None)):
+        run.config.write_text(yaml.safe_dump({"model": {}, "trainer": {"max_epochs": limit, "max_steps": 40}}))
+        run.update("run.json", steps=40, ending={"why": "steps", "text": "trainer.max_steps=40"})
+        assert main(["results", runs[1]]) == main(["results", runs[1], "--json"]) == 0
+        table, _, rows = capsys.readouterr().out.partition("[")
+        assert "| Digits, 1,200 images | 40 steps | 1 |" in table
+        assert {"epochs": planned, "steps": 40}.items() <= json.loads(f"[{rows}")[0].items()
     shown = about(RunDir(Path(runs[0])))["run"]
     assert (shown["steps"], shown["planned_steps"]) == (18, 63)
 

@@ -67,7 +67,7 @@ def record(run: RunDir) -> dict[str, Any]:
         "data": data["data"],
         "train_n": splits.get("train", {}).get("n"),
         "splits": {name: facts["hash"] for name, facts in splits.items() if "hash" in facts},
-        **_epochs(run, config["trainer"]["max_epochs"]),
+        **_length(run, config["trainer"]),
         "hardware": f"{facts['world_size']} x {facts['devices'][0]}",
         "commit": f"{(facts['commit'] or 'unknown')[:7]}{'+' if facts['dirty'] else ''}",
     }
@@ -91,18 +91,25 @@ def without_accuracy(run: RunDir) -> str:
     return f": its test measured {names}, see `vitlab runs show {run.typed}`"
 
 
-def _epochs(run: RunDir, planned: int) -> dict[str, int | str]:
-    """Return the epochs of a run, and apart how many were trained if it ended before.
+def _length(run: RunDir, trainer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the epochs of a run, None without a limit, and apart how many were trained if it ended before.
 
-    Of a run that has not ended, they say how many its last checkpoint has begun.
+    Of a run that has not ended, they say how many its last checkpoint has begun; of one that steps limit, the steps.
     """
-    saved = read_manifest(run.checkpoints).get("last.ckpt", {}).get("epoch")
-    ending = run.record.get("ending")
+    last, ending = read_manifest(run.checkpoints).get("last.ckpt", {}), run.record.get("ending")
+    why = ending["why"] if ending else None
+    planned = None if trainer["max_epochs"] == -1 else trainer["max_epochs"]
+    saved, step = last.get("epoch"), last.get("step")
+    if planned is None or why == "steps":
+        return {"epochs": planned, **({} if step is None else {"steps": step})}
     if saved is not None and run.record.get("status", "done") != "done":
         return {"epochs": f"{saved + 1} of {planned}"}
-    if saved is None or saved + 1 == planned or (ending and ending["why"] == "finished"):
+    if saved is None or why == "finished":
         return {"epochs": planned}
-    return {"epochs": planned, "trained": saved + 1}
+    trained = saved + 1
+    if step and (steps := run.record.get("steps")) and trainer.get("max_steps", -1) == -1:  # it may end within an epoch
+        trained = min(max(round(planned * step / steps, 1), saved), trained)
+    return {"epochs": planned} if trained == planned else {"epochs": planned, "trained": trained}
 
 
 def check_record(one: Any) -> dict[str, Any]:
@@ -113,7 +120,7 @@ def check_record(one: Any) -> dict[str, Any]:
     """
     if missing := [key for key in _NEEDED if not isinstance(one, dict) or key not in one]:
         raise ValueError(f"a line has no `{missing[0]}`; `vitlab results --keep` writes such files")
-    return one
+    return one | {"epochs": None if one["epochs"] == -1 else one["epochs"]}  # as once were those without a limit
 
 
 def markdown(records: list[dict[str, Any]]) -> str:
@@ -188,13 +195,19 @@ def _row(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _trained(runs: list[dict[str, Any]]) -> str:
-    """Return the epochs of a row's runs, as ``2 to 5 of 80`` where some ended early; -1 are without a limit."""
+    """Return the epochs of a row's runs, as ``2 to 5 of 80`` where some ended early, or their steps."""
     planned = runs[0]["epochs"]
+    if steps := [run["steps"] for run in runs if "steps" in run]:
+        return f"{_span(steps)} step{'' if steps == [1] else 's'}"
     if all("trained" not in run for run in runs):
-        return str(planned)
-    trained = sorted({run.get("trained", planned) for run in runs})
-    span = " to ".join(str(n) for n in dict.fromkeys((trained[0], trained[-1])))
-    return span if planned == -1 else f"{span} of {planned}"
+        return "-" if planned is None else str(planned)
+    return " of ".join(
+        [_span([run.get("trained", planned) for run in runs]), *([] if planned is None else [str(planned)])]
+    )
+
+
+def _span(values: list[float]) -> str:
+    return " to ".join(f"{n:g}" for n in dict.fromkeys((min(values), max(values))))
 
 
 def _bounds(values: list[float]) -> tuple[float, float] | None:
