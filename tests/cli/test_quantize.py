@@ -15,7 +15,7 @@ from vitlab.cli.main import main
 from vitlab.errors import UsageError
 from vitlab.jobs import formats
 from vitlab.jobs.evaluate import _answered_by
-from vitlab.jobs.quantize import measure_both
+from vitlab.jobs.quantize import measure_both, quantize
 from vitlab.jobs.restore import network_of, restore
 from vitlab.jobs.terminal import open_terminal
 from vitlab.runs.directory import RunDir
@@ -201,3 +201,18 @@ def test_an_export_changes_no_number_of_the_run(run):
     checkpoint = str(run / "checkpoints" / "last.ckpt")
     assert main(["export", checkpoint, "--to", "onnx-int8", "-o", str(run / "last.onnx"), "--quiet"]) == 0
     assert {path: path.read_bytes() for path in (run / "results.json", *run.glob("predictions/*"))} == kept
+
+
+def test_onnxruntime_says_nothing_about_constants_that_it_does_not_fold(tmp_path, capfd):
+    constants = [onnx.helper.make_node("Constant", [], [name], value=onnx.numpy_helper.from_array(np.array(value)))
+                 for name, value in (("one", 1), ("half", np.float32(0.5)))]  # fmt: skip
+    nodes = [("CastLike", ["one", "half"], ["like"]), ("Mul", ["images", "like"], ["y"]), ("MatMul", ["y", "w"], ["z"])]
+    nodes = [*constants, *(onnx.helper.make_node(*node) for node in nodes)]
+    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2, 4]) for name in ("images", "z")]
+    weights = onnx.numpy_helper.from_array(np.eye(4, dtype=np.float32), "w")
+    graph = onnx.helper.make_graph(nodes, "small", ends[:1], ends[1:], [weights])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10)
+    onnx.save(model, tmp_path / "a.onnx")
+    quantize(tmp_path / "a.onnx", tmp_path / "b.onnx")
+    assert "MatMulInteger" in {node.op_type for node in onnx.load(tmp_path / "b.onnx").graph.node}
+    assert capfd.readouterr() == ("", "")

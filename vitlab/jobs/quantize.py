@@ -39,12 +39,17 @@ def quantize(source: Path, path: Path) -> None:
         UsageError: The weights are larger than 1.5 GB.
     """
     import onnx
+    import onnxruntime
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     if source.with_name(f"{source.name}.data").exists():
         raise UsageError("`--to onnx-int8` is for graphs that hold their weights, below 1.5 GB: use --to onnx")
-    quant_pre_process(source, path, skip_symbolic_shape=True)  # fold what is constant: else no matrix is a constant
+    onnxruntime.set_default_logger_severity(4)  # it warns of each constant that it does not fold
+    try:
+        quant_pre_process(source, path, skip_symbolic_shape=True)  # fold what is constant: else no matrix is a constant
+    finally:
+        onnxruntime.set_default_logger_severity(2)  # its own default
     graph = onnx.load(path)
     del graph.graph.value_info[:]  # shapes of before the folding, which onnx's own inference takes for contradictions
     quantize_dynamic(
