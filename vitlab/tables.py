@@ -85,6 +85,16 @@ def table(rows: Sequence[dict[str, Any]], columns: dict[str, str]) -> str:
     return "\n".join(printable(f"| {' | '.join(line)} |") for line in lines)
 
 
+def in_short(value: float, places: int = 4) -> str:
+    """Return a number with four decimal places, or ``places``; one that has a digit there or none, with as many digits.
+
+    Example:
+        >>> in_short(0.98333), in_short(0.00123), in_short(-0.000123456), in_short(0.0), in_short(0.00123, places=3)
+        ('0.9833', '0.0012', '-0.0001235', '0.0000', '0.00123')
+    """
+    return f"{value:.{places}{'g' if 0 < abs(value) < 10 ** (1 - places) else 'f'}}"
+
+
 def metrics_text(values: Mapping[str, float], images: str = "images", split: str = "") -> str:
     """Return metrics as one line of text, each named with its split if one is given, and of how many images they are.
 
@@ -96,7 +106,7 @@ def metrics_text(values: Mapping[str, float], images: str = "images", split: str
     """
     by_count: dict[float | None, list[str]] = {values.get("n"): []}
     for name in without_counts(values):
-        text = f"{split}{'/' if split else ''}{name} {values[name]:.4f}"
+        text = f"{split}{'/' if split else ''}{name} {in_short(values[name])}"
         by_count.setdefault(values.get(f"{name}_images", values.get("n")), []).append(text)
     parts = [(", ".join(texts), n) for n, texts in by_count.items() if texts]
     return "; ".join(text if n is None else f"{text} on {n:.0f} {images}" for text, n in parts)
@@ -196,13 +206,13 @@ def as_text(table: "pd.DataFrame") -> str:
         a.png  0.5000
     """
     rows = table.itertuples(index=False)
-    cells = [[f"{v:.4f}" if isinstance(v, float) else printable(v) for v in row] for row in rows]
+    cells = [[in_short(v) if isinstance(v, float) else printable(v) for v in row] for row in rows]
     numbers = [i for i, kind in enumerate(table.dtypes) if kind == "float32"]
     return columns([list(table.columns), *cells], right=numbers)
 
 
 def write(table: "pd.DataFrame", path: Path) -> None:
-    """Write a table atomically as .csv, .parquet or .json.
+    """Write a table atomically as .csv, .parquet or .json, every number in full.
 
     In .csv, an apostrophe protects text that a spreadsheet would read as a formula.
 
@@ -219,8 +229,9 @@ def write(table: "pd.DataFrame", path: Path) -> None:
                 text = table.select_dtypes("str")
                 table.assign(**text.map(_no_formula)).to_csv(beside, index=False, encoding="utf-8")
             case ".json":
-                text = table.to_json(orient="records", indent=1, force_ascii=False, double_precision=9)
-                beside.write_text(text.replace("\\/", "/") + "\n", encoding="utf-8")  # pandas escapes slashes
+                rows = (dict(zip(table, map(_plain, row), strict=True)) for row in table.itertuples(index=False))
+                lines = ",\n ".join(json.dumps(row, ensure_ascii=False) for row in rows)
+                beside.write_text(f"[\n {lines}\n]\n", encoding="utf-8")  # pandas writes 15 decimal places at most
             case _:
                 table.to_parquet(beside, index=False)
 

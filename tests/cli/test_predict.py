@@ -253,6 +253,21 @@ def test_csv_holds_no_formula(tmp_path):
     assert [row["path"] for row in json.loads((tmp_path / "out.json").read_text())] == cells
 
 
+def test_small_numbers_keep_their_digits(tmp_path):
+    values = [1.23456e-5, -3e-14, 0.5, float("nan")]
+    table = pd.DataFrame({"path": [*"abcd"], "value": pd.Series(values, dtype="float32")})
+    tables.write(table, tmp_path / "out.json")
+    kept = [row["value"] for row in json.loads((tmp_path / "out.json").read_text())]
+    assert kept == [*map(float, np.array(values[:3], dtype="float32")), None]
+    assert [line.split()[1] for line in tables.as_text(table).splitlines()[1:]] == [
+        "1.235e-05",
+        "-3e-14",
+        "0.5000",
+        "nan",
+    ]
+    assert tables.metrics_text({"mae": 2.5e-5, "loss": 0.98333}) == "mae 2.5e-05, loss 0.9833"
+
+
 def test_an_output_is_replaced_whole_or_not_at_all(tmp_path):
     path = tmp_path / "out.csv"
     path.write_text("earlier")

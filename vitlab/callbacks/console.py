@@ -15,6 +15,7 @@ from tqdm import tqdm
 from vitlab.callbacks.record import RunRecord
 from vitlab.callbacks.steps import means
 from vitlab.runs.records import without_counts
+from vitlab.tables import in_short
 
 LOG = logging.getLogger("vitlab")
 _BAR = 8  # columns of the bar itself, at least, beside its numbers
@@ -144,9 +145,9 @@ class Console(Bar):
         self._close()
         if self.quiet:
             return
-        numbers = {f"train/{name}": f"{value:.4f}" for name, value in means(self.record.epoch_sums).items()}
+        numbers = {f"train/{name}": in_short(value) for name, value in means(self.record.epoch_sums).items()}
         shown = {k: v for k, v in self.record.validated.items() if k.count("/") < 2}  # no single targets
-        numbers |= {k: f"{shown[k]:.4f}" for k in without_counts(shown) if k not in ("val/n", "val/acc5")}
+        numbers |= {k: in_short(shown[k]) for k in without_counts(shown) if k not in ("val/n", "val/acc5")}
         speed, measured = {}, self.record.epoch_speed(trainer)
         if measured:
             speed["images/s"] = f"{measured['images_per_second']:,.0f}"
@@ -173,7 +174,7 @@ class Console(Bar):
     def _show(self, bar: tqdm) -> None:
         """Write the last row's numbers behind the bar, as many as fit, and the time left."""
         row = self.record.row
-        shown = [f"{name[6:]} {row[name]:.3f}" for name in row if name.startswith("train/")]
+        shown = [f"{name[6:]} {in_short(row[name], 3)}" for name in row if name.startswith("train/")]
         shown += [f"{row['images_per_second']:,.0f} images/s"]
         left = f"{_duration(row.get('seconds_left', math.inf))} left"
         room = shutil.get_terminal_size().columns - len(f"{bar.desc} || {bar.total}/{bar.total}, ") - _BAR

@@ -17,7 +17,7 @@ from vitlab.data.loading.streams import stream
 from vitlab.data.loading.transforms import to_image
 from vitlab.errors import printable
 from vitlab.runs.atomic import atomic_write
-from vitlab.tables import counted
+from vitlab.tables import counted, in_short
 
 _ROWS, _COLUMNS = 8, 7  # of the picture: one image of each class first; augmented versions
 _SOURCES = {"train": "training split", "published": "published, of ImageNet", "given": "given"}
@@ -87,7 +87,7 @@ def report_as_text(found: dict[str, Any]) -> str:
     ]
     for name in ("mean", "std") if found["mean"] else ():
         source = _SOURCES[found["statistics_from"]]
-        lines.append(f"{name:<11} " + " ".join(f"{value:.4f}" for value in found[name]) + f" ({source})")
+        lines.append(f"{name:<11} " + " ".join(in_short(value) for value in found[name]) + f" ({source})")
     lines.append(f"duplicates  {len(found['duplicates_across_splits'])} across splits, "
                  f"{found['duplicates_within_splits']} within them")  # fmt: skip
     lines += _some([f"{first} = {second}" for first, second in found["duplicates_across_splits"]])

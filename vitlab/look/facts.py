@@ -25,6 +25,7 @@ from vitlab.runs.records import split_metrics
 from vitlab.runs.same_images import Facts, same_images
 from vitlab.runs.standing import Standing
 from vitlab.stats import mcnemar, paired_interval
+from vitlab.tables import in_short
 
 CURVES = ("loss", "acc1", "lr", "grad_norm")
 NAMED_FIRST = {"tokenizer": "tokenizer", "pos_embed": "positions"}  # arguments of a network
@@ -112,7 +113,7 @@ def numbers_of(run: RunDir) -> dict[str, Any] | None:
             first = "acc1" if "acc1" in metrics else next(iter(metrics))
             head = f"{100 * metrics[first]:.2f} %" if first == "acc1" else f"{metrics[first]:.4g}"
             counts = {k: f" on {result[f'{k}_images']:.0f} images" for k in metrics if f"{k}_images" in result}
-            texts = {k: f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in metrics.items()}
+            texts = {k: f"{k} {in_short(v)}" if isinstance(v, float) else f"{k} {v}" for k, v in metrics.items()}
             others = [text + counts.get(k, "") for k, text in texts.items() if k != first]
             facts = {
                 "split": split,

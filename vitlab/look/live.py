@@ -23,6 +23,7 @@ from vitlab.look.page import RELOAD, render
 from vitlab.models.vit import VisionTransformer
 from vitlab.runs.atomic import write_text
 from vitlab.runs.directory import RunDir
+from vitlab.tables import in_short
 
 LOG = logging.getLogger("vitlab")
 SHARE = 0.05  # largest share of the time between validations that pictures may take
@@ -80,7 +81,7 @@ class LivePage(Callback):
             return
         if (loss := trainer.callback_metrics.get("val/loss")) is not None:
             self.losses.append(float(loss))
-            LOG.info("val/loss         %s %.4f", sparkline(self.losses), self.losses[-1])
+            LOG.info("val/loss         %s %s", sparkline(self.losses), in_short(self.losses[-1]))
         self.write(trainer, pl_module, is_last=False)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: Any) -> None:

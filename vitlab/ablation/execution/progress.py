@@ -14,6 +14,7 @@ from vitlab.ablation.execution.cells import FEW, Cell, Say, State, begun, for_ea
 from vitlab.ablation.execution.status import running_text
 from vitlab.errors import what_failed
 from vitlab.runs import lock
+from vitlab.tables import in_short
 
 SHOWN: tuple[State, ...] = ("done", "running", "failed", "diverged", "missing")
 
@@ -74,7 +75,7 @@ class Progress:
             minutes = sum(self.seconds) / len(self.seconds) * left / self.workers / 60
             words.append(f"about {minutes:.1f} min left")
         if best := self.best():
-            words.append(f"best {best[1]:.4f} ({best[0]})")
+            words.append(f"best {in_short(best[1])} ({best[0]})")
         return ", ".join(words)
 
     def table(self) -> Group:
@@ -88,7 +89,7 @@ class Progress:
             mine = [cell.name for cell in self.cells if cell.arm.name == arm]
             counts = Counter(states[name] for name in mine)
             values = [value for name in mine if (value := self.values.get(name, float("nan"))) == value]
-            mean = f"{sum(values) / len(values):.4f}" if values else ""
+            mean = in_short(sum(values) / len(values)) if values else ""
             table.add_row(arm, *(str(counts[state] or "") for state in SHOWN), mean)
         runs = [Text(f"{c.name}: {_running(c)}") for c in self.cells if states[c.name] == "running"]
         return Group(table, *runs, Text(self.line(states), style="bold"))

@@ -27,6 +27,7 @@ from vitlab.ablation.file.spec import Ablation
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RunDir
 from vitlab.runs.matching import matching
+from vitlab.tables import in_short
 
 Past = Sequence[tuple[Mapping[str, Any], float, int]]  # values, score (NaN: it diverged), epoch if it was stopped
 AT_RANDOM = 4  # candidates before the first that learns from others, the same for all arms
@@ -238,7 +239,7 @@ def given_up(ablation: Ablation, tried: Sequence[Trial]) -> dict[str, str]:
         if arm not in chosen and is_over(ablation, mine):
             scores = [trial.score() for trial in mine if trial.score() == trial.score()]
             best, floor = ablation.best(scores), ablation.tune.floor
-            short = f"its best candidate has {best:.4f} on validation data, `tune.floor` is {floor}"
+            short = f"its best candidate has {in_short(best)} on validation data, `tune.floor` is {floor}"
             found[arm] = short if scores else "all of its candidates diverged"
     return found
 
