@@ -84,7 +84,7 @@ def test_a_wrong_name_gets_the_closest_one(empty, name, folder, closest):
 def test_only_values_of_config_are_read_as_names():
     args = ["-c", "t2t", "--name", "t2t", "--config=vit", "--data.root=t2t"]
     t2t, vit = (str(HOME / f"configs/{name}.yaml") for name in ("t2t", "vit"))
-    assert resolve_configs(args) == ["-c", t2t, f"--config={vit}", "--name", "t2t", "--data.root=t2t"]  # flags count
+    assert resolve_configs(args) == ["-c", t2t, "--name", "t2t", f"--config={vit}", "--data.root=t2t"]
 
 
 @pytest.mark.slow

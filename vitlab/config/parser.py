@@ -5,7 +5,7 @@ import inspect
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.error import URLError
@@ -276,21 +276,16 @@ def _cause_of(error: BaseException) -> BaseException | None:
 
 
 def resolve_configs(args: list[str]) -> list[str]:
-    """Return the arguments with config names replaced by paths, and configs first: a flag counts wherever it stands.
-
-    >>> resolve_configs(["--trainer.max_epochs=3", "--config", "t2t"])[-1]
-    '--trainer.max_epochs=3'
-    """
-    configs, others = [], []
-    words = iter(args)
-    for word in words:
-        if word in ("-c", "--config"):
-            configs += [word, *(find_file(path, "--config") for path in islice(words, 1))]
+    """Return the arguments with config names replaced by paths."""
+    found = []
+    for flag, word in pairwise(["", *args]):
+        if flag in ("-c", "--config"):
+            found.append(find_file(word, "--config"))
         elif word.startswith("--config="):
-            configs.append(f"--config={find_file(word.removeprefix('--config='), '--config')}")
+            found.append(f"--config={find_file(word.removeprefix('--config='), '--config')}")
         else:
-            others.append(word)
-    return configs + others
+            found.append(word)
+    return found
 
 
 def settings(args: list[str]) -> list[tuple[str, Any]]:
