@@ -352,11 +352,15 @@ def test_wandb_is_one_offline_run_and_no_key_is_needed(here, monkeypatch):
         monkeypatch.delenv(name)
     monkeypatch.setenv("WANDB_RUN_GROUP", "the-group")  # as an ablation sets them for its cells
     monkeypatch.setenv("WANDB_JOB_TYPE", "the-arm")
-    assert main(["fit", *words]) == 0
-    (folder,) = (here / "runs" / "w" / "wandb").glob("offline-run-*")
-    sent = next(folder.glob("*.wandb")).read_bytes()
-    assert b"the-group" in sent and b"the-arm" in sent
-    assert read(here / "runs" / "w" / "run.json")["wandb_id"]
+    for place in (here / "one", here / "two"):  # as a notebook may go from folder to folder
+        place.mkdir()
+        monkeypatch.chdir(place)
+        assert main(["fit", *words]) == 0
+    for place in (here / "one", here / "two"):
+        (folder,) = (place / "runs" / "w" / "wandb").glob("offline-run-*")
+        sent = next(folder.glob("*.wandb")).read_bytes()
+        assert b"the-group" in sent and b"the-arm" in sent
+        assert read(place / "runs" / "w" / "run.json")["wandb_id"]
 
 
 @pytest.mark.slow

@@ -85,7 +85,7 @@ def test_the_file_of_an_ablation_is_confirmed_on_the_command_line(here, capsys):
     assert "line 3: the file imports mine: confirm it with --trust_imports mine" in told
     trust.trust("userpkg")
     told = answer(capsys, ["ablate", "plan", "a.yaml"])
-    assert told.endswith("confirm it with --trust_imports userpkg,mine\n"), "the flag as it is to be typed"
+    assert told.endswith("confirm it with --trust_imports userpkg,mine"), "the flag as it is to be typed"
 
 
 def test_a_refused_class_path_names_the_whole_flag_and_what_python_takes(monkeypatch):

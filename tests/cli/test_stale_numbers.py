@@ -116,9 +116,7 @@ def test_another_number_of_the_same_weights_and_images_is_said_to_be_one(place, 
     stored = run.stored["test"]
     run.update("results.json", test={**stored, "acc1": stored["acc1"] - 0.2})
     assert main(["test", "first"]) == 0
-    line = (
-        f"acc1 is {stored['acc1']:.4f}, and these weights gave {stored['acc1'] - 0.2:.4f} before on this split"
-    )
+    line = f"acc1 is {stored['acc1']:.4f}, and these weights gave {stored['acc1'] - 0.2:.4f} before on this split"
     assert line in capsys.readouterr().out
     assert RunDir("runs/first").stored["test"] == stored
 

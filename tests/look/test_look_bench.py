@@ -148,7 +148,7 @@ def test_pictures_beside_predictions_keep_their_shape():
     splits = {"val": SimpleNamespace(take=lambda index: images[index])}
     data = SimpleNamespace(build=lambda split: None, splits=splits)
     subject = SimpleNamespace(data=data, prepared=lambda x: [(x, None)], pixels=lambda x: x.permute(0, 2, 3, 1))
-    url = _sheet({"a": subject}, "val", np.arange(3))
+    url = _sheet([subject], "val", np.arange(3))
     sheet = np.asarray(Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("L")).astype(int)
     one = sheet[:32, 64:96]
     assert sheet.shape == (32, 1024)

@@ -255,7 +255,7 @@ def send_report(name: str, where: WandB, folder: Path, page: Path, summary: pd.D
         import wandb
 
         names: Any = {"project": project, "group": name, "job_type": "report", "name": f"{name} report"}
-        with wandb.init(**names, mode=way, dir=str(folder)) as run:
+        with wandb.init(**names, mode=way, dir=str(folder.absolute())) as run:
             table = summary.astype(object).where(summary.notna(), None)
             run.log({"summary": wandb.Table(dataframe=table, allow_mixed_types=True), "report": wandb.Html(page)})
     except Exception as error:  # the files are the record; W&B may fail in many ways

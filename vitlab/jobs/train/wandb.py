@@ -114,6 +114,8 @@ class SafeWandbLogger(WandbLogger):
         super().__init__(*args, **kwargs)
         self._wandb_init.pop("anonymous", None)  # wandb warns of it, and Lightning always gives it
         self._wandb_init |= {"group": os.environ.get("WANDB_RUN_GROUP") or group, "tags": list(tags or ())}
+        if folder := self._wandb_init["dir"]:  # W&B's service stays where the first run of a process began
+            self._wandb_init["dir"] = os.path.abspath(folder)
 
     def set_group(self, recipe: str | None, seed: int | bool) -> None:
         """Group the run with those of its recipe, unless the user named a group, and tag it with its seed."""
