@@ -114,6 +114,11 @@ def test_merge_keys_are_read_and_overridden():
     assert parse_yaml("day: 2026-11-23", "here") == {"day": "2026-11-23"}
 
 
+def test_what_was_read_from_yaml_may_be_changed():
+    parse_yaml("a: {b: [1]}", "here")["a"]["b"].append(2)
+    assert parse_yaml("a: {b: [1]}", "here") == {"a": {"b": [1]}}
+
+
 def test_every_flipped_bit_of_weights_is_found_or_changes_nothing(run):
     import torch
 

@@ -1,8 +1,10 @@
 """Turn jsonargparse's messages about a wrong configuration into one clear line; read YAML files strictly."""
 
+import copy
 import re
 from collections.abc import Iterable
 from enum import Enum
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar
@@ -124,6 +126,11 @@ def read_yaml_text(path: str | Path) -> str:
 
 def parse_yaml(text: str, where: str) -> Any:
     """Parse YAML in bounded time; refuse tags, deep nesting, and aliases that multiply."""
+    return copy.deepcopy(_parsed(text, where))  # whoever asks may change it
+
+
+@lru_cache(64)  # a command reads its file several times, and strict reading is slow
+def _parsed(text: str, where: str) -> Any:
     depths = accumulate({"[": 1, "{": 1, "]": -1, "}": -1}.get(letter, 0) for letter in text)
     if max(depths, default=0) > DEPTH:  # parsing time grows with the square of the depth
         raise UsageError(f"`{where}`: values are nested too deeply")
