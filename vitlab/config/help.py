@@ -7,6 +7,7 @@ Reading the docstrings takes seconds of imports, so ``flags.json`` beside this f
 
 import argparse
 import ast
+import functools
 import inspect
 import json
 import re
@@ -181,6 +182,7 @@ def _others(shown: str, *modules: Any) -> str:
     return ", ".join(name for name in names if name not in (shown, "FakeData", *BASES))
 
 
+@functools.cache  # asked for twice: for its keys and for its rows
 def _actions(cls: type) -> list[argparse.Action]:
     from jsonargparse import ArgumentParser
 
