@@ -30,6 +30,7 @@ WRITING = ".writing"  # never matches *.ckpt
 _LINK = ".link"
 _KEPT = 4  # files of the same size: last, previous, best, and one being written
 _PROBE = 2**23  # bytes, at most
+_PLAIN = {bool, float, int, str, type(None)}  # a list of these alone, such as a random state, is not looked into
 
 
 class NotSaved(OSError):
@@ -142,7 +143,8 @@ def snapshot(content: Any, seen: dict[Any, Tensor]) -> Any:
         copied.update((key, snapshot(value, seen)) for key, value in content.items())
         return copied
     if type(content) in (list, tuple):
-        return type(content)(snapshot(value, seen) for value in content)
+        is_plain = _PLAIN.issuperset(map(type, content))
+        return type(content)(content if is_plain else (snapshot(value, seen) for value in content))
     return copy.deepcopy(content)
 
 
@@ -180,7 +182,7 @@ def tensor_bytes(content: Any) -> int:
     values: Iterable[Any] = ()
     if isinstance(content, dict):
         values = content.values()
-    elif isinstance(content, list | tuple):
+    elif isinstance(content, list | tuple) and not _PLAIN.issuperset(map(type, content)):
         values = content
     return sum(map(tensor_bytes, values))
 
