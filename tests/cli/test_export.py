@@ -31,7 +31,7 @@ DINOV3 = {
 }
 SHARED = {"class_path": "relpos", "init_args": {"join": "every_layer_shared"}}
 REGISTERS = {"class_path": "rope2d", "init_args": {"register_theta": 10}}
-GRAPHS = [pytest.param(form, marks=pytest.mark.slow) for form in ("onnx", "pt2")]
+GRAPHS = [pytest.param("onnx", marks=pytest.mark.rare), pytest.param("pt2", marks=pytest.mark.slow)]
 
 
 def train(folder, config):
