@@ -168,7 +168,7 @@ def test_one_graph_serves_three_sizes(name, tokenizer):
     check_one_graph(net_of(name, tokenizer=tokenizer, depth=1))
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_one_graph_serves_positions_that_were_rescaled_once():
     net, small = net_of("rope2d", depth=1, img_size=20), net_of("rope2d", depth=1)
     net.load_state_dict(resample_pos_embed(small.state_dict(), net, small.grid_size, "rescale")[0])
