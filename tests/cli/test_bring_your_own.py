@@ -359,7 +359,8 @@ def test_the_page_runs_as_it_stands(capsys, monkeypatch):
     monkeypatch.syspath_prepend(".")
     monkeypatch.setattr("vitlab.analysis.subject.printed", lambda figure, *_: figure)  # a third of the time
     size = ["--model.depth=1", "--model.embed_dim=48", "--model.num_heads=3", "--trainer.accelerator=cpu"]
-    few = {"fit": ["--trainer.limit_train_batches=2"], "analyze": ["--num_images=16"]}
+    few = {"fit": ["--trainer.limit_train_batches=2", "--trainer.limit_val_batches=2"], "look": ["--pictures=1"]}
+    few["analyze"] = ["--num_images=16"]
     for line in re.findall(r"^vitlab (.*)$", page, re.MULTILINE):
         words = line.split()
         assert main([*words, *few.get(words[0], []), *(size if "Classifier" in line else [])]) == 0, line

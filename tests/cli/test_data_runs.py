@@ -114,7 +114,8 @@ def test_a_run_is_measured_on_another_folder_with_some_of_its_classes(tmp_path, 
     assert [row["n"] for row in predictions] == [10, 10]
 
 
-def test_a_run_whose_data_have_moved_says_where_they_were_and_is_measured_where_they_are(tmp_path, capsys):
+def test_a_run_whose_data_have_moved_says_where_they_were_and_is_measured_where_they_are(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("vitlab.analysis.subject.printed", lambda figure, *_: figure)  # seconds of typesetting
     root = _fill(tmp_path / "photos", {"train": 12, "test": 4})
     assert _fit("--data=ImageFolder", "--data.root=photos", "--data.batch_size=8") == 0
     there = shutil.move(root, tmp_path / "elsewhere")

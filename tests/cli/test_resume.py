@@ -30,6 +30,7 @@ CONFIG = Path(__file__).parents[2] / "configs" / "t2t.yaml"
 EMA = '[{"class_path": "EMA", "init_args": {"decay": 0.9}}]'
 HARD = ["--model.drop_path_rate=0.2", "--data.mixup=0.4", "--data.augment=crop-flip", f"--trainer.callbacks={EMA}"]
 FIT = ["fit", "--config", str(CONFIG), "--trainer.logger=false", "--trainer.log_every_n_steps=1", *HARD]
+FIT += ["--model.depth=2"]  # of which the second block drops paths
 FIT += ["--trainer.max_epochs=3", "--data.batch_size=32", "--data.subset=0.3"]  # ten steps an epoch
 DDP = ["--trainer.devices=2", "--trainer.strategy=ddp"]
 POINTS = random.Random(24).sample(range(3, 24), 3)  # steps of 30

@@ -344,6 +344,7 @@ def test_a_run_with_a_custom_block_is_described_tested_and_analyzed(tmp_path, mo
         "        return x + self.layer(x.roll(1, dims=1))\n"
     )
     monkeypatch.syspath_prepend(".")
+    monkeypatch.setattr("vitlab.analysis.subject.printed", lambda figure, *_: figure)  # seconds of typesetting
     size = ["--model.patch_size=2", "--model.depth=2", "--model.embed_dim=16", "--model.num_heads=2"]
     run = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.accelerator=cpu", "--name=own"]
     trust = ["--trust_imports", "ownblock"]

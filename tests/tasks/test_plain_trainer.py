@@ -40,13 +40,16 @@ def test_a_classifier_learns_its_sizes_from_the_data_and_its_checkpoint_is_loade
 
 
 def test_a_classifier_needs_no_arguments(tmp_path):
-    task = vitlab.Classifier()
-    trained(tmp_path, task, vitlab.Digits(subset=0.05, batch_size=8))
-    assert (task.net.img_size, task.net.patch_size, task.net.grid_size, task.net.num_classes) == ((8, 8), 2, (4, 4), 10)
+    data = vitlab.Digits(subset=0.05, batch_size=8)
+    plain, task = vitlab.Classifier(), vitlab.Classifier(embed_dim=16, depth=1, num_heads=2)
+    plain.take_sizes(data)
+    trained(tmp_path, task, data)  # a smaller one that is told as little of the images
+    for net in (plain.net, task.net):
+        assert (net.img_size, net.patch_size, net.grid_size, net.num_classes) == ((8, 8), 2, (4, 4), 10)
     net, transform = vitlab.load(next(Path(tmp_path).rglob("*.ckpt")))
     assert net(transform(Image.new("L", (8, 8)))[None]).shape == (1, 10)
     with pytest.raises(ValueError, match="`patch_size` must divide"):  # what was given stays
-        vitlab.Classifier(patch_size=16).take_sizes(vitlab.Digits())
+        vitlab.Classifier(**SMALL | {"patch_size": 16}).take_sizes(vitlab.Digits())
 
 
 def test_a_checkpoint_watches_what_a_task_watches_once_it_knows_its_targets(tmp_path):
