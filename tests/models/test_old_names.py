@@ -6,7 +6,7 @@ import pytest
 import torch
 import yaml
 
-from vitlab.config.help import current
+from vitlab.config.arguments import flags
 from vitlab.config.parser import VitlabCLI
 from vitlab.errors import UsageError
 from vitlab.models import VisionTransformer, create_model
@@ -83,7 +83,7 @@ def test_an_older_checkpoint_gives_its_network(tmp_path):
 
 @pytest.mark.slow
 def test_the_help_shows_no_old_name_and_the_command_takes_each():
-    now = current()
+    now = flags()  # which test_fit compares with those of the classes
     shown = {flag.removeprefix("--model.") for rows in now["help"].values() for flag, *_ in rows}
     assert not shown & set(OLD) and {"attn", "block", "tokenizer"} <= shown
     assert {f"model.{name}" for name in OLD} <= set(now["keys"])
