@@ -26,7 +26,7 @@ from vitlab.config.arguments import as_arguments
 from vitlab.errors import RunFailed
 from vitlab.runs.processes import SETTINGS
 
-pytestmark = pytest.mark.slow  # whole runs
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("hasty")]  # whole runs
 
 SHORT = {"trainer.max_epochs": 1, "trainer.logger": False, "data.subset": 0.06}  # one step
 

@@ -75,7 +75,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture
-def desk(tmp_path, monkeypatch):
+def desk(tmp_path, monkeypatch, hasty):
     """A folder with the things that the reader has."""
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")

@@ -15,6 +15,12 @@ from vitlab.cli.main import main
 pytestmark = pytest.mark.slow  # whole runs
 
 
+@pytest.fixture(autouse=True)
+def _drawn_where_figures_are_asked_about(request):
+    if "figures" not in request.node.name:
+        request.getfixturevalue("hasty")
+
+
 def analyze(names, run, *arguments):
     return main(["analyze", names, str(run), "--num_images=64", *map(str, arguments)])
 

@@ -24,7 +24,7 @@ from vitlab.models.walk import probabilities
 
 
 @pytest.fixture
-def few_maps(monkeypatch):
+def few_maps(monkeypatch, hasty):
     """Let pages have the maps of one class beside the predicted one, and those of gradients take few steps."""
     monkeypatch.setattr("vitlab.look.viewer.MOST_CLASSES", 1)
     monkeypatch.setattr("vitlab.analysis.attribution.maps.STEPS", 4)

@@ -39,7 +39,7 @@ def seldom(values, is_seldom):
 
 
 @pytest.fixture(autouse=True)
-def _few_steps(monkeypatch):
+def _few_steps(monkeypatch, hasty):
     """Let maps of gradients take a quarter of their steps: the networks are simple."""
     monkeypatch.setattr("vitlab.analysis.attribution.maps.STEPS", 8)
     monkeypatch.setattr("vitlab.analysis.attribution.maps.SAMPLES", 4)
