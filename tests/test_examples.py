@@ -294,7 +294,7 @@ OFTEN = (WAYS[3], WAYS[-1])  # an attention and a position embedding
     [way if way in OFTEN else pytest.param(way, marks=pytest.mark.rare) for way in WAYS],
     ids=lambda way: way[0].partition("=")[2],
 )
-def test_every_example_is_trained_analyzed_and_exported_by_the_commands(way, tmp_path, monkeypatch, capsys):
+def test_every_example_is_trained_analyzed_and_exported_by_the_commands(way, tmp_path, monkeypatch, capsys, hasty):
     monkeypatch.chdir(tmp_path)
     key, path = way[0].removeprefix("--model.").split("=")
     trust = ["--trust_imports", path.split(".")[0]]

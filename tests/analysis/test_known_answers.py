@@ -65,11 +65,15 @@ def trained(digits):
 
 
 OVERLAPPING = {"tokenizer": "t2t", "t2t_kernels": (3, 3), "t2t_strides": (2, 1), "t2t_dim": 8}
-WITHOUT_POSITIONS = [{}, {"class_token": False, "global_pool": "avg"}, OVERLAPPING]
+WITHOUT_POSITIONS = [
+    pytest.param({}, id="class_token", marks=pytest.mark.rare),
+    pytest.param({"class_token": False, "global_pool": "avg"}, id="mean", marks=pytest.mark.rare),
+    pytest.param(OVERLAPPING, id="t2t"),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", WITHOUT_POSITIONS, ids=["class_token", "mean", "t2t"])
+@pytest.mark.parametrize("changes", WITHOUT_POSITIONS)
 def test_a_trained_network_without_positions_has_no_displacement_although_content_shows_a_pattern(trained, changes):
     table = displacements(trained(pos_embed="none", **changes))
     assert holds_zero(table).mean() > 0.85  # 95 % intervals, which neighbors share; .898 with the weights of torch 2.10
@@ -123,7 +127,7 @@ def test_a_head_that_attends_to_a_place_is_recognized(digits, offset):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pos_embed", ["rope2d", "sincos2d"])
+@pytest.mark.parametrize("pos_embed", [pytest.param("rope2d", marks=pytest.mark.rare), "sincos2d"])
 def test_a_trained_network_with_positions_has_a_displacement(trained, pos_embed):
     table = displacements(trained(pos_embed=pos_embed))
     assert holds_zero(table).mean() < 0.7
@@ -174,7 +178,7 @@ def test_nothing_changes_without_positions_and_intervals_are_those_of_a_share(di
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.rare), 2])
 def test_constant_features_classify_at_chance_and_show_no_place(digits, threads):
     torch.set_num_threads(threads)
     net = small_net(pos_embed="none")

@@ -219,7 +219,13 @@ STATES = [empty, wandb_only, record_only, torn_record, torn_everything, torn_con
 STATES += [no_checkpoints, damaged_checkpoints, no_config_no_checkpoints, empty_lock, torn_lock, lock_of_a_dead_host]
 STATES += [foreign_files]
 RESUMED = {torn_record, torn_everything, no_checkpoints, empty_lock, torn_lock, lock_of_a_dead_host}
-WAYS = [(way, state) for way in ("start", "resume") for state in STATES if way == "start" or state not in RESUMED]
+ALIKE = {empty, torn_record, empty_config, no_config_no_checkpoints, torn_lock}  # each to one that is tried often
+WAYS = [
+    pytest.param(way, state, marks=[pytest.mark.rare] if state in ALIKE else [])
+    for way in ("start", "resume")
+    for state in STATES
+    if way == "start" or state not in RESUMED
+]
 WAYS += [pytest.param("auto", state, marks=pytest.mark.rare) for state in STATES]
 
 
