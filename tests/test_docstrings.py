@@ -98,7 +98,10 @@ def test_every_public_class_and_function_has_an_example_that_runs(value, module,
         names["subject"], names["t2t_subject"], names["mae_subject"] = request.getfixturevalue("subjects")
         names["run"] = vitlab.Run("first")
         monkeypatch.setattr("vitlab.analysis.attribution.maps.STEPS", 8)  # no example shows numbers of maps
+        monkeypatch.setattr("vitlab.analysis.attribution.maps.SAMPLES", 4)
         monkeypatch.setattr("vitlab.analysis.attribution.sanity.DRAWS", 2)
+        for file in ("sanity", "curves"):
+            monkeypatch.setattr(f"vitlab.analysis.attribution.{file}.MOST", 4)
         if value is not vitlab.analysis.Finding:
             request.getfixturevalue("hasty")
     runner = doctest.DocTestRunner(optionflags=FLAGS)

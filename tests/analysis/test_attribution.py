@@ -148,6 +148,7 @@ def test_integrated_gradients_add_up_where_pixels_are_normalized_or_the_note_say
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 def test_integrated_gradients_of_a_trained_t2t_add_up():
     net, transform = vitlab.load("vitlab:photos64_t2t")
     image = transform(Image.fromarray(load_sample_image("flower.jpg")))[None]
