@@ -53,7 +53,13 @@ def code_digest(package: Path = HERE, own: Sequence[str] = ()) -> str:
     files = [(path, name) for path, name in files if _runs_in_a_cell(name)]
     mine = [file for name in own for file in _files_of(name)]
     files += mine + _imported_by(path for path, _ in mine)
-    text = "\n".join(f"{name}\n{_dumped(path.read_text())}" for path, name in files)
+    return _digest_of(tuple((str(name), path.read_text()) for path, name in files))
+
+
+@lru_cache(4)
+def _digest_of(files: tuple[tuple[str, str], ...]) -> str:
+    """Return the hash of files of Python, given as names and texts; vitlab's are ten megabytes of syntax trees."""
+    text = "\n".join(f"{name}\n{_dumped(text)}" for name, text in files)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
