@@ -49,7 +49,7 @@ def test_a_graph_of_torch_export_takes_any_size(tokenizer, name, tmp_path):
 
 @pytest.mark.parametrize(
     ("tokenizer", "name"),
-    [pytest.param(*pair, marks=[] if pair == ("patch", "rope2d") else pytest.mark.rare) for pair in PAIRS],
+    [pytest.param(*pair, marks=[] if pair == ("t2t", "rope2d") else pytest.mark.rare) for pair in PAIRS],
 )
 def test_a_graph_of_onnx_takes_any_size(tokenizer, name, tmp_path):
     pytest.importorskip("onnxruntime")
