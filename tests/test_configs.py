@@ -78,7 +78,8 @@ def root(tmp_path_factory):
     ids=ident,
 )
 def test_the_config_builds_with_outputs_of_the_right_shape(path, root, monkeypatch):
-    monkeypatch.setattr("vitlab.data.files.scan.image_header", lambda data: (None, (200, 200)))  # of a thousand equal ones
+    # a thousand pictures have one header
+    monkeypatch.setattr("vitlab.data.files.scan.image_header", lambda data: (None, (200, 200)))
     arguments = ["--config", str(path), *SMALL]
     data = yaml.safe_load(path.read_text())["data"]
     if "root" in data.get("init_args", {}):
