@@ -65,15 +65,11 @@ def trained(digits):
 
 
 OVERLAPPING = {"tokenizer": "t2t", "t2t_kernels": (3, 3), "t2t_strides": (2, 1), "t2t_dim": 8}
-WITHOUT_POSITIONS = [
-    pytest.param({}, id="class_token", marks=pytest.mark.rare),
-    pytest.param({"class_token": False, "global_pool": "avg"}, id="mean", marks=pytest.mark.rare),
-    pytest.param(OVERLAPPING, id="t2t"),
-]
+WITHOUT_POSITIONS = [{}, {"class_token": False, "global_pool": "avg"}, OVERLAPPING]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", WITHOUT_POSITIONS)
+@pytest.mark.parametrize("changes", WITHOUT_POSITIONS, ids=["class_token", "mean", "t2t"])
 def test_a_trained_network_without_positions_has_no_displacement_although_content_shows_a_pattern(trained, changes):
     table = displacements(trained(pos_embed="none", **changes))
     assert holds_zero(table).mean() > 0.85  # 95 % intervals, which neighbors share; .898 with the weights of torch 2.10
