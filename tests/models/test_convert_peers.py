@@ -125,6 +125,18 @@ def test_a_folder_of_transformers_is_read_by_name_and_fine_tuned(tmp_path):
         create_model(f"hf:{tmp_path}/none")
 
 
+@pytest.mark.parametrize("name", ["ViTForImageClassification", "DINOv3ViTModel"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_folder_in_half_precision_is_read_in_float32(name, dtype, tmp_path):
+    config, more = EQUAL[name]
+    theirs = random_net(name, config, more).to(dtype)
+    theirs.save_pretrained(tmp_path)
+    net = create_model(f"hf:{tmp_path}").eval()
+    images = torch.randn(2, 3, *net.img_size)
+    expected = peer_outputs(type(theirs).from_pretrained(tmp_path, dtype=torch.float32), images)
+    torch.testing.assert_close(net(images), expected, atol=1e-5 * float(expected.abs().max().clamp(min=1)), rtol=0)
+
+
 @pytest.mark.parametrize(
     ("name", "config", "more", "reason"),
     [

@@ -110,7 +110,8 @@ def _hf_model(name: str, pretrained: bool) -> nn.Module:
     if left := [_HEADS[one] for one in named if one in _HEADS]:
         warnings.warn(f"hf:{name} is read without its head, which has no counterpart here: {left[0]}", stacklevel=2)
     try:
-        return cls.from_pretrained(name, trust_remote_code=False, use_safetensors=True).eval()
+        options = {"trust_remote_code": False, "use_safetensors": True, "dtype": torch.float32}  # else the file's
+        return cls.from_pretrained(name, **options).eval()
     except OSError as error:
         raise ValueError(f"hf:{name} has no weights to give: {one_line(error)}") from error
 

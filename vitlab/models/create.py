@@ -1,5 +1,6 @@
 """Create a network by name: a published size, or a model of timm."""
 
+import copy
 import inspect
 import logging
 import warnings
@@ -295,6 +296,8 @@ def _known_layers(theirs: Any) -> tuple[str, str]:
 def same_network(theirs: nn.Module, file: WeightsFile, arguments: Mapping[str, Any]) -> VisionTransformer:
     """Build our network from another library's file, with blocks as in ``arguments``; check that outputs are equal.
 
+    It is returned on the device and in the precision of ``theirs``; outputs are compared in float32 at least.
+
     Example:
         >>> same_network(vit := timm_model("timm:test_vit", False), timm_file(vit, "timm:test_vit"), {}).grid_size
         (10, 10)
@@ -308,12 +311,14 @@ def same_network(theirs: nn.Module, file: WeightsFile, arguments: Mapping[str, A
     load_weights(ours, file)
     size = getattr(getattr(theirs, "patch_embed", None), "img_size", None) or ours.img_size
     images = torch.randn(1, ours.in_chans, *size, generator=torch.Generator().manual_seed(0))
-    if (value := next(theirs.parameters(), None)) is not None:  # on its device, in its precision
-        ours, images = ours.to(value), images.to(value)
-    modes = [(module, module.training) for module in theirs.modules()]
+    value = next(theirs.parameters(), torch.empty(0))
+    full = torch.promote_types(value.dtype, torch.float32)  # half-precision outputs differ by more than is checked
+    reference = theirs if full == value.dtype else copy.deepcopy(theirs).to(full)
+    ours, images = ours.to(value.device, full), images.to(value.device, full)
+    modes = [(module, module.training) for module in reference.modules()]
     try:
         with torch.no_grad():
-            expected = peer_outputs(theirs.eval(), images)
+            expected = peer_outputs(reference.eval(), images)
             outputs = ours(images[..., : ours.img_size[0], : ours.img_size[1]])
     finally:
         for module, mode in modes:
@@ -324,4 +329,4 @@ def same_network(theirs: nn.Module, file: WeightsFile, arguments: Mapping[str, A
         reason = f"build yours with {changes}" if changes else "it has parts that do not exist here"
         what = f"{file.path} computes something else than this network with its weights"
         raise NoCounterpart(f"{what}: {reason}", theirs)
-    return ours
+    return ours.to(value)
