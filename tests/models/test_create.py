@@ -294,6 +294,12 @@ def test_a_network_that_is_in_training_is_compared_without_dropout_and_stays_in_
     assert not theirs.blocks[0].mlp.training
 
 
+def test_a_network_in_half_precision_is_compared_in_full_and_keeps_its_precision():
+    theirs = timm.models.VisionTransformer(**TINY).bfloat16()
+    torch.nn.init.normal_(theirs.pos_embed)
+    assert as_transformer(theirs, "mine").head.weight.dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize(("in_chans", "patch"), [(1, 8), (4, (4, 8)), (5, 4), (12, 4)])
 def test_patches_of_naflexvit_have_any_channels(in_chans, patch):
     from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg

@@ -216,6 +216,9 @@ def test_maes_table_is_compared_with_the_formula_and_mocos_is_refused(path):
         load_weights(model, path)
 
 
+SCALED = {"class_path": "learned", "init_args": {"scale": 0.3}}
+
+
 def scaled(method):
     return tiny(pos_embed={"class_path": method, "init_args": {"scale": 0.2}})
 
@@ -226,6 +229,16 @@ def test_the_table_of_another_library_is_what_a_scaled_method_adds(path, method)
     torch.save(to_timm(saved.state_dict(), saved.pos_embed.added()), path)
     load_weights(model, path)
     assert_same_outputs(model, saved)
+
+
+@pytest.mark.parametrize("changes", [{}, {"pos_embed": SCALED}, {"img_size": 24}, {"patch_size": 8}])
+def test_weights_in_half_precision_are_converted_in_float32(path, changes):
+    half = {name: value.bfloat16() for name, value in randomized(TimmViT(**TINY)).state_dict().items()}
+    nets = tiny(**{"pos_embed": "learned"} | changes), tiny(**{"pos_embed": "learned"} | changes)
+    for net, state in zip(nets, (half, {name: value.float() for name, value in half.items()}), strict=True):
+        torch.save(state, path)
+        load_weights(net, path, "usual", grid=(4, 4))
+    assert_same_outputs(*nets)
 
 
 @pytest.mark.parametrize("method", ["learned", "sincos2d"])

@@ -341,6 +341,19 @@ def same_table(table: Tensor, formula: Tensor, tolerance: float) -> bool:
     return table.shape == formula.shape and bool((table - formula.to(table)).abs().max() <= tolerance)
 
 
+def full_precision(state: State) -> State:
+    """Return tensors in half precision as float32, before anything is computed from them; others unchanged.
+
+    Example:
+        >>> full_precision({"cls_token": torch.zeros(1, 1, 8).bfloat16()})["cls_token"].dtype
+        torch.float32
+    """
+    return {
+        name: value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
+        for name, value in state.items()
+    }
+
+
 def _rename(state_dict: State, old: str, new: str) -> State:
     return {new + name.removeprefix(old) if name.startswith(old) else name: value for name, value in state_dict.items()}
 
@@ -368,6 +381,7 @@ def fold_prefix_positions(state: State, num_patches: int | None) -> State:
         )
     row = 0
     for name, count in layouts[candidates.index(num_patches)].items():
+        state |= full_precision({name: state[name]})
         state[name] = state[name] + table[:, row : row + count]
         row += count
     return state | {"pos_embed.weight": table[:, row:]}

@@ -17,7 +17,7 @@ from vitlab.layers.pos_embed.resizable import SIZED, Resizable
 from vitlab.layers.pos_embed.rotary import RoPE2d
 from vitlab.layers.resample import Grid, ResizePolicy
 from vitlab.models.arguments import ModelArgs
-from vitlab.models.convert import convert_layout, resize_patch_kernels, same_table, unknown_grid
+from vitlab.models.convert import convert_layout, full_precision, resize_patch_kernels, same_table, unknown_grid
 from vitlab.models.old_names import OLD, upgrade
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.weights_file import WeightsFile, read_weights
@@ -104,9 +104,10 @@ def load_weights(
     is_official = any("T2T" in sentence for sentence in sentences)
     old_grid, grid_sentences = (known, doubts) if known else _trained_grid(state, model, is_official)
     state = _rename_to_parts(state, model)
+    state, table_sentences = _drop_formula(state, model, old_grid)
+    state = full_precision(state)
     new_patch = model.tokenizer.patch_size if resize and isinstance(model.tokenizer, PatchEmbed) else None
     state, patch_sentences = resize_patch_kernels(state, new_patch)
-    state, table_sentences = _drop_formula(state, model, old_grid)
     is_ours = not sentences and not file.is_foreign
     state = state if is_ours else _unscaled(state, model)
     scale_sentences = _other_scale(trained, model) if trained and is_ours and not doubts else []
