@@ -120,6 +120,15 @@ def test_prefixes_of_wrappers_are_stripped(path, prefix):
     assert_same_outputs(model, saved)
 
 
+def test_the_average_that_torch_makes_is_read(path):
+    saved = randomized(tiny())
+    averaged = torch.optim.swa_utils.AveragedModel(saved).state_dict()
+    for content in (averaged, {"model": tiny().state_dict(), "model_ema": averaged}):  # the latter as torchvision does
+        torch.save(content, path)
+        load_weights(model := tiny(), path)
+        assert_same_outputs(model, saved)
+
+
 def test_averaged_weights_are_preferred(path):
     raw, averaged = randomized(tiny()), randomized(tiny())
     torch.save({"state_dict": raw.state_dict(), "state_dict_ema": averaged.state_dict()}, path)

@@ -212,10 +212,14 @@ def _load(path: Path, **options: Any) -> Any:
 
 
 def _strip_prefixes(state_dict: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Strip the prefixes of DDP, torch.compile and our tasks; also return the names outside the network, left out."""
+    """Strip the prefixes of DDP, torch.compile, torch's AveragedModel (which also counts its updates) and our tasks.
+
+    Also return the names outside the network, left out.
+    """
     state_dict = {name.replace("_orig_mod.", ""): value for name, value in state_dict.items()}
-    if all(name.startswith("module.") for name in state_dict):
-        state_dict = {name.removeprefix("module."): value for name, value in state_dict.items()}
+    wrapped = {name: value for name, value in state_dict.items() if name != "n_averaged"}
+    if all(name.startswith("module.") for name in wrapped):
+        state_dict = {name.removeprefix("module."): value for name, value in wrapped.items()}
     if not any(name.startswith("net.") for name in state_dict):
         return state_dict, []
     inside = {name.removeprefix("net."): value for name, value in state_dict.items() if name.startswith("net.")}
