@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from vitlab.layers.pos_embed.added import SinCos1d, SinCos2d
 from vitlab.models.convert import to_timm
+from vitlab.models.create import create_model
 from vitlab.models.load import load_network, load_weights
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.weights_file import WeightsFile, check_readable, read_weights
@@ -64,13 +65,14 @@ def path(tmp_path):
 OTHERS = {
     "vit.embeddings.patch_embeddings.projection.weight": "transformers has written it: .* as hf:FOLDER",
     "backbone.patch_embed.proj.weight": "it has its network under `backbone.`: save these weights alone",
+    "my.model.blocks.0.norm1.weight": "it has its network under `my.model.`: save these weights alone",
     "decoder_pos_embed": "it has the decoder of a pretraining: save its weights without those of decoder_",
 }
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_file_of_another_layout_is_refused_with_what_can_be_done(path, name):
-    rest = tiny().state_dict() if name.startswith("decoder") else {}
+    rest = tiny().state_dict() if name.startswith("decoder") else {"criterion.weight": torch.zeros(5)}
     torch.save({**rest, name: torch.zeros(3, 3)}, path)
     for refused in (partial(load_weights, tiny(), path, grid=(4, 4)), partial(load_network, path)):
         with pytest.raises(ValueError, match=OTHERS[name]) as told:
@@ -109,6 +111,21 @@ def test_a_lightning_checkpoint_is_loaded_and_other_entries_are_named(path):
     model = tiny()
     assert load_weights(model, path) == ["weights: left out what lies outside the network, loss.weight"]
     assert_same_outputs(model, saved)
+
+
+@pytest.mark.parametrize("prefix", ["model.", "student.backbone."])
+def test_a_prefix_that_all_names_have_is_stripped_and_told(path, prefix):
+    saved = randomized(TimmViT(**TINY))
+    torch.save({"state_dict": {prefix + name: value for name, value in saved.state_dict().items()}}, path)
+    model = tiny(pos_embed="learned")
+    assert f"weights: those under {prefix}" in load_weights(model, path)
+    assert_same_outputs(model, saved)
+    sizes = {name: value for name, value in TINY.items() if name != "num_classes"}
+    assert create_model(weights=path, pos_embed="learned", **sizes).num_classes == 5  # as in the file
+    torch.save({f"any.{name}": value for name, value in tiny().state_dict().items()} | {"bias": torch.ones(1)}, path)
+    with pytest.raises(ValueError, match=r"does not fit the model: .* has its network under `any\.`") as refused:
+        load_weights(model, path)
+    assert "model.pos_embed" not in str(refused.value)
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "net._orig_mod."])

@@ -22,7 +22,7 @@ from vitlab.models.load import load_weights, outputs_of
 from vitlab.models.old_names import OLD, upgrade
 from vitlab.models.sizes import SIZES
 from vitlab.models.vit import VisionTransformer
-from vitlab.models.weights_file import WeightsFile, read_weights
+from vitlab.models.weights_file import WeightsFile, read_weights, unwrapped
 from vitlab.shipped import LIBRARIES, PREFIX, shipped_weights
 from vitlab.tokenizers.splits import pair
 
@@ -100,7 +100,7 @@ def create_model(
         same_network(theirs, file, {})
         base = file.arguments  # the arguments follow from the name
         if weights is not None:
-            file = read_weights(weights)
+            file = unwrapped(read_weights(weights))
             file.arguments = file.arguments or base
     elif weights is None:
         return VisionTransformer(**upgrade({**_base(name), **arguments}))
@@ -110,7 +110,7 @@ def create_model(
             theirs, file = _of_library(weights, pretrained=True)
             same_network(theirs, file, upgrade({**base, **arguments}))
         else:
-            file = read_weights(weights)
+            file = unwrapped(read_weights(weights))
     net = VisionTransformer(**base | {"num_classes": outputs_of(file.state_dict)} | arguments)
     for sentence in load_weights(net, file, resize, grid=grid):
         _log.info(sentence)

@@ -20,7 +20,7 @@ from vitlab.models.arguments import ModelArgs
 from vitlab.models.convert import convert_layout, full_precision, resize_patch_kernels, same_table, unknown_grid
 from vitlab.models.old_names import OLD, upgrade
 from vitlab.models.vit import VisionTransformer
-from vitlab.models.weights_file import WeightsFile, read_weights
+from vitlab.models.weights_file import WeightsFile, network_prefix, read_weights, unwrapped
 from vitlab.tokenizers.patch import PatchEmbed
 from vitlab.tokenizers.splits import pair
 
@@ -46,7 +46,7 @@ def load_network(path: str | Path) -> VisionTransformer:
         ...     load_network(f"{folder}/last.ckpt").grid_size
         (4, 4)
     """
-    file = read_weights(path)
+    file = unwrapped(read_weights(path))
     arguments = network_args(file.arguments)
     if not arguments:
         way_out = _way_out(file.state_dict) or "give its arguments: create_model(..., weights=...)"
@@ -90,7 +90,7 @@ def load_weights(
         ...     load_weights(net, f"{folder}/weights.pt", grid=(4, 4))
         []
     """
-    file = path if isinstance(path, WeightsFile) else read_weights(path)
+    file = unwrapped(path if isinstance(path, WeightsFile) else read_weights(path))
     says = "img_size" in file.arguments and grid is None
     trained = _built_without_weights(network_args(file.arguments)) if says else None
     known, doubts = _given_grid(trained, model, grid)
@@ -304,9 +304,10 @@ def _fill(model: VisionTransformer, state: State, path: str | Path) -> None:
     if reasons:
         after = "fc_norm.weight" in differences["unexpected"]
         hint = "; timm's fc_norm normalizes after pooling: set `model.fc_norm=True`" if after else ""
+        names = differences["missing"] + differences["unexpected"]
         if way_out := _way_out(state):
             hint = f"; {way_out}"
-        elif any("pos_embed" in name for name in differences["missing"] + differences["unexpected"]):
+        elif any("pos_embed" in name for name in names) and all("pos_embed" in name for name in differences["missing"]):
             hint += "; build the model with the `model.pos_embed` of the file"
         raise ValueError(f"{path} does not fit the model: {'; '.join(reasons)}{hint}")
     _forget_grids(model, state)
@@ -320,8 +321,8 @@ def _way_out(state: State) -> str | None:
     """Return what to do with weights whose names are those of no network that is read here; None for others."""
     if any("embeddings.patch_embedding" in name for name in state):
         return "transformers has written it: give the folder in which it lies with its config.json, as hf:FOLDER"
-    if any(name.startswith("backbone.") for name in state):
-        return "it has its network under `backbone.`: save these weights alone, without this prefix"
+    if prefix := network_prefix(state):
+        return f"it has its network under `{prefix}`: save these weights alone, without this prefix"
     if any(name.startswith("decoder_") for name in state):
         return "it has the decoder of a pretraining: save its weights without those of decoder_ and mask_token"
     return None

@@ -5,8 +5,9 @@ import errno
 import hashlib
 import json
 import pickle
+import re
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -87,6 +88,31 @@ def read_weights(path: str | Path | WeightsFile) -> WeightsFile:
     state_dict, outside = _strip_prefixes(state_dict)
     sentences += [f"weights: left out what lies outside the network, {preview(outside)}"] if outside else []
     return WeightsFile(state_dict, arguments or _arguments_beside(path), sentences, path, own=own)
+
+
+def network_prefix(state_dict: dict[str, Tensor]) -> str:
+    """Return what stands before the names of a network within a larger module, ``model.``; empty for a network alone.
+
+    Example:
+        >>> network_prefix({"model.cls_token": torch.zeros(1, 1, 8), "model.blocks.0.norm1.bias": torch.zeros(8)})
+        'model.'
+    """
+    found = (re.match(r"((?:\w+\.)*?)(?:blocks\.0|patch_embed)\.", name) for name in state_dict)
+    return min((match[1] for match in found if match), default="", key=len)
+
+
+def unwrapped(file: WeightsFile) -> WeightsFile:
+    """Return a file without the prefix that all its names have, as a module that holds the network gives them.
+
+    Example:
+        >>> list(unwrapped(WeightsFile({"model.blocks.0.norm1.bias": torch.zeros(8)})).state_dict)
+        ['blocks.0.norm1.bias']
+    """
+    prefix = network_prefix(file.state_dict)
+    if not prefix or not all(name.startswith(prefix) for name in file.state_dict):
+        return file
+    state_dict = {name.removeprefix(prefix): value for name, value in file.state_dict.items()}
+    return replace(file, state_dict=state_dict, sentences=[*file.sentences, f"weights: those under {prefix}"])
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
