@@ -190,6 +190,19 @@ def theirs_with_size(theirs):
     return theirs
 
 
+@pytest.mark.parametrize("registers", [0, 2])
+def test_the_published_layout_of_dinov2_is_read(path, registers):
+    theirs = randomized(TimmViT(**TINY, reg_tokens=registers, no_embed_class=True, init_values=1.0))
+    state = theirs.state_dict() | {"mask_token": torch.ones(1, 16)}
+    state["pos_embed"] = torch.cat([torch.zeros(1, 1, 16), state["pos_embed"]], dim=1)
+    if registers:
+        state["register_tokens"] = state.pop("reg_token")
+    torch.save(state, path)
+    model = tiny(pos_embed="learned", reg_tokens=registers, layer_scale=1.0)
+    assert "weights: left out mask_token, which only pretraining needs" in load_weights(model, path)
+    assert_same_outputs(model, theirs)
+
+
 @pytest.mark.parametrize("t2t_attn", ["performer", "transformer"])
 def test_an_official_t2t_file_is_recognized(path, t2t_attn):
     saved = randomized(tiny(**T2T | {"t2t_attn": t2t_attn}))

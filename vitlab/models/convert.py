@@ -43,7 +43,9 @@ def rename_positions(
             tables[int(table[1] or 0)] = value
         elif name in ("rope.freqs", "freqs"):
             state["pos_embed.freqs"] = _head_freqs(value, num_heads)
-        elif not RECOMPUTED.fullmatch(name):
+        elif name == "register_tokens":  # DINOv2
+            state["reg_token"] = value
+        elif name != "mask_token" and not RECOMPUTED.fullmatch(name):
             new_name, new_value = _rename_naflex(re.sub(r"\.gamma_([12])$", r".ls\1.gamma", name), value, patch)
             state[new_name] = new_value
     if tables:
@@ -192,7 +194,7 @@ def from_timm(
     """Rename the state dict of a timm ViT, Eva (with rotations), BEiT or NaFlexViT to ours; outputs do not change.
 
     Positions that timm adds to class and register tokens are constants and become part of these tokens. DeiT, DINO,
-    MAE and MoCo v3 have the same layout.
+    MAE and MoCo v3 have the same layout, and DINOv2, whose mask token is left out.
 
     Args:
         state_dict: State dict of timm.
@@ -281,7 +283,9 @@ def convert_layout(
     if any(name.startswith(("patch_embed.", "embeds.")) for name in state_dict):
         if rows and rows - num_patches not in (0, 1, num_prefix_tokens):
             raise unknown_grid(rows)
-        return from_timm(state_dict, num_patches, num_heads, patch), ["layout: converted from timm"]
+        left = ["weights: left out mask_token, which only pretraining needs"] if "mask_token" in state_dict else []
+        state = from_timm(state_dict, num_patches, num_heads, patch)
+        return state, ["layout: converted from timm", *left]
     return state_dict, []
 
 
