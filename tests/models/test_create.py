@@ -222,6 +222,15 @@ def test_weights_that_timm_fetches_are_loaded_into_no_other_network(monkeypatch)
         load_of_library(net, "timm:vit_small_patch16_224", SMALL | other, "usual", None)
 
 
+def test_a_file_that_states_its_network_builds_it_without_a_name(checkpoint):
+    net, path = checkpoint
+    images = torch.randn(2, 1, 16, 16)
+    torch.testing.assert_close(create_model(weights=path).eval()(images), net(images))
+    with pytest.raises(ValueError, match=r"create_model\(..., weights=...\) builds only the network"):
+        vitlab.load(path)
+    assert create_model(weights=path, img_size=24, num_classes=3).grid_size == (6, 6)
+
+
 def test_weights_are_read_once(tmp_path, monkeypatch):
     path, read = tmp_path / "weights.pt", []
     torch.save(VisionTransformer(**SMALL).state_dict(), path)

@@ -18,7 +18,7 @@ from vitlab.layers.resample import ResizePolicy
 from vitlab.models.arguments import ModelArgs
 from vitlab.models.convert import mlp_ratio_of, pools_prefix_tokens, timm_positions
 from vitlab.models.convert_peers import peer_file, peer_model, peer_outputs
-from vitlab.models.load import load_weights, outputs_of
+from vitlab.models.load import load_weights, network_args, outputs_of
 from vitlab.models.old_names import OLD, upgrade
 from vitlab.models.sizes import SIZES
 from vitlab.models.vit import VisionTransformer
@@ -62,7 +62,8 @@ def create_model(
 
     Args:
         name: A size of ``SIZES``, ``vitlab:NAME``, a network that vitlab ships trained, ``timm:NAME``, ``hf:NAME`` (or
-            ``hf:FOLDER``) of Hugging Face's transformers, or ``torchvision:NAME``; None builds from ``arguments`` only.
+            ``hf:FOLDER``) of Hugging Face's transformers, or ``torchvision:NAME``; None builds from
+            what the file of ``weights`` states and from ``arguments``.
         weights: A local file of vitlab, timm or the official T2T-ViT, ``vitlab:NAME``, which is part of the package, or
             ``timm:NAME``, ``hf:NAME``, ``torchvision:NAME``, which these libraries download. A name with a prefix has
             its weights by default. The head has as many outputs as the weights, unless ``num_classes`` is given: if
@@ -111,6 +112,7 @@ def create_model(
             same_network(theirs, file, upgrade({**base, **arguments}))
         else:
             file = unwrapped(read_weights(weights))
+            base = base if name else network_args(file.arguments)
     net = VisionTransformer(**base | {"num_classes": outputs_of(file.state_dict)} | arguments)
     for sentence in load_weights(net, file, resize, grid=grid):
         _log.info(sentence)
