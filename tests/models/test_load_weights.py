@@ -185,6 +185,15 @@ def test_a_timm_file_is_recognized(path, no_embed_class, reg_tokens):
     assert_same_outputs(model, theirs_with_size(theirs))
 
 
+def test_a_file_exported_to_timm_is_named_as_such_and_converted(path):
+    saved = randomized(tiny(pos_embed="learned"))
+    torch.save(to_timm(saved.state_dict(), saved.pos_embed.added()), path)
+    path.with_name(f"{path.name}.json").write_text(json.dumps({"network": TINY | {"pos_embed": "learned"}}))
+    with pytest.raises(ValueError, match=r"is in timm's format: give its run, .*--to safetensors"):
+        load_network(path)
+    assert_same_outputs(create_model(weights=path), saved)
+
+
 def theirs_with_size(theirs):
     theirs.img_size = (16, 16)
     return theirs

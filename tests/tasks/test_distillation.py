@@ -178,6 +178,14 @@ def test_only_an_exported_classifier_can_teach(outputs, kind, told, tmp_path):
         read_teacher(str(path))
 
 
+def test_a_file_exported_for_other_programs_cannot_teach_and_says_what_can(tmp_path):
+    path = tmp_path / "net.timm.safetensors"
+    save_file({"patch_embed.proj.bias": torch.zeros(4)}, path)
+    Path(f"{path}.json").write_text(json.dumps({"format": "timm", "images": {}}))
+    with pytest.raises(ValueError, match=r"exported for other programs \(timm\): give its run, or .*--to safetensors"):
+        read_teacher(str(path))
+
+
 @pytest.fixture(scope="module")
 def teacher_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("distillation")

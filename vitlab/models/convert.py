@@ -13,6 +13,7 @@ from vitlab.layers.pos_embed.added import AddedPosEmbed
 from vitlab.tokenizers.patch import pseudo_inverse_resize
 
 State = dict[str, Tensor]
+OF_TIMM = ("patch_embed.", "embeds.")  # how names begin in state dicts of timm alone
 
 _BIAS_TABLE = re.compile(r"(?:blocks\.(\d+)\.attn|rel_pos_bias)\.relative_position_bias_table")
 RECOMPUTED = re.compile(
@@ -280,7 +281,7 @@ def convert_layout(
         state = rename_blocks(_rename(state_dict, "tokens_to_token.", "tokenizer."))
         state = fold_prefix_positions(state, rows - 1)
         return state, ["layout: converted from the official T2T-ViT"]
-    if any(name.startswith(("patch_embed.", "embeds.")) for name in state_dict):
+    if any(name.startswith(OF_TIMM) for name in state_dict):
         if rows and rows - num_patches not in (0, 1, num_prefix_tokens):
             raise unknown_grid(rows)
         left = ["weights: left out mask_token, which only pretraining needs"] if "mask_token" in state_dict else []

@@ -17,7 +17,14 @@ from vitlab.layers.pos_embed.resizable import SIZED, Resizable
 from vitlab.layers.pos_embed.rotary import RoPE2d
 from vitlab.layers.resample import Grid, ResizePolicy
 from vitlab.models.arguments import ModelArgs
-from vitlab.models.convert import convert_layout, full_precision, resize_patch_kernels, same_table, unknown_grid
+from vitlab.models.convert import (
+    OF_TIMM,
+    convert_layout,
+    full_precision,
+    resize_patch_kernels,
+    same_table,
+    unknown_grid,
+)
 from vitlab.models.old_names import OLD, upgrade
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.weights_file import WeightsFile, network_prefix, read_weights, unwrapped
@@ -51,6 +58,11 @@ def load_network(path: str | Path) -> VisionTransformer:
     if not arguments:
         way_out = _way_out(file.state_dict) or "give its arguments: create_model(..., weights=...)"
         raise ValueError(f"{path} does not say how its network was built; {way_out}")
+    if any(name.startswith(OF_TIMM) for name in file.state_dict):
+        raise ValueError(
+            f"{path} is in timm's format: give its run, or what `vitlab export --to safetensors` writes of it; "
+            "create_model(weights=...) converts it"
+        )
     if own := file.own.get("network"):
         raise ValueError(
             f"{path} has the weights of {own}, which does not compute what vitlab's VisionTransformer does: load its "

@@ -136,6 +136,9 @@ def _find_weights(source: str) -> tuple[Path, dict[str, Any]]:
             images, targets = exported["images"], exported.get("targets")
             known = {"class_names": exported["outputs"], "targets": targets}
             return path, {"mean": images["mean"], "std": images["std"], **known}
+        if form := exported.get("format"):
+            way_out = "give its run, or what `vitlab export --to safetensors` writes of it"
+            raise ValueError(f"`model.teacher`: {path} is exported for other programs ({form}): {way_out}")
     if not RunDir.around(path).config.is_file():
         raise ValueError(f"`model.teacher`: {path} is not in a run, and has no {description.name} of `vitlab export`")
     run, checkpoint = find_run(str(path))
