@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,12 +13,14 @@ from timm.models.vision_transformer import VisionTransformer as TimmViT
 from torch import nn
 from torch.nn import functional as F
 
+from vitlab.jobs.checkpoint import load_initial
 from vitlab.layers.pos_embed.added import SinCos1d, SinCos2d
 from vitlab.models.convert import to_timm
 from vitlab.models.create import create_model
 from vitlab.models.load import load_network, load_weights
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.weights_file import WeightsFile, check_readable, read_weights
+from vitlab.shipped import card_beside
 from vitlab.tokenizers.patch import cut_patches
 
 TINY = {
@@ -329,6 +332,37 @@ def test_a_head_that_does_not_fit_is_left_new_and_reported(path, changed, senten
     head = {name: value.clone() for name, value in model.head.state_dict().items()}
     assert load_weights(model, path) == [UNSAID, sentence]
     assert all(torch.equal(value, head[name]) for name, value in model.head.state_dict().items())
+    assert torch.equal(model.blocks[1].attn.qkv.weight, saved.blocks[1].attn.qkv.weight)
+
+
+NUMBERS = {"class_names": [], "targets": {"kind": "number", "names": ["width", "height"]}}
+
+
+@pytest.mark.parametrize("place", ["run", "card"])
+@pytest.mark.parametrize(
+    ("theirs", "ours", "why"),
+    [
+        ({"class_names": ["a", "b"]}, {"class_names": ["a", "b"]}, None),
+        ({"class_names": ["a", "b"]}, {"class_names": ["a", "c"]}, "the file's is for b, which the data lack"),
+        ({"class_names": ["a", "b"]}, {"class_names": ["b", "a"]}, "the file's is in another order than the data's"),
+        ({"class_names": ["a", "b"]}, NUMBERS, "the file's is for a, b, which the data lack"),
+        ({"class_names": []}, {"class_names": ["b", "a"]}, None),
+        ({"class_names": ["a", "b"]}, {}, None),
+    ],
+)
+def test_a_head_of_other_classes_is_left_new_and_reported_where_both_are_known(tmp_path, place, theirs, ours, why):
+    saved, model = randomized(tiny(num_classes=2)), tiny(num_classes=2)
+    new, file = model.head.weight.clone(), tmp_path / "weights" / "best.safetensors"
+    file.parent.mkdir()
+    save_file(saved.state_dict(), file)
+    if place == "run":
+        (tmp_path / "config.yaml").touch()
+        (tmp_path / "data.json").write_text(json.dumps(theirs))
+    else:
+        card_beside(file).write_text(json.dumps({"outputs": theirs["class_names"]}))
+    told = load_initial(SimpleNamespace(net=model), SimpleNamespace(**ours), file)
+    assert told == [UNSAID, *([f"head: not loaded, {why}"] if why else [])]
+    assert torch.equal(model.head.weight, new if why else saved.head.weight)
     assert torch.equal(model.blocks[1].attn.qkv.weight, saved.blocks[1].attn.qkv.weight)
 
 

@@ -5,7 +5,7 @@ It is written by :class:`~vitlab.callbacks.checkpoint.Checkpoint`, under a check
 
 import json
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import save_file
 
 from vitlab.config.parser import user_mistakes
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, preview
 from vitlab.interface import has_grid, network, own_answer
 from vitlab.layers.resample import ResizePolicy
-from vitlab.models.load import load_weights
+from vitlab.models.load import NEW_HEAD, load_weights
 from vitlab.models.weights_file import check_readable, facts_beside, read_state, read_weights, weights_digest
 from vitlab.runs.atomic import as_umask, atomic_write
 from vitlab.runs.directory import RunDir
@@ -118,9 +118,40 @@ def load_resized(
         ValueError: The weights do not fit the network.
     """
     sentences = load_weights(task.net, checkpoint, resize, antialias, grid)
-    if not any(sentence.startswith("head: not loaded") for sentence in sentences):
+    if not any(sentence.startswith(NEW_HEAD) for sentence in sentences):
         refuse_own_units(task, checkpoint, facts_beside(checkpoint))
     return sentences
+
+
+def load_initial(task: Any, data: Any, file: Path, **how: Any) -> list[str]:
+    """Load weights for a training to start with; the head stays new where the file's is for other classes or targets.
+
+    Args:
+        task: The task.
+        data: Its data; classes that are unknown, there or of the file, are not compared.
+        file: The file of weights.
+        **how: Passed to :func:`load_resized`, whose sentences are returned with one about the head.
+    """
+    head = {name: value.clone() for name, value in task.net.state_dict().items() if name.startswith("head.")}
+    sentences = load_resized(task, file, **how)
+    card, run = facts_beside(file), RunDir.around(file)
+    told = {"class_names": card["outputs"]} if isinstance(card.get("outputs"), list) else card
+    theirs = _meanings(told) or (_meanings(run.read("data.json")) if run.config.is_file() else [])
+    ours = _meanings({name: getattr(data, name, None) for name in ("class_names", "targets")})
+    is_new = not head or any(sentence.startswith(NEW_HEAD) for sentence in sentences)
+    if is_new or not theirs or not ours or theirs == ours:
+        return sentences
+    task.net.load_state_dict(head, strict=False)
+    others = preview(name for name in theirs if name not in ours)
+    why = f"for {others}, which the data lack" if others else "in another order than the data's"
+    return [*sentences, f"{NEW_HEAD}, the file's is {why}"]
+
+
+def _meanings(facts: Mapping[str, Any]) -> list[str]:
+    """Return the classes or targets that the outputs of a head stand for; empty if unknown."""
+    targets = facts.get("targets") or {}
+    numbers = [*targets.get("names", []), *(name for names in targets.get("classes", []) for name in names)]
+    return [*(facts.get("class_names") or numbers)]
 
 
 def alone(task: Any, checkpoint: Path) -> Any:

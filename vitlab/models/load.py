@@ -32,6 +32,7 @@ from vitlab.tokenizers.patch import PatchEmbed
 from vitlab.tokenizers.splits import pair
 
 State = dict[str, Tensor]
+NEW_HEAD = "head: not loaded"  # how the sentence about a head that stays new begins
 
 
 def load_network(path: str | Path) -> VisionTransformer:
@@ -290,7 +291,7 @@ def _keep_new_head(state: State, model: VisionTransformer) -> tuple[State, list[
     (outputs, hidden), (own_outputs, own_hidden) = _head_widths(old), _head_widths(new)
     theirs, ours = f"{outputs} outputs{hidden}", f"{own_outputs}{own_hidden}"
     others = {name: value for name, value in state.items() if name not in old}
-    return others | new, [f"head: not loaded, the file's has {theirs} and the model's new one {ours}"]
+    return others | new, [f"{NEW_HEAD}, the file's has {theirs} and the model's new one {ours}"]
 
 
 def _head_widths(head: State) -> tuple[int, str]:

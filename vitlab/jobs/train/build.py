@@ -34,7 +34,7 @@ from vitlab.data.listed import Listed
 from vitlab.data.timm_images import images_of, images_of_timm
 from vitlab.errors import UsageError
 from vitlab.interface import deals_samples, recipe
-from vitlab.jobs.checkpoint import check_extensible, load_resized, misfit
+from vitlab.jobs.checkpoint import check_extensible, load_initial, misfit
 from vitlab.jobs.restore import naming_place_of_data, stored_config, training_args
 from vitlab.jobs.terminal import lightning_quieted, open_terminal, say
 from vitlab.jobs.train.describe import header
@@ -151,7 +151,7 @@ def _load_weights_of(job: Job, source: str, resize: str | None, grid: Sequence[i
         else:
             path = file_of_weights(source)
             check_whole(path)
-            sentences = load_resized(job.task, path, **how)  # type: ignore[arg-type]
+            sentences = load_initial(job.task, job.data, path, **how)  # type: ignore[arg-type]
     for sentence in [f"weights of {source}", *sentences]:
         say(f"init   {sentence}")
 
