@@ -1,6 +1,7 @@
 import json
 import math
 import signal
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -113,6 +114,44 @@ def test_a_teacher_of_other_images_or_classes_is_refused(size, classes, told):
         )
 
 
+PICTURES, STORED = {"mean": (0.3,), "std": (0.37,)}, {"mean": (77.0,), "std": (94.0,), "arrays": True}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "told"),
+    [
+        (
+            PICTURES,
+            STORED,
+            r"pictures, .* \[0, 1\], and the data has arrays as stored, with mean 77 and std 94; scale",
+        ),
+        (
+            STORED,
+            PICTURES,
+            "arrays as stored, with mean 77 and std 94, and the data has pictures, .*; give",
+        ),
+        (PICTURES, {"mean": (1e-3,), "std": (0.9,), "arrays": True}, "with mean 0.001 and std 0.9; scale"),
+        (PICTURES, {**PICTURES, "arrays": True}, None),
+        (PICTURES, {"mean": (0.0,), "std": (1.0,), "arrays": True}, None),  # all black
+        ({**PICTURES, "arrays": True}, STORED, None),  # units that nothing tells
+        (
+            {**PICTURES, "value_range": [0, 4095]},
+            PICTURES,
+            r"`data.value_range` \[0, 4095\], .* data is None; set",
+        ),
+        ({**PICTURES, "value_range": [0, 9]}, {**PICTURES, "value_range": (0, 8)}, r"of the data is \[0, 8\]; set"),
+        ({**PICTURES, "value_range": [0, 9]}, {**PICTURES, "value_range": (0, 9)}, None),
+        (PICTURES, {**PICTURES, "value_range": (0, 9)}, None),
+        ({**PICTURES, "value_range": [0, 9]}, {**PICTURES, "arrays": True}, None),
+    ],
+)
+def test_a_teacher_of_images_in_other_units_is_refused(theirs, ours, told):
+    teacher = Teacher(torch.nn.Identity(), size=(1, 8, 8), classes=10, **theirs)
+    data = SimpleNamespace(**{"arrays": False, **ours}, decoding=SimpleNamespace(value_range=ours.get("value_range")))
+    with nullcontext() if told is None else pytest.raises(ValueError, match=f"^`model.teacher` .*{told}"):
+        teacher.align_with_data(data)
+
+
 def test_weights_of_images_are_refused_before_the_first_step(tmp_path):
     arrays = {"images": np.zeros((10, 8, 8)), "targets": np.arange(10) % 2, "weight": np.ones(10)}
     np.savez(tmp_path / "a.npz", **arrays)
@@ -169,10 +208,10 @@ def test_only_an_exported_classifier_can_teach(outputs, kind, told, tmp_path):
     arguments = {**TINY, "num_classes": 2}
     save_file(VisionTransformer(**arguments).state_dict(), path := tmp_path / "net.safetensors",
               {"hyper_parameters": json.dumps(arguments)})  # fmt: skip
-    card = {"format": "safetensors", "images": {"mean": [0.5], "std": [0.5]}, "outputs": outputs}
+    card = {"format": "safetensors", "images": {"mean": [0.5], "std": [0.5], "arrays": True}, "outputs": outputs}
     Path(f"{path}.json").write_text(json.dumps({**card, "targets": {"kind": kind}}))
     if told is None:
-        assert read_teacher(str(path)).classes == ["a", "b"]
+        assert read_teacher(str(path)).classes == ["a", "b"] and read_teacher(str(path)).arrays
         return
     with pytest.raises(ValueError, match=f"must be a classifier, and .*net.safetensors {told}"):
         read_teacher(str(path))

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
@@ -30,6 +31,8 @@ class Teacher(nn.Module):
         std: Standard deviation of each channel in its own normalization.
         size: Channels, height and width of its images; height and width are None if it takes any.
         classes: Names of its classes, or their number if the names are unknown.
+        arrays: Whether it was trained on arrays as stored: mean and std are in their units, and not for [0, 1].
+        value_range: Values of files of over 8 bits that its training mapped to 0 and 1; None if those of each file.
     """
 
     def __init__(
@@ -39,15 +42,18 @@ class Teacher(nn.Module):
         std: tuple[float, ...],
         size: tuple[int, int | None, int | None],
         classes: list[str] | int,
+        arrays: bool = False,
+        value_range: list[float] | None = None,
     ) -> None:
         super().__init__()
         self.net = net
         self.mean, self.std, self.size, self.classes = mean, std, size, classes
+        self.arrays, self.value_range = arrays, value_range
         self.scale, self.shift = torch.ones(()), torch.zeros(())
         self.eval().requires_grad_(False)
 
     def align_with_data(self, data: Any) -> None:
-        """Accept images normalized by ``data`` from now on; refuse data with another image size or other classes.
+        """Accept images normalized by ``data`` from now on; refuse data of another image size, classes or units.
 
         What data of a user's own do not tell is not compared; without a mean and std, images stay as they are.
         """
@@ -69,8 +75,25 @@ class Teacher(nn.Module):
         numbers = (getattr(data, "mean", ()), getattr(data, "std", ()), self.mean, self.std)
         if not all(len(values) for values in numbers):
             return
+        self._check_units(data)
         data_mean, data_std, mean, std = (torch.tensor(v, dtype=torch.float64).view(-1, 1, 1) for v in numbers)
         self.scale, self.shift = (data_std / std).float(), ((data_mean - mean) / std).float()
+
+    def _check_units(self, data: Any) -> None:
+        """Refuse pictures where arrays of other values are known, or the reverse, and another range of values."""
+        arrays = getattr(data, "arrays", self.arrays)
+        mean, std = (data.mean, data.std) if arrays else (self.mean, self.std)
+        if arrays != self.arrays and (far := _outside_0_to_1(mean, std)):
+            kinds = f"arrays as stored, with {far}", "pictures, with values in [0, 1]"
+            theirs, ours = kinds if self.arrays else kinds[::-1]
+            way = "scale them to [0, 1], as pictures are" if arrays else "give arrays in its units"
+            raise ValueError(f"`model.teacher` takes {theirs}, and the data has {ours}; {way}, or take another teacher")
+        given = getattr(getattr(data, "decoding", None), "value_range", self.value_range)
+        if not arrays and not self.arrays and self.value_range and list(given or ()) != list(self.value_range):
+            raise ValueError(
+                f"`model.teacher` was trained with `data.value_range` {list(self.value_range)}, and that of the data "
+                f"is {given and list(given)}; set it to the teacher's"
+            )
 
     def forward(self, images: Tensor) -> Tensor:
         """Map ``(B, C, H, W)`` images in the normalization of the data to ``(B, K)`` logits."""
@@ -83,6 +106,17 @@ class Teacher(nn.Module):
         for name, value in self.net.state_dict().items():
             sha.update(name.encode() + value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         return sha.hexdigest()
+
+
+def _outside_0_to_1(mean: Sequence[float], std: Sequence[float]) -> str | None:
+    """Return mean and std of the first channel whose values cannot all lie in [0, 1]: there std^2 <= mean (1 - mean).
+
+    A std of 1 is that of a constant channel.
+    """
+    for m, s in zip(mean, std, strict=True):
+        if not 0 <= m <= 1 or (s != 1 and s**2 > m * (1 - m) + 1e-4):
+            return f"mean {m:.4g} and std {s:.4g}"
+    return None
 
 
 def read_teacher(source: str) -> Teacher:
@@ -117,7 +151,8 @@ def read_teacher(source: str) -> Teacher:
     classes = list(facts["class_names"]) or network.num_classes  # data of a user's own may not name them
     network.skips_unread_tokens = True
     size = (network.in_chans, *network.img_size)
-    return Teacher(network, tuple(facts["mean"]), tuple(facts["std"]), size, classes)
+    units = {"arrays": facts.get("arrays", False), "value_range": facts.get("value_range")}
+    return Teacher(network, tuple(facts["mean"]), tuple(facts["std"]), size, classes, **units)
 
 
 def _refuse_weights(data: Any) -> None:
@@ -127,15 +162,14 @@ def _refuse_weights(data: Any) -> None:
 
 
 def _find_weights(source: str) -> tuple[Path, dict[str, Any]]:
-    """Return the file of weights, with the mean, std and class names of its training data."""
+    """Return the file of weights, with the mean, std, units and class names of its training data."""
     path = file_of_weights(source)
     description = card_beside(path)
     if description.is_file():
         exported = json.loads(description.read_text())
         if exported.get("format") == "safetensors":
             images, targets = exported["images"], exported.get("targets")
-            known = {"class_names": exported["outputs"], "targets": targets}
-            return path, {"mean": images["mean"], "std": images["std"], **known}
+            return path, {**images, "class_names": exported["outputs"], "targets": targets}
         if form := exported.get("format"):
             way_out = "give its run, or what `vitlab export --to safetensors` writes of it"
             raise ValueError(f"`model.teacher`: {path} is exported for other programs ({form}): {way_out}")
@@ -153,7 +187,8 @@ class Distillation(Classifier):
     softmax outputs at temperature ``tau``, Hinton et al. 2015 (arXiv:1503.02531), averaged over images; the authors'
     code also divides by the number of classes. One head learns from both, as in the paper's runs without a distillation
     token, which this network does not have. The teacher sees the student's augmented and mixed images, converted to the
-    mean and standard deviation that it was trained with.
+    mean and standard deviation that it was trained with. Arrays are taken as stored: they must have the units of the
+    teacher's.
 
     Args:
         teacher: A run, one of its checkpoints or weights, a file from `vitlab export`, vitlab:NAME, or timm:NAME,
