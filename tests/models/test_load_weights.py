@@ -335,6 +335,42 @@ def test_a_head_that_does_not_fit_is_left_new_and_reported(path, changed, senten
     assert torch.equal(model.blocks[1].attn.qkv.weight, saved.blocks[1].attn.qkv.weight)
 
 
+TURNED = {"class_path": "rope2d", "init_args": {"theta": 10.0}}
+ROTATED = {"pos_embed": ["learned", "rope2d"]}
+
+
+@pytest.mark.parametrize(
+    ("file", "model", "told"),
+    [
+        ({}, {"dropout": 0.1, "drop_path_rate": 0.1, "init_std": 0.1, "grad_checkpoint": True}, None),
+        (
+            {"num_heads": 4},
+            {"act_layer": "relu"},
+            "act_layer=GELU(approximate='none'), num_heads=4; ReLU(), num_heads=2",
+        ),
+        ({"norm_eps": 1e-5}, {}, "norm_eps=1e-05; norm_eps=1e-06"),
+        ({"global_pool": "avg"}, {}, "head: the file's reads global_pool=avg; has token"),
+        ({"global_pool": "avg"}, {"num_classes": 3}, None),
+        (
+            ROTATED,
+            {"pos_embed": ["learned", {"class_path": "rope2d", "init_args": {"theta": 10.0}}]},
+            "theta=100.0; 10.0",
+        ),
+        (
+            {},
+            {"attn": {"class_path": "softmax", "init_args": {"value_skip": True, "attn_dropout": 0.1}}},
+            "value_skip=False; value_skip=True",
+        ),
+    ],
+)
+def test_a_network_that_computes_something_else_with_the_same_weights_is_told(path, file, model, told):
+    torch.save({"state_dict": tiny(**file).state_dict(), "hyper_parameters": {**TINY, **file}}, path)
+    said = [sentence for sentence in load_weights(tiny(**model), path) if not sentence.startswith("head: not loaded")]
+    assert len(said) == bool(told)
+    theirs, _, ours = (told or "").partition("; ")
+    assert not told or (theirs in said[0].split(" where ")[0] and ours in said[0].split(" where ")[1])
+
+
 NUMBERS = {"class_names": [], "targets": {"kind": "number", "names": ["width", "height"]}}
 
 

@@ -144,6 +144,7 @@ def load_initial(task: Any, data: Any, file: Path, **how: Any) -> list[str]:
     task.net.load_state_dict(head, strict=False)
     others = preview(name for name in theirs if name not in ours)
     why = f"for {others}, which the data lack" if others else "in another order than the data's"
+    sentences = [sentence for sentence in sentences if not sentence.startswith("head: ")]
     return [*sentences, f"{NEW_HEAD}, the file's is {why}"]
 
 

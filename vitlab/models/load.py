@@ -33,6 +33,11 @@ from vitlab.tokenizers.splits import pair
 
 State = dict[str, Tensor]
 NEW_HEAD = "head: not loaded"  # how the sentence about a head that stays new begins
+_COMPUTES = {  # what parts keep of arguments that change what the same weights compute, and the names of these
+    "eps": "norm_eps",
+    **{name: name for name in ("num_heads", "qk_scale", "value_skip", "padding", "global_pool")},
+    **{name: name for name in ("theta", "register_theta", "coordinates", "pairs", "axes")},  # of a rotation
+}
 
 
 def load_network(path: str | Path) -> VisionTransformer:
@@ -131,7 +136,8 @@ def load_weights(
     theirs = file.own.get("network", "")
     is_other = theirs and theirs != own_network(model)
     own = [f"weights: of {theirs}, which computes something else than this network"] if is_other else []
-    return [*file.sentences, *own, *sentences, *positions, *head_sentences]
+    others = _other_settings(trained, model, bool(head_sentences)) if trained and not theirs else []
+    return [*file.sentences, *own, *sentences, *others, *positions, *head_sentences]
 
 
 def outputs_of(state: State) -> int:
@@ -179,6 +185,31 @@ def _other_scale(trained: VisionTransformer, model: VisionTransformer) -> list[s
         for a, b in zip(added, own, strict=False)
         if type(a) is type(b) and a.chosen_scale != b.chosen_scale
     ]
+
+
+def _other_settings(trained: VisionTransformer, model: VisionTransformer, has_new_head: bool) -> list[str]:
+    """Return a sentence if the model computes something else with the same weights; a new head may pool otherwise."""
+    file, own = _settings(trained), _settings(model)
+    differ = {key[-1]: key for key in reversed(file) if key in own and file[key] != own[key]}  # the first of each name
+    if "num_heads" in differ:
+        differ.pop("qk_scale", None)  # which follows from it
+    pool = differ.pop("global_pool", None)
+    theirs, ours = (", ".join(f"{k}={of[key]}" for k, key in sorted(differ.items())) for of in (file, own))
+    told = [f"weights: the file's network has {theirs} where this one has {ours}, and computes something else"]
+    told = told if differ else []
+    if pool and not has_new_head:
+        told.append(f"head: the file's reads global_pool={file[pool]} where this one has {own[pool]}")
+    return told
+
+
+def _settings(model: VisionTransformer) -> dict[tuple[str, str], Any]:
+    """Return what decides, beside weights, what the parts of a network compute, by the part and the argument."""
+    found: dict[tuple[str, str], Any] = {}
+    for name, part in model.named_modules():
+        found |= {(name, argument): vars(part)[kept] for kept, argument in _COMPUTES.items() if kept in vars(part)}
+        if name.endswith((".act", ".mlp.1")):
+            found[name, "act_layer"] = f"{type(part).__name__}({part.extra_repr()})"
+    return {key: value if isinstance(value, str | float) else str(value) for key, value in found.items()}
 
 
 def _built_without_weights(arguments: ModelArgs) -> VisionTransformer:

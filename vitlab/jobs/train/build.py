@@ -151,7 +151,7 @@ def _load_weights_of(job: Job, source: str, resize: str | None, grid: Sequence[i
         else:
             path = file_of_weights(source)
             check_whole(path)
-            sentences = load_initial(job.task, job.data, path, **how)  # type: ignore[arg-type]
+            sentences = load_initial(job.task, job.data, path, **how)
     for sentence in [f"weights of {source}", *sentences]:
         say(f"init   {sentence}")
 
