@@ -338,6 +338,14 @@ def test_weights_of_images_and_classes_weigh_the_training_loss_alone():
     assert torch.allclose(task.train_loss(numbers, values, weights), (expected * weights).mean())
 
 
+def test_class_shares_train_and_are_no_targets_of_an_evaluation():
+    """Each share was compared with a class number: the accuracy was 0."""
+    task, shares, logits = Classifier(num_classes=2, **TINY), torch.eye(2), torch.randn(2, 2)
+    assert task.train_loss(logits, shares).isfinite()
+    with pytest.raises(ValueError, match=r"give targets \(2, 2\): let them give `targets.argmax\(1\)`"):
+        task.eval_loss(logits, shares)
+
+
 def test_balanced_weights_come_from_the_training_split():
     class Data(L.LightningDataModule):
         splits = {"train": TensorImages(torch.zeros(6, 1, 8, 8), torch.tensor([0, 0, 0, 0, 2, 2]))}  # noqa: RUF012

@@ -10,6 +10,7 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MultilabelAveragePrecision, MultilabelF1Score
 from torchmetrics.functional.classification import binary_average_precision
 
+from vitlab.errors import UsageError
 from vitlab.tasks.arguments import ClassifierArgs, TaskArgs
 from vitlab.tasks.base import Task
 from vitlab.tasks.meter import in_32_bits
@@ -95,6 +96,11 @@ class Classifier(Task):
         """Return the cross-entropy without smoothing or weights; for several labels, the binary one."""
         if self.kind == "multilabel":
             return F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype))
+        if targets.ndim != 1:  # the loss takes class shares, and metrics would count each of them as a class
+            raise UsageError(
+                f"`model: Classifier` is measured on class numbers (B,), and the loaders for val and test give targets "
+                f"{tuple(targets.shape)}: let them give `targets.argmax(1)`; only the one for train may give shares"
+            )
         return F.cross_entropy(outputs, targets)
 
     def train_measures(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
