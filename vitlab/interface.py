@@ -218,6 +218,22 @@ def mode_of(task: Any, metric: str | None) -> Literal["min", "max"] | None:
     return None if higher is None else "max" if higher else "min"
 
 
+def loss_and_sums(task: Any, batch: Any) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """Return what the ``step_loss`` of a task returns for a batch: the mean loss, and a dict of sums over its samples.
+
+    Raises:
+        UsageError: It returns anything else, such as None where a subclass forgets to return.
+    """
+    match found := task.step_loss(batch):
+        case (Tensor() as loss, Mapping() as sums):
+            return loss, sums
+    what = f"a tensor {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+    raise UsageError(
+        f"`{type(task).__name__}.step_loss` returned {'None' if found is None else what}: return the mean loss of the "
+        "batch and a dict of sums over its samples, as in `return loss, {}`"
+    )
+
+
 def sums_its_steps(task: Any) -> bool:
     """Return whether a task accumulates sums over its training steps, as vitlab's do for exact means."""
     return hasattr(task, "read_train_sums")

@@ -346,6 +346,17 @@ def test_class_shares_train_and_are_no_targets_of_an_evaluation():
         task.eval_loss(logits, shares)
 
 
+@pytest.mark.parametrize(
+    ("found", "told"), [(None, "None"), (torch.zeros(()), r"a tensor \(\)"), ((torch.zeros(()), None), "tuple")]
+)
+def test_a_step_loss_that_returns_something_else_is_named(found, told, monkeypatch):
+    """The data were blamed: `cannot unpack non-iterable NoneType object`."""
+    task = Classifier(num_classes=2, **TINY)
+    monkeypatch.setattr(task, "step_loss", lambda batch: found)
+    with pytest.raises(ValueError, match=rf"`Classifier.step_loss` returned {told}: return the mean loss of the batch"):
+        task.training_step((torch.zeros(2, 1, 8, 8), torch.zeros(2)), 0)
+
+
 def test_balanced_weights_come_from_the_training_split():
     class Data(L.LightningDataModule):
         splits = {"train": TensorImages(torch.zeros(6, 1, 8, 8), torch.tensor([0, 0, 0, 0, 2, 2]))}  # noqa: RUF012

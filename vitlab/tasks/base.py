@@ -12,7 +12,7 @@ from torchmetrics import MetricCollection
 
 from vitlab import interface
 from vitlab.class_paths import ClassSpec
-from vitlab.interface import Weighted, of_first_process, skipped_unless, sums_over_processes, trained
+from vitlab.interface import Weighted, loss_and_sums, of_first_process, skipped_unless, sums_over_processes, trained
 from vitlab.layers.compiled import CompileMode, compile_parts, mark_batch
 from vitlab.lightning_overhead import FastHookName, with_cached_signature
 from vitlab.models.arguments import NetworkArgs
@@ -204,7 +204,7 @@ class Task(Named, FastHookName, L.LightningModule):
 
     @with_cached_signature
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        (loss, measures), n = self.step_loss(batch), len(batch[0])
+        (loss, measures), n = loss_and_sums(self, batch), len(batch[0])
         sums: dict[str, Any] = {"loss": in_32_bits(loss.detach()) * n, **measures, "n": n}
         if self.hparams["nan_loss"] == "skip":
             sums = skipped_unless(loss.detach().isfinite(), sums)
