@@ -293,6 +293,14 @@ def test_a_batch_that_a_step_skips_by_none_is_no_part_of_the_mean_loss(record, t
     assert not any("train/loss" in row for row in record.run.rows()[-3:])
 
 
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+def test_a_training_that_skips_every_batch_ends_after_its_first_epoch(record, tmp_path):
+    with pytest.raises(UsageError, match=r"no weight has changed: `Skips.training_step` returned None for every batch"):
+        fit(tmp_path, record, model=Skips(()), max_epochs=9)
+    assert {row["epoch"] for row in record.run.rows()} == {0}
+    fit(tmp_path, record, model=bad_in((0, 1, 2)), max_epochs=1)  # skipped by `nan_loss`, which ends it later
+
+
 def test_the_mean_loss_of_a_module_that_optimizes_by_itself_is_that_of_the_losses_it_returns(record, tmp_path):
     model = Skips((0, 2), by_itself=True)
     fit(tmp_path, record, model=model, max_epochs=1, log_every_n_steps=3)

@@ -21,7 +21,7 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from torch import Tensor
 
 from vitlab.callbacks.steps import Speed, Steps, images, logged, means
-from vitlab.errors import Stopped, named_line, one_line, preview
+from vitlab.errors import Stopped, UsageError, named_line, one_line, preview
 from vitlab.interface import of_first_process, sums_its_steps, sums_over_processes
 from vitlab.layers.precision import unscale
 from vitlab.lightning_overhead import Unprofiled, search_no_driver
@@ -231,7 +231,13 @@ class RunRecord(Callback):
             self._write(trainer, self.validated)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write epoch metrics that a module of the user has logged."""
+        """Write epoch metrics that a module of the user has logged; end a training that trains nothing."""
+        if self.epoch_sums.get("skipped") and not (self.epoch_sums.get("n") or self._steps.gave_loss):
+            raise UsageError(
+                f"no weight has changed: `{type(pl_module).__name__}.training_step` returned None for every batch of "
+                f"epoch {trainer.current_epoch + 1}: return the loss, or set `automatic_optimization = False` if it "
+                "makes the steps itself"
+            )
         if metrics := logged(trainer):
             self._write(trainer, metrics)
 

@@ -45,6 +45,7 @@ class Steps:
         self.own_sums: dict[str, Any] = {}  # of a module that keeps none itself
         self._before: dict[str, Any] = {}  # of the batches before those of the present step
         self._has_stepped = False  # since the batch before
+        self.gave_loss = False  # whether any step has
 
     def measure_gradient(self, task: Any) -> None:
         """Measure the norm of the gradient of all weights."""
@@ -80,7 +81,7 @@ class Steps:
                 self._before = dict(self.own_sums)
         self._has_stepped = False
         if isinstance(loss, Tensor):
-            self.losses[batch_idx] = loss.detach(), self._norm_before
+            self.losses[batch_idx], self.gave_loss = (loss.detach(), self._norm_before), True
         self._norm_before = self.grad_norm
 
     def restore(self, sums: dict[str, Any]) -> None:
