@@ -174,7 +174,7 @@ def test_retrying_forgets_failures_of_candidates_and_of_tuned_cells(lab, monkeyp
     _forget_failures(ablation, [arm])
     assert [cell.state() for cell in cells] == ["missing", "diverged", "missing", "diverged"]
     cells[0].run.append_row({"epoch": 4, "step": 50})  # whose process was killed
-    assert f"\ntuning: {names[0]}: begun, epoch 5; `run` continues it\n" in str(Lab("toy.yaml").status())
+    assert f"\ntuning: {names[0]}: begun, epoch 5; the next run continues it\n" in str(Lab("toy.yaml").status())
     monkeypatch.setattr("vitlab.ablation.running.tuned", lambda ablation, arms: [with_values(ablation, arm, values)])
     (cell,) = cells_of(ablation, [with_values(ablation, arm, values := {"model.lr": 0.002})])
     cell.fail(failure)

@@ -45,6 +45,24 @@ def test_folds_are_trained_once_and_collected_in_one_table(toy, capsys):
     assert main(words) == 0 and _starts(toy) == 6
 
 
+@pytest.mark.parametrize(
+    ("states", "told"),
+    [
+        (["missing"] * 4, "is done: 4 missing; the same command continues them"),
+        (
+            ["failed", "missing"],
+            "is done: 1 failed, 1 missing; the same command continues them, with --retry_failed if",
+        ),
+    ],
+)
+def test_folds_of_which_none_is_done_are_told_in_one_line_with_the_way_on(toy, monkeypatch, states, told):
+    status = Status([{"state": state} for state in states], ["fold-0  1 missing", "fold-1  1 missing"])
+    monkeypatch.setattr("vitlab.ablation.lab.Lab.run", lambda *args, **options: status)
+    with pytest.raises(ValueError, match=told) as error:
+        cross_validate(["base.yaml"], folds=len(states))
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.slow
 def test_a_name_with_a_comma_is_one_column_of_the_file(toy, monkeypatch):
     def collected(*args):

@@ -5,6 +5,7 @@ import io
 import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,7 +138,10 @@ def cross_validate(
         images = found.get("n") or data.get("splits", {}).get("val", {}).get("n")  # modules of one's own count none
         rows.append({"fold": key[0], "n": None if images is None else int(images), **split_metrics(found)})
     if not rows:
-        raise UsageError(f"no fold of {lab.ablation.name} is done: {status}")
+        counts = Counter(row["state"] for row in status.rows)
+        states = ", ".join(f"{n} {state}" for state, n in counts.items())
+        more = ", with --retry_failed if failed folds are to be tried again" if counts["failed"] else ""
+        raise UsageError(f"no fold of {lab.ablation.name} is done: {states}; the same command continues them{more}")
     keys = list(dict.fromkeys(key for row in rows for key in row))
     rows = [{key: row.get(key, math.nan) for key in keys} for row in rows]
     table = io.StringIO()

@@ -41,7 +41,9 @@ class Interrupts:
         self.count += 1 if number == signal.SIGINT else 2
         self.code = self.code or (75 if number == signal.SIGUSR1 else 130)
         if self.count == 1:
-            self.say("no new cells; waiting for the running ones (Ctrl-C again stops them; `run` continues them)")
+            self.say(
+                "no new cells; waiting for the running ones (Ctrl-C again stops them; then the same command goes on)"
+            )
 
 
 class Pool:
@@ -176,7 +178,7 @@ class Pool:
 
     def _tell(self, cell: Cell, outcome: CellOutcome, seconds: float) -> None:
         if outcome.end == "stopped":
-            self.board.say(f"stopped  {cell.name}; `run` continues it")
+            self.board.say(f"stopped  {cell.name}; the same command continues it")
             return
         if outcome.end == "waiting":
             self.board.say(f"waiting  {cell.name} after {cell.until} epochs, {outcome.text}")

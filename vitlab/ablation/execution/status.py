@@ -83,7 +83,7 @@ def state_text(cell: Cell, state: str) -> str:
     if failure := cell.failure():
         return f"{failure['stage']}, {failure['kind']}: {failure['last']}"
     if state == "missing" and not cell.outlived() and (rows := cell.run.rows()):
-        return f"begun, {_epoch(cell, rows)}; `run` continues it"
+        return f"begun, {_epoch(cell, rows)}; the next run continues it"
     return cell.outlived()
 
 
