@@ -92,6 +92,7 @@ def test_classes_are_refused_where_numbers_are_needed_and_the_other_way_round(ar
         assert main([*CONFIG, "--model=Regressor", "--name=run", *more]) == 2
         error = capsys.readouterr().err
         assert "needs numbers, and the data has classes: name a column of numbers, --data=Table" in error
+        assert "--data.target_type=number shows a cell that is none, or use --model=Classifier" in error
         assert error.count("\n") == 1 and not Path("runs/run").exists()
     assert main([*CONFIG, *TABLE[:2], "--data.targets=left", "--dry_run"]) == 2
     assert "needs classes, and the data has numbers (left): use --model=Regressor" in capsys.readouterr().err

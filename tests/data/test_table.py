@@ -107,6 +107,14 @@ def test_a_split_column_decides_the_splits(tmp_path):
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("mark", [";", "\t"])
+def test_a_table_whose_columns_stand_apart_by_another_mark_is_told_so(mark, tmp_path):
+    (tmp_path / "table.csv").write_text(mark.join(["path", "bright"]) + "\n" + mark.join(["a.png", "1"]))
+    with pytest.raises(ValueError, match="columns must stand apart by commas, not by ") as error:
+        Table(str(tmp_path / "table.csv"), targets="bright")
+    assert str(error.value).endswith(repr(mark))
+
+
 @pytest.mark.parametrize("targets", ["bright", "class"])
 @pytest.mark.parametrize("word", ["test", "val"])
 def test_a_run_is_measured_on_all_rows_of_a_table_of_one_split_without_train(word, targets, tmp_path):
@@ -128,6 +136,7 @@ def test_a_run_is_measured_on_all_rows_of_a_table_of_one_split_without_train(wor
     "columns, settings, message",
     [
         ({}, {"targets": "brigt"}, "must have the column brigt; there are path, bright, other"),
+        ({}, {"path_column": "file"}, "must have the column file; .*: name that of the path by --data.path_column"),
         ({"bright": [None, *range(29)]}, {}, "row 1: the column bright is empty"),
         ({"bright": [np.inf, *range(29)]}, {}, "row 1: the column bright is inf, not finite"),
         ({"bright": ["x", *range(29)]}, {"target_type": "number"}, "the column bright must hold numbers"),

@@ -131,7 +131,8 @@ class Regressor(Standardized):
         if self._kind != "number":
             raise ValueError(
                 "`model: Regressor` needs numbers, and the data has classes: name a column of numbers, "
-                "--data=Table --data.path=FILE.csv --data.targets=COLUMN, or use --model=Classifier"
+                "--data=Table --data.path=FILE.csv --data.targets=COLUMN, where --data.target_type=number shows a cell "
+                "that is none, or use --model=Classifier"
             )
 
     def train_loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
