@@ -26,7 +26,7 @@ from vitlab.ablation.inference.measured import CellResults, collect
 from vitlab.ablation.inference.words import chance
 from vitlab.ablation.report import write
 from vitlab.ablation.report.drawings import figures
-from vitlab.ablation.report.sections import _answer
+from vitlab.ablation.report.sections import _answer, _without_claims
 from vitlab.ablation.report.write import send_report, write_report
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RunDir
@@ -396,6 +396,19 @@ def test_an_interaction_is_of_seed_means_over_the_levels_that_all_its_points_hav
         assert means[tuple(name.split("-"))] == pytest.approx((value + 0.01, low, high, 3))
     rows = [row for row in found["interaction_pos_images"][2] if (row["pos"], row["images"]) == ("none", "hard")]
     assert [row["mean"] for row in rows] == pytest.approx([0.31] * 3)  # with patches alone
+
+
+def test_a_file_without_claims_is_answered_by_the_verdict_of_each_arm(write_axes):
+    """It said that there are no claims, and no more."""
+    results = write_axes({"pos": ("none", "learned", "rope2d")})
+    gains = {"none": 0.0, "learned": 0.3}
+    results.numbers = {
+        (arm, s): {"acc1": 0.4 + s / 99 + x * (1 + s / 50)} for arm, x in gains.items() for s in range(3)
+    }
+    words = _without_claims(find(results, Looks((3,), 3, (0, 1, 2))))
+    assert words[0] == "The file makes no claims."
+    assert re.match(r"\*\*higher\*\*: acc1 of `learned` against `none`; n 3/3, difference \+0\.306", words[1])
+    assert words[2].startswith("**no result**: acc1 of `rope2d` against `none`; n 0/3")
 
 
 def test_an_arm_whose_baseline_is_excluded_is_not_called_a_baseline(write_axes):

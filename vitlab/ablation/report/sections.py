@@ -10,7 +10,7 @@ from vitlab.ablation.execution.status import foreign_cells_text
 from vitlab.ablation.inference import analyses, images
 from vitlab.ablation.inference.answers import share_batches
 from vitlab.ablation.inference.audit import as_trained, mismatches
-from vitlab.ablation.inference.baselines import ArmRow, arm_questions
+from vitlab.ablation.inference.baselines import ArmRow, arm_questions, arms_by_baseline
 from vitlab.ablation.inference.findings import Findings
 from vitlab.ablation.inference.linear import gate_of
 from vitlab.ablation.inference.measured import CellResults
@@ -40,7 +40,7 @@ TESTS += ["interval, unpaired", "p, unpaired"]
 def report_sections(found: Findings) -> list[Section]:
     """Return the sections of the report, answers first."""
     results, ablation = found.results, found.results.ablation
-    answers = [_answer(results, v, _digits(found, v)) for v in found.verdicts] or ["The file makes no claims."]
+    answers = [_answer(results, v, _digits(found, v)) for v in found.verdicts] or _without_claims(found)
     parts: list[Section] = [("Answers", [*_mixed(results), *answers, *found.looks.sentences(), *_own_looks(found)], [])]
     for metric in results.metrics():
         mine = [row for row in found.arms if row.metric == metric]
@@ -61,6 +61,23 @@ def report_sections(found: Findings) -> list[Section]:
     parts.append(("Provenance", _provenance(results), []))
     parts.append(("Protocol", protocol.sentences(ablation), []))
     return parts
+
+
+def _without_claims(found: Findings) -> list[str]:
+    """Return the verdict of each arm against its baseline in the primary metric, in words."""
+    results, metric = found.results, found.results.ablation.primary
+    rows = {row.arm: row for row in found.arms if row.metric == metric}
+    digits, words = _decimals([*rows.values()]), ["The file makes no claims."]
+    for baseline, arms in arms_by_baseline(results):
+        for row in (rows[arm.name] for arm in arms if arm.name in rows):
+            a, text = row.answer, f"**{row.verdict}**: {metric} of `{row.arm}` against `{baseline.name}`"
+            text += f"; n {row.n}/{row.planned}"
+            if row.test:
+                text += f", difference {signed(a.estimate.value, digits)}, "
+                text += f"interval {signed(a.difference.low, digits)} to {signed(a.difference.high, digits)}"
+                text += f", adjusted p {chance(a.difference.adjusted)}"
+            words.append(f"{text}.")
+    return words
 
 
 def _own_looks(found: Findings) -> list[str]:
