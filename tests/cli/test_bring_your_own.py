@@ -15,6 +15,7 @@ import yaml
 from PIL import Image
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.utils.data import DataLoader
 
 import vitlab
 from vitlab.class_paths import choice_text
@@ -415,6 +416,44 @@ def test_a_lack_of_memory_in_own_code_is_no_mistake_of_it(error):
         raise error  # here, in code that is not vitlab's
     except RuntimeError as raised:
         assert in_own_code(raised) and explain_mismatch(raised, L.LightningModule(), None, "test") is None
+
+
+class TwoSamples(L.LightningDataModule):
+    def __init__(self, *samples):
+        super().__init__()
+        self.samples = samples
+
+    def train_dataloader(self):
+        return DataLoader(self.samples, batch_size=2)
+
+    val_dataloader = train_dataloader
+
+
+@pytest.mark.parametrize(
+    ("sample", "found"),
+    [
+        (
+            (torch.zeros(1, 8, 8), 2),
+            r"is \(tensor \(2, 1, 8, 8\), tensor \(2,\)\): IndexError: Target 2 is out of bounds",
+        ),
+        ((torch.zeros(1, 8, 8).byte(), 1), r"is \(tensor \(2, 1, 8, 8\) uint8, tensor \(2,\)\): RuntimeError"),
+        ((torch.zeros(1, 8, 8), torch.tensor(1).int()), r"tensor \(2,\) int32\): RuntimeError: expected target dtype"),
+        ((Image.new("L", (8, 8)), 1), r"for train cannot be loaded: TypeError: default_collate"),
+    ],
+    ids=["classes from 1", "bytes", "32 bits", "pictures"],
+)
+def test_a_batch_that_does_not_fit_is_shown_beside_what_the_task_takes(sample, found):
+    data, net = TwoSamples(sample, sample), {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 8, "depth": 1}
+    task = vitlab.Classifier(num_classes=2, num_heads=2, **net)
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    with pytest.raises((IndexError, RuntimeError, TypeError)) as raised:
+        L.Trainer(**options, enable_model_summary=False, max_steps=1).fit(task, data)
+    error = raised.value.with_traceback(raised.value.__traceback__.tb_next)  # without this test, code of one's own
+    told = explain_mismatch(error, task, data)
+    assert (
+        "takes batches of images (B, C, H, W), float32, and classes (B,), int64 from 0 to 1, and the first of" in told
+    )
+    assert re.search(found, told)
 
 
 def derived(name):

@@ -344,6 +344,8 @@ def test_class_shares_train_and_are_no_targets_of_an_evaluation():
     assert task.train_loss(logits, shares).isfinite()
     with pytest.raises(ValueError, match=r"give targets \(2, 2\): let them give `targets.argmax\(1\)`"):
         task.eval_loss(logits, shares)
+    with pytest.raises(ValueError, match=r"give targets \(2, 1\): let them give `targets\[:, 0\]`"):
+        task.eval_loss(logits, shares[:, :1])
 
 
 @pytest.mark.parametrize(

@@ -97,9 +97,10 @@ class Classifier(Task):
         if self.kind == "multilabel":
             return F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype))
         if targets.ndim != 1:  # the loss takes class shares, and metrics would count each of them as a class
+            numbers = "targets[:, 0]" if targets.shape[1:] == (1,) else "targets.argmax(1)"
             raise UsageError(
-                f"`model: Classifier` is measured on class numbers (B,), and the loaders for val and test give targets "
-                f"{tuple(targets.shape)}: let them give `targets.argmax(1)`; only the one for train may give shares"
+                "`model: Classifier` is measured on class numbers (B,), and the loaders for val and test give targets "
+                f"{tuple(targets.shape)}: let them give `{numbers}`; only the one for train may give shares (B, K)"
             )
         return F.cross_entropy(outputs, targets)
 

@@ -254,9 +254,12 @@ def explain_mismatch(error: Exception, task: Any, data: Any, split: str = "train
             "give one, such as that of a ConcatDataset, and `vitlab test RUN --data=...` for the others"
         )
     if isinstance(task, Task):
+        targets = (
+            f"classes (B,), int64 from 0 to {task.net.num_classes - 1}" if task.kind == "class" else "targets (B,)"
+        )
         return (
-            f"{type(task).__name__} takes batches of images (B, C, H, W) and targets (B,), and the first of "
-            f"{path_of(data)} for {split} is {_first(data, split)}: {what}"
+            f"{type(task).__name__} takes batches of images (B, C, H, W), float32, and {targets}, and the first of "
+            f"{path_of(data)} for {split} {_first(data, split)}: {what}"
         )
     return f"{path_of(task)} does not take what {path_of(data)} gives for {split}: {what}"
 
@@ -269,20 +272,23 @@ def in_step(error: BaseException) -> bool:
 
 def _first(data: Any, split: str) -> str:
     try:
-        return structure_of(next(iter(getattr(data, f"{split}_dataloader")())))
-    except Exception as error:  # the user's code may raise anything
-        return f"not available ({type(error).__name__})"
+        return f"is {structure_of(next(iter(getattr(data, f'{split}_dataloader')())))}"
+    except Exception:  # the user's code may raise anything
+        return "cannot be loaded"
 
 
 def structure_of(batch: Any) -> str:
-    """Return the structure of a batch in short.
+    """Return the structure of a batch in short, with types other than float32 and int64.
 
     >>> import torch
+    >>> structure_of((torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.zeros(4).long()))
+    '(tensor (4, 3, 8, 8) uint8, tensor (4,))'
     >>> structure_of({"image": torch.zeros(4, 3, 8, 8), "label": [1, 2]})
     '{image: tensor (4, 3, 8, 8), label: list}'
     """
     if isinstance(batch, Tensor):
-        return f"tensor {tuple(batch.shape)}"
+        usual = batch.dtype in (torch.float32, torch.int64)
+        return f"tensor {tuple(batch.shape)}" + ("" if usual else f" {str(batch.dtype).removeprefix('torch.')}")
     if isinstance(batch, Mapping):
         return "{" + ", ".join(f"{key}: {structure_of(value)}" for key, value in batch.items()) + "}"
     if isinstance(batch, list | tuple) and any(isinstance(part, Tensor) for part in batch):
