@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from vitlab.errors import without_column
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -66,7 +68,7 @@ class Rows:
                         if part == "path" or name not in targets}  # fmt: skip
         for name in (self.columns["path"], *targets, *(n for part, n in self.columns.items() if n not in (part, None))):
             if name not in table:
-                raise ValueError(f"{file} must have the column {name}; {self._there_are(table, name)}")
+                raise ValueError(without_column(file, table, name, self.columns if has_options else {}))
         if not targets:
             raise ValueError(f"{file} must have a column in `data.targets`; there are {', '.join(map(str, table))}")
         if twice := [name for k, name in enumerate(targets) if name in targets[:k]]:
@@ -202,16 +204,6 @@ class Rows:
             if (table[name].dropna() % 1 == 0).all():  # pandas reads whole numbers with gaps as floats
                 table[name] = table[name].astype("int64" if not table[name].isna().any() else "Int64")
         return table
-
-    def _there_are(self, table: "pd.DataFrame", missing: str | None) -> str:
-        """Return the columns of a table and how to name another, or what stands between them in place of commas."""
-        there = f"there are {', '.join(map(str, table))}"
-        if len(table.columns) == 1 and (marks := [mark for mark in ";\t|" if mark in str(table.columns[0])]):
-            return f"{there}: columns must stand apart by commas, not by {marks[0]!r}"
-        if missing in self.targets or not self.has_options:
-            return there
-        part = next(part.split()[0] for part, name in self.asked_columns.items() if name == missing)
-        return f"{there}: name that of the {part} by --data.{part}_column"
 
     def _declared(self, kind: Kind | list[Kind]) -> list[Kind]:
         """Return the kind of each column as the user gave it."""
