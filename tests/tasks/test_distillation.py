@@ -212,6 +212,8 @@ def test_only_an_exported_classifier_can_teach(outputs, kind, told, tmp_path):
     Path(f"{path}.json").write_text(json.dumps({**card, "targets": {"kind": kind}}))
     if told is None:
         assert read_teacher(str(path)).classes == ["a", "b"] and read_teacher(str(path)).arrays
+        Path(f"{path}.json").write_text(json.dumps({**card, "images": {}}))  # of data of a user's own
+        assert (read_teacher(str(path)).mean, read_teacher(str(path)).std) == ((), ())
         return
     with pytest.raises(ValueError, match=f"must be a classifier, and .*net.safetensors {told}"):
         read_teacher(str(path))
