@@ -13,6 +13,7 @@ from typing import get_args
 import pandas as pd
 import pytest
 import torch
+import wandb
 import yaml
 from safetensors.torch import load_file
 
@@ -352,6 +353,7 @@ def test_wandb_is_one_offline_run_and_no_key_is_needed(here, monkeypatch):
         monkeypatch.delenv(name)
     monkeypatch.setenv("WANDB_RUN_GROUP", "the-group")  # as an ablation sets them for its cells
     monkeypatch.setenv("WANDB_JOB_TYPE", "the-arm")
+    wandb.teardown()  # of the runs of tests before; it reads the environment once for all of a process
     for place in (here / "one", here / "two"):  # as a notebook may go from folder to folder
         place.mkdir()
         monkeypatch.chdir(place)
