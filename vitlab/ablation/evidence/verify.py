@@ -25,6 +25,7 @@ from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference import linear
 from vitlab.ablation.inference.measured import unreadable
 from vitlab.class_metrics import confusion, over_classes
+from vitlab.config.explain import parse_own
 from vitlab.errors import one_line, preview
 from vitlab.runs.openings import note_opening
 from vitlab.runs.records import split_metrics
@@ -179,7 +180,7 @@ def _check(cell: Cell, is_bare: bool = False) -> tuple[list[str], int]:
     if json_digest(data) != cell.parts["data"]:
         words.append("data.json differs from the plan: it was trained on other images")
     try:
-        seed = yaml.load(cell.run.config.read_text(), Loader=yaml.CSafeLoader)["seed_everything"]
+        seed = parse_own(cell.run.config.read_text())["seed_everything"]
         words += [f"config.yaml has seed {seed}"] if seed != cell.seed else []
         changed = cell.changed_settings()
         words += [f"it was trained with other settings than planned: {changed}"] if changed else []

@@ -22,6 +22,7 @@ from vitlab.ablation.execution.identity import (
 )
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
+from vitlab.config.explain import parse_own
 from vitlab.config.keys import class_and_arguments, key_as_typed, key_of
 from vitlab.errors import UsageError, one_line
 from vitlab.runs import lock
@@ -197,7 +198,7 @@ class Cell:
         The values of tuning are left out: they are in the plan as the file spells them.
         """
         try:
-            ran = _settings(yaml.load(self.run.config.read_text(), Loader=yaml.CSafeLoader))
+            ran = _settings(parse_own(self.run.config.read_text()))
         except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
             return f"config.yaml cannot be read: {one_line(error)}"
         planned = _settings(self.resolved.config)
