@@ -152,8 +152,8 @@ def read_teacher(source: str) -> Teacher:
     network.skips_unread_tokens = True
     size = (network.in_chans, *network.img_size)
     units = {"arrays": facts.get("arrays", False), "value_range": facts.get("value_range")}
-    known = (tuple(facts.get(name, ())) for name in ("mean", "std"))  # a card of a user's own data has none
-    return Teacher(network, *known, size, classes, **units)
+    mean, std = (tuple(facts.get(name, ())) for name in ("mean", "std"))  # a card of a user's own data has none
+    return Teacher(network, mean, std, size, classes, **units)
 
 
 def _refuse_weights(data: Any) -> None:
