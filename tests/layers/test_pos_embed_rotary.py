@@ -47,6 +47,33 @@ def test_rope2d_turns_pairs_as_the_slow_loop_does():
     torch.testing.assert_close(rope.rotate(x, 0), expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", ["rope2d", "rope_mixed"])
+def test_complex_products_are_the_real_ones_of_a_compiled_graph(name, dtype, monkeypatch):
+    rope, got = rotary(name, (2, 3), num_prefix_tokens=1), []
+    x, slope = torch.randn(2, 2, 7, 16).to(dtype), torch.randn(2, 2, 7, 16).to(dtype)
+    for compiling in [False, True]:
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda compiling=compiling: compiling)
+        y = x.clone().requires_grad_()
+        of = [y, *rope.parameters()]
+        rotated = rope.rotate(y, 1)
+        got.append([rotated, *torch.autograd.grad(rotated, of, slope)])
+    for ours, theirs in zip(*got, strict=True):
+        assert ours.dtype == theirs.dtype
+        tolerance = 2e-2 if dtype is torch.bfloat16 else 1e-5
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("start", [0, 1])
+@pytest.mark.parametrize("width", [17, 18])
+def test_a_rotation_reads_any_strides(start, width):
+    rope, wide = rotary("rope2d", (2, 3)), torch.randn(2, 3, 6, width)
+    x = wide[..., start : start + 16]
+    assert torch.equal(rope.rotate(x, 0), rope.rotate(x.clone(), 0))
+    swapped = x.clone().mT.contiguous().mT  # channels far apart
+    assert torch.equal(rope.rotate(swapped, 0), rope.rotate(x.clone(), 0))
+
+
 @pytest.mark.parametrize("grid_size", GRIDS)
 def test_rope_mixed_is_timms_given_the_same_frequencies(grid_size):
     theirs = RotaryEmbeddingMixed(32, depth=2, num_heads=2, feat_shape=list(grid_size))

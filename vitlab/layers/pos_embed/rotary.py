@@ -55,13 +55,25 @@ class RotaryPosEmbed(PosEmbed):
         if self.pairs == "half":
             a, b = x.chunk(2, dim=-1)  # (B, A, L, d / 2) each
             return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1).to(x.dtype)
-        a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
-        return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2).to(x.dtype)
+        if torch.compiler.is_compiling():  # compilers fuse real products, and have no kernels for complex ones
+            a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
+            return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2).to(x.dtype)
+        dtype = torch.promote_types(torch.promote_types(x.dtype, cos.dtype), torch.float32)
+        rotated = _as_complex(x.to(dtype)) * torch.complex(cos.to(dtype), sin.to(dtype))
+        return torch.view_as_real(rotated).flatten(-2).to(x.dtype)
 
     def _cells(self) -> Tensor:
         """Return y and x of every token, ``(2, L)`` in float64; zeros for prefix tokens."""
         cells = torch.stack(grid_cells(self.grid_size, self.trained_grid))
         return torch.cat([cells.new_zeros(2, self.num_prefix_tokens), cells], dim=1)
+
+
+def _as_complex(x: Tensor) -> Tensor:
+    """Return neighboring channels as complex numbers, ``(..., d)`` to ``(..., d / 2)``; a view if strides allow."""
+    *strides, last = x.stride()
+    in_pairs = last == 1 and not any(step % 2 for step in [*strides, x.storage_offset()])
+    x = x if in_pairs else x.clone(memory_format=torch.contiguous_format)
+    return torch.view_as_complex(x.unflatten(-1, (-1, 2)))
 
 
 class RoPE2d(RotaryPosEmbed):
