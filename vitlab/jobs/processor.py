@@ -9,7 +9,7 @@ from torch import Tensor
 from vitlab.layers.kernels import prefers_sdpa, products, sdpa
 from vitlab.layers.precision import EMULATED, half_precision
 
-MOST_LOST = 1.5  # by the way that is taken, to the other one; below it a busy machine may be why
+MOST_LOST = 1.5  # by the attention or precision taken, to the other one; below it a busy machine may be why
 
 
 def measured_ways() -> Iterator[tuple[bool, str]]:
@@ -26,27 +26,35 @@ def measured_ways() -> Iterator[tuple[bool, str]]:
             parts.append(f"{mode} {speed:.2f} ({'fused' if is_fused else 'products'} taken)")
             losses.append(1 / speed if is_fused else speed)
         text = f"{_name(dtype)}: speed of fused attention to products {', '.join(parts)}"
-        if dtype in EMULATED:
-            text += f"; emulated, products take {cost_of_half(dtype):.0f} times as long as in float32: train in 32-true"
+        cost = 1.0 if dtype is torch.float32 else cost_of_half(dtype)
+        if is_slow := dtype in EMULATED or cost > MOST_LOST:
+            emulated = "emulated, " if dtype in EMULATED else ""
+            text += f"; {emulated}products take {cost:.1f} times as long as in float32: train in 32-true"
         if max(losses) > MOST_LOST:
             text += "; the way taken is the slower one here"
-        yield dtype not in EMULATED and max(losses) <= MOST_LOST, text
+        yield not is_slow and max(losses) <= MOST_LOST, text
 
 
 def slow_half(precision: str, device: str) -> str | None:
-    """Return a line on half precision that this CPU emulates, with the factor that it costs here; None if it does not.
+    """Return a line on half precision that is slower than float32 on this CPU, with its cost here; None if it is not.
+
+    Some processors lack its products and emulate them, others have them and multiply float32 faster.
 
     Example:
         >>> slow_half("32-true", "cpu") is None
         True
     """
     dtype = half_precision(precision)
-    if dtype is None or device != "cpu" or dtype not in EMULATED:
+    if dtype is None or device != "cpu":
         return None
-    return (
-        f"precision {precision}: this CPU has no products of {_name(dtype)}, and one takes "
-        f"{cost_of_half(dtype):.0f} times as long as in float32; use --trainer.precision=32-true"
-    )
+    cost = cost_of_half(dtype)
+    if dtype in EMULATED:
+        found = f"this CPU has no products of {_name(dtype)}, and one takes {cost:.1f} times as long as in float32"
+    elif cost > MOST_LOST:
+        found = f"on this CPU a product of {_name(dtype)} takes {cost:.1f} times as long as one of float32"
+    else:
+        return None
+    return f"precision {precision}: {found}; use --trainer.precision=32-true"
 
 
 def speed_of_sdpa(dtype: torch.dtype, gradient: bool) -> float:
@@ -68,7 +76,7 @@ def speed_of_sdpa(dtype: torch.dtype, gradient: bool) -> float:
     return slow / fast
 
 
-def cost_of_half(dtype: torch.dtype, rounds: int = 3) -> float:
+def cost_of_half(dtype: torch.dtype, rounds: int = 5) -> float:
     """Measure how many times longer a product of ``dtype`` takes on this CPU than one of float32.
 
     Example:
