@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
+from vitlab.errors import UsageError
+
 __all__ = ["describe_groups", "param_groups", "slow_earlier_blocks", "warmed_up"]
 ScheduleName = Literal["cosine", "linear", "constant", "step", "wsd"]
 
@@ -39,6 +41,9 @@ def param_groups(
     Returns:
         Groups with ``params``, ``lr`` and ``weight_decay``; together they hold every trained parameter once.
 
+    Raises:
+        UsageError: With ``layer_decay``, a position embedding stacks parameters of another number of blocks.
+
     Example:
         >>> from vitlab.models import VisionTransformer
         >>> net = VisionTransformer(img_size=32, embed_dim=48, depth=1, num_heads=3)
@@ -51,7 +56,14 @@ def param_groups(
     decays = {id(p) for name, p in net.named_parameters() if name.removeprefix("_orig_mod.") not in exempt}
     stages, depth = net.stages(), len(net.blocks)
     block_of = {id(p): i for i in range(depth) for p in net.pos_embed.block_parameters(i)}
-    block_of |= {id(p): depth - 1 for p, _ in net.pos_embed.stacked_parameters()}
+    for p, axis in net.pos_embed.stacked_parameters():
+        block_of[id(p)] = depth - 1
+        if layer_decay != 1.0 and (not 0 <= axis < p.ndim or p.shape[axis] != depth):
+            name = next(name for name, other in net.pos_embed.named_parameters() if other is p)
+            raise UsageError(
+                f"`stacks` of the position embedding names axis {axis} of `{name}`, {tuple(p.shape)}, as that of the "
+                f"blocks, for `layer_decay`: it must be {depth} long, as the network is deep"
+            )
     groups: dict[tuple[float, float], list[Tensor]] = {}
     seen: set[int] = set()
     for i, stage in enumerate(stages):

@@ -345,6 +345,15 @@ def test_what_a_class_assigns_to_a_block_learns_at_its_rate() -> None:
         assert [row["lr_scale"] for row in rows] == [0.25, 0.5]  # of two blocks; that of the embedding is 0.125
 
 
+@pytest.mark.parametrize("axis", [1, 2, -1])
+def test_a_stack_that_has_no_slice_for_each_block_is_refused(axis: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stacks, "stacks", {"weight": axis})
+    net = net_of(Stacks)
+    param_groups(net, lr=1.0, weight_decay=0.0)
+    with pytest.raises(UsageError, match=rf"names axis {axis} of `weight`, \(2, \d+\), .* must be 2 long"):
+        param_groups(net, lr=1.0, weight_decay=0.0, layer_decay=0.5)
+
+
 def test_a_rotation_of_ones_own_receives_queries_and_keys_apart() -> None:
     net, images = net_of(FirstHead), torch.randn(2, 1, 8, 12, dtype=torch.float64)
     found = net.forward_features(images)
