@@ -55,10 +55,14 @@ def test_a_run_that_ended_early_says_how_many_epochs_and_steps_it_trained(tmp_pa
     assert "| Digits, 1,200 images | 2 of 7 | 1 |" in capsys.readouterr().out
     assert main(["results", *runs]) == 0
     assert "| Digits, 1,200 images | 2 to 7 of 7 | 3 |" in capsys.readouterr().out
+    (row,) = rows_in_full([record(RunDir(Path(path))) for path in runs])
+    assert (row["epochs"], row["trained"], row["trained_by_seed"]) == (7, None, {"0": 2, "1": 5, "2": 7})
     run = RunDir(Path(runs[1]))
     (run.checkpoints / "manifest.json").write_text(json.dumps({"last.ckpt": {"epoch": 4, "step": 40}}))
     assert main(["results", *runs[:2]]) == 0
     assert "| Digits, 1,200 images | 2 to 4.4 of 7 | 2 |" in capsys.readouterr().out  # 40 steps of 9 an epoch
+    (row,) = rows_in_full([record(run)])
+    assert (row["trained"], "trained_by_seed" in row) == (4.4, False)
     for limit, planned in ((7, 7), (-1, None)):
         run.config.write_text(yaml.safe_dump({"model": {}, "trainer": {"max_epochs": limit, "max_steps": 40}}))
         run.update("run.json", steps=40, ending={"why": "steps", "text": "trainer.max_steps=40"})

@@ -146,6 +146,8 @@ def markdown(records: list[dict[str, Any]]) -> str:
 def rows_in_full(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows of the same table with their numbers in full: mean accuracy, its interval, each seed's.
 
+    Where some seeds ended before others, ``trained`` or ``steps`` is None and ``trained_by_seed`` has the numbers.
+
     Example:
         >>> runs = [record(RunDir("runs/first"))]
         >>> [(row["seeds"], row["acc1_by_seed"].keys() == {"0"}) for row in rows_in_full(runs)]
@@ -159,8 +161,19 @@ def rows_in_full(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
         own |= {name: None for name in ("tokenizer", "pos_embed") if own.get(name) == "-"}  # of records of before
         row = {**own, "seeds": [run["seed"] for run in runs], "acc1": statistics.mean(values)}
         row |= {"acc1_low": low, "acc1_high": high, "published": _published(own["command"]), "places": _places(runs)}
-        rows.append({**row, "acc1_by_seed": {str(run["seed"]): run["acc1"] for run in runs}})
+        rows.append({**row, **_lengths(runs), "acc1_by_seed": {str(run["seed"]): run["acc1"] for run in runs}})
     return rows
+
+
+def _lengths(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the epochs or steps that the runs of a row were trained for, apart by seed where they differ."""
+    found: dict[str, Any] = {}
+    for name, planned in (("trained", runs[0]["epochs"]), ("steps", None)):
+        by_seed = {str(run["seed"]): run.get(name, planned) for run in runs}
+        if any(name in run for run in runs):
+            same = len(set(by_seed.values())) == 1
+            found |= {name: runs[0].get(name, planned)} if same else {name: None, f"{name}_by_seed": by_seed}
+    return found
 
 
 def _grouped(records: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
