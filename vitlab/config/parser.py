@@ -2,8 +2,9 @@
 
 import importlib
 import inspect
+import shlex
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -30,7 +31,7 @@ from vitlab.class_paths import current_path
 from vitlab.config.arguments import config_paths, flags
 from vitlab.config.explain import explain, parse_own, parse_yaml, read_yaml, yaml_text
 from vitlab.config.guesses import with_typed_names
-from vitlab.config.keys import flatten_as_typed
+from vitlab.config.keys import flatten_as_typed, flatten_with_classes, key_as_typed
 from vitlab.config.parts import (
     as_mappings,
     check_parts,
@@ -48,6 +49,7 @@ from vitlab.errors import UsageError, in_own_code, named_line
 from vitlab.interface import LINKS, deals_samples, image_fact
 from vitlab.layers.precision import let_convolutions_follow
 from vitlab.models.old_names import OLD
+from vitlab.objects import as_yaml
 from vitlab.ranges import MOST_SEED, check_ranges
 from vitlab.runs.launch import check_launch, launched_devices
 from vitlab.shipped import find_file
@@ -119,6 +121,7 @@ class VitlabCLI(LightningCLI):
         refuse_secrets(
             {k: v for content in self.contents for k, v in flatten_as_typed(content).items()} | dict(settings(args))
         )
+        _refuse_overridden(args, self.contents)
         set_dumper("yaml", yaml_text)  # jsonargparse writes the arguments of a class and reads them again
         set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=allowed_imports())
         super().__init__(
@@ -290,9 +293,34 @@ def resolve_configs(args: list[str]) -> list[str]:
 
 def settings(args: list[str]) -> list[tuple[str, Any]]:
     """Return the dotted keys and values that arguments set, besides ``--config``."""
+    return [(key, parse_yaml(value, f"--{key}={value[:60]}")) for key, value in _pairs(args) if key != "config"]
+
+
+def _pairs(args: list[str]) -> list[tuple[str, str]]:
+    """Return the names of flags and the words that they are given, in their order."""
     words = [part for arg in args for part in (arg.split("=", 1) if arg.startswith("--") else [arg])]
-    pairs = [(w[2:], v) for w, v in pairwise(words) if w.startswith("--") and w != "--config"]
-    return [(key, parse_yaml(value, f"--{key}={value[:60]}")) for key, value in pairs]
+    return [(w[2:], v) for w, v in pairwise("--config" if w == "-c" else w for w in words) if w.startswith("--")]
+
+
+def _refuse_overridden(args: list[str], contents: Sequence[Any]) -> None:
+    """Refuse an argument before a config file that sets the same key to something else: the later one counts."""
+    typed: dict[str, str] = {}
+    files = iter(contents)
+    for flag, text in _pairs(args):
+        if flag != "config":
+            typed[key_as_typed(flag).removesuffix(".class_path")] = text
+            continue
+        content = next(files)
+        for key, value in (flatten_with_classes(content) if isinstance(content, Mapping) else {}).items():
+            if key in typed and not _are_same(parse_yaml(typed[key], f"--{key}"), value):
+                way_out = f"put it after --config {shlex.quote(text)}, which sets {as_yaml(value)}"
+                raise UsageError(f"--{key} {shlex.quote(typed[key])} would have no effect: {way_out}")
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    """Return whether two values are equal, or names of one class."""
+    is_text = isinstance(one, str) and isinstance(other, str)
+    return one == other or (is_text and one.rpartition(".")[2] == other.rpartition(".")[2])
 
 
 def class_at(path: str) -> Any:
