@@ -117,11 +117,11 @@ def printed(capsys, words):
 
 
 def test_print_config_prints_what_would_run_wherever_it_is_typed(capsys):
-    Path("mine.yaml").write_text("trainer: {max_epochs: 5}\n")
+    Path("mine.yaml").write_text("trainer: {log_every_n_steps: 5}\n")
     words = [*FIT[1:], "--config=mine.yaml", "--model.pos_embed=rope2d"]
     last = printed(capsys, ["fit", *words, "--print_config"])
     assert last["model"]["init_args"]["pos_embed"] == "rope2d"
-    assert last["trainer"]["max_epochs"] == 5
+    assert last["trainer"]["log_every_n_steps"] == 5
     assert printed(capsys, ["fit", "--print_config", *words]) == last
 
 
