@@ -206,7 +206,7 @@ def as_text(table: "pd.DataFrame") -> str:
         a.png  0.5000
     """
     rows = table.itertuples(index=False)
-    cells = [[in_short(v) if isinstance(v, float) else printable(v) for v in row] for row in rows]
+    cells = [[in_short(v) if isinstance(v, float) else printable(str(v)) for v in row] for row in rows]
     numbers = [i for i, kind in enumerate(table.dtypes) if kind == "float32"]
     return columns([list(table.columns), *cells], right=numbers)
 
