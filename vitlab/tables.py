@@ -204,6 +204,9 @@ def as_text(table: "pd.DataFrame") -> str:
         >>> print(as_text(pd.DataFrame({"path": ["a.png"], "value": [0.5]})))
         path   value
         a.png  0.5000
+        >>> print(as_text(pd.DataFrame({"index": [3]})))
+        index
+        3
     """
     rows = table.itertuples(index=False)
     cells = [[in_short(v) if isinstance(v, float) else printable(str(v)) for v in row] for row in rows]

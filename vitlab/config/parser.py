@@ -305,12 +305,12 @@ def _pairs(args: list[str]) -> list[tuple[str, str]]:
 def _refuse_overridden(args: list[str], contents: Sequence[Any]) -> None:
     """Refuse an argument before a config file that sets the same key to something else: the later one counts."""
     typed: dict[str, str] = {}
-    files = iter(contents)
+    files = dict(zip(config_paths(args), contents, strict=False))  # after them come those of parts
     for flag, text in _pairs(args):
         if flag != "config":
             typed[key_as_typed(flag).removesuffix(".class_path")] = text
             continue
-        content = next(files)
+        content = files[text]
         for key, value in (flatten_with_classes(content) if isinstance(content, Mapping) else {}).items():
             if key in typed and not _are_same(parse_yaml(typed[key], f"--{key}"), value):
                 way_out = f"put it after --config {shlex.quote(text)}, which sets {as_yaml(value)}"

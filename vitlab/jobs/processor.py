@@ -26,13 +26,13 @@ def measured_ways() -> Iterator[tuple[bool, str]]:
             parts.append(f"{mode} {speed:.2f} ({'fused' if is_fused else 'products'} taken)")
             losses.append(1 / speed if is_fused else speed)
         text = f"{_name(dtype)}: speed of fused attention to products {', '.join(parts)}"
-        cost = 1.0 if dtype is torch.float32 else cost_of_half(dtype)
-        if is_slow := dtype in EMULATED or cost > MOST_LOST:
+        cost = None if dtype is torch.float32 else _cost_where_slower(dtype)
+        if cost is not None:
             emulated = "emulated, " if dtype in EMULATED else ""
             text += f"; {emulated}products take {cost:.1f} times as long as in float32: train in 32-true"
         if max(losses) > MOST_LOST:
             text += "; the way taken is the slower one here"
-        yield not is_slow and max(losses) <= MOST_LOST, text
+        yield cost is None and max(losses) <= MOST_LOST, text
 
 
 def slow_half(precision: str, device: str) -> str | None:
@@ -45,15 +45,12 @@ def slow_half(precision: str, device: str) -> str | None:
         True
     """
     dtype = half_precision(precision)
-    if dtype is None or device != "cpu":
+    if dtype is None or device != "cpu" or (cost := _cost_where_slower(dtype)) is None:
         return None
-    cost = cost_of_half(dtype)
     if dtype in EMULATED:
         found = f"this CPU has no products of {_name(dtype)}, and one takes {cost:.1f} times as long as in float32"
-    elif cost > MOST_LOST:
-        found = f"on this CPU a product of {_name(dtype)} takes {cost:.1f} times as long as one of float32"
     else:
-        return None
+        found = f"on this CPU a product of {_name(dtype)} takes {cost:.1f} times as long as one of float32"
     return f"precision {precision}: {found}; use --trainer.precision=32-true"
 
 
@@ -74,6 +71,12 @@ def speed_of_sdpa(dtype: torch.dtype, gradient: bool) -> float:
 
     slow, fast = shortest([lambda: run(products), lambda: run(sdpa)], rounds=3)
     return slow / fast
+
+
+def _cost_where_slower(dtype: torch.dtype) -> float | None:
+    """Return the cost of a half-precision product that this CPU emulates, or multiplies more slowly than float32."""
+    cost = cost_of_half(dtype)
+    return cost if dtype in EMULATED or cost > MOST_LOST else None
 
 
 def cost_of_half(dtype: torch.dtype, rounds: int = 5) -> float:

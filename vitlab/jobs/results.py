@@ -169,10 +169,11 @@ def _lengths(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the epochs or steps that the runs of a row were trained for, apart by seed where they differ."""
     found: dict[str, Any] = {}
     for name, planned in (("trained", runs[0]["epochs"]), ("steps", None)):
-        by_seed = {str(run["seed"]): run.get(name, planned) for run in runs}
         if any(name in run for run in runs):
-            same = len(set(by_seed.values())) == 1
-            found |= {name: runs[0].get(name, planned)} if same else {name: None, f"{name}_by_seed": by_seed}
+            values = [run.get(name, planned) for run in runs]
+            found[name] = values[0] if len(set(values)) == 1 else None
+            if found[name] is None:
+                found[f"{name}_by_seed"] = {str(run["seed"]): n for run, n in zip(runs, values, strict=True)}
     return found
 
 
