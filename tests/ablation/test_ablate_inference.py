@@ -435,6 +435,32 @@ def test_a_seed_that_diverged_is_no_seed_to_come(tmp_path, monkeypatch):
     assert found.arms[2].answer.looks.counts == (5,) and _own_looks(found) == []
 
 
+def test_of_two_arms_a_seed_that_diverged_is_no_seed_to_come_either(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    results = results_of(tmp_path, ["a0", "a1"], 4, ["a1 > a0"])
+    results.states = {("a1", 3): "diverged"}
+    values = draw(np.random.default_rng(0), [0, 1], 4, 0.5)
+    found = report_of(results, values, {"a0": 4, "a1": 3})
+    difference = found.arms[1].answer.difference
+    assert found.looks.counts == found.verdicts[0].answer.looks.counts == (4,) and found.looks.sentences() == []
+    p = reference.ttest_rel(values[1][:3], values[0][:3]).pvalue
+    assert difference.adjusted == difference.p == pytest.approx(p)
+
+
+def test_a_seed_whose_primary_metric_is_no_number_counts_in_the_others(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    results = results_of(tmp_path, ["a0", "a1"], 5, ["a1 > a0 on loss"], secondary=["loss"])
+    values = fill(results, draw(np.random.default_rng(0), [0, 1], 5, 0.5)).numbers
+    for found in values.values():
+        found["loss"] = found["score"]
+    values["a1", 2]["score"] = math.nan
+    found = find(results, take_look(results.ablation, results.seeds(), results.had()))
+    score, loss = (next(r for r in found.arms if (r.arm, r.metric) == ("a1", m)).answer for m in ("score", "loss"))
+    assert (found.looks.counts, score.estimate.n, loss.estimate.n) == ((5,), 4, 5)
+    assert score.looks.counts == loss.looks.counts == (5,)
+    assert found.verdicts[0].answer == loss and "missing" not in found.verdicts[0].note
+
+
 def test_a_claim_says_how_many_seeds_diverged_and_how_many_are_missing(tmp_path):
     results = results_of(tmp_path, ["a0", "a1"], 6, ["a1 > a0"])
     fill(results, draw(np.random.default_rng(0), [0, 1], 6, 0.5))

@@ -1,7 +1,9 @@
 """The results of the cells of an ablation, as tables."""
 
+import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,17 +66,18 @@ class CellResults:
         return [self.ablation.primary, *self.ablation.secondary]
 
     def seeds(self) -> list[int]:
-        """Return the seeds that can be compared: two arms have them, or the one that a claim is about."""
-        there = [s for arm in self.ablation.arms for s, _ in self.by_seed(arm.name, self.ablation.primary)]
+        """Return the seeds that can be compared: in a metric, two arms have them settled, or the one of a claim."""
+        had, primary = self.had(), self.ablation.primary
+        counts = [Counter(itertools.chain(*arms.values())) for arms in had.values()]
         alone = {
             seed
             for claim in self.ablation.claims
             if isinstance(claim.b, float) and not claim.over
             for arm in self.ablation.arms
             if {**claim.where, claim.axis: claim.a}.items() <= arm.levels.items()
-            for seed, _ in self.by_seed(arm.name, claim.metric or self.ablation.primary)
+            for seed in had[claim.metric or primary][arm.name]
         }
-        return [seed for seed in self.ablation.seeds if there.count(seed) > 1 or seed in alone]
+        return [s for s in self.ablation.seeds if s in alone or any(count[s] > 1 for count in counts)]
 
     def is_settled(self, arm: str, seed: int, metric: str) -> bool:
         """Return whether a value is there or will never be: a seed that diverged does so each time."""
