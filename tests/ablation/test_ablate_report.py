@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,11 +21,13 @@ from vitlab.ablation.execution.cells import Resolved, cells_of
 from vitlab.ablation.file.settings import WandB
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.inference import images
+from vitlab.ablation.inference.baselines import NOT_COMPARED, arm_rows
 from vitlab.ablation.inference.findings import find
 from vitlab.ablation.inference.looks import Looks
 from vitlab.ablation.inference.measured import CellResults, collect
+from vitlab.ablation.inference.plan import plan_of
 from vitlab.ablation.inference.words import chance
-from vitlab.ablation.report import write
+from vitlab.ablation.report import drawings, write
 from vitlab.ablation.report.drawings import figures
 from vitlab.ablation.report.sections import _answer, _without_claims
 from vitlab.ablation.report.write import send_report, write_report
@@ -286,6 +289,22 @@ def test_curves_are_means_over_seeds_with_the_number_of_them(folder):
     each = results[(results["metric"] == "scramble/flipped") & (results["pos_embed"] == "none")]["value"]
     finest = rows[(rows["measure"] == "flipped") & (rows["x"] == 16)]["mean"].item()
     assert finest == pytest.approx(each.mean())
+
+
+def test_a_metric_of_an_analysis_is_said_to_be_of_the_split_that_it_was_measured_on(folder, monkeypatch):
+    monkeypatch.chdir(folder.parents[3])
+    first = pd.read_csv(folder / "results.csv").drop_duplicates("metric").set_index("metric")
+    assert first.loc["acc1", ["split", "n_images"]].tolist() == ["test", 500]
+    assert first.loc["resolution/acc1@12", "split"] == "val" and np.isnan(first.loc["resolution/acc1@12", "n_images"])
+    ablation = replace(read_ablation("made-up.yaml"), primary="resolution/acc1@12", secondary=("acc1",))
+    arms = list(resolved(ablation))
+    assert plan_of(ablation, arms, 1).lines[1].endswith("the last checkpoint on the val split")
+    results = collect(ablation, arms)
+    rows = arm_rows(results, ablation.primary, defaultdict(lambda: NOT_COMPARED), set())
+    monkeypatch.setattr(drawings, "draw", lambda height, paint, title, **sizes: title)
+    assert drawings.figures(results, rows)["dots"][0].startswith("resolution/acc1@12 on the val split")
+    drawings._dots(ax := Figure().subplots(), results, rows)
+    assert "(val split)" in ax.get_xlabel()
 
 
 def test_the_page_has_everything_in_itself(folder):

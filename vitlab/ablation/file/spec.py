@@ -80,6 +80,10 @@ class Ablation:
         name, slash, _ = metric.partition("/")
         return bool(slash) and name in self.analyses
 
+    def split_of(self, metric: str) -> MeasuredSplit:
+        """Return the split that a metric is measured on."""
+        return "val" if self.is_analyzed(metric) else self.evaluate
+
     def baseline_of(self, arm: Arm) -> Arm | None:
         """Return the arm that ``arm`` is compared with: the baseline's levels, the others its own."""
         wanted = {**arm.levels, **self.baseline}

@@ -100,15 +100,14 @@ class CellResults:
         for (name, seed), cell in self.cells.items():
             state = self.states[name, seed]
             head = {"ablation": self.ablation.name, "cell": cell.name, **cell.arm.levels, "seed": seed}
-            head["split"] = self.ablation.evaluate
             found = self.numbers.get((name, seed), {})
             numbers = split_metrics(found)
             step = max((row["step"] for row in self.rows(name, seed)), default=0)
-            tail = {"step": step, "n_images": int(found.get("n", 0)), "status": state}
-            rows += [{**head, "metric": k, "value": v, **tail} for k, v in sorted(numbers.items())]
-            if not numbers:
-                rows.append({**head, "metric": self.ablation.primary, "value": float("nan"), **tail})
-        return pd.DataFrame(rows)
+            for metric, value in sorted(numbers.items()) or [(self.ablation.primary, math.nan)]:
+                n = None if self.ablation.is_analyzed(metric) else int(found.get("n", 0))
+                row = {**head, "split": self.ablation.split_of(metric), "metric": metric, "value": value}
+                rows.append({**row, "step": step, "n_images": n, "status": state})
+        return pd.DataFrame(rows).astype({"n_images": "Int64"} if rows else {})
 
 
 def collect(ablation: Ablation, resolved: list[Resolved], accept_stale: bool = False) -> CellResults:

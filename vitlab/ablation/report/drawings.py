@@ -83,7 +83,7 @@ def figures(results: CellResults, rows: list[ArmRow]) -> dict[str, tuple[str, Fi
         for seed, value in results.by_seed(arm.name, primary)
     ]
     height = 1.1 + 0.34 * len(results.ablation.arms)
-    ci, split = percent(results.ablation.stats.ci), results.ablation.evaluate
+    ci, split = percent(results.ablation.stats.ci), results.ablation.split_of(primary)
     title = f"{primary} on the {split} split: every seed, mean and {ci} t interval of the mean (n of planned seeds)"
     found = {"dots": (title, draw(height, lambda ax: _dots(ax, results, mine), title), dots)} if mine else {}
     compared = [row.record() for row in mine if row.test]
@@ -139,7 +139,7 @@ def _dots(ax: Axes, results: CellResults, rows: list[ArmRow]) -> None:
             ax.annotate(row.arm, **place, fontsize=7, color=color)
     _arms(ax, [(row.arm, row.n, row.planned) for row in rows])
     scale = "; the axis does not begin at zero" if ax.get_xlim()[0] > 0 else ""
-    ax.set_xlabel(f"{results.ablation.primary} ({results.ablation.evaluate} split){scale}")
+    ax.set_xlabel(f"{results.ablation.primary} ({results.ablation.split_of(results.ablation.primary)} split){scale}")
 
 
 def _forest(ax: Axes, results: CellResults, rows: Rows) -> None:

@@ -44,7 +44,7 @@ def report_sections(found: Findings) -> list[Section]:
     parts: list[Section] = [("Answers", [*_mixed(results), *answers, *found.looks.sentences(), *_own_looks(found)], [])]
     for metric in results.metrics():
         mine = [row for row in found.arms if row.metric == metric]
-        title = f"{metric} on the {'val' if ablation.is_analyzed(metric) else ablation.evaluate} split"
+        title = f"{metric} on the {ablation.split_of(metric)} split"
         words = [*(_gate_words(found) if metric == ablation.primary else []), *_cautions(found, metric, mine)]
         parts.append((title, words, _main_tables(mine)))
     parts += images.section(results, found.pairs, found.joint)
