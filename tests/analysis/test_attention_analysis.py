@@ -4,6 +4,7 @@ import pytest
 import torch
 from small_nets import POSITIONS, small_net
 
+from vitlab.analysis.attribution.maps import plain_maps
 from vitlab.analysis.head_attention import (
     analyze_attention,
     analyze_distance,
@@ -15,6 +16,7 @@ from vitlab.analysis.head_attention import (
     uniform_distance,
 )
 from vitlab.errors import UsageError
+from vitlab.layers.attention import Attention
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.models.walk import all_attention_maps, attention_inputs, attention_logits, attention_maps, block_tokens
 
@@ -78,6 +80,35 @@ def test_reading_attention_leaves_the_network_unchanged():
     attention_maps(net, IMAGES, 0)
     block_tokens(net, IMAGES)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
+
+
+class Smooth(Attention):
+    """Attention whose weights are not those that a kernel computes."""
+
+    def weigh(self, q, k, pos_embed, layer):
+        return 0.5 * super().weigh(q, k, pos_embed, layer) + 0.5 / k.shape[2]
+
+
+@pytest.mark.parametrize("attn", [Attention, Smooth])
+def test_a_block_or_an_attention_that_stands_in_several_places_has_a_map_for_each(attn):
+    net, same = (small_net(depth=3, attn=attn, pos_embed="relpos") for _ in range(2))
+    net.blocks[2] = net.blocks[0]
+    net.blocks[1].attn = net.blocks[0].attn
+    same.load_state_dict(net.state_dict())
+    expected = plain_maps(same, IMAGES)
+    for layer, (maps, shown) in enumerate(zip(plain_maps(net, IMAGES), all_attention_maps(net, IMAGES), strict=True)):
+        torch.testing.assert_close(maps, expected[layer], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(shown, expected[layer], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(attention_maps(net, IMAGES, layer), shown)
+    assert not any(module._forward_pre_hooks for module in net.modules())
+
+
+def test_a_block_that_calls_its_attention_twice_is_told():
+    net = small_net()
+    attend = net.blocks[0].attn
+    net.blocks[0].forward = lambda x, pos_embed, layer: attend(attend(x, pos_embed, layer), pos_embed, layer)
+    with pytest.raises(UsageError, match="2 blocks call their attention `attn` 3 times"):
+        attention_maps(net, IMAGES, 0)
 
 
 def test_logits_are_those_behind_the_maps():

@@ -74,6 +74,9 @@ def as_asked(theirs: nn.Module, name: str, img_size: tuple[int, int], in_chans: 
 def attention_inputs(net: VisionTransformer, images: Tensor, gradients: bool = False) -> list[Tensor]:
     """Return the input of each block's attention for ``(B, C, H, W)`` images, ``(B, L, D)`` per block.
 
+    Raises:
+        UsageError: Blocks of one's own do not call it once each.
+
     Example:
         >>> net = VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3)
         >>> [x.shape for x in attention_inputs(net, torch.randn(1, 3, 32, 32))]
@@ -82,6 +85,9 @@ def attention_inputs(net: VisionTransformer, images: Tensor, gradients: bool = F
     inputs: list[Tensor] = []
     with torch.set_grad_enabled(gradients), caught_inputs(attentions(net), inputs):
         net.forward_features(images)
+    if len(inputs) != len(net.blocks):
+        called = f"{len(net.blocks)} blocks call their attention `attn` {len(inputs)} times"
+        raise UsageError(f"{called}, and what each block attends to is known of one call a block")
     return inputs
 
 
@@ -312,7 +318,9 @@ def probabilities(net: Asked, outputs: Tensor) -> Tensor:
 
 @contextmanager
 def caught_inputs(modules: list[nn.Module], caught: list[Tensor]) -> Iterator[None]:
-    """Inside a ``with`` block, append the first argument of each call of ``modules`` to ``caught``.
+    """Inside a ``with`` block, append the first argument of each call of ``modules`` to ``caught``, in their order.
+
+    A module that stands in several places is one module, called several times.
 
     Example:
         >>> layer, caught = nn.Linear(2, 2), []
@@ -321,7 +329,8 @@ def caught_inputs(modules: list[nn.Module], caught: list[Tensor]) -> Iterator[No
         >>> caught
         [tensor([[1., 1.]])]
     """
-    with removed_after(m.register_forward_pre_hook(lambda module, args: caught.append(args[0])) for m in modules):
+    each = dict.fromkeys(modules)
+    with removed_after(m.register_forward_pre_hook(lambda module, args: caught.append(args[0])) for m in each):
         yield
 
 

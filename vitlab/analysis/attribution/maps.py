@@ -40,7 +40,7 @@ def caught_maps(net: VisionTransformer) -> Iterator[list[Tensor]]:
         [(1, 2, 5, 5), (1, 2, 5, 5)]
     """
     caught: list[Tensor] = []
-    layers = attentions(net)
+    layers = list(dict.fromkeys(attentions(net)))  # one of several blocks is caught each time that it is called
     if others := [layer for layer in layers if not isinstance(layer, Attention)]:
         what = f"{type(others[0]).__name__} does not let its weights be caught"
         raise UsageError(f"{what}: subclass vitlab.layers.Attention and override `score`, `weigh` or `project`")
