@@ -4,13 +4,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from small_nets import small_net
+from torch import nn
 
 from vitlab.analysis.cost import analyze_cost, macs_by_part, parameters_by_part
 from vitlab.analysis.filters import analyze_filters, filter_components
 from vitlab.analysis.head_attention import distances
 from vitlab.analysis.views.token_layers import analyze_token_layers, token_layer_maps
 from vitlab.errors import UsageError
+from vitlab.layers import Attention, Mlp
 from vitlab.models.cost import count_macs
+from vitlab.models.foreign import AnyNetwork
 
 T2T = {"tokenizer": "t2t", "t2t_kernels": (3, 3, 3), "t2t_strides": (1, 2, 1), "t2t_dim": 8}
 
@@ -128,6 +131,34 @@ def test_parts_add_up_to_the_whole(arguments):
     assert sum(macs.values()) == count_macs(net)
     assert min(macs["tokenizer"], macs["attention"], macs["mlp"]) > 0
     assert macs["mlp"] == 2 * 17 * 2 * 16 * 64
+
+
+class Bare(nn.Module):
+    """A block of one's own with the usual attention and MLP."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.attn, self.mlp = Attention(dim, num_heads), Mlp(dim, 2 * dim)
+
+    def forward(self, x, pos_embed, layer):
+        return self.mlp(self.attn(x, pos_embed, layer))
+
+
+def test_what_stands_in_several_blocks_counts_once_and_parts_of_own_blocks_count():
+    net, own = small_net(), small_net(block=Bare)
+    net.blocks[1] = net.blocks[0]
+    for each, times in ((net, 1), (own, 2)):
+        attention, mlp = (
+            times * sum(p.numel() for p in m.parameters()) for m in (each.blocks[0].attn, each.blocks[0].mlp)
+        )
+        counts, macs = parameters_by_part(each), macs_by_part(each)
+        assert (counts["attention"], counts["mlp"]) == (attention, mlp) and macs["attention"] > macs["the rest"] > 0
+        assert sum(counts.values()) == sum(p.numel() for p in each.parameters()) and counts["the rest"] > 0
+    layer = nn.Linear(64, 64)
+    tied = AnyNetwork(
+        nn.Sequential(nn.Flatten(), nn.Sequential(layer), nn.Sequential(nn.ReLU(), layer)), "tied", (8, 8), 1
+    )
+    assert parameters_by_part(tied) == {"1": 64 * 65, "the rest": 0}
 
 
 @pytest.mark.slow

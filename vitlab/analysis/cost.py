@@ -2,6 +2,8 @@
 
 import resource
 import time
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 import torch
@@ -11,7 +13,6 @@ from torch import Tensor, nn
 from vitlab.analysis.catalogue import Analysis, Curve
 from vitlab.analysis.figures import COLORS, finish, one_axes
 from vitlab.analysis.subject import Finding, Subject
-from vitlab.layers.block import Block
 from vitlab.models.cost import macs_of_modules
 from vitlab.models.foreign import AnyNetwork
 from vitlab.models.walk import Asked
@@ -22,18 +23,27 @@ SECONDS = 0.3  # of measurement for each batch size
 
 
 def parameters_by_part(net: Asked) -> dict[str, int]:
-    """Return the number of parameters of each part: of a foreign network, of each module in it."""
+    """Return the number of parameters of each part: of a foreign network, of each module in it.
+
+    A parameter that stands in several places counts once, in the first of its parts.
+    """
     if isinstance(net, AnyNetwork):
-        found = {name: sum(p.numel() for p in child.parameters()) for name, child in net.net.named_children()}
-        return _largest(found, sum(p.numel() for p in net.parameters()))
-    parts: dict[str, list[nn.Module]] = {
-        "tokenizer": [net.tokenizer],
-        "positions": [net.pos_embed],
-        "attention": [block.attn for block in net.blocks if isinstance(block, Block)],
-        "mlp": [block.mlp for block in net.blocks if isinstance(block, Block)],
-    }
-    counts = {part: sum(p.numel() for m in modules for p in m.parameters()) for part, modules in parts.items()}
-    return counts | {"the rest": sum(p.numel() for p in net.parameters()) - sum(counts.values())}
+        found = _parameters(net, {name: [child] for name, child in net.net.named_children()})
+        return _largest(found, found.pop("the rest") + sum(found.values()))
+    blocks: list[Any] = list(net.blocks)  # of one's own, some may have no `attn` or `mlp`
+    parts = {"attention": "attn", "mlp": "mlp"}
+    of_blocks = {part: [m for block in blocks if (m := getattr(block, at, None))] for part, at in parts.items()}
+    return _parameters(net, {"tokenizer": [net.tokenizer], "positions": [net.pos_embed], **of_blocks})
+
+
+def _parameters(net: nn.Module, parts: Mapping[str, Sequence[nn.Module]]) -> dict[str, int]:
+    """Return the number of parameters in the modules of each part, and of "the rest"."""
+    left, counts = set(net.parameters()), dict[str, int]()
+    for part, modules in parts.items():
+        own = left & set(nn.ModuleList(modules).parameters())
+        left -= own
+        counts[part] = sum(p.numel() for p in own)
+    return counts | {"the rest": sum(p.numel() for p in left)}
 
 
 def macs_by_part(net: Asked) -> dict[str, int]:
