@@ -5,8 +5,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from scipy.stats import binom
 from sklearn.metrics import balanced_accuracy_score, confusion_matrix, f1_score, precision_recall_fscore_support
+from torch import nn
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 import vitlab
@@ -22,7 +24,9 @@ from vitlab.analysis import (
 from vitlab.analysis.outcomes.calibration import calibration_error, expected_calibration_error, reliability
 from vitlab.analysis.outcomes.confusion import macro_intervals
 from vitlab.analysis.outcomes.outcome import Outcome, outcome_of
+from vitlab.analysis.subject import Subject
 from vitlab.class_metrics import by_class, confusion, over_classes
+from vitlab.data import Table
 from vitlab.errors import UsageError
 
 
@@ -235,3 +239,23 @@ def test_errors_of_numbers_are_in_standard_deviations_of_the_training_targets():
     assert Outcome("number", *one).image_errors().tolist() == [0.5]  # unknown: in their unit
     alike = torch.tensor([[3.0], [3.0]]), torch.tensor([[3.5], [2.0]]), ["y"], ["a", "b"]
     assert Outcome("number", *alike).image_errors().tolist() == [0.5, 1.0]
+
+
+def test_a_file_that_became_unreadable_shifts_neither_names_nor_pictures(tmp_path, monkeypatch):
+    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+    for i in range(10):
+        Image.fromarray(np.full((8, 8), 25 * i, np.uint8)).save(tmp_path / f"{i}.png")
+    (tmp_path / "t.csv").write_text("path,shade\n" + "".join(f"{i}.png,{25 * i}.5\n" for i in range(10)))
+    fixed = {"img_size": 8, "in_chans": 1, "batch_size": 2, "mean": [0.0], "std": [1.0]}
+    data = Table(str(tmp_path / "t.csv"), targets=["shade"], val_share=0.5, max_unreadable=1, **fixed)
+    data.build("val")
+    lost, *left = data.splits["val"].names
+    (tmp_path / lost).write_bytes(b"gone")
+    shown, drawn = [], "vitlab.analysis.outcomes.errors.picture"
+    monkeypatch.setattr(drawn, lambda ax, pixels, title: shown.append(255 * pixels.mean()))
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 1))
+    table = analyze_errors(Subject(net, data, classifies=False)).table
+    assert sorted(table["image"]) == sorted(left)
+    shades = [25 * int(name[:-4]) for name in table["image"]]
+    assert table["target/shade"].tolist() == [shade + 0.5 for shade in shades]
+    assert shown == pytest.approx(shades, abs=0.1)

@@ -9,9 +9,11 @@ from typing import Any, Literal, TypeVar, get_args
 
 import lightning as L
 import matplotlib
+import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitlab.analysis.pictures import LoadedImages, PreparedPictures, as_tensor, shape_text
@@ -148,7 +150,7 @@ class Subject:
         """
         if self.has_no_data:
             return self._of_pictures(split, self.num_images if limit is None else limit)
-        images, limit = self._images(split), self.num_images if limit is None else limit
+        images, limit = self.images(split), self.num_images if limit is None else limit
         if len(images) > limit:
             images = images.take(_order(len(images))[:limit].sort().values.numpy())
         return self.prepared(images, pipeline)
@@ -173,7 +175,8 @@ class Subject:
         rival.name = f"{self.name} (other)"
         return rival
 
-    def _images(self, split: SplitName) -> Images:
+    def images(self, split: SplitName) -> Images:
+        """Return the images of a split, read; refuse data whose files are missing."""
         try:
             self.data.build(split)
         except NotImplementedError:  # data that was rebuilt without its files
@@ -209,14 +212,23 @@ class Subject:
 
     def prepared(self, images: Images, pipeline: Pipeline | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches of some images of the data set, as :meth:`batches` does."""
+        return ((pixels, labels) for pixels, labels, _ in self.numbered(images, pipeline))
+
+    def numbered(
+        self, images: Images, pipeline: Pipeline | None = None
+    ) -> Iterator[tuple[Tensor, Tensor, NDArray[np.int64]]]:
+        """Yield the batches of :meth:`prepared` with the numbers of their images: some may be unreadable by now."""
         data, pipeline = self.data, pipeline or self.data.pipeline
         if isinstance(data, LoadedImages) and isinstance(images, TensorImages):
+            first = 0
             for pixels, labels in data.sized(images, pipeline.img_size):
-                yield pixels.to(self.device), labels.to(self.device)
+                yield pixels.to(self.device), labels.to(self.device), np.arange(first, first := first + len(labels))
             return
         order = EvalOrder(len(images), min(data.batch_size, 32))
-        for pixels, labels, _ in pipeline.loader(images, order, data.mean, 0, torch.device("cpu"), data.on_unreadable):
-            yield pipeline.normalize(pixels.to(self.device), data.statistics()), labels.to(self.device)
+        loader = pipeline.loader(images, order, data.mean, 0, torch.device("cpu"), data.on_unreadable)
+        for pixels, labels, step in loader:
+            normalized = pipeline.normalize(pixels.to(self.device), data.statistics())
+            yield normalized, labels.to(self.device), step.indices
 
     def labeled(self) -> tuple[Tensor, Tensor]:
         """Return the images and classes of :meth:`batches`, concatenated."""
@@ -232,7 +244,7 @@ class Subject:
             return self.pictures[:count].to(self.device)
         if self.has_no_data:
             return next(self._of_pictures("val", count))[0]  # refuses: there are none
-        images = self._images("val")
+        images = self.images("val")
         first = self.prepared(images.take(_order(len(images))[:count].numpy()))
         return torch.cat([batch for batch, _ in first])
 
@@ -241,8 +253,9 @@ class Subject:
         known = self.pictures is None and isinstance(self.data, ImageData) and self.data.targets["kind"] == "class"
         if not known or self.is_elsewhere or not self.classifies:
             return []
-        images = self._images("val")
-        return [int(label) for label in images.take(_order(len(images))[:count].numpy()).labels]
+        images = self.images("val")
+        first = self.prepared(images.take(_order(len(images))[:count].numpy()))
+        return torch.cat([labels for _, labels in first]).tolist()
 
     def pixels(self, images: Tensor) -> Tensor:
         """Return normalized ``(B, C, H, W)`` images as ``(B, H, W, C)`` values in [0, 1], for display.

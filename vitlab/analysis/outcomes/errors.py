@@ -39,11 +39,12 @@ def analyze_errors(subject: Subject) -> Finding:
     if not len(shown):
         axes[0, 0].text(0.5, 0.5, "no mistakes", ha="center", va="center", fontsize=8)
     else:
-        chosen = np.sort(shown)
+        places = shown if outcome.indices is None else outcome.indices[shown]
+        chosen = np.sort(places)
         images = subject.data.splits[subject.split].take(chosen)
         pixels = torch.cat([subject.pixels(batch) for batch, _ in subject.prepared(images)]).numpy()
-        for ax, i in zip(axes.flat, shown.tolist(), strict=False):
-            picture(ax, pixels[np.searchsorted(chosen, i)], _title(outcome, i))
+        for ax, i, place in zip(axes.flat, shown.tolist(), places.tolist(), strict=False):
+            picture(ax, pixels[np.searchsorted(chosen, place)], _title(outcome, i))
     n = len(outcome)
     low, high = share_interval(len(order), n)
     wrong_ones = f"{len(order):,} of them wrong ({len(order) / n:.1%}, 95 % interval {low:.1%} to {high:.1%})"

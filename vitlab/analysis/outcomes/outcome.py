@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlab.analysis.pictures import LoadedImages
@@ -14,7 +15,7 @@ from vitlab.models.walk import all_finite
 
 @dataclass
 class Outcome:
-    """Targets and outputs of a split, in its order.
+    """Targets and outputs of a split, in its order, without images that cannot be read any more.
 
     Args:
         kind: class, multilabel or number.
@@ -23,6 +24,7 @@ class Outcome:
         names: Name of each class, label or number.
         images: What each image is called.
         spread: ``(T,)`` standard deviations of the training targets; None takes those of ``targets``.
+        indices: ``(N,)`` the number of each image in the split; None if it is its place here.
     """
 
     kind: str
@@ -31,6 +33,7 @@ class Outcome:
     names: list[str]
     images: list[str]
     spread: Tensor | None = None
+    indices: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -65,7 +68,8 @@ def _outcome_of(subject: Subject) -> Outcome:
     subject.check_classes()
     kind, data, parts = subject.data.targets["kind"], subject.data, []
     own = subject.task.eval() if sums_its_steps(subject.task) and answers_itself(subject.task) else None
-    for images, targets in subject.batches(subject.split, limit=2**62):
+    split = subject.images(subject.split)
+    for images, targets, indices in subject.numbered(split):
         with torch.no_grad():
             outputs = (own or subject.net)(images).float()
         match kind:
@@ -76,10 +80,11 @@ def _outcome_of(subject: Subject) -> Outcome:
             case _ if own is None:
                 mean, std = (torch.tensor(data.targets[name], device=outputs.device) for name in ("mean", "std"))
                 outputs = outputs * std + mean
-        parts.append((targets.cpu(), outputs.cpu()))
-    targets, outputs = (torch.cat(part) for part in zip(*parts, strict=True))
+        parts.append((targets.cpu(), outputs.cpu(), torch.from_numpy(indices)))
+    targets, outputs, numbers = (torch.cat(part) for part in zip(*parts, strict=True))
     all_finite(outputs)
     names = data.targets.get("names", data.class_names)
-    files = data.splits[subject.split].names or [f"image {i}" for i in np.arange(len(targets))]
+    files = [split.names[i] if split.names else f"image {i}" for i in numbers.tolist()]
     is_known = kind == "number" and not isinstance(data, LoadedImages)  # whose targets are as they are
-    return Outcome(kind, targets, outputs, names, files, torch.tensor(data.targets["std"]) if is_known else None)
+    spread = torch.tensor(data.targets["std"]) if is_known else None
+    return Outcome(kind, targets, outputs, names, files, spread, numbers.numpy())
