@@ -239,6 +239,22 @@ def test_errors_of_numbers_are_in_standard_deviations_of_the_training_targets():
     assert Outcome("number", *one).image_errors().tolist() == [0.5]  # unknown: in their unit
     alike = torch.tensor([[3.0], [3.0]]), torch.tensor([[3.5], [2.0]]), ["y"], ["a", "b"]
     assert Outcome("number", *alike).image_errors().tolist() == [0.5, 1.0]
+    nan = torch.nan
+    lacking = torch.tensor([[2.0, nan], [nan, nan], [4.0, 6.0]]), torch.tensor([[4.0, 9.0], [1.0, 1.0], [4.0, 12.0]])
+    for spread, expected in ((torch.tensor([1.0, 2.0]), [2.0, nan, 1.5]), (None, [2**0.5, nan, 3.0])):
+        found = Outcome("number", *lacking, ["y", "z"], ["a", "b", "c"], spread).image_errors().tolist()
+        assert found == pytest.approx(expected, nan_ok=True)
+
+
+def test_images_that_lack_a_target_stand_among_the_others_and_those_without_any_last(small_subject, monkeypatch):
+    targets = torch.tensor([[torch.nan, torch.nan], [1.0, torch.nan], [1.0, 1.0], [3.0, 3.0]])
+    found = Outcome("number", targets, torch.zeros(4, 2), ["y", "z"], list("abcd"), torch.ones(2))
+    monkeypatch.setattr("vitlab.analysis.outcomes.errors.outcome_of", lambda subject: found)
+    subject = small_subject()
+    subject.images("val")
+    table = analyze_errors(subject).table
+    assert table["image"].tolist() == ["d", "b", "c", "a"]
+    assert table["error"].tolist() == pytest.approx([3.0, 1.0, 1.0, torch.nan], nan_ok=True)
 
 
 def test_a_file_that_became_unreadable_shifts_neither_names_nor_pictures(tmp_path, monkeypatch):

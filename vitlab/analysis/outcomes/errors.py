@@ -29,7 +29,7 @@ def analyze_errors(subject: Subject) -> Finding:
     """
     outcome = outcome_of(subject)
     image_errors, wrong = outcome.image_errors(), outcome.wrong()
-    order = image_errors.argsort(descending=True, stable=True)
+    order = image_errors.nan_to_num(-1.0).argsort(descending=True, stable=True)  # an image without any target last
     order = order[wrong[order]]
     table = pd.DataFrame([_row(outcome, i, float(image_errors[i])) for i in order.tolist()], columns=_columns(outcome))
     shown = order[: _COLUMNS * _ROWS].numpy()

@@ -40,15 +40,16 @@ class Outcome:
 
     def image_errors(self) -> Tensor:
         """Return ``(N,)`` how wrong each image is: the cross-entropy of the class or the labels, or the mean absolute
-        error in standard deviations of the targets (in their unit if all are equal)."""
+        error in standard deviations of the targets (in their unit if all are equal), over those that have a value."""
         if self.kind == "class":
             return -self.outputs.gather(1, self.targets[:, None])[:, 0].log()
         if self.kind == "multilabel":
             there = torch.where(self.targets > 0, self.outputs, 1 - self.outputs)
             return -there.clamp(min=1e-12).log().mean(dim=1)
-        own = self.targets.std(dim=0) if len(self) > 1 else torch.zeros(self.targets.shape[1])
+        squares = (self.targets - self.targets.nanmean(dim=0)).square().nansum(dim=0)
+        own = (squares / ((~self.targets.isnan()).sum(dim=0) - 1).clamp(min=1)).sqrt()
         spread = own if self.spread is None else self.spread
-        return ((self.outputs - self.targets).abs() / torch.where(spread > 0, spread, 1.0)).mean(dim=1)
+        return ((self.outputs - self.targets).abs() / torch.where(spread > 0, spread, 1.0)).nanmean(dim=1)
 
     def wrong(self) -> Tensor:
         """Return ``(N,)`` whether the class or a label is wrong; numbers are never right."""
