@@ -135,6 +135,9 @@ def test_outputs_of_an_export_are_read_as_its_card_says(kind, scores, answers, e
     found = outcome_of(subject)
     assert found.kind == kind and not subject.classifies
     torch.testing.assert_close(found.outputs[0], torch.tensor(expected), atol=1e-4, rtol=0)
+    if kind == "number":
+        with pytest.raises(UsageError, match="is dog, cat, elk, and the run was trained on cat, dog, elk"):
+            named_subject(file, View(), ["--data=Table", given[0], "--data.targets=[dog, cat, elk]"])
     if kind == "multilabel":
         torch.testing.assert_close(probabilities(subject.net, subject.outputs())[0], torch.tensor(expected))
 

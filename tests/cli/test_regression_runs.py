@@ -11,8 +11,10 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from vitlab.analysis.attribution.maps import cells, occlusion
+from vitlab.analysis.outcomes.outcome import outcome_of
 from vitlab.cli.main import main
 from vitlab.data import FakeData
+from vitlab.errors import UsageError
 from vitlab.jobs.find_subject import View, subject_at
 from vitlab.jobs.restore import restore
 from vitlab.look.viewer import pictures_of
@@ -85,6 +87,12 @@ def test_two_numbers_are_learned_measured_and_predicted_in_their_units(arrays, c
     subject = subject_at("run", View())[0]
     entry = pictures_of(subject, count=1)[0]
     assert entry["said"] == "" and "class" not in entry and entry["maps"] == {}
+    arrays.assign(left=arrays["left"] + 5000).to_csv("other.csv")
+    words = ["--data=Table", "--data.path=other.csv", "--data.num_workers=0", "--data.batch_size=16"]
+    other = outcome_of(subject_at("run", View(), [*words, "--data.targets=[left, low]"])[0])
+    assert other.targets[:, 0].min() > 5900 and (other.outputs[:, 0] - 1000).abs().max() < 100  # in the run's scale
+    with pytest.raises(UsageError, match=r"is low, left, and the run was trained on left, low: give them by"):
+        subject_at("run", View(), [*words, "--data.targets=[low, left]"])
 
 
 def test_classes_are_refused_where_numbers_are_needed_and_the_other_way_round(arrays, capsys):

@@ -279,6 +279,8 @@ def test_another_split_or_table_is_measured_with_the_scale_and_classes_of_the_ru
         assert _open(table(), fold=1).targets == numbers.targets
         with pytest.raises(ValueError, match="is y, and the run was trained on y, z"):
             _open(table(), fold=1, targets="y")
+        with pytest.raises(ValueError, match="is z, y, and the run was trained on y, z"):
+            _open(table(), fold=1, targets=["z", "y"])
     later = _open(table(), fold=1)
     assert later.targets != numbers.targets
     later.load_state_dict(numbers.fingerprint() | {"seed": 0})

@@ -16,7 +16,7 @@ from vitlab.data.files.sets import FileImages, Images
 from vitlab.data.files.splits import Indices, SplitName, by_time
 from vitlab.data.loading.transforms import Size
 from vitlab.data.photos import Photos, parts_among
-from vitlab.data.record import RUN, check_uncut, trained_targets
+from vitlab.data.record import RUN, check_target_names, check_uncut, trained_targets
 from vitlab.tables import counted
 
 
@@ -188,9 +188,7 @@ class Listed(Photos):
         mine = self.targets
         if known.get("kind") != mine["kind"] or mine["kind"] not in ("number", "mixed"):
             return
-        if len(known["names"]) != len(mine["names"]):
-            theirs = ", ".join(known["names"])
-            raise ValueError(f"`data.targets` is {', '.join(mine['names'])}, and the run was trained on {theirs}")
+        check_target_names(mine["names"], known["names"])
         taken: dict[str, Any] = {name: known[name] for name in ("mean", "std", "classes", "present") if name in known}
         for k, (now, then) in enumerate(zip(mine.get("classes", []), known.get("classes", []), strict=True)):
             if bool(now) != bool(then) or {*now} - {*then}:

@@ -133,6 +133,21 @@ def check_uncut(native_size: Sequence[int] | None, img_size: Sequence[int]) -> N
         )
 
 
+def check_target_names(names: Sequence[str], trained: Sequence[str]) -> None:
+    """Refuse targets of another number, or in another order, than those that a network was trained on.
+
+    Others may have other names: the network answers by their place.
+
+    >>> check_target_names(["height_cm", "weight"], ["height", "weight"])
+    """
+    moved = {*names} & {*trained} - {name for name, known in zip(names, trained, strict=False) if name == known}
+    if moved or len(names) != len(trained):
+        raise ValueError(
+            f"`data.targets` is {', '.join(names)}, and the run was trained on {', '.join(trained)}: give them by "
+            f"--data.targets='[{', '.join(trained)}]', or columns with other names in this order"
+        )
+
+
 def changed_order(data: Any, state: Mapping[str, Any]) -> list[str]:
     """Return a sentence if the batches of a resumed run are arranged otherwise than before its checkpoint."""
     if state.get("order", 1) == ORDER or (data.repeats == 1 and data.sampling == "natural"):

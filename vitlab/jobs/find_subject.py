@@ -21,7 +21,7 @@ from vitlab.config.parser import VitlabCLI, settings, user_mistakes
 from vitlab.data.base import ImageData
 from vitlab.data.files.splits import SplitName
 from vitlab.data.loading.pipeline import Pipeline
-from vitlab.data.record import Trained, measured
+from vitlab.data.record import Trained, check_target_names, measured
 from vitlab.data.timm_images import images_of
 from vitlab.errors import UsageError, did_you_mean, named_line
 from vitlab.interface import answering, has_grid, image_fact, network, path_of
@@ -179,6 +179,7 @@ def _as_trained(net: Any, card: Mapping[str, Any], data: ImageData | None) -> No
     if theirs.get("kind") == "multilabel" and card.get("scores") == "probabilities":
         net.register_forward_hook(lambda module, images, outputs: outputs.logit(eps=1e-7))
     if theirs.get("kind") == given.get("kind") == "number" and len(theirs["names"]) == len(given["names"]):
+        check_target_names(given["names"], theirs["names"])
         mean, std = (torch.tensor(given[name]) for name in ("mean", "std"))
         net.register_forward_hook(lambda module, images, outputs: (outputs - mean) / std)
 
@@ -402,7 +403,9 @@ def _rebuild(run: RunDir, checkpoint: Path, rest: Sequence[str], has_pictures: b
     """Build task and data of a run and load the weights; with other pictures, the data's files may be missing."""
     other = dict(settings(list(rest)))
     rest = [*rest, *_training_size(run, other)]
-    as_trained = nullcontext() if "data" in other else measured(Trained(dict(run.data), None, "val"))
+    facts: dict[str, Any] = dict(run.data)
+    has_scale = (facts.get("targets") or {}).get("kind") in ("number", "mixed")  # of its outputs, whatever the data
+    as_trained = measured(Trained(facts, None, "val")) if has_scale or "data" not in other else nullcontext()
     try:
         with naming_place_of_data(run, rest), as_trained:
             cli = VitlabCLI(evaluation_args(run, rest), default_root_dir=str(run.path))
