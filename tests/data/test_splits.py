@@ -149,6 +149,14 @@ def test_a_split_file_that_contradicts_itself_or_the_data_is_refused(tmp_path, l
         Digits(split_file=str(path)).setup("fit")
 
 
+def test_a_split_file_that_divides_a_group_is_refused(tmp_path):
+    (path := tmp_path / "split.json").write_text(json.dumps({"train": ["0/0", 2], "val": ["0/1"]}))
+    ids, labels = _samples((3,))
+    assert len(SplitRule(split_file=str(path)).indices(ids, labels, groups=["a", "b", "a"])["val"]) == 1
+    with pytest.raises(ValueError, match=r"split.json lists 2 under train and '0/1' under val, and both are of b: "):
+        SplitRule(split_file=str(path)).indices(ids, labels, groups=["a", "b", "b"])
+
+
 @pytest.mark.parametrize("fold", ["0/5", "6/5", "1/1", "1", "a/b", "1/"])
 def test_a_wrong_fold_is_refused(fold):
     with pytest.raises(ValueError, match=r"`data\.fold` must be k/n"):

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -108,9 +109,12 @@ class SplitRule:
             given_val: Which samples the data set itself uses for validation; `fold` and `split_file` override it.
             cut_test: Whether to cut off a test split; a data set may have its own.
             groups: Group of each sample; those of one group are in one split, unless validation is given.
+
+        Raises:
+            ValueError: `split_file` cannot be read, or divides a group.
         """
         if self.file is not None:
-            return self._listed(self.file, ids, labels, cut_test)
+            return self._listed(self.file, ids, labels, cut_test, groups)
         given = None if self.fold else given_val
         if groups is not None and given is None:
             names, labels, group_of = by_group(groups, labels)
@@ -162,9 +166,11 @@ class SplitRule:
         kept = [ranked[: int(np.ceil(len(ranked) * self.subset - 1e-9))] for ranked in train]
         return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *kept]))
 
-    def _listed(self, file: str, ids: Sequence[bytes], labels: Indices, cut_test: bool) -> dict[SplitName, Indices]:
+    def _listed(
+        self, file: str, ids: Sequence[bytes], labels: Indices, cut_test: bool, groups: Sequence[str] | None
+    ) -> dict[SplitName, Indices]:
         """Return the indices that a file lists, in its order, and of its training split the subset."""
-        lists = _read_lists(file, ids, cut_test)
+        lists = _read_lists(file, ids, cut_test, groups)
         if self.subset < 1:
             train = lists["train"]
             lists["train"] = train[self._subset_of(_ranked_by_class([ids[i] for i in train], labels[train], self.seed))]
@@ -247,7 +253,9 @@ def _parse_fold(fold: str | int | None) -> tuple[int, int] | None:
     return int(k), int(n)
 
 
-def _read_lists(file: str, ids: Sequence[bytes], with_test: bool) -> dict[SplitName, Indices]:
+def _read_lists(
+    file: str, ids: Sequence[bytes], with_test: bool, groups: Sequence[str] | None
+) -> dict[SplitName, Indices]:
     try:
         lists = json.loads(Path(file).read_text())
     except (OSError, ValueError) as error:
@@ -271,7 +279,19 @@ def _read_lists(file: str, ids: Sequence[bytes], with_test: bool) -> dict[SplitN
     chosen = np.concatenate(list(indices.values()))
     if len(np.unique(chosen)) < len(chosen):
         raise ValueError(f"`data.split_file` {file} lists a sample twice: the splits must be disjoint")
+    if groups is not None:
+        _check_undivided(file, {name: {groups[number[x]]: x for x in entries} for name, entries in lists.items()})
     return indices
+
+
+def _check_undivided(file: str, listed: dict[str, dict[str, object]]) -> None:
+    """Refuse lists that divide a group, given an entry of each group in each list."""
+    for (name, mine), (other, theirs) in combinations(listed.items(), 2):
+        for group in (group for group in mine if group in theirs):
+            raise ValueError(
+                f"`data.split_file` {file} lists {mine[group]!r} under {name} and {theirs[group]!r} under {other}, and "
+                f"both are of {group}: list a group, or a video, under one of them"
+            )
 
 
 def _ranked_by_class(ids: Sequence[bytes], labels: Indices, seed: int) -> list[Indices]:
