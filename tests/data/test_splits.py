@@ -157,6 +157,12 @@ def test_a_split_file_that_divides_a_group_is_refused(tmp_path):
         SplitRule(split_file=str(path)).indices(ids, labels, groups=["a", "b", "b"])
 
 
+def test_a_path_in_a_split_file_names_every_row_that_has_it(tmp_path):
+    (path := tmp_path / "split.json").write_text(json.dumps({"train": ["a"], "val": ["b"], "test": [4]}))
+    found = SplitRule(split_file=str(path)).indices([b"a", b"b", b"a", b"b", b"c"], np.zeros(5, int))
+    assert {name: chosen.tolist() for name, chosen in found.items()} == {"train": [0, 2], "val": [1, 3], "test": [4]}
+
+
 @pytest.mark.parametrize("fold", ["0/5", "6/5", "1/1", "1", "a/b", "1/"])
 def test_a_wrong_fold_is_refused(fold):
     with pytest.raises(ValueError, match=r"`data\.fold` must be k/n"):

@@ -266,21 +266,23 @@ def _read_lists(
         raise ValueError(f"`data.split_file` must list train, val and, if any, test, got {sorted(lists)} in {file}")
     if lists.get("test") and not with_test:
         raise ValueError(f"`data.split_file` {file} lists test, and the data has a test split: leave out the list")
-    number: dict[object, int] = {os.fsdecode(identity): i for i, identity in enumerate(ids)}
-    number |= {i: i for i in range(len(ids))}
+    meant: dict[object, list[int]] = {i: [i] for i in range(len(ids))}
+    for i, identity in enumerate(ids):  # several rows of a table may have one path
+        meant.setdefault(os.fsdecode(identity), []).append(i)
     indices: dict[SplitName, Indices] = {}
     for name in SPLIT_NAMES:
         unknown = [
-            entry for entry in lists.get(name, []) if isinstance(entry, bool | list | dict) or entry not in number
+            entry for entry in lists.get(name, []) if isinstance(entry, bool | list | dict) or entry not in meant
         ]
         if unknown:
             raise ValueError(f"`data.split_file` {file} lists {unknown[0]!r} under {name}, which is not in the data")
-        indices[name] = np.array([number[entry] for entry in lists.get(name, [])], dtype=np.int64)
+        indices[name] = np.array([i for entry in lists.get(name, []) for i in meant[entry]], dtype=np.int64)
     chosen = np.concatenate(list(indices.values()))
     if len(np.unique(chosen)) < len(chosen):
         raise ValueError(f"`data.split_file` {file} lists a sample twice: the splits must be disjoint")
     if groups is not None:
-        _check_undivided(file, {name: {groups[number[x]]: x for x in entries} for name, entries in lists.items()})
+        entry_of = {name: {groups[i]: x for x in entries for i in meant[x]} for name, entries in lists.items()}
+        _check_undivided(file, entry_of)
     return indices
 
 
