@@ -36,6 +36,17 @@ def test_the_box_crop_equals_cutting_and_resizing():
     assert CenterCrop((16, 16), 1.0, "bicubic", "box")(_ramp()) == cut
 
 
+@pytest.mark.parametrize("mode", ["center", "border", "box"])
+@pytest.mark.parametrize("size", [(40, 60), (20, 30), (30, 30), (60, 20)])
+def test_where_images_have_one_size_others_are_seen_whole_as_the_record_says(mode, size):
+    pipeline = Pipeline(size, size, "none", None, None, "bicubic", crop_mode=mode)
+    seen = pipeline.eval_image(_ramp(), ((0.0,) * 3, (1.0,) * 3))
+    assert pipeline.protocol()["crop"] == "none"
+    assert torch.allclose(255 * seen, to_tensor(_ramp().resize(size[::-1], Image.Resampling.BICUBIC)).float())
+    if size[0] / size[1] == 40 / 60:  # as before
+        assert CenterCrop(size, 1.0, "bicubic", mode)(_ramp()) == pipeline.center()(_ramp())
+
+
 @pytest.mark.parametrize("size", [(16, 16), (8, 24)])
 def test_random_crops_keep_between_the_smallest_share_and_all_of_the_area(size):
     crop = RandomCropFlip(size, 0.3, "bilinear")

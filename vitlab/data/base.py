@@ -327,7 +327,7 @@ class ImageData(Named, L.LightningDataModule):
         """Return how images are normalized and cut in evaluation, as plain values, for files of weights."""
         how = {name: getattr(self.pipeline, name) for name in ("native_size", "crop_pct", "crop_mode", "interpolation")}
         size = how["native_size"] and list(how["native_size"])
-        how |= {"crop_pct": 1.0} if size else {}  # whole images
+        how |= {"crop_pct": 1.0, "crop_mode": "squash"} if size else {}  # whole images
         how |= {"native_size": size, "color_profile": self.decoding.color_profile}
         how |= {"native_patch": self.pipeline.native.patch} if self.pipeline.native else {}
         how |= {"value_range": self.decoding.value_range, **({"arrays": True} if self.arrays else {})}

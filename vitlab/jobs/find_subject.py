@@ -266,6 +266,7 @@ def _images_of_card(described: Mapping[str, Any]) -> dict[str, Any]:
     names = ("mean", "std", "crop_mode", "interpolation", "color_profile", "value_range", "native_patch")
     is_whole = described["native_size"] or described.get("native_patch") or described.get("arrays")
     how = {name: described[name] for name in (*names, *(() if is_whole else ("crop_pct",))) if name in described}
+    how |= {"crop_mode": "squash"} if described["native_size"] else {}  # which older files do not say
     return {"crop_mode": "box", "color_profile": "ignore"} | how  # as they once were
 
 

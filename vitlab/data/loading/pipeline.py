@@ -47,7 +47,7 @@ _HOW = get_args(Interpolation)
 _MODES: dict[CropMode, str] = {
     "center": "the center, {} of the shorter side",
     "squash": "the center, {} of both sides, without their aspect ratio",
-    "border": "the whole image with a border, {} of the longer side",
+    "border": "the center with a border, {} of the longer side",
     "box": "the center, {} of the shorter side, cut before it is resized",
 }
 _SCHEDULE = "data.img_size_schedule"
@@ -330,9 +330,10 @@ class Pipeline:
         return self.native_size or self.img_size
 
     def center(self, mean: tuple[float, ...] = (0.0,)) -> CenterCrop:
-        """Return the one transform of photos in evaluation; images of one size are taken whole."""
-        size, share = (self.native_size, 1.0) if self.native_size else (self.img_size, self.crop_pct)
-        return CenterCrop(size, share, self.interpolation, self.crop_mode, mean)
+        """Return the one transform of photos in evaluation; where images have one size, others are resized to it."""
+        if self.native_size:
+            return CenterCrop(self.native_size, 1.0, self.interpolation, "squash", mean)
+        return CenterCrop(self.img_size, self.crop_pct, self.interpolation, self.crop_mode, mean)
 
 
 @lru_cache(8)
