@@ -227,6 +227,13 @@ def test_every_split_by_time_has_images_if_there_are_three_times(counts, fold, s
     assert tuple(map(len, found.values())) == sizes
 
 
+@pytest.mark.parametrize("times", [1, 2, 9])
+@pytest.mark.parametrize("fold", [None, "1/3"])
+def test_all_times_are_for_testing_where_the_share_is_1(times, fold):
+    found = by_time(np.arange(times), SplitRule(test_share=1, fold=fold))
+    assert {name: len(chosen) for name, chosen in found.items()} == {"train": 0, "val": 0, "test": times}
+
+
 def test_an_empty_split_is_explained_by_what_divided_the_images():
     rule = SplitRule(fold="1/5")
     assert rule.why_empty("val", False) == ": `data.fold` is 1/5 of too few images or groups, below 5"

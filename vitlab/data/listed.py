@@ -265,7 +265,7 @@ class Listed(Photos):
         if "val" in self.parts or photos.get("split_file"):
             other = "`data.split_file`" if photos.get("split_file") else f"the column {self.table.columns['split']}"
             raise ValueError(f"`data.split_by: time` divides the rows, and so does {other}: leave one of them out")
-        if not self.times.any():  # type: ignore[union-attr]
+        if not self.times.any() and self.rule.test_share < 1:  # type: ignore[union-attr]
             raise ValueError(f"`data.split_by: time`: all rows of {self.table.file} are of one time")
 
     def _take_fold(self, photos: TableArgs, split_by: str) -> str | None:

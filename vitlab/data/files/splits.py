@@ -214,10 +214,12 @@ def by_time(times: Indices, rule: SplitRule, cut_test: bool = True) -> dict[Spli
         return int(inside[np.abs(inside - wanted).argmin()]) if len(inside) else end
 
     end = len(order)
-    if cut_test:  # behind two times, of which val gets one, if there are three
+    if cut_test and rule.test_share == 1:
+        end = 0
+    elif cut_test:  # behind two times, of which val gets one, if there are three
         end = cut(end * (1 - rule.test_share), int(changes[0]) if len(changes) > 2 else 0, end)
     first, last = cut(end * (1 - rule.val_share), 0, end), end
-    if rule.fold is not None:
+    if rule.fold is not None and end:
         k, n = rule.fold
         last = cut(end * (k + 1) / (n + 1), 0, end + 1)
         first = cut(end * k / (n + 1), 0, last)
