@@ -9,6 +9,7 @@ import subprocess
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -29,7 +30,7 @@ from vitlab.ablation.inference.plan import plan_of
 from vitlab.ablation.inference.words import chance
 from vitlab.ablation.report import drawings, write
 from vitlab.ablation.report.drawings import figures
-from vitlab.ablation.report.sections import _answer, _without_claims
+from vitlab.ablation.report.sections import _answer, _hours, _without_claims
 from vitlab.ablation.report.write import send_report, write_report
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RunDir
@@ -305,6 +306,19 @@ def test_a_metric_of_an_analysis_is_said_to_be_of_the_split_that_it_was_measured
     assert drawings.figures(results, rows)["dots"][0].startswith("resolution/acc1@12 on the val split")
     drawings._dots(ax := Figure().subplots(), results, rows)
     assert "(val split)" in ax.get_xlabel()
+
+
+def test_device_hours_say_which_attempts_they_count(folder):
+    page, ended = (folder / "report.md").read_text(), "2026-01-01T00:00:00+00:00"
+    assert (
+        "device-hours: 0.028 over 8 cells, of 8 the last attempt alone (by an older vitlab); without analyses; "
+        f"last one ended {ended}" in page
+    )
+    done = [{"seconds": 1.0, "device_seconds": seconds, "ended": ended} for seconds in (1800.0, 5400.0)]
+    tuned = SimpleNamespace(tune=True, analyses=())
+    assert _hours(tuned, done) == (
+        f"device-hours: 2.000 over 2 cells, with all attempts; without tuning; last one ended {ended}"
+    )
 
 
 def test_the_page_has_everything_in_itself(folder):

@@ -175,6 +175,8 @@ def test_a_pre_empted_cell_is_tried_again_a_wrong_one_is_not(lab):
     fits = {k.split("/")[-2] + k.split("/")[-1][:2]: n for k, n in lab.counts().items() if k.startswith("fit")}
     assert fits["learneds1"] == 2
     assert fits["rope2ds0"] == 1
+    done = [json.loads(path.read_text()) for path in lab.files("/done.json")]
+    assert all(0 < one["device_seconds"] <= one["seconds"] for one in done)
 
 
 @pytest.mark.rare

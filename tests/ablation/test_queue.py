@@ -3,14 +3,16 @@
 import errno
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 
 from vitlab.ablation.evidence import chain
 from vitlab.ablation.evidence.protocol import stored_versions
-from vitlab.ablation.execution import resolve
+from vitlab.ablation.execution import resolve, worker
 from vitlab.ablation.execution.cells import Cell, Resolved, begun
 from vitlab.ablation.execution.commands import Stage
+from vitlab.ablation.execution.gpus import Slot
 from vitlab.ablation.execution.pool import Interrupts, Pool
 from vitlab.ablation.execution.progress import Progress
 from vitlab.ablation.execution.worker import CODE, CellOutcome, _failed
@@ -94,6 +96,34 @@ def test_a_mistake_of_ours_in_a_worker_is_no_success(cells, monkeypatch):
     monkeypatch.setattr(Pool, "_take", lambda pool: {}[None])
     with pytest.raises(KeyError):
         Pool(cells, 2, None, Interrupts(print)).run_all()
+
+
+def test_the_time_of_a_cell_is_that_of_all_its_attempts_but_for_the_last_minute_of_one_that_is_killed(
+    cells, monkeypatch
+):
+    clock = iter(range(0, 10_000, 50))  # seconds, at each look
+    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    slot = Slot(None, None)
+
+    def attempt(looks, killed=False):
+        def run_to_end(words, env, log, timeout, claim, ends, *more):
+            assert [ends() for _ in range(looks)] == [False] * looks
+            if killed:
+                monkeypatch.setattr(Cell, "note_seconds", lambda cell, seconds: None)  # the worker is gone, too
+            return 0, []
+
+        with monkeypatch.context() as patch:
+            patch.setattr(worker.process, "run_to_end", run_to_end)
+            worker._run(cells[0], Stage("fit", ["vitlab", "fit"]), None, 1, slot, lambda: False)
+
+    note = Cell.note_seconds
+    attempt(1)
+    assert cells[0].device_seconds() == 100
+    attempt(3, killed=True)  # at 50, 100, 150
+    monkeypatch.setattr(Cell, "note_seconds", note)
+    assert cells[0].device_seconds() == 100 + 100
+    attempt(0)
+    assert cells[0].device_seconds() == 100 + 100 + 50 and cells[1].device_seconds() == 0
 
 
 def test_a_change_of_the_code_fails_one_cell_in_one_line_and_the_next_call_tries_it_again(cells, monkeypatch):

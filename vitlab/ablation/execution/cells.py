@@ -137,6 +137,17 @@ class Cell:
         known, mine = read_chain(self.ablation.directory), (self.name, self.ablation.evaluate)
         return all((record["cell"], record["split"]) != mine for record in (known.of("opened") if known else ()))
 
+    def device_seconds(self) -> float:
+        """Return how long its commands have run, those of attempts that were killed or set aside included."""
+        with suppress(UsageError):
+            return float(read_json(self.sibling(".seconds.json")).get("seconds", 0.0))
+        return 0.0
+
+    def note_seconds(self, seconds: float) -> None:
+        """Note how long its commands have run, or nothing where the disk does not answer: no cell fails by it."""
+        with suppress(OSError):
+            RunDir(self.run.path.parent).write(self.sibling(".seconds.json").name, {"seconds": round(seconds, 1)})
+
     def fail(self, facts: Mapping[str, Any]) -> None:
         """Record a failure, which :meth:`failure` then returns."""
         RunDir(self.run.path.parent).write(self.sibling(".failed.json").name, facts)

@@ -19,6 +19,7 @@ from vitlab.runs.lock import HeldLock
 from vitlab.runs.records import now_utc
 
 RETRIED = ("pre-empted", "time-out", "out of memory", "killed")
+NOTED = 60.0  # seconds between two notes of how long a cell has run, of which a kill of its worker loses one
 CODE = "other code"
 UNPLANNED = (CODE, "other data", "other config")  # failures that a plan which holds again undoes
 
@@ -72,11 +73,20 @@ def _run(
     """Run a stage to its end, or until the cell has to wait; return the exit code and the last lines of the log."""
     env = process.child_environment(workers, slot.device, **_wandb(cell))
     log, run = cell.sibling(".log"), cell.ablation.run
+    before, began = cell.device_seconds(), time.monotonic()
+    noted = began
 
     def ends() -> bool:
+        nonlocal noted
+        if (now := time.monotonic()) - noted > NOTED:
+            noted = now
+            cell.note_seconds(before + now - began)
         return stop() or cell.is_waiting()
 
-    return process.run_to_end(stage.words, env, log, run.timeout, claim, ends, run.fork, slot.fd)
+    try:
+        return process.run_to_end(stage.words, env, log, run.timeout, claim, ends, run.fork, slot.fd)
+    finally:
+        cell.note_seconds(before + time.monotonic() - began)
 
 
 def _unplanned(cell: Cell) -> tuple[str, list[str]] | None:
@@ -136,6 +146,7 @@ def _done(cell: Cell, started: float) -> None:
             "splits": splits,
             "host": socket.gethostname(),
             "seconds": round(time.time() - started, 1),
+            "device_seconds": cell.device_seconds(),
             "ended": now_utc(),
         },
     )

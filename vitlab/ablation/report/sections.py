@@ -7,6 +7,7 @@ from typing import Any
 from vitlab.ablation.evidence import protocol
 from vitlab.ablation.evidence.chain import environment_of, read_chain
 from vitlab.ablation.execution.status import foreign_cells_text
+from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference import analyses, images
 from vitlab.ablation.inference.answers import share_batches
 from vitlab.ablation.inference.audit import as_trained, mismatches
@@ -281,8 +282,7 @@ def _provenance(results: CellResults) -> list[str]:
     changed = "unchanged since the first cell" if files <= {results.ablation.digest} else "CHANGED since some cells ran"
     lines.append(f"the file: {results.ablation.digest}, {changed}")
     lines.append(f"host: {_shared([d.get('host') for d in done])}")
-    hours = sum(d["seconds"] for d in done) / 3600
-    lines.append(f"device-hours: {hours:.3f} over {len(done)} cells; last one ended {max(d['ended'] for d in done)}")
+    lines.append(_hours(results.ablation, done))
     if results.ablation.evaluate == "test":
         count = _opened(results)
         noted = f"{count} times" if count else f"at least {len(done)} times: readings were not counted"
@@ -293,6 +293,16 @@ def _provenance(results: CellResults) -> list[str]:
     if text := foreign_cells_text(results.ablation, list(results.resolved)):
         lines.append(text.removeprefix("; "))
     return lines
+
+
+def _hours(ablation: Ablation, done: list[dict[str, Any]]) -> str:
+    """Return a sentence on how long the cells have run, and what of it is not known."""
+    hours = sum(d.get("device_seconds", d["seconds"]) for d in done) / 3600
+    older = sum("device_seconds" not in d for d in done)
+    of = f", of {older} the last attempt alone (by an older vitlab)" if older else ", with all attempts"
+    without = [name for name, there in (("tuning", ablation.tune), ("analyses", ablation.analyses)) if there]
+    out = f"; without {' and '.join(without)}" if without else ""
+    return f"device-hours: {hours:.3f} over {len(done)} cells{of}{out}; last one ended {max(d['ended'] for d in done)}"
 
 
 def _opened(results: CellResults) -> int:
