@@ -3,10 +3,12 @@
 import contextlib
 import fcntl
 import json
+import math
 import os
 import pty
 import random
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -19,8 +21,11 @@ from pathlib import Path
 
 import pytest
 
+from vitlab.ablation.execution.cells import cells_of
 from vitlab.ablation.execution.identity import code_digest
+from vitlab.ablation.execution.progress import Progress
 from vitlab.ablation.execution.resolve import known
+from vitlab.ablation.execution.worker import _finished
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.inference.measured import collect
 from vitlab.runs.processes import is_running
@@ -133,6 +138,22 @@ def test_finished_cells_get_only_the_analyses_that_they_lack(lab, undisturbed):
     assert lab.counts() - before == new  # what does not apply is not tried again
     lab.change()
     assert lab.results() == undisturbed
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_primary_metric_of_an_analysis_is_told_where_a_cell_ends_and_in_the_table_of_progress(
+    lab, finished, monkeypatch, damaged
+):
+    shutil.copytree(finished, lab.path, dirs_exist_ok=True)
+    monkeypatch.chdir(lab.path)
+    ablation = replace(read_ablation("toy.yaml"), primary="resolution/acc1@8")
+    cell = next(c for c in cells_of(ablation, list(known(ablation))) if c.is_done())
+    table = cell.run.path / "analysis/resolution.csv"
+    value = math.nan if damaged else float(table.read_text().splitlines()[2].split(",")[5])
+    if damaged:
+        table.write_text("run,protocol\n")
+    assert _finished(cell).text == f"resolution/acc1@8 {value:.4f}"
+    assert [*Progress([cell], 1).values.values()] == pytest.approx([value], nan_ok=True)
 
 
 @pytest.mark.rare

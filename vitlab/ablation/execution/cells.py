@@ -1,5 +1,6 @@
 """Cells: one arm with one seed, and their state, read from files."""
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import pandas as pd
 import yaml
 
 from vitlab.ablation.evidence.chain import read_chain
@@ -22,6 +24,7 @@ from vitlab.ablation.execution.identity import (
 )
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
+from vitlab.analysis import ANALYSES
 from vitlab.config.explain import parse_own
 from vitlab.config.keys import class_and_arguments, key_as_typed, key_of
 from vitlab.errors import UsageError, one_line
@@ -162,6 +165,15 @@ class Cell:
         done, split = self.run.read("done.json"), self.ablation.evaluate
         return bool(done) and split in done.get("splits", [split]) and self.result() is not None
 
+    def value(self) -> float:
+        """Return the primary metric, be it one of an analysis; NaN if there is none, or its table is damaged."""
+        name = self.ablation.primary
+        with suppress(ValueError, KeyError, TypeError):  # the report names such a table
+            is_analyzed = self.ablation.is_analyzed(name)
+            found = metrics_of(self.run, (name.partition("/")[0],)) if is_analyzed else self.result() or {}
+            return float(found.get(name, math.nan))
+        return math.nan
+
     def value_at(self, epoch: int) -> float | None:
         """Return the primary metric at the first validation after so many epochs; None before."""
         name = self.ablation.primary
@@ -260,6 +272,29 @@ class Cell:
             if same and parts != self.parts:
                 return run
         return None
+
+
+def table_of(run: RunDir, name: str) -> pd.DataFrame | None:
+    """Return the table of an analysis of a run; None if there is none of its present weights."""
+    path = run.path / "analysis" / f"{name}.csv"
+    if run.note(name)[1].is_stale:
+        return None
+    if not is_there(path):
+        return None
+    table = ANALYSES[name].read(path)
+    if "run" not in table or table.empty:
+        return table
+    return table[table["run"] == table["run"].iloc[0]]  # an older vitlab also kept those of --against here
+
+
+def metrics_of(run: RunDir, names: tuple[str, ...]) -> dict[str, float]:
+    """Return the numbers of a run's analyses that a file may name as metrics, such as `resolution/acc1@12`."""
+    found: dict[str, float] = {}
+    for name in names:
+        metrics = ANALYSES[name].metrics
+        if metrics and (table := table_of(run, name)) is not None:
+            found |= {f"{name}/{metric}": value for metric, value in metrics(table).items()}
+    return found
 
 
 def begun(cells: Sequence[Cell]) -> list[Cell]:

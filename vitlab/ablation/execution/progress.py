@@ -105,8 +105,7 @@ def _running(cell: Cell) -> str:
 def _seen(cell: Cell) -> tuple[State, float | None]:
     """Return the state of a cell, and the primary metric of one that is finished; None for the others."""
     if cell.is_finished():
-        value = (cell.result() or {}).get(cell.ablation.primary)
-        return "done", float("nan") if value is None else float(value)
+        return "done", cell.value()
     return _state(cell), None
 
 

@@ -160,8 +160,7 @@ def _finished(cell: Cell) -> CellOutcome:
         shutil.rmtree(cell.run.checkpoints, ignore_errors=True)
     if cell.ablation.run.keep == "none":
         shutil.rmtree(cell.run.weights, ignore_errors=True)
-    value = (cell.result() or {}).get(cell.ablation.primary, float("nan"))
-    return CellOutcome("done", text=f"{cell.ablation.primary} {value:.4f}")
+    return CellOutcome("done", text=f"{cell.ablation.primary} {cell.value():.4f}")
 
 
 def _failed(cell: Cell, stage: Stage, code: int, kind: str, lines: list[str], attempts: int = 1) -> CellOutcome:

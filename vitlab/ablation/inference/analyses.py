@@ -6,7 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from vitlab.ablation.inference.measured import CellResults, table_of
+from vitlab.ablation.execution.cells import table_of
+from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.words import Section, decimals, percent
 from vitlab.analysis import ANALYSES, Curve
 from vitlab.analysis.catalogue import Drawing, Rows, Tables

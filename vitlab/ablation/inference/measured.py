@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from vitlab.ablation.execution.cells import Cell, Resolved, cells_of
+from vitlab.ablation.execution.cells import Cell, Resolved, cells_of, metrics_of, table_of
 from vitlab.ablation.execution.identity import json_digest
 from vitlab.ablation.execution.tuning import tuned
 from vitlab.ablation.file.arms import Arm
@@ -161,26 +161,3 @@ def bounds_of(metric: str, values: Iterable[float] = ()) -> tuple[float, float]:
     elif re.fullmatch(r"(.*/)?(loss|mse|rmse|mae)", metric):
         bottom = 0.0
     return (bottom, top) if all(bottom <= value <= top for value in values) else (-math.inf, math.inf)
-
-
-def table_of(run: RunDir, name: str) -> pd.DataFrame | None:
-    """Return the table of an analysis of a run; None if there is none of its present weights."""
-    path = run.path / "analysis" / f"{name}.csv"
-    if run.note(name)[1].is_stale:
-        return None
-    if not is_there(path):
-        return None
-    table = ANALYSES[name].read(path)
-    if "run" not in table or table.empty:
-        return table
-    return table[table["run"] == table["run"].iloc[0]]  # an older vitlab also kept those of --against here
-
-
-def metrics_of(run: RunDir, names: tuple[str, ...]) -> dict[str, float]:
-    """Return the numbers of a run's analyses that a file may name as metrics, such as `resolution/acc1@12`."""
-    found: dict[str, float] = {}
-    for name in names:
-        metrics = ANALYSES[name].metrics
-        if metrics and (table := table_of(run, name)) is not None:
-            found |= {f"{name}/{metric}": value for metric, value in metrics(table).items()}
-    return found
