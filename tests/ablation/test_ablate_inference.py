@@ -675,8 +675,10 @@ def test_an_arm_whose_baseline_was_given_up_is_told_so(tmp_path):
     results = results_of(tmp_path, ["a0", "a1", "a2"], 4, ["a1 > a0", "a2 > a1"])
     results.numbers = {(f"a{i}", seed): {"score": i + seed / 9 + i * seed**2} for i in (1, 2) for seed in range(4)}
     found = find(results, all_at_once(4))
-    assert [row.verdict for row in found.arms] == ["no inference", *["its baseline has no result: not compared"] * 2]
+    assert [row.verdict for row in found.arms] == ["no result", *["its baseline has no result: not compared"] * 2]
     assert found.verdicts[0].note == "a0 without a result: no inference"
+    results.numbers["a0", 0] = {"score": 0.0}
+    assert find(results, all_at_once(4)).arms[0].verdict == "n = 1: no inference"
     assert found.verdicts[1].answer.estimate.n == 4
 
 

@@ -96,7 +96,7 @@ def arm_rows(results: CellResults, metric: str, answers: Mapping[Question, Answe
     rows = []
     for baseline, arms in arms_by_baseline(results):
         control = results.values(baseline, metric)
-        word = "baseline" if len(control) > 1 else "no inference"
+        word = "baseline" if len(control) > 1 else "n = 1: no inference" if control else "no result"
         if results.ablation.baseline_of(baseline) is None:  # `exclude` removes it
             word = "no baseline: not compared"
         rows.append(_row(results, metric, baseline, word))
