@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from tests.ablation.toy import DEFAULTS, IMAGES, accuracy, flat
 from vitlab.ablation.execution.cells import Resolved, cells_of
 from vitlab.ablation.execution.process import VITLAB
-from vitlab.ablation.execution.tuning import at_border, choices, rungs, trials, with_values
+from vitlab.ablation.execution.tuning import at_border, choices, given_up, rungs, trials, with_values
 from vitlab.ablation.file.settings import _candidates
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.lab import Lab
@@ -321,6 +321,24 @@ def test_halving_compares_at_epochs_that_validate(every, expected):
     arm = SimpleNamespace(config={"trainer": {"max_epochs": 20, "check_val_every_n_epoch": every}})
     assert rungs(SimpleNamespace(tune=SimpleNamespace(halving=2)), arm) == expected
     assert rungs(SimpleNamespace(tune=SimpleNamespace(halving=None)), arm) == []
+
+
+def test_an_arm_is_given_up_for_what_its_candidates_are(lab, monkeypatch):
+    monkeypatch.chdir(lab.path)
+    write(lab, {**SPACE, "budget": 2, "seeds": [100]})
+    ablation = read_ablation("toy.yaml")
+    of = {
+        "diverged": [(True, math.nan)] * 2,
+        "nan": [(False, math.nan)] * 2,
+        "some": [(True, math.nan), (False, math.nan)],
+    }
+    tried = [
+        SimpleNamespace(arm=arm, has_diverged=diverged, score=lambda score=score: score, is_over=True)
+        for arm, ends in of.items()
+        for diverged, score in ends
+    ]
+    none = "no candidate that was trained to its end has a number as its `acc1`"
+    assert given_up(ablation, tried) == {"diverged": "all of its candidates diverged", "nan": none, "some": none}
 
 
 def test_halving_by_a_metric_that_only_the_evaluation_measures_is_refused_before_candidates_train(toy, lab):

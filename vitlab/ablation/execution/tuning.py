@@ -231,7 +231,7 @@ def is_over(ablation: Ablation, mine: Sequence[Trial]) -> bool:
 
 
 def given_up(ablation: Ablation, tried: Sequence[Trial]) -> dict[str, str]:
-    """Return the arms that are not measured, and why: all candidates diverged, or none reached the floor."""
+    """Return the arms that are not measured, and why: no candidate has a number, or none reached the floor."""
     assert ablation.tune
     chosen, found = choices(ablation, tried), {}
     for arm in dict.fromkeys(trial.arm for trial in tried):
@@ -240,7 +240,9 @@ def given_up(ablation: Ablation, tried: Sequence[Trial]) -> dict[str, str]:
             scores = [trial.score() for trial in mine if trial.score() == trial.score()]
             best, floor = ablation.best(scores), ablation.tune.floor
             short = f"its best candidate has {in_short(best)} on validation data, `tune.floor` is {floor}"
-            found[arm] = short if scores else "all of its candidates diverged"
+            ended = all(trial.has_diverged for trial in mine)
+            none = f"no candidate that was trained to its end has a number as its `{ablation.primary}`"
+            found[arm] = short if scores else "all of its candidates diverged" if ended else none
     return found
 
 
