@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -13,7 +14,7 @@ import yaml
 from vitlab.ablation.evidence import chain, protocol, verify
 from vitlab.ablation.evidence.verify import Verified
 from vitlab.ablation.execution import pool
-from vitlab.ablation.execution.cells import Cell, Resolved
+from vitlab.ablation.execution.cells import Cell, Resolved, cells_of
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.lab import Lab
 from vitlab.ablation.report import write
@@ -355,6 +356,23 @@ def test_a_file_that_is_damaged_during_the_work_fails_its_cell_alone(done, lab, 
     assert [name.split("-")[0] for name in status.failed] == ["none/s2"]
     assert any("failed   none/s2" in line and "run.json is damaged" in line for line in told)
     assert dict(status.cells["state"].value_counts()) == {"done": 5, "missing": 1}
+
+
+def test_an_evaluation_that_the_plan_limits_is_verified_as_what_it_is(done, monkeypatch):
+    lab_there, limit = done(), "trainer.limit_val_batches=2"
+    cell = cells_of(lab_there.ablation, lab_there._measured())[0]
+    for value, told in ((2, limit), (1, "trainer.limit_val_batches=1"), (1.0, ""), (None, "")):
+        config = {**cell.resolved.config, "trainer": {"limit_val_batches": value}}
+        assert replace(cell, resolved=replace(cell.resolved, config=config)).limit == told
+    path = cell.run.predictions("val")
+    pd.read_parquet(path)[:128].to_parquet(path, index=False)
+    cell.run.write("results.json", {"val": {**cell.run.stored["val"], "n": 128.0, "acc1": 1.0}})
+    assert verify._check(cell)[0] == ["predictions of 128 images, the split has 10000"]
+    monkeypatch.setattr(Cell, "limit", limit)
+    assert verify._check(cell)[0] == []
+    assert f"measured on a part of the val split, as planned: {limit}" in lab_there.verify().notes
+    line = lab_there.plan().lines[1]
+    assert line.endswith(f"on the val split, the evaluation on a part of its images: {limit}")
 
 
 def test_a_damaged_file_of_an_arm_is_made_again(done, lab):

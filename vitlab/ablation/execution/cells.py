@@ -165,6 +165,13 @@ class Cell:
         done, split = self.run.read("done.json"), self.ablation.evaluate
         return bool(done) and split in done.get("splits", [split]) and self.result() is not None
 
+    @property
+    def limit(self) -> str:
+        """The setting that leaves images out of its evaluation, such as ``trainer.limit_val_batches=2``; or nothing."""
+        name = f"limit_{self.ablation.evaluate}_batches"
+        value = (self.resolved.config.get("trainer") or {}).get(name)
+        return "" if value is None or (value == 1 and isinstance(value, float)) else f"trainer.{name}={value}"
+
     def value(self) -> float:
         """Return the primary metric, be it one of an analysis; NaN if there is none, or its table is damaged."""
         name = self.ablation.primary

@@ -62,10 +62,11 @@ def plan_of(ablation: Ablation, resolved: list[Resolved], workers: int) -> Plan:
     grid = " x ".join(f"{len(levels)} {axis}" for axis, levels in ablation.axes.items())
     shown = ", ".join(f"{states[state]} {state}" for state in ORDER if states[state])
     size = f"{len(ablation.arms)} arms x {len(ablation.seeds)} seeds = {states.total()} cells"
-    split = ablation.split_of(ablation.primary)
+    split, limits = ablation.split_of(ablation.primary), dict.fromkeys(cell.limit for cell in cells if cell.limit)
+    part = f", the evaluation on a part of its images: {', '.join(limits)}" if limits else ""
     lines = [
         f"{ablation.name}: {grid} = {size} ({shown})",
-        f"measured: {ablation.primary} of the {ablation.checkpoint} checkpoint on the {split} split",
+        f"measured: {ablation.primary} of the {ablation.checkpoint} checkpoint on the {split} split{part}",
         "",
         *_table(resolved),
         "",
