@@ -17,9 +17,11 @@ from vitlab.analysis import (
     analyze_scramble_image,
     analyze_shift,
 )
+from vitlab.analysis.outcomes.outcome import outcome_of
 from vitlab.analysis.subject import Subject
 from vitlab.errors import UsageError
 from vitlab.models.vit import VisionTransformer
+from vitlab.tasks import Regressor
 
 
 class Halves(L.LightningDataModule):
@@ -88,6 +90,69 @@ def test_numbers_of_custom_data_are_compared_in_their_own_unit():
     assert set(table["target/value 1"]) == {0.0, 3.0}
     with pytest.raises(UsageError, match="predicts numbers"):
         analyze_confusion(subject)
+
+
+class Ages(L.LightningDataModule):
+    """Images whose brightness, from -1 to 1, is an age of 380 to 420 years."""
+
+    targets = {"kind": "number", "names": ["age"], "mean": [400.0], "std": [20.0]}  # noqa: RUF012
+
+    def val_dataloader(self):
+        ages = torch.linspace(380, 420, 9)
+        images = ((ages - 400) / 20).view(-1, 1, 1, 1).expand(-1, 1, 8, 8)
+        return DataLoader(TensorDataset(images, ages), batch_size=4)
+
+
+class Brightness(nn.Module):
+    def __init__(self, factor=1.0, added=0.0):
+        super().__init__()
+        self.factor, self.added = factor, added
+
+    def forward(self, images):
+        return self.factor * images.mean(dim=(2, 3)) + self.added
+
+
+class Years(L.LightningModule):
+    """A module of one's own, which answers in years."""
+
+
+def test_numbers_of_custom_data_that_say_their_scale_are_compared_in_it():
+    sizes = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 2}
+    own = Subject(Brightness(20.0, 400.0), Ages(), task=Years())
+    learned = Subject(Brightness(), Ages(), task=Regressor(targets=Ages.targets, **sizes))
+    for subject in (own, learned, Subject(Brightness(), Ages())):
+        found = outcome_of(subject)
+        assert found.names == ["age"] and float(found.targets.max()) == 420
+        torch.testing.assert_close(found.outputs, found.targets, atol=1e-3, rtol=0)
+
+
+class Sights(L.LightningDataModule):
+    class_names = ("sun", "sea", "sky")
+
+    def __init__(self, as_type, **facts):
+        super().__init__()
+        self.as_type = as_type
+        if facts:
+            self.targets = facts
+
+    def val_dataloader(self):
+        there = torch.tensor([[1, 0, 1], [0, 0, 1], [1, 1, 0], [0, 0, 0]])
+        images = (2.0 * there - 1)[:, None, :, None].expand(-1, 1, 3, 3)
+        return DataLoader(TensorDataset(images, there.to(self.as_type)), batch_size=2)
+
+
+class Rows(nn.Module):
+    def forward(self, images):
+        return 8 * images.mean(dim=3)[:, 0]
+
+
+@pytest.mark.parametrize("as_type", [torch.float32, torch.int64, torch.bool])
+def test_columns_of_zeros_and_ones_are_labels_unless_the_data_say_otherwise(as_type):
+    subject = Subject(Rows(), Sights(as_type))
+    assert subject.net.predicts_labels and not subject.classifies and subject.class_names == ["sun", "sea", "sky"]
+    assert outcome_of(subject).names == subject.class_names and not outcome_of(subject).wrong().any()
+    numbers = Subject(Rows(), Sights(as_type, kind="number", names=["a", "b", "c"]))
+    assert (outcome_of(numbers).kind, outcome_of(numbers).names) == ("number", ["a", "b", "c"])
 
 
 def test_a_batch_without_images_and_targets_is_named():

@@ -1,6 +1,6 @@
 """Images that no data set of vitlab prepares: pictures without classes, and batches of a user's loaders."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,16 +116,22 @@ class LoadedImages(PreparedPictures):
             self._statistics = (-low / span,) * self.in_chans, (1 / span,) * self.in_chans
 
     def name_targets(self, num_outputs: int) -> None:
-        """Find what the targets are: classes if they are whole numbers below the outputs' number, or numbers."""
+        """Find what the targets are: what ``targets`` of the data module says, else what their values look like.
+
+        Whole numbers below the number of outputs are classes; for each output a column, zeros and ones are labels, and
+        other floats numbers.
+        """
         assert self.first is not None
-        targets, own = self.first[1], list(image_fact(self.module, "class_names") or ())
-        whole, width = not targets.is_floating_point(), 1 if targets.ndim == 1 else targets.shape[1]
-        if whole and targets.ndim == 1 and int(targets.min()) >= 0 and int(targets.max()) < num_outputs:
-            self.class_names = own if len(own) == num_outputs else [f"class {k}" for k in range(num_outputs)]
-            self.targets = {"kind": "class"}
-        elif not whole and width == num_outputs:
-            names = [f"value {k + 1}" for k in range(width)]
-            self.targets = {"kind": "number", "names": names, "mean": [0.0] * width, "std": [1.0] * width}
+        facts, own = getattr(self.module, "targets", None), list(image_fact(self.module, "class_names") or ())
+        facts = facts if isinstance(facts, Mapping) else {}
+        kind = _kind_of(self.first[1], num_outputs, facts.get("kind"))
+        if kind in ("class", "multilabel"):
+            what = "class" if kind == "class" else "label"
+            self.class_names = own if len(own) == num_outputs else [f"{what} {k}" for k in range(num_outputs)]
+            self.targets = {"kind": kind}
+        elif kind == "number":
+            usual = {"names": [f"value {k + 1}" for k in range(num_outputs)]}
+            self.targets = {**usual, **facts, "kind": kind}
 
     def build(self, wanted: SplitName) -> None:
         """Read a split, unless it has been read."""
@@ -143,8 +149,9 @@ class LoadedImages(PreparedPictures):
         if not parts:
             raise UsageError(f"the {wanted} split of {path_of(self.module)} is empty")
         images, targets = (torch.cat(part) for part in zip(*parts, strict=True))
-        is_column = self.targets["kind"] == "number" and targets.ndim == 1
-        self.splits[wanted] = TensorImages(images, targets[:, None] if is_column else targets)
+        if self.targets["kind"] in ("number", "multilabel"):
+            targets = targets.float().view(len(targets), -1)
+        self.splits[wanted] = TensorImages(images, targets)
 
     def read_batches(self, split: SplitName) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the batches of a split as the network gets them, on the CPU."""
@@ -177,6 +184,23 @@ class LoadedImages(PreparedPictures):
             if img_size != self.img_size:
                 pixels = resize_images(pixels, img_size, "bilinear")
             yield pixels, labels
+
+
+def _kind_of(targets: Tensor, num_outputs: int, said: str | None) -> str:
+    """Return class, multilabel, number, or none where ``(B,)`` or ``(B, T)`` targets do not fit the outputs.
+
+    >>> labels = torch.tensor([[0.0, 1.0], [1.0, 1.0]])
+    >>> _kind_of(labels, 2, None), _kind_of(labels, 2, "number"), _kind_of(labels[:, 0].long(), 2, None)
+    ('multilabel', 'number', 'class')
+    """
+    is_whole, width = not targets.is_floating_point(), 1 if targets.ndim == 1 else targets.shape[1]
+    if is_whole and targets.ndim == 1 and said in (None, "class"):
+        return "class" if int(targets.min()) >= 0 and int(targets.max()) < num_outputs else "none"
+    if width != num_outputs or said not in (None, "multilabel", "number"):
+        return "none"
+    if said is None and width > 1 and bool(((targets == 0) | (targets == 1)).all()):
+        return "multilabel"
+    return said or ("none" if is_whole else "number")
 
 
 def _of_picture(transform: Transform, image: Image.Image) -> Tensor:

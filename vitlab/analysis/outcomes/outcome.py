@@ -7,7 +7,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitlab.analysis.pictures import LoadedImages
 from vitlab.analysis.subject import Subject
 from vitlab.interface import answers_itself, sums_its_steps
 from vitlab.models.walk import all_finite
@@ -79,13 +78,25 @@ def _outcome_of(subject: Subject) -> Outcome:
             case "multilabel" if own is None:
                 outputs = outputs.sigmoid()
             case _ if own is None:
-                mean, std = (torch.tensor(data.targets[name], device=outputs.device) for name in ("mean", "std"))
-                outputs = outputs * std + mean
+                outputs = _in_units(outputs, subject)
         parts.append((targets.cpu(), outputs.cpu(), torch.from_numpy(indices)))
     targets, outputs, numbers = (torch.cat(part) for part in zip(*parts, strict=True))
     all_finite(outputs)
     names = data.targets.get("names", data.class_names)
     files = [split.names[i] if split.names else f"image {i}" for i in numbers.tolist()]
-    is_known = kind == "number" and not isinstance(data, LoadedImages)  # whose targets are as they are
-    spread = torch.tensor(data.targets["std"]) if is_known else None
+    spread = torch.tensor(data.targets["std"]) if "std" in data.targets else None
     return Outcome(kind, targets, outputs, names, files, spread, numbers.numpy())
+
+
+def _in_units(outputs: Tensor, subject: Subject) -> Tensor:
+    """Return ``(B, T)`` outputs of a network in the unit of the targets.
+
+    A task of vitlab knows their scale, and what a user's own module returns is in their unit. A network alone was
+    trained on targets of mean 0 and spread 1, if the data tell what they were before.
+    """
+    if subject.task is not None:
+        return subject.task.in_units(outputs) if hasattr(subject.task, "in_units") else outputs
+    if "mean" not in subject.data.targets:
+        return outputs
+    mean, std = (torch.tensor(subject.data.targets[name]).to(outputs) for name in ("mean", "std"))
+    return outputs * std + mean
