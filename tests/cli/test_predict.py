@@ -378,6 +378,16 @@ def folder_of_classes(root):
     return root
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 2, 3)])
+def test_outputs_of_any_shape_have_a_column_each(shape):
+    outputs, collector = torch.randn(2, *shape), predictions._Collector(topk=5)
+    collector.collect(outputs, [1, 0], ["", ""])
+    table = predictions._table_of(["a.png", "b.png"], collector.values, None, [], None)
+    count = outputs[0].numel()
+    assert list(table) == ["path", *(["value"] if count == 1 else [f"value_{k + 1}" for k in range(count)])]
+    assert torch.equal(torch.tensor(table.drop(columns="path").to_numpy()), outputs.flip(0).reshape(2, -1))
+
+
 def test_predicting_needs_none_of_the_training_files(tmp_path):
     root = folder_of_classes(tmp_path / "data")
     data = [f"--data.root={root}", "--data.img_size=[8,10]", "--data.batch_size=8", "--data.num_workers=0"]

@@ -262,9 +262,9 @@ class _Collector(L.Callback):
         self.collect(outputs, *batch[1:])
 
     def collect(self, outputs: Tensor, files: Sequence[int], reasons: Sequence[str]) -> None:
-        """Keep the outputs for the files of these numbers, or why one could not be read."""
-        numbers, classes = outputs.float(), torch.empty(len(outputs), 0)
-        finite = numbers.reshape(len(numbers), -1).isfinite().all(dim=1).tolist()  # the largest of others is none
+        """Keep the outputs ``(B, ...)`` for the files of these numbers, in one row, or why one could not be read."""
+        numbers, classes = outputs.float().reshape(len(outputs), -1), torch.empty(len(outputs), 0)
+        finite = numbers.isfinite().all(dim=1).tolist()  # the largest of others is none
         self.softmax = bool(self.num_classes) and outputs.shape[1:] == (self.num_classes,)
         if self.softmax:
             numbers, classes = numbers.softmax(dim=1).topk(min(self.topk, outputs.shape[1]), dim=1)
