@@ -97,8 +97,13 @@ def test_arrays_are_prepared_as_the_card_of_an_export_says(tmp_path):
     np.savez(tmp_path / "a.npz", images=np.random.default_rng(0).normal(size=(20, 2, 8, 8)), targets=np.arange(20) % 3)
     card = CARD | {"mean": [5.0, 6.0], "std": [2.0, 3.0], "native_size": [8, 8], "arrays": True}
     file = described(tmp_path / "mine.safetensors", card, ["0", "1", "2"], {"kind": "class"})
-    subject = named_subject(file, View(), ["--data=Arrays", f"--data.path={tmp_path / 'a.npz'}"])
+    words = ["--data=Arrays", f"--data.path={tmp_path / 'a.npz'}"]
+    subject = named_subject(file, View(), words)
     assert subject.data.statistics() == ((5.0, 6.0), (2.0, 3.0)) and not subject.is_elsewhere
+    file = described(tmp_path / "b.safetensors", card, ["0", "2", "1"], {"kind": "class"})  # as many, but others
+    other = named_subject(file, View(), words)
+    with pytest.raises(UsageError, match="these images have other classes than b, so accuracy cannot be measured"):
+        outcome_of(other)
 
 
 def test_the_card_of_an_export_says_what_outputs_are(photos, tmp_path):

@@ -168,7 +168,7 @@ def named_subject(source: str, view: View, arguments: Sequence[str] = ()) -> Sub
         images = data or (_described(net, transform, card) if card else _prepare(net))
         is_class = data is None or data.targets["kind"] == "class"
         subject = Subject(net, images, name=name, classifies=is_class, **_fields(view))
-        subject.is_elsewhere = data is not None and _num_targets(data) != subject.net.num_classes
+        subject.is_elsewhere = data is not None and not _answers_about(data, subject.net, card.get("outputs"))
         subject.pictures = load_pictures(view.images, view.shown, subject.data) if view.images else None
     return subject
 
@@ -184,8 +184,11 @@ def _as_trained(net: Any, card: Mapping[str, Any], data: ImageData | None) -> No
         net.register_forward_hook(lambda module, images, outputs: (outputs - mean) / std)
 
 
-def _num_targets(data: ImageData) -> int:
-    return len(data.targets["names"]) if data.targets["kind"] == "number" else data.num_classes
+def _answers_about(data: ImageData, net: Asked, outputs: Any) -> bool:
+    """Return whether a network answers with the classes or numbers of the data, by their names if its card has them."""
+    if data.targets["kind"] == "number":
+        return len(data.targets["names"]) == net.num_classes
+    return data.num_classes == net.num_classes and (not isinstance(outputs, list) or outputs == data.class_names)
 
 
 def _foreign(theirs: Any, source: str, name: str, view: View, file: WeightsFile | None) -> AnyNetwork:
