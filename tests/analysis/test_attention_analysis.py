@@ -15,6 +15,7 @@ from vitlab.analysis.head_attention import (
     rollout,
     uniform_distance,
 )
+from vitlab.analysis.positions import analyze_displacement
 from vitlab.errors import UsageError
 from vitlab.layers.attention import Attention
 from vitlab.layers.pos_embed import PosEmbed
@@ -109,6 +110,26 @@ def test_a_block_that_calls_its_attention_twice_is_told():
     net.blocks[0].forward = lambda x, pos_embed, layer: attend(attend(x, pos_embed, layer), pos_embed, layer)
     with pytest.raises(UsageError, match="2 blocks call their attention `attn` 3 times"):
         attention_maps(net, IMAGES, 0)
+
+
+class OneThenTwo(Attention):
+    def __init__(self, dim: int, num_heads: int, layer: int):
+        super().__init__(dim, num_heads if layer else 1)
+
+
+def test_blocks_may_have_other_numbers_of_heads(small_subject):
+    subject = small_subject(attn=OneThenTwo, num_images=4)
+    maps = list(all_attention_maps(subject.net, subject.labeled()[0]))
+    heads = [(0, 0), (1, 0), (1, 1)]
+    table = analyze_distance(subject).table
+    assert list(zip(table["layer"], table["head"], strict=True)) == heads
+    for (layer, head), found in zip(heads, table["distance"], strict=True):
+        expected = mean_distance(maps[layer], (4, 4), 1)[:, head].mean()
+        assert found == pytest.approx(float(expected), rel=1e-5)
+    profiles = analyze_displacement(subject).table.groupby(["layer", "head"])[["logit", "position"]]
+    assert list(profiles.groups) == heads and profiles.count().to_numpy().tolist() == [[49, 49]] * 3
+    with pytest.raises(UsageError, match="layer 0 of model has heads 0..0, and `--head` is 1"):
+        analyze_attention(small_subject(attn=OneThenTwo, layer=0, head=1))
 
 
 def test_logits_are_those_behind_the_maps():

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -139,22 +138,23 @@ def entropy(maps: Tensor) -> Tensor:
 
 def per_head(
     net: VisionTransformer, batches: Iterable[tuple[Tensor, Tensor]], measure: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """Return ``measure``, from ``(B, A, L, L)`` to ``(B, A)``, of each image, layer and head, ``(n, depth, A)``."""
-    layers = ([measure(maps).cpu() for maps in all_attention_maps(net, images)] for images, _ in batches)
-    return torch.cat([torch.stack(each, dim=1) for each in layers])
+) -> list[Tensor]:
+    """Return ``measure``, from ``(B, A, L, L)`` to ``(B, A)``, of each image and head, ``(n, A)`` for each layer."""
+    parts = ([measure(maps).cpu() for maps in all_attention_maps(net, images)] for images, _ in batches)
+    return [torch.cat(of_layer) for of_layer in zip(*parts, strict=True)]
 
 
-def _table(name: str, values: Tensor, null: Tensor, uniform: float, most: float) -> pd.DataFrame:
-    """Return a row for each layer and head of ``(n, depth, A)`` values and of those of the null, image by image."""
+def _table(name: str, values: list[Tensor], null: list[Tensor], uniform: float, most: float) -> pd.DataFrame:
+    """Return a row for each layer and head of ``(n, A)`` values of layers and of those of the null, image by image."""
     rows = []
-    above = values.double() - null.double()
-    above[above.abs() <= 4 * ROUNDING * uniform] = 0  # of sums in another order
-    for layer, head in np.ndindex(*values.shape[1:]):
-        one, other, more = (each[:, layer, head].double().numpy() for each in (values, null, above))
-        found = over_images(name, one, (0, most)) | over_images("null", other, (0, most))
-        found |= over_images("above_null", more)
-        rows.append({"layer": layer, "head": head, **found, "uniform": uniform})
+    for layer, (own, others) in enumerate(zip(values, null, strict=True)):
+        above = own.double() - others.double()
+        above[above.abs() <= 4 * ROUNDING * uniform] = 0  # of sums in another order
+        for head in range(own.shape[1]):
+            one, other, more = (each[:, head].double().numpy() for each in (own, others, above))
+            found = over_images(name, one, (0, most)) | over_images("null", other, (0, most))
+            found |= over_images("above_null", more)
+            rows.append({"layer": layer, "head": head, **found, "uniform": uniform})
     return pd.DataFrame(rows)
 
 
@@ -176,8 +176,8 @@ def _heads(
     axes.set_ylim(ends.min() - room, ends.max() + room)  # from 0, heads near the null would lie on it
     finish(axes, "layer", unit)
     beyond = int(((table["above_null_low"] > 0) | (table["above_null_high"] < 0)).sum())
-    note = f"{len(values)} images; null: shuffled tokens"
-    if len(values) < 2:
+    note = f"{(n := len(values[0]))} images; null: shuffled tokens"
+    if n < 2:
         return Finding(
             table, figure, "one image, which has no interval: whether heads differ from the null is not known"
         )
@@ -203,6 +203,10 @@ def analyze_attention(subject: Subject) -> Finding:
     depth = len(heads_of(net))
     layer = depth - 1 if subject.layer is None else subject.layer
     maps = attention_maps(net, images, layer)[:, :, token, net.num_prefix_tokens :]  # (B, A, N)
+    if subject.head is not None and subject.head >= maps.shape[1]:
+        raise UsageError(
+            f"layer {layer} of {subject.name} has heads 0..{maps.shape[1] - 1}, and `--head` is {subject.head}"
+        )
     heads = range(maps.shape[1]) if subject.head is None else [subject.head]
     named = {f"head {head}": maps[:, head] for head in heads}
     if len(heads) > 1:

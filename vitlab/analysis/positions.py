@@ -91,8 +91,8 @@ def profiles(
 ) -> tuple[Tensor, Tensor, int]:
     """Return the mean over images of each head's profile, its standard error, and the number of images.
 
-    Both are ``(depth, A, 2h - 1, 2w - 1)``; the error is NaN for a single image. With ``two_passes`` queries and keys
-    are of two passes, see :func:`vitlab.models.attention_logits`.
+    Both are ``(depth, A, 2h - 1, 2w - 1)``, NaN for heads that a layer of one's own lacks; the error is NaN for a
+    single image. With ``two_passes`` queries and keys are of two passes, see :func:`vitlab.models.attention_logits`.
     """
     total, squares, n = torch.zeros(()), torch.zeros(()), 0
     with torch.no_grad():
@@ -101,7 +101,9 @@ def profiles(
             for logits in attention_logits(net, images, two_passes=two_passes):
                 patches = logits[:, :, net.num_prefix_tokens :, net.num_prefix_tokens :].double().flatten(0, 1)
                 layers.append(displacement_profile(patches, net.grid_size).unflatten(0, logits.shape[:2]).cpu())
-            each = torch.stack(layers, dim=1)  # (B, depth, A, 2h - 1, 2w - 1)
+            most = max(layer.shape[1] for layer in layers)
+            padded = [F.pad(layer, (0, 0, 0, 0, 0, most - layer.shape[1]), value=math.nan) for layer in layers]
+            each = torch.stack(padded, dim=1)  # (B, depth, A, 2h - 1, 2w - 1)
             total, squares, n = total + each.sum(dim=0), squares + each.square().sum(dim=0), n + len(images)
     mean = total / n
     spread = (squares / n - mean.square()).clamp(min=0) * n / (n - 1) if n > 1 else torch.full_like(mean, math.nan)
@@ -284,6 +286,7 @@ def analyze_displacement(subject: Subject) -> Finding:
         | {name: float(values[layer, head, dy, dx]) for name, values in columns.items()}
         | {"pairs": int(pairs[dy, dx])}
         for layer, head, dy, dx in np.ndindex(depth, heads, 2 * h - 1, 2 * w - 1)
+        if not position[layer, head].isnan().all()
     ]
     floor = "" if is_tiled or n == 1 else ", with the spread above noise and the noise floor"
     note = f"{n} images, patch to patch, mean of each head subtracted; left: tokens shuffled before positions, queries "
@@ -297,6 +300,10 @@ def _panels(logit: Tensor, position: Tensor, error: Tensor, pairs: Tensor) -> Fi
     (depth, heads, h, w), most = position.shape, _most(logit, position)
     figure, axes = grid_of_axes(depth, 2 * heads, size=1.3, bar=True)
     for layer, head in np.ndindex(depth, heads):
+        if position[layer, head].isnan().all():
+            axes[layer, head].set_axis_off()
+            axes[layer, heads + head].set_axis_off()
+            continue
         found, floor = spread_above(position[layer, head], error[layer, head], pairs)
         for kind, values in enumerate((position, logit)):
             ax = axes[layer, kind * heads + head]
@@ -324,7 +331,7 @@ def _tiles(logit: Tensor, position: Tensor) -> Figure:
 
 
 def _most(*values: Tensor) -> float:
-    return float(torch.cat(values).abs().max()) or 1.0
+    return float(torch.cat(values).abs().nan_to_num().max()) or 1.0
 
 
 def spread_above(mean: Tensor, error: Tensor, pairs: Tensor) -> tuple[float, float]:
