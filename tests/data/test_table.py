@@ -107,6 +107,18 @@ def test_a_split_column_decides_the_splits(tmp_path):
     }  # fmt: skip
 
 
+def test_an_index_of_a_split_file_is_a_row_of_the_table_also_where_others_are_for_testing(tmp_path):
+    targets = [None, *np.arange(29.0)]
+    _arrays(tmp_path, split=["test"] * 10 + ["train"] * 20, kind=targets[::-1])
+    (path := tmp_path / "split.json").write_text(json.dumps({"train": [10, 28], "val": [12, 11]}))
+    data = _open(tmp_path, targets="kind", missing="drop", split_file=str(path), batch_size=1)
+    assert [i.decode() for i in data.splits["val"].ids] == ["12.npy", "11.npy"] and len(data.splits["test"]) == 10
+    for row in (9, 29):  # for testing, and left out
+        path.write_text(json.dumps({"train": [10], "val": [row]}))
+        with pytest.raises(ValueError, match=f"lists {row} under val, which is not in the data"):
+            _open(tmp_path, targets="kind", missing="drop", split_file=str(path), batch_size=1)
+
+
 @pytest.mark.parametrize("mark", [";", "\t"])
 def test_a_table_whose_columns_stand_apart_by_another_mark_is_told_so(mark, tmp_path):
     (tmp_path / "table.csv").write_text(mark.join(["path", "bright"]) + "\n" + mark.join(["a.png", "1"]))

@@ -165,7 +165,8 @@ class Listed(Photos):
         ids = [self.identity(self.table.paths[i]) for i in rows]
         given = self.part_of[rows] == "val" if "val" in self.parts else None
         groups = None if self.table.groups is None else [self.table.groups[i] for i in rows]
-        return self.rule.indices(ids, self._strata(rows), given, cut_test, groups)
+        numbers = self.table.table.index[rows].tolist()
+        return self.rule.indices(ids, self._strata(rows), given, cut_test, groups, numbers)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state of the training run, the scale and the classes of its targets among it."""

@@ -100,6 +100,7 @@ class SplitRule:
         given_val: NDArray[np.bool_] | None = None,
         cut_test: bool = True,
         groups: Sequence[str] | None = None,
+        numbers: Sequence[int] | None = None,
     ) -> dict[SplitName, Indices]:
         """Return the sorted indices of each split.
 
@@ -109,12 +110,18 @@ class SplitRule:
             given_val: Which samples the data set itself uses for validation; `fold` and `split_file` override it.
             cut_test: Whether to cut off a test split; a data set may have its own.
             groups: Group of each sample; those of one group are in one split, unless validation is given.
+            numbers: Number of each sample in `split_file`, such as its row in a table; default: its index.
 
         Raises:
             ValueError: `split_file` cannot be read, or divides a group.
         """
         if self.file is not None:
-            return self._listed(self.file, ids, labels, cut_test, groups)
+            lists = _read_lists(self.file, ids, cut_test, groups, range(len(ids)) if numbers is None else numbers)
+            if self.subset < 1:
+                train = lists["train"]
+                ranked = _ranked_by_class([ids[i] for i in train], labels[train], self.seed)
+                lists["train"] = train[self._subset_of(ranked)]
+            return lists
         given = None if self.fold else given_val
         if groups is not None and given is None:
             names, labels, group_of = by_group(groups, labels)
@@ -165,16 +172,6 @@ class SplitRule:
         """Return the sorted indices of the first samples of each class, ranked."""
         kept = [ranked[: int(np.ceil(len(ranked) * self.subset - 1e-9))] for ranked in train]
         return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *kept]))
-
-    def _listed(
-        self, file: str, ids: Sequence[bytes], labels: Indices, cut_test: bool, groups: Sequence[str] | None
-    ) -> dict[SplitName, Indices]:
-        """Return the indices that a file lists, in its order, and of its training split the subset."""
-        lists = _read_lists(file, ids, cut_test, groups)
-        if self.subset < 1:
-            train = lists["train"]
-            lists["train"] = train[self._subset_of(_ranked_by_class([ids[i] for i in train], labels[train], self.seed))]
-        return lists
 
 
 def by_group(
@@ -256,7 +253,7 @@ def _parse_fold(fold: str | int | None) -> tuple[int, int] | None:
 
 
 def _read_lists(
-    file: str, ids: Sequence[bytes], with_test: bool, groups: Sequence[str] | None
+    file: str, ids: Sequence[bytes], with_test: bool, groups: Sequence[str] | None, numbers: Sequence[int]
 ) -> dict[SplitName, Indices]:
     try:
         lists = json.loads(Path(file).read_text())
@@ -268,7 +265,7 @@ def _read_lists(
         raise ValueError(f"`data.split_file` must list train, val and, if any, test, got {sorted(lists)} in {file}")
     if lists.get("test") and not with_test:
         raise ValueError(f"`data.split_file` {file} lists test, and the data has a test split: leave out the list")
-    meant: dict[object, list[int]] = {i: [i] for i in range(len(ids))}
+    meant: dict[object, list[int]] = {number: [i] for i, number in enumerate(numbers)}
     for i, identity in enumerate(ids):  # several rows of a table may have one path
         meant.setdefault(os.fsdecode(identity), []).append(i)
     indices: dict[SplitName, Indices] = {}
@@ -277,7 +274,8 @@ def _read_lists(
             entry for entry in lists.get(name, []) if isinstance(entry, bool | list | dict) or entry not in meant
         ]
         if unknown:
-            raise ValueError(f"`data.split_file` {file} lists {unknown[0]!r} under {name}, which is not in the data")
+            what = f"lists {unknown[0]!r} under {name}, which is not in the data"
+            raise ValueError(f"`data.split_file` {file} {what} (without its own test split and rows left out)")
         indices[name] = np.array([i for entry in lists.get(name, []) for i in meant[entry]], dtype=np.int64)
     chosen = np.concatenate(list(indices.values()))
     if len(np.unique(chosen)) < len(chosen):
