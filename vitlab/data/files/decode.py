@@ -40,7 +40,7 @@ FORMATS = (  # recognized by content, not by suffix
 )
 _SAME = 3  # largest difference in gray levels by which a profile counts as sRGB
 _PIXELS = ("PixelData", "FloatPixelData", "DoubleFloatPixelData")  # of a DICOM file
-_DEEP = re.compile(r"(RGB[AX]?|LA);16([BLN])")  # raw modes of which Pillow keeps only the higher byte
+_DEEP = re.compile(r"(RGB[AX]?|LA);16([BLN])")  # of which Pillow keeps the higher byte; of CMYK, it is enough
 
 
 @dataclass(frozen=True)
