@@ -113,6 +113,8 @@ OF_TARGETS = [
     ({"targets": np.arange(3.0)}, "4 images and targets of 3"),
     ({"targets": np.array([0.5, np.nan, 1.5, 2.5])}, "target_1 of image 1 is NaN: leave such images out"),
     ({"targets": np.zeros((4, 2)), "names": ["a", "a"]}, "`names` has a twice"),
+    ({"targets": np.zeros(4), "names": "path"}, "has path, which is the name of the place of an image: rename"),
+    ({"targets": np.zeros(4), "names": "weight", "weight": np.ones(4)}, "weight, which is the name of an array beside"),
     (
         {"targets": np.zeros(4), "group": np.zeros((4, 2))},
         r"`group` must have a value for each image, got an array \(4, 2\)",
@@ -120,7 +122,7 @@ OF_TARGETS = [
 ]
 
 
-@pytest.mark.parametrize(("arrays", "message"), OF_TARGETS, ids=[message[:20] for _, message in OF_TARGETS])
+@pytest.mark.parametrize(("arrays", "message"), OF_TARGETS, ids=[message[:30] for _, message in OF_TARGETS])
 def test_arrays_beside_the_images_are_refused_by_their_name(arrays, message, tmp_path):
     np.savez(tmp_path / "a.npz", images=np.zeros((4, 8, 8)), **arrays)
     with pytest.raises(ValueError, match=message):

@@ -67,6 +67,9 @@ class Arrays(Listed):
         columns = columns.astype(str) if columns.dtype.kind == "S" else columns  # bytes
         given = found.get("names", [f"target_{i + 1}" for i in range(columns.shape[1])])
         names = [str(name) for name in np.atleast_1d(given)]
+        if taken := [name for name in names if name == "path" or (name in _PARTS and name in found)]:
+            other = "the place of an image" if taken[0] == "path" else "an array beside the targets"
+            raise ValueError(f"{place}: `names` has {taken[0]}, which is the name of {other}: rename the target")
         table: dict[str, Any] = {"path": [str(i) for i in range(n)], **dict(zip(names, columns.T, strict=False))}
         table |= {part: found[part] for part in _PARTS if part in found}
         lengths = {"targets": values.shape[0] if values.ndim else 0}
