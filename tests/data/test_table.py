@@ -88,6 +88,16 @@ def test_photos_in_a_table_are_photos_in_a_folder(tmp_path):
     assert data.notes[0].startswith("targets are classes (kind), by type ")
 
 
+@pytest.mark.parametrize("channels", [0, 4])
+def test_a_number_of_channels_that_photos_do_not_have_is_refused_at_once(channels, tmp_path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    pd.DataFrame({"path": ["a.png"] * 4, "bright": [0.5, 1, 2, 3]}).to_csv(tmp_path / "table.csv", index=False)
+    with pytest.raises(
+        ValueError, match=rf"`data.in_chans` must be 3 \(RGB\) or 1 \(gray\) for photos, got {channels}"
+    ):
+        Table(str(tmp_path / "table.csv"), "bright", in_chans=channels)
+
+
 def test_groups_are_never_in_two_splits(tmp_path):
     groups = [f"p{i // 3}" for i in range(30)]
     _arrays(tmp_path, group=groups)

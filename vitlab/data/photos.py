@@ -73,6 +73,8 @@ class Photos(ImageData):
     ) -> None:
         if max_unreadable < 0:
             raise ValueError(f"`data.max_unreadable` must not be negative, got {max_unreadable}")
+        if not self.arrays and in_chans not in (1, 3):
+            raise ValueError(f"`data.in_chans` must be 3 (RGB) or 1 (gray) for photos, got {in_chans}")
         self.place, self.parts, self.max_unreadable = place, parts, max_unreadable
         self.has_test_split = "test" in parts
         self.stands_for = _read_map(class_map)

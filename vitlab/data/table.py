@@ -102,8 +102,9 @@ class Table(Listed):
         else:
             sizes = list(sizes_of(self.store, rows.paths[:16]))
         super().__init__(
-            rows=rows, place=path, sizes=sizes, in_chans=in_chans or 3, arrays=arrays, split_by=split_by, **photos
-        )
+            rows=rows, place=path, sizes=sizes, in_chans=3 if in_chans is None else in_chans, arrays=arrays,
+            split_by=split_by, **photos,
+        )  # fmt: skip
         self.notes += notes
 
     def identity(self, path: str) -> bytes:
