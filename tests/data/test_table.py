@@ -12,7 +12,8 @@ from PIL import Image
 from vitlab.data import Table
 from vitlab.data.files.array_images import is_array, read_array
 from vitlab.data.files.decode import ImageError, decode
-from vitlab.data.files.rows import Rows, fold_names, read_table
+from vitlab.data.files.rows import Rows, fold_names
+from vitlab.data.files.table_file import read_table
 from vitlab.data.record import Trained, measured
 
 
@@ -96,6 +97,22 @@ def test_a_number_of_channels_that_photos_do_not_have_is_refused_at_once(channel
         ValueError, match=rf"`data.in_chans` must be 3 \(RGB\) or 1 \(gray\) for photos, got {channels}"
     ):
         Table(str(tmp_path / "table.csv"), "bright", in_chans=channels)
+
+
+def test_cells_behind_the_last_column_and_names_of_rows_are_no_columns(tmp_path):
+    plain = pd.DataFrame({"path": ["a.png", "b.png"], "y": ["01", "x"]})
+    for text in (
+        "path,y,\na.png,01,\nb.png,x,\n",
+        "path,y\na.png,01,,\nb.png,x,,\n",
+        "path,y\n7,a.png,01\n8,b.png,x\n",
+    ):
+        (tmp_path / "a.csv").write_text(text)
+        assert read_table(str(tmp_path / "a.csv"), text=["y"])[["path", "y"]].equals(plain), text
+    for table in (plain.set_index("path"), plain.set_axis([30, 40]), plain.set_axis(["r", "s"])):
+        table.to_parquet(tmp_path / "a.parquet")
+        read = read_table(str(tmp_path / "a.parquet"), ["path", "y"], ["path", "y"])
+        assert read.equals(plain), table
+    assert read_table(str(tmp_path / "a.parquet"), ["z"], ["z"]).columns.tolist() == ["path", "y"]
 
 
 def test_groups_are_never_in_two_splits(tmp_path):

@@ -11,7 +11,7 @@ from vitlab.ablation.evidence.verify import told_by_predictions
 from vitlab.cli.main import main
 from vitlab.config.table_folds import folds_of_config
 from vitlab.data import Table
-from vitlab.data.files.rows import read_table
+from vitlab.data.files.table_file import read_table
 from vitlab.data.record import Trained, measured
 from vitlab.errors import UsageError
 from vitlab.tasks import MultiTask, Regressor

@@ -9,7 +9,8 @@ from typing import Any
 from vitlab.config.explain import read_yaml
 from vitlab.config.keys import class_and_arguments
 from vitlab.data.arrays import fold_column
-from vitlab.data.files.rows import distinct_folds, fold_names, read_table, refuse_null
+from vitlab.data.files.rows import distinct_folds, fold_names, refuse_null
+from vitlab.data.files.table_file import read_table
 from vitlab.data.hugging_face import rows_of
 from vitlab.errors import UsageError
 
