@@ -146,6 +146,15 @@ def test_an_index_of_a_split_file_is_a_row_of_the_table_also_where_others_are_fo
             _open(tmp_path, targets="kind", missing="drop", split_file=str(path), batch_size=1)
 
 
+@pytest.mark.parametrize("others", ["test", "val"])
+def test_a_column_of_splits_without_test_rows_says_which_are_tested_on(others, tmp_path):
+    _arrays(tmp_path, split=["train"] * 20 + [others] * 10)
+    note = (
+        "the column split names no test rows: those of val are the test split, and validation is a part of the others"
+    )
+    assert (note in Table(str(tmp_path / "table.csv"), "bright").notes) == (others == "val")
+
+
 @pytest.mark.parametrize("mark", [";", "\t"])
 def test_a_table_whose_columns_stand_apart_by_another_mark_is_told_so(mark, tmp_path):
     (tmp_path / "table.csv").write_text(mark.join(["path", "bright"]) + "\n" + mark.join(["a.png", "1"]))

@@ -68,6 +68,11 @@ class Listed(Photos):
             self._check_time(photos)
             self.rule.by = "time"
         self.rule.named_fold = named
+        if not parts.get("test", "test").lower().startswith("test"):
+            self.notes.append(
+                f"the column {rows.columns['split']} names no test rows: those of {parts['test']} are the test split, "
+                "and validation is a part of the others"
+            )
         if named is None and self.folds:
             known = ", ".join(distinct_folds(self.folds)[:12])
             self.notes.append(
