@@ -191,7 +191,8 @@ def test_hard_images_are_left_out(toy):
         results = json.loads(place.read_text())
         results["val"] |= {"acc1": 1.0, "n": float(len(table))}
         place.write_text(json.dumps(results))
-    assert len(refused("images, the split has 10000").problems) == 4
+    found = refused("images, the split has 10000")
+    assert len(found.problems) == 4 and str(found).count("not as it was recorded: predictions, result") == 4
 
 
 @cheat("claims are registered again when candidates of the tuning are known")
