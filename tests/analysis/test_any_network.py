@@ -13,11 +13,12 @@ from small_nets import SMALL, small_net
 
 from vitlab.analysis.attribution.maps import analyze_attribution
 from vitlab.analysis.outcomes.outcome import outcome_of
+from vitlab.analysis.pictures import PreparedPictures
 from vitlab.cli.main import main
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError
 from vitlab.jobs.find_subject import View, named_subject
-from vitlab.jobs.load import load_trained
+from vitlab.jobs.load import load_pictures, load_trained
 from vitlab.models.create import timm_model
 from vitlab.models.sizes import SIZES
 from vitlab.models.walk import probabilities
@@ -37,6 +38,14 @@ def photos(tmp_path):
         Image.fromarray(pixels).save(tmp_path / f"{i}.png")
     (tmp_path / "3.png").write_bytes(b"no picture")
     return tmp_path
+
+
+def test_a_picture_that_cannot_be_read_is_named_once(photos, monkeypatch):
+    said = []
+    monkeypatch.setattr("vitlab.jobs.load.say", said.append)
+    data = PreparedPictures(lambda image: torch.zeros(3, 8, 8), (8, 8), 3)
+    assert load_pictures(str(photos), 8, data).shape == (3, 3, 8, 8)
+    assert [line.count(f"{photos}/3.png") for line in said if "left out" in line] == [1]
 
 
 @pytest.mark.slow

@@ -128,7 +128,7 @@ def test_blocks_may_have_other_numbers_of_heads(small_subject):
         assert found == pytest.approx(float(expected), rel=1e-5)
     profiles = analyze_displacement(subject).table.groupby(["layer", "head"])[["logit", "position"]]
     assert list(profiles.groups) == heads and profiles.count().to_numpy().tolist() == [[49, 49]] * 3
-    with pytest.raises(UsageError, match="layer 0 of model has heads 0..0, and `--head` is 1"):
+    with pytest.raises(UsageError, match=r"layer 0 of model has heads 0\.\.0, and `--head` is 1"):
         analyze_attention(small_subject(attn=OneThenTwo, layer=0, head=1))
 
 

@@ -85,6 +85,11 @@ def test_of_one_image_no_spread_is_told(small_subject):
     assert spread_of_layers(finding.table)["spread"].isna().all()
 
 
+def test_lengths_are_those_of_as_many_images_as_are_asked_for(small_subject):
+    few, all_of_them = (analyze_position(small_subject(num_images=n)).table["norm_ratio"][0] for n in (1, 24))
+    assert few != all_of_them
+
+
 def test_each_layer_shows_its_own_table(small_subject):
     tables = [analyze_position(small_subject(pos_embed_join="every_layer", layer=i)).table for i in (0, 1)]
     assert not tables[0].equals(tables[1])

@@ -137,7 +137,7 @@ def analyze_position(subject: Subject) -> Finding:
     layer = subject.layer or 0
     with torch.no_grad():
         table = pos_embed.added(layer).detach().float()
-        lengths = net.tokenizer(subject.shown(32)).norm(dim=-1).mean(dim=1)
+        lengths = net.tokenizer(subject.shown(min(subject.num_images, 32))).norm(dim=-1).mean(dim=1)
         ratios = over_images("norm_ratio", (table.norm(dim=-1).mean() / lengths).cpu().numpy(), (0, math.inf))
     h, w = net.grid_size
     cosines = similarity(table).cpu().view(h, w, h, w)
@@ -301,8 +301,8 @@ def _panels(logit: Tensor, position: Tensor, error: Tensor, pairs: Tensor) -> Fi
     figure, axes = grid_of_axes(depth, 2 * heads, size=1.3, bar=True)
     for layer, head in np.ndindex(depth, heads):
         if position[layer, head].isnan().all():
-            axes[layer, head].set_axis_off()
-            axes[layer, heads + head].set_axis_off()
+            for ax in axes[layer, [head, heads + head]]:
+                ax.set_axis_off()
             continue
         found, floor = spread_above(position[layer, head], error[layer, head], pairs)
         for kind, values in enumerate((position, logit)):

@@ -196,11 +196,12 @@ def load_pictures(place: str, most: int, data: Any) -> Tensor:
         try:
             found.append(decode(file, data.decoding))
         except ImageError as error:
-            others.append((file, str(error)))
+            others.append((file, error.reason))
         if len(found) == most:
             break
     if not found:
-        reason = others[0][1] if others else "no file in it"
+        path, reason = others[0] if others else (place, "no file in it")
+        reason = reason if path == place else f"{path}: {reason}"
         raise UsageError(f"`--images {place}`: no images found: {reason}")
     for path, reason in others:
         say(f"images           left out {path}: {reason}")
