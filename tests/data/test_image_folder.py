@@ -1,6 +1,7 @@
 """Folders of photos in every layout, with every fault."""
 
 import itertools
+import json
 import os
 import shutil
 
@@ -308,6 +309,14 @@ def test_the_class_map_of_a_trained_run_takes_precedence(tmp_path):
     stranger = _open(_fill(tmp_path / "three", {"cat": 10, "gnu": 10}), "test")
     with pytest.raises(ValueError, match="does not know the classes gnu"):
         stranger.load_state_dict(state)
+
+
+def test_names_of_a_class_map_that_no_class_has_are_told(tmp_path):
+    (names := tmp_path / "map.json").write_text(json.dumps({"cat": "pet", "Dog": "pet"}))
+    root = _fill(tmp_path / "photos", {"cat": 1, "dog": 1})
+    assert ImageFolder(str(root), class_map=str(names)).notes == [
+        f"`data.class_map` {names} maps Dog: no class of {root} is called so"
+    ]
 
 
 def test_gray_images_have_one_channel(tmp_path):

@@ -78,6 +78,7 @@ class Photos(ImageData):
         self.place, self.parts, self.max_unreadable = place, parts, max_unreadable
         self.has_test_split = "test" in parts
         self.stands_for = _read_map(class_map)
+        strange = sorted({*self.stands_for} - {*class_names})
         class_names = list(dict.fromkeys(self.stands_for.get(name, name) for name in class_names))
         if wrong := [text for name in class_names if (text := escaped(name)) != name]:
             raise ValueError(f"the class {wrong[0]} in {place} has a name that is not UTF-8: rename it")
@@ -100,6 +101,9 @@ class Photos(ImageData):
             native_size=native, in_chans=in_chans, class_names=class_names, img_size=img_size, crop_scale=crop_scale,
             crop_pct=crop_pct, **data,
         )  # fmt: skip
+        if strange:
+            where = "the training split" if parts.keys() > {"train"} else place
+            self.notes.append(f"`data.class_map` {class_map} maps {preview(strange)}: no class of {where} is called so")
 
     def class_numbers(self) -> dict[str, int]:
         """Return the number of each class, by its name and by the other names in `class_map`."""
