@@ -56,36 +56,36 @@ def measure(rounds: int, budget: float, count: int = 4096, photos: int = 400) ->
     """
     rows = []
     for text, shape in (("28x28 gray, as Fashion-MNIST", (1, 28, 28)), ("32x32 RGB, as CIFAR", (3, 32, 32))):
-        rows += _rows(text, count, _small(count, shape), "DataLoader, PIL, 2 workers", rounds, budget / 3)
+        rows += _rows(text, _small(count, shape), "DataLoader, PIL, 2 workers", rounds, budget / 3)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # leave the cores to the workers; busy-waiting threads would count as work
     try:
         with tempfile.TemporaryDirectory() as folder:
             works = _photos(Path(folder), photos)
-            rows += _rows("500x375 JPEG to 224x224", photos, works, _USUAL, rounds, budget / 3)
+            rows += _rows("500x375 JPEG to 224x224", works, _USUAL, rounds, budget / 3)
     finally:
         torch.set_num_threads(threads)
     return rows
 
 
 def _rows(
-    images: str, count: int, loaders: dict[str, Epoch], base: str, rounds: int, budget: float
+    images: str, loaders: dict[str, Epoch], base: str, rounds: int, budget: float
 ) -> list[dict[str, Any]]:
     used: dict[str, list[float]] = {name: [] for name in loaders}
-    works: dict[str, Work] = {name: partial(_go_through, epoch, used[name]) for name, epoch in loaders.items()}
+    seen: dict[str, int] = {}  # images of an epoch: none of a batch that is not full
+    works: dict[str, Work] = {name: partial(_go_through, name, loaders[name], used[name], seen) for name in loaders}
     found = compare(interleave(works, rounds, budget, warmups=1), base)
     cpu = compare({name: seconds[1:] for name, seconds in used.items()}, base)
     return [
-        {"images": images, "loader": name, "base": base, "images_per_second": count / row["seconds"], **row}
+        {"images": images, "loader": name, "base": base, "images_per_second": seen[name] / row["seconds"], **row}
         | {f"cpu_{key}": value for key, value in cpu[name].items() if key != "rounds"}
         for name, row in found.items()
     ]
 
 
-def _go_through(epoch: Epoch, used: list[float]) -> None:
+def _go_through(name: str, epoch: Epoch, used: list[float], seen: dict[str, int]) -> None:
     before = cpu_seconds()
-    for _ in epoch():
-        pass
+    seen[name] = sum(len(batch if isinstance(batch, Tensor) else batch[0]) for batch in epoch())
     used.append(cpu_seconds() - before)
 
 

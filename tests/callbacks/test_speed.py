@@ -50,6 +50,7 @@ def test_utilization_counts_three_forward_passes_against_the_peak_of_all_devices
     [
         (Classifier, {}, 3),
         (Classifier, {"freeze": ["blocks"]}, None),
+        (Classifier, {"tokenizer": {"class_path": "patch", "init_args": {"flexi_patch": [2, 4]}}}, None),
         (LinearProbe, {}, 1),
         (MAE, {"decoder_depth": 1}, None),
         (DINO, {"prototypes": 8, "proj_hidden": 8, "proj_dim": 4}, None),

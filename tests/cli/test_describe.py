@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from vitlab.data import ImageFolder, Unlabeled
-from vitlab.jobs.train.describe import _data_line, _peak, _train_line, _warm_up
+from vitlab.data import Digits, ImageFolder, Unlabeled
+from vitlab.jobs.train.describe import _data_line, _peak, _sizes_beyond, _train_line, _warm_up
 from vitlab.jobs.train.start import _plans, _steps
 from vitlab.tasks import Classifier
 
@@ -86,6 +86,13 @@ def test_the_learning_rate_is_that_of_the_training(monkeypatch, recipe, line):
 def test_a_training_no_longer_than_its_warm_up_says_so(epochs, says):
     task = Classifier(3, warmup_epochs=5, img_size=8, in_chans=1, patch_size=4, embed_dim=8, depth=1, num_heads=2)
     assert _warm_up(task, epochs) == ["all of it warm-up (model.warmup_epochs 5)"] * says
+
+
+@pytest.mark.parametrize(("epochs", "says"), [(2, True), (10, True), (11, False), (-1, False), (None, False)])
+def test_a_training_that_ends_before_the_size_of_evaluation_says_so(epochs, says):
+    job = Space(trainer=Space(max_epochs=epochs), data=Digits(img_size_schedule=[[0, 4], [10, 8]]))
+    assert _sizes_beyond(job) == ["none of them at 8x8 (data.img_size_schedule)"] * says
+    assert _sizes_beyond(Space(trainer=job.trainer, data=Digits())) == []
 
 
 @pytest.mark.parametrize(("found", "steps"), [(12, 12), (0, 0), (-1, None), (float("inf"), None)])

@@ -22,10 +22,10 @@ TINY = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 8, "depth": 
 NAMES = [name for name, _ in Classifier(**TINY).net.named_parameters()]
 
 
-def fit(task, callbacks=(), **trainer):
+def fit(task, callbacks=(), repeats=1, **trainer):
     generator = torch.Generator().manual_seed(0)
-    images, labels = torch.randn(12, 1, 8, 8, generator=generator), torch.arange(12) % 3
-    loader = DataLoader(TensorDataset(images, labels), batch_size=4)
+    images, labels = torch.randn(12 // repeats, 1, 8, 8, generator=generator), torch.arange(12 // repeats) % 3
+    loader = DataLoader(TensorDataset(images.repeat(repeats, 1, 1, 1), labels.repeat(repeats)), batch_size=4)
     options = {"max_epochs": 2, "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     options |= {"enable_model_summary": False, "accelerator": "cpu", "log_every_n_steps": 1}
     runner = L.Trainer(**options | trainer, callbacks=list(callbacks))
@@ -211,6 +211,22 @@ def test_a_step_accumulates_at_most_the_batches_of_an_epoch():
     assert batches_of_a_step(trainer) == 3
     assert task.peak_rate() == pytest.approx(0.3)
     assert {group["initial_lr"] for group in trainer.optimizers[0].param_groups} == {task.peak_rate()}
+
+
+@pytest.mark.parametrize(("accumulated", "batches"), [(1, [1, 1, 1]), (2, [2, 2, 1]), (3, [3, 3, 3]), (100, [3, 3, 3])])
+def test_a_step_takes_the_mean_gradient_of_its_batches_however_many_they_are(accumulated, batches):
+    """The three batches are the same one, whose gradient is that of each step."""
+    task, norms = Classifier(**TINY, opt="SGD", lr=1e-9), []
+
+    class Norms(L.Callback):
+        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+            norms.append(float(pl_module.gradient_norm()))
+
+    trainer = fit(task, [Norms()], repeats=3, max_epochs=1, accumulate_grad_batches=accumulated)
+    images, labels = next(iter(trainer.train_dataloader))
+    task.train_loss(task.net(images), labels).backward()
+    assert norms == pytest.approx([float(task.gradient_norm())] * math.ceil(3 / accumulated), rel=1e-4)
+    assert [batches_of_a_step(trainer, batch) for batch in range(3)] == batches
 
 
 def test_asking_for_the_batches_of_a_step_sets_up_no_images():

@@ -188,7 +188,8 @@ class Speed:
         self.passes = None if recipe(task).get("freeze") else getattr(task, "forward_passes", 3)
         self.flops_from = facts.get("flops_from", [[0, facts.get("flops", 0)]])
         pipeline = getattr(getattr(trainer, "datamodule", None), "pipeline", None)
-        varies = getattr(pipeline, "native", None)  # with images of any sizes, the FLOPs are those of the largest
+        varies = getattr(pipeline, "native", None)  # with images or patches of any sizes, the FLOPs are those of one
+        varies = varies or getattr(getattr(getattr(task, "net", None), "tokenizer", None), "flexi_patch", None)
         self.peak = None if varies else peak_flops(trainer.strategy.root_device)
 
     def utilization(self, images_per_second: float, epoch: int = 0) -> dict[str, float]:

@@ -337,13 +337,13 @@ def accumulate_from_the_start(trainer: Any, steps_are_counted: bool = False) -> 
             )
 
 
-def batches_of_a_step(trainer: Any) -> int:
-    """Return how many batches an optimizer step accumulates at most: not more than an epoch has, which ends with one.
+def batches_of_a_step(trainer: Any, batch: int = 0) -> int:
+    """Return how many batches the step of a batch of the epoch accumulates: fewer where the epoch ends, with a step.
 
-    Before its images are set up, a trainer does not know the batches of an epoch.
+    Those of the first step are the most. Before its images are set up, a trainer does not know the batches of an epoch.
     """
     asked: int = trainer.accumulate_grad_batches
-    return int(min(asked, trainer.num_training_batches or asked))
+    return int(min(asked, (trainer.num_training_batches or math.inf) - batch // asked * asked))
 
 
 def clip_or_skip(

@@ -27,7 +27,7 @@ class PatchEmbed(nn.Module):
         patch_size: Side of a square patch, or its height and width, in pixels; divides ``img_size``.
         in_chans: Number of image channels C.
         embed_dim: Token width D.
-        flexi_patch: Patch sides that training draws from, step by step; ``None`` is one size.
+        flexi_patch: Patch sides that training draws from, step by step, alike for every seed; None is one size.
 
     Example:
         >>> PatchEmbed((224, 160), patch_size=16, in_chans=3, embed_dim=384)(torch.randn(1, 3, 224, 160)).shape
@@ -87,7 +87,7 @@ class PatchEmbed(nn.Module):
         return self.drawn if self.training else self.eval_patch
 
     def draw(self, step: int) -> None:
-        """Draw the patch size of a training step: the same in every process and in a resumed run."""
+        """Draw the patch size of a training step: the same in every process, in a resumed run and for every seed."""
         if self.flexi_patch:
             side = random.Random(step).choice(self.flexi_patch)
             self.drawn = (side, side)

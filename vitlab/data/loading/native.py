@@ -37,7 +37,9 @@ class Tokens(NamedTuple):
 
 
 class Native:
-    """Sizes of images in whole patches, at most as many as ``img_size`` has; images are not enlarged beyond a patch.
+    """Sizes of images in whole patches, at most as many as ``img_size`` has, the nearest of each side.
+
+    Images are not enlarged by more than half a patch a side, or to one patch.
 
     Args:
         patch: Side of a patch, in pixels.

@@ -6,6 +6,7 @@ import torch
 
 from vitlab.class_paths import choice_text, name_and_args
 from vitlab.data.base import ImageData
+from vitlab.data.loading.pipeline import size_text
 from vitlab.interface import has_grid, path_of, recipe
 from vitlab.jobs.processor import slow_half
 from vitlab.jobs.train.job import Job
@@ -127,11 +128,19 @@ def _train_line(job: Job) -> str:
     parts = [f"{count} {unit}{'s' * (count != 1)}"]
     parts += [f"at most {trainer.max_steps} steps"] if trainer.max_steps > 0 and unit == "epoch" else []
     parts += [f"batch {batch}"] if batch else []
+    parts += _sizes_beyond(job)
     parts += [_recipe(job.task), *_warm_up(job.task, trainer.max_epochs)] if isinstance(job.task, Task) else []
     parts += [f"seed {job.config.seed_everything}", f"{trainer.num_devices * trainer.num_nodes} x {device}"]
     rounded = float32_precision(trainer.strategy.root_device.type)
     words = dict.fromkeys(rounded.values()) if len({*rounded.values()}) == 1 else map(" ".join, rounded.items())
     return ", ".join([*parts, f"precision {trainer.precision} (float32: {', '.join(words)})"])
+
+
+def _sizes_beyond(job: Job) -> list[str]:
+    """Say so where the training ends before it comes to the last size of its images, that of evaluation."""
+    epochs, steps = job.trainer.max_epochs, job.data.pipeline.sizes.steps if isinstance(job.data, ImageData) else []
+    is_beyond = steps and epochs is not None and 0 < epochs <= steps[-1][0]
+    return [f"none of them at {size_text(steps[-1][1])} (data.img_size_schedule)"] if is_beyond else []
 
 
 def _recipe(task: Task) -> str:
