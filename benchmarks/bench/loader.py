@@ -23,7 +23,7 @@ from vitlab.data.packed import Packed
 _BATCH, _PHOTO_BATCH = 512, 64
 _USUAL = "torchvision ImageFolder, 2 workers"
 _HEIGHT, _WIDTH = 375, 500  # of a photo, as the median of ImageNet
-Epoch = Callable[[], Iterable[object]]
+Epoch = Callable[[], Iterable[Any]]  # tensors of images, or tuples that begin with them
 
 
 class _Pictures(Dataset[tuple[Tensor, int]]):
@@ -68,9 +68,7 @@ def measure(rounds: int, budget: float, count: int = 4096, photos: int = 400) ->
     return rows
 
 
-def _rows(
-    images: str, loaders: dict[str, Epoch], base: str, rounds: int, budget: float
-) -> list[dict[str, Any]]:
+def _rows(images: str, loaders: dict[str, Epoch], base: str, rounds: int, budget: float) -> list[dict[str, Any]]:
     used: dict[str, list[float]] = {name: [] for name in loaders}
     seen: dict[str, int] = {}  # images of an epoch: none of a batch that is not full
     works: dict[str, Work] = {name: partial(_go_through, name, loaders[name], used[name], seen) for name in loaders}
@@ -85,7 +83,7 @@ def _rows(
 
 def _go_through(name: str, epoch: Epoch, used: list[float], seen: dict[str, int]) -> None:
     before = cpu_seconds()
-    seen[name] = sum(len(batch if isinstance(batch, Tensor) else batch[0]) for batch in epoch())
+    seen[name] = sum(int(batch.shape[0] if isinstance(batch, Tensor) else batch[0].shape[0]) for batch in epoch())
     used.append(cpu_seconds() - before)
 
 

@@ -57,7 +57,7 @@ def test_a_limit_on_steps_is_shown_beside_the_epochs(steps, line):
     device = Space(root_device=torch.device("cpu"))
     trainer = Space(max_epochs=40, max_steps=steps, accelerator=0, num_devices=1, num_nodes=1, strategy=device)
     trainer.precision = "32-true"
-    job = Space(trainer=trainer, batch=None, task=None, config=Space(seed_everything=0))
+    job = Space(trainer=trainer, batch=None, task=None, data=None, config=Space(seed_everything=0))
     assert _train_line(job).startswith(line)
 
 

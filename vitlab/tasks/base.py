@@ -26,6 +26,7 @@ from vitlab.tasks.meter import Meter, add_metrics, in_32_bits
 from vitlab.tasks.optimizer import (
     SchedulerSpec,
     accumulate_from_the_start,
+    as_part_of_step,
     batches_of_a_step,
     build_optimizer,
     build_scheduler,
@@ -215,7 +216,7 @@ class Task(Named, FastHookName, L.LightningModule):
                 self.train_sums[name] = self.train_sums.get(name, 0) + in_32_bits(value)
         if isinstance(batch[0], PackedBatch):  # processes have different numbers of images: weigh each image the same
             loss = loss * n / self.trainer.strategy.reduce(loss.new_tensor(n), reduce_op="mean")
-        return loss * (self.trainer.accumulate_grad_batches / batches_of_a_step(self.trainer, batch_idx))  # a mean
+        return as_part_of_step(self._trainer, loss, batch_idx)
 
     def step_loss(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the mean loss and the training metrics of a batch, the latter as sums over its samples."""

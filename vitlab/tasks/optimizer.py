@@ -346,6 +346,16 @@ def batches_of_a_step(trainer: Any, batch: int = 0) -> int:
     return int(min(asked, (trainer.num_training_batches or math.inf) - batch // asked * asked))
 
 
+def as_part_of_step(trainer: Any, loss: Tensor, batch: int) -> Tensor:
+    """Return the loss of a batch of the epoch, so that its step has the mean gradient of the batches that it has.
+
+    Lightning divides each loss by the number of batches that are asked for. Without a trainer, a batch is a step.
+    """
+    if trainer is None or (n := batches_of_a_step(trainer, batch)) == trainer.accumulate_grad_batches:
+        return loss
+    return loss * (trainer.accumulate_grad_batches / n)
+
+
 def clip_or_skip(
     task: Any, optimizer: torch.optim.Optimizer, limit: float | None, algorithm: str | None = None
 ) -> None:

@@ -118,9 +118,8 @@ class SplitRule:
         if self.file is not None:
             lists = _read_lists(self.file, ids, cut_test, groups, range(len(ids)) if numbers is None else numbers)
             if self.subset < 1:
-                train = lists["train"]
-                ranked = _ranked_by_class([ids[i] for i in train], labels[train], self.seed)
-                lists["train"] = train[self._subset_of(ranked)]
+                ours = lists["train"]
+                lists["train"] = ours[self._subset_of(_ranked_by_class([ids[i] for i in ours], labels[ours], self.seed))]
             return lists
         given = None if self.fold else given_val
         if groups is not None and given is None:
