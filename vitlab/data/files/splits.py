@@ -118,8 +118,8 @@ class SplitRule:
         if self.file is not None:
             lists = _read_lists(self.file, ids, cut_test, groups, range(len(ids)) if numbers is None else numbers)
             if self.subset < 1:
-                ours = lists["train"]
-                lists["train"] = ours[self._subset_of(_ranked_by_class([ids[i] for i in ours], labels[ours], self.seed))]
+                own = lists["train"]
+                lists["train"] = own[self._subset_of(_ranked_by_class([ids[i] for i in own], labels[own], self.seed))]
             return lists
         given = None if self.fold else given_val
         if groups is not None and given is None:
