@@ -5,12 +5,14 @@ import shutil
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 import yaml
 from PIL import Image
 from small_nets import train
 
 from vitlab.analysis import ANALYSES
 from vitlab.cli.main import main
+from vitlab.jobs.find_subject import View, subject_at
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -162,6 +164,19 @@ def test_a_refusal_leaves_an_earlier_finding_in_its_place(run, tmp_path):
     (tmp_path / "cka.csv").unlink()
     assert analyze("cka", run, *out, "--quiet", "--num_images=5") == 2
     assert list(notes()) == ["not_done"]
+
+
+def test_images_of_other_classes_are_shown_to_the_head_that_was_trained(run, tmp_path):
+    """Before, it was a random one of as many outputs as they have classes, of which `shift` counted predictions."""
+    for name in ("dark", "light"):
+        (tmp_path / name).mkdir()
+        for i in range(6):
+            Image.fromarray(np.full((8, 8), 40 * i, np.uint8)).save(tmp_path / name / f"{i}.png")
+    own = subject_at(str(run), View())[0]
+    other = subject_at(str(run), View(), ["--data=ImageFolder", f"--data.root={tmp_path}", "--data.num_workers=0"])[0]
+    assert torch.equal(other.net.head.weight, own.net.head.weight)
+    assert other.net.num_classes == own.net.num_classes == other.arguments["num_classes"] == 10
+    assert other.class_names == [f"class {k}" for k in range(10)]
 
 
 def test_a_variation_is_stored_apart_from_the_numbers_of_the_run(run):

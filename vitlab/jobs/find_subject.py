@@ -427,6 +427,9 @@ def _rebuild(run: RunDir, checkpoint: Path, rest: Sequence[str], has_pictures: b
         if "data" not in other:
             load_data_state(cli.datamodule, run)
         if has_grid(cli.model):
+            mine, trained = cli.datamodule.num_classes, len(run.data.get("class_names") or ())
+            if "data" in other and 0 < trained != mine == cli.model.net.num_classes:
+                cli.model.net.reset_head(trained)
             load_resized(cli.model, checkpoint)
         else:
             load_checkpoint(cli.model, checkpoint)
