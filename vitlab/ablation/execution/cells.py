@@ -9,9 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import pandas as pd
 import yaml
 
 from vitlab.ablation.evidence.chain import read_chain
@@ -32,6 +31,9 @@ from vitlab.runs import lock
 from vitlab.runs.directory import RunDir
 from vitlab.runs.matching import is_there, matching
 from vitlab.runs.records import read_json
+
+if TYPE_CHECKING:
+    import pandas as pd  # which `status` does not import
 
 FEW = 100  # cells whose files are looked at one after another, and each time
 AT_ONCE = 16  # cells of more that are looked at at once
@@ -281,7 +283,7 @@ class Cell:
         return None
 
 
-def table_of(run: RunDir, name: str) -> pd.DataFrame | None:
+def table_of(run: RunDir, name: str) -> "pd.DataFrame | None":
     """Return the table of an analysis of a run; None if there is none of its present weights."""
     path = run.path / "analysis" / f"{name}.csv"
     if run.note(name)[1].is_stale:
