@@ -186,7 +186,7 @@ def test_a_mistake_in_a_part_of_ones_own_is_told_with_its_line(part, told, capsy
     assert re.search(told, said) and said.count("\n") == 1
 
 
-def test_what_needs_vitlabs_own_classes_is_refused_in_one_line(capsys):
+def test_what_needs_vitlabs_own_classes_is_refused_in_one_line(capsys, monkeypatch):
     assert main(["fit", *NET, *BARS, *SHORT, "--name=own"]) == 0
     capsys.readouterr()
     save_digit(Path("pictures"))
@@ -199,6 +199,12 @@ def test_what_needs_vitlabs_own_classes_is_refused_in_one_line(capsys):
     }.items():
         assert main([*words, "--trust_imports=userpkg"]) == 2
         assert answer in one_line(capsys)
+    for name, count in (("one", 64), ("both", 128)):
+        assert main(["predict", "own", "--trust_imports=userpkg", f"--output={name}.csv"]) == 0
+        rows = Path(f"{name}.csv").read_text().splitlines()
+        assert len(rows) == 1 + count and rows[:65] == Path("one.csv").read_text().splitlines()
+        both = lambda data: [data.test_dataloader(), data.val_dataloader()]  # noqa: E731
+        monkeypatch.setattr("userpkg.data.Bars.predict_dataloader", both)
     net, transform = vitlab.load("own", trust_imports=["userpkg"])
     assert net(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
     with pytest.raises(ValueError, match="has no `eval_transform"):

@@ -198,7 +198,7 @@ def _folders(files: list[str], chosen: Sequence[int]) -> list[str]:
 
 
 def predict_from_data(run: RunDir, checkpoint: Path, rest: list[str], quiet: bool) -> pd.DataFrame:
-    """Return the outputs for the samples of the data's ``predict_dataloader``, one row each, in order.
+    """Return the outputs for the samples of the data's ``predict_dataloader``, or several, one row each, in order.
 
     Raises:
         UsageError: The data belong to vitlab, which predicts image files; or ``predict_step`` returns no tensor.
@@ -212,6 +212,8 @@ def predict_from_data(run: RunDir, checkpoint: Path, rest: list[str], quiet: boo
     model = cli.model if own else _ForwardOnly(cli.model, answering(cli.model))
     with user_mistakes():
         found: Any = cli.trainer.predict(model, datamodule=cli.datamodule)
+    if len(cli.trainer.num_predict_batches) > 1:  # a list for each loader
+        found = [outputs for each in found for outputs in each]
     if not all(isinstance(outputs, Tensor) and outputs.ndim for outputs in found):
         kind = type(next(outputs for outputs in found if not isinstance(outputs, Tensor) or not outputs.ndim)).__name__
         raise UsageError(f"`predict_step` of {path_of(cli.model)} must return a tensor (B, ...), got {kind}")
@@ -232,7 +234,7 @@ class _ForwardOnly(L.LightningModule):
         super().__init__()
         self.module, self._asked = module, (asked,)
 
-    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
         return as_outputs(self._asked[0](batch if isinstance(batch, Tensor) else batch[0]), self.module)
 
 
