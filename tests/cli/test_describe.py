@@ -91,7 +91,7 @@ def test_a_training_no_longer_than_its_warm_up_says_so(epochs, says):
 @pytest.mark.parametrize(("epochs", "says"), [(2, True), (10, True), (11, False), (-1, False), (None, False)])
 def test_a_training_that_ends_before_the_size_of_evaluation_says_so(epochs, says):
     job = Space(trainer=Space(max_epochs=epochs), data=Digits(img_size_schedule=[[0, 4], [10, 8]]))
-    assert _sizes_beyond(job) == ["none of them at 8x8 (data.img_size_schedule)"] * says
+    assert _sizes_beyond(job) == ["no epoch at 8x8 (data.img_size_schedule)"] * says
     assert _sizes_beyond(Space(trainer=job.trainer, data=Digits())) == []
 
 

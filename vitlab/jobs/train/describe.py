@@ -140,7 +140,7 @@ def _sizes_beyond(job: Job) -> list[str]:
     """Say so where the training ends before it comes to the last size of its images, that of evaluation."""
     epochs, steps = job.trainer.max_epochs, job.data.pipeline.sizes.steps if isinstance(job.data, ImageData) else []
     is_beyond = steps and epochs is not None and 0 < epochs <= steps[-1][0]
-    return [f"none of them at {size_text(steps[-1][1])} (data.img_size_schedule)"] if is_beyond else []
+    return [f"no epoch at {size_text(steps[-1][1])} (data.img_size_schedule)"] if is_beyond else []
 
 
 def _recipe(task: Task) -> str:
