@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitlab.interface import as_skipped, recipe, sums_its_steps, sums_over_processes
+from vitlab.interface import as_skipped, network, recipe, sums_its_steps, sums_over_processes
 
 # Dense 16-bit tensor-core rates in TFLOP/s with float32 accumulation, from NVIDIA's data sheets; the first name that
 # matches counts. Lightning's table mixes these with sparse and scalar rates.
@@ -189,7 +189,7 @@ class Speed:
         self.flops_from = facts.get("flops_from", [[0, facts.get("flops", 0)]])
         pipeline = getattr(getattr(trainer, "datamodule", None), "pipeline", None)
         varies = getattr(pipeline, "native", None)  # with images or patches of any sizes, the FLOPs are those of one
-        varies = varies or getattr(getattr(getattr(task, "net", None), "tokenizer", None), "flexi_patch", None)
+        varies = varies or getattr(getattr(network(task), "tokenizer", None), "flexi_patch", None)
         self.peak = None if varies else peak_flops(trainer.strategy.root_device)
 
     def utilization(self, images_per_second: float, epoch: int = 0) -> dict[str, float]:

@@ -238,11 +238,13 @@ def given_up(ablation: Ablation, tried: Sequence[Trial]) -> dict[str, str]:
         mine = [trial for trial in tried if trial.arm == arm]
         if arm not in chosen and is_over(ablation, mine):
             scores = [trial.score() for trial in mine if trial.score() == trial.score()]
-            best, floor = ablation.best(scores), ablation.tune.floor
-            short = f"its best candidate has {in_short(best)} on validation data, `tune.floor` is {floor}"
-            ended = all(trial.has_diverged for trial in mine)
-            none = f"no candidate that was trained to its end has a number as its `{ablation.primary}`"
-            found[arm] = short if scores else "all of its candidates diverged" if ended else none
+            if scores:
+                best, floor = ablation.best(scores), ablation.tune.floor
+                found[arm] = f"its best candidate has {in_short(best)} on validation data, `tune.floor` is {floor}"
+            elif all(trial.has_diverged for trial in mine):
+                found[arm] = "all of its candidates diverged"
+            else:
+                found[arm] = f"no candidate that was trained to its end has a number as its `{ablation.primary}`"
     return found
 
 
