@@ -31,6 +31,7 @@ from vitlab.cli.main import main
 from vitlab.config.keys import differences
 from vitlab.data import Digits
 from vitlab.errors import UsageError
+from vitlab.layers.attention import Attention
 from vitlab.look.charts import line_chart, matrix_chart, pair_chart, sparkline
 from vitlab.look.diagram import architecture, levels_of, steps_of
 from vitlab.look.facts import environment, first_words, outcome_facts, paired, predictions_of
@@ -282,13 +283,26 @@ class LinearAttention(torch.nn.Module):
 @pytest.mark.parametrize("words", [{"block": Convolution}, {"attn": LinearAttention}], ids=str)
 def test_a_network_without_attention_has_a_page_of_maps_from_outputs(words):
     subject = small_subject(**words)
-    assert shape_of(subject, 1)["depth"] == 0 and list(methods_of(subject.net)) == OF_OUTPUTS
+    assert shape_of(subject, 1)["unseen"].startswith("no attention") and shape_of(subject, 1)["depth"] == 0
+    assert list(methods_of(subject.net)) == OF_OUTPUTS
     page = render("own", {}, [subject], 1)
     (shown,) = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
     (one,) = shown["pictures"]
     assert "cells" not in one and list(one["maps"]) == OF_OUTPUTS and one["colors"]
     finding = analyze_attribution(subject)
     assert set(finding.table["map"]) == set(OF_OUTPUTS)
+
+
+class OneThenTwo(Attention):
+    def __init__(self, dim: int, num_heads: int, layer: int):
+        super().__init__(dim, num_heads if layer else 1)
+
+
+def test_a_page_says_that_layers_have_other_numbers_of_heads():
+    own, usual = small_subject(attn=OneThenTwo), small_subject()
+    assert shape_of(usual, 1)["unseen"] == "" and shape_of(own, 1)["depth"] == 0
+    assert shape_of(own, 1)["unseen"].startswith("the layers have 1, 2 heads")
+    assert "cells" not in pictures_of(own, count=1, has_gradients=False)[0]
 
 
 @pytest.mark.rare

@@ -40,7 +40,8 @@ class Moments(Callback):
     and head, the cosines of the position vectors if there is a table, and the probabilities of the classes. Training
     does not change: no random numbers are drawn and nothing is differentiated. A validation is skipped where keeping it
     would take more than ``share`` of the CPU time that the run has taken, and nothing is kept of large networks, of
-    weights that are sharded or compiled, and of networks that are not vitlab's. ``vitlab fit`` adds this callback
+    weights that are sharded or compiled, of networks whose layers show no attention or have different numbers of heads,
+    and of networks that are not vitlab's. ``vitlab fit`` adds this callback
     itself; one with ``share: 0`` in its place keeps nothing::
 
         trainer:

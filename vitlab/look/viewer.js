@@ -223,7 +223,7 @@ function draw() {
     drawPicture(net, size, map, from);
     drawBar(net.bar, map, scale, signed);
     net.tiles.forEach((tile, i) => paint(tile, ...tiles[n][i], common));
-    net.common.textContent = net.shape.depth === 0 ? "no attention with a weight for each pair of patches" : "every layer (rows, first above) and head (columns), all from 0 to " + number(common[1]);
+    net.common.textContent = net.shape.unseen || "every layer (rows, first above) and head (columns), all from 0 to " + number(common[1]);
     net.said.textContent = saidOf(net, n);
     net.number.textContent = numberUnderPointer(net, n, map);
   });

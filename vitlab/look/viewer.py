@@ -130,7 +130,7 @@ def _attention(net: Asked, image: Tensor) -> Tensor | None:
 
 
 def seen_heads(net: Asked) -> list[int]:
-    """Return the number of heads of each layer; empty where layers differ or have none, which is not shown.
+    """Return the number of heads of each layer; empty where layers differ or have none, which :func:`unseen` says.
 
     Example:
         >>> from vitlab.models.vit import VisionTransformer
@@ -139,6 +139,21 @@ def seen_heads(net: Asked) -> list[int]:
     """
     found = set(heads_of(net))
     return heads_of(net) if len(found) == 1 and found != {0} else []
+
+
+def unseen(net: Asked) -> str:
+    """Return why a page has no attention of layers and heads; empty if it has.
+
+    Example:
+        >>> from vitlab.models.vit import VisionTransformer
+        >>> unseen(VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3))
+        ''
+    """
+    if seen_heads(net):
+        return ""
+    if not any(heads := heads_of(net)):
+        return "no attention with a weight for each pair of patches"
+    return f"the layers have {', '.join(map(str, heads))} heads, not as many each: vitlab analyze heads draws them"
 
 
 def _colors(net: Asked, images: Tensor) -> dict[str, Tensor]:
@@ -188,6 +203,7 @@ def shape_of(subject: Subject, count: int, budget: int = BUDGET) -> dict[str, An
         "key": key,
         "ratio": round(W / H, 4),
         "name": subject.name,
+        "unseen": unseen(net),
         "splits": _split_shapes(net, count),
     }
 
