@@ -224,6 +224,26 @@ def test_maps_of_a_custom_vit_belong_to_what_its_head_reads():
     torch.testing.assert_close(found, (first + last + last @ first).mean(dim=1) + 1 / 16)
 
 
+class Softmaxed(nn.Module):
+    """An attention that names its dropout as timm does."""
+
+    def __init__(self, attn_drop):
+        super().__init__()
+        self.attn_drop = attn_drop
+
+    def forward(self, x):
+        return self.attn_drop((x @ x.transpose(1, 2)).softmax(dim=2)) @ x
+
+
+def test_attentions_that_share_a_dropout_count_once_each():
+    shared = nn.Dropout(0.1)
+    net = nn.Sequential(Softmaxed(shared), Softmaxed(shared), Softmaxed(nn.Dropout(0.1))).eval()
+    with eager_attention(net) as (caught, _):
+        net(torch.randn(1, 4, 8))
+    assert len(caught) == 3 and not torch.equal(caught[0], caught[1])
+    assert not shared._forward_pre_hooks
+
+
 class NoForward(nn.Module):
     pass
 

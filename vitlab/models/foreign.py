@@ -408,13 +408,16 @@ def eager_attention(net: nn.Module) -> Iterator[tuple[list[Tensor], dict[str, An
     caught: list[Tensor] = []
     undo: list[Callable[[], Any]] = []
     arguments: dict[str, Any] = {}
+    heard: set[nn.Module] = set()  # several layers may share a dropout, which tells of each use itself
     for module in net.modules():
         layer: Any = module
         if isinstance(getattr(layer, "attn_drop", None), nn.Module):
             if getattr(layer, "fused_attn", False):
                 undo.append(partial(setattr, layer, "fused_attn", True))
                 layer.fused_attn = False
-            undo.append(layer.attn_drop.register_forward_pre_hook(lambda m, args: caught.append(args[0])).remove)
+            if layer.attn_drop not in heard:
+                heard.add(layer.attn_drop)
+                undo.append(layer.attn_drop.register_forward_pre_hook(lambda m, args: caught.append(args[0])).remove)
         elif isinstance(layer, nn.MultiheadAttention):
             asked = {"need_weights": True, "average_attn_weights": False}
             before = layer.register_forward_pre_hook(lambda m, args, kw, a=asked: (args, {**kw, **a}), with_kwargs=True)
