@@ -453,6 +453,8 @@ def test_frames_of_a_video_stay_in_one_split_or_the_middle_one_stands_for_them(t
         data.setup("fit"), data.setup("test")
         found[videos] = {name: images.files for name, images in data.splits.items()}
         assert packed or any("--data.videos=frames" in note for note in data.notes) == (videos is None)
+        told = [note for note in data.notes if "cat/v0 and dog/v0 count as different videos" in note]
+        assert len(told) == (videos is not None) and not any("alone" in note for note in data.notes)
         folders = [{file.rpartition("/")[0] for file in files if "/v" in file} for files in found[videos].values()]
         cut = sum(len(a & b) for a, b in itertools.combinations(folders, 2))
         assert (cut > 0) == (videos is None), cut

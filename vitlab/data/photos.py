@@ -177,7 +177,9 @@ class Photos(ImageData):
         return [file if folder in classes else folder for file, folder in zip(files, folders, strict=True)]
 
     def of_videos(self, images: FileImages) -> FileImages:
-        """Return the images as `videos` says: all, or the middle one of each folder."""
+        """Return the images as `videos` says: all, or the middle one of each folder; note videos of one name."""
+        if self.videos is not None:
+            self._note_namesakes(images.files)
         if self.videos != "middle":
             return images
         videos: dict[str, list[int]] = {}
@@ -185,6 +187,21 @@ class Photos(ImageData):
             videos.setdefault(video, []).append(i)
         in_time = [sorted(frames, key=lambda i: _numbers_of(images.files[i])) for frames in videos.values()]
         return images.take(np.array([frames[len(frames) // 2] for frames in in_time], dtype=np.int64))
+
+    def _note_namesakes(self, files: list[str]) -> None:
+        """Say that folders of one name below several classes or parts are different videos, if there are any."""
+        videos = {video for video, file in zip(self.videos_of(files), files, strict=True) if video != file}
+        places: dict[str, str] = {}  # of a folder, by its name below its class
+        for video in sorted(videos):
+            first, *rest = video.split(os.sep)
+            name = os.sep.join(rest[first in self.parts.values() :])
+            if (other := places.setdefault(name, video)) != video:
+                note = (
+                    f"{other} and {video} count as different videos, as other folders of one name do, and may be in "
+                    "different splits: if they are one, give its frames one name in the column `group` of a Table"
+                )
+                self.notes += [note] if note not in self.notes else []
+                return
 
     def ready(self, images: Images) -> Images:
         """Return small images decoded, if they have the size of the run and fit in memory."""
