@@ -475,6 +475,19 @@ def test_a_claim_says_how_many_seeds_diverged_and_how_many_are_missing(tmp_path)
     assert find(results, all_at_once(6)).verdicts[0].note.endswith("; 2 of 6 seeds diverged")
 
 
+def test_a_claim_names_the_cells_whose_value_is_no_number(tmp_path):
+    results = results_of(tmp_path, ["a0", "a1"], 6, ["a1 > a0"])
+    fill(results, draw(np.random.default_rng(0), [0, 1], 6, 0.5))
+    for key in (("a0", 2), ("a1", 2), ("a1", 5)):
+        results.numbers[key]["score"] = math.nan
+    del results.numbers["a1", 4]
+    note = find(results, all_at_once(6)).verdicts[0].note
+    assert note.endswith("; score is nan in a1/s2, a1/s5, a0/s2; 1 of 6 seeds is missing")
+    results.numbers = {key: {"score": math.inf if key[0] == "a1" else 1.0} for key in results.numbers}
+    note = find(results, all_at_once(6)).verdicts[0].note
+    assert note.startswith("a1 without a result: no inference; score is inf in a1/s0, a1/s1")
+
+
 def test_a_claim_on_a_number_counts_the_seeds_of_its_arm_while_others_have_none(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     results = results_of(tmp_path, ["a0", "a1"], 3, ["a1 > 0.5", "a1 > a0"])

@@ -61,6 +61,14 @@ class CellResults:
                 pairs.append((seed, float(value)))
         return pairs
 
+    def no_numbers(self, arm: str, metric: str) -> dict[int, Any]:
+        """Return what stands in the place of a number, such as NaN, in finished seeds of an arm, by seed."""
+        there, found = {seed for seed, _ in self.by_seed(arm, metric)}, {}
+        for seed in self.ablation.seeds:
+            if seed not in there and metric in (numbers := self.numbers.get((arm, seed), {})):
+                found[seed] = numbers[metric]
+        return found
+
     def metrics(self) -> list[str]:
         """Return the metrics of the file: the primary one, then the others."""
         return [self.ablation.primary, *self.ablation.secondary]

@@ -11,6 +11,7 @@ from vitlab.ablation.file.claims import Claim
 from vitlab.ablation.inference.answers import Answer, Question, Test
 from vitlab.ablation.inference.looks import Looks
 from vitlab.ablation.inference.measured import CellResults
+from vitlab.errors import preview
 from vitlab.stats import Estimate, levels
 
 
@@ -92,7 +93,8 @@ def _verdict(
         return Verdict(claim, setting, "inconclusive", planned, Answer(Estimate()), "an arm of it is excluded")
     answer = answers[question]
     if answer.note:
-        return Verdict(claim, setting, "inconclusive", planned, answer, answer.note)
+        note = "; ".join([answer.note, *_no_numbers(results, question)])
+        return Verdict(claim, setting, "inconclusive", planned, answer, note)
     word, looks = _word(claim, answer, alpha), answer.looks or looks
     notes, more = [], None
     if word == "inconclusive" and claim.sign != "gap" and isinstance(claim.b, str):
@@ -113,12 +115,23 @@ def _verdict(
 
 
 def _lost(results: CellResults, question: Question, count: int) -> list[str]:
-    """Return how many of the seeds that a question lacks diverged in one of its arms, and how many are missing."""
+    """Return why a question lacks seeds: they diverged in one of its arms, have a value that is no number, or lack."""
     arms, seeds = [arm for arm, _ in question.terms], results.ablation.seeds
-    diverged = sum(any(results.states.get((arm, seed)) == "diverged" for arm in arms) for seed in seeds)
-    missing = max(0, count - diverged)
-    words = [f"{diverged} of {len(seeds)} seeds diverged"] if diverged else []
+    diverged = {seed for seed in seeds if any(results.states.get((arm, seed)) == "diverged" for arm in arms)}
+    strange = {seed for arm in arms for seed in results.no_numbers(arm, question.metric)} - diverged
+    missing = max(0, count - len(diverged) - len(strange))
+    words = [f"{len(diverged)} of {len(seeds)} seeds diverged"] if diverged else []
+    words += _no_numbers(results, question)
     return words + ([f"{missing} of {len(seeds)} seeds {'are' if missing > 1 else 'is'} missing"] if missing else [])
+
+
+def _no_numbers(results: CellResults, question: Question) -> list[str]:
+    """Return which values of a question are no numbers, such as NaN, and in which cells."""
+    cells: dict[str, list[str]] = {}
+    for arm in dict.fromkeys(arm for arm, _ in question.terms):
+        for seed, value in results.no_numbers(arm, question.metric).items():
+            cells.setdefault(str(value), []).append(f"{arm}/s{seed}")
+    return [f"{question.metric} is {value} in {preview(names)}" for value, names in cells.items()]
 
 
 def _word(claim: Claim, answer: Answer, alpha: float) -> str:

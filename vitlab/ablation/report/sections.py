@@ -169,7 +169,7 @@ def _cautions(found: Findings, metric: str, rows: list[ArmRow]) -> list[str]:
     if metric != ablation.primary:
         words.append("Secondary metric: comparisons without a claim are exploratory, in a separate family.")
     if len({row.n for row in rows}) > 1 or any(row.n < row.planned for row in rows):
-        words.append("Some cells are missing: n differs from the plan, see below.")
+        words.append("Some cells are missing or have no number: n differs from the plan, see below.")
     lost = Counter(arm for (arm, _), state in found.results.states.items() if state == "diverged")
     if lost:
         counts = ", ".join(f"{arm} ({n})" for arm, n in lost.items())
