@@ -75,7 +75,9 @@ def name_and_args(key: str, value: Any, more: Iterable[str] = ()) -> tuple[str, 
     if not isinstance(value, Mapping) or "class_path" not in value or set(value) - known:
         form = "{class_path: mypkg.Mine, init_args: {...}}"
         raise ValueError(f"`{key}` must be a word, a class path or {form}, got {value!r}")
-    return current_path(str(value["class_path"])), dict(value.get("init_args") or {})
+    if not isinstance(args := value.get("init_args") or {}, Mapping):
+        raise ValueError(f"`{key}`: init_args must name arguments, as in {{momentum: 0.9}}, got {args!r}")
+    return current_path(str(value["class_path"])), dict(args)
 
 
 def word_of(key: str, value: Any, words: Iterable[str]) -> str | None:

@@ -149,6 +149,15 @@ WRONG = {
     "no argument of StepLR": ({"lr_scheduler": "StepLR"}, "StepLR refuses its arguments: .*step_size"),
     "a base class": ({"lr_scheduler": "LRScheduler"}, "LRScheduler cannot be built: NotImplementedError"),
     "sparse gradients": ({"opt": "SparseAdam"}, "SparseAdam of torch takes sparse gradients"),
+    "one group alone": ({"opt": "torch.optim.lbfgs.LBFGS"}, "LBFGS of torch takes one group .*: use adamw"),
+    "arguments without names": (
+        {"opt": {"class_path": "SGD", "init_args": 3}},
+        "init_args must name arguments, .* got 3",
+    ),
+    "a monitor that is no name": (
+        {"lr_scheduler": {"class_path": "ReduceLROnPlateau", "monitor": 3}},
+        "`lr_scheduler`: monitor must be the name of a number, such as val/loss, got 3",
+    ),
     "matrices alone": ({"opt": "torch.optim.Muon"}, "takes matrices alone: use muon"),
     "a module of torch.optim": ({"opt": "lr_schedule"}, "got 'lr_schedule'$"),
     "steps without a metric": (

@@ -19,6 +19,7 @@ from vitlab.models.old_names import DEFAULTS, OLD, upgrade
 from vitlab.objects import PARTS
 from vitlab.ranges import check_ranges
 from vitlab.tasks.base import Task
+from vitlab.tasks.optimizer import schedule_and_args
 
 _WORD = re.compile(r"([^({]+)\((\{.*\})\)")
 _KEY = re.compile(rf"model\.(?:init_args\.)?({'|'.join(PARTS)})(?:\.(.+))?")
@@ -37,20 +38,23 @@ def import_parts(arguments: Mapping[str, Any]) -> None:
             path = one.get("class_path") if isinstance(one, Mapping) else one
             if isinstance(path, str):
                 import_class(f"model.{name}", path)
-            if isinstance(one, Mapping):
-                import_parts(one.get("init_args") or {})  # the activation of a tokenizer
+            inner = one.get("init_args") if isinstance(one, Mapping) else None
+            if isinstance(inner, Mapping):
+                import_parts(inner)  # the activation of a tokenizer
 
 
 def check_parts(arguments: Mapping[str, Any]) -> None:
-    """Refuse options of parts of the network that are out of their range.
+    """Refuse parts that are not written as such, of which a parser names no key, and options out of their range.
 
     >>> check_parts({"attn": {"class_path": "gated", "init_args": {"qk_scale": 0.5}}, "depth": 3})
     """
-    for name in DEFAULTS:
+    for name in PARTS:
         value = arguments.get(name)
         for one in value if isinstance(value, list | tuple) else [value]:
             if isinstance(one, Mapping):
-                check_ranges("model", one.get("init_args") or {}, within=name)
+                read = schedule_and_args if name == "lr_scheduler" else name_and_args
+                _, args = read(f"model.{name}", one)
+                check_ranges("model", args if name in DEFAULTS else {}, within=name)
 
 
 def later_names(contents: Sequence[Any], pairs: Sequence[tuple[str, Any]]) -> set[str]:

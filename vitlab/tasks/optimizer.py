@@ -27,6 +27,7 @@ _GROUP_ARGS = ("lr", "weight_decay")  # optimizer arguments that the groups set
 _UNFIT = {  # classes of torch that no network here can be trained with
     "SparseAdam": "takes sparse gradients, which no network here has: use Adam or adamw",
     "Muon": "takes matrices alone: use muon, which leaves all else to AdamW",
+    "LBFGS": "takes one group of parameters, and here rates and weight decays have several: use adamw",
 }
 
 
@@ -57,7 +58,8 @@ def check_optimizer(opt: str | ClassSpec, groups: list[dict[str, Any]], lr: floa
             )
         if name != "adamw" and get_optimizer_info(name).second_order:
             raise ValueError(f"`opt` must not need second derivatives, which vitlab does not compute, got {name}")
-    if unfit := _UNFIT.get(name.removeprefix("torch.optim.")):
+    home, _, short = name.rpartition(".")
+    if (unfit := _UNFIT.get(short)) and f"{home}.".startswith(("torch.optim.", ".")):
         raise ValueError(f"`opt`: {name} of torch {unfit}")
     if given := [argument for argument in _GROUP_ARGS if argument in args]:
         raise ValueError(f"`opt`: {given[0]} of {name} belongs to the groups: set `model.{given[0]}`")
@@ -138,13 +140,26 @@ def _is_torch_class(name: str) -> bool:
     return isinstance(getattr(torch.optim, name, None), type)
 
 
+def schedule_and_args(key: str, spec: Any) -> tuple[str, dict[str, Any]]:
+    """Return the name or class path of a schedule and its arguments; refuse options beside them that are no words.
+
+    >>> schedule_and_args("lr_scheduler", {"class_path": "ReduceLROnPlateau", "monitor": "val/loss"})
+    ('ReduceLROnPlateau', {})
+    """
+    for option, such in (("interval", "epoch or step"), ("monitor", "the name of a number, such as val/loss")):
+        given = spec.get(option) if isinstance(spec, Mapping) else None
+        if not isinstance(given, str | None):
+            raise ValueError(f"`{key}`: {option} must be {such}, got {given!r}")
+    return name_and_args(key, spec, SchedulerSpec.__annotations__)
+
+
 def check_schedule(task: Any) -> bool:
     """Refuse a schedule that is neither a name nor a class, and arguments that it does not take.
 
     Returns:
         Whether it sets a peak of its own for all groups, as OneCycleLR does, in place of their rates.
     """
-    shape, args = name_and_args("lr_scheduler", task.hparams["lr_scheduler"], SchedulerSpec.__annotations__)
+    shape, args = schedule_and_args("lr_scheduler", task.hparams["lr_scheduler"])
     if shape not in SHAPES:
         cls = find_class("lr_scheduler", shape, object, SHAPES, home="torch.optim.lr_scheduler")
         for name in ("step", "state_dict", "load_state_dict"):
@@ -183,7 +198,7 @@ def schedule(recipe: Mapping[str, Any], steps: float, per_epoch: float) -> Calla
         raise ValueError("`trainer.max_steps` must be set: the schedule needs an end, and the images have no number")
     if not 0 < steps < float("inf"):
         raise ValueError("`trainer.max_epochs` or `trainer.max_steps` must be set: the schedule needs an end")
-    shape, args = name_and_args("lr_scheduler", recipe["lr_scheduler"], SchedulerSpec.__annotations__)
+    shape, args = schedule_and_args("lr_scheduler", recipe["lr_scheduler"])
     if shape not in SHAPES:
         return None
     per_epoch = steps if math.isinf(per_epoch) else per_epoch
@@ -216,7 +231,7 @@ def build_scheduler(
     if factor:
         return {"scheduler": LambdaLR(optimizer, factor), "interval": "step"}
     spec = task.hparams["lr_scheduler"]
-    path, args = name_and_args("lr_scheduler", spec, SchedulerSpec.__annotations__)
+    path, args = schedule_and_args("lr_scheduler", spec)
     options: Mapping[str, Any] = spec if isinstance(spec, Mapping) else {}
     cls = _resumable(find_class("lr_scheduler", path, object, home="torch.optim.lr_scheduler"))
     metric = options.get("monitor") or (task.monitor or ("min", f"val/{task.val_meter.loss_name}"))[1]
