@@ -241,7 +241,7 @@ def preview(names: Iterable[object], most: int = 3) -> str:
 
 
 def without_column(file: str, columns: Iterable[object], missing: str | None, parts: Mapping[str, str | None]) -> str:
-    """Return that a table lacks a column, and how to name another, or what stands in place of commas.
+    """Return that a table lacks a column, and how to name another, or what stands in place of commas or tabs.
 
     Args:
         file: Name of the table.
@@ -257,8 +257,9 @@ def without_column(file: str, columns: Iterable[object], missing: str | None, pa
     """
     names = list(map(str, columns))
     there = f"{file} must have the column {missing}; there are {', '.join(names)}"
-    if len(names) == 1 and (marks := [mark for mark in ";\t|" if mark in names[0]]):
-        return f"{there}: columns must stand apart by commas, not by {marks[0]!r}"
+    usual, others = ("tabs", ";,|") if file.lower().endswith(".tsv") else ("commas", ";\t|")
+    if len(names) == 1 and (marks := [mark for mark in others if mark in names[0]]):
+        return f"{there}: columns must stand apart by {usual}, not by {marks[0]!r}"
     found = [part.split()[0] for part, name in parts.items() if name == missing]
     return f"{there}: name that of the {found[0]} by --data.{found[0]}_column" if found else there
 

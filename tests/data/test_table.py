@@ -155,11 +155,13 @@ def test_a_column_of_splits_without_test_rows_says_which_are_tested_on(others, t
     assert (note in Table(str(tmp_path / "table.csv"), "bright").notes) == (others == "val")
 
 
-@pytest.mark.parametrize("mark", [";", "\t"])
-def test_a_table_whose_columns_stand_apart_by_another_mark_is_told_so(mark, tmp_path):
-    (tmp_path / "table.csv").write_text(mark.join(["path", "bright"]) + "\n" + mark.join(["a.png", "1"]))
-    with pytest.raises(ValueError, match="columns must stand apart by commas, not by ") as error:
-        Table(str(tmp_path / "table.csv"), targets="bright")
+@pytest.mark.parametrize(
+    ("name", "usual", "mark"), [("a.csv", "commas", ";"), ("a.csv", "commas", "\t"), ("a.TSV", "tabs", ";")]
+)
+def test_a_table_whose_columns_stand_apart_by_another_mark_is_told_so(name, usual, mark, tmp_path):
+    (tmp_path / name).write_text(mark.join(["path", "bright"]) + "\n" + mark.join(["a.png", "1"]))
+    with pytest.raises(ValueError, match=f"columns must stand apart by {usual}, not by ") as error:
+        Table(str(tmp_path / name), targets="bright")
     assert str(error.value).endswith(repr(mark))
 
 
