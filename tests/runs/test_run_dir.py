@@ -141,6 +141,14 @@ def test_a_run_is_not_called_by_a_word_that_names_another(tmp_path, monkeypatch,
     assert choose_run(FitOptions(run_dir=f"runs/{name}"), [], 0, "").path == Path("runs") / name  # reached by its path
 
 
+@pytest.mark.parametrize("name", ["ablations", "slurm", ".launch"])
+def test_a_run_does_not_take_the_place_of_what_else_lies_among_runs(name):
+    with pytest.raises(
+        UsageError, match=f"^`--name {name}`: runs/{name} is where vitlab keeps .*; choose another name"
+    ):
+        choose_run(FitOptions(name=name), [], 0, "")
+
+
 @pytest.mark.parametrize(("flag", "value"), [("name", "b"), ("run_dir", "elsewhere/a")])
 def test_a_run_goes_on_in_its_own_directory(tmp_path, monkeypatch, flag, value):
     monkeypatch.chdir(tmp_path)

@@ -494,4 +494,6 @@ def check_name(name: str) -> str:
         raise UsageError(
             f"`--name {name}` cannot be told from the word `{name}`; choose another name, or --run_dir {RUNS / name}"
         )
+    if name in ("ablations", "slurm", ".launch"):
+        raise UsageError(f"`--name {name}`: {RUNS / name} is where vitlab keeps what is no run; choose another name")
     return name
