@@ -11,12 +11,13 @@ from typing import Any, Literal
 
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from vitlab.config.parser import user_mistakes
 from vitlab.errors import UsageError, preview
 from vitlab.interface import has_grid, network, own_answer
 from vitlab.layers.resample import ResizePolicy
-from vitlab.models.load import NEW_HEAD, load_weights
+from vitlab.models.load import NEW_HEAD, load_weights, outputs_of
 from vitlab.models.weights_file import check_readable, facts_beside, read_state, read_weights, weights_digest
 from vitlab.runs.atomic import as_umask, atomic_write
 from vitlab.runs.directory import RunDir
@@ -139,13 +140,30 @@ def load_initial(task: Any, data: Any, file: Path, **how: Any) -> list[str]:
     theirs = _meanings(told) or (_meanings(run.read("data.json")) if run.config.is_file() else [])
     ours = _meanings({name: getattr(data, name, None) for name in ("class_names", "targets")})
     is_new = not head or any(sentence.startswith(NEW_HEAD) for sentence in sentences)
-    if is_new or not theirs or not ours or theirs == ours:
-        return sentences
+    if is_new or theirs == ours or not theirs or not ours:
+        return sentences + ([] if theirs and ours else kept_head(task.net, sentences))
     task.net.load_state_dict(head, strict=False)
     others = preview(name for name in theirs if name not in ours)
     why = f"for {others}, which the data lack" if others else "in another order than the data's"
     sentences = [sentence for sentence in sentences if not sentence.startswith("head: ")]
     return [*sentences, f"{NEW_HEAD}, the file's is {why}"]
+
+
+def kept_head(net: nn.Module, sentences: Sequence[str]) -> list[str]:
+    """Return a sentence where a network took the head of weights that do not say what its outputs stand for.
+
+    Args:
+        net: The network.
+        sentences: What was changed to make the weights fit.
+
+    Example:
+        >>> kept_head(nn.ModuleDict({"head": nn.Linear(4, 3)}), [])
+        ["head: the file's, as it has as many outputs, 3; it does not say whether they are the same classes"]
+    """
+    rows = outputs_of(net.state_dict())
+    if not rows or any(sentence.startswith(NEW_HEAD) for sentence in sentences):
+        return []
+    return [f"head: the file's, as it has as many outputs, {rows}; it does not say whether they are the same classes"]
 
 
 def _meanings(facts: Mapping[str, Any]) -> list[str]:

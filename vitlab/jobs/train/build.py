@@ -34,7 +34,7 @@ from vitlab.data.listed import Listed
 from vitlab.data.timm_images import images_of, images_of_timm
 from vitlab.errors import UsageError
 from vitlab.interface import deals_samples, recipe
-from vitlab.jobs.checkpoint import check_extensible, load_initial, misfit
+from vitlab.jobs.checkpoint import check_extensible, kept_head, load_initial, misfit
 from vitlab.jobs.restore import naming_place_of_data, stored_config, training_args
 from vitlab.jobs.terminal import lightning_quieted, open_terminal, say
 from vitlab.jobs.train.describe import header
@@ -148,6 +148,7 @@ def _load_weights_of(job: Job, source: str, resize: str | None, grid: Sequence[i
     with user_mistakes():
         if source.startswith(LIBRARIES):
             sentences = load_of_library(job.task.net, source, network_args(job.task.hparams), **how)
+            sentences += kept_head(job.task.net, sentences)
         else:
             path = file_of_weights(source)
             check_whole(path)
