@@ -39,7 +39,7 @@ from vitlab.jobs.restore import naming_place_of_data, stored_config, training_ar
 from vitlab.jobs.terminal import lightning_quieted, open_terminal, say
 from vitlab.jobs.train.describe import header
 from vitlab.jobs.train.endings import building, hung, lost_process
-from vitlab.jobs.train.facts import check_module, model_facts
+from vitlab.jobs.train.facts import check_bits, check_module, model_facts
 from vitlab.jobs.train.job import GIVEN, Job
 from vitlab.jobs.train.start import write_facts
 from vitlab.jobs.train.wandb import SafeWandbLogger, new_id, place_loggers
@@ -224,6 +224,7 @@ class FitCLI(VitlabCLI):
             self.datamodule.check_processes(self.trainer.world_size)
         if isinstance(self.model, Task):
             self.model.check_training(self.trainer, self.datamodule)
+        check_bits(self.model, self.trainer)
         for part in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(part, EMA):
                 part.check_training(self.trainer)

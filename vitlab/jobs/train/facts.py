@@ -10,7 +10,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
 from vitlab.data.base import ImageData
-from vitlab.errors import UsageError, in_own_code, one_line
+from vitlab.errors import UsageError, in_own_code, one_line, preview
 from vitlab.interface import (
     answering,
     as_outputs,
@@ -103,6 +103,30 @@ def check_module(task: L.LightningModule) -> None:
                 f"{path_of(task)} saves `{name}`, a {type(value).__name__}, as a hyper-parameter, but checkpoints only "
                 f'hold numbers, strings and tensors: use save_hyperparameters(ignore=["{name}"])'
             )
+
+
+def check_bits(task: Any, trainer: L.Trainer) -> None:
+    """Refuse parameters of 64 bits, of a part of the user's, that the rest of a network of vitlab cannot compute with.
+
+    Raises:
+        UsageError: A pass of one image fails; none is tried where the precision makes all weights alike.
+    """
+    net: Any = network(task)
+    wide = [name for name, p in net.named_parameters() if p.dtype == torch.float64]
+    if not wide or not has_grid(task) or str(trainer.precision) in ("64-true", "16-true", "bf16-true"):
+        return
+    modes = [(module, module.training) for module in net.modules()]
+    try:
+        with torch.no_grad(), torch.random.fork_rng(), trainer.precision_plugin.forward_context():
+            net.eval()(torch.zeros(1, net.in_chans, *net.img_size))
+    except RuntimeError as error:
+        raise UsageError(
+            f"parameters of 64 bits, {preview(wide)}, and the others do not go together ({one_line(error)}): make them "
+            "float32, as by `.float()` in the constructor of their part, or train with --trainer.precision=64-true"
+        ) from error
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 def _operations(macs: int | None) -> dict[str, int]:
