@@ -46,8 +46,9 @@ def fit(
         config: File, shipped name such as ``t2t``, or several of them; later ones override.
         overrides: Dotted keys and values that change the configuration, as ``{"model.pos_embed": "rope2d"}``; a value
             may be a class or an object, as in ``{"model.pos_embed": Coordinates}``.
-        model: A LightningModule, as an object, which starts with its weights; or its class or a
-            :class:`functools.partial` of it, which starts with those of the seed. It replaces that of ``config``.
+        model: A LightningModule, as an object, which starts with its weights; or its class, a
+            :class:`functools.partial` of it, or a task of vitlab with the weights that it was built with, which starts
+            with those of the seed. It replaces that of ``config``.
         data: A LightningDataModule, likewise.
         name: Name of the run, whose directory is ``runs/NAME``; None makes one from date, config, seed and a hash.
         run_dir: Directory of the run, instead of ``name``.

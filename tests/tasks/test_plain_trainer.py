@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 import vitlab
+from vitlab.api import _weights_of
 
 pytestmark = pytest.mark.slow
 
@@ -91,3 +92,26 @@ def test_what_was_frozen_or_replaced_counts_as_changed():
     assert task.is_as_built()
     task.net.head.requires_grad_(False)
     assert not task.is_as_built()
+
+
+def step_with(task, optimizer):
+    for weight in task.parameters():
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda task: step_with(task, torch.optim.AdamW(task.parameters(), lr=1e-3, fused=True)),
+        lambda task: step_with(task, torch.optim.SGD(task.parameters(), lr=1e-3, fused=True)),
+        lambda task: task.net.head.bias.data.fill_(3.0),
+    ],
+    ids=["fused AdamW", "fused SGD", "data"],
+)
+def test_weights_written_without_a_new_version_count_as_changed_and_a_run_starts_with_them(write):
+    task = vitlab.Classifier(**SMALL)
+    assert _weights_of(task) is None
+    write(task)
+    assert not task.is_as_built()
+    assert torch.equal(_weights_of(task)["net.head.bias"], task.net.head.bias)

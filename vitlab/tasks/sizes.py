@@ -4,7 +4,9 @@ import inspect
 import math
 from typing import Any
 
+import torch
 from lightning.pytorch.utilities import rank_zero_info
+from torch.distributed.tensor import DTensor
 
 from vitlab.errors import UsageError
 from vitlab.interface import LINKS, image_fact, network, recipe
@@ -12,11 +14,20 @@ from vitlab.models.packed_batch import check_packed
 from vitlab.models.vit import VisionTransformer
 
 FEWEST = 4  # tokens per side that a patch size must leave to be chosen where none was given
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 
 
-def weights_seen(task: Any) -> list[tuple[int, bool, int]]:
+def weights_seen(task: Any) -> list[tuple[int, bool, int, int]]:
     """Return a value for each weight of a task that changes if the weight is replaced, frozen or written to."""
-    return [(id(p), p.requires_grad, 0 if p.is_inference() else p._version) for p in task.parameters()]
+    return [(id(p), p.requires_grad, 0 if p.is_inference() else p._version, _sum(p)) for p in task.parameters()]
+
+
+def _sum(weight: torch.Tensor) -> int:
+    """Return the sum of the bits, which is exact in any order; fused optimizers and ``.data`` raise no ``_version``."""
+    if weight.is_meta:
+        return 0
+    local = weight.to_local() if isinstance(weight, DTensor) else weight
+    return int(local.detach().view(_INTEGERS[weight.element_size()]).sum())
 
 
 def take_sizes(task: Any, data: Any) -> None:
