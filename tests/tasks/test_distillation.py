@@ -16,6 +16,7 @@ from vitlab.callbacks.ema import EMA
 from vitlab.cli.main import main
 from vitlab.data import Arrays, Digits
 from vitlab.data.known import FakeData
+from vitlab.jobs.train.facts import model_facts
 from vitlab.models.vit import VisionTransformer
 from vitlab.tasks import Classifier, Distillation
 from vitlab.tasks import distillation as module
@@ -112,6 +113,22 @@ def test_a_teacher_of_other_images_or_classes_is_refused(size, classes, told):
         Teacher(torch.nn.Identity(), (0.5,), (0.5,), size, classes).align_with_data(
             Digits() if classes == 9 else FakeDigits()
         )
+
+
+def test_a_schedule_of_sizes_needs_a_teacher_that_takes_each_of_them(monkeypatch):
+    data = Digits(img_size_schedule=[[0, 6], [1, 8]])
+    task = Distillation("t", **TINY | {"patch_size": 2})
+    assert [epoch for epoch, _ in model_facts(task, data)["flops_from"]] == [0, 1]  # before the teacher is read
+    any_size = Teacher(torch.nn.Identity(), data.mean, data.std, (1, None, None), 10)
+    for teacher in (Teacher(task.net, data.mean, data.std, (1, 8, 8), 10), any_size):
+        monkeypatch.setattr(module, "read_teacher", lambda source, teacher=teacher: teacher)
+        task.find_teacher(data)
+    patches_of_4, fixed = VisionTransformer(**TINY), torch.nn.Identity()
+    for net, told in ((patches_of_4, "6"), (fixed, "Identity takes images of one size; leave the schedule out")):
+        teacher = Teacher(net, data.mean, data.std, (1, 8, 8), 10)
+        monkeypatch.setattr(module, "read_teacher", lambda source, teacher=teacher: teacher)
+        with pytest.raises(ValueError, match=f"`model.teacher` does not take each size of .*schedule`: .*{told}"):
+            task.find_teacher(data)
 
 
 PICTURES, STORED = {"mean": (0.3,), "std": (0.37,)}, {"mean": (77.0,), "std": (94.0,), "arrays": True}

@@ -12,12 +12,14 @@ from torch import Tensor, nn
 
 from vitlab.models.create import library_network
 from vitlab.models.load import load_network
+from vitlab.models.vit import VisionTransformer
 from vitlab.models.weights_file import read_weights
 from vitlab.notebook import check_classes
 from vitlab.runs.directory import RunDir, file_of_weights, find_run
 from vitlab.shipped import LIBRARIES, card_beside
 from vitlab.tasks.arguments import ClassifierArgs
 from vitlab.tasks.classifier import Classifier
+from vitlab.tasks.sizes import check_size
 
 _NO_WEIGHTS = "`model: Distillation` does not support weights of images"
 
@@ -72,12 +74,26 @@ class Teacher(nn.Module):
                 f"`model.teacher` was trained for other classes than those of the data: it has {count}, the data "
                 f"{given}" + ("" if count != given else ", of other names or order")
             )
+        self._check_schedule(data)
         numbers = (getattr(data, "mean", ()), getattr(data, "std", ()), self.mean, self.std)
         if not all(len(values) for values in numbers):
             return
         self._check_units(data)
         data_mean, data_std, mean, std = (torch.tensor(v, dtype=torch.float64).view(-1, 1, 1) for v in numbers)
         self.scale, self.shift = (data_std / std).float(), ((data_mean - mean) / std).float()
+
+    def _check_schedule(self, data: Any) -> None:
+        """Refuse a schedule of image sizes that the network does not take."""
+        steps = getattr(getattr(getattr(data, "pipeline", None), "sizes", None), "steps", [])
+        if None in self.size or not steps[1:]:
+            return
+        try:
+            if not isinstance(self.net, VisionTransformer):
+                raise ValueError(f"{type(self.net).__name__} takes images of one size; leave the schedule out")
+            for _, size in steps:
+                check_size(self.net, size)
+        except ValueError as error:
+            raise ValueError(f"`model.teacher` does not take each size of `data.img_size_schedule`: {error}") from error
 
     def _check_units(self, data: Any) -> None:
         """Refuse pictures where arrays of other values are known, or the reverse, and another range of values."""

@@ -103,3 +103,14 @@ def check_native_sizes(task: Any, data: Any) -> None:
         check_packed(net, net.in_chans, (native.patch, native.patch))
     except ValueError as error:
         raise UsageError(f"`data.native_patch`: {error}") from None
+
+
+def check_size(net: VisionTransformer, size: tuple[int, int]) -> None:
+    """Refuse a height and width of images that a network does not take, with any of its patch sizes."""
+    tokenizer, images = net.tokenizer, torch.empty(1, net.in_chans, *size)
+    for side in getattr(tokenizer, "flexi_patch", ()):
+        tokenizer.drawn = (side, side)
+        net.positions(images)
+    if hasattr(tokenizer, "drawn"):
+        tokenizer.drawn = tokenizer.patch_size
+    net.positions(images)

@@ -27,7 +27,7 @@ from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.pos_embed.checked import tokens_in_words
 from vitlab.models.cost import call_on_meta, count_macs, count_parameters, count_tokens, flop_counter
 from vitlab.models.vit import VisionTransformer
-from vitlab.tasks.sizes import check_native_sizes
+from vitlab.tasks.sizes import check_native_sizes, check_size
 
 
 def model_facts(task: Any, data: Any) -> dict[str, Any]:
@@ -67,25 +67,11 @@ def _growing(task: Any, data: Any) -> dict[str, list[list[int]]]:
         if check := getattr(task, "check_images", None):
             check(data)
         for _, size in steps:
-            _check_size(net, size)
-            if teacher := getattr(task, "teacher", None):
-                _check_size(teacher.net, size)
+            check_size(net, size)
     except ValueError as error:
         text = str(error)
         raise UsageError(text if "img_size_schedule" in text else f"`data.img_size_schedule`: {text}") from None
     return {"flops_from": [[epoch, 2 * count_macs(net, size)] for epoch, size in steps]}
-
-
-def _check_size(net: Any, size: tuple[int, int]) -> None:
-    if not hasattr(net, "positions"):
-        raise ValueError(f"the teacher {type(net).__name__} may not support other image sizes")
-    tokenizer, images = net.tokenizer, torch.empty(1, net.in_chans, *size)
-    for side in getattr(tokenizer, "flexi_patch", ()):
-        tokenizer.drawn = (side, side)
-        net.positions(images)
-    if hasattr(tokenizer, "drawn"):
-        tokenizer.drawn = tokenizer.patch_size
-    net.positions(images)
 
 
 def check_module(task: L.LightningModule) -> None:
