@@ -9,8 +9,8 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from test_stop import signalled
-from tiny import NETWORK, batches, fit, loader, task, trainer
-from torch.utils.data import DataLoader, IterableDataset
+from tiny import NETWORK, Stream, batches, fit, loader, task, trainer
+from torch.utils.data import DataLoader
 
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.ema import EMA
@@ -274,10 +274,6 @@ def test_lightnings_own_checkpoints_are_whole_beside_those_of_the_run(tmp_path, 
 
 
 def test_a_loader_without_a_length_ends_its_epochs_as_others_do(tmp_path):
-    class Stream(IterableDataset):
-        def __iter__(self):
-            yield from loader().dataset
-
     with pytest.raises(ValueError, match=r"`trainer\.max_steps` must be set: .* the images have no number"):
         fit(tmp_path, train=DataLoader(Stream(), batch_size=4))
     keeper, saved = Checkpoint(every_n_steps=1), []

@@ -3,12 +3,14 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
-from tiny import fit, loader, task, trainer
+from tiny import Stream, fit, loader, task, trainer
+from torch.utils.data import DataLoader
 
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.ema import EMA
@@ -97,6 +99,16 @@ def test_an_interrupted_validation_is_repeated_with_the_same_numbers(tmp_path, a
     ends = [torch.load(tmp_path / name / "checkpoints/last.ckpt", weights_only=True) for name in ("whole", "cut")]
     assert all(torch.equal(ends[0]["state_dict"][k], ends[1]["state_dict"][k]) for k in ends[0]["state_dict"])
     assert keeper.best_epoch == whole.checkpoint_callbacks[0].best_epoch
+
+
+@pytest.mark.parametrize("step", [None, 5])
+def test_a_validation_without_a_length_is_interrupted_as_others_are(tmp_path, step):
+    keeper = Checkpoint()
+    at_work = trainer(tmp_path, StopOnSignal(keeper), keeper, max_epochs=1)
+    model = signalled(signal.SIGTERM, step, validation=True)
+    with nullcontext() if step is None else pytest.raises(Stopped):
+        at_work.fit(model, loader(), DataLoader(Stream(), batch_size=4))
+    assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 3
 
 
 @pytest.mark.parametrize("epoch", [1, 2])

@@ -2,7 +2,7 @@
 
 import lightning as L
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.tasks import Classifier
@@ -20,6 +20,13 @@ def task(**options):
 def loader(images=IMAGES, batch=4):
     """Return a loader in a fixed order: three batches."""
     return DataLoader(TensorDataset(images, torch.arange(len(images)) % 3), batch_size=batch)
+
+
+class Stream(IterableDataset):
+    """The same images, without a length."""
+
+    def __iter__(self):
+        yield from loader().dataset
 
 
 class Continued(DataLoader):

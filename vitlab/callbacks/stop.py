@@ -1,5 +1,6 @@
 """Save and stop gracefully when a signal arrives."""
 
+import math
 import signal
 import threading
 import time
@@ -39,7 +40,7 @@ class StopOnSignal(Callback):
         self._begun = False  # whether a step of this attempt is done
         self._handled: list[int] = []
         self._original: dict[int, Any] = {}
-        self._shared_batches = 0  # validation batches that every process has
+        self._shared_batches = 0.0  # validation batches that every process has; of a loader without a length unknown
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Remember the signal handlers before training; only in the main thread may they be replaced."""
@@ -70,8 +71,8 @@ class StopOnSignal(Callback):
 
     def on_validation_start(self, trainer: Any, pl_module: L.LightningModule) -> None:
         """Count the batches that every process has: only during these can processes communicate."""
-        batches = float(sum(trainer.num_val_batches))
-        self._shared_batches = int(_over_processes(trainer, batches, "min"))
+        batches = _over_processes(trainer, float(sum(trainer.num_val_batches)), "min")
+        self._shared_batches = batches if trainer.world_size == 1 or math.isfinite(batches) else 0
 
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
