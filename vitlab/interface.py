@@ -2,6 +2,7 @@
 
 import inspect
 import io
+import math
 import pickle
 from collections.abc import Callable, Mapping, Set
 from functools import cache
@@ -237,6 +238,20 @@ def loss_and_sums(task: Any, batch: Any) -> tuple[Tensor, Mapping[str, Tensor]]:
 def sums_its_steps(task: Any) -> bool:
     """Return whether a task accumulates sums over its training steps, as vitlab's do for exact means."""
     return hasattr(task, "read_train_sums")
+
+
+def steps_itself(task: Any) -> bool:
+    """Return whether the ``training_step`` of a task is the user's, which may call that of vitlab's task."""
+    return "training_step" in _redefined(type(task)) or "training_step" in vars(task)
+
+
+def batches_of_a_step(trainer: Any, batch: int = 0) -> int:
+    """Return how many batches the step of a batch of the epoch accumulates: fewer where the epoch ends, with a step.
+
+    Those of the first step are the most. Before its images are set up, a trainer does not know the batches of an epoch.
+    """
+    asked: int = trainer.accumulate_grad_batches
+    return int(min(asked, (trainer.num_training_batches or math.inf) - batch // asked * asked))
 
 
 def deals_samples(data: Any) -> bool:

@@ -316,6 +316,41 @@ class OwnStep(Classifier):
         return self.train_loss(self.net(batch[0]), batch[1])
 
 
+class Calls(Classifier):
+    """A task whose step changes the loss of vitlab's step, and trains on no more than the batches of these numbers."""
+
+    def __init__(self, batches, **options):
+        super().__init__(**NETWORK, **options)
+        self.batches = batches
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx) + 5.0
+        return loss if batch_idx in self.batches else None
+
+
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_step_that_calls_that_of_the_task_is_recorded_by_what_it_returns(record, tmp_path, accumulate):
+    def row_of(model):
+        parts = {"max_epochs": 1, "log_every_n_steps": 3, "accumulate_grad_batches": accumulate}
+        own = RunRecord(record.run, record.describe)
+        fit(tmp_path, own, model=model, **parts, limit_train_batches=2 if accumulate == 1 else 3)
+        return [row for row in record.run.rows() if "train/loss" in row][-1]
+
+    whole = row_of(task(lr=1e-9))
+    torch.manual_seed(1)
+    changed = row_of(Calls((0, 1, 2), lr=1e-9))
+    added = 5.0 if accumulate == 1 else (5 + 5 + 5 / 2) / 3  # of the last batch, a step by itself, only half is added
+    assert changed["train/loss"] == pytest.approx(whole["train/loss"] + added, abs=1e-3)
+    assert changed["train/acc1"] == whole["train/acc1"] and "train/skipped" not in changed
+    torch.manual_seed(1)
+    skipped = row_of(Calls((0,), lr=1e-9))
+    assert skipped["train/skipped"] == pytest.approx(1 / 2 if accumulate == 1 else 2 / 3)
+    assert skipped["train/acc1"] in (0, 0.25, 0.5, 0.75, 1) and skipped["train/loss"] > 5.5
+    with pytest.raises(UsageError, match=r"no weight has changed: `Calls.training_step` returned None for every batch"):
+        row_of(Calls(()))
+
+
 def bad_in(batches, gradient=False, kind=Classifier):
     """Return a task that skips steps, some of whose losses, or gradients alone, are not finite."""
     torch.manual_seed(1)

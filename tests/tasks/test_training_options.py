@@ -13,9 +13,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from vitlab.callbacks.ema import EMA
 from vitlab.data import Digits
+from vitlab.interface import batches_of_a_step
 from vitlab.optim import describe_groups
 from vitlab.tasks import Classifier, LinearProbe
-from vitlab.tasks.optimizer import batches_of_a_step, build_optimizer
+from vitlab.tasks.optimizer import build_optimizer
 
 TINY = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 8, "depth": 1, "num_heads": 2, "num_classes": 3}
 

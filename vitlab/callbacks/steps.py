@@ -7,7 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitlab.interface import as_skipped, network, recipe, sums_its_steps, sums_over_processes
+from vitlab.interface import (
+    as_skipped,
+    batches_of_a_step,
+    network,
+    recipe,
+    steps_itself,
+    sums_its_steps,
+    sums_over_processes,
+)
 
 # Dense 16-bit tensor-core rates in TFLOP/s with float32 accumulation, from NVIDIA's data sheets; the first name that
 # matches counts. Lightning's table mixes these with sparse and scalar rates.
@@ -32,7 +40,8 @@ class Steps:
     """Losses, gradient norms and sums of the steps since the last :meth:`read`; they stay on the device.
 
     Tasks of vitlab keep exact sums over samples themselves. For any other module, and a task whose subclass has a
-    ``training_step`` of its own, the returned loss is summed. Of such a task ``nan_loss: skip`` skips steps, too, and
+    ``training_step`` of its own, the returned loss is summed, beside the metrics of vitlab's step if it calls that. Of
+    such a task ``nan_loss: skip`` skips steps, too, and
     their images count as skipped. So do those of a batch for which a ``training_step`` returns None, Lightning's way to
     skip it, unless the module optimizes by itself: then they are trained on, and no part of the mean of the losses.
     """
@@ -65,13 +74,18 @@ class Steps:
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if sums_its_steps(task):
             self.grad_norm = task.grad_norm
-        if not (sums_its_steps(task) and "n" in task.train_sums):
+        if not sums_its_steps(task) or steps_itself(task):
             n, before = samples(batch) or 1, dict(self.own_sums)  # a batch in a form of the user's own counts once
             added: dict[str, Any] = {"n": n}
+            divided_by = trainer.accumulate_grad_batches  # as Lightning does with the loss
+            if theirs := getattr(task, "train_sums", {}):  # the step has called that of vitlab's task
+                divided_by = batches_of_a_step(trainer, batch_idx)
+                added |= {name: value for name, value in theirs.items() if name not in ("loss", "n", "skipped")}
+                task.train_sums, task.sums_before = {}, {}
             if not task.automatic_optimization:  # of processes, some may return a loss and some none
                 added |= {"loss": 0, "without_loss": 0 if isinstance(loss, Tensor) else n}
-            if isinstance(loss, Tensor):  # Lightning has divided it by the accumulated batches
-                added["loss"] = loss.detach() * trainer.accumulate_grad_batches * n
+            if isinstance(loss, Tensor):
+                added["loss"] = loss.detach() * divided_by * n
             self.own_sums |= {name: before.get(name, 0) + value for name, value in added.items()}
             if loss is None and task.automatic_optimization:
                 self.own_sums = as_skipped(self.own_sums, before)

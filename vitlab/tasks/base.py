@@ -27,7 +27,6 @@ from vitlab.tasks.optimizer import (
     SchedulerSpec,
     accumulate_from_the_start,
     as_part_of_step,
-    batches_of_a_step,
     build_optimizer,
     build_scheduler,
     check_groups,
@@ -298,7 +297,7 @@ class Task(Named, FastHookName, L.LightningModule):
 
     def _global_batch(self) -> int:
         size = getattr(getattr(self.trainer, "datamodule", None), "batch_size", None)
-        return (self.hparams["lr_batch"] if size is None else size) * batches_of_a_step(self.trainer)
+        return (self.hparams["lr_batch"] if size is None else size) * interface.batches_of_a_step(self.trainer)
 
     def batch_factor(self, batch: int) -> float:
         """Return the factor on the learning rate for a global batch of ``batch`` images."""

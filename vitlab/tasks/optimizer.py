@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import CyclicLR, LambdaLR, ReduceLROnPlateau
 
 from vitlab.class_paths import ClassSpec, build, find_class, name_and_args
 from vitlab.errors import UsageError, did_you_mean
-from vitlab.interface import as_skipped, is_loadable, mode_of
+from vitlab.interface import as_skipped, batches_of_a_step, is_loadable, mode_of
 from vitlab.layers.precision import unscale
 from vitlab.optim import ScheduleName, warmed_up
 from vitlab.ranges import check_ranges
@@ -350,15 +350,6 @@ def accumulate_from_the_start(trainer: Any, steps_are_counted: bool = False) -> 
                 "GradientAccumulationScheduler must accumulate as many batches in every epoch, as schedules count its "
                 f"steps, and alone, without `trainer.accumulate_grad_batches`, got {callback.scheduling}"
             )
-
-
-def batches_of_a_step(trainer: Any, batch: int = 0) -> int:
-    """Return how many batches the step of a batch of the epoch accumulates: fewer where the epoch ends, with a step.
-
-    Those of the first step are the most. Before its images are set up, a trainer does not know the batches of an epoch.
-    """
-    asked: int = trainer.accumulate_grad_batches
-    return int(min(asked, (trainer.num_training_batches or math.inf) - batch // asked * asked))
 
 
 def as_part_of_step(trainer: Any, loss: Tensor, batch: int) -> Tensor:

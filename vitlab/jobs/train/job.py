@@ -11,9 +11,9 @@ from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.record import RunRecord
 from vitlab.config.explain import parse_own
 from vitlab.config.options import FitOptions
+from vitlab.interface import batches_of_a_step
 from vitlab.runs.directory import RunDir
 from vitlab.runs.records import Ending
-from vitlab.tasks.optimizer import batches_of_a_step
 
 GIVEN = "the object given to vitlab.fit"  # as `init_from` of run.json
 
