@@ -1,16 +1,19 @@
 """What the first lines of a run say."""
 
+import math
 from types import SimpleNamespace as Space
 
+import lightning as L
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from vitlab.data import Digits, ImageFolder, Unlabeled
-from vitlab.jobs.train.describe import _data_line, _peak, _sizes_beyond, _train_line, _warm_up
+from vitlab.jobs.train.describe import _at_one_end, _data_line, _peak, _sizes_beyond, _train_line
 from vitlab.jobs.train.start import _plans, _steps
 from vitlab.tasks import Classifier
+
+TINY = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 2}
 
 
 def _photos(root):
@@ -52,13 +55,22 @@ def test_faults_of_the_data_are_in_the_header(tmp_path, monkeypatch):
     )
 
 
-@pytest.mark.parametrize(("steps", "line"), [(-1, "40 epochs, seed 0"), (5, "40 epochs, at most 5 steps, seed 0")])
-def test_a_limit_on_steps_is_shown_beside_the_epochs(steps, line):
-    device = Space(root_device=torch.device("cpu"))
-    trainer = Space(max_epochs=40, max_steps=steps, accelerator=0, num_devices=1, num_nodes=1, strategy=device)
-    trainer.precision = "32-true"
+@pytest.mark.parametrize(
+    ("limits", "line"),
+    [
+        ({"max_epochs": 40}, "40 epochs"),
+        ({"max_epochs": 40, "max_steps": 5}, "40 epochs, at most 5 steps"),
+        ({"max_epochs": 1, "max_time": {"minutes": 90}}, "1 epoch, at most 1:30:00 by the clock"),
+        ({"max_steps": 1}, "1 step"),
+        ({"max_time": "00:00:10:00"}, "0:10:00 by the clock"),
+        ({"max_epochs": -1}, "until it is stopped"),
+    ],
+)
+def test_the_length_of_a_training_is_told_by_its_limits(limits, line):
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = L.Trainer(**limits, **quiet, accelerator="cpu", enable_model_summary=False)
     job = Space(trainer=trainer, batch=None, task=None, data=None, config=Space(seed_everything=0))
-    assert _train_line(job).startswith(line)
+    assert _train_line(job).startswith(f"{line}, seed 0, 1 x CPU, precision 32-true")
 
 
 ONE_CYCLE = {"class_path": "OneCycleLR", "init_args": {"max_lr": 0.1}}
@@ -77,22 +89,51 @@ ONE_CYCLE = {"class_path": "OneCycleLR", "init_args": {"max_lr": 0.1}}
     ],
 )
 def test_the_learning_rate_is_that_of_the_training(monkeypatch, recipe, line):
-    task = Classifier(3, lr=2e-3, img_size=8, in_chans=1, patch_size=4, embed_dim=8, depth=1, num_heads=2, **recipe)
+    task = Classifier(3, lr=2e-3, **TINY, **recipe)
     monkeypatch.setattr(task, "peak_rate", lambda: 2e-3)
     assert _peak(task) == line
 
 
-@pytest.mark.parametrize(("epochs", "says"), [(2, True), (5, True), (6, False), (-1, False)])
-def test_a_training_no_longer_than_its_warm_up_says_so(epochs, says):
-    task = Classifier(3, warmup_epochs=5, img_size=8, in_chans=1, patch_size=4, embed_dim=8, depth=1, num_heads=2)
-    assert _warm_up(task, epochs) == ["all of it warm-up (model.warmup_epochs 5)"] * says
+def limited(epochs, steps=-1, batches=math.inf, accumulate=1, loader=None):
+    parts = {"num_training_batches": batches, "accumulate_grad_batches": accumulate, "train_dataloader": loader}
+    return Space(max_epochs=epochs, max_steps=steps, **parts)
 
 
-@pytest.mark.parametrize(("epochs", "says"), [(2, True), (10, True), (11, False), (-1, False), (None, False)])
-def test_a_training_that_ends_before_the_size_of_evaluation_says_so(epochs, says):
-    job = Space(trainer=Space(max_epochs=epochs), data=Digits(img_size_schedule=[[0, 4], [10, 8]]))
+LIMITS = [  # of a training of at most 5 epochs
+    (limited(2), True),
+    (limited(5), True),
+    (limited(6), False),
+    (limited(-1), False),
+    (limited(None), False),
+    (limited(-1, 50, 10), True),
+    (limited(-1, 51, 10), False),
+    (limited(100, 50, 10), True),
+    (limited(100, 25, 10, 2), True),
+    (limited(100, 26, 10, 2), False),
+    (limited(-1, 50), False),  # where the batches of an epoch are not known yet, as in a dry run of your own data
+]
+
+
+@pytest.mark.parametrize(("trainer", "says"), LIMITS)
+def test_a_training_no_longer_than_its_warm_up_or_cool_down_says_so(trainer, says):
+    kinds = {"warm-up": {"warmup_epochs": 5}, "cool-down": {"warmup_epochs": 0, "cooldown_epochs": 5}}
+    for kind, recipe in kinds.items():
+        key = [*recipe][-1]
+        assert _at_one_end(Classifier(3, **TINY, **recipe), trainer) == [f"all of it {kind} (model.{key} 5)"] * says
+
+
+def test_epochs_of_images_without_a_number_are_told_as_the_whole_training():
+    trainer = limited(-1, 1000, loader="of the images")
+    (line,) = _at_one_end(Classifier(3, **TINY), trainer)
+    assert line == "all of it warm-up (model.warmup_epochs 5; images without a number are one epoch)"
+    assert _at_one_end(Classifier(3, warmup_epochs=0.1, **TINY), trainer) == []
+
+
+@pytest.mark.parametrize(("trainer", "says"), LIMITS)
+def test_a_training_that_ends_before_the_size_of_evaluation_says_so(trainer, says):
+    job = Space(trainer=trainer, data=Digits(img_size_schedule=[[0, 4], [5, 8]]))
     assert _sizes_beyond(job) == ["no epoch at 8x8 (data.img_size_schedule)"] * says
-    assert _sizes_beyond(Space(trainer=job.trainer, data=Digits())) == []
+    assert _sizes_beyond(Space(trainer=trainer, data=Digits())) == []
 
 
 @pytest.mark.parametrize(("found", "steps"), [(12, 12), (0, 0), (-1, None), (float("inf"), None)])

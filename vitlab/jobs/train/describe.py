@@ -1,8 +1,11 @@
 """The header of a run on the terminal."""
 
+import math
+from datetime import timedelta
 from typing import Any
 
 import torch
+from lightning.pytorch.callbacks import Timer
 
 from vitlab.class_paths import choice_text, name_and_args
 from vitlab.data.base import ImageData
@@ -124,22 +127,39 @@ def _kinds(data: ImageData) -> str:
 def _train_line(job: Job) -> str:
     trainer, batch = job.trainer, job.batch
     device = type(trainer.accelerator).__name__.removesuffix("Accelerator")
-    count, unit = (trainer.max_steps, "step") if trainer.max_epochs == -1 else (trainer.max_epochs, "epoch")
-    parts = [f"{count} {unit}{'s' * (count != 1)}"]
-    parts += [f"at most {trainer.max_steps} steps"] if trainer.max_steps > 0 and unit == "epoch" else []
+    parts = [_length(trainer)]
     parts += [f"batch {batch}"] if batch else []
     parts += _sizes_beyond(job)
-    parts += [_recipe(job.task), *_warm_up(job.task, trainer.max_epochs)] if isinstance(job.task, Task) else []
+    parts += [_recipe(job.task), *_at_one_end(job.task, trainer)] if isinstance(job.task, Task) else []
     parts += [f"seed {job.config.seed_everything}", f"{trainer.num_devices * trainer.num_nodes} x {device}"]
     rounded = float32_precision(trainer.strategy.root_device.type)
     words = dict.fromkeys(rounded.values()) if len({*rounded.values()}) == 1 else map(" ".join, rounded.items())
     return ", ".join([*parts, f"precision {trainer.precision} (float32: {', '.join(words)})"])
 
 
+def _length(trainer: Any) -> str:
+    """Return how long a training is, by the limits that it has."""
+    counts = (trainer.max_epochs, "epoch"), (trainer.max_steps, "step")
+    limits = [f"{n} {unit}{'s' * (n != 1)}" for n, unit in counts if n is not None and n != -1]
+    left = [timer.time_remaining() for timer in trainer.callbacks if isinstance(timer, Timer)]
+    limits += [f"{timedelta(seconds=round(seconds))} by the clock" for seconds in left if seconds is not None]
+    return ", at most ".join(limits) or "until it is stopped"
+
+
+def _epochs(trainer: Any) -> float:
+    """Return the most epochs that a training has, one where images have no number; infinite while it is not known."""
+    batches, epochs = trainer.num_training_batches, trainer.max_epochs
+    if trainer.train_dataloader is not None and math.isinf(batches):
+        return 1
+    per_epoch = max(1, math.ceil(batches / trainer.accumulate_grad_batches)) if math.isfinite(batches) else 0
+    by_steps = trainer.max_steps / per_epoch if trainer.max_steps > 0 and per_epoch else math.inf
+    return min(math.inf if epochs in (None, -1) else epochs, by_steps)
+
+
 def _sizes_beyond(job: Job) -> list[str]:
     """Say so where the training ends before it comes to the last size of its images, that of evaluation."""
-    epochs, steps = job.trainer.max_epochs, job.data.pipeline.sizes.steps if isinstance(job.data, ImageData) else []
-    is_beyond = steps and epochs is not None and 0 < epochs <= steps[-1][0]
+    steps = job.data.pipeline.sizes.steps if isinstance(job.data, ImageData) else []
+    is_beyond = steps and 0 < _epochs(job.trainer) <= steps[-1][0]
     return [f"no epoch at {size_text(steps[-1][1])} (data.img_size_schedule)"] if is_beyond else []
 
 
@@ -150,12 +170,16 @@ def _recipe(task: Task) -> str:
     return f"{', '.join(words)} on {decayed:,} weights"
 
 
-def _warm_up(task: Task, epochs: int | None) -> list[str]:
-    """Say so where the training is no longer than its warm-up, and so ends at the peak of the learning rate."""
+def _at_one_end(task: Task, trainer: Any) -> list[str]:
+    """Say so where the training is no longer than its warm-up, and so ends at the peak rate, or than its cool-down."""
     name, _ = name_and_args("lr_scheduler", task.hparams["lr_scheduler"], SchedulerSpec.__annotations__)
-    planned = task.hparams["warmup_epochs"]
-    is_short = name in SHAPES and epochs is not None and 0 < epochs <= planned
-    return [f"all of it warm-up (model.warmup_epochs {planned:g})"] if is_short else []
+    if name not in SHAPES or not (epochs := _epochs(trainer)):
+        return []
+    unnumbered = math.isinf(trainer.num_training_batches) and trainer.train_dataloader is not None
+    why = "; images without a number are one epoch" if unnumbered else ""
+    ends = (("warm-up", "warmup_epochs"), ("cool-down", "cooldown_epochs"))  # the warm-up comes first
+    told = [(end, key) for end, key in ends if task.hparams[key] >= epochs]
+    return [f"all of it {end} (model.{key} {task.hparams[key]:g}{why})" for end, key in told[:1]]
 
 
 def _peak(task: Task) -> str:
