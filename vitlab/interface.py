@@ -245,6 +245,11 @@ def steps_itself(task: Any) -> bool:
     return "training_step" in _redefined(type(task)) or "training_step" in vars(task)
 
 
+def optimizes_itself(task: Any) -> bool:
+    """Return whether a task's ``configure_optimizers`` is the user's, so that arguments tell no rates or groups."""
+    return "configure_optimizers" in _redefined(type(task))
+
+
 def batches_of_a_step(trainer: Any, batch: int = 0) -> int:
     """Return how many batches the step of a batch of the epoch accumulates: fewer where the epoch ends, with a step.
 

@@ -6,11 +6,12 @@ from types import SimpleNamespace as Space
 import lightning as L
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from vitlab.data import Digits, ImageFolder, Unlabeled
 from vitlab.jobs.train.describe import _at_one_end, _data_line, _peak, _sizes_beyond, _train_line
-from vitlab.jobs.train.start import _plans, _steps
+from vitlab.jobs.train.start import _groups, _plans, _steps
 from vitlab.tasks import Classifier
 
 TINY = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 2}
@@ -71,6 +72,21 @@ def test_the_length_of_a_training_is_told_by_its_limits(limits, line):
     trainer = L.Trainer(**limits, **quiet, accelerator="cpu", enable_model_summary=False)
     job = Space(trainer=trainer, batch=None, task=None, data=None, config=Space(seed_everything=0))
     assert _train_line(job).startswith(f"{line}, seed 0, 1 x CPU, precision 32-true")
+
+
+class BySgd(Classifier):
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.3)
+
+
+def test_of_an_optimizer_of_ones_own_no_recipe_rates_or_groups_are_told():
+    trainer = L.Trainer(max_epochs=1, logger=False, enable_checkpointing=False, accelerator="cpu", barebones=True)
+    for kind, told in ((BySgd, "1 epoch, optimized by configure_optimizers of BySgd, seed 0"), (Classifier, "adamw")):
+        task = kind(3, **TINY)
+        task.trainer = Space(estimated_stepping_batches=4, **vars(limited(1, 4, 4)), datamodule=None)
+        job = Space(trainer=trainer, batch=None, task=task, data=None, config=Space(seed_everything=0))
+        assert told in _train_line(job)
+        assert bool(_groups(task)) == bool(task.sum_of_learning_rates()) == (kind is Classifier)
 
 
 ONE_CYCLE = {"class_path": "OneCycleLR", "init_args": {"max_lr": 0.1}}

@@ -26,7 +26,7 @@ from vitlab.config.trust import changed_code, own_code, redact
 from vitlab.data.base import ImageData
 from vitlab.data.record import TRAINED_ON, fingerprints
 from vitlab.errors import PARTS_FILE, RunFailed, Stopped, UsageError
-from vitlab.interface import deals_samples, fingerprint, trained
+from vitlab.interface import deals_samples, fingerprint, optimizes_itself, trained
 from vitlab.jobs.checkpoint import checkpoint_to_resume
 from vitlab.jobs.terminal import close_log, log_to, print_error
 from vitlab.jobs.train.endings import cut_short, resuming
@@ -272,13 +272,7 @@ def write_facts(job: Job) -> None:
 
     Those that a resume may change, of data and groups, wait with its configuration for its first step.
     """
-    run, groups, data = job.run, [], fingerprint(job.data)
-    if isinstance(task := job.task, Task):
-        lr, layer_decay = task.hparams["lr"], task.hparams["layer_decay"]
-        planned = task.optimizer_groups()
-        if task.sets_own_peak:
-            planned = [group | {"lr": lr} for group in planned]
-        groups = describe_groups(trained(task), planned, lr, layer_decay, task)
+    run, groups, data = job.run, _groups(job.task), fingerprint(job.data)
     run.write("model.json", {**job.facts, "float32": float32_precision(job.trainer.strategy.root_device.type)})
     if job.record.at_first_step and is_there(run.path / "data.json"):
         job.record.at_first_step = partial(_write_config_groups_and_data, job, groups, data)
@@ -290,6 +284,16 @@ def write_facts(job: Job) -> None:
             with suppress(Exception):  # W&B never stops a training; its logger reports the failure
                 known = {**job.stored_config, "facts": _for_loggers(run, data)}
                 logger.experiment.config.update(known, allow_val_change=True)
+
+
+def _groups(task: Any) -> list[dict[str, Any]]:
+    """Return which weights decay, and their rates; nothing of an optimizer that a user's module builds."""
+    if not isinstance(task, Task) or optimizes_itself(task):
+        return []
+    lr, planned = task.hparams["lr"], task.optimizer_groups()
+    if task.sets_own_peak:
+        planned = [group | {"lr": lr} for group in planned]
+    return describe_groups(trained(task), planned, lr, task.hparams["layer_decay"], task)
 
 
 def _write_config_groups_and_data(job: Job, groups: list[dict[str, Any]], data: dict[str, Any]) -> None:
