@@ -218,6 +218,23 @@ def test_an_exploded_loss_is_compared_with_that_of_equal_logits(arguments, name)
     assert divergence(job)[0].startswith(f"note  the loss exploded: {name} 999 against {against}")
 
 
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [(m, "val/loss") for m in ("eval_loss", "validation_step")]
+    + [(m, "train/loss") for m in ("train_loss", "step_loss", "training_step")],
+)
+def test_a_loss_of_ones_own_is_compared_with_the_first_one(method, name):
+    size = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 1}
+    task = type("Own", (Classifier,), {method: lambda *given: None})(num_classes=12, **size)
+
+    def told(last):
+        run = SimpleNamespace(rows=lambda: [{name: 50.0}, {name: last}])
+        return divergence(SimpleNamespace(task=task, data=SimpleNamespace(num_classes=12), run=run))
+
+    assert told(49.0) == []
+    assert told(999.0)[0].startswith(f"note  the loss exploded: {name} 999 against 50 of the start")
+
+
 def test_a_run_takes_its_values_from_the_environment(monkeypatch, capsys):
     monkeypatch.setenv("PL_TRAINER__PRECISION", "bf16-true")
     monkeypatch.setenv("PL_DATA__BATCH_SIZE", "7")

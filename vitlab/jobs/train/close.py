@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from lightning import LightningDataModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.data.base import ImageData, protocol_of
@@ -128,7 +129,9 @@ def _loss_of_guessing(job: Job, name: str) -> float | None:
     if not isinstance(task, Classifier):
         return None
     in_training = name == "train/loss"
-    if in_training and (task.loss_weights is not None or type(task).train_loss is not Classifier.train_loss):
+    decide = ("train_loss", "step_loss", "training_step") if in_training else ("eval_loss", "validation_step")
+    is_other = any(is_overridden(method, task, Classifier) for method in decide)
+    if is_other or (in_training and task.loss_weights is not None):
         return None
     if task.kind == "multilabel" or (in_training and task.hparams["loss"] == "bce"):
         return math.log(2)  # of each label, whatever their number and the smoothing
