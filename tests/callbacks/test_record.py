@@ -95,6 +95,28 @@ def test_a_row_is_the_mean_of_the_losses_of_its_steps(record, tmp_path):
     assert rows == pytest.approx([(losses[0] + losses[1]).item() / 2, losses[2].item()])
 
 
+class Between(L.Callback):
+    """A callback that takes a thousand seconds between two epochs, by a clock of its own."""
+
+    passed = 0.0
+
+    def perf_counter(self):
+        self.passed += 0.001
+        return self.passed
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.passed += 1000.0
+
+
+def test_what_is_done_between_two_epochs_is_no_time_of_their_steps(record, tmp_path, monkeypatch):
+    clock = Between()
+    monkeypatch.setattr("vitlab.callbacks.record.time", clock)
+    fit(tmp_path, record, clock, max_epochs=3)
+    rows = [row for row in record.run.rows() if "images_per_second" in row]
+    assert len(rows) == 6 and min(row["images_per_second"] for row in rows) > 100
+    assert min(row["data_wait"] for row in rows) > 0.1
+
+
 class Own(Classifier):
     """A task with a step of its own, which keeps no sums."""
 

@@ -102,7 +102,7 @@ class RunRecord(Callback):
         """Reset the sums of the last epoch; a resume within an epoch does not start it again."""
         self.validated, self.epoch_sums = {}, {}
         self._images = self._seconds = 0.0
-        self._waiting_since = time.perf_counter()  # what was saved in between is no waiting for data
+        self._since = self._waiting_since = time.perf_counter()  # what was done in between is no training
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
