@@ -240,14 +240,21 @@ def sums_its_steps(task: Any) -> bool:
     return hasattr(task, "read_train_sums")
 
 
-def steps_itself(task: Any) -> bool:
-    """Return whether the ``training_step`` of a task is the user's, which may call that of vitlab's task."""
-    return "training_step" in _redefined(type(task)) or "training_step" in vars(task)
+def redefines(task: Any, method: str) -> bool:
+    """Return whether a task of vitlab has a method of the user's, which may call vitlab's.
 
-
-def optimizes_itself(task: Any) -> bool:
-    """Return whether a task's ``configure_optimizers`` is the user's, so that arguments tell no rates or groups."""
-    return "configure_optimizers" in _redefined(type(task))
+    Example:
+        >>> from vitlab import Classifier
+        >>> class Mine(Classifier):
+        ...     __module__ = "mine"
+        ...     def training_step(self, batch, batch_idx):
+        ...         return 2 * super().training_step(batch, batch_idx)
+        >>> size = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 2}
+        >>> [redefines(Mine(num_classes=3, **size), name) for name in ("training_step", "configure_optimizers")]
+        [True, False]
+    """
+    cls: Any = type(task)
+    return method in _redefined(cls) or method in vars(task)
 
 
 def batches_of_a_step(trainer: Any, batch: int = 0) -> int:

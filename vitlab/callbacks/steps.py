@@ -12,7 +12,7 @@ from vitlab.interface import (
     batches_of_a_step,
     network,
     recipe,
-    steps_itself,
+    redefines,
     sums_its_steps,
     sums_over_processes,
 )
@@ -74,7 +74,7 @@ class Steps:
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if sums_its_steps(task):
             self.grad_norm = task.grad_norm
-        if not sums_its_steps(task) or steps_itself(task):
+        if not sums_its_steps(task) or redefines(task, "training_step"):
             n, before = samples(batch) or 1, dict(self.own_sums)  # a batch in a form of the user's own counts once
             added: dict[str, Any] = {"n": n}
             divided_by = trainer.accumulate_grad_batches  # as Lightning does with the loss

@@ -279,7 +279,7 @@ class Task(Named, FastHookName, L.LightningModule):
         steps, total = float(self.trainer.estimated_stepping_batches), 0.0
         plans = plans or [(0, steps)]
         for (begin, planned), end in zip(plans, [*(later for later, _ in plans[1:]), steps], strict=True):
-            if interface.optimizes_itself(self) or not (factor := self._schedule(planned)):
+            if interface.redefines(self, "configure_optimizers") or not (factor := self._schedule(planned)):
                 return None
             total += sum(factor(step) for step in range(int(begin), int(end)))
         return self.peak_rate() * total

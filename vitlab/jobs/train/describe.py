@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import Timer
 from vitlab.class_paths import choice_text, name_and_args
 from vitlab.data.base import ImageData
 from vitlab.data.loading.pipeline import size_text
-from vitlab.interface import has_grid, optimizes_itself, path_of, recipe
+from vitlab.interface import has_grid, path_of, recipe, redefines
 from vitlab.jobs.processor import slow_half
 from vitlab.jobs.train.job import Job
 from vitlab.layers.pos_embed import PosEmbed
@@ -130,7 +130,7 @@ def _train_line(job: Job) -> str:
     parts = [_length(trainer)]
     parts += [f"batch {batch}"] if batch else []
     parts += _sizes_beyond(job)
-    if isinstance(job.task, Task) and optimizes_itself(job.task):
+    if isinstance(job.task, Task) and redefines(job.task, "configure_optimizers"):
         parts.append(f"optimized by configure_optimizers of {type(job.task).__name__}")
     elif isinstance(job.task, Task):
         parts += [_recipe(job.task), *_at_one_end(job.task, trainer)]

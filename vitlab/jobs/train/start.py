@@ -26,7 +26,7 @@ from vitlab.config.trust import changed_code, own_code, redact
 from vitlab.data.base import ImageData
 from vitlab.data.record import TRAINED_ON, fingerprints
 from vitlab.errors import PARTS_FILE, RunFailed, Stopped, UsageError
-from vitlab.interface import deals_samples, fingerprint, optimizes_itself, trained
+from vitlab.interface import deals_samples, fingerprint, redefines, trained
 from vitlab.jobs.checkpoint import checkpoint_to_resume
 from vitlab.jobs.terminal import close_log, log_to, print_error
 from vitlab.jobs.train.endings import cut_short, resuming
@@ -288,7 +288,7 @@ def write_facts(job: Job) -> None:
 
 def _groups(task: Any) -> list[dict[str, Any]]:
     """Return which weights decay, and their rates; nothing of an optimizer that a user's module builds."""
-    if not isinstance(task, Task) or optimizes_itself(task):
+    if not isinstance(task, Task) or redefines(task, "configure_optimizers"):
         return []
     lr, planned = task.hparams["lr"], task.optimizer_groups()
     if task.sets_own_peak:
