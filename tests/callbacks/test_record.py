@@ -124,7 +124,14 @@ class Own(Classifier):
         return self.step_loss(batch)[0]
 
 
-@pytest.mark.parametrize("kind", [Classifier, Own])
+class OwnAndTheirs(Classifier):
+    """A task with a step of its own, which calls that of the task."""
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) + 1.0
+
+
+@pytest.mark.parametrize("kind", [Classifier, Own, OwnAndTheirs])
 def test_the_first_row_after_a_resume_has_the_mean_of_all_its_steps_and_the_speed_of_those_of_this_attempt(
     record, tmp_path, kind
 ):
@@ -135,10 +142,10 @@ def test_the_first_row_after_a_resume_has_the_mean_of_all_its_steps_and_the_spee
         once.fit(kind(**NETWORK), batches(), loader(batch=6), weights_only=True, **options)
         speed = own.epoch_speed(once)["images_per_second"]
         assert own.row["images_per_second"] == speed
-        return own.row["train/loss"], round(speed * own._seconds)
+        return own.row["train/loss"], own.row.get("train/acc1"), round(speed * own._seconds)
 
     whole, cut = run(), run(ckpt_path=tmp_path / "checkpoints/previous.ckpt")
-    assert whole[1] == 12 and cut == (pytest.approx(whole[0]), 4)
+    assert whole[2] == 12 and cut == (pytest.approx(whole[0]), whole[1], 4)
 
 
 @pytest.mark.filterwarnings("ignore:The ``compute`` method of metric")

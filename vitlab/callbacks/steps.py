@@ -77,15 +77,15 @@ class Steps:
         if not sums_its_steps(task) or redefines(task, "training_step"):
             n, before = samples(batch) or 1, dict(self.own_sums)  # a batch in a form of the user's own counts once
             added: dict[str, Any] = {"n": n}
-            divided_by = trainer.accumulate_grad_batches  # as Lightning does with the loss
-            if theirs := getattr(task, "train_sums", {}):  # the step has called that of vitlab's task
-                divided_by = batches_of_a_step(trainer, batch_idx)
-                added |= {name: value for name, value in theirs.items() if name not in ("loss", "n", "skipped")}
-                task.train_sums, task.sums_before = {}, {}
+            theirs = task.train_sums if sums_its_steps(task) else {}  # of a step that has called that of vitlab's task
             if not task.automatic_optimization:  # of processes, some may return a loss and some none
                 added |= {"loss": 0, "without_loss": 0 if isinstance(loss, Tensor) else n}
-            if isinstance(loss, Tensor):
-                added["loss"] = loss.detach() * divided_by * n
+            if isinstance(loss, Tensor):  # Lightning has divided it, vitlab's step by the batches that there are
+                batches = batches_of_a_step(trainer, batch_idx) if theirs else trainer.accumulate_grad_batches
+                added["loss"] = loss.detach() * batches * n
+            if theirs:
+                added |= {name: value for name, value in theirs.items() if name not in ("loss", "n", "skipped")}
+                task.train_sums, task.sums_before = {}, {}
             self.own_sums |= {name: before.get(name, 0) + value for name, value in added.items()}
             if loss is None and task.automatic_optimization:
                 self.own_sums = as_skipped(self.own_sums, before)
