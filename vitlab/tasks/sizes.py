@@ -24,10 +24,11 @@ def weights_seen(task: Any) -> list[tuple[int, bool, int, int]]:
 
 def _sum(weight: torch.Tensor) -> int:
     """Return the sum of the bits, which is exact in any order; fused optimizers and ``.data`` raise no ``_version``."""
-    if weight.is_meta:
+    bits = _INTEGERS.get(weight.element_size())
+    if weight.is_meta or bits is None:  # complex numbers of 128 bits
         return 0
     local = weight.to_local() if isinstance(weight, DTensor) else weight
-    return int(local.detach().view(_INTEGERS[weight.element_size()]).sum())
+    return int(local.detach().view(bits).sum())
 
 
 def take_sizes(task: Any, data: Any) -> None:
