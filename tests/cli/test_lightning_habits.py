@@ -8,10 +8,15 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from PIL import Image
 
+from vitlab.callbacks.checkpoint import Checkpoint
+from vitlab.callbacks.quality import FeatureQuality
 from vitlab.cli.main import main
+from vitlab.config.callbacks import check_modes
 from vitlab.config.environment import idle_variables, with_environment
+from vitlab.errors import UsageError
 from vitlab.jobs.train.close import divergence
 from vitlab.tasks import Classifier
 
@@ -58,6 +63,22 @@ REFUSED = [
 def test_what_a_run_directory_cannot_record_is_refused_with_an_alternative(words, way_out, capsys):
     assert main([*FIT, *words]) == 2
     assert way_out in one_line(capsys)
+
+
+@pytest.mark.parametrize("cls", [EarlyStopping, ModelCheckpoint])
+def test_a_callback_that_takes_the_lowest_accuracy_for_the_best_is_refused(cls):
+    task = Classifier(num_classes=10, img_size=8, in_chans=1, patch_size=4, embed_dim=8, depth=1, num_heads=2)
+    quality = FeatureQuality(measures=["knn"])
+    for metric in ("val/acc1", "val/knn"):
+        with pytest.raises(UsageError, match=rf"`mode` of `{cls.__name__}` must be max for {metric}, .*got min"):
+            check_modes(SimpleNamespace(callbacks=[quality, cls(monitor=metric)]), task)
+    known = [cls(monitor="val/acc1", mode="max"), cls(monitor="val/loss"), cls(monitor="val/other"), Checkpoint()]
+    check_modes(SimpleNamespace(callbacks=known), task)
+
+
+def test_stopping_by_an_accuracy_names_the_mode_before_anything_is_written(capsys):
+    assert main([*FIT, "--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/acc1"]) == 2
+    assert "which is Lightning's default: set `mode: max`" in one_line(capsys)
 
 
 def test_a_logger_that_is_not_installed_is_named_in_one_line(capsys, monkeypatch):

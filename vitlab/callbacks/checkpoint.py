@@ -98,7 +98,7 @@ class Checkpoint(callbacks.Checkpoint):
             follow_swaps(trainer)
         interface.take_sizes_early(pl_module, trainer)  # what a task watches may depend on the targets
         self.monitor = self.monitor or (interface.monitor(pl_module) or (None, None))[1]
-        self.mode = self.mode or self._usual_mode(trainer, pl_module)
+        self.mode = self.mode or usual_mode(trainer, pl_module, self.monitor)
         records = [callback.run for callback in trainer.callbacks if isinstance(callback, RunRecord)]  # type: ignore[attr-defined]
         self.run = records[0] if records else RunDir(trainer.default_root_dir)
         self.directory = self.run.checkpoints
@@ -280,16 +280,10 @@ class Checkpoint(callbacks.Checkpoint):
                 known = ", ".join(sorted(measured)) or "nothing: validation_step logs none"
                 hint = did_you_mean(metric, measured)
                 raise UsageError(f"`{name}` must be one of {known}, got {metric}{hint}")
-        self.mode = self.mode or self._usual_mode(trainer, pl_module)
+        self.mode = self.mode or usual_mode(trainer, pl_module, self.monitor)
         if self.monitor in measured and self.mode is None:
             raise UsageError(f"`checkpoint.mode` must be min or max, to define the best {self.monitor}")
         self._validated = not trainer.sanity_checking and trainer.state.fn == "fit"
-
-    def _usual_mode(self, trainer: Any, task: Any) -> Literal["min", "max"] | None:
-        """Return how the metric is compared, as far as a callback that measures it or the task says."""
-        if any(self.monitor in getattr(callback, "higher_is_better", ()) for callback in trainer.callbacks):
-            return "max"
-        return interface.mode_of(task, self.monitor)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best validation so far: its score, epoch and step."""
@@ -424,6 +418,13 @@ def _follow_schedule(scheduler: Any) -> None:
             scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True
         ):
             group["lr"] = base * factor(scheduler.last_epoch)
+
+
+def usual_mode(trainer: Any, task: Any, metric: str | None) -> Literal["min", "max"] | None:
+    """Return how a metric is compared, as far as a callback that measures it or the task says; None if unknown."""
+    if any(metric in getattr(callback, "higher_is_better", ()) for callback in trainer.callbacks):
+        return "max"
+    return interface.mode_of(task, metric)
 
 
 def within_step(trainer: Any) -> bool:

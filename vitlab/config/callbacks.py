@@ -7,6 +7,7 @@ from jsonargparse import Namespace
 from lightning.pytorch import callbacks
 from lightning.pytorch.plugins import AsyncCheckpointIO
 
+from vitlab.callbacks.checkpoint import usual_mode
 from vitlab.config.parser import class_at
 from vitlab.errors import UsageError
 from vitlab.tasks.base import Task
@@ -91,3 +92,19 @@ def check_callbacks(trainer: Namespace, task: type) -> None:
                     f"`{cls.__name__}` trains the `backbone` of a module, and {task.__name__} has none: "
                     "--model=LinearProbe trains the head alone, --model.layer_decay the lower blocks less"
                 )
+
+
+def check_modes(trainer: Any, task: Any) -> None:
+    """Refuse a callback of Lightning that takes the smallest value of a metric for the best where that is the largest.
+
+    Args:
+        trainer: The trainer; ``min`` is the default of its callbacks, whatever they monitor.
+        task: The module that it trains.
+    """
+    for part in trainer.callbacks:
+        takes_least = isinstance(part, callbacks.EarlyStopping | callbacks.ModelCheckpoint) and part.mode == "min"
+        if takes_least and usual_mode(trainer, task, part.monitor) == "max":
+            raise UsageError(
+                f"`mode` of `{type(part).__name__}` must be max for {part.monitor}, whose largest value is the best, "
+                "got min, which is Lightning's default: set `mode: max`"
+            )

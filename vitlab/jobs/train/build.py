@@ -23,7 +23,7 @@ from vitlab.callbacks.record import RunRecord
 from vitlab.callbacks.stop import StopOnSignal
 from vitlab.callbacks.watch import Watch
 from vitlab.config.arguments import config_paths, grid_of
-from vitlab.config.callbacks import check_callbacks, redirect_into_run
+from vitlab.config.callbacks import check_callbacks, check_modes, redirect_into_run
 from vitlab.config.explain import parse_own, yaml_text
 from vitlab.config.keys import check_same_config, flatten_as_typed, is_longer, recipe_name
 from vitlab.config.options import FitOptions
@@ -216,7 +216,7 @@ class FitCLI(VitlabCLI):
         )
 
     def _check_trainer(self) -> None:
-        """Refuse a number of processes or a precision that data, task or an average of weights cannot have.
+        """Refuse processes or a precision that data, task or an average cannot have, and what stops at the worst epoch.
 
         Task and average refuse it in their ``setup``, too, for a Trainer of the user's; here nothing is written yet.
         """
@@ -231,6 +231,8 @@ class FitCLI(VitlabCLI):
 
     def before_instantiate_classes(self) -> None:
         """Choose the run directory and point the loggers to it, without writing anything."""
+        if not self.resumed:  # an older run goes on as it is
+            check_modes(self.trainer, self.model)
         check_callbacks(self.config.trainer, class_at(self.config.model.class_path))
         self._read_images_of_weights()
         self.config_text = self._as_text()
