@@ -56,6 +56,14 @@ class Share(torchmetrics.Metric):
         return self.hits / self.n
 
 
+class Losses(torchmetrics.MeanMetric):
+    def update(self, outputs, targets):
+        super().update(outputs)
+
+    def compute(self):
+        return {"top": super().compute(), "loss": super().compute()}
+
+
 class Plain(torch.optim.Optimizer):
     def __init__(self, params, lr=0.1):
         super().__init__(params, {"lr": lr})
@@ -128,6 +136,7 @@ WRONG = {
         "class targets: ",
     ),
     "a metric that is there": ({"metrics": ["F1Score", "F1Score"]}, "F1Score is measured already"),
+    "a metric that names one loss": ({"metrics": [f"{HERE}.Losses"]}, "Losses returns `loss`, which is measured alr"),
     "an argument of no metric": ({"metrics": [spec("Share", off=1)]}, 'takes no argument `off`; did you mean "of"'),
     "an argument of no optimizer": ({"opt": spec("torch.optim.SGD", mometum=1)}, 'did you mean "momentum"'),
     "a value no optimizer takes": ({"opt": spec("torch.optim.SGD", momentum=-1)}, "refuses its arguments: Invalid"),

@@ -40,16 +40,22 @@ def add_metrics(measured: MetricCollection, metrics: Sequence[str | ClassSpec], 
     for name, spec in zip(names, metrics, strict=True):
         path, args = name_and_args("metrics", spec)
         metric = build("metrics", find_class("metrics", path, Metric, home="torchmetrics"), args, facts)
-        _check(metric, path, K, kind)
+        own = _check(metric, path, K, kind)
         name += str(choice_text(spec)).removeprefix(path) if names.count(name) > 1 else ""
         if name in {*collected, "loss", "n"}:
             raise ValueError(f"`metrics`: {name} is measured already; leave it out, or give it other arguments")
+        if taken := {"loss", "n"} & {*own}:  # torchmetrics tells equal names of metrics apart
+            raise ValueError(f"`metrics`: {path} returns `{taken.pop()}`, which is measured already; call it otherwise")
         collected[name] = metric
     return MetricCollection(collected, compute_groups=False)  # torchmetrics guesses groups from equal values
 
 
-def _check(metric: Metric, path: str, K: int, kind: str) -> None:
-    """Refuse a metric that does not accept outputs and targets of the task, or does not return numbers."""
+def _check(metric: Metric, path: str, K: int, kind: str) -> list[str]:
+    """Return the names in the dictionary of a metric that returns one.
+
+    Raises:
+        ValueError: It does not accept outputs and targets of the task, or does not return numbers.
+    """
     shares = torch.linspace(0, 1, 4 * K).view(4, K)
     targets, outputs = (
         {"class": torch.arange(4) % K, "multilabel": (shares > 0.5).long()}.get(kind, shares),
@@ -69,6 +75,7 @@ def _check(metric: Metric, path: str, K: int, kind: str) -> None:
         if torch.as_tensor(one).numel() != 1:
             shape = tuple(torch.as_tensor(one).shape)
             raise ValueError(f"`metrics`: {path} must return one number, or a dictionary of them, got shape {shape}")
+    return [*value] if isinstance(value, Mapping) else []
 
 
 def in_32_bits(value: Any) -> Any:
