@@ -291,7 +291,8 @@ def is_loadable(value: Any) -> bool:
 
 def fingerprint(data: Any) -> dict[str, Any]:
     """Return the fingerprint of data; for a class without one, only its name and classes."""
-    known = {"data": path_of(data), "class_names": list(getattr(data, "class_names", [])), "mean": [], "std": []}
+    names = list(getattr(data, "class_names", None) or [])
+    known = {"data": path_of(data), "class_names": names, "mean": [], "std": []}
     return known | (data.fingerprint() if hasattr(data, "fingerprint") else {})
 
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -21,6 +22,7 @@ import vitlab
 from vitlab.class_paths import choice_text
 from vitlab.cli.main import main
 from vitlab.config import trust
+from vitlab.config.parser import VitlabCLI
 from vitlab.errors import UsageError, in_own_code
 from vitlab.interface import answering, arguments_of_net, own_answer
 from vitlab.jobs.checkpoint import save_weights
@@ -184,6 +186,19 @@ def test_a_mistake_in_a_part_of_ones_own_is_told_with_its_line(part, told, capsy
     assert main(["fit", "--config", "vit", *own, "--dry_run"]) == 2
     said = capsys.readouterr().err
     assert re.search(told, said) and said.count("\n") == 1
+
+
+def test_a_size_that_data_learn_in_their_setup_is_asked_for_as_one_that_they_lack():
+    given: dict[str, Any] = {}
+    cli = SimpleNamespace(config=SimpleNamespace(model=SimpleNamespace(class_path="vitlab.tasks.Classifier")))
+    cli.given_links = lambda: given
+    data = SimpleNamespace(num_classes=None)
+    with pytest.raises(UsageError, match=r"does not define `num_classes`: set --model\.num_classes"):
+        VitlabCLI._reader(cli, "num_classes")(data)
+    given["num_classes"] = 3
+    assert VitlabCLI._reader(cli, "num_classes")(data) == 3
+    data.num_classes = 10
+    assert VitlabCLI._reader(cli, "num_classes")(data) == 10
 
 
 def test_what_needs_vitlabs_own_classes_is_refused_in_one_line(capsys, monkeypatch):

@@ -210,8 +210,8 @@ class VitlabCLI(LightningCLI):
 
     def _reader(self, name: str) -> Any:
         def read(data: Any) -> Any:
-            if hasattr(data, name):
-                return image_fact(data, name)
+            if (fact := image_fact(data, name)) is not None:  # as of data that learn it in their `setup`
+                return fact
             cls = class_at(self.config.model.class_path)
             parameter = inspect.signature(cls).parameters.get(name)
             if parameter is None:

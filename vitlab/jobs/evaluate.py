@@ -145,7 +145,7 @@ def evaluate(
     if moved and has_images_of(cli.datamodule, run, split):
         changes = {key: value for key, value in changes.items() if key not in moved}
     values = {k.removeprefix(f"{split}/"): float(v) for k, v in cli.trainer.callback_metrics.items()}
-    values, recall = _add_class_means(table, getattr(cli.datamodule, "class_names", []), values)
+    values, recall = _add_class_means(table, getattr(cli.datamodule, "class_names", None) or [], values)
     table = _with_paths(table, getattr(cli.datamodule, "splits", {}).get(split))
     seen = trained.accuracy_of_others(table)
     name = f"{split} with training images" if trained.changed else split

@@ -59,7 +59,7 @@ def predict(
     cli = restore(run, checkpoint, rest, [collector, bar], default_root_dir=str(run.path), **settings)
     data: Any = cli.datamodule
     facts = getattr(data, "targets", {"kind": "class"})
-    names = None if isinstance(cli.model, Regressor) else list(getattr(data, "class_names", [])) or None
+    names = None if isinstance(cli.model, Regressor) else list(getattr(data, "class_names", None) or []) or None
     targets = facts.get("names", [])
     if facts["kind"] == "multilabel":  # one probability per label
         names, targets = None, data.class_names

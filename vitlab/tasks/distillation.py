@@ -59,7 +59,7 @@ class Teacher(nn.Module):
 
         What data of a user's own do not tell is not compared; without a mean and std, images stay as they are.
         """
-        size = (getattr(data, "in_chans", None), *getattr(data, "img_size", (None, None)))
+        size = (getattr(data, "in_chans", None), *(getattr(data, "img_size", None) or (None, None)))
         if any(None not in (own, given) and own != given for own, given in zip(self.size, size, strict=True)):
             takes, has = ("x".join("any" if n is None else str(n) for n in s) for s in (self.size, size))
             is_size = size[0] is None or size[0] == self.size[0]
@@ -67,7 +67,7 @@ class Teacher(nn.Module):
             raise ValueError(f"`model.teacher` takes images of {takes}, the data has {has}; {way}")
         names = list(getattr(data, "class_names", None) or [])
         count = self.classes if isinstance(self.classes, int) else len(self.classes)
-        given = len(names) if names else getattr(data, "num_classes", count)
+        given = len(names) or getattr(data, "num_classes", None) or count
         others = bool(names) and isinstance(self.classes, list) and self.classes != names
         if count != given or others:
             raise ValueError(

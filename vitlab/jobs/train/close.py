@@ -125,7 +125,7 @@ def divergence(job: Job) -> list[str]:
 
 def _loss_of_guessing(job: Job, name: str) -> float | None:
     """Return the loss of a network whose logits are all 0; None where that depends on the images or is not known."""
-    task, classes = job.task, getattr(job.data, "num_classes", 0)
+    task, classes = job.task, getattr(job.data, "num_classes", None) or 0
     if not isinstance(task, Classifier):
         return None
     in_training = name == "train/loss"
