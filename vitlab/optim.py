@@ -42,7 +42,8 @@ def param_groups(
         Groups with ``params``, ``lr`` and ``weight_decay``; together they hold every trained parameter once.
 
     Raises:
-        UsageError: With ``layer_decay``, a position embedding stacks parameters of another number of blocks.
+        UsageError: The network is of another kind, or, with ``layer_decay``, a position embedding stacks parameters of
+            another number of blocks.
 
     Example:
         >>> from vitlab.models import VisionTransformer
@@ -50,6 +51,11 @@ def param_groups(
         >>> [group["weight_decay"] for group in param_groups(net, lr=1e-3, weight_decay=0.05)]
         [0.05, 0.0]
     """
+    if not hasattr(net, "start_step"):
+        raise UsageError(
+            f"a task of vitlab trains a VisionTransformer, got a {type(net).__name__} as its network: train that by a "
+            "LightningModule of your own, see docs/bring_your_own.md"
+        )
     positions = {id(p) for p in net.pos_embed.parameters()}
     factors = dict.fromkeys(positions, pos_embed_lr_mult) | {id(p): head_lr_mult for p in net.head.parameters()}
     exempt = net.no_weight_decay()

@@ -5,6 +5,7 @@ from timm.models.eva import Eva
 from timm.optim import param_groups_layer_decay
 from torch import nn
 
+from vitlab.errors import UsageError
 from vitlab.models.start import projections
 from vitlab.models.vit import VisionTransformer
 from vitlab.optim import describe_groups, param_groups, slow_earlier_blocks
@@ -34,6 +35,11 @@ def test_weights_that_blocks_share_are_in_one_group_at_the_rate_of_the_first():
     groups = param_groups(net, lr=1.0, weight_decay=0.1, layer_decay=0.5)
     rates = [group["lr"] for group in groups for p in group["params"] if p is net.blocks[0].mlp.fc1.weight]
     assert rates == [0.25]  # before the second block and the head
+
+
+def test_a_network_that_is_none_of_vitlab_names_the_way_out():
+    with pytest.raises(UsageError, match=r"trains a VisionTransformer, got a Eva as .* LightningModule of your own"):
+        param_groups(Eva(img_size=16, patch_size=8, embed_dim=8, depth=1, num_heads=2), lr=1.0, weight_decay=0.1)
 
 
 class Adapted(VisionTransformer):
