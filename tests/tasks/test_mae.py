@@ -13,6 +13,7 @@ from vitlab.cli.main import main
 from vitlab.data import Digits
 from vitlab.data.loading.order import TrainOrder
 from vitlab.data.loading.streams import MASK, shuffled_indices, stream
+from vitlab.errors import UsageError
 from vitlab.jobs.train.facts import model_facts
 from vitlab.pretraining import MAE
 
@@ -135,6 +136,13 @@ def test_images_that_grow_are_refused_by_name():
     for refuse in (lambda: L.Trainer(max_steps=1, **quiet).fit(task, data), lambda: model_facts(task, data)):
         with pytest.raises(ValueError, match=line):
             refuse()
+
+
+def test_squares_of_hidden_tokens_are_refused_for_data_that_do_not_number_their_images():
+    task = MAE(**{**TINY, "in_chans": 1}, **LIGHT, mask_block=2)
+    task.check_training(None, Digits(batch_size=8))
+    with pytest.raises(UsageError, match=r"^`mask_block` above 1 needs a data set of vitlab, .*: leave it out$"):
+        task.check_training(None, None)
 
 
 @pytest.mark.rare

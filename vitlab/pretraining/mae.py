@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
 from vitlab.class_paths import choice_text, name_and_args
+from vitlab.data.base import ImageData
+from vitlab.errors import UsageError
 from vitlab.layers.block import Block
 from vitlab.layers.pos_embed.added import SinCos2d
 from vitlab.models import start
@@ -17,6 +19,7 @@ from vitlab.tasks.base import Task
 from vitlab.tasks.meter import Meter, in_32_bits
 from vitlab.tokenizers.patch import PatchEmbed, cut_patches
 
+SQUARES = "`mask_block` above 1 needs a data set of vitlab, which numbers the images of a batch: leave it out"
 GRID = "changes the grid, on which `model: {}` hides tokens"
 
 
@@ -91,6 +94,11 @@ class MAE(Task):
         self.cover = None if self.leaves_out else nn.Parameter(torch.zeros(patch))  # 0: the mean after normalization
         self.decoder = Decoder(net, math.prod(patch), decoder_dim, decoder_depth, decoder_heads, self.leaves_out)
 
+    def check_training(self, trainer: Any, data: Any) -> None:
+        """Refuse squares of hidden tokens with data that do not number their images."""
+        if self.hparams["mask_block"] > 1 and not isinstance(data, ImageData):
+            raise UsageError(SQUARES)
+
     def check_images(self, data: Any) -> None:
         """Refuse images whose size grows, and with it the grid, on which tokens are hidden."""
         sizes = getattr(getattr(data, "pipeline", None), "sizes", None)
@@ -155,7 +163,7 @@ class MAE(Task):
         if (step := getattr(data, "step", None)) is not None and len(step.indices) == len(images):
             order = torch.from_numpy(step.shuffled(grid, self.hparams["mask_block"]))
         elif self.hparams["mask_block"] > 1:
-            raise ValueError("`mask_block` above 1 needs a data set of vitlab, which numbers the images of a batch")
+            raise UsageError(SQUARES)
         else:  # in training seeded by the step, in evaluation by the place in the batch
             generator = None if self.trainer.training else torch.Generator().manual_seed(0)
             order = torch.rand(len(images), grid[0] * grid[1], generator=generator).argsort(dim=1)
