@@ -28,7 +28,9 @@ class MAE(Task):
 
     The network sees the visible tokens; a light decoder fills the other places with a trained vector, adds fixed sines
     and cosines, and predicts the hidden pixels. The loss is their mean squared error. Labels are not used. Which tokens
-    are hidden depends only on (seed, epoch, image), in evaluation only on the image.
+    are hidden depends only on (seed, epoch, image), in evaluation only on the image. Data that are not of vitlab do not
+    number their images: there it depends on the step, in evaluation on the place in the batch, so that the loss of
+    another batch size is another one.
 
     Tokens of overlapping windows, as in T2T, contain pixels of their neighbors. For them the pixels are hidden instead:
     a trained patch covers them before the first split, and the network sees all tokens, as in SimMIM, Xie et al. 2022
