@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from vitlab.data import Digits, ImageFolder, Unlabeled
-from vitlab.jobs.train.describe import _at_one_end, _data_line, _peak, _sizes_beyond, _train_line
+from vitlab.jobs.train.describe import _at_one_end, _data_line, _parameters, _peak, _sizes_beyond, _train_line
 from vitlab.jobs.train.start import _groups, _plans, _steps
 from vitlab.tasks import Classifier
 
@@ -156,3 +156,9 @@ def test_a_training_that_ends_before_the_size_of_evaluation_says_so(trainer, say
 def test_a_training_of_unknown_length_has_no_steps_in_its_record(found, steps):
     job = Space(trainer=Space(estimated_stepping_batches=found, ckpt_path=None), run=Space(record={}))
     assert _steps(job) == steps and _plans(job) == ([] if steps is None else [[0, steps]])
+
+
+def test_frozen_values_are_counted_in_the_size_of_a_network():
+    assert _parameters({"parameters": 8050, "parameters_total": 8050}) == "0.00805 M parameters"
+    assert _parameters({"parameters": 250, "parameters_total": 8050}) == "0.00805 M parameters (250 trained)"
+    assert _parameters({"parameters": 0, "parameters_total": 0}) == "no parameters before its `setup`"

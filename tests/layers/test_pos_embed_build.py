@@ -256,7 +256,9 @@ def test_methods_are_compiled_whole_and_exported_for_any_batch(name):
 @pytest.mark.parametrize(("name", "ruled_out"), [("relpos1d", True), ("fire", True), ("string", False)])
 def test_the_header_says_what_rules_out_flash_kernels(name, ruled_out):
     size = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
-    line = _model_line(Classifier(num_classes=3, pos_embed=name, **size), {"parameters": 1, "macs": 1})
+    line = _model_line(
+        Classifier(num_classes=3, pos_embed=name, **size), {"parameters": 1, "parameters_total": 1, "macs": 1}
+    )
     assert ("rules out flash kernels" in line) == ruled_out
 
 
@@ -265,7 +267,7 @@ def test_the_header_knows_a_bias_that_is_computed_once_per_batch_and_draws_no_nu
     before = torch.get_rng_state()
     task = Classifier(num_classes=3, pos_embed=DrawnBias, **size)
     torch.set_rng_state(before)
-    assert "rules out flash kernels" in _model_line(task, {"parameters": 1, "macs": 1})
+    assert "rules out flash kernels" in _model_line(task, {"parameters": 1, "parameters_total": 1, "macs": 1})
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -274,7 +276,7 @@ def test_the_header_of_a_run_tells_of_a_policy_that_a_trained_table_does_not_fol
         entry = {"class_path": "sincos2d", "init_args": args}
         size = {"img_size": 8, "in_chans": 1, "patch_size": 2, "embed_dim": 16, "depth": 1, "num_heads": 2}
         task = Classifier(num_classes=3, pos_embed=[entry, "rope2d"] if in_list else entry, **size)
-        return _model_line(task, {"parameters": 1, "macs": 1})
+        return _model_line(task, {"parameters": 1, "parameters_total": 1, "macs": 1})
 
     for in_list in (False, True):
         said = "`pos_embed.resize` rescale has no effect: these positions are resized by interpolate"

@@ -42,7 +42,7 @@ def header(job: Job) -> str:
 def _model_line(task: Task, facts: dict[str, Any]) -> str:
     net: Any = task.net
     h, w = net.grid_size
-    size = f"{facts['parameters'] / 1e6:.3g} M parameters, {facts['macs'] / 1e6:,.4g} M multiply-adds per image"
+    size = f"{_parameters(facts)}, {facts['macs'] / 1e6:,.4g} M multiply-adds per image"
     tokens = f"{type(net.tokenizer).__name__}, {h}x{w} tokens of width {net.embed_dim}"
     heads = net.num_heads
     q = torch.zeros(1, heads, net.num_prefix_tokens + h * w, net.embed_dim // heads)
@@ -57,6 +57,14 @@ def _model_line(task: Task, facts: dict[str, Any]) -> str:
     return f"{tokens}, {counted(len(net.blocks), 'block')}, position embedding {positions}: {size}{note}"
 
 
+def _parameters(facts: dict[str, Any]) -> str:
+    """Return how many values a network has, and how many of them are trained unless all are."""
+    trained, total = facts["parameters"], facts["parameters_total"]
+    if not total:  # in a dry run
+        return "no parameters before its `setup`"
+    return f"{total / 1e6:.3g} M parameters" + (f" ({trained:,} trained)" if trained != total else "")
+
+
 def _idle_policy(pos_embed: PosEmbed) -> str:
     """Return a remark on a ``resize`` that its method has, but not for its tensors: a trained table has no formula."""
     for part in pos_embed.modules():
@@ -69,7 +77,7 @@ def _idle_policy(pos_embed: PosEmbed) -> str:
 
 
 def _own_model_line(task: Any, facts: dict[str, Any]) -> str:
-    size = f"{path_of(task)}: {facts['parameters'] / 1e6:.3g} M parameters"
+    size = f"{path_of(task)}: {_parameters(facts)}"
     if "macs" in facts:
         return f"{size}, {facts['macs'] / 1e6:,.4g} M multiply-adds per image"
     return f"{size}; multiply-adds unknown: counting needs `img_size`, `in_chans` and a forward of images"
