@@ -3,6 +3,7 @@ import errno
 import json
 import os
 import pickle
+import re
 from functools import partial
 from types import SimpleNamespace
 
@@ -552,6 +553,25 @@ def test_weights_of_another_network_are_refused_with_the_differences(path):
         assert part in message
     assert "\n" not in message
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("file", "model", "way_out"),
+    [
+        ({}, {"reg_tokens": 2}, "`model.class_token=true` and `model.reg_tokens=0`"),
+        ({"reg_tokens": 3}, {"reg_tokens": 2}, "`model.class_token=true` and `model.reg_tokens=3`"),
+        ({}, {"class_token": False, "global_pool": "avg"}, "`model.class_token=true` and `model.reg_tokens=0`"),
+        (
+            {"class_token": False, "global_pool": "avg"},
+            {},
+            "`model.class_token=false`, `model.reg_tokens=0` and `model.global_pool=avg`",
+        ),
+    ],
+)
+def test_weights_of_other_tokens_before_the_patches_name_their_arguments(path, file, model, way_out):
+    torch.save(tiny(**file).state_dict(), path)
+    with pytest.raises(ValueError, match=f"build the model with {re.escape(way_out)}$"):
+        load_weights(tiny(**model), path)
 
 
 @pytest.mark.parametrize(

@@ -351,6 +351,8 @@ def _fill(model: VisionTransformer, state: State, path: str | Path) -> None:
         names = differences["missing"] + differences["unexpected"]
         if way_out := _way_out(state):
             hint = f"; {way_out}"
+        elif {*names, *(text.partition(" ")[0] for text in shapes)} <= {"cls_token", "reg_token"}:
+            hint = f"; build the model with {_prefix_tokens(state)}"
         elif any("pos_embed" in name for name in names) and all("pos_embed" in name for name in differences["missing"]):
             hint += "; build the model with the `model.pos_embed` of the file"
         raise ValueError(f"{path} does not fit the model: {'; '.join(reasons)}{hint}")
@@ -370,6 +372,14 @@ def _way_out(state: State) -> str | None:
     if any(name.startswith("decoder_") for name in state):
         return "it has the decoder of a pretraining: save its weights without those of decoder_ and mask_token"
     return None
+
+
+def _prefix_tokens(state: State) -> str:
+    """Return the arguments that give a network the tokens before the patches that a file has."""
+    registers = state["reg_token"].shape[1] if "reg_token" in state else 0
+    if "cls_token" in state:
+        return f"`model.class_token=true` and `model.reg_tokens={registers}`"
+    return f"`model.class_token=false`, `model.reg_tokens={registers}` and `model.global_pool=avg`"
 
 
 def _forget_grids(model: VisionTransformer, state: State) -> None:
