@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from vitlab.callbacks.ema import EMA as Average
 from vitlab.cli.main import main
+from vitlab.errors import UsageError
 from vitlab.pretraining import DINO
 
 NETWORK = {"img_size": 8, "in_chans": 1, "patch_size": 2, "embed_dim": 16, "depth": 1, "num_heads": 2}
@@ -37,6 +38,15 @@ def test_the_average_is_what_is_validated_kept_and_exported(tmp_path, monkeypatc
     after = json.loads(Path("runs/a/results.json").read_text())["val"]
     assert after["weights"] == "ema"
     assert after["loss"] == pytest.approx(during, rel=1e-6)
+
+
+def test_a_network_that_setup_builds_has_no_average():
+    module, average = L.LightningModule(), Average()
+    trainer = SimpleNamespace(global_step=1, precision="32-true")
+    average.setup(trainer, module, "fit")
+    module.net = torch.nn.Linear(3, 2)  # as Lightning calls the callbacks first
+    with pytest.raises(UsageError, match=r"^EMA copies .*LightningModule before its `setup`, .* in `__init__`$"):
+        average.on_train_start(trainer, module)
 
 
 def test_the_average_follows_the_network_to_its_device():

@@ -7,6 +7,7 @@ import re
 from functools import partial
 from types import SimpleNamespace
 
+import lightning as L
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -14,7 +15,8 @@ from timm.models.vision_transformer import VisionTransformer as TimmViT
 from torch import nn
 from torch.nn import functional as F
 
-from vitlab.jobs.checkpoint import load_initial
+from vitlab.errors import UsageError
+from vitlab.jobs.checkpoint import load_checkpoint, load_initial
 from vitlab.layers.pos_embed.added import SinCos1d, SinCos2d
 from vitlab.models.convert import to_timm
 from vitlab.models.create import create_model
@@ -572,6 +574,28 @@ def test_weights_of_other_tokens_before_the_patches_name_their_arguments(path, f
     torch.save(tiny(**file).state_dict(), path)
     with pytest.raises(ValueError, match=f"build the model with {re.escape(way_out)}$"):
         load_weights(tiny(**model), path)
+
+
+class Own(L.LightningModule):
+    """A module that knows nothing of vitlab."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(3, 2)
+
+
+class Late(Own):
+    """A module that has its head once Lightning has called its ``setup``."""
+
+    def setup(self, stage):
+        self.head = nn.Linear(2, 2)
+
+
+def test_weights_of_a_network_that_setup_builds_are_refused_by_the_reason(path):
+    (late := Late()).setup("fit")
+    torch.save({"state_dict": late.state_dict()}, path)
+    with pytest.raises(UsageError, match=r"Late has no head.weight, head.bias before its `setup`.* in `__init__`$"):
+        load_checkpoint(Late(), path)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import torch
 from lightning.pytorch.callbacks import WeightAveraging
 from torch.distributed.fsdp import FSDPModule
 
-from vitlab.interface import take_sizes_early
+from vitlab.errors import UsageError
+from vitlab.interface import path_of, take_sizes_early
 from vitlab.layers.precision import check_average
 
 Matched = tuple[list[torch.Tensor], list[torch.Tensor]]  # of the average, of the task
@@ -141,7 +142,12 @@ class EMA(WeightAveraging):
         theirs, ours = dict(self.average.named_buffers()), dict(pl_module.named_buffers())
         names = [name for name in theirs if name in ours]
         buffers = [theirs[name] for name in names], [ours[name] for name in names]
-        return (list(self.average.parameters()), list(pl_module.parameters())), buffers
+        weights = list(self.average.parameters()), list(pl_module.parameters())
+        if len(weights[0]) != len(weights[1]):
+            raise UsageError(
+                f"EMA copies {path_of(pl_module)} before its `setup`, which adds weights: build them in `__init__`"
+            )
+        return weights, buffers
 
 
 def _reshard(module: L.LightningModule) -> None:

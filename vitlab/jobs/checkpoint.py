@@ -9,13 +9,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import lightning as L
 import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from safetensors.torch import save_file
 from torch import nn
 
 from vitlab.config.parser import user_mistakes
 from vitlab.errors import UsageError, preview
-from vitlab.interface import has_grid, network, own_answer
+from vitlab.interface import has_grid, network, own_answer, path_of
 from vitlab.layers.resample import ResizePolicy
 from vitlab.models.load import NEW_HEAD, load_weights, outputs_of
 from vitlab.models.weights_file import check_readable, facts_beside, read_state, read_weights, weights_digest
@@ -87,14 +89,22 @@ def load_checkpoint(task: Any, checkpoint: Path) -> None:
         UsageError: The weights do not fit the module, or are an export in the units of its targets.
     """
     refuse_own_units(task, checkpoint, facts_beside(checkpoint))
+    if is_ours := has_grid(task):
+        part, state = network(task), read_weights(checkpoint).state_dict
+    else:  # a module of the user's may have weights outside of its network, and a file that network alone
+        state = read_state(checkpoint)
+        is_alone = checkpoint.suffix == ".safetensors" and state.keys() != task.state_dict().keys()
+        part = alone(task, checkpoint) if is_alone else task
     try:
-        if has_grid(task):
-            network(task).load_state_dict(read_weights(checkpoint).state_dict)
-        else:  # a module of the user's may have weights outside of its network, and a file that network alone
-            state = read_state(checkpoint)
-            is_alone = checkpoint.suffix == ".safetensors" and state.keys() != task.state_dict().keys()
-            (alone(task, checkpoint) if is_alone else task).load_state_dict(state)
+        part.load_state_dict(state)
     except RuntimeError as error:
+        have = part.state_dict().keys()
+        if not is_ours and have < state.keys() and is_overridden("setup", task, L.LightningModule):
+            late = preview(name for name in state if name not in have)
+            raise UsageError(
+                f"{path_of(task)} has no {late} before its `setup`, which only a Trainer calls, and {checkpoint} has: "
+                "build the network in `__init__`"
+            ) from error
         raise misfit(checkpoint, error) from error
 
 

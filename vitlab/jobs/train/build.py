@@ -33,13 +33,13 @@ from vitlab.data.base import ImageData
 from vitlab.data.listed import Listed
 from vitlab.data.timm_images import images_of, images_of_timm
 from vitlab.errors import UsageError
-from vitlab.interface import deals_samples, recipe
+from vitlab.interface import deals_samples, has_grid, network, recipe
 from vitlab.jobs.checkpoint import check_extensible, kept_head, load_initial, misfit
 from vitlab.jobs.restore import naming_place_of_data, stored_config, training_args
 from vitlab.jobs.terminal import lightning_quieted, open_terminal, say
 from vitlab.jobs.train.describe import header
 from vitlab.jobs.train.endings import building, hung, lost_process
-from vitlab.jobs.train.facts import check_bits, check_module, model_facts
+from vitlab.jobs.train.facts import check_bits, check_module, count_all, model_facts
 from vitlab.jobs.train.job import GIVEN, Job
 from vitlab.jobs.train.start import write_facts
 from vitlab.jobs.train.wandb import SafeWandbLogger, new_id, place_loggers
@@ -228,11 +228,11 @@ class FitCLI(VitlabCLI):
         for part in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(part, EMA):
                 part.check_training(self.trainer)
+        if not self.resumed:  # an older run goes on as it is
+            check_modes(self.trainer, self.model)
 
     def before_instantiate_classes(self) -> None:
         """Choose the run directory and point the loggers to it, without writing anything."""
-        if not self.resumed:  # an older run goes on as it is
-            check_modes(self.trainer, self.model)
         check_callbacks(self.config.trainer, class_at(self.config.model.class_path))
         self._read_images_of_weights()
         self.config_text = self._as_text()
@@ -354,6 +354,8 @@ class FitCLI(VitlabCLI):
         return yaml_text(content)
 
     def _describe(self, trainer: L.Trainer, task: L.LightningModule) -> None:
+        if not has_grid(task) and count_all(network(task)) > self.job.facts["parameters_total"]:  # built in its `setup`
+            self.job.facts = model_facts(task, self.datamodule)
         say(header(self.job), wrap=True)
         write_facts(self.job)
 

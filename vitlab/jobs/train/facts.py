@@ -36,7 +36,7 @@ def model_facts(task: Any, data: Any) -> dict[str, Any]:
     net: Any = network(task)
     facts = {
         "parameters": count_parameters(trained(task)),
-        "parameters_total": sum(p.numel() for p in net.parameters()),
+        "parameters_total": count_all(net),
     }
     if not has_grid(task):
         first: Any = getattr(net, "patch_embed", None)  # of timm
@@ -55,6 +55,11 @@ def model_facts(task: Any, data: Any) -> dict[str, Any]:
         "img_size": list(net.img_size),
         "in_chans": net.in_chans,
     }
+
+
+def count_all(net: nn.Module) -> int:
+    """Return the number of values of all parameters, also of those that are frozen."""
+    return sum(p.numel() for p in net.parameters())
 
 
 def _growing(task: Any, data: Any) -> dict[str, list[list[int]]]:
