@@ -591,6 +591,19 @@ class Late(Own):
         self.head = nn.Linear(2, 2)
 
 
+def test_a_module_of_ones_own_starts_with_all_weights_as_they_are(tmp_path):
+    source = Own()
+    torch.save({"state_dict": source.state_dict()}, tmp_path / "last.ckpt")
+    torch.save(source.state_dict(), tmp_path / "plain.pt")
+    save_file(source.net.state_dict(), tmp_path / "net.safetensors")
+    for name in ("last.ckpt", "plain.pt", "net.safetensors"):
+        assert load_initial(own := Own(), None, tmp_path / name) == []
+        assert torch.equal(own.net.weight, source.net.weight)
+    torch.save({"weight": source.net.weight}, tmp_path / "other.pt")
+    with pytest.raises(UsageError, match=r"other\.pt does not fit the network .*Missing key"):
+        load_initial(Own(), None, tmp_path / "other.pt")
+
+
 def test_weights_of_a_network_that_setup_builds_are_refused_by_the_reason(path):
     (late := Late()).setup("fit")
     torch.save({"state_dict": late.state_dict()}, path)

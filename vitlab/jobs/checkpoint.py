@@ -138,11 +138,17 @@ def load_initial(task: Any, data: Any, file: Path, **how: Any) -> list[str]:
     """Load weights for a training to start with; the head stays new where the file's is for other classes or targets.
 
     Args:
-        task: The task.
+        task: The task; a module of the user's whose network is not of vitlab takes all weights as they are.
         data: Its data; classes that are unknown, there or of the file, are not compared.
         file: The file of weights.
         **how: Passed to :func:`load_resized`, whose sentences are returned with one about the head.
+
+    Raises:
+        ValueError: The weights do not fit the network.
     """
+    if not has_grid(task):
+        load_checkpoint(task, file)
+        return []
     head = {name: value.clone() for name, value in task.net.state_dict().items() if name.startswith("head.")}
     sentences = load_resized(task, file, **how)
     card, run = facts_beside(file), RunDir.around(file)

@@ -116,7 +116,7 @@ def unwrapped(file: WeightsFile) -> WeightsFile:
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
-    """Read the state dict of a safetensors file or a checkpoint, with all names as they stand there.
+    """Read the state dict of a safetensors or torch file, with all names as they stand there.
 
     Example:
         >>> import tempfile
@@ -128,9 +128,9 @@ def read_state(path: Path) -> dict[str, Tensor]:
     """
     if path.suffix == ".safetensors":
         return _read_safetensors(path)[0]
-    check_readable(path)
-    content: dict[str, Tensor] = read_checkpoint(path, map_location="cpu")["state_dict"]
-    return content
+    content = _read_torch(path)[0]
+    state: dict[str, Tensor] = content.get("state_dict", content)
+    return state
 
 
 def facts_beside(path: str | Path) -> dict[str, Any]:

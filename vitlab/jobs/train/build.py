@@ -33,7 +33,7 @@ from vitlab.data.base import ImageData
 from vitlab.data.listed import Listed
 from vitlab.data.timm_images import images_of, images_of_timm
 from vitlab.errors import UsageError
-from vitlab.interface import deals_samples, has_grid, network, recipe
+from vitlab.interface import deals_samples, has_grid, network, path_of, recipe
 from vitlab.jobs.checkpoint import check_extensible, kept_head, load_initial, misfit
 from vitlab.jobs.restore import naming_place_of_data, stored_config, training_args
 from vitlab.jobs.terminal import lightning_quieted, open_terminal, say
@@ -146,6 +146,9 @@ def _load_weights_of(job: Job, source: str, resize: str | None, grid: Sequence[i
         raise UsageError(f"{job.run.path} has no checkpoint yet, and its weights were those of an object: fit it again")
     how = {"resize": resize or "usual", "grid": grid and tuple(map(int, grid))}
     with user_mistakes():
+        if not has_grid(job.task) and (source.startswith(LIBRARIES) or resize or grid):
+            flag = f"--init_from {source}" if source.startswith(LIBRARIES) else "--resize" if resize else "--init_grid"
+            raise UsageError(f"{flag} is for networks of vitlab, and {path_of(job.task)} has another: leave it out")
         if source.startswith(LIBRARIES):
             sentences = load_of_library(job.task.net, source, network_args(job.task.hparams), **how)
             sentences += kept_head(job.task.net, sentences)
