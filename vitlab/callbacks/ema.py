@@ -142,7 +142,7 @@ class EMA(WeightAveraging):
         theirs, ours = dict(self.average.named_buffers()), dict(pl_module.named_buffers())
         names = [name for name in theirs if name in ours]
         buffers = [theirs[name] for name in names], [ours[name] for name in names]
-        weights = list(self.average.parameters()), list(pl_module.parameters())
+        weights: Matched = list(self.average.parameters()), list(pl_module.parameters())
         if len(weights[0]) != len(weights[1]):
             raise UsageError(
                 f"EMA copies {path_of(pl_module)} before its `setup`, which adds weights: build them in `__init__`"
