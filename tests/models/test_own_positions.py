@@ -519,7 +519,7 @@ class Rows(AddedPosEmbed):
         super().__init__(grid_size)
         self.weight = nn.Parameter(torch.randn(grid_size[0] * grid_size[1], embed_dim))
 
-    def table(self, layer: int = 0) -> Tensor:
+    def table(self, layer: int) -> Tensor:  # as docs/position_embeddings.md writes it
         return self.weight
 
 

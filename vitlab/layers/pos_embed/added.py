@@ -85,7 +85,7 @@ class AddedPosEmbed(PosEmbed):
         h, w = self.grid_size
         try:
             with torch.no_grad():
-                rows = self._at((h + 1, w + 1)).table().shape[-2]
+                rows = self._at((h + 1, w + 1)).table(0).shape[-2]
             follows = rows in (1, (h + 1) * (w + 1))
         except Exception as error:  # it may not take such a grid, or have no table
             follows = isinstance(error, NotImplementedError) or not isinstance(error, IndexError | RuntimeError)
