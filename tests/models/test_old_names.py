@@ -8,6 +8,7 @@ import yaml
 
 from vitlab.config.arguments import flags
 from vitlab.config.parser import VitlabCLI
+from vitlab.config.parts import merge_parts
 from vitlab.errors import UsageError
 from vitlab.models import VisionTransformer, create_model
 from vitlab.models.load import load_network, network_args
@@ -142,6 +143,29 @@ def test_a_file_changes_one_option_of_a_part(tmp_path, key):
         files = [word for name in ("first", "second") for word in ("--config", str(tmp_path / f"{name}.yaml"))]
         found, _ = arguments_of(*files)
         assert found["attn"] == {"class_path": "gated", "init_args": {"qk_norm": True}}
+
+
+@pytest.mark.parametrize(
+    ("key", "part"),
+    [
+        ("model.opt.momentum", "model.opt"),
+        ("model.opt.init_args.momentum", "model.opt.class_path"),
+        ("model.lr_scheduler.interval", "model.lr_scheduler"),
+    ],
+)
+def test_an_option_before_the_class_of_its_part_is_refused_not_dropped(key, part):
+    told = f"--{key} would have no effect: put it after --{part}, which sets SGD"
+    with pytest.raises(UsageError, match=told):
+        merge_parts([], [(key, 0.9), (part, "SGD")], [])
+    [right] = merge_parts([], [(part, "SGD"), (key, 0.9)], [])
+    assert "SGD" in right and "0.9" in right
+
+
+@pytest.mark.parametrize("keys", ["opt.momentum: 0.9, opt: SGD", "opt: SGD, init_args.opt.init_args.momentum: 0.9"])
+def test_a_dotted_option_within_the_model_of_a_file_is_used_in_any_order(tmp_path, keys):
+    (tmp_path / "mine.yaml").write_text(f"model: {{{keys}}}\n")
+    found, _ = arguments_of("--config", str(tmp_path / "mine.yaml"))
+    assert found["opt"] == {"class_path": "SGD", "init_args": {"momentum": 0.9}}
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from vitlab.config.keys import flatten, key_as_typed
 from vitlab.config.trust import import_class
 from vitlab.errors import UsageError
 from vitlab.models.old_names import DEFAULTS, OLD, upgrade
-from vitlab.objects import PARTS
+from vitlab.objects import PARTS, as_yaml
 from vitlab.ranges import check_ranges
 from vitlab.tasks.base import Task
 from vitlab.tasks.optimizer import schedule_and_args
@@ -126,16 +126,16 @@ def parts_to_words(arguments: Any) -> None:
             arguments[name] = _word(arguments[name])
 
 
-def _worded(value: Any) -> Any:
+def _worded(value: Any, within: str = "") -> Any:
     if not isinstance(value, dict):
         return value
     worded = {}
     for k, v in value.items():
-        if (deep := _KEY.fullmatch(str(k))) and deep[2]:
+        if (deep := _KEY.fullmatch(f"{within}{k}")) and deep[2]:
             continue  # as below
         is_part = str(k).rpartition(".")[2] in PARTS
         if not (is_part and _is_partial(v)):  # which merge_parts has read
-            worded[k] = _word(v) if is_part else _worded(v)
+            worded[k] = _word(v) if is_part else _worded(v, f"{within}{k}.")
     return worded
 
 
@@ -161,14 +161,19 @@ def merge_parts(args: list[str], pairs: Sequence[tuple[str, Any]], contents: Seq
         args: Command-line arguments.
         pairs: Keys and values that they set.
         contents: Contents of the config files, in order, whose values single keys change.
+
+    Raises:
+        UsageError: A key stands before the class that it is an option of.
     """
     found = _partial_in(contents)
-    keys = []
+    keys: list[str] = []
     for key, value in pairs:
         if not (part := _KEY.fullmatch(key)) or (part[1] == "metrics"):
             continue
-        keys.append(key)
         name, rest = part.groups()
+        if rest in (None, "class_path"):
+            _refuse_earlier(keys, key, name, value)
+        keys.append(key)
         if rest is None:
             found[name] = value
             continue
@@ -188,6 +193,15 @@ def merge_parts(args: list[str], pairs: Sequence[tuple[str, Any]], contents: Seq
     parts = {key: _KEY.fullmatch(key).groups() for key in keys}  # type: ignore[union-attr]
     gone = [key for key, (name, rest) in parts.items() if name in new or rest is not None]
     return [*without_flags(args, *gone), *(f"--model.{name}={_word(value)}" for name, value in new.items())]
+
+
+def _refuse_earlier(keys: Sequence[str], key: str, name: str, value: Any) -> None:
+    """Refuse an option among the ``keys`` before that which names the class of its part, and would drop it."""
+    for before in keys:
+        option = _KEY.fullmatch(before)
+        if option and option[1] == name and option[2] not in (None, "class_path"):
+            way_out = f"put it after --{key}, which sets {as_yaml(value)}"
+            raise UsageError(f"--{before} would have no effect: {way_out}")
 
 
 def _partial_in(contents: Sequence[Any]) -> dict[str, Any]:
@@ -211,18 +225,24 @@ def _partial_in(contents: Sequence[Any]) -> dict[str, Any]:
 
 
 def _set_in(content: Any, name: str) -> list[Any]:
-    """Return the values that config files give a part, in order, under nested or dotted keys."""
+    """Return the values that config files give a part, in order, under nested or dotted keys; options come last."""
     if isinstance(content, list):
         return [value for one in content for value in _set_in(one, name)]
     if not isinstance(content, Mapping):
         return []
-    keys = (f"model.{name}", f"model.init_args.{name}")
-    inner = m if isinstance(m := content.get("model"), Mapping) else {}
-    places = [(content, keys), (inner, (name, f"init_args.{name}")), (inner.get("init_args"), (name,))]
-    found = [place[key] for place, keys in places if isinstance(place, Mapping) for key in keys if key in place]
-    for key, value in content.items():
-        if (deep := _KEY.fullmatch(str(key))) and deep[1] == name and deep[2]:
-            found.append(
-                value if deep[2] in ("class_path", "init_args") else {deep[2].removeprefix("init_args."): value}
-            )
-    return found
+    keys, place, outer = [*content.items()], content, ""
+    for within in ("model", "init_args"):
+        place, outer = place.get(within), f"{outer}{within}."
+        if not isinstance(place, Mapping):
+            break
+        keys += [(f"{outer}{key}", value) for key, value in place.items()]
+    words, options = [], []
+    for key, value in keys:
+        if not (part := _KEY.fullmatch(str(key))) or part[1] != name:
+            continue
+        if part[2] is None:
+            words.append(value)
+        else:
+            is_whole = part[2] in ("class_path", "init_args")
+            options.append(value if is_whole else {part[2].removeprefix("init_args."): value})
+    return words + options
