@@ -168,6 +168,13 @@ def test_a_dotted_option_within_the_model_of_a_file_is_used_in_any_order(tmp_pat
     assert found["opt"] == {"class_path": "SGD", "init_args": {"momentum": 0.9}}
 
 
+def test_arguments_beside_a_class_path_are_told_to_stand_under_init_args(tmp_path):
+    (tmp_path / "mine.yaml").write_text("model: {opt: {class_path: SGD, momentum: 0.9}}\n")
+    told = 'a class stand under init_args: {"class_path": "SGD", "init_args": {"momentum": 0.9}}'
+    with pytest.raises(UsageError, match=re.escape(told)):
+        arguments_of("--config", str(tmp_path / "mine.yaml"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("flag", "answer"),
