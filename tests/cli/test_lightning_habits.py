@@ -181,7 +181,8 @@ def test_files_and_flags_override_environment_variables(monkeypatch):
     first, last = ["--model=Classifier", "--seed_everything=4"], ["--model.depth=2", "--trainer.precision=bf16-mixed"]
     assert with_environment(words) == [*first, *words, *last]
     monkeypatch.setenv("PL_CONFIG", "other.yaml")
-    assert with_environment(words)[0] == "--config=other.yaml"
+    Path("other.yaml").write_text("trainer: {precision: 32-true}\n")
+    assert with_environment(words) == ["--config=other.yaml", *first, *words, "--model.depth=2"]
 
 
 def test_an_environment_variable_without_effect_is_reported(monkeypatch):

@@ -50,10 +50,11 @@ def with_environment(words: list[str]) -> list[str]:
     from vitlab.config.keys import flatten_as_typed, key_as_typed
     from vitlab.config.parser import resolve_configs, settings
 
-    given = {key_as_typed(key) for key, _ in settings(words)}
-    given |= {key for path in config_paths(resolve_configs(words)) for key in flatten_as_typed(read_yaml(path))}
-    last: list[str] = []
     first = [f"--config={named.pop('CONFIG')}"] if "CONFIG" in named else []
+    files = config_paths(resolve_configs([*first, *words]))
+    given = {key_as_typed(key) for key, _ in settings(words)}
+    given |= {key for path in files for key in flatten_as_typed(read_yaml(path))}
+    last: list[str] = []
     for name, value in sorted(named.items()):
         key = _key(name)
         inner = "class_path" if key in ("model", "data") else ""  # whose other keys go with any class
