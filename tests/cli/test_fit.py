@@ -250,6 +250,7 @@ MISTAKES = [
     ([*T2T, "--model", "Clasifier"], 'did you mean "Classifier"?'),
     ([*T2T, "--data", "Digts"], 'did you mean "Digits"?'),
     ([*T2T, "--nam", "x"], 'did you mean "name"?'),
+    ([*T2T, "--dry-run"], "there is no argument `--dry-run`; use --dry_run"),
     ([*T2T, "--name", "a/b"], "use --run_dir for a path"),
     (
         [*T2T, "--model.num_heads=5"],

@@ -167,9 +167,7 @@ def refuse_other_keys(words: list[str], names: Mapping[str, str], own: Collectio
         if key in _GROUPS:
             _refuse_no_keys(key, words, suggest_argument(key, known, names))
         elif key.partition(".")[0] not in _CONFIGURATION:
-            same = key.replace("-", "_")
-            hint = f"; use --{same}" if same in own else suggest_argument(key, known, names)
-            raise UsageError(f"there is no argument `--{key}`{hint}")
+            raise UsageError(f"there is no argument `--{key}`{suggest_argument(key, known, names)}")
 
 
 def _flags_in(words: list[str]) -> Iterator[tuple[str, str]]:

@@ -70,9 +70,13 @@ def suggest_argument(key: str, known: Iterable[str], names: Mapping[str, str] = 
     '; did you mean "model.lr"?'
     >>> suggest_argument("epochs", [])
     '; use --trainer.max_epochs'
+    >>> suggest_argument("dry-run", ["dry_run"])
+    '; use --dry_run'
     """
     name, choices = key.replace("-", "_"), {k for k in known if k != key}
     group, _, last = name.rpartition(".")
+    if not group and name in choices:  # with hyphens
+        return f"; use --{name}"
     theirs = {**NAMES, **names}
     if last in theirs and group in ("", theirs[last][2:].partition(".")[0]):
         return f"; use {theirs[last]}"
