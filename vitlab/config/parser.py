@@ -192,7 +192,12 @@ class VitlabCLI(LightningCLI):
             config["use_distributed_sampler"] = True
         check_strategy_name(config.get("strategy"))
         config |= launched_devices(config.get("devices", "auto"), config.get("num_nodes", 1))
-        trainer = self._instantiate_trainer(config, self.added_callbacks)
+        try:
+            trainer = self._instantiate_trainer(config, self.added_callbacks)
+        except (TypeError, ModuleNotFoundError, MisconfigurationException) as error:
+            if told := _of_devices(str(error), config.get("devices")):
+                raise UsageError(told) from error
+            raise
         if not deals_samples(self.datamodule):
             evaluate_samples_once(trainer)
         return trainer
@@ -268,9 +273,17 @@ def user_mistakes(of_model: Iterable[str] = ()) -> Iterator[None]:
         text = str(root)
         while (inner := _cause_of(root)) and "Does not validate" in str(root):
             root, text = inner, in_own_code(inner) or named_line(inner)  # from a constructor of the user's
-        if "backend found" in text or "Accelerator` can not run" in text:  # Lightning's words have no way out
-            text = "`trainer.accelerator`: this machine has no such device; use auto, which takes what there is, or cpu"
         raise UsageError(with_typed_names(" ".join(text.split()), of_model)) from error
+
+
+def _of_devices(text: str, devices: Any) -> str | None:
+    """Return what to set where Lightning's Trainer refuses its devices; None for another refusal."""
+    if any(words in text for words in ("backend found", "Accelerator` can not run", "torch_xla")):
+        return "`trainer.accelerator`: this machine has no such device; use auto, which takes what there is, or cpu"
+    if "CPUAccelerator` should be an int" in text or "`Trainer(devices=" in text:
+        form = "auto or a number, 1 or more; with --trainer.accelerator=gpu also -1 (all) or a list such as [2]"
+        return f"`trainer.devices` must be {form}, got {devices}"
+    return None
 
 
 def _cause_of(error: BaseException) -> BaseException | None:
