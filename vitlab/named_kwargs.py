@@ -92,7 +92,7 @@ def check_types(hints: Mapping[str, Any], arguments: Mapping[str, Any], key: str
         if name in hints and not _fits(value, hints[name]):
             words = _words(hints[name])
             kinds = f"one of {', '.join(words)}" if _is_choice(hints[name]) else " or ".join(words)
-            raise ValueError(f"`{key}.{name}` must be {kinds}, got {value!r}")
+            raise ValueError(f"`{key}.{name}` must be {kinds}, got {'null' if value is None else repr(value)}")
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -257,6 +257,8 @@ MISTAKES = [
         "`model.num_heads` must divide `model.embed_dim`, got num_heads=5 and embed_dim=48",
     ),
     ([*T2T, "--model.tokenizer=patch", "--model.patch_size=3"], "got patch_size=3 and img_size=[8, 8]"),
+    ([*T2T, "--model.depth=null"], "`model.depth` must be a whole number, got null"),
+    ([*T2T, "--data.mixup=null"], "`data.mixup` must be a number, got null"),
     ([*T2T, "--model.lr=-1"], "`model.lr` must be in (0, 1000], got -1.0"),
     ([*T2T, "--model.num_classes=4"], "Digits has a class count of 10, got 4"),
     ([*T2T, "--model.img_size=32"], "Digits has an image size of [8, 8], got 32; set `data.img_size` instead"),

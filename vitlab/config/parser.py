@@ -49,6 +49,7 @@ from vitlab.errors import UsageError, in_own_code, named_line
 from vitlab.interface import LINKS, deals_samples, image_fact
 from vitlab.layers.precision import let_convolutions_follow
 from vitlab.models.old_names import OLD
+from vitlab.named_kwargs import check_types
 from vitlab.objects import as_yaml
 from vitlab.ranges import MOST_SEED, check_ranges
 from vitlab.runs.launch import check_launch, launched_devices
@@ -167,10 +168,13 @@ class VitlabCLI(LightningCLI):
         with self._mistakes():
             arguments: Any = self.config.model.get("init_args") or Namespace()
             as_mappings(arguments)
-            if issubclass(class_at(self.config.data.class_path), vitlab.data.ImageData):
-                check_ranges("data", vars(self.config.data.get("init_args") or Namespace()))
+            data, of_data = class_at(self.config.data.class_path), self.config.data.get("init_args") or Namespace()
+            if issubclass(data, vitlab.data.ImageData):
+                _check_null("data", data, vars(of_data))
+                check_ranges("data", vars(of_data))
             check_ranges("trainer", vars(self.config.trainer))
-            if issubclass(class_at(self.config.model.class_path), Task):
+            if issubclass(task := class_at(self.config.model.class_path), Task):
+                _check_null("model", task, vars(arguments))
                 check_ranges("model", vars(arguments))
                 check_parts(arguments)
                 import_parts(arguments)
@@ -238,6 +242,13 @@ class VitlabCLI(LightningCLI):
                     f"`model.{name}` comes from the data: {data} has {LINKS[name]} {fact}, got {value}; "
                     + ("set `data.img_size` instead" if name == "img_size" else "leave it out")
                 )
+
+
+def _check_null(group: str, cls: Any, arguments: Mapping[str, Any]) -> None:
+    """Refuse null for an argument that does not take it, which jsonargparse lets pass; the data fill in LINKS."""
+    hints = {name: one.annotation for name, one in inspect.signature(cls).parameters.items() if one.default is not None}
+    nulls = {name: None for name, value in arguments.items() if value is None and name not in LINKS}
+    check_types(hints, nulls, group)
 
 
 def _in_parts(config: Namespace, later: Collection[str]) -> list[str]:
