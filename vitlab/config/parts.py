@@ -246,13 +246,15 @@ def _set_in(content: Any, name: str) -> list[Any]:
         return [value for one in content for value in _set_in(one, name)]
     if not isinstance(content, Mapping):
         return []
-    keys, place, outer = [*content.items()], content, ""
+    place: Any = content
+    keys, outer = [*content.items()], ""
     for within in ("model", "init_args"):
         place, outer = place.get(within), f"{outer}{within}."
         if not isinstance(place, Mapping):
             break
         keys += [(f"{outer}{key}", value) for key, value in place.items()]
-    words, options = [], []
+    words: list[Any] = []
+    options: list[Any] = []
     for key, value in keys:
         if not (part := _KEY.fullmatch(str(key))) or part[1] != name:
             continue
