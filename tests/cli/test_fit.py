@@ -249,6 +249,10 @@ MISTAKES = [
     ([*T2T, "--data.batch_size=0"], "`data.batch_size` must be in [1, 1e6], got 0"),
     ([*T2T, "--model", "Clasifier"], 'did you mean "Classifier"?'),
     ([*T2T, "--data", "Digts"], 'did you mean "Digits"?'),
+    (
+        [*T2T, "--data.root=photos", "--data=ImageFolder"],
+        "there is no key `data.root` before its class: put it after --data=ImageFolder",
+    ),
     ([*T2T, "--nam", "x"], 'did you mean "name"?'),
     ([*T2T, "--dry-run"], "there is no argument `--dry-run`; use --dry_run"),
     ([*T2T, "--name", "a/b"], "use --run_dir for a path"),
@@ -291,6 +295,23 @@ def test_a_mistake_is_one_line_and_writes_nothing(arguments, told, here, capsys)
     assert "Traceback" not in error
     assert list(here.iterdir()) in ([], [here / "runs"])
     assert not list(here.glob("runs/*"))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("trainer:\n", "--config mine.yaml: `trainer` is empty; give it keys, or leave it out"),
+        (
+            "data: {batch_size: 64}\n",
+            "--config mine.yaml sets `data.batch_size` before the class of `data` is known",
+        ),
+        ("model: {init_args: {depth: 2}}\n", "--config or --model that names it before --config mine.yaml"),
+    ],
+)
+def test_a_file_with_an_empty_section_or_before_the_recipe_is_named(text, told, here, capsys):
+    Path("mine.yaml").write_text(text)
+    assert main(["fit", "--config", "mine.yaml", *T2T]) == 2
+    assert told in (error := capsys.readouterr().err) and error.count("\n") == 1
 
 
 EDITS = [

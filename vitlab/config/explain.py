@@ -2,11 +2,12 @@
 
 import copy
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import yaml
@@ -19,13 +20,16 @@ NODES = 100_000  # values in one file
 DEPTH = 200  # values within values
 
 
-def explain(message: str, keys: Iterable[str], class_names: Iterable[str]) -> str:
+def explain(
+    message: str, keys: Iterable[str], class_names: Iterable[str], early: Mapping[str, str] = MappingProxyType({})
+) -> str:
     """Return a line with the rule that was broken, the value, and the closest valid name.
 
     Args:
         message: jsonargparse's message, of one or many lines.
         keys: Every dotted key that the parser takes, including those of the selected classes.
         class_names: Short names of the classes that a ``class_path`` can name.
+        early: Keys that stand before the flag of their class, and that flag.
     """
     known = set(keys)
     found = re.search(r'Parser key "([\w.]+)"', message) or re.search(r"Group '([\w.]+)'", message)
@@ -35,12 +39,12 @@ def explain(message: str, keys: Iterable[str], class_names: Iterable[str]) -> st
         return not_allowed(found[1])
     if found := re.search(r"unrecognized arguments: --([^\s=]+)", message):
         key = found[1] if not outer or found[1].startswith(outer) else f"{outer}.{found[1]}"
-        return f"there is no argument `--{key}`{_closest_key(key, known)}"
+        return f"there is no argument `--{key}`{_closest_key(key, known, early)}"
     if found := re.search(r"unrecognized arguments: (\S+)", message):
         return about_word(found[1], known)
     if found := re.search(r"[Oo]ption '([^'\n]+)' is not accepted|accept option '([^'\n]+)'", message):
         key = ".".join(part for part in (outer, found[1] or found[2]) if part)
-        return f"there is no key `{key}`{_closest_key(key, known)}"
+        return f"there is no key `{key}`{_closest_key(key, known, early)}"
     if found := re.search(r"Expected a dot import path string: (\S+)", message):
         hint = "; leave out the space" if found[1] in (names := [*class_names]) else did_you_mean(found[1], names)
         return f'`{outer}`: there is no class "{found[1]}"{hint}'
@@ -59,7 +63,7 @@ def explain(message: str, keys: Iterable[str], class_names: Iterable[str]) -> st
         return f"`{flag}` must stand after what names {what}: put --config or --{outer} before it"
     if found := re.search(r"NestedArg\(key='([^']*[^\w.'][^']*)'", message):  # such as a key with a space
         key = f"{outer}.{found[1]}"
-        return f"there is no key `{key}`{_closest_key(key, known)}"
+        return f"there is no key `{key}`{_closest_key(key, known, early)}"
     return _explain_value(message, outer) or re.sub(r"\s+", " ", message).strip()
 
 
@@ -79,7 +83,9 @@ def _explain_value(message: str, outer: str) -> str | None:
     return None
 
 
-def _closest_key(key: str, known: set[str]) -> str:
+def _closest_key(key: str, known: set[str], early: Mapping[str, str]) -> str:
+    if key in known and key in early:
+        return f" before its class: put it after {early[key]}"
     if key in known and key.startswith(("model.", "data.")):
         return f": other classes of `{key.split('.')[0]}` have it, but not the selected one"
     return suggest_argument(key, known)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 from urllib.error import URLError
 
@@ -65,6 +66,7 @@ class Parser(LightningArgumentParser):
     """A parser that takes no abbreviations and reports a mistake in one line."""
 
     later: Collection[str] = ()  # old names of options that override what their part says
+    early: Mapping[str, str] = MappingProxyType({})  # keys before the flag of their class, and that flag
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "allow_abbrev": False})
@@ -99,7 +101,7 @@ class Parser(LightningArgumentParser):
         if not self.exit_on_error:  # jsonargparse's inner parser of a class: the outer one reports
             super().error(message, ex)
         keys = [*flags()["keys"], *(action.dest for action in self._actions)]
-        raise UsageError(explain(message, keys, _class_names())) from ex
+        raise UsageError(explain(message, keys, _class_names(), self.early)) from ex
 
 
 class VitlabCLI(LightningCLI):
@@ -123,6 +125,7 @@ class VitlabCLI(LightningCLI):
             {k: v for content in self.contents for k, v in flatten_as_typed(content).items()} | dict(settings(args))
         )
         _refuse_overridden(args, self.contents)
+        _refuse_incomplete(args, self.contents)
         set_dumper("yaml", yaml_text)  # jsonargparse writes the arguments of a class and reads them again
         set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=allowed_imports())
         super().__init__(
@@ -143,6 +146,7 @@ class VitlabCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Link the model's image size, channels, classes and targets to the data."""
         parser.later = self.later  # type: ignore[attr-defined]
+        parser.early = _before_class(settings(self.arguments))  # type: ignore[attr-defined]
         parser.add_lightning_class_args(Checkpoint, "checkpoint")
         for name in LINKS:
             parser.link_arguments("data", f"model.init_args.{name}", self._reader(name), apply_on="instantiate")
@@ -339,6 +343,42 @@ def _refuse_overridden(args: list[str], contents: Sequence[Any]) -> None:
             if key in typed and not _are_same(parse_yaml(typed[key], f"--{key}"), value):
                 way_out = f"put it after --config {shlex.quote(text)}, which sets {as_yaml(value)}"
                 raise UsageError(f"--{key} {shlex.quote(typed[key])} would have no effect: {way_out}")
+
+
+def _refuse_incomplete(args: list[str], contents: Sequence[Any]) -> None:
+    """Refuse a config file with an empty section, or with keys of a class that is named only later, or nowhere."""
+    named: set[str] = set()
+    files = dict(zip(config_paths(args), contents, strict=False))
+    for flag, text in _pairs(args):
+        content = files[text] if flag == "config" else {flag: text}
+        keys = flatten_with_classes(content) if isinstance(content, Mapping) else {}
+        for group in ("model", "data", "trainer", "checkpoint"):
+            where = f"--config {shlex.quote(text)}"
+            if flag == "config" and group in keys and keys[group] is None:
+                raise UsageError(f"{where}: `{group}` is empty; give it keys, or leave it out")
+            if group in keys:
+                named.add(group)
+            inner = next((key for key in keys if key.startswith(f"{group}.")), None)
+            if flag == "config" and inner and group in ("model", "data") and group not in named:
+                way_out = f"put --config or --{group} that names it before {where}"
+                raise UsageError(f"{where} sets `{inner}` before the class of `{group}` is known: {way_out}")
+
+
+def _before_class(pairs: Sequence[tuple[str, Any]]) -> dict[str, str]:
+    """Return the keys of model and data that stand before the flag of their class, and that flag with its class.
+
+    >>> _before_class([("data.root", "photos"), ("data", "ImageFolder")])
+    {'data.root': '--data=ImageFolder'}
+    """
+    early: dict[str, str] = {}
+    after: dict[str, str] = {}
+    for key, value in reversed(pairs):
+        group, _, inner = key_as_typed(key).partition(".")
+        if group in ("model", "data") and inner in ("", "class_path"):
+            after[group] = f"--{key}={value}"
+        elif group in after:
+            early[key_as_typed(key)] = after[group]
+    return early
 
 
 def _are_same(one: Any, other: Any) -> bool:
