@@ -162,7 +162,7 @@ def small(tmp_path_factory):
     for name, count in (("train", 60), ("test", 20)):
         arrays[f"{name}_images"] = rng.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
         arrays[f"{name}_labels"] = np.arange(count) % 10
-    np.savez(folder / "photos.npz", **arrays)
+    np.savez(folder / "photos.npz", root=str(folder.resolve()), **arrays)
     bench = Bench(folder, folder, tiny(), say=lambda line: None)
     for method in ("none", "learned", {"class_path": f"{HERE}.Square"}):
         bench.run(method, label_of(method))
@@ -199,7 +199,7 @@ def test_complete_cells_are_not_trained_again(small, monkeypatch):
 def test_a_cell_is_trained_again_when_tuning_now_chooses_another_rate(small, tmp_path):
     shutil.copytree(small.folder, tmp_path, dirs_exist_ok=True)
     said: list[str] = []
-    bench = Bench(tmp_path, tmp_path, tiny(), said.append)
+    bench = Bench(tmp_path, small.data, tiny(), said.append)
     chosen = bench.tuned("none", "none", "photos")
     other = chosen * 2 if chosen == 0.01 else chosen / 2
     path = bench.path("none", f"tune-photos-{other:g}")
@@ -215,7 +215,7 @@ def test_a_cell_is_trained_again_when_tuning_now_chooses_another_rate(small, tmp
 def test_a_cell_that_another_process_is_at_comes_last(small, tmp_path):
     shutil.copytree(small.folder, tmp_path, dirs_exist_ok=True)
     said: list[str] = []
-    bench = Bench(tmp_path, tmp_path, tiny(), said.append)
+    bench = Bench(tmp_path, small.data, tiny(), said.append)
     for cell in ("tune-photos-0.02", "photos-0", "few-1", "cost"):
         bench.path("none", cell).unlink()
     other = take(tmp_path / "none" / ".photos-0.lock")
@@ -725,6 +725,32 @@ def test_photos_that_are_not_those_of_the_protocol_are_one_line(photos_of_three_
         folder_photos(photos_of_three_classes, sizes, 32, tmp_path / "kept", 3)
 
 
+def as_pngs(root, counts, shade=0, side=(32, 32), suffix="png"):
+    """Save as many photos of each class in ``train`` and in ``test``, and return their folder."""
+    for split in ("train", "test"):
+        for k, count in enumerate(counts):
+            (root / split / str(k)).mkdir(parents=True)
+            for i in range(count):
+                Image.new("RGB", side, (80 * k, i, shade)).save(root / split / str(k) / f"{i}.{suffix}")
+    return root
+
+
+def test_a_wrong_folder_of_photos_leaves_nothing_behind_for_the_right_one(tmp_path):
+    wrong, right = as_pngs(tmp_path / "wrong", [3, 3], shade=1), as_pngs(tmp_path / "right", [3, 3])
+    settings = tiny() | {"validation": 2}
+    settings["trainings"] |= {"photos": {"images": 4}, "few": {"images": 2}}
+    settings["test"] |= {"photos": 6}
+    digest = photos(right, {"val": 2, "train": 4, "few": 2, "test": 6})["train"].digest()
+    checked = settings | {"digests": {"train": digest}}
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"of 'train' are not those of the protocol.*; `--data .*wrong` must be"):
+            Bench(tmp_path / "cells", wrong, checked).splits("photos")
+    assert Bench(tmp_path / "cells", right, checked).splits("photos")[0].digest() == digest
+    shutil.rmtree(right / "train" / "0")
+    assert Bench(tmp_path / "cells", right, checked).splits("photos")[0].digest() == digest, "not read again"
+    assert Bench(tmp_path / "cells", wrong, settings).splits("photos")[0].digest() != digest, "without digests"
+
+
 def test_bytes_of_photos_become_the_floats_of_the_registered_protocol():
     images = torch.arange(2 * 3 * 4 * 4).view(2, 3, 4, 4).to(torch.uint8)
     mean = torch.tensor([0.4914, 0.4822, 0.4465]).view(3, 1, 1)
@@ -792,7 +818,7 @@ def test_a_method_is_compared_with_what_is_published_under_a_protocol_of_ones_ow
     cells.mkdir()
     shutil.copyfile(small.folder / "photos.npz", cells / "photos.npz")
     shutil.copytree(small.folder / "alias", cells / f"{HERE}.Alias")
-    compare = partial(benches.posbench, Alias, data=tmp_path, folder=cells, protocol=str(protocol))
+    compare = partial(benches.posbench, Alias, data=small.data, folder=cells, protocol=str(protocol))
     torch.set_num_threads(2)
     drawn = torch.get_rng_state()
     judged = compare(say=lambda line: None)

@@ -100,9 +100,10 @@ class Bench:
         sizes, test = self.protocol["trainings"], self.protocol["test"]
         if training == "glyphs" and "glyphs" not in self._splits:
             images = (sizes["glyphs"]["images"], test["glyphs"], self.protocol["validation"])
-            for (name, seed), count in zip(GLYPH_SEEDS.items(), images, strict=True):
-                self._splits[name] = glyphs(count, seed)
-            self._check_digests(*GLYPH_SEEDS)
+            seeds = zip(GLYPH_SEEDS.items(), images, strict=True)
+            found = {name: glyphs(count, seed) for (name, seed), count in seeds}
+            self._check_digests(found)
+            self._splits |= found
         elif training != "glyphs" and "test" not in self._splits:
             if self.data is None:
                 what = "a folder with train/CLASS/* and val/CLASS/*" if self._of_folder() else "CIFAR-10"
@@ -115,21 +116,25 @@ class Bench:
             }
             if self._of_folder():
                 side, classes = self.protocol["network"]["img_size"], classes_of_photos(self.protocol)
-                self._splits |= folder_photos(self.data, counts, side, self.folder, classes)
+                found = folder_photos(self.data, counts, side, self.folder, classes)
+                self._check_digests(found)
             else:
-                self._splits |= photos(self.data, counts, self.folder / "photos.npz")
-            self._check_digests("train", "few", "val", "test")
+                found = photos(self.data, counts, self.folder / "photos.npz", self._check_digests)
+            self._splits |= found
         own = {"photos": "train", "few": "few", "glyphs": "glyphs"}[training]
         return self._splits[own], self._splits["glyphs_test" if training == "glyphs" else "test"]
 
     def _of_folder(self) -> bool:
         return bool(self.protocol.get("photos", {}).get("from") == "folder")
 
-    def _check_digests(self, *names: str) -> None:
-        for name in names:
+    def _check_digests(self, splits: Mapping[str, Split]) -> None:
+        for name, split in splits.items():
             known = self.protocol["digests"].get(name)
-            if known and self._splits[name].digest() != known:
-                raise UsageError(f"the images of {name!r} are not those of the protocol: verdicts would not compare")
+            if known and split.digest() != known:
+                way_out = "" if name in GLYPH_SEEDS else f"; `--data {self.data}` must be the folder of its photos"
+                raise UsageError(
+                    f"the images of {name!r} are not those of the protocol: verdicts would not compare{way_out}"
+                )
 
     def path(self, label: str, cell: str) -> Path:
         """Return the record of a cell."""

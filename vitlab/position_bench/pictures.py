@@ -2,7 +2,7 @@
 
 import hashlib
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
@@ -88,37 +88,46 @@ def _start(rng: np.random.Generator, step: int) -> int:
     return int(rng.integers(max(0, -step), CELLS - max(0, step)))
 
 
-def photos(root: Path, sizes: Mapping[str, int], keep: Path | None = None) -> dict[str, Split]:
+def photos(
+    root: Path,
+    sizes: Mapping[str, int],
+    keep: Path | None = None,
+    check: Callable[[Mapping[str, Split]], None] = lambda splits: None,
+) -> dict[str, Split]:
     """Return ``train``, ``val``, ``test`` and ``few``: CIFAR-10, Krizhevsky 2009, classes in turn.
 
     Args:
         root: Folder that holds ``cifar-10-batches-py``, as torchvision leaves it, or ``train/CLASS/*.png`` and
             ``test/CLASS/*.png`` with the original file names.
         sizes: Number of images of each split.
-        keep: File to keep the decoded images in.
+        keep: File to keep the decoded images in, for the next call with this folder.
+        check: Raises an error if the splits are not the wanted ones; then nothing is kept.
 
     Raises:
         UsageError: The folder holds neither, or damaged files.
     """
-    if keep is not None and keep.is_file():
-        found = dict(np.load(keep))
-    else:
-        found = {f"{name}_{what}": value for name, pair in _decoded(root).items() for what, value in pair.items()}
-        if keep is not None:
-            with atomic_write(keep) as beside:
-                np.savez(beside, **found)
+    place = str(root.resolve())
+    found: dict[str, NDArray[Any]] = dict(np.load(keep)) if keep is not None and keep.is_file() else {}
+    if is_new := str(found.get("root")) != place:
+        decoded = _decoded(root)
+        found = {f"{name}_{what}": value for name, pair in decoded.items() for what, value in pair.items()}
     images = {
         name: as_floats(torch.from_numpy(found[f"{name}_images"]).permute(0, 3, 1, 2)) for name in ("train", "test")
     }
     train = Split(images["train"].contiguous(), torch.from_numpy(found["train_labels"]))
     test = Split(images["test"].contiguous(), torch.from_numpy(found["test_labels"]))
     val, rest = sizes["val"], slice(sizes["val"], sizes["val"] + sizes["train"])
-    return {
+    splits = {
         "train": Split(*(x[rest] for x in train)),
         "few": Split(*(x[rest][: sizes["few"]] for x in train)),
         "val": Split(*(x[:val] for x in train)),
         "test": Split(*(x[: sizes["test"]] for x in test)),
     }
+    check(splits)
+    if is_new and keep is not None:
+        with atomic_write(keep) as beside:
+            np.savez(beside, root=np.array(place), **found)
+    return splits
 
 
 def as_floats(images: Tensor) -> Tensor:
