@@ -751,6 +751,25 @@ def test_a_wrong_folder_of_photos_leaves_nothing_behind_for_the_right_one(tmp_pa
     assert Bench(tmp_path / "cells", wrong, settings).splits("photos")[0].digest() != digest, "without digests"
 
 
+@pytest.mark.parametrize(
+    ("photos_of_yours", "says"),
+    [
+        (
+            {"counts": [2, 2], "suffix": "jpg"},
+            r"train must hold as many CLASS/\*\.png of each class, got 0, 0: this protocol",
+        ),
+        ({"counts": [2, 3]}, r"train must hold as many CLASS/\*\.png of each class, got 2, 3: this protocol"),
+        ({"counts": []}, r"train must hold as many CLASS/\*\.png of each class, got 0: this protocol"),
+        ({"counts": [2], "side": (40, 32)}, r"0\.png must have 32 x 32 pixels, got 40 x 32: this protocol"),
+    ],
+)
+def test_photos_of_yours_in_place_of_cifar10_are_one_line(photos_of_yours, says, tmp_path):
+    for split in ("train", "test"):
+        (tmp_path / split).mkdir()
+    with pytest.raises(UsageError, match=says):
+        photos(as_pngs(tmp_path, **photos_of_yours), {"val": 1, "train": 1, "few": 1, "test": 1})
+
+
 def test_bytes_of_photos_become_the_floats_of_the_registered_protocol():
     images = torch.arange(2 * 3 * 4 * 4).view(2, 3, 4, 4).to(torch.uint8)
     mean = torch.tensor([0.4914, 0.4822, 0.4465]).view(3, 1, 1)

@@ -13,15 +13,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, preview
 from vitlab.runs.atomic import atomic_write
 
 CELLS = 8  # tokens a side
 PIXELS = 4  # of a token
+SIDE = CELLS * PIXELS  # of an image, in pixels
 OFFSETS = (-3, -2, -1, 1, 2, 3)
 QUESTIONS = {"row": CELLS, "column": CELLS, "offset": len(OFFSETS), "far": len(OFFSETS)}  # outputs of each
 NOISE = 0.2  # of the pixels; marks differ from it by 2
 _MEAN = [0.4914, 0.4822, 0.4465]  # of CIFAR-10, one spread for all channels
+_OWN_PHOTOS = "this protocol is on CIFAR-10; for photos of yours copy `imagenet100`, and name the copy to --protocol"
 A_CLASS = 2000  # training images of each class: those whose file names come first
 
 
@@ -79,8 +81,7 @@ def glyphs(count: int, seed: int) -> Split:
         for (r, c), pattern in zip((left, right), patterns[:2], strict=True):
             image[r, :, c] += 2 * pattern
         label[:] = row, column, step, drop
-    side = CELLS * PIXELS
-    return Split(torch.from_numpy(images.reshape(count, 1, side, side).astype(np.float32)), torch.from_numpy(labels))
+    return Split(torch.from_numpy(images.reshape(count, 1, SIDE, SIDE).astype(np.float32)), torch.from_numpy(labels))
 
 
 def _start(rng: np.random.Generator, step: int) -> int:
@@ -104,7 +105,7 @@ def photos(
         check: Raises an error if the splits are not the wanted ones; then nothing is kept.
 
     Raises:
-        UsageError: The folder holds neither, or damaged files.
+        UsageError: The folder holds neither, or other photos, or damaged files.
     """
     place = str(root.resolve())
     found: dict[str, NDArray[Any]] = dict(np.load(keep)) if keep is not None and keep.is_file() else {}
@@ -224,12 +225,23 @@ def _decoded(root: Path) -> dict[str, dict[str, NDArray[Any]]]:
 
 
 def _of_folder(folder: Path) -> dict[str, NDArray[Any]]:
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
-    by_class = [sorted(path.glob("*.png"))[:A_CLASS] for path in sorted(folder.iterdir()) if path.is_dir()]
-    files = [path for paths in zip(*by_class, strict=True) for path in paths]
-    labels = np.tile(np.arange(len(by_class)), len(by_class[0]))
-    return {"images": np.stack([np.asarray(Image.open(path).convert("RGB")) for path in files]), "labels": labels}
+    by_class = [sorted(path.glob("*.png"))[:A_CLASS] for path in _shown(folder) if path.is_dir()]
+    counts = [len(files) for files in by_class] or [0]
+    if not 0 < min(counts) == max(counts):
+        raise UsageError(f"{folder} must hold as many CLASS/*.png of each class, got {preview(counts)}: {_OWN_PHOTOS}")
+    images = []
+    for file in (file for files in zip(*by_class, strict=True) for file in files):
+        try:
+            with Image.open(file) as image:
+                images.append(np.asarray(image.convert("RGB")))
+        except UnidentifiedImageError:
+            raise UsageError(f"{file} is no image: remove it") from None
+        if images[-1].shape[:2] != (SIDE, SIDE):
+            height, width = images[-1].shape[:2]
+            raise UsageError(f"{file} must have {SIDE} x {SIDE} pixels, got {width} x {height}: {_OWN_PHOTOS}")
+    return {"images": np.stack(images), "labels": np.tile(np.arange(len(by_class)), counts[0])}
 
 
 @cache
