@@ -581,6 +581,18 @@ def test_a_figure_without_the_reference_methods_has_no_verdicts(small, undrawn):
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["none"]
 
 
+def test_the_verdicts_on_several_methods_are_one_table(monkeypatch, capsys):
+    judged = benches.Judged("", {"accuracy": [0.5, 0.6]}, [], [], {}, [])
+    monkeypatch.setattr(benches, "posbench", lambda method, **more: judged._replace(method=method))
+    assert main(["posbench", "none", "learned", "--json"]) == 0
+    assert [row["method"] for row in json.loads(capsys.readouterr().out)] == ["none", "learned"]
+    assert main(["posbench", "none", "learned", "--csv"]) == 0
+    assert [line.partition(",")[0] for line in capsys.readouterr().out.splitlines()] == ["method", "none", "learned"]
+    for words in (["--price"], ["--cells"], ["verify"]):
+        assert main(["posbench", "none", *words, "--json"]) == 2
+        assert capsys.readouterr().err.endswith(f"as a table: leave it out with {words[0]}\n")
+
+
 def test_the_list_names_the_methods_that_are_not_measured(capsys):
     assert main(["posbench", "--list"]) == 0
     out = capsys.readouterr().out

@@ -41,6 +41,7 @@ def main(argv: list[str]) -> int:
     action = options.methods.pop() if options.methods[-1:] in (["verify"], ["submit"]) else "run"
     if not options.list and not options.evidence and not options.methods:
         raise UsageError("`vitlab posbench` needs a METHOD, such as rope2d or mymodule.MyEmbed, or --list")
+    _refuse_format(options, action)
     with quick_imports():
         from vitlab.position_bench import bench
         from vitlab.position_bench.cells import Bench, published
@@ -62,24 +63,48 @@ def main(argv: list[str]) -> int:
 
         show(*map(str, write_bench_page(own, options.evidence)))
         return 0
+    if action == "run" and not options.cells:
+        return _judge(own, options)
     return max(_one(method, action, own, options) for method in options.methods)
 
 
-def _one(text: str, action: str, own: Any, options: argparse.Namespace) -> int:
-    from vitlab.position_bench import bench, submission
-    from vitlab.position_bench.cells import label_of
+def _refuse_format(options: argparse.Namespace, action: str) -> None:
+    """Refuse ``--json`` and ``--csv`` where no table is printed."""
+    flags = [f"--{name}" for name in ("price", "evidence", "cells") if getattr(options, name)]
+    others = [*flags, *([action] if action != "run" else [])]
+    if options.form and others and not options.list:
+        raise UsageError(f"`--{options.form}` prints verdicts or --list as a table: leave it out with {others[0]}")
 
-    if action == "run" and not options.cells:
+
+def _judge(own: Any, options: argparse.Namespace) -> int:
+    """Print the verdicts on all methods, each when it is known, or one table for programs."""
+    from vitlab.position_bench import bench
+
+    rows: list[dict[str, Any]] = []
+    is_lost = False
+    for method in options.methods:
         judged = bench.posbench(
-            text,
+            method,
             data=options.data,
             folder=options.folder,
             anchors=options.anchors,
             protocol=options.protocol,
             say=own.say,
         )
-        show_rows(bench.judged_rows(judged), options.form) if options.form else show(*bench.judged_lines(judged))
-        return int(bool(judged.lost))
+        is_lost |= bool(judged.lost)
+        if options.form:
+            rows += bench.judged_rows(judged)
+        else:
+            show(*bench.judged_lines(judged))
+    if options.form:
+        show_rows(rows, options.form)
+    return int(is_lost)
+
+
+def _one(text: str, action: str, own: Any, options: argparse.Namespace) -> int:
+    from vitlab.position_bench import bench, submission
+    from vitlab.position_bench.cells import label_of
+
     if action == "run":
         return int(bool(own.run(bench.method_of(text), label_of(text))))
     label = label_of(text)
