@@ -293,13 +293,15 @@ def test_a_finished_or_stopped_run_is_submitted_again_by_its_name(slurm, begun):
     run = slurm.desk / "runs" / "old"
     run.mkdir(parents=True)
     (run / "config.yaml").write_text(begun)
-    words = ["submit", "fit", "--resume", "old", "--trainer.max_epochs=90", "--slurm", SITE, "--gpus=1"]
-    for _ in range(2):
-        assert main(words) == 0
     (slurm.desk / "plan").write_text("0")
-    slurm.start("old")
-    assert slurm.end() == (0, "")
-    assert slurm.said("fit.0")[0].split("|")[2:5] == ["--resume", "runs/old", "--trainer.max_epochs=90"]
+    longer = ["--trainer.max_epochs=90"]
+    ways = {("--resume", "old"): ["--resume", "runs/old", *longer]}
+    ways["--name", "old", "--auto_resume"] = [*longer, "--name", "old", "--auto_resume"]
+    for typed, started in ways.items():
+        assert main(["submit", "fit", *typed, *longer, "--slurm", SITE, "--gpus=1"]) == 0
+        slurm.start("old")
+        assert slurm.end() == (0, "")
+        assert slurm.said("fit.0")[-1].split("|")[2 : 2 + len(started)] == started
 
 
 def test_runs_of_one_last_name_have_a_script_each(slurm, capsys):
@@ -360,6 +362,13 @@ def test_a_job_that_sbatch_refuses_is_reported_and_leaves_nothing(slurm, capsys)
     assert not slurm.script("n").exists()
 
 
+def test_a_command_without_a_config_is_submitted(slurm, monkeypatch, capsys):
+    monkeypatch.setattr("vitlab.jobs.train.build.check_job", lambda arguments, options: None)
+    words = ["--model=Classifier", "--data=Digits", "--data.batch_size=64"]
+    assert main(["submit", "fit", *words, "--slurm", SITE, "--gpus=1", "--name", "n", "--dry_run"]) == 0
+    assert f"fit=(vitlab fit {' '.join(words)} --name n --auto_resume)\n" in capsys.readouterr().out
+
+
 def test_a_job_too_large_for_every_node_is_refused_instead_of_waiting_forever(slurm, capsys):
     (slurm.desk / "small").touch()
     assert main([*JOB, "--name", "n"]) == 1
@@ -398,7 +407,7 @@ MISTAKES = [
     (["submit"], "vitlab submit --help"),
     (["submit", "fitt", "--slurm", SITE], 'did you mean "fit"?'),
     (["submit", "fit", "--config", RECIPE], "--slurm"),
-    (["submit", "fit", "--slurm", SITE], "missing: --config"),
+    (["submit", "fit", "--slurm", SITE], "missing: data, model; give a complete config"),
     (["submit", "fit", "--config", RECIPE, "--slurm", "nowhere.yaml"], "nowhere.yaml"),
     (["submit", "fit", "--config", "nowhere.yaml", "--slurm", SITE], "nowhere.yaml"),
     (["submit", "fit", "--resume", "nope", "--slurm", SITE], 'no run or checkpoint called "nope"'),

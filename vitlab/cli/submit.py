@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
     if options.dry_run:
         sys.stdout.write(text)
         return 0
-    return hand_over(text, script, run, again="--resume" in words)
+    return hand_over(text, script, run)
 
 
 def plan(args: list[str], processes: int) -> tuple[Path, list[str], list[Path]]:
@@ -88,17 +88,14 @@ def plan(args: list[str], processes: int) -> tuple[Path, list[str], list[Path]]:
 
     paths = config_paths(rest)
     contents = [read_yaml(find_file(path, "--config")) for path in paths]
-    if options.resume and (begun := run_to_continue(options)):
-        stored = [read_yaml(begun.config)] if begun.config.is_file() else []
-        _check_batch(rest, [*stored, *contents], processes)
-        check_job(rest, options)
+    begun = run_to_continue(options) if options.resume or options.auto_resume else None
+    stored = [read_yaml(begun.config)] if begun and begun.config.is_file() else []
+    _check_batch(rest, [*stored, *contents] if options.resume else [*contents, *stored], processes)
+    check_job(rest if begun else with_environment(rest), options)
+    if begun and options.resume:
         return begun.path, ["--resume", str(begun.path), *rest, *more], [begun.config]
-    if not paths:
-        raise UsageError("missing: --config; give a complete config, or --resume RUN")
-    _check_batch(rest, contents, processes)
-    check_job(with_environment(rest), options)
     seed = [*(c["seed_everything"] for c in contents if "seed_everything" in c), *values_of(rest, "seed_everything")]
-    run = choose_run(options, paths, seed[-1] if seed else 0, repr((rest, contents)))
+    run = begun or choose_run(options, paths, seed[-1] if seed else 0, repr((rest, contents)))
     if run.path == FOLDER:
         raise UsageError(f"`--name`: {FOLDER} holds scripts and logs; choose another name")
     start = ["--run_dir", options.run_dir] if options.run_dir else ["--name", run.path.name]
@@ -146,11 +143,11 @@ def _stem(run: Path) -> str:
     return f"{stem[:57]}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:6]}"
 
 
-def _check_script(script: Path, run: Path, again: bool) -> None:
-    """Refuse a script that was submitted before, unless the same run is submitted again."""
+def _check_script(script: Path, run: Path) -> None:
+    """Refuse a script that was submitted before, unless its run has begun and is submitted again."""
     if not script.is_file():
         return
-    if not again:
+    if not RunDir(run).has_begun():
         raise UsageError(f"{run.name} was submitted before; resubmit with `sbatch {script}`, or choose another --name")
     named = re.search(r"--include=manifest\.json (.*) \| sort", script.read_text())
     if named and Path(*shlex.split(named[1])).resolve() != run.resolve():
@@ -163,13 +160,13 @@ def _folder_of_vitlab() -> str | None:
     return str(folder) if shutil.which("vitlab") is None and (folder / "vitlab").is_file() else None
 
 
-def hand_over(text: str, script: Path, run: Path, again: bool) -> int:
+def hand_over(text: str, script: Path, run: Path) -> int:
     """Write the script, give it to sbatch, and return the exit code."""
     from vitlab.jobs.sbatch import ask_sbatch
 
     if shutil.which("sbatch") is None:
         raise UsageError("there is no sbatch here; submit on a login node, or print the script with --dry_run")
-    _check_script(script, run, again)
+    _check_script(script, run)
     known = "continues" if RunDir(run).exists() else "will be"
     script.parent.mkdir(parents=True, exist_ok=True)
     write_text(script, text)
