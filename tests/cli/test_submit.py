@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from vitlab.cli.main import main
+from vitlab.cli.submit import hand_over
 from vitlab.jobs.sbatch import Site
 from vitlab.runs.directory import RunDir
 
@@ -360,6 +361,16 @@ def test_a_job_that_sbatch_refuses_is_reported_and_leaves_nothing(slurm, capsys)
     assert main([*JOB, "--name", "n"]) == 1
     assert capsys.readouterr().err == "vitlab: sbatch refused the job: sbatch: error: Invalid account\n"
     assert not slurm.script("n").exists()
+
+
+def test_a_resubmission_that_sbatch_refuses_leaves_the_earlier_script(slurm, capsys):
+    script, run = slurm.script("n"), slurm.desk / "runs" / "n"
+    run.mkdir(parents=True)
+    (run / "config.yaml").touch()
+    assert hand_over("first\n", script, run) == 0
+    (slurm.desk / "closed").touch()
+    assert hand_over("second\n", script, run) == 1
+    assert script.read_text() == "first\n"
 
 
 def test_a_command_without_a_config_is_submitted(slurm, monkeypatch, capsys):

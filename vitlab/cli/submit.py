@@ -169,10 +169,11 @@ def hand_over(text: str, script: Path, run: Path) -> int:
     _check_script(script, run)
     known = "continues" if RunDir(run).exists() else "will be"
     script.parent.mkdir(parents=True, exist_ok=True)
+    before = script.read_text() if script.is_file() else None  # of a job that may still wait
     write_text(script, text)
     done = ask_sbatch(script)
     if done.returncode:
-        script.unlink()
+        script.unlink() if before is None else write_text(script, before)
         sys.stderr.write(f"vitlab: sbatch refused the job: {' '.join(done.stderr.split())}\n")
         return 1
     job = done.stdout.strip().split(";")[0]  # number;cluster where there are several
