@@ -473,6 +473,7 @@ SITES = [
     ('time: "1:00:00"\ngpus: 1\ngpus: 2', "the key `gpus` appears twice"),
     ('time: "1:00:00"\nsbatch: {ntasks-per-node: 2}', "`sbatch.ntasks-per-node` is set by `gpus`"),
     ('time: "1:00:00"\nsbatch: {-p: gpu}', "without dashes"),
+    ('time: "1:00:00"\nsbatch: {chdir: /scratch}', "`sbatch.chdir` is set by the folder that you submit from"),
     ('time: "1:00:00"\nsbatch: {comment: "x\\n#SBATCH --nodes=9"}', "must be a word, a number or true"),
     ('time: "1:00:00"\nsetup: module load cuda', "`setup` a list of shell lines"),
     ('time: "1:00:00"\nsetup: [export WANDB_API_KEY=canary]', "must hold no secret"),

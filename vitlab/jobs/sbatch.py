@@ -23,6 +23,7 @@ OWN = {  # options of sbatch that the script sets itself, and where their values
     "time": "`time`",
     "signal": "`warn_seconds`",
     "job-name": "--name",
+    "chdir": "the folder that you submit from, which holds the runs",
     **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-task", "ntasks", "ntasks-per-node"), "`gpus`"),
     **dict.fromkeys(("array", "error", "open-mode", "output", "no-requeue", "requeue"), "vitlab"),
 }
@@ -229,8 +230,7 @@ def check_text(site: Site, start: Sequence[str], files: Iterable[str | Path], ru
         run: The run directory; once that has a configuration, the files are not read again.
     """
     unless = f" || [ -r {shlex.quote(str(run / 'config.yaml'))} ]" if run else ""
-    folder = shlex.quote(str(site.sbatch["chdir"])) if "chdir" in site.sbatch else '"${SLURM_SUBMIT_DIR:-$PWD}"'
-    words = " ".join([folder, *(shlex.quote(str(file)) for file in files)])
+    words = " ".join(['"${SLURM_SUBMIT_DIR:-$PWD}"', *(shlex.quote(str(file)) for file in files)])
     many = f"srun --ntasks={site.nodes} --ntasks-per-node=1 \\\n"
     many += f'    bash -c "$(declare -f check); check \\"\\$@\\"" check {words}'
     alone = f"(check {words})"
