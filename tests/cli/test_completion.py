@@ -20,12 +20,26 @@ CASES = [
     (["vitlab", "runs", "cl"], ["clean"]),
     (["vitlab", "runs", "diff", "sec"], ["second"]),
     (["vitlab", "bench", ""], []),
+    (["vitlab", "look", ""], ["last", "first", "second"]),
+    (["vitlab", "embed", "s"], ["second"]),
+    (["vitlab", "analyze", "cos"], ["cost"]),
+    (["vitlab", "analyze", "cost", "f"], ["first"]),
+    (["vitlab", "ablate", "pl"], ["plan"]),
+    (["vitlab", "ablate", "report", "lab.yaml", "--accept_s"], ["--accept_stale"]),
+    (["vitlab", "runs", "list", "--whe"], ["--where"]),
+    (["vitlab", "submit", "fit", "--sl"], ["--slurm"]),
+    (["vitlab", "submit", "fit", "--auto"], ["--auto_resume"]),
+    (["vitlab", "export", "--t"], ["--trust_imports", "--to"]),
+    (["vitlab", "look", "--im"], ["--images", "--img_size"]),
+    (["vitlab", "posbench", "--da"], ["--data"]),
+    (["vitlab", "test", "--ckp"], ["--ckpt_path"]),
+    (["vitlab", "test", "--js"], ["--json"]),
 ]
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
 def test_bash_completes_commands_configs_keys_and_runs_without_python(tmp_path, capsys):
-    for name in ("first", "second"):
+    for name in ("first", "second", "ablations", "slurm"):  # of which the last two are no runs
         (tmp_path / "runs" / name).mkdir(parents=True)
     assert main(["completion", "bash"]) == 0
     script = capsys.readouterr().out

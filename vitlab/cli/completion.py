@@ -1,6 +1,9 @@
 """``vitlab completion``: the script for bash and zsh; it contains all word lists, so that TAB does not start Python."""
 
+import io
+import re
 import sys
+from contextlib import redirect_stdout, suppress
 
 from vitlab.config.arguments import CommandParser, KeepLines, flags
 from vitlab.shipped import HOME
@@ -12,6 +15,7 @@ if [ -n "${ZSH_VERSION-}" ]; then
 fi
 _vitlab() {
   local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} words=
+  local runs="last $(ls runs 2>/dev/null | grep -vxE 'ablations|slurm')"
   if [ "$cur" = "=" ]; then cur=; fi
   if [ "$prev" = "=" ]; then prev=${COMP_WORDS[COMP_CWORD-2]}; fi
   if [ "$COMP_CWORD" -eq 1 ]; then
@@ -19,13 +23,14 @@ _vitlab() {
   else
     case "$prev" in
       -c|--config) words="@CONFIGS@" ;;
-      --resume|--init_from) words="last $(ls runs 2>/dev/null)" ;;
+      --resume|--init_from) words=$runs ;;
       *)
         case "${COMP_WORDS[1]} $cur" in
-          "fit -"*|"submit -"*|"validate -"*|"test -"*|"predict -"*) words="@KEYS@" ;;
-          "runs "*) words="list show diff clean last $(ls runs 2>/dev/null)" ;;
-          "validate "*|"test "*|"predict "*|"verify "*|"export "*|"analyze "*|"results "*)
-            words="last $(ls runs 2>/dev/null)" ;;
+@FLAGS@
+          "analyze "*) if [ "$COMP_CWORD" -eq 2 ]; then words="all @ANALYSES@"; else words=$runs; fi ;;
+          "ablate "*) if [ "$COMP_CWORD" -eq 2 ]; then words="@ABLATE@"; fi ;;
+          "runs "*) words="@RUNS@ $runs" ;;
+          "validate "*|"test "*|"predict "*|"embed "*|"look "*|"verify "*|"export "*|"results "*) words=$runs ;;
         esac ;;
     esac
   fi
@@ -33,6 +38,8 @@ _vitlab() {
 }
 complete -o default -F _vitlab vitlab
 """
+
+CONFIGURED = ("validate", "test", "predict", "embed", "analyze", "look")  # take the keys of a configuration, too
 
 HOW_TO_COMPLETE = """for bash:
   vitlab completion bash > ~/.local/share/bash-completion/completions/vitlab
@@ -47,22 +54,38 @@ def main(args: list[str]) -> int:
     parser.formatter_class = KeepLines
     parser.add_argument("shell", choices=("bash", "zsh"), help="the shell; both use the same script")
     parser.parse_args(args)
-    from vitlab.cli.main import COMMANDS  # which names this file
-
-    sys.stdout.write(completion_script(list(COMMANDS)))
+    sys.stdout.write(completion_script())
     return 0
 
 
-def completion_script(commands: list[str]) -> str:
-    """Return the script, for both shells.
+def completion_script() -> str:
+    """Return the script, for both shells."""
+    from vitlab.analysis import ANALYSES
+    from vitlab.cli.ablate import WORDS as ABLATE
+    from vitlab.cli.main import COMMANDS  # which names this file
+    from vitlab.cli.runs import WORDS as OF_RUNS
 
-    Args:
-        commands: Names of all commands.
-    """
-    shipped = HOME / "configs"
+    shipped, keys = HOME / "configs", flags()["keys"]
     configs = sorted(path.relative_to(shipped).with_suffix("").as_posix() for path in shipped.rglob("*.yaml"))
-    lists = {"COMMANDS": commands, "CONFIGS": configs, "KEYS": [f"--{key}" for key in flags()["keys"]]}
-    text = SCRIPT
-    for name, words in lists.items():
+    own = {command: _own_flags(command) for command in COMMANDS}
+    own["ablate"] += [flag for word in ABLATE for flag in _own_flags("ablate", word)]
+    own["runs"] += [flag for word in OF_RUNS for flag in _own_flags("runs", word)]
+    own["fit"] = [f"--{key}" for key in keys]
+    own["submit"] += own["fit"]
+    for command in CONFIGURED:
+        own[command] += [f"--{key}" for key in keys if "." in key]
+    cases = [f'          "{command} -"*) words="{" ".join(dict.fromkeys(own[command]))}" ;;' for command in COMMANDS]
+    lists = {"COMMANDS": [*COMMANDS], "CONFIGS": configs, "ANALYSES": [*ANALYSES], "ABLATE": [*ABLATE]}
+    text = SCRIPT.replace("@FLAGS@", "\n".join(cases))
+    for name, words in {**lists, "RUNS": [*OF_RUNS]}.items():
         text = text.replace(f"@{name}@", " ".join(words))
     return text
+
+
+def _own_flags(*words: str) -> list[str]:
+    """Return the flags of a command, as its help lists them."""
+    from vitlab.cli.main import main as vitlab_main
+
+    with redirect_stdout(io.StringIO()) as said, suppress(SystemExit):
+        vitlab_main([*words, "--help"])
+    return re.findall(r"^  (?:-\w[^,\n]*, )?(--\w+)", said.getvalue(), re.MULTILINE)
