@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitlab.cli.evaluate import chosen_checkpoint, run_parser
-from vitlab.config.arguments import add_formats
+from vitlab.config.arguments import add_formats, split_dotted
 from vitlab.config.images import Problem, find_images, refuse_none
 from vitlab.config.options import check_topk
 from vitlab.errors import UsageError, escaped, not_finite, printable
@@ -144,7 +144,7 @@ def _options(argv: list[str], features: bool) -> tuple[argparse.Namespace, list[
     add("--quiet", action="store_true", help="print errors only")
     add_formats(parser)
     parser.epilog = EPILOG
-    words, rest = _split(argv)
+    words, rest = split_dotted(argv)
     options = parser.parse_intermixed_args(words)
     if features:
         options.topk = 1
@@ -180,21 +180,6 @@ def _show(table: "pd.DataFrame", output: Path | None, form: Form | None, what: s
     else:
         write(table, output)
         say(f"wrote {len(table):,} {what}{'s' if len(table) != 1 else ''} to {output}")
-
-
-def _split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Return the command's own arguments, and the dotted ones with their values."""
-    own: list[str] = []
-    dotted: list[str] = []
-    words = iter(argv)
-    for word in words:
-        if word == "--":
-            return [*own, word, *words], dotted
-        if word.startswith("--") and "." in word.split("=")[0]:
-            dotted += [word] if "=" in word else [word, *([value] if (value := next(words, None)) is not None else [])]
-        else:
-            own.append(word)
-    return own, dotted
 
 
 def _same(file: str, output: Path) -> bool:

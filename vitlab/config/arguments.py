@@ -137,6 +137,27 @@ def refuse_unknown(words: list[str]) -> None:
             raise UsageError(f"there is no key `{key}`{suggest_argument(key, known)}")
 
 
+def split_dotted(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Return a command's own arguments, and the dotted ones with their values, which may stand before a run's name.
+
+    >>> split_dotted(["--data.num_workers", "0", "RUN", "--quiet", "--model.lr=1"])
+    (['RUN', '--quiet'], ['--data.num_workers', '0', '--model.lr=1'])
+    """
+    own: list[str] = []
+    dotted: list[str] = []
+    for i, word in enumerate(argv):
+        before = argv[i - 1] if i else ""
+        if word == "--":
+            return [*own, *argv[i:]], dotted
+        is_value = _is_dotted(before) and "=" not in before and not word.startswith("--")
+        (dotted if is_value or _is_dotted(word) else own).append(word)
+    return own, dotted
+
+
+def _is_dotted(word: str) -> bool:
+    return word.startswith("--") and "." in word.split("=")[0]
+
+
 def refuse_flags_of_others(words: list[str], parser: argparse.ArgumentParser) -> None:
     """Refuse the first argument that neither a command on a run nor a configuration has, before the heavy imports.
 
