@@ -127,7 +127,8 @@ def photos(
     check(splits)
     if is_new and keep is not None:
         with atomic_write(keep) as beside:
-            np.savez(beside, root=np.array(place), **found)
+            kept: dict[str, Any] = {"root": np.array(place), **found}
+            np.savez(beside, **kept)
     return splits
 
 
