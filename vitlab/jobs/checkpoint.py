@@ -17,7 +17,7 @@ from torch import nn
 
 from vitlab.config.parser import user_mistakes
 from vitlab.errors import UsageError, preview
-from vitlab.interface import has_grid, network, own_answer, path_of
+from vitlab.interface import has_grid, network, own_answer
 from vitlab.layers.resample import ResizePolicy
 from vitlab.models.load import NEW_HEAD, load_weights, outputs_of
 from vitlab.models.weights_file import check_readable, facts_beside, read_state, read_weights, weights_digest
@@ -100,10 +100,10 @@ def load_checkpoint(task: Any, checkpoint: Path) -> None:
     except RuntimeError as error:
         have = part.state_dict().keys()
         if not is_ours and have < state.keys() and is_overridden("setup", task, L.LightningModule):
-            late = preview(name for name in state if name not in have)
+            late = next(name for name in state if name not in have)
             raise UsageError(
-                f"{path_of(task)} has no {late} before its `setup`, which only a Trainer calls, and {checkpoint} has: "
-                "build the network in `__init__`"
+                f"{type(task).__name__} has no {late} before its `setup`, which only a Trainer calls, and {checkpoint} "
+                "has: build the network in `__init__`"
             ) from error
         raise misfit(checkpoint, error) from error
 
