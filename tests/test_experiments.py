@@ -327,16 +327,21 @@ def test_what_the_page_says_of_four_methods_is_in_their_tables():
     table = pd.read_csv(folder / "results/methods_fashion_mnist/summary.csv")
     arms = table[(table["kind"] == "arm") & (table["metric"] == "acc1")].set_index("arm")
     assert arms["mean"].max() < 0.88 and "All eight arms are below 88 %" in page
+    _states_gains(page, arms, ("none", "learned", "rope2d", "sincos2d"))
+    assert all(f"{arms.loc[f't2t-{method}', 'unpaired_p']:.4f}" in page for method in ("learned", "sincos2d"))
+
+
+def _states_gains(page, arms, methods):
+    """Assert that a page has accuracies and gains of each tokenizer, as two rows; the first method has no gain."""
     for tokenizer in ("patch", "t2t"):
-        rows = [arms.loc[f"{tokenizer}-{method}"] for method in ("none", "learned", "rope2d", "sincos2d")]
+        rows = [arms.loc[f"{tokenizer}-{method}"] for method in methods]
         accuracies = [f"{100 * row['mean']:.1f} ± {100 * row['sd']:.1f}" for row in rows]
         gains = [[100 * row[f"difference{end}"] for end in ("", "_low", "_high")] for row in rows[1:]]
         gains = [f"{points:+.2f} [{low:.2f}, {high:.2f}]" for points, low, high in gains]
         assert f"| `{tokenizer}` | {' | '.join(accuracies)} |\n| gain | | {' | '.join(gains)} |" in page
-    assert all(f"{arms.loc[f't2t-{method}', 'unpaired_p']:.4f}" in page for method in ("learned", "sincos2d"))
 
 
-def _cifar10(name, epochs, tokenizers=("patch", "t2t")):
+def _curves(name, epochs):
     """Return the mean validation accuracies of each arm, its row of the summary, and the page; it must state them."""
     folder, found = ROOT / "experiments/t2t_positions", {}
     with tarfile.open(folder / f"results/{name}/evidence.tar.xz") as records:
@@ -353,6 +358,12 @@ def _cifar10(name, epochs, tokenizers=("patch", "t2t")):
         assert {len(found[arm, epoch]) for epoch in epochs} == {5}
         curves[arm] = [statistics.fmean(found[arm, epoch]) for epoch in epochs]
         assert f"| `{arm}` | {' | '.join(f'{mean:.1f}' for mean in curves[arm])} |" in page
+    return curves, arms, page
+
+
+def _cifar10(name, epochs, tokenizers=("patch", "t2t")):
+    """Return what :func:`_curves` returns of arms without positions and with a table; the page must state the gains."""
+    curves, arms, page = _curves(name, epochs)
     for tokenizer in tokenizers:
         none, learned = (arms.loc[f"{tokenizer}-{method}"] for method in ("none", "learned"))
         cells = [f"{100 * row['mean']:.1f} ± {100 * row['sd']:.1f}" for row in (none, learned)]
@@ -389,6 +400,24 @@ def test_what_the_page_says_of_the_parts_of_t2t_on_cifar10_is_in_its_tables():
     tokenizers = ("shared-zeros", "shared-wrap", "apart-zeros", "apart-wrap")
     _, arms, page = _cifar10("parts_cifar10", (1, 3, 5), tokenizers)
     assert arms["mean"].max() < 0.65 and "All eight arms are below 65 %" in page
+
+
+def test_what_the_page_says_of_rotary_and_fixed_positions_on_cifar10_is_in_their_tables():
+    tried = {}
+    with tarfile.open(ROOT / "experiments/t2t_positions/methods/candidates_cifar10.tar.xz") as records:
+        for member in records.getmembers():
+            if "/tune/" in member.name and member.name.endswith("/results.json"):
+                accuracy = 100 * json.load(records.extractfile(member))["val"]["acc1"]
+                tried.setdefault(member.name.split("/")[2], []).append(accuracy)
+    assert sum(map(len, tried.values())) == 32
+    _, arms, page = _curves("methods_cifar10", (1, 3, 5))
+    _states_gains(page, arms, ("none", "rope2d", "sincos2d"))
+    for arm in arms.index:
+        if not arm.endswith("none"):
+            means = [statistics.fmean(tried[f"{arm}-try{i}"]) for i in range(4)]
+            assert f"| `{arm}` | {' | '.join(f'{mean:.1f}' for mean in means)} |" in page
+            assert max(means) == means[2 if "rope2d" in arm else 1]  # 0.01 or 0.004, with which the arm is measured
+    assert arms["mean"].max() < 0.65 and "All six arms are below 65 %" in page
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "experiments").glob("*/results/*/README.md")), ids=str)

@@ -108,7 +108,7 @@ def photos(
         UsageError: The folder holds neither, or other photos, or damaged files.
     """
     place = str(root.resolve())
-    found: dict[str, NDArray[Any]] = dict(np.load(keep)) if keep is not None and keep.is_file() else {}
+    found: dict[str, Any] = dict(np.load(keep)) if keep is not None and keep.is_file() else {}
     if is_new := str(found.get("root")) != place:
         decoded = _decoded(root)
         found = {f"{name}_{what}": value for name, pair in decoded.items() for what, value in pair.items()}
@@ -127,8 +127,7 @@ def photos(
     check(splits)
     if is_new and keep is not None:
         with atomic_write(keep) as beside:
-            kept: dict[str, Any] = {"root": np.array(place), **found}
-            np.savez(beside, **kept)
+            np.savez(beside, root=np.array(place), **found)
     return splits
 
 
