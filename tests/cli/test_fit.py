@@ -253,6 +253,10 @@ MISTAKES = [
         [*T2T, "--data.root=photos", "--data=ImageFolder"],
         "there is no key `data.root` before its class: put it after --data=ImageFolder",
     ),
+    (
+        [*T2T, "--model.label_smoothing=.2", "--model=MAE"],
+        "--model.label_smoothing would have no effect: --model=MAE has no such argument",
+    ),
     ([*T2T, "--nam", "x"], 'did you mean "name"?'),
     ([*T2T, "--dry-run"], "there is no argument `--dry-run`; use --dry_run"),
     ([*T2T, "--name", "a/b"], "use --run_dir for a path"),

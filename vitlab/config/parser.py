@@ -159,6 +159,7 @@ class VitlabCLI(LightningCLI):
         if not isinstance(seed, bool) and not 0 <= (seed or 0) <= MOST_SEED:
             raise UsageError(f"`seed_everything` must be in [0, {MOST_SEED}], got {seed}")
         self.moved = _in_parts(self.config, self.later)
+        _refuse_dropped(parser.early, self.config)  # type: ignore[attr-defined]
 
     def instantiate_classes(self) -> None:
         """Build data, task and trainer; an error in their constructors is a mistake of the user's."""
@@ -379,6 +380,21 @@ def _before_class(pairs: Sequence[tuple[str, Any]]) -> dict[str, str]:
         elif group in after:
             early[key_as_typed(key)] = after[group]
     return early
+
+
+def _refuse_dropped(early: Mapping[str, str], config: Namespace) -> None:
+    """Refuse a key before the flag of its class that the class does not have, which jsonargparse drops.
+
+    >>> _refuse_dropped({"data.root": "--data=Digits"}, Namespace(data=Namespace(init_args=Namespace(fold=0))))
+    Traceback (most recent call last):
+    vitlab.errors.UsageError: --data.root would have no effect: --data=Digits has no such argument
+    """
+    for key, flag in early.items():
+        group, name, *_ = key.split(".")
+        section = config.get(group) or Namespace()
+        known = section.get("init_args") or Namespace()
+        if name not in known and name not in OLD and not section.get("dict_kwargs"):
+            raise UsageError(f"--{key} would have no effect: {flag} has no such argument")
 
 
 def _are_same(one: Any, other: Any) -> bool:
