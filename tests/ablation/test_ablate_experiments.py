@@ -64,6 +64,7 @@ def macs_of(ablation, arm, *sizes, depth):
     return macs[""] + (depth - 1) * macs["blocks.0"]
 
 
+@pytest.mark.slow
 def test_the_tokenizers_of_digits_have_equal_tokens_and_flops(monkeypatch):
     monkeypatch.chdir(ROOT)
     ablation = read_ablation("experiments/tokenizers/digits.yaml")

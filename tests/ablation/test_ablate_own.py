@@ -68,6 +68,7 @@ def test_two_levels_with_one_name_are_refused_with_their_line(here):
         read_ablation("own.yaml")
 
 
+@pytest.mark.slow
 def test_arms_with_custom_parts_and_tasks_are_built_on_the_base(here):
     trust(["mine_of_ablation"])
     ablation = read_ablation("own.yaml")
@@ -81,6 +82,7 @@ def test_arms_with_custom_parts_and_tasks_are_built_on_the_base(here):
     assert (task.hparams["embed_dim"], len(task.net.blocks)) == (48, 1), "the base's"
 
 
+@pytest.mark.slow
 def test_a_package_that_the_command_line_does_not_confirm_is_no_mistake_of_an_arm(here):
     Path("own.yaml").write_text(FILE)
     with pytest.raises(

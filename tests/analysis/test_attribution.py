@@ -107,6 +107,7 @@ def test_maps_of_t2t_stay_in_the_window_of_the_only_token_that_is_read():
             assert found[:, token].min() > 0 and found[:, ~(window[0] & window[1])].max() < 1e-6 * found.max(), name
 
 
+@pytest.mark.slow
 def test_every_map_is_there_for_odd_sizes_and_parts_of_all_kinds():
     parts = {"norm_layer": "rmsnorm", "mlp_layer": "swiglu", "layer_scale": 0.1, "attn": "gated", "qk_norm": True}
     for changes in ({"img_size": (6, 10)}, {"pos_embed": "rope2d", "global_pool": "avg", **parts}):
@@ -363,6 +364,7 @@ def test_a_map_that_ranks_a_wrong_patch_first_is_no_evidence_even_if_the_right_o
     assert whole.nunique() == 1 and whole.iloc[0] == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_constant_map_is_no_evidence(monkeypatch):
     net, (images, _) = brightness_net(), one_bright_patch()
     subject = Subject(net, lambda image: image, pictures=images.repeat(8, 1, 1, 1))
@@ -450,6 +452,7 @@ def test_maps_agree_with_captum(method, monkeypatch):
     torch.testing.assert_close(METHODS[method](net, images, classes), expected.detach(), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_random_weights_change_what_the_network_made_and_keep_what_the_picture_did(monkeypatch, small_subject):
     monkeypatch.setattr("vitlab.analysis.attribution.maps.METHODS", {
         "picture": lambda net, images, classes: images.flatten(1)[:, ::4],
@@ -476,6 +479,7 @@ def test_randomized_parts_are_those_that_are_named():
     assert torch.equal(rank_correlation(torch.ones(2, 5), torch.rand(2, 5)), torch.zeros(2).double())
 
 
+@pytest.mark.slow
 def test_maps_with_a_sign_are_drawn_about_zero_with_a_bar_of_their_own(small_subject):
     finding = analyze_attribution(small_subject(pictures=IMAGES[:2]))
     values = finding.table.set_index(["map", "image"])["weight"].sort_index()

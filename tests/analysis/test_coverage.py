@@ -124,6 +124,7 @@ def test_draws_of_one_image_are_one_image():
     assert np.isnan(over_draws("x", np.array([[1.0], [2.0]]))["x_low"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [100, 500])
 @pytest.mark.parametrize(("luck", "level"), [(0.3, 0.0), (0.1, 1.0), (0.3, 2.5), (0.0, 4.0)])
 def test_the_interval_of_few_shots_covers_images_and_draws_of_labels(n, luck, level):
@@ -144,6 +145,7 @@ def test_the_interval_of_a_share_of_images_holds_the_truth_as_often_as_it_says(s
     assert 0.9 <= share_held(lambda rng: share_interval(int(rng.binomial(n, share)), n), share, MANY) <= 0.98
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [24, 64, 512])
 @pytest.mark.parametrize(("share", "alike"), [(0.5, 0.0), (0.8, 2.0), (0.95, 1.0), (0.8, 9.0)])
 def test_the_interval_of_shares_under_four_changes_holds_the_truth(share, alike, n):
@@ -168,6 +170,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [24, 64, 512])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_interval_of_a_mean_over_images_holds_the_truth_as_often_as_it_says(shape, n):
@@ -213,6 +216,7 @@ def test_the_interval_of_a_mean_over_classes_holds_the_truth_as_often_as_it_says
     assert 0.9 <= share_held(draw, truth) <= 0.98
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sizes", "recalls"), [((500, 500, 1), (0.9, 0.9, 0.6)), ((8, 6, 2, 1, 1), (0.7,) * 5)])
 def test_the_interval_of_a_mean_over_rare_classes_holds_the_truth(sizes, recalls):
     """A class with one image is all right or all wrong: bootstraps within it do not vary, and it is half unknown."""
@@ -248,6 +252,7 @@ def test_intervals_of_recall_precision_and_f1_hold_the_truth_as_often_as_they_sa
     assert 0.9 <= share_held(draw, truth, MANY) <= 0.98
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("images", [(2, 2), (5, 5), (100, 100), (100, 2), (100, 3)])
 @pytest.mark.parametrize("of", [0, 1, 2])
 def test_the_interval_of_an_intersection_over_union_holds_the_truth(images, of):
@@ -271,6 +276,7 @@ def test_the_interval_of_an_intersection_over_union_holds_the_truth(images, of):
     assert 0.9 <= share_held(draw, np.append(truth, truth.mean())[of], MANY) <= 0.98
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [3, 5, 9])
 def test_the_interval_of_a_ratio_of_speeds_holds_the_truth(n):
     assert 0.9 <= share_held(lambda rng: speed_interval(np.exp(0.1 * rng.standard_normal(n)).tolist()), 1.0) <= 0.98

@@ -155,6 +155,7 @@ def test_the_null_reveals_a_head_that_attends_by_content_alone(digits):
     assert (entropies.table["above_null"] == 0).all() and f" 0 of {len(table)} heads differ" in entropies.note
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("analyze", [analyze_distance, analyze_entropy])
 def test_the_axis_of_distance_and_entropy_is_that_of_their_numbers(trained, analyze):
     finding = analyze(trained(pos_embed="none"))

@@ -84,6 +84,7 @@ def _everything(home):
     return file
 
 
+@pytest.mark.slow
 def test_planted_wrong_labels_come_first(folds, subject):
     finding = analyze_labels(subject)
     table, wrong = finding.table, folds[1]

@@ -58,6 +58,7 @@ def test_the_calibration_error_is_that_of_torchmetrics_and_nothing_for_true_prob
     assert expected_calibration_error(true) < 0.03 < 0.2 < expected_calibration_error(table)
 
 
+@pytest.mark.slow
 def test_analyses_of_digits_agree_with_each_other_and_with_the_network(small_subject):
     subject = small_subject()
     images = [batch for batch, _ in subject.batches(limit=10**6)]
@@ -173,6 +174,7 @@ def test_errors_of_labels_and_numbers_are_cross_entropy_and_absolute_error():
     assert torch.allclose(numbers.image_errors(), torch.tensor([0.1, 0.0, 1.5]))
 
 
+@pytest.mark.slow
 def test_intervals_of_means_over_classes_hold_the_truth_as_often_as_they_say():
     """Three classes of 60 images and true recalls of 0.9, 0.7 and 0.5: nineteen of twenty intervals hold their mean."""
     rng, held = np.random.default_rng(1), 0

@@ -107,6 +107,7 @@ def test_one_file_of_the_user_adds_an_analysis_everywhere(here, small_subject, c
     assert "What <code>tokens</code> hold." in write_page(here, "first", [("norms", "24 images", b"")]).read_text()
 
 
+@pytest.mark.slow
 def test_analyses_of_the_package_are_found_without_importing_them(tmp_path):
     shutil.copytree(
         Path(vitlab.__file__).parent, tmp_path / "vitlab", ignore=shutil.ignore_patterns("__pycache__", "weights")
@@ -164,6 +165,7 @@ class OneGrid(PosEmbed):
         return x + torch.zeros(1, 16, 1)
 
 
+@pytest.mark.slow
 def test_an_analysis_that_a_part_of_the_users_cannot_do_stops_no_other(small_subject, monkeypatch, tmp_path):
     subject = small_subject(pos_embed=f"{__name__}.OneGrid")
     subject.net.pos_embed_resize = "nearest"

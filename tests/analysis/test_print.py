@@ -77,6 +77,7 @@ def test_oblong_maps_with_long_names_of_rows_and_columns_stay_as_wide_as_a_page_
     assert [ax.title.get_rotation() for ax in done.axes if ax.get_title()] == [0] * 14
 
 
+@pytest.mark.slow
 def test_titles_of_a_gallery_whose_last_row_is_not_full_stay_upright():
     """An empty panel is wider than a picture: it once counted as a column a few hundredths beside the picture's."""
     figure, axes = grid_of_axes(2, 6, size=1.6)
@@ -104,6 +105,7 @@ def test_dollar_signs_are_no_formulas_and_ticks_of_powers_stay_numbers():
         assert "mathdefault" not in text
 
 
+@pytest.mark.slow
 def test_lines_have_their_names_at_their_ends_and_none_is_lost():
     names = [f"line {i}" for i in range(6)]
     table = pd.DataFrame([{"x": x, "y": 1.0 + i * x / 100, "line": n} for i, n in enumerate(names) for x in (0, 1)])
@@ -116,6 +118,7 @@ def test_lines_have_their_names_at_their_ends_and_none_is_lost():
     assert axes.get_legend()  # the figure itself stays as it is
 
 
+@pytest.mark.slow
 def test_a_legend_of_all_panels_gives_a_mark_one_meaning():
     figure, axes = one_axes(columns=2)
     for ax, title, names in zip(axes, ("heads", "images"), (("head", "null"), ("image", "null")), strict=True):
@@ -131,6 +134,7 @@ def test_a_legend_of_all_panels_gives_a_mark_one_meaning():
     assert {"heads: null", "images: null"} < {text.get_text() for text in legend.get_texts()}
 
 
+@pytest.mark.slow
 def test_text_stays_text_and_fonts_are_embedded():
     figure, (axes,) = one_axes()
     axes.set_title("what it shows")

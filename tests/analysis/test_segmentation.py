@@ -59,6 +59,7 @@ def test_masks_that_depend_on_tokens_or_on_places_are_predicted_from_these(token
     assert miou["place alone"] == 1 and miou["tokens"] > miou["without positions"] + 0.2
 
 
+@pytest.mark.slow
 def test_random_masks_are_not_found_and_the_intervals_hold_the_value(tokens):
     subject, folder = tokens
     finding, miou = measured(subject, folder / "random")

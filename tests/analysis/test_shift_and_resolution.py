@@ -92,6 +92,7 @@ TRAINED = {"class_path": "sincos2d", "init_args": {"trainable": True}}
 RESCALED = {"class_path": "rope2d", "init_args": {"resize": "rescale"}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pos_embed", "usual", "expected"),
     [

@@ -133,6 +133,7 @@ def test_an_offline_run_holds_the_pictures(tmp_path):
             assert np.asarray(picture).std() > 20
 
 
+@pytest.mark.slow
 def test_attention_maps_of_a_run_without_class_token_are_refused_in_one_line(tmp_path, capsys):
     arguments = ["--model.class_token=false", "--model.global_pool=avg", "--trainer.logger=false"]
     arguments += [f"--run_dir={tmp_path / 'run'}", "--trainer.callbacks=AttentionMaps"]

@@ -175,6 +175,7 @@ def test_what_is_saved_within_an_accumulated_step_is_nothing_to_resume_from(tmp_
     assert (run.last_checkpoint() is None) == (batch == 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"max_steps": 6}, {"max_steps": 4, "val_check_interval": 1}], ids=["epoch", "cut"])
 def test_the_validation_after_the_last_of_max_steps_is_repeated_before_the_run_ends(tmp_path, options):
     def parts():
@@ -376,6 +377,7 @@ LOADERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("train", "cuts"), LOADERS.values(), ids=LOADERS)
 def test_a_module_and_a_loader_of_ones_own_resume_to_the_same_bits(tmp_path, train, cuts):
     class Both(Dropping):

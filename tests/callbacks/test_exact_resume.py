@@ -67,6 +67,7 @@ RUNS = {
 PLACES = [("step", 1), ("step", 2), ("validation", 5), ("killed in step", 2), ("killed in step", 7)]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:ReduceLROnPlateau conditioned on")  # no validation has measured it so far
 @pytest.mark.parametrize(("schedule", "options"), RUNS.values(), ids=RUNS)
 def test_what_follows_the_hooks_of_callbacks_is_saved_too(tmp_path, schedule, options):
@@ -83,6 +84,7 @@ def test_what_follows_the_hooks_of_callbacks_is_saved_too(tmp_path, schedule, op
         assert run("cut", ckpt_path=tmp_path / "cut/checkpoints/last.ckpt", weights_only=True) == whole, stops
 
 
+@pytest.mark.slow
 def test_a_checkpoint_callback_of_ones_own_saves_the_epoch_that_a_signal_ends(tmp_path):
     class Ends(L.Callback):
         def on_validation_end(self, trainer, pl_module):
@@ -97,6 +99,7 @@ def test_a_checkpoint_callback_of_ones_own_saves_the_epoch_that_a_signal_ends(tm
     assert next(state for name, state in states.items() if name.startswith("ModelCheckpoint"))["best_k_models"]
 
 
+@pytest.mark.slow
 def test_a_validation_that_was_due_by_the_clock_is_repeated(tmp_path):
     class Passes(L.Callback):
         """An hour, in the second step."""

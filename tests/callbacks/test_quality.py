@@ -22,6 +22,7 @@ NETWORK = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 8, "depth
 QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the features have collapsed")
 @pytest.mark.parametrize("precision", ["32-true", "bf16-true", "16-true", "64-true"])
 def test_features_are_measured_in_the_precision_of_the_weights(precision):
@@ -32,6 +33,7 @@ def test_features_are_measured_in_the_precision_of_the_weights(precision):
     assert 0 <= found["val/knn"] <= 1 and 0 <= found["val/probe"] <= 1 and 1 <= found["val/rankme"] <= 8
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the features have collapsed")
 def test_the_line_of_the_best_epoch_counts_the_images_that_each_metric_was_measured_on():
     trainer = L.Trainer(max_epochs=1, limit_train_batches=1, callbacks=[FeatureQuality(images=50)], **QUIET)

@@ -111,6 +111,7 @@ def test_a_validation_without_a_length_is_interrupted_as_others_are(tmp_path, st
     assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epoch", [1, 2])
 def test_a_signal_at_the_end_of_an_epoch_waits_for_the_hook_of_the_module_and_for_early_stopping(tmp_path, epoch):
     class Ends(L.Callback):

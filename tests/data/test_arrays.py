@@ -95,6 +95,7 @@ def test_folds_paths_and_bytes_of_arrays_are_read_as_in_a_table(tmp_path):
     assert (data.class_names, len(data.splits["val"])) == (["cat", "dog"], 10)
 
 
+@pytest.mark.slow
 def test_the_header_of_arrays_counts_in_singular_and_tells_what_a_task_leaves_out(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     np.savez("a.npz", images=np.random.default_rng(0).random((20, 8, 8)), targets=np.arange(20) / 3, weight=np.ones(20))

@@ -77,6 +77,7 @@ def _fit(module, path, **kwargs):
     trainer.fit(module, datamodule=Digits(batch_size=256, augment="crop-flip"), **kwargs)  # 4 steps an epoch
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*")
 @pytest.mark.parametrize("stop", [1, 3, 4, 5, 8, 11])
 def test_a_run_that_continues_sees_the_batches_it_had_not_seen(tmp_path, stop):

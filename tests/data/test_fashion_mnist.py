@@ -82,6 +82,7 @@ def test_damaged_files_are_refused_with_their_path(root, damage):
         FashionMNIST(root=str(root)).setup("fit")
 
 
+@pytest.mark.slow
 def test_the_published_images_have_the_published_statistics():
     if not (SHARED / "FashionMNIST").is_dir():
         pytest.skip("Fashion-MNIST is not here")

@@ -355,6 +355,7 @@ def test_a_run_sees_images_of_other_sizes_as_those_that_it_was_trained_on(tmp_pa
             )
 
 
+@pytest.mark.slow
 def test_imagenet_has_1000_classes_holds_its_val_folder_back_and_has_the_published_statistics(tmp_path):
     for part, n in (("train", 2), ("val", 1)):
         _fill(tmp_path / part, {"n01440764": n, "n01443537": n})

@@ -266,6 +266,7 @@ def test_a_mistake_in_the_command_pack_is_one_line(tmp_path, monkeypatch, argv):
     assert re.match(r"[^\n]+$", str(error.value))
 
 
+@pytest.mark.slow
 def test_photos_packed_at_the_evaluation_size_are_evaluated_like_the_files(tmp_path):
     root = _photos(tmp_path / "photos", width=lambda i: 141 + 17 * i)
     for i, size in enumerate([(301, 149), (149, 303), (177, 201)]):

@@ -98,6 +98,7 @@ def test_evaluation_has_the_pixels_of_torchvisions_weights(photos, how):
     assert _distance(pairs) == 0
 
 
+@pytest.mark.slow
 def test_gray_photos_have_the_pixels_of_timm(photos):
     theirs = create_transform((1, 64, 64), is_training=False, normalize=False, interpolation="bicubic", crop_pct=0.9)
     ours, images = CenterCrop((64, 64), 0.9, "bicubic"), [image.convert("L") for image in photos]

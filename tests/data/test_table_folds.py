@@ -404,6 +404,7 @@ def test_any_name_of_a_fold_but_null_can_be_chosen_and_reaches_its_rows(table, t
     assert _open(table("third.csv", fold=[0, 1, "NA", 2] * 5), fold_column="fold").folds[:3] == ["0", "1", ""]
 
 
+@pytest.mark.slow
 def test_a_command_hands_over_the_name_of_a_fold_as_it_is_written(table, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     path = table(fold=["a", "b"] * (N // 2))

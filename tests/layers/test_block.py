@@ -129,6 +129,7 @@ def test_a_subset_computes_the_branch_of_kept_samples_alone_and_adds_it_where_it
     assert (kept[1:] / 400).tolist() == pytest.approx([0.6] * 7, abs=0.1)  # each sample as often as any other
 
 
+@pytest.mark.slow
 def test_a_subset_drops_from_small_batches_at_its_rate():
     torch.manual_seed(0)
     for rate, n in ((0.1, 4), (0.1, 1), (0.7, 10)):

@@ -77,6 +77,7 @@ def test_the_gradients_of_a_block_are_ready_before_earlier_blocks_are_computed()
     assert order == sorted(order, reverse=True) and len(set(order)) == 5
 
 
+@pytest.mark.slow
 def test_a_task_compiles_its_blocks_and_tokenizers_in_its_mode_under_the_same_names(monkeypatch):
     compiled = []
     monkeypatch.setattr(nn.Module, "compile", lambda part, **options: compiled.append((part, options["mode"])))

@@ -51,6 +51,7 @@ def runs(tmp_path_factory):
     return place
 
 
+@pytest.mark.slow
 def test_each_validation_keeps_maps_positions_and_predictions(tmp_path):
     torch.manual_seed(0)
     net = VisionTransformer(img_size=8, in_chans=1, num_classes=10, patch_size=2, embed_dim=16, depth=2, num_heads=2)

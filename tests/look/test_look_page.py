@@ -145,6 +145,7 @@ def test_the_drawing_has_the_shapes_that_pass_through_t2t():
     assert f"{sum(p.numel() for p in net.parameters()):,} parameters" in drawing
 
 
+@pytest.mark.slow
 def test_a_drawing_opens_the_steps_that_a_network_has():
     """In a T2T network each level has the shapes of its tensors; what it adds stands as often as the formula says."""
     net = create_model("t2t_vit_t_14", img_size=64).train()
@@ -655,6 +656,7 @@ def with_table(run, name, table, note="12 images"):
     run.update("analysis/notes.json", **{name: {"note": note}})
 
 
+@pytest.mark.slow
 def test_analyses_of_two_runs_stand_side_by_side_with_the_sign_of_their_difference(tmp_path, monkeypatch):
     a, b = (measured(tmp_path / name, [True] * 6 + [False] * 4) for name in "ab")
     heads = pd.DataFrame({"layer": [0, 0, 1], "head": [0, 1, 0], "distance": [1.0, 2.0, 3.0], "uniform": 2.1})
@@ -789,6 +791,7 @@ class _Trainer:
         self.default_root_dir = str(folder)
 
 
+@pytest.mark.slow
 def test_a_page_grows_within_its_share_of_the_time_and_never_over_a_page_of_somebody(tmp_path, monkeypatch):
     clock, cost, wrote, busy = [0.0], [2.0], [], [1]
     monkeypatch.setattr("vitlab.look.growing.now", lambda: np.array([clock[0], clock[0] / busy[0]]))

@@ -36,6 +36,7 @@ TRAINED = {"class_path": "sincos2d", "init_args": {"trainable": True}}
 MORE = [["sincos2d", "rope2d"], ["alibi2d", "sincos1d"], RESCALED, ["sincos1d", RESCALED], [TRAINED, "rope2d"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "policy"),
     [

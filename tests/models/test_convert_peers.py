@@ -105,6 +105,7 @@ def test_a_model_without_a_counterpart_is_refused_by_name(name, config, more, re
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_a_folder_of_transformers_is_read_by_name_and_fine_tuned(tmp_path):
     theirs = random_net("ViTForImageClassification", "ViT", MLP | {"num_labels": 5})
     theirs.save_pretrained(tmp_path)

@@ -91,6 +91,7 @@ def saved_timm(name, folder):
     return theirs, folder / "timm.pt"
 
 
+@pytest.mark.slow
 def test_a_network_of_timm_is_rebuilt_with_its_weights(tmp_path):
     theirs, path = saved_timm("test_vit", tmp_path)
     ours = create_model("timm:test_vit", weights=path).eval()
@@ -125,6 +126,7 @@ FAMILIES = {  # each at a small size: timm's class, arguments of its builder
 SMALL = {"img_size": (56, 112), "patch_size": 14, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families_of_timm_are_rebuilt_from_their_files(name, tmp_path, monkeypatch):
     build = timm.create_model
@@ -287,6 +289,7 @@ def test_a_file_of_another_position_embedding_names_the_argument(tmp_path):
         load.load_weights(VisionTransformer(**TINY, pos_embed="learned"), tmp_path / "none.ckpt")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SIZES)
 def test_every_network_states_its_width_and_its_token_step(name):
     with torch.device("meta"):

@@ -166,6 +166,7 @@ def network_of(path):
         return VisionTransformer(**network_args(arguments) | {"img_size": size})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: f"{p.parent.name}/{p.stem}")
 def test_every_config_keeps_the_fast_paths(path):
     model = network_of(path)

@@ -90,6 +90,7 @@ def test_the_help_shows_no_old_name_and_the_command_takes_each():
     assert {f"model.{name}" for name in OLD} <= set(now["keys"])
 
 
+@pytest.mark.slow
 def test_old_and_new_flags_give_one_configuration():
     old, moved = arguments_of("--model.qk_norm=true", "--model.pos_embed_join=every_layer")
     assert sorted(moved) == ["pos_embed_join", "qk_norm"]
@@ -116,6 +117,7 @@ def test_the_command_line_overrides_files_with_old_and_new_names(tmp_path):
         assert found["attn"]["init_args"] == {"qk_scale": 0.5, "qk_norm": True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["model.qk_scale", "model.init_args.qk_scale"])
 def test_of_two_files_with_an_old_and_a_new_name_the_later_wins(tmp_path, key):
     (tmp_path / "old.yaml").write_text(f"{key}: 0.25\n")
@@ -135,6 +137,7 @@ def test_the_printed_config_has_what_an_old_flag_overrides(tmp_path, capsys):
     assert printed["model"]["init_args"]["attn"] == {"class_path": "gated", "init_args": {"qk_scale": 0.25}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["model.attn.qk_norm", "model.init_args.attn.init_args.qk_norm"])
 def test_a_file_changes_one_option_of_a_part(tmp_path, key):
     for text in (f"{key}: true\n", "model: {attn: {qk_norm: true}}\n"):

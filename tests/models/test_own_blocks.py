@@ -275,6 +275,7 @@ def test_a_mistake_is_named_with_the_way_out(wrong, told):
         VisionTransformer(**TINY | wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokenizer", ["patch", "t2t"])
 @pytest.mark.parametrize("pos_embed", ["learned", "rope2d", "relpos"])
 def test_what_a_part_costs_that_reads_values_is_counted_in_a_pass_of_an_image(tokenizer, pos_embed):

@@ -50,6 +50,7 @@ def check_equal(net):
             assert (fast[name] - gradient).abs().max() <= 1e-5 * gradient.abs().max().clamp(min=1e-3), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_a_packed_batch_has_the_outputs_and_gradients_of_its_images_one_by_one(method):
     check_equal(network(pos_embed=method, reg_tokens=1))

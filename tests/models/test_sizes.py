@@ -91,6 +91,7 @@ def test_multiply_adds_are_those_of_a_count_by_hand():
     assert {p.device.type for p in model.parameters()} == {"cpu"}
 
 
+@pytest.mark.slow
 def test_rotations_by_matrix_exponentials_and_by_equations_count():
     L, D, heads, d = 5, 16, 2, 8
     plain, liere, string = (build(img_size=8, patch_size=4, embed_dim=D, depth=3, num_heads=heads, pos_embed=name)
@@ -101,6 +102,7 @@ def test_rotations_by_matrix_exponentials_and_by_equations_count():
     assert count_macs(string) - count_macs(plain) == pytest.approx(3 * (solving + 2 * rotating * d), abs=3 * heads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", get_args(PosEmbedName))
 def test_a_network_at_another_size_costs_what_one_built_for_it_does(name):
     small, large = (build(img_size=side, patch_size=4, embed_dim=16, depth=1, num_heads=2, pos_embed=name)

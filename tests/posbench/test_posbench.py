@@ -245,6 +245,7 @@ def test_a_method_that_draws_from_python_and_numpy_is_trained_alike_twice():
     assert all(torch.equal(a, b) for a, b in values)
 
 
+@pytest.mark.slow
 def test_a_method_that_needs_a_square_grid_has_no_row_for_other_sizes(small):
     label = f"{HERE}.Square"
     assert "sizes" not in small.scores(label)

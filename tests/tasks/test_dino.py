@@ -374,6 +374,7 @@ def test_a_teacher_of_16_bits_is_refused_as_it_would_hardly_follow(precision, mi
         trainer.fit(task, Digits(batch_size=8, augment=["MultiCrop"]))
 
 
+@pytest.mark.slow
 def test_a_dry_run_refuses_what_the_teacher_and_nearest_neighbors_cannot_have(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["fit", "--config", "pretrain/dino_digits", "--model.depth=1", "--trainer.callbacks=null", "--dry_run"]

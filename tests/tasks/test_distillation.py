@@ -64,6 +64,7 @@ def digits_teacher(data):
     return Teacher(net, data.mean, data.std, (1, 8, 8), list(data.class_names))
 
 
+@pytest.mark.slow
 def test_the_teacher_is_no_part_of_what_is_trained_saved_and_averaged(monkeypatch, tmp_path):
     data = Digits(batch_size=64, mixup=0.5, subset=0.2)
     teacher = digits_teacher(data)
