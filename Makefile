@@ -42,7 +42,7 @@ image:  ## take the steps of the Dockerfile one by one where no engine is, as ro
 lint: setup  ## lint, format, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -n 2
+	$(BIN)/mypy -n 2 || { [ $$? -eq 2 ] && $(BIN)/mypy; }  # 2: on a busy machine its workers may not start in time
 
 check: lint  ## the fast part: that, and the unit tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal
