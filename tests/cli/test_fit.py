@@ -253,6 +253,8 @@ MISTAKES = [
         [*T2T, "--data.root=photos", "--data=ImageFolder"],
         "there is no key `data.root` before its class: put it after --data=ImageFolder",
     ),
+    ([*T2T, "--model.lr", "--trainer.max_epochs=2"], "--model.lr needs a value, got --trainer.max_epochs=2"),
+    ([*T2T, "--model.lr"], "--model.lr needs a value, got none"),
     (
         [*T2T, "--model.label_smoothing=.2", "--model=MAE"],
         "--model.label_smoothing would have no effect: --model=MAE has no such argument",

@@ -117,6 +117,7 @@ class VitlabCLI(LightningCLI):
         self.arguments = args = sorted(
             resolve_configs(args), key=lambda word: word.startswith("--print_config")
         )  # last, because it ends parsing
+        _refuse_valueless(args)
         self.added_callbacks, self.trainer_settings = list(callbacks), trainer
         parts = [v for _, v in settings(args) if str(v).endswith((".yaml", ".yml")) and Path(str(v)).is_file()]
         self.contents = [read_yaml(path) for path in [*config_paths(args), *parts]]
@@ -329,6 +330,14 @@ def _pairs(args: list[str]) -> list[tuple[str, str]]:
     """Return the names of flags and the words that they are given, in their order."""
     words = [part for arg in args for part in (arg.split("=", 1) if arg.startswith("--") else [arg])]
     return [(w[2:], v) for w, v in pairwise("--config" if w == "-c" else w for w in words) if w.startswith("--")]
+
+
+def _refuse_valueless(args: list[str]) -> None:
+    """Refuse a key without a value, for which the parser blames the flag of its class."""
+    for word, after in pairwise([*args, "--"]):
+        is_key = word.startswith("--") and "." in word and "=" not in word and not word.endswith(".help")
+        if is_key and after.startswith("--"):
+            raise UsageError(f"{word} needs a value, got {'none' if after == '--' else after}")
 
 
 def _refuse_overridden(args: list[str], contents: Sequence[Any]) -> None:
