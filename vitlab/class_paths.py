@@ -13,7 +13,7 @@ from typing import Any, Required, TypedDict, get_type_hints
 
 from vitlab.errors import did_you_mean, in_own_code, named_line, one_line, trust_also
 from vitlab.named_kwargs import check_names, check_types, taken_by
-from vitlab.objects import written
+from vitlab.objects import as_yaml, written
 from vitlab.shipped import HERE
 
 
@@ -72,11 +72,14 @@ def name_and_args(key: str, value: Any, more: Iterable[str] = ()) -> tuple[str, 
         value = written(key, value)
     if isinstance(value, str):
         return current_path(value), {}
-    if not isinstance(value, Mapping) or "class_path" not in value or set(value) - known:
+    if not isinstance(value, Mapping) or "class_path" not in value:
         form = "{class_path: mypkg.Mine, init_args: {...}}"
         raise ValueError(f"`{key}` must be a word, a class path or {form}, got {value!r}")
     if not isinstance(args := value.get("init_args") or {}, Mapping):
         raise ValueError(f"`{key}`: init_args must name arguments, as in {{momentum: 0.9}}, got {args!r}")
+    if beside := {name: one for name, one in value.items() if name not in known}:
+        right = {name: one for name, one in value.items() if name in known} | {"init_args": {**args, **beside}}
+        raise ValueError(f"`{key}`: arguments of a class stand under init_args: {as_yaml(right)}")
     return current_path(str(value["class_path"])), dict(args)
 
 

@@ -83,9 +83,6 @@ def in_parts(arguments: Any, cls: Any, later: Collection[str]) -> list[str]:
         arguments: Parsed arguments of a task, which are changed.
         cls: The class of the task, which may itself have an argument of such a name.
         later: Names of which the value overrides what a part says, see :func:`later_names`.
-
-    Raises:
-        UsageError: The arguments of a part stand beside its class_path.
     """
     own = signature(cls).parameters
     names = [name for name in OLD if name in arguments and name not in own]
@@ -94,24 +91,11 @@ def in_parts(arguments: Any, cls: Any, later: Collection[str]) -> list[str]:
     as_mappings(given)
     import_parts(given)  # of a part that the network does not have, too
     as_mappings(arguments)
-    _refuse_beside(arguments)
     parts = {name: arguments[name] for name in DEFAULTS if name in arguments}
     new = upgrade({**parts, **given}, weak=given.keys() - set(later))
     for name, value in new.items():
         arguments[name] = value
     return [name for name in given if new != upgrade({**parts, **{k: v for k, v in given.items() if k != name}})]
-
-
-def _refuse_beside(arguments: Any) -> None:
-    for name in PARTS:
-        value = arguments.get(name)
-        if not isinstance(value, Mapping) or "class_path" not in value:
-            continue
-        known = {"class_path", "init_args", *(_BESIDE if name == "lr_scheduler" else ())}
-        if beside := {key: one for key, one in value.items() if key not in known}:
-            inner = {**(value.get("init_args") or {}), **beside}
-            right = as_yaml({**{key: value[key] for key in value if key in known}, "init_args": inner})
-            raise UsageError(f"`model.{name}`: arguments of a class stand under init_args: {right}")
 
 
 @contextmanager
