@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from vitlab.analysis import ANALYSES, names_of
-from vitlab.config.arguments import CommandParser, KeepLines, add_print, grid_of, refuse_flags_of_others, split_dotted
+from vitlab.config.arguments import CommandParser, KeepLines, add_print, grid_of, parse_around_keys
 from vitlab.config.trust import add_trust
 from vitlab.errors import UsageError
 from vitlab.lazy import quick_imports
@@ -20,10 +20,7 @@ MOST_PICTURES = 64  # of --images; most figures show fewer
 def main(argv: list[str]) -> int:
     """Run ``vitlab analyze`` and return its exit code."""
     parser = _parser()
-    words, dotted = split_dotted(argv)
-    options, others = parser.parse_known_args(words)
-    rest = [*others, *dotted]
-    refuse_flags_of_others(rest, parser)
+    options, rest = parse_around_keys(parser, argv)
     names = names_of(options.names)
     _take_fold(options)
     given = {"--data": options.data, "--data.root": options.root}  # before what changes their values

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vitlab.config.arguments import CommandParser, add_formats, refuse_flags_of_others, split_dotted
+from vitlab.config.arguments import CommandParser, add_formats, parse_around_keys
 from vitlab.config.options import POLICIES
 from vitlab.config.trust import add_trust
 from vitlab.errors import UsageError, printable
@@ -124,10 +124,7 @@ def _checkpoint_of(run: RunDir, text: str) -> Path:
 
 def _main(command: EvaluationCommand, argv: list[str]) -> int:
     parser = _parser(command)
-    words, dotted = split_dotted(argv)
-    options, others = parser.parse_known_args(words)
-    rest = [*others, *dotted]
-    refuse_flags_of_others(rest, parser)
+    options, rest = parse_around_keys(parser, argv)
     with chosen_checkpoint(options) as (run, checkpoint, line):
         return _measure(command, run, checkpoint, line, rest, options)
 

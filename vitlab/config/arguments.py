@@ -137,6 +137,19 @@ def refuse_unknown(words: list[str]) -> None:
             raise UsageError(f"there is no key `{key}`{suggest_argument(key, known)}")
 
 
+def parse_around_keys(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Parse the arguments of a command on a run; return its own, and the keys of a configuration among them.
+
+    Raises:
+        UsageError: An argument is neither.
+    """
+    words, dotted = split_dotted(argv)
+    options, others = parser.parse_known_args(words)
+    rest = [*others, *dotted]
+    _refuse_flags_of_others(rest, parser)
+    return options, rest
+
+
 def split_dotted(argv: list[str]) -> tuple[list[str], list[str]]:
     """Return a command's own arguments, and the dotted ones with their values, which may stand before a run's name.
 
@@ -158,7 +171,7 @@ def _is_dotted(word: str) -> bool:
     return word.startswith("--") and "." in word.split("=")[0]
 
 
-def refuse_flags_of_others(words: list[str], parser: argparse.ArgumentParser) -> None:
+def _refuse_flags_of_others(words: list[str], parser: argparse.ArgumentParser) -> None:
     """Refuse the first argument that neither a command on a run nor a configuration has, before the heavy imports.
 
     Args:

@@ -118,12 +118,13 @@ class VitlabCLI(LightningCLI):
             resolve_configs(args), key=lambda word: word.startswith("--print_config")
         )  # last, because it ends parsing
         _refuse_valueless(args)
+        self.typed = settings(args)
         self.added_callbacks, self.trainer_settings = list(callbacks), trainer
-        parts = [v for _, v in settings(args) if str(v).endswith((".yaml", ".yml")) and Path(str(v)).is_file()]
+        parts = [v for _, v in self.typed if str(v).endswith((".yaml", ".yml")) and Path(str(v)).is_file()]
         self.contents = [read_yaml(path) for path in [*config_paths(args), *parts]]
-        self.later = later_names(self.contents, settings(args))
+        self.later = later_names(self.contents, self.typed)
         refuse_secrets(
-            {k: v for content in self.contents for k, v in flatten_as_typed(content).items()} | dict(settings(args))
+            {k: v for content in self.contents for k, v in flatten_as_typed(content).items()} | dict(self.typed)
         )
         _refuse_overridden(args, self.contents)
         _refuse_incomplete(args, self.contents)
@@ -140,14 +141,14 @@ class VitlabCLI(LightningCLI):
             save_config_callback=None,
             seed_everything_default=0,
             trainer_defaults={"logger": False, "use_distributed_sampler": False, "enable_model_summary": False},
-            args=merge_parts(args, settings(args), self.contents),
+            args=merge_parts(args, self.typed, self.contents),
             run=False,
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Link the model's image size, channels, classes and targets to the data."""
         parser.later = self.later  # type: ignore[attr-defined]
-        parser.early = _before_class(settings(self.arguments))  # type: ignore[attr-defined]
+        parser.early = _before_class(self.typed)  # type: ignore[attr-defined]
         parser.add_lightning_class_args(Checkpoint, "checkpoint")
         for name in LINKS:
             parser.link_arguments("data", f"model.init_args.{name}", self._reader(name), apply_on="instantiate")
@@ -215,7 +216,7 @@ class VitlabCLI(LightningCLI):
     def given_settings(self) -> list[tuple[str, Any]]:
         """Return the dotted keys and values that config files and then arguments set, in their order."""
         files = [pair for content in self.contents for pair in flatten_as_typed(content).items()]
-        return files + settings(self.arguments)
+        return files + self.typed
 
     def given_links(self) -> dict[str, Any]:
         """Return the linked values that config files or arguments set; vitlab's data sets provide them themselves."""
@@ -332,6 +333,14 @@ def _pairs(args: list[str]) -> list[tuple[str, str]]:
     return [(w[2:], v) for w, v in pairwise("--config" if w == "-c" else w for w in words) if w.startswith("--")]
 
 
+def _in_order(args: list[str], contents: Sequence[Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield each flag, the word that it is given, and the dotted keys and values that it sets, those of its file."""
+    files = dict(zip(config_paths(args), contents, strict=False))  # after them come those of parts
+    for flag, text in _pairs(args):
+        content = files[text] if flag == "config" else {flag: text}
+        yield flag, text, flatten_with_classes(content) if isinstance(content, Mapping) else {}
+
+
 def _refuse_valueless(args: list[str]) -> None:
     """Refuse a key without a value, for which the parser blames the flag of its class."""
     for word, after in pairwise([*args, "--"]):
@@ -343,13 +352,11 @@ def _refuse_valueless(args: list[str]) -> None:
 def _refuse_overridden(args: list[str], contents: Sequence[Any]) -> None:
     """Refuse an argument before a config file that sets the same key to something else: the later one counts."""
     typed: dict[str, str] = {}
-    files = dict(zip(config_paths(args), contents, strict=False))  # after them come those of parts
-    for flag, text in _pairs(args):
+    for flag, text, keys in _in_order(args, contents):
         if flag != "config":
             typed[key_as_typed(flag).removesuffix(".class_path")] = text
             continue
-        content = files[text]
-        for key, value in (flatten_with_classes(content) if isinstance(content, Mapping) else {}).items():
+        for key, value in keys.items():
             if key in typed and not _are_same(parse_yaml(typed[key], f"--{key}"), value):
                 way_out = f"put it after --config {shlex.quote(text)}, which sets {as_yaml(value)}"
                 raise UsageError(f"--{key} {shlex.quote(typed[key])} would have no effect: {way_out}")
@@ -358,10 +365,7 @@ def _refuse_overridden(args: list[str], contents: Sequence[Any]) -> None:
 def _refuse_incomplete(args: list[str], contents: Sequence[Any]) -> None:
     """Refuse a config file with an empty section, or with keys of a class that is named only later, or nowhere."""
     named: set[str] = set()
-    files = dict(zip(config_paths(args), contents, strict=False))
-    for flag, text in _pairs(args):
-        content = files[text] if flag == "config" else {flag: text}
-        keys = flatten_with_classes(content) if isinstance(content, Mapping) else {}
+    for flag, text, keys in _in_order(args, contents):
         for group in ("model", "data", "trainer", "checkpoint"):
             where = f"--config {shlex.quote(text)}"
             if flag == "config" and group in keys and keys[group] is None:

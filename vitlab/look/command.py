@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitlab.config.arguments import CommandParser, grid_of, refuse_flags_of_others, split_dotted
+from vitlab.config.arguments import CommandParser, grid_of, parse_around_keys
 from vitlab.config.trust import add_trust
 from vitlab.errors import UsageError
 from vitlab.lazy import quick_imports
@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 def main(argv: list[str]) -> int:
     """Run ``vitlab look`` and return its exit code."""
     parser = _parser()
-    words, dotted = split_dotted(argv)
-    options, others = parser.parse_known_args(words)
-    rest = [*others, *dotted]
-    refuse_flags_of_others(rest, parser)
+    options, rest = parse_around_keys(parser, argv)
     drawing = Path(options.diagram) if options.diagram else None
     page = Path(options.output or _place(options.sources))
     path, flag = (drawing, "--diagram FILE") if drawing else (page, "-o FILE")
