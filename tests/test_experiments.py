@@ -205,6 +205,17 @@ def test_committed_evidence_verifies_and_gives_the_published_numbers(path, tmp_p
     pd.testing.assert_frame_equal(again, published, rtol=1e-6)  # versions of scipy differ in the tenth digit
 
 
+def _tried(archive):
+    """Return the validation accuracies of each candidate in an archive, in percent, one for each tuning seed."""
+    found = {}
+    with tarfile.open(ROOT / "experiments/t2t_positions" / archive) as records:
+        for member in records.getmembers():
+            if "/tune/" in member.name and member.name.endswith("/results.json"):
+                accuracy = 100 * json.load(records.extractfile(member))["val"]["acc1"]
+                found.setdefault(member.name.split("/")[2], []).append(accuracy)
+    return found
+
+
 @pytest.mark.parametrize(
     ("archive", "count", "heading"),
     [
@@ -213,12 +224,8 @@ def test_committed_evidence_verifies_and_gives_the_published_numbers(path, tmp_p
     ],
 )
 def test_the_tables_of_candidates_are_what_their_records_say(archive, count, heading):
-    folder, found = ROOT / "experiments/t2t_positions", {}
-    with tarfile.open(folder / "factorial" / archive) as records:
-        for member in records.getmembers():
-            if "/tune/" in member.name and member.name.endswith("/results.json"):
-                accuracy = 100 * json.load(records.extractfile(member))["val"]["acc1"]
-                found.setdefault(member.name.split("/")[2], []).append(accuracy)
+    folder = ROOT / "experiments/t2t_positions"
+    found = _tried(f"factorial/{archive}")
     assert sum(map(len, found.values())) == count
     means = {name: statistics.fmean(both) for name, both in found.items() if len(both) == 2}
     page = re.split(r"^(?=##)", (folder / "README.md").read_text(), flags=re.M)
@@ -313,12 +320,7 @@ def test_a_cyclic_shift_by_a_token_changes_nothing_where_there_is_neither_a_bord
 
 
 def test_what_the_page_says_of_four_methods_is_in_their_tables():
-    folder, found = ROOT / "experiments/t2t_positions", {}
-    with tarfile.open(folder / "methods/candidates.tar.xz") as records:
-        for member in records.getmembers():
-            if "/tune/" in member.name and member.name.endswith("/results.json"):
-                accuracy = 100 * json.load(records.extractfile(member))["val"]["acc1"]
-                found.setdefault(member.name.split("/")[2], []).append(accuracy)
+    folder, found = ROOT / "experiments/t2t_positions", _tried("methods/candidates.tar.xz")
     page = (folder / "README.md").read_text()
     for arm in ("patch-sincos2d", "t2t-rope2d", "t2t-sincos2d"):
         means = [statistics.fmean(found[f"{arm}-try{i}"]) for i in range(3)]
@@ -374,13 +376,7 @@ def _cifar10(name, epochs, tokenizers=("patch", "t2t")):
 
 
 def test_what_the_page_says_of_a_table_on_cifar10_is_in_its_tables():
-    tried = {}
-    with tarfile.open(ROOT / "experiments/t2t_positions/results/table_cifar10/evidence.tar.xz") as records:
-        for member in records.getmembers():
-            place = Path(member.name)
-            if place.name == "results.json" and place.parts[1] == "tune":
-                arm, accuracy = place.parts[2], 100 * json.load(records.extractfile(member))["val"]["acc1"]
-                tried.setdefault(arm, []).append(accuracy)
+    tried = _tried("results/table_cifar10/evidence.tar.xz")
     _, arms, page = _cifar10("table_cifar10", (1, 3, 5))
     for arm in arms.index:
         means = [statistics.fmean(tried[f"{arm}-try{i}"]) for i in (3, 0, 1, 2)]  # the smallest rate came last
@@ -403,12 +399,7 @@ def test_what_the_page_says_of_the_parts_of_t2t_on_cifar10_is_in_its_tables():
 
 
 def test_what_the_page_says_of_rotary_and_fixed_positions_on_cifar10_is_in_their_tables():
-    tried = {}
-    with tarfile.open(ROOT / "experiments/t2t_positions/methods/candidates_cifar10.tar.xz") as records:
-        for member in records.getmembers():
-            if "/tune/" in member.name and member.name.endswith("/results.json"):
-                accuracy = 100 * json.load(records.extractfile(member))["val"]["acc1"]
-                tried.setdefault(member.name.split("/")[2], []).append(accuracy)
+    tried = _tried("methods/candidates_cifar10.tar.xz")
     assert sum(map(len, tried.values())) == 32
     _, arms, page = _curves("methods_cifar10", (1, 3, 5))
     _states_gains(page, arms, ("none", "rope2d", "sincos2d"))

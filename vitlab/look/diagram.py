@@ -18,6 +18,7 @@ from vitlab.layers.mlp import Mlp
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.pos_embed.together import acts_on_logits
 from vitlab.look.sketch import Box, Row, Skip, plus, svg_of, through
+from vitlab.models.cost import count_all_parameters
 from vitlab.models.foreign import AnyNetwork
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import Asked
@@ -56,7 +57,7 @@ def architecture(net: Asked, name: str = "", level: Level = "network", key: str 
     """
     if level not in (found := levels_of(net)):
         raise UsageError(f"level must be one of {', '.join(found)} for this network, got {level!r}")
-    count = sum(p.numel() for p in net.parameters())
+    count = count_all_parameters(net)
     title = f"{name or type(net.net if isinstance(net, AnyNetwork) else net).__name__}"
     if level == "network":
         steps = _steps_of_any(net) if isinstance(net, AnyNetwork) else steps_of(net, key and f"#{key}-")

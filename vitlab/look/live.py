@@ -20,6 +20,7 @@ from vitlab.look.charts import sparkline
 from vitlab.look.facts import SplitPredictions
 from vitlab.look.moments import can_be_shown
 from vitlab.look.page import RELOAD, render
+from vitlab.models.foreign import modes_kept
 from vitlab.models.vit import VisionTransformer
 from vitlab.runs.atomic import write_text
 from vitlab.runs.directory import RunDir
@@ -100,20 +101,16 @@ class LivePage(Callback):
         text = None
         if self.pictures and self._cost <= self.share * (begun - self._last) and can_be_shown(trainer, pl_module):
             net = pl_module.net
-            modes = [(module, module.training) for module in net.modules()]
             averaged = nullcontext() if is_last else validated_weights(trainer, pl_module)  # at the end it is there
             devices = [device] if (device := _cuda(net)) is not None else []
             try:
-                with averaged, torch.random.fork_rng(devices=devices):
+                with modes_kept(net), averaged, torch.random.fork_rng(devices=devices):
                     text = render(
                         path.name, runs, [self._subject(trainer, net, path.name)], self.pictures, reload, found
                     )
             except Exception as error:  # an error in pictures must not stop the training
                 self.pictures = 0
                 LOG.warning("look.html continues without pictures: %s", named_line(error))
-            finally:
-                for module, mode in modes:
-                    module.training = mode
             self._cost = time.monotonic() - begun
         self._last = time.monotonic()
         try:

@@ -15,6 +15,7 @@ from vitlab.analysis.subject import Subject
 from vitlab.analysis.views.pca import pca_colors
 from vitlab.analysis.views.token_layers import token_layer_maps
 from vitlab.layers.resample import Grid
+from vitlab.models.cost import count_all_parameters
 from vitlab.models.walk import Asked, all_attention_maps, heads_of, outputs, placed_tokens, probabilities
 from vitlab.tokenizers.t2t import T2TTokenizer
 
@@ -84,7 +85,7 @@ def _of_other_classes(
 
     Of rollout and attention there is one map for all classes.
     """
-    is_small = sum(p.numel() for p in net.parameters()) * net.grid_size[0] * net.grid_size[1] <= SMALL
+    is_small = count_all_parameters(net) * net.grid_size[0] * net.grid_size[1] <= SMALL
     most = min(MOST_CLASSES if is_small else FEW_CLASSES, scores.shape[1] - 1)
     if not most:
         return []

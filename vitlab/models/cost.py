@@ -24,6 +24,16 @@ def count_parameters(model: torch.nn.Module) -> int:
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
+def count_all_parameters(model: torch.nn.Module) -> int:
+    """Return the number of values of all parameters, also of those that are frozen.
+
+    Example:
+        >>> count_all_parameters(torch.nn.Linear(3, 2).requires_grad_(False))
+        8
+    """
+    return sum(p.numel() for p in model.parameters())
+
+
 def count_macs(model: VisionTransformer, img_size: tuple[int, int] | None = None) -> int:
     """Return the multiply-adds of a forward pass of one image, at ``img_size`` if given; FLOPs are twice as many.
 

@@ -18,6 +18,7 @@ from vitlab.layers.resample import ResizePolicy
 from vitlab.models.arguments import ModelArgs
 from vitlab.models.convert import mlp_ratio_of, pools_prefix_tokens, timm_positions
 from vitlab.models.convert_peers import peer_file, peer_model, peer_outputs
+from vitlab.models.foreign import modes_kept
 from vitlab.models.load import load_weights, network_args, outputs_of
 from vitlab.models.old_names import OLD, upgrade
 from vitlab.models.sizes import SIZES
@@ -317,14 +318,9 @@ def same_network(theirs: nn.Module, file: WeightsFile, arguments: Mapping[str, A
     full = torch.promote_types(value.dtype, torch.float32)  # half-precision outputs differ by more than is checked
     reference = theirs if full == value.dtype else copy.deepcopy(theirs).to(full)
     ours, images = ours.to(value.device, full), images.to(value.device, full)
-    modes = [(module, module.training) for module in reference.modules()]
-    try:
-        with torch.no_grad():
-            expected = peer_outputs(reference.eval(), images)
-            outputs = ours(images[..., : ours.img_size[0], : ours.img_size[1]])
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    with modes_kept(reference), torch.no_grad():
+        expected = peer_outputs(reference.eval(), images)
+        outputs = ours(images[..., : ours.img_size[0], : ours.img_size[1]])
     if (expected - outputs).abs().max() > 1e-4 * expected.abs().max().clamp(min=1.0):
         built = {k: built.get(k, defaults[k].default) for k in asked}
         changes = ", ".join(f"{k}={built[k]} and not {v}" for k, v in asked.items() if built[k] != v)

@@ -375,6 +375,25 @@ def hooks(of: dict[str, Callable[..., None]], net: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def modes_kept(net: nn.Module) -> Iterator[None]:
+    """Give each module its mode, of training or evaluation, back at the end of a ``with`` block.
+
+    Example:
+        >>> net = nn.Sequential(nn.Dropout(), nn.Dropout().eval())
+        >>> with modes_kept(net):
+        ...     _ = net.eval()
+        >>> [module.training for module in net]
+        [True, False]
+    """
+    modes = [(module, module.training) for module in net.modules()]
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
 def removed_after(handles: Iterable[RemovableHandle]) -> Iterator[None]:
     """Remove hooks at the end of a ``with`` block.
 

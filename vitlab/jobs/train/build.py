@@ -39,12 +39,13 @@ from vitlab.jobs.restore import naming_place_of_data, stored_config, training_ar
 from vitlab.jobs.terminal import lightning_quieted, open_terminal, say
 from vitlab.jobs.train.describe import header
 from vitlab.jobs.train.endings import building, hung, lost_process
-from vitlab.jobs.train.facts import check_bits, check_module, count_all, model_facts
+from vitlab.jobs.train.facts import check_bits, check_module, model_facts
 from vitlab.jobs.train.job import GIVEN, Job
 from vitlab.jobs.train.start import write_facts
 from vitlab.jobs.train.wandb import SafeWandbLogger, new_id, place_loggers
 from vitlab.lazy import quick_imports
 from vitlab.models.convert_peers import peer_images
+from vitlab.models.cost import count_all_parameters
 from vitlab.models.create import load_of_library
 from vitlab.models.load import network_args
 from vitlab.models.old_names import new_name, upgrade
@@ -357,7 +358,9 @@ class FitCLI(VitlabCLI):
         return yaml_text(content)
 
     def _describe(self, trainer: L.Trainer, task: L.LightningModule) -> None:
-        if not has_grid(task) and count_all(network(task)) > self.job.facts["parameters_total"]:  # built in its `setup`
+        if (
+            not has_grid(task) and count_all_parameters(network(task)) > self.job.facts["parameters_total"]
+        ):  # built in its `setup`
             self.job.facts = model_facts(task, self.datamodule)
         say(header(self.job), wrap=True)
         write_facts(self.job)

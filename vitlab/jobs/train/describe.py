@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import Timer
 
-from vitlab.class_paths import choice_text, name_and_args
+from vitlab.class_paths import choice_text
 from vitlab.data.base import ImageData
 from vitlab.data.loading.pipeline import size_text
 from vitlab.interface import has_grid, path_of, recipe, redefines
@@ -15,10 +15,11 @@ from vitlab.jobs.processor import slow_half
 from vitlab.jobs.train.job import Job
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.precision import float32_precision
+from vitlab.models.cost import count_all_parameters
 from vitlab.tables import counted
 from vitlab.tasks.base import Task
 from vitlab.tasks.distillation import Distillation
-from vitlab.tasks.optimizer import SHAPES, SchedulerSpec
+from vitlab.tasks.optimizer import SHAPES, schedule_and_args
 from vitlab.tokenizers.t2t import T2TTokenizer
 
 
@@ -85,7 +86,7 @@ def _own_model_line(task: Any, facts: dict[str, Any]) -> str:
 
 def _teacher_line(task: Distillation) -> str:
     teacher, hparams = task.teacher, task.hparams
-    size = sum(p.numel() for p in teacher.parameters()) / 1e6
+    size = count_all_parameters(teacher) / 1e6
     return (
         f"teacher {hparams['teacher']} ({type(teacher.net).__name__}, {size:.3g} M parameters), {hparams['distill']}, "
         f"{hparams['distill_alpha']:.0%} of the loss"
@@ -183,7 +184,7 @@ def _recipe(task: Task) -> str:
 
 def _at_one_end(task: Task, trainer: Any) -> list[str]:
     """Say so where the training is no longer than its warm-up, and so ends at the peak rate, or than its cool-down."""
-    name, _ = name_and_args("lr_scheduler", task.hparams["lr_scheduler"], SchedulerSpec.__annotations__)
+    name, _ = schedule_and_args("lr_scheduler", task.hparams["lr_scheduler"])
     if name not in SHAPES or not (epochs := _epochs(trainer)):
         return []
     unnumbered = math.isinf(trainer.num_training_batches) and trainer.train_dataloader is not None
@@ -198,7 +199,7 @@ def _peak(task: Task) -> str:
     hparams, rate = task.hparams, task.peak_rate()
     if task.sets_own_peak:
         idle = [name for name in ("layer_decay", "pos_embed_lr_mult", "head_lr_mult") if hparams[name] != 1]
-        name, _ = name_and_args("lr_scheduler", hparams["lr_scheduler"], SchedulerSpec.__annotations__)
+        name, _ = schedule_and_args("lr_scheduler", hparams["lr_scheduler"])
         return f"lr set by {name}" + (f" for all layers, in spite of {' and '.join(idle)}" if idle else "")
     head = hparams["head_lr_mult"]
     return f"lr {rate:g}{f' (head {rate * head:g})' if head != 1 else ''}"

@@ -25,7 +25,15 @@ from vitlab.interface import (
 )
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.pos_embed.checked import tokens_in_words
-from vitlab.models.cost import call_on_meta, count_macs, count_parameters, count_tokens, flop_counter
+from vitlab.models.cost import (
+    call_on_meta,
+    count_all_parameters,
+    count_macs,
+    count_parameters,
+    count_tokens,
+    flop_counter,
+)
+from vitlab.models.foreign import modes_kept
 from vitlab.models.vit import VisionTransformer
 from vitlab.tasks.sizes import check_native_sizes, check_size
 
@@ -36,7 +44,7 @@ def model_facts(task: Any, data: Any) -> dict[str, Any]:
     net: Any = network(task)
     facts = {
         "parameters": count_parameters(trained(task)),
-        "parameters_total": count_all(net),
+        "parameters_total": count_all_parameters(net),
     }
     if not has_grid(task):
         first: Any = getattr(net, "patch_embed", None)  # of timm
@@ -55,11 +63,6 @@ def model_facts(task: Any, data: Any) -> dict[str, Any]:
         "img_size": list(net.img_size),
         "in_chans": net.in_chans,
     }
-
-
-def count_all(net: nn.Module) -> int:
-    """Return the number of values of all parameters, also of those that are frozen."""
-    return sum(p.numel() for p in net.parameters())
 
 
 def _growing(task: Any, data: Any) -> dict[str, list[list[int]]]:
@@ -106,18 +109,14 @@ def check_bits(task: Any, trainer: L.Trainer) -> None:
     wide = [name for name, p in net.named_parameters() if p.dtype == torch.float64]
     if not wide or not has_grid(task) or str(trainer.precision) in ("64-true", "16-true", "bf16-true"):
         return
-    modes = [(module, module.training) for module in net.modules()]
     try:
-        with torch.no_grad(), torch.random.fork_rng(), trainer.precision_plugin.forward_context():
+        with modes_kept(net), torch.no_grad(), torch.random.fork_rng(), trainer.precision_plugin.forward_context():
             net.eval()(torch.zeros(1, net.in_chans, *net.img_size))
     except RuntimeError as error:
         raise UsageError(
             f"parameters of 64 bits, {preview(wide)}, and the others do not go together ({one_line(error)}): make them "
             "float32, as by `.float()` in the constructor of their part, or train with --trainer.precision=64-true"
         ) from error
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def _operations(macs: int | None) -> dict[str, int]:
