@@ -5,10 +5,11 @@ import re
 import pytest
 import torch
 import yaml
+from jsonargparse import get_loader
 
 from vitlab.config.arguments import flags
 from vitlab.config.parser import VitlabCLI
-from vitlab.config.parts import merge_parts
+from vitlab.config.parts import merge_parts, parts_as_words
 from vitlab.errors import UsageError
 from vitlab.models import VisionTransformer, create_model
 from vitlab.models.load import load_network, network_args
@@ -162,6 +163,15 @@ def test_an_option_before_the_class_of_its_part_is_refused_not_dropped(key, part
         merge_parts([], [(key, 0.9), (part, "SGD")], [])
     [right] = merge_parts([], [(part, "SGD"), (key, 0.9)], [])
     assert "SGD" in right and "0.9" in right
+
+
+def test_only_the_parts_of_a_model_are_read_as_words():
+    part = {"class_path": "sgd", "init_args": {"momentum": 0.9}}
+    logger = {"class_path": "WandbLogger", "init_args": {"config": {"opt": part}}}  # of one's own notes
+    content = {"model": {"init_args": {"opt": part}}, "trainer": {"logger": logger}}
+    with parts_as_words():
+        read = get_loader("yaml")(yaml.safe_dump(content))
+    assert read == content | {"model": {"init_args": {"opt": 'sgd({"init_args":{"momentum":0.9}})'}}}
 
 
 @pytest.mark.parametrize("keys", ["opt.momentum: 0.9, opt: SGD", "opt: SGD, init_args.opt.init_args.momentum: 0.9"])

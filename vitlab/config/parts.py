@@ -23,6 +23,9 @@ from vitlab.tasks.optimizer import schedule_and_args
 
 _WORD = re.compile(r"([^({]+)\((\{.*\})\)")
 _KEY = re.compile(rf"model\.(?:init_args\.)?({'|'.join(PARTS)})(?:\.(.+))?")
+_PLACE = re.compile(
+    rf"(?:model\.)?(?:init_args\.)?(?:{'|'.join(PARTS)})"
+)  # of a part, in a whole file or below a key
 _BESIDE = ("interval", "monitor")  # keys of a scheduler besides class_path and init_args
 
 
@@ -131,11 +134,12 @@ def _worded(value: Any, within: str = "") -> Any:
         return value
     worded = {}
     for k, v in value.items():
-        if (deep := _KEY.fullmatch(f"{within}{k}")) and deep[2]:
+        key = f"{within}{k}"
+        if (deep := _KEY.fullmatch(key)) and deep[2]:
             continue  # as below
-        is_part = str(k).rpartition(".")[2] in PARTS
+        is_part = _PLACE.fullmatch(key)
         if not (is_part and _is_partial(v)):  # which merge_parts has read
-            worded[k] = _word(v) if is_part else _worded(v, f"{within}{k}.")
+            worded[k] = _word(v) if is_part else _worded(v, f"{key}.")
     return worded
 
 

@@ -2,7 +2,9 @@
 
 import hashlib
 import pickle
+import zipfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
@@ -108,7 +110,10 @@ def photos(
         UsageError: The folder holds neither, or other photos, or damaged files.
     """
     place = str(root.resolve())
-    found: dict[str, Any] = dict(np.load(keep)) if keep is not None and keep.is_file() else {}
+    found: dict[str, Any] = {}
+    if keep is not None and keep.is_file():
+        with suppress(ValueError, EOFError, OSError, zipfile.BadZipFile):  # a damaged file is decoded anew
+            found = dict(np.load(keep))
     if is_new := str(found.get("root")) != place:
         decoded = _decoded(root)
         found = {f"{name}_{what}": value for name, pair in decoded.items() for what, value in pair.items()}
@@ -168,8 +173,6 @@ def folder_photos(root: Path, sizes: Mapping[str, int], side: int, keep: Path, c
 
 def _decoded_folder(folder: Path, count: int, side: int, keep: Path, classes: int) -> Split:
     """Return the first images of each class in turn; kept as one array that is mapped, not read."""
-    from PIL import Image, UnidentifiedImageError
-
     if not folder.is_dir():
         raise UsageError(f"{folder.parent} must hold train/CLASS/* and val/CLASS/*: there is no {folder.name}")
     by_class = [_shown(path) for path in _shown(folder) if path.is_dir()]
@@ -185,14 +188,20 @@ def _decoded_folder(folder: Path, count: int, side: int, keep: Path, classes: in
         with atomic_write(path) as beside:
             images = np.lib.format.open_memmap(beside, "w+", np.uint8, (count, 3, side, side))
             for i, (file, _) in enumerate(chosen):
-                try:
-                    with Image.open(file) as image:
-                        images[i] = np.asarray(_middle(image.convert("RGB"), side)).transpose(2, 0, 1)
-                except UnidentifiedImageError:
-                    raise UsageError(f"{file} is no image: remove it") from None
+                images[i] = np.asarray(_middle(_image(file), side)).transpose(2, 0, 1)
             images.flush()
     mapped = np.load(path, mmap_mode="c")  # private to this process: torch wants to be able to write
     return Split(torch.from_numpy(mapped), torch.tensor([label for _, label in chosen]))
+
+
+def _image(file: Path) -> Any:
+    """Return a photo in RGB, as :class:`vitlab.data.ImageFolder` decodes it; one that is damaged is refused."""
+    from vitlab.data.files.decode import ImageError, decode
+
+    try:
+        return decode(file)
+    except ImageError as error:
+        raise UsageError(f"{error}; mend or remove it") from None
 
 
 def _shown(folder: Path) -> list[Path]:
@@ -225,19 +234,13 @@ def _decoded(root: Path) -> dict[str, dict[str, NDArray[Any]]]:
 
 
 def _of_folder(folder: Path) -> dict[str, NDArray[Any]]:
-    from PIL import Image, UnidentifiedImageError
-
     by_class = [sorted(path.glob("*.png"))[:A_CLASS] for path in _shown(folder) if path.is_dir()]
     counts = [len(files) for files in by_class] or [0]
     if not 0 < min(counts) == max(counts):
         raise UsageError(f"{folder} must hold as many CLASS/*.png of each class, got {preview(counts)}: {_OWN_PHOTOS}")
     images = []
     for file in (file for files in zip(*by_class, strict=True) for file in files):
-        try:
-            with Image.open(file) as image:
-                images.append(np.asarray(image.convert("RGB")))
-        except UnidentifiedImageError:
-            raise UsageError(f"{file} is no image: remove it") from None
+        images.append(np.asarray(_image(file)))
         if images[-1].shape[:2] != (SIDE, SIDE):
             height, width = images[-1].shape[:2]
             raise UsageError(f"{file} must have {SIDE} x {SIDE} pixels, got {width} x {height}: {_OWN_PHOTOS}")
