@@ -11,6 +11,7 @@ import lightning as L
 import pytest
 import torch
 from safetensors.torch import save_file
+from timm.layers import SwiGLUPacked
 from timm.models.vision_transformer import VisionTransformer as TimmViT
 from torch import nn
 from torch.nn import functional as F
@@ -205,15 +206,19 @@ def theirs_with_size(theirs):
     return theirs
 
 
-@pytest.mark.parametrize("registers", [0, 2])
-def test_the_published_layout_of_dinov2_is_read(path, registers):
-    theirs = randomized(TimmViT(**TINY, reg_tokens=registers, no_embed_class=True, init_values=1.0))
+@pytest.mark.parametrize(("registers", "gated"), [(0, False), (2, False), (0, True)])
+def test_the_published_layout_of_dinov2_is_read(path, registers, gated):
+    mlp = {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU} if gated else {}
+    theirs = randomized(TimmViT(**TINY, reg_tokens=registers, no_embed_class=True, init_values=1.0, **mlp))
     state = theirs.state_dict() | {"mask_token": torch.ones(1, 16)}
+    if gated:  # of the giant, whose two halves are one layer
+        state = {name.replace("fc1", "w12").replace("fc2", "w3"): value for name, value in state.items()}
     state["pos_embed"] = torch.cat([torch.zeros(1, 1, 16), state["pos_embed"]], dim=1)
     if registers:
         state["register_tokens"] = state.pop("reg_token")
     torch.save(state, path)
-    model = tiny(pos_embed="learned", reg_tokens=registers, layer_scale=1.0)
+    ours = {"mlp_layer": "swiglu", "act_layer": "silu", "mlp_ratio": 1.0} if gated else {}
+    model = tiny(pos_embed="learned", reg_tokens=registers, layer_scale=1.0, **ours)
     assert "weights: left out mask_token, which only pretraining needs" in load_weights(model, path)
     assert_same_outputs(model, theirs)
 

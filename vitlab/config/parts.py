@@ -23,9 +23,7 @@ from vitlab.tasks.optimizer import schedule_and_args
 
 _WORD = re.compile(r"([^({]+)\((\{.*\})\)")
 _KEY = re.compile(rf"model\.(?:init_args\.)?({'|'.join(PARTS)})(?:\.(.+))?")
-_PLACE = re.compile(
-    rf"(?:model\.)?(?:init_args\.)?(?:{'|'.join(PARTS)})"
-)  # of a part, in a whole file or below a key
+_PLACE = re.compile(rf"(?:model\.)?(?:init_args\.)?(?:{'|'.join(PARTS)})")  # of a part, in a whole file or below a key
 _BESIDE = ("interval", "monitor")  # keys of a scheduler besides class_path and init_args
 
 

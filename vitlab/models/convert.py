@@ -47,7 +47,9 @@ def rename_positions(
         elif name == "register_tokens":  # DINOv2
             state["reg_token"] = value
         elif name != "mask_token" and not RECOMPUTED.fullmatch(name):
-            new_name, new_value = _rename_naflex(re.sub(r"\.gamma_([12])$", r".ls\1.gamma", name), value, patch)
+            name = re.sub(r"\.gamma_([12])$", r".ls\1.gamma", name)
+            name = name.replace(".mlp.w12.", ".mlp.fc1.").replace(".mlp.w3.", ".mlp.fc2.")  # DINOv2's giant
+            new_name, new_value = _rename_naflex(name, value, patch)
             state[new_name] = new_value
     if tables:
         state["pos_embed.bias_table"] = torch.stack([tables[i] for i in sorted(tables)])
