@@ -53,6 +53,14 @@ def test_links_lead_to_files_that_are_there(page):
         assert (page.parent / link).exists(), link
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
+def test_links_lead_to_sections_that_are_there(page):
+    slugify = pytest.importorskip("markdown.extensions.toc", reason="pip install -e '.[docs]'").slugify
+    for link, section in re.findall(r"\]\((?!https?:)([^)#]*)#([^).]+)\)", page.read_text()):
+        headings = re.findall(r"^#+ (.+)$", (page.parent / link if link else page).read_text(), re.MULTILINE)
+        assert section in [slugify(heading, "-") for heading in headings], f"{link}#{section}"
+
+
 def test_nothing_is_fetched_by_a_reader():
     settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
     assert settings["theme"]["font"] is False
