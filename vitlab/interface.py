@@ -50,14 +50,14 @@ def own_parts(net: nn.Module) -> list[nn.Module]:
 
 
 def network(task: Any) -> nn.Module:
-    """Return the network of a task: its ``net``, or the task itself."""
+    """Return the network of a task: its ``net``, of a compiled one what was compiled, or the task itself."""
     net = getattr(task, "net", None)
-    return net if isinstance(net, nn.Module) else task
+    return getattr(net, "_orig_mod", net) if isinstance(net, nn.Module) else task
 
 
 def has_grid(task: Any) -> bool:
     """Return whether a task trains a network of vitlab, whose tokens lie on a grid."""
-    return hasattr(network(task), "grid_size")
+    return hasattr(network(task), "run_block")  # a grid_size, networks of others have, too
 
 
 def trained(task: Any) -> Any:

@@ -271,6 +271,32 @@ def test_the_module_of_the_page_is_trained_resumed_tested_and_exported(here, mon
         vitlab.Run("own").export("torchscript")
 
 
+def test_every_command_answers_with_all_that_a_checkpoint_holds_of_module_and_data(capsys):
+    own = ["--model=userpkg.beside.Beside", "--data=userpkg.beside.Scaled", "--trust_imports", "userpkg"]
+    trusted = ["--trust_imports", "userpkg"]
+    short = ["--trainer.accelerator=cpu", "--trainer.logger=false"]
+    assert main(["fit", *own, *short, "--trainer.max_epochs=6", "--name=own"]) == 0
+    accuracy = vitlab.Run("own").validate()["acc"]
+    assert accuracy > 0.3
+    net, transform = vitlab.load("own")
+    from userpkg.beside import Scaled
+
+    images, labels = Scaled().bars(1).tensors
+    pictures = [Image.fromarray((255 * image[0] / 3).byte().numpy()) for image in images]
+    for i, picture in enumerate(pictures):
+        picture.save(f"{i:02}.png")
+    seen = torch.stack([3 * transform(picture) for picture in pictures])
+    assert seen.max() < 1.05
+    assert (net(seen).argmax(1) == labels).float().mean().item() == pytest.approx(accuracy, abs=0.05)
+    assert main(["predict", "own", "00.png", *trusted, "-o", "found.csv"]) == 0
+    assert "feature_1" not in Path("found.csv").read_text()
+    assert main(["embed", "own", "00.png", *trusted, "-o", "features.csv"]) == 0
+    assert "feature_12" in Path("features.csv").read_text() and "feature_13" not in Path("features.csv").read_text()
+    capsys.readouterr()
+    assert main(["fit", *own, *short, "--trainer.max_epochs=1", "--init_from=own", "--name=next"]) == 0
+    assert "init   weights: those outside the network, too, classify" in capsys.readouterr().out
+
+
 @pytest.mark.rare
 def test_a_module_and_data_that_know_nothing_of_vitlab_are_ablated_from_python(monkeypatch):
     from userpkg import Bars, Net

@@ -17,7 +17,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from vitlab.errors import UsageError
-from vitlab.jobs.checkpoint import load_checkpoint, load_initial
+from vitlab.interface import has_grid
+from vitlab.jobs.checkpoint import load_checkpoint, load_initial, save_weights
 from vitlab.layers.pos_embed.added import SinCos1d, SinCos2d
 from vitlab.models.convert import to_timm
 from vitlab.models.create import create_model
@@ -404,7 +405,8 @@ def test_a_head_of_other_classes_is_left_new_and_reported_where_both_are_known(t
         (tmp_path / "data.json").write_text(json.dumps(theirs))
     else:
         card_beside(file).write_text(json.dumps({"outputs": theirs["class_names"]}))
-    told = load_initial(SimpleNamespace(net=model), SimpleNamespace(**ours), file)
+    (task := L.LightningModule()).net = model
+    told = load_initial(task, SimpleNamespace(**ours), file)
     kept = ["head: the file's, as it has as many outputs, 2; it does not say whether they are the same classes"]
     unknown = kept if not theirs["class_names"] or not ours else []
     assert told == [UNSAID, *([f"head: not loaded, {why}"] if why else unknown)]
@@ -612,8 +614,75 @@ def test_a_module_of_ones_own_starts_with_all_weights_as_they_are(tmp_path):
 def test_weights_of_a_network_that_setup_builds_are_refused_by_the_reason(path):
     (late := Late()).setup("fit")
     torch.save({"state_dict": late.state_dict()}, path)
-    with pytest.raises(UsageError, match=r"Late has no head.weight before its `setup`.* in `__init__`$"):
+    with pytest.raises(
+        UsageError, match=r"Late has no head.weight before its `setup`.* in `__init__` or `configure_model`$"
+    ):
         load_checkpoint(Late(), path)
+
+
+class Beside(L.LightningModule):
+    """A module whose outputs are of a network of vitlab and of a layer beside it."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = randomized(tiny(num_classes=0))
+        self.last = nn.Linear(16, 3)
+
+    def forward(self, images):
+        return self.last(self.net(images))
+
+
+class Compiled(Beside):
+    """The same, compiled."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = torch.compile(self.net, backend="eager")
+
+
+class Built(Beside):
+    """Its last layer is built by Lightning's hook for that."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = None
+
+    def configure_model(self):
+        self.last = self.last or nn.Linear(16, 3)
+
+
+class Frozen(Beside):
+    """Its checkpoints leave out what is not trained, a constant."""
+
+    strict_loading = False
+
+    def __init__(self):
+        super().__init__()
+        self.given = nn.Parameter(torch.ones(3), requires_grad=False)
+
+
+@pytest.mark.parametrize("cls", [Beside, Compiled, Built, Frozen])
+def test_a_module_of_ones_own_gets_the_weights_beside_its_network_too(path, cls):
+    (saved := cls()).configure_model()
+    state = {name: value for name, value in saved.state_dict().items() if name != "given"}
+    torch.save({"state_dict": state}, path)
+    save_weights(path, weights := path.with_suffix(".safetensors"), saved)
+    images = torch.randn(2, 3, 16, 16)
+    for file in (path, weights):
+        load_checkpoint(loaded := cls(), file)
+        assert loaded(images).equal(saved(images))
+        (started := cls()).configure_model()
+        assert "weights: those outside the network, too, last.bias, last.weight" in load_initial(started, None, file)
+        assert started(images).equal(saved(images))
+    save_file(saved.net.state_dict(), weights)
+    with pytest.raises(UsageError, match=r"would give the network alone, and \w+ is measured with .*take a checkpoint"):
+        load_checkpoint(saved, weights)
+
+
+def test_a_network_of_ones_own_with_a_grid_size_is_none_of_vitlab():
+    (task := L.LightningModule()).net = nn.Linear(3, 2)
+    task.net.grid_size = (4, 4)
+    assert not has_grid(task)
 
 
 @pytest.mark.parametrize(

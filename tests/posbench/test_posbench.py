@@ -734,12 +734,12 @@ def test_photos_that_are_not_those_of_the_protocol_are_one_line(photos_of_three_
     with pytest.raises(UsageError, match=r"train holds 3 classes, and the protocol has 2: `photos.classes`"):
         folder_photos(photos_of_three_classes, sizes, 32, tmp_path / "kept", 2)
     (photos_of_three_classes / "train" / "a" / "0.txt").write_text("of Krizhevsky")
-    with pytest.raises(UsageError, match=r"a/0\.txt: not one of .*; mend or remove it"):
+    with pytest.raises(UsageError, match=r"a/0\.txt cannot be read as an image: .*; mend or remove it"):
         folder_photos(photos_of_three_classes, sizes, 32, tmp_path / "kept", 3)
     (photos_of_three_classes / "train" / "a" / "0.txt").unlink()
     whole = (photos_of_three_classes / "val" / "b" / "0.png").read_bytes()
     (photos_of_three_classes / "val" / "b" / "0.png").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(UsageError, match=r"b/0\.png: .*; mend or remove it"):
+    with pytest.raises(UsageError, match=r"b/0\.png cannot be read as an image: .*; mend or remove it"):
         folder_photos(photos_of_three_classes, sizes, 32, tmp_path / "kept", 3)
 
 

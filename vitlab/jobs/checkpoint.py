@@ -5,6 +5,7 @@ It is written by :class:`~vitlab.callbacks.checkpoint.Checkpoint`, under a check
 
 import json
 import textwrap
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -17,10 +18,10 @@ from torch import nn
 
 from vitlab.config.parser import user_mistakes
 from vitlab.errors import UsageError, preview
-from vitlab.interface import has_grid, network, own_answer
+from vitlab.interface import answers_itself, has_grid, network, own_answer, path_of, redefines
 from vitlab.layers.resample import ResizePolicy
 from vitlab.models.load import NEW_HEAD, load_weights, outputs_of
-from vitlab.models.weights_file import check_readable, facts_beside, read_state, read_weights, weights_digest
+from vitlab.models.weights_file import check_readable, facts_beside, read_content, read_weights, weights_digest
 from vitlab.runs.atomic import as_umask, atomic_write
 from vitlab.runs.directory import RunDir
 from vitlab.runs.fence import Fence
@@ -83,27 +84,58 @@ def checkpoint_facts(path: Path) -> dict[str, Any]:
 
 
 def load_checkpoint(task: Any, checkpoint: Path) -> None:
-    """Load the weights of a checkpoint into a module.
+    """Load the weights of a checkpoint into a module: those that its outputs are of.
+
+    Of a task of vitlab that is the network; a class of the user's may have weights, and more, outside of it.
 
     Raises:
         UsageError: The weights do not fit the module, or are an export in the units of its targets.
     """
     refuse_own_units(task, checkpoint, facts_beside(checkpoint))
-    if is_ours := has_grid(task):
+    if not needs_more_than_net(task):
         part, state = network(task), read_weights(checkpoint).state_dict
-    else:  # a module of the user's may have weights outside of its network, and a file that network alone
-        state = read_state(checkpoint)
-        is_alone = checkpoint.suffix == ".safetensors" and state.keys() != task.state_dict().keys()
-        part = alone(task, checkpoint) if is_alone else task
+    else:
+        state = _state_of(task, checkpoint)
+        part = _part_of(task, state, checkpoint)
+    _fill(task, part, state, checkpoint)
+
+
+def needs_more_than_net(task: Any) -> bool:
+    """Return whether the outputs of a task need more of a checkpoint than the weights of a network of vitlab."""
+    return not has_grid(task) or answers_itself(task) or redefines(task, "on_load_checkpoint")
+
+
+def _state_of(task: Any, checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Return all weights of a file, once a class of the user's has taken what it keeps in a checkpoint beside them."""
+    content = read_content(checkpoint)
+    if redefines(task, "on_load_checkpoint"):
+        if len(content) > 1:
+            task.on_load_checkpoint(content)
+        else:
+            name = f"{type(task).__name__}.on_load_checkpoint"
+            warnings.warn(f"{checkpoint} has weights alone: what {name} reads stays as it is built", stacklevel=2)
+    state: dict[str, torch.Tensor] = content["state_dict"]
+    return state
+
+
+def _part_of(task: Any, state: Mapping[str, Any], checkpoint: Path) -> Any:
+    """Return what the weights of a file fill: a whole class of the user's, or its network, where it has no others."""
+    is_alone = not any(name.startswith("net.") for name in state) and state.keys() != task.state_dict().keys()
+    return alone(task, checkpoint) if is_alone else task
+
+
+def _fill(task: Any, part: Any, state: dict[str, torch.Tensor], checkpoint: Path) -> None:
+    """Load the weights of a file into a task, or its network, as a Trainer does."""
+    if is_overridden("configure_model", task, L.LightningModule) and not state.keys() <= part.state_dict().keys():
+        task.configure_model()
     try:
-        part.load_state_dict(state)
+        part.load_state_dict(state, strict=task.strict_loading)
     except RuntimeError as error:
-        have = part.state_dict().keys()
-        if not is_ours and have < state.keys() and is_overridden("setup", task, L.LightningModule):
-            late = next(name for name in state if name not in have)
+        late = next((name for name in state if name not in part.state_dict()), None)
+        if part is task and late and is_overridden("setup", task, L.LightningModule):
             raise UsageError(
                 f"{type(task).__name__} has no {late} before its `setup`, which only a Trainer calls, and {checkpoint} "
-                "has: build the network in `__init__`"
+                "has: build the network in `__init__` or `configure_model`"
             ) from error
         raise misfit(checkpoint, error) from error
 
@@ -128,7 +160,7 @@ def load_resized(
         UsageError: The head of the file is in the units of its targets.
         ValueError: The weights do not fit the network.
     """
-    sentences = load_weights(task.net, checkpoint, resize, antialias, grid)
+    sentences = load_weights(network(task), checkpoint, resize, antialias, grid)  # type: ignore[arg-type]
     if not any(sentence.startswith(NEW_HEAD) for sentence in sentences):
         refuse_own_units(task, checkpoint, facts_beside(checkpoint))
     return sentences
@@ -147,22 +179,49 @@ def load_initial(task: Any, data: Any, file: Path, **how: Any) -> list[str]:
         ValueError: The weights do not fit the network.
     """
     if not has_grid(task):
-        load_checkpoint(task, file)
+        refuse_own_units(task, file, facts_beside(file))
+        state = read_content(file)["state_dict"]
+        _fill(task, _part_of(task, state, file), state, file)
         return []
-    head = {name: value.clone() for name, value in task.net.state_dict().items() if name.startswith("head.")}
-    sentences = load_resized(task, file, **how)
+    net = network(task)
+    head = {name: value.clone() for name, value in net.state_dict().items() if name.startswith("head.")}
+    sentences = _with_outside(task, file, load_resized(task, file, **how))
     card, run = facts_beside(file), RunDir.around(file)
     told = {"class_names": card["outputs"]} if isinstance(card.get("outputs"), list) else card
     theirs = _meanings(told) or (_meanings(run.read("data.json")) if run.config.is_file() else [])
     ours = _meanings({name: getattr(data, name, None) for name in ("class_names", "targets")})
     is_new = not head or any(sentence.startswith(NEW_HEAD) for sentence in sentences)
     if is_new or theirs == ours or not theirs or not ours:
-        return sentences + ([] if theirs and ours else kept_head(task.net, sentences))
-    task.net.load_state_dict(head, strict=False)
+        return sentences + ([] if theirs and ours else kept_head(net, sentences))
+    net.load_state_dict(head, strict=False)
     others = preview(name for name in theirs if name not in ours)
     why = f"for {others}, which the data lack" if others else "in another order than the data's"
     sentences = [sentence for sentence in sentences if not sentence.startswith("head: ")]
     return [*sentences, f"{NEW_HEAD}, the file's is {why}"]
+
+
+def _with_outside(task: Any, file: Path, sentences: list[str]) -> list[str]:
+    """Load what a class of the user's has outside of its network too, where the file has all of it; return sentences.
+
+    Args:
+        task: The task.
+        file: The file, of which the network was read.
+        sentences: What that changed.
+    """
+    mine = {} if path_of(task).startswith("vitlab.") else _outside(task.state_dict())
+    theirs = _outside(read_content(file)["state_dict"]) if mine else {}
+    has_all = bool(theirs) and (theirs.keys() == mine.keys() or not task.strict_loading)
+    if not has_all or any(k not in mine or v.shape != mine[k].shape for k, v in theirs.items()):
+        return sentences
+    task.load_state_dict(theirs, strict=False)
+    told = [sentence for sentence in sentences if "outside the network" not in sentence]
+    return [*told, f"weights: those outside the network, too, {preview(sorted(theirs))}"]
+
+
+def _outside(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the weights outside of the network; none of a file that has that alone."""
+    is_whole = any(name.startswith("net.") for name in state)
+    return {name: value for name, value in state.items() if is_whole and not name.startswith("net.")}
 
 
 def kept_head(net: nn.Module, sentences: Sequence[str]) -> list[str]:
@@ -196,8 +255,7 @@ def alone(task: Any, checkpoint: Path) -> Any:
         UsageError: The task has weights outside of it, such as a decoder.
     """
     net = network(task)
-    outside = [] if net is task else [name for name in task.state_dict() if not name.startswith("net.")]
-    if outside:
+    if outside := [] if net is task else [*_outside(task.state_dict())]:
         raise UsageError(
             f"{checkpoint} would give the network alone, and {type(task).__name__} is measured with {outside[0]} and "
             f"its like, {len(outside)} in all, too: take a checkpoint of its run, as it was trained"
@@ -211,13 +269,12 @@ def load_outside(task: Any, checkpoint: Path) -> None:
     Raises:
         UsageError: The file has the network alone, or they do not fit.
     """
-    content = {} if checkpoint.suffix == ".safetensors" else read_checkpoint(checkpoint, map_location="cpu")
-    outside = {k: v for k, v in content.get("state_dict", {}).items() if not k.startswith("net.")}
-    if not outside:
+    if not (outside := _outside(_state_of(task, checkpoint))):
         alone(task, checkpoint)
         return
+    inside = {name: value for name, value in task.state_dict().items() if name.startswith("net.")}
     try:
-        task.load_state_dict({**task.state_dict(), **outside})
+        task.load_state_dict({**inside, **outside}, strict=task.strict_loading)
     except RuntimeError as error:
         raise misfit(checkpoint, error) from error
 
@@ -233,11 +290,11 @@ def misfit(checkpoint: Path | None, error: RuntimeError) -> UsageError:
 
 
 def save_weights(checkpoint: Path, path: Path, task: Any, fence: Fence | None = None) -> None:
-    """Write the network of a checkpoint as safetensors; all weights of a module of the user's with some outside it."""
+    """Write the network of a checkpoint as safetensors; all weights where a class of the user's answers with others."""
     content = read_checkpoint(checkpoint, map_location="cpu")
     state = content["state_dict"]
     inside = {k.removeprefix("net."): v for k, v in state.items() if k.startswith("net.")} or state
-    inside = inside if has_grid(task) or len(inside) == len(state) else state
+    inside = inside if not needs_more_than_net(task) or len(inside) == len(state) else state
     weights = {k: v.clone(memory_format=torch.contiguous_format) for k, v in inside.items()}  # tied ones apart
     arguments = json.dumps({**content.get("hyper_parameters", {}), **content.get("network", {})}, default=str)
     digests = {"sha256": weights_digest(weights, arguments), "checkpoint": str(checksum(checkpoint))}

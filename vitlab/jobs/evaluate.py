@@ -226,8 +226,7 @@ def _load(cli: VitlabCLI, run: RunDir, checkpoint: Path, conditions: Conditions)
         return _Loaded(None, sentences, {"resized": moved[-1]} if moved else {}, changes)
     if checkpoint.suffix == ".safetensors":  # of a run whose checkpoints were deleted
         load_checkpoint(cli.model, checkpoint)
-        if has_grid(cli.model):
-            load_outside(cli.model, checkpoint)
+        load_outside(cli.model, checkpoint)
         cli.datamodule.load_state_dict(dict(run.data))
         return _Loaded(None)
     return _Loaded(None if _load_shards(cli, checkpoint) else checkpoint)

@@ -25,7 +25,7 @@ from vitlab.data.record import Trained, check_target_names, measured
 from vitlab.data.timm_images import images_of
 from vitlab.errors import UsageError, did_you_mean, named_line
 from vitlab.interface import answering, has_grid, image_fact, network, path_of
-from vitlab.jobs.checkpoint import load_checkpoint, load_outside, load_resized, misfit
+from vitlab.jobs.checkpoint import load_checkpoint, load_outside, load_resized, misfit, needs_more_than_net
 from vitlab.jobs.load import decoding_of, exported_card, load_pictures, load_trained
 from vitlab.jobs.restore import evaluation_args, load_data_state, naming_place_of_data, one_device, restore
 from vitlab.jobs.terminal import say
@@ -431,6 +431,8 @@ def _rebuild(run: RunDir, checkpoint: Path, rest: Sequence[str], has_pictures: b
             if "data" in other and 0 < trained != mine == cli.model.net.num_classes:
                 cli.model.net.reset_head(trained)
             load_resized(cli.model, checkpoint)
+            if needs_more_than_net(cli.model):
+                load_outside(cli.model, checkpoint)
         else:
             load_checkpoint(cli.model, checkpoint)
     return cli

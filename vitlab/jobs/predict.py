@@ -20,7 +20,17 @@ from vitlab.config.parser import user_mistakes
 from vitlab.data.base import ImageData
 from vitlab.data.files.decode import Decoding, ImageError, decode
 from vitlab.errors import UsageError, escaped
-from vitlab.interface import answering, as_outputs, embedder, has_grid, image_fact, network, path_of, transform_of
+from vitlab.interface import (
+    answering,
+    answers_itself,
+    as_outputs,
+    embedder,
+    has_grid,
+    image_fact,
+    network,
+    path_of,
+    transform_of,
+)
 from vitlab.jobs.load import decoding_of, exported_card, load_trained, pipeline_of
 from vitlab.jobs.restore import one_device, restore
 from vitlab.runs.directory import RunDir
@@ -63,8 +73,9 @@ def predict(
     targets = facts.get("names", [])
     if facts["kind"] == "multilabel":  # one probability per label
         names, targets = None, data.class_names
-    net, asked, heads = network(cli.model), None, cli.model.heads if isinstance(cli.model, MultiTask) else None
-    if features or getattr(net, "num_classes", None) == 0:  # a network without a head
+    asked, heads = None, cli.model.heads if isinstance(cli.model, MultiTask) else None
+    is_headless = getattr(network(cli.model), "num_classes", None) == 0 and not answers_itself(cli.model)
+    if features or is_headless:
         names, targets, asked, heads = None, ["feature"], _without_head(cli.model), None
     elif not isinstance(cli.model, Task) or is_overridden("predict_step", cli.model, Task):
         asked = answering(cli.model)  # as every command asks it
@@ -187,7 +198,7 @@ def _column(k: int, count: int, targets: Sequence[str]) -> str:
 def _without_head(task: Any) -> Any:
     """Return what maps images to features: the network without its head, or ``embed`` of the user's own module."""
     net: Any = network(task)
-    if not has_grid(task):
+    if not has_grid(task) or hasattr(task, "embed"):
         return embedder(task)
     net.reset_head(0)
     return net

@@ -10,10 +10,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import torch
 import yaml
 from jsonargparse import get_loader
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from vitlab.class_paths import with_current_paths
 from vitlab.config.arguments import config_paths, without_flags
@@ -28,12 +30,13 @@ from vitlab.data.record import TRAINED_ON
 from vitlab.errors import UsageError, preview, trusting
 from vitlab.interface import answering, answers_itself
 from vitlab.jobs.checkpoint import load_checkpoint
-from vitlab.jobs.terminal import print_error
+from vitlab.jobs.terminal import print_error, say
 from vitlab.models.weights_file import check_readable
 from vitlab.notebook import check_classes
 from vitlab.runs.directory import RunDir
 from vitlab.runs.launch import launched_rank
 from vitlab.runs.manifest import check_whole
+from vitlab.runs.shards import read_checkpoint
 from vitlab.shipped import find_file
 from vitlab.tasks.base import Task
 from vitlab.tasks.regressor import Standardized
@@ -242,6 +245,8 @@ def restore(
     with user_mistakes():
         if isinstance(cli.datamodule, ImageData):
             load_data_state(cli.datamodule, run)
+        else:
+            _load_own_state(cli.datamodule, checkpoint)
         load_checkpoint(cli.model, checkpoint)
     cli.model.eval()
     return cli
@@ -253,6 +258,16 @@ def load_data_state(data: Any, run: RunDir) -> None:
         data.load_state_dict(dict(run.data))
     except ValueError as error:
         raise UsageError(f"{run.path}: {error}") from error
+
+
+def _load_own_state(data: Any, checkpoint: Path) -> None:
+    """Give data of the user's own the state that a checkpoint has of them, as a Trainer does."""
+    if not is_overridden("load_state_dict", data, L.LightningDataModule):
+        return
+    if checkpoint.suffix == ".safetensors":
+        say(f"note   {checkpoint} has weights alone: {type(data).__name__} stays as it is built")
+    elif (state := read_checkpoint(checkpoint, map_location="cpu").get(type(data).__qualname__)) is not None:
+        data.load_state_dict(state)
 
 
 def _without_files(run: RunDir, facts: dict[str, Any]) -> dict[str, Any]:

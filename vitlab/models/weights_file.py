@@ -115,22 +115,19 @@ def unwrapped(file: WeightsFile) -> WeightsFile:
     return replace(file, state_dict=state_dict, sentences=[*file.sentences, f"weights: those under {prefix}"])
 
 
-def read_state(path: Path) -> dict[str, Tensor]:
-    """Read the state dict of a safetensors or torch file, with all names as they stand there.
+def read_content(path: Path) -> dict[str, Any]:
+    """Read a safetensors or torch file: its ``state_dict``, with all names as they stand there, and what is beside it.
 
     Example:
         >>> import tempfile
         >>> from safetensors.torch import save_file
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     save_file({"net.bias": torch.zeros(10)}, file := Path(folder) / "best.safetensors")
-        ...     list(read_state(file))
-        ['net.bias']
+        ...     {name: list(value) for name, value in read_content(file).items()}
+        {'state_dict': ['net.bias']}
     """
-    if path.suffix == ".safetensors":
-        return _read_safetensors(path)[0]
-    content = _read_torch(path)[0]
-    state: dict[str, Tensor] = content.get("state_dict", content)
-    return state
+    content = (_read_safetensors if path.suffix == ".safetensors" else _read_torch)(path)[0]
+    return content if "state_dict" in content else {"state_dict": content}
 
 
 def facts_beside(path: str | Path) -> dict[str, Any]:

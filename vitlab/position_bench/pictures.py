@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitlab.errors import UsageError, preview
+from vitlab.errors import UsageError, one_line, preview
 from vitlab.runs.atomic import atomic_write
 
 CELLS = 8  # tokens a side
@@ -195,13 +195,14 @@ def _decoded_folder(folder: Path, count: int, side: int, keep: Path, classes: in
 
 
 def _image(file: Path) -> Any:
-    """Return a photo in RGB, as :class:`vitlab.data.ImageFolder` decodes it; one that is damaged is refused."""
-    from vitlab.data.files.decode import ImageError, decode
+    """Return a photo in RGB."""
+    from PIL import Image
 
     try:
-        return decode(file)
-    except ImageError as error:
-        raise UsageError(f"{error}; mend or remove it") from None
+        with Image.open(file) as image:
+            return image.convert("RGB")
+    except (OSError, SyntaxError, ValueError) as error:  # of a file that is no image, or cut off
+        raise UsageError(f"{file} cannot be read as an image: {one_line(error)}; mend or remove it") from None
 
 
 def _shown(folder: Path) -> list[Path]:

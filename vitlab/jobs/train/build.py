@@ -151,8 +151,9 @@ def _load_weights_of(job: Job, source: str, resize: str | None, grid: Sequence[i
             flag = f"--init_from {source}" if source.startswith(LIBRARIES) else "--resize" if resize else "--init_grid"
             raise UsageError(f"{flag} is for networks of vitlab, and {path_of(job.task)} has another: leave it out")
         if source.startswith(LIBRARIES):
-            sentences = load_of_library(job.task.net, source, network_args(job.task.hparams), **how)
-            sentences += kept_head(job.task.net, sentences)
+            net: Any = network(job.task)
+            sentences = load_of_library(net, source, network_args(job.task.hparams), **how)
+            sentences += kept_head(net, sentences)
         else:
             path = file_of_weights(source)
             check_whole(path)
