@@ -26,6 +26,7 @@ from vitlab.models.load import load_network, load_weights
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.weights_file import WeightsFile, check_readable, read_weights
 from vitlab.shipped import card_beside
+from vitlab.tasks import LinearProbe
 from vitlab.tokenizers.patch import cut_patches
 
 TINY = {
@@ -417,6 +418,64 @@ def test_a_head_of_other_classes_is_left_new_and_reported_where_both_are_known(t
 def test_features_without_a_head_fill_a_model_with_one(path):
     torch.save(randomized(tiny(num_classes=0)).state_dict(), path)
     assert load_weights(tiny(), path)[1:] == ["head: not loaded, the file's has 0 outputs and the model's new one 5"]
+
+
+AVG = {"class_token": False, "global_pool": "avg"}
+AFTER = "pooling: the norm after it starts new, the file has none; left out the file's final norm, before pooling"
+MAP = "pooling: the attention pool starts new, the file has none"
+
+
+@pytest.mark.parametrize(
+    ("file", "model", "told", "left_out"),
+    [
+        ({"num_classes": 0}, {"global_pool": "avg", "fc_norm": True}, [AFTER], ["norm."]),  # MAE's own fine-tuning
+        ({}, {"num_classes": 3, "fc_norm": True, "norm_layer": "rmsnorm"}, [AFTER], ["norm."]),
+        ({}, {"num_classes": 3, "global_pool": "map"}, [MAP], []),
+        ({}, {"num_classes": 3, "global_pool": "map", "fc_norm": True}, [AFTER, MAP], ["norm."]),
+        (
+            {"global_pool": "map"},
+            {"num_classes": 3},
+            ["pooling: left out the file's attention pool, the model has none"],
+            ["attn_pool."],
+        ),
+        ({"global_pool": "map"}, {"num_classes": 3, "global_pool": "map"}, [], []),
+        ({**AVG, "fc_norm": True}, {**AVG, "num_classes": 3, "fc_norm": True}, [], []),
+    ],
+)
+def test_below_a_new_head_what_pools_for_it_is_new_where_the_file_has_none(path, file, model, told, left_out):
+    norm = {"norm_layer": model["norm_layer"]} if "norm_layer" in model else {}
+    saved, net = randomized(tiny(**file, **norm)).state_dict(), tiny(**model)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    torch.save(saved, path)
+    assert [sentence for sentence in load_weights(net, path) if sentence.startswith("pooling: ")] == told
+    for name, value in net.state_dict().items():
+        is_new = name.startswith("head.") or name not in saved
+        assert torch.equal(value, before[name] if is_new else saved[name]), name
+    others = saved.keys() - before.keys()
+    assert not [name for name in others if not name.startswith(("head.", *left_out))]
+
+
+@pytest.mark.parametrize(
+    ("file", "model", "way_out"),
+    [
+        ({}, {"fc_norm": True}, r"missing \(fc_norm.*no norm after pooling, .*: set `model.fc_norm=False`$"),
+        ({}, {"global_pool": "map"}, r"no attention pool, .*: set `model.global_pool` to token, avg or max$"),
+        ({"global_pool": "map"}, {}, r"unexpected \(attn_pool.*pools by attention: set `model.global_pool=map`$"),
+        ({"num_classes": 5}, {"num_classes": 0, "fc_norm": True}, "set `model.fc_norm=False`$"),
+        ({"num_classes": 0}, {"num_classes": 0, "global_pool": "map"}, "to token, avg or max$"),
+    ],
+)
+def test_without_a_new_head_weights_that_pool_otherwise_are_refused_with_the_arguments(path, file, model, way_out):
+    torch.save(tiny(**file).state_dict(), path)
+    with pytest.raises(ValueError, match=way_out):
+        load_weights(tiny(**model), path)
+
+
+def test_an_attention_pool_that_is_not_trained_does_not_start_new(path):
+    torch.save(tiny(num_classes=0).state_dict(), path)
+    probe = LinearProbe(**TINY | {"num_classes": 3, "global_pool": "map"})
+    with pytest.raises(ValueError, match=r"starts new only where it is trained .*: set `model.global_pool` to token,"):
+        load_weights(probe.net, path)
 
 
 @pytest.mark.parametrize("size", [24, (12, 20)])

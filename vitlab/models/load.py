@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitlab.errors import one_line, preview
 from vitlab.interface import own_network
@@ -37,6 +37,13 @@ _COMPUTES = {  # what parts keep of arguments that change what the same weights 
     "eps": "norm_eps",
     **{name: name for name in ("num_heads", "qk_scale", "value_skip", "padding", "global_pool")},
     **{name: name for name in ("theta", "register_theta", "coordinates", "pairs", "axes")},  # of a rotation
+}
+_NEW = "and one starts new only where it is trained with a new head"
+_POOLS_OTHERWISE = {  # what to do about parts between the last block and the head that one side alone has
+    ("unexpected", "fc_norm."): "timm's fc_norm normalizes after pooling: set `model.fc_norm=True`",
+    ("missing", "fc_norm."): f"the file has no norm after pooling, {_NEW}: set `model.fc_norm=False`",
+    ("unexpected", "attn_pool."): "the file pools by attention: set `model.global_pool=map`",
+    ("missing", "attn_pool."): f"the file has no attention pool, {_NEW}: set `model.global_pool` to token, avg or max",
 }
 
 
@@ -89,7 +96,8 @@ def load_weights(
     """Load the weights of a file into ``model`` and return a sentence for each conversion that they needed.
 
     The file is safetensors or a torch file, from vitlab, timm or the official T2T-ViT. A head with other outputs is not
-    loaded; positions of another grid and kernels of other patches are resized. Any other mismatch raises a ValueError.
+    loaded, and below a new head a norm after pooling and an attention pool may be new, too; positions of another grid
+    and kernels of other patches are resized. Any other mismatch raises a ValueError.
 
     Args:
         model: The network to load into.
@@ -314,15 +322,38 @@ def _unscaled(state: State, model: VisionTransformer) -> State:
 
 
 def _keep_new_head(state: State, model: VisionTransformer) -> tuple[State, list[str]]:
-    """Replace the head by the model's own if the file's has other outputs or none."""
-    old = {name: value for name, value in state.items() if name.startswith("head.")}
-    new = {name: value for name, value in model.state_dict().items() if name.startswith("head.")}
+    """Replace the head by the model's own if the file's has other outputs or none, and what pools for it likewise."""
+    old, new = _within(state, "head."), _within(model.state_dict(), "head.")
     if {name: value.shape for name, value in old.items()} == {name: value.shape for name, value in new.items()}:
         return state, []
     (outputs, hidden), (own_outputs, own_hidden) = _head_widths(old), _head_widths(new)
     theirs, ours = f"{outputs} outputs{hidden}", f"{own_outputs}{own_hidden}"
     others = {name: value for name, value in state.items() if name not in old}
-    return others | new, [f"{NEW_HEAD}, the file's has {theirs} and the model's new one {ours}"]
+    others, pool_sentences = _keep_new_pool(others, model) if new else (others, [])
+    return others | new, [f"{NEW_HEAD}, the file's has {theirs} and the model's new one {ours}", *pool_sentences]
+
+
+def _keep_new_pool(state: State, model: VisionTransformer) -> tuple[State, list[str]]:
+    """Let what pools for a new head start new if the file lacks it; leave out what only the file has for its own."""
+    own, sentences = model.state_dict(), []
+    norm, old_norm, last = _within(own, "fc_norm."), _within(state, "fc_norm."), _within(state, "norm.")
+    if norm and not old_norm:
+        state = {name: value for name, value in state.items() if name not in last} | norm
+        left_out = "; left out the file's final norm, before pooling" if last else ""
+        sentences += [f"pooling: the norm after it starts new, the file has none{left_out}"]
+    pool, old_pool = _within(own, "attn_pool."), _within(state, "attn_pool.")
+    if pool and not old_pool and all(p.requires_grad for p in cast(nn.Module, model.attn_pool).parameters()):
+        state = state | pool
+        sentences += ["pooling: the attention pool starts new, the file has none"]
+    elif old_pool and not pool:
+        state = {name: value for name, value in state.items() if name not in old_pool}
+        sentences += ["pooling: left out the file's attention pool, the model has none"]
+    return state, sentences
+
+
+def _within(state: State, prefix: str) -> State:
+    """Return the entries of a part."""
+    return {name: value for name, value in state.items() if name.startswith(prefix)}
 
 
 def _head_widths(head: State) -> tuple[int, str]:
@@ -346,9 +377,12 @@ def _fill(model: VisionTransformer, state: State, path: str | Path) -> None:
     }
     reasons = [f"{len(names)} {kind} ({preview(names)})" for kind, names in differences.items() if names]
     if reasons:
-        after = "fc_norm.weight" in differences["unexpected"]
-        hint = "; timm's fc_norm normalizes after pooling: set `model.fc_norm=True`" if after else ""
         names = differences["missing"] + differences["unexpected"]
+        hint = "".join(
+            f"; {way_out}"
+            for (kind, part), way_out in _POOLS_OTHERWISE.items()
+            if any(name.startswith(part) for name in differences[kind])
+        )
         if way_out := _way_out(state):
             hint = f"; {way_out}"
         elif {*names, *(text.partition(" ")[0] for text in shapes)} <= {"cls_token", "reg_token"}:
