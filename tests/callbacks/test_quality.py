@@ -6,11 +6,12 @@ from types import SimpleNamespace
 
 import lightning as L
 import pytest
+import torch
 from lightning.pytorch.callbacks import EarlyStopping
 
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.deadline import Deadline
-from vitlab.callbacks.quality import FeatureQuality
+from vitlab.callbacks.quality import FeatureQuality, collapse, rankme
 from vitlab.callbacks.steps import is_due
 from vitlab.data import Digits
 from vitlab.interface import mode_of
@@ -23,7 +24,6 @@ QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:the features have collapsed")
 @pytest.mark.parametrize("precision", ["32-true", "bf16-true", "16-true", "64-true"])
 def test_features_are_measured_in_the_precision_of_the_weights(precision):
     limits = {"max_epochs": 1, "limit_train_batches": 1, "limit_val_batches": 1}
@@ -34,7 +34,6 @@ def test_features_are_measured_in_the_precision_of_the_weights(precision):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:the features have collapsed")
 def test_the_line_of_the_best_epoch_counts_the_images_that_each_metric_was_measured_on():
     trainer = L.Trainer(max_epochs=1, limit_train_batches=1, callbacks=[FeatureQuality(images=50)], **QUIET)
     trainer.fit(Classifier(num_classes=10, **NETWORK), Digits(batch_size=8))
@@ -96,6 +95,19 @@ def test_measuring_many_images_is_not_taken_for_a_loader_that_hangs(tmp_path):
     begun = deadline._since
     quality.features(trainer, task.eval(), "val", 40)
     assert len(told) == 5 and deadline._since > begun and deadline.phase == "validation loader"
+
+
+def test_features_with_a_large_mean_have_not_collapsed_and_those_on_a_line_or_a_point_have():
+    draw = torch.Generator().manual_seed(0)
+    noise, offset = (torch.randn(*size, generator=draw) for size in ((200, 16), (1, 16)))
+    line, point = noise[:, :1] * noise[:1], torch.zeros(200, 1)
+    for mean in (0, 1, 100):
+        assert collapse(mean * offset + noise) == ""
+        assert collapse(mean * offset + line + 1e-3 * noise) == "all lie close to one line"
+        assert collapse(mean * offset + point) == "all are alike"
+    assert collapse(offset + 1e-7 * noise) == "all are alike"  # but for rounding
+    assert collapse(noise[:2]) == ""
+    assert rankme(100 * offset + noise) < 1.5 < 12 < rankme(noise)  # the published number, of features with their mean
 
 
 def test_two_callbacks_do_not_measure_the_same():

@@ -18,7 +18,8 @@ from vitlab.models.vit import VisionTransformer
 
 Measure = Literal["knn", "probe", "rankme"]
 TINY = 1e-7  # added to the share of each singular value, as in the paper
-COLLAPSED = 1.5  # below this RankMe all features lie on a line
+ON_A_LINE = 1.5  # below this RankMe of features without their mean
+ALIKE = 1e-3  # below this share of what they are, features do not differ by more than rounding
 
 
 class FeatureQuality(Callback):
@@ -34,7 +35,8 @@ class FeatureQuality(Callback):
 
     knn is the accuracy of a vote of the nearest neighbors by cosine, weighted by exp(cosine / 0.07), Wu et al. 2018
     (arXiv:1805.01978); probe that of a logistic regression; rankme the exponential of the entropy of the singular
-    values, Garrido et al. 2023 (arXiv:2210.02885), from 1 for collapsed features to their width.
+    values, Garrido et al. 2023 (arXiv:2210.02885), from 1 to the width of the features. A mean that all features share
+    lowers it, so whether they have collapsed, of which a warning tells, is decided without it: see :func:`collapse`.
 
     Args:
         every_n_epochs: Epochs between two measurements: the first validation at or after each multiple measures. The
@@ -106,9 +108,6 @@ class FeatureQuality(Callback):
         most = min(self.images, 64) if trainer.sanity_checking else self.images  # the sanity check only needs the names
         values = self.measure(trainer, pl_module, most)
         pl_module.log_dict({f"val/{k}": v for k, v in values.items()}, batch_size=1, on_step=False, on_epoch=True)
-        if values.get("rankme", COLLAPSED) < COLLAPSED and not trainer.sanity_checking:
-            rank = f"RankMe is {values['rankme']:.3g}"
-            warnings.warn(f"the features have collapsed in epoch {trainer.current_epoch + 1}: {rank}", stacklevel=2)
 
     def measure(self, trainer: Any, task: Any, most: int) -> dict[str, float]:
         """Return the measures on at most ``most`` images of each split, and ``NAME_images`` where those are not all."""
@@ -124,7 +123,10 @@ class FeatureQuality(Callback):
             for name in (name for name in classify if name in self.measures):
                 values[name] = float((classify[name]() == labels).double().mean())
                 _tell(trainer)
-        values |= {"rankme": rankme(features)} if "rankme" in self.measures else {}
+        if "rankme" in self.measures:
+            values["rankme"] = rankme(features)
+            if not trainer.sanity_checking and (how := collapse(features)):
+                warnings.warn(f"the features have collapsed in epoch {trainer.current_epoch + 1}: {how}", stacklevel=2)
         limit = trainer.limit_val_batches
         if n == len(trainer.datamodule.splits["val"]) and isinstance(limit, float) and limit == 1.0:  # 1 is one batch
             return values  # of the images of the other metrics
@@ -182,7 +184,7 @@ def probe(features: Tensor, labels: Tensor, queries: Tensor, decay: float = 1e-4
 
 
 def rankme(features: Tensor) -> float:
-    """Return the smooth rank of ``(n, D)`` features, from 1 to min(n, D).
+    """Return the smooth rank of ``(n, D)`` features, from 1 to min(n, D); NaN if any is not finite.
 
     >>> round(rankme(torch.eye(4)), 3), round(rankme(torch.ones(4, 4)), 3)
     (4.0, 1.0)
@@ -190,3 +192,18 @@ def rankme(features: Tensor) -> float:
     values = torch.linalg.svdvals(features.double())
     shares = values / values.sum().clamp_min(TINY) + TINY
     return float((-(shares * shares.log()).sum()).exp())
+
+
+def collapse(features: Tensor) -> str:
+    """Return how ``(n, D)`` features have collapsed, to a point or a line; empty if they have not, or n is below 3.
+
+    >>> collapse(torch.ones(4, 4)), collapse(torch.eye(4) + 10)
+    ('all are alike', '')
+    """
+    features = features.double()
+    differences = features - features.mean(dim=0)
+    if len(features) < 3:  # which lie on a line anyway
+        return ""
+    if differences.norm() <= ALIKE * features.norm():
+        return "all are alike"
+    return "all lie close to one line" if rankme(differences) < ON_A_LINE else ""
