@@ -1,6 +1,7 @@
 """Features that are measured in training: FeatureQuality without a command."""
 
 import contextlib
+import math
 import re
 from types import SimpleNamespace
 
@@ -108,6 +109,22 @@ def test_features_with_a_large_mean_have_not_collapsed_and_those_on_a_line_or_a_
     assert collapse(offset + 1e-7 * noise) == "all are alike"  # but for rounding
     assert collapse(noise[:2]) == ""
     assert rankme(100 * offset + noise) < 1.5 < 12 < rankme(noise)  # the published number, of features with their mean
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_measures_of_features_that_are_not_finite_are_nan(split, value):
+    draw = torch.Generator().manual_seed(0)
+    sets = {name: (torch.randn(12, 4, generator=draw), torch.arange(12) % 3) for name in ("train", "val")}
+    sets[split][0][5, 1] = value
+    quality = FeatureQuality(k=3)
+    quality.features = lambda trainer, task, split, most: sets[split]
+    data = SimpleNamespace(splits={"val": range(12)})
+    trainer = SimpleNamespace(callbacks=[], limit_val_batches=1.0, datamodule=data, sanity_checking=False)
+    found = quality.measure(trainer, None, 12)
+    assert math.isnan(found["knn"]) and math.isnan(found["probe"])
+    assert math.isnan(found["rankme"]) == (split == "val")
+    assert collapse(sets[split][0]) == ""
 
 
 def test_two_callbacks_do_not_measure_the_same():

@@ -110,7 +110,10 @@ class FeatureQuality(Callback):
         pl_module.log_dict({f"val/{k}": v for k, v in values.items()}, batch_size=1, on_step=False, on_epoch=True)
 
     def measure(self, trainer: Any, task: Any, most: int) -> dict[str, float]:
-        """Return the measures on at most ``most`` images of each split, and ``NAME_images`` where those are not all."""
+        """Return the measures on at most ``most`` images of each split, and ``NAME_images`` where those are not all.
+
+        They are NaN where any feature is not finite.
+        """
         values: dict[str, float] = {}
         features, labels = self.features(trainer, task, "val", most)
         n = len(features)
@@ -120,8 +123,9 @@ class FeatureQuality(Callback):
                 "knn": lambda: knn(*sets, self.k, int(sets[1].max()) + 1),
                 "probe": lambda: probe(*sets),
             }
+            known = all(part.isfinite().all() for part in (sets[0], features))  # else any class would be guessed
             for name in (name for name in classify if name in self.measures):
-                values[name] = float((classify[name]() == labels).double().mean())
+                values[name] = float((classify[name]() == labels).double().mean()) if known else float("nan")
                 _tell(trainer)
         if "rankme" in self.measures:
             values["rankme"] = rankme(features)
@@ -189,6 +193,8 @@ def rankme(features: Tensor) -> float:
     >>> round(rankme(torch.eye(4)), 3), round(rankme(torch.ones(4, 4)), 3)
     (4.0, 1.0)
     """
+    if not features.isfinite().all():
+        return float("nan")
     values = torch.linalg.svdvals(features.double())
     shares = values / values.sum().clamp_min(TINY) + TINY
     return float((-(shares * shares.log()).sum()).exp())
