@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import typing
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import get_args
@@ -24,8 +25,11 @@ from vitlab.cli.main import COMMANDS, main
 from vitlab.config.arguments import flags, refuse_unknown
 from vitlab.config.help import SELDOM, current
 from vitlab.config.parser import VitlabCLI
+from vitlab.data.timm_images import images_of_timm
 from vitlab.errors import UsageError
 from vitlab.interface import LINKS
+from vitlab.jobs.find_subject import _data_for
+from vitlab.jobs.train.build import FitCLI
 from vitlab.jobs.train.start import _first_record
 from vitlab.layers.pos_embed import PosEmbedName
 from vitlab.models.old_names import OLD
@@ -166,6 +170,35 @@ def test_an_attempt_without_wandb_and_with_other_code_keeps_the_wandb_run_and_re
     record = _first_record(SimpleNamespace(run=run, options=options, wandb_line=None, **facts))
     assert record["wandb_id"] == "first"
     assert record["changes"] == [{"trainer.max_epochs": 4}, {"own_code": {"mine": "b"}}]
+
+
+LANCZOS = {"input_size": (3, 32, 32), "interpolation": "lanczos", "crop_mode": "squash", "mean": (0.5,), "std": (0.2,)}
+NO_LANCZOS = r"^these weights .* interpolation lanczos, .*: set --data\.interpolation to one of bilinear, bicubic$"
+
+
+@pytest.mark.parametrize("given", [None, "bicubic"])
+def test_a_filter_that_the_user_gives_replaces_one_of_the_weights_that_does_not_exist_here(given, monkeypatch):
+    monkeypatch.setattr("vitlab.jobs.train.build.peer_images", lambda name: LANCZOS)
+    data = SimpleNamespace(class_path="vitlab.data.Digits", init_args={"interpolation": given or "bilinear"})
+    fit = SimpleNamespace(options=SimpleNamespace(init_from="hf:theirs"), config=SimpleNamespace(data=data))
+    fit.resumed, fit.given_settings = False, lambda: [("data.init_args.interpolation", given)]
+    net = SimpleNamespace(img_size=(8, 8), in_chans=1, pretrained_cfg=LANCZOS)
+    words = ["--data=Digits", *([f"--data.interpolation={given}"] if given else [])]
+    reads = [partial(FitCLI._read_images_of_weights, fit), partial(_data_for, net, "hf:theirs", words, None)]
+    if given is None:
+        for read_images in reads:
+            with pytest.raises(ValueError, match=NO_LANCZOS):
+                read_images()
+        return
+    assert [read_images() for read_images in reads][1].pipeline.interpolation == "bicubic"
+    assert data.init_args == {"interpolation": "bicubic", "crop_mode": "squash"}
+    assert fit.images_of_weights["interpolation"] == "lanczos"  # which the header tells
+
+
+def test_a_folder_of_timm_whose_filter_does_not_exist_here_is_not_called_unreadable(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "test_vit", "pretrained_cfg": LANCZOS}))
+    with pytest.raises(ValueError, match=NO_LANCZOS):
+        images_of_timm(f"timm:local-dir:{tmp_path}")
 
 
 @pytest.mark.slow

@@ -1,16 +1,20 @@
 """How images were prepared for the published weights of timm."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, get_args
 
 from vitlab.data.loading.transforms import CropMode, Interpolation
 from vitlab.errors import one_line
 
-_KEYS = ("mean", "std", "crop_pct", "crop_mode", "interpolation")  # as timm and the data sets call them
+KEYS = ("mean", "std", "crop_pct", "crop_mode", "interpolation")  # as timm and the data sets call them
 
 
-def images_of(pretrained_cfg: Mapping[str, Any]) -> dict[str, Any]:
+def images_of(pretrained_cfg: Mapping[str, Any], needed: Container[str] = KEYS) -> dict[str, Any]:
     """Return how images are prepared by a description of weights in timm's form, as arguments of the data sets.
+
+    Args:
+        pretrained_cfg: The description.
+        needed: The arguments whose values must exist here: not those that the user sets.
 
     Raises:
         ValueError: They were resized or cut in a way that does not exist here.
@@ -22,18 +26,23 @@ def images_of(pretrained_cfg: Mapping[str, Any]) -> dict[str, Any]:
 
     facts = resolve_data_config({}, pretrained_cfg=dict(pretrained_cfg))
     for key, choices in (("interpolation", get_args(Interpolation)), ("crop_mode", get_args(CropMode))):
-        if facts[key] not in choices:
-            raise ValueError(f"these weights take images of {key} {facts[key]}, which is none of {', '.join(choices)}")
-    return {key: list(facts[key]) if isinstance(facts[key], tuple) else facts[key] for key in _KEYS}
+        if key in needed and facts[key] not in choices:
+            what = f"these weights take images of {key} {facts[key]}, which does not exist here"
+            raise ValueError(f"{what}: set --data.{key} to one of {', '.join(choices)}")
+    return {key: list(facts[key]) if isinstance(facts[key], tuple) else facts[key] for key in KEYS}
 
 
-def images_of_timm(name: str) -> dict[str, Any]:
+def images_of_timm(name: str, needed: Container[str] = KEYS) -> dict[str, Any]:
     """Return the same for ``timm:NAME``, empty if timm does not know the name; only one on the hub is looked up there.
 
     ``timm:local-dir:FOLDER`` is a folder with timm's ``config.json``.
 
+    Args:
+        name: The name.
+        needed: As for :func:`images_of`.
+
     Raises:
-        ValueError: There is no such file, or it does not describe weights.
+        ValueError: There is no such file, or it does not describe weights; or as :func:`images_of`.
 
     >>> images_of_timm("timm:deit_tiny_patch16_224")["crop_pct"]
     0.9
@@ -44,10 +53,11 @@ def images_of_timm(name: str) -> dict[str, Any]:
     name = name.removeprefix("timm:")
     if name.startswith("local-dir:"):
         try:
-            return images_of(load_model_config_from_path(name.partition(":")[2])[0] or {})
+            stated = load_model_config_from_path(name.partition(":")[2])[0]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"timm:{name} is no folder with a config.json of timm: {one_line(error)}") from error
+        return images_of(stated or {}, needed)
     if ":" in name:  # such as hf-hub:OWNER/NAME
-        return images_of(load_model_config_from_hf(name.partition(":")[2])[0] or {})
+        return images_of(load_model_config_from_hf(name.partition(":")[2])[0] or {}, needed)
     known = get_pretrained_cfg(name)
-    return {} if known is None else images_of(known.to_dict())
+    return {} if known is None else images_of(known.to_dict(), needed)

@@ -3,7 +3,7 @@
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from vitlab.data.base import ImageData
 from vitlab.data.files.splits import SplitName
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.data.record import Trained, check_target_names, measured
-from vitlab.data.timm_images import images_of
+from vitlab.data.timm_images import KEYS, images_of
 from vitlab.errors import UsageError, did_you_mean, named_line
 from vitlab.interface import answering, has_grid, image_fact, network, path_of
 from vitlab.jobs.checkpoint import load_checkpoint, load_outside, load_resized, misfit, needs_more_than_net
@@ -245,7 +245,8 @@ def _data_for(net: Any, source: str, arguments: Sequence[str], described: Mappin
     taken = full_signature(cls).parameters
     if unknown := [key for key in given if key.removeprefix("data.") not in taken]:
         raise UsageError(f"`--data={name}` takes no `--{unknown[0]}`")
-    how = _images_of_card(described) if described else _images(net, 0.9)
+    needed = taken.keys() - {key.removeprefix("data.") for key in given}
+    how = _images_of_card(described) if described else _images(net, 0.9, needed)
     usual = {"img_size": list(net.img_size), "in_chans": net.in_chans, **how}
     known = {key: value for key, value in usual.items() if key in taken}
     values = known | {key.removeprefix("data."): value for key, value in given.items()}
@@ -273,12 +274,12 @@ def _images_of_card(described: Mapping[str, Any]) -> dict[str, Any]:
     return {"crop_mode": "box", "color_profile": "ignore"} | how  # as they once were
 
 
-def _images(net: Any, crop_pct: float | None) -> dict[str, Any]:
-    """Return how images are prepared for timm's weights if the network has them, else as usual for ImageNet."""
+def _images(net: Any, crop_pct: float | None, needed: Container[str] = KEYS) -> dict[str, Any]:
+    """Return how images are prepared for a library's weights if the network has them, else as usual for ImageNet."""
     how: dict[str, Any] = {"mean": IMAGENET[0], "std": IMAGENET[1], "crop_pct": crop_pct}
     how |= {"crop_mode": "center", "interpolation": "bicubic"}
     if getattr(net, "pretrained_cfg", None):
-        how = images_of(net.pretrained_cfg)
+        how = images_of(net.pretrained_cfg, needed)
     return how | {name: list(how[name][: net.in_chans]) for name in ("mean", "std")}
 
 

@@ -1,7 +1,7 @@
 """Build task, data and trainer of ``vitlab fit`` in a run directory."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from inspect import signature
@@ -162,12 +162,12 @@ def _load_weights_of(job: Job, source: str, resize: str | None, grid: Sequence[i
         say(f"init   {sentence}")
 
 
-def _images_of_library(source: str) -> dict[str, Any]:
+def _images_of_library(source: str, needed: Container[str]) -> dict[str, Any]:
     """Return how a library prepares images for its weights, as arguments of the data; empty if it does not say."""
     if source.startswith("timm:"):
-        return images_of_timm(source)
+        return images_of_timm(source, needed)
     described = peer_images(source)
-    return images_of(described) if described else {}
+    return images_of(described, needed) if described else {}
 
 
 class FitCLI(VitlabCLI):
@@ -259,11 +259,12 @@ class FitCLI(VitlabCLI):
         source, cls = self.options.init_from or "", class_at(self.config.data.class_path)
         if self.resumed or not source.startswith(LIBRARIES) or not issubclass(cls, ImageData):
             return
-        with user_mistakes():
-            taken = signature(cls).parameters
-            self.images_of_weights = {k: v for k, v in _images_of_library(source).items() if k in taken}
         given = [key for key, value in self.given_settings() if value is not None]
         self.given_of_data = {key.split(".")[-1] for key in given if key.startswith("data.")}
+        with user_mistakes():
+            taken = signature(cls).parameters.keys()
+            images = _images_of_library(source, taken - self.given_of_data)
+            self.images_of_weights = {k: v for k, v in images.items() if k in taken}
         for name in {"crop_mode", "interpolation"} & self.images_of_weights.keys() - self.given_of_data:
             self.config.data.init_args[name] = self.images_of_weights[name]
 
