@@ -68,7 +68,8 @@ def create_model(
         weights: A local file of vitlab, timm or the official T2T-ViT, ``vitlab:NAME``, which is part of the package, or
             ``timm:NAME``, ``hf:NAME``, ``torchvision:NAME``, which these libraries download. A name with a prefix has
             its weights by default. The head has as many outputs as the weights, unless ``num_classes`` is given: if
-            that differs, the head is new.
+            that differs, the head is new, and so are below it a norm after pooling and an attention pool that the
+            weights lack.
         resize: How to resample the positions of the weights for another grid; ``usual`` as in :func:`load_weights`.
         grid: Rows and columns of tokens that the positions of a file were trained on, if the file does not state them.
         **arguments: Arguments of :class:`VisionTransformer`.
