@@ -541,6 +541,8 @@ def test_runs_are_compared_image_by_image_and_by_what_differs(tmp_path):
     (["cat/1.png", "dog/2.png", "cat/3.png", "dog/5.png"], "aa", False),
     (["/x/cat/1.png", "/x/dog/2.png", "/x/cat/3.png", "/x/dog/4.png"], "ab", True),  # as in another folder below
     (list("0123"), "ab", False),  # rows of arrays
+    (["test/0", "test/1", "test/2", "test/3"], "ab", False),  # of data sets of the library `datasets`
+    (["test/0", "test/1", "test/2", "test/3"], "aa", True),
     (None, "aa", True),
     (None, "ab", False),
     (None, "", False),

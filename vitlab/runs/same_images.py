@@ -31,7 +31,7 @@ def same_images(split: str, tables: tuple[pd.DataFrame, pd.DataFrame], facts: tu
         return False
     if (a["index"] < 0).any():  # of several processes, whose images are unknown
         return False
-    if _has_names(a) and _has_names(b):
+    if has_names(a) and has_names(b):
         return _below_root(a["path"].tolist()) == _below_root(b["path"].tolist())
     hashes = [_hash(one, split) for one in facts]
     if all(hashes):
@@ -40,9 +40,14 @@ def same_images(split: str, tables: tuple[pd.DataFrame, pd.DataFrame], facts: tu
     return held_back[0] == held_back[1] if split == "test" and all(held_back) else None
 
 
-def _has_names(table: pd.DataFrame) -> bool:
-    """Return whether paths name images; those of arrays are numbers of rows."""
-    return "path" in table and not table["path"].str.isdecimal().all()
+def has_names(table: pd.DataFrame) -> bool:
+    """Return whether paths name images: those of arrays are numbers of rows, of the library ``datasets`` SPLIT/ROW.
+
+    Example:
+        >>> [has_names(pd.DataFrame({"path": [path]})) for path in ("cat/1.png", "17", "test/17")]
+        [True, False, False]
+    """
+    return "path" in table and not table["path"].str.fullmatch(r"([^/]+/)?\d+").all()
 
 
 def _hash(facts: Facts, split: str) -> Any:
