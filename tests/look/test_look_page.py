@@ -29,14 +29,14 @@ from vitlab.analysis.views.token_layers import token_layer_maps
 from vitlab.callbacks.ema import EMA
 from vitlab.cli.main import main
 from vitlab.config.keys import differences
-from vitlab.data import Digits
+from vitlab.data import Digits, ImageFolder
 from vitlab.errors import UsageError
 from vitlab.layers.attention import Attention
 from vitlab.look.charts import line_chart, matrix_chart, pair_chart, sparkline
 from vitlab.look.diagram import architecture, levels_of, steps_of
 from vitlab.look.facts import environment, first_words, outcome_facts, paired, predictions_of
 from vitlab.look.growing import GrowingPage
-from vitlab.look.listed import listed
+from vitlab.look.listed import has_images, listed
 from vitlab.look.live import LivePage
 from vitlab.look.page import SCRIPTS, render
 from vitlab.look.stored_analyses import _differences, contrast_tables, findings_of
@@ -580,9 +580,41 @@ def test_predictions_are_listed_beside_pictures_of_their_own_images_or_of_none()
     table = pd.DataFrame({"index": [0, 1], "target": [0, 1], "prediction": [0, 1], "probability": 0.5})
     other, own = small_subject("a"), small_subject("b")
     own.data = Digits(split_seed=1)
+    hashes = {"a": other.images("val").split_hash, "b": own.images("val").split_hash}
+    known = {name: {"data": "Digits", "split_rule": one.data.rule.facts(), "splits": {"val": {"hash": hashes[name]}}}
+             for name, one in (("a", other), ("b", own))}  # fmt: skip
+    asked = [(other, "a"), (own, "b"), (other, "b"), (own, "a")]
+    for split in ("val", "test"):  # which has no hash
+        assert [has_images(one, (split, table), known[name]) for one, name in asked] == [True, True, False, False]
+    assert has_images(own, ("val", table.assign(index=-1)), known["b"]) is None  # of several processes
     sheets = [listed({"b": ("val", table)}, subjects, {})["sheet"]
               for subjects in ({"b": own}, {"a": other, "b": own}, {"a": other})]  # fmt: skip
     assert sheets[0] and sheets == [sheets[0], sheets[0], ""]
+
+
+def test_mistakes_have_pictures_while_the_folder_of_a_run_has_the_images_that_were_measured(tmp_path):
+    def subject():
+        return Subject(small_subject().net, ImageFolder(str(tmp_path / "photos"), in_chans=1, num_workers=0), name="a")
+
+    def add(names):
+        for name in names:
+            Image.new("L", (8, 8), 9 * len([*tmp_path.rglob("*.png")])).save(tmp_path / "photos" / name)
+
+    for name in "ab":
+        (tmp_path / "photos" / name).mkdir(parents=True)
+    add([f"{name}/{k}.png" for k in range(9) for name in "ab"])
+    first, run = subject(), measured(tmp_path / "run", [True, False], "ab")
+    table = pd.read_parquet(run.predictions("val")).assign(path=first.images("val").names[:2])
+    table.to_parquet(run.predictions("val"))
+    assert has_images(first, ("val", table), {}) and "Worst mistakes" in (page := render("a", {"a": run}, [first], 0))
+    assert "data:image/jpeg" in page and "no longer those" not in page
+    add([f"a/new{k}.png" for k in range(9)])
+    page = render("a", {"a": run}, [subject()], 0)
+    assert "Worst mistakes" not in page and "data:image/jpeg" not in page
+    assert "The images of val are no longer those that were measured" in page and "vitlab validate" in page
+    for file in tmp_path.rglob("[2-9].png"):
+        file.unlink()
+    assert has_images(subject(), ("val", table), {}) is False
 
 
 @pytest.fixture(scope="module")

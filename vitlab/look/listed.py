@@ -13,23 +13,28 @@ from PIL import Image
 from torch import Tensor
 
 from vitlab.analysis.features import features
+from vitlab.analysis.pictures import LoadedImages
 from vitlab.analysis.probes import centered
 from vitlab.analysis.subject import Subject
+from vitlab.data.base import ImageData
 from vitlab.data.files.splits import SplitName
-from vitlab.runs.same_images import same_images
+from vitlab.errors import escaped
+from vitlab.look.facts import SplitPredictions
+from vitlab.runs.same_images import Facts, has_names, same_images
 
 MOST, MISTAKES = 800, 200  # images that are listed: of a fixed random order, and mistakes beyond them
 SIDE, COLUMNS = 32, 32  # of the small pictures, in pixels, and of their sheet
 
 
 def listed(
-    found: dict[str, tuple[SplitName, pd.DataFrame]], subjects: dict[str, Subject], facts: dict[str, Any]
+    found: dict[str, SplitPredictions], subjects: dict[str, Subject], facts: dict[str, Any]
 ) -> dict[str, Any] | None:
     """Return the predictions of runs on the same images, for the page; None if there are none.
 
     Args:
         found: Split and predictions of each run by name.
-        subjects: The networks of runs, by the same names; without one, a run has no map and no pictures.
+        subjects: The networks of runs whose data :func:`has_images`, by the same names; others have no map and no
+            pictures.
         facts: What data.json says of the data of each run.
 
     Example:
@@ -59,7 +64,7 @@ def listed(
             "probability": [None if p != p else round(float(p), 4) for p in part["probability"]],
             "maps": _maps(subjects.get(name), split, index),
         }
-    sheet = _sheet([subjects[name] for name in tables if name in subjects], split, index)
+    sheet = _sheet(next((subjects[name] for name in tables if name in subjects), None), split, index)
     return {
         "split": split, "count": len(base), "index": index.tolist(), "runs": runs,
         "target": base["target"].to_numpy()[kept].astype(int).tolist(), "sheet": sheet,
@@ -74,17 +79,47 @@ def _kept(base: pd.DataFrame, tables: list[pd.DataFrame]) -> np.ndarray:
     return np.sort(np.concatenate([order[:MOST], order[MOST:][wrong[order[MOST:]]][:MISTAKES]]))
 
 
-def _has_images(subject: Subject, split: SplitName) -> bool:
+def has_images(subject: Subject, found: SplitPredictions, facts: Facts) -> bool | None:
+    """Return whether the data of a run still has the images that were predicted, at their places.
+
+    Paths tell, or else hashes; images of which neither is known are taken for the same.
+
+    Args:
+        subject: The network, with its data as it is now.
+        found: The split, and what was predicted.
+        facts: What data.json says of the data as it was.
+
+    Returns:
+        None if the files of the data are missing, or if several processes predicted, whose images have no places.
+    """
+    (split, table), data = found, subject.data
+    index = table["index"].to_numpy()
+    if not len(index) or index.min() < 0:
+        return None
     try:
-        subject.data.build(split)
-    except (NotImplementedError, AttributeError):  # the files are missing; pictures that were given have no splits
+        data.build(split)
+    except (NotImplementedError, AttributeError):  # of data that was rebuilt without files; pictures have no splits
+        return None
+    images = data.splits[split]
+    if index.max() >= len(images):
         return False
-    return True
+    now, known = table[["index", "target"]], dict[str, Any]()
+    if images.names:
+        now = now.assign(path=[escaped(images.names[i]) for i in index])
+    if not (has_names(now) and has_names(table)) and not isinstance(data, LoadedImages):
+        hashes = {name: {"hash": _hash_of(data, name)} for name in {split, "val"} & {*(facts.get("splits") or ())}}
+        known = {"data": type(data).__name__, "splits": hashes, "split_rule": data.rule.facts()}
+    return same_images(split, (table, now), (facts, known)) is not False
+
+
+def _hash_of(data: ImageData, split: SplitName) -> str:
+    data.build("test" if split == "test" else "train")
+    return data.splits[split].split_hash
 
 
 def _maps(subject: Subject | None, split: SplitName, index: np.ndarray) -> dict[str, Any]:
     """Return places of the images by the features that the head reads, by the name of the projection."""
-    if subject is None or len(index) < 3 or not _has_images(subject, split):
+    if subject is None or len(index) < 3:
         return {}
     try:
         values, _ = features(subject.net, subject.prepared(subject.data.splits[split].take(index)))
@@ -124,9 +159,8 @@ def _rounded(places: Tensor) -> list[list[float]]:
     return [[round(float(v) / span, 4) for v in row] for row in places]
 
 
-def _sheet(subjects: list[Subject], split: SplitName, index: np.ndarray) -> str:
-    """Return pictures of one of several networks on a sheet, ``COLUMNS`` in a row, as a data URL; empty without any."""
-    subject = next((one for one in subjects if _has_images(one, split)), None)
+def _sheet(subject: Subject | None, split: SplitName, index: np.ndarray) -> str:
+    """Return pictures of a network on a sheet, ``COLUMNS`` in a row, as a data URL; empty without any."""
     if subject is None:
         return ""
     batches = subject.prepared(subject.data.splits[split].take(index))

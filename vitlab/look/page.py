@@ -28,7 +28,7 @@ from vitlab.look.facts import (
     paired,
     predictions_of,
 )
-from vitlab.look.listed import listed
+from vitlab.look.listed import has_images, listed
 from vitlab.look.moments import SHOWN, moments_of
 from vitlab.look.stored_analyses import findings_of
 from vitlab.look.viewer import BUDGET, data_url, packed, pictures_of, shape_of
@@ -63,10 +63,15 @@ def render(
     """
     by_name = {subject.name: subject for subject in subjects}
     predictions = {name: (live or {}).get(name) or predictions_of(run) for name, run in runs.items()}
-    facts = [_run(name, run, by_name.get(name), predictions[name]) for name, run in runs.items()]
+    data = {name: run.read("data.json") for name, run in runs.items()}  # once, of many pairs
+    asked = {name: one for name, one in predictions.items() if one and name in by_name}
+    there = {name: has_images(by_name[name], one, data[name]) for name, one in asked.items()}
+    pictured = {name: by_name[name] for name, is_there in there.items() if is_there}
+    facts = [_run(name, run, pictured.get(name), predictions[name]) for name, run in runs.items()]
+    for name, one in zip(runs, facts, strict=True):
+        one["doubts"] += [_changed(runs[name], asked[name][0])] if there.get(name) is False else []
     differs = differences([config_of(run) for run in runs.values()]) if len(runs) > 1 else []
     is_many = len(runs) >= MANY
-    data = {name: run.read("data.json") for name, run in runs.items()}  # once, of many pairs
     pairs = [(a, b, paired(predictions[a], predictions[b], (data[a], data[b]))) for a, b in combinations(runs, 2)]
     content: dict[str, Any] = {
         "runs": facts,
@@ -75,7 +80,7 @@ def render(
         "pairs": [{"a": a, "b": b, **found} for a, b, found in pairs if found],
         "curves": _thinned(logged_curves(runs)),
         "viewer": _viewed(runs, subjects, pictures, live is None),
-        "listed": _listed(runs, predictions, by_name, data) if live is None else None,
+        "listed": _listed(runs, predictions, pictured, data) if live is None else None,
         "drawings": _drawings(subjects),
         "analyses": findings_of(runs),
     }
@@ -183,17 +188,21 @@ def _run(name: str, run: RunDir, subject: Subject | None, found: SplitPrediction
     return {**facts, "config": list(config_of(run).items()), "wrong": _mistakes(outcome, subject)}
 
 
+def _changed(run: RunDir, split: str) -> str:
+    """Return what the page says of a run whose data has other images than those that were measured."""
+    return (
+        f"The images of {split} are no longer those that were measured: no pictures of mistakes, and no map; "
+        f"`vitlab {'validate' if split == 'val' else 'test'} {run.typed}` measures those of now."
+    )
+
+
 def _mistakes(outcome: dict[str, Any] | None, subject: Subject | None) -> list[dict[str, Any]]:
     """Return the worst mistakes with their images, if available."""
-    if not outcome or subject is None or not outcome["wrong"] or outcome["wrong"][0]["index"] < 0:
+    if not outcome or subject is None:
         return []
-    try:
-        subject.data.build(outcome["split"])
-    except NotImplementedError:  # the data's files are missing
-        return []
-    images, rows = subject.data.splits[outcome["split"]], outcome["wrong"][:WRONG]
+    images = subject.data.splits[outcome["split"]]
     found = []
-    for row in rows:
+    for row in outcome["wrong"][:WRONG]:
         (batch, _), *_ = subject.prepared(images.take(np.array([row["index"]])))
         names = {key: outcome["names"][int(row[key])] for key in ("target", "prediction")}
         found.append({**row, **names, "src": data_url(subject.pixels(batch)[0], 112)})
