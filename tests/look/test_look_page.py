@@ -868,6 +868,15 @@ def test_a_page_grows_within_its_share_of_the_time_and_never_over_a_page_of_some
         GrowingPage(share=2)
 
 
+@pytest.mark.parametrize("callback", [LivePage, GrowingPage])
+def test_the_page_of_a_run_that_fails_does_not_reload(callback, tmp_path):
+    page, place = callback(), tmp_path / "look.html"
+    page.written = 1  # by a page that grows
+    write_text(place, f'{MARK}<meta http-equiv="refresh" content="9">v1; the run goes on and this page reloads itself.')
+    page.on_exception(_Trainer(tmp_path), None, RuntimeError())
+    assert place.read_text() == f"{MARK}v1."
+
+
 @pytest.mark.slow
 def test_an_image_of_one_color_and_a_run_that_was_never_validated_have_a_page(tmp_path, few_classes):
     run = RunDir(tmp_path)

@@ -20,6 +20,7 @@ from vitlab.look.charts import sparkline
 from vitlab.look.facts import SplitPredictions
 from vitlab.look.moments import can_be_shown
 from vitlab.look.page import RELOAD, render
+from vitlab.look.written import stand_still
 from vitlab.models.foreign import modes_kept
 from vitlab.models.vit import VisionTransformer
 from vitlab.runs.atomic import write_text
@@ -89,6 +90,11 @@ class LivePage(Callback):
         """Write the final page, which does not reload."""
         if trainer.is_global_zero:
             self.write(trainer, pl_module, is_last=True)
+
+    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
+        """Leave a page that does not reload."""
+        if trainer.is_global_zero:
+            stand_still(Path(trainer.default_root_dir) / "look.html")
 
     def write(self, trainer: L.Trainer, pl_module: Any, is_last: bool) -> None:
         """Write the page; the last one does not reload."""

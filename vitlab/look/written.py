@@ -1,6 +1,7 @@
 """Whether a page was written while a run trained; apart from what writes it, as training and `vitlab look` ask this."""
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from vitlab.runs.atomic import write_text
@@ -35,5 +36,6 @@ def stand_still(page: Path) -> None:
         >>> "refresh" in Path("look.html").read_text()
         False
     """
-    if is_of_training(page):
-        write_text(page, RELOADS.sub("", page.read_text(encoding="utf-8")))
+    with suppress(OSError):  # of a full disk, say: why the training ended is told, and not this
+        if is_of_training(page):
+            write_text(page, RELOADS.sub("", page.read_text(encoding="utf-8")))
