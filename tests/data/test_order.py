@@ -121,6 +121,16 @@ def test_a_process_sees_as_many_different_samples_as_by_timms_sampler(repeats, w
             assert sum(len(set(s.indices)) for s in step) >= sum(len(set(b)) for b in batches)
 
 
+@pytest.mark.parametrize("copies", [2, 3, 4, 5])
+def test_copies_go_to_as_many_processes_but_for_one_sample_in_shares_that_are_no_multiple_of_four(copies):
+    """As the documentation says; another order would not continue the runs that were trained in this one."""
+    twice = {}
+    for share in (2, 3, 4, 6, 8, 13):
+        ranks = [_epoch(TrainOrder(9 * copies * share, copies * share, 0, r, copies, copies)) for r in range(copies)]
+        twice[share] = max(share - len(set(s.indices)) for steps in ranks for s in steps)
+    assert max(twice.values()) <= 1 and twice[4] == twice[8] == 0
+
+
 def test_three_copies_have_as_many_different_partners_as_with_timm():
     for step in _epoch(TrainOrder(6 * 768, 768, seed=0, repeats=3)):
         partners = {}

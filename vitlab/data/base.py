@@ -55,8 +55,8 @@ class ImageData(Named, L.LightningDataModule):
             a list: crop-flip (only first), these words, rotate90, classes of torchvision.transforms.v2, class paths.
         crop_scale: Smallest share of a photo's area in a random crop; default: .08.
         sampling: How often an epoch shows a class of n images: as n (natural), its root (sqrt), equally (balanced).
-        repeats: Differently augmented copies of each image in a batch, in different processes if there are as many;
-            an epoch is as long as without, and shows one in `repeats` images.
+        repeats: Differently augmented copies of each image in a batch, in different processes if there are as many
+            with multiples of 4 images; an epoch is as long as without, and shows one in `repeats` images.
         random_erasing: Probability that a rectangle of a training image is filled with noise.
         mixup: Parameter of mixup's beta distribution; 0 turns mixup off.
         cutmix: Parameter of cutmix's beta distribution; 0 turns cutmix off.

@@ -129,6 +129,7 @@ def spread_copies(samples: Indices) -> Indices:
     appearance = first.argsort().argsort()[sample]
     order: Indices = ((copy * kinds + appearance) / (counts[sample] * kinds)).argsort(kind="stable")
     fours = order[: n // 4 * 4].reshape(-1, 4)  # a view; each copy of a sample is matched in another way
+    # a process's slice that begins within a four may get a second copy of one sample; resumed runs rely on this order
     fours[:] = np.take_along_axis(fours, _MATCHES[copy[fours[:, 0]] % len(_MATCHES)], axis=1)
     pairs = order[: n // 2 * 2].reshape(-1, 2)
     for i in np.flatnonzero(samples[pairs[:, 0]] == samples[pairs[:, 1]]):  # rare: many more copies of some samples
@@ -162,8 +163,9 @@ class TrainOrder:
         rank: Rank of this process, in 0..world-1.
         world: Number of processes.
         repeats: Copies of each sample in a global batch, each augmented differently (repeated augmentation, Hoffer et
-            al. 2020, arXiv:1901.09335), one for each process if there are as many; the length of an epoch does not
-            change, so that it shows one in ``repeats`` samples.
+            al. 2020, arXiv:1901.09335), one for each process if there are as many and each has a multiple of 4 samples;
+            with other shares, at most one sample comes twice to a process. The length of an epoch does not change, so
+            that it shows one in ``repeats`` samples.
         tokens: Numbers of tokens, if they differ: a batch has at most the tokens of ``batch_size`` largest samples,
             and an epoch has as many steps as every order fills.
         same: Whether every epoch has the batches of the first, augmented anew, as ``trainer.overfit_batches`` asks.
