@@ -328,9 +328,9 @@ class ImageData(Named, L.LightningDataModule):
         how = {name: getattr(self.pipeline, name) for name in ("native_size", "crop_pct", "crop_mode", "interpolation")}
         size = how["native_size"] and list(how["native_size"])
         how |= {"crop_pct": 1.0, "crop_mode": "squash"} if size else {}  # whole images
-        how |= {"native_size": size, "color_profile": self.decoding.color_profile}
+        how |= {name: getattr(self.decoding, name) for name in ("color_profile", "value_range", "max_pixels")}
+        how |= {"native_size": size, **({"arrays": True} if self.arrays else {})}
         how |= {"native_patch": self.pipeline.native.patch} if self.pipeline.native else {}
-        how |= {"value_range": self.decoding.value_range, **({"arrays": True} if self.arrays else {})}
         return {"mean": list(self.mean), "std": list(self.std), **how}
 
     @property

@@ -166,8 +166,8 @@ def pipeline_of(net: Any, images: Mapping[str, Any]) -> tuple[Pipeline, Statisti
 
 def decoding_of(net: Any, images: Mapping[str, Any]) -> Decoding:
     """Return how pictures are decoded for a network, as a file of weights describes."""
-    profile = images.get("color_profile", "ignore")  # as it once was
-    return Decoding("L" if net.in_chans == 1 else "RGB", images.get("value_range"), color_profile=profile)
+    most, profile = images.get("max_pixels", Decoding.max_pixels), images.get("color_profile", "ignore")  # as once
+    return Decoding("L" if net.in_chans == 1 else "RGB", images.get("value_range"), most, profile)
 
 
 def _prepared(net: Any, images: Mapping[str, Any]) -> Loaded:
