@@ -311,6 +311,18 @@ def test_the_class_map_of_a_trained_run_takes_precedence(tmp_path):
         stranger.load_state_dict(state)
 
 
+def test_data_that_was_used_before_it_takes_the_classes_of_a_run_has_their_numbers_everywhere(tmp_path):
+    data = _open(_fill(tmp_path / "photos", {"cat": 10, "dog": 10}), "fit", mixup=1.0, batch_size=4)
+    data.hold_test_back()
+    before, state = [labels.clone() for _, labels, _ in data.val_dataloader()], data.state_dict()
+    assert "val" in data._ready  # decoded, with labels
+    data.load_state_dict({**state, "class_names": ["ape", "cat", "dog", "fox"]})
+    for was, (_, labels, _) in zip(before, data.val_dataloader(), strict=True):
+        assert labels.tolist() == (was + 1).tolist()
+    assert set(data.held_back["test"].labels.tolist()) == {1, 2}
+    assert next(data.iterate_batches(data.train_dataloader()))[1].shape == (4, 4)
+
+
 def test_names_of_a_class_map_that_no_class_has_are_told(tmp_path):
     (names := tmp_path / "map.json").write_text(json.dumps({"cat": "pet", "Dog": "pet"}))
     root = _fill(tmp_path / "photos", {"cat": 1, "dog": 1})

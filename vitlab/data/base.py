@@ -139,11 +139,11 @@ class ImageData(Named, L.LightningDataModule):
             raise ValueError(f"`data.augment` must be none or crop-flip for {in_chans} channels, got {augment}")
         self.splits, self.held_back, self.unreadable, self.notes, self._ready = {}, {}, {}, [], {}
         self.targets, self._restored = {"kind": "class"}, {}
+        self.mix = Mix(mixup, cutmix, random_erasing, self.num_classes)
         if run:
             self.rule.even_folds = run.even_folds
         if run and run.class_names not in ([], self.class_names):
             self.adopt_classes(run.class_names)
-        self.mix = Mix(mixup, cutmix, random_erasing, self.num_classes)
         if (given := given_statistics(mean, std, in_chans)) is not None:
             self._statistics, self.statistics_from = given, "given"
 
@@ -366,6 +366,18 @@ class ImageData(Named, L.LightningDataModule):
             f"the checkpoint has the classes of other data ({'; '.join(told)}); choose data of the same classes, or "
             "train a new run on these with --init_from"
         )
+
+    def read_again(self) -> None:
+        """Read what was read so far, after classes were given other numbers; loaders made before keep the old ones."""
+        built, held_back = [*self.splits], bool(self.held_back)
+        for known in (self.splits, self.held_back, self._ready):
+            known.clear()
+        for name in built:
+            self.build(name)
+        if held_back:
+            self.hold_test_back()
+        if self.mix.mixing is not None:
+            self.mix.mixing.num_classes = self.num_classes
 
     def fingerprint(self) -> dict[str, Any]:
         """Describe the splits built so far and the statistics, for the record of a run."""

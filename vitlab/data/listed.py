@@ -203,10 +203,7 @@ class Listed(Photos):
             if now != then:
                 numbers = np.array([then.index(name) for name in now] + [np.nan], dtype=np.float32)
                 self.table.values[:, k] = numbers[np.nan_to_num(self.table.values[:, k], nan=-1).astype(int)]
-                built = list(self.splits)
-                self.splits.clear()
-                for name in built:
-                    self.build(name)
+                self.read_again()
         self.targets = {**mine, **taken}
 
     def _strata(self, rows: Indices) -> Indices:

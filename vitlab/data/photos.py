@@ -255,10 +255,7 @@ class Photos(ImageData):
                 "map their names with --data.class_map=FILE.json"
             )
         self.class_names = list(class_names)
-        built = list(self.splits)
-        self.splits.clear()
-        for name in built:
-            self.build(name)
+        self.read_again()
 
 
 def _covers(size: Size, other: Size) -> bool:
