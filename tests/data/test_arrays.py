@@ -9,6 +9,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from vitlab.cli.main import main
 from vitlab.data import Arrays
+from vitlab.data.arrays import fold_column
 from vitlab.data.record import Trained, measured
 
 
@@ -93,6 +94,19 @@ def test_folds_paths_and_bytes_of_arrays_are_read_as_in_a_table(tmp_path):
     data = Arrays(tmp_path / "a.npz", fold="3", batch_size=4)
     data.build("val")
     assert (data.class_names, len(data.splits["val"])) == (["cat", "dog"], 10)
+
+
+def test_words_of_arrays_may_be_bytes(tmp_path):
+    words = {"split": np.array(["train", "val", "test", "train"])[np.arange(40) % 4], "names": np.array(["pet"])}
+    words |= {"fold": np.arange(40).astype(str), "group": np.arange(40).astype(str), "targets": words["split"]}
+    images = np.random.default_rng(0).random((40, 8, 8))
+    np.savez(tmp_path / "a.npz", images=images, **{name: values.astype("S") for name, values in words.items()})
+    data = Arrays(tmp_path / "a.npz", batch_size=4)
+    assert data.parts == {"train": "train", "val": "val", "test": "test"} and data.table.targets == ["pet"]
+    assert (data.folds, data.table.groups) == (words["fold"].tolist(), words["group"].tolist())
+    assert fold_column(str(tmp_path / "a.npz")).tolist() == words["fold"].tolist()
+    with pytest.raises(ValueError, match=r"the data has a word that is not UTF-8, b'\\xe9': save words as text"):
+        Arrays(images, np.array([b"a", b"\xe9"] * 20))
 
 
 @pytest.mark.slow

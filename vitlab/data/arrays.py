@@ -64,7 +64,6 @@ class Arrays(Listed):
         self.images = _images(found["images"], place)
         n, values = len(self.images), found["targets"]
         columns = values.reshape(n, -1) if values.ndim and len(values) == n else np.empty((0, 1))
-        columns = columns.astype(str) if columns.dtype.kind == "S" else columns  # bytes
         given = found.get("names", [f"target_{i + 1}" for i in range(columns.shape[1])])
         names = [str(name) for name in np.atleast_1d(given)]
         if taken := [name for name in names if name == "path" or (name in _PARTS and name in found)]:
@@ -112,7 +111,21 @@ def fold_column(path: str) -> "pd.Series | None":
 
 
 def _read(source: Any, names: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a file by name, or those of ``names`` that it has; a single array is called images."""
+    """Return the arrays of a file by name, or those of ``names`` that it has; a single array is called images.
+
+    Bytes, as other programs write words, become text.
+    """
+    found = _loaded(source, names)
+    for name, values in found.items():
+        try:
+            found[name] = np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values
+        except UnicodeDecodeError as error:
+            place = source if isinstance(source, str | Path) else "the data"
+            raise ValueError(f"{place} has a word that is not UTF-8, {error.object!r}: save words as text") from None
+    return found
+
+
+def _loaded(source: Any, names: Sequence[str] | None) -> dict[str, NDArray[Any]]:
     if not isinstance(source, str | Path):
         return {"images": np.asarray(source)}
     try:
