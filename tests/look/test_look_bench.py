@@ -147,9 +147,10 @@ def test_pictures_beside_predictions_keep_their_shape():
     images = torch.zeros(3, 1, 8, 24)
     images[..., :12] = 1.0
     splits = {"val": SimpleNamespace(take=lambda index: images[index])}
-    data = SimpleNamespace(build=lambda split: None, splits=splits)
-    subject = SimpleNamespace(data=data, prepared=lambda x: [(x, None)], pixels=lambda x: x.permute(0, 2, 3, 1))
-    url = _sheet([subject], "val", np.arange(3))
+    subject = SimpleNamespace(
+        data=SimpleNamespace(splits=splits), prepared=lambda x: [(x, None)], pixels=lambda x: x.permute(0, 2, 3, 1)
+    )
+    url = _sheet(subject, "val", np.arange(3))
     sheet = np.asarray(Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("L")).astype(int)
     one = sheet[:32, 64:96]
     assert sheet.shape == (32, 1024)
@@ -226,7 +227,9 @@ def test_a_network_that_diverged_still_has_a_page():
     net = VisionTransformer(img_size=8, in_chans=1, num_classes=10, patch_size=2, embed_dim=16, depth=2, num_heads=2)
     torch.nn.init.constant_(net.blocks[0].attn.qkv.weight, float("nan"))
     table = pd.DataFrame({"index": range(4), "target": 0, "prediction": 0, "probability": float("nan")})
-    found = listed({"a": ("val", table)}, {"a": Subject(net, Digits())}, {})
+    subject = Subject(net, Digits())
+    subject.data.build("val")
+    found = listed({"a": ("val", table)}, {"a": subject}, {})
     assert found["runs"]["a"]["maps"] == {} and json.dumps(found, allow_nan=False)
 
 
