@@ -5,13 +5,12 @@ import inspect
 import linecache
 import symtable
 import sys
-import textwrap
 from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
 from vitlab.errors import PARTS_FILE, UsageError
@@ -285,34 +284,68 @@ def _names_used(text: str) -> list[str]:
 
 @cache  # the file of a script may be edited while it runs
 def _segment(name: str, value: Any) -> str:
-    """Return the source of a class or function of the notebook or script."""
-    for text in _texts(value):
-        try:
-            found = [node for node in ast.walk(ast.parse(text)) if getattr(node, "name", None) == name]
-        except SyntaxError:
-            continue
-        for node in reversed(found):
-            if isinstance(node, _DEFINITIONS):
-                return _text_of(text, node)
-    raise UsageError(f"the source of {name} is not known: define it in a notebook or a file")
+    """Return the source of a class or function of the notebook or script: the definition that the object came from.
+
+    A class without a method of its own does not tell its line; the last definition in the newest cell counts.
+    """
+    code = next(_codes(name, value), None)
+    for text in [_text_in(code.co_filename)] if code else _texts():
+        found = [node for node in _statements(text) if isinstance(node, _DEFINITIONS) and node.name == name]
+        if code:
+            found = [node for node in found if _first_line(node) <= code.co_firstlineno <= (node.end_lineno or 0)]
+        if found:
+            return _text_of(text, found[-1])
+    raise UsageError(f"the source of {name} is not known: define it at the top level of a notebook or a file")
+
+
+def _codes(name: str, value: Any) -> Iterator[CodeType]:
+    """Yield the code of a function, or of methods that the statement of a class defines."""
+    for one in vars(value).values() if isinstance(value, type) else [value]:
+        function = getattr(one, "fget", None) or one  # of a property
+        if getattr(function, "__module__", None) == "__main__":
+            code = getattr(inspect.unwrap(function), "__code__", None)  # hooks are wrapped
+            if code and (code.co_qualname == name or code.co_qualname.startswith(f"{name}.")):
+                yield code
+
+
+def _statements(source: str) -> Iterator[ast.stmt]:
+    """Yield the statements of a module in its order, also those in its conditions and loops; none of what is no Python.
+
+    Those in classes and functions define other names.
+    """
+    try:
+        left: list[ast.AST] = [ast.parse(source)]
+    except SyntaxError:
+        return
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.stmt):
+            yield node
+        if not isinstance(node, _DEFINITIONS):
+            left += reversed(list(ast.iter_child_nodes(node)))
+
+
+def _first_line(node: ast.stmt) -> int:
+    """Return the number of the line where a statement or the first of its decorators begins."""
+    return min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
 
 
 def _text_of(source: str, node: ast.stmt) -> str:
-    """Return the text of a statement with its decorators."""
-    first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
-    return textwrap.dedent("\n".join(source.splitlines()[first - 1 : node.end_lineno]))
+    """Return the text of a statement with its decorators; as Python writes it if it is indented."""
+    if node.col_offset:
+        return ast.unparse(node)
+    return "\n".join(source.split("\n")[_first_line(node) - 1 : node.end_lineno])
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """Yield sources that may define a class or function, the likeliest first."""
-    functions = [value, *vars(value).values()] if isinstance(value, type) else [value]
-    own = [inspect.unwrap(f) for f in functions if getattr(f, "__module__", None) == "__main__"]  # hooks are wrapped
-    codes = [getattr(f, "__code__", None) for f in own]
-    files = [code.co_filename for code in codes if code]
-    files += [str(getattr(sys.modules["__main__"], "__file__", None) or "")]
+def _texts() -> Iterator[str]:
+    """Yield the sources of the script and of all cells of the notebook, the newest first."""
+    files = [str(getattr(sys.modules["__main__"], "__file__", None) or "")]
     files += [file for file in reversed(list(linecache.cache)) if "ipykernel_" in file or "<ipython" in file]
-    for file in dict.fromkeys(files):
-        yield "".join(linecache.getlines(file))
+    yield from map(_text_in, files)
+
+
+def _text_in(file: str) -> str:
+    return "".join(linecache.getlines(file))
 
 
 class _PartsLoader(SourceFileLoader):

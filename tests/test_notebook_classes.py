@@ -1,0 +1,145 @@
+"""The source of classes of a notebook or script that a run keeps: loaded elsewhere, it computes what they compute."""
+
+import sys
+from textwrap import dedent
+
+import pytest
+import torch
+
+from vitlab.errors import UsageError
+from vitlab.notebook import load_classes, source_of
+
+
+@pytest.fixture
+def loaded(tmp_path):
+    """Return a class of the notebook as another process loads it from what a run keeps."""
+    main = vars(sys.modules["__main__"])
+
+    def load(name):
+        file = tmp_path / f"{len(list(tmp_path.iterdir()))}.py"
+        file.write_text(source_of([name]))
+        here = main.pop(name)
+        load_classes(file)
+        there, main[name] = main[name], here
+        return there
+
+    return load
+
+
+HELPERS = {
+    "beside a method of its name": """
+        def scale(x):
+            return 10 * x
+
+        class Helper:
+            def scale(x):
+                return 0 * x
+
+        def outer():
+            def scale(x):
+                return 0 * x
+        """,
+    "in the branch that ran": """
+        import functools
+
+        def same(f):
+            return functools.wraps(f)(lambda *given: f(*given))
+
+        if not torch:
+            def scale(x):
+                return 1 * x
+        elif torch:
+            @same
+            @same
+            def scale(x):
+                return len('''
+        ten 678''') * x - x
+        else:
+            def scale(x):
+                return 0 * x
+        """,
+}
+ACT = """
+import torch
+from torch import nn
+
+class Act(nn.Module):
+    def forward(self, x):
+        return scale(x)
+"""
+
+
+@pytest.mark.parametrize("text", HELPERS.values(), ids=HELPERS)
+def test_a_function_is_kept_as_it_is_used(text, cell, loaded):
+    cell(ACT)
+    cell(dedent(text))
+    x = torch.ones(1)
+    assert loaded("Act")()(x) == sys.modules["__main__"].Act()(x) != 0
+
+
+KINDS = {
+    "in the branch that ran": """
+        if torch:
+            class Kind:
+                @property
+                def number(self):
+                    return 10
+        else:
+            class Kind:
+                def number(self):
+                    return 0
+        """,
+    "beside a class in a function": """
+        class Kind:
+            number = 10
+
+        def outer():
+            class Kind:
+                number = 0
+        """,
+    "after one of its name": """
+        class Kind:
+            number = 0
+
+        class Kind:
+            number = 10
+        """,
+    "in the newest cell": """
+        class Kind:
+            number = 0
+        # cell
+        class Kind:
+            number = 10
+
+        def outer():
+            class Kind:
+                number = 0
+        # cell
+        text = "class Kind: pass"
+        """,
+    "beside a generated method": """
+        import dataclasses
+
+        class Kind:
+            pass
+
+        @dataclasses.dataclass
+        class Kind:
+            number: int = 10
+        """,
+}
+
+
+@pytest.mark.parametrize("text", KINDS.values(), ids=KINDS)
+def test_a_class_is_kept_as_it_is_used(text, cell, loaded):
+    for one in ["import torch", *dedent(text).split("# cell\n")]:
+        cell(one)
+    assert loaded("Kind")().number == 10
+
+
+def test_a_class_of_a_cell_whose_source_is_not_known_is_not_taken_from_another_cell(cell):
+    text = "class Kind:\n    def number(self):\n        return {}\n"
+    cell(text.format(0))
+    exec(compile(text.format(10), "<timed exec>", "exec"), vars(sys.modules["__main__"]))
+    with pytest.raises(UsageError, match="the source of Kind is not known"):
+        source_of(["Kind"])
