@@ -18,10 +18,12 @@ def loaded(tmp_path):
     def load(name):
         file = tmp_path / f"{len(list(tmp_path.iterdir()))}.py"
         file.write_text(source_of([name]))
-        here = main.pop(name)
+        own = [key for key, value in main.items() if getattr(value, "__module__", None) == "__main__"]
+        here = {key: main.pop(key) for key in own}
         load_classes(file)
-        there, main[name] = main[name], here
-        return there
+        found = main[name]
+        main.update(here)
+        return found
 
     return load
 
@@ -143,3 +145,36 @@ def test_a_class_of_a_cell_whose_source_is_not_known_is_not_taken_from_another_c
     exec(compile(text.format(10), "<timed exec>", "exec"), vars(sys.modules["__main__"]))
     with pytest.raises(UsageError, match="the source of Kind is not known"):
         source_of(["Kind"])
+
+
+ALIASES = """
+import torch
+from torch import nn
+
+def double(x):
+    return 2 * x
+
+class Base(nn.Module):
+    def forward(self, x):
+        return twice(x)
+
+twice, Alias = double, Base
+
+class Act(Alias):
+    pass
+"""
+
+
+def test_another_name_of_an_own_class_or_function_is_kept_with_what_it_names(cell, loaded):
+    cell(ALIASES)
+    x = torch.tensor([-1.0, 3.0])
+    for name in ("Act", "Alias"):
+        assert loaded(name)()(x).tolist() == [-2.0, 6.0]
+    main = vars(sys.modules["__main__"])
+    main["Act"] = loaded("Act")  # as in another process
+    del main["Base"], main["Alias"]
+    cell("Other = Act\nclass Outer(Other):\n    def forward(self, x):\n        return super().forward(x) + 1")
+    assert loaded("Outer")()(x).tolist() == [-1.0, 7.0]
+    cell("Alias = Act\nclass Inner(Alias):\n    pass")  # which the file of Act defines, too
+    with pytest.raises(UsageError, match=r"Act of \S+ uses `Alias`, which this notebook or script defines otherwise"):
+        source_of(["Inner"])

@@ -26,7 +26,7 @@ class _Kept(NamedTuple):
     source: str
 
 
-_LOADED: dict[type, _Kept] = {}  # classes that came from such a file
+_LOADED: dict[tuple[str, type], _Kept] = {}  # names and classes that came from such a file
 
 
 def is_defined_here(path: str) -> bool:
@@ -78,8 +78,8 @@ def source_of(names: Iterable[str]) -> str:
         _collect(name, name, seen, lines, parts)
     brought = {name: kept for name in sorted(seen) if (kept := _loaded(name))}
     taken = list(_all_used(brought, "\n".join([*lines, *parts])))
-    lines += [_text_of(kept.source, node) for kept, node in taken if not isinstance(node, _DEFINITIONS)]
-    parts = [*(_text_of(kept.source, node) for kept, node in taken if isinstance(node, _DEFINITIONS)), *parts]
+    lines += [_text_of(kept.source, node) for kept, node in taken if not _is_part(node)]
+    parts = [*(_text_of(kept.source, node) for kept, node in taken if _is_part(node)), *parts]
     head = '"""Classes of the notebook or script that started the run; vitlab wrote this file."""'
     return "\n\n\n".join([f"{head}\n\n" + "\n".join(dict.fromkeys(lines)), *dict.fromkeys(parts)]) + "\n"
 
@@ -107,10 +107,15 @@ def _all_used(brought: dict[str, _Kept], own: str) -> Iterator[tuple[_Kept, ast.
             yield kept, node
 
 
+def _is_part(node: ast.stmt) -> bool:
+    """Return whether a statement defines a class or function, or gives it another name."""
+    return isinstance(node, _DEFINITIONS) or (isinstance(node, ast.Assign) and isinstance(node.value, ast.Name))
+
+
 def _loaded(name: str) -> _Kept | None:
     """Return the file that the class of a name came from; None if the notebook or script defines it now."""
     found = vars(sys.modules["__main__"]).get(name)
-    return _LOADED.get(found) if isinstance(found, type) else None
+    return _LOADED.get((name, found)) if isinstance(found, type) else None
 
 
 def check_classes(folder: Path, config: Path | None = None) -> None:
@@ -229,7 +234,7 @@ def imported_names(source: str, package: tuple[str, ...]) -> list[tuple[str, ...
 
 
 def _collect(name: str, of: str, seen: set[str], lines: list[str], parts: list[str], is_changed: bool = False) -> None:
-    """Add what defines a name: an import or constant to ``lines``, or a class or function to ``parts``.
+    """Add what defines a name: an import or constant to ``lines``; a class, a function or its other name to ``parts``.
 
     What is changed by the code itself, and holds now what cannot be written, starts empty elsewhere.
     """
@@ -249,6 +254,9 @@ def _collect(name: str, of: str, seen: set[str], lines: list[str], parts: list[s
         for used in _names_used(text):
             _collect(used, of, seen, lines, parts, used in changed)
         parts.append(text)
+    elif home == "__main__" and main.get(str(path)) is value:
+        _collect(str(path), of, seen, lines, parts)
+        parts.append(f"{name} = {path}")
     elif isinstance(home, str) and getattr(sys.modules.get(home), str(path), None) is value:
         lines.append(f"from {home} import {path}" + ("" if path == name else f" as {name}"))
     elif _is_literal(value):
@@ -380,4 +388,4 @@ def load_classes(path: str | Path) -> None:
     for name, value in classes.items():
         if not is_defined_here(f"__main__.{name}"):
             setattr(sys.modules["__main__"], name, value)
-            _LOADED[value] = _Kept(Path(path), source)
+            _LOADED[name, value] = _Kept(Path(path), source)
