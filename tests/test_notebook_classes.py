@@ -1,5 +1,7 @@
 """The source of classes of a notebook or script that a run keeps: loaded elsewhere, it computes what they compute."""
 
+import dataclasses
+import linecache
 import sys
 from textwrap import dedent
 
@@ -7,20 +9,19 @@ import pytest
 import torch
 
 from vitlab.errors import UsageError
-from vitlab.notebook import load_classes, source_of
+from vitlab.notebook import check_classes, load_classes, source_of
 
 
 @pytest.fixture
 def loaded(tmp_path):
-    """Return a class of the notebook as another process loads it from what a run keeps."""
+    """Return a class of the notebook as another process loads it from what a run keeps, in parts.py."""
     main = vars(sys.modules["__main__"])
 
     def load(name):
-        file = tmp_path / f"{len(list(tmp_path.iterdir()))}.py"
-        file.write_text(source_of([name]))
+        (tmp_path / "parts.py").write_text(source_of([name]))
         own = [key for key, value in main.items() if getattr(value, "__module__", None) == "__main__"]
         here = {key: main.pop(key) for key in own}
-        load_classes(file)
+        load_classes(tmp_path / "parts.py")
         found = main[name]
         main.update(here)
         return found
@@ -178,3 +179,65 @@ def test_another_name_of_an_own_class_or_function_is_kept_with_what_it_names(cel
     cell("Alias = Act\nclass Inner(Alias):\n    pass")  # which the file of Act defines, too
     with pytest.raises(UsageError, match=r"Act of \S+ uses `Alias`, which this notebook or script defines otherwise"):
         source_of(["Inner"])
+
+
+IMPORTS = """
+import ownpack.inner.deep
+import torch as t
+from torch import cat, nn
+from ownpack.inner import *
+from ownpack.inner import TABLE as table
+
+class Act(nn.Module):
+    def forward(self, x):
+        return act(cat([x * ownpack.inner.deep.SCALE + table, t.zeros(1)]))
+"""
+
+
+def test_submodules_and_what_does_not_say_where_it_is_from_are_imported(cell, tmp_path, monkeypatch):
+    inner, parts = tmp_path / "ownpack" / "inner", tmp_path / "parts.py"
+    inner.mkdir(parents=True)
+    (inner / "__init__.py").write_text("import torch\nTABLE = torch.ones(1)\nact = lambda x: -x\n")
+    (inner / "deep.py").write_text("SCALE = 3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    cell(IMPORTS)
+    parts.write_text(source_of(["Act"]))
+    (tmp_path / "config.yaml").write_text("model: __main__.Act\n")
+    here = vars(sys.modules["__main__"]).pop("Act")
+    for name in ("ownpack", "ownpack.inner", "ownpack.inner.deep"):  # as in another process
+        monkeypatch.delitem(sys.modules, name)
+    load_classes(parts)
+    x = torch.tensor([2.0])
+    assert sys.modules["__main__"].Act()(x).tolist() == here()(x).tolist() == [-7.0, 0.0]
+    cell(IMPORTS.replace("import ownpack.inner.deep", "import ownpack, ownpack.inner.deep as other"))
+    check_classes(tmp_path)
+    parts.write_text(parts.read_text().replace("import ownpack.inner.deep\n", ""))  # as it was written before
+    check_classes(tmp_path)
+    for name in ("ownpack", "ownpack.inner", "ownpack.inner.deep"):
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(UsageError, match="Act uses `act` of its notebook, a function, whose source cannot be kept"):
+        source_of(["Act"])  # it is no longer that of a module
+
+
+FUTURE = """
+import dataclasses
+from typing import ClassVar
+
+@dataclasses.dataclass
+class Act:
+    calls: ClassVar[int] = 0
+    before: Act | None = None
+
+    def copy(self) -> Act:
+        return Act(self)
+"""
+
+
+def test_annotations_that_are_text_stay_text(cell, loaded):
+    cell("from __future__ import annotations\n" + FUTURE)
+    main = vars(sys.modules["__main__"])
+    main["Act"] = act = loaded("Act")  # as in another process
+    assert [field.name for field in dataclasses.fields(act)] == ["before"] and act().copy().before == act()
+    linecache.cache.pop("ipykernel_0/0.py")
+    cell("class Outer(Act):\n    pass")
+    assert loaded("Outer")().copy().before.calls == 0

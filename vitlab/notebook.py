@@ -79,6 +79,9 @@ def source_of(names: Iterable[str]) -> str:
     brought = {name: kept for name in sorted(seen) if (kept := _loaded(name))}
     taken = list(_all_used(brought, "\n".join([*lines, *parts])))
     lines += [_text_of(kept.source, node) for kept, node in taken if not _is_part(node)]
+    sources = [*_texts(), *(kept.source for kept in brought.values())]
+    if any(module == "__future__" for module, _, _ in _imports(sources)):
+        lines.insert(0, "from __future__ import annotations")
     parts = [*(_text_of(kept.source, node) for kept, node in taken if _is_part(node)), *parts]
     head = '"""Classes of the notebook or script that started the run; vitlab wrote this file."""'
     return "\n\n\n".join([f"{head}\n\n" + "\n".join(dict.fromkeys(lines)), *dict.fromkeys(parts)]) + "\n"
@@ -156,13 +159,15 @@ def check_classes(folder: Path, config: Path | None = None) -> None:
 def _definitions(source: str, name: str) -> dict[str, str]:
     """Return the code that defines a name in a module, and what this uses, by name; nothing if it is not defined.
 
-    What the code itself changes while it runs, such as a list that it appends to, counts without its value.
+    What the code itself changes while it runs, such as a list that it appends to, counts without its value; which
+    submodules are imported does not count.
     """
     nodes = _nodes_used(source, name)
     changed = {one for node in nodes.values() for one in _changed_in(ast.unparse(node))}
     return {
         one: "" if one in changed and isinstance(node, ast.Assign) else without_docstrings(ast.unparse(node))
         for one, node in nodes.items()
+        if "." not in one
     }
 
 
@@ -239,9 +244,12 @@ def _collect(name: str, of: str, seen: set[str], lines: list[str], parts: list[s
     What is changed by the code itself, and holds now what cannot be written, starts empty elsewhere.
     """
     main = vars(sys.modules["__main__"])
-    if name in seen or name not in main:
+    if name in seen or name.partition(".")[0] not in main:
         return
     seen.add(name)
+    if "." in name:
+        lines += _submodule(name)
+        return
     if _loaded(name):  # its file says what it uses
         return
     value = main[name]
@@ -261,6 +269,8 @@ def _collect(name: str, of: str, seen: set[str], lines: list[str], parts: list[s
         lines.append(f"from {home} import {path}" + ("" if path == name else f" as {name}"))
     elif _is_literal(value):
         lines.append(f"{name} = {value!r}")
+    elif line := _import_of(name, value):
+        lines.append(line)
     elif is_changed and type(value) in (list, dict, set):
         lines.append(f"{name} = {type(value)()!r}")
     else:
@@ -271,6 +281,32 @@ def _collect(name: str, of: str, seen: set[str], lines: list[str], parts: list[s
         )
 
 
+def _submodule(name: str) -> list[str]:
+    """Return the import of a module that code names within another one, as in ``os.path``, if it needs its own."""
+    root, _, inner = name.partition(".")
+    path = f"{getattr(vars(sys.modules['__main__'])[root], '__name__', None)}.{inner}"
+    stated = any(f"{module}.{one}.".startswith(f"{path}.") for module, one, _ in _imports(_texts()))
+    return [f"import {path}"] if stated and path in sys.modules else []
+
+
+def _import_of(name: str, value: Any) -> str | None:
+    """Return the import by which the notebook or script has a value that does not say where it is from."""
+    for module, one, bound in _imports(_texts()):
+        one = name if one == "*" else one
+        if bound in (name, "*") and getattr(sys.modules.get(module), one, None) is value:
+            return f"from {module} import {one}" + ("" if one == name else f" as {name}")
+    return None
+
+
+def _imports(texts: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield what modules import: the module, what is taken from it, ``""`` for itself, and its name there."""
+    for node in (node for text in texts for node in _statements(text)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "", alias.asname or alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from ((node.module, alias.name, alias.asname or alias.name) for alias in node.names)
+
+
 def _is_literal(value: Any) -> bool:
     try:
         return bool(ast.literal_eval(repr(value)) == value)
@@ -279,15 +315,18 @@ def _is_literal(value: Any) -> bool:
 
 
 def _names_used(text: str) -> list[str]:
-    """Return the names that a class or function takes from its module; its own variables and arguments are not."""
+    """Return the names that a class or function takes from its module, with and without what follows their dots.
+
+    Its own variables and arguments are not among them.
+    """
     table = symtable.symtable(text, "parts", "exec")
     used = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_referenced()}
     tables = table.get_children()
     for table in tables:
         used |= {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
         tables += table.get_children()
-    names = (node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name))
-    return [name for name in dict.fromkeys(names) if name in used]
+    names = (ast.unparse(node) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name | ast.Attribute))
+    return [name for name in dict.fromkeys(names) if name.partition(".")[0] in used]
 
 
 @cache  # the file of a script may be edited while it runs
@@ -316,21 +355,24 @@ def _codes(name: str, value: Any) -> Iterator[CodeType]:
                 yield code
 
 
-def _statements(source: str) -> Iterator[ast.stmt]:
-    """Yield the statements of a module in its order, also those in its conditions and loops; none of what is no Python.
+@cache
+def _statements(source: str) -> tuple[ast.stmt, ...]:
+    """Return the statements of a module in its order, also those in its conditions and loops; none if it is no Python.
 
     Those in classes and functions define other names.
     """
     try:
         left: list[ast.AST] = [ast.parse(source)]
     except SyntaxError:
-        return
+        return ()
+    found = []
     while left:
         node = left.pop()
         if isinstance(node, ast.stmt):
-            yield node
+            found.append(node)
         if not isinstance(node, _DEFINITIONS):
             left += reversed(list(ast.iter_child_nodes(node)))
+    return tuple(found)
 
 
 def _first_line(node: ast.stmt) -> int:
@@ -375,8 +417,12 @@ def load_classes(path: str | Path) -> None:
     loader = _PartsLoader("__main__", str(path))
     spec = spec_from_loader("__main__", loader)
     assert spec is not None
-    module = module_from_spec(spec)
-    loader.exec_module(module)
+    module, main = module_from_spec(spec), sys.modules["__main__"]
+    sys.modules["__main__"] = module  # where `dataclass` looks for the names in annotations that are text
+    try:
+        loader.exec_module(module)
+    finally:
+        sys.modules["__main__"] = main
     source = Path(path).read_text()
     classes = {k: v for k, v in vars(module).items() if isinstance(v, type) and v.__module__ == "__main__"}
     for name in classes:
