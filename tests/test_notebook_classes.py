@@ -120,6 +120,16 @@ KINDS = {
         # cell
         text = "class Kind: pass"
         """,
+    "of values in the branch that ran": """
+        if torch:
+            class Kind:
+                number, other = torch.e, 0
+                number: int = 10
+        else:
+            class Kind:
+                number, other = torch.e, 0
+                number: int = 0
+        """,
     "beside a generated method": """
         import dataclasses
 
@@ -138,6 +148,16 @@ def test_a_class_is_kept_as_it_is_used(text, cell, loaded):
     for one in ["import torch", *dedent(text).split("# cell\n")]:
         cell(one)
     assert loaded("Kind")().number == 10
+
+
+def test_a_class_of_a_cell_that_ran_again_is_kept_as_it_is(cell, loaded):
+    text = "class Kind({}):\n    number = {}"
+    for given in [("float", 10), ("int", 10), ("float", 10.0), ("float", "None")]:
+        cell(text.format(*given))
+    again = compile(text.format("float", 10), "ipykernel_0/0.py", "exec")  # Jupyter has one file for a text
+    exec(again, vars(sys.modules["__main__"]))
+    kind = loaded("Kind")
+    assert kind.__bases__ == (float,) and repr(kind.number) == "10"
 
 
 def test_a_class_of_a_cell_whose_source_is_not_known_is_not_taken_from_another_cell(cell):

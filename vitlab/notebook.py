@@ -333,16 +333,38 @@ def _names_used(text: str) -> list[str]:
 def _segment(name: str, value: Any) -> str:
     """Return the source of a class or function of the notebook or script: the definition that the object came from.
 
-    A class without a method of its own does not tell its line; the last definition in the newest cell counts.
+    A class without a method of its own does not tell its line: of definitions with its bases and values, the last one
+    of the newest cell counts. It may stand before others, if its cell ran again or its condition held.
     """
     code = next(_codes(name, value), None)
+    found: list[tuple[str, ast.stmt]] = []
     for text in [_text_in(code.co_filename)] if code else _texts():
-        found = [node for node in _statements(text) if isinstance(node, _DEFINITIONS) and node.name == name]
+        named = [node for node in _statements(text) if isinstance(node, _DEFINITIONS) and node.name == name]
         if code:
-            found = [node for node in found if _first_line(node) <= code.co_firstlineno <= (node.end_lineno or 0)]
-        if found:
-            return _text_of(text, found[-1])
-    raise UsageError(f"the source of {name} is not known: define it at the top level of a notebook or a file")
+            named = [node for node in named if _first_line(node) <= code.co_firstlineno <= (node.end_lineno or 0)]
+        found += [(text, node) for node in reversed(named)]
+    if not found:
+        raise UsageError(f"the source of {name} is not known: define it at the top level of a notebook or a file")
+    return _text_of(*max(found, key=lambda one: _likeness(value, one[1])))
+
+
+def _likeness(value: Any, node: ast.stmt) -> tuple[bool, int]:
+    """Return how well a statement describes a class: whether its bases do, and how many more of its values than not."""
+    if not (isinstance(value, type) and isinstance(node, ast.ClassDef)):
+        return False, 0
+    bases = [ast.unparse(base).rpartition(".")[2] for base in node.bases] or ["object"]
+    stated = [(one.targets[0], one.value) for one in node.body if isinstance(one, ast.Assign)]
+    stated += [(one.target, one.value) for one in node.body if isinstance(one, ast.AnnAssign) and one.value]
+    same = (_is_written(vars(value).get(ast.unparse(target), ...), given) for target, given in stated)
+    return bases == [base.__name__ for base in value.__bases__], sum(same)
+
+
+def _is_written(value: Any, node: ast.expr) -> int:
+    """Return 1 for the code of a value, -1 for that of another one, and 0 for what must be run to know."""
+    try:
+        return 1 if repr(ast.literal_eval(node)) == repr(value) else -1
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return 0
 
 
 def _codes(name: str, value: Any) -> Iterator[CodeType]:
