@@ -168,6 +168,18 @@ def test_a_class_of_a_cell_whose_source_is_not_known_is_not_taken_from_another_c
         source_of(["Kind"])
 
 
+def test_a_class_whose_base_changed_since_is_refused(cell, loaded):
+    base, act = "class Base:\n    number = 0", "class Mid(Base):\n    pass\n\nclass Act(Mid):\n    pass"
+    for text in (base, act, base + "  # the same"):
+        cell(text)
+    assert loaded("Act").number == 0
+    cell(base.replace("0", "10"))
+    with pytest.raises(UsageError, match=r"^Act derives from Base as it was before Base changed: define what derives"):
+        source_of(["Act"])
+    cell(act)
+    assert loaded("Act").number == 10
+
+
 ALIASES = """
 import torch
 from torch import nn

@@ -257,6 +257,7 @@ def _collect(name: str, of: str, seen: set[str], lines: list[str], parts: list[s
     if isinstance(value, ModuleType):
         lines.append(f"import {value.__name__} as {name}" if value.__name__ != name else f"import {name}")
     elif home == "__main__" and path == name:
+        _check_bases(value)
         text = _segment(name, value)
         changed = set(_changed_in(text))
         for used in _names_used(text):
@@ -279,6 +280,18 @@ def _collect(name: str, of: str, seen: set[str], lines: list[str], parts: list[s
             f"{of} uses `{name}` of its notebook, a {kind}, whose source cannot be kept: make it an argument of {of}, "
             "or put the class into a file"
         )
+
+
+def _check_bases(value: Any) -> None:
+    """Refuse a class that derives from one which the notebook has defined otherwise since: its own is not kept."""
+    for base in getattr(value, "__mro__", ())[1:]:
+        of, now = base.__qualname__, vars(sys.modules["__main__"]).get(base.__qualname__)
+        if base.__module__ != "__main__" or not isinstance(now, type) or now is base:
+            continue
+        if without_docstrings(_segment(of, base)) != without_docstrings(_segment(of, now)):
+            raise UsageError(
+                f"{value.__name__} derives from {of} as it was before {of} changed: define what derives from {of} again"
+            )
 
 
 def _submodule(name: str) -> list[str]:
