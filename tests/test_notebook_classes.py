@@ -273,3 +273,37 @@ def test_annotations_that_are_text_stay_text(cell, loaded):
     linecache.cache.pop("ipykernel_0/0.py")
     cell("class Outer(Act):\n    pass")
     assert loaded("Outer")().copy().before.calls == 0
+
+
+ORDER = """
+from torch import nn
+
+class Act(nn.Module):
+    def forward(self, x):
+        return helper(self, x)
+
+def helper(act: Act, x):
+    return 2 * x
+
+def inner(f):
+    return f
+
+def made(f):
+    return inner(f)
+
+class Outer(Act):
+    number = 3
+
+    @made
+    def forward(self, x):
+        return super().forward(x) + other(x)
+
+def other(x, of=Outer):
+    return of.number * x
+"""
+
+
+def test_what_is_kept_stands_in_an_order_in_which_it_can_be_defined(cell, loaded):
+    cell(ORDER)
+    x = torch.ones(1)
+    assert loaded("Act")()(x) == 2 and loaded("Outer")()(x) == 5

@@ -208,6 +208,15 @@ def _changed_in(text: str) -> Iterator[str]:
                 yield name
 
 
+def _without_bodies(source: str) -> str:
+    """Return code as far as it runs when it is defined: without what its functions do."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = [ast.Pass()]
+    return ast.unparse(tree)
+
+
 def without_docstrings(source: str) -> str:
     """Return code without docstrings and comments, in one layout.
 
@@ -260,9 +269,11 @@ def _collect(name: str, of: str, seen: set[str], lines: list[str], parts: list[s
         _check_bases(value)
         text = _segment(name, value)
         changed = set(_changed_in(text))
-        for used in _names_used(text):
+        for used in _names_used(_without_bodies(text)):  # what a function uses may use it, too, in an annotation
             _collect(used, of, seen, lines, parts, used in changed)
         parts.append(text)
+        for used in _names_used(text):
+            _collect(used, of, seen, lines, parts, used in changed)
     elif home == "__main__" and main.get(str(path)) is value:
         _collect(str(path), of, seen, lines, parts)
         parts.append(f"{name} = {path}")
