@@ -12,6 +12,12 @@ from vitlab.errors import UsageError
 from vitlab.notebook import check_classes, load_classes, source_of
 
 
+@pytest.fixture(autouse=True)
+def notebook(monkeypatch):
+    """Leave out the file of pytest, which is no cell."""
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
+
+
 @pytest.fixture
 def loaded(tmp_path):
     """Return a class of the notebook as another process loads it from what a run keeps, in parts.py."""
@@ -78,6 +84,15 @@ def test_a_function_is_kept_as_it_is_used(text, cell, loaded):
     cell(dedent(text))
     x = torch.ones(1)
     assert loaded("Act")()(x) == sys.modules["__main__"].Act()(x) != 0
+
+
+def test_a_function_that_was_wrapped_after_its_definition_is_refused(cell, loaded):
+    text = ACT.replace("class", "import functools\n\n@functools.cache\ndef scale(x):\n    return 10 * x\n\nclass")
+    cell(text)
+    assert loaded("Act")()(torch.ones(1)) == 10
+    cell(text.replace("@functools.cache\n", "") + "\nscale = torch.vmap(scale)")
+    with pytest.raises(UsageError, match=r"^scale was wrapped after its definition, which is not kept: make"):
+        source_of(["Act"])
 
 
 KINDS = {

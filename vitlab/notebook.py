@@ -369,7 +369,10 @@ def _segment(name: str, value: Any) -> str:
         found += [(text, node) for node in reversed(named)]
     if not found:
         raise UsageError(f"the source of {name} is not known: define it at the top level of a notebook or a file")
-    return _text_of(*max(found, key=lambda one: _likeness(value, one[1])))
+    text, node = max(found, key=lambda one: _likeness(value, one[1]))
+    if isinstance(node, ast.FunctionDef) and hasattr(value, "__wrapped__") and not node.decorator_list:
+        raise UsageError(f"{name} was wrapped after its definition, which is not kept: make the wrapper its decorator")
+    return _text_of(text, node)
 
 
 def _likeness(value: Any, node: ast.stmt) -> tuple[bool, int]:
