@@ -16,7 +16,8 @@ import yaml
 from matplotlib.figure import Figure
 
 from tests.ablation.toy import DEFAULTS, IMAGES, accuracy, flat
-from vitlab.ablation.execution.cells import Resolved, cells_of
+from vitlab.ablation.evidence.bundle import _thin
+from vitlab.ablation.execution.cells import Cell, Resolved, cells_of
 from vitlab.ablation.execution.process import VITLAB
 from vitlab.ablation.execution.tuning import at_border, choices, given_up, rungs, trials, with_values
 from vitlab.ablation.file.settings import _candidates
@@ -25,6 +26,7 @@ from vitlab.ablation.lab import Lab
 from vitlab.ablation.report.tuned import _response
 from vitlab.ablation.running import RunOptions, _forget_failures, submit_cells
 from vitlab.errors import UsageError
+from vitlab.runs.directory import RunDir
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -321,6 +323,16 @@ def test_halving_compares_at_epochs_that_validate(every, expected):
     arm = SimpleNamespace(config={"trainer": {"max_epochs": 20, "check_val_every_n_epoch": every}})
     assert rungs(SimpleNamespace(tune=SimpleNamespace(halving=2)), arm) == expected
     assert rungs(SimpleNamespace(tune=SimpleNamespace(halving=None)), arm) == []
+
+
+@pytest.mark.parametrize(("metric", "logged"), [("acc1", "val/acc1"), ("val_acc", "val_acc")])
+def test_evidence_keeps_the_column_by_which_candidates_were_compared(tmp_path, metric, logged):
+    run = RunDir(tmp_path)
+    row = {"step": 10, "epoch": 0, logged: 0.5, "lr": 0.1}
+    run.metrics.write_text(json.dumps(row) + "\n")
+    _thin(run.metrics)
+    assert run.rows() == [{"step": 10, "epoch": 0, logged: 0.5}]
+    assert Cell.value_at(SimpleNamespace(ablation=SimpleNamespace(primary=metric), run=run), 1) == 0.5
 
 
 def test_an_arm_is_given_up_for_what_its_candidates_are(lab, monkeypatch):

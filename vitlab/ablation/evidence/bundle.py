@@ -32,7 +32,8 @@ OWN = (
     "tune/*/*.failed.json",
     "tune/*/try*.json",
 )
-CURVES = ("step", "epoch", "train/loss", "images_per_second")  # of metrics.jsonl, and what begins with val/
+CURVES = ("step", "epoch", "train/loss", "images_per_second")  # of metrics.jsonl, and those of the validation
+VALIDATION = ("val/", "val_")  # how they begin
 OF_A_CELL = (
     *(
         "*.json",
@@ -169,6 +170,7 @@ def _thin(path: Path) -> None:
     """Rewrite the rows of a run with what a report reads."""
     with suppress(ValueError):  # damaged rows are exported as they are
         rows = [
-            {k: v for k, v in row.items() if k in CURVES or k.startswith("val/")} for row in RunDir(path.parent).rows()
+            {k: v for k, v in row.items() if k in CURVES or k.startswith(VALIDATION)}
+            for row in RunDir(path.parent).rows()
         ]
         write_text(path, "".join(json.dumps(row) + "\n" for row in rows if len(row) > 2))

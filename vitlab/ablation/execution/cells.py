@@ -48,6 +48,15 @@ def batch_size(config: Mapping[str, Any]) -> int:
     return int(class_and_arguments(config, "data")[1].get("batch_size") or 64)
 
 
+def validation_key(metric: str) -> str:
+    """Return the column of metrics.jsonl that has a metric of the validation; modules of one's own may use no slash.
+
+    >>> validation_key("acc1"), validation_key("val_acc")
+    ('val/acc1', 'val_acc')
+    """
+    return metric if metric.startswith("val_") else f"val/{metric}"
+
+
 @dataclass(frozen=True)
 class Resolved:
     """An arm with its resolved config and the facts that its probe measured."""
@@ -185,8 +194,7 @@ class Cell:
 
     def value_at(self, epoch: int) -> float | None:
         """Return the primary metric at the first validation after so many epochs; None before."""
-        name = self.ablation.primary
-        key = name if name.startswith("val_") else f"val/{name}"  # of a module that uses no slash
+        key = validation_key(self.ablation.primary)
         found = (row[key] for row in self.run.rows() if key in row and row["epoch"] + 1 >= epoch)
         return next(found, None)
 

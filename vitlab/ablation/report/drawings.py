@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from vitlab.ablation.execution.cells import validation_key
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference.analyses import drawing_of
 from vitlab.ablation.inference.baselines import ArmRow
@@ -93,7 +94,7 @@ def figures(results: CellResults, rows: list[ArmRow]) -> dict[str, tuple[str, Fi
         drawing = draw(0.8 + 0.34 * len(compared), lambda ax: _forest(ax, results, compared), title)
         found["differences"] = (title, drawing, data)
     if curves := _curve_rows(results):
-        seen = [key for key in ("train/loss", f"val/{primary}") if any(row["metric"] == key for row in curves)]
+        seen = [key for key in ("train/loss", validation_key(primary)) if any(row["metric"] == key for row in curves)]
         count = len({row["seed"] for row in curves})
         title = f"During training: {' and '.join(seen)}, a line for each of {count} seeds"
         rows_ = len(families(results.ablation))
@@ -163,7 +164,7 @@ def _arms(ax: Axes, rows: list[tuple[str, int, int]]) -> None:
 
 
 def _curve_rows(results: CellResults) -> Rows:
-    keys = ("train/loss", f"val/{results.ablation.primary}")
+    keys = ("train/loss", validation_key(results.ablation.primary))
     return [
         {"arm": arm.name, "seed": seed, "metric": key, "step": row["step"], "value": row[key]}
         for arm in results.ablation.arms
