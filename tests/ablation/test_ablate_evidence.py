@@ -156,14 +156,16 @@ def test_a_version_of_before_which_named_a_config_as_its_path_was_typed_is_the_s
         done().register()
 
 
-def test_a_cell_that_is_trained_again_is_no_run_of_wandb(toy, lab, monkeypatch):
+def test_a_cell_that_is_trained_again_has_the_threads_of_before_and_is_no_run_of_wandb(toy, lab, monkeypatch):
     change(lab, "seeds: 2", "seeds: 2\nwandb: {project: p, mode: offline}")
     ablation = toy().ablation
     one = Cell(ablation, Resolved(ablation.arms[0], {}, {}, {}, (), 1.0, ""), 0)
     one.run.path.mkdir(parents=True)
-    loggers = []
+    (one.run.path / "run.json").write_text('{"threads": 3}')
+    loggers, threads = [], []
 
-    def run(words, *more, **given):
+    def run(words, env, *more, **given):
+        threads.append(env["OMP_NUM_THREADS"])
         loggers.extend(
             yaml.safe_load(Path(word).read_text()).get("trainer.logger")
             for word in words
@@ -173,7 +175,7 @@ def test_a_cell_that_is_trained_again_is_no_run_of_wandb(toy, lab, monkeypatch):
 
     monkeypatch.setattr(verify.process, "run_to_end", run)
     monkeypatch.setattr(verify, "evaluation", lambda cell: None)
-    assert verify._again(one, with_training=True) == "it failed: enough" and loggers == [False]
+    assert verify._again(one, with_training=True) == "it failed: enough" and loggers == [False] and threads == ["3"]
 
 
 @pytest.mark.parametrize("change_of", ["code", "config", "seed"])

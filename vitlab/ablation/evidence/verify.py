@@ -364,6 +364,8 @@ def _again(cell: Cell, with_training: bool) -> str:
     """Return how a repetition in a temporary folder differs; empty if it is equal to the bit."""
     split = cell.ablation.evaluate
     note_opening(cell.run.path, split, f"{cell.ablation.checkpoint}.ckpt", {"verify": "deep"})
+    known = cell.run.record.get("threads")  # sums of a CPU depend on it in their last bits
+    threads = {"OMP_NUM_THREADS": str(known)} if known else {}
     with tempfile.TemporaryDirectory() as folder:
         there = replace(cell, ablation=replace(cell.ablation, home=Path(folder), wandb=None))  # no run of its own there
         stages = [evaluation(there)]
@@ -378,7 +380,7 @@ def _again(cell: Cell, with_training: bool) -> str:
         for stage in stages:
             with slot(1) as own:
                 device, fd = (own.device, own.fd) if own else (None, None)
-                env = process.child_environment(1, device)
+                env = process.child_environment(1, device, **threads)
                 log, timeout = Path(folder) / "log", cell.ablation.run.timeout
                 code, lines = process.run_to_end(stage.words, env, log, timeout, lock=fd)
             if code:
