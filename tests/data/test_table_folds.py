@@ -8,6 +8,7 @@ import yaml
 from PIL import Image
 
 from vitlab.ablation.evidence.verify import told_by_predictions
+from vitlab.ablation.file.schema import NAME
 from vitlab.cli.main import main
 from vitlab.config.table_folds import folds_of_config
 from vitlab.data import Table
@@ -315,6 +316,10 @@ def test_cross_validation_goes_through_the_folds_of_a_table_and_of_arrays(table,
     assert folds_of_config([], [("data", "Table"), ("data.path", path)]) == {
         "fold----1": "---1", "fold----2": "京都", "fold----3": "大阪", "fold----4": "東京",
     }  # fmt: skip
+    path = table("cases.csv", fold=[("a", "A", "Site_2", "ÉTÉ")[i % 4] for i in range(N)])
+    arms = folds_of_config([], [("data", "Table"), ("data.path", path)])
+    assert arms == {"fold-a-1": "A", "fold-site_2": "Site_2", "fold-a-2": "a", "fold--t-": "ÉTÉ"}
+    assert all(NAME.fullmatch(name) for name in arms)  # of an arm
 
 
 def test_what_the_values_of_another_table_leave_open_is_as_in_the_run(table, recwarn):

@@ -66,12 +66,12 @@ def _folds(name: str, path: str, column: str, given: Mapping[str, Any]) -> list[
 
 
 def _arm_names(folds: Sequence[str]) -> list[str]:
-    """Return a name for each fold in letters that suit a folder; equal ones are numbered.
+    """Return a name for each fold in letters that an arm and its folder may have; equal ones are numbered.
 
-    >>> _arm_names(["b/1", "東京", "大阪"])
-    ['fold-b-1', 'fold----1', 'fold----2']
+    >>> _arm_names(["b/1", "North", "東京", "大阪"])
+    ['fold-b-1', 'fold-north', 'fold----1', 'fold----2']
     """
-    plain = [f"fold-{re.sub(r'[^0-9A-Za-z_.-]', '-', fold)}" for fold in folds]
+    plain = [f"fold-{re.sub(r'[^0-9a-z_.-]', '-', fold.lower())}" for fold in folds]
     names: list[str] = []
     for name in plain:
         numbered = (f"{name}-{k}" for k in count(1))
