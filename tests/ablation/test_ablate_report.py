@@ -473,6 +473,16 @@ def test_an_interval_of_an_interaction_ends_where_the_metric_ends(write_axes):
     assert {(row["low"], row["high"]) for row in rows} == {(0.0, 1.0)}
 
 
+def test_images_that_an_own_module_does_not_count_are_no_number(write_axes):
+    results = write_axes({"pos": ("none", "learned")})
+    results.numbers = {("none", 0): {"acc1": 0.5}, ("learned", 0): {"acc1": 0.5, "n": 360.0}}
+    results.cells = {(cell.arm.name, cell.seed): cell for cell in cells_of(results.ablation, results.resolved)[:2]}
+    results.states = dict.fromkeys(results.cells, "done")
+    assert [row.split(",")[-2] for row in results.table().to_csv().split()] == ["n_images", "", "360"]
+    del results.numbers["learned", 0]
+    assert results.table()["n_images"].isna().all()
+
+
 def test_an_interaction_without_balanced_levels_is_not_drawn(write_axes):
     axes = {"pos": ("none", "learned"), "tokens": ("patch", "t2t"), "images": ("easy", "hard")}
     out = [{"pos": "none", "tokens": "t2t", "images": "hard"}, {"pos": "none", "tokens": "patch", "images": "easy"}]

@@ -112,7 +112,7 @@ class CellResults:
             numbers = split_metrics(found)
             step = max((row["step"] for row in self.rows(name, seed)), default=0)
             for metric, value in sorted(numbers.items()) or [(self.ablation.primary, math.nan)]:
-                n = None if self.ablation.is_analyzed(metric) else int(found.get("n", 0))
+                n = None if self.ablation.is_analyzed(metric) else found.get("n")  # modules of one's own count none
                 row = {**head, "split": self.ablation.split_of(metric), "metric": metric, "value": value}
                 rows.append({**row, "step": step, "n_images": n, "status": state})
         return pd.DataFrame(rows).astype({"n_images": "Int64"} if rows else {})
