@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import re
 import shutil
@@ -25,7 +26,7 @@ from vitlab.ablation.inference import images
 from vitlab.ablation.inference.baselines import NOT_COMPARED, arm_rows
 from vitlab.ablation.inference.findings import find
 from vitlab.ablation.inference.looks import Looks
-from vitlab.ablation.inference.measured import CellResults, collect
+from vitlab.ablation.inference.measured import CellResults, bounds_of, collect
 from vitlab.ablation.inference.plan import plan_of
 from vitlab.ablation.inference.words import chance
 from vitlab.ablation.report import drawings, write
@@ -471,6 +472,20 @@ def test_an_interval_of_an_interaction_ends_where_the_metric_ends(write_axes):
     results.numbers = {(arm.name, s): {"acc1": [0.02, 0.5, 0.98][s]} for arm in results.ablation.arms for s in range(3)}
     rows = figures(results, [])["interaction_pos_tokens"][2]
     assert {(row["low"], row["high"]) for row in rows} == {(0.0, 1.0)}
+
+
+@pytest.mark.parametrize(
+    ("names", "ends"),
+    [
+        ("acc1 acc5 acc1_macro f1_macro map acc1/species knn/acc1@20 val/acc1 val_acc val_f1 scramble/flipped", (0, 1)),
+        ("loss mae rmse mse mae/height rmse/map val_mae val_loss loss/species", (0, math.inf)),
+        ("r2 r2/height val_r2", (-math.inf, 1)),
+        ("displacement/mae_of_x accumulated f1x valuation heights/width", (-math.inf, math.inf)),
+    ],
+)
+def test_the_range_of_a_metric_follows_from_its_name(names, ends):
+    assert {name: bounds_of(name) for name in names.split()} == dict.fromkeys(names.split(), ends)
+    assert bounds_of(names.split()[0], [-1.0, 101.0]) == (-math.inf, math.inf)  # in percent
 
 
 def test_images_that_an_own_module_does_not_count_are_no_number(write_axes):

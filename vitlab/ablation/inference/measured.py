@@ -21,6 +21,13 @@ from vitlab.runs.directory import RunDir
 from vitlab.runs.matching import is_there
 from vitlab.runs.records import split_metrics
 
+NO_END = (-math.inf, math.inf)
+ENDS = {
+    r"acc\d*(_macro)?|f1(_\w+)?|map|accuracy|flipped|agreement": (0.0, 1.0),
+    "loss|mse|rmse|mae": (0.0, math.inf),
+    "r2": (-math.inf, 1.0),
+}  # smallest and largest value of metrics, by name
+
 
 @dataclass
 class CellResults:
@@ -163,9 +170,7 @@ def unreadable(run: RunDir, ablation: Ablation) -> str:
 
 def bounds_of(metric: str, values: Iterable[float] = ()) -> tuple[float, float]:
     """Return the range of possible values of a metric; no end where values are beyond it, such as those in percent."""
-    bottom, top = -math.inf, math.inf
-    if re.search(r"(^|/)(acc\d+(_macro)?|f1_\w+|map|accuracy|flipped|agreement)(@|/|$)", metric):
-        bottom, top = 0.0, 1.0
-    elif re.fullmatch(r"(.*/)?(loss|mse|rmse|mae)", metric):
-        bottom = 0.0
-    return (bottom, top) if all(bottom <= value <= top for value in values) else (-math.inf, math.inf)
+    words = (re.sub(r"^(val|test)_|@.*", "", part) for part in metric.split("/"))  # mae/height, knn/acc1@20, val_acc
+    known = (ends for word in words for names, ends in ENDS.items() if re.fullmatch(names, word))
+    bottom, top = next(known, NO_END)
+    return (bottom, top) if all(bottom <= value <= top for value in values) else NO_END
