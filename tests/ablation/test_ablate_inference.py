@@ -589,6 +589,14 @@ def test_why_tests_are_paired_is_told_as_it_is(tmp_path):
     )
 
 
+def test_the_time_of_a_plan_counts_all_batches_of_an_optimizer_step():
+    config = {"data": {"batch_size": 10}, "trainer": {"accumulate_grad_batches": 4}}
+    arm = Resolved(None, config, {}, {}, (), 2.0, "", start_seconds=0.0, length={"steps": 30})
+    cell = SimpleNamespace(resolved=arm, is_done=lambda: False, missing_analyses=list)
+    (time, _) = plan._cost(SimpleNamespace(analyses=(), directory="runs"), [cell], 1)
+    assert time.startswith("time     about 10.0 min for 1 cells")  # 30 steps of 40 images at 2 images/s
+
+
 def test_a_family_counts_the_comparisons_that_can_be_tested(tmp_path):
     results = results_of(tmp_path, ["a0", "a1", "a2", "a3"], 5, ["a2 > a1"])
     values = draw(np.random.default_rng(0), [0, 1, 1, 0], 5, 0.5)

@@ -43,9 +43,13 @@ State = Literal["done", "running", "failed", "diverged", "missing", "stale", "da
 Say = Callable[[str], None]  # prints a line about cells
 
 
-def batch_size(config: Mapping[str, Any]) -> int:
-    """Return the batch size of a resolved config; 64 if a program of `run.command` does not define it."""
-    return int(class_and_arguments(config, "data")[1].get("batch_size") or 64)
+def images_per_step(config: Mapping[str, Any]) -> int:
+    """Return the images of an optimizer step of a resolved config, in all batches that it accumulates.
+
+    A batch has 64 if a program of `run.command` does not define it.
+    """
+    batches = (config.get("trainer") or {}).get("accumulate_grad_batches") or 1
+    return int(class_and_arguments(config, "data")[1].get("batch_size") or 64) * int(batches)
 
 
 def validation_key(metric: str) -> str:

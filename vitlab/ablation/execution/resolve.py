@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from vitlab.ablation.execution.cells import Resolved, batch_size
+from vitlab.ablation.execution.cells import Resolved, images_per_step
 from vitlab.ablation.execution.commands import command, fit_args, overrides, start_args
 from vitlab.ablation.execution.gpus import WAIT, Slot, shares_per_gpu, slot
 from vitlab.ablation.execution.identity import code_digest, initial_weights_digest, json_digest, versions_in_use
@@ -287,7 +287,7 @@ def _run_probe(
         "model": run.model,
         "groups": json.loads(groups.read_text()) if (groups := run.path / "param_groups.json").is_file() else [],
         "images_per_second": rates[-1] if rates else float("nan"),
-        "start_seconds": max(0.0, seconds - (steps * batch_size(config) / rates[-1] if rates else 0.0)),
+        "start_seconds": max(0.0, seconds - (steps * images_per_step(config) / rates[-1] if rates else 0.0)),
         "metrics": _metrics(rows, config),
         "start": run.read("start.json"),
         "length": run.read("length.json") or _about(config, run.data),
@@ -298,7 +298,7 @@ def _run_probe(
 def _about(config: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, float]:
     """Return about how many steps a program of `run.command` takes, which records nothing of it."""
     epochs = int(config["trainer"].get("max_epochs") or 0)
-    return {"steps": max(0, epochs) * (data["splits"]["train"]["n"] // batch_size(config))}
+    return {"steps": max(0, epochs) * (data["splits"]["train"]["n"] // images_per_step(config))}
 
 
 def _metrics(rows: list[dict[str, Any]], config: Mapping[str, Any]) -> list[str]:

@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vitlab.ablation.execution.cells import TRY, Cell, Resolved, State, batch_size
+from vitlab.ablation.execution.cells import TRY, Cell, Resolved, State, images_per_step
 from vitlab.ablation.execution.identity import json_digest
 from vitlab.ablation.execution.pool import Pool
 from vitlab.ablation.file.settings import Range, Tune
@@ -294,7 +294,7 @@ def with_values(ablation: Ablation, arm: Resolved, values: Mapping[str, Any]) ->
                 raise ablation.file.mistake(f"tune/{key}", text)
             place = inner
         place[name] = value
-    sizes = batch_size(arm.config) / batch_size(config)
+    sizes = images_per_step(arm.config) / images_per_step(config)
     length = {"steps": round(arm.length.get("steps", 0) * sizes)}  # about; the sum of rates is another one
     named = replace(arm.arm, overrides={**arm.arm.overrides, **values})
     return replace(arm, config=config, arm=named, length=length if values else arm.length)

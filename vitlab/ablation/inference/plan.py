@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from vitlab.ablation.execution.cells import Cell, Resolved, batch_size, cells_of
+from vitlab.ablation.execution.cells import Cell, Resolved, cells_of, images_per_step
 from vitlab.ablation.execution.resolve import build_arm
 from vitlab.ablation.execution.status import ORDER
 from vitlab.ablation.execution.tuning import given_up, trials, tuned
@@ -90,7 +90,7 @@ def plan_of(ablation: Ablation, resolved: list[Resolved], workers: int) -> Plan:
 def _cost(ablation: Ablation, left: list[Cell], workers: int) -> list[str]:
     """Return the time, memory and disk that the cells will need, estimated from each arm's probe."""
     new = [cell.resolved for cell in left if not cell.is_done()]
-    training = [arm.length.get("steps", 0) * batch_size(arm.config) / arm.images_per_second for arm in new]
+    training = [arm.length.get("steps", 0) * images_per_step(arm.config) / arm.images_per_second for arm in new]
     starts = [c.resolved.start_seconds * (2 * (not c.is_done()) + bool(c.missing_analyses())) for c in left]
     seconds = (sum(t for t in training if math.isfinite(t)) + sum(starts)) / workers
     share = sum(starts) / workers / seconds if seconds else 0
