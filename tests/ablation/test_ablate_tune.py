@@ -19,7 +19,7 @@ from tests.ablation.toy import DEFAULTS, IMAGES, accuracy, flat
 from vitlab.ablation.evidence.bundle import _thin
 from vitlab.ablation.execution.cells import Cell, Resolved, cells_of
 from vitlab.ablation.execution.process import VITLAB
-from vitlab.ablation.execution.tuning import at_border, choices, given_up, rungs, trials, with_values
+from vitlab.ablation.execution.tuning import Trial, _halved, at_border, choices, given_up, rungs, trials, with_values
 from vitlab.ablation.file.settings import _candidates
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.lab import Lab
@@ -332,7 +332,20 @@ def test_evidence_keeps_the_column_by_which_candidates_were_compared(tmp_path, m
     run.metrics.write_text(json.dumps(row) + "\n")
     _thin(run.metrics)
     assert run.rows() == [{"step": 10, "epoch": 0, logged: 0.5}]
-    assert Cell.value_at(SimpleNamespace(ablation=SimpleNamespace(primary=metric), run=run), 1) == 0.5
+    assert Cell.validations(SimpleNamespace(ablation=SimpleNamespace(primary=metric), run=run)) == [(1, 0.5)]
+
+
+def test_a_candidate_that_ended_before_the_others_wait_for_each_other_counts_with_its_last_validation():
+    def trial(name, values, state):
+        cell = SimpleNamespace(ablation=SimpleNamespace(sign=1), state=lambda: state)
+        cell.validations = lambda: list(enumerate(values, 1))
+        cell.value_at = lambda epoch: Cell.value_at(cell, epoch)
+        return Trial("arm", {"model.lr": name}, (cell,))
+
+    ended, going = trial("ended", [0.2, 0.5], "done"), trial("going", [0.1, 0.3, 0.4, 0.4], "missing")
+    assert math.isnan(trial("begun", [0.1], "missing").score_at(4)) and ended.score_at(4) == 0.5
+    assert [t.stopped for t in _halved([ended, going], [4], 2, 1)] == [0, 4]
+    assert [t.until for t in _halved([ended, trial("begun", [0.1], "missing")], [4], 2, 1)] == [4, 4]
 
 
 def test_an_arm_is_given_up_for_what_its_candidates_are(lab, monkeypatch):

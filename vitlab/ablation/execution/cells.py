@@ -198,9 +198,12 @@ class Cell:
 
     def value_at(self, epoch: int) -> float | None:
         """Return the primary metric at the first validation after so many epochs; None before."""
+        return next((value for epochs, value in self.validations() if epochs >= epoch), None)
+
+    def validations(self) -> list[tuple[int, float]]:
+        """Return the epochs trained and the primary metric of each validation so far."""
         key = validation_key(self.ablation.primary)
-        found = (row[key] for row in self.run.rows() if key in row and row["epoch"] + 1 >= epoch)
-        return next(found, None)
+        return [(row["epoch"] + 1, row[key]) for row in self.run.rows() if key in row]
 
     def is_waiting(self) -> bool:
         """Return whether it has reached the epoch where it must wait."""

@@ -72,10 +72,20 @@ class Trial:
         return _mean([(c.result() or {}).get(c.ablation.primary) if whole else None for c in self.cells])
 
     def score_at(self, epoch: int) -> float:
-        """Return its mean at the first validation after an epoch; NaN if one of its seeds is not there yet."""
-        values = [cell.value_at(epoch) for cell in self.cells]
+        """Return its mean at the first validation after an epoch; NaN if one of its seeds is not there yet.
+
+        A seed whose training has ended before, such as by early stopping, counts with its last validation.
+        """
+        values = [_value_at(cell, epoch) for cell in self.cells]
         worst = -math.inf * self.cells[0].ablation.sign
         return _mean([worst if value is not None and math.isnan(value) else value for value in values])
+
+
+def _value_at(cell: Cell, epoch: int) -> float | None:
+    value = cell.value_at(epoch)
+    if value is None and cell.state() == "done":
+        value = next((last for _, last in reversed(cell.validations())), None)
+    return value
 
 
 def _mean(values: list[Any]) -> float:
