@@ -1,5 +1,6 @@
 """Tuning per arm: the same budget for every arm, validation data and other seeds; then it is measured."""
 
+import contextlib
 import itertools
 import json
 import math
@@ -19,6 +20,7 @@ from tests.ablation.toy import DEFAULTS, IMAGES, accuracy, flat
 from vitlab.ablation.evidence.bundle import _thin
 from vitlab.ablation.execution.cells import Cell, Resolved, cells_of
 from vitlab.ablation.execution.process import VITLAB
+from vitlab.ablation.execution.resolve import _refuse_halving
 from vitlab.ablation.execution.tuning import Trial, _halved, at_border, choices, given_up, rungs, trials, with_values
 from vitlab.ablation.file.settings import _candidates
 from vitlab.ablation.file.spec import read_ablation
@@ -333,6 +335,25 @@ def test_evidence_keeps_the_column_by_which_candidates_were_compared(tmp_path, m
     _thin(run.metrics)
     assert run.rows() == [{"step": 10, "epoch": 0, logged: 0.5}]
     assert Cell.validations(SimpleNamespace(ablation=SimpleNamespace(primary=metric), run=run)) == [(1, 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "steps", "told"),
+    [
+        ({"max_epochs": -1, "max_steps": 1000}, 1000, "`trainer.max_steps: 1000` ends the arm none: leave it out"),
+        ({"max_epochs": 100, "max_steps": 500}, 500, "`trainer.max_steps: 500` ends the arm none: leave it out"),
+        ({"max_epochs": -1, "max_steps": -1, "max_time": "00:01:00:00"}, None, "no `trainer.max_epochs` ends the arm"),
+        ({"max_epochs": 100, "max_steps": 5000}, 1700, None),
+        ({"max_epochs": 100}, None, None),
+    ],
+)
+def test_halving_where_no_number_of_epochs_ends_a_training_is_refused(toy, lab, trainer, steps, told):
+    write(lab, {**SPACE, "halving": 2})
+    ablation = read_ablation("toy.yaml")
+    length = {"steps": steps} if steps else {}
+    arms = [Resolved(ablation.arms[0], {"trainer": trainer}, {}, {}, (), 1.0, "", length=length)]
+    with pytest.raises(UsageError, match=told) if told else contextlib.nullcontext():
+        _refuse_halving(ablation, arms)
 
 
 def test_a_candidate_that_ended_before_the_others_wait_for_each_other_counts_with_its_last_validation():

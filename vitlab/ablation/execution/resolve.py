@@ -70,6 +70,7 @@ def resolve(ablation: Ablation, workers: int, stop: Callable[[], bool] = lambda:
     resolved = [arm for probe in probes if (arm := probe.result())]
     _refuse_equal(ablation, resolved)
     _refuse_metrics(ablation, resolved)
+    _refuse_halving(ablation, resolved)
     _refuse_candidates(ablation, resolved, workers, stop)
     return resolved
 
@@ -114,10 +115,7 @@ def _refuse_equal(ablation: Ablation, resolved: list[Resolved]) -> None:
 
 
 def _refuse_metrics(ablation: Ablation, resolved: list[Resolved]) -> None:
-    """Refuse a metric that no cell has, and halving by one that is not measured while candidates train."""
-    if ablation.tune and ablation.tune.halving and ablation.primary in OF_EVALUATION:
-        text = f"`tune.halving` compares candidates while they train, and `{ablation.primary}` is measured at their end"
-        raise ablation.file.mistake("tune/halving", f"{text}: leave it out, or choose by acc1")
+    """Refuse a metric that no cell has."""
     known = [set(arm.metrics) for arm in resolved if arm.metrics]
     asked = [("metric/primary", ablation.primary), *(("metric/secondary", name) for name in ablation.secondary)]
     asked += [(f"claims/{i}", claim.metric) for i, claim in enumerate(ablation.claims) if claim.metric]
@@ -130,6 +128,22 @@ def _refuse_metrics(ablation: Ablation, resolved: list[Resolved]) -> None:
             if any(name in _in_training(arm.config) for arm in resolved):
                 hint = "; a callback measures it in training, no evaluation does: `analyses: [knn]` has `knn/acc1@20`"
             raise ablation.file.mistake(where, f"no arm measures a metric `{name}`{hint}")
+
+
+def _refuse_halving(ablation: Ablation, resolved: list[Resolved]) -> None:
+    """Refuse halving by a metric that is not measured while candidates train, and where no epochs end a training."""
+    if not ablation.tune or not ablation.tune.halving:
+        return
+    if ablation.primary in OF_EVALUATION:
+        text = f"`tune.halving` compares candidates while they train, and `{ablation.primary}` is measured at their end"
+        raise ablation.file.mistake("tune/halving", f"{text}: leave it out, or choose by acc1")
+    for arm in resolved:
+        trainer = arm.config.get("trainer") or {}
+        epochs, steps = int(trainer.get("max_epochs") or 0), int(trainer.get("max_steps") or -1)
+        if epochs <= 0 or 0 < steps <= arm.length.get("steps", steps):
+            given = f"`trainer.max_steps: {steps}` ends" if steps > 0 else "no `trainer.max_epochs` ends"
+            text = f"`tune.halving` compares after a quarter and half of the epochs, and {given} the arm {arm.arm.name}"
+            raise ablation.file.mistake("tune/halving", f"{text}: leave it out, or give the length as max_epochs alone")
 
 
 def _refuse_candidates(ablation: Ablation, resolved: list[Resolved], workers: int, stop: Callable[[], bool]) -> None:
