@@ -18,10 +18,21 @@ from matplotlib.figure import Figure
 
 from tests.ablation.toy import DEFAULTS, IMAGES, accuracy, flat
 from vitlab.ablation.evidence.bundle import _thin
+from vitlab.ablation.execution import tuning
 from vitlab.ablation.execution.cells import Cell, Resolved, cells_of
 from vitlab.ablation.execution.process import VITLAB
 from vitlab.ablation.execution.resolve import _refuse_halving
-from vitlab.ablation.execution.tuning import Trial, _halved, at_border, choices, given_up, rungs, trials, with_values
+from vitlab.ablation.execution.tuning import (
+    Trial,
+    _halved,
+    at_border,
+    choices,
+    given_up,
+    rungs,
+    suggest,
+    trials,
+    with_values,
+)
 from vitlab.ablation.file.settings import _candidates
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.lab import Lab
@@ -311,6 +322,23 @@ def test_an_arm_that_diverges_or_stays_below_the_floor_is_given_up_and_the_other
     assert "a triangle at the bottom diverged" in page
     assert "| learned | all | given up | all of its candidates diverged |" in page
     assert "`tune.floor` is 0.55" in page and page.count("| diverged |") == 2
+
+
+def test_what_only_reads_files_suggests_no_candidate_and_needs_no_optuna(toy, lab, monkeypatch):
+    write(lab, {**SPACE, "search": "tpe", "budget": 2, "seeds": [100]})
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    ablation = read_ablation("toy.yaml")
+    arms = [Resolved(arm, {"model": {}}, {}, {}, (), 1.0, "") for arm in ablation.arms]
+    assert trials(ablation, arms) == [] and "tuning: 0 of 4 candidates are over" in str(toy().status())
+    assert not lab.files("") and given_up(ablation, []) == {}
+    with pytest.raises(UsageError, match=r"`tune\.search: tpe` needs Optuna: pip install 'vitlab\[tune\]'"):
+        suggest(ablation, arms)
+    monkeypatch.setattr(tuning, "_suggest", lambda tune, sign, past: {"model.lr": 0.001 * 2 ** len(past)})
+    suggest(ablation, arms)
+    assert [trial.values for trial in trials(ablation, arms)] == [{"model.lr": 0.001}] * 2
+    monkeypatch.setattr(Cell, "state", lambda cell: "diverged")
+    suggest(ablation, arms)
+    assert [trial.values["model.lr"] for trial in trials(ablation, arms)] == [0.001, 0.002] * 2
 
 
 def test_a_budget_below_the_grid_takes_the_same_part_for_every_arm(toy, lab):

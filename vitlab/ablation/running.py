@@ -8,7 +8,7 @@ from functools import partial
 from vitlab.ablation.execution.cells import Cell, Resolved, Say, arms_of, cells_of
 from vitlab.ablation.execution.resolve import known, resolve
 from vitlab.ablation.execution.slurm import batch_script, needs_submission, submit_workers, task_count
-from vitlab.ablation.execution.tuning import given_up, run_trials, trials, tuned
+from vitlab.ablation.execution.tuning import given_up, run_trials, suggest, trials, tuned
 from vitlab.ablation.file.spec import Ablation
 from vitlab.errors import UsageError
 
@@ -89,6 +89,7 @@ def commands(ablation: Ablation, asked: RunOptions, say: Say) -> str:
         return ""
     cells = resolved_cells(ablation, asked.workers, asked.only, say)
     if ablation.tune:
+        suggest(ablation, arms_of(cells))
         tried = trials(ablation, arms_of(cells))
         measured = [] if asked.tune_only else _tuned(ablation, cells)
         cells = [*(c for t in tried for c in t.cells if not t.is_over), *measured]

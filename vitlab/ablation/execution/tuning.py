@@ -3,7 +3,7 @@
 A trial is a cell of a separate ablation in ``tune/``, and can be killed and continued like any other. The next
 candidates and those to stop follow from the files of the trials, so every process decides the same.
 
-Optuna proposes candidates (:func:`suggestion`), by a tree-structured Parzen estimator (Bergstra et al. 2011). Its
+Optuna proposes candidates (:func:`suggest`), by a tree-structured Parzen estimator (Bergstra et al. 2011). Its
 studies are not used: they need a storage beside the files, its pruners decide by who reports first, and a trial killed
 half-way would be another trial, not the same cell continued.
 """
@@ -97,20 +97,54 @@ def trials(ablation: Ablation, resolved: Sequence[Resolved]) -> list[Trial]:
     tune = ablation.tune
     if tune is None:
         return []
-    home, sign = ablation.directory / "tune", ablation.sign
-    inner = replace(ablation, home=home, evaluate="val", analyses=(), seeds=tune.seeds, claims=(), tune=None)
-    found = []
+    if tune.search == "tpe":
+        return [trial for arm in resolved for trial in _searched(ablation, tune, arm)[0]]
+    inner, found = _inner(ablation, tune), []
     for arm in resolved:
-        if tune.search != "tpe":
-            found += _halved(_numbered(inner, arm, tune.candidates), rungs(ablation, arm), tune.halving or 1, sign)
-            continue
-        mine: list[Trial] = []
-        while len(mine) < tune.budget and (not mine or mine[-1].is_over):  # each depends on all before it
-            past = [(t.values, t.score_at(t.stopped) if t.stopped else t.score(), t.stopped) for t in mine]
-            values = suggestion(tune, sign, past, home / arm.arm.name)
-            mine = _in_turn([*mine, _trial(inner, arm, len(mine), values)], rungs(ablation, arm), tune.halving, sign)
-        found += mine
+        tried = _numbered(inner, arm, tune.candidates)
+        found += _halved(tried, rungs(ablation, arm), tune.halving or 1, ablation.sign)
     return found
+
+
+def suggest(ablation: Ablation, resolved: Sequence[Resolved]) -> None:
+    """Store the next candidate of every arm whose search has come to one: `run` does, and what only reads does not.
+
+    Raises:
+        UsageError: Optuna is not installed, and is needed.
+    """
+    tune = ablation.tune
+    if tune is None or tune.search != "tpe":
+        return
+    for arm in resolved:
+        tried, place = _searched(ablation, tune, arm)
+        while place:
+            RunDir(place.parent).write(place.name, _suggest(tune, ablation.sign, _past(tried)))
+            tried, place = _searched(ablation, tune, arm)
+
+
+def _searched(ablation: Ablation, tune: Tune, arm: Resolved) -> tuple[list[Trial], Path | None]:
+    """Return the candidates of an arm by a search that learns, and the file of the next; None if none is due."""
+    mine: list[Trial] = []
+    space = {key: vars(v) if isinstance(v, Range) else list(v) for key, v in tune.space.items()}
+    inner = _inner(ablation, tune)
+    while len(mine) < tune.budget and (not mine or mine[-1].is_over):  # each depends on all before it
+        digest = json_digest([space, ablation.sign, [list(p) for p in _past(mine)]])
+        place = inner.directory / arm.arm.name / f"try{len(mine)}-{digest}.json"
+        if not place.is_file():
+            return mine, place
+        trial = _trial(inner, arm, len(mine), RunDir(place.parent).read(place.name))
+        mine = _in_turn([*mine, trial], rungs(ablation, arm), tune.halving, ablation.sign)
+    return mine, None
+
+
+def _past(tried: Sequence[Trial]) -> Past:
+    return [(t.values, t.score_at(t.stopped) if t.stopped else t.score(), t.stopped) for t in tried]
+
+
+def _inner(ablation: Ablation, tune: Tune) -> Ablation:
+    """Return the ablation whose cells are the trials."""
+    home = ablation.directory / "tune"
+    return replace(ablation, home=home, evaluate="val", analyses=(), seeds=tune.seeds, claims=(), tune=None)
 
 
 def seeds_left_behind(ablation: Ablation, resolved: Sequence[Resolved]) -> list[int]:
@@ -205,6 +239,7 @@ def _in_turn(tried: list[Trial], epochs: list[int], share: int | None, sign: int
 def run_trials(ablation: Ablation, arms: Sequence[Resolved], pool_of: Callable[[list[Cell]], Pool]) -> list[str]:
     """Train the trials, in parallel with other processes, until a signal; return those that failed."""
     while True:
+        suggest(ablation, arms)
         left = [trial for trial in trials(ablation, arms) if not trial.is_over]
         todo = [replace(cell, until=trial.until) for trial in left for cell in trial.cells]
         if not todo:
@@ -308,19 +343,6 @@ def with_values(ablation: Ablation, arm: Resolved, values: Mapping[str, Any]) ->
     length = {"steps": round(arm.length.get("steps", 0) * sizes)}  # about; the sum of rates is another one
     named = replace(arm.arm, overrides={**arm.arm.overrides, **values})
     return replace(arm, config=config, arm=named, length=length if values else arm.length)
-
-
-def suggestion(tune: Tune, sign: int, past: Past, folder: Path) -> dict[str, Any]:
-    """Return the next candidate of an arm; it depends on the earlier ones, and is stored in ``folder``.
-
-    Raises:
-        UsageError: Optuna is not installed, and no suggestion is stored.
-    """
-    space = {key: vars(v) if isinstance(v, Range) else list(v) for key, v in tune.space.items()}
-    name = f"try{len(past)}-{json_digest([space, sign, [list(p) for p in past]])}.json"
-    if not (folder / name).is_file():
-        RunDir(folder).write(name, _suggest(tune, sign, past))
-    return RunDir(folder).read(name)
 
 
 def _suggest(tune: Tune, sign: int, past: Past) -> dict[str, Any]:
