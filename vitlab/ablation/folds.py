@@ -42,7 +42,7 @@ class Folds:
     Args:
         status: Progress of the folds.
         rows: One row per finished fold: its name, number of images (None if unknown), and metrics.
-        file: The table as a CSV file.
+        file: Those rows as a CSV file.
     """
 
     status: Status

@@ -1,4 +1,4 @@
-"""Share the GPUs of a host between processes: a slot is a byte range of a lock file, held while a cell runs."""
+"""Share the GPUs of a host between processes of a user: slots are byte ranges of a lock file, held by running cells."""
 
 import fcntl
 import math
