@@ -310,7 +310,7 @@ def _noise(subject: Subject, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
     for start in range(0, subject.num_images, 32):
         count = min(32, subject.num_images - start)
         images = torch.randn(count, subject.net.in_chans, *subject.net.img_size, generator=generator)
-        yield images.to(subject.device), torch.zeros(count, dtype=torch.int64)
+        yield subject.for_net(images), torch.zeros(count, dtype=torch.int64)
 
 
 def _with_bias(tokens: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from vitlab.errors import UsageError, printable
 from vitlab.models.foreign import AnyNetwork
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import Asked, all_finite, as_asked, heads_of, outputs
+from vitlab.models.weights_file import weights_digest
 from vitlab.runs.atomic import atomic_write
 
 T = TypeVar("T")
@@ -41,6 +42,7 @@ class Subject:
     Args:
         net: The network: any module that maps images to class scores; is set to evaluation mode. A Vision Transformer
             of vitlab, or one of timm with an equivalent, supports every analysis, others those whose parts they have.
+            The equivalent is a copy: after training the one of timm, make another subject.
         data: The data set it was trained on; a LightningDataModule of your own, whose batches are images and targets;
             or a function from a PIL image to a normalized ``(C, H, W)``: then ``pictures`` are the only images, and
             have no labels.
@@ -187,7 +189,7 @@ class Subject:
         if self.pictures is None or split != "val":
             what = "images (--images DIR)" if split == "val" else f"images of a {split} split"
             raise UsageError(f"{self.name} has no data, and this needs {what}")
-        return ((part, torch.full((len(part),), -1)) for part in self.pictures[:limit].to(self.device).split(32))
+        return ((part, torch.full((len(part),), -1)) for part in self.for_net(self.pictures[:limit]).split(32))
 
     @property
     def has_no_data(self) -> bool:
@@ -200,7 +202,14 @@ class Subject:
         return self.pictures is not None or not self.has_no_data
 
     def once(self, name: str, make: Callable[[], T]) -> T:
-        """Return the result of ``make``, which is called once and cached for other analyses."""
+        """Return the result of ``make``, cached for other analyses until weights, data or number of images change."""
+        modules = [module for module in (self.net, self.task) if isinstance(module, nn.Module)]
+        values = dict.fromkeys(value for module in modules for value in (*module.parameters(), *module.buffers()))
+        tensors = [*values, *([] if self.pictures is None else [self.pictures])]
+        state = self.data, self.num_images, weights_digest({str(i): each for i, each in enumerate(tensors)}, "")
+        if self._known.get("state") != state:
+            self._known.clear()
+            self._known["state"] = state
         if name not in self._known:
             self._known[name] = make()
         return self._known[name]
@@ -209,6 +218,11 @@ class Subject:
         """Return the ``(n, K)`` outputs for the images of :meth:`labeled`."""
         parts = (outputs(self.net, images) for images, _ in self.batches())
         return self.once("outputs", lambda: all_finite(torch.cat(list(parts))))
+
+    def for_net(self, images: Tensor) -> Tensor:
+        """Return images where the network is, and set it to evaluation mode again, if it was trained in between."""
+        self.net.eval()
+        return images.to(self.device)
 
     def prepared(self, images: Images, pipeline: Pipeline | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches of some images of the data set, as :meth:`batches` does."""
@@ -222,12 +236,12 @@ class Subject:
         if isinstance(data, LoadedImages) and isinstance(images, TensorImages):
             first = 0
             for pixels, labels in data.sized(images, pipeline.img_size):
-                yield pixels.to(self.device), labels.to(self.device), np.arange(first, first := first + len(labels))
+                yield self.for_net(pixels), labels.to(self.device), np.arange(first, first := first + len(labels))
             return
         order = EvalOrder(len(images), min(data.batch_size, 32))
         loader = pipeline.loader(images, order, data.mean, 0, torch.device("cpu"), data.on_unreadable)
         for pixels, labels, step in loader:
-            normalized = pipeline.normalize(pixels.to(self.device), data.statistics())
+            normalized = pipeline.normalize(self.for_net(pixels), data.statistics())
             yield normalized, labels.to(self.device), step.indices
 
     def labeled(self) -> tuple[Tensor, Tensor]:
@@ -241,7 +255,7 @@ class Subject:
         So figures of few images and of many show the same first ones, those of :meth:`batches` among them.
         """
         if self.pictures is not None:
-            return self.pictures[:count].to(self.device)
+            return self.for_net(self.pictures[:count])
         if self.has_no_data:
             return next(self._of_pictures("val", count))[0]  # refuses: there are none
         images = self.images("val")

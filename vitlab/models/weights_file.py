@@ -179,7 +179,7 @@ def weights_digest(weights: dict[str, Tensor], arguments: str) -> str:
     """
     digest = hashlib.sha256(arguments.encode())
     for name in sorted(weights):
-        value = weights[name].contiguous()
+        value = weights[name].detach().cpu().contiguous()
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         digest.update(value.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
