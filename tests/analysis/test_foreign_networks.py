@@ -224,6 +224,34 @@ def test_maps_of_a_custom_vit_belong_to_what_its_head_reads():
     torch.testing.assert_close(found, (first + last + last @ first).mean(dim=1) + 1 / 16)
 
 
+class Reads(nn.Module):
+    """A ViT whose scores are those of one token, or the mean of several tokens' scores."""
+
+    def __init__(self, rows, last=None):
+        super().__init__()
+        self.patch, self.rows, self.last = nn.Conv2d(3, 8, 8, stride=8), rows, last or nn.Identity()
+        self.prefix = nn.Parameter(torch.randn(1, 2, 8))
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.encoder, self.head = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(8, 4)
+
+    def forward(self, images):
+        x = torch.cat([self.prefix.expand(len(images), -1, -1), self.patch(images).flatten(2).transpose(1, 2)], dim=1)
+        return self.last(self.head(self.encoder(x)[:, self.rows]).mean(dim=1))
+
+
+@pytest.mark.parametrize(
+    ("rows", "reads"),
+    [([0], "token"), ([0, 1], None), ([1], None), (range(2, 18), "patches"), ([0, *range(2, 18)], None)],
+    ids=["class", "class and distillation", "second", "patches", "class and patches"],
+)
+def test_maps_of_attention_are_left_out_unless_the_class_token_or_the_patches_are_all_that_is_read(rows, reads):
+    for last in (None, nn.Softmax(dim=1)):  # probabilities, whose sum depends on nothing
+        torch.manual_seed(1)
+        asked = AnyNetwork(Reads([*rows], last), "mine", (32, 32), 3)
+        assert (asked.num_prefix_tokens, asked.reads) == (2, reads)
+        assert ("rollout" in methods_of(asked)) == ("gradient x attention" in methods_of(asked)) == (reads is not None)
+
+
 class Softmaxed(nn.Module):
     """An attention that names its dropout as timm does."""
 

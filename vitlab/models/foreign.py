@@ -178,7 +178,10 @@ class AnyNetwork(nn.Module):
 
     @cached_property
     def reads(self) -> Literal["token", "patches"] | None:
-        """Whether the scores come from a first token or from all patches; None if not every layer shows its weights."""
+        """Whether the scores come from the first token alone or from the patches alone.
+
+        None if from others, such as a class and a distillation token, or if not every layer shows its weights.
+        """
         with torch.enable_grad():
             try:
                 scores, maps = self.graded_attention(self._noise(1).requires_grad_())
@@ -186,11 +189,15 @@ class AnyNetwork(nn.Module):
                 return None
             if not maps or len(maps) != len(self.layers) or len({each.shape[-1] for each in maps}) > 1:
                 return None
-            slopes = gradients_of(scores.sum(), maps)
+            weights = torch.linspace(1, 2, scores.shape[1]).to(scores)  # the plain sum of probabilities is always 1
+            slopes = gradients_of((scores * weights).sum(), maps)
         if any(each is None for each in slopes):
             return None
-        rows = slopes[-1][0, :, self.num_prefix_tokens :]  # type: ignore[index]
-        return "token" if self.num_prefix_tokens and not rows.any() else "patches"
+        rows = slopes[-1].abs().sum(dim=(0, 1, 3))  # type: ignore[union-attr]  # of the tokens of the last layer, (L,)
+        read = rows.nonzero().flatten().tolist()
+        if self.num_prefix_tokens and {*read} <= {0}:
+            return "token"
+        return "patches" if all(row >= self.num_prefix_tokens for row in read) else None
 
     @property
     def blocks(self) -> list[nn.Module]:

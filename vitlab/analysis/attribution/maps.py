@@ -379,9 +379,9 @@ SIGNED = ("integrated gradients", "GradientSHAP", "occlusion")  # a patch can sp
 def methods_of(net: Asked) -> dict[str, Callable[[Any, Tensor, Tensor], Tensor]]:
     """Return the maps that a network has: of attention if all blocks let it be caught, Grad-CAM if a layer has cells.
 
-    Maps of attention need a head that reads the class token, or patches by their mean or by attention, and rollout
-    weights that are not negative, as those of differential attention are. LRP needs a
-    rule for each operation: a network of another library has it where all of them have one.
+    Maps of attention need a head that reads the class token alone, or patches by their mean or by attention, and
+    rollout weights that are not negative, as those of differential attention are. LRP needs a rule for each operation:
+    a network of another library has it where all of them have one.
 
     Example:
         >>> from vitlab.models.foreign import AnyNetwork
