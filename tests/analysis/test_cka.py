@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 import torch
 from small_nets import SMALL
+from torch import nn
 
 from vitlab.analysis.cka import analyze_cka, cka, cka_interval, layer_kernels, linear_kernel, unbiased_hsic
 from vitlab.analysis.subject import Subject
 from vitlab.data.known import Digits
 from vitlab.errors import UsageError
 from vitlab.models.vit import VisionTransformer
+from vitlab.models.walk import prefix_counts
 
 
 def test_a_model_agrees_with_itself(small_subject):
@@ -106,10 +108,63 @@ def test_tokens_are_chosen_and_the_note_says_which(small_subject):
     assert "mean of their patch tokens" in notes["mean"] and "cell by cell" in notes["flattened"]
     bare = small_subject(class_token=False, global_pool="avg")
     bare.tokens = "class"
-    with pytest.raises(UsageError, match="needs networks that have one; use --tokens"):
+    with pytest.raises(UsageError, match="have one in each layer, and model does not; use --tokens mean"):
         analyze_cka(bare)
     with pytest.raises(ValueError, match="`--tokens` must be mean, class, flattened, got all"):
         Subject(bare.net, bare.data, tokens="all")
+
+
+class Hidden(nn.Module):
+    """A block whose class token reads the patches by a product, which no one sees as attention."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.register_buffer("weight", torch.randn(16, 16, generator=torch.Generator().manual_seed(seed)))
+        self.act = nn.Sequential(nn.Tanh())
+
+    def forward(self, x):
+        token, patches = x[:, :1], x[:, 1:]
+        read = 50 * (patches.mean(dim=1, keepdim=True) @ self.weight).sin()
+        return torch.cat([token + read, patches + self.act(patches)], dim=1)
+
+
+class Own(nn.Module):
+    """A convolution, a class token in front of the patches, ``blocks``, and a head that reads it."""
+
+    def __init__(self, blocks, head):
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.cls_token = nn.Conv2d(1, 16, 2, stride=2), nn.Parameter(torch.randn(1, 1, 16))
+        self.blocks, self.head = blocks, head
+
+    def forward(self, images):
+        x = self.stem(images).flatten(2).transpose(1, 2)
+        return self.head(self.blocks(torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1))[:, 0])
+
+
+def test_patches_of_networks_without_an_equivalent_are_compared_without_their_class_token(digits):
+    one, other = (
+        Subject(Own(nn.Sequential(Hidden(seed), Hidden(seed)), nn.Linear(16, 10)), digits, num_images=16)
+        for seed in (1, 2)
+    )
+    assert one.net.num_prefix_tokens == 1 and one.net.cls_token and not one.net.attention_heads
+    for which, last in (("mean", pytest.approx(1)), ("class", pytest.approx(0.9, abs=0.06))):
+        kernels = [layer_kernels(each.net, each.batches(), which)[-1] for each in (one, other)]
+        assert cka(*kernels) == last
+
+
+def test_layers_of_one_network_have_prefix_tokens_of_their_own(digits):
+    layer, head = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), nn.Sequential(nn.Linear(16, 16), nn.ReLU())
+    subject = Subject(net := Own(layer, head.append(nn.Linear(16, 10))), digits, name="own", num_images=16)
+    images, _ = subject.labeled()
+    assert prefix_counts(subject.net) == [0, 0, 1, 1, 0]  # image, convolution, two linear layers, one after the token
+    kernels = layer_kernels(subject.net, subject.batches())
+    with torch.no_grad():
+        torch.testing.assert_close(kernels[1], linear_kernel(net.stem(images).mean(dim=(2, 3))))
+    assert all(kernel.isfinite().all() and kernel.any() for kernel in kernels)
+    subject.tokens = "class"
+    with pytest.raises(UsageError, match="one in each layer, and own does not"):
+        analyze_cka(subject)
 
 
 def test_hsic_is_that_of_a_published_implementation():

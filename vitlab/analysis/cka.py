@@ -14,7 +14,7 @@ from vitlab.analysis.figures import grid_of_axes, heat
 from vitlab.analysis.probes import centered
 from vitlab.analysis.subject import CkaTokens, Finding, Subject
 from vitlab.errors import UsageError
-from vitlab.models.walk import Asked, all_finite, block_tokens
+from vitlab.models.walk import Asked, all_finite, block_tokens, prefix_counts
 
 MOST = 256  # images: every pair of them is compared
 LEAST = 10  # images
@@ -95,8 +95,10 @@ def linear_kernel(x: Tensor) -> Tensor:
 
 def layer_kernels(net: Asked, batches: Iterable[tuple[Tensor, Tensor]], which: CkaTokens = "mean") -> list[Tensor]:
     """Return the linear kernels of the tokens before block 0 and after each block; see :func:`of_images`."""
-    prefix = net.num_prefix_tokens
-    parts = [[of_images(x, which, prefix).cpu() for x in block_tokens(net, images)] for images, _ in batches]
+    prefixes, parts = prefix_counts(net), []
+    for images, _ in batches:
+        layers = zip(block_tokens(net, images), prefixes, strict=True)
+        parts.append([of_images(x, which, prefix).cpu() for x, prefix in layers])
     return [linear_kernel(all_finite(torch.cat(layer), "tokens")) for layer in zip(*parts, strict=True)]
 
 
@@ -120,8 +122,12 @@ def analyze_cka(subject: Subject) -> Finding:
         ['layer', 'against', 'other_layer', 'cka', 'cka_low', 'cka_high']
     """
     limit = min(subject.num_images, MOST)
-    if subject.tokens == "class" and None in [s.net.cls_token for s in (subject, subject.other) if s is not None]:
-        raise UsageError("cka of the class token needs networks that have one; use --tokens mean or flattened")
+    for each in (subject, subject.rival) if subject.tokens == "class" else ():
+        if each is not None and (each.net.cls_token is None or 0 in prefix_counts(each.net)):
+            raise UsageError(
+                f"cka of the class token needs networks that have one in each layer, and {each.name} does not; "
+                "use --tokens mean or flattened"
+            )
     own = layer_kernels(subject.net, subject.batches(limit=limit), subject.tokens)
     if len(own[0]) < LEAST:
         way = "set --num_images" if limit < LEAST else "the data has no more"

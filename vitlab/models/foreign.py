@@ -254,7 +254,8 @@ class AnyNetwork(nn.Module):
         self._choose_grid()
         depth = [maps for maps in self._attended(images[:1])[1] if self._is_attention(maps)]
         self.attention_heads = [maps.shape[1] for maps in depth]
-        self.num_prefix_tokens = depth[0].shape[-1] - math.prod(self.grid_size) if depth else 0
+        seen = max((x.num_prefix_tokens for x in self.layers if x.grid == self.grid_size), default=0)
+        self.num_prefix_tokens = depth[0].shape[-1] - math.prod(self.grid_size) if depth else seen
         has_one = getattr(self.net, "cls_token", True) is not None  # by timm's name; without, the others are registers
         self.cls_token = True if self.num_prefix_tokens and has_one else None
 

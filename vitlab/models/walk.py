@@ -192,6 +192,18 @@ def block_tokens(net: Asked, images: Tensor, gradients: bool = False) -> list[Te
     return tokens
 
 
+def prefix_counts(net: Asked) -> list[int]:
+    """Return how many tokens of each layer of :func:`block_tokens` stand before the patches, such as a class token.
+
+    Example:
+        >>> prefix_counts(VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3))
+        [1, 1, 1]
+    """
+    if isinstance(net, AnyNetwork):
+        return [stage.num_prefix_tokens for stage in net.stages]
+    return [net.num_prefix_tokens] * (len(net.blocks) + 1)
+
+
 def placed_tokens(net: Asked, images: Tensor) -> list[tuple[Tensor, Grid] | None]:
     """Return the patch tokens of :func:`block_tokens`, ``(B, h w, D)``, with their grid (h, w); None without places.
 
@@ -202,10 +214,11 @@ def placed_tokens(net: Asked, images: Tensor) -> list[tuple[Tensor, Grid] | None
     """
     tokens = block_tokens(net, images)
     if isinstance(net, AnyNetwork):
-        grids = [(stage.seen, stage.num_prefix_tokens) for stage in net.stages]
+        grids = [stage.seen for stage in net.stages]
     else:
-        grids = [(net.positions(images).grid_size, net.num_prefix_tokens)] * len(tokens)
-    return [None if grid is None else (x[:, prefix:], grid) for x, (grid, prefix) in zip(tokens, grids, strict=True)]
+        grids = [net.positions(images).grid_size] * len(tokens)
+    parts = zip(tokens, grids, prefix_counts(net), strict=True)
+    return [None if grid is None else (x[:, prefix:], grid) for x, grid, prefix in parts]
 
 
 def graded_tokens(net: Asked, images: Tensor) -> tuple[Tensor, list[tuple[Tensor, Callable[[Tensor], Tensor]]]]:
