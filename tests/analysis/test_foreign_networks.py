@@ -252,6 +252,38 @@ def test_maps_of_attention_are_left_out_unless_the_class_token_or_the_patches_ar
         assert ("rollout" in methods_of(asked)) == ("gradient x attention" in methods_of(asked)) == (reads is not None)
 
 
+class Partly(nn.Module):
+    """A block whose attention shows its weights, or not."""
+
+    def __init__(self, shows):
+        super().__init__()
+        self.norm, self.attn = nn.LayerNorm(16), nn.MultiheadAttention(16, 2, batch_first=True) if shows else None
+
+    def forward(self, x):
+        y = self.norm(x)
+        return x + (nn.functional.scaled_dot_product_attention(y, y, y) if self.attn is None else self.attn(y, y, y)[0])
+
+
+def with_blocks(*stages):
+    stem, stages = (nn.Conv2d(1, 16, 2, stride=2), nn.Flatten(2), Rows()), [nn.Sequential(*blocks) for blocks in stages]
+    return nn.Sequential(*stem, *stages, Rows(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(16, 10))
+
+
+class Rows(nn.Module):
+    def forward(self, x):
+        return x.transpose(1, 2)
+
+
+def test_attention_is_shown_of_all_blocks_of_a_class_or_of_none(digits):
+    subject = Subject(with_blocks([Partly(True), Partly(False), Partly(False)]), digits, name="mix", query=(0, 0))
+    for name in ("attention", "heads", "rollout"):
+        with pytest.raises(UsageError, match=r"mix \(Sequential\) has none in 2 of its 3 layers, such as 3.1$"):
+            ANALYSES[name].measure(subject)
+    others = [Softmaxed(nn.Dropout()), Softmaxed(nn.Dropout())]
+    both = AnyNetwork(with_blocks(others, [Partly(True), Partly(True)]), "both", (8, 8), 1)
+    assert (len(both.layers), both.attention_heads, both.unseen) == (4, [2, 2], [])
+
+
 class Softmaxed(nn.Module):
     """An attention that names its dropout as timm does."""
 

@@ -354,7 +354,11 @@ class Subject:
         Refuses a network without attention weights, or without the layer that is asked for.
         """
         if not (heads := heads_of(self.net)):
-            raise UsageError(f"{name} needs a weight of attention for each pair of tokens, and {self.kind} has none")
+            unseen = self.net.unseen if isinstance(self.net, AnyNetwork) else []
+            where = f" in {len(unseen)} of its {len(self.net.blocks)} layers, such as {unseen[0]}" if unseen else ""
+            raise UsageError(
+                f"{name} needs a weight of attention for each pair of tokens, and {self.kind} has none{where}"
+            )
         if self.layer is not None and self.layer >= len(heads):
             raise UsageError(f"{self.kind} shows the attention of {len(heads)} layers, and `--layer` is {self.layer}")
         if self.query is not None:

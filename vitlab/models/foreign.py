@@ -253,7 +253,8 @@ class AnyNetwork(nn.Module):
         self.stages = [*[each for each in start if each.shape], *self.layers]
         self._choose_grid()
         depth = [maps for maps in self._attended(images[:1])[1] if self._is_attention(maps)]
-        self.attention_heads = [maps.shape[1] for maps in depth]
+        self.unseen = self._unseen(images[:1]) if depth else []
+        self.attention_heads = [] if self.unseen else [maps.shape[1] for maps in depth]
         seen = max((x.num_prefix_tokens for x in self.layers if x.grid == self.grid_size), default=0)
         self.num_prefix_tokens = depth[0].shape[-1] - math.prod(self.grid_size) if depth else seen
         has_one = getattr(self.net, "cls_token", True) is not None  # by timm's name; without, the others are registers
@@ -304,6 +305,19 @@ class AnyNetwork(nn.Module):
         if maps.ndim != 4 or maps.shape[2] != maps.shape[3] or not 0 <= maps.shape[3] - cells <= MOST_PREFIX:
             return False
         return bool((maps >= 0).all() and ((maps.sum(dim=-1) - 1).abs() < 1e-3).all())
+
+    def _unseen(self, images: Tensor) -> list[str]:
+        """Return the layers that show no weights of attention, while others of their class do."""
+        places: list[list[int]] = [[] for _ in self.layers]  # in the list of all weights, before and after each layer
+        with eager_attention(self.net) as (caught, _), ExitStack() as stack:
+            for module, own in zip(self.blocks, places, strict=True):
+                for register in (module.register_forward_pre_hook, module.register_forward_hook):
+                    stack.callback(register(lambda *_, own=own: own.append(len(caught))).remove)
+            self.net(images)
+        inside = [caught[own[0] : own[-1]] if own else [] for own in places]
+        shown = [any(isinstance(x, Tensor) and self._is_attention(x) for x in maps) for maps in inside]
+        kinds = {layer.kind for layer, shows in zip(self.layers, shown, strict=True) if shows}
+        return [x.name for x, shows in zip(self.layers, shown, strict=True) if x.kind in kinds and not shows]
 
     def _attended(self, images: Tensor) -> tuple[Any, list[Tensor]]:
         """Return what the network returns, None if it does not run in this way, and weights of attention.
