@@ -1,10 +1,12 @@
-"""A subject over time: its network is trained on, its images change."""
+"""A subject: in which precision its network is, and what it measures after network or images have changed."""
 
+import pytest
 import torch
 from small_nets import small_net
 
 from vitlab.analysis.outcomes.outcome import outcome_of
 from vitlab.analysis.subject import Subject
+from vitlab.errors import UsageError
 
 
 def test_a_subject_that_is_used_again_measures_the_present_network_on_the_present_images(digits):
@@ -33,3 +35,16 @@ def test_other_pictures_of_a_subject_have_outputs_of_their_own():
     before = subject.outputs()
     subject.pictures = others
     assert not torch.equal(subject.outputs(), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_network_of_another_precision_than_its_images_is_refused_in_one_line(digits, dtype):
+    said = f"model computes in {str(dtype)[6:]}, and analyses in float32: take `net.float\\(\\)`"
+    for net in (small_net(), torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))):
+        with pytest.raises(UsageError, match=said):
+            Subject(net.to(dtype), digits)
+
+
+def test_a_network_of_64_bits_takes_pictures_of_64_bits():
+    pictures = torch.randn(3, 1, 8, 8).double()
+    assert Subject(small_net().double(), lambda image: image, pictures=pictures).outputs().dtype == torch.float64

@@ -40,7 +40,7 @@ class Subject:
     """A trained network and the images to analyze it with.
 
     Args:
-        net: The network: any module that maps images to class scores; is set to evaluation mode. A Vision Transformer
+        net: The network, in float32: any module that maps images to class scores; set to evaluation mode. A ViT
             of vitlab, or one of timm with an equivalent, supports every analysis, others those whose parts they have.
             The equivalent is a copy: after training the one of timm, make another subject.
         data: The data set it was trained on; a LightningDataModule of your own, whose batches are images and targets;
@@ -111,6 +111,12 @@ class Subject:
         takes, made = ((each.in_chans, *each.img_size) for each in (self.net, self.data))
         if takes != made:
             raise UsageError(f"{self.name} takes images of {shape_text(takes)}, and its data has {shape_text(made)}")
+        values = (*self.net.parameters(), *self.net.buffers())
+        dtype = next((value.dtype for value in values if value.is_floating_point()), torch.float32)
+        own = [torch.float64] if isinstance(self.data, PreparedPictures) else []  # images may be of 64 bits, too
+        if dtype not in (torch.float32, *own):
+            known = f"{self.name} computes in {str(dtype).removeprefix('torch.')}, and analyses in float32"
+            raise UsageError(f"{known}: take `net.float()`, or of a copy, `copy.deepcopy(net).float()`")
         if self.pictures is not None:
             self.pictures = as_tensor(self.pictures, self.data)
         for name, value, count in (
