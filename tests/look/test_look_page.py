@@ -592,6 +592,7 @@ def test_predictions_are_listed_beside_pictures_of_their_own_images_or_of_none()
     assert sheets[0] and sheets == [sheets[0], sheets[0], ""]
 
 
+@pytest.mark.slow
 def test_mistakes_have_pictures_while_the_folder_of_a_run_has_the_images_that_were_measured(tmp_path):
     def subject():
         return Subject(small_subject().net, ImageFolder(str(tmp_path / "photos"), in_chans=1, num_workers=0), name="a")
