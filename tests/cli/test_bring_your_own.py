@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -295,6 +296,10 @@ def test_every_command_answers_with_all_that_a_checkpoint_holds_of_module_and_da
     capsys.readouterr()
     assert main(["fit", *own, *short, "--trainer.max_epochs=1", "--init_from=own", "--name=next"]) == 0
     assert "init   weights: those outside the network, too, classify" in capsys.readouterr().out
+    shutil.rmtree("runs/own/checkpoints")
+    with pytest.warns(UserWarning, match=r"has weights alone: what Beside.on_load_checkpoint reads stays as it is"):
+        vitlab.Run("own").validate()
+    assert "has weights alone: Scaled stays as it is built" in capsys.readouterr().out
 
 
 @pytest.mark.rare

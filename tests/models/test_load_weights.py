@@ -26,7 +26,7 @@ from vitlab.models.load import load_network, load_weights
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.weights_file import WeightsFile, check_readable, read_weights
 from vitlab.shipped import card_beside
-from vitlab.tasks import LinearProbe
+from vitlab.tasks import Classifier, LinearProbe
 from vitlab.tokenizers.patch import cut_patches
 
 TINY = {
@@ -736,6 +736,66 @@ def test_a_module_of_ones_own_gets_the_weights_beside_its_network_too(path, cls)
     save_file(saved.net.state_dict(), weights)
     with pytest.raises(UsageError, match=r"would give the network alone, and \w+ is measured with .*take a checkpoint"):
         load_checkpoint(saved, weights)
+
+
+class BuiltNet(L.LightningModule):
+    """Its whole network is built by Lightning's hook for that."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = None
+
+    def configure_model(self):
+        self.net = self.net or nn.Linear(3, 2)
+
+
+class CompiledNet(Own):
+    """Its network is compiled."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = torch.compile(self.net, backend="eager")
+
+
+class Counting(Own):
+    """Keeps what is no tensor in its state dict."""
+
+    def get_extra_state(self):
+        return {"count": 3}
+
+    def set_extra_state(self, state):
+        self.count = state["count"]
+
+
+@pytest.mark.parametrize("cls", [BuiltNet, CompiledNet, Counting])
+def test_weights_that_are_kept_alone_are_read_again(path, cls):
+    (saved := cls()).configure_model()
+    torch.save({"state_dict": saved.state_dict()}, path)
+    save_weights(path, weights := path.with_suffix(".safetensors"), saved)
+    for file in (path, weights):
+        load_checkpoint(loaded := cls(), file)
+        assert loaded.net(torch.ones(1, 3)).equal(saved.net(torch.ones(1, 3)))
+
+
+class Projected(Classifier):
+    """A task of vitlab with a layer that only `embed` uses."""
+
+    def __init__(self, **task):
+        super().__init__(**task)
+        self.project = nn.Linear(16, 4)
+
+    def embed(self, images):
+        return self.project(self.net.forward_features(images)[:, 0])
+
+
+def test_what_a_subclass_of_a_task_adds_is_loaded_too(path):
+    saved, loaded = (Projected(**TINY, in_chans=3) for _ in range(2))
+    torch.save({"state_dict": saved.state_dict()}, path)
+    save_weights(path, weights := path.with_suffix(".safetensors"), saved)
+    for file in (path, weights):
+        nn.init.zeros_(loaded.project.weight)
+        load_checkpoint(loaded, file)
+        assert loaded.project.weight.equal(saved.project.weight)
 
 
 def test_a_network_of_ones_own_with_a_grid_size_is_none_of_vitlab():

@@ -18,7 +18,7 @@ from torch import nn
 
 from vitlab.config.parser import user_mistakes
 from vitlab.errors import UsageError, preview
-from vitlab.interface import answers_itself, has_grid, network, own_answer, path_of, redefines
+from vitlab.interface import has_grid, network, own_answer, path_of, redefines
 from vitlab.layers.resample import ResizePolicy
 from vitlab.models.load import NEW_HEAD, load_weights, outputs_of
 from vitlab.models.weights_file import check_readable, facts_beside, read_content, read_weights, weights_digest
@@ -95,14 +95,14 @@ def load_checkpoint(task: Any, checkpoint: Path) -> None:
     if not needs_more_than_net(task):
         part, state = network(task), read_weights(checkpoint).state_dict
     else:
-        state = _state_of(task, checkpoint)
-        part = _part_of(task, state, checkpoint)
+        whole = _state_of(task, checkpoint)
+        part, state = _part_of(task, whole, checkpoint)
     _fill(task, part, state, checkpoint)
 
 
 def needs_more_than_net(task: Any) -> bool:
-    """Return whether the outputs of a task need more of a checkpoint than the weights of a network of vitlab."""
-    return not has_grid(task) or answers_itself(task) or redefines(task, "on_load_checkpoint")
+    """Return whether a task may need more of a checkpoint than a network of vitlab: one of the user's, or its class."""
+    return not has_grid(task) or not path_of(task).startswith("vitlab.")
 
 
 def _state_of(task: Any, checkpoint: Path) -> dict[str, torch.Tensor]:
@@ -118,18 +118,21 @@ def _state_of(task: Any, checkpoint: Path) -> dict[str, torch.Tensor]:
     return state
 
 
-def _part_of(task: Any, state: Mapping[str, Any], checkpoint: Path) -> Any:
-    """Return what the weights of a file fill: a whole class of the user's, or its network, where it has no others."""
-    is_alone = not any(name.startswith("net.") for name in state) and state.keys() != task.state_dict().keys()
-    return alone(task, checkpoint) if is_alone else task
+def _part_of(task: Any, state: dict[str, torch.Tensor], checkpoint: Path) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Return what the weights of a file fill, and these: a whole class of the user's, or its network alone."""
+    have, given = ({name.removeprefix("net.") for name in names} for names in (task.state_dict(), state))
+    if is_overridden("configure_model", task, L.LightningModule) and not given <= have:
+        task.configure_model()  # as a Trainer does before it loads weights
+    if any(name.startswith("net.") for name in state) or state.keys() == task.state_dict().keys():
+        return task, state
+    return alone(task, checkpoint), {name.replace("_orig_mod.", ""): value for name, value in state.items()}
 
 
 def _fill(task: Any, part: Any, state: dict[str, torch.Tensor], checkpoint: Path) -> None:
     """Load the weights of a file into a task, or its network, as a Trainer does."""
-    if is_overridden("configure_model", task, L.LightningModule) and not state.keys() <= part.state_dict().keys():
-        task.configure_model()
+    own = {name: value for name, value in part.state_dict().items() if name.endswith("_extra_state")}
     try:
-        part.load_state_dict(state, strict=task.strict_loading)
+        part.load_state_dict({**own, **state}, strict=task.strict_loading)  # safetensors have no extra state
     except RuntimeError as error:
         late = next((name for name in state if name not in part.state_dict()), None)
         if part is task and late and is_overridden("setup", task, L.LightningModule):
@@ -181,7 +184,7 @@ def load_initial(task: Any, data: Any, file: Path, **how: Any) -> list[str]:
     if not has_grid(task):
         refuse_own_units(task, file, facts_beside(file))
         state = read_content(file)["state_dict"]
-        _fill(task, _part_of(task, state, file), state, file)
+        _fill(task, *_part_of(task, state, file), file)
         return []
     net = network(task)
     head = {name: value.clone() for name, value in net.state_dict().items() if name.startswith("head.")}
@@ -221,7 +224,8 @@ def _with_outside(task: Any, file: Path, sentences: list[str]) -> list[str]:
 def _outside(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the weights outside of the network; none of a file that has that alone."""
     is_whole = any(name.startswith("net.") for name in state)
-    return {name: value for name, value in state.items() if is_whole and not name.startswith("net.")}
+    weights = {name: value for name, value in state.items() if not name.endswith("_extra_state")}
+    return {name: value for name, value in weights.items() if is_whole and not name.startswith("net.")}
 
 
 def kept_head(net: nn.Module, sentences: Sequence[str]) -> list[str]:
@@ -269,12 +273,14 @@ def load_outside(task: Any, checkpoint: Path) -> None:
     Raises:
         UsageError: The file has the network alone, or they do not fit.
     """
-    if not (outside := _outside(_state_of(task, checkpoint))):
+    state = _state_of(task, checkpoint)
+    if not _outside(state):
         alone(task, checkpoint)
         return
-    inside = {name: value for name, value in task.state_dict().items() if name.startswith("net.")}
+    stays = {k: v for k, v in task.state_dict().items() if k.startswith("net.") or k.endswith("_extra_state")}
+    others = {name: value for name, value in state.items() if not name.startswith("net.")}
     try:
-        task.load_state_dict({**inside, **outside}, strict=task.strict_loading)
+        task.load_state_dict({**stays, **others}, strict=task.strict_loading)
     except RuntimeError as error:
         raise misfit(checkpoint, error) from error
 
@@ -290,11 +296,12 @@ def misfit(checkpoint: Path | None, error: RuntimeError) -> UsageError:
 
 
 def save_weights(checkpoint: Path, path: Path, task: Any, fence: Fence | None = None) -> None:
-    """Write the network of a checkpoint as safetensors; all weights where a class of the user's answers with others."""
+    """Write the network of a checkpoint as safetensors; all weights of a class of the user's with some outside it."""
     content = read_checkpoint(checkpoint, map_location="cpu")
     state = content["state_dict"]
-    inside = {k.removeprefix("net."): v for k, v in state.items() if k.startswith("net.")} or state
-    inside = inside if not needs_more_than_net(task) or len(inside) == len(state) else state
+    state = {k: v for k, v in state.items() if isinstance(v, torch.Tensor)}  # without extra state
+    inside = {k.removeprefix("net.").replace("_orig_mod.", ""): v for k, v in state.items() if k.startswith("net.")}
+    inside = inside if inside and (not needs_more_than_net(task) or len(inside) == len(state)) else state
     weights = {k: v.clone(memory_format=torch.contiguous_format) for k, v in inside.items()}  # tied ones apart
     arguments = json.dumps({**content.get("hyper_parameters", {}), **content.get("network", {})}, default=str)
     digests = {"sha256": weights_digest(weights, arguments), "checkpoint": str(checksum(checkpoint))}

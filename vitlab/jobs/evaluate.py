@@ -27,7 +27,7 @@ from vitlab.data.record import TRAINED_ON, Trained, measured, read_numbers
 from vitlab.errors import MISTAKES, UsageError, escaped, what_failed
 from vitlab.interface import answering, has_grid, path_of
 from vitlab.jobs.checkpoint import checkpoint_facts, load_checkpoint, load_outside, load_resized, misfit
-from vitlab.jobs.restore import PLACES, evaluation_args, has_images_of, naming_place_of_data
+from vitlab.jobs.restore import PLACES, evaluation_args, has_images_of, load_data_state, naming_place_of_data
 from vitlab.jobs.train.endings import explain_mismatch, in_step
 from vitlab.jobs.train.wandb import add_result
 from vitlab.layers.pos_embed import PosEmbed
@@ -227,7 +227,7 @@ def _load(cli: VitlabCLI, run: RunDir, checkpoint: Path, conditions: Conditions)
     if checkpoint.suffix == ".safetensors":  # of a run whose checkpoints were deleted
         load_checkpoint(cli.model, checkpoint)
         load_outside(cli.model, checkpoint)
-        cli.datamodule.load_state_dict(dict(run.data))
+        load_data_state(cli.datamodule, run, checkpoint)
         return _Loaded(None)
     return _Loaded(None if _load_shards(cli, checkpoint) else checkpoint)
 
@@ -235,7 +235,7 @@ def _load(cli: VitlabCLI, run: RunDir, checkpoint: Path, conditions: Conditions)
 def _load_resized(cli: VitlabCLI, run: RunDir, checkpoint: Path, conditions: Conditions) -> list[str]:
     """Load weights into the network of another grid, and the state of the data; return what was done."""
     _check_grid(cli.model)
-    cli.datamodule.load_state_dict(dict(run.data))
+    load_data_state(cli.datamodule, run, checkpoint)
     sentences = load_resized(cli.model, checkpoint, conditions.resize or "usual", conditions.antialias)
     load_outside(cli.model, checkpoint)
     return sentences

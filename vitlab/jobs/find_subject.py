@@ -426,7 +426,7 @@ def _rebuild(run: RunDir, checkpoint: Path, rest: Sequence[str], has_pictures: b
     with user_mistakes():
         cli.datamodule.prepare_data()
         if "data" not in other:
-            load_data_state(cli.datamodule, run)
+            load_data_state(cli.datamodule, run, checkpoint)
         if has_grid(cli.model):
             mine, trained = cli.datamodule.num_classes, len(run.data.get("class_names") or ())
             if "data" in other and 0 < trained != mine == cli.model.net.num_classes:

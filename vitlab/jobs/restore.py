@@ -243,31 +243,27 @@ def restore(
         config.config.write_text(yaml_text(_without_files(run, facts)))
         cli = VitlabCLI(evaluation_args(config, list(rest)), callbacks, **trainer)
     with user_mistakes():
-        if isinstance(cli.datamodule, ImageData):
-            load_data_state(cli.datamodule, run)
-        else:
-            _load_own_state(cli.datamodule, checkpoint)
+        load_data_state(cli.datamodule, run, checkpoint)
         load_checkpoint(cli.model, checkpoint)
     cli.model.eval()
     return cli
 
 
-def load_data_state(data: Any, run: RunDir) -> None:
-    """Give data classes and statistics of a run; a refusal names the run, which may be one of several."""
-    try:
-        data.load_state_dict(dict(run.data))
-    except ValueError as error:
-        raise UsageError(f"{run.path}: {error}") from error
+def load_data_state(data: Any, run: RunDir, checkpoint: Path) -> None:
+    """Give data classes and statistics of a run; data of the user's own the state that a checkpoint has of them.
 
-
-def _load_own_state(data: Any, checkpoint: Path) -> None:
-    """Give data of the user's own the state that a checkpoint has of them, as a Trainer does."""
-    if not is_overridden("load_state_dict", data, L.LightningDataModule):
-        return
-    if checkpoint.suffix == ".safetensors":
-        say(f"note   {checkpoint} has weights alone: {type(data).__name__} stays as it is built")
-    elif (state := read_checkpoint(checkpoint, map_location="cpu").get(type(data).__qualname__)) is not None:
-        data.load_state_dict(state)
+    A refusal names the run, which may be one of several.
+    """
+    if isinstance(data, ImageData):
+        try:
+            data.load_state_dict(dict(run.data))
+        except ValueError as error:
+            raise UsageError(f"{run.path}: {error}") from error
+    elif is_overridden("load_state_dict", data, L.LightningDataModule):
+        if checkpoint.suffix == ".safetensors":
+            say(f"note   {checkpoint} has weights alone: {type(data).__name__} stays as it is built")
+        elif (state := read_checkpoint(checkpoint, map_location="cpu").get(type(data).__qualname__)) is not None:
+            data.load_state_dict(state)
 
 
 def _without_files(run: RunDir, facts: dict[str, Any]) -> dict[str, Any]:
