@@ -267,7 +267,7 @@ def _data_set(name: Any) -> type[ImageData] | None:
 
 def _images_of_card(described: Mapping[str, Any]) -> dict[str, Any]:
     """Return how an export says that images are prepared, as arguments of a data set; whole ones need no share."""
-    names = ("mean", "std", "crop_mode", "interpolation", "color_profile", "value_range", "native_patch")
+    names = ("mean", "std", "crop_mode", "interpolation", "color_profile", "value_range", "max_pixels", "native_patch")
     is_whole = described["native_size"] or described.get("native_patch") or described.get("arrays")
     how = {name: described[name] for name in (*names, *(() if is_whole else ("crop_pct",))) if name in described}
     how |= {"crop_mode": "squash"} if described["native_size"] else {}  # which older files do not say
