@@ -66,11 +66,15 @@ def check_names(of: Callable[..., Any], arguments: typing.Iterable[str], name: s
 
 
 def taken_by(cls: Any) -> Mapping[str, inspect.Parameter]:
-    """Return the arguments of a class, with those of its base of vitlab that it passes ``**kwargs`` on to."""
+    """Return the arguments of a class, with those of its bases as long as each constructor passes ``**kwargs`` on.
+
+    Bases of torch, torchmetrics and timm do not count: what a class gives those is its own choice.
+    """
     taken = dict(inspect.signature(cls).parameters)
-    for base in getattr(cls, "__mro__", ())[1:]:
+    takers = [base for base in getattr(cls, "__mro__", ()) if "__init__" in vars(base)]
+    for base in takers[1:]:
         passes_on = any(p.kind is p.VAR_KEYWORD for p in taken.values())
-        if not passes_on or not base.__module__.startswith("vitlab."):
+        if not passes_on or base.__module__.startswith(("torch.", "torchmetrics.", "timm.")):
             break
         taken = {name: p for name, p in taken.items() if p.kind is not p.VAR_KEYWORD}
         taken = {**inspect.signature(base).parameters, **taken}

@@ -14,6 +14,7 @@ from vitlab.errors import RunFailed, UsageError
 from vitlab.jobs.formats import FORMATS, both_outputs
 from vitlab.jobs.train.facts import check_bits
 from vitlab.layers import Attention, Mlp
+from vitlab.layers.block import Block
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.models import VisionTransformer
 from vitlab.models.cost import macs_of_modules
@@ -48,6 +49,37 @@ class Wide(Attention):
 
     def forward(self, x, pos_embed, layer, **how):
         return super().forward(x.double() if self.casts else x, pos_embed, layer, **how).to(x.dtype)
+
+
+class Fading(Attention):
+    def __init__(self, dim, num_heads, start: float = 0.1, **attention):
+        super().__init__(dim, num_heads, **attention)
+
+
+class Steeper(Fading):
+    """One without a constructor of its own."""
+
+
+class Slow:
+    """A mixin."""
+
+    def __init__(self, rate: float = 1.0, **others):
+        super().__init__(**others)
+
+
+class SlowlyFading(Slow, Fading):
+    def __init__(self, dim, num_heads, **fading):
+        super().__init__(dim=dim, num_heads=num_heads, **fading)
+
+
+class Scaled(Block):
+    def __init__(self, dim, num_heads, scale: float = 1.0, **block):
+        super().__init__(dim, num_heads, **block)
+
+
+class ScaledTwice(Scaled):
+    def __init__(self, dim, num_heads, twice: float = 1.0, **scaled):
+        super().__init__(dim, num_heads, **scaled)
 
 
 def test_parameters_of_64_bits_that_do_not_go_with_the_others_are_refused_before_a_training():
@@ -220,6 +252,17 @@ def test_a_part_with_a_start_of_its_own_keeps_it_and_changes_no_other():
     assert not mlp.last.weight.any() and mlp.last.bias.tolist() == [2.0] * 8
     states = [{k: v for k, v in net.state_dict().items() if ".last." not in k} for net in nets]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+@pytest.mark.parametrize("own", [Fading, Steeper, SlowlyFading])
+def test_an_attention_that_passes_its_arguments_on_gets_those_of_every_base_class(own):
+    args = {"qkv_bias": False, "dropout": 0.1, "norm_layer": "rmsnorm", "mlp_ratio": 2.0, "layer_scale": 1e-4}
+    attn = {"class_path": f"{HERE}.{own.__name__}", "init_args": {"qk_norm": True}}
+    net = VisionTransformer(**TINY, block=f"{HERE}.ScaledTwice", attn=attn, drop_path_rate=0.2, **args)
+    block = net.blocks[1]
+    assert type(block.attn) is own and block.attn.qkv.bias is None and block.attn.dropout.p == 0.1
+    assert isinstance(block.attn.q_norm, nn.RMSNorm)
+    assert block.mlp.fc1.out_features == 16 and block.drop_path.rate == 0.2 and block.ls1.gamma.numel() == 8
 
 
 def test_a_part_receives_what_its_constructor_asks_for():

@@ -1,6 +1,7 @@
 """Position embeddings of one's own that know nothing of kept or permuted tokens have each token in its place."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from vitlab.errors import UsageError
 from vitlab.jobs.train.describe import _idle_policy
 from vitlab.layers.pos_embed import PosEmbed, grid_cells, resample_pos_embed
 from vitlab.layers.pos_embed.added import AddedPosEmbed
-from vitlab.layers.pos_embed.rotary import RoPEMixed, String
+from vitlab.layers.pos_embed.rotary import RoPE2d, RoPEMixed, String
 from vitlab.layers.resample import Grid, resize_table
 from vitlab.models import VisionTransformer
 from vitlab.optim import describe_groups, param_groups
@@ -304,6 +305,33 @@ def test_a_class_keeps_its_own_defaults_of_join_and_trainable() -> None:
     for cls in (EachBlock, Asks):
         assert built(cls, join="stem", trainable=True) == ("stem", True)
         assert built(cls, join="every_layer", trainable=False) == ("every_layer", False)
+
+
+class PassesOn(EachBlock):
+    """One that passes all of its arguments on."""
+
+    def __init__(self, grid_size: Grid, more: float = 1.0, **others: Any) -> None:
+        super().__init__(grid_size, **others)
+
+
+class PassesOnAgain(PassesOn):
+    """The same once more."""
+
+    def __init__(self, grid_size: Grid, most: float = 1.0, **others: Any) -> None:
+        super().__init__(grid_size, **others)
+
+
+class Turning(RoPE2d):
+    """A rotation that passes all of its arguments on."""
+
+    def __init__(self, grid_size: Grid, **others: Any) -> None:
+        super().__init__(grid_size, **others)
+
+
+def test_a_class_that_passes_its_arguments_on_gets_those_of_every_base_class() -> None:
+    method = net_of(spec(PassesOnAgain, join="stem")).pos_embed
+    assert method.join == "stem" and method.weight.requires_grad
+    assert net_of(spec(Turning, theta=50.0)).pos_embed.theta == 50.0
 
 
 def test_only_tensors_that_a_class_declares_are_slices_for_each_block() -> None:

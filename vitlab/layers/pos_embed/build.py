@@ -1,6 +1,5 @@
 """Build a position embedding from its name or class path."""
 
-import inspect
 from collections.abc import Mapping, Sequence
 from inspect import Parameter
 from typing import Any, Literal, TypedDict
@@ -186,4 +185,4 @@ def _check_options(name: str, cls: type[PosEmbed], join: PosEmbedJoin | None, th
 
 
 def _is_rotary(cls: type[PosEmbed]) -> bool:
-    return "theta" in inspect.signature(cls).parameters
+    return "theta" in taken_by(cls)
