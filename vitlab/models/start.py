@@ -31,7 +31,7 @@ PROJECTIONS = (
 def isolated_rng(root: int, part: str) -> Iterator[None]:
     """Draw random numbers that depend only on ``root`` and the name of the part, not on what other parts have drawn.
 
-    So two networks with the same seed start equal in every part that they share.
+    So two networks with the same seed start equal in every part that both build in the same way; a block is one part.
 
     Example:
         >>> with isolated_rng(7, "head"):
