@@ -17,7 +17,7 @@ from vitlab.layers import Attention, Mlp
 from vitlab.layers.block import Block
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.models import VisionTransformer
-from vitlab.models.cost import macs_of_modules
+from vitlab.models.cost import count_macs, macs_of_modules
 from vitlab.models.load import load_network, load_weights
 from vitlab.packed_batch import PackedBatch
 from vitlab.tasks import Classifier
@@ -175,6 +175,17 @@ class ClassAndMean(nn.Module):
         return x[:, 0] + x[:, self.num_prefix_tokens :].mean(dim=1)
 
 
+class Normalized(nn.Module):
+    """The mean of all tokens, normalized over the images of a batch, of which training needs two."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(dim)
+
+    def forward(self, x):
+        return self.norm(x.mean(dim=1))
+
+
 class Listed(nn.Module):
     """Layers that the module does not know."""
 
@@ -316,6 +327,14 @@ def test_images_in_rows_go_through_a_parallel_block():
 def test_a_mistake_is_named_with_the_way_out(wrong, told):
     with pytest.raises(ValueError, match=told):
         VisionTransformer(**TINY | wrong)
+
+
+def test_what_a_part_costs_that_needs_two_images_in_training_is_counted_in_evaluation():
+    net = VisionTransformer(**TINY, global_pool=f"{HERE}.Normalized", drop_path_rate=0.5, drop_path_subset=True)
+    net.blocks[0].eval()
+    modes = [module.training for module in net.modules()]
+    assert count_macs(net) == count_macs(VisionTransformer(**TINY))
+    assert [module.training for module in net.modules()] == modes
 
 
 @pytest.mark.slow

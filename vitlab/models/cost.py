@@ -10,7 +10,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitlab.models.foreign import AnyNetwork
+from vitlab.models.foreign import AnyNetwork, modes_kept
 from vitlab.models.vit import VisionTransformer
 
 
@@ -35,7 +35,7 @@ def count_all_parameters(model: torch.nn.Module) -> int:
 
 
 def count_macs(model: VisionTransformer, img_size: tuple[int, int] | None = None) -> int:
-    """Return the multiply-adds of a forward pass of one image, at ``img_size`` if given; FLOPs are twice as many.
+    """Return the multiply-adds of a forward pass of one image in evaluation, at ``img_size`` if given; FLOPs are twice.
 
     Every matrix product counts, fused attention included, on the meta device, where T2T takes its reference path; where
     a part of the user's own reads values, in a pass of a black image. All tokens pass through the last block, as in
@@ -64,8 +64,10 @@ def macs_of_modules(model: VisionTransformer | AnyNetwork, img_size: tuple[int, 
         return _macs_of_any(model)
     value = next(model.parameters())
     images = torch.zeros(1, model.in_chans, *(img_size or model.img_size), dtype=value.dtype, device=value.device)
-    found = _by_module(_counted(model, _AllTokens(model), images), "_AllTokens.model.")
-    resampling = _by_module(_counted(model, _Resampling(model), images), "_Resampling.model.")[""]
+    with modes_kept(model):  # in training, a BatchNorm of the user's may refuse a batch of one image
+        model.eval()
+        found = _by_module(_counted(model, _AllTokens(model), images), "_AllTokens.model.")
+        resampling = _by_module(_counted(model, _Resampling(model), images), "_Resampling.model.")[""]
     return found | {"": found[""] - resampling}
 
 
