@@ -186,6 +186,17 @@ class Normalized(nn.Module):
         return self.norm(x.mean(dim=1))
 
 
+class Center(nn.Module):
+    """The mean of the inner patches of the grid."""
+
+    def __init__(self, num_prefix_tokens, grid):
+        super().__init__()
+        self.num_prefix_tokens, self.grid = num_prefix_tokens, grid
+
+    def forward(self, x):
+        return x[:, self.num_prefix_tokens :].unflatten(1, self.grid)[:, 1:-1, 1:-1].mean((1, 2))
+
+
 class Listed(nn.Module):
     """Layers that the module does not know."""
 
@@ -317,7 +328,7 @@ def test_images_in_rows_go_through_a_parallel_block():
         ({"attn": "Conv3d"}, "`attn` must be one of softmax, gated, or a class path such as mypkg.Mine, got 'Conv3d'"),
         ({"block": {"class_path": f"{HERE}.Parallel", "init_args": {"scal": 1}}}, 'did you mean "scale"'),
         ({"block": "nowhere.Block"}, '`block`: the class path "nowhere.Block" is not imported'),
-        ({"global_pool": f"{HERE}.OfOneToken"}, r"must map tokens \(B, L, 8\) to \(B, 8\), but gave \(2, 5, 8\)"),
+        ({"global_pool": f"{HERE}.OfOneToken"}, r"must map tokens \(B, L, 8\) to \(B, 8\), but gave \(2, 17, 8\)"),
         ({"global_pool": {"class_path": "avg", "init_args": {"p": 3}}}, "`global_pool`: avg takes no arguments"),
         ({"mlp_layer": {"class_path": "mlp", "init_args": {"mlp_layer": 3}}}, r"`mlp_layer\.mlp_layer` must be one of"),
         *(({key: f"{HERE}.Listed"}, f"`{key}`: neither .* would have `layers` of .*Listed") for key in OF_A_CLASS),
@@ -327,6 +338,13 @@ def test_images_in_rows_go_through_a_parallel_block():
 def test_a_mistake_is_named_with_the_way_out(wrong, told):
     with pytest.raises(ValueError, match=told):
         VisionTransformer(**TINY | wrong)
+
+
+def test_a_pooling_that_knows_the_grid_is_tried_at_it():
+    pool = {"class_path": f"{HERE}.Center", "init_args": {"grid": [4, 4]}}
+    assert VisionTransformer(**TINY, global_pool=pool, num_classes=3)(torch.randn(2, 1, 8, 8)).shape == (2, 3)
+    with pytest.raises(ValueError, match=r"`global_pool`: .*Center does not take \(B, 10, 8\) tokens: .*Error: "):
+        VisionTransformer(**TINY | {"img_size": 6}, global_pool=pool)
 
 
 def test_what_a_part_costs_that_needs_two_images_in_training_is_counted_in_evaluation():

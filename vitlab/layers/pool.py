@@ -7,8 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.class_paths import ClassSpec, build_part, find_class, name_and_args, word_of
+from vitlab.errors import in_own_code, named_line
 from vitlab.layers.mlp import ActChoice, Mlp
 from vitlab.layers.norm import NormArgs, NormChoice, build_norm
+from vitlab.layers.resample import Grid
 
 PoolName = Literal["token", "avg", "max", "map"]
 PoolChoice = PoolName | str | ClassSpec
@@ -73,7 +75,12 @@ class AttentionPool(nn.Module):
 
 
 def build_pool(
-    global_pool: PoolChoice, dim: int, num_heads: int, num_prefix_tokens: int, **by_attention: Unpack[AttentionPoolArgs]
+    global_pool: PoolChoice,
+    dim: int,
+    num_heads: int,
+    num_prefix_tokens: int,
+    grid_size: Grid,
+    **by_attention: Unpack[AttentionPoolArgs],
 ) -> nn.Module | None:
     """Build the module of a pooling: of a class path, or by attention; None for token, avg and max.
 
@@ -85,10 +92,14 @@ def build_pool(
         dim: Token width D.
         num_heads: Number of attention heads A.
         num_prefix_tokens: Number of prefix tokens P.
+        grid_size: Patch tokens per column and per row, (h, w), N = h * w: how many a class is tried with.
         **by_attention: Further arguments of :class:`AttentionPool`, for the word map.
 
+    Raises:
+        ValueError: There is no such word or class, or it does not map ``(B, P + N, D)`` to ``(B, D)``.
+
     Example:
-        >>> build_pool("avg", 8, num_heads=2, num_prefix_tokens=1) is None
+        >>> build_pool("avg", 8, num_heads=2, num_prefix_tokens=1, grid_size=(2, 3)) is None
         True
     """
     if word := word_of("global_pool", global_pool, get_args(PoolName)):
@@ -97,11 +108,15 @@ def build_pool(
     offered = {"dim": dim, "num_heads": num_heads, "num_prefix_tokens": num_prefix_tokens}
     cls = find_class("global_pool", path, nn.Module, get_args(PoolName))
     module: nn.Module = build_part("global_pool", cls, args, offered)
-    tokens = torch.zeros(2, num_prefix_tokens + 4, dim)
+    tokens = torch.zeros(2, num_prefix_tokens + grid_size[0] * grid_size[1], dim)
     if tokens.is_meta:  # where a class that reads values cannot be called
         return module
-    with torch.no_grad():
-        found = module.eval()(tokens)
+    try:
+        with torch.no_grad():
+            found = module.eval()(tokens)
+    except Exception as error:  # foreign code can raise anything
+        what = f"{path} does not take (B, {tokens.shape[1]}, {dim}) tokens"
+        raise ValueError(f"`global_pool`: {what}: {in_own_code(error) or named_line(error)}") from error
     shape = tuple(found.shape) if isinstance(found, Tensor) else f"a {type(found).__name__}"
     if shape != (2, dim):
         raise ValueError(

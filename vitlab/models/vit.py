@@ -163,7 +163,7 @@ class VisionTransformer(Named, nn.Module):
         with begin.part("attn_pool"):
             by_attention: AttentionPoolArgs = {"mlp_ratio": mlp_ratio, "act_layer": act_layer, **norms}
             dim, prefix = self.num_features, self.num_prefix_tokens
-            self.attn_pool = build_pool(global_pool, dim, num_heads, prefix, **by_attention)
+            self.attn_pool = build_pool(global_pool, dim, num_heads, prefix, self.grid_size, **by_attention)
             if self.attn_pool is not None:
                 self.attn_pool.apply(begin.init)
         with begin.part("head"):
