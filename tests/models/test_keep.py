@@ -82,8 +82,8 @@ def test_kept_tokens_keep_their_places_with_every_kind_of_position_embedding(arg
 def test_a_method_that_cannot_keep_some_tokens_says_so():
     images, keep = torch.zeros(2, 1, 8, 12), torch.zeros(2, 3, dtype=torch.long)
     for arguments, given, line in (
-        ({"pos_embed": "conv"}, keep, "ConvPosEmbed mixes neighboring tokens"),
-        ({"pos_embed": ["learned", "conv"]}, keep, "ConvPosEmbed mixes neighboring tokens"),
+        ({"pos_embed": "conv"}, keep, "ConvPosEmbed has a `leave`, which may mix neighboring tokens"),
+        ({"pos_embed": ["learned", "conv"]}, keep, "ConvPosEmbed has a `leave`, which may mix neighboring tokens"),
         ({"drop_path_rate": 0.5, "drop_path_subset": True}, keep, "`drop_path_subset` drops images"),
         ({}, keep[:1], "`keep` must be"),
         ({}, keep.float(), "`keep` must be"),

@@ -136,7 +136,7 @@ def test_a_masked_autoencoder_learns_with_a_custom_position_embedding() -> None:
 
 
 def test_what_mixes_neighbors_after_a_block_cannot_leave_out_tokens() -> None:
-    with pytest.raises(ValueError, match="Mean mixes neighboring tokens"):
+    with pytest.raises(ValueError, match="Mean has a `leave`, which may mix neighboring tokens"):
         net_of(Mean).forward_features(torch.zeros(1, 1, 8, 12, dtype=torch.float64), keep=torch.zeros(1, 2).long())
 
 

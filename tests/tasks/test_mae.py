@@ -117,7 +117,7 @@ def test_options_that_contradict_mae_are_refused_by_name():
         ({"mask_ratio": float("nan")}, "mask_ratio"),
         ({"decoder_dim": 6, "decoder_heads": 2}, "`decoder_dim` must be divisible by 4, .* got 6 and 2 heads"),
         ({"decoder_dim": 8, "decoder_heads": 3}, "and by `decoder_heads`, got 8 and 3 heads"),
-        ({"pos_embed": "conv"}, "ConvPosEmbed mixes neighboring tokens"),
+        ({"pos_embed": "conv"}, "ConvPosEmbed has a `leave`, which may mix neighboring tokens"),
         (T2T | {"hide": "tokens"}, "`hide: tokens` is for patches"),
         ({"flexi_patch": [2, 4]}, "`flexi_patch`"),
         ({"metrics": ["F1Score"]}, "`metrics`"),

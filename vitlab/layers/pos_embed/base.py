@@ -142,12 +142,11 @@ class PosEmbed(Resizable, metaclass=Described):
             keep: ``(B, K)`` indices of the patch tokens to keep, K of each image.
 
         Raises:
-            ValueError: The method mixes neighboring tokens.
+            ValueError: The method has a ``leave``, which may mix neighboring tokens.
         """
         if type(self).leave is not PosEmbed.leave:
-            raise ValueError(
-                f"{type(self).__name__} mixes neighboring tokens: it needs all tokens of an image, not a subset"
-            )
+            what = f"{type(self).__name__} has a `leave`, which may mix neighboring tokens"
+            raise ValueError(f"{what}: it needs all tokens of an image, not a subset")
         return self.view(order=keep if self.order is None else self.order[keep])
 
     def of_queries(self, queries: slice) -> Self:
