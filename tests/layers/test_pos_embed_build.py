@@ -271,6 +271,16 @@ def test_the_header_knows_a_bias_that_is_computed_once_per_batch_and_draws_no_nu
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("registers", [2, 3])
+def test_the_header_of_a_run_tells_of_registers_that_are_too_few_to_rotate(registers):
+    size = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
+    rope = {"class_path": "rope2d", "init_args": {"register_theta": 50.0}}
+    task = Classifier(num_classes=3, pos_embed=rope, reg_tokens=registers, **size)
+    line = _model_line(task, {"parameters": 1, "parameters_total": 1, "macs": 1})
+    turned = not task.net.pos_embed.sin[: 1 + registers].eq(0).all()
+    assert turned == (registers == 3) == ("register_theta` has no effect below 4 prefix tokens, here 3" not in line)
+
+
 def test_the_header_of_a_run_tells_of_a_policy_that_a_trained_table_does_not_follow():
     def line_of(in_list, **args):
         entry = {"class_path": "sincos2d", "init_args": args}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlab.errors import UsageError
-from vitlab.jobs.train.describe import _idle_policy
+from vitlab.jobs.train.describe import _idle_options
 from vitlab.layers.pos_embed import PosEmbed, grid_cells, resample_pos_embed
 from vitlab.layers.pos_embed.added import AddedPosEmbed
 from vitlab.layers.pos_embed.rotary import RoPE2d, RoPEMixed, String
@@ -636,7 +636,7 @@ class OwnWords(Rows):
 def test_scale_and_resize_of_a_class_that_has_them_stay_what_its_constructor_made_them() -> None:
     net, images = net_of(OwnWords), torch.randn(2, 1, *LARGER, dtype=torch.float64)
     assert torch.equal(net.pos_embed.added(), 0.5 * net.pos_embed.weight)
-    assert _idle_policy(net.pos_embed) == ""
+    assert _idle_options(net.pos_embed) == ""
     before = net(images)
     net.pos_embed_resize = "interpolate"  # as `analyze resolution` does
     assert torch.equal(net(images), before)

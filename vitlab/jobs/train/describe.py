@@ -14,6 +14,7 @@ from vitlab.interface import has_grid, path_of, recipe, redefines
 from vitlab.jobs.processor import slow_half
 from vitlab.jobs.train.job import Job
 from vitlab.layers.pos_embed import PosEmbed
+from vitlab.layers.pos_embed.rotary import RoPE2d
 from vitlab.layers.precision import float32_precision
 from vitlab.models.cost import count_all_parameters
 from vitlab.tables import counted
@@ -51,7 +52,7 @@ def _model_line(task: Task, facts: dict[str, Any]) -> str:
         acting = net.pos_embed.for_batch()
     free = acting.bias(0) is None and acting.relate(q, q, 0) is None
     note = "" if free else "; its attention bias rules out flash kernels"
-    note += _idle_policy(net.pos_embed)
+    note += _idle_options(net.pos_embed)
     if isinstance(net.tokenizer, T2TTokenizer) and (aside := net.tokenizer.unfused_options()):
         note += f"; {' and '.join(aside)}: the soft splits use the slower plain implementation"
     positions = choice_text(recipe(task).get("pos_embed", type(net.pos_embed).__name__))
@@ -66,9 +67,11 @@ def _parameters(facts: dict[str, Any]) -> str:
     return f"{total / 1e6:.3g} M parameters" + (f" ({trained:,} trained)" if trained != total else "")
 
 
-def _idle_policy(pos_embed: PosEmbed) -> str:
-    """Return a remark on a ``resize`` that its method has, but not for its tensors: a trained table has no formula."""
+def _idle_options(pos_embed: PosEmbed) -> str:
+    """Return a remark on options that a method has, but not here: a trained table has no formula to resize it by."""
     for part in pos_embed.modules():
+        if isinstance(part, RoPE2d) and part.register_theta is not None and part.num_prefix_tokens < 4:
+            return f"; `pos_embed.register_theta` has no effect below 4 prefix tokens, here {part.num_prefix_tokens}"
         if not isinstance(part, PosEmbed) or (policy := part.chosen_policy) is None:
             continue
         if policy not in part.policies_for(state := part.state_dict()):

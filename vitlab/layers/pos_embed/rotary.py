@@ -95,7 +95,8 @@ class RoPE2d(RotaryPosEmbed):
         shift: Largest shift of normalized coordinates in training; 0 is none.
         jitter: Largest factor on each axis in training; 1 is none.
         rescale: Largest factor on both axes in training; 1 is none.
-        register_theta: Base for prefix tokens: the last square number of them rotate as a grid; None rotates none.
+        register_theta: Base for prefix tokens: the last square number of them rotate as a grid, which below 4 tokens is
+            one that stays; None rotates none.
 
     Example:
         >>> RoPE2d((2, 3), head_dim=8).rotate(torch.randn(1, 2, 6, 8), layer=0).shape
