@@ -248,7 +248,7 @@ class TokenPerformer(nn.Module):
         norm_eps: Epsilon of both normalizations.
         dropout: Dropout rate after attention and after the MLP, 0 to 1.
         features: Number of random features m; None is ``dim // 2``.
-        relu: Whether a feature is ``relu(w x) + 0.001``, their generalized attention, instead of the exponential.
+        relu: Whether features are ``relu(w x) / sqrt(m) + 0.001``, their generalized attention, not exponentials.
 
     Example:
         >>> TokenPerformer(49, 64)(torch.randn(1, 9, 49)).shape
