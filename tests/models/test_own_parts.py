@@ -87,6 +87,15 @@ def test_a_layer_of_torch_that_would_take_tokens_for_channels_is_refused(name):
         build_act("Softmax2d", 8)
 
 
+@pytest.mark.parametrize("name", ["Softmax", "LogSoftmax", "Softmin"])
+def test_a_softmax_over_the_images_of_a_batch_is_refused(name):
+    for args, dim in (({}, None), ({"dim": 0}, 0)):
+        with pytest.raises(ValueError, match=rf"`act_layer`: {name} with `dim` {dim} .* set `act_layer\.dim` to -1"):
+            build_act({"class_path": name, "init_args": args}, 8)
+    act, x = build_act({"class_path": name, "init_args": {"dim": -1}}, 8), torch.randn(2, 5, 8)
+    torch.testing.assert_close(act(x)[:1], act(x[:1]))
+
+
 class OverTokens(nn.InstanceNorm1d):
     def forward(self, x):
         return super().forward(x.mT).mT

@@ -46,6 +46,9 @@ def build_custom(key: str, value: Any, dim: int, words: Iterable[str], offered: 
         words: The names that the argument also accepts, for error messages.
         offered: Arguments that are passed to the class if its constructor has them.
 
+    Raises:
+        ValueError: There is no such class, or it changes the shape, or takes tokens for channels or images.
+
     Example:
         >>> build_custom("act_layer", {"class_path": "LeakyReLU", "init_args": {"negative_slope": 0.2}}, 8, [], {})
         LeakyReLU(negative_slope=0.2)
@@ -59,6 +62,9 @@ def build_custom(key: str, value: Any, dim: int, words: Iterable[str], offered: 
             f"`{key}`: {path} expects channels second, and those of (B, L, {dim}) tokens are last: a class of your own "
             "may transpose them"
         )
+    if isinstance(layer, nn.Softmax | nn.LogSoftmax | nn.Softmin) and layer.dim in (None, 0, -3):
+        what = f"{path} with `dim` {layer.dim} normalizes over the images of a batch"
+        raise ValueError(f"`{key}`: {what}: set `{key}.dim` to -1, the channels of each token")
     try:
         with torch.no_grad():
             shape = tuple(layer.eval()(torch.zeros(2, 3, dim)).shape)
