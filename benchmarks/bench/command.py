@@ -191,7 +191,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "--peers",
         type=_words,
         default=["timm", "torchvision", "vit_pytorch", "transformers"],
-        help="libraries to compare with, where installed (default: all of them)",
+        help="libraries to compare a usual ViT with, where installed (default: all of them)",
     )
     parser.add_argument("--t2t-repo", metavar="DIR", help="clone of the official T2T-ViT, to measure it too")
     parser.add_argument("--compile", action="store_true", help="also measure compiled networks")
@@ -224,8 +224,9 @@ def _check(options: argparse.Namespace) -> None:
         from bench.official import check_repo
 
         check_repo(options.t2t_repo)
-    if options.rounds < 3:
-        raise UsageError(f"`--rounds` must be at least 3, got {options.rounds}")
+    for name, least in (("rounds", 3), ("batch", 1), ("threads", 1)):
+        if (value := getattr(options, name)) is not None and value < least:
+            raise UsageError(f"`--{name}` must be at least {least}, got {value}")
     if options.baseline and not Path(options.baseline).is_file():
         raise UsageError(f"`--baseline`: there is no file {options.baseline}")
 

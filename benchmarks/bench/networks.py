@@ -17,6 +17,7 @@ from vitlab.models.sizes import SIZES
 from vitlab.models.vit import VisionTransformer
 
 CIFAR = {"img_size": 32, "patch_size": 4, "embed_dim": 192, "depth": 9, "num_heads": 3, "mlp_ratio": 2.0}
+SHARED = ("img_size", "num_classes", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio")  # known to all peers
 NETWORKS: dict[str, dict[str, Any]] = {
     **{name: dict(size) for name, size in SIZES.items()},
     "cifar_vit": {**CIFAR, "num_classes": 10},
@@ -72,9 +73,11 @@ def build(model: str, contender: str, t2t_repo: str | None = None) -> nn.Module:
 
 
 def contenders(model: str, peers: list[str], t2t_repo: str | None = None) -> tuple[list[str], list[str]]:
-    """Return the contenders, the reference first, and the peers that are not installed."""
+    """Return the contenders, the reference first, and the peers that are not installed; they have a usual ViT alone."""
     if name_and_args("tokenizer", NETWORKS[model].get("tokenizer", "patch"))[0] == "t2t":
         return ["plain", *(["official"] if t2t_repo else []), "vitlab"], []
+    if not NETWORKS[model].keys() <= {*SHARED}:
+        return ["plain", "vitlab"], []
     missing = [peer for peer in peers if importlib.util.find_spec(peer) is None]
     return [*(peer for peer in peers if peer not in missing), "vitlab"], missing
 
@@ -88,8 +91,7 @@ def difference(net: nn.Module, base: nn.Module, images: Tensor) -> float:
 def _timm(net: VisionTransformer, arguments: dict[str, Any]) -> nn.Module:
     import timm
 
-    names = ("img_size", "num_classes", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio")
-    model = timm.models.VisionTransformer(**{name: arguments[name] for name in names if name in arguments})
+    model = timm.models.VisionTransformer(**{name: arguments[name] for name in SHARED if name in arguments})
     model.load_state_dict(to_timm(net.state_dict()))
     return model
 

@@ -151,6 +151,7 @@ def test_libraries_that_are_not_installed_are_named():
     assert networks.contenders("vit_s16", ["timm", "no_such_library"]) == (["timm", "vitlab"], ["no_such_library"])
     for name in ("t2t_vit_7", "t2t_vit_t_14"):  # a word, and a mapping with options
         assert networks.contenders(name, ["timm"]) == (["plain", "vitlab"], [])
+    assert networks.contenders("vit5_s16", ["timm"]) == (["plain", "vitlab"], [])  # no library has its parts
 
 
 @pytest.mark.parametrize("mode", ["fwd", "train"])
@@ -362,6 +363,7 @@ def test_the_command_fails_if_numerics_do(monkeypatch, capsys):
     [
         (["model", "--models", "vit_s61"], 'got vit_s61; did you mean "vit_s16"'),
         (["model", "--rounds", "1"], "`--rounds` must be at least 3, got 1"),
+        (["model", "--batch=-1"], "`--batch` must be at least 1, got -1"),
         (["model", "--baseline", "nowhere.json"], "there is no file nowhere.json"),
         (["models"], "see `vitlab bench --help`"),
     ],
