@@ -201,7 +201,15 @@ def build_blocks(
             if word == "dense":
                 in_dim, dim = (dim, dim // 2) if i in halved else (0, dim)
                 widths = {"growth": growth, "in_dim": in_dim}
-                new: nn.Module = DenseBlock(dim, sizes.num_heads, **widths, drop_path_rate=rate, place=place, **shared)
+                try:
+                    new: nn.Module = DenseBlock(
+                        dim, sizes.num_heads, **widths, drop_path_rate=rate, place=place, **shared
+                    )
+                except ValueError as error:
+                    if dim == sizes.embed_dim or dim % sizes.num_heads == 0:
+                        raise
+                    what = f"the width of block {i}: choose another `dense_growth` than {growth}"
+                    raise ValueError(f"{error}, {what}") from error
                 dim += growth
             else:
                 offered = {"dim": dim, "num_heads": sizes.num_heads, **shared, "drop_path_rate": rate, "place": place}
