@@ -160,6 +160,18 @@ def test_a_task_with_a_validation_of_its_own_records_what_it_logs(record, tmp_pa
         fit(tmp_path, record, Checkpoint(), model=Validates(**NETWORK), max_epochs=1)
 
 
+@pytest.mark.filterwarnings("ignore:The ``compute`` method of metric")
+def test_a_row_keeps_its_own_step_and_epoch_where_a_module_logs_metrics_of_these_names(record, tmp_path):
+    class Axis(Classifier):
+        def validation_step(self, batch, batch_idx):
+            self.log_dict({"val/own": 1.0, "step": 7.0, "epoch": 8.0, "attempt": 9.0})
+
+    fit(tmp_path, record, model=Axis(**NETWORK))
+    (first, second) = [row for row in record.run.rows() if "val/own" in row]
+    assert [first[name] for name in ("step", "epoch", "attempt")] == [3, 0, 3]
+    assert [second[name] for name in ("step", "epoch", "attempt")] == [6, 1, 3] and type(second["epoch"]) is int
+
+
 @pytest.mark.parametrize("scheduler", ["cosine", "ReduceLROnPlateau"])
 def test_each_row_has_the_learning_rate_of_its_own_step_and_of_the_last_layer(record, tmp_path, scheduler):
     model = task(layer_decay=0.5, lr_scheduler=scheduler)

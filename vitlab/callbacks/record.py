@@ -275,7 +275,7 @@ class RunRecord(Callback):
                 shutil.rmtree(self.run.path / OVERWRITTEN, ignore_errors=True)
                 self._has_a_row = True
             head = {"step": trainer.global_step, "epoch": trainer.current_epoch, "attempt": self.attempt}
-            self.run.append_row(head | values)
+            self.run.append_row(head | values | head)  # a module may log a `step`, as an axis for TensorBoard
 
 
 def _describe_nan(
