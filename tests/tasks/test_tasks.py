@@ -310,6 +310,15 @@ def test_labels_have_a_loss_and_metrics_of_their_own_and_probabilities_as_output
     assert task.train_loss(logits, task.as_targets(labels)).item() == pytest.approx(loss.item())
 
 
+def test_the_monitor_of_a_subclass_is_kept():
+    class ByLoss(Classifier):
+        monitor = ("min", "val/loss")
+
+    assert ByLoss(num_classes=3, **TINY).monitor == ("min", "val/loss")
+    assert ByLoss(num_classes=3, loss="bce", targets=LABELS, **TINY).monitor == ("min", "val/loss")
+    assert Classifier(num_classes=3, **TINY).monitor == ("max", "val/acc1")
+
+
 def test_a_label_that_a_split_lacks_is_left_out_of_the_mean_precision_without_a_warning():
     task = Classifier(num_classes=3, loss="bce", targets=LABELS, **TINY)
     labels = torch.tensor([[1, 0, 0], [0, 1, 0], [1, 0, 0], [0, 1, 0]])

@@ -52,7 +52,8 @@ class Classifier(Task):
         self.kind = targets["kind"] if targets else "class"
         super().__init__(num_outputs=num_classes, measured=metrics(self.kind, num_classes), **task)
         self.net.predicts_labels = self.kind == "multilabel"
-        self.monitor = ("max", "val/map" if self.kind == "multilabel" else "val/acc1")
+        if self.kind == "multilabel" and type(self).monitor is Classifier.monitor:
+            self.monitor = ("max", "val/map")
         weights = None if class_weights in (None, "balanced") else torch.tensor(class_weights, dtype=torch.float32)
         self.register_buffer("loss_weights", weights, persistent=False)
 
