@@ -73,6 +73,26 @@ def test_the_average_has_the_buffers_of_the_network():
     assert average.average.net.num_batches_tracked == 1
 
 
+def test_the_average_has_a_buffer_that_is_assigned_anew_or_grows():
+    module, average = L.LightningModule(), Average(decay=0.5)
+    trainer = SimpleNamespace(global_step=0, precision="32-true")
+    module.net = torch.nn.Linear(1, 1)
+    module.register_buffer("center", torch.zeros(()))
+    module.register_buffer("bank", torch.zeros(0))
+    average.setup(trainer, module, "fit")
+    average.on_train_start(trainer, module)
+    for step in (1, 2, 3):
+        trainer.global_step = step
+        module.center = module.center + 1
+        module.bank = torch.cat([module.bank, module.center[None]])
+        average.on_train_batch_end(trainer, module, None, None, 0)
+        assert average.average.center == step and average.average.bank.tolist() == [1.0, 2.0, 3.0][:step]
+        average._swap_models(module)  # a validation
+        assert module.center == step and len(module.bank) == step
+        average._swap_models(module)
+        assert module.center == step and len(module.bank) == step
+
+
 def test_a_buffer_that_a_task_gets_after_the_copy_is_not_taken_for_another():
     module, average = L.LightningModule(), Average(decay=0.5)
     trainer = SimpleNamespace(global_step=1, precision="32-true")

@@ -45,7 +45,8 @@ class EMA(WeightAveraging):
         self.decay = decay
         self.is_swapped = False  # whether the network holds the average, and the copy the weights in training
         self._is_new = False  # whether the training has no checkpoint to go on from
-        self._lists: tuple[Matched, Matched] | None = None
+        self._weights: Matched | None = None
+        self._holders: list[tuple[Any, Any]] = []  # modules with buffers, of the average and of the task
 
     @property
     def average(self) -> Any:
@@ -72,7 +73,7 @@ class EMA(WeightAveraging):
         if stage == "fit":  # perhaps the second training of this object
             self._latest_update_step = 0
         else:  # the network of a training has its average since the end of it, and another one is to have its own
-            self._average_model = self._lists = None
+            self._average_model = self._weights = None
         pl_module.__dict__.update(later)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -85,7 +86,7 @@ class EMA(WeightAveraging):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Begin the average with the weights that the training begins with: tasks may set them until now."""
         super().on_train_start(trainer, pl_module)
-        self._lists = None
+        self._weights = None
         if self._is_new:
             self._begin_with(pl_module)
 
@@ -113,41 +114,59 @@ class EMA(WeightAveraging):
         step = trainer.global_step
         if step > self._latest_update_step and self._average_model is not None:
             weight = 1 - min(self.decay, (1 + step) / (10 + step))
-            if not self._lists:  # listing the weights is slower than updating them
-                self._lists = self._matched(pl_module)
-            weights, buffers = self._lists
+            if not self._weights:  # listing the weights is slower than updating them
+                self._weights, self._holders = self._matched_weights(pl_module), self._matched_holders(pl_module)
             with torch.no_grad():
-                torch._foreach_lerp_(*weights, weight)
-                if buffers[0]:
-                    torch._foreach_copy_(*buffers)
+                torch._foreach_lerp_(*self._weights, weight)
+            _copy_buffers(self._holders)
             self._latest_update_step = step
 
     def _swap_models(self, pl_module: L.LightningModule) -> None:
         _reshard(pl_module)
-        for matched in self._matched(pl_module):
+        for matched in self._matched_weights(pl_module), _buffers(self._matched_holders(pl_module)):
             for average, current in zip(*matched, strict=True):
-                kept = average.data.clone()
-                average.data.copy_(current.data)
-                current.data.copy_(kept)
+                if average.shape == current.shape:
+                    kept = average.data.clone()
+                    average.data.copy_(current.data)
+                    current.data.copy_(kept)
+                else:  # a buffer that has grown since the last step
+                    average.data, current.data = current.data, average.data
         self.is_swapped = not self.is_swapped
 
     def _begin_with(self, pl_module: L.LightningModule) -> None:
         _reshard(pl_module)
-        for matched in self._matched(pl_module):
-            for average, current in zip(*matched, strict=True):
-                average.data.copy_(current.data)
+        for average, current in zip(*self._matched_weights(pl_module), strict=True):
+            average.data.copy_(current.data)
+        _copy_buffers(self._matched_holders(pl_module))
 
-    def _matched(self, pl_module: L.LightningModule) -> tuple[Matched, Matched]:
-        """Return the parameters of the average and of the task, and their buffers; a task gets some after the copy."""
-        theirs, ours = dict(self.average.named_buffers()), dict(pl_module.named_buffers())
-        names = [name for name in theirs if name in ours]
-        buffers = [theirs[name] for name in names], [ours[name] for name in names]
+    def _matched_holders(self, pl_module: L.LightningModule) -> list[tuple[Any, Any]]:
+        parts = dict(pl_module.named_modules())
+        return [(part, parts[name]) for name, part in self.average.named_modules() if part._buffers and name in parts]
+
+    def _matched_weights(self, pl_module: L.LightningModule) -> Matched:
         weights: Matched = list(self.average.parameters()), list(pl_module.parameters())
         if len(weights[0]) != len(weights[1]):
             raise UsageError(
                 f"EMA copies {path_of(pl_module)} before its `setup`, which adds weights: build them in `__init__`"
             )
-        return weights, buffers
+        return weights
+
+
+def _buffers(holders: list[tuple[Any, Any]]) -> Matched:
+    """Return the present buffers of modules: a task may assign them anew, or get some after the copy was made."""
+    pairs = [(a._buffers[name], b._buffers.get(name)) for a, b in holders for name in a._buffers]
+    known = {id(b): (a, b) for a, b in pairs if a is not None and b is not None}.values()  # a shared one once
+    return [average for average, _ in known], [current for _, current in known]
+
+
+def _copy_buffers(holders: list[tuple[Any, Any]]) -> None:
+    averages, currents = _buffers(holders)
+    for average, current in zip(averages, currents, strict=True):
+        if average.shape != current.shape:
+            average.data = torch.empty_like(current)
+    if averages:
+        with torch.no_grad():
+            torch._foreach_copy_(averages, currents)
 
 
 def _reshard(module: L.LightningModule) -> None:
