@@ -171,6 +171,41 @@ def test_the_average_begins_with_the_weights_that_the_training_begins_with():
     assert torch.equal(average.average.state_dict()[name], task.state_dict()[name])
 
 
+class Taught(L.LightningModule):
+    """A module whose checkpoints leave a frozen teacher out."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.teacher = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2).requires_grad_(False)
+
+    def state_dict(self, *args, **kwargs):
+        return {k: v for k, v in super().state_dict(*args, **kwargs).items() if not k.startswith("teacher.")}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_a_checkpoint_leaves_out_is_missed_only_where_a_module_loads_strictly(strict):
+    module, again, average = Taught(), Taught(), Average(decay=0.5)
+    again.strict_loading = strict
+    trainer = SimpleNamespace(global_step=1, precision="32-true")
+    average.setup(trainer, module, "fit")
+    average.on_train_start(trainer, module)
+    module.net.weight.data += 1
+    average.on_train_batch_end(trainer, module, None, None, 0)
+    checkpoint = {"state_dict": module.state_dict()}
+    average.on_save_checkpoint(trainer, module, checkpoint)
+    assert [*checkpoint["state_dict"]] == ["net.weight", "net.bias"]
+    resumed, teacher = Average(decay=0.5), again.teacher.weight.clone()
+    resumed.setup(trainer, again, "fit")
+    if strict:
+        with pytest.raises(RuntimeError, match="Missing key"):
+            resumed.on_load_checkpoint(trainer, again, checkpoint)
+        return
+    resumed.on_load_checkpoint(trainer, again, checkpoint)
+    resumed.on_train_start(trainer, again)
+    assert torch.equal(again.net.weight, module.net.weight) and torch.equal(again.teacher.weight, teacher)
+    assert torch.equal(resumed.average.net.weight, average.average.net.weight)
+
+
 def test_a_resumed_average_stays_what_it_was():
     module, average = L.LightningModule(), Average()
     trainer = SimpleNamespace(global_step=7, precision="32-true")

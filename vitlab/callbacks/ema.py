@@ -95,13 +95,20 @@ class EMA(WeightAveraging):
         self._swap_models(pl_module)
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Restore the average and the weights in training."""
-        super().on_load_checkpoint(trainer, pl_module, checkpoint)
+        """Restore the average and the weights in training, as strictly as the task asks for."""
+        if self._average_model is not None and "averaging_state" in checkpoint:
+            for module, state in (self.average, "state_dict"), (pl_module, "current_model_state"):
+                module.load_state_dict(checkpoint[state], strict=pl_module.strict_loading)
+            self._average_model.load_state_dict(checkpoint["averaging_state"], strict=False)
+        else:
+            super().on_load_checkpoint(trainer, pl_module, checkpoint)
         self._is_new = False
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Put the average and the weights in training where they belong, also while the network holds the average."""
         super().on_save_checkpoint(trainer, pl_module, checkpoint)
+        if self._average_model is not None:
+            checkpoint["state_dict"] = self.average.state_dict()  # a class may leave a frozen teacher out of its own
         if self.is_swapped and self._average_model is not None:
             average, current = checkpoint["state_dict"], checkpoint["current_model_state"]
             for name in average.keys() & current.keys():
