@@ -18,6 +18,7 @@ from vitlab.callbacks.record import RunRecord
 from vitlab.callbacks.stop import StopOnSignal
 from vitlab.errors import Stopped
 from vitlab.runs.directory import RunDir
+from vitlab.runs.format import read_resumable
 from vitlab.runs.generations import WRITING
 from vitlab.tasks import LinearProbe
 
@@ -54,6 +55,18 @@ def test_a_validation_with_a_number_is_better_than_one_without(tmp_path):
     fit(tmp_path, rows, keeper, model=model, max_epochs=3)
     assert torch.tensor([loss for _, loss in rows.seen]).isnan().tolist() == [True, False, False]
     assert keeper.best_score == min(loss for _, loss in rows.seen[1:])
+
+
+def test_what_is_infinite_on_purpose_is_saved_and_resumed(tmp_path):
+    model, run = task(), RunDir(tmp_path)
+    run.write("run.json", {"status": "running"})
+    run.write("model.json", {"flops": 1000})
+    model.register_buffer("lowest", torch.tensor(torch.inf))
+    model.mask = torch.nn.Parameter(torch.full((2, 2), -torch.inf).triu(1), requires_grad=False)
+    fit(tmp_path, RunRecord(run, lambda trainer, task: None), Checkpoint(), model=model, max_epochs=1)
+    content = read_resumable(tmp_path / "checkpoints/last.ckpt")
+    assert content["state_dict"]["lowest"] == torch.inf and content["state_dict"]["mask"][0, 1] == -torch.inf
+    assert content["vitlab"]["trained"] == [name for name, _ in model.named_parameters() if name != "mask"]
 
 
 def test_a_checkpoint_in_a_second_training_knows_nothing_of_the_first(tmp_path):

@@ -77,6 +77,7 @@ def test_the_average_has_a_buffer_that_is_assigned_anew_or_grows():
     module, average = L.LightningModule(), Average(decay=0.5)
     trainer = SimpleNamespace(global_step=0, precision="32-true")
     module.net = torch.nn.Linear(1, 1)
+    module.mask = torch.nn.Parameter(torch.tensor(-torch.inf), requires_grad=False)
     module.register_buffer("center", torch.zeros(()))
     module.register_buffer("bank", torch.zeros(0))
     average.setup(trainer, module, "fit")
@@ -88,7 +89,7 @@ def test_the_average_has_a_buffer_that_is_assigned_anew_or_grows():
         average.on_train_batch_end(trainer, module, None, None, 0)
         assert average.average.center == step and average.average.bank.tolist() == [1.0, 2.0, 3.0][:step]
         average._swap_models(module)  # a validation
-        assert module.center == step and len(module.bank) == step
+        assert module.center == step and len(module.bank) == step and module.mask == -torch.inf
         average._swap_models(module)
         assert module.center == step and len(module.bank) == step
 

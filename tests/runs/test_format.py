@@ -100,6 +100,11 @@ def _spoil(content):
     content["optimizer_states"][0]["state"][0]["exp_avg"].fill_(float("nan"))
 
 
+def _spoil_trained(content):
+    content["vitlab"]["trained"] = ["net.cls_token", "net.gone"]
+    content["state_dict"]["net.cls_token"].fill_(float("nan"))
+
+
 EDITS = {
     "no section `loops`": _drop("loops"),
     "no section `callbacks`": _drop("callbacks"),
@@ -114,9 +119,7 @@ EDITS = {
     "written with Lightning 1.0": _put("1.0", "pytorch-lightning_version"),
     "no section `pytorch-lightning_version`": _drop("pytorch-lightning_version"),
     "no weights": _put({}, "state_dict"),
-    "state_dict.net.cls_token is not finite": lambda content: content["state_dict"]["net.cls_token"].fill_(
-        float("nan")
-    ),
+    "state_dict.net.cls_token is not finite": _spoil_trained,
     "exp_avg is not finite": _spoil,
     "lacks fit_loop.epoch_progress": lambda content: content["loops"]["fit_loop"].pop("epoch_progress"),
     "no section `epoch`": lambda content: content.clear(),
@@ -141,6 +144,16 @@ def test_an_edited_checkpoint_is_refused_in_one_line_that_names_the_fault(tmp_pa
     with pytest.raises(ValueError, match=said) as error:
         read_resumable(path)
     assert "\n" not in str(error.value) and str(path) in str(error.value)
+
+
+def _keep_extra_state(content):
+    content["state_dict"] |= {"net._extra_state": {"calls": 3}, "lowest": torch.tensor(torch.inf)}
+
+
+def test_buffers_may_be_infinite_and_modules_may_have_an_extra_state(tmp_path):
+    path = place(tmp_path, "format3") / "checkpoints" / "last.ckpt"
+    edited(path, _keep_extra_state)
+    assert read_resumable(path)["state_dict"]["net._extra_state"] == {"calls": 3}
 
 
 @pytest.mark.slow

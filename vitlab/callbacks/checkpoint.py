@@ -14,11 +14,10 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import callbacks
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
-from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from vitlab import interface
-from vitlab.callbacks.ema import follow_swaps, swap_back
+from vitlab.callbacks.ema import follow_swaps, local_part, swap_back
 from vitlab.callbacks.record import RunRecord
 from vitlab.callbacks.steps import ends_with_epoch, logged
 from vitlab.errors import Stopped, UsageError, did_you_mean
@@ -197,7 +196,8 @@ class Checkpoint(callbacks.Checkpoint):
         """Add the position of the training loader, random states, and what the checkpoint consists of."""
         data = trainer.datamodule
         named = type(data).__qualname__ if data is not None and data.state_dict() else None  # as Lightning calls it
-        checkpoint["vitlab"] = describe_format(len(trainer.optimizers), len(trainer.lr_scheduler_configs), named)
+        counts = len(trainer.optimizers), len(trainer.lr_scheduler_configs)
+        checkpoint["vitlab"] = describe_format(*counts, named, [*_trained(pl_module)])
         if not interface.sums_its_steps(pl_module):  # a task of vitlab notes it itself, with any trainer
             checkpoint["own"] = interface.own_answer(pl_module)
             checkpoint["network"] = interface.arguments_of_net(pl_module)
@@ -432,17 +432,17 @@ def within_step(trainer: Any) -> bool:
     return bool(trainer.fit_loop._should_accumulate())
 
 
+def _trained(module: L.LightningModule) -> dict[str, torch.Tensor]:
+    """Return the parameters that are trained, of this process; a frozen one may be infinite on purpose."""
+    return {name: local_part(p.detach()) for name, p in module.named_parameters() if p.requires_grad}
+
+
 def _check_finite(trainer: L.Trainer) -> None:
-    named = {name: _local(p.detach()) for name, p in trainer.lightning_module.named_parameters()}
-    named = {name: value for name, value in named.items() if value.numel()}
-    largest = torch.stack([value.float().abs().amax() for value in named.values()])
-    finite = bool(torch.isfinite(largest).all())
+    named = {name: value for name, value in _trained(trainer.lightning_module).items() if value.numel()}
+    largest = [value.float().abs().amax() for value in named.values()]
+    finite = not largest or bool(torch.isfinite(torch.stack(largest)).all())
     if trainer.world_size > 1:  # with sharded weights, only one process may see it
         finite = trainer.strategy.reduce_boolean_decision(finite, all=True)
     if not finite:
         bad = next((name for name, value in named.items() if not torch.isfinite(value).all()), "in another process")
         raise FloatingPointError(f"the weights are not finite (first: {bad}); the last good checkpoint is kept")
-
-
-def _local(value: torch.Tensor) -> torch.Tensor:
-    return value.to_local() if isinstance(value, DTensor) else value

@@ -9,6 +9,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import WeightAveraging
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from vitlab.errors import UsageError
 from vitlab.interface import path_of, take_sizes_early
@@ -122,7 +123,8 @@ class EMA(WeightAveraging):
         if step > self._latest_update_step and self._average_model is not None:
             weight = 1 - min(self.decay, (1 + step) / (10 + step))
             if not self._weights:  # listing the weights is slower than updating them
-                self._weights, self._holders = self._matched_weights(pl_module), self._matched_holders(pl_module)
+                self._weights = _without_infinite(*self._matched_weights(pl_module))
+                self._holders = self._matched_holders(pl_module)
             with torch.no_grad():
                 torch._foreach_lerp_(*self._weights, weight)
             _copy_buffers(self._holders)
@@ -157,6 +159,23 @@ class EMA(WeightAveraging):
                 f"EMA copies {path_of(pl_module)} before its `setup`, which adds weights: build them in `__init__`"
             )
         return weights
+
+
+def _without_infinite(averages: list[torch.Tensor], currents: list[torch.Tensor]) -> Matched:
+    """Leave out what is frozen and infinite, as a mask is: the mean of two infinite values is no number."""
+    pairs = zip(averages, currents, strict=True)
+    kept = [(a, b) for a, b in pairs if b.requires_grad or local_part(b).isfinite().all()]
+    return [average for average, _ in kept], [current for _, current in kept]
+
+
+def local_part(value: torch.Tensor) -> torch.Tensor:
+    """Return the part of a tensor that this process has, which is all of it unless a strategy shards the weights.
+
+    Example:
+        >>> local_part(torch.ones(2))
+        tensor([1., 1.])
+    """
+    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def _buffers(holders: list[tuple[Any, Any]]) -> Matched:

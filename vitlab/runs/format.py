@@ -2,10 +2,11 @@
 
 1. As Lightning writes it, with the state of the training loader as ``train_loader``.
 2. The state of ``RunRecord`` has ``metrics_bytes``, the size of ``metrics.jsonl``.
-3. A section ``vitlab`` names the format, vitlab's version, and how many optimizers and schedules there are.
+3. A section ``vitlab`` names the format, vitlab's version, and how many optimizers and schedules there are; and the
+   trained parameters, since 0.2.0.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +35,16 @@ class NewerFormat(ValueError):
     """A later vitlab has written the file."""
 
 
-def describe_format(optimizers: int, schedules: int, data: str | None) -> dict[str, Any]:
+def describe_format(optimizers: int, schedules: int, data: str | None, trained: Sequence[str] = ()) -> dict[str, Any]:
     """Return the section ``vitlab`` of a checkpoint.
 
     Args:
         optimizers: Number of optimizers.
         schedules: Number of learning-rate schedules.
         data: Name of the section with the state of the data; None if there is none.
+        trained: Names of the parameters that are trained.
     """
-    counts = {"optimizers": optimizers, "schedules": schedules, "data": data}
+    counts = {"optimizers": optimizers, "schedules": schedules, "data": data, "trained": [*trained]}
     return {"format": FORMAT, "version": own_version(), **counts}
 
 
@@ -159,12 +161,17 @@ def _wrong_sections(content: dict[str, Any]) -> str | None:
 
 
 def _is_state(state: Any) -> bool:
-    return isinstance(state, dict) and bool(state) and all(isinstance(value, Tensor) for value in state.values())
+    if not isinstance(state, dict) or not state:
+        return False
+    return all(isinstance(value, Tensor) or str(name).endswith("_extra_state") for name, value in state.items())
 
 
 def _not_finite(content: dict[str, Any]) -> str | None:
-    for section in ("state_dict", "optimizer_states"):
-        for name, value in _tensors(content.get(section, {}), section):
+    """Return what is not finite: buffers and frozen parameters may be so on purpose, as a mask of attention is."""
+    state, trained = content.get("state_dict", {}), content["vitlab"].get("trained", ())
+    weights = {name: state[name] for name in trained if name in state}
+    for section, values in (("state_dict", weights), ("optimizer_states", content["optimizer_states"])):
+        for name, value in _tensors(values, section):
             if value.is_floating_point() and not torch.isfinite(value).all():
                 return f"{name} is not finite"
     return None
