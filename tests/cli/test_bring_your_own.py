@@ -354,6 +354,10 @@ WRONG = {
         "cannot be trained without `training_step`",
     ),
     "hyper-parameters that no checkpoint may hold": (["--model=userpkg.wrong.SavesObject", *BARS], 'ignore=["loss"]'),
+    "data with a path that no checkpoint may hold": (
+        [*NET, "--data=userpkg.wrong.SavesPath"],
+        "userpkg.wrong.SavesPath saves `root`, a PosixPath, as a hyper-parameter",
+    ),
     "several outputs": (
         ["--model=userpkg.wrong.Several", *BARS],
         "`forward` of userpkg.wrong.Several must return a tensor (B, K), got a tuple: return the outputs alone",
@@ -393,6 +397,16 @@ def test_a_module_that_cannot_be_trained_is_refused_in_one_line_and_leaves_nothi
     assert main(["fit", *arguments, *SHORT, "--name=wrong", "--trust_imports=userpkg"]) == 2
     assert answer in one_line(capsys)
     assert not Path("runs/wrong").exists()
+
+
+def test_an_array_in_the_state_of_a_callback_is_refused_at_the_first_save(capsys):
+    words = [*NET, *BARS, "--trainer.callbacks+=userpkg.wrong.Counts", *SHORT, "--name=counts"]
+    assert main(["fit", *words, "--trust_imports=userpkg"]) == 2
+    shown = capsys.readouterr()
+    assert (
+        "a checkpoint with `callbacks.Counts.seen`, a numpy.ndarray, could not be read again" in shown.out + shown.err
+    )
+    assert not [*Path("runs/counts/checkpoints").glob("*.ckpt")]
 
 
 @pytest.mark.parametrize(("model", "says"), [(VIT, "for test is {image: tensor (16, 1, 8, 8)"), (NET, "net.py, line")])

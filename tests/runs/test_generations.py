@@ -1,10 +1,14 @@
 import errno
 import json
 import os
+import re
 import resource
 import threading
+from collections import OrderedDict, defaultdict
+from pathlib import PosixPath
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,6 +26,23 @@ def write(folder, number):
 
 def value(path):
     return int(torch.load(path, weights_only=True)["w"][0])
+
+
+@pytest.mark.parametrize(
+    ("found", "content"),
+    [
+        ("`threshold`, a numpy.float64,", {"epoch": 1, "threshold": np.float64(0.5)}),
+        ("`callbacks.Seen.counts.1`, a numpy.ndarray,", {"callbacks": {"Seen": {"counts": [1, np.zeros(2)]}}}),
+        ("`Bars.root`, a pathlib.PosixPath,", {"w": torch.ones(2), "Bars": {"a": None, "root": PosixPath("x")}}),
+        ("`Bars.seen`, a builtins.dict,", {"Bars": {"seen": {np.int64(3): 1}}}),
+        ("`Bars`, a collections.defaultdict,", {"Bars": defaultdict(int)}),
+    ],
+)
+def test_what_could_not_be_read_again_is_refused_by_name_before_it_is_written(tmp_path, found, content):
+    content = {"state_dict": OrderedDict(w=torch.ones(2, device="meta")), **content}
+    with pytest.raises(UsageError, match=f"^a checkpoint with {re.escape(found)} could not be read again") as told:
+        BackgroundCheckpointIO().save_checkpoint(content, tmp_path / WRITING)
+    assert "\n" not in str(told.value) and not [*tmp_path.iterdir()]
 
 
 def test_two_generations_and_the_best_are_kept_with_their_checksums(tmp_path):
@@ -113,6 +134,7 @@ def test_other_errors_of_saving_are_not_called_disk_errors(tmp_path, monkeypatch
     def no_memory(*args):
         raise RuntimeError("CUDA error")
 
+    monkeypatch.setattr(generations, "refuse_objects", print)  # which saves, too, to memory
     monkeypatch.setattr(generations.torch, "save", no_memory)
     files = BackgroundCheckpointIO()
     files.finish = print
@@ -123,6 +145,7 @@ def test_other_errors_of_saving_are_not_called_disk_errors(tmp_path, monkeypatch
 
 def test_a_checkpoint_written_in_the_background_holds_the_state_at_the_call(tmp_path, monkeypatch):
     go, save = threading.Event(), torch.save
+    monkeypatch.setattr(generations, "refuse_objects", print)  # which saves, too, to memory
     monkeypatch.setattr(generations.torch, "save", lambda *args: go.wait(10) and save(*args))
     files, done, tied = BackgroundCheckpointIO(), [], torch.zeros(3)
     files.finish = lambda: done.append((tmp_path / WRITING).is_file())

@@ -1,6 +1,9 @@
 """Mistakes that people make."""
 
+from pathlib import Path
+
 import lightning as L
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
@@ -18,6 +21,17 @@ class SavesObject(Net):
         super().__init__(width)
         self.save_hyperparameters()
         self.hparams["loss"] = torch.nn.CrossEntropyLoss()
+
+
+class SavesPath(Bars):
+    def __init__(self, root: Path = Path("images")):
+        super().__init__()
+        self.save_hyperparameters()
+
+
+class Counts(L.Callback):
+    def state_dict(self):
+        return {"seen": np.zeros(10)}
 
 
 class Several(Net):

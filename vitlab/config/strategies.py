@@ -25,7 +25,7 @@ from vitlab.callbacks.ema import EMA
 from vitlab.class_paths import choice_text, name_and_args
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.runs.format import migrate
-from vitlab.runs.generations import BackgroundCheckpointIO, NotSaved, snapshot
+from vitlab.runs.generations import BackgroundCheckpointIO, NotSaved, refuse_objects, snapshot
 from vitlab.runs.shards import FOLDER, fill, reader, write_shards
 
 # DDP does not send buffers before each forward pass: ranks that evaluate unequal numbers of batches would wait forever.
@@ -105,11 +105,13 @@ class FullyShard(ModelParallelStrategy):
         """Start to write a copy of the shards on all processes; then rank 0 writes the file that lists them.
 
         Raises:
+            UsageError: It holds what could not be read again.
             NotSaved: The checkpoint could not be written, where no callback waits for it.
         """
         path = Path(self.broadcast(filepath))
         folder = path.parent / self.broadcast(f"{FOLDER}{secrets.token_hex(4)}")
         flat = {key: value.detach().clone() for key, value in _pop_tensors(checkpoint).items()}
+        refuse_objects(checkpoint)
         content = snapshot(checkpoint, {})
         size = sum(tensor.nbytes for tensor in flat.values())
         finish = self.checkpoint_io.take_finish()

@@ -18,6 +18,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from torch import Tensor
 
 from vitlab.errors import UsageError, before_again, megabytes, trusting
+from vitlab.interface import is_loadable, path_of
 from vitlab.runs.atomic import sync_folder
 from vitlab.runs.fence import Fence, RunGone
 from vitlab.runs.format import migrate
@@ -62,7 +63,13 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
             raise OSError(error.errno or errno.ENOENT, "it cannot be opened now", str(path)) from error
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Copy ``checkpoint`` and start to write it; the copy takes host memory until it is written."""
+        """Copy ``checkpoint`` and start to write it; the copy takes host memory until it is written.
+
+        Raises:
+            UsageError: It holds what could not be read again.
+            NotSaved: It could not be written, where no callback waits for it.
+        """
+        refuse_objects(checkpoint)
         content, finish = snapshot(checkpoint, {}), self.take_finish()
         self.begin(partial(self.write, content, Path(path), finish), Path(path), tensor_bytes(content))
         if finish is None and (failure := self.wait()):
@@ -123,6 +130,50 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
                 self._error = error
             else:
                 self._failure = _not_saved(path.parent, cause, size)
+
+
+def refuse_objects(checkpoint: dict[str, Any]) -> None:
+    """Refuse to save what cannot be read again, as reading runs no code: objects of NumPy, paths, classes.
+
+    Raises:
+        UsageError: A hook such as ``state_dict`` of the user's has returned such a value.
+
+    Example:
+        >>> refuse_objects({"callbacks": {"Seen": {"count": 3, "last": torch.ones(2)}}})
+        >>> refuse_objects({"callbacks": {"Seen": {"last": Path("a.png")}}})
+        Traceback (most recent call last):
+        vitlab.errors.UsageError: a checkpoint with `callbacks.Seen.last`, a pathlib.PosixPath, could not be ...
+    """
+    if found := _object_in(_without_tensors(checkpoint), ""):
+        raise UsageError(
+            f"a checkpoint with {found}, could not be read again, as checkpoints only hold numbers, strings and "
+            "tensors: save it as such, by `.item()` or `torch.from_numpy(...)` of NumPy's, or `str(...)` of a path"
+        )
+
+
+def _without_tensors(content: Any) -> Any:
+    if isinstance(content, Tensor):
+        return None
+    if isinstance(content, dict):
+        copied = copy.copy(content)
+        copied.update((key, _without_tensors(value)) for key, value in content.items())
+        return copied
+    if type(content) in (list, tuple) and not _PLAIN.issuperset(map(type, content)):
+        return type(content)(map(_without_tensors, content))
+    return content
+
+
+def _object_in(content: Any, name: str) -> str | None:
+    """Return name and class of the first value that is no number, string or tensor; None if there is none."""
+    if is_loadable(content):
+        return None
+    pairs: Iterable[Any] = ()
+    if isinstance(content, dict):
+        pairs = content.items()
+    elif isinstance(content, list | tuple):
+        pairs = enumerate(content)
+    inside = (_object_in(value, f"{name}.{key}" if name else str(key)) for key, value in pairs)
+    return next(filter(None, inside), f"`{name}`, a {path_of(content)}")
 
 
 def snapshot(content: Any, seen: dict[Any, Tensor]) -> Any:

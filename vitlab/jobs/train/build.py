@@ -196,7 +196,7 @@ class FitCLI(VitlabCLI):
     def after_instantiate_classes(self) -> None:
         """Make the job of data, task and trainer."""
         self._prepare_as_the_weights()
-        check_module(self.model)
+        check_module(self.model, self.datamodule)
         check_crops(self.model, self.datamodule)
         with user_mistakes():
             self._check_trainer()
@@ -382,7 +382,7 @@ class CheckedCLI(FitCLI):
         try:
             with torch.device("meta"):
                 super().instantiate_classes()
-            check_module(self.model)
+            check_module(self.model, self.datamodule)
             check_crops(self.model, self.datamodule)
         except Exception as error:  # foreign code can raise anything on the meta device
             if self.has_data and isinstance(error, UsageError):

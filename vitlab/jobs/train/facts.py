@@ -82,19 +82,20 @@ def _growing(task: Any, data: Any) -> dict[str, list[list[int]]]:
     return {"flops_from": [[epoch, 2 * count_macs(net, size)] for epoch, size in steps]}
 
 
-def check_module(task: L.LightningModule) -> None:
-    """Refuse a module that cannot be trained, or whose checkpoints could not be read again, before anything is written.
+def check_module(task: L.LightningModule, data: Any) -> None:
+    """Refuse a module that cannot be trained, or data or a module whose hyper-parameters could not be read again.
 
     Raises:
-        UsageError: It lacks a step or an optimizer, or its hyper-parameters hold objects.
+        UsageError: The module lacks a step or an optimizer, or hyper-parameters hold objects.
     """
     for name in ("training_step", "configure_optimizers"):
         if not is_overridden(name, task, L.LightningModule):
             raise UsageError(f"{path_of(task)} cannot be trained without `{name}`; see docs/bring_your_own.md")
-    for name, value in recipe(task).items():
+    saved = [(path_of(each), *pair) for each in (task, data) for pair in recipe(each).items()]
+    for owner, name, value in saved:
         if not is_loadable(value):
             raise UsageError(
-                f"{path_of(task)} saves `{name}`, a {type(value).__name__}, as a hyper-parameter, but checkpoints only "
+                f"{owner} saves `{name}`, a {type(value).__name__}, as a hyper-parameter, but checkpoints only "
                 f'hold numbers, strings and tensors: use save_hyperparameters(ignore=["{name}"])'
             )
 
