@@ -4,7 +4,7 @@ import lightning as L
 import pytest
 import torch
 import torchmetrics
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader, TensorDataset
 
 from vitlab import interface
@@ -316,3 +316,34 @@ def test_a_schedule_of_a_class_sets_the_rates_and_resumes_exactly(scheduler, exp
     again, weights = fit(classifier(**recipe), tmp_path / "no.ckpt", ckpt_path=tmp_path / "half.ckpt")
     assert again == rates[6:]
     assert all(torch.equal(weights[name], whole[name]) for name in whole)
+
+
+class OwnPlateau(Classifier):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        scheduler, options = self.plateau(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val/loss", **options}}
+
+
+def of_torch(optimizer):
+    return ReduceLROnPlateau(optimizer, patience=0, threshold=9.0), {}
+
+
+def of_timm(optimizer, **options):
+    from timm.scheduler import PlateauLRScheduler
+
+    return PlateauLRScheduler(optimizer, patience_t=0, threshold=9.0, mode="min"), options
+
+
+def of_timm_by_lightning(optimizer):
+    return of_timm(optimizer, reduce_on_plateau=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plateau", [of_torch, of_timm, of_timm_by_lightning])
+@pytest.mark.filterwarnings("ignore:PlateauLRScheduler is deprecated")
+def test_a_subclass_with_its_own_schedule_by_a_metric_steps_it_once_an_epoch(plateau, tmp_path):
+    task = OwnPlateau(num_classes=3, **TINY)
+    task.plateau = plateau
+    rates, _ = fit(task, tmp_path / "half.ckpt")
+    assert rates == pytest.approx([0.1] * 3 + [0.01] * 3 + [0.001] * 3 + [0.0001] * 3)

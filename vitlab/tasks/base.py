@@ -268,7 +268,7 @@ class Task(Named, FastHookName, L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
-        step_scheduler(scheduler, self.current_epoch, self.global_step)
+        step_scheduler(scheduler, self.current_epoch, self.global_step, metric)
 
     def sum_of_learning_rates(self, plans: Sequence[Sequence[float]] = ()) -> float | None:
         """Return the sum of the learning rates of all steps, about how far Adam can move a weight; None if unknown.

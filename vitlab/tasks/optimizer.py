@@ -290,9 +290,12 @@ def _takes_metric(cls: Any) -> bool:
 
 
 def step_plateaus(configs: Sequence[Any], values: Mapping[str, Any], epoch: int, is_check: bool) -> None:
-    """Step each scheduler that takes a metric with its own in ``values``, unless this is the sanity check."""
+    """Step each scheduler that takes a metric with its own in ``values``, unless this is the sanity check.
+
+    Lightning steps those of a ``configure_optimizers`` of the user's that it takes for such ones itself.
+    """
     for config in configs:
-        if _takes_metric(type(config.scheduler)):
+        if config.monitor and not config.reduce_on_plateau and _takes_metric(type(config.scheduler)):
             if config.monitor not in values:
                 raise UsageError(f"`lr_scheduler`: monitor must be one of {', '.join(values)}, got {config.monitor}")
             if not is_check:
@@ -300,14 +303,18 @@ def step_plateaus(configs: Sequence[Any], values: Mapping[str, Any], epoch: int,
                 config.scheduler.step(*finished, float(values[config.monitor]))
 
 
-def step_scheduler(scheduler: Any, epoch: int, steps: int) -> None:
-    """Step a scheduler; those of timm take the number of finished epochs or steps."""
+def step_scheduler(scheduler: Any, epoch: int, steps: int, metric: Any = None) -> None:
+    """Step a scheduler with the metric that Lightning has for it, if any.
+
+    Those of timm take the number of finished epochs or steps.
+    """
+    measured = () if metric is None else (metric,)
     if not hasattr(scheduler, "step_update"):
-        scheduler.step()
+        scheduler.step(*measured)
     elif scheduler.t_in_epochs:
-        scheduler.step(epoch + 1)
+        scheduler.step(epoch + 1, *measured)
     else:
-        scheduler.step_update(steps)
+        scheduler.step_update(steps, *measured)
 
 
 def freeze_parts(net: nn.Module, prefixes: Sequence[str]) -> None:
