@@ -1,12 +1,17 @@
 """Trainings that end within an epoch, validate where no checkpoint is due, or go on longer than was planned."""
 
 import json
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.optim import lr_scheduler
 
 import vitlab
 from vitlab.errors import UsageError
+from vitlab.jobs.checkpoint import check_extensible
 
 BASE = {
     "trainer.max_epochs": 3,
@@ -76,6 +81,58 @@ def test_a_schedule_that_ends_with_its_run_is_not_trained_longer_and_the_run_sta
         assert run.config == before and fit("cycle", few, resume=True).record["status"] == "done"
     else:
         assert saved(fit("cycle", {**few, "trainer.max_epochs": 2}, resume=True))["global_step"] == 4
+
+
+def annealed(optimizer, length):
+    return lr_scheduler.CosineAnnealingLR(optimizer, length)
+
+
+def warmed_up(optimizer, length):
+    parts = [lr_scheduler.LinearLR(optimizer, total_iters=2), annealed(optimizer, length - 2)]
+    return lr_scheduler.SequentialLR(optimizer, parts, [2])
+
+
+def chained(optimizer, length):
+    return lr_scheduler.ChainedScheduler([lr_scheduler.LinearLR(optimizer, total_iters=2), annealed(optimizer, length)])
+
+
+def one_cycle(optimizer, length):
+    return lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=length)
+
+
+def falling(optimizer, length):
+    return lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=length)
+
+
+def polynomial(optimizer, length):
+    return lr_scheduler.PolynomialLR(optimizer, length)
+
+
+def restarted(optimizer, length):
+    return lr_scheduler.CosineAnnealingWarmRestarts(optimizer, length)
+
+
+ENDING = [annealed, warmed_up, chained, one_cycle, falling, polynomial]
+CYCLES = [(restarted, 6), (annealed, 3), (falling, 3)]
+CASES = [*((built, 6, "was made for") for built in ENDING), *((built, length, "") for built, length in CYCLES)]
+
+
+@pytest.mark.parametrize(("built", "length", "told"), CASES)
+@pytest.mark.parametrize("of_a_unit", [1, 4], ids=["by epoch", "by step"])
+def test_schedules_of_own_modules_that_end_with_their_run_are_not_trained_longer(
+    built, length, told, of_a_unit, monkeypatch
+):
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    schedule = built(optimizer, length * of_a_unit)
+    for _ in range(3 * of_a_unit):  # of 6 epochs half is trained, with two optimizers
+        optimizer.step()
+        schedule.step()
+    loops = {"fit_loop": {"epoch_loop.state_dict": {"_batches_that_stepped": 12}}}
+    content = {"lr_schedulers": [schedule.state_dict()], "epoch": 2, "global_step": 2 * 12, "loops": loops}
+    monkeypatch.setattr("vitlab.jobs.checkpoint._read_to_resume", lambda path: content)
+    run = SimpleNamespace(last_checkpoint=lambda: Path("last.ckpt"), record={"steps": 24}, path="run", typed="run")
+    with pytest.raises(UsageError, match=told) if told else nullcontext():
+        check_extensible(run, 6)
 
 
 def test_a_training_that_has_stopped_early_has_nothing_left_to_resume(capsys):

@@ -50,7 +50,9 @@ def _read_to_resume(checkpoint: Path) -> dict[str, Any]:
 
 
 def check_extensible(run: RunDir, epochs: int | None) -> None:
-    """Refuse more epochs or steps for a run whose schedule, as OneCycleLR, keeps the number for which it was made.
+    """Refuse more epochs or steps for a run whose schedule keeps the number for which it was made.
+
+    OneCycleLR would fail, CosineAnnealingLR climb back to its peak, and a linear one stay at its end.
 
     Args:
         run: The run to continue.
@@ -62,17 +64,46 @@ def check_extensible(run: RunDir, epochs: int | None) -> None:
     if not (checkpoint := run.last_checkpoint()):
         return
     content = _read_to_resume(checkpoint)
+    done = content["loops"]["fit_loop"]["epoch_loop.state_dict"].get("_batches_that_stepped", content["global_step"])
     for state in content["lr_schedulers"]:
-        if "total_steps" not in state:  # nor is a record needed, which may be damaged
+        if not (ends := _ends(state)):  # nor is a record needed, which may be damaged
             continue
-        by_step = state.get("last_epoch") == content["global_step"]
-        planned = run.record.get("steps") if by_step else epochs
-        if planned is None or state["total_steps"] <= planned:
+        at = _position(state)
+        by_epoch = at <= content["epoch"] + 1 and at != done
+        # a schedule may be stepped several times in a step of the training, as with several optimizers
+        planned = epochs if by_epoch else run.record.get("steps", done) * at // max(done, 1)
+        over = [end for end in ends if planned is None or planned - 1 <= end <= planned]
+        if over:
             raise UsageError(
-                f"`--resume`: the schedule of {run.path} was made for {state['total_steps']} steps and has no more: "
-                f"resume it without a larger `trainer.max_epochs` or `trainer.max_steps`, or start a new run with "
-                f"--init_from {run.typed}"
+                f"`--resume`: the schedule of {run.path} was made for {over[0]} {'epochs' if by_epoch else 'steps'} "
+                f"and has no more: resume it without a larger `trainer.max_epochs` or `trainer.max_steps`, or start a "
+                f"new run with --init_from {run.typed}"
             )
+
+
+def _ends(state: Mapping[str, Any], begin: int = 0) -> list[int]:
+    """Return where schedules that fall over a number of steps end, counted from their own beginning, too.
+
+    Args:
+        state: The state of a schedule, which may consist of others.
+        begin: Where it begins.
+
+    Example:
+        >>> parts = [{"total_iters": 3, "start_factor": 0.1, "end_factor": 1.0}, {"T_max": 7}]
+        >>> _ends({"_schedulers": parts, "_milestones": [3]}), _ends({"T_0": 4})
+        ([10, 7], [])
+    """
+    falls = "power" in state or state.get("end_factor", 1) < state.get("start_factor", 1)  # others warm up
+    names = ["total_steps", "T_max", *["total_iters"] * falls]
+    parts = state.get("_schedulers", [])
+    begins = [0, *state.get("_milestones", [0] * len(parts))]
+    own = [state[name] + later for name in names if name in state for later in dict.fromkeys((begin, 0))]
+    return own + [end for part, later in zip(parts, begins, strict=False) for end in _ends(part, begin + later)]
+
+
+def _position(state: Mapping[str, Any]) -> int:
+    """Return how often a schedule has been stepped; a ChainedScheduler does not count itself."""
+    return int(state.get("last_epoch", 0)) or max(map(_position, state.get("_schedulers", [])), default=0)
 
 
 def checkpoint_facts(path: Path) -> dict[str, Any]:
