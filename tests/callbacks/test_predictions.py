@@ -1,7 +1,7 @@
 import pytest
 import torch
 from tiny import IMAGES, NETWORK, loader, task, trainer
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 from vitlab.callbacks.predictions import Predictions
 from vitlab.data.files.decode import ImageError
@@ -45,6 +45,22 @@ def test_predictions_follow_the_order_of_the_split_not_of_the_loader(tmp_path):
     forwards = kept(tmp_path, task(), DataLoader(data, batch_size=4))
     assert backwards.drop(columns="probability").equals(forwards.drop(columns="probability"))
     assert backwards["probability"].tolist() == pytest.approx(forwards["probability"].tolist())
+
+
+@pytest.mark.parametrize("sampler", ["drawn at random", "listed", "of batches"])
+def test_an_image_has_its_own_index_or_none_where_the_order_that_was_drawn_is_unknown(tmp_path, sampler):
+    places, data = [11, 4, 0, 7, 2, 9], TensorDataset(IMAGES, torch.arange(12) % 3)
+    samplers = {
+        "drawn at random": {"sampler": SubsetRandomSampler(places), "batch_size": 4},
+        "listed": {"sampler": places, "batch_size": 4},
+        "of batches": {"batch_sampler": [places[:4], places[4:]]},
+    }
+    table = kept(tmp_path, task(), DataLoader(data, **samplers[sampler]))
+    if sampler == "drawn at random":
+        assert table["index"].tolist() == [-1] * 6
+    else:
+        assert table["index"].tolist() == sorted(places)
+        assert table["target"].tolist() == [place % 3 for place in sorted(places)]
 
 
 def test_a_regression_keeps_its_numbers_as_they_are(tmp_path):

@@ -1,5 +1,6 @@
 """Keep the prediction for every image of a split during evaluation."""
 
+from itertools import chain, islice
 from typing import Any
 
 import lightning as L
@@ -8,6 +9,7 @@ import pandas as pd
 import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
 
 
 class Predictions(Callback):
@@ -67,6 +69,9 @@ class Predictions(Callback):
     def table(self, loader: Any) -> pd.DataFrame:
         """Return a row for each image of the split, in its order, from all processes; every process must call it.
 
+        ``index`` is the place of the image in the split, and -1 in all rows if the sampler of the loader draws another
+        order each time. The rows then have the order of the evaluation.
+
         Args:
             loader: The loader of the batches.
         """
@@ -74,11 +79,23 @@ class Predictions(Callback):
             return pd.DataFrame()
         columns = {name: torch.cat([part[name] for part in self.kept]).cpu().numpy() for name in self.kept[0]}
         n = len(next(iter(columns.values())))
-        handed = getattr(loader, "handed", None)  # indices of delivered images: unreadable files are missing
-        indices = np.concatenate(handed)[:n] if handed else getattr(loader.sampler, "indices", range(n))[:n]
-        table = pd.DataFrame({"index": indices, **{k: v if v.ndim == 1 else list(v) for k, v in columns.items()}})
+        table = pd.DataFrame(
+            {"index": _images_of(loader, n), **{k: v if v.ndim == 1 else list(v) for k, v in columns.items()}}
+        )
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             parts: list[Any] = [None] * torch.distributed.get_world_size()
             torch.distributed.all_gather_object(parts, table)
             table = pd.concat(parts)
-        return table.sort_values("index", ignore_index=True)
+        return table.sort_values("index", kind="stable", ignore_index=True)
+
+
+def _images_of(loader: Any, n: int) -> np.ndarray[Any, Any]:
+    """Return the indices of the first ``n`` images that a loader has given; -1 if it draws another order each time."""
+    if handed := getattr(loader, "handed", None):  # indices of delivered images: unreadable files are missing
+        return np.concatenate(handed)[:n]
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset) or not loader.batch_sampler:
+        return np.arange(n)
+    drawn, again = ([*islice(chain.from_iterable(loader.batch_sampler), n)] for _ in range(2))
+    if drawn != again:  # as by a SubsetRandomSampler: nothing tells which order was drawn in the evaluation
+        return np.full(n, -1)
+    return np.array(drawn) if all(isinstance(i, int | np.integer) for i in drawn) else np.arange(n)
