@@ -392,6 +392,24 @@ def test_a_step_that_calls_that_of_the_task_is_recorded_by_what_it_returns(recor
         row_of(Calls(()))
 
 
+class InParts(Classifier):
+    """A task whose step calls vitlab's step on each of these parts of its batch."""
+
+    def training_step(self, batch, batch_idx):
+        step = super().training_step
+        return sum((step((batch[0][part], batch[1][part]), batch_idx) for part in self.parts), self.net.head.bias.sum())
+
+
+@pytest.mark.parametrize("parts", [(slice(4), slice(4)), (slice(2),), (slice(1), slice(3)), ()])
+def test_a_metric_of_training_is_a_mean_over_the_images_that_the_step_was_called_on(record, tmp_path, parts):
+    model = InParts(**NETWORK, lr=1e-9)
+    model.parts, right = parts, (model(IMAGES).argmax(1) == torch.arange(12) % 3).float().reshape(3, 4)
+    fit(tmp_path, record, model=model, max_epochs=1, log_every_n_steps=3)
+    seen = torch.cat([right[:, part].flatten() for part in parts]) if parts else None
+    assert record.row.get("train/acc1") == (pytest.approx(seen.mean().item()) if parts else None)
+    assert record.epoch_sums["n"] == 12
+
+
 def bad_in(batches, gradient=False, kind=Classifier):
     """Return a task that skips steps, some of whose losses, or gradients alone, are not finite."""
     torch.manual_seed(1)

@@ -78,6 +78,8 @@ class Steps:
             n, before = samples(batch) or 1, dict(self.own_sums)  # a batch in a form of the user's own counts once
             added: dict[str, Any] = {"n": n}
             theirs = task.train_sums if sums_its_steps(task) else {}  # of a step that has called that of vitlab's task
+            if sums_its_steps(task):  # it may have called that for a part of the images, for two views or not at all
+                added["unmeasured"] = n - theirs.get("n", 0)
             if not task.automatic_optimization:  # of processes, some may return a loss and some none
                 added |= {"loss": 0, "without_loss": 0 if isinstance(loss, Tensor) else n}
             if isinstance(loss, Tensor):  # Lightning has divided it, vitlab's step by the batches that there are
@@ -114,13 +116,13 @@ def means(sums: Mapping[str, float]) -> dict[str, float]:
 
     >>> means({"loss": 6.0, "n": 3, "skipped": 1})
     {'loss': 2.0, 'skipped': 0.25}
-    >>> means({"loss": 6.0, "n": 3, "without_loss": 1})
-    {'loss': 3.0}
+    >>> means({"loss": 6.0, "n": 3, "without_loss": 1, "acc1": 2.0, "unmeasured": -1})
+    {'loss': 3.0, 'acc1': 0.5}
     """
     n = sums.get("n", 0.0)
-    counts = {name: n for name in sums if name not in ("n", "skipped", "without_loss")}
-    if "loss" in counts:
-        counts["loss"] -= sums.get("without_loss", 0.0)
+    without = {"loss": sums.get("without_loss", 0.0)}  # images that a mean is not of
+    named = (name for name in sums if name not in ("n", "skipped", "without_loss", "unmeasured"))
+    counts = {name: n - without.get(name, sums.get("unmeasured", 0.0)) for name in named}
     found = {name: sums[name] / count for name, count in counts.items() if count}
     return found | ({"skipped": sums["skipped"] / images(sums)} if "skipped" in sums else {})
 
