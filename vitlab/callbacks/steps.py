@@ -137,15 +137,28 @@ def images(sums: Mapping[str, float]) -> float:
 
 
 def samples(batch: Any) -> int:
-    """Return the length of the first tensor in a batch of any form.
+    """Return the length of the first tensor in a batch of any form, or of its list of images.
+
+    Such a list has an image ``(C, H, W)`` for each of as many targets; other lists may be views of the same images.
 
     >>> samples({"names": ["a", "b"], "images": torch.zeros(2, 3, 8, 8)})
     2
+    >>> samples(([torch.zeros(3, 8, 8), torch.zeros(3, 4, 4)], torch.zeros(2)))
+    2
+    >>> samples(([torch.zeros(5, 3, 8, 8), torch.zeros(5, 3, 4, 4)], torch.zeros(5)))
+    5
     """
     if isinstance(batch, Tensor):
         return len(batch) if batch.ndim else 1
-    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
-    return next((n for part in parts if (n := samples(part))), 0)
+    parts = [*batch.values()] if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else []
+    lengths = [len(x) for x in parts if isinstance(x, list | tuple) or (isinstance(x, Tensor) and x.ndim)]
+    for part in parts:
+        is_listed = isinstance(part, list | tuple) and all(isinstance(x, Tensor) and x.ndim == 3 for x in part)
+        if is_listed and lengths.count(len(part)) > 1:
+            return len(part)
+        if n := samples(part):
+            return n
+    return 0
 
 
 def ends_with_epoch(trainer: Any) -> bool:
