@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from jsonargparse import Namespace
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from PIL import Image
 
 from vitlab import errors
@@ -291,6 +292,12 @@ def test_only_running_out_of_memory_is_reported_as_such(tmp_path):
     for error in (OSError(12, "Cannot allocate memory"), RuntimeError("unable to mmap: Cannot allocate memory (12)")):
         assert "out of memory" in str(explain_exception(error, run, 64, 1))
     assert explain_exception(RuntimeError("cannot allocate a task to this worker"), run, 64, 1) is None
+
+
+def test_a_metric_that_a_schedule_or_early_stopping_waits_for_in_vain_is_told_in_a_line(tmp_path):
+    for kind, who in ((RuntimeError, "Early stopping"), (MisconfigurationException, "ReduceLROnPlateau")):
+        told = f"{who} conditioned on metric `val/nope` which is not available."
+        assert explain_exception(kind(told), RunDir(tmp_path), 64, 1) == told
 
 
 SHARED = "unable to allocate shared memory(shm) for file </torch_1_2_0>: No space left on device (28)"

@@ -203,7 +203,7 @@ def explain_exception(error: Exception, run: RunDir, batch: int | None, processe
             place = error.filename or run.path
             first = before_again(error.errno).capitalize()
             return f"{place}: {error.strerror}; what was saved before is intact. {first}, then {way_on}"
-        case RuntimeError() if "Early stopping conditioned on" in str(error):
+        case RuntimeError() | MisconfigurationException() if " conditioned on metric " in str(error):
             return one_line(error, 2000)
         case RuntimeError() if processes > 1 and is_about_peers(error):
             return f"another process of the run has ended, or cannot be reached; the run ends. Go on with {way_on}"
