@@ -4,12 +4,14 @@ from typing import get_args
 
 import pytest
 import torch
+from torch import nn
 
+from vitlab.layers import Attention
 from vitlab.layers.drop_path import DropPath
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.pos_embed.build import PosEmbedName
 from vitlab.models import VisionTransformer
-from vitlab.models.packed_batch import PackedPosEmbed
+from vitlab.models.packed_batch import PackedPosEmbed, check_packed
 from vitlab.packed_batch import PackedBatch
 from vitlab.tokenizers.patch import PatchEmbed
 
@@ -113,6 +115,64 @@ class Doubled(PatchEmbed):
 
 def test_patches_of_ones_own_are_packed_if_they_pass_the_batch_on():
     check_equal(network(tokenizer=f"{__name__}.Doubled"))
+
+
+class MeanGate(nn.Module):
+    """An MLP that looks across tokens."""
+
+    def __init__(self, dim, hidden_dim):
+        super().__init__()
+        self.fc, self.gate = nn.Linear(dim, dim), nn.Linear(dim, dim)
+
+    def forward(self, x):
+        return self.fc(x) * self.gate(x.mean(1, keepdim=True))
+
+
+class Everywhere(nn.Module):
+    """Attention between all tokens of a row."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(dim, num_heads, batch_first=True)
+
+    def forward(self, x, pos_embed, layer):
+        return self.attn(x, x, x, need_weights=False)[0]
+
+
+class Within(Attention):
+    """Attention that lets the base class keep images apart."""
+
+
+class Noisy(nn.Module):
+    """An MLP whose outputs tell nothing about its inputs."""
+
+    def __init__(self, dim):
+        super().__init__()
+
+    def forward(self, x):
+        return torch.randn_like(x)
+
+
+@pytest.mark.parametrize("part", [{"mlp_layer": "MeanGate"}, {"attn": "Everywhere"}])
+def test_a_part_of_ones_own_that_mixes_the_images_of_a_row_is_refused(part):
+    own = {name: f"{__name__}.{cls}" for name, cls in part.items()}
+    net, images = VisionTransformer(**TINY, **own, layer_scale=1e-4), [torch.randn(1, 8, 4), torch.randn(1, 4, 8)]
+    for _ in range(2):
+        with pytest.raises(
+            ValueError, match=rf"your own mix those of a row \({next(iter(part.values()))}\): act on each"
+        ):
+            net(images)
+
+
+@pytest.mark.parametrize("part", [{"attn": "Within"}, {"mlp_layer": "Noisy"}])
+def test_a_part_of_ones_own_is_tried_once_with_other_weights_and_draws_nothing(part, monkeypatch):
+    net = VisionTransformer(**TINY, **{name: f"{__name__}.{cls}" for name, cls in part.items()}, dropout=0.1)
+    before, random = {k: v.clone() for k, v in net.state_dict().items()}, torch.get_rng_state()
+    check_packed(net, 1, (4, 4))
+    assert net.training and torch.equal(random, torch.get_rng_state())
+    assert all(torch.equal(before[k], v) for k, v in net.state_dict().items())
+    monkeypatch.setattr("vitlab.models.packed_batch._mixes_images", None)
+    assert net([torch.randn(1, 8, 4), torch.randn(1, 4, 8)]).shape == (2, 5)
 
 
 @pytest.mark.parametrize(

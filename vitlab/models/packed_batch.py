@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
+from vitlab.interface import own_parts
 from vitlab.layers.channels import SqueezeExcite
 from vitlab.layers.custom import PerToken
 from vitlab.layers.drop_path import DropPath
@@ -13,9 +16,12 @@ from vitlab.layers.plain import goes_around
 from vitlab.layers.pos_embed.base import PosEmbed
 from vitlab.layers.pos_embed.placed import placed
 from vitlab.layers.resample import Grid
+from vitlab.models.foreign import modes_kept
 from vitlab.packed_batch import PackedBatch
 from vitlab.tokenizers.patch import PatchEmbed
 from vitlab.tokenizers.splits import pair
+
+_compared = WeakSet[Any]()  # networks with parts of the user's that were found to keep images apart
 
 
 class PackedPosEmbed(PosEmbed):
@@ -240,6 +246,8 @@ def packed_positions(net: Any, images: PackedBatch) -> PackedPosEmbed:
 def check_packed(net: Any, in_chans: int, patch: tuple[int, ...]) -> None:
     """Raise a ValueError if ``net`` cannot take packed images with patches of ``in_chans`` channels and this size.
 
+    A network with parts of the user's is tried once, on three small images, two of which share a row.
+
     Example:
         >>> from vitlab.models import VisionTransformer
         >>> check_packed(VisionTransformer(embed_dim=48, depth=1, num_heads=3), in_chans=3, patch=(16, 16))
@@ -259,6 +267,46 @@ def check_packed(net: Any, in_chans: int, patch: tuple[int, ...]) -> None:
         raise ValueError(f"{what} share rows, whose statistics `norm_layer` would mix: choose layernorm or rmsnorm")
     if drops_rows(net):
         raise ValueError(f"{what} share rows, but `drop_path_subset` drops rows: leave it out")
+    if net not in _compared and patch[0] == patch[1] and (own := own_parts(net)):
+        _compared.add(net)  # before it is tried, which comes here again
+        if _mixes_images(net):
+            _compared.discard(net)
+            names = ", ".join(dict.fromkeys(type(part).__name__ for part in own))
+            way_out = "act on each token alone, or add `pos_embed.bias(layer)` to the logits of attention"
+            raise ValueError(f"{what} share rows, but parts of your own mix those of a row ({names}): {way_out}")
+
+
+def _mixes_images(net: Any) -> bool:
+    """Return whether an image has other outputs in a row that it shares; False where a part fails or draws numbers.
+
+    The weights are random, so that nothing hides behind zeros. Those of the network and global generators stay.
+    """
+    rng, side, long = torch.Generator().manual_seed(0), net.patch_size, net.num_prefix_tokens + 4
+    if (weight := next(net.parameters())).is_meta:
+        return False
+    kind: dict[str, Any] = {"dtype": torch.promote_types(weight.dtype, torch.float32), "device": weight.device}
+    sizes = [(side, side * long), (side, side * 2), (side * 2, side)]  # the last two are as long as the first
+    images = [torch.randn(net.in_chans, *size, generator=rng).to(**kind) for size in sizes]
+    fork = torch.random.fork_rng([weight.device] if weight.is_cuda else [])
+    with torch.no_grad(), modes_kept(net), fork, torch.autocast(weight.device.type, enabled=False):
+        net.eval()
+        try:
+            state = _drawn_state(net, rng, kind)
+            batches = [*[image[None] for image in images], *[image[None] for image in images]]
+            alone, again = torch.cat([functional_call(net, state, (x,), tie_weights=False) for x in batches]).chunk(2)
+            packed = functional_call(net, state, (PackedBatch.of(images, side),), tie_weights=False)
+        except Exception:  # foreign code can raise anything, and does so again where it matters
+            return False
+        return torch.equal(alone, again) and bool((packed - alone).abs().max() > 5e-3 * alone.abs().max())
+
+
+def _drawn_state(net: Any, rng: torch.Generator, kind: dict[str, Any]) -> dict[str, Tensor]:
+    """Return random parameters, and copies of the buffers, as a pass may change them."""
+    state = {name: each.clone().to(**kind) if each.is_floating_point() else each for name, each in net.named_buffers()}
+    for name, each in net.named_parameters():
+        drawn = torch.randn(each.shape, generator=rng).to(**kind)
+        state[name] = drawn * each[0].numel() ** -0.5 if each.ndim > 1 else each.to(**kind) + drawn / 2
+    return state
 
 
 def drops_rows(net: Any) -> bool:
