@@ -229,20 +229,20 @@ def test_another_name_of_an_own_class_or_function_is_kept_with_what_it_names(cel
 
 
 IMPORTS = """
-import ownpack.inner.deep
+import theirpack.inner.deep
 import torch as t
 from torch import cat, nn
-from ownpack.inner import *
-from ownpack.inner import TABLE as table
+from theirpack.inner import *
+from theirpack.inner import TABLE as table
 
 class Act(nn.Module):
     def forward(self, x):
-        return act(cat([x * ownpack.inner.deep.SCALE + table, t.zeros(1)]))
+        return act(cat([x * theirpack.inner.deep.SCALE + table, t.zeros(1)]))
 """
 
 
 def test_submodules_and_what_does_not_say_where_it_is_from_are_imported(cell, tmp_path, monkeypatch):
-    inner, parts = tmp_path / "ownpack" / "inner", tmp_path / "parts.py"
+    inner, parts = tmp_path / "theirpack" / "inner", tmp_path / "parts.py"
     inner.mkdir(parents=True)
     (inner / "__init__.py").write_text("import torch\nTABLE = torch.ones(1)\nact = lambda x: -x\n")
     (inner / "deep.py").write_text("SCALE = 3\n")
@@ -251,16 +251,16 @@ def test_submodules_and_what_does_not_say_where_it_is_from_are_imported(cell, tm
     parts.write_text(source_of(["Act"]))
     (tmp_path / "config.yaml").write_text("model: __main__.Act\n")
     here = vars(sys.modules["__main__"]).pop("Act")
-    for name in ("ownpack", "ownpack.inner", "ownpack.inner.deep"):  # as in another process
+    for name in ("theirpack", "theirpack.inner", "theirpack.inner.deep"):  # as in another process
         monkeypatch.delitem(sys.modules, name)
     load_classes(parts)
     x = torch.tensor([2.0])
     assert sys.modules["__main__"].Act()(x).tolist() == here()(x).tolist() == [-7.0, 0.0]
-    cell(IMPORTS.replace("import ownpack.inner.deep", "import ownpack, ownpack.inner.deep as other"))
+    cell(IMPORTS.replace("import theirpack.inner.deep", "import theirpack, theirpack.inner.deep as other"))
     check_classes(tmp_path)
-    parts.write_text(parts.read_text().replace("import ownpack.inner.deep\n", ""))  # as it was written before
+    parts.write_text(parts.read_text().replace("import theirpack.inner.deep\n", ""))  # as it was written before
     check_classes(tmp_path)
-    for name in ("ownpack", "ownpack.inner", "ownpack.inner.deep"):
+    for name in ("theirpack", "theirpack.inner", "theirpack.inner.deep"):
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(UsageError, match="Act uses `act` of its notebook, a function, whose source cannot be kept"):
         source_of(["Act"])  # it is no longer that of a module

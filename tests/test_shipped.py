@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
+import lightning as L
 import pytest
 import torch
 from PIL import Image
@@ -224,7 +225,8 @@ def test_weights_are_named_alike_wherever_they_are_read(source, empty, monkeypat
     state, trained = load_file(file), load_network(file)
     for p in trained.parameters():
         p.data.zero_()
-    job = SimpleNamespace(task=SimpleNamespace(net=trained), data=None)
+    (task := L.LightningModule()).net = trained
+    job = SimpleNamespace(task=task, data=None)
     _load_weights_of(job, source, None, None)
     for net in (trained, read_teacher(source).net, vitlab.load(source).net):
         assert torch.equal(net.state_dict()["head.weight"], state["head.weight"])

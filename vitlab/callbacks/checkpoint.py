@@ -277,10 +277,8 @@ class Checkpoint(callbacks.Checkpoint):
             monitors += [("monitor` of `EarlyStopping", stop.monitor) for stop in trainer.early_stopping_callbacks]
         for name, metric in monitors if trainer.sanity_checking else ():
             if metric not in measured:
-                none = (
-                    "nothing: validation_step logs none in the check that --trainer.num_sanity_val_steps=0 leaves out"
-                )
-                known = ", ".join(sorted(measured)) or none
+                none = "validation_step logs none in the check that --trainer.num_sanity_val_steps=0 leaves out"
+                known = ", ".join(sorted(measured)) or f"nothing: {none}"
                 hint = did_you_mean(metric, measured)
                 raise UsageError(f"`{name}` must be one of {known}, got {metric}{hint}")
         self.mode = self.mode or usual_mode(trainer, pl_module, self.monitor)
