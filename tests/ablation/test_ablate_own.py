@@ -91,6 +91,7 @@ def test_a_package_that_the_command_line_does_not_confirm_is_no_mistake_of_an_ar
         resolve.resolve(read_ablation("own.yaml"), 1)
 
 
+@pytest.mark.slow
 def test_what_is_in_a_package_that_only_the_command_line_names_is_refused(here, monkeypatch):
     trust(["mine_of_ablation"])
     Path("own.yaml").write_text(FILE.replace("trust_imports: [mine_of_ablation]\n", ""))

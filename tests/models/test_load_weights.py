@@ -720,7 +720,7 @@ class Frozen(Beside):
         self.given = nn.Parameter(torch.ones(3), requires_grad=False)
 
 
-@pytest.mark.parametrize("cls", [Beside, Compiled, Built, Frozen])
+@pytest.mark.parametrize("cls", [Beside, pytest.param(Compiled, marks=pytest.mark.slow), Built, Frozen])
 def test_a_module_of_ones_own_gets_the_weights_beside_its_network_too(path, cls):
     (saved := cls()).configure_model()
     state = {name: value for name, value in saved.state_dict().items() if name != "given"}

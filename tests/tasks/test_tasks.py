@@ -231,6 +231,7 @@ def test_dropout_depends_on_seed_epoch_and_batch_alone():
     assert drawn["a"] == drawn["b"] != drawn["c"]
 
 
+@pytest.mark.slow
 def test_a_training_that_a_process_resumes_draws_the_same_dropout(tmp_path):
     """A step changes `torch.initial_seed`, so that it is another one when the same process goes on."""
 
