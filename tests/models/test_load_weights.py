@@ -691,12 +691,16 @@ class Beside(L.LightningModule):
         return self.last(self.net(images))
 
 
-class Compiled(Beside):
-    """The same, compiled."""
+class Compiling(L.LightningModule):
+    """Compiles its network."""
 
     def __init__(self):
         super().__init__()
         self.net = torch.compile(self.net, backend="eager")
+
+
+class Compiled(Compiling, Beside):
+    """The same, compiled."""
 
 
 class Built(Beside):
@@ -749,12 +753,8 @@ class BuiltNet(L.LightningModule):
         self.net = self.net or nn.Linear(3, 2)
 
 
-class CompiledNet(Own):
+class CompiledNet(Compiling, Own):
     """Its network is compiled."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = torch.compile(self.net, backend="eager")
 
 
 class Counting(Own):

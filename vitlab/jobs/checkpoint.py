@@ -242,7 +242,7 @@ def _with_outside(task: Any, file: Path, sentences: list[str]) -> list[str]:
         file: The file, of which the network was read.
         sentences: What that changed.
     """
-    mine = {} if path_of(task).startswith("vitlab.") else _outside(task.state_dict())
+    mine = _outside(task.state_dict()) if needs_more_than_net(task) else {}
     theirs = _outside(read_content(file)["state_dict"]) if mine else {}
     has_all = bool(theirs) and (theirs.keys() == mine.keys() or not task.strict_loading)
     if not has_all or any(k not in mine or v.shape != mine[k].shape for k, v in theirs.items()):

@@ -26,7 +26,14 @@ from vitlab.data.base import ImageData, protocol_of
 from vitlab.data.record import TRAINED_ON, Trained, measured, read_numbers
 from vitlab.errors import MISTAKES, UsageError, escaped, what_failed
 from vitlab.interface import answering, has_grid, path_of
-from vitlab.jobs.checkpoint import checkpoint_facts, load_checkpoint, load_outside, load_resized, misfit
+from vitlab.jobs.checkpoint import (
+    checkpoint_facts,
+    load_checkpoint,
+    load_outside,
+    load_resized,
+    misfit,
+    needs_more_than_net,
+)
 from vitlab.jobs.restore import PLACES, evaluation_args, has_images_of, load_data_state, naming_place_of_data
 from vitlab.jobs.train.endings import explain_mismatch, in_step
 from vitlab.jobs.train.wandb import add_result
@@ -226,7 +233,8 @@ def _load(cli: VitlabCLI, run: RunDir, checkpoint: Path, conditions: Conditions)
         return _Loaded(None, sentences, {"resized": moved[-1]} if moved else {}, changes)
     if checkpoint.suffix == ".safetensors":  # of a run whose checkpoints were deleted
         load_checkpoint(cli.model, checkpoint)
-        load_outside(cli.model, checkpoint)
+        if not needs_more_than_net(cli.model):  # else it has all
+            load_outside(cli.model, checkpoint)
         load_data_state(cli.datamodule, run, checkpoint)
         return _Loaded(None)
     return _Loaded(None if _load_shards(cli, checkpoint) else checkpoint)
