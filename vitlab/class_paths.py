@@ -177,7 +177,9 @@ def build(key: str, cls: Any, args: Mapping[str, Any], offered: Mapping[str, Any
     try:
         return cls(*first, **{name: value for name, value in offered.items() if name in parameters} | dict(args))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"`{key}`: {path} refuses its arguments: {one_line(error, 2000)}") from error
+        twice = re.search(r"multiple values for keyword argument '(\w+)'", str(error))
+        way_out = f"; a `{twice[1]}` of its own in `__init__` is not passed on with `**kwargs`" if twice else ""
+        raise ValueError(f"`{key}`: {path} refuses its arguments: {one_line(error, 2000)}{way_out}") from error
     except KeyError as error:  # of a parameter or buffer
         if taken := re.fullmatch(r"attribute '(\w+)' already exists", str(error.args[0])):
             raise ValueError(taken_name(key, path, taken[1])) from error

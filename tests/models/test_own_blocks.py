@@ -51,6 +51,13 @@ class Wide(Attention):
         return super().forward(x.double() if self.casts else x, pos_embed, layer, **how).to(x.dtype)
 
 
+class OneHead(Attention):
+    """Sets an argument that it also passes on."""
+
+    def __init__(self, dim, **kwargs):
+        super().__init__(dim, num_heads=1, **kwargs)
+
+
 class Fading(Attention):
     def __init__(self, dim, num_heads, start: float = 0.1, **attention):
         super().__init__(dim, num_heads, **attention)
@@ -189,9 +196,9 @@ class Normalized(nn.Module):
 class Center(nn.Module):
     """The mean of the inner patches of the grid."""
 
-    def __init__(self, num_prefix_tokens, grid):
+    def __init__(self, num_prefix_tokens, grid_size):
         super().__init__()
-        self.num_prefix_tokens, self.grid = num_prefix_tokens, grid
+        self.num_prefix_tokens, self.grid = num_prefix_tokens, grid_size
 
     def forward(self, x):
         return x[:, self.num_prefix_tokens :].unflatten(1, self.grid)[:, 1:-1, 1:-1].mean((1, 2))
@@ -331,6 +338,7 @@ def test_images_in_rows_go_through_a_parallel_block():
         ({"global_pool": f"{HERE}.OfOneToken"}, r"must map tokens \(B, L, 8\) to \(B, 8\), but gave \(2, 17, 8\)"),
         ({"global_pool": {"class_path": "avg", "init_args": {"p": 3}}}, "`global_pool`: avg takes no arguments"),
         ({"mlp_layer": {"class_path": "mlp", "init_args": {"mlp_layer": 3}}}, r"`mlp_layer\.mlp_layer` must be one of"),
+        ({"attn": f"{HERE}.OneHead"}, r"argument 'num_heads'; a `num_heads` of its own in `__init__` is"),
         *(({key: f"{HERE}.Listed"}, f"`{key}`: neither .* would have `layers` of .*Listed") for key in OF_A_CLASS),
         *(({key: f"{HERE}.NoSuper"}, f"`{key}`: `__init__` of .*NoSuper must call `super") for key in OF_A_CLASS),
     ],
@@ -340,9 +348,10 @@ def test_a_mistake_is_named_with_the_way_out(wrong, told):
         VisionTransformer(**TINY | wrong)
 
 
-def test_a_pooling_that_knows_the_grid_is_tried_at_it():
-    pool = {"class_path": f"{HERE}.Center", "init_args": {"grid": [4, 4]}}
-    assert VisionTransformer(**TINY, global_pool=pool, num_classes=3)(torch.randn(2, 1, 8, 8)).shape == (2, 3)
+def test_a_pooling_that_asks_for_the_grid_gets_it_and_is_tried_at_it():
+    net = VisionTransformer(**TINY | {"img_size": (8, 6)}, global_pool=f"{HERE}.Center", num_classes=3)
+    assert net.attn_pool.grid == (4, 3) and net(torch.randn(2, 1, 8, 6)).shape == (2, 3)
+    pool = {"class_path": f"{HERE}.Center", "init_args": {"grid_size": [4, 4]}}
     with pytest.raises(ValueError, match=r"`global_pool`: .*Center does not take \(B, 10, 8\) tokens: .*Error: "):
         VisionTransformer(**TINY | {"img_size": 6}, global_pool=pool)
 

@@ -84,15 +84,15 @@ def build_pool(
 ) -> nn.Module | None:
     """Build the module of a pooling: of a class path, or by attention; None for token, avg and max.
 
-    A class maps the ``(B, P + N, D)`` tokens to ``(B, D)``, and receives ``dim``, ``num_heads`` and
-    ``num_prefix_tokens`` if its constructor has them.
+    A class maps the ``(B, P + N, D)`` tokens to ``(B, D)``, and receives ``dim``, ``num_heads``,
+    ``num_prefix_tokens`` and ``grid_size`` if its constructor has them.
 
     Args:
         global_pool: A word, or a class path with its arguments.
         dim: Token width D.
         num_heads: Number of attention heads A.
         num_prefix_tokens: Number of prefix tokens P.
-        grid_size: Patch tokens per column and per row, (h, w), N = h * w: how many a class is tried with.
+        grid_size: Patch tokens per column and per row, (h, w), N = h * w.
         **by_attention: Further arguments of :class:`AttentionPool`, for the word map.
 
     Raises:
@@ -105,7 +105,7 @@ def build_pool(
     if word := word_of("global_pool", global_pool, get_args(PoolName)):
         return AttentionPool(dim, num_heads, **by_attention) if word == "map" else None
     path, args = name_and_args("global_pool", global_pool)
-    offered = {"dim": dim, "num_heads": num_heads, "num_prefix_tokens": num_prefix_tokens}
+    offered = {"dim": dim, "num_heads": num_heads, "num_prefix_tokens": num_prefix_tokens, "grid_size": grid_size}
     cls = find_class("global_pool", path, nn.Module, get_args(PoolName))
     module: nn.Module = build_part("global_pool", cls, args, offered)
     tokens = torch.zeros(2, num_prefix_tokens + grid_size[0] * grid_size[1], dim)
