@@ -235,9 +235,9 @@ def loss_and_sums(task: Any, batch: Any) -> tuple[Tensor, Mapping[str, Tensor]]:
     )
 
 
-def sums_its_steps(task: Any) -> bool:
-    """Return whether a task accumulates sums over its training steps, as vitlab's do for exact means."""
-    return hasattr(task, "read_train_sums")
+def is_task(module: Any) -> bool:
+    """Return whether a module is a task of vitlab, whose training steps add up exact sums over their images."""
+    return hasattr(module, "train_sums")
 
 
 def redefines(task: Any, method: str) -> bool:
@@ -296,23 +296,6 @@ def fingerprint(data: Any) -> dict[str, Any]:
     return known | (data.fingerprint() if hasattr(data, "fingerprint") else {})
 
 
-def sums_over_processes(sums: Mapping[str, Any], task: Any) -> dict[str, float]:
-    """Return sums over steps as sums over all processes of a training, too; every process must call it."""
-    numbers = [torch.as_tensor(value, dtype=torch.float32, device=task.device) for value in sums.values()]
-    total = task.trainer.strategy.reduce(torch.stack(numbers), reduce_op="sum") if numbers else torch.zeros(0)
-    return dict(zip(sums, total.tolist(), strict=True))
-
-
-def as_skipped(sums: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """Return sums over steps as they were ``before`` the last step, whose images count as skipped.
-
-    >>> as_skipped({"loss": 9.0, "n": 8, "skipped": 0}, {"loss": 2.0, "n": 4, "skipped": 0})
-    {'loss': 2.0, 'n': 4, 'skipped': 4}
-    """
-    images = sum(sums.get(name, 0) - before.get(name, 0) for name in ("n", "skipped"))
-    return {name: before.get(name, 0) for name in sums} | {"skipped": before.get("skipped", 0) + images}
-
-
 def skipped_unless(finite: Tensor, sums: Mapping[str, Any]) -> dict[str, Any]:
     """Return sums over the ``n`` images of a batch; of a loss that is not finite, its images alone, as skipped.
 
@@ -320,9 +303,3 @@ def skipped_unless(finite: Tensor, sums: Mapping[str, Any]) -> dict[str, Any]:
     {'loss': tensor(0.), 'n': tensor(0), 'skipped': tensor(4)}
     """
     return {name: torch.where(finite, value, 0) for name, value in sums.items()} | {"skipped": ~finite * sums["n"]}
-
-
-def of_first_process(sums: Mapping[str, float], task: Any) -> dict[str, Any]:
-    """Return what a process starts from after a resume: the first from the sums over all, others from nothing."""
-    is_first = task._trainer is None or task.trainer.is_global_zero
-    return {name: value if is_first else 0.0 for name, value in sums.items()}

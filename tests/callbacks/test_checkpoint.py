@@ -413,21 +413,18 @@ def test_a_module_and_a_loader_of_ones_own_resume_to_the_same_bits(tmp_path, tra
         assert steps == whole[0] == 9 and torch.equal(weight, whole[1]), cut
 
 
-def test_sums_of_two_processes_are_saved_and_restored_once():
+def test_sums_of_two_processes_are_saved_and_restored_once(tmp_path):
     model = task()
-    model.train_sums = {"n": 4, "loss": torch.tensor(2.0)}
-    strategy = SimpleNamespace(
-        reduce=lambda values, reduce_op: values + torch.tensor([6.0, 3.0])
-    )  # of a second process
-    for first in (True, False):
-        model._trainer = SimpleNamespace(is_global_zero=first, strategy=strategy, datamodule=None)
-        checkpoint = {}
-        model.on_save_checkpoint(checkpoint)
-        assert checkpoint["train_sums"] == {"n": 10.0, "loss": 5.0}
-        other = task()
-        other._trainer = model._trainer
-        other.on_load_checkpoint(checkpoint)
-        assert other.train_sums == ({"n": 10.0, "loss": 5.0} if first else {"n": 0, "loss": 0})
+    of_both = {"reduce": lambda values, reduce_op: values + torch.tensor([6.0, 3.0])}  # with those of the second
+    for key in ("train_sums", "returned_sums"):  # the latter in older checkpoints, of steps of the user's
+        for first in (True, False):
+            model._trainer = SimpleNamespace(is_global_zero=first, strategy=SimpleNamespace(**of_both))
+            record, other, checkpoint = RunRecord(RunDir(tmp_path), print), RunRecord(RunDir(tmp_path), print), {}
+            record._steps.sums = {"n": 4, "loss": torch.tensor(2.0)}
+            record.on_save_checkpoint(model._trainer, model, checkpoint)
+            assert checkpoint == {"train_sums": {"n": 10.0, "loss": 5.0}}
+            other.on_load_checkpoint(model._trainer, model, {"train_sums": {}, key: checkpoint["train_sums"]})
+            assert other._steps.sums == ({"n": 10.0, "loss": 5.0} if first else {"n": 0, "loss": 0})
 
 
 @pytest.mark.parametrize("average", [EMA, EMAWeightAveraging])

@@ -357,18 +357,18 @@ class Broken(Classifier):
 
 @pytest.mark.parametrize("algorithm", ["norm", "value"])
 @pytest.mark.parametrize(("accumulated", "steps"), [(1, [False, True, False]), (2, [True, True, False])])
-def test_a_step_of_infinite_gradients_is_skipped_and_its_images_are_counted(algorithm, accumulated, steps):
+def test_a_step_of_infinite_gradients_is_skipped_and_its_images_are_counted(record, algorithm, accumulated, steps):
     task, keep = Broken(nan_loss="skip", warmup_epochs=0, **TINY), Keep()
     weight, clip = task.net.head.weight.data.clone(), {"gradient_clip_algorithm": algorithm, "gradient_clip_val": 0.5}
-    fit(task, [keep], max_epochs=1, accumulate_grad_batches=accumulated, **clip)
+    fit(task, [keep, record], max_epochs=1, accumulate_grad_batches=accumulated, **clip)
     assert [torch.equal(*pair) for pair in zip([weight, *keep.weights], keep.weights, strict=False)] == steps
     assert task.net.head.weight.isfinite().all()
     skipped = 4 * accumulated
-    assert (int(task.train_sums["n"]), int(task.train_sums["skipped"])) == (12 - skipped, skipped)
-    assert 0 < task.train_sums["loss"] / (12 - skipped) < 2
+    assert (int(record.epoch_sums["n"]), int(record.epoch_sums["skipped"])) == (12 - skipped, skipped)
+    assert 0 < record.epoch_sums["loss"] / (12 - skipped) < 2
 
 
-def test_an_overflow_of_a_float16_scaler_is_skipped_and_lowers_its_factor():
+def test_an_overflow_of_a_float16_scaler_is_skipped_and_lowers_its_factor(record):
     task, plugins = Classifier(nan_loss="skip", **TINY), scaled(init_scale=2.0**126)
-    fit(task, max_epochs=1, plugins=plugins)
-    assert plugins[0].scaler.get_scale() == 2.0**123 and int(task.train_sums["skipped"]) == 12
+    fit(task, [record], max_epochs=1, plugins=plugins)
+    assert plugins[0].scaler.get_scale() == 2.0**123 and int(record.epoch_sums["skipped"]) == 12

@@ -198,7 +198,7 @@ class Checkpoint(callbacks.Checkpoint):
         named = type(data).__qualname__ if data is not None and data.state_dict() else None  # as Lightning calls it
         counts = len(trainer.optimizers), len(trainer.lr_scheduler_configs)
         checkpoint["vitlab"] = describe_format(*counts, named, [*_trained(pl_module)])
-        if not interface.sums_its_steps(pl_module):  # a task of vitlab notes it itself, with any trainer
+        if not interface.is_task(pl_module):  # a task of vitlab notes it itself, with any trainer
             checkpoint["own"] = interface.own_answer(pl_module)
             checkpoint["network"] = interface.arguments_of_net(pl_module)
         if hasattr(trainer.train_dataloader, "state_dict"):
@@ -273,7 +273,7 @@ class Checkpoint(callbacks.Checkpoint):
         if self.monitor is None:  # a module of the user without a monitor
             self.monitor = next((name for name in ("val/loss", "val_loss") if name in measured), None)
         monitors = [("checkpoint.monitor", self.monitor)] if self.monitor else []
-        if interface.sums_its_steps(pl_module):  # other modules may log the metric in training
+        if interface.is_task(pl_module):  # other modules may log the metric in training
             monitors += [("monitor` of `EarlyStopping", stop.monitor) for stop in trainer.early_stopping_callbacks]
         for name, metric in monitors if trainer.sanity_checking else ():
             if metric not in measured:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from vitlab.callbacks.steps import Speed, Steps, images, logged, means
 from vitlab.errors import Stopped, UsageError, named_line, one_line, preview
-from vitlab.interface import of_first_process, sums_its_steps, sums_over_processes
+from vitlab.interface import is_task
 from vitlab.layers.precision import unscale
 from vitlab.lightning_overhead import Unprofiled, search_no_driver
 from vitlab.runs.directory import OVERWRITTEN, RunDir
@@ -118,7 +118,7 @@ class RunRecord(Callback):
         if not self._is_due(trainer, batch_idx, step):
             return
         self._lr = _rate(trainer, pl_module)  # a schedule by step moves on before the batch ends
-        if not (trainer.gradient_clip_val and sums_its_steps(pl_module)):
+        if not (trainer.gradient_clip_val and is_task(pl_module)):
             unscale(trainer, optimizer)
             self._steps.measure_gradient(pl_module)
 
@@ -208,15 +208,14 @@ class RunRecord(Callback):
         self._known_bytes = state_dict.get("metrics_bytes")  # missing in checkpoints of older versions
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Add the sums since the last row, if the module does not save them itself."""
-        if self._steps.own_sums or not sums_its_steps(pl_module):
-            checkpoint[_sums_key(pl_module)] = sums_over_processes(self._steps.own_sums, pl_module)
+        """Add the sums since the last row."""
+        checkpoint["train_sums"] = self._steps.state(pl_module)
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Restore the sums since the last row, if the module does not, and note how many images they are of."""
-        own = checkpoint.get(_sums_key(pl_module), {})
-        self._steps.restore(of_first_process(own, pl_module))
-        self._restored = images(own or checkpoint.get("train_sums", {}))
+        """Restore the sums since the last row, and note how many images they are of."""
+        sums = checkpoint.get("returned_sums") or checkpoint.get("train_sums", {})  # the first: of steps of the user's,
+        self._steps.restore(sums, trainer.is_global_zero)  # in checkpoints written before they were one
+        self._restored = images(sums)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Pause the clock of training."""
@@ -303,11 +302,6 @@ def _describe_nan(
     return told
 
 
-def _sums_key(task: Any) -> str:
-    """Return where a checkpoint holds the sums of returned losses; a task of vitlab keeps its own in train_sums."""
-    return "returned_sums" if sums_its_steps(task) else "train_sums"
-
-
 def _rate(trainer: Any, task: Any) -> float | None:
     """Return the learning rate that follows from `model.lr`: earlier layers, positions and head may have another.
 
@@ -315,7 +309,7 @@ def _rate(trainer: Any, task: Any) -> float | None:
     is that of the first group. Without an optimizer, Lightning's has no groups.
     """
     groups = [group for optimizer in trainer.optimizers[:1] for group in optimizer.param_groups]
-    peak = task.peak_rate() if sums_its_steps(task) and hasattr(task, "peak_rate") else None
+    peak = task.peak_rate() if is_task(task) else None
     rates = [group["lr"] for group in groups if peak is not None and group.get("initial_lr") == peak]
     moving = [group for group in groups if group.get("initial_lr")]
     if peak is not None and not rates and moving:  # no group has the peak rate

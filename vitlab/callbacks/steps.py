@@ -7,15 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitlab.interface import (
-    as_skipped,
-    batches_of_a_step,
-    network,
-    recipe,
-    redefines,
-    sums_its_steps,
-    sums_over_processes,
-)
+from vitlab.interface import batches_of_a_step, is_task, network, recipe, redefines
 
 # Dense 16-bit tensor-core rates in TFLOP/s with float32 accumulation, from NVIDIA's data sheets; the first name that
 # matches counts. Lightning's table mixes these with sparse and scalar rates.
@@ -39,11 +31,11 @@ PEAKS = {
 class Steps:
     """Losses, gradient norms and sums of the steps since the last :meth:`read`; they stay on the device.
 
-    Tasks of vitlab keep exact sums over samples themselves. For any other module, and a task whose subclass has a
-    ``training_step`` of its own, the returned loss is summed, beside the metrics of vitlab's step if it calls that. Of
-    such a task ``nan_loss: skip`` skips steps, too, and
-    their images count as skipped. So do those of a batch for which a ``training_step`` returns None, Lightning's way to
-    skip it, unless the module optimizes by itself: then they are trained on, and no part of the mean of the losses.
+    The step of a vitlab task adds up exact sums over its images. For any other module, and a task whose subclass has a
+    ``training_step`` of its own, the returned loss is summed, beside the metrics of vitlab's step if it calls that. The
+    images of a step that ``nan_loss: skip`` skips count as skipped. So do those of a batch for which a
+    ``training_step`` returns None, Lightning's way to skip it, unless the module optimizes by itself: then they are
+    trained on, and no part of the mean of the losses.
     """
 
     def __init__(self) -> None:
@@ -51,14 +43,14 @@ class Steps:
         self.losses: dict[int, tuple[Tensor, Tensor | None]] = {}
         self._norm_before: Tensor | None = None
         self.grad_norm: Tensor | None = None  # of the last step, if measured
-        self.own_sums: dict[str, Any] = {}  # of a module that keeps none itself
+        self.sums: dict[str, Any] = {}
         self._before: dict[str, Any] = {}  # of the batches before those of the present step
         self._has_stepped = False  # since the batch before
         self.gave_loss = False  # whether any step has
 
     def measure_gradient(self, task: Any) -> None:
         """Measure the norm of the gradient of all weights."""
-        if sums_its_steps(task):
+        if is_task(task):
             task.grad_norm = task.gradient_norm()
         else:
             self.grad_norm = torch.nn.utils.get_total_norm([p.grad for p in task.parameters() if p.grad is not None])
@@ -66,49 +58,78 @@ class Steps:
     def forget_gradient(self, task: Any) -> None:
         """Forget the norm of the step before, which is not that of the one that is made now."""
         self.grad_norm, self._has_stepped = None, True
-        if sums_its_steps(task):
+        if is_task(task):
             task.grad_norm = None
 
     def add(self, trainer: Any, task: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Add a step."""
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        if sums_its_steps(task):
-            self.grad_norm = task.grad_norm
-        if not sums_its_steps(task) or redefines(task, "training_step"):
-            n, before = samples(batch) or 1, dict(self.own_sums)  # a batch in a form of the user's own counts once
-            added: dict[str, Any] = {"n": n}
-            theirs = task.train_sums if sums_its_steps(task) else {}  # of a step that has called that of vitlab's task
-            if sums_its_steps(task):  # it may have called that for a part of the images, for two views or not at all
-                added["unmeasured"] = n - theirs.get("n", 0)
-            if not task.automatic_optimization:  # of processes, some may return a loss and some none
-                added |= {"loss": 0, "without_loss": 0 if isinstance(loss, Tensor) else n}
-            if isinstance(loss, Tensor):  # Lightning has divided it, vitlab's step by the batches that there are
-                batches = batches_of_a_step(trainer, batch_idx) if theirs else trainer.accumulate_grad_batches
-                added["loss"] = loss.detach() * batches * n
-            if theirs:
-                added |= {name: value for name, value in theirs.items() if name not in ("loss", "n", "skipped")}
-                task.train_sums, task.sums_before = {}, {}
-            self.own_sums |= {name: before.get(name, 0) + value for name, value in added.items()}
-            if loss is None and task.automatic_optimization:
-                self.own_sums = as_skipped(self.own_sums, before)
-            if recipe(task).get("nan_loss") == "skip" and self._has_stepped:
-                was_skipped = self.grad_norm is not None and not self.grad_norm.isfinite()  # over all processes
-                self.own_sums = as_skipped(self.own_sums, self._before if was_skipped else self.own_sums)
-                self._before = dict(self.own_sums)
+        added: Mapping[str, Any] = {}
+        if is_task(task):
+            self.grad_norm, added, task.train_sums = task.grad_norm, task.train_sums, {}
+        if not is_task(task) or redefines(task, "training_step"):
+            added = _returned(trainer, task, loss, samples(batch) or 1, batch_idx, added)
+        before = self.sums
+        self.sums = before | {name: before.get(name, 0) + value for name, value in added.items()}
+        if loss is None and task.automatic_optimization:
+            self.sums = as_skipped(self.sums, before)
+        if self._has_stepped and recipe(task).get("nan_loss") == "skip":
+            was_skipped = self.grad_norm is not None and not self.grad_norm.isfinite()  # over all processes
+            self.sums = as_skipped(self.sums, self._before if was_skipped else self.sums)
+            self._before = self.sums
         self._has_stepped = False
         if isinstance(loss, Tensor):
             self.losses[batch_idx], self.gave_loss = (loss.detach(), self._norm_before), True
         self._norm_before = self.grad_norm
 
-    def restore(self, sums: dict[str, Any]) -> None:
-        """Go on from sums that a checkpoint holds."""
-        self.own_sums, self._before = sums, dict(sums)
-
     def read(self, task: Any) -> dict[str, float]:
         """Return sums over all processes, with ``n`` samples, and reset them; every process must call it."""
-        self.losses = {}
-        own, self.own_sums, self._before = sums_over_processes(self.own_sums, task), {}, {}
-        return task.read_train_sums() | own if sums_its_steps(task) else own
+        sums, self.losses, self.sums, self._before = self.state(task), {}, {}, {}
+        return sums
+
+    def state(self, task: Any) -> dict[str, float]:
+        """Return sums over all processes, for a checkpoint; every process must call it."""
+        numbers = [torch.as_tensor(value, dtype=torch.float32, device=task.device) for value in self.sums.values()]
+        total = task.trainer.strategy.reduce(torch.stack(numbers), reduce_op="sum") if numbers else torch.zeros(0)
+        return dict(zip(self.sums, total.tolist(), strict=True))
+
+    def restore(self, sums: Mapping[str, float], is_first: bool) -> None:
+        """Go on from the sums of a checkpoint: the first process from those of all, the others from nothing."""
+        self.sums = self._before = {name: value if is_first else 0.0 for name, value in sums.items()}
+
+
+def _returned(
+    trainer: Any, task: Any, loss: Any, n: int, batch_idx: int, measured: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the sums of a batch of ``n`` images by the loss that a ``training_step`` of the user's returns for it.
+
+    Args:
+        trainer: The trainer.
+        task: The module.
+        loss: What its step returns; None skips the batch.
+        n: Number of images, 1 for a batch in a form of the user's own.
+        batch_idx: Place of the batch in the epoch.
+        measured: Sums of vitlab's step, if theirs calls it, maybe for a part of the images or for two views.
+    """
+    sums: dict[str, Any] = {"n": n}
+    if is_task(task):
+        sums["unmeasured"] = n - measured.get("n", 0)
+    if not task.automatic_optimization:  # of processes, some may return a loss and some none
+        sums |= {"loss": 0, "without_loss": 0 if isinstance(loss, Tensor) else n}
+    if isinstance(loss, Tensor):  # Lightning has divided it, vitlab's step by the batches that there are
+        batches = batches_of_a_step(trainer, batch_idx) if measured else trainer.accumulate_grad_batches
+        sums["loss"] = loss.detach() * batches * n
+    return sums | {name: value for name, value in measured.items() if name not in ("loss", "n", "skipped")}
+
+
+def as_skipped(sums: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """Return sums over steps as they were ``before`` the last step, whose images count as skipped.
+
+    >>> as_skipped({"loss": 9.0, "n": 8, "skipped": 0}, {"loss": 2.0, "n": 4, "skipped": 0})
+    {'loss': 2.0, 'n': 4, 'skipped': 4}
+    """
+    images = sum(sums.get(name, 0) - before.get(name, 0) for name in ("n", "skipped"))
+    return {name: before.get(name, 0) for name in sums} | {"skipped": before.get("skipped", 0) + images}
 
 
 def means(sums: Mapping[str, float]) -> dict[str, float]:

@@ -12,7 +12,7 @@ from torchmetrics import MetricCollection
 
 from vitlab import interface
 from vitlab.class_paths import ClassSpec
-from vitlab.interface import Weighted, loss_and_sums, of_first_process, skipped_unless, sums_over_processes, trained
+from vitlab.interface import Weighted, loss_and_sums, skipped_unless, trained
 from vitlab.layers.compiled import CompileMode, compile_parts, mark_batch
 from vitlab.lightning_overhead import FastHookName, with_cached_signature
 from vitlab.models.arguments import NetworkArgs
@@ -115,8 +115,7 @@ class Task(Named, FastHookName, L.LightningModule):
         all_metrics = add_metrics(measured, metrics, self.kind, num_outputs)
         self.val_meter, self.test_meter = Meter(all_metrics), Meter(all_metrics)
         check_recipe(self)  # refuse a wrong recipe now, not at the first step
-        self.train_sums: dict[str, Tensor | int] = {}
-        self.sums_before: dict[str, Tensor | int] = {}  # of the batches before those of the present step
+        self.train_sums: dict[str, Tensor | int] = {}  # until the record of a run takes them
         self.grad_norm = self._stream_seed = self._summed = None
 
     def forward(self, images: Tensor) -> Tensor:
@@ -141,7 +140,7 @@ class Task(Named, FastHookName, L.LightningModule):
         if (data := getattr(self.trainer, "datamodule", None)) is not None:
             self.take_sizes(data)
         if stage == "fit":
-            self._stream_seed = self._summed = None
+            self._stream_seed, self._summed, self.train_sums = None, None, {}
             self.check_training(self.trainer, data)
             self.check_targets()
             check_forms(self, data)
@@ -180,15 +179,12 @@ class Task(Named, FastHookName, L.LightningModule):
         return {}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["train_sums"] = sums_over_processes(self.train_sums, self)
         checkpoint["stream_seed"], checkpoint["own"] = self._stream_seed, interface.own_answer(self)
         data: Any = getattr(self.trainer, "datamodule", None)
         if hasattr(data, "preparation"):
             checkpoint["images"] = data.preparation()  # with which `vitlab.load` prepares others
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.train_sums = of_first_process(checkpoint.get("train_sums", {}), self)
-        self.sums_before = dict(self.train_sums)
         if (seed := checkpoint.get("stream_seed")) is not None:  # checkpoints before 0.2.0 have none
             self._stream_seed = seed
 
@@ -209,8 +205,6 @@ class Task(Named, FastHookName, L.LightningModule):
         if self.hparams["nan_loss"] == "skip":
             sums = skipped_unless(loss.detach().isfinite(), sums)
         if self._summed != self.global_step:
-            if self._summed is not None:  # the first batch of another step
-                self.sums_before, self._summed = dict(self.train_sums), None
             for name, value in sums.items():  # on the device: nothing waits for the GPU until they are read
                 self.train_sums[name] = self.train_sums.get(name, 0) + in_32_bits(value)
         if isinstance(batch[0], PackedBatch):  # processes have different numbers of images: weigh each image the same
@@ -223,11 +217,6 @@ class Task(Named, FastHookName, L.LightningModule):
         outputs = self.net(images)
         loss = self.train_loss(outputs, targets, *([batch.weights] if isinstance(batch, Weighted) else []))
         return loss, self.train_measures(outputs.detach(), targets)
-
-    def read_train_sums(self) -> dict[str, float]:
-        """Return the sums since the last call, over all processes, and reset them; every process must call it."""
-        sums, self.train_sums, self.sums_before = sums_over_processes(self.train_sums, self), {}, {}
-        return sums
 
     def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         mark_batch(self.hparams["compile"], self.device)

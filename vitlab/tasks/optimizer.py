@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import CyclicLR, LambdaLR, ReduceLROnPlateau
 
 from vitlab.class_paths import ClassSpec, build, find_class, name_and_args
 from vitlab.errors import UsageError, did_you_mean
-from vitlab.interface import as_skipped, batches_of_a_step, is_loadable, mode_of
+from vitlab.interface import batches_of_a_step, is_loadable, mode_of
 from vitlab.layers.precision import unscale
 from vitlab.optim import ScheduleName, warmed_up
 from vitlab.ranges import check_ranges
@@ -387,11 +387,8 @@ def clip_or_skip(
         torch.nn.utils.clip_grad_value_(task.parameters(), limit)
     elif limit:
         torch.nn.utils.clip_grads_with_norm_(task.parameters(), limit, norm)
-    if task.hparams["nan_loss"] != "skip":
-        return
-    if not task.grad_norm.isfinite():  # over all processes
+    if task.hparams["nan_loss"] == "skip" and not task.grad_norm.isfinite():  # over all processes
         optimizer.zero_grad()  # without gradients, an optimizer changes neither weights nor moments
-        task.train_sums = as_skipped(task.train_sums, task.sums_before)
 
 
 def norm_of_gradients(task: nn.Module) -> Tensor:

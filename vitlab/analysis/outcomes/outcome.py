@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlab.analysis.subject import Subject
-from vitlab.interface import answers_itself, sums_its_steps
+from vitlab.interface import answers_itself, is_task
 from vitlab.models.walk import all_finite
 
 
@@ -67,7 +67,7 @@ def outcome_of(subject: Subject) -> Outcome:
 def _outcome_of(subject: Subject) -> Outcome:
     subject.check_classes()
     kind, data, parts = subject.data.targets["kind"], subject.data, []
-    own = subject.task.eval() if sums_its_steps(subject.task) and answers_itself(subject.task) else None
+    own = subject.task.eval() if is_task(subject.task) and answers_itself(subject.task) else None
     split = subject.images(subject.split)
     for images, targets, indices in subject.numbered(split):
         with torch.no_grad():
