@@ -266,7 +266,7 @@ def test_an_arm_must_beat_logistic_regression_on_the_training_pixels(tmp_path, m
     kept.write_text("{" + kept.read_text())
     assert "linear.json" in check(spec, arms)[1][0] and linear(spec, arms).popitem()[1] == found
     assert check(spec, arms) == (1, [], "")
-    assert "images are not in this folder" in check(replace(spec, home=kept.parent), arms)[2]
+    assert "images are not in this folder" in check(replace(spec, home=kept.parent, is_evidence=True), arms)[2]
     kept.write_text(easier)
     assert gate_of(linear(spec, arms), spec, replace(arms[0], data={"other": "images"})) == {}
     results = CellResults(spec, arms)

@@ -321,7 +321,7 @@ def test_a_report_notes_its_look_beside_the_cells(tmp_path, monkeypatch):
     lines = (tmp_path / "runs/ablations/made-up/looks.jsonl").read_text().splitlines()
     assert [json.loads(line)["seeds"] for line in lines] == [[0, 1, 2], [0, 1, 2, 3]]
     assert looks.counts == (3, 4) and looks.most == 6
-    exported = replace(ablation, home=tmp_path / "runs/ablations/made-up")  # its checksums are those of the export
+    exported = replace(ablation, is_evidence=True)  # its checksums are those of the export
     assert take_look(exported, [0, 1, 2, 3, 4]).counts == (3, 4, 5)
     assert (tmp_path / "runs/ablations/made-up/looks.jsonl").read_text().splitlines() == lines
 

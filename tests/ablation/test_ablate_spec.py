@@ -264,7 +264,7 @@ def test_every_column_beside_those_of_the_axes_is_no_name_of_an_axis():
 
 def test_evidence_of_before_may_have_an_axis_that_is_called_as_a_column(write):
     path = write(axes={"kind": GOOD["axes"]["pos_embed"]}, baseline={"kind": "none"})
-    assert list(read_ablation(path, is_alone=True).axes) == ["kind"]
+    assert list(read_ablation(path, is_evidence=True).axes) == ["kind"]
 
 
 def test_a_single_name_is_a_list_and_1e3_is_a_number(write):
@@ -377,7 +377,7 @@ def test_what_an_axis_or_adjust_sets_is_not_tuned_as_the_candidates_would_replac
         return
     with pytest.raises(UsageError, match=rf"line \d+: `tune` names `{key}`, which {owner} sets: leave it out of one"):
         read_ablation(path)
-    assert read_ablation(path, is_alone=True).tune  # evidence of before is read as it is
+    assert read_ablation(path, is_evidence=True).tune  # evidence of before is read as it is
 
 
 def test_a_key_that_an_arm_cannot_take_is_refused_before_candidates_are_trained(write, tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 
 from tests.ablation.toy import DEFAULTS, IMAGES, accuracy, flat
 from vitlab.ablation.evidence.bundle import _thin
+from vitlab.ablation.evidence.protocol import record_version
 from vitlab.ablation.execution import tuning
 from vitlab.ablation.execution.cells import Cell, Resolved, cells_of
 from vitlab.ablation.execution.process import VITLAB
@@ -144,6 +145,20 @@ def test_candidates_that_were_trained_count_where_a_longer_list_moves_them_in_th
     assert numbers()[1] == longer
     tried[2].cells[0].ablation.directory.joinpath("none-try2-try7/s100-0").mkdir(parents=True)  # of another arm
     assert numbers()[1] == longer
+
+
+def test_the_history_of_candidates_holds_the_configs_and_begins_none_anew(lab, monkeypatch):
+    monkeypatch.chdir(lab.path)
+    write(lab, {**SPACE, "seeds": [100]})
+    ablation = read_ablation("toy.yaml")
+    arm = Resolved(ablation.arms[0], {"model": {}, "data": {}}, {}, {}, (), 1.0, "")
+    candidate = trials(ablation, [arm])[0].cells[0].ablation
+    before = {"time": "2026-11-01", "texts": {"the file": ablation.file.path.read_text()}}  # without configs
+    RunDir(candidate.directory / "history").write("0123456789.json", before)
+    digest = record_version(candidate)
+    assert digest == record_version(candidate) == record_version(ablation)
+    kept = {path.stem: json.loads(path.read_text())["texts"] for path in candidate.directory.glob("history/*")}
+    assert set(kept) == {"0123456789", digest} and set(kept[digest]) == {"the file", "base.yaml"}
 
 
 def test_one_measured_seed_more_does_not_tune_again_unasked(lab, monkeypatch):

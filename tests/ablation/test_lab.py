@@ -97,7 +97,8 @@ def test_the_status_of_evidence_names_an_arm_that_was_never_built(toy, lab, monk
     lab.change(arms=("none", "learned"))
     ablation = Lab("toy.yaml").ablation
     arms = [Resolved(ablation.arms[1], {}, {}, {}, (), 1.0, "")]
-    monkeypatch.setattr(bundle, "load_bundle", lambda folder: (replace(ablation, home=lab.path / "ev"), arms))
+    evidence = replace(ablation, home=lab.path / "ev", is_evidence=True)
+    monkeypatch.setattr(bundle, "load_bundle", lambda folder: (evidence, arms))
     (lab.path / "ev").mkdir()
     status = Lab(lab.path / "ev").status()
     assert [(row["arm"], row["state"]) for row in status.rows] == [

@@ -344,7 +344,7 @@ class Lab:
 
     def _refuse_evidence(self, what: str) -> None:
         """Refuse what would write into a folder of exported evidence, which is sealed."""
-        if self._arms is not None:
+        if self.ablation.is_evidence:
             raise UsageError(f"{self.file} is exported evidence: it can be reported and verified, not {what}")
 
     def _refuse_moved_seeds(self) -> None:

@@ -115,7 +115,7 @@ def load_bundle(folder: Path) -> tuple[Ablation, list[Resolved]]:
         raise UsageError(f"{folder}: these files were added since the export: {preview(added, 4)}; remove them")
     if wrong:
         raise UsageError(f"{folder}: these files changed since the export: {preview(wrong, 4)}")
-    ablation = replace(spec.read_ablation(folder / "ablation.yaml", is_alone=True), home=folder)
+    ablation = replace(spec.read_ablation(folder / "ablation.yaml", is_evidence=True), home=folder)
     arms = {arm.name: arm for arm in ablation.arms}
     facts = json.loads((folder / "arms.json").read_text())
     return ablation, [Resolved(**{**f, "arm": arms[f["arm"]], "groups": tuple(f["groups"])}) for f in facts]

@@ -26,7 +26,7 @@ def texts(ablation: Ablation) -> dict[str, str]:
     Of exported evidence, the configs are those of its last version: what lies on the reader's machine is not its own.
     """
     found = {"the file": ablation.file.path.read_text()}
-    if ablation.home:
+    if ablation.is_evidence:
         return {**next((version["texts"] for version in reversed(_kept(ablation))), {}), **found}
     for name in dict.fromkeys([*ablation.base, *(p for arm in ablation.arms for p in arm.configs)]):
         found[_name(Path(name), ablation.file.path.parent)] = read_yaml_text(name)
@@ -109,7 +109,7 @@ def registered(ablation: Ablation) -> dict[str, Any]:
 def stored_versions(ablation: Ablation) -> list[dict[str, Any]]:
     """Return the stored versions, oldest first, and the present one if it is not the last."""
     kept, present = _kept(ablation), texts(ablation)
-    if not kept and ablation.home:
+    if not kept and ablation.is_evidence:
         return []
     if not kept or not is_same(kept[-1]["texts"], present):
         kept.append({"time": "now", "texts": present, "digest": json_digest(present)})

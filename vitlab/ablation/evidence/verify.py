@@ -259,7 +259,8 @@ def _compare_chain(
     tables = {record["cell"]: record["tables"] for record in chain.of("analyses")}
     for cell in done:
         if cell.name not in records:
-            way = "" if ablation.home else "; to measure it again, remove its done.json and `vitlab ablate run`"
+            again = "; to measure it again, remove its done.json and `vitlab ablate run`"
+            way = "" if ablation.is_evidence or prefix else again
             found.say(f"{prefix}{cell.name}", f"the chain has no record of it on {ablation.evaluate}{way}")
             continue
         last, now = records[cell.name][-1]["hashes"], hashes_of(cell.run, ablation.evaluate)
@@ -283,7 +284,7 @@ def _count_again(found: _Found, ablation: Ablation, chain: Chain, records: Recor
             found.notes.append(f"{prefix}{name}: measured {len(mine)} times, with {len(kinds)} different results")
     names = dict.fromkeys(record["cell"] for record in chain.of("cell"))
     gone = [f"{prefix}{name}" for name in names if not (ablation.directory / name / "done.json").is_file()]
-    lost = [name for name in gone if name in found.missing or ablation.home is None or prefix]
+    lost = [name for name in gone if name in found.missing or not ablation.is_evidence or prefix]
     found.missing |= dict.fromkeys(lost, "measured and recorded, but its folder is gone")
     if others := [name for name in gone if name not in lost]:
         found.notes.append(f"recorded, but not in this plan and not exported: {', '.join(others)}")

@@ -346,7 +346,7 @@ def others(ablation: Ablation, resolved: Sequence[Resolved | None]) -> dict[str,
     """
     planned = {cell.name: cell for cell in cells_of(ablation, [arm for arm in resolved if arm])}
     probed, names = {arm.arm.name for arm in resolved if arm}, {arm.name for arm in ablation.arms}
-    code = code_digest(own=ablation.trust_imports) if probed < names and not ablation.home else ""
+    code = code_digest(own=ablation.trust_imports) if probed < names and not ablation.is_evidence else ""
     found: dict[str, list[str]] = {}
     for path in matching(ablation.directory, "*/s*-*/done.json"):
         arm, parts = path.parent.parent.name, _parts(RunDir(path.parent))

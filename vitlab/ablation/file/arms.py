@@ -69,7 +69,7 @@ def read_axes(file: File) -> dict[str, dict[str, Any]]:
                 )
             levels = {level: {name: value} for level, value in zip(named, levels, strict=True)}
             name = str(name).rpartition(".")[2]
-        if str(name) in COLUMNS and not file.is_alone:  # evidence of before is read as it is
+        if str(name) in COLUMNS and not file.is_evidence:  # evidence of before is read as it is
             text = f"the axis `{name}` would share its column in the report with its numbers: give it another name"
             raise file.mistake(where, f"{text}: {{NAME: {{LEVEL: {{KEY: VALUE}}}}}}")
         if str(name) in axes:
@@ -185,7 +185,7 @@ def find_configs(file: File, where: str, value: Any) -> tuple[str, ...]:
     paths = []
     for text in value if isinstance(value, list) else [value]:
         own = (p for p in (Path(str(text)), file.path.parent / str(text)) if p.is_file())
-        found = Path(str(text)) if file.is_alone else next(own, None) or find_shipped(str(text))
+        found = Path(str(text)) if file.is_evidence else next(own, None) or find_shipped(str(text))
         if not found:
             raise file.mistake(where, f"there is no config {text}, neither here, beside the file, nor shipped")
         paths.append(str(found))

@@ -42,11 +42,11 @@ class File:
 
     Args:
         path: The file.
-        is_alone: Whether the files that it names may be missing.
+        is_evidence: Whether it is that of exported evidence, which is read as it is: what it names may be missing.
     """
 
-    def __init__(self, path: str | Path, is_alone: bool = False) -> None:
-        self.path, self.is_alone = Path(path), is_alone
+    def __init__(self, path: str | Path, is_evidence: bool = False) -> None:
+        self.path, self.is_evidence = Path(path), is_evidence
         if not self.path.is_file():
             raise UsageError(f"there is no file {self.path}")
         text = read_yaml_text(self.path)

@@ -54,7 +54,8 @@ class Ablation:
     claims: tuple[Claim, ...] = ()
     tune: Tune | None = None
     trust_imports: tuple[str, ...] = ()  # packages of the user's; the command line must confirm them
-    home: Path | None = None  # folder of exported evidence
+    home: Path | None = None  # where its cells lie, if not in runs/ablations/NAME
+    is_evidence: bool = False  # exported: sealed, without images and configs
 
     @property
     def directory(self) -> Path:
@@ -90,9 +91,9 @@ class Ablation:
         return next((a for a in self.arms if dict(a.levels) == wanted), None)
 
 
-def read_ablation(path: str | Path, is_alone: bool = False) -> Ablation:
-    """Read and check the file of an ablation; with ``is_alone``, the configs that it names may be missing."""
-    file = File(path, is_alone)
+def read_ablation(path: str | Path, is_evidence: bool = False) -> Ablation:
+    """Read and check the file of an ablation; with ``is_evidence``, the configs that it names may be missing."""
+    file = File(path, is_evidence)
     file.check_keys()
     content = file.content
     for key in ("name", "base", "axes", "baseline", "metric"):
@@ -127,6 +128,7 @@ def read_ablation(path: str | Path, is_alone: bool = False) -> Ablation:
         claims=claims,
         tune=read_tune(file, axes, seeds),
         trust_imports=file.texts("trust_imports", "[my_package]"),
+        is_evidence=is_evidence,
     )
 
 

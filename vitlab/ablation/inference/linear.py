@@ -27,7 +27,7 @@ def linear(ablation: Ablation, resolved: list[Resolved]) -> Gates:
     """
     place = RunDir(ablation.directory)
     found = _kept(ablation)
-    if ablation.primary != "acc1" or ablation.home or ablation.run.command:
+    if ablation.primary != "acc1" or ablation.is_evidence or ablation.run.command:
         return found
     for key, arm in {f"{json_digest(arm.data)} {ablation.evaluate}": arm for arm in resolved}.items():
         if "acc1" not in found.get(key, {}):
@@ -47,7 +47,7 @@ def check(ablation: Ablation, resolved: list[Resolved]) -> tuple[int, list[str],
         return 0, [str(error)], ""
     wanted = {f"{json_digest(arm.data)} {ablation.evaluate}": arm for arm in resolved}
     wanted = {key: arm for key, arm in wanted.items() if "acc1" in found.get(key, {})}
-    if not wanted or ablation.home:
+    if not wanted or ablation.is_evidence:
         return 0, [], f"{FILE} not fitted again: the images are not in this folder" if wanted else ""
     words = []
     for key, arm in wanted.items():

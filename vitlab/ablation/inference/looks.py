@@ -114,7 +114,7 @@ def take_look(ablation: Ablation, seeds: Sequence[int], had: Had | None = None) 
         had: Of each metric, the seeds of each arm; by default, each arm has all.
     """
     looks, entry = _next(ablation, seeds, had)
-    if entry and seeds and not ablation.home:
+    if entry and seeds and not ablation.is_evidence:
         entry["file"] = ablation.digest
         if is_there(ablation.directory / FILE):
             append(ablation.directory, "look", **entry)
