@@ -213,6 +213,17 @@ def test_the_start_of_a_network_is_measured_on_its_tokens():
     assert token_spread(VisionTransformer(pos_embed="rope2d", **size), images)["pos_to_content"] == 0
 
 
+def test_a_probe_trains_in_the_modes_of_before_whatever_happens(tmp_path):
+    net = VisionTransformer(img_size=16, patch_size=4, embed_dim=16, depth=2, num_heads=2, dropout=0.1)
+    net.blocks[0].eval()  # as a frozen part is kept
+    modes = [module.training for module in net.modules()]
+    token_spread(net, torch.randn(2, 3, 16, 16))
+    assert [module.training for module in net.modules()] == modes
+    with pytest.raises(RuntimeError, match="shapes"):
+        token_spread(net, torch.randn(2, 1, 16, 16))
+    assert [module.training for module in net.modules()] == modes
+
+
 class BeforeBlocks(PosEmbed):
     """Adds ones to the patch tokens before each block."""
 

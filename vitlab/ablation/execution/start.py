@@ -6,6 +6,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from vitlab.models.foreign import modes_kept
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import token_steps
 from vitlab.runs.directory import RunDir
@@ -61,14 +62,12 @@ def token_spread(net: VisionTransformer, images: torch.Tensor) -> dict[str, floa
     of the patch tokens that it is added to: those of the tokenizer, or those that enter the first block. Where a list
     adds at both places, it is the root of the sum of both squares. It is 0 for embeddings that rotate or bias.
     """
-    was_training = net.training
-    with torch.no_grad():
+    with modes_kept(net), torch.no_grad():
         content, positions = net.eval().tokenizer(images), net.pos_embed.for_batch()
         added = positions(content) - content
         tokens = net.embed(images, positions)
         entering = tokens[:, net.num_prefix_tokens :].contiguous()
         added_before_block = (positions.enter(tokens, 0) - tokens)[:, net.num_prefix_tokens :]
-    net.train(was_training)
     deviation = _sd(content)
     ratios = [_rms(added) / deviation, _rms(added_before_block) / _sd(entering)]
     return {"token_sd": deviation, "pos_to_content": math.hypot(*ratios)}
