@@ -110,7 +110,20 @@ def contrast(groups: Sequence[Values], weights: Sequence[float], number: float =
     return Estimate(value, math.sqrt(sum(parts)), freedom, n, tuple(variances))
 
 
-def interval(values: Values, ci: float = 0.95, exact: bool = False) -> tuple[float, float]:
+def cut(low: float, high: float, within: tuple[float, float]) -> tuple[float, float]:
+    """Return an interval that ends where possible values end, which leaves its coverage as it is; NaN stays NaN.
+
+    Example:
+        >>> cut(0.98, 1.03, within=(0.0, 1.0)), cut(NAN, NAN, within=(0.0, 1.0))
+        ((0.98, 1.0), (nan, nan))
+    """
+    bottom, top = within
+    return max(low, bottom), min(high, top)  # of NaN and another number, both return the first
+
+
+def interval(
+    values: Values, ci: float = 0.95, exact: bool = False, within: tuple[float, float] = (-math.inf, math.inf)
+) -> tuple[float, float]:
     """Return the t interval of a mean; NaN for a single value and, as they show no spread, for values that all agree.
 
     Args:
@@ -118,6 +131,7 @@ def interval(values: Values, ci: float = 0.95, exact: bool = False) -> tuple[flo
         ci: Coverage.
         exact: Whether values that all agree are known without error, such as a change that is 0 in every image. Their
             interval is then that value.
+        within: The least and the largest possible value, where the interval ends.
 
     Example:
         >>> [round(bound, 3) for bound in interval([0.90, 0.91, 0.92])]
@@ -127,7 +141,7 @@ def interval(values: Values, ci: float = 0.95, exact: bool = False) -> tuple[flo
         return NAN, NAN
     estimate = contrast([values], [1.0])
     if estimate.is_testable:
-        return estimate.interval(ci)
+        return cut(*estimate.interval(ci), within)
     return (estimate.value, estimate.value) if exact else (NAN, NAN)
 
 
@@ -191,7 +205,7 @@ def paired_interval(only_a: int, only_b: int, n: int) -> tuple[float, float]:
     a, b, total = only_a + 0.5, only_b + 0.5, n + 2
     value = (a - b) / total
     half = float(special.ndtri(0.975)) * math.sqrt(a + b - (a - b) ** 2 / total) / total
-    return max(-1.0, value - half), min(1.0, value + half)
+    return cut(value - half, value + half, (-1.0, 1.0))
 
 
 def seeds_and_images(values: NDArray[np.float64], ci: float = 0.95) -> tuple[float, float, float]:

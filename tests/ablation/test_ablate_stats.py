@@ -73,6 +73,12 @@ def test_the_interval_of_three_values_by_hand():
     assert stats.interval([1.0, 2.0, 3.0]) == pytest.approx((2 - half, 2 + half))
 
 
+def test_an_interval_ends_where_possible_values_end_and_none_stays_none():
+    assert stats.interval([0.9, 1.0, 1.0], within=(0.9, 1.0)) == (0.9, 1.0)
+    assert np.isnan(stats.interval([0.9], within=(0.0, 1.0))).all()
+    assert stats.interval([1.0, 1.0], exact=True, within=(0.0, 1.0)) == (1.0, 1.0)
+
+
 def test_one_value_has_no_interval_and_no_test():
     assert np.isnan(stats.interval([1.0])).all()
     nothing = contrast([[1.0], [2.0, 3.0]], [1, -1])

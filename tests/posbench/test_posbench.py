@@ -29,7 +29,7 @@ from vitlab.position_bench import bench as benches
 from vitlab.position_bench import submission
 from vitlab.position_bench import training as training_module
 from vitlab.position_bench.cells import Bench, label_of, published
-from vitlab.position_bench.judging import best_of_families, judge
+from vitlab.position_bench.judging import best_of_families, judge, ranks
 from vitlab.position_bench.page import draw_scores, page_lines, write_bench_page
 from vitlab.position_bench.pictures import CELLS, OFFSETS, PIXELS, Split, as_floats, folder_photos, glyphs, photos
 from vitlab.position_bench.protocol import (
@@ -627,6 +627,18 @@ def test_a_wrong_verdict_among_all_tasks_is_as_rare_as_declared(effect):
         words = {v.word for v in judge(draws(rng, [effect + 0 * tuned] * 7, sd=0.002), others)}
         wrong += bool(words & ({"better", "worse"} if effect == 0 else {"equal", "worse" if effect > 0 else "better"}))
     assert wrong / count <= 0.05 + 2 * (0.05 * 0.95 / count) ** 0.5
+
+
+def test_a_single_seed_has_a_score_and_no_interval():
+    """It had one from 0 to 100 %, as if any score were possible, and ranks from the first to the last."""
+    scores = {"accuracy": [0.7]}
+    judged = benches.Judged("mine", scores, judge(scores, {"none": {"accuracy": [0.5]}}), [], {}, [])
+    assert re.search(r"accuracy +70\.0  undecided against none \(\+20\.0\)$", str(judged), re.MULTILINE)
+    (row,) = benches.judged_rows(judged)
+    assert np.isnan([row["low"], row["high"]]).all()
+    assert ranks({"mine": scores, "none": {"accuracy": [0.5]}}, "accuracy")["none"] == pytest.approx(
+        (2.0, np.nan, np.nan), nan_ok=True
+    )
 
 
 def test_seeds_without_spread_are_judged_by_their_difference():

@@ -67,10 +67,10 @@ class Folds:
 
 def _interval(name: str, values: Sequence[float]) -> str:
     """Return the interval of a metric's mean, which ends where the metric ends; a dash if all folds agree."""
-    (low, high), (bottom, top) = interval(values), bounds_of(name, values)
     if len(values) < 2:
         return ""
-    return "-" if math.isnan(low) else f"{max(low, bottom):.4g} to {min(high, top):.4g}"
+    low, high = interval(values, within=bounds_of(name, values))
+    return "-" if math.isnan(low) else f"{low:.4g} to {high:.4g}"
 
 
 def cross_validate(

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from vitlab.stats import interval, seeds_and_images
+from vitlab.stats import cut, interval, seeds_and_images
 
 
 def share_interval(right: int, n: int) -> tuple[float, float]:
@@ -49,8 +49,8 @@ def over_images(
         {'acc1': 0.9, 'acc1_low': 0.596, 'acc1_high': 0.982}
     """
     x = np.asarray(values)
-    low, high = share_interval(int(x.sum()), len(x)) if x.dtype == bool else interval(x.tolist(), exact=True)
-    low, high = np.clip((low, high), *within).tolist()
+    ends = share_interval(int(x.sum()), len(x)) if x.dtype == bool else interval(x.tolist(), exact=True)
+    low, high = cut(*ends, within)
     return {name: float(x.mean()), f"{name}_low": low, f"{name}_high": high}
 
 
@@ -109,5 +109,5 @@ def over_draws(
     if np.asarray(values).dtype == bool:
         variance = ((high - low) / 2 / float(special.ndtri(0.975))) ** 2
         low, high = wilson(mean, mean * (1 - mean) / variance if variance > 0 else images)
-    low, high = np.clip((low, high), *within).tolist()
+    low, high = cut(low, high, within)
     return {name: mean, f"{name}_low": low, f"{name}_high": high}

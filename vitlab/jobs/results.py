@@ -230,8 +230,8 @@ def _bounds(values: list[float]) -> tuple[float, float] | None:
 
     if len(values) < 2:
         return None
-    low, high = interval(values)  # an accuracy ends at 0 and 1, and so does its interval, at the same coverage
-    return None if math.isnan(low) else (max(low, 0.0), min(high, 1.0))
+    low, high = interval(values, within=(0.0, 1.0))
+    return None if math.isnan(low) else (low, high)
 
 
 def _accuracy(values: list[float]) -> str:

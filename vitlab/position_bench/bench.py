@@ -14,7 +14,15 @@ from vitlab.errors import UsageError
 from vitlab.layers.pos_embed import POS_EMBEDS, PosEmbed
 from vitlab.objects import written
 from vitlab.position_bench.cells import Bench, label_of, published, read_cell
-from vitlab.position_bench.judging import TaskVerdict, best_of_families, judge, ranks, score_interval, score_text
+from vitlab.position_bench.judging import (
+    TaskVerdict,
+    best_of_families,
+    judge,
+    ranks,
+    score_interval,
+    score_text,
+    with_interval,
+)
 from vitlab.position_bench.protocol import TASKS, chance_of_tasks, guessing_bounds, read_protocol
 from vitlab.position_bench.training import Method
 from vitlab.runs.processes import as_it_was
@@ -200,8 +208,6 @@ def judged_lines(judged: Judged) -> list[str]:
             is_lost = any(cell.partition("-")[0] == training for cell in judged.lost)
             lines.append(f"  {task:<9} {'no score' if is_lost else 'not applicable'}  ({text})")
             continue
-        values = judged.scores[task]
-        low, high = score_interval(values)
         found = [v for v in (*judged.verdicts, *judged.families) if v.task == task]
         words = ", ".join(
             f"{v.word} to {v.against} ({100 * v.difference:+.1f})".replace("better to", "better than")
@@ -211,7 +217,7 @@ def judged_lines(judged: Judged) -> list[str]:
             for v in found
             if v.word != "not applicable"
         )
-        lines.append(f"  {task:<9} {100 * np.mean(values):5.1f} [{100 * low:.1f}, {100 * high:.1f}]  {words}")
+        lines.append(f"  {task:<9} {score_text(judged.scores[task], width=5)}  {words}")
     if judged.cost:
         lines.append(
             f"  cost      {judged.cost['time']:.2f} x the CPU time and {judged.cost['memory']:.2f} x the "
@@ -263,10 +269,7 @@ def list_lines(bench: Bench) -> list[str]:
         lines.append("rank, mean over seeds with its 95 % interval")
         tables = {task: ranks(scores, task) for task in TASKS}
         for name in complete:
-            cells = [
-                "{:.1f} [{:.1f}, {:.1f}]".format(*tables[task][name]) if name in tables[task] else "n/a"
-                for task in TASKS
-            ]
+            cells = [with_interval(*tables[task][name]) if name in tables[task] else "n/a" for task in TASKS]
             lines.append(f"{name:<12}" + "".join(f"{cell:>22}" for cell in cells))
     if left := [name for name in POS_EMBEDS if name not in complete]:
         lines.append(f"not measured: {', '.join(left)}")

@@ -1,5 +1,6 @@
 """What the cells of posbench say: a verdict for each task, ranks, and the comparisons that were claimed."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -87,19 +88,22 @@ def judge(
 
 
 def score_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % t interval of a mean share of right answers, cut at 0 and 1.
+    """Return the 95 % t interval of a mean share of right answers, cut at 0 and 1; NaN for a single seed.
 
     Example:
         >>> low, high = score_interval([0.7, 1.0, 1.0])
         >>> high
         1.0
     """
-    low, high = interval(list(values), exact=True)
-    return max(0.0, low), min(1.0, high)
+    return interval(values, exact=True, within=(0.0, 1.0))
 
 
-def score_text(values: Sequence[float] | None) -> str:
+def score_text(values: Sequence[float] | None, width: int = 1) -> str:
     """Return the mean score of the seeds and its interval in percent; ``n/a`` where there is none.
+
+    Args:
+        values: The score of each seed.
+        width: Least width of the mean.
 
     Example:
         >>> score_text([0.5, 0.5]), score_text(None)
@@ -108,11 +112,24 @@ def score_text(values: Sequence[float] | None) -> str:
     if not values:
         return "n/a"
     low, high = score_interval(values)
-    return f"{100 * np.mean(values):.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+    return with_interval(100 * float(np.mean(values)), 100 * low, 100 * high, width)
+
+
+def with_interval(mean: float, low: float, high: float, width: int = 1) -> str:
+    """Return a mean and its interval as text; the mean alone where a single seed has no interval.
+
+    Example:
+        >>> with_interval(2.0, 1.5, 2.5), with_interval(2.0, float("nan"), float("nan"))
+        ('2.0 [1.5, 2.5]', '2.0')
+    """
+    number = f"{mean:{width}.1f}"
+    return number if math.isnan(low) else f"{number} [{low:.1f}, {high:.1f}]"
 
 
 def ranks(scores: Mapping[str, Scores], task: str) -> dict[str, tuple[float, float, float]]:
     """Return the mean rank of each method in a task over the seeds, 1 the best, with the 95 % interval of the mean.
+
+    The interval is cut at the first and the last rank, and NaN for a single seed.
 
     Example:
         >>> ranks({"a": {"few": [0.4, 0.5]}, "b": {"few": [0.3, 0.3]}}, "few")["a"]
@@ -122,12 +139,11 @@ def ranks(scores: Mapping[str, Scores], task: str) -> dict[str, tuple[float, flo
     if not names:
         return {}
     table: NDArray[np.float64] = distributions.rankdata([-np.asarray(scores[name][task]) for name in names], axis=0)
-    return {name: (float(row.mean()), *_clipped(row, len(names))) for name, row in zip(names, table, strict=True)}
-
-
-def _clipped(row: NDArray[np.float64], most: int) -> tuple[float, float]:
-    low, high = interval(row.tolist(), exact=True)
-    return max(1.0, low), min(float(most), high)
+    within = (1.0, float(len(names)))
+    return {
+        name: (float(row.mean()), *interval(row.tolist(), exact=True, within=within))
+        for name, row in zip(names, table, strict=True)
+    }
 
 
 def best_of_families(

@@ -111,8 +111,7 @@ def _row(
     results: CellResults, metric: str, arm: Arm, word: str, answer: Answer = NOT_COMPARED, is_claimed: bool = False
 ) -> ArmRow:
     x = results.values(arm, metric)
-    low, high = stats.interval(x, results.ablation.stats.ci)
-    bottom, top = bounds_of(metric, x)
+    low, high = stats.interval(x, results.ablation.stats.ci, within=bounds_of(metric, x))
     facts = results.arm(arm.name)
     return ArmRow(
         arm=arm.name,
@@ -122,8 +121,8 @@ def _row(
         planned=len(results.ablation.seeds),
         mean=statistics.fmean(x) if x else NAN,
         sd=statistics.stdev(x) if len(x) > 1 else NAN,
-        low=max(low, bottom) if low == low else NAN,
-        high=min(high, top) if high == high else NAN,
+        low=low,
+        high=high,
         answer=answer,
         verdict=word,
         test="" if not answer.estimate.is_testable else "paired" if answer.is_paired else "welch",

@@ -14,7 +14,7 @@ from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.words import Section, Table, chance, signed, span
 from vitlab.runs.matching import is_there
 from vitlab.runs.same_images import same_images
-from vitlab.stats import mcnemar, seeds_and_images
+from vitlab.stats import cut, mcnemar, seeds_and_images
 
 NOTE = "McNemar's exact test is about these two checkpoints: it generalizes to other images, not to other seeds."
 JOINT = (
@@ -48,7 +48,7 @@ def compared(results: CellResults) -> tuple[list[dict[str, Any]], list[dict[str,
             gains.append(right.to_numpy(float) - other)
         if len(gains) > 1 and len({len(gain) for gain in gains}) == 1 and len(gains[0]) > 1:
             value, low, high = seeds_and_images(np.stack(gains), results.ablation.stats.ci)
-            low, high = max(low, -1.0), min(high, 1.0)  # where differences of accuracies end
+            low, high = cut(low, high, within=(-1.0, 1.0))  # where differences of accuracies end
             row = {"arm": arm.name, "baseline": baseline.name, "n": len(gains), "n_images": len(gains[0])}
             joint.append({**row, "difference": value, "difference_low": low, "difference_high": high})
     return pairs, joint

@@ -229,9 +229,7 @@ def _interaction(results: CellResults, a: str, b: str) -> tuple[str, Figure, Row
     for i, level_b in enumerate(ablation.axes[b]):
         for level_a in ablation.axes[a]:
             values = means.get((level_a, level_b), [])
-            low, high = interval(values, ablation.stats.ci)
-            bottom, top = bounds_of(ablation.primary, values)
-            low, high = max(low, bottom), min(high, top)  # NaN stays NaN
+            low, high = interval(values, ablation.stats.ci, within=bounds_of(ablation.primary, values))
             base = {a: level_a, b: level_b, "line": i, "n": len(values)}
             rows += [{**base, "value": v, "mean": sum(values) / len(values), "low": low, "high": high} for v in values]
 
