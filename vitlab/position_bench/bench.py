@@ -1,7 +1,7 @@
 """Measure a position embedding against the published evidence, and say how it stands."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +28,14 @@ from vitlab.position_bench.training import Method
 from vitlab.runs.processes import as_it_was
 from vitlab.stats import contrast
 
+_PHRASES = {  # a verdict before what it is against
+    "better": "better than",
+    "worse": "worse than",
+    "equal": "equal to",
+    "undecided": "undecided against",
+    "both at chance": "both at chance, as",
+}
+
 
 class Judged(NamedTuple):
     """What posbench says of a method.
@@ -53,6 +61,21 @@ class Judged(NamedTuple):
 
     def __str__(self) -> str:
         return "\n".join(judged_lines(self))
+
+
+class Anchor(NamedTuple):
+    """What training the anchor, a published cell, again says of a comparison with published cells.
+
+    Args:
+        notes: What limits it.
+        is_paired: Whether equal seeds are pairs, as they are where a machine repeats the published bits.
+    """
+
+    notes: Sequence[str] = ()
+    is_paired: bool = True
+
+
+SAME_MACHINE = Anchor()  # what is compared was all trained here
 
 
 @as_it_was()
@@ -93,7 +116,7 @@ def posbench(
     for name in references.complete():
         references.check_kept(name)
     anchors = anchors or not all(map(references.is_complete, bench.protocol["claims"]["against"]))
-    notes = [] if anchors else check_anchor(bench, references)
+    anchor = SAME_MACHINE if anchors else check_anchor(bench, references)
     lost = bench.run(chosen, label)
     if anchors:
         references = bench
@@ -101,7 +124,7 @@ def posbench(
             for cell, why in bench.run(name, name).items():
                 raise UsageError(f"no verdict against {name}, whose cell {cell} has no score: {why}")
     look(bench, label)
-    return compare_with(bench, label, references, notes)._replace(lost=lost)
+    return compare_with(bench, label, references, anchor)._replace(lost=lost)
 
 
 def method_of(method: Any) -> Method:
@@ -130,35 +153,33 @@ def method_of(method: Any) -> Method:
     return found
 
 
-def check_anchor(bench: Bench, known: Bench) -> list[str]:
-    """Train the published anchor cell of ``known`` again, and return what its difference means for the comparison.
-
-    No line if its predictions are the same to the bit.
-    """
+def check_anchor(bench: Bench, known: Bench) -> Anchor:
+    """Train the published anchor cell of ``known`` again, and return what its difference means for the comparison."""
     anchor = bench.protocol["anchor"]
     name, cell = anchor["method"], f"{anchor['training']}-{anchor['seed']}"
     theirs = known.record(name, cell)
     if theirs is None:
-        return ["the anchor cell is not published yet: give --anchors to train none and learned here"]
+        return Anchor(["the anchor cell is not published yet: give --anchors to train none and learned here"])
     torch.set_num_threads(1)
     bench.run_cell(name, f"anchor.{name}", anchor["training"], anchor["seed"], theirs["rate"])
     mine = bench.predictions(f"anchor.{name}", cell)
     if all(np.array_equal(mine[task], x) for task, x in known.predictions(name, cell).items()):
-        return []
+        return SAME_MACHINE
     task = anchor["training"]
     score, values = bench.record(f"anchor.{name}", cell)["scores"][task], known.scores(name)[task]  # type: ignore[index]
     spread = contrast([values], [1.0])
     half = (spread.interval(0.95)[1] - spread.value) * (len(values) + 1) ** 0.5
     where = "inside" if abs(score - spread.value) <= half else "OUTSIDE"
     advice = "" if where == "inside" else "; do not trust the comparison: --anchors trains none and learned here"
-    return [
+    note = (
         f"this machine does not repeat the published bits: the anchor scores {score:.4f} here and "
         f"{theirs['scores'][task]:.4f} there, {where} the interval of a further seed, "
         f"so seeds are not taken as pairs{advice}"
-    ]
+    )
+    return Anchor([note], is_paired=False)
 
 
-def compare_with(bench: Bench, label: str, references: Bench, notes: list[str]) -> Judged:
+def compare_with(bench: Bench, label: str, references: Bench, anchor: Anchor = SAME_MACHINE) -> Judged:
     """Return the verdicts on the complete cells of a method.
 
     Raises:
@@ -168,7 +189,6 @@ def compare_with(bench: Bench, label: str, references: Bench, notes: list[str]) 
     missing = [name for name in claims["against"] if not references.is_complete(name)]
     if missing:
         raise UsageError(f"{' and '.join(missing)} is not published yet: give --anchors to train it here")
-    paired = not any("not taken as pairs" in note for note in notes)
     mine = bench.scores(label)
     measured = {name: references.scores(name) for name in references.complete()}
     validation = {name: references.validation(name) for name in measured}
@@ -176,9 +196,11 @@ def compare_with(bench: Bench, label: str, references: Bench, notes: list[str]) 
     against = {name: measured[name] for name in claims["against"] if name != label}
     rest = {name: measured[name] for name in best.values() if name not in claims["against"]}
     guessing = guessing_bounds(bench.protocol)
-    verdicts, families = (judge(mine, x, claims["alpha"], claims["margin"], paired, guessing) for x in (against, rest))
+    verdicts, families = (
+        judge(mine, x, claims["alpha"], claims["margin"], anchor.is_paired, guessing) for x in (against, rest)
+    )
     cost = {k: v for k, v in (bench.record(label, "cost") or {}).items() if isinstance(v, float)}
-    return Judged(label, mine, verdicts, families, cost, [*notes, *_not_applicable(bench, label)])
+    return Judged(label, mine, verdicts, families, cost, [*anchor.notes, *_not_applicable(bench, label)])
 
 
 def _not_applicable(bench: Bench, label: str) -> list[str]:
@@ -210,12 +232,7 @@ def judged_lines(judged: Judged) -> list[str]:
             continue
         found = [v for v in (*judged.verdicts, *judged.families) if v.task == task]
         words = ", ".join(
-            f"{v.word} to {v.against} ({100 * v.difference:+.1f})".replace("better to", "better than")
-            .replace("worse to", "worse than")
-            .replace("undecided to", "undecided against")
-            .replace("at chance to", "at chance, as")
-            for v in found
-            if v.word != "not applicable"
+            f"{_PHRASES[v.word]} {v.against} ({100 * v.difference:+.1f})" for v in found if v.word != "not applicable"
         )
         lines.append(f"  {task:<9} {score_text(judged.scores[task], width=5)}  {words}")
     if judged.cost:

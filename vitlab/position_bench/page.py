@@ -148,4 +148,4 @@ def _verdicts(bench: Bench, complete: list[str]) -> dict[str, list[TaskVerdict]]
     """Return the verdicts on each method but ``none``; empty where a method is missing that all are compared with."""
     if not all(name in complete for name in bench.protocol["claims"]["against"]):
         return {}
-    return {name: compare_with(bench, name, bench, []).verdicts for name in complete if name != "none"}
+    return {name: compare_with(bench, name, bench).verdicts for name in complete if name != "none"}
