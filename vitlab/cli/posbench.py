@@ -50,8 +50,7 @@ def main(argv: list[str]) -> int:
         kept = published(options.protocol)
         show_rows(bench.list_rows(kept), options.form) if options.form else show(*bench.list_lines(kept))
         return 0
-    protocol = read_protocol(options.protocol) if options.protocol else None
-    own = Bench(options.folder, options.data, protocol, note if options.form else show)
+    own = Bench(options.folder, options.data, read_protocol(options.protocol), note if options.form else show)
     if options.price:
         from vitlab.position_bench.training import price_lines
 

@@ -109,8 +109,7 @@ def posbench(
     trust(trust_imports)
     chosen = method_of(method)
     label = label_of(chosen)
-    settings = read_protocol(protocol) if protocol else None
-    bench = Bench(Path(folder), Path(data) if data else None, settings, say)
+    bench = Bench(Path(folder), Path(data) if data else None, read_protocol(protocol), say)
     bench.check_kept(label, chosen)
     references = published(protocol)
     for name in references.complete():

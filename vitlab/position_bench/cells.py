@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -21,13 +21,7 @@ from vitlab.errors import UsageError
 from vitlab.layers.pos_embed import POS_EMBEDS
 from vitlab.notebook import source_of, without_docstrings
 from vitlab.position_bench.pictures import Split, folder_photos, glyphs, photos
-from vitlab.position_bench.protocol import (
-    classes_of_photos,
-    evidence_of,
-    protocol_digest,
-    read_protocol,
-    registered_protocol,
-)
+from vitlab.position_bench.protocol import classes_of_photos, evidence_of, protocol_digest, read_protocol
 from vitlab.position_bench.training import (
     Method,
     NotFinite,
@@ -46,11 +40,24 @@ from vitlab.runs.lock import held, take
 from vitlab.runs.manifest import file_digest
 
 T = TypeVar("T")
+SPLITS = {  # of each training, the names of its images for training, test and validation
+    "photos": ("train", "test", "val"),
+    "few": ("few", "test", "val"),
+    "glyphs": ("glyphs", "glyphs_test", "glyphs_val"),
+}
 GLYPH_SEEDS = {"glyphs": 0, "glyphs_test": 1, "glyphs_val": 2}
 NEEDED = {  # of a record, by the word that tells its kind
     "scores": {"training", "seed", "rate", "not_applicable"},
     "validation": {"training", "rate"},
 }
+
+
+class Splits(NamedTuple):
+    """The images of a training."""
+
+    train: Split
+    test: Split
+    val: Split
 
 
 def read_cell(path: Path) -> dict[str, Any]:
@@ -87,42 +94,40 @@ class Bench:
         say: Callable[[str], None] = print,
     ) -> None:
         self.folder, self.data, self.say = Path(folder), data, say
-        self.protocol = dict(protocol or registered_protocol())
+        self.protocol = dict(protocol or read_protocol())
         self.digest = protocol_digest(self.protocol)
         self._splits: dict[str, Split] = {}
 
-    def splits(self, training: str) -> tuple[Split, Split]:
-        """Return the training and the test images of a training.
+    def splits(self, training: str) -> Splits:
+        """Return the images of a training.
 
         Raises:
             UsageError: The images are not those of the protocol.
         """
-        sizes, test = self.protocol["trainings"], self.protocol["test"]
-        if training == "glyphs" and "glyphs" not in self._splits:
-            images = (sizes["glyphs"]["images"], test["glyphs"], self.protocol["validation"])
-            seeds = zip(GLYPH_SEEDS.items(), images, strict=True)
-            found = {name: glyphs(count, seed) for (name, seed), count in seeds}
-            self._check_digests(found)
-            self._splits |= found
-        elif training != "glyphs" and "test" not in self._splits:
-            if self.data is None:
-                what = "a folder with train/CLASS/* and val/CLASS/*" if self._of_folder() else "CIFAR-10"
-                raise UsageError(f"posbench trains on {what}: give its folder, `--data DIR`")
-            counts = {
-                "train": sizes["photos"]["images"],
-                "few": sizes["few"]["images"],
-                "test": test["photos"],
-                "val": self.protocol["validation"],
-            }
-            if self._of_folder():
-                side, classes = self.protocol["network"]["img_size"], classes_of_photos(self.protocol)
-                found = folder_photos(self.data, counts, side, self.folder, classes)
-                self._check_digests(found)
-            else:
-                found = photos(self.data, counts, self.folder / "photos.npz", self._check_digests)
-            self._splits |= found
-        own = {"photos": "train", "few": "few", "glyphs": "glyphs"}[training]
-        return self._splits[own], self._splits["glyphs_test" if training == "glyphs" else "test"]
+        if not self._splits.keys() >= {*SPLITS[training]}:
+            self._splits |= self._glyphs() if training == "glyphs" else self._photos()
+        return Splits(*(self._splits[name] for name in SPLITS[training]))
+
+    def _glyphs(self) -> dict[str, Split]:
+        counts = self.protocol["trainings"]["glyphs"]["images"], self.protocol["test"]["glyphs"]
+        images = zip(GLYPH_SEEDS.items(), (*counts, self.protocol["validation"]), strict=True)
+        found = {name: glyphs(count, seed) for (name, seed), count in images}
+        self._check_digests(found)
+        return found
+
+    def _photos(self) -> dict[str, Split]:
+        if self.data is None:
+            what = "a folder with train/CLASS/* and val/CLASS/*" if self._of_folder() else "CIFAR-10"
+            raise UsageError(f"posbench trains on {what}: give its folder, `--data DIR`")
+        trainings = self.protocol["trainings"]
+        counts = {"train": trainings["photos"]["images"], "few": trainings["few"]["images"]}
+        counts |= {"test": self.protocol["test"]["photos"], "val": self.protocol["validation"]}
+        if not self._of_folder():
+            return photos(self.data, counts, self.folder / "photos.npz", self._check_digests)
+        side, classes = self.protocol["network"]["img_size"], classes_of_photos(self.protocol)
+        found = folder_photos(self.data, counts, side, self.folder, classes)
+        self._check_digests(found)
+        return found
 
     def _of_folder(self) -> bool:
         return bool(self.protocol.get("photos", {}).get("from") == "folder")
@@ -170,7 +175,7 @@ class Bench:
     def _tuning(self, method: Method, label: str, training: str, cell: str, rate: float) -> float:
         seed = self.protocol["tuning"]["seed"]
         if (kept := self.record(label, cell)) is None:
-            train, _ = self.splits(training)
+            train = self.splits(training).train
             start = time.process_time()
             try:
                 net = train_network(method, self.protocol, training, seed, rate, train)
@@ -185,7 +190,7 @@ class Bench:
 
     def validated(self, net: Any, training: str) -> float:
         """Return the accuracy of a network on the validation images; of generated ones, its mean over the questions."""
-        val = self._splits["glyphs_val" if training == "glyphs" else "val"]
+        val = self.splits(training).val
         outputs = outputs_of_images(net, val.images)
         parts = outputs_by_question(outputs).values() if training == "glyphs" else [outputs]
         answers = val.labels.view(len(outputs), -1).T
@@ -241,7 +246,7 @@ class Bench:
                 return kept
             self.say(f"{label} {cell}: trained again, since another learning rate is best in validation now")
             reads += kept["test_reads"]
-        train, test = self.splits(training)
+        train, test, _ = self.splits(training)
         start = time.process_time()
         try:
             net = train_network(method, self.protocol, training, seed, rate, train)
@@ -439,4 +444,4 @@ def published(protocol: str | None = None) -> Bench:
     Args:
         protocol: Name or file of another protocol than the registered one.
     """
-    return Bench(evidence_of(protocol), protocol=read_protocol(protocol) if protocol else None)
+    return Bench(evidence_of(protocol), protocol=read_protocol(protocol))

@@ -38,14 +38,19 @@ def registered_protocol() -> dict[str, Any]:
     return dict(yaml.safe_load((FOLDER / "protocol.yaml").read_text()))
 
 
-def read_protocol(name: str) -> dict[str, Any]:
+def read_protocol(name: str | None = None) -> dict[str, Any]:
     """Return a protocol: that of a file, or one that the package ships by its name, such as ``imagenet100``.
 
     A file with ``base: protocol`` states what differs from the registered one.
 
+    Args:
+        name: The file or the name; None is the registered one.
+
     Raises:
         UsageError: There is none, or it is incomplete.
     """
+    if not name:
+        return dict(registered_protocol())
     found = read_yaml(_file_of(name), "--protocol")
     if (base := found.pop("base", None)) not in (None, "protocol"):
         raise UsageError(f"`--protocol {name}`: `base` must be `protocol`, the registered one, got {base!r}")
