@@ -164,8 +164,8 @@ def test_a_cell_that_is_trained_again_has_the_threads_of_before_and_is_no_run_of
     (one.run.path / "run.json").write_text('{"threads": 3}')
     loggers, threads = [], []
 
-    def run(words, env, *more, **given):
-        threads.append(env["OMP_NUM_THREADS"])
+    def run(words, *given, more):
+        threads.append(more["OMP_NUM_THREADS"])
         loggers.extend(
             yaml.safe_load(Path(word).read_text()).get("trainer.logger")
             for word in words
@@ -173,7 +173,7 @@ def test_a_cell_that_is_trained_again_has_the_threads_of_before_and_is_no_run_of
         )
         return 1, ["enough"]
 
-    monkeypatch.setattr(verify.process, "run_to_end", run)
+    monkeypatch.setattr(verify.process, "run_in_slot", run)
     monkeypatch.setattr(verify, "evaluation", lambda cell: None)
     assert verify._again(one, with_training=True) == "it failed: enough" and loggers == [False] and threads == ["3"]
 

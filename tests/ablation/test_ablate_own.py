@@ -97,11 +97,11 @@ def test_what_is_in_a_package_that_only_the_command_line_names_is_refused(here, 
     Path("own.yaml").write_text(FILE.replace("trust_imports: [mine_of_ablation]\n", ""))
     started = []
 
-    def refuse(words, *more):
+    def refuse(words, *more, **given):
         started.append(words)
         return 2, [f"vitlab: {not_allowed('mine_of_ablation.Wave')}"]
 
-    monkeypatch.setattr(resolve, "run_to_end", refuse)
+    monkeypatch.setattr(resolve, "run_in_slot", refuse)
     with pytest.raises(UsageError, match=r"name it in `trust_imports` of this file: mine_of_ablation$"):
         resolve.resolve(read_ablation("own.yaml"), 1)
     assert started and "--trust_imports" not in started[0]

@@ -383,7 +383,7 @@ def test_what_an_axis_or_adjust_sets_is_not_tuned_as_the_candidates_would_replac
 def test_a_key_that_an_arm_cannot_take_is_refused_before_candidates_are_trained(write, tmp_path, monkeypatch):
     asked = []
 
-    def dry_run(words, *more):
+    def dry_run(words, *more, **given):
         assert "--dry_run" in words
         settings = [yaml.safe_load(Path(words[i + 1]).read_text()) for i, w in enumerate(words) if w == "--config"][-1]
         asked.append((settings["model.pos_embed"], settings["model.pos_embed.scale"], settings["model.opt"]))
@@ -391,7 +391,7 @@ def test_a_key_that_an_arm_cannot_take_is_refused_before_candidates_are_trained(
         return (2, ["vitlab: `model.pos_embed`: PosEmbed takes no argument `scale`"]) if is_wrong else (0, [])
 
     levels = ["none", "learned"]
-    monkeypatch.setattr(resolve, "run_to_end", dry_run)
+    monkeypatch.setattr(resolve, "run_in_slot", dry_run)
     tune = {"model.pos_embed.scale": [0.1, 0.2, 0.3], "model.opt": ["adamw", "sgd"], "seeds": [9]}
     ablation = read_ablation(write(tune=tune, axes=dict(list(GOOD["axes"].items())[:1])))
     arms = [SimpleNamespace(fingerprint=name, code="") for name in levels]

@@ -106,14 +106,14 @@ def test_the_time_of_a_cell_is_that_of_all_its_attempts_but_for_the_last_minute_
     slot = Slot(None, None)
 
     def attempt(looks, killed=False):
-        def run_to_end(words, env, log, timeout, claim, ends, *more):
+        def run_in_slot(words, log, run, slot, workers, claim, ends, more):
             assert [ends() for _ in range(looks)] == [False] * looks
             if killed:
                 monkeypatch.setattr(Cell, "note_seconds", lambda cell, seconds: None)  # the worker is gone, too
             return 0, []
 
         with monkeypatch.context() as patch:
-            patch.setattr(worker.process, "run_to_end", run_to_end)
+            patch.setattr(worker.process, "run_in_slot", run_in_slot)
             worker._run(cells[0], Stage("fit", ["vitlab", "fit"]), None, 1, slot, lambda: False)
 
     note = Cell.note_seconds

@@ -18,7 +18,7 @@ from vitlab.ablation.evidence.protocol import registered
 from vitlab.ablation.execution import process
 from vitlab.ablation.execution.cells import Cell, Resolved
 from vitlab.ablation.execution.commands import evaluation, training, write_overrides
-from vitlab.ablation.execution.gpus import slot
+from vitlab.ablation.execution.gpus import Slot, slot
 from vitlab.ablation.execution.identity import json_digest
 from vitlab.ablation.execution.tuning import Trial
 from vitlab.ablation.file.spec import Ablation
@@ -367,6 +367,7 @@ def _again(cell: Cell, with_training: bool) -> str:
     note_opening(cell.run.path, split, f"{cell.ablation.checkpoint}.ckpt", {"verify": "deep"})
     known = cell.run.record.get("threads")  # sums of a CPU depend on it in their last bits
     threads = {"OMP_NUM_THREADS": str(known)} if known else {}
+    execution = replace(cell.ablation.run, fork=False)
     with tempfile.TemporaryDirectory() as folder:
         there = replace(cell, ablation=replace(cell.ablation, home=Path(folder), wandb=None))  # no run of its own there
         stages = [evaluation(there)]
@@ -379,11 +380,9 @@ def _again(cell: Cell, with_training: bool) -> str:
             for name in ("results.json", f"predictions/{split}.parquet"):
                 (there.run.path / name).unlink(missing_ok=True)
         for stage in stages:
-            with slot(1) as own:
-                device, fd = (own.device, own.fd) if own else (None, None)
-                env = process.child_environment(1, device, **threads)
-                log, timeout = Path(folder) / "log", cell.ablation.run.timeout
-                code, lines = process.run_to_end(stage.words, env, log, timeout, lock=fd)
+            with slot(1) as held:
+                log, own = Path(folder) / "log", held or Slot()
+                code, lines = process.run_in_slot(stage.words, log, execution, own, 1, more=threads)
             if code:
                 return f"it failed: {lines[-1] if lines else f'exit code {code}'}"
         return _differing(cell, there)

@@ -12,9 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from vitlab.ablation.execution.gpus import visible_devices
+from vitlab.ablation.execution.gpus import Slot, visible_devices
 from vitlab.ablation.execution.identity import code_digest
 from vitlab.ablation.execution.warm import Child, Server
+from vitlab.ablation.file.settings import Execution
 from vitlab.config.environment import NAME
 from vitlab.errors import printable
 from vitlab.runs.lock import HeldLock
@@ -51,6 +52,32 @@ def worker_count(workers: int | str, per_gpu: int) -> int:
     if workers != "auto":
         return int(workers)
     return len(visible_devices()) * per_gpu or max(1, core_count() // 2)
+
+
+def run_in_slot(
+    words: list[str],
+    log: Path,
+    run: Execution,
+    slot: Slot,
+    workers: int,
+    claim: HeldLock | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    more: Mapping[str, str] = {},
+) -> tuple[int, list[str]]:
+    """Run a command to its end on the GPU of a slot; return its exit code and the last lines of its output.
+
+    Args:
+        words: The command.
+        log: File to append its output to.
+        run: How the file of the ablation says to run: its `timeout` and `fork`.
+        slot: The slot, which it holds as long as it runs.
+        workers: How many such commands share the cores.
+        claim: The claim it works under.
+        stop: Polled; true ends the command.
+        more: Variables of its environment beside those of this process.
+    """
+    env = child_environment(workers, slot.device, **more)
+    return run_to_end(words, env, log, run.timeout, claim, stop, run.fork, slot.fd)
 
 
 def run_to_end(

@@ -21,7 +21,7 @@ from vitlab.ablation.execution.cells import Resolved, images_per_step
 from vitlab.ablation.execution.commands import command, fit_args, overrides, start_args
 from vitlab.ablation.execution.gpus import WAIT, Slot, shares_per_gpu, slot
 from vitlab.ablation.execution.identity import code_digest, initial_weights_digest, json_digest, versions_in_use
-from vitlab.ablation.execution.process import TIMEOUT, child_environment, failure_kind, run_to_end
+from vitlab.ablation.execution.process import TIMEOUT, failure_kind, run_in_slot
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.analysis import ANALYSES
@@ -178,8 +178,7 @@ def _try_candidate(
         given, log = Path(folder) / "overrides.yaml", Path(folder) / "log"
         given.write_text(yaml.safe_dump({**overrides(ablation, tried, 0), "trainer.logger": False}, sort_keys=False))
         words = [*command(ablation), "fit", *fit_args(ablation, arm, given), "--dry_run", "--quiet"]
-        env = child_environment(workers, own.device)
-        code, lines = run_to_end(words, env, log, ablation.run.timeout, None, stop, ablation.run.fork, own.fd)
+        code, lines = run_in_slot(words, log, ablation.run, own, workers, stop=stop)
     return lines[-1].removeprefix("vitlab: ") if lines and failure_kind(code, lines, {}) == "wrong input" else ""
 
 
@@ -276,8 +275,7 @@ def _run_probe(
         whole = _given(ablation, arm, "trainer.max_steps", -1) or -1
         words.append(f"--trainer.callbacks+={json.dumps({'class_path': START, 'init_args': {'max_steps': whole}})}")
     started = time.perf_counter()
-    env = child_environment(workers, own.device)
-    code, lines = run_to_end(words, env, place / "log", ablation.run.timeout, claim, stop, ablation.run.fork, own.fd)
+    code, lines = run_in_slot(words, place / "log", ablation.run, own, workers, claim, stop)
     seconds = time.perf_counter() - started
     if code and not (ablation.tune and failure_kind(code, lines, run.record) == "diverged"):  # its candidates may not
         if code == TIMEOUT:

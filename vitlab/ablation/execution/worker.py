@@ -71,7 +71,6 @@ def _run(
     cell: Cell, stage: Stage, claim: HeldLock, workers: int, slot: Slot, stop: Callable[[], bool]
 ) -> tuple[int, list[str]]:
     """Run a stage to its end, or until the cell has to wait; return the exit code and the last lines of the log."""
-    env = process.child_environment(workers, slot.device, **_wandb(cell))
     log, run = cell.sibling(".log"), cell.ablation.run
     before, began = cell.device_seconds(), time.monotonic()
     noted = began
@@ -84,7 +83,7 @@ def _run(
         return stop() or cell.is_waiting()
 
     try:
-        return process.run_to_end(stage.words, env, log, run.timeout, claim, ends, run.fork, slot.fd)
+        return process.run_in_slot(stage.words, log, run, slot, workers, claim, ends, _wandb(cell))
     finally:
         cell.note_seconds(before + time.monotonic() - began)
 
