@@ -6,6 +6,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,6 @@ class Verified:
     checked: int
     problems: dict[str, list[str]]  # cell: what is wrong
     numbers: int  # recomputed ones
-    note: str = ""  # what could not be recomputed
     missing: dict[str, str] = field(default_factory=dict)  # planned cell: its state, if that is not allowed
     notes: tuple[str, ...] = ()  # what was not or cannot be checked
     head: str = ""  # the sentence about the chain's head
@@ -67,7 +67,7 @@ class Verified:
         ending = ending if self.numbers or self.problems else "none could be recomputed"
         ending = ending if self.checked or self.problems else "there was nothing to verify"
         ending += f"; {len(self.missing)} are missing (--allow_missing accepts that)" if self.missing else ""
-        lines += [line for line in (self.note, *self.notes, self.head) if line]
+        lines += [line for line in (*self.notes, self.head) if line]
         return "\n".join([*lines, f"{self.checked} cells, {self.numbers} numbers recomputed: {ending}"])
 
 
@@ -88,6 +88,48 @@ class _Found:
         self.problems[name] = self.problems.get(name, []) + list(words)
 
 
+@dataclass
+class _Part:
+    """The main table of an ablation or its tuning, whose cells have a chain each.
+
+    Args:
+        ablation: Whose cells these are.
+        prefix: What comes before their names.
+        planned: The cells of the plan.
+        due: Those of them that must have a result.
+        done: Those that have one.
+    """
+
+    ablation: Ablation
+    prefix: str
+    planned: Sequence[Cell]
+    due: Sequence[Cell]
+    done: Sequence[Cell] = ()
+
+    @cached_property
+    def chain(self) -> Chain | None:
+        """The chain; None if an older version made the cells."""
+        return read_chain(self.ablation.directory)
+
+    @cached_property
+    def records(self) -> Records:
+        """The records of each cell on the evaluated split."""
+        return self.chain.measured(self.ablation.evaluate) if self.chain else {}
+
+    @property
+    def recorded(self) -> list[str]:
+        """The names of the cells in the chain, on whatever split."""
+        return list(dict.fromkeys(record["cell"] for record in (self.chain.of("cell") if self.chain else ())))
+
+    def named(self, name: str) -> str:
+        """Return what a cell, or the chain, is called in problems."""
+        return f"{self.prefix}{name}"
+
+    def is_kept(self, name: str) -> bool:
+        """Return whether a recorded cell still lies there."""
+        return (self.ablation.directory / name / "done.json").is_file()
+
+
 def verify_evidence(
     ablation: Ablation,
     resolved: list[Resolved],
@@ -106,74 +148,61 @@ def verify_evidence(
         allow_missing: Whether planned cells and predictions of candidates may be missing; they are named all the same.
         given_up: Arms that the tuning has given up, whose cells are not planned any more.
     """
-    found, done = _Found(), []
-    chain = read_chain(ablation.directory)
-    records = chain.measured(ablation.evaluate) if chain else {}
-    for cell in cells:
-        done += _look_at(found, cell, cell.name, records.get(cell.name, ()))
-    inner = tried[0].cells[0].ablation if tried else ablation
-    chain_of_tuning = read_chain(inner.directory) if tried else None
-    records_of_tuning = chain_of_tuning.measured(inner.evaluate) if chain_of_tuning else {}
-    for trial in tried:
-        if not trial.stopped:  # one that halving stopped has no result
-            for cell in trial.cells:
-                done += _look_at(found, cell, f"tune/{cell.name}", records_of_tuning.get(cell.name, ()))
+    found, parts = _Found(), [_Part(ablation, "", cells, cells)]
+    if tried:
+        planned = [cell for trial in tried for cell in trial.cells]
+        due = [cell for trial in tried if not trial.stopped for cell in trial.cells]  # halving leaves no result
+        parts.append(_Part(planned[0].ablation, "tune/", planned, due))
+    for part in parts:
+        part.done = [cell for cell in part.due if _look_at(found, part, cell)]
     there = {cell.arm.name for cell in cells} | {*given_up}
     for arm in ablation.arms:
         if arm.name not in there:
             found.missing[arm.name] = "not built or not tuned"
-    main = [cell for cell in done if cell.ablation is ablation]
-    _compare_targets(found, main)
-    _compare_environments(found, main, chain)
-    _compare_chain(found, ablation, main, chain, records, "")
-    _name_outsiders(found, ablation, cells, chain, "")
-    if tried:
-        candidates = [cell for cell in done if cell.ablation is not ablation]
-        _compare_chain(found, inner, candidates, chain_of_tuning, records_of_tuning, "tune/")
-        _name_outsiders(found, inner, [cell for trial in tried for cell in trial.cells], chain_of_tuning, "tune/")
-    _name_the_rest(found, main)
-    if limits := dict.fromkeys(cell.limit for cell in main if cell.limit):
+    main, *tuning = parts
+    _compare_targets(found, main.done)
+    _compare_environments(found, main)
+    for part in parts:
+        _compare_chain(found, part)
+        _name_outsiders(found, part)
+    _name_the_rest(found, main.done)
+    if limits := dict.fromkeys(cell.limit for cell in main.done if cell.limit):
         found.notes.append(f"measured on a part of the {ablation.evaluate} split, as planned: {', '.join(limits)}")
     if found.untold:
         found.notes.append(f"cannot be recomputed, as the task writes no predictions: {preview(found.untold)}")
     if found.bare:
-        found.missing["tune"] = f"{len(found.bare)} of {len(done) - len(main)} candidates have no predictions"
+        count = sum(len(part.done) for part in tuning)
+        found.missing["tune"] = f"{len(found.bare)} of {count} candidates have no predictions"
     if allow_missing and found.missing:
         found.notes.append(f"missing, as allowed: {', '.join(f'{k} ({v})' for k, v in found.missing.items())}")
         found.missing = {}
     fits, wrong, note = linear.check(ablation, resolved)
     problems = found.problems | ({linear.FILE: wrong} if wrong else {})
-    head = chain.sentence() if chain else ""
-    return Verified(found.checked, problems, found.numbers + fits, note, found.missing, tuple(found.notes), head)
+    notes = ([note] if note else []) + found.notes
+    head = main.chain.sentence() if main.chain else ""
+    return Verified(found.checked, problems, found.numbers + fits, found.missing, tuple(notes), head)
 
 
-def _look_at(found: _Found, cell: Cell, name: str, records: Sequence[Mapping[str, Any]]) -> list[Cell]:
-    """Check a cell by itself; return it if it is done.
-
-    Args:
-        found: What was found so far.
-        cell: The cell.
-        name: What it is called in problems.
-        records: Its records in the chain, of the evaluated split.
-    """
-    state = cell.state()
+def _look_at(found: _Found, part: _Part, cell: Cell) -> bool:
+    """Check a cell by itself; return whether it is done."""
+    state, name, records = cell.state(), part.named(cell.name), part.records.get(cell.name, ())
     if state not in ("done", "damaged"):
         if text := cell.outlived():
             found.checked += 1
             found.say(name, text)
-        elif not (state == "diverged" and name.startswith("tune/")):  # a diverged candidate is one that lost
+        elif not (state == "diverged" and part.prefix):  # a diverged candidate is one that lost
             found.missing[name] = state
-        return []
+        return False
     is_bare = state == "done" and not _table(cell).is_file()
     if is_bare and records and records[-1]["hashes"]["predictions"] is None:
         found.untold.append(name)
-    elif is_bare and name.startswith("tune/"):
+    elif is_bare and part.prefix:
         found.bare.append(name)
     words, count = ([cell.damage()], 0) if state == "damaged" else _check(cell, name in (*found.bare, *found.untold))
     found.checked, found.numbers = found.checked + 1, found.numbers + count
     if words:
         found.say(name, *words)
-    return [cell] if state == "done" else []
+    return state == "done"
 
 
 def _check(cell: Cell, is_bare: bool = False) -> tuple[list[str], int]:
@@ -226,77 +255,73 @@ def _compare_targets(found: _Found, done: Sequence[Cell]) -> None:
                 found.say(name, f"its images or their targets are not those of {kinds[usual][0]}")
 
 
-def _compare_environments(found: _Found, done: Sequence[Cell], chain: Chain | None) -> None:
+def _compare_environments(found: _Found, part: _Part) -> None:
     """Name the cells that other versions trained than the rest."""
-    environments = {cell.name: environment_of(cell.run) for cell in done}
+    environments = {cell.name: environment_of(cell.run) for cell in part.done}
     if len(set(environments.values())) < 2:
         return
     usual = Counter(environments.values()).most_common(1)[0][0]
     names = [name for name, text in environments.items() if text != usual]
-    if chain is None:  # when a cell's identity did not hold its environment
+    if part.chain is None:  # when a cell's identity did not hold its environment
         found.notes.append(f"trained in other environments than the rest: {', '.join(names)}")
         return
     for name in names:
         found.say(name, f"trained with {environments[name]}, the rest with {usual}")
 
 
-def _compare_chain(
-    found: _Found, ablation: Ablation, done: Sequence[Cell], chain: Chain | None, records: Records, prefix: str
-) -> None:
+def _compare_chain(found: _Found, part: _Part) -> None:
     """Compare every file that a record of the chain holds the hash of."""
-    signed = [cell for cell in done if cell.run.read("done.json").get("record")]
+    ablation, chain = part.ablation, part.chain
+    signed = [cell for cell in part.done if cell.run.read("done.json").get("record")]
     if chain is None:
         if signed:
-            found.say(f"{prefix}{CHAIN}", "chain.jsonl is gone, and the cells name their records in it")
-        elif done and not prefix:
+            found.say(part.named(CHAIN), "chain.jsonl is gone, and the cells name their records in it")
+        elif part.done and not part.prefix:
             found.notes.append(
                 "there is no chain of records (an older version made these cells): predictions that were exchanged "
                 "together with their results cannot be told"
             )
         return
     if chain.broken:
-        found.say(f"{prefix}{CHAIN}", chain.broken)
+        found.say(part.named(CHAIN), chain.broken)
     tables = {record["cell"]: record["tables"] for record in chain.of("analyses")}
-    for cell in done:
-        if cell.name not in records:
+    for cell in part.done:
+        if cell.name not in part.records:
             again = "; to measure it again, remove its done.json and `vitlab ablate run`"
-            way = "" if ablation.is_evidence or prefix else again
-            found.say(f"{prefix}{cell.name}", f"the chain has no record of it on {ablation.evaluate}{way}")
+            way = "" if ablation.is_evidence or part.prefix else again
+            found.say(part.named(cell.name), f"the chain has no record of it on {ablation.evaluate}{way}")
             continue
-        last, now = records[cell.name][-1]["hashes"], hashes_of(cell.run, ablation.evaluate)
-        gone = ("predictions",) if f"{prefix}{cell.name}" in found.bare else ()
+        last, now = part.records[cell.name][-1]["hashes"], hashes_of(cell.run, ablation.evaluate)
+        gone = ("predictions",) if part.named(cell.name) in found.bare else ()
         changed = [name for name in last if last[name] != now.get(name) and name not in gone]
         changed += [n for n, h in tables.get(cell.name, {}).items() if analyses_of(cell.run).get(n) != h]
         if changed:
-            found.say(f"{prefix}{cell.name}", f"not as it was recorded: {', '.join(changed)}")
-    _count_again(found, ablation, chain, records, prefix)
-    if not prefix:
+            found.say(part.named(cell.name), f"not as it was recorded: {', '.join(changed)}")
+    _count_again(found, part)
+    if not part.prefix:
         noted = [record["digest"] for record in chain.of("registered")]
         if noted and registered(ablation).get("digest") != noted[-1]:
-            found.say(f"{prefix}{CHAIN}", "registered.json is not the registration that was recorded")
+            found.say(CHAIN, "registered.json is not the registration that was recorded")
 
 
-def _count_again(found: _Found, ablation: Ablation, chain: Chain, records: Records, prefix: str) -> None:
+def _count_again(found: _Found, part: _Part) -> None:
     """Tell of cells that were measured with several results, and of those that lie there no more."""
-    for name, mine in records.items():
+    for name, mine in part.records.items():
         kinds = {record["hashes"]["result"] for record in mine}
         if len(kinds) > 1:
-            found.notes.append(f"{prefix}{name}: measured {len(mine)} times, with {len(kinds)} different results")
-    names = dict.fromkeys(record["cell"] for record in chain.of("cell"))
-    gone = [f"{prefix}{name}" for name in names if not (ablation.directory / name / "done.json").is_file()]
-    lost = [name for name in gone if name in found.missing or not ablation.is_evidence or prefix]
+            found.notes.append(f"{part.named(name)}: measured {len(mine)} times, with {len(kinds)} different results")
+    gone = [part.named(name) for name in part.recorded if not part.is_kept(name)]
+    lost = [name for name in gone if name in found.missing or not part.ablation.is_evidence or part.prefix]
     found.missing |= dict.fromkeys(lost, "measured and recorded, but its folder is gone")
     if others := [name for name in gone if name not in lost]:
         found.notes.append(f"recorded, but not in this plan and not exported: {', '.join(others)}")
 
 
-def _name_outsiders(found: _Found, ablation: Ablation, cells: Sequence[Cell], chain: Chain | None, prefix: str) -> None:
+def _name_outsiders(found: _Found, part: _Part) -> None:
     """Say which recorded cells lie there and are in no plan, such as those of a seed that the file names no more."""
-    planned = {cell.name for cell in cells}
-    names = dict.fromkeys(record["cell"] for record in (chain.of("cell") if chain else ()))
-    there = [name for name in names if name not in planned and (ablation.directory / name / "done.json").is_file()]
-    if there:
-        found.notes.append(f"recorded, but not in this plan: {', '.join(prefix + name for name in there)}")
+    planned = {cell.name for cell in part.planned}
+    if there := [part.named(name) for name in part.recorded if name not in planned and part.is_kept(name)]:
+        found.notes.append(f"recorded, but not in this plan: {', '.join(there)}")
 
 
 def _name_the_rest(found: _Found, done: Sequence[Cell]) -> None:
