@@ -261,20 +261,28 @@ def power(
     return found
 
 
-def seeds_needed(estimate: Estimate, distance: float, level: float) -> int | None:
+def seeds_needed(estimate: Estimate, distance: float, level: float, margin: float | None = None) -> int | None:
     """Return how many seeds per arm detect a distance with 80 % power, at an estimate's spread; None above a thousand.
+
+    Args:
+        estimate: What has been observed.
+        distance: The difference to detect.
+        level: Two-sided level.
+        margin: If given, the aim is to show that the distance is within it: then both one-sided tests pass.
 
     Example:
         >>> estimate = contrast([[0.90, 0.92, 0.91], [0.89, 0.91, 0.90]], [1.0, -1.0])
         >>> seeds_needed(estimate, 0.01, level=0.05)
         17
     """
-    if not estimate.is_testable or not distance:
+    size = abs(distance)
+    distances = (size,) if margin is None else (margin - size, margin + size)
+    if not estimate.is_testable or min(distances) <= 0:
         return None
     n = np.arange(2, 1001)
     spread, freedom = estimate.at(n)
-    found = power(distance, spread, freedom, n.tolist(), level)
-    enough = found >= 0.8
+    found = np.sum([power(each, spread, freedom, n.tolist(), level) for each in distances], axis=0)
+    enough = found - (len(distances) - 1) >= 0.8  # of two tests, hardly ever does neither pass
     return int(n[enough.argmax()]) if enough.any() else None
 
 

@@ -5,7 +5,6 @@ import pytest
 from scipy import stats as reference
 
 from vitlab import stats
-from vitlab.ablation.inference.verdicts import _seeds_needed
 from vitlab.stats import contrast
 
 # The blood counts of Dunnett 1955, as scipy's documentation gives them.
@@ -216,4 +215,6 @@ def with_sd_1(n):
 def test_the_advised_seeds_of_welchs_test_are_those_of_each_arm_however_many_each_has(sizes):
     estimate, equal = (contrast([with_sd_1(n), with_sd_1(m)], [1.0, -1.0]) for n, m in (sizes, (8, 8)))
     assert stats.seeds_needed(estimate, 1.0, 0.05) == 17  # two samples whose means are one sd apart (Cohen 1988)
-    assert _seeds_needed(estimate, 0.1, 1.0) == _seeds_needed(equal, 0.1, 1.0) > 10
+    within = [stats.seeds_needed(one, one.value, 0.1, margin=1.0) for one in (estimate, equal)]
+    assert within[0] == within[1] > 10
+    assert stats.seeds_needed(estimate, -1.0, 0.1, margin=1.0) is None

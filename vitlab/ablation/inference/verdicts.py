@@ -4,8 +4,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from vitlab import stats
 from vitlab.ablation.file.claims import Claim
 from vitlab.ablation.inference.answers import Answer, Question, Test
@@ -158,30 +156,16 @@ def additional_seeds(answer: Answer, looks: Looks, alpha: float, margin: float |
     """
     n, seen = answer.estimate.n, len(looks.seeds)  # some of them may have diverged, as may some of those to come
     level = 2 * alpha / answer.equivalence.factor if margin else alpha / answer.difference.factor
-    needed = _seeds_needed(answer.estimate, level, margin)
+    needed = stats.seeds_needed(answer.estimate, answer.estimate.value, level, margin)
     for count in range(max(needed or n, n + 1), looks.most + 1):  # the first future look that suffices
         more = math.ceil((count - n) * seen / n)
         if seen + more > looks.most:
             break
         later = [(seen + more) / looks.most] if seen + more > looks.counts[-1] else []  # else seeds that were missing
         left = levels([*looks.times, *later], level)[-1]
-        if (_seeds_needed(answer.estimate, left, margin) or count + 1) <= count:
+        if (stats.seeds_needed(answer.estimate, answer.estimate.value, left, margin) or count + 1) <= count:
             return more
     return max(1, math.ceil((needed - n) * seen / n)) if needed is not None else None
-
-
-def _seeds_needed(estimate: Estimate, level: float, margin: float | None) -> int | None:
-    """Return how many seeds detect a difference, or show that it is within a margin: then both one-sided tests pass."""
-    if margin is None:
-        return stats.seeds_needed(estimate, estimate.value, level)
-    if abs(estimate.value) >= margin:
-        return None
-    n = np.arange(2, 1001)
-    spread, freedom = estimate.at(n)
-    distances = (margin - abs(estimate.value), margin + abs(estimate.value))
-    one, other = (stats.power(distance, spread, freedom, n.tolist(), level) for distance in distances)
-    enough = one + other - 1 >= 0.8  # hardly ever does neither pass
-    return int(n[enough.argmax()]) if enough.any() else None
 
 
 def _advice(aim: str, more: int | None, looks: Looks) -> str:
