@@ -6,9 +6,9 @@ parameters they have in common, so seeds are pairs by design, and the paired tes
 """
 
 import itertools
-import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from vitlab import stats
 from vitlab.ablation.execution.identity import effective, json_digest
@@ -76,46 +76,40 @@ class Answer:
     looks: Looks | None = None
 
 
-@dataclass(frozen=True)
-class _Estimates:
-    """The estimates for a question."""
+class _Asked(NamedTuple):
+    """A question before its family is tested."""
 
-    declared: Estimate
+    answer: Answer  # without tests and looks
     unpaired: Estimate
     bounds: tuple[float, float]  # of each value
     looks: Looks
-    is_paired: bool = False
-    correlation: float = NAN
-    note: str = ""
 
 
 def answer(results: CellResults, looks: Looks, questions: Sequence[Question]) -> dict[Question, Answer]:
     """Return the answer to each question; together they are one family."""
     alpha = results.ablation.stats.alpha
     found = {q: _estimate(results, looks, q) for q in questions}
-    different = _family(found, alpha, {q: (q.key, s.declared.p()) for q, s in found.items()})
-    unpaired = _family(found, alpha, {q: (q.key, s.unpaired.p()) for q, s in found.items()}, is_declared=False)
-    margins = {q: (found[q].declared, q.margin) for q in found if q.margin}
-    equal = {q: ((q.key, m), e.p_equivalent(m)) for q, (e, m) in margins.items()}
-    excess = {q: ((q.key, m), e.p_outside(m)) for q, (e, m) in margins.items()}
+    estimates = {q: asked.answer.estimate for q, asked in found.items()}
+    different = _family(found, alpha, {q: (q.key, e, e.p()) for q, e in estimates.items()})
+    unpaired = _family(found, alpha, {q: (q.key, asked.unpaired, asked.unpaired.p()) for q, asked in found.items()})
+    margins = {q: (e, q.margin) for q, e in estimates.items() if q.margin}
+    equal = {q: ((q.key, m), e, e.p_equivalent(m)) for q, (e, m) in margins.items()}
+    excess = {q: ((q.key, m), e, e.p_outside(m)) for q, (e, m) in margins.items()}
     equivalent, beyond = _family(found, 2 * alpha, equal, sides=1), _family(found, alpha, excess)
     return {
-        q: Answer(
-            s.declared,
-            s.is_paired,
-            s.correlation,
-            s.note,
-            different[q],
-            unpaired[q],
-            equivalent.get(q, NOTHING),
-            beyond.get(q, NOTHING),
-            s.looks,
+        q: replace(
+            asked.answer,
+            difference=different[q],
+            unpaired=unpaired[q],
+            equivalence=equivalent.get(q, NOTHING),
+            excess=beyond.get(q, NOTHING),
+            looks=asked.looks,
         )
-        for q, s in found.items()
+        for q, asked in found.items()
     }
 
 
-def _estimate(results: CellResults, looks: Looks, q: Question) -> _Estimates:
+def _estimate(results: CellResults, looks: Looks, q: Question) -> _Asked:
     """Return the estimates for a question from the seeds that may be tested."""
     arms, weights = [arm for arm, _ in q.terms], [weight for _, weight in q.terms]
     settled = [seed for seed in looks.seeds if all(results.is_settled(arm, seed, q.metric) for arm in arms)]
@@ -134,7 +128,7 @@ def _estimate(results: CellResults, looks: Looks, q: Question) -> _Estimates:
             note = f"{', '.join(without)} without a result: no inference"
     r = stats.correlation(*pairs) if len(q.terms) == 2 else NAN
     bounds = bounds_of(q.metric, itertools.chain(*values))
-    return _Estimates(declared, unpaired, bounds, looks, is_paired, r, note)
+    return _Asked(Answer(declared, is_paired, r, note), unpaired, bounds, looks)
 
 
 def are_pairs(results: CellResults, arms: list[str]) -> bool:
@@ -152,34 +146,39 @@ def share_batches(results: CellResults, arms: list[str]) -> bool:
 
 
 def _family(
-    estimates: Mapping[Question, _Estimates],
+    found: Mapping[Question, _Asked],
     alpha: float,
-    p_values: Mapping[Question, tuple[Hashable, float]],
+    p_values: Mapping[Question, tuple[Hashable, Estimate, float]],
     sides: int = 2,
-    is_declared: bool = True,
 ) -> dict[Question, Test]:
-    """Adjust the p values of a family for interim looks and multiple comparisons; mirror images count once."""
+    """Adjust the p values of a family for interim looks and multiple comparisons; mirror images count once.
+
+    Args:
+        found: What was estimated.
+        alpha: Error of the family.
+        p_values: Of a question, what it shares with its mirror image, the estimate that is tested, and the p.
+        sides: Of each test.
+    """
     overall = {  # the first of mirror images; a one-sided p may be 1
-        key: max(p, estimates[q].looks.overall(2 * p / sides) * sides / 2)
-        for q, (key, p) in reversed([*p_values.items()])
+        key: max(p, found[q].looks.overall(2 * p / sides) * sides / 2)
+        for q, (key, _, p) in reversed([*p_values.items()])
     }
     adjusted = dict(zip(overall, stats.holm([*overall.values()]), strict=True))
     tests = {}
-    for q, (key, p) in p_values.items():
-        (total, factor), looks = adjusted[key], estimates[q].looks
-        estimate = estimates[q].declared if is_declared else estimates[q].unpaired
+    for q, (key, estimate, p) in p_values.items():
+        (total, factor), looks = adjusted[key], found[q].looks
         share = p / total if looks.times == (1.0,) and total and p else 1 / factor  # a total of 1 is capped
         level = looks.level(alpha * share) if estimate.is_testable else NAN  # so the interval agrees with total
         low, high = estimate.interval(1 - level) if estimate.is_testable else (NAN, NAN)
-        tests[q] = Test(p, total, *_clip(q, estimates[q].bounds, low, high), factor)
+        tests[q] = Test(p, total, *stats.cut(low, high, _ends(q, found[q].bounds)), factor)
     return tests
 
 
-def _clip(q: Question, bounds: tuple[float, float], low: float, high: float) -> tuple[float, float]:
-    """Clip an interval to possible values, such as a difference in accuracy of at most 1; coverage does not change."""
+def _ends(q: Question, bounds: tuple[float, float]) -> tuple[float, float]:
+    """Return the least and the largest possible value of a sum, such as 1 of a difference in accuracy."""
     bottom, top = bounds
     positive = sum(w for _, w in q.terms if w > 0)
     negative = -sum(w for _, w in q.terms if w < 0)
     least = positive * bottom - (negative * top if negative else 0) - q.number
     most = positive * top - (negative * bottom if negative else 0) - q.number
-    return (max(low, least), min(high, most)) if not math.isnan(low) else (low, high)
+    return least, most
