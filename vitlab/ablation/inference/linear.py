@@ -29,7 +29,7 @@ def linear(ablation: Ablation, resolved: list[Resolved]) -> Gates:
     found = _kept(ablation)
     if ablation.primary != "acc1" or ablation.is_evidence or ablation.run.command:
         return found
-    for key, arm in {f"{json_digest(arm.data)} {ablation.evaluate}": arm for arm in resolved}.items():
+    for key, arm in {_key(ablation, arm): arm for arm in resolved}.items():
         if "acc1" not in found.get(key, {}):
             try:
                 found[key] = _fit(ablation, arm)
@@ -45,7 +45,7 @@ def check(ablation: Ablation, resolved: list[Resolved]) -> tuple[int, list[str],
         found: Gates = RunDir(ablation.directory).read(FILE)
     except UsageError as error:
         return 0, [str(error)], ""
-    wanted = {f"{json_digest(arm.data)} {ablation.evaluate}": arm for arm in resolved}
+    wanted = {_key(ablation, arm): arm for arm in resolved}
     wanted = {key: arm for key, arm in wanted.items() if "acc1" in found.get(key, {})}
     if not wanted or ablation.is_evidence:
         return 0, [], f"{FILE} not fitted again: the images are not in this folder" if wanted else ""
@@ -70,7 +70,12 @@ def _kept(ablation: Ablation) -> Gates:
 
 def gate_of(found: Gates, ablation: Ablation, arm: Resolved) -> dict[str, Any]:
     """Return the gate for the data of an arm; empty if nothing was fitted."""
-    return found.get(f"{json_digest(arm.data)} {ablation.evaluate}", {})
+    return found.get(_key(ablation, arm), {})
+
+
+def _key(ablation: Ablation, arm: Resolved) -> str:
+    """Return what the gates of arms on the same images are stored by."""
+    return f"{json_digest(arm.data)} {ablation.evaluate}"
 
 
 @terminal_as_it_was()
