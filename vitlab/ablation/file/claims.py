@@ -8,11 +8,11 @@ import itertools
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vitlab.ablation.file.schema import File
-from vitlab.errors import did_you_mean
+from vitlab.errors import UsageError, did_you_mean
 
 SIDE = r"(?:[\w.-]+=)?[\w.-]+"
 CONDITION = r"[\w.-]+=[\w.-]+"
@@ -37,8 +37,8 @@ class Claim:
     b: str | float
     sign: str  # > or ~, or gap: the difference of a and b under `first` is smaller or larger than under `second`
     margin: float | None
-    metric: str | None  # None: the primary one
-    where: Mapping[str, str]  # axis: level; other axes give one verdict per level
+    metric: str | None = None  # None: the primary one
+    where: Mapping[str, str] = field(default_factory=dict)  # axis: level; other axes give one verdict per level
     first: str = ""  # gap: levels of `gap_axis` in the order of the text; shown is the first gap minus the second
     second: str = ""
     gap_axis: str = ""
@@ -63,45 +63,109 @@ def _combinations(axes: Mapping[str, list[str]]) -> list[dict[str, str]]:
 
 def parse_claim(file: File, index: int, text: Any, axes: Mapping[str, Mapping[str, Any]]) -> Claim:
     """Parse a claim; refuse unknown axes and levels."""
-    place = f"claims/{index}"
-    if not isinstance(text, str):
-        raise file.mistake(place, f"a claim is one of {FORMS}, got {text!r}")
-    body, metric = _cut(text, ON)
-    body, named = _cut(body, OVER)
-    over = tuple(re.split(r"\s*,\s*", named)) if named else ()
-    if unknown := [name for name in over if name not in axes]:
-        hint = did_you_mean(unknown[0], axes) or f"; there are {', '.join(axes)}"
-        raise file.mistake(place, f"a claim goes over `{unknown[0]}`, which is not an axis{hint}")
-    outside = re.sub(r"\([^)]*\)", lambda found: "." * len(found[0]), body)
-    cut = outside.find("|")
-    condition = body[cut + 1 :] if cut >= 0 else ""
-    body = body[:cut] if cut >= 0 else body
-    pairs = [_condition(file, place, part.strip(), axes) for part in condition.split(",") if part.strip()]
-    if found := GAP.fullmatch(body.strip()):
-        claim = _gap(file, place, text, found, metric, dict(pairs), axes)
-    elif found := COMPARISON.fullmatch(body.strip()):
-        claim = _comparison(file, place, text, found, metric, dict(pairs), axes)
-    else:
-        raise file.mistake(place, f"cannot read the claim {text!r}; a claim is one of {FORMS}")
-    sets = [axis for axis in (claim.axis, claim.gap_axis, *over, *(axis for axis, _ in pairs)) if axis]
-    if doubles := [axis for axis in sets if sets.count(axis) > 1]:
-        raise file.mistake(place, f"the claim sets `{doubles[0]}` twice, got {text!r}")
-    if claim.a == claim.b or (claim.sign == "gap" and claim.first == claim.second):
-        raise file.mistake(place, f"the claim compares arms with themselves, got {text!r}")
-    return replace(claim, over=over)
+    return _Reader(file, f"claims/{index}", text, axes).claim()
 
 
-def _comparison(file: File, place: str, text: str, found: Any, metric: Any, where: Any, axes: Any) -> Claim:
-    axis, a = _level(file, place, found["a"], axes)
-    number = _number(found["b"])
-    is_level = found["b"] in axes[axis] or not math.isfinite(number)
-    b = _same_axis(file, place, axis, found["b"], axes) if is_level else number
-    if (found["sign"] == "~") != bool(found["margin"]):
-        raise file.mistake(place, f"`~` needs `within M`, and `>` must not have it, got {text!r}")
-    margin = _number(found["margin"]) if found["margin"] else None
-    if margin is not None and not margin > 0:
-        raise file.mistake(place, f"the margin must be a number above 0, got {found['margin']!r}")
-    return Claim(text, axis, a, b, found["sign"], margin, metric, where)
+@dataclass(frozen=True)
+class _Reader:
+    """Reads a claim.
+
+    Args:
+        file: The file that it stands in.
+        place: Its dotted place there.
+        text: The claim; anything but a string is refused.
+        axes: Of each axis, its levels.
+    """
+
+    file: File
+    place: str
+    text: Any
+    axes: Mapping[str, Mapping[str, Any]]
+
+    def claim(self) -> Claim:
+        """Return the claim."""
+        if not isinstance(self.text, str):
+            raise self.mistake(f"a claim is one of {FORMS}, got {self.text!r}")
+        body, metric = _cut(self.text, ON)
+        body, named = _cut(body, OVER)
+        over = tuple(re.split(r"\s*,\s*", named)) if named else ()
+        if unknown := [name for name in over if name not in self.axes]:
+            hint = did_you_mean(unknown[0], self.axes) or f"; there are {', '.join(self.axes)}"
+            raise self.mistake(f"a claim goes over `{unknown[0]}`, which is not an axis{hint}")
+        outside = re.sub(r"\([^)]*\)", lambda found: "." * len(found[0]), body)
+        cut = outside.find("|")
+        condition = body[cut + 1 :] if cut >= 0 else ""
+        body = body[:cut] if cut >= 0 else body
+        pairs = [self.condition(part.strip()) for part in condition.split(",") if part.strip()]
+        if found := GAP.fullmatch(body.strip()):
+            claim = self.gap(found)
+        elif found := COMPARISON.fullmatch(body.strip()):
+            claim = self.comparison(found)
+        else:
+            raise self.mistake(f"cannot read the claim {self.text!r}; a claim is one of {FORMS}")
+        sets = [axis for axis in (claim.axis, claim.gap_axis, *over, *(axis for axis, _ in pairs)) if axis]
+        if doubles := [axis for axis in sets if sets.count(axis) > 1]:
+            raise self.mistake(f"the claim sets `{doubles[0]}` twice, got {self.text!r}")
+        if claim.a == claim.b or (claim.sign == "gap" and claim.first == claim.second):
+            raise self.mistake(f"the claim compares arms with themselves, got {self.text!r}")
+        return replace(claim, metric=metric, where=dict(pairs), over=over)
+
+    def comparison(self, found: re.Match[str]) -> Claim:
+        """Return the claim of a match of :data:`COMPARISON`, without metric and conditions."""
+        axis, a = self.level(found["a"])
+        number = _number(found["b"])
+        is_level = found["b"] in self.axes[axis] or not math.isfinite(number)
+        b = self.level_of(axis, found["b"]) if is_level else number
+        if (found["sign"] == "~") != bool(found["margin"]):
+            raise self.mistake(f"`~` needs `within M`, and `>` must not have it, got {self.text!r}")
+        margin = _number(found["margin"]) if found["margin"] else None
+        if margin is not None and not margin > 0:
+            raise self.mistake(f"the margin must be a number above 0, got {found['margin']!r}")
+        return Claim(self.text, axis, a, b, found["sign"], margin)
+
+    def gap(self, found: re.Match[str]) -> Claim:
+        """Return the claim of a match of :data:`GAP`, without metric and conditions."""
+        axis, a = self.level(found["a"])
+        b = self.level_of(axis, found["b"])
+        if (found["a2"], found["b2"]) != (found["a"], found["b"]):
+            raise self.mistake(f"both gaps must be between the same two levels, got {self.text!r}")
+        (axis_s, s), (axis_t, t) = (self.condition(found[key]) for key in "st")
+        if axis_s != axis_t or axis_s == axis:
+            raise self.mistake(f"the gaps must differ in the level of one other axis, got {self.text!r}")
+        is_larger = found["sign"] == ">"
+        return Claim(self.text, axis, a, b, "gap", None, first=s, second=t, gap_axis=axis_s, is_larger=is_larger)
+
+    def condition(self, text: str) -> tuple[str, str]:
+        """Return the axis and the level of ``axis=level``."""
+        if not re.fullmatch(CONDITION, text):
+            raise self.mistake(f"expected axis=level after `|`, got {text!r}")
+        return self.level(text)
+
+    def level_of(self, axis: str, text: str) -> str:
+        """Return the level of an axis that a text names."""
+        other, level = self.level(text if "=" in text else f"{axis}={text}")
+        if other != axis:
+            raise self.mistake(f"a claim compares levels of one axis, and `{text}` is not of `{axis}`")
+        return level
+
+    def level(self, text: str) -> tuple[str, str]:
+        """Return the axis and the level that a text names, with its axis or alone."""
+        axis, _, level = text.rpartition("=")
+        if axis and axis not in self.axes:
+            raise self.mistake(f"a claim names `{axis}`, which is not an axis{did_you_mean(axis, self.axes)}")
+        found = [name for name in ([axis] if axis else self.axes) if level in self.axes[name]]
+        if not found:
+            known = [name for levels in self.axes.values() for name in levels]
+            hint = did_you_mean(level, known) or f"; there are {', '.join(known)}"
+            where = f" of `{axis}`" if axis else ""
+            raise self.mistake(f"a claim names `{level}`, which is not a level{where}{hint}")
+        if len(found) > 1:
+            raise self.mistake(f"`{level}` is a level of {' and '.join(found)}: write {found[0]}={level}")
+        return found[0], level
+
+    def mistake(self, text: str) -> UsageError:
+        """Return a mistake in the claim, with its place."""
+        return self.file.mistake(self.place, text)
 
 
 def _number(text: str) -> float:
@@ -112,45 +176,6 @@ def _number(text: str) -> float:
         return math.nan
 
 
-def _gap(file: File, place: str, text: str, found: Any, metric: Any, where: Any, axes: Any) -> Claim:
-    axis, a = _level(file, place, found["a"], axes)
-    b = _same_axis(file, place, axis, found["b"], axes)
-    if (found["a2"], found["b2"]) != (found["a"], found["b"]):
-        raise file.mistake(place, f"both gaps must be between the same two levels, got {text!r}")
-    (axis_s, s), (axis_t, t) = (_condition(file, place, found[key], axes) for key in "st")
-    if axis_s != axis_t or axis_s == axis:
-        raise file.mistake(place, f"the gaps must differ in the level of one other axis, got {text!r}")
-    return Claim(text, axis, a, b, "gap", None, metric, where, s, t, axis_s, found["sign"] == ">")
-
-
 def _cut(text: str, pattern: str) -> tuple[str, str | None]:
     found = re.search(pattern, text)
     return (text[: found.start()] + text[found.end() :], found[1]) if found else (text, None)
-
-
-def _condition(file: File, place: str, text: str, axes: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
-    if not re.fullmatch(CONDITION, text):
-        raise file.mistake(place, f"expected axis=level after `|`, got {text!r}")
-    return _level(file, place, text, axes)
-
-
-def _same_axis(file: File, place: str, axis: str, text: str, axes: Mapping[str, Mapping[str, Any]]) -> str:
-    other, level = _level(file, place, text if "=" in text else f"{axis}={text}", axes)
-    if other != axis:
-        raise file.mistake(place, f"a claim compares levels of one axis, and `{text}` is not of `{axis}`")
-    return level
-
-
-def _level(file: File, place: str, text: str, axes: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
-    axis, _, level = text.rpartition("=")
-    if axis and axis not in axes:
-        raise file.mistake(place, f"a claim names `{axis}`, which is not an axis{did_you_mean(axis, axes)}")
-    found = [name for name in ([axis] if axis else axes) if level in axes[name]]
-    if not found:
-        known = [name for levels in axes.values() for name in levels]
-        hint = did_you_mean(level, known) or f"; there are {', '.join(known)}"
-        where = f" of `{axis}`" if axis else ""
-        raise file.mistake(place, f"a claim names `{level}`, which is not a level{where}{hint}")
-    if len(found) > 1:
-        raise file.mistake(place, f"`{level}` is a level of {' and '.join(found)}: write {found[0]}={level}")
-    return found[0], level
