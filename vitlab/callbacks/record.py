@@ -68,7 +68,7 @@ class RunRecord(Callback):
         self._steps = Steps()
         # Two things of the run before wait until this attempt has something of its own: its configuration, see
         # `settle`, and what `--overwrite` has set aside, which stays there if no row is ever written.
-        self.at_first_step: Callable[[], None] | None = None
+        self.waiting: list[Callable[[], None]] = []
         self._has_a_row = False
         self._lr: float | None = None  # of the last step that is logged
         self._skipped = 0  # consecutive skipped batches, counted in whole rows
@@ -124,7 +124,7 @@ class RunRecord(Callback):
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Write a row every ``log_every_n_steps`` and at the end of an epoch."""
-        if self.at_first_step and self.has_stepped(trainer):
+        if self.waiting and self.has_stepped(trainer):
             self.settle()
         self._steps.add(trainer, pl_module, outputs, batch, batch_idx)
         self._batches += 1
@@ -138,9 +138,9 @@ class RunRecord(Callback):
 
     def settle(self) -> None:
         """Do what waits for the first step: until then, a resumed run keeps the configuration of its weights."""
-        if waiting := self.at_first_step:
-            self.at_first_step = None
-            waiting()
+        waiting, self.waiting = self.waiting, []
+        for write in waiting:
+            write()
 
     def seconds_left(self, trainer: Any) -> float:
         """Estimate the seconds until training ends from the mean times so far, validations included.

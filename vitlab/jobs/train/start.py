@@ -72,7 +72,7 @@ def begin(job: Job) -> None:
     if not job.resumed:
         run.write_text("overrides.yaml", redact(yaml.safe_dump(dict(settings(job.arguments)), sort_keys=False)))
     if job.resumed and is_there(run.config):  # which describes the weights until this attempt makes a step
-        job.record.at_first_step = partial(_write_config, job)
+        job.record.waiting.append(partial(_write_config, job))
     else:
         _write_config(job)
     log_to(run.path / "train.log")
@@ -274,10 +274,11 @@ def write_facts(job: Job) -> None:
     """
     run, groups, data = job.run, _groups(job.task), fingerprint(job.data)
     run.write("model.json", {**job.facts, "float32": float32_precision(job.trainer.strategy.root_device.type)})
-    if job.record.at_first_step and is_there(run.path / "data.json"):
-        job.record.at_first_step = partial(_write_config_groups_and_data, job, groups, data)
+    write = partial(_write_groups_and_data, job, groups, data)
+    if job.record.waiting and is_there(run.path / "data.json"):
+        job.record.waiting.append(write)
     else:
-        _write_groups_and_data(job, groups, data)
+        write()
     run.update("run.json", **_facts(job, groups))
     for logger in job.trainer.loggers:
         if isinstance(logger, WandbLogger):
@@ -294,11 +295,6 @@ def _groups(task: Any) -> list[dict[str, Any]]:
     if task.sets_own_peak:
         planned = [group | {"lr": lr} for group in planned]
     return describe_groups(trained(task), planned, lr, task.hparams["layer_decay"], task)
-
-
-def _write_config_groups_and_data(job: Job, groups: list[dict[str, Any]], data: dict[str, Any]) -> None:
-    _write_config(job)
-    _write_groups_and_data(job, groups, data)
 
 
 def _write_groups_and_data(job: Job, groups: list[dict[str, Any]], data: dict[str, Any]) -> None:
