@@ -214,6 +214,8 @@ class FitCLI(VitlabCLI):
             resumed=self.resumed,
             recipe=self.recipe,
             record=self.record,
+            watch=self.watch,
+            deadline=self.deadline,
             wandb_id=self.wandb_id,
             wandb_line=self.wandb_line,
             keeper=self.keeper,
@@ -288,12 +290,12 @@ class FitCLI(VitlabCLI):
         saves = self.config.trainer.enable_checkpointing is not False
         self.keeper = keeper = self.config_init.checkpoint if saves else None
         console = Console(self.record, quiet=self.options.quiet)
-        watch = Watch(partial(lost_process, self.run))
-        deadline = Deadline(self.run.path / "train.log", self.options.deadline, keeper, self._hung)
+        self.watch = Watch(partial(lost_process, self.run))
+        self.deadline = Deadline(self.run.path / "train.log", self.options.deadline, keeper, self._hung)
         self.added_callbacks = [
             self.record,
-            watch,
-            deadline,
+            self.watch,
+            self.deadline,
             console,
             StopOnSignal(keeper),
             *([keeper] if keeper else []),

@@ -1,6 +1,6 @@
 """What the steps of ``vitlab fit`` hand on: what was built, and what its training has reached."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -8,7 +8,9 @@ import lightning as L
 from jsonargparse import Namespace
 
 from vitlab.callbacks.checkpoint import Checkpoint
+from vitlab.callbacks.deadline import Deadline
 from vitlab.callbacks.record import RunRecord
+from vitlab.callbacks.watch import Watch
 from vitlab.config.explain import parse_own
 from vitlab.config.options import FitOptions
 from vitlab.interface import batches_of_a_step
@@ -34,6 +36,8 @@ class Job:
         resumed: Whether the run is continued.
         recipe: Name shared by runs that differ only in the seed.
         record: The callback that writes the run's record.
+        watch: The callback that watches the processes of the run.
+        deadline: The callback that ends a run that hangs.
         wandb_id: Identity of the W&B run.
         wandb_line: Line of the header about W&B; None if it is not used.
         keeper: The callback that saves checkpoints; None if none are saved.
@@ -51,10 +55,12 @@ class Job:
     resumed: bool
     recipe: str
     record: RunRecord
+    watch: Watch
+    deadline: Deadline
     wandb_id: str
     wandb_line: str | None
     keeper: Checkpoint | None
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any]
 
     @cached_property
     def stored_config(self) -> dict[str, Any]:

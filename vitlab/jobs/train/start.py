@@ -17,8 +17,6 @@ import torch
 import yaml
 from lightning.pytorch.loggers import WandbLogger
 
-from vitlab.callbacks.deadline import Deadline
-from vitlab.callbacks.watch import Watch
 from vitlab.config.arguments import config_paths, grid_as_typed
 from vitlab.config.keys import key_of
 from vitlab.config.parser import settings
@@ -150,7 +148,7 @@ def telling_of_rest(job: Job) -> Iterator[None]:
 def running(job: Job) -> Iterator[Path | None]:
     """Yield the checkpoint that the training goes on from, if any, with all its processes at one place.
 
-    At the end it closes what would outlive the training: the thread of :class:`Deadline`, the W&B run, the log.
+    At the end it closes what would outlive the training: the thread of ``job.deadline``, the W&B run, the log.
     """
     announce_run(job.run.path)
     failed, hurry = True, False
@@ -165,9 +163,7 @@ def running(job: Job) -> Iterator[Path | None]:
         raise
     finally:
         del os.environ["VITLAB_RUN_DIR"], os.environ["VITLAB_LAUNCHER"]
-        for part in job.trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(part, Deadline):  # still running after an error during error handling
-                part.stop()
+        job.deadline.stop()  # still running after an error during error handling
         try:
             if job.wandb_line:
                 finish_run(failed, hurry)
@@ -177,11 +173,9 @@ def running(job: Job) -> Iterator[Path | None]:
 
 def watch_over(guard: Guard, job: Job) -> None:
     """Tell the guard of the command how the run can be continued, how to end it, and which processes it has."""
-    watch = next((part for part in job.trainer.callbacks if isinstance(part, Watch)), None)  # type: ignore[attr-defined]
     guard.way_on = f"continue with `{resuming(job.run)}`"
     guard.on_end = partial(_end_early, job)
-    if watch is not None:
-        guard.children = partial(watch.adopt_children, job.trainer)
+    guard.children = partial(job.watch.adopt_children, job.trainer)
     if job.trainer.world_size > 1:
         guard.join(job.trainer.global_rank, job.trainer.world_size)
 
