@@ -5,7 +5,6 @@ import gc
 import logging
 import math
 import resource
-import shutil
 import signal
 import sys
 import time
@@ -25,8 +24,9 @@ from vitlab.errors import Stopped, UsageError, named_line, one_line, preview
 from vitlab.interface import is_task
 from vitlab.layers.precision import unscale
 from vitlab.lightning_overhead import Unprofiled, search_no_driver
-from vitlab.runs.directory import OVERWRITTEN, RunDir
+from vitlab.runs.directory import RunDir
 from vitlab.runs.fence import Fence, Fenced
+from vitlab.runs.overwrite import forget
 from vitlab.runs.records import Ending, now_utc
 
 LOG = logging.getLogger("vitlab")
@@ -271,7 +271,7 @@ class RunRecord(Callback):
     def _write(self, trainer: L.Trainer, values: dict[str, float]) -> None:
         if trainer.is_global_zero:
             if not self._has_a_row:
-                shutil.rmtree(self.run.path / OVERWRITTEN, ignore_errors=True)
+                forget(self.run)
                 self._has_a_row = True
             head = {"step": trainer.global_step, "epoch": trainer.current_epoch, "attempt": self.attempt}
             self.run.append_row(head | values | head)  # a module may log a `step`, as an axis for TensorBoard

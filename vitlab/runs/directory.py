@@ -34,7 +34,6 @@ from vitlab.shipped import find_weights, refuse_graph
 
 RUNS = Path("runs")
 LOCK = ".lock"  # exists while a process trains in the directory
-OVERWRITTEN = ".overwritten"  # what `--overwrite` replaces, until the new run has made its first steps
 OWN = {  # what vitlab and the loggers write into a run directory
     *("config.yaml", "overrides.yaml", "run.json", "data.json", "model.json", "param_groups.json", "results.json"),
     *("metrics.jsonl", "train.log", "done.json", "checkpoints", "weights", "predictions", "analysis", "look.html"),

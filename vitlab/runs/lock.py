@@ -11,14 +11,13 @@ import json
 import logging
 import multiprocessing
 import os
-import shutil
 import signal
 import socket
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from typing import Any
 
 from vitlab.errors import UsageError, before_again, named, printable
 from vitlab.runs import guard
-from vitlab.runs.directory import LOCK, OVERWRITTEN, RunDir
+from vitlab.runs.directory import LOCK, RunDir
 from vitlab.runs.fence import Fenced, RunGone, owner_text
 from vitlab.runs.launch import launched_rank
 from vitlab.runs.processes import is_running, start_time
@@ -47,7 +46,7 @@ class HeldLock:
     Args:
         path: The claim's file.
         fd: The open file.
-        guard: Called at every look; raises RunGone if the owner must not go on.
+        check: Called at every look; raises RunGone if the owner must not go on.
         on_loss: Called in a thread with what was raised, once the claim is lost; gets an event set at the release.
     """
 
@@ -55,11 +54,11 @@ class HeldLock:
         self,
         path: Path,
         fd: int,
-        guard: Callable[[], None] = lambda: None,
+        check: Callable[[], None] = lambda: None,
         on_loss: Callable[[RunGone, threading.Event], None] = lambda error, released: None,
     ) -> None:
         self.path, self.fd = path, fd
-        self.guard, self.on_loss = guard, on_loss
+        self.check, self.on_loss = check, on_loss
         self.lost = False
         self._end = threading.Event()
         self._facts: dict[str, Any] = {**_place(), **_attempt(), "pid": os.getpid(), "started": round(time.time())}
@@ -114,7 +113,7 @@ class HeldLock:
 
     def _look(self) -> None:
         """Raise RunGone if the claim is lost; make its file again if it was removed."""
-        self.guard()
+        self.check()
         try:
             status, own = self.path.stat(), os.fstat(self.fd)
         except FileNotFoundError:
@@ -140,7 +139,7 @@ class HeldLock:
 
 def take(
     path: Path,
-    guard: Callable[[], None] = lambda: None,
+    check: Callable[[], None] = lambda: None,
     on_loss: Callable[[RunGone, threading.Event], None] = lambda error, released: None,
 ) -> HeldLock | None:
     """Return a claim on ``path``; None if a live worker has it. See :class:`HeldLock` for the other arguments."""
@@ -154,7 +153,7 @@ def take(
         with suppress(OSError):  # a file system without locks: only the time of the last touch counts
             fcntl.flock(fd, fcntl.LOCK_EX)
         try:
-            claim = HeldLock(path, fd, guard, on_loss)
+            claim = HeldLock(path, fd, check, on_loss)
         except OSError:  # a full disk
             path.unlink(missing_ok=True)
             os.close(fd)
@@ -395,7 +394,7 @@ def _take(run: RunDir) -> HeldLock:
     since = time.monotonic()
     announced = False
     try:
-        while (claim := take(path, partial(_guard, run), partial(_leave, run))) is None:
+        while (claim := take(path, partial(_check, run), partial(_leave, run))) is None:
             owner = read(path) or {}
             waited = time.monotonic() - since
             if not _may_have_died(owner, silence_of(path), waited):
@@ -419,7 +418,7 @@ def _may_have_died(owner: dict[str, Any], silence: float, waited: float) -> bool
     return waited < UNSIGNED or (silence > waited / 2 and waited < 2 * DEAD)  # else it was touched meanwhile
 
 
-def _guard(run: RunDir) -> None:
+def _check(run: RunDir) -> None:
     if run.fence:
         run.check_there()
 
@@ -437,62 +436,3 @@ def _leave(run: RunDir, error: RunGone, released: threading.Event) -> None:
     for child in multiprocessing.active_children():
         child.kill()
     os._exit(1)
-
-
-def prepare(run: RunDir, overwrite: bool, resumed: bool, weights: int) -> None:
-    """Empty the run directory if requested, now that the build has succeeded, once it is known to have room.
-
-    Args:
-        run: The run directory, locked.
-        overwrite: Whether to set its content aside, which is deleted at the first steps, see :func:`discard`.
-        resumed: Whether its run is resumed.
-        weights: Bytes of the network's weights.
-    """
-    from vitlab.runs.generations import check_room  # torch, which nobody needs who reads a claim
-
-    if not overwrite and not resumed and run.has_begun():
-        raise UsageError(f"another process has just started a run in {run.path}")
-    check_room(run.path, weights, overwrite)
-    if overwrite:
-        _set_aside(run)
-
-
-def _set_aside(run: RunDir) -> None:
-    """Move the content of a run directory aside; what never made a step gives way to what it was to replace."""
-    kept = run.path / OVERWRITTEN
-    if kept.is_dir():
-        _remove(_content(run))
-        return
-    unfinished = run.path / f"{OVERWRITTEN}-unfinished"  # of a process that was killed, or new
-    content = [path for path in _content(run) if path != unfinished]
-    unfinished.mkdir(exist_ok=True)
-    for path in content:
-        path.rename(unfinished / path.name)
-    unfinished.rename(kept)
-
-
-def discard(run: RunDir, before: Collection[Path] = ()) -> None:
-    """Delete a run that has made no step; what it was to overwrite, or what was there ``before``, is there again."""
-    kept = run.path / OVERWRITTEN
-    if run.fence:
-        run.fence.close()  # or the look at the lock, once a second, would write the files again
-    run.fence = None  # the record is another's
-    if not kept.is_dir():
-        _remove([path for path in _content(run) if path not in before])
-        return
-    _remove(_content(run))
-    for path in kept.iterdir():
-        path.rename(run.path / path.name)
-    kept.rmdir()
-
-
-def _content(run: RunDir) -> list[Path]:
-    return [path for path in run.path.iterdir() if path.name not in (LOCK, OVERWRITTEN)]
-
-
-def _remove(paths: list[Path]) -> None:
-    for path in paths:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)

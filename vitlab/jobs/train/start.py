@@ -34,13 +34,14 @@ from vitlab.layers.precision import float32_precision
 from vitlab.notebook import names_in, source_of
 from vitlab.optim import describe_groups
 from vitlab.runs.atomic import atomic_write
-from vitlab.runs.directory import OVERWRITTEN, RunDir
+from vitlab.runs.directory import RunDir
 from vitlab.runs.guard import Guard, enter, others_of
 from vitlab.runs.launch import announce_run, join_group_store
-from vitlab.runs.lock import discard, is_leader, prepare
+from vitlab.runs.lock import is_leader
 from vitlab.runs.machine import cpu_name, git, installed_versions, uncommitted_code
 from vitlab.runs.manifest import read_manifest
 from vitlab.runs.matching import is_there
+from vitlab.runs.overwrite import discard, has_set_aside, prepare
 from vitlab.runs.records import now_utc, part_of
 from vitlab.tasks.base import Task
 
@@ -101,7 +102,7 @@ def as_before_if_refused(job: Job) -> Iterator[None]:
         if job.record.has_stepped(job.trainer):
             raise
         is_refused = isinstance(error, UsageError) and job.run.fence is not None  # else it may be the run of another
-        if not job.resumed and (is_refused or (folder / OVERWRITTEN).is_dir()):
+        if not job.resumed and (is_refused or has_set_aside(job.run)):
             discard(job.run, before)
         elif job.resumed and job.run.fence:
             job.run.fence.put_back(files)
