@@ -20,6 +20,7 @@ from lightning.pytorch.callbacks import Callback
 
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.errors import Stopped, exit_code, loader_timed_out
+from vitlab.runs.interrupt import WAKE, beats
 from vitlab.runs.processes import state
 
 LOG = logging.getLogger("vitlab")
@@ -29,9 +30,7 @@ TIMES = 20.0  # a phase hangs after this multiple of its median duration
 FIRST = 6.0  # the first phase of a kind, which may compile, hangs after this multiple of the floor
 LATER = 1.25  # in a step, processes that wait for another allow this much more, so that it reports first
 LOOK = 1.0  # seconds between two checks
-FROZEN = 5.0  # seconds without a check after which this process itself was stopped, as by Ctrl-Z
 GRACE = 20.0  # seconds that the main thread has to leave
-WAKE = signal.SIGURG  # not used by others, and ignored by default
 
 
 class Deadline(Callback):
@@ -165,11 +164,9 @@ class Deadline(Callback):
         return limit if self._alone or "loader" in phase else LATER * limit
 
     def _watch(self) -> None:
-        last = time.monotonic()
-        while not self._end.wait(LOOK):
-            now = time.monotonic()
-            self._since += now - last if now - last > FROZEN else 0.0
-            last = now
+        for now, frozen in beats(self._end, LOOK):
+            if frozen:
+                self._since += frozen
             phase, seconds = self.phase, now - self._since
             if phase and seconds > self.limit(phase):
                 return self._report(phase, seconds)

@@ -18,13 +18,13 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
 
 from vitlab.errors import Stopped
+from vitlab.runs.interrupt import FROZEN, beats
 from vitlab.runs.launch import CONNECTED
 from vitlab.runs.processes import is_running
 
 LOG = logging.getLogger("vitlab")
 SILENT = "VITLAB_RANK_TIMEOUT"
 BEAT = 1.0  # seconds between two checks
-FROZEN = 5.0  # seconds without a check after which this process itself was stopped, as by Ctrl-Z
 ALONE = 20.0  # seconds that a process has to save and exit once its launcher is gone
 LEAVING = 5.0  # seconds that child processes have to exit after this one was stopped or has failed
 
@@ -123,13 +123,12 @@ class Watch(Callback):
 
     def _watch(self, parent: int) -> None:
         """Check the launcher and the time of the last answer; another thread asks the store, which may never answer."""
-        self._answered = last = time.monotonic()
+        self._answered = time.monotonic()
         poll = threading.Thread(target=self._poll, daemon=True)
         poll.start()
-        while not self._end.wait(BEAT):
-            now = time.monotonic()
-            self._answered += now - last if now - last > FROZEN else 0.0  # this process was stopped itself
-            last = now
+        for now, frozen in beats(self._end, BEAT):
+            if frozen:
+                self._answered += frozen
             if os.getppid() != parent:
                 return self._leave_after_launcher() if "TORCHELASTIC_RUN_ID" in os.environ else self._leave(0)
             if self._lost_rank is None and now - self._answered > self.patience + 2 * BEAT:
@@ -139,13 +138,16 @@ class Watch(Callback):
         poll.join(5)
 
     def _poll(self) -> None:
-        """Increment the counter of this process, and read those of the others."""
+        """Increment the counter of this process, and read those of the others.
+
+        Its clock begins anew after each answer: by that of ``beats``, a store that is slow would look like a process
+        that was stopped itself, and no other would ever be lost.
+        """
         counts: dict[int, tuple[int, float]] = {}
         count = 0
         last = time.monotonic()
         while not self._end.wait(BEAT):
-            now = time.monotonic()
-            if now - last > FROZEN:
+            if time.monotonic() - last > FROZEN:
                 counts = {}
             count += 1
             self._lost_rank = self._find_lost(counts, count)

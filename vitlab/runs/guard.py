@@ -40,10 +40,8 @@ BEFORE = ("build", "join", "download", "data", "start")  # nothing is lost by en
 SILENT = 10.0  # seconds after which a line says what is waited for
 OBEY = 5.0  # seconds that the main thread has to obey a signal, or the end of its phase
 LOOK = 0.25  # seconds between two looks
-FROZEN = 5.0  # seconds without a look after which this process itself was stopped, as by Ctrl-Z
 LEAVING = 5.0  # seconds that this process has to end after a child process of the run has ended
 RECORDING = 1.5  # seconds for the last line and record, which a disk that hangs would hold up
-WAKE = signal.SIGURG  # not used by others, and ignored by default
 
 
 def limit_of(name: Name) -> float:
@@ -74,7 +72,6 @@ class Guard:
         self.way_on = "nothing is lost: start it again"
         self.on_end: Callable[[str], None] = lambda reason: None
         self.children: Callable[[], Sequence[subprocess.Popen[bytes]]] = lambda: ()
-        self.told = False  # whether the reason of the end was printed
         self.phase: Name | None = None
         self.others = ""  # the other processes of the run, once there are any
         self.reason = ""  # why the phase has ended, once its time is over
@@ -91,14 +88,14 @@ class Guard:
     def start(self) -> None:
         """Start to look."""
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(WAKE, self._wake)
+            self._before = signal.signal(interrupt.WAKE, self._wake)
         threading.Thread(target=self._watch, name="guard", daemon=True).start()
 
     def stop(self) -> None:
         """Stop looking."""
         self._end.set()
         if self._before is not None:
-            signal.signal(WAKE, self._before)
+            signal.signal(interrupt.WAKE, self._before)
 
     def enter(self, name: Name | None, what: str = "") -> None:
         """Begin a phase that waits for ``what``; None is the training itself, which has a deadline of its own."""
@@ -142,17 +139,14 @@ class Guard:
 
     def _wake(self, number: int, frame: FrameType | None) -> None:
         if self.reason and not self._end.is_set():
-            self.told = True
             raise Stopped(signal.SIGTERM, self.reason)
 
     def _watch(self) -> None:
-        last, asked = time.monotonic(), 0.0
-        while not self._end.wait(LOOK):
-            now = time.monotonic()
-            if now - last > FROZEN:
-                self._moved += now - last
+        asked = 0.0
+        for now, frozen in interrupt.beats(self._end, LOOK):
+            if frozen:
+                self._moved += frozen
                 self._stopped.clear()
-            last = now
             told = self.phase is not None and any(when >= self._heard for _, when in interrupt.RECEIVED)
             if not CONNECTED.is_set() and not told and (lost := self._lost(now)):  # a signal ends it anyway
                 self._leave(f"{lost}; the run ends", 1)
@@ -168,7 +162,7 @@ class Guard:
             if not self.reason and self.phase != "wandb" and now - self._moved > limit:  # W&B never ends a training
                 asked, self.reason = now, f"{self.who}waited {limit:.0f} s in vain for {self._what}"
                 self._tell(self.reason)
-                signal.pthread_kill(threading.main_thread().ident or 0, WAKE)
+                signal.pthread_kill(threading.main_thread().ident or 0, interrupt.WAKE)
             self._announce(now)
 
     def _announce(self, now: float) -> None:
@@ -210,7 +204,7 @@ class Guard:
         """End this process without its main thread."""
 
         def last_words() -> None:
-            if not self.told and not self.reason:
+            if not self.reason:  # else it was told
                 self._tell(reason)
             self.on_end(reason)
 

@@ -1,4 +1,4 @@
-"""End a process at the second Ctrl-C, whatever it is doing."""
+"""End a process at the second Ctrl-C, whatever it is doing; what threads that watch a process share."""
 
 import os
 import signal
@@ -17,6 +17,22 @@ TWICE = 0.4  # seconds within which a second signal is a duplicate: a terminal a
 RECEIVED: list[tuple[int, float]] = []  # of STOPPING, and when they came, also while the main thread is in C++
 HURRY = threading.Event()  # set where the process must not wait at its end for what libraries have left open
 GRACE = 0.5  # seconds that a process has to end normally after the second Ctrl-C
+WAKE = signal.SIGURG  # to the main thread, from one that watches; not used by others, and ignored by default
+FROZEN = 5.0  # seconds between two beats after which this process itself was stopped, as by Ctrl-Z
+
+
+def beats(end: threading.Event, seconds: float) -> Iterator[tuple[float, float]]:
+    """Yield the time every so many seconds until ``end``, and for how long this process was stopped meanwhile, often 0.
+
+    Example:
+        >>> next(beats(threading.Event(), 0.01))[1]
+        0.0
+    """
+    last = time.monotonic()
+    while not end.wait(seconds):
+        now = time.monotonic()
+        yield now, now - last if now - last > FROZEN else 0.0
+        last = now
 
 
 @contextmanager
