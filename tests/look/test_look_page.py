@@ -160,6 +160,17 @@ def test_a_drawing_opens_the_steps_that_a_network_has():
     assert hooks == []
 
 
+@pytest.mark.parametrize("tokenizer", ["patch", "t2t"])
+def test_a_drawing_leaves_each_part_in_its_mode(tokenizer):
+    net = small_subject(tokenizer=tokenizer).net.train()
+    for frozen in (net.blocks[0].attn, net.tokenizer):
+        frozen.eval()
+    modes = [module.training for module in net.modules()]
+    for level in levels_of(net):
+        architecture(net, level=level)
+        assert [module.training for module in net.modules()] == modes, level
+
+
 @pytest.mark.parametrize(
     ("words", "texts"),
     [

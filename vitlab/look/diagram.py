@@ -19,7 +19,7 @@ from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.pos_embed.together import acts_on_logits
 from vitlab.look.sketch import Box, Row, Skip, plus, svg_of, through
 from vitlab.models.cost import count_all_parameters
-from vitlab.models.foreign import AnyNetwork
+from vitlab.models.foreign import AnyNetwork, hooks, modes_kept
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import Asked
 from vitlab.tables import counted
@@ -113,16 +113,10 @@ def shapes_in(module: nn.Module, call: Callable[[], object]) -> dict[str, tuple[
 
         return hook
 
-    hooks = [part.register_forward_hook(keep(name)) for name, part in module.named_modules() if name]
-    training = module.training
-    try:
-        with torch.no_grad():
-            module.eval()
-            call()
-    finally:
-        module.train(training)
-        for hook in hooks:
-            hook.remove()
+    keeping = {name: keep(name) for name, _ in module.named_modules() if name}
+    with modes_kept(module), hooks(keeping, module), torch.no_grad():
+        module.eval()
+        call()
     return found
 
 
@@ -286,8 +280,9 @@ def _inside_block(net: VisionTransformer) -> tuple[Rows, list[Skip]]:
     """Return the steps of the first block; those of a class of one's own are its parts, in the order of their calls."""
     block = net.blocks[0]
     image = torch.zeros(1, net.in_chans, *net.img_size, device=next(net.parameters()).device)
-    x = _embed(net, image)
-    shapes = shapes_in(block, lambda: block(x, net.positions(image), 0))
+    with modes_kept(net), torch.no_grad():
+        x = net.eval().embed(image)
+        shapes = shapes_in(block, lambda: block(x, net.positions(image), 0))
     L, D = x.shape[1:]
     rows: Rows = [[(Box("tokens", "that enter the block", "e", f"{L} x {D}"), 1)]]
     known = isinstance(block, Block) and type(block) in (Block, DenseBlock)
@@ -311,15 +306,6 @@ def _inside_block(net: VisionTransformer) -> tuple[Rows, list[Skip]]:
         rows.append([(Box("concatenate", "a linear map of the tokens is appended", "c", f"{L} x {out}"), 1)])
         D = out
     return [*rows, [(Box("tokens", "that leave the block", "e", f"{L} x {D}"), 1)]], skips
-
-
-@torch.no_grad()
-def _embed(net: VisionTransformer, image: Tensor) -> Tensor:
-    training = net.training
-    try:
-        return net.eval().embed(image)
-    finally:
-        net.train(training)
 
 
 def _kind(module: nn.Module, name: str) -> str:
