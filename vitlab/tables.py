@@ -196,6 +196,17 @@ def _cell(text: str, row: dict[str, Any]) -> str:
         return "-"
 
 
+def records(table: "pd.DataFrame") -> list[dict[str, Any]]:
+    """Return the rows of a table with the names of its columns as text, as :func:`formatted` takes them.
+
+    Example:
+        >>> import pandas as pd
+        >>> records(pd.DataFrame({"path": ["a.png"], 0: [0.5]}))
+        [{'path': 'a.png', '0': 0.5}]
+    """
+    return [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
+
+
 def as_text(table: "pd.DataFrame") -> str:
     """Return a table of predictions for the terminal, without control characters.
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from vitlab.ablation.side_by_side import ablation_rows, compare_ablations, compared_rows, list_ablations
 from vitlab.api import ablate
-from vitlab.cli.lines import note, show, show_rows
+from vitlab.cli.lines import note, show, show_found, show_rows
 from vitlab.config.arguments import CommandParser, KeepLines, add_formats, add_print, positive
 from vitlab.config.trust import add_trust
 from vitlab.errors import UsageError, trusting, what_failed
+from vitlab.tables import records
 
 if TYPE_CHECKING:
     from vitlab.api import Lab
@@ -47,11 +48,9 @@ def main(argv: list[str]) -> int:
         files = options.files
         show_rows(compared_rows(files), options.form) if options.form else show(compare_ablations(files))
         return 0
-    evidence = getattr(options, "evidence", None)
-    if bool(options.file) == bool(evidence):
+    if bool(options.file) == bool(options.evidence):
         raise UsageError("`ablate report` takes a FILE, or --from DIR, a folder of `vitlab ablate export`, not both")
-    source = evidence or options.file
-    lab = ablate(source, trust_command=getattr(options, "trust_command", False))
+    lab = ablate(options.evidence or options.file, trust_command=options.trust_command)
     return DO[options.word](lab, options)
 
 
@@ -64,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=KeepLines,
         allow_abbrev=False,
     )
+    parser.set_defaults(evidence=None, trust_command=False)  # for subcommands without these flags
     words = parser.add_subparsers(prog=parser.prog, dest="word", required=True, metavar="|".join(WORDS))
     for word, text in WORDS.items():
         sub = words.add_parser(word, help=text, description=text, allow_abbrev=False)
@@ -116,7 +116,7 @@ def _add_switch(parser: argparse.ArgumentParser, name: str, text: str) -> None:
 
 def _plan(lab: "Lab", options: argparse.Namespace) -> int:
     plan = lab.plan(options.workers, options.check)
-    show_rows(plan.rows, options.form) if options.form else show(str(plan))
+    show_found(plan, options.form)
     if plan.same_start is False:
         return 1
     return 2 if plan.is_refused else 0
@@ -138,8 +138,7 @@ def _run(lab: "Lab", options: argparse.Namespace) -> int:
 
 
 def _status(lab: "Lab", options: argparse.Namespace) -> int:
-    status = lab.status()
-    show_rows(status.rows, options.form) if options.form else show(str(status))
+    show_found(lab.status(), options.form)
     return 0
 
 
@@ -148,8 +147,7 @@ def _report(lab: "Lab", options: argparse.Namespace) -> int:
 
     report = lab.report(options.output, options.accept_stale, formats_of(options.format), options.width)
     if options.form:
-        rows = [{str(name): value for name, value in row.items()} for row in report.summary.to_dict("records")]
-        show_rows(rows, options.form)
+        show_rows(records(report.summary), options.form)
         return 0
     for line in (*report.files, *filter(None, [report.sent])):
         show(str(line))
@@ -165,7 +163,7 @@ def _register(lab: "Lab", options: argparse.Namespace) -> int:
 
 def _verify(lab: "Lab", options: argparse.Namespace) -> int:
     found = lab.verify(options.allow_missing, options.deep)
-    show_rows(found.rows, options.form) if options.form else show(str(found))
+    show_found(found, options.form)
     return 0 if found.is_green else 1
 
 

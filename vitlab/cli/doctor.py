@@ -72,9 +72,9 @@ def main(argv: list[str]) -> int:
                 sys.stdout.write(f"{finding.state:<6} {finding.name:<13} {finding.text}\n")
                 sys.stdout.flush()
     if form:
-        from vitlab.tables import formatted
+        from vitlab.cli.lines import show_rows
 
-        sys.stdout.write(formatted(rows, form))
+        show_rows(rows, form)
         return 1 if wrong else 0
     sys.stdout.write(f"\n{wrong} wrong\n" if wrong else "\nnothing is wrong\n")
     return 1 if wrong else 0

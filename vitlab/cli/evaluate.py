@@ -1,13 +1,13 @@
 """``vitlab validate`` and ``test`` measure a run, ``verify`` checks its files; all they need is its directory."""
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vitlab.cli.lines import note, show, show_rows
 from vitlab.config.arguments import CommandParser, add_formats, parse_around_keys
 from vitlab.config.options import POLICIES
 from vitlab.config.trust import add_trust
@@ -17,7 +17,7 @@ from vitlab.objects import as_yaml
 from vitlab.runs.directory import RunDir, find_directory, find_run
 from vitlab.runs.matching import is_there, matching
 from vitlab.runs.records import SPLIT_OF, EvaluationCommand
-from vitlab.tables import formatted, metrics_text
+from vitlab.tables import metrics_text
 
 _SHOWN = 10  # classes
 
@@ -41,12 +41,12 @@ def verify(argv: list[str]) -> int:
     found = _check_files(run)
     if options.form:
         rows = [{"file": name, "whole": reason is None, "reason": reason} for name, reason in found.items()]
-        sys.stdout.write(formatted(rows, options.form))
+        show_rows(rows, options.form)
         return int(any(reason is not None for reason in found.values()))
     lines = [f"whole    {name}" if reason is None else f"DAMAGED  {name}: {reason}" for name, reason in found.items()]
     damaged = sum(reason is not None for reason in found.values())
     lines.append(f"{run.path}: {len(found)} files, {damaged or 'none'} damaged")
-    sys.stdout.write("".join(printable(line) + "\n" for line in lines))
+    show(*map(printable, lines))  # a file with a line break in its name is one line
     return int(damaged > 0)
 
 
@@ -141,13 +141,13 @@ def _measure(
     found = evaluate(command, run, checkpoint, conditions, options.quiet)
     if found:
         for sentence in found.sentences:
-            sys.stderr.write(f"{printable(sentence)}\n") if options.form else say(sentence)
+            note(sentence) if options.form else say(sentence)
         text = metrics_text(found.values, split=found.split) or f"{run.path} logs no metrics on this split"
         changed = " ".join(f"{key}={as_yaml(value)}" for key, value in found.changes.items())
         if options.form:
             row = {"run": str(run.path), "checkpoint": checkpoint.name, "split": found.split, **found.values}
             row |= {"recall": found.recall, "changes": found.changes}
-            sys.stdout.write(formatted([row], options.form))
+            show_rows([row], options.form)
         else:
             say(f"variation with {changed}: {text}" if changed else text)
             if found.recall:
@@ -156,7 +156,7 @@ def _measure(
                 say("no predictions/*.parquet: the task returns no predictions for single images")
             say(line)
         if found.unsaved:
-            sys.stderr.write(f"vitlab: {printable(found.unsaved)}\n")
+            note(f"vitlab: {found.unsaved}")
             return 1
     return 0
 

@@ -21,3 +21,8 @@ def note(*lines: str) -> None:
 def show_rows(rows: list[dict[str, Any]], form: Literal["json", "csv"]) -> None:
     """Print the rows of a table to stdout as JSON or CSV."""
     sys.stdout.write(formatted(rows, form))
+
+
+def show_found(found: Any, form: Literal["json", "csv"] | None) -> None:
+    """Print what a command found, which has a text and ``rows``: these in a format for programs, or the text."""
+    show_rows(found.rows, form) if form else show(str(found))

@@ -1,17 +1,17 @@
 """``vitlab models``: list the published networks without building one."""
 
 import fnmatch
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vitlab.class_paths import choice_text, name_and_args
+from vitlab.cli.lines import show, show_rows
 from vitlab.config.arguments import CommandParser, add_formats
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.models.sizes import AGAIN, PUBLISHED, SIZES
 from vitlab.shipped import HOME
-from vitlab.tables import columns, formatted
+from vitlab.tables import columns
 
 _DEFAULTS = {"tokenizer": "patch", "patch_size": 16, "t2t_attn": "performer", "mlp_ratio": 4.0, "attn": "softmax"}
 _SHAPE = (*_DEFAULTS, "embed_dim", "depth", "num_heads", "norm_layer")
@@ -30,14 +30,14 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     name = options.name
     if name in SIZES and not options.form:
-        sys.stdout.write(_one(name))
+        show(_one(name))
         return 0
     found = [name] if name in SIZES else [size for size in SIZES if fnmatch.fnmatchcase(size, name) or name in size]
     if not found:
         recipes = [path for path in map(_config_name, _configs()) if name.casefold() in path]
         hint = f"; configs with this name: {', '.join(recipes)};" if recipes else did_you_mean(name, SIZES) or ";"
         raise UsageError(f'there is no model called "{name}"{hint} `vitlab models` lists them')
-    sys.stdout.write(formatted(_facts(found), options.form) if options.form else _table(found))
+    show_rows(_facts(found), options.form) if options.form else show(_table(found))
     return 0
 
 
@@ -64,7 +64,7 @@ def _table(names: list[str]) -> str:
         "At 224 x 224 pixels with 1,000 classes. One GMAC is 10^9 multiply-adds, or two\n"
         "GFLOPs, and includes the products within attention. top-1: published accuracy\n"
         "in percent, trained and tested on ImageNet-1k only; `vitlab models NAME` names\n"
-        "its source. config: what --config takes.\n"
+        "its source. config: what --config takes."
     )
 
 
@@ -85,7 +85,7 @@ def _one(name: str) -> str:
         for i, (key, value) in enumerate(arguments.items())
     ]
     text = "\n".join(f"{key:<11} {value}" for key, value in lines)
-    return f'{name}\n{text}\n\nin Python   vitlab.create_model("{name}")\n'
+    return f'{name}\n{text}\n\nin Python   vitlab.create_model("{name}")'
 
 
 def _configs() -> dict[str, dict[str, Any]]:

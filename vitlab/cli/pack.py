@@ -1,10 +1,10 @@
 """``vitlab pack SRC DST``: write a folder of images into memory-mapped files."""
 
 import shlex
-import sys
 import time
 from typing import Any
 
+from vitlab.cli.lines import show
 from vitlab.config.arguments import CommandParser
 from vitlab.errors import RunFailed, Stopped, UsageError, exit_code, printable, what_failed
 from vitlab.runs.guard import guarded
@@ -60,14 +60,13 @@ def _pack(options: Any) -> int:
             raise UsageError(str(error)) from error
         except OSError as error:
             raise RunFailed(f"{options.target} could not be written: {what_failed(error) or error}") from error
-    for path, reason in done["unreadable"].items():
-        sys.stdout.write(f"left out {printable(path)}: {reason}\n")
+    show(*(f"left out {printable(path)}: {reason}" for path, reason in done["unreadable"].items()))
     seconds = time.perf_counter() - started
     target = shlex.quote(str(options.target))
     before = f", {done['continued']:,} of them earlier" if done["continued"] else ""
-    sys.stdout.write(
+    show(
         f"{done['n']:,} images of {counted(done['classes'], 'class')}{before}, {done['bytes'] / 1e6:,.1f} MB, "
-        f"{seconds:.1f} s, {(done['n'] - done['continued']) / seconds:,.0f} images/s\n"
-        f"next  vitlab fit --config configs/photos_t2t.yaml --data=Packed --data.root {target}\n"
+        f"{seconds:.1f} s, {(done['n'] - done['continued']) / seconds:,.0f} images/s",
+        f"next  vitlab fit --config configs/photos_t2t.yaml --data=Packed --data.root {target}",
     )
     return 0

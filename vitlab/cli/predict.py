@@ -2,16 +2,16 @@
 
 import argparse
 import os
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitlab.cli.evaluate import chosen_checkpoint, run_parser
+from vitlab.cli.lines import note, show_rows
 from vitlab.config.arguments import add_formats, split_dotted
 from vitlab.config.images import Problem, find_images, refuse_none
 from vitlab.config.options import check_topk
-from vitlab.errors import UsageError, escaped, not_finite, printable
+from vitlab.errors import UsageError, escaped, not_finite
 from vitlab.lazy import quick_imports
 from vitlab.runs.directory import RunDir, find_directory, run_called
 from vitlab.shipped import card_beside
@@ -120,11 +120,11 @@ def _told(problems: list[Problem], count: int) -> int:
     total, lost = count + len(problems), sum(reason == NOT_FINITE for _, reason in problems)
     for path, reason in problems:
         word = "no answer" if reason == NOT_FINITE else "unreadable"
-        sys.stderr.write(f"{word}  {printable(f'{escaped(path)}: {reason}')}\n")
+        note(f"{word}  {escaped(path)}: {reason}")
     if unread := len(problems) - lost:
-        sys.stderr.write(f"vitlab: {unread:,} of {total:,} could not be read\n")
+        note(f"vitlab: {unread:,} of {total:,} could not be read")
     if lost:
-        sys.stderr.write(f"vitlab: {not_finite(lost, total - unread)}\n")
+        note(f"vitlab: {not_finite(lost, total - unread)}")
     return 1 if problems else 0
 
 
@@ -170,11 +170,10 @@ def _predict_own(run: RunDir, checkpoint: Path, line: str, rest: list[str], opti
 def _show(table: "pd.DataFrame", output: Path | None, form: Form | None, what: str = "prediction") -> None:
     """Write the table to ``output``, or print it, as text or in a format for programs."""
     from vitlab.jobs.terminal import say
-    from vitlab.tables import as_text, formatted, write
+    from vitlab.tables import as_text, records, write
 
     if form:
-        rows = [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
-        sys.stdout.write(formatted(rows, form))
+        show_rows(records(table), form)
     elif output is None:
         say(as_text(table))
     else:

@@ -2,17 +2,17 @@
 
 import json
 import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from vitlab.cli.lines import note, show, show_rows
 from vitlab.config.arguments import CommandParser, add_formats
-from vitlab.errors import UsageError, printable
+from vitlab.errors import UsageError
 from vitlab.jobs.results import check_record, markdown, record, rows_in_full, without_accuracy
 from vitlab.runs.atomic import write_text
 from vitlab.runs.directory import RUNS, RunDir, all_runs, find_directory, run_called
-from vitlab.tables import formatted, marks, replace_section
+from vitlab.tables import marks, replace_section
 
 
 def main(argv: list[str]) -> int:
@@ -40,9 +40,9 @@ def main(argv: list[str]) -> int:
     if options.into:
         replace_section(markdown(records), Path(options.into), "results")
     elif options.form:
-        sys.stdout.write(formatted(rows_in_full(records), options.form))
+        show_rows(rows_in_full(records), options.form)
     else:
-        sys.stdout.write(markdown(records) + "\n")
+        show(markdown(records))
     return 0
 
 
@@ -57,7 +57,7 @@ def _tested() -> list[dict[str, Any]]:
         way_on = first or other or "; run `vitlab test RUN` first"
         raise UsageError(f"no run in {RUNS}/ has an accuracy on its test split{way_on}")
     for path, why in {**{path: f": its test result was {text}" for path, text in stale.items()}, **others}.items():
-        sys.stderr.write(printable(f"left out {path}{why}") + "\n")
+        note(f"left out {path}{why}")
     return [_told(run) for run in found]
 
 
@@ -65,7 +65,7 @@ def _told(run: RunDir) -> dict[str, Any]:
     """Return the record of a run; say so if it is of another checkpoint than the one a test would measure."""
     one, now = record(run), run.standing("test")
     if now.text:
-        sys.stderr.write(printable(f"note     {run.path}: {now.text}") + "\n")
+        note(f"note     {run.path}: {now.text}")
     return one
 
 

@@ -26,7 +26,7 @@ from vitlab.errors import preview
 from vitlab.jobs.terminal import terminal_as_it_was
 from vitlab.runs.processes import as_it_was
 from vitlab.stats import detectable, levels
-from vitlab.tables import columns
+from vitlab.tables import columns, records
 
 Start = dict[str, tuple[tuple[int, ...], str]]  # of each tensor: shape, hash of its values
 
@@ -48,8 +48,7 @@ class Plan:
     @property
     def rows(self) -> list[dict[str, Any]]:
         """The arms with how each does not match, for programs."""
-        rows = [{str(key): value for key, value in row.items()} for row in self.arms.to_dict("records")]
-        return [{**row, "unlike": "; ".join(self.unlike.get(row["arm"], []))} for row in rows]
+        return [{**row, "unlike": "; ".join(self.unlike.get(row["arm"], []))} for row in records(self.arms)]
 
 
 def plan_of(ablation: Ablation, resolved: list[Resolved], workers: int) -> Plan:
