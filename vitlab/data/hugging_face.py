@@ -89,7 +89,7 @@ class HuggingFace(Photos):
         return FileImages(_Rows(self.place, self.rows, self.image_column), files, torch.tensor(labels), self.decoding)
 
 
-class _Rows:
+class _Rows(Store):
     """The encoded images of a data set, each under the name SPLIT/ROW."""
 
     def __init__(self, place: str, rows: dict[str, Any], column: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from vitlab.data.files import archive
+from vitlab.data.files.scan import Store
 from vitlab.errors import named_line, one_line
 
 _UNUSED = 3600.0  # seconds after which another data set's file may be evicted
@@ -142,7 +143,7 @@ class Unusable(ValueError):
     """
 
 
-class Ranges:
+class Ranges(Store):
     """Images in files such as tar shards, each under a name; remote ones are fetched as byte ranges, many at once.
 
     Args:

@@ -5,10 +5,11 @@ import hashlib
 import os
 import stat
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,31 +40,37 @@ LOOKED = 224  # smallest shorter side in pixels at which the scan decodes a JPEG
 _MANY = 1000  # files from which a progress bar is shown
 
 
-class Store(Protocol):
+class Store(ABC):
     """A place with encoded images, each under a name."""
 
     place: str  # identifies the store
 
+    @abstractmethod
     def path(self, file: str) -> str:
         """Return the name of a file for messages."""
 
+    @abstractmethod
     def read(self, file: str) -> bytes:
         """Return the bytes of a file, or raise an OSError."""
 
+    @abstractmethod
     def stamp(self, file: str) -> tuple[int, int]:
         """Return two numbers that change with a file, its size first, or raise an OSError."""
 
+    @abstractmethod
     def identity(self, file: str) -> bytes:
         """Return the identity that assigns a file to a split."""
 
+    def expect(self, files: list[str]) -> None:
+        """Prefetch the files that are read next, where each read alone would be slow."""
+        return
 
-def expect(store: Store, files: list[str]) -> None:
-    """Announce the files that are read next to a store that prefetches."""
-    if announce := getattr(store, "expect", None):
-        announce(files)
+    def pixels(self, file: str) -> np.ndarray | None:
+        """Return an image as uint8 ``(H, W, 3)`` or ``(H, W)`` without a copy; None if it is encoded."""
+        return None
 
 
-class Folder:
+class Folder(Store):
     """Files under a folder; a relative path is both name and identity.
 
     Args:
@@ -162,7 +169,7 @@ class _Looks(Dataset[tuple[np.ndarray, str]]):
         return len(self.files)
 
     def __getitems__(self, indices: list[int]) -> list[tuple[np.ndarray, str]]:
-        expect(self.store, [self.files[i] for i in indices])
+        self.store.expect([self.files[i] for i in indices])
         return [self[i] for i in indices]
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, str]:

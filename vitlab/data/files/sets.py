@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from vitlab.data.files.decode import Decoding, ImageError, decode_bytes
-from vitlab.data.files.scan import Facts, Store, expect, scan
+from vitlab.data.files.scan import Facts, Store, scan
 from vitlab.data.files.splits import Indices, rows_hash, split_hash
 from vitlab.data.loading.transforms import to_image, to_tensor
 
@@ -160,15 +160,14 @@ class FileImages:
         return stored if stored is not None and fits else np.asarray(self.image(index))
 
     def _stored(self, index: int) -> np.ndarray | None:
-        pixels = getattr(self.store, "pixels", None)  # of a store with decoded images
         try:
-            return pixels(self.files[index]) if pixels else None
+            return self.store.pixels(self.files[index])
         except OSError as error:
             raise ImageError(self.store.path(self.files[index]), error.strerror or str(error)) from None
 
     def expect(self, indices: list[int]) -> None:
         """Announce the images that are read next, for prefetching."""
-        expect(self.store, [self.files[i] for i in indices])
+        self.store.expect([self.files[i] for i in indices])
 
     def take(self, indices: Indices) -> "FileImages":
         """Return the images at ``indices`` as a set of their own."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from vitlab.data.files import archive
 from vitlab.data.files.ranges import Ranges, Unusable, is_remote, opened, told
-from vitlab.data.files.scan import FACTS, Facts
+from vitlab.data.files.scan import FACTS, Facts, Store
 
 INDEX, VERSION = "index.npz", 2
 ROUNDED = "down"  # the longer side of a shrunk photo, as in evaluation; older packs do not say and rounded to nearest
@@ -77,7 +77,7 @@ def read_index(root: str) -> tuple[dict[str, Any], np.ndarray]:
     return header, rows
 
 
-class PackedStore:
+class PackedStore(Store):
     """The images of a packed set, each under the path of its source file.
 
     Shards in a folder are mapped into memory, others are read as byte ranges and compared with their checksums.
