@@ -6,11 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-import yaml
-
 from vitlab.config.arguments import as_arguments, refuse_other_keys
 from vitlab.config.guesses import FOR_RUN
 from vitlab.config.options import Policy, check_topk
+from vitlab.config.yaml_files import parse_own
 from vitlab.errors import UsageError, escaped, not_finite
 from vitlab.jobs.terminal import lightning_quieted, open_terminal, terminal_as_it_was
 from vitlab.runs.choose import export_path
@@ -105,7 +104,7 @@ class Run:
     @property
     def config(self) -> dict[str, Any]:
         """The resolved configuration."""
-        return yaml.safe_load(self._directory.config.read_text())
+        return parse_own(self._directory.config.read_text())
 
     @property
     def metrics(self) -> "pd.DataFrame":

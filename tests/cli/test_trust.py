@@ -17,8 +17,8 @@ from PIL import Image
 from vitlab import errors
 from vitlab.cli.main import main
 from vitlab.config.callbacks import redirect_into_run
-from vitlab.config.explain import parse_yaml
 from vitlab.config.trust import redact, refuse_secrets
+from vitlab.config.yaml_files import parse_yaml
 from vitlab.data.known import Digits
 from vitlab.errors import UsageError
 from vitlab.jobs.train.endings import _refuse, explain_exception, explain_mismatch

@@ -21,9 +21,9 @@ from vitlab.ablation.file.schema import NAME
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference.measured import bounds_of, collect
 from vitlab.ablation.lab import Lab
-from vitlab.config.explain import read_yaml
 from vitlab.config.table_folds import folds_of_config
 from vitlab.config.trust import TRUSTED
+from vitlab.config.yaml_files import read_yaml
 from vitlab.errors import UsageError
 from vitlab.runs.atomic import write_text
 from vitlab.runs.directory import RUNS

@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
     picture = Path(options.output or f"samples-{Path(options.folder).resolve().name}.png")
     if picture.suffix not in (".png", ".jpg"):
         raise UsageError(f"`--output` must end in .png or .jpg, got {picture}")
-    from vitlab.config.explain import parse_yaml
+    from vitlab.config.yaml_files import parse_yaml
     from vitlab.data.image_folder import kind_of
     from vitlab.data.report import report, report_as_text, write_picture
     from vitlab.runs.atomic import write_json
@@ -67,8 +67,8 @@ def _data_of(config: str) -> dict[str, Any]:
     """Return the data settings of a configuration that ``ImageFolder`` takes, without the root."""
     from inspect import signature
 
-    from vitlab.config.explain import read_yaml
     from vitlab.config.keys import class_and_arguments
+    from vitlab.config.yaml_files import read_yaml
     from vitlab.data.image_folder import ImageFolder
     from vitlab.shipped import find_file
 

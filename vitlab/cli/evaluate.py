@@ -52,7 +52,7 @@ def verify(argv: list[str]) -> int:
 
 def _check_files(run: RunDir) -> dict[str, str | None]:
     """Return what is wrong with each file of a run, None for an intact one; all files with checksums are read."""
-    from vitlab.config.explain import read_yaml
+    from vitlab.config.yaml_files import read_yaml
     from vitlab.models.weights_file import read_weights
     from vitlab.runs.manifest import damage
     from vitlab.runs.records import RECORDS, read_record

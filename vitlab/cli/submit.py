@@ -83,7 +83,7 @@ def plan(args: list[str], processes: int) -> tuple[Path, list[str], list[Path]]:
     more = trust_words()
     more += ["--deadline", f"{options.deadline:g}"] if options.deadline != FitOptions.deadline else []
     more += ["--quiet"] if options.quiet else []
-    from vitlab.config.explain import read_yaml
+    from vitlab.config.yaml_files import read_yaml
     from vitlab.jobs.train.build import check_job
 
     paths = config_paths(rest)

@@ -232,8 +232,8 @@ def _refuse_no_keys(group: str, words: list[str], hint: str) -> None:
 
 
 def _names_own_classes(words: list[str]) -> bool:
-    from vitlab.config.explain import read_yaml
     from vitlab.config.keys import class_and_arguments
+    from vitlab.config.yaml_files import read_yaml
 
     named: list[Any] = values_of(words, "model", "data", "model.class_path", "data.class_path")
     for path in config_paths(words):

@@ -46,9 +46,9 @@ def with_environment(words: list[str]) -> list[str]:
     if not named:
         return words
     from vitlab.config.arguments import config_paths
-    from vitlab.config.explain import read_yaml
     from vitlab.config.keys import flatten_as_typed, key_as_typed
     from vitlab.config.parser import resolve_configs, settings
+    from vitlab.config.yaml_files import read_yaml
 
     first = [f"--config={named.pop('CONFIG')}"] if "CONFIG" in named else []
     files = config_paths(resolve_configs([*first, *words]))

@@ -1,23 +1,12 @@
-"""Turn jsonargparse's messages about a wrong configuration into one clear line; read YAML files strictly."""
+"""Turn jsonargparse's messages about a wrong configuration into one clear line."""
 
-import copy
 import re
 from collections.abc import Iterable, Mapping
-from enum import Enum
-from functools import lru_cache
-from itertools import accumulate
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
-
-import yaml
 
 from vitlab.config.guesses import VALUES, about_word, suggest_argument
 from vitlab.config.trust import import_problem, may_import, not_allowed
-from vitlab.errors import UsageError, did_you_mean
-
-NODES = 100_000  # values in one file
-DEPTH = 200  # values within values
+from vitlab.errors import did_you_mean
 
 
 def explain(
@@ -108,118 +97,3 @@ def _wrong_value(key: str, expected: str, value: str) -> str:
 def _plain(value: str) -> str:
     """Return a value as it was typed, where jsonargparse shows one of its own objects."""
     return re.sub(r"NestedArg\(key='[\w.]+', val='?(.*?)'?\)", r"\1", value)
-
-
-def read_yaml(path: str | Path, flag: str = "--config") -> dict[str, Any]:
-    """Read the file that ``flag`` names; unlike plain YAML, refuse a key that appears twice in a mapping."""
-    try:
-        text = Path(path).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"`{flag} {path}` cannot be read: {error}") from error
-    content = parse_yaml(text, f"{flag} {path}")
-    if not isinstance(content, dict):
-        raise UsageError(f"`{flag} {path}` must contain keys and values, got {type(content).__name__}")
-    return content
-
-
-def read_yaml_text(path: str | Path) -> str:
-    """Return the text of a YAML file; refuse one that is no text."""
-    try:
-        return Path(path).read_text()
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not YAML: {error}") from error
-
-
-def parse_yaml(text: str, where: str) -> Any:
-    """Parse YAML in bounded time; refuse tags, deep nesting, and aliases that multiply."""
-    return copy.deepcopy(_parsed(text, where))  # whoever asks may change it
-
-
-@lru_cache(64)  # a command reads its file several times, and strict reading is slow
-def _parsed(text: str, where: str) -> Any:
-    depths = accumulate({"[": 1, "{": 1, "]": -1, "}": -1}.get(letter, 0) for letter in text)
-    if max(depths, default=0) > DEPTH:  # parsing time grows with the square of the depth
-        raise UsageError(f"`{where}`: values are nested too deeply")
-    try:
-        loader = _UniqueKeys(text)
-        try:
-            node = loader.get_single_node()
-            if node is not None and _count(node, {}) > NODES:
-                raise UsageError(f"`{where}`: its aliases expand to more than {NODES:,} values; write them out")
-            return loader.construct_document(node) if node is not None else None
-        finally:
-            loader.dispose()
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" line {mark.line + 1}" if mark else ""
-        problem = " ".join(str(getattr(error, "problem", None) or error).split())
-        problem = problem.replace("could not determine a constructor for the tag", "tags are not supported, got")
-        raise UsageError(f"`{where}`{line}: {problem}") from error
-    except RecursionError as error:
-        raise UsageError(f"`{where}`: values are nested too deeply") from error
-
-
-def _count(node: yaml.Node, known: dict[int, int]) -> int:
-    """Return the number of values in a node with its aliases expanded; above the limit for a node within itself."""
-    if id(node) not in known:
-        known[id(node)] = NODES + 1  # while it is counted: a node that contains itself expands forever
-        parts = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else []
-        parts = node.value if isinstance(node, yaml.SequenceNode) else parts
-        known[id(node)] = min(1 + sum(_count(part, known) for part in parts), NODES + 1)
-    return known[id(node)]
-
-
-def parse_own(text: str) -> Any:
-    """Return the content of YAML that vitlab has written: by libyaml, in a tenth of :func:`parse_yaml`'s time."""
-    return yaml.load(text, Loader=yaml.CSafeLoader)
-
-
-def yaml_text(content: Any) -> str:
-    """Return values as YAML in which jsonargparse finds them again: for it, an unquoted 1e3 is a number.
-
-    Example:
-        >>> print(yaml_text({"names": ["1e3", "cat"], "lr": 1e-3}), end="")
-        names:
-        - '1e3'
-        - cat
-        lr: 0.001
-    """
-    return yaml.dump(content, Dumper=_Writer, sort_keys=False)
-
-
-class _Writer(yaml.SafeDumper):
-    pass
-
-
-_Writer.add_multi_representer(Enum, lambda writer, value: writer.represent_data(value.value))  # in defaults
-_Writer.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$"), [*"-+0123456789"]
-)
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """A strict reader, for which a date such as 2026-11-23 is text, as it is for jsonargparse."""
-
-    yaml_implicit_resolvers: ClassVar = {
-        first: [(tag, pattern) for tag, pattern in kinds if tag != "tag:yaml.org,2002:timestamp"]
-        for first, kinds in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: dict[Any, int] = {}
-        for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                continue  # keys written here override merged ones
-            key, line = self.construct_object(key_node, deep=True), key_node.start_mark.line + 1
-            if isinstance(key, str) and key != key.strip():
-                problem = f"the key `{key}` begins or ends with a space"
-                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
-            if not isinstance(key_node, yaml.ScalarNode):  # such as {{ lr }}, a gap that a template leaves
-                problem = f"a key must be a word, got {key}"
-                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
-            if found := seen.get(key) or seen.get(key_node.value):  # 1 and "1" name one level of an axis
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key `{key}` appears twice, in lines {found} and {line}", key_node.start_mark
-                )
-            seen |= {key: line, key_node.value: line}
-        return super().construct_mapping(node, deep)

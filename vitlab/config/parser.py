@@ -30,7 +30,7 @@ from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.console import Bar
 from vitlab.class_paths import current_path
 from vitlab.config.arguments import config_paths, flags
-from vitlab.config.explain import explain, parse_own, parse_yaml, read_yaml, yaml_text
+from vitlab.config.explain import explain
 from vitlab.config.guesses import with_typed_names
 from vitlab.config.keys import flatten_as_typed, flatten_with_classes, key_as_typed
 from vitlab.config.parts import (
@@ -45,6 +45,7 @@ from vitlab.config.parts import (
 )
 from vitlab.config.strategies import check_strategy_name
 from vitlab.config.trust import allowed_imports, refuse_secrets
+from vitlab.config.yaml_files import parse_own, parse_yaml, read_yaml, yaml_text
 from vitlab.data.loading.loader import evaluate_samples_once
 from vitlab.errors import UsageError, in_own_code, named_line
 from vitlab.interface import LINKS, deals_samples, image_fact

@@ -6,8 +6,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from vitlab.config.explain import read_yaml
 from vitlab.config.keys import class_and_arguments
+from vitlab.config.yaml_files import read_yaml
 from vitlab.data.arrays import fold_column
 from vitlab.data.files.rows import distinct_folds, fold_names, refuse_null
 from vitlab.data.files.table_file import read_table

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from vitlab.config.explain import parse_yaml
 from vitlab.config.keys import differing_keys, dotted, flatten, flatten_with_classes, key_as_typed, key_of
+from vitlab.config.yaml_files import parse_yaml
 from vitlab.errors import UsageError, did_you_mean, megabytes, one_line, trusting
 from vitlab.jobs.results import command_of
 from vitlab.runs.directory import RunDir, find_directory, some_runs

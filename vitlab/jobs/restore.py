@@ -12,17 +12,16 @@ from typing import Any
 
 import lightning as L
 import torch
-import yaml
 from jsonargparse import get_loader
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from vitlab.class_paths import with_current_paths
 from vitlab.config.arguments import config_paths, without_flags
-from vitlab.config.explain import read_yaml, yaml_text
 from vitlab.config.keys import flatten_as_typed
 from vitlab.config.parser import VitlabCLI, class_at, settings, user_mistakes
 from vitlab.config.trust import changed_code, check_import, may_import
+from vitlab.config.yaml_files import parse_own, read_yaml, yaml_text
 from vitlab.data.base import ImageData
 from vitlab.data.files.splits import SplitName
 from vitlab.data.photos import Photos
@@ -189,7 +188,7 @@ def _without_callbacks(run: RunDir) -> list[str]:
     """Return arguments that drop callbacks of Lightning, which evaluation does not need, and untrusted ones."""
     from lightning.pytorch import callbacks
 
-    given = (yaml.safe_load(run.config.read_text()).get("trainer") or {}).get("callbacks")
+    given = (parse_own(run.config.read_text()).get("trainer") or {}).get("callbacks")
     listed = given if isinstance(given, list) else [given]
     paths = [str(one.get("class_path") if isinstance(one, dict) else one) for one in listed]
     own = [may_import(path) and path[:10] != "lightning." and not hasattr(callbacks, path) for path in paths]
@@ -199,7 +198,7 @@ def _without_callbacks(run: RunDir) -> list[str]:
 
 def one_device(run: RunDir) -> list[str]:
     """Return arguments for one device of this machine, which may differ from the one that trained."""
-    trainer = yaml.safe_load(run.config.read_text()).get("trainer") or {}
+    trainer = parse_own(run.config.read_text()).get("trainer") or {}
     accelerator = "cpu" if trainer.get("accelerator") == "cpu" else "auto"
     settings = {"accelerator": accelerator, "devices": 1, "num_nodes": 1, "strategy": "auto"}
     return [f"--trainer.{key}={value}" for key, value in settings.items()]

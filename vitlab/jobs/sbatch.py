@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitlab.config.explain import read_yaml
+from vitlab.config.yaml_files import read_yaml
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.shipped import find_file
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from vitlab.config.explain import read_yaml
+from vitlab.config.yaml_files import read_yaml
 from vitlab.errors import UsageError
 from vitlab.shipped import HOME
 

@@ -9,7 +9,7 @@ from typing import Any
 from vitlab.ablation.evidence import chain
 from vitlab.ablation.execution.identity import json_digest
 from vitlab.ablation.file.spec import Ablation
-from vitlab.config.explain import read_yaml_text
+from vitlab.config.yaml_files import read_yaml_text
 from vitlab.errors import UsageError, preview
 from vitlab.runs.directory import RunDir
 from vitlab.runs.machine import git

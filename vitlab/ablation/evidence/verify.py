@@ -26,7 +26,7 @@ from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference import linear
 from vitlab.ablation.inference.measured import unreadable
 from vitlab.class_metrics import confusion, over_classes
-from vitlab.config.explain import parse_own
+from vitlab.config.yaml_files import parse_own
 from vitlab.errors import one_line, preview
 from vitlab.runs.openings import note_opening
 from vitlab.runs.records import split_metrics

@@ -24,8 +24,8 @@ from vitlab.ablation.execution.identity import (
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.analysis import ANALYSES
-from vitlab.config.explain import parse_own
 from vitlab.config.keys import class_and_arguments, key_as_typed, key_of
+from vitlab.config.yaml_files import parse_own
 from vitlab.errors import UsageError, one_line
 from vitlab.runs import lock
 from vitlab.runs.directory import RunDir

@@ -26,6 +26,7 @@ from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.analysis import ANALYSES
 from vitlab.config.keys import flatten
+from vitlab.config.yaml_files import parse_own
 from vitlab.errors import UsageError, did_you_mean, one_line
 from vitlab.runs import lock
 from vitlab.runs.atomic import write_text
@@ -283,7 +284,7 @@ def _run_probe(
         text = lines[-1].removeprefix("vitlab: ") if lines else f"exit code {code}"
         named = r"add --trust_imports (\S+)( \(in Python, [^)]*\))?"
         raise UsageError(re.sub(named, r"name it in `trust_imports` of this file: \1", text))
-    config = yaml.safe_load(run.config.read_text())
+    config = parse_own(run.config.read_text())
     for key, (_, default) in PROBE.items():
         section, _, name = key.partition(".")
         config[section][name] = _given(ablation, arm, key, default)

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from vitlab.config.explain import parse_yaml, read_yaml_text
 from vitlab.config.guesses import ABLATION_KEYS
+from vitlab.config.yaml_files import parse_yaml, read_yaml_text
 from vitlab.errors import UsageError, did_you_mean
 
 KEYS: dict[str, tuple[str, ...]] = {  # "": the file itself; others: the section of that name

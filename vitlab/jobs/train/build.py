@@ -24,11 +24,11 @@ from vitlab.callbacks.stop import StopOnSignal
 from vitlab.callbacks.watch import Watch
 from vitlab.config.arguments import config_paths, grid_of
 from vitlab.config.callbacks import check_callbacks, check_modes, redirect_into_run
-from vitlab.config.explain import parse_own, yaml_text
 from vitlab.config.keys import check_same_config, flatten_as_typed, is_longer, recipe_name
 from vitlab.config.options import FitOptions
 from vitlab.config.parser import VitlabCLI, class_at, user_mistakes
 from vitlab.config.strategies import check_strategy
+from vitlab.config.yaml_files import parse_own, yaml_text
 from vitlab.data.base import ImageData
 from vitlab.data.listed import Listed
 from vitlab.data.timm_images import images_of, images_of_timm

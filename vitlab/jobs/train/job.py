@@ -11,8 +11,8 @@ from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.deadline import Deadline
 from vitlab.callbacks.record import RunRecord
 from vitlab.callbacks.watch import Watch
-from vitlab.config.explain import parse_own
 from vitlab.config.options import FitOptions
+from vitlab.config.yaml_files import parse_own
 from vitlab.interface import batches_of_a_step
 from vitlab.runs.directory import RunDir
 from vitlab.runs.records import Ending
