@@ -17,7 +17,7 @@ from PIL import Image
 from vitlab import errors
 from vitlab.cli.main import main
 from vitlab.config.callbacks import redirect_into_run
-from vitlab.config.trust import redact, refuse_secrets
+from vitlab.config.secret import redact, refuse_secrets
 from vitlab.config.yaml_files import parse_yaml
 from vitlab.data.known import Digits
 from vitlab.errors import UsageError

@@ -20,6 +20,7 @@ from vitlab.config.arguments import (
 from vitlab.config.environment import with_environment
 from vitlab.config.keys import class_and_arguments
 from vitlab.config.options import FitOptions, TypedOptions, options_parser
+from vitlab.config.secret import SECRET
 from vitlab.errors import UsageError, did_you_mean, trust_words
 from vitlab.runs.atomic import write_text
 from vitlab.runs.choose import choose_run, run_to_continue
@@ -107,8 +108,6 @@ def plan(args: list[str], processes: int) -> tuple[Path, list[str], list[Path]]:
 
 
 def _check_arguments(options: TypedOptions, rest: list[str]) -> None:
-    from vitlab.jobs.sbatch import SECRET
-
     if options.overwrite:
         raise UsageError("`--overwrite` would delete the run each time it is requeued; delete the directory yourself")
     if options.help:

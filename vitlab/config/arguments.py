@@ -117,7 +117,7 @@ def refuse_unknown(words: list[str]) -> None:
     Arguments that a class of the user's own may take are left to the full parser.
     """
     from vitlab.config.guesses import about_word, suggest_argument
-    from vitlab.config.trust import refuse_secrets
+    from vitlab.config.secret import refuse_secrets
 
     known = {"trainer", "checkpoint", *flags()["keys"]}
     if (word := _without_flag(words)) is not None:

@@ -43,8 +43,9 @@ from vitlab.config.parts import (
     parts_as_words,
     parts_to_words,
 )
+from vitlab.config.secret import refuse_secrets
 from vitlab.config.strategies import check_strategy_name
-from vitlab.config.trust import allowed_imports, refuse_secrets
+from vitlab.config.trust import allowed_imports
 from vitlab.config.yaml_files import parse_own, parse_yaml, read_yaml, yaml_text
 from vitlab.data.loading.loader import evaluate_samples_once
 from vitlab.errors import UsageError, in_own_code, named_line

@@ -1,13 +1,12 @@
-"""What a configuration may import, and the secrets that it must not contain; docs/security.md gives the reasons."""
+"""What a configuration may import; docs/security.md gives the reasons."""
 
 import argparse
 import hashlib
 import importlib
 import os
-import re
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,15 +19,6 @@ ALLOWED = [
     *("torch.nn", "torch.optim", "torchmetrics", "timm.optim", "timm.scheduler"),
 ]
 FORCED = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
-
-_SECRET_KEY = re.compile(
-    r"(^|_)(api_?key|access_?key|private_?key|secret|secret_?key|password|passwd|credentials?|token)$", re.IGNORECASE
-)
-_NO_SECRETS = {"class_token", "mask_token"}
-_SECRET_VALUE = re.compile(  # of W&B, Hugging Face, GitHub, GitLab, OpenAI and AWS, and passwords in addresses
-    r"wandb_v1_\w{8,}|\bhf_[A-Za-z0-9]{20,}|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|"
-    r"\bsk-(?:proj|ant|svcacct)?-?[\w-]{20,}|\bAKIA[A-Z0-9]{16}\b|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
-)
 
 
 class Trust(argparse.Action):
@@ -248,31 +238,3 @@ def refuse_forced_loading() -> None:
     """Refuse to start where the environment makes torch run code from checkpoints."""
     if os.environ.get(FORCED):
         raise UsageError(f"{FORCED}={os.environ[FORCED]} lets every checkpoint run code; unset it")
-
-
-def refuse_secrets(values: Mapping[str, Any]) -> None:
-    """Refuse a configuration with a password or an API key in it, as it is saved and sent to loggers."""
-    for key, value in _flatten(values):
-        name = key.split(".")[-1]
-        is_secret = _SECRET_KEY.search(name) and name not in _NO_SECRETS and value not in (None, "", True, False)
-        if is_secret or redact(str(value)) != str(value):
-            raise UsageError(
-                f"`{key}` looks like a secret, and configurations are saved and sent to loggers; leave it out, and use "
-                "`wandb login` or an environment variable"
-            )
-
-
-def _flatten(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield all values with dotted keys, including those nested in mappings and lists."""
-    for key, value in values.items():
-        yield key, value
-        parts = value if isinstance(value, Mapping) else dict(enumerate(value)) if isinstance(value, list) else {}
-        yield from _flatten({f"{key}.{name}": part for name, part in parts.items()})
-
-
-def redact(text: str) -> str:
-    """Return text with keys, passwords and the values of secret environment variables replaced by ***."""
-    for name, value in os.environ.items():
-        if _SECRET_KEY.search(name) and len(value) >= 8:
-            text = text.replace(value, "***")
-    return _SECRET_VALUE.sub("***", text)

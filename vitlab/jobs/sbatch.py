@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from vitlab.config.secret import SECRET
 from vitlab.config.yaml_files import read_yaml
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.shipped import find_file
@@ -27,7 +28,6 @@ OWN = {  # options of sbatch that the script sets itself, and where their values
     **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-task", "ntasks", "ntasks-per-node"), "`gpus`"),
     **dict.fromkeys(("array", "error", "open-mode", "output", "no-requeue", "requeue"), "vitlab"),
 }
-SECRET = re.compile(r"secret|passw(or)?d|api[_-]?key|(access|auth|bearer)[_-]?token|credential", re.IGNORECASE)
 
 EARLY = 60  # seconds that Slurm may warn before the time asked for (sbatch --signal)
 ATTEMPTS = """\

@@ -20,7 +20,8 @@ from lightning.pytorch.loggers import WandbLogger
 from vitlab.config.arguments import config_paths, grid_as_typed
 from vitlab.config.keys import key_of
 from vitlab.config.parser import settings
-from vitlab.config.trust import changed_code, own_code, redact
+from vitlab.config.secret import redact
+from vitlab.config.trust import changed_code, own_code
 from vitlab.data.base import ImageData
 from vitlab.data.record import TRAINED_ON, fingerprints
 from vitlab.errors import PARTS_FILE, RunFailed, Stopped, UsageError
