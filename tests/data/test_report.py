@@ -87,6 +87,20 @@ def test_small_images_of_another_size_are_a_problem_and_not_the_end_of_the_repor
         ImageFolder(str(photos), num_workers=0).build("test")
 
 
+def test_what_the_report_lifts_holds_again_after_it(photos, monkeypatch):
+    (photos / "train" / "cat" / "bad.jpg").write_bytes(b"")
+    data = ImageFolder(str(photos), num_workers=0)
+    assert report(data)["unreadable"]
+    with pytest.raises(ValueError, match=r"`data\.max_unreadable` allows 0"):
+        data.check_readable()
+    data, size = ImageFolder(str(photos), num_workers=0), (8, 8)
+    data.one_size = size
+    monkeypatch.setattr(data, "build", lambda name: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        report(data)
+    assert (data.one_size, data.max_unreadable) == (size, 0)
+
+
 @pytest.mark.parametrize("augment", ["crop-flip", "rand-m9-mstd0.5-inc1"])
 def test_the_data_command_prints_and_draws(photos, tmp_path, capsys, augment):
     drawn, written = tmp_path / "out" / "samples.png", tmp_path / "report.json"

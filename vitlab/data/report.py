@@ -28,19 +28,20 @@ def report(data: ImageFolder) -> dict[str, Any]:
     """Scan every file of all three splits, and return the report as plain values.
 
     Args:
-        data: The folder; its `max_unreadable` is lifted, and so is its one size, because unreadable files and images of
-            other sizes are part of the report.
+        data: The folder; its `max_unreadable` and its one size are lifted while it is read, because unreadable files
+            and images of other sizes are part of the report.
     """
-    data.max_unreadable = 10**9
-    one_size, data.one_size = data.one_size, None
-    problems = []
-    for name in SPLIT_NAMES:
-        try:
-            data.build(name)
-        except ValueError as error:
-            problems += [] if str(error) in problems else [str(error)]
+    allowed, one_size, problems = data.max_unreadable, data.one_size, list[str]()
+    data.max_unreadable, data.one_size = 10**9, None
+    try:
+        for name in SPLIT_NAMES:
+            try:
+                data.build(name)
+            except ValueError as error:
+                problems += [] if str(error) in problems else [str(error)]
+    finally:
+        data.max_unreadable, data.one_size = allowed, one_size
     splits = {name: images for name in SPLIT_NAMES if isinstance(images := data.splits.get(name), FileImages)}
-    data.one_size = one_size
     problems += list(filter(None, map(data.of_another_size, splits.values())))[:1]
     facts = np.concatenate([np.empty(0, FACTS), *(images.known for images in splits.values())])
     counts = {name: np.bincount(images.labels.numpy(), minlength=data.num_classes) for name, images in splits.items()}
