@@ -294,7 +294,7 @@ def test_columnar_files_are_read_by_column(table, suffix):
     plain, data = _open(table(), fold=2), _open(path, fold=2)
     assert torch.equal(plain.splits["train"].labels, data.splits["train"].labels)
     assert list(read_table(path, ["y", "nothing", "path"])) == ["path", "y"]
-    assert "long" not in data.table.table
+    assert "long" not in data.table.frame
     with pytest.raises(ValueError, match="must have the column x; there are path, y, z, fold, long"):
         _open(path, targets="x")
 

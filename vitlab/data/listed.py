@@ -170,7 +170,7 @@ class Listed(Photos):
         ids = [self.identity(self.table.paths[i]) for i in rows]
         given = self.part_of[rows] == "val" if "val" in self.parts else None
         groups = None if self.table.groups is None else [self.table.groups[i] for i in rows]
-        numbers = self.table.table.index[rows].tolist()
+        numbers = self.table.frame.index[rows].tolist()
         return self.rule.indices(ids, self._strata(rows), given, cut_test, groups, numbers)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -314,7 +314,7 @@ class Listed(Photos):
             if used[i] and values[j := first.setdefault(group, i)] != value:
                 place = f"{self.table.row(i)}: the group {group} of the column {self.table.columns['group']}"
                 raise ValueError(
-                    f"{place} is {where} {value}, and in row {self.table.table.index[j] + 1} {where} {values[j]}"
+                    f"{place} is {where} {value}, and in row {self.table.frame.index[j] + 1} {where} {values[j]}"
                 )
 
 

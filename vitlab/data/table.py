@@ -130,7 +130,7 @@ class Table(Listed):
 
     def _paths(self, row: int) -> list[str]:
         """Return the path of a row's image, or those of its images."""
-        return [str(self.table.table[column].iloc[row]) for column in self.path_columns]
+        return [str(self.table.frame[column].iloc[row]) for column in self.path_columns]
 
     def _array(self, row: int, how: Decoding) -> NDArray[np.float32]:
         """Return the image of a row as ``(C, H, W)``; images of several columns are stacked on channels."""

@@ -73,7 +73,7 @@ class Rows:
         if not len(table):
             raise ValueError(f"{file} has no rows")
         self.notes: list[str] = []
-        self.table = table = table if missing == "refuse" else self._without_empty(table)
+        self.frame = table = table if missing == "refuse" else self._without_empty(table)
         cells = [table[name] for name in targets]
         self.kinds, self.why = (self._declared(kind), "as declared") if kind else self._of_run() or self._seen(cells)
         several = len(cells) > 1 and "class" in self.kinds
@@ -156,7 +156,7 @@ class Rows:
 
     def _column(self, part: str) -> "pd.Series | None":
         name = self.columns.get(part)
-        return None if name is None else self.table.get(name)
+        return None if name is None else self.frame.get(name)
 
     def _words(self, part: str) -> list[str] | None:
         column = self._column(part)
@@ -249,7 +249,7 @@ class Rows:
         if len(words) and len(others):
             raise ValueError(
                 f"{self.row(words[0])}: the column {column.name} holds {column.iloc[words[0]]!r}, and numbers such as "
-                f"{column.iloc[others[0]]} in row {self.table.index[others[0]] + 1}: correct it, or declare its kind "
+                f"{column.iloc[others[0]]} in row {self.frame.index[others[0]] + 1}: correct it, or declare its kind "
                 "by --data.target_type"
             )
         return len(words) > 0
@@ -302,7 +302,7 @@ class Rows:
         >>> Rows("a.csv", pd.DataFrame({"path": ["1", "2"], "y": [0.5, 1.5]}), ["y"], {}).row(1)
         'a.csv, row 2'
         """
-        return f"{self.file}, row {self.table.index[i] + 1}"
+        return f"{self.file}, row {self.frame.index[i] + 1}"
 
     def _refuse_empty(self, column: "pd.Series | None", target: bool = False) -> None:
         if column is not None and len(empty := np.flatnonzero(column.isna().to_numpy())):
