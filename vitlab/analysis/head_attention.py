@@ -198,7 +198,7 @@ def analyze_attention(subject: Subject) -> Finding:
         >>> list(finding.table.columns)
         ['image', 'map', 'row', 'column', 'weight']
     """
-    token = subject.shown_query("attention", "distance or displacement")
+    token = subject.shown_query("attention")
     net, images = subject.net, subject.shown()
     depth = len(heads_of(net))
     layer = depth - 1 if subject.layer is None else subject.layer
@@ -228,7 +228,7 @@ def analyze_rollout(subject: Subject) -> Finding:
         >>> list(finding.table.columns)
         ['image', 'map', 'row', 'column', 'weight']
     """
-    token = subject.shown_query("rollout", "distance or displacement")
+    token = subject.shown_query("rollout")
     net, images = subject.net, subject.shown()
     reached = rollout(all_attention_maps(net, images))
     named = {"rollout": reached[:, token, net.num_prefix_tokens :]}
@@ -332,7 +332,7 @@ def analyze_heads(subject: Subject) -> Finding:
         >>> list(finding.table.columns)
         ['layer', 'head', 'row', 'column', 'weight']
     """
-    token = subject.shown_query("heads", "distance or displacement")
+    token = subject.shown_query("heads")
     net, images = subject.net, subject.shown(1)
     (h, w), (pixels,) = net.grid_size, subject.pixels(images).numpy()
     maps = [each[0] for each in all_attention_maps(net, images)]

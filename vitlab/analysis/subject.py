@@ -354,7 +354,7 @@ class Subject:
         """Name and class of the network, for messages."""
         return f"{self.name} ({type(self.net.net if isinstance(self.net, AnyNetwork) else self.net).__name__})"
 
-    def shown_query(self, name: str, instead: str) -> int:
+    def shown_query(self, name: str) -> int:
         """Return the token whose attention is shown: the class token, or the patch of ``query``.
 
         Refuses a network without attention weights, or without the layer that is asked for.
@@ -372,7 +372,7 @@ class Subject:
         if self.net.cls_token is None:
             raise UsageError(
                 f"{name} shows the class token's row and {self.name} has no class token; "
-                f"choose a patch with --query ROW,COLUMN, or use {instead}"
+                "choose a patch with --query ROW,COLUMN, or use distance or displacement"
             )
         return 0
 
