@@ -18,6 +18,7 @@ from vitlab.analysis.probes import without_positions
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.data.files.sets import FileImages, Images
 from vitlab.data.files.splits import SplitName
+from vitlab.data.loading.order import fixed_order
 from vitlab.errors import UsageError
 from vitlab.models.foreign import AnyNetwork
 from vitlab.models.walk import Asked, all_finite, placed_tokens
@@ -214,7 +215,7 @@ def _masked(subject: Subject, split: SplitName, folder: Path) -> Masked:
     images = subject.data.splits[split]
     if not images.names:
         raise UsageError(f"segmentation needs images with names, as of files, and those of {subject.name} have none")
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).tolist()
+    order = fixed_order(len(images)).tolist()
     pairs = ((i, file) for i in order if (file := mask_of(folder, images.names[i])))
     chosen = sorted(pair for pair, _ in zip(pairs, range(subject.num_images), strict=False))
     if not chosen:

@@ -22,7 +22,7 @@ from vitlab.class_paths import choice_text
 from vitlab.data.base import ImageData
 from vitlab.data.files.sets import Images, TensorImages
 from vitlab.data.files.splits import SplitName
-from vitlab.data.loading.order import EvalOrder
+from vitlab.data.loading.order import EvalOrder, fixed_order
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError, printable
 from vitlab.models.foreign import AnyNetwork
@@ -160,7 +160,7 @@ class Subject:
             return self._of_pictures(split, self.num_images if limit is None else limit)
         images, limit = self.images(split), self.num_images if limit is None else limit
         if len(images) > limit:
-            images = images.take(_order(len(images))[:limit].sort().values.numpy())
+            images = images.take(np.sort(fixed_order(len(images))[:limit]))
         return self.prepared(images, pipeline)
 
     def batches_for(
@@ -264,18 +264,20 @@ class Subject:
             return self.for_net(self.pictures[:count])
         if self.has_no_data:
             return next(self._of_pictures("val", count))[0]  # refuses: there are none
-        images = self.images("val")
-        first = self.prepared(images.take(_order(len(images))[:count].numpy()))
-        return torch.cat([batch for batch, _ in first])
+        return self._first(count)[0]
 
     def shown_classes(self, count: int = 4) -> list[int]:
         """Return the classes of the images of :meth:`shown`; empty if they are unknown, or not the network's."""
         known = self.pictures is None and isinstance(self.data, ImageData) and self.data.targets["kind"] == "class"
         if not known or self.is_elsewhere or not self.classifies:
             return []
+        return self._first(count)[1].tolist()
+
+    def _first(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return the first ``count`` validation images of the fixed order, prepared, and their labels."""
         images = self.images("val")
-        first = self.prepared(images.take(_order(len(images))[:count].numpy()))
-        return torch.cat([labels for _, labels in first]).tolist()
+        batches = list(self.prepared(images.take(fixed_order(len(images))[:count])))
+        return torch.cat([pixels for pixels, _ in batches]), torch.cat([labels for _, labels in batches])
 
     def pixels(self, images: Tensor) -> Tensor:
         """Return normalized ``(B, C, H, W)`` images as ``(B, H, W, C)`` values in [0, 1], for display.
@@ -375,11 +377,6 @@ class Subject:
                 "choose a patch with --query ROW,COLUMN, or use distance or displacement"
             )
         return 0
-
-
-def _order(count: int) -> Tensor:
-    """Return the fixed random order in which images are sampled, the same for every number of them."""
-    return torch.randperm(count, generator=torch.Generator().manual_seed(0))
 
 
 @dataclass

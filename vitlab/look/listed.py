@@ -18,6 +18,7 @@ from vitlab.analysis.probes import centered
 from vitlab.analysis.subject import Subject
 from vitlab.data.base import ImageData
 from vitlab.data.files.splits import SplitName
+from vitlab.data.loading.order import fixed_order
 from vitlab.errors import escaped
 from vitlab.look.facts import SplitPredictions
 from vitlab.runs.same_images import Facts, has_names, same_images
@@ -74,7 +75,7 @@ def listed(
 
 def _kept(base: pd.DataFrame, tables: list[pd.DataFrame]) -> np.ndarray:
     """Return the rows that are listed: a fixed random sample, and mistakes of any run that are not in it."""
-    order = torch.randperm(len(base), generator=torch.Generator().manual_seed(0)).numpy()
+    order = fixed_order(len(base))
     wrong = np.any([(table["target"] != table["prediction"]).to_numpy() for table in tables], axis=0)
     return np.sort(np.concatenate([order[:MOST], order[MOST:][wrong[order[MOST:]]][:MISTAKES]]))
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from vitlab.analysis.parts import positions_added, read_out
 from vitlab.data.base import ImageData
 from vitlab.data.files.sets import Images
-from vitlab.data.loading.order import EvalOrder
+from vitlab.data.loading.order import EvalOrder, fixed_order
 from vitlab.errors import named_line
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import all_attention_maps, heads_of, probabilities
@@ -142,7 +142,7 @@ def first_of(count: int) -> np.ndarray:
         >>> len(first_of(288)), len(first_of(3))
         (8, 3)
     """
-    return torch.randperm(count, generator=torch.Generator().manual_seed(0))[:IMAGES].numpy()
+    return fixed_order(count)[:IMAGES]
 
 
 def hash_of(chosen: Images) -> str:
