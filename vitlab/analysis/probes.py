@@ -26,16 +26,12 @@ PENALTIES = torch.logspace(-7, 3, 21, dtype=torch.float64)  # of a CellProbe, in
 
 def ridge(x: Tensor, y: Tensor, l2: float) -> Tensor:
     """Return the ``(F, T)`` weights that minimize ``|x w - y|^2 + l2 |w|^2`` for ``(n, F)`` and ``(n, T)``."""
-    return solve_ridge(x.T @ x, x.T @ y, l2)
-
-
-def solve_ridge(gram: Tensor, cross: Tensor, l2: float) -> Tensor:
-    """Return the weights of :func:`ridge` from ``x^T x`` and ``x^T y``, which can be summed over batches."""
-    return torch.linalg.solve(gram + l2 * torch.eye(len(gram), dtype=gram.dtype, device=gram.device), cross)
+    gram = x.T @ x
+    return torch.linalg.solve(gram + l2 * torch.eye(len(gram), dtype=gram.dtype, device=gram.device), x.T @ y)
 
 
 def cross_validated_ridge(gram: Tensor, cross: Tensor, squares: Tensor, n: float) -> Tensor:
-    """Return the weights of :func:`solve_ridge` with the best penalty for all targets together.
+    """Return the weights of :func:`ridge` with the best penalty for all targets together, from sums over batches.
 
     Args:
         gram: ``x^T x`` of centered features, ``(D, D)``.
