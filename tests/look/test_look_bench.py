@@ -17,12 +17,13 @@ import torch
 from PIL import Image
 
 from vitlab.analysis.attribution.maps import gradient_attention, last_attention
+from vitlab.analysis.probes import principal
 from vitlab.analysis.subject import Subject
 from vitlab.analysis.views.token_layers import split_features, token_layer_maps
 from vitlab.cli.main import main
 from vitlab.data import Digits
 from vitlab.jobs.find_subject import View, subject_at
-from vitlab.look.listed import _sheet, listed, plane
+from vitlab.look.listed import _sheet, listed
 from vitlab.look.moments import Moments, first_of, hash_of, moments_of, seen
 from vitlab.look.viewer import packed
 from vitlab.models.vit import VisionTransformer
@@ -137,8 +138,8 @@ def test_the_list_has_a_fixed_sample_and_the_mistakes_beyond_it(monkeypatch):
     found = listed({"a": ("val", table), "b": ("val", wrong), "c": ("test", table)}, {}, facts)
     assert set(found["index"]) >= {0, 25, 50, 75} and 10 <= len(found["index"]) <= 14 and found["without"] == ["c"]
     values = torch.randn(30, 5).double() * torch.tensor([9.0, 3.0, 0.1, 0.1, 0.1])
-    places, share = plane(values)
-    assert share > 0.99 and abs(float(torch.corrcoef(torch.stack([places[:, 0], values[:, 0]]))[0, 1])) > 0.99
+    places, shares = principal(values, count=2)
+    assert shares.sum() > 0.99 and abs(float(torch.corrcoef(torch.stack([places[:, 0], values[:, 0]]))[0, 1])) > 0.99
     assert listed({}, {}, {}) is None and listed({"a": ("val", table.assign(index=-1))}, {}, {}) is None
 
 

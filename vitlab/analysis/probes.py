@@ -72,6 +72,24 @@ def centered(x: Tensor) -> Tensor:
     return spread if spread.norm() > 1e-5 * x.norm() else torch.zeros_like(x)
 
 
+def principal(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return ``(n, D)`` features on their first principal components, ``(n, count)``, and these' shares of variance.
+
+    The sign of a component is that of its largest weight; where there are fewer components, the rest is 0.
+
+    Example:
+        >>> places, shares = principal(torch.tensor([[0.0, 0.0, 1.0], [4.0, 0.0, 1.0], [0.0, 1.0, 1.0]]), count=2)
+        >>> places.shape, round(float(shares.sum()), 6)
+        (torch.Size([3, 2]), 1.0)
+    """
+    flat = centered(x)
+    _, singular, components = torch.linalg.svd(flat, full_matrices=False)
+    components = components[:count]
+    components = components * components.gather(1, components.abs().argmax(dim=1)[:, None]).sign()
+    shares = singular[:count].square() / singular.square().sum().clamp(min=1e-24)
+    return F.pad(flat @ components.T, (0, count - len(components))), shares
+
+
 def steady(x: Tensor) -> Tensor:
     """Return ``(n, D)`` features in double precision, all equal where :func:`centered` is 0.
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitlab.analysis.features import features
 from vitlab.analysis.pictures import LoadedImages
-from vitlab.analysis.probes import centered
+from vitlab.analysis.probes import principal
 from vitlab.analysis.subject import Subject
 from vitlab.data.base import ImageData
 from vitlab.data.files.splits import SplitName
@@ -128,31 +128,14 @@ def _maps(subject: Subject | None, split: SplitName, index: np.ndarray) -> dict[
         return {}
     if not values.isfinite().all():  # of a network that diverged
         return {}
-    places, share = plane(values)
-    found = {"PCA": {"xy": _rounded(places), "said": f"first two principal components, {share:.0%} of the variance"}}
+    places, shares = principal(values, count=2)
+    said = f"first two principal components, {float(shares.sum()):.0%} of the variance"
+    found = {"PCA": {"xy": _rounded(places), "said": said}}
     if importlib.util.find_spec("umap"):
         reducer = importlib.import_module("umap").UMAP(random_state=0)
         places = torch.from_numpy(np.asarray(reducer.fit_transform(values.numpy()), dtype=np.float64))
         found["UMAP"] = {"xy": _rounded(places), "said": "UMAP: near is alike; distances between groups mean nothing"}
     return found
-
-
-def plane(values: Tensor) -> tuple[Tensor, float]:
-    """Return ``(n, D)`` features on their first two principal components, ``(n, 2)``, and these' share of the variance.
-
-    The sign of a component is that of its largest weight.
-
-    Example:
-        >>> places, share = plane(torch.tensor([[0.0, 0.0, 1.0], [4.0, 0.0, 1.0], [0.0, 1.0, 1.0]]).double())
-        >>> places.shape, round(share, 6)
-        (torch.Size([3, 2]), 1.0)
-    """
-    flat = centered(values)
-    _, singular, components = torch.linalg.svd(flat, full_matrices=False)
-    components = components[:2]
-    components = components * components.gather(1, components.abs().argmax(dim=1)[:, None]).sign()
-    share = singular[:2].square().sum() / singular.square().sum().clamp(min=1e-24)
-    return torch.nn.functional.pad(flat @ components.T, (0, 2 - len(components))), float(share)
 
 
 def _rounded(places: Tensor) -> list[list[float]]:

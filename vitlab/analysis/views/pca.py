@@ -3,12 +3,11 @@
 import math
 
 import pandas as pd
-import torch
 from torch import Tensor
 
 from vitlab.analysis.catalogue import Analysis
 from vitlab.analysis.figures import by_cell, grid_of_axes, picture
-from vitlab.analysis.probes import centered
+from vitlab.analysis.probes import principal
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
 from vitlab.models.walk import placed_tokens
@@ -25,13 +24,9 @@ def pca_colors(tokens: Tensor) -> tuple[Tensor, Tensor]:
         >>> colors.shape, bool(shares.sum() <= 1)
         (torch.Size([2, 16, 3]), True)
     """
-    flat = centered(tokens.detach().flatten(0, 1).cpu())
-    _, singular, components = torch.linalg.svd(flat, full_matrices=False)
-    components = components[:3] * components[:3].gather(1, components[:3].abs().argmax(dim=1)[:, None]).sign()
-    values = torch.nn.functional.pad(flat @ components.T, (0, 3 - len(components)))
+    values, shares = principal(tokens.detach().flatten(0, 1).cpu(), count=3)
     low, high = values.quantile(0.02, dim=0), values.quantile(0.98, dim=0)
     colors = ((values - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
-    shares = singular[:3].square() / singular.square().sum().clamp(min=1e-24)
     return colors.view(*tokens.shape[:2], 3).float(), shares
 
 
