@@ -220,6 +220,18 @@ def spec(name, **args):
     return {"class_path": name if "." in name else f"{HERE}.{name}", "init_args": args}
 
 
+class Raises(nn.Module):
+    grid_size = patch_size = (4, 4)
+
+    def forward(self, x):
+        raise ValueError("not now")
+
+
+class Several(Raises):
+    def forward(self, x):
+        return x, x
+
+
 WRONG = {
     "no PosEmbed": (
         {"pos_embed": f"{HERE}.NoPosEmbed"},
@@ -236,6 +248,14 @@ WRONG = {
     "another number of tokens": ({"tokenizer": spec("Strips", skip=1)}, r"must map an image to \(1, 4, 8\) .*, got"),
     "no tokenizer": ({"tokenizer": f"{HERE}.NoPosEmbed"}, "NoPosEmbed has no `forward`, which maps what it gets"),
     "no grid": ({"tokenizer": spec("NoGrid")}, "must have a `grid_size`"),
+    **{
+        f"{key} that {kind}": ({key: spec(kind)}, told)
+        for key in ("act_layer", "tokenizer", "global_pool")
+        for kind, told in (
+            ("Raises", r"Raises does not take .*: .*test_own_parts.py, line \d+, `raise .*`: ValueError: not now$"),
+            ("Several", rf"`{key}`: .*Several must .* a tuple( for B = 2)?$"),
+        )
+    },
 }
 
 

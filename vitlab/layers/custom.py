@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlab.class_paths import build_part, find_class, name_and_args
-from vitlab.errors import one_line
+from vitlab.errors import in_own_code, named_line
 
 _READS_CHANNELS_SECOND = (
     nn.modules.instancenorm._InstanceNorm.forward,
@@ -65,11 +65,33 @@ def build_custom(key: str, value: Any, dim: int, words: Iterable[str], offered: 
     if isinstance(layer, nn.Softmax | nn.LogSoftmax | nn.Softmin) and layer.dim in (None, 0, -3):
         what = f"{path} with `dim` {layer.dim} normalizes over the images of a batch"
         raise ValueError(f"`{key}`: {what}: set `{key}.dim` to -1, the channels of each token")
-    try:
-        with torch.no_grad():
-            shape = tuple(layer.eval()(torch.zeros(2, 3, dim)).shape)
-    except Exception as error:  # foreign code can raise anything
-        raise ValueError(f"`{key}`: {path} does not take (B, L, {dim}) tokens: {one_line(error, 2000)}") from error
+    shape = output_shape(key, path, layer, torch.zeros(2, 3, dim), f"(B, L, {dim}) tokens")
     if shape != (2, 3, dim):
         raise ValueError(f"`{key}`: {path} must keep the shape of tokens, but maps (2, 3, {dim}) to {shape}")
-    return layer.train()
+    return layer
+
+
+def output_shape(key: str, path: str, module: nn.Module, x: Tensor, what: str) -> tuple[int, ...] | str:
+    """Return the shape of what a part of the user makes of ``x`` in evaluation mode; of no tensor, what it is.
+
+    Args:
+        key: Name of the argument, for the message.
+        path: Path of the class, for the message.
+        module: The part, which is left in training mode.
+        x: What it is called with.
+        what: The same in words, for the message.
+
+    Raises:
+        ValueError: The part cannot be called with ``x``; the message has the line of the user's file.
+
+    Example:
+        >>> output_shape("act_layer", "torch.nn.GLU", nn.GLU(), torch.zeros(2, 3, 8), "(B, L, 8) tokens")
+        (2, 3, 4)
+    """
+    try:
+        with torch.no_grad():
+            found = module.eval()(x)
+    except Exception as error:  # foreign code can raise anything
+        raise ValueError(f"`{key}`: {path} does not take {what}: {in_own_code(error) or named_line(error)}") from error
+    module.train()
+    return tuple(found.shape) if isinstance(found, Tensor) else f"a {type(found).__name__}"

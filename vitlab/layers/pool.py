@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.class_paths import ClassSpec, build_part, find_class, name_and_args, word_of
-from vitlab.errors import in_own_code, named_line
+from vitlab.layers.custom import output_shape
 from vitlab.layers.mlp import ActChoice, Mlp
 from vitlab.layers.norm import NormArgs, NormChoice, build_norm
 from vitlab.layers.resample import Grid
@@ -111,15 +111,9 @@ def build_pool(
     tokens = torch.zeros(2, num_prefix_tokens + grid_size[0] * grid_size[1], dim)
     if tokens.is_meta:  # where a class that reads values cannot be called
         return module
-    try:
-        with torch.no_grad():
-            found = module.eval()(tokens)
-    except Exception as error:  # foreign code can raise anything
-        what = f"{path} does not take (B, {tokens.shape[1]}, {dim}) tokens"
-        raise ValueError(f"`global_pool`: {what}: {in_own_code(error) or named_line(error)}") from error
-    shape = tuple(found.shape) if isinstance(found, Tensor) else f"a {type(found).__name__}"
+    shape = output_shape("global_pool", path, module, tokens, f"(B, {tokens.shape[1]}, {dim}) tokens")
     if shape != (2, dim):
         raise ValueError(
             f"`global_pool`: {path} must map tokens (B, L, {dim}) to (B, {dim}), but gave {shape} for B = 2"
         )
-    return module.train()
+    return module

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from vitlab.class_paths import ClassSpec, build_part, find_class, name_and_args
-from vitlab.errors import UsageError, did_you_mean, one_line
+from vitlab.errors import UsageError, did_you_mean
+from vitlab.layers.custom import output_shape
 from vitlab.named_kwargs import check_types
 from vitlab.tokenizers.conv import ConvStem
 from vitlab.tokenizers.patch import PatchEmbed
@@ -91,13 +92,7 @@ def _build_class(tokenizer: TokenizerChoice, sizes: ImageSizes, more: Mapping[st
         if not hasattr(module, name):
             raise ValueError(f"`tokenizer`: {path} must have a `{name}`, height and width")
     (h, w), images = module.grid_size, torch.zeros(1, sizes["in_chans"], *sizes["img_size"])
-    try:
-        with torch.no_grad():
-            shape = tuple(module.eval()(images).shape)
-    except Exception as error:  # foreign code can raise anything
-        raise ValueError(
-            f"`tokenizer`: {path} does not take images {tuple(images.shape)}: {one_line(error)}"
-        ) from error
+    shape = output_shape("tokenizer", path, module, images, f"images {tuple(images.shape)}")
     if shape != (expected := (1, h * w, sizes["embed_dim"])):
         raise ValueError(f"`tokenizer`: {path} must map an image to {expected} for its grid of {h} x {w}, got {shape}")
-    return module.train()
+    return module
