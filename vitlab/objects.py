@@ -155,7 +155,9 @@ def unsharded_class(thing: Any) -> type:
     >>> unsharded_class(UsageError("no")).__name__
     'UsageError'
     """
-    return next(cls for cls in type(thing).__mro__ if not cls.__module__.startswith("torch.distributed.fsdp"))
+    cls = type(thing)
+    is_sharded = cls.__module__.startswith("torch.distributed.fsdp") and len(cls.__bases__) > 1
+    return cls.__bases__[1] if is_sharded else cls  # behind FSDPModule
 
 
 def _change(thing: Any) -> str:

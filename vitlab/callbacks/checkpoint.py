@@ -17,10 +17,11 @@ from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from torch.optim.lr_scheduler import LambdaLR
 
 from vitlab import interface
-from vitlab.callbacks.ema import follow_swaps, local_part, swap_back
+from vitlab.callbacks.ema import follow_swaps, swap_back
 from vitlab.callbacks.record import RunRecord
 from vitlab.callbacks.steps import ends_with_epoch, logged
 from vitlab.errors import Stopped, UsageError, did_you_mean
+from vitlab.layers.plain import local_part
 from vitlab.ranges import check_ranges
 from vitlab.runs.directory import RunDir
 from vitlab.runs.format import describe_format

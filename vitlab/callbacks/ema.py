@@ -9,10 +9,10 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import WeightAveraging
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
 from vitlab.errors import UsageError
 from vitlab.interface import path_of, take_sizes_early
+from vitlab.layers.plain import local_part
 from vitlab.layers.precision import check_average
 
 Matched = tuple[list[torch.Tensor], list[torch.Tensor]]  # of the average, of the task
@@ -166,16 +166,6 @@ def _without_infinite(averages: list[torch.Tensor], currents: list[torch.Tensor]
     pairs = zip(averages, currents, strict=True)
     kept = [(a, b) for a, b in pairs if b.requires_grad or local_part(b).isfinite().all()]
     return [average for average, _ in kept], [current for _, current in kept]
-
-
-def local_part(value: torch.Tensor) -> torch.Tensor:
-    """Return the part of a tensor that this process has, which is all of it unless a strategy shards the weights.
-
-    Example:
-        >>> local_part(torch.ones(2))
-        tensor([1., 1.])
-    """
-    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def _buffers(holders: list[tuple[Any, Any]]) -> Matched:

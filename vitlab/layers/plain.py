@@ -4,8 +4,10 @@ import inspect
 from collections.abc import Collection
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules import module as every_module
+
+from vitlab.objects import unsharded_class
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 TENSORS = ("torch", "torch.nn.parameter", "torch._subclasses.fake_tensor", "torch._subclasses.functional_tensor")
@@ -32,7 +34,7 @@ def calls_plainly(module: nn.Module, classes: Collection[type[nn.Module]]) -> bo
         >>> calls_plainly(nn.Linear(2, 2), {nn.Linear}), calls_plainly(nn.Linear(2, 2), {nn.LayerNorm})
         (True, False)
     """
-    return _is_untouched(module, _unsharded_class(module), classes)
+    return _is_untouched(module, unsharded_class(module), classes)
 
 
 def goes_around(cls: type, base: type, method: str, *uses: str) -> bool:
@@ -77,7 +79,18 @@ def is_sharded(module: nn.Module) -> bool:
         >>> is_sharded(nn.Linear(2, 2))
         False
     """
-    return _unsharded_class(module) is not type(module)
+    return unsharded_class(module) is not type(module)
+
+
+def local_part(value: Tensor) -> Tensor:
+    """Return the part of a tensor that this process has, which is all of it unless a strategy shards the weights.
+
+    Example:
+        >>> local_part(torch.ones(2))
+        tensor([1., 1.])
+    """
+    local: Tensor = value.to_local() if hasattr(value, "to_local") else value  # importing DTensor takes half a second
+    return local
 
 
 def _is_untouched(module: nn.Module, cls: type, classes: Collection[type[nn.Module]]) -> bool:
@@ -89,13 +102,4 @@ def _is_untouched(module: nn.Module, cls: type, classes: Collection[type[nn.Modu
 
 
 def _only_gathers(hook: Any) -> bool:
-    return _is_fsdp(type(getattr(hook, "__self__", None)))
-
-
-def _unsharded_class(module: nn.Module) -> type:
-    cls = type(module)
-    return cls.__bases__[1] if _is_fsdp(cls) and len(cls.__bases__) > 1 else cls
-
-
-def _is_fsdp(cls: type) -> bool:
-    return cls.__module__.startswith("torch.distributed.fsdp")
+    return type(getattr(hook, "__self__", None)).__module__.startswith("torch.distributed.fsdp")

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
-from torch.distributed.tensor import DTensor
 
 from vitlab.errors import UsageError
 from vitlab.interface import LINKS, image_fact, network, recipe
+from vitlab.layers.plain import local_part
 from vitlab.models.packed_batch import check_packed
 from vitlab.models.vit import VisionTransformer
 
@@ -27,8 +27,7 @@ def _sum(weight: torch.Tensor) -> int:
     bits = _INTEGERS.get(weight.element_size())
     if weight.is_meta or bits is None:  # complex numbers of 128 bits
         return 0
-    local = weight.to_local() if isinstance(weight, DTensor) else weight
-    return int(local.detach().view(bits).sum())
+    return int(local_part(weight).detach().view(bits).sum())
 
 
 def take_sizes(task: Any, data: Any) -> None:
