@@ -6,7 +6,7 @@ from timm.optim import param_groups_layer_decay
 from torch import nn
 
 from vitlab.errors import UsageError
-from vitlab.models.start import projections
+from vitlab.models.build import projections
 from vitlab.models.vit import VisionTransformer
 from vitlab.optim import describe_groups, param_groups, slow_earlier_blocks
 

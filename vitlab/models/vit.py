@@ -17,7 +17,7 @@ from vitlab.layers.pos_embed import PosEmbed, PosEmbedChoice, build_pos_embed
 from vitlab.layers.pos_embed.placed import placed
 from vitlab.layers.recompute import checkpoint
 from vitlab.layers.resample import ResizePolicy, same_size
-from vitlab.models import start
+from vitlab.models import build
 from vitlab.models.features import IntermediateArgs, Tokens, block_outputs
 from vitlab.models.first_token import class_token_is_enough, first_token
 from vitlab.models.old_names import OLD, OldArgs, moved
@@ -114,32 +114,32 @@ class VisionTransformer(Named, nn.Module):
         **old: Unpack[OldArgs],
     ) -> None:
         super().__init__()
-        start.check_finite(mlp_ratio=mlp_ratio, norm_eps=norm_eps, init_std=init_std)
-        start.check_at_least(1, in_chans=in_chans, embed_dim=embed_dim, depth=depth, num_heads=num_heads)
-        start.check_at_least(0, num_classes=num_classes, reg_tokens=reg_tokens, head_hidden=head_hidden)
-        start.check_at_least(0, norm_eps=norm_eps)
-        start.check_rates(dropout=dropout, drop_path_rate=drop_path_rate)
+        build.check_finite(mlp_ratio=mlp_ratio, norm_eps=norm_eps, init_std=init_std)
+        build.check_at_least(1, in_chans=in_chans, embed_dim=embed_dim, depth=depth, num_heads=num_heads)
+        build.check_at_least(0, num_classes=num_classes, reg_tokens=reg_tokens, head_hidden=head_hidden)
+        build.check_at_least(0, norm_eps=norm_eps)
+        build.check_rates(dropout=dropout, drop_path_rate=drop_path_rate)
         global_pool = word_of("global_pool", global_pool, get_args(PoolName)) or global_pool
-        start.check_pool(global_pool, class_token)
-        start.check_spread(init_std)
+        build.check_pool(global_pool, class_token)
+        build.check_spread(init_std)
         tokenizer, pos_embed, block, attn = moved(tokenizer, pos_embed, block, attn, **old)
         self.img_size, self.in_chans, self.num_classes = pair("img_size", img_size), in_chans, num_classes
         self.embed_dim, self.num_heads, self.head_hidden, self.init_std = embed_dim, num_heads, head_hidden, init_std
         self.num_prefix_tokens, self.global_pool = int(class_token) + reg_tokens, global_pool
         self.grad_checkpoint = grad_checkpoint
         self.skips_unread_tokens = False  # whether forward omits from the last block what the head does not read
-        begin = start.WeightInit(int(torch.randint(2**62, (), device="cpu")), init_std)
+        init = build.WeightInit(int(torch.randint(2**62, (), device="cpu")), init_std)
         norms: NormArgs = {"norm_layer": norm_layer, "norm_eps": norm_eps}
-        with begin.part("tokenizer"):
+        with init.part("tokenizer"):
             built = build_tokenizer(
                 tokenizer, self.img_size, in_chans, embed_dim, patch_size=patch_size, norm_eps=norm_eps
             )
-            self.tokenizer = built.apply(begin.init)
+            self.tokenizer = built.apply(init.weights)
         self.grid_size, (height, width) = tuple(self.tokenizer.grid_size), pair("patch_size", self.tokenizer.patch_size)
         self.patch_size = height if height == width else (height, width)  # pixels from one token to the next
-        self.cls_token = begin.tokens("cls_token", int(class_token), embed_dim)
-        self.reg_token = begin.tokens("reg_token", reg_tokens, embed_dim)
-        with begin.part("pos_embed"):
+        self.cls_token = init.tokens("cls_token", int(class_token), embed_dim)
+        self.reg_token = init.tokens("reg_token", reg_tokens, embed_dim)
+        with init.part("pos_embed"):
             sizes = (self.grid_size, embed_dim, num_heads, depth, self.num_prefix_tokens)
             self.pos_embed = build_pos_embed(pos_embed, *sizes)
         shared: BlockArgs = {
@@ -153,21 +153,19 @@ class VisionTransformer(Named, nn.Module):
             "dropout": dropout,
             "drop_path_subset": drop_path_subset,
         }
-        size = start.Backbone(embed_dim, num_heads, depth, self.grid_size, self.num_prefix_tokens)
-        self.blocks, self.num_features = start.build_blocks(
-            block, size, self.pos_embed, drop_path_rate, begin, **shared
-        )
+        size = build.Backbone(embed_dim, num_heads, depth, self.grid_size, self.num_prefix_tokens)
+        self.blocks, self.num_features = build.build_blocks(block, size, self.pos_embed, drop_path_rate, init, **shared)
         self.norm_pre = build_norm(dim=embed_dim, **norms) if pre_norm else nn.Identity()
         final: list[nn.Module] = [build_norm(dim=self.num_features, **norms), nn.Identity()]
         self.norm, self.fc_norm = final[::-1] if fc_norm else final
-        with begin.part("attn_pool"):
+        with init.part("attn_pool"):
             by_attention: AttentionPoolArgs = {"mlp_ratio": mlp_ratio, "act_layer": act_layer, **norms}
             dim, prefix = self.num_features, self.num_prefix_tokens
             self.attn_pool = build_pool(global_pool, dim, num_heads, prefix, self.grid_size, **by_attention)
             if self.attn_pool is not None:
-                self.attn_pool.apply(begin.init)
-        with begin.part("head"):
-            self.head = start.build_head(self.num_features, head_hidden, num_classes).apply(begin.init)
+                self.attn_pool.apply(init.weights)
+        with init.part("head"):
+            self.head = build.build_head(self.num_features, head_hidden, num_classes).apply(init.weights)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, images: Tensor | PackedBatch | list[Tensor] | tuple[Tensor, ...]) -> Tensor:
@@ -242,7 +240,7 @@ class VisionTransformer(Named, nn.Module):
             raise ValueError(f"images must be (B, {self.in_chans}, height, width), got {tuple(images.shape)}")
         if keep is None:
             return placed(self._at(size)).for_batch()
-        start.check_kept(keep, images, self.training and drops_rows(self))
+        build.check_kept(keep, images, self.training and drops_rows(self))
         return placed(self._at(size).kept(keep)).for_batch()
 
     def _at(self, size: tuple[int, ...]) -> PosEmbed:
@@ -336,7 +334,7 @@ class VisionTransformer(Named, nn.Module):
             >>> "cls_token" in net.no_weight_decay(), "blocks.0.mlp.fc1.weight" in net.no_weight_decay()
             (True, False)
         """
-        decays = {id(weight) for module in self.modules() for weight in start.projections(module)}
+        decays = {id(weight) for module in self.modules() for weight in build.projections(module)}
         decays -= {id(p) for p in self.pos_embed.parameters()}
         return {name for name, p in self.named_parameters() if id(p) not in decays}
 
@@ -349,9 +347,9 @@ class VisionTransformer(Named, nn.Module):
             >>> net.head
             Linear(in_features=48, out_features=10, bias=True)
         """
-        start.check_at_least(0, num_classes=num_classes)
-        head = start.build_head(self.num_features, self.head_hidden, num_classes)
-        head.apply(partial(start.init_weights, std=self.init_std))
+        build.check_at_least(0, num_classes=num_classes)
+        head = build.build_head(self.num_features, self.head_hidden, num_classes)
+        head.apply(partial(build.init_weights, std=self.init_std))
         weight = next(self.blocks.parameters())
         self.num_classes, self.head = num_classes, head.to(weight.device, weight.dtype).train(self.training)
 

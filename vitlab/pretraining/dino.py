@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection
 
 from vitlab.layers.precision import check_average, without_autocast
-from vitlab.models import start
+from vitlab.models import build
 from vitlab.pretraining.mae import covered, refuse_supervised
 from vitlab.tasks.arguments import TaskArgs
 from vitlab.tasks.base import Task
@@ -43,7 +43,7 @@ class ProjectionHead(nn.Module):
         self.mlp = nn.Sequential(*layers[:-1])
         self.prototypes = nn.Parameter(nn.init.trunc_normal_(torch.empty(prototypes, proj_dim), std=0.02))
         self.length = None if is_fixed else nn.Parameter(torch.ones(prototypes))
-        self.apply(lambda module: start.init_weights(module, 0.02))
+        self.apply(lambda module: build.init_weights(module, 0.02))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``(..., D)`` to ``(..., K)`` in at least float32."""
@@ -200,7 +200,7 @@ class DINO(Task):
         koleo_weight: float = 0.0,
         **task: Unpack[TaskArgs],
     ) -> None:
-        start.check_at_least(1, prototypes=prototypes, proj_hidden=proj_hidden, proj_dim=proj_dim)
+        build.check_at_least(1, prototypes=prototypes, proj_hidden=proj_hidden, proj_dim=proj_dim)
         refuse_supervised("DINO", task)
         if len(mask_share) != 2 or mask_share[0] > mask_share[1]:
             raise ValueError(f"`mask_share` must be the least and the largest share, as in [.1, .5], got {mask_share}")

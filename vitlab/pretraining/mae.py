@@ -12,7 +12,7 @@ from vitlab.data.base import ImageData
 from vitlab.errors import UsageError
 from vitlab.layers.block import Block
 from vitlab.layers.pos_embed.added import SinCos2d
-from vitlab.models import start
+from vitlab.models import build
 from vitlab.models.old_names import upgrade
 from vitlab.tasks.arguments import TaskArgs
 from vitlab.tasks.base import Task
@@ -71,8 +71,8 @@ class MAE(Task):
         norm_pix: bool = True,
         **task: Unpack[TaskArgs],
     ) -> None:
-        start.check_at_least(1, mask_block=mask_block, decoder_dim=decoder_dim, decoder_heads=decoder_heads)
-        start.check_at_least(0, decoder_depth=decoder_depth)
+        build.check_at_least(1, mask_block=mask_block, decoder_dim=decoder_dim, decoder_heads=decoder_heads)
+        build.check_at_least(0, decoder_depth=decoder_depth)
         if decoder_dim % 4 or decoder_dim % (decoder_heads if decoder_depth else 1):  # its parts know other names
             rule = "must be divisible by 4, for its positions, and by `decoder_heads`"
             raise ValueError(f"`decoder_dim` {rule}, got {decoder_dim} and {decoder_heads} heads")
@@ -191,11 +191,11 @@ class Decoder(nn.Module):
         super().__init__()
         self.num_prefix_tokens = net.num_prefix_tokens
         self.embed = nn.Linear(net.num_features, dim)
-        self.mask_token = nn.Parameter(start.init_token(1, dim)) if fills else None
+        self.mask_token = nn.Parameter(build.init_token(1, dim)) if fills else None
         self.pos_embed = SinCos2d(net.grid_size, dim, style="mae")
         self.blocks = nn.ModuleList(Block(dim, num_heads) for _ in range(depth))
         self.norm, self.pred = nn.LayerNorm(dim, eps=1e-6), nn.Linear(dim, values)
-        self.apply(lambda module: start.init_weights(module, net.init_std))
+        self.apply(lambda module: build.init_weights(module, net.init_std))
 
     def forward(self, x: Tensor, order: Tensor | None = None) -> Tensor:
         """Map the tokens, ``(B, P + K, D)`` for the first K in ``order``, to all patches, ``(B, N, C p p)``."""

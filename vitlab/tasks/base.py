@@ -16,8 +16,8 @@ from vitlab.interface import Weighted, loss_and_sums, skipped_unless, trained
 from vitlab.layers.compiled import CompileMode, compile_parts, mark_batch
 from vitlab.lightning_overhead import FastHookName, with_cached_signature
 from vitlab.models.arguments import NetworkArgs
+from vitlab.models.build import projections
 from vitlab.models.old_names import OLD
-from vitlab.models.start import projections
 from vitlab.models.vit import VisionTransformer
 from vitlab.named_kwargs import Named
 from vitlab.optim import ScheduleName, param_groups, slow_earlier_blocks

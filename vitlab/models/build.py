@@ -1,4 +1,4 @@
-"""Build the parts of a network: argument checks, initial weights, blocks and head."""
+"""Build the parts of a network, and give them their first weights."""
 
 import hashlib
 import math
@@ -76,9 +76,9 @@ class WeightInit(NamedTuple):
         std: Standard deviation of linear and convolution weights.
 
     Example:
-        >>> start = WeightInit(0, 0.02)
-        >>> with start.part("head"):
-        ...     layer = nn.Linear(8, 8).apply(start.init)
+        >>> init = WeightInit(0, 0.02)
+        >>> with init.part("head"):
+        ...     layer = nn.Linear(8, 8).apply(init.weights)
     """
 
     root: int
@@ -88,8 +88,8 @@ class WeightInit(NamedTuple):
         """Return the context in which the part of this name is built."""
         return isolated_rng(self.root, name)
 
-    def init(self, module: nn.Module) -> None:
-        """Initialize a module."""
+    def weights(self, module: nn.Module) -> None:
+        """Initialize a linear layer or convolution, see :func:`init_weights`."""
         init_weights(module, self.std)
 
     def tokens(self, name: str, count: int, embed_dim: int) -> nn.Parameter | None:
@@ -164,7 +164,7 @@ def build_blocks(
     sizes: Backbone,
     pos_embed: PosEmbed,
     drop_path_rate: float,
-    start: WeightInit,
+    init: WeightInit,
     **shared: Unpack[BlockArgs],
 ) -> tuple[nn.ModuleList, int]:
     """Build the blocks, and return them with the width of the tokens that leave the last.
@@ -177,13 +177,13 @@ def build_blocks(
         sizes: Width, heads, number of blocks, grid and prefix tokens.
         pos_embed: The position embedding, which must fit tokens of several widths.
         drop_path_rate: Drop path rate of the last block; grows linearly from 0 in the first, also if that is the last.
-        start: How weights are drawn.
+        init: How weights are drawn.
         **shared: Arguments of every block.
 
     Example:
         >>> dense = {"class_path": "dense", "init_args": {"dense_blocks": [2, 1], "dense_growth": 8}}
-        >>> sizes, start = Backbone(16, 2, 3), WeightInit(0, 0.02)
-        >>> build_blocks(dense, sizes, PosEmbed(), 0.0, start)[1]  # 16, 24, 32 halved, 24
+        >>> sizes, init = Backbone(16, 2, 3), WeightInit(0, 0.02)
+        >>> build_blocks(dense, sizes, PosEmbed(), 0.0, init)[1]  # 16, 24, 32 halved, 24
         24
     """
     word, args = name_and_args("block", block)
@@ -197,7 +197,7 @@ def build_blocks(
     for i in range(sizes.depth):
         rate = drop_path_rate * i / max(1, sizes.depth - 1)
         place = Place(i, sizes.depth, sizes.grid_size, sizes.num_prefix_tokens)
-        with start.part(f"blocks.{i}"):
+        with init.part(f"blocks.{i}"):
             if word == "dense":
                 in_dim, dim = (dim, dim // 2) if i in halved else (0, dim)
                 widths = {"growth": growth, "in_dim": in_dim}
@@ -214,7 +214,7 @@ def build_blocks(
             else:
                 offered = {"dim": dim, "num_heads": sizes.num_heads, **shared, "drop_path_rate": rate, "place": place}
                 new = build_choice("block", block, {"plain": Block}, nn.Module, {**place._asdict(), **offered})
-            blocks.append(new.apply(start.init))
+            blocks.append(new.apply(init.weights))
     return blocks, dim
 
 
