@@ -12,6 +12,7 @@ import vitlab.data
 import vitlab.tasks
 from vitlab.data import CIFAR10, Digits, FakeData, ImageFolder
 from vitlab.data.base import ImageData
+from vitlab.layers.pos_embed.added import Learned
 from vitlab.models.arguments import NetworkArgs
 from vitlab.models.old_names import DEFAULTS, OLD, OldArgs, moved
 from vitlab.models.vit import VisionTransformer
@@ -75,6 +76,19 @@ def test_a_custom_subclass_adds_arguments_to_those_it_passes_on():
     parameters = inspect.signature(Mine).parameters
     assert next(iter(parameters)) == "weight"
     assert parameters["depth"].default == 12
+
+
+@pytest.mark.parametrize("base", [Classifier, VisionTransformer, Learned])
+def test_a_signature_that_a_subclass_writes_itself_is_its_own(base):
+    class Mine(base):
+        __signature__ = inspect.Signature([inspect.Parameter("x", inspect.Parameter.KEYWORD_ONLY)])
+
+    class Later(Mine):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+
+    assert [*inspect.signature(Mine).parameters] == [*inspect.signature(Later).parameters] == ["x"]
+    assert "x" not in inspect.signature(base).parameters
 
 
 @pytest.mark.parametrize(

@@ -295,6 +295,14 @@ def given_to(thing: Any) -> dict[str, Any]:
     return dict(zip(inspect.signature(type(thing)).parameters, args, strict=False)) | named
 
 
+class _OfConstructor:
+    """The signature of a class by its constructor; a ``__signature__`` of the class wins over that of its metaclass."""
+
+    def __get__(self, cls: Any, metaclass: type) -> inspect.Signature:
+        signature = inspect.signature(cls.__init__)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
 class Described(type):
     """The metaclass of classes whose objects remember the arguments that they were built with.
 
@@ -308,6 +316,7 @@ class Described(type):
     ({'width': 4}, 'vitlab.errors.UsageError')
     """
 
+    __signature__ = _OfConstructor()  # else inspect takes that of `__call__`
     completed_by: tuple[str, ...] = ()
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -321,14 +330,6 @@ class Described(type):
             if (built := getattr(made, "on_built", None)) is not None:
                 built()
         return made
-
-    @property
-    def __signature__(cls) -> inspect.Signature:  # else that of `__call__` above
-        own = next((vars(base)["__signature__"] for base in cls.__mro__ if "__signature__" in vars(base)), None)
-        if own is not None:
-            return own.__get__(None, cls) if hasattr(own, "__get__") else own
-        signature = inspect.signature(cls.__init__)  # type: ignore[misc]
-        return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 def _lacks(cls: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -76,7 +76,6 @@ class VisionTransformer(Named, nn.Module):
     """
 
     old_names: ClassVar[Collection[str]] = OLD
-    _built_from = (moved,)
 
     predicts_labels = False  # whether each output is a label for itself, and not a class among others
 
