@@ -189,7 +189,7 @@ def as_outputs(value: Any, of: Any) -> Tensor:
     raise UsageError(f"`forward` of {path_of(of)} must return a tensor (B, K), got {kind}: return the outputs alone")
 
 
-def recipe(task: Any) -> Mapping[str, Any]:
+def hparams_of(task: Any) -> Mapping[str, Any]:
     """Return the saved hyper-parameters of a task."""
     return getattr(task, "hparams", {})
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitlab.interface import batches_of_a_step, is_task, network, recipe, redefines
+from vitlab.interface import batches_of_a_step, hparams_of, is_task, network, redefines
 
 # Dense 16-bit tensor-core rates in TFLOP/s with float32 accumulation, from NVIDIA's data sheets; the first name that
 # matches counts. Lightning's table mixes these with sparse and scalar rates.
@@ -73,7 +73,7 @@ class Steps:
         self.sums = before | {name: before.get(name, 0) + value for name, value in added.items()}
         if loss is None and task.automatic_optimization:
             self.sums = as_skipped(self.sums, before)
-        if self._has_stepped and recipe(task).get("nan_loss") == "skip":
+        if self._has_stepped and hparams_of(task).get("nan_loss") == "skip":
             was_skipped = self.grad_norm is not None and not self.grad_norm.isfinite()  # over all processes
             self.sums = as_skipped(self.sums, self._before if was_skipped else self.sums)
             self._before = self.sums
@@ -235,7 +235,7 @@ class Speed:
 
     def __init__(self, facts: dict[str, Any], trainer: Any) -> None:
         self.devices, task = trainer.world_size, trainer.lightning_module
-        self.passes = None if recipe(task).get("freeze") else getattr(task, "forward_passes", 3)
+        self.passes = None if hparams_of(task).get("freeze") else getattr(task, "forward_passes", 3)
         self.flops_from = facts.get("flops_from", [[0, facts.get("flops", 0)]])
         pipeline = getattr(getattr(trainer, "datamodule", None), "pipeline", None)
         varies = getattr(pipeline, "native", None)  # with images or patches of any sizes, the FLOPs are those of one

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from vitlab.config.parser import VitlabCLI
 from vitlab.data.base import ImageData
 from vitlab.errors import MISTAKES, RunFailed, UsageError, in_own_code, named_line, what_failed
-from vitlab.interface import PAGE, answering, answers_itself, image_fact, own_answer, own_parts, path_of, recipe
+from vitlab.interface import PAGE, answering, answers_itself, hparams_of, image_fact, own_answer, own_parts, path_of
 from vitlab.jobs.formats import (
     FORMATS,
     OF_ANY,
@@ -246,7 +246,7 @@ def _sizes(run: RunDir, cli: VitlabCLI) -> tuple[int, tuple[int, int]]:
     for name in ("in_chans", "img_size"):
         values = [image_fact(place, name) for place in places] + [
             dict(run.model).get(name),
-            recipe(cli.model).get(name),
+            hparams_of(cli.model).get(name),
         ]
         found[name] = next((value for value in values if value is not None), None)
     if missing := [f"`{name}`" for name, value in found.items() if value is None]:

@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 
 from vitlab.errors import UsageError
-from vitlab.interface import LINKS, image_fact, network, recipe
+from vitlab.interface import LINKS, hparams_of, image_fact, network
 from vitlab.layers.plain import local_part
 from vitlab.models.packed_batch import check_packed
 from vitlab.models.vit import VisionTransformer
@@ -96,7 +96,7 @@ def check_native_sizes(task: Any, data: Any) -> None:
     try:
         if not getattr(task, "takes_native", True) or not isinstance(net, VisionTransformer):
             raise ValueError(f"{type(task).__name__} takes images of one size: leave it out")
-        if recipe(task).get("compile"):
+        if hparams_of(task).get("compile"):
             raise ValueError(
                 "sizes change at every step, and `model.compile` would compile each: leave one of them out"
             )

@@ -33,7 +33,7 @@ from vitlab.data.base import ImageData
 from vitlab.data.listed import Listed
 from vitlab.data.timm_images import images_of, images_of_timm
 from vitlab.errors import UsageError
-from vitlab.interface import deals_samples, has_grid, network, path_of, recipe
+from vitlab.interface import deals_samples, has_grid, hparams_of, network, path_of
 from vitlab.jobs.checkpoint import check_extensible, kept_head, load_initial, misfit
 from vitlab.jobs.restore import naming_place_of_data, stored_config, training_args
 from vitlab.jobs.terminal import lightning_quieted, open_terminal, say
@@ -309,7 +309,8 @@ class FitCLI(VitlabCLI):
         environment = trainer._accelerator_connector.cluster_environment
         if isinstance(environment, SLURMEnvironment):
             environment.auto_requeue = False  # StopOnSignal saves, and the batch script requeues
-        check_strategy(self.config.trainer.strategy, trainer, recipe(self._get(self.config_init, "model")).get("opt"))
+        hparams = hparams_of(self._get(self.config_init, "model"))
+        check_strategy(self.config.trainer.strategy, trainer, hparams.get("opt"))
         return trainer
 
     def _look_callbacks(self) -> list[Any]:

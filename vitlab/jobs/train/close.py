@@ -9,7 +9,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.data.base import ImageData, protocol_of
 from vitlab.errors import trusting
-from vitlab.interface import fingerprint, recipe
+from vitlab.interface import fingerprint, hparams_of
 from vitlab.jobs.checkpoint import checkpoint_facts, save_weights
 from vitlab.jobs.terminal import say
 from vitlab.jobs.train.endings import closing
@@ -118,7 +118,7 @@ def divergence(job: Job) -> list[str]:
     first, what = (losses[0], "the start") if guess is None else (guess, "guessing")
     if losses[-1] <= FAR * max(first, 0.1) and math.isfinite(losses[-1]):
         return []
-    lr = recipe(job.task).get("lr")
+    lr = hparams_of(job.task).get("lr")
     way_out = f"; model.lr={lr:g} may be too large" if isinstance(lr, int | float) else ""
     return [f"note  the loss exploded: {name} {losses[-1]:.4g} against {first:.3g} of {what}{way_out}"]
 

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import Timer
 from vitlab.class_paths import choice_text
 from vitlab.data.base import ImageData
 from vitlab.data.loading.pipeline import size_text
-from vitlab.interface import has_grid, path_of, recipe, redefines
+from vitlab.interface import has_grid, hparams_of, path_of, redefines
 from vitlab.jobs.processor import slow_half
 from vitlab.jobs.train.job import Job
 from vitlab.layers.pos_embed import PosEmbed
@@ -55,7 +55,7 @@ def _model_line(task: Task, facts: dict[str, Any]) -> str:
     note += _idle_options(net.pos_embed)
     if isinstance(net.tokenizer, T2TTokenizer) and (aside := net.tokenizer.unfused_options()):
         note += f"; {' and '.join(aside)}: the soft splits use the slower plain implementation"
-    positions = choice_text(recipe(task).get("pos_embed", type(net.pos_embed).__name__))
+    positions = choice_text(hparams_of(task).get("pos_embed", type(net.pos_embed).__name__))
     return f"{tokens}, {counted(len(net.blocks), 'block')}, position embedding {positions}: {size}{note}"
 
 
@@ -145,7 +145,7 @@ def _train_line(job: Job) -> str:
     if isinstance(job.task, Task) and redefines(job.task, "configure_optimizers"):
         parts.append(f"optimized by configure_optimizers of {type(job.task).__name__}")
     elif isinstance(job.task, Task):
-        parts += [_recipe(job.task), *_at_one_end(job.task, trainer)]
+        parts += [_optimization(job.task), *_at_one_end(job.task, trainer)]
     parts += [f"seed {job.config.seed_everything}", f"{trainer.num_devices * trainer.num_nodes} x {device}"]
     rounded = float32_precision(trainer.strategy.root_device.type)
     words = dict.fromkeys(rounded.values()) if len({*rounded.values()}) == 1 else map(" ".join, rounded.items())
@@ -178,7 +178,7 @@ def _sizes_beyond(job: Job) -> list[str]:
     return [f"no epoch at {size_text(steps[-1][1])} (data.img_size_schedule)"] if is_beyond else []
 
 
-def _recipe(task: Task) -> str:
+def _optimization(task: Task) -> str:
     hparams = task.hparams
     decayed = sum(p.numel() for g in task.optimizer_groups() if g["weight_decay"] for p in g["params"])
     words = choice_text(hparams["opt"]), _peak(task), f"weight decay {hparams['weight_decay']:g}"

@@ -15,12 +15,12 @@ from vitlab.interface import (
     answering,
     as_outputs,
     has_grid,
+    hparams_of,
     image_fact,
     is_loadable,
     network,
     own_parts,
     path_of,
-    recipe,
     trained,
 )
 from vitlab.layers.pos_embed import PosEmbed
@@ -91,7 +91,7 @@ def check_module(task: L.LightningModule, data: Any) -> None:
     for name in ("training_step", "configure_optimizers"):
         if not is_overridden(name, task, L.LightningModule):
             raise UsageError(f"{path_of(task)} cannot be trained without `{name}`; see docs/bring_your_own.md")
-    saved = [(path_of(each), *pair) for each in (task, data) for pair in recipe(each).items()]
+    saved = [(path_of(each), *pair) for each in (task, data) for pair in hparams_of(each).items()]
     for owner, name, value in saved:
         if not is_loadable(value):
             raise UsageError(
