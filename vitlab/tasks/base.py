@@ -114,7 +114,7 @@ class Task(Named, FastHookName, L.LightningModule):
         freeze_parts(self.net, freeze)
         all_metrics = add_metrics(measured, metrics, self.kind, num_outputs)
         self.val_meter, self.test_meter = Meter(all_metrics), Meter(all_metrics)
-        check_recipe(self)  # refuse a wrong recipe now, not at the first step
+        self.sets_own_peak = check_recipe(self)  # refuse a wrong recipe now, not at the first step
         self.train_sums: dict[str, Tensor | int] = {}  # until the record of a run takes them
         self.grad_norm = self._stream_seed = self._summed = None
 

@@ -328,16 +328,17 @@ def freeze_parts(net: nn.Module, prefixes: Sequence[str]) -> None:
             p.requires_grad = False
 
 
-def check_recipe(task: Any) -> None:
+def check_recipe(task: Any) -> bool:
     """Refuse numbers out of range or NaN, an optimizer or schedule that cannot be built, and a network all frozen.
 
-    The task then says by ``sets_own_peak`` whether its schedule replaces the rates of the groups.
+    Returns:
+        Whether the schedule sets a peak of its own for all groups, in place of their rates.
     """
     check_ranges("model", task.hparams)
     if task.hparams["freeze"] and not any(p.requires_grad for p in task.parameters()):
         raise ValueError(f"`freeze` must leave a parameter to train, got {[*task.hparams['freeze']]}")
     check_optimizer(task.hparams["opt"], task.optimizer_groups(), task.hparams["lr"])
-    task.sets_own_peak = check_schedule(task)
+    return check_schedule(task)
 
 
 def accumulate_from_the_start(trainer: Any, steps_are_counted: bool = False) -> None:
