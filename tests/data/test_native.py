@@ -19,10 +19,10 @@ from vitlab.data import Digits, ImageFolder
 from vitlab.data.loading.native import Native, Tokens
 from vitlab.data.loading.order import EvalOrder, TrainOrder
 from vitlab.errors import UsageError
-from vitlab.jobs.train.facts import model_facts
 from vitlab.packed_batch import PackedBatch
 from vitlab.pretraining import MAE
 from vitlab.tasks import Classifier
+from vitlab.tasks.sizes import check_forms
 
 TINY = {"img_size": 32, "in_chans": 3, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2}
 NATIVE = {"img_size": 32, "native_patch": 8, "num_workers": 0}
@@ -139,7 +139,7 @@ def test_tasks_that_cannot_take_native_sizes_say_why_before_anything_is_written(
     data, trainer = ImageFolder(photos, **NATIVE), L.Trainer(accelerator="cpu", barebones=True)
     trainer.datamodule, built = data, task()
     built.trainer = trainer
-    for refuse in (lambda: model_facts(built, data), lambda: built.setup("fit")):
+    for refuse in (lambda: check_forms(built, data), lambda: built.setup("fit")):
         with pytest.raises(UsageError, match=r"`data\.native_patch`") as refused:
             refuse()
         assert said in str(refused.value)

@@ -72,7 +72,7 @@ def patch_for(img_size: list[int], usual: int) -> int:
 def check_forms(task: Any, data: Any) -> None:
     """Refuse crops, or images in native sizes, that a task does not take."""
     check_crops(task, data)
-    check_native_sizes(task, data)
+    _check_native_sizes(task, data)
 
 
 def check_crops(task: Any, data: Any) -> None:
@@ -88,7 +88,7 @@ def check_crops(task: Any, data: Any) -> None:
         raise UsageError("`data.mixup`, `data.cutmix` and `data.random_erasing` do not work on crops: set them to 0")
 
 
-def check_native_sizes(task: Any, data: Any) -> None:
+def _check_native_sizes(task: Any, data: Any) -> None:
     """Refuse native image sizes for a task or network that does not support them."""
     if not (native := getattr(getattr(data, "pipeline", None), "native", None)):
         return

@@ -56,7 +56,7 @@ from vitlab.shipped import LIBRARIES
 from vitlab.tasks.base import Task
 from vitlab.tasks.distillation import Distillation
 from vitlab.tasks.optimizer import accumulate_from_the_start
-from vitlab.tasks.sizes import check_crops
+from vitlab.tasks.sizes import check_crops, check_forms
 
 LOOK = {  # by class path, as a configuration names them: `vitlab.look` imports this room, and not the other way round
     "moments": "vitlab.look.moments.Moments",
@@ -197,7 +197,7 @@ class FitCLI(VitlabCLI):
         """Make the job of data, task and trainer."""
         self._prepare_as_the_weights()
         check_module(self.model, self.datamodule)
-        check_crops(self.model, self.datamodule)
+        check_forms(self.model, self.datamodule)
         with user_mistakes():
             self._check_trainer()
         if isinstance(self.datamodule, Listed) and not getattr(self.model, "reads_labels", True):

@@ -35,12 +35,11 @@ from vitlab.models.cost import (
 )
 from vitlab.models.foreign import modes_kept
 from vitlab.models.vit import VisionTransformer
-from vitlab.tasks.sizes import check_native_sizes, check_size
+from vitlab.tasks.sizes import check_size
 
 
 def model_facts(task: Any, data: Any) -> dict[str, Any]:
     """Return parameters, multiply-adds, tokens and grid of a network, as far as known."""
-    check_native_sizes(task, data)
     net: Any = network(task)
     facts = {
         "parameters": count_parameters(trained(task)),
