@@ -11,6 +11,7 @@ from vitlab.errors import did_you_mean, one_line
 from vitlab.models.arguments import ModelArgs
 from vitlab.models.convert import fold_prefix_positions, mlp_ratio_of
 from vitlab.models.weights_file import WeightsFile
+from vitlab.tokenizers.splits import pair
 
 State = dict[str, Tensor]
 _CLASSES = {  # of transformers, by model type: the class to build where a configuration names none of these
@@ -156,7 +157,8 @@ def _hf_images(name: str) -> dict[str, Any]:
     given: Any = how.size if how.do_resize else None
     if given is None:
         config: Any = AutoConfig.from_pretrained(name, trust_remote_code=False)
-        given = dict(zip(("height", "width"), _pair(getattr(config, "vision_config", config).image_size), strict=True))
+        height, width = pair("image_size", getattr(config, "vision_config", config).image_size)
+        given = {"height": height, "width": width}
         whole = f"hf:{name} does not say how it resizes images: here they are squashed to the size of its network"
         warnings.warn(f"{whole}, {given['height']} x {given['width']} pixels", stacklevel=2)
     edge, longest = given.get("shortest_edge"), given.get("longest_edge")
@@ -195,7 +197,8 @@ def peer_file(theirs: nn.Module, name: str) -> WeightsFile:
     read = _read_hf if hasattr(theirs, "config") else _read_torchvision
     state, arguments = read(theirs, name)
     weight = state["tokenizer.proj.weight"]  # (D, C, p, p)
-    h, w = (side // patch for side, patch in zip(_pair(arguments["img_size"]), weight.shape[2:], strict=True))
+    sides = pair("img_size", arguments["img_size"])
+    h, w = (side // patch for side, patch in zip(sides, weight.shape[2:], strict=True))
     arguments["img_size"] = (h * weight.shape[2], w * weight.shape[3])  # the rest is cut off there: 378 of 384
     arguments |= {"patch_size": tuple(weight.shape[2:]), "in_chans": weight.shape[1], "embed_dim": weight.shape[0]}
     arguments |= {"depth": 1 + max(int(key.split(".")[1]) for key in state if key.startswith("blocks."))}
@@ -247,7 +250,7 @@ def _read_hf(theirs: Any, name: str) -> tuple[State, ModelArgs]:
         options |= {move: value for move, value in moves.items() if value is not None}
         pos_embed = {"class_path": "rope2d", "init_args": options}
     return state, {
-        "img_size": _pair(config.image_size),
+        "img_size": pair("image_size", config.image_size),
         "num_classes": theirs.num_labels if "head.weight" in state else 0,
         "num_heads": config.num_attention_heads,
         "act_layer": act,
@@ -318,7 +321,7 @@ def _read_torchvision(theirs: Any, name: str) -> tuple[State, ModelArgs]:
         state[key] = value
     block = theirs.encoder.layers[0]
     return state, {
-        "img_size": _pair(theirs.image_size),
+        "img_size": pair("image_size", theirs.image_size),
         "num_classes": theirs.num_classes,
         "num_heads": block.num_heads,
         "norm_eps": block.ln_1.eps,
@@ -326,8 +329,3 @@ def _read_torchvision(theirs: Any, name: str) -> tuple[State, ModelArgs]:
         "global_pool": "token",
         "head_hidden": hidden,
     }
-
-
-def _pair(size: Any) -> tuple[int, int]:
-    h, w = (size, size) if isinstance(size, int) else size
-    return h, w

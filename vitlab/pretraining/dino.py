@@ -174,7 +174,7 @@ class DINO(Task):
 
     monitor = None  # type: ignore[assignment]  # a small loss may be a collapse: use the last epoch
     takes_crops = True
-    forward_passes: float | None = None  # a step costs as many as there are crops, of their sizes
+    forward_passes = None  # as many as there are crops, of their sizes
     reads_labels = False
     center: Tensor
     patch_center: Tensor

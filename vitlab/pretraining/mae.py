@@ -54,9 +54,9 @@ class MAE(Task):
         (torch.Size([]), 4)
     """
 
-    takes_native = False  # images of their own sizes
+    takes_native = False
     reads_labels = False
-    forward_passes: float | None = None  # a step costs a share of the network, which sees few tokens, and a decoder
+    forward_passes = None  # a share of the network, which sees few tokens, and a decoder
 
     monitor: tuple[Literal["min", "max"], str] = ("min", "val/loss")
 

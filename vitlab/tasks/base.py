@@ -79,6 +79,8 @@ class Task(Named, FastHookName, L.LightningModule):
     old_names = OLD
     kind = "number"  # kind of targets: numbers (number), classes (class) or several labels (multilabel)
     reads_labels = True  # whether the loss compares with them
+    takes_crops, takes_native = False, True  # several crops of each image, and images of their own sizes
+    forward_passes: float | None = 3  # that a training step costs per image, two of them backward; None: unknown
     monitor: tuple[Literal["min", "max"], str]  # what the best epoch minimizes or maximizes
     _stream_seed: int | None  # of dropout and drop path, see seed_step; None before a training
     grad_norm: Tensor | None  # of the last step if it was measured; on the device

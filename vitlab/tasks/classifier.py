@@ -125,7 +125,7 @@ class LinearProbe(Classifier):
         ['net.head.weight', 'net.head.bias']
     """
 
-    forward_passes: float | None = 1  # a step costs: the backward pass ends at the head
+    forward_passes = 1  # the backward pass ends at the head
 
     def __init__(self, **task: Unpack[ClassifierArgs]) -> None:
         super().__init__(**task)

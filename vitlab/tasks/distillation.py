@@ -222,7 +222,7 @@ class Distillation(Classifier):
         'hard'
     """
 
-    takes_native = False  # images of their own sizes
+    takes_native = False
 
     def __init__(
         self,
