@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from numbers import Real
 from typing import Any
 
 MOST_SEED = 2**32 - 1  # which NumPy takes
@@ -58,13 +59,13 @@ RANGES = {
 }
 
 
-def check_ranges(group: str, values: Mapping[str, Any], within: str = "") -> None:
+def check_ranges(group: str, values: Mapping[str, Any], prefix: str | None = None) -> None:
     """Refuse numbers outside of their range, NaN anywhere, and infinite numbers in mappings.
 
     Args:
         group: model, data, trainer or checkpoint.
         values: Arguments by name; numbers in lists and mappings are checked too.
-        within: The part whose options these are, for the message.
+        prefix: What stands before a name in the message; default: the group and a dot, as on a command line.
 
     Raises:
         ValueError: Names key, range and value.
@@ -72,17 +73,27 @@ def check_ranges(group: str, values: Mapping[str, Any], within: str = "") -> Non
     Example:
         >>> check_ranges("model", {"lr": 1e-3, "depth": 12})
     """
+    prefix = f"{group}." if prefix is None else prefix
     for name, value in values.items():
-        key = f"{group}.{name}"
-        interval, key = RANGES.get(key), f"{group}.{within}.{name}" if within else key
+        interval = RANGES.get(f"{group}.{name}")
         for number in _numbers(value):
             strange = math.isnan(number) or (math.isinf(number) and isinstance(value, Mapping))
             if strange or (interval and not _holds(interval, number)):
-                raise ValueError(f"`{key}` must be {f'in {interval}' if interval else 'a finite number'}, got {number}")
+                rule = f"in {interval}" if interval else "a finite number"
+                raise ValueError(f"`{prefix}{name}` must be {rule}, got {number}")
 
 
-def _numbers(value: Any) -> Iterator[float]:
-    if isinstance(value, int | float) and not isinstance(value, bool):
+def check_arguments(**numbers: float) -> None:
+    """Refuse numbers of a network or task that are outside of their range, by the names that they have in Python.
+
+    Example:
+        >>> check_arguments(depth=12, dropout=0.1)
+    """
+    check_ranges("model", numbers, prefix="")
+
+
+def _numbers(value: Any) -> Iterator[Any]:
+    if isinstance(value, Real) and not isinstance(value, bool):  # NumPy's, too
         yield value
     elif isinstance(value, Mapping | list | tuple):
         for part in value.values() if isinstance(value, Mapping) else value:

@@ -115,6 +115,7 @@ def test_options_that_contradict_mae_are_refused_by_name():
         ({"mask_ratio": 0.0}, r"`model.mask_ratio` must be in \(0, 1\)"),
         ({"mask_ratio": 0.97}, "`mask_ratio` must hide some of 16 tokens"),
         ({"mask_ratio": float("nan")}, "mask_ratio"),
+        ({"decoder_depth": -1}, r"^`decoder_depth` must be in \[0, 1000\], got -1"),
         ({"decoder_dim": 6, "decoder_heads": 2}, "`decoder_dim` must be divisible by 4, .* got 6 and 2 heads"),
         ({"decoder_dim": 8, "decoder_heads": 3}, "and by `decoder_heads`, got 8 and 3 heads"),
         ({"pos_embed": "conv"}, "ConvPosEmbed has a `leave`, which may mix neighboring tokens"),

@@ -55,7 +55,7 @@ def check_parts(arguments: Mapping[str, Any]) -> None:
             if isinstance(one, Mapping):
                 read = schedule_and_args if name == "lr_scheduler" else name_and_args
                 _, args = read(f"model.{name}", one)
-                check_ranges("model", args if name in DEFAULTS else {}, within=name)
+                check_ranges("model", args if name in DEFAULTS else {}, prefix=f"model.{name}.")
 
 
 def later_names(contents: Sequence[Any], pairs: Sequence[tuple[str, Any]]) -> set[str]:

@@ -1,7 +1,6 @@
 """Build the parts of a network, and give them their first weights."""
 
 import hashlib
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import accumulate
@@ -251,44 +250,11 @@ def build_head(embed_dim: int, head_hidden: int, num_classes: int) -> nn.Module:
         >>> build_head(384, head_hidden=0, num_classes=10)
         Linear(in_features=384, out_features=10, bias=True)
     """
-    if not num_classes:
+    if num_classes == 0:
         return nn.Identity()
     if not head_hidden:
         return nn.Linear(embed_dim, num_classes)
     return nn.Sequential(nn.Linear(embed_dim, head_hidden), nn.Tanh(), nn.Linear(head_hidden, num_classes))
-
-
-def check_finite(**values: float) -> None:
-    """Raise a ValueError that names the first value that is infinite or NaN.
-
-    Example:
-        >>> check_finite(mlp_ratio=4.0)
-    """
-    for name, value in values.items():
-        if not math.isfinite(value):
-            raise ValueError(f"`{name}` must be a finite number, got {value}")
-
-
-def check_at_least(least: int, **values: float) -> None:
-    """Raise a ValueError that names the first value below ``least``.
-
-    Example:
-        >>> check_at_least(1, depth=12)
-    """
-    for name, value in values.items():
-        if value < least:
-            raise ValueError(f"`{name}` must be at least {least}, got {value}")
-
-
-def check_rates(**values: float) -> None:
-    """Raise a ValueError that names the first rate outside [0, 1).
-
-    Example:
-        >>> check_rates(dropout=0.1)
-    """
-    for name, value in values.items():
-        if not 0 <= value < 1:
-            raise ValueError(f"`{name}` must be at least 0 and below 1, got {value}")
 
 
 def check_pool(global_pool: PoolChoice, class_token: bool) -> None:
@@ -299,16 +265,6 @@ def check_pool(global_pool: PoolChoice, class_token: bool) -> None:
     """
     if global_pool == "token" and not class_token:
         raise ValueError("`global_pool='token'` needs `class_token=True`; without one use 'avg', 'max' or 'map'")
-
-
-def check_spread(init_std: float) -> None:
-    """Refuse an ``init_std`` that is not above 0.
-
-    Example:
-        >>> check_spread(0.02)
-    """
-    if init_std <= 0:
-        raise ValueError(f"`init_std` must be above 0, got {init_std}")
 
 
 def check_kept(keep: Tensor, images: Tensor, drops_rows: bool) -> None:

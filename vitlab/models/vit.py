@@ -24,6 +24,7 @@ from vitlab.models.old_names import OLD, OldArgs, moved
 from vitlab.models.packed_batch import drops_rows, forward_packed, packed_images, packed_positions
 from vitlab.named_kwargs import Named
 from vitlab.packed_batch import PackedBatch
+from vitlab.ranges import check_arguments
 from vitlab.tokenizers.build import TokenizerChoice, build_tokenizer
 from vitlab.tokenizers.patch import PatchEmbed
 from vitlab.tokenizers.splits import pair
@@ -113,14 +114,11 @@ class VisionTransformer(Named, nn.Module):
         **old: Unpack[OldArgs],
     ) -> None:
         super().__init__()
-        build.check_finite(mlp_ratio=mlp_ratio, norm_eps=norm_eps, init_std=init_std)
-        build.check_at_least(1, in_chans=in_chans, embed_dim=embed_dim, depth=depth, num_heads=num_heads)
-        build.check_at_least(0, num_classes=num_classes, reg_tokens=reg_tokens, head_hidden=head_hidden)
-        build.check_at_least(0, norm_eps=norm_eps)
-        build.check_rates(dropout=dropout, drop_path_rate=drop_path_rate)
+        check_arguments(in_chans=in_chans, embed_dim=embed_dim, depth=depth, num_heads=num_heads, mlp_ratio=mlp_ratio)
+        check_arguments(num_classes=num_classes, reg_tokens=reg_tokens, head_hidden=head_hidden, init_std=init_std)
+        check_arguments(norm_eps=norm_eps, dropout=dropout, drop_path_rate=drop_path_rate)
         global_pool = word_of("global_pool", global_pool, get_args(PoolName)) or global_pool
         build.check_pool(global_pool, class_token)
-        build.check_spread(init_std)
         tokenizer, pos_embed, block, attn = moved(tokenizer, pos_embed, block, attn, **old)
         self.img_size, self.in_chans, self.num_classes = pair("img_size", img_size), in_chans, num_classes
         self.embed_dim, self.num_heads, self.head_hidden, self.init_std = embed_dim, num_heads, head_hidden, init_std
@@ -346,7 +344,7 @@ class VisionTransformer(Named, nn.Module):
             >>> net.head
             Linear(in_features=48, out_features=10, bias=True)
         """
-        build.check_at_least(0, num_classes=num_classes)
+        check_arguments(num_classes=num_classes)
         head = build.build_head(self.num_features, self.head_hidden, num_classes)
         head.apply(partial(build.init_weights, std=self.init_std))
         weight = next(self.blocks.parameters())

@@ -15,6 +15,7 @@ from torchmetrics import MeanMetric, MetricCollection
 from vitlab.layers.precision import check_average, without_autocast
 from vitlab.models import build
 from vitlab.pretraining.mae import covered, refuse_supervised
+from vitlab.ranges import check_arguments
 from vitlab.tasks.arguments import TaskArgs
 from vitlab.tasks.base import Task
 from vitlab.tasks.meter import Meter
@@ -200,7 +201,7 @@ class DINO(Task):
         koleo_weight: float = 0.0,
         **task: Unpack[TaskArgs],
     ) -> None:
-        build.check_at_least(1, prototypes=prototypes, proj_hidden=proj_hidden, proj_dim=proj_dim)
+        check_arguments(prototypes=prototypes, proj_hidden=proj_hidden, proj_dim=proj_dim)
         refuse_supervised("DINO", task)
         if len(mask_share) != 2 or mask_share[0] > mask_share[1]:
             raise ValueError(f"`mask_share` must be the least and the largest share, as in [.1, .5], got {mask_share}")

@@ -14,6 +14,7 @@ from vitlab.layers.block import Block
 from vitlab.layers.pos_embed.added import SinCos2d
 from vitlab.models import build
 from vitlab.models.old_names import upgrade
+from vitlab.ranges import check_arguments
 from vitlab.tasks.arguments import TaskArgs
 from vitlab.tasks.base import Task
 from vitlab.tasks.meter import Meter, in_32_bits
@@ -71,8 +72,8 @@ class MAE(Task):
         norm_pix: bool = True,
         **task: Unpack[TaskArgs],
     ) -> None:
-        build.check_at_least(1, mask_block=mask_block, decoder_dim=decoder_dim, decoder_heads=decoder_heads)
-        build.check_at_least(0, decoder_depth=decoder_depth)
+        check_arguments(mask_block=mask_block, decoder_dim=decoder_dim)
+        check_arguments(decoder_depth=decoder_depth, decoder_heads=decoder_heads)
         if decoder_dim % 4 or decoder_dim % (decoder_heads if decoder_depth else 1):  # its parts know other names
             rule = "must be divisible by 4, for its positions, and by `decoder_heads`"
             raise ValueError(f"`decoder_dim` {rule}, got {decoder_dim} and {decoder_heads} heads")
