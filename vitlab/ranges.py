@@ -83,7 +83,7 @@ def check_ranges(group: str, values: Mapping[str, Any], prefix: str | None = Non
                 raise ValueError(f"`{prefix}{name}` must be {rule}, got {number}")
 
 
-def check_arguments(**numbers: float) -> None:
+def check_arguments(**numbers: float | None) -> None:
     """Refuse numbers of a network or task that are outside of their range, by the names that they have in Python.
 
     Example:

@@ -190,9 +190,9 @@ def test_prediction_sees_an_image_as_evaluation_does(augment):
     [
         ("augment", "mixup", "one of none, crop-flip, 3-augment, rotate90, original, a timm string"),
         ("augment", "rand-x9", "one of none, crop-flip, 3-augment, rotate90, original, a timm string"),
-        ("batch_size", 0, "at least 1"),
-        ("num_workers", -1, "at least 0"),
-        ("crop_pct", 1.5, "at most 1"),
+        ("batch_size", 0, r"in \[1, 1e6\], got 0"),
+        ("num_workers", -1, r"in \[0, 1024\], got -1"),
+        ("crop_pct", 1.5, r"in \(0, 1\], got 1.5"),
         ("crop_mode", "centre", "one of center, squash, border, box"),
         ("interpolation", "lanczos", "one of bilinear, bicubic"),
         ("mean", [0.5, 0.5], "a value for each of 3 channels"),

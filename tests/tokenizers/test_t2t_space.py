@@ -105,9 +105,9 @@ def test_every_option_reaches_both_token_layers(t2t_attn):
         ),
         ("transformer", {"t2t_features": 8}, "`t2t_features` has no meaning for t2t_attn='transformer', got 8"),
         ("transformer", {"t2t_num_heads": 3}, "`t2t_num_heads` must divide `t2t_dim`, got 3 and 8"),
-        ("transformer", {"t2t_dropout": 1.0}, "`t2t_dropout` must be at least 0 and below 1, got 1.0"),
+        ("transformer", {"t2t_dropout": 1.0}, r"`t2t_dropout` must be in \[0, 1\), got 1.0"),
         ("performer", {"t2t_mlp_ratio": 0.1}, "`t2t_mlp_ratio` must give the MLP at least one channel, got 0.1"),
-        ("performer", {"t2t_features": 0}, "`t2t_features` must be at least 1, got 0"),
+        ("performer", {"t2t_features": 0}, r"`t2t_features` must be in \[1, 65536\], got 0"),
     ],
 )
 def test_an_impossible_option_is_refused(t2t_attn, options, message):

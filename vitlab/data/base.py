@@ -19,7 +19,7 @@ from vitlab.data.loading.loader import Batch, Loader, send
 from vitlab.data.loading.mix import Mix
 from vitlab.data.loading.native import check_native
 from vitlab.data.loading.order import Draw, EvalOrder, Sampling, Step, TrainOrder, check_shares
-from vitlab.data.loading.pipeline import Pipeline, check_data_at_least
+from vitlab.data.loading.pipeline import Pipeline
 from vitlab.data.loading.transforms import Augment, CropMode, Interpolation, as_size
 from vitlab.data.record import (
     RUN,
@@ -34,6 +34,7 @@ from vitlab.errors import preview
 from vitlab.interface import Weighted
 from vitlab.named_kwargs import Named
 from vitlab.packed_batch import PackedBatch
+from vitlab.ranges import check_ranges
 
 Part = Literal["train", "test", "all"]  # what a data set reads: block 1, block 2, or, without the latter, all
 
@@ -123,8 +124,7 @@ class ImageData(Named, L.LightningDataModule):
     ) -> None:
         super().__init__()
         self.allow_zero_length_dataloader_with_multiple_devices = True  # no image may be for validation
-        check_data_at_least(1, batch_size=batch_size, repeats=repeats)
-        check_data_at_least(0, num_workers=num_workers)
+        check_ranges("data", {"batch_size": batch_size, "repeats": repeats, "num_workers": num_workers})
         run = RUN.get()
         value_range = run.value_range if run and value_range is None else value_range
         self.img_size, self.in_chans, self.class_names = as_size(img_size, native_size), in_chans, list(class_names)

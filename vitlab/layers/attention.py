@@ -16,6 +16,7 @@ from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.pos_embed.checked import bias_of
 from vitlab.layers.recompute import by_queries, is_long
 from vitlab.layers.resample import Grid
+from vitlab.ranges import check_arguments
 
 AttnName = Literal["softmax", "gated"]
 AttnChoice = AttnName | str | ClassSpec
@@ -106,8 +107,7 @@ class Attention(nn.Module):
         super().__init__()
         if num_heads < 1 or dim % num_heads:
             raise ValueError(f"`num_heads` must divide `embed_dim`, got num_heads={num_heads} and embed_dim={dim}")
-        if not 0 <= attn_dropout < 1:
-            raise ValueError(f"`attn_dropout` must be at least 0 and below 1, got {attn_dropout}")
+        check_arguments(attn_dropout=attn_dropout)
         self.num_heads, self.value_skip, self.attn_dropout = num_heads, value_skip, attn_dropout
         head_dim = dim // num_heads
         self.qk_scale = head_dim**-0.5 if qk_scale is None else qk_scale

@@ -10,6 +10,7 @@ from vitlab.layers.mlp import ActChoice, Mlp, build_act
 from vitlab.layers.norm import NormChoice, build_norm
 from vitlab.layers.precision import without_autocast
 from vitlab.layers.recompute import recomputed
+from vitlab.ranges import check_arguments
 
 T2TAttn = Literal["performer", "performer_relu", "transformer", "none"]
 
@@ -61,10 +62,7 @@ def build_token_layer(
     for name, value in unused.items():
         if value is not None:
             raise ValueError(f"`{name}` has no meaning for t2t_attn={t2t_attn!r}, got {value}")
-    if t2t_dropout is not None and not 0 <= t2t_dropout < 1:
-        raise ValueError(f"`t2t_dropout` must be at least 0 and below 1, got {t2t_dropout}")
-    if t2t_features is not None and t2t_features < 1:
-        raise ValueError(f"`t2t_features` must be at least 1, got {t2t_features}")
+    check_arguments(t2t_dropout=t2t_dropout, t2t_features=t2t_features)
     if not math.isfinite(t2t_mlp_ratio) or int(t2t_dim * t2t_mlp_ratio) < 1:
         raise ValueError(f"`t2t_mlp_ratio` must give the MLP at least one channel, got {t2t_mlp_ratio}")
     layers: dict[str, Any] = {"mlp_ratio": t2t_mlp_ratio, "act_layer": t2t_act_layer}

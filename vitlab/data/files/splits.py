@@ -11,6 +11,8 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from vitlab.ranges import check_ranges
+
 SplitName = Literal["train", "val", "test"]
 SPLIT_NAMES: tuple[SplitName, ...] = get_args(SplitName)
 Indices = NDArray[np.int64]
@@ -45,12 +47,9 @@ class SplitRule:
         subset: float = 1.0,
         split_file: str | None = None,
     ) -> None:
-        if not 0 < test_share <= 1:
-            raise ValueError(f"`data.test_share` must be above 0 and at most 1, got {test_share}")
+        check_ranges("data", {"test_share": test_share, "subset": subset})
         if not 0 < val_share < 1:
             raise ValueError(f"`data.val_share` must lie between 0 and 1, got {val_share}")
-        if not 0 < subset <= 1:
-            raise ValueError(f"`data.subset` must be above 0 and at most 1, got {subset}")
         if len(str(split_seed)) > 64:  # the longest key of the hash
             raise ValueError(f"`data.split_seed` must have at most 64 digits, got {split_seed}")
         if split_file is not None and fold is not None:

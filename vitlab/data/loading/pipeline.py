@@ -39,6 +39,7 @@ from vitlab.data.loading.transforms import (
     try_on,
 )
 from vitlab.packed_batch import PackedBatch
+from vitlab.ranges import check_ranges
 from vitlab.resized import resize_images
 
 _CHUNK = 2**18  # values that fit in a core's cache
@@ -156,9 +157,7 @@ class Pipeline:
     ) -> None:
         crop_scale = 0.08 if crop_scale is None else crop_scale
         crop_pct = 0.875 if crop_pct is None else crop_pct
-        for name, share in (("crop_scale", crop_scale), ("crop_pct", crop_pct)):
-            if not 0 < share <= 1:
-                raise ValueError(f"`data.{name}` must be above 0 and at most 1, got {share}")
+        check_ranges("data", {"crop_scale": crop_scale, "crop_pct": crop_pct})
         for name, word, words in (("crop_mode", crop_mode, get_args(CropMode)), ("interpolation", interpolation, _HOW)):
             if word not in words:
                 raise ValueError(f"`data.{name}` must be one of {', '.join(words)}, got {word!r}")
@@ -342,10 +341,3 @@ def _line(statistics: Statistics, scale: int, device: torch.device) -> tuple[Ten
     """Return factor and shift of the normalization, cached: creating them in a step would wait for the GPU."""
     mean, std = (torch.tensor(values)[:, None, None] for values in statistics)
     return (1 / (scale * std)).to(device), (mean / std).to(device)
-
-
-def check_data_at_least(least: int, **numbers: int) -> None:
-    """Raise a ValueError that names the first `data.` argument below ``least``."""
-    for name, number in numbers.items():
-        if number < least:
-            raise ValueError(f"`data.{name}` must be at least {least}, got {number}")
