@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from vitlab.cli.main import main
+from vitlab.config import yaml_files
 from vitlab.config.keys import differences, differing_keys
 from vitlab.jobs import listing
 from vitlab.jobs.clean import remove, to_clean
@@ -295,7 +296,7 @@ def test_a_condition_on_the_configuration_parses_the_part_that_it_asks_for_and_e
         config = RunDir(Path("runs") / name).config
         config.write_text(config.read_text().replace("trainer:", "trainer: !!nothing/that/loads"))
         (config.parent / "overrides.yaml").write_text("model.depth: 3\n")
-    parsed = listing._parsed_once
+    parsed = yaml_files._parsed_once
     parsed.cache_clear()
     rows, damaged = list_runs(where=["model.depth=3"])
     assert len(rows) == 3 and not damaged

@@ -5,7 +5,6 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
 from operator import ge, gt, le, lt
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,9 +12,9 @@ from typing import Any, NamedTuple
 import yaml
 
 from vitlab.config.keys import differing_keys, dotted, flatten, flatten_with_classes, key_as_typed, key_of
-from vitlab.config.yaml_files import parse_yaml
+from vitlab.config.yaml_files import read_own
 from vitlab.errors import UsageError, did_you_mean, megabytes, one_line, trusting
-from vitlab.jobs.results import command_of
+from vitlab.jobs.results import command_of, first_settings, settings_so_far
 from vitlab.runs.directory import RunDir, find_directory, some_runs
 from vitlab.runs.lock import run_status
 from vitlab.runs.manifest import last_saved, read_manifest
@@ -26,14 +25,12 @@ Row = dict[str, Any]  # facts of a run by name: of its record, of its results (`
 RECORD = ("started", "ended", "seed", "host", "commit", "recipe", "attempts", "init_from", "error")
 NETWORK = ("parameters", "macs", "tokens")
 _OPERATORS = re.compile(r"([\w./@-]+)\s*(!=|<=|>=|==?|<|>)(.*)", re.DOTALL)
-_SECTIONS = re.compile(r"^(?=[A-Za-z_][\w.]*:)", re.MULTILINE)  # where a part of a configuration begins
 PARTS = ("run", "code", "machine", "data", "network", "config", "numbers", "files")  # of one run, in this order
 _RUN = ("started", "ended", "attempts", "seed", "init_from", "resize", "error")
 _CODE = ("commit", "dirty", "diff", "python")
 _MACHINE = ("host", "devices", "world_size", "threads", "peak_memory")
 _CHANCE = ("started", "ended", "attempts", "peak_memory")  # differ between any two runs
 _NOTHING = 2, 0.0, ""  # is sorted behind numbers and text
-_FLOW = 500  # brackets of a configuration that is parsed by the fast parser
 
 
 class Condition(NamedTuple):
@@ -236,11 +233,7 @@ def run_facts(run: RunDir, asked: Sequence[str] = ()) -> Row:
     row: Row = {"run": run.name, "path": str(run.path), "status": record["status"]}
     row |= {name: record[name] for name in RECORD if name in record} | _steps(run, record)
     row["config"] = "+".join(Path(as_typed(name)).stem for name in record.get("configs") or [])
-    overrides = run.path / "overrides.yaml"
-    settings = dict(parsed_yaml(overrides)) if overrides.is_file() else {}
-    for change in record.get("changes", []):
-        settings |= change
-    row["changed"] = " ".join(_changes(settings))
+    row["changed"] = " ".join(_changes(settings_so_far(run, record)))
     row |= results_of(run)
     if any(name in NETWORK for name in asked):
         model: dict[str, Any] = dict(run.model)
@@ -271,32 +264,7 @@ def config_of_run(run: RunDir, parts: Collection[str] | None = None) -> Row:
 
     With ``parts``, only these of it, such as ``model``, and the others are not parsed.
     """
-    return flatten_with_classes(parsed_yaml(run.config, parts))
-
-
-def parsed_yaml(path: Path, parts: Collection[str] | None = None) -> dict[str, Any]:
-    """Return the content of a YAML file, or some parts of it; the fast parser reads what cannot multiply.
-
-    Runs share most of their parts, and each text is parsed once.
-    """
-    text = path.read_text()
-    if "&" in text or text.count("[") + text.count("{") > _FLOW or not yaml.__with_libyaml__:
-        content = parse_yaml(text, str(path))
-        if not isinstance(content, dict):
-            raise UsageError(f"{path} is damaged: it must contain keys and values")
-        return content
-    found: dict[str, Any] = {}
-    for part in _SECTIONS.split(text):
-        if part and (parts is None or part.partition(":")[0] in parts):
-            if not isinstance(content := _parsed_once(part), dict):
-                raise UsageError(f"{path} is damaged: it must contain keys and values")
-            found |= content
-    return found
-
-
-@lru_cache(4096)
-def _parsed_once(text: str) -> Any:
-    return yaml.load(text, Loader=yaml.CSafeLoader)  # safe, and ten times as fast
+    return flatten_with_classes(read_own(run.config, parts))
 
 
 def _changes(settings: Mapping[str, Any]) -> list[str]:
@@ -335,10 +303,7 @@ def about(run: RunDir) -> dict[str, Row]:
         ('done', 'sincos2d', 288)
     """
     record = record_of(run)
-    changes = run.path / "overrides.yaml"
-    command = (
-        command_of(run.record, parsed_yaml(changes) if changes.is_file() else None) if record.get("argv") else None
-    )
+    command = command_of(run.record, first_settings(run)) if record.get("argv") else None
     ending = (record.get("ending") or {}).get("text")
     if record["status"] == "killed":  # which wrote no ending
         ending = f"{last_saved(run.checkpoints)} `{trusting(f'vitlab fit --resume {run.typed}', run.path)}`"

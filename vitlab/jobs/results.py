@@ -12,6 +12,7 @@ import yaml
 from vitlab.class_paths import choice_text
 from vitlab.config.arguments import config_paths
 from vitlab.config.keys import class_and_arguments, key_of
+from vitlab.config.yaml_files import read_own
 from vitlab.errors import UsageError, trusting
 from vitlab.models.sizes import PUBLISHED
 from vitlab.objects import as_yaml
@@ -52,9 +53,8 @@ def record(run: RunDir) -> dict[str, Any]:
     splits: dict[str, Any] = dict(data.get("splits") or {})  # unknown of data that are not vitlab's
     config = yaml.safe_load(run.config.read_text())
     _, network = class_and_arguments(config, "model")  # of a network of the user's, anything
-    overrides = run.path / "overrides.yaml"
     return {
-        "command": command_of(facts, yaml.safe_load(overrides.read_text()) if overrides.is_file() else None),
+        "command": command_of(facts, first_settings(run)),
         "recipe": facts.get("recipe", "").rpartition("-")[2] or None,  # a resume has another name before its hash
         "seed": facts["seed"],
         "acc1": measured["acc1"],
@@ -244,6 +244,20 @@ def _published(command: str) -> str | None:
     config = command.removeprefix("vitlab fit --config ")
     facts = PUBLISHED.get(Path(config).stem)
     return f"{facts.top1:.1f} %, {facts.source}" if facts and facts.top1 and " " not in config else None
+
+
+def first_settings(run: RunDir) -> dict[str, Any] | None:
+    """Return what the command line of a run's first attempt has set; None where it was not kept."""
+    path = run.path / "overrides.yaml"
+    return read_own(path) if path.is_file() else None
+
+
+def settings_so_far(run: RunDir, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the command lines of all attempts of a run have set, given its record."""
+    found = first_settings(run) or {}
+    for change in record.get("changes", []):
+        found |= change
+    return found
 
 
 def command_of(facts: Record, overrides: dict[str, Any] | None) -> str:

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 from vitlab.analysis.subject import Subject
 from vitlab.config.keys import differences, dotted
+from vitlab.jobs.results import first_settings
 from vitlab.look.analysis_page import as_html
 from vitlab.look.diagram import explorer
 from vitlab.look.facts import (
@@ -174,13 +174,12 @@ def _thinned(metrics: dict[str, dict[str, list[tuple[float, float]]]]) -> dict[s
 
 
 def _run(name: str, run: RunDir, subject: Subject | None, found: SplitPredictions | None) -> dict[str, Any]:
-    outcome, changed = outcome_facts(run, found) if found else None, run.path / "overrides.yaml"
-    recipe = list(dotted(yaml.safe_load(changed.read_text()) or {}).items()) if changed.is_file() else []
+    outcome = outcome_facts(run, found) if found else None
     facts: dict[str, Any] = {
         "name": name,
         "typed": run.typed,
         "outcome": outcome,
-        "recipe": recipe,
+        "recipe": list(dotted(first_settings(run) or {}).items()),
         "environment": environment(run),
     }
     facts |= {"numbers": None if outcome else numbers_of(run), "doubts": doubts_of(run)}

@@ -27,6 +27,7 @@ from vitlab.data.record import TRAINED_ON, fingerprints
 from vitlab.errors import PARTS_FILE, RunFailed, Stopped, UsageError
 from vitlab.interface import deals_samples, fingerprint, redefines, trained
 from vitlab.jobs.checkpoint import checkpoint_to_resume
+from vitlab.jobs.results import first_settings, settings_so_far
 from vitlab.jobs.terminal import close_log, log_to, print_error
 from vitlab.jobs.train.endings import cut_short, resuming
 from vitlab.jobs.train.job import GIVEN, Job
@@ -249,18 +250,15 @@ def _write_config(job: Job) -> None:
 
 def _changes(job: Job) -> dict[str, Any]:
     """Return the settings and changed modules of every resume that the run did not have before, if this one has any."""
-    changes: list[dict[str, Any]] = job.run.record.get("changes", [])
-    overrides = job.run.path / "overrides.yaml"
-    if not job.resumed or not overrides.is_file():
+    record = job.run.record
+    if not job.resumed or first_settings(job.run) is None:
         return {}
-    known = yaml.safe_load(overrides.read_text()) or {}
-    for change in changes:
-        known |= change
+    known = settings_so_far(job.run, record)
     given = yaml.safe_load(redact(yaml.safe_dump(dict(settings(job.arguments)))))
-    if code := changed_code(job.run.record.get("own_code", {}), job.stored_config):
+    if code := changed_code(record.get("own_code", {}), job.stored_config):
         given["own_code"] = code
     new = {key: value for key, value in given.items() if key not in known or known[key] != value}
-    return {"changes": [*changes, new]} if new else {}
+    return {"changes": [*record.get("changes", []), new]} if new else {}
 
 
 def write_facts(job: Job) -> None:
