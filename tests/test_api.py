@@ -325,10 +325,11 @@ def test_a_comparison_is_planned_and_reported_from_python():
 
 
 def test_python_exports_the_same_formats_as_the_command():
+    from vitlab.jobs.exported import SUFFIXES
+    from vitlab.jobs.formats import FORMATS
     from vitlab.run import Form
-    from vitlab.runs.choose import SUFFIXES
 
-    assert set(typing.get_args(Form)) == set(SUFFIXES)
+    assert set(typing.get_args(Form)) == set(SUFFIXES) == set(FORMATS)
 
 
 @pytest.mark.parametrize("text", ["*.png", "[abc", "100%", "%d", "a: b: c", "@x", "!x", "12", "true", ""])

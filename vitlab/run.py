@@ -11,8 +11,8 @@ from vitlab.config.guesses import FOR_RUN
 from vitlab.config.options import Policy, check_topk
 from vitlab.config.yaml_files import parse_own
 from vitlab.errors import UsageError, escaped, not_finite
+from vitlab.jobs.exported import Dynamic, Form, export_path
 from vitlab.jobs.terminal import lightning_quieted, open_terminal, terminal_as_it_was
-from vitlab.runs.choose import export_path
 from vitlab.runs.directory import Here, RunDir, find_directory, find_run
 from vitlab.runs.lock import run_status
 from vitlab.runs.processes import as_it_was
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 PathLike = str | os.PathLike[str]
 Overrides = Mapping[str, Any]  # dotted keys of the configuration and their values
-Form = Literal["safetensors", "timm", "onnx", "onnx-int8", "pt2"]
 
 
 class Run:
@@ -226,7 +225,7 @@ class Run:
         to: Form,
         output: PathLike | None = None,
         check: bool = True,
-        dynamic: Literal["batch", "size"] = "batch",
+        dynamic: Dynamic = "batch",
         opset: int | None = None,
     ) -> Path:
         """Write the network as a file that other programs load, and return its path.

@@ -4,8 +4,8 @@ import sys
 
 from vitlab.cli.evaluate import run_parser
 from vitlab.errors import RunFailed
+from vitlab.jobs.exported import DYNAMIC, SUFFIXES, export_path
 from vitlab.lazy import quick_imports
-from vitlab.runs.choose import DYNAMIC, SUFFIXES, export_path
 from vitlab.runs.directory import find_run
 from vitlab.shipped import card_beside
 from vitlab.tables import metrics_text

@@ -17,9 +17,9 @@ from vitlab.config.parser import VitlabCLI
 from vitlab.data.base import ImageData
 from vitlab.errors import MISTAKES, RunFailed, UsageError, in_own_code, named_line, what_failed
 from vitlab.interface import PAGE, answering, answers_itself, hparams_of, image_fact, own_answer, own_parts, path_of
+from vitlab.jobs.exported import DYNAMIC, OF_ANY, Dynamic, Form
 from vitlab.jobs.formats import (
     FORMATS,
-    OF_ANY,
     Arguments,
     Plain,
     both_outputs,
@@ -32,7 +32,6 @@ from vitlab.jobs.quantize import Compared, measure_both, quantize
 from vitlab.jobs.restore import network_of, restore
 from vitlab.models.vit import VisionTransformer
 from vitlab.runs.atomic import as_umask, write_json
-from vitlab.runs.choose import DYNAMIC
 from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import file_digest
 from vitlab.runs.records import MEASURED_BY, metrics_and_n
@@ -73,10 +72,10 @@ class Exported:
 def export(
     run: RunDir,
     checkpoint: Path,
-    to: str,
+    to: Form,
     output: Path,
     check: bool = False,
-    dynamic: str = "batch",
+    dynamic: Dynamic = "batch",
     opset: int | None = None,
     quiet: bool = False,
 ) -> Exported:
@@ -133,7 +132,7 @@ def _folder_beside(output: Path) -> Iterator[Path]:
 def _export(
     run: RunDir,
     checkpoint: Path,
-    to: str,
+    to: Form,
     output: Path,
     folder: Path,
     check: bool,
@@ -187,7 +186,7 @@ def _export(
     return Exported(output, megabytes, hints, difference, unit, compared)
 
 
-def _to_write(run: RunDir, cli: VitlabCLI, to: str, any_size: bool) -> tuple[Any, Arguments]:
+def _to_write(run: RunDir, cli: VitlabCLI, to: Form, any_size: bool) -> tuple[Any, Arguments]:
     """Return what maps images to the answers of a run, and the arguments that build it; none of code of the user's."""
     net, own = network_of(cli.model).float(), own_answer(cli.model)
     is_ours = isinstance(net, VisionTransformer)
@@ -207,7 +206,7 @@ def _to_write(run: RunDir, cli: VitlabCLI, to: str, any_size: bool) -> tuple[Any
 
 
 @contextmanager
-def _as_built(task: Any, to: str) -> Iterator[None]:
+def _as_built(task: Any, to: Form) -> Iterator[None]:
     """Refuse a network of a user's task that is not what its arguments build."""
     try:
         yield
@@ -215,12 +214,12 @@ def _as_built(task: Any, to: str) -> Iterator[None]:
         raise _changed(task, to) from error
 
 
-def _changed(task: Any, to: str) -> UsageError:
+def _changed(task: Any, to: Form) -> UsageError:
     what = "another one than vitlab builds from its arguments"
     return UsageError(f"`--to {to}`: the network of {path_of(task)} is {what}: use --to onnx or pt2")
 
 
-def _why_no_graph(error: BaseException, to: str, net: Any) -> str | None:
+def _why_no_graph(error: BaseException, to: Form, net: Any) -> str | None:
     """Return that torch makes no graph of a network's parts of the user's own, and why; None if it has none."""
     first = error
     while first.__cause__ is not None:
@@ -256,7 +255,7 @@ def _sizes(run: RunDir, cli: VitlabCLI) -> tuple[int, tuple[int, int]]:
 
 
 def _facts(
-    run: RunDir, checkpoint: Path, cli: VitlabCLI, net: Any, sides: list[Side] | None, to: str
+    run: RunDir, checkpoint: Path, cli: VitlabCLI, net: Any, sides: list[Side] | None, to: Form
 ) -> dict[str, Any]:
     """Return what a user of the file must know: origin of the weights, preparation of images, meaning of outputs."""
     data: Any = cli.datamodule

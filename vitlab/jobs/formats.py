@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from vitlab.class_paths import choice_text, name_and_args
 from vitlab.errors import RunFailed, UsageError, named_line
 from vitlab.interface import as_outputs
+from vitlab.jobs.exported import Form
 from vitlab.jobs.graph_sizes import Side, check_images, sizes_to_check
 from vitlab.layers.mlp import ActName
 from vitlab.layers.norm import NormName
@@ -352,14 +353,13 @@ def _example(net: VisionTransformer | Plain, sides: list[Side] | None) -> Tensor
     return torch.zeros(2, net.in_chans, *size)  # a batch size of 1 would be fixed in the graph
 
 
-FORMATS: dict[str, tuple[Callable[..., dict[str, str]], Callable[[Path, Arguments], Outputs]]] = {
+FORMATS: dict[Form, tuple[Callable[..., dict[str, str]], Callable[[Path, Arguments], Outputs]]] = {
     "safetensors": (_write_safetensors, _read_safetensors),
     "timm": (_write_timm, _read_timm),
     "onnx": (_write_onnx, _read_onnx),
     "onnx-int8": (_write_onnx, _read_onnx),  # before it is quantized
     "pt2": (_write_pt2, _read_pt2),
 }
-OF_ANY = ("onnx", "onnx-int8", "pt2")  # formats that take any network
 
 
 def need_packages(what: str, *names: str) -> None:

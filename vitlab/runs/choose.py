@@ -1,21 +1,12 @@
-"""Choose the directory of a run that starts or resumes, and the path of an export."""
+"""Choose the directory of a run that starts or resumes."""
 
 import os
 from pathlib import Path
 from typing import Any, Protocol
 
-from vitlab.errors import UsageError, did_you_mean, preview, trusting
+from vitlab.errors import UsageError, preview, trusting
 from vitlab.runs.directory import RUNS, RunDir, check_name, default_name, find_directory
 from vitlab.runs.launch import agree, agreed, is_restarted, launched_rank
-
-SUFFIXES = {  # of exports
-    "safetensors": ".safetensors",
-    "timm": ".timm.safetensors",
-    "onnx": ".onnx",
-    "onnx-int8": ".int8.onnx",
-    "pt2": ".pt2",
-}
-DYNAMIC = ("batch", "size")  # what an exported graph leaves open
 
 
 class Options(Protocol):
@@ -115,16 +106,3 @@ def _check_can_start(run: RunDir, options: Options) -> None:
     if not options.overwrite and not options.auto_resume and not is_restarted():
         way_out = "start the run with --auto_resume, or empty the directory with --overwrite"
         raise UsageError(f"an interrupted start left {run.path} without its config.yaml; {way_out}")
-
-
-def export_path(run: RunDir, checkpoint: Path, form: str, output: str | os.PathLike[str] | None = None) -> Path:
-    """Return the file that a network is exported to; refuse a suffix that does not match the format."""
-    if form not in SUFFIXES:
-        raise UsageError(f"`to` must be one of {', '.join(SUFFIXES)}, got {form!r}{did_you_mean(form, SUFFIXES)}")
-    path = Path(output or run.path / "export" / f"{checkpoint.stem}{SUFFIXES[form]}")
-    suffix = f".{SUFFIXES[form].split('.')[-1]}"
-    if path.suffix != suffix:
-        raise UsageError(f"`--output` must end with {suffix}, got {path}")
-    if path.is_dir():
-        raise UsageError(f"`--output {output or path}` is a directory: name a file, such as one in it")
-    return path
