@@ -8,7 +8,7 @@ import shutil
 import signal
 import sysconfig
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -238,30 +238,6 @@ def preview(names: Iterable[object], most: int = 3) -> str:
     """
     texts = list(map(str, names))
     return ", ".join(texts[:most]) + (f" and {len(texts) - most:,} more" if len(texts) > most else "")
-
-
-def without_column(file: str, columns: Iterable[object], missing: str | None, parts: Mapping[str, str | None]) -> str:
-    """Return that a table lacks a column, and how to name another, or what stands in place of commas or tabs.
-
-    Args:
-        file: Name of the table.
-        columns: Names of the columns.
-        missing: Name of the missing one.
-        parts: Columns that have a flag of the data, by part of the table.
-
-    Example:
-        >>> without_column("a.csv", ["file", "label"], "path", {"path": "path"})
-        'a.csv must have the column path; there are file, label: name that of the path by --data.path_column'
-        >>> without_column("a.csv", ["path;label"], "path", {"path": "path"})
-        "a.csv must have the column path; there are path;label: columns must stand apart by commas, not by ';'"
-    """
-    names = list(map(str, columns))
-    there = f"{file} must have the column {missing}; there are {', '.join(names)}"
-    usual, others = ("tabs", ";,|") if file.lower().endswith(".tsv") else ("commas", ";\t|")
-    if len(names) == 1 and (marks := [mark for mark in others if mark in names[0]]):
-        return f"{there}: columns must stand apart by {usual}, not by {marks[0]!r}"
-    found = [part.split()[0] for part, name in parts.items() if name == missing]
-    return f"{there}: name that of the {found[0]} by --data.{found[0]}_column" if found else there
 
 
 def megabytes(size: float) -> str:

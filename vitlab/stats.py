@@ -322,6 +322,12 @@ def spent(time: float, alpha: float) -> float:
     return 4 * float(special.ndtr(special.ndtri(alpha / 4) / math.sqrt(min(time, 1.0))))
 
 
+def _excess(bound: float, goal: float, start: NDArray[np.float64], mass: NDArray[np.float64], step: float) -> float:
+    """Return the logarithm of how many times the ``goal`` the error is of a look that stops beyond ``bound``."""
+    beyond = float((mass * (special.ndtr((-bound - start) / step) + special.ndtr((start - bound) / step))).sum())
+    return math.log(max(beyond, 1e-320) / goal)
+
+
 def levels(times: Sequence[float], alpha: float) -> list[float]:
     """Return the two-sided level of each look such that all looks together have error ``alpha``.
 
@@ -337,15 +343,10 @@ def levels(times: Sequence[float], alpha: float) -> list[float]:
     grid, weight = np.zeros(1), np.ones(1)  # the sum so far of trials that have not stopped, and its density
     before, used = 0.0, 0.0
     for time in times:
-        step, goal = math.sqrt(time - before), spent(time, alpha) - used
+        step, goal = math.sqrt(time - before), max(spent(time, alpha) - used, 1e-300)
         start, mass = grid, weight
-
-        def beyond(bound: float, start=start, mass=mass, step=step) -> float:  # type: ignore[no-untyped-def]
-            return float((mass * (special.ndtr((-bound - start) / step) + special.ndtr((start - bound) / step))).sum())
-
-        goal = max(goal, 1e-300)
         limit = 40 * math.sqrt(time)
-        bound = optimize.brentq(lambda b, f=beyond, g=goal: math.log(max(f(b), 1e-320) / g), 0.0, limit, xtol=1e-9)
+        bound = optimize.brentq(_excess, 0.0, limit, args=(goal, start, mass, step), xtol=1e-9)
         found.append(2 * float(special.ndtr(-bound / math.sqrt(time))))
         reach = min(bound, 9 * math.sqrt(time))
         grid = np.linspace(-reach, reach, POINTS)

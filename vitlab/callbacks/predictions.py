@@ -60,11 +60,7 @@ class Predictions(Callback):
             pairs = enumerate(zip(targets.T, outputs.float().T, strict=True))
             self.kept.append({f"{k}_{i}": v for i, (t, p) in pairs for k, v in (("target", t), ("prediction", p))})
 
-    def on_test_batch_end(
-        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        """Keep a batch."""
-        self.on_validation_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+    on_test_batch_end = on_validation_batch_end
 
     def table(self, loader: Any) -> pd.DataFrame:
         """Return a row for each image of the split, in its order, from all processes; every process must call it.

@@ -11,6 +11,7 @@ from vitlab import __version__
 from vitlab.config.guesses import COMMANDS as OTHER_NAMES
 from vitlab.config.trust import apply_trust_flags, refuse_forced_loading
 from vitlab.errors import RunFailed, UsageError, did_you_mean, lost_loader, printable, what_failed
+from vitlab.runs.atomic import is_writable
 
 COMMANDS = {  # name: what it does, module:function that takes the arguments and returns the exit code
     "fit": ("train a model, or continue a run", "vitlab.cli.fit:main"),
@@ -99,8 +100,8 @@ def _replace_home() -> None:
         os.environ["HOME"] = _temporary()
     homes = {"MPLCONFIGDIR": ("XDG_CONFIG_HOME", ".config"), "WANDB_CACHE_DIR": ("XDG_CACHE_HOME", ".cache")}
     for name, (variable, folder) in homes.items():
-        place = Path(os.environ.get(variable) or Path.home() / folder).absolute()
-        if name not in os.environ and not os.access(next(p for p in (place, *place.parents) if p.exists()), os.W_OK):
+        place = Path(os.environ.get(variable) or Path.home() / folder)
+        if name not in os.environ and not is_writable(place):
             os.environ[name] = _temporary()
 
 

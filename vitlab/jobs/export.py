@@ -29,7 +29,7 @@ from vitlab.jobs.formats import (
 )
 from vitlab.jobs.graph_sizes import Side, open_sides, sides_text
 from vitlab.jobs.quantize import Compared, measure_both, quantize
-from vitlab.jobs.restore import network_of, restore
+from vitlab.jobs.restore import ON_CPU, network_of, restore
 from vitlab.models.vit import VisionTransformer
 from vitlab.runs.atomic import as_umask, write_json
 from vitlab.runs.directory import RunDir
@@ -141,7 +141,7 @@ def _export(
     quiet: bool,
 ) -> Exported:
     """Write into ``folder``, and move the files beside ``output`` once they are complete and checked."""
-    cli = restore(run, checkpoint, ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.strategy=auto"])
+    cli = restore(run, checkpoint, ON_CPU)
     net, network = _to_write(run, cli, to, any_size)
     write, read = FORMATS[to]
     sides = open_sides(net, to) if any_size else None

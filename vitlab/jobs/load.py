@@ -19,7 +19,7 @@ from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError
 from vitlab.interface import transform_of
 from vitlab.jobs.formats import Graph, need_packages
-from vitlab.jobs.restore import network_of, restore
+from vitlab.jobs.restore import ON_CPU, network_of, restore
 from vitlab.jobs.terminal import say
 from vitlab.models.create import library_network
 from vitlab.models.load import load_network
@@ -29,7 +29,6 @@ from vitlab.shipped import LIBRARIES, card_beside, find_weights
 from vitlab.tasks import MultiTask, Regressor
 
 Transform = Callable[[Image.Image], Tensor]
-ON_CPU = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.strategy=auto"]
 
 
 class Loaded(NamedTuple):

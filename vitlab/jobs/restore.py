@@ -41,6 +41,7 @@ from vitlab.tasks.base import Task
 from vitlab.tasks.regressor import Standardized
 
 PLACES = ("data.root", "data.path")  # where the images are, which says nothing about what they are
+ON_CPU = ("--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.strategy=auto")
 NO_OUTPUT = ("--trainer.logger=false", "--trainer.profiler=null", "--trainer.enable_checkpointing=false")
 
 _FORMER = {"crop_mode": "box", "color_profile": "ignore"}  # what was the way before there was the option

@@ -29,7 +29,7 @@ from vitlab.runs.records import (
     read_record,
     with_policy,
 )
-from vitlab.runs.standing import Standing, standing
+from vitlab.runs.standing import CHOICE, Standing, standing
 from vitlab.shipped import find_weights, refuse_graph
 
 RUNS = Path("runs")
@@ -164,7 +164,7 @@ class RunDir:
         Raises:
             UsageError: There is none, or none is intact.
         """
-        path = first_whole([self.checkpoints / name for name in ("best.ckpt", "last.ckpt", "previous.ckpt")])
+        path = first_whole([self.checkpoints / f"{name}.ckpt" for name in CHOICE])
         weights = [self.weights / name for name in ("best.safetensors", "last.safetensors")]
         path = path or next((file for file in weights if is_there(file)), None)
         if path is None:
@@ -233,18 +233,14 @@ class RunDir:
         flags += [] if split in MEASURED_BY else ["--with_training_images"]
         command = "validate" if split.startswith("val") else "test"
         again = " ".join(["vitlab", command, self.typed, *map(shlex.quote, flags)])
-        return self._compared(result or {}, trusting(again), read)
-
-    def _compared(self, result: Mapping[str, Any], again: str, read: bool = True) -> Standing:
-        """Compare what was stored with a checkpoint's checksum to the present weights."""
-        return standing(self.path, result, again, read)
+        return standing(self.path, result or {}, trusting(again), read)
 
     def note(self, analysis: str) -> tuple[dict[str, Any], Standing]:
         """Return what an analysis has noted, empty if it is not done, and whether it belongs to the present weights."""
         note = self.read("analysis/notes.json").get(analysis) or {}
         if "note" not in note:  # not done, or known not to apply to the network
             return note, Standing("current")
-        return note, self._compared(note, trusting(f"vitlab analyze {analysis} {self.typed}"))
+        return note, standing(self.path, note, trusting(f"vitlab analyze {analysis} {self.typed}"))
 
     @property
     def data(self) -> DataFacts:

@@ -1,13 +1,11 @@
 """The rows of a table of images: paths, targets, and optional split, fold, group, weight and time."""
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-
-from vitlab.errors import without_column
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,7 +61,7 @@ class Rows:
                         if part == "path" or name not in targets}  # fmt: skip
         for name in (self.columns["path"], *targets, *(n for part, n in self.columns.items() if n not in (part, None))):
             if name not in table:
-                raise ValueError(without_column(file, table, name, self.columns if has_options else {}))
+                raise ValueError(_without_column(file, table, name, self.columns if has_options else {}))
         if not targets:
             raise ValueError(f"{file} must have a column in `data.targets`; there are {', '.join(map(str, table))}")
         if twice := [name for k, name in enumerate(targets) if name in targets[:k]]:
@@ -405,3 +403,27 @@ def refuse_null(file: str, column: str | None, folds: Sequence[str]) -> None:
             f"{file}: the column {column} has a fold {names[0]}, which `data.fold` takes for none: rename it, or "
             "leave out the column (of a table, by --data.fold_column=null)"
         )
+
+
+def _without_column(file: str, columns: Iterable[object], missing: str | None, parts: Mapping[str, str | None]) -> str:
+    """Return that a table lacks a column, and how to name another, or what stands in place of commas or tabs.
+
+    Args:
+        file: Name of the table.
+        columns: Names of the columns.
+        missing: Name of the missing one.
+        parts: Columns that have a flag of the data, by part of the table.
+
+    Example:
+        >>> _without_column("a.csv", ["file", "label"], "path", {"path": "path"})
+        'a.csv must have the column path; there are file, label: name that of the path by --data.path_column'
+        >>> _without_column("a.csv", ["path;label"], "path", {"path": "path"})
+        "a.csv must have the column path; there are path;label: columns must stand apart by commas, not by ';'"
+    """
+    names = list(map(str, columns))
+    there = f"{file} must have the column {missing}; there are {', '.join(names)}"
+    usual, others = ("tabs", ";,|") if file.lower().endswith(".tsv") else ("commas", ";\t|")
+    if len(names) == 1 and (marks := [mark for mark in others if mark in names[0]]):
+        return f"{there}: columns must stand apart by {usual}, not by {marks[0]!r}"
+    found = [part.split()[0] for part, name in parts.items() if name == missing]
+    return f"{there}: name that of the {found[0]} by --data.{found[0]}_column" if found else there
