@@ -9,6 +9,7 @@ from tiny import fit, task
 
 from vitlab.callbacks.record import RunRecord, broken_off
 from vitlab.errors import Stopped
+from vitlab.jobs.train.endings import cut_short
 from vitlab.runs.directory import RunDir
 
 
@@ -72,3 +73,12 @@ BROKEN = [
 @pytest.mark.parametrize(("error", "why", "text"), BROKEN, ids=[f"{b[1]} {b[2]}" for b in BROKEN])
 def test_an_interrupted_run_says_what_interrupted_it(error, why, text):
     assert broken_off(error) == {"why": why, "text": text}
+
+
+def test_a_process_that_ends_without_its_main_thread_records_why_and_when(tmp_path):
+    run = RunDir(tmp_path)
+    run.take_over()
+    cut_short(run, "stopped by SIGTERM")
+    run.fence.close()
+    assert run.record["status"] == "preempted" and run.record["ended"]
+    assert run.record["ending"] == {"why": "signal", "text": "stopped by SIGTERM"}

@@ -118,7 +118,7 @@ def cut_short(run: RunDir, reason: str) -> None:
     """Record that this process has ended without its main thread, on a signal or after the limit of a phase."""
     if run.fence and not run.fence.loss:
         with suppress(OSError):
-            run.update("run.json", status="preempted", error=reason, ending={"why": "signal", "text": reason})
+            _record_failure(run, "preempted", reason, why="signal")
 
 
 def hung(run: RunDir, what: str, is_first: bool) -> None:
@@ -134,9 +134,9 @@ def lost_process(run: RunDir, what: str) -> None:
     _record_failure(run, "failed", what)
 
 
-def _record_failure(run: RunDir, status: str, what: str) -> None:
+def _record_failure(run: RunDir, status: str, what: str, why: str = "error") -> None:
     if run.exists():
-        run.update("run.json", status=status, ended=now_utc(), error=what, ending={"why": "error", "text": what})
+        run.update("run.json", status=status, ended=now_utc(), error=what, ending={"why": why, "text": what})
 
 
 def _say_stopped(job: Job, stopped: Stopped) -> None:
