@@ -35,6 +35,14 @@ def test_caches_go_to_a_temporary_folder_if_home_cannot_be_written_and_no_other_
     assert os.environ["WANDB_CACHE_DIR"] == "mine"
 
 
+def test_caches_go_to_a_temporary_folder_where_a_file_has_the_name_of_theirs(tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / ".config").touch()
+    os.environ["HOME"] = str(tmp_path / "home")
+    main(["--version"])
+    assert Path(os.environ["MPLCONFIGDIR"]).is_dir() and "WANDB_CACHE_DIR" not in os.environ
+
+
 def test_a_user_without_a_home_gets_a_temporary_one(monkeypatch, tmp_path):
     def unknown(number):
         raise KeyError(number)
