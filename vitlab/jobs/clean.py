@@ -21,7 +21,14 @@ WHAT = {
     "checkpoints": "all checkpoints of runs that are done; weights/ and the records stay",
     "runs": "whole directories of the named runs that do not train now",
 }
-_LEFT = ("checkpoints/.writing*", "checkpoints/.link*", "**/.fit-*", "**/*.damaged", ".probe-*")
+_LEFT = (
+    "checkpoints/.writing*",
+    "checkpoints/.link*",
+    "checkpoints/.*.manifest.json",
+    "**/.fit-*",
+    "**/*.damaged",
+    ".probe-*",
+)
 
 
 @dataclass

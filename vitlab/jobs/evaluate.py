@@ -339,7 +339,8 @@ def _load_shards(cli: VitlabCLI, checkpoint: Path) -> bool:
     """Load a sharded checkpoint, which Lightning cannot; return whether it is one."""
     if sharded := has_shards(checkpoint):
         content = read_checkpoint(checkpoint, map_location="cpu")
-        cli.datamodule.load_state_dict(content.get(type(cli.datamodule).__qualname__, {}))
+        if (state := content.get(type(cli.datamodule).__qualname__)) is not None:  # data of the user's may have none
+            cli.datamodule.load_state_dict(state)
         cli.model.load_state_dict(content["state_dict"])
     return sharded
 
