@@ -12,6 +12,7 @@ import sys
 import threading
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -47,6 +48,8 @@ from vitlab.position_bench.training import (
     bench_network_of,
     bench_predictions_of,
     check_method,
+    cost_of,
+    feature_likeness,
     outputs_of_images,
     price_lines,
     scores_of,
@@ -245,6 +248,35 @@ def test_a_method_that_draws_from_python_and_numpy_is_trained_alike_twice():
     assert all(torch.equal(a, b) for a, b in values)
 
 
+def test_photos_are_flipped_and_generated_images_whose_columns_are_asked_for_are_not(monkeypatch):
+    flips = []
+    monkeypatch.setattr(training_module, "batches_of", lambda *words: flips.append(words[-1]) or iter(()))
+    for training in ("photos", "few", "glyphs"):
+        train_network("none", tiny(), training, 0, 0.01, glyphs(20, 0))
+    assert flips == [True, True, False]
+
+
+def test_a_training_has_the_schedule_the_weight_decay_and_the_clipping_of_its_protocol(monkeypatch):
+    rates, decays, norms = [], set(), []
+
+    class Noted(torch.optim.SGD):
+        def step(self, closure=None):
+            rates.append({group["lr"] for group in self.param_groups})
+            decays.update(group["weight_decay"] for group in self.param_groups)
+            grads = [p.grad.flatten() for group in self.param_groups for p in group["params"] if p.grad is not None]
+            norms.append(float(torch.cat(grads).norm()))
+
+    monkeypatch.setattr(training_module, "build_optimizer", lambda name, groups, rate, net: Noted(groups, rate))
+    settings = tiny()
+    settings["recipe"] |= {"warmup": 0.5, "weight_decay": 0.3, "clip": 0.001}
+    train_network("none", settings, "glyphs", 0, 1.0, glyphs(80, 0))
+    assert [len(each) for each in rates] == [1] * 4
+    # one of two steps of warm-up, then half a cosine that would end a step later: (1 + cos(72, 108, 144 degrees)) / 2
+    assert [each.pop() for each in rates] == pytest.approx([0.5, 0.6545085, 0.3454915, 0.0954915])
+    assert decays == {0.0, 0.3}
+    assert norms == pytest.approx([0.001] * 4, rel=1e-2)
+
+
 @pytest.mark.slow
 def test_a_method_that_needs_a_square_grid_has_no_row_for_other_sizes(small):
     label = f"{HERE}.Square"
@@ -290,6 +322,55 @@ def test_what_returns_fewer_images_at_other_sizes_has_no_score_there(small):
         outputs_of_images(net, torch.zeros(3, 3, 40, 40))
     with pytest.raises(UsageError, match="the network gives 1 outputs for 3 images"):
         outputs_of_images(First(), torch.zeros(3, 3, 32, 32))
+
+
+def test_photos_of_other_sizes_are_interpolated_and_shifted_in_four_directions(monkeypatch):
+    read = []
+    monkeypatch.setattr(training_module, "outputs_of_images", lambda net, x: read.append(x) or torch.zeros(len(x), 2))
+    photos = torch.tensor([[0.0, 1.0], [4.0, 5.0], [8.0, 9.0]]).expand(3, 3, 3, 2)
+    test = {"sizes": {"images": 2, "sizes": [[3, 4]]}, "shift": {"images": 3, "pixels": [1], "fill": "circular"}}
+    bench_predictions_of(None, {"test": test}, "photos", Split(photos, torch.zeros(3)))
+    whole, wider, *moved = read
+    assert whole is photos and wider.shape == (2, 3, 3, 4)
+    assert wider[1, 2].tolist() == [[row, row + 0.25, row + 0.75, row + 1] for row in (0, 4, 8)]
+    first_pixels = sorted(float(x[2, 1, 0, 0]) for x in moved)
+    assert first_pixels == [1, 1, 4, 8], "of the next columns, and of the row below and above"
+
+
+def test_the_likeness_of_features_is_their_mean_cosine_under_a_shift_down_and_right():
+    """Of features that are the colors of the pixel at row 3 and column 2: of that at row 1 and column 0 before."""
+    images = torch.zeros(2, 3, 5, 5)
+    images[:, :, 3, 2] = torch.tensor([1.0, 0.0, 0.0])
+    images[0, :, 1, 0], images[1, :, 1, 0] = torch.tensor([3.0, 4.0, 0.0]), torch.tensor([2.0, 0.0, 0.0])
+    images[:, :, 3, 0] = images[:, :, 1, 2] = torch.tensor([0.0, 0.0, 1.0])
+    net = SimpleNamespace(
+        parameters=lambda: iter([torch.zeros(1)]),
+        forward_features=lambda x: x,
+        pool=lambda x: x[:, :, 3, 2],
+        fc_norm=lambda x: x,
+    )
+    settings = {"test": {"shift": {"images": 2, "pixels": [2, 4], "fill": "circular"}}}
+    assert feature_likeness(net, settings, Split(images, torch.zeros(2))) == pytest.approx((0.6 + 1) / 2)
+
+
+def test_the_cost_of_a_method_is_relative_to_none(monkeypatch):
+    def of(mine, none):
+        return lambda net, *words: none if type(net.pos_embed) is PosEmbed else mine
+
+    monkeypatch.setattr(training_module, "_activations", of(300, 200))
+    monkeypatch.setattr(training_module, "_seconds_of_step", of(0.5, 0.25))
+    assert cost_of("learned", tiny()) == {"step_cpu_seconds": 0.5, "time": 2.0, "memory": 1.5}
+
+
+def test_the_validation_accuracy_of_generated_images_is_the_mean_over_the_four_questions(tmp_path, monkeypatch):
+    bench = Bench(tmp_path, protocol=tiny())
+    labels = bench.splits("glyphs").val.labels
+    rows, *others = (
+        torch.nn.functional.one_hot((answer + wrong) % count, count)
+        for answer, wrong, count in zip(labels.T, (0, 1, 1, 1), (8, 8, 6, 6), strict=True)
+    )
+    monkeypatch.setattr("vitlab.position_bench.cells.outputs_of_images", lambda *words: torch.cat([rows, *others], 1))
+    assert bench.validated(None, "glyphs") == 0.25
 
 
 class First(torch.nn.Linear):
@@ -431,6 +512,7 @@ def test_the_answers_of_generated_images_can_be_read_from_them_and_not_from_thei
     cells = images[:, 0].view(-1, CELLS, PIXELS, CELLS, PIXELS).mean(dim=(2, 4)).flatten(1)
     a, b = cells.argmax(1), cells.argmin(1)
     assert torch.equal(a, labels[:, 0] * CELLS + labels[:, 1])
+    assert answers_of("glyphs", Split(images, labels))["place"].tolist() == a.tolist()
     assert torch.equal(b % CELLS - a % CELLS, torch.tensor(OFFSETS)[labels[:, 2]])
     marks = images[:, 0].view(-1, CELLS, PIXELS, CELLS, PIXELS).permute(0, 1, 3, 2, 4).flatten(3)
     others = (marks.std(dim=3) > 1.6) & (cells.abs().view(-1, CELLS, CELLS) < 1.5)  # neither bright nor dark
@@ -629,6 +711,30 @@ def test_a_wrong_verdict_among_all_tasks_is_as_rare_as_declared(effect):
     assert wrong / count <= 0.05 + 2 * (0.05 * 0.95 / count) ** 0.5
 
 
+def test_the_interval_of_a_verdict_is_of_95_percent():
+    (verdict,) = (v for v in judge({"few": [1.0, 2.0, 3.0]}, {"none": {"few": [0.0] * 3}}) if v.task == "few")
+    assert (verdict.difference, verdict.low, verdict.high) == pytest.approx((2, -0.484138, 4.484138))
+
+
+@pytest.mark.parametrize(("score", "where"), [(5.9, "inside"), (-3.9, "inside"), (6.0, "OUTSIDE")])
+def test_an_anchor_is_compared_with_the_interval_of_a_further_seed(monkeypatch, score, where):
+    """Of published scores of 0, 1 and 2: 1 -+ 4.303 (t of 2 degrees of freedom) x sqrt(1 + 1 / 3), which is 4.968."""
+    answers = iter([{"few": np.array([1])}, {"few": np.array([2])}])
+    bench, known = (
+        SimpleNamespace(
+            protocol=tiny(),
+            record=lambda *words, own=own: {"rate": 0.01, "scores": {"few": own}},
+            predictions=lambda *words: next(answers),
+            scores=lambda name: {"few": [0.0, 1.0, 2.0]},
+            run_cell=lambda *words: None,
+        )
+        for own in (score, 1.0)
+    )
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    anchor = benches.check_anchor(bench, known)
+    assert f"{where} the interval of a further seed" in anchor.notes[0] and not anchor.is_paired
+
+
 def test_a_single_seed_has_a_score_and_no_interval():
     """It had one from 0 to 100 %, as if any score were possible, and ranks from the first to the last."""
     scores = {"accuracy": [0.7]}
@@ -669,6 +775,19 @@ def test_the_best_of_a_family_is_chosen_without_the_test_images():
     assert best_of_families({"added": ["learned", "fourier"]}, {"learned": [0.4], "fourier": [0.5]}) == {
         "added": "fourier"
     }
+    tests = {"mine": 0.7, "none": 0.1, "learned": 0.2, "rope2d": 0.6, "liere": 0.9}  # better in the test images
+    validation = {"none": 0.1, "learned": 0.2, "rope2d": 0.8, "liere": 0.3}
+    known = SimpleNamespace(
+        protocol=tiny(),
+        complete=lambda: [*validation],
+        is_complete=lambda name: True,
+        scores=lambda name: {"few": [tests[name], tests[name] + 0.01]},
+        validation=lambda name: [validation[name]] * 2,
+        record=lambda *words: None,
+    )
+    judged = benches.compare_with(known, "mine", known)
+    assert {v.against for v in judged.families} == {"rope2d"}
+    assert {v.against for v in judged.verdicts} == {"none", "learned"}
 
 
 def test_the_example_is_a_method_that_can_be_measured():
@@ -933,3 +1052,7 @@ def test_only_the_published_files_of_cifar10_are_unpickled(tmp_path, monkeypatch
     monkeypatch.setattr("torchvision.datasets.CIFAR10", lambda root: None)  # their MD5 is that of the published ones
     found = photos(tmp_path, {"val": 10, "train": 40, "few": 10, "test": 10})
     assert len(found["train"].images) == 40 and len(found["test"].images) == 10
+    assert torch.equal(found["few"].images, found["train"].images[:10])
+    assert torch.cdist(found["val"].images.flatten(1), found["train"].images.flatten(1)).min() > 1, (
+        "an image is in both"
+    )
