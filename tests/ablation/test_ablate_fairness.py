@@ -19,7 +19,7 @@ from vitlab.ablation.execution.start import Start, token_spread, whole_length
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.inference.audit import as_trained, fair_facts, mismatches, shares
 from vitlab.ablation.inference.findings import find
-from vitlab.ablation.inference.linear import check, gate_of, linear
+from vitlab.ablation.inference.linear import _fit, check, gate_of, linear
 from vitlab.ablation.inference.looks import Looks
 from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.plan import check_lines
@@ -286,6 +286,17 @@ def test_an_arm_must_beat_logistic_regression_on_the_training_pixels(tmp_path, m
     }
     under, beats = (row.verdict for row in find(results, Looks((3,), 3, (0, 1, 2)), linear(spec, arms)).arms)
     assert under.endswith("; under-trained") and "under-trained" not in beats
+
+
+def test_logistic_regression_is_a_shrunk_one_on_at_most_32_pixels_a_side(tmp_path, monkeypatch):
+    """Pixels tell all images apart, but one of four so weakly that with C = .1 it is taken for the others."""
+    images = torch.tensor([0.3, 0.3, 0.3, -0.3]).view(4, 1, 1, 1).expand(4, 1, 40, 1)
+    batches = [(images[:3], torch.ones(3, dtype=torch.long)), (images[3:], torch.zeros(1, dtype=torch.long))]
+    subject = SimpleNamespace(batches=lambda *words: batches)
+    monkeypatch.setattr("vitlab.analysis.subject.Subject", lambda *words, **more: subject)
+    monkeypatch.setattr("vitlab.ablation.inference.linear.build_arm", lambda *asked: SimpleNamespace(datamodule=None))
+    spec = ablation(tmp_path, {"pos_embed": POS_EMBED})
+    assert _fit(spec, resolved(spec, [100, 100])[0]) == {"acc1": 0.75, "n_train": 4, "n": 4, "inputs": 32}
 
 
 def test_logistic_regression_needs_pixels_and_labels_and_no_network_of_vitlab(tmp_path, monkeypatch):

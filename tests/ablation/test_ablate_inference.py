@@ -15,7 +15,7 @@ from vitlab.ablation.evidence.chain import append, read_chain
 from vitlab.ablation.execution.cells import Resolved
 from vitlab.ablation.execution.resolve import _refuse_equal
 from vitlab.ablation.file.spec import read_ablation
-from vitlab.ablation.inference import looks, plan
+from vitlab.ablation.inference import linear, looks, plan
 from vitlab.ablation.inference.answers import NOTHING, Answer, Question, answer, share_batches
 from vitlab.ablation.inference.baselines import arm_questions
 from vitlab.ablation.inference.findings import find
@@ -189,6 +189,15 @@ def test_the_table_and_a_claim_agree_on_the_same_comparison(tmp_path):
             assert (e.adjusted < 0.05) == (e.low > -MARGIN and e.high < MARGIN)
 
 
+def test_a_comparison_has_a_p_for_each_margin_that_it_is_asked_about(tmp_path):
+    """Of differences of 2.9, 3 and 3.1: with 2 degrees of freedom, p is 1 - t / sqrt(t**2 + 2)."""
+    results = results_of(tmp_path, ["a0", "a1"], 3, ["a1 ~ a0 within 1", "a1 ~ a0 within 2"])
+    one, two = find(fill(results, [[0.0, 1.0, 2.0], [2.9, 4.0, 5.1]]), all_at_once(3)).verdicts
+    assert (one.answer.excess.p, two.answer.excess.p) == pytest.approx((0.00083230, 0.0033168), rel=1e-4)
+    assert (one.answer.excess.adjusted, two.answer.excess.adjusted) == pytest.approx((0.0016646, 0.0033168), rel=1e-4)
+    assert one.word == two.word == "refuted" and one.shown is one.answer.excess and two.shown is two.answer.excess
+
+
 @pytest.mark.parametrize("text", ["a1 > a0 on loss", "a0 > a1 on loss", "a0 ~ a1 within 0.5 on loss"])
 def test_a_row_of_a_secondary_metric_is_in_the_family_of_the_claim_that_compares_the_same(tmp_path, text):
     results = results_of(tmp_path, ["a0", "a1", "a2"], 5, [text], secondary=["loss"])
@@ -259,12 +268,36 @@ def test_an_interval_never_exceeds_the_range_of_the_metric(tmp_path):
     assert rows[0].low < 72.3 < rows[0].high and rows[1].answer.difference.high > rows[1].answer.estimate.value > 1
 
 
+def test_the_interval_of_an_accuracy_less_a_number_ends_where_the_accuracy_does(tmp_path):
+    results = fill(results_of(tmp_path, ["a0", "a1"], 3), [[0.5, 0.6, 0.7], [0.8, 0.9, 1.0]], "acc1")
+    below, above = Question("acc1", (("a0", 1.0),), 0.9), Question("acc1", (("a1", 1.0),), 0.7)
+    half = 0.248414  # t of 2 degrees of freedom x .1 / sqrt(3)
+    found = [answer(results, all_at_once(3), [q])[q].difference for q in (below, above)]
+    assert (found[0].low, found[0].high) == pytest.approx((-0.3 - half, -0.3 + half), abs=1e-5)
+    assert (found[1].low, found[1].high) == pytest.approx((0.2 - half, 0.3), abs=1e-5)
+
+
 def test_a_secondary_metric_that_is_no_number_is_named(tmp_path):
     results = fill(results_of(tmp_path, ["a0", "a1"], 2, secondary=["loss", "acc5"]), [[0.0, 1.0], [1.0, 2.0]])
     results.numbers["a1", 1]["loss"] = math.nan
     results.cells = dict.fromkeys(results.numbers, SimpleNamespace(failure=dict))
     results.runs = dict.fromkeys(results.numbers)
     assert [_why(results, "a1", seed) for seed in (0, 1)] == ["", "loss is nan"]
+
+
+def test_the_speed_of_an_arm_is_the_median_over_the_epochs_of_all_its_seeds(tmp_path):
+    results = fill(results_of(tmp_path, ["a0", "a1"], 2), [[0.0, 1.0], [1.0, 2.0]])
+    results._rows["a1", 0] = [{"images_per_second": 9.0}, {"val/acc1": 0.5}]
+    results._rows["a1", 1] = [{"images_per_second": 1.0}, {"images_per_second": 2.0}]
+    none, fast = find(results, all_at_once(2)).arms
+    assert math.isnan(none.images_per_second) and fast.images_per_second == 2.0
+
+
+def test_an_arm_that_only_equals_logistic_regression_is_under_trained(tmp_path):
+    results = fill(results_of(tmp_path, ["a0", "a1"], 2, metric="acc1"), [[0.25, 0.75], [0.25, 0.8125]], "acc1")
+    gates = {linear._key(results.ablation, results.resolved[0]): {"acc1": 0.5}}
+    words = [row.verdict for row in find(results, all_at_once(2), gates).arms]
+    assert [word.endswith("; under-trained") for word in words] == [True, False]
 
 
 def test_two_seeds_are_tested_and_one_is_not(tmp_path):
@@ -535,6 +568,12 @@ def test_the_advice_on_seeds_counts_those_that_diverged_as_spent(tmp_path, most)
     assert ("in a new ablation, as this one allows at most" in verdict.note) == (most == 5)
 
 
+def test_where_half_of_the_seeds_diverged_twice_as_many_are_advised():
+    found = Answer(Estimate(1.2, error=0.5, freedom=3, n=4))
+    assert additional_seeds(found, Looks((4,), 16, tuple(range(4))), 0.05) == 7
+    assert additional_seeds(found, Looks((8,), 32, tuple(range(8))), 0.05) == 14
+
+
 @pytest.mark.parametrize("value", [0.0, 0.6])
 def test_the_seeds_advised_for_an_equivalence_pass_both_tests_in_four_of_five_cases(value):
     estimate = Estimate(value, error=1 / 3**0.5, freedom=2, n=3)  # of three pairs with sd 1
@@ -589,12 +628,14 @@ def test_why_tests_are_paired_is_told_as_it_is(tmp_path):
     )
 
 
-def test_the_time_of_a_plan_counts_all_batches_of_an_optimizer_step():
+def test_the_time_of_a_plan_counts_all_batches_of_an_optimizer_step_and_its_disk_32_bytes_a_parameter():
     config = {"data": {"batch_size": 10}, "trainer": {"accumulate_grad_batches": 4}}
-    arm = Resolved(None, config, {}, {}, (), 2.0, "", start_seconds=0.0, length={"steps": 30})
+    model = {"parameters": 2**20}
+    arm = Resolved(None, config, {}, model, (), 2.0, "", start_seconds=0.0, length={"steps": 30})
     cell = SimpleNamespace(resolved=arm, is_done=lambda: False, missing_analyses=list)
-    (time, _) = plan._cost(SimpleNamespace(analyses=(), directory="runs"), [cell], 1)
+    (time, disk) = plan._cost(SimpleNamespace(analyses=(), directory="runs"), [cell], 1)
     assert time.startswith("time     about 10.0 min for 1 cells")  # 30 steps of 40 images at 2 images/s
+    assert disk == "disk     about 32 MiB in runs"  # of float32: twice weights with Adam's two moments, twice weights
 
 
 def test_a_family_counts_the_comparisons_that_can_be_tested(tmp_path):
@@ -620,6 +661,15 @@ def test_the_plan_states_the_power_of_the_test_that_the_report_will_make(tmp_pat
         fill(results, draw(np.random.default_rng(0), [0, 1], 5, 0.9))
         found = find(results, all_at_once(5)).power("score")["score"]
         assert found["test"] == test and f"{found['detectable_sd']:.1f} sd of {unit} with 80 % power" in line
+
+
+@pytest.mark.parametrize(("test", "value"), [("paired", "0.0238 if"), ("welch", "0.0202 if")])
+def test_the_plan_states_its_power_in_the_unit_of_the_metric(tmp_path, monkeypatch, test, value):
+    """Five seeds detect 1.682 sd of paired differences, whose sd is sqrt(2) that of runs, or 2.024 sd of a run."""
+    monkeypatch.chdir(tmp_path)
+    assert f": {value} runs have sd 0.01" in power_line(results_of(tmp_path, ["a0", "a1"], 5, test=test, sd=0.01))
+    results = fill(results_of(tmp_path, ["a0", "a1"], 5), [[-1.0, 0.0, 1.0], [-3.0, 0.0, 3.0]])
+    assert plan._spread(results) == pytest.approx(5**0.5)  # of variances of 1 and 9
 
 
 def test_the_plan_knows_the_largest_number_of_seeds_that_the_first_report_fixed(tmp_path, monkeypatch):

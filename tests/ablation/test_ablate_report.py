@@ -22,7 +22,7 @@ from vitlab.ablation.evidence.verify import verify_evidence
 from vitlab.ablation.execution.cells import Resolved, cells_of
 from vitlab.ablation.file.settings import WandB
 from vitlab.ablation.file.spec import read_ablation
-from vitlab.ablation.inference import images
+from vitlab.ablation.inference import analyses, images
 from vitlab.ablation.inference.baselines import NOT_COMPARED, arm_rows
 from vitlab.ablation.inference.findings import find
 from vitlab.ablation.inference.looks import Looks
@@ -33,6 +33,7 @@ from vitlab.ablation.report import drawings, write
 from vitlab.ablation.report.drawings import figures
 from vitlab.ablation.report.sections import _answer, _hours, _without_claims
 from vitlab.ablation.report.write import send_report, write_report
+from vitlab.analysis import Curve
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RunDir
 from vitlab.stats import interval
@@ -228,12 +229,12 @@ def table_of_predictions(ablation, arm, seed, **columns):
     return RunDir(path)
 
 
-def image_by_image(path, monkeypatch, tables):
+def image_by_image(path, monkeypatch, tables, **stats):
     """Pairs, joint intervals and sections of arms whose seeds have these tables of predictions; None is no table."""
     monkeypatch.chdir(path)
     (path / "base.yaml").write_text("{}\n")
     content = {k: v for k, v in FILE.items() if k not in ("analyses", "claims")}
-    content |= {"name": "small", "metric": {"primary": "acc1"}}
+    content |= {"name": "small", "metric": {"primary": "acc1"}, "stats": stats}
     (path / "small.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
     ablation = read_ablation("small.yaml")
     results = CellResults(ablation, [])
@@ -273,6 +274,18 @@ def test_the_joint_interval_ends_where_differences_of_accuracies_end(tmp_path, m
     tables = {("none", 0): right, ("none", 1): right, ("learned", 0): wrong, ("learned", 1): right}
     (row,) = image_by_image(tmp_path, monkeypatch, tables)[1]
     assert (row["difference"], row["difference_low"], row["difference_high"]) == (-0.5, -1.0, 1.0)
+
+
+def test_intervals_of_images_and_of_curves_have_the_coverage_that_the_file_names(tmp_path, monkeypatch):
+    said = {"none": ([0, 1, 0, 1], [0, 0, 0, 0]), "learned": ([1, 1, 0, 1], [1, 1, 1, 1])}  # gains 1 0 0 0 and 1 1 1 1
+    shared = {"index": [0, 1, 2, 3], "target": [1] * 4}
+    tables = {(arm, s): {**shared, "prediction": each} for arm, seeds in said.items() for s, each in enumerate(seeds)}
+    (row,) = image_by_image(tmp_path, monkeypatch, tables, ci=0.8)[1]
+    assert row["difference_low"] == pytest.approx(0.625 - 3.07768 * 0.375, abs=1e-5)  # t of a degree of freedom
+    results = SimpleNamespace(ablation=SimpleNamespace(stats=SimpleNamespace(ci=0.8), seeds=range(3)))
+    tables = [pd.DataFrame([{"layer": 4, "norm": 1.0 + seed, "seed": seed}]) for seed in range(3)]
+    (row,) = analyses._arm_rows(results, "own", Curve(x="layer", measures={"norm": ""}), "none", tables)
+    assert (row["mean"], row["half"]) == pytest.approx((2, 1.88562 / 3**0.5), rel=1e-5)  # t of 2 degrees of freedom
 
 
 def test_curves_are_means_over_seeds_with_the_number_of_them(folder):

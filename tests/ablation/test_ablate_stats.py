@@ -165,6 +165,13 @@ def test_mcnemar_is_the_sign_test_of_the_images_that_differ():
     assert stats.mcnemar(0, 0) == 1.0
 
 
+def test_the_interval_of_two_shares_of_the_same_images_by_hand():
+    value, variance = 20 / 1002, (30.5 + 10.5 - 20**2 / 1002) / 1002**2  # half an image in each of four cells
+    half = 1.959964 * np.sqrt(variance)
+    assert stats.paired_interval(30, 10, 1000) == pytest.approx((value - half, value + half), abs=1e-7)
+    assert stats.paired_interval(30, 10, 1000) == pytest.approx((0.0074964, 0.0324238), abs=1e-7)
+
+
 def test_seeds_and_images_by_hand():
     a, b = np.array([[1, 1, 0, 1.0], [1, 1, 1, 1]]), np.array([[0, 1, 0, 1.0], [0, 0, 0, 0]])
     value, low, high = stats.seeds_and_images(a - b)  # rows 1 0 0 0 and 1 1 1 1
@@ -172,6 +179,9 @@ def test_seeds_and_images_by_hand():
     seeds = 12.7062**2 * np.var([0.25, 1.0], ddof=1) / 2  # t of 1 and of 3 degrees of freedom
     images = 3.18245**2 * max(np.var([1, 0.5, 0.5, 0.5], ddof=1) / 4 - rest, 0)
     assert (value, (high - low) / 2) == pytest.approx((0.625, np.sqrt(seeds + images)), rel=1e-5)
+    _, low, high = stats.seeds_and_images(a - b, ci=0.8)
+    seeds, images = seeds * (3.07768 / 12.7062) ** 2, images * (1.63774 / 3.18245) ** 2
+    assert (high - low) / 2 == pytest.approx(np.sqrt(seeds + images), rel=1e-5)
 
 
 @pytest.mark.slow

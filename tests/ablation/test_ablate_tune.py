@@ -399,13 +399,25 @@ def test_halving_where_no_number_of_epochs_ends_a_training_is_refused(toy, lab, 
         _refuse_halving(ablation, arms)
 
 
-def test_a_candidate_that_ended_before_the_others_wait_for_each_other_counts_with_its_last_validation():
-    def trial(name, values, state):
-        cell = SimpleNamespace(ablation=SimpleNamespace(sign=1), state=lambda: state)
-        cell.validations = lambda: list(enumerate(values, 1))
-        cell.value_at = lambda epoch: Cell.value_at(cell, epoch)
-        return Trial("arm", {"model.lr": name}, (cell,))
+def trial(name, values, state):
+    cell = SimpleNamespace(ablation=SimpleNamespace(sign=1), state=lambda: state)
+    cell.validations = lambda: list(enumerate(values, 1))
+    cell.value_at = lambda epoch: Cell.value_at(cell, epoch)
+    return Trial("arm", {"model.lr": name}, (cell,))
 
+
+def test_of_five_candidates_the_best_three_stay_where_half_go_on():
+    five = [trial(str(value), [value], "missing") for value in (0.1, 0.5, 0.2, 0.4, 0.3)]
+    assert [t.stopped for t in _halved(five, [1], 2, 1)] == [1, 0, 1, 0, 0]
+
+
+def test_of_equal_candidates_the_first_is_chosen():
+    ablation = SimpleNamespace(sign=-1, tune=SimpleNamespace(floor=None, budget=4))
+    tried = [SimpleNamespace(arm="none", score=lambda x=x: x, is_over=True) for x in (0.7, 0.5, 0.5, 0.6)]
+    assert choices(ablation, tried)["none"] is tried[1]
+
+
+def test_a_candidate_that_ended_before_the_others_wait_for_each_other_counts_with_its_last_validation():
     ended, going = trial("ended", [0.2, 0.5], "done"), trial("going", [0.1, 0.3, 0.4, 0.4], "missing")
     assert math.isnan(trial("begun", [0.1], "missing").score_at(4)) and ended.score_at(4) == 0.5
     assert [t.stopped for t in _halved([ended, going], [4], 2, 1)] == [0, 4]
