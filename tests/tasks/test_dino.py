@@ -19,8 +19,8 @@ from vitlab.ablation.execution.cells import Resolved
 from vitlab.ablation.inference.audit import fair_facts
 from vitlab.cli.main import main
 from vitlab.data import Digits
-from vitlab.data.loading.crops import MultiCrop, cut_batch
-from vitlab.data.loading.order import TrainOrder
+from vitlab.data.loading.crops import MultiCrop, cut_batch, recolor
+from vitlab.data.loading.order import Step, TrainOrder
 from vitlab.data.loading.streams import uniforms
 from vitlab.errors import UsageError
 from vitlab.pretraining import DINO
@@ -152,6 +152,39 @@ def test_schedules_are_those_published():
         torch.testing.assert_close(teacher, 0.75 * old + 0.25 * student)
 
 
+def test_the_momentum_of_the_teacher_and_the_weight_decay_go_on_with_every_step():
+    weights, decays = [], []
+
+    class Seen(L.Callback):
+        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+            decays.append(max(group["weight_decay"] for group in optimizer.param_groups))
+
+        def on_train_batch_end(self, trainer, pl_module, *args):
+            nets = pl_module.net, pl_module.student
+            weights.append([net.blocks[0].mlp.fc1.weight.detach().clone() for net in nets])
+
+    recipe = {"opt": "SGD", "lr": 1.0, "warmup_epochs": 0, "weight_decay": 0.1, "weight_decay_end": 0.5}
+    task = DINO(**{**TINY, "in_chans": 1}, **HEAD, **recipe, momentum_teacher=0.5)
+    trainer = L.Trainer(max_epochs=2, limit_train_batches=2, limit_val_batches=0, callbacks=[Seen()], **QUIET)
+    trainer.fit(task, Digits(batch_size=8, img_size=8, augment=[WITHOUT_SMALL]))
+    assert decays == pytest.approx([0.1, 0.158579, 0.3, 0.441421], abs=1e-6)  # of 4 steps
+    before = weights[0][0]
+    for (teacher, student), momentum in zip(weights[1:], (0.573223, 0.75, 0.926777), strict=True):
+        torch.testing.assert_close(teacher, momentum * before + (1 - momentum) * student, atol=1e-7, rtol=1e-5)
+        assert (teacher - student).abs().max() > 1e-4
+        before = teacher
+
+
+def test_the_entropy_of_an_evaluation_is_that_of_the_centered_teacher():
+    task = DINO(**TINY | HEAD)
+    torch.nn.init.ones_(task.teacher_head.prototypes), torch.nn.init.ones_(task.head.prototypes)
+    task.center[0] = 10.0  # so the teacher never answers prototype 0, and the other 11 equally
+    task._evaluate((torch.randn(3, 2, 8, 8), None), task.val_meter)
+    found = task.val_meter.read("val/")
+    assert float(found["val/entropy"]) == pytest.approx(np.log(11), rel=1e-5)
+    assert float(found["val/cross_entropy"]) == pytest.approx(np.log(12), rel=1e-5)
+
+
 def test_the_published_head_has_its_parameters():
     with torch.device("meta"):
         task = DINO()
@@ -178,6 +211,67 @@ def test_crops_and_masks_depend_on_seed_epoch_and_image_alone():
     counts = np.array([mask.sum() for _, mask in found.values()])
     assert counts.max() <= 8
     assert 6 < (counts == 0).sum() < 26
+    crops = MultiCrop((224, 70), "bicubic")
+    assert crops.local_size == (96, 30)  # 3/7, as published
+
+
+def test_half_of_the_masks_hide_a_share_that_is_uniform_and_each_view_has_its_own():
+    step = Step(np.arange(4000), np.arange(4000, dtype=np.uint64), None)
+    first, second = (step.hidden((10, 11), 1, view, 0.1, 0.5) for view in (0, 1))
+    shares = first.mean(axis=1)
+    some = shares[shares > 0]
+    assert abs(len(some) / 4000 - 0.5) < 0.03
+    assert abs(some.mean() - 0.3) < 0.01 and some.min() < 0.11 and 0.49 < some.max() <= 0.5
+    both = first[first.any(axis=1) & second.any(axis=1)], second[first.any(axis=1) & second.any(axis=1)]
+    assert abs(len(both[0]) / 4000 - 0.25) < 0.03  # one view does not decide on the other
+    assert abs((both[0] & both[1]).mean() - 0.09) < 0.01  # nor do its places
+
+
+def recolored(image, **drawn):
+    """One image recolored by these random numbers, and by others that change nothing."""
+    draws = np.array([0.9, 0.7, 0.2, 0.8, 0.3, 0.9, 1.0, 0.9, 1.0])
+    for place, value in drawn.items():
+        draws[int(place[1:])] = value
+    return recolor(image[None], draws[None], strength=1.0, blur=1.0, solarize=0.2)[0]
+
+
+def test_each_change_of_colors_has_its_random_number_and_its_known_result():
+    image = torch.tensor([[[1.0, 0.2]], [[0.5, 0.4]], [[0.0, 0.6]]])  # two pixels
+    torch.testing.assert_close(recolored(image), image, atol=1e-5, rtol=0)
+    grays = torch.tensor([[[0.5925, 0.363]]]).expand(3, 1, 2)  # .299 red + .587 green + .114 blue
+    torch.testing.assert_close(recolored(image, u5=0.1), grays, atol=1e-5, rtol=0)
+    sun = torch.tensor([[[0.0, 0.2]], [[0.5, 0.4]], [[0.0, 0.4]]])
+    torch.testing.assert_close(recolored(image, u8=0.1), sun, atol=1e-5, rtol=0)
+    dark = torch.tensor([[[0.6, 0.12]], [[0.3, 0.24]], [[0.0, 0.36]]])  # times 1 - .4
+    torch.testing.assert_close(recolored(image, u0=0.7, u1=0, u2=0.5, u3=0.5, u4=0.5), dark, atol=1e-5, rtol=0)
+    flat = torch.tensor([[[0.7911, 0.3111]], [[0.4911, 0.4311]], [[0.1911, 0.5511]]])  # .6 color + .4 mean gray, .47775
+    torch.testing.assert_close(recolored(image, u0=0.7, u1=0.5, u2=0, u3=0.5, u4=0.5), flat, atol=1e-5, rtol=0)
+    pale = torch.tensor([[[0.9185, 0.2326]], [[0.5185, 0.3926]], [[0.1185, 0.5526]]])  # .8 color + .2 gray
+    torch.testing.assert_close(recolored(image, u0=0.7, u1=0.5, u2=0.5, u3=0, u4=0.5), pale, atol=1e-5, rtol=0)
+    point = torch.zeros(1, 25, 31)
+    point[0, 12, 15] = 1.0
+    blurred = recolored(point, u6=0.0, u7=1.0)  # a Gaussian of sigma 2
+    assert blurred[0, 12, 15] == pytest.approx(1 / (8 * np.pi), rel=1e-4)
+    assert blurred[0, 14, 15] == pytest.approx(np.exp(-0.5) / (8 * np.pi), rel=1e-4)
+    assert blurred[0, 12, 19] == pytest.approx(np.exp(-2) / (8 * np.pi), rel=1e-4)
+
+
+def test_each_crop_draws_its_colors_by_itself_and_as_often_as_published():
+    crops, seeds = MultiCrop((6, 6), "bilinear", local_crops=1, local_size=4), np.arange(2000, dtype=np.uint64)
+    rows = np.full((2000, 3, 1, crops.values), 230, dtype=np.uint8)  # cut before
+    means = torch.stack([crop.mean(dim=(1, 2, 3)) for crop in crops.split(crops(torch.from_numpy(rows[:, :1]), seeds))])
+    np.testing.assert_allclose((means < 0.5).float().mean(dim=1), [0, 0.2, 0], atol=0.03)  # solarized
+    assert abs(np.corrcoef(means) - np.eye(3)).max() < 0.1
+    rows[:, 1] = 100
+    made = crops.split(crops(torch.from_numpy(rows), seeds))
+    grays = [(crop[:, 0] - crop[:, 1]).abs().amax(dim=(1, 2)) < 0.01 for crop in made]
+    np.testing.assert_allclose([one.float().mean() for one in grays], [0.2] * 3, atol=0.03)
+    rows[..., ::2], rows[..., 1::2] = 0, 76  # stripes, too dark to be solarized
+    made = crops.split(crops(torch.from_numpy(rows[:, :1]), seeds))
+    ranges = [(crop[..., 1] - crop[..., 0]).amax(dim=(1, 2)) for crop in made]
+    blurred = np.array([(one < 0.08).float().mean() for one in ranges])  # without blur at least .3 * .6 * .6
+    np.testing.assert_allclose(blurred / blurred[0], [1, 0.1, 0.5], atol=0.04)
+    assert blurred[0] > 0.6
 
 
 def test_the_batch_cuts_what_antialiased_resizing_makes_of_each_box():
