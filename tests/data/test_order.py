@@ -86,7 +86,10 @@ def test_the_order_depends_on_seed_and_epoch_alone():
 
 def test_starting_later_leaves_out_the_steps_before():
     order = TrainOrder(50, 8, seed=0)
-    assert (_epoch(order, 1, start=4)[0].indices == _epoch(order, 1)[4].indices).all()
+    later, all_steps = _epoch(order, 1, start=4), _epoch(order, 1)
+    assert (later[0].indices == all_steps[4].indices).all()
+    assert [step.mix_seed for step in later] == [step.mix_seed for step in all_steps[4:]]
+    assert len({step.mix_seed for step in all_steps}) == len(all_steps) == 6
 
 
 def test_repeated_samples_stand_in_one_batch_with_seeds_of_their_own():
@@ -240,6 +243,14 @@ def test_classes_are_drawn_as_often_as_asked_and_their_samples_evenly(sampling, 
         assert all(n.max() - n.min() <= 1 for n in often) and len(indices) == 93
         assert len(set(seeds)) == 93  # what is shown twice is augmented anew
     assert (np.abs(np.array(counts) - wanted) <= 1).all() and np.allclose(np.mean(counts, 0), wanted, atol=0.6)
+
+
+def test_classes_that_divide_no_epoch_evenly_are_drawn_equally_often_on_average():
+    labels, rng = torch.tensor([0] * 6 + [1] * 3 + [2]), torch.Generator().manual_seed(0)
+    draw = Draw(labels, "balanced")
+    counts = np.array([np.bincount(labels[draw(rng)[0]], minlength=3) for _ in range(300)])
+    assert set(counts.ravel()) == {3, 4}
+    np.testing.assert_allclose(counts.mean(axis=0), [10 / 3] * 3, atol=0.1)
 
 
 def test_drawn_classes_keep_their_order_on_any_number_of_processes_and_from_any_step():

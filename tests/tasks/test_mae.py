@@ -3,6 +3,7 @@
 import contextlib
 import json
 import shutil
+from types import SimpleNamespace
 
 import lightning as L
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 
 from vitlab.cli.main import main
 from vitlab.data import Digits
-from vitlab.data.loading.order import TrainOrder
+from vitlab.data.loading.order import EvalOrder, TrainOrder
 from vitlab.data.loading.streams import MASK, shuffled_indices, stream
 from vitlab.errors import UsageError
 from vitlab.jobs.train.facts import model_facts
@@ -97,12 +98,34 @@ def test_masks_depend_on_seed_epoch_and_image_alone_and_are_spread_evenly():
                 for i, mask in zip(step.indices.tolist(), masks.tolist(), strict=True):
                     assert found.setdefault(i, mask) == mask
     assert len({tuple(mask) for mask in found.values()}) == 64
+    order.set_epoch(3)
+    assert all(found[s.indices[0]] != s.shuffled((4, 6)).tolist()[0] for s in order.steps())
+    alone, shared = list(EvalOrder(64, 64).steps()), list(EvalOrder(64, 8, rank=1, world=2).steps())
+    fixed = alone[0].shuffled((4, 6))
+    assert len(np.unique(fixed, axis=0)) == 64
+    assert all((step.shuffled((4, 6)) == fixed[step.indices]).all() for step in shared)
     many = shuffled_indices(stream(np.arange(4000), MASK), (4, 6))[:, :6]
     np.testing.assert_allclose(
         np.bincount(many.ravel(), minlength=24) / 4000, 0.25, atol=4 * (0.25 * 0.75 / 4000) ** 0.5
     )
     squares = shuffled_indices(stream(np.arange(50), MASK), (4, 6), block=2).reshape(50, 6, 4)
     assert all(len({(i // 6 // 2, i % 6 // 2) for i in four}) == 1 for image in squares for four in image)
+
+
+def test_images_that_have_no_numbers_are_masked_anew_in_training_alone():
+    task, images = MAE(**{**TINY, "img_size": 14}, **LIGHT, mask_ratio=0.7), torch.zeros(3, 2, 14, 14)
+    assert task.num_kept == 14  # of 49, rounded down
+    for training in (False, True):
+        task._trainer = SimpleNamespace(training=training)
+        first, second = (task._order(images) for _ in range(2))
+        assert (first.sort(dim=1).values == torch.arange(49)).all() and len(first.unique(dim=0)) == 3
+        assert torch.equal(first, second) == (not training)
+
+
+def test_the_decoder_starts_as_wide_as_the_network():
+    task = MAE(**TINY, **LIGHT, init_std=0.5)
+    for layer in (task.decoder.embed, task.decoder.pred, task.net.blocks[0].mlp.fc1):
+        assert 0.4 < layer.weight.std() < 0.6
 
 
 def test_a_patch_of_one_value_has_no_spread():
