@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from vitlab.data.files.sets import TensorImages
 from vitlab.layers.precision import half_precision
 from vitlab.tasks import Classifier, Regressor
+from vitlab.tasks.base import seed_step
 from vitlab.tasks.classifier import balanced
 from vitlab.tasks.multi_task import Head, Hits
 from vitlab.tasks.regressor import Errors
@@ -150,6 +151,16 @@ def test_an_image_without_finite_outputs_is_not_one_of_the_first_class():
     assert hits.compute() == {"acc1": 0.75, "acc1/pet": 0.5, "acc1/coat": 1.0}
 
 
+def test_the_accuracy_of_several_targets_is_their_mean_however_many_images_have_each():
+    hits = Hits([Head(name, ["0", "1"], slice(2 * k, 2 * k + 2)) for k, name in enumerate(("pet", "coat", "none"))])
+    nan, outputs = float("nan"), torch.tensor([[0.0, 1.0, 0.0, 1.0, 0.0, 1.0]])
+    for _ in range(2):
+        hits.update(outputs.expand(2, 6), torch.tensor([[1.0, nan, nan], [1.0, nan, nan]]))
+    hits.update(outputs, torch.tensor([[nan, 0.0, nan]]))
+    found = hits.compute()
+    assert (found["acc1"], found["acc1/pet"], found["acc1/coat"]) == (0.5, 1, 0) and found["acc1/none"].isnan()
+
+
 def test_label_smoothing_acts_in_training_alone():
     task = Classifier(num_classes=3, label_smoothing=0.5, **TINY)
     logits, labels = torch.tensor([[9.0, 0.0, 0.0]]), torch.tensor([0])
@@ -159,9 +170,9 @@ def test_label_smoothing_acts_in_training_alone():
 
 def test_mixed_targets_count_as_their_largest_share():
     task = Classifier(num_classes=3, **TINY)
-    shares = torch.tensor([[0.7, 0.3, 0.0], [0.1, 0.1, 0.8]])
-    logits = torch.tensor([[5.0, 0.0, 0.0], [5.0, 0.0, 0.0]])
-    assert task.train_measures(logits, shares)["acc1"] == 1
+    shares = torch.tensor([[0.7, 0.3, 0.0], [0.1, 0.1, 0.8], [0.2, 0.7, 0.1]])
+    logits = torch.tensor([[5.0, 0.0, 0.0], [5.0, 0.0, 0.0], [0.0, 5.0, 0.0]])
+    assert task.train_measures(logits, shares)["acc1"] == 2
     assert torch.isfinite(task.train_loss(logits, shares))
 
 
@@ -204,8 +215,9 @@ def test_the_first_and_the_last_rate_are_scaled_with_the_peak():
             rates.append(optimizer.param_groups[0]["lr"])
 
     task = Classifier(num_classes=3, lr_scale="linear", **ends, **TINY)
-    fit(task, torch.randint(0, 3, (16,)), max_epochs=3, accumulate_grad_batches=2, callbacks=[Rates()])
-    assert (rates[0], rates[-1]) == pytest.approx((0.04, 0.02))
+    fit(task, torch.randint(0, 3, (20,)), max_epochs=3, accumulate_grad_batches=2, callbacks=[Rates()])
+    rise, fall = [0.04, 0.28 / 3, 0.44 / 3], [0.11, 0.065, 0.0320577]  # of 5 batches an epoch has 3 steps
+    assert rates == pytest.approx([*rise, *fall, *[0.02] * 3], rel=1e-5)
 
 
 def test_dropout_depends_on_seed_epoch_and_batch_alone():
@@ -228,6 +240,15 @@ def test_dropout_depends_on_seed_epoch_and_batch_alone():
 
     drawn["a"], drawn["b"], drawn["c"] = draw(0, 0), draw(0, 5), draw(1, 0)
     assert drawn["a"] == drawn["b"] != drawn["c"]
+
+
+def test_each_seed_epoch_batch_and_process_draws_another_dropout():
+    def drawn(*key):
+        seed_step(*key, torch.device("cpu"))
+        return torch.rand(1).item()
+
+    keys = [(0, 0, 0, 0), (1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), (11, 0, 0, 0), (1, 10, 0, 0)]
+    assert len({drawn(*key) for key in keys}) == len(keys) and drawn(*keys[0]) == drawn(*keys[0])
 
 
 @pytest.mark.slow
@@ -407,3 +428,6 @@ def test_r2_leaves_out_a_target_that_does_not_vary():
     )
     found = errors.compute()
     assert found["r2"] == found["r2/a"] == pytest.approx(1 - 1 / (14 / 3)) and found["r2/b"].isnan()
+    far = Errors(["a"], [0.0], [1.0])  # varies little, far from the mean of training
+    far.update(torch.tensor([[19.5], [21.0]]), torch.tensor([[19.0], [21.0]]))
+    assert far.compute()["r2"] == pytest.approx(1 - 0.25 / 2, abs=1e-4)
