@@ -51,6 +51,8 @@ def test_an_image_keeps_its_shape_in_at_most_so_many_patches():
         if min(h, w) > 4:
             assert 0.8 < (h / w) / (height / width) < 1.25
     assert native.grid((1, 10**6)) == (1, 196) and native.grid((224, 224)) == (14, 14)
+    assert native.grid((80, 728)) == (4, 42) and native.grid((728, 80)) == (42, 4)  # 4.64 x 42.24 was rounded to 5 x 42
+    assert native.grid((128, 400)) == (8, 24)  # 7.92 x 24.75
 
 
 @pytest.mark.parametrize("world", [1, 3])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitlab.data.files.splits import SplitRule, by_time, split_hash
+from vitlab.data.files.splits import SplitRule, by_group, by_time, split_hash
 from vitlab.data.image_folder import ImageFolder
 from vitlab.data.known import Digits
 from vitlab.data.record import Trained, check_same_training, measured
@@ -87,6 +87,12 @@ def test_folds_differ_by_at_most_one_image_or_group_in_each_class_and_in_all(cou
     found = np.array([np.bincount(labels[val], minlength=len(counts)) for val in vals]) // (3 if grouped else 1)
     assert (found.sum(0) == counts).all() and np.ptp(found, axis=0).max() <= 1 and np.ptp(found.sum(1)) <= 1
     assert sorted(np.concatenate(vals)) == list(range(len(labels)))
+
+
+def test_the_seed_draws_which_classes_round_up_in_which_fold():
+    ids, labels = _samples([1] * 7)
+    vals = {tuple(SplitRule(split_seed=s, fold="1/5").indices(ids, labels, None, False)["val"]) for s in range(8)}
+    assert len(vals) > 4
 
 
 def test_an_earlier_run_keeps_its_folds_and_those_that_were_even_stay_the_same():
@@ -192,6 +198,24 @@ def test_of_a_listed_training_split_a_smaller_subset_lies_in_a_larger_one_and_ke
     assert set(tenth["train"]) < set(half["train"]) < set(whole["train"]) and (np.diff(half["train"]) < 0).all()
     assert np.bincount(labels[half["train"]]).tolist() == [15, 16]  # of 29 and 31
     assert np.bincount(labels[tenth["train"]]).tolist() == [3, 4]
+    path.write_text(json.dumps({"train": [*range(100)], "val": []}))
+    part = SplitRule(subset=0.07, split_file=str(path)).indices(
+        [str(i).encode() for i in range(100)], np.zeros(100, int)
+    )
+    assert len(part["train"]) == 7  # 0.07 * 100 is more than 7 for a computer
+
+
+def test_a_subset_has_the_same_samples_whether_a_file_or_the_rule_divides_them(tmp_path):
+    ids, labels = _samples()
+    whole, half = (SplitRule(split_seed=5, subset=share).indices(ids, labels) for share in (1.0, 0.5))
+    path = tmp_path / "split.json"
+    path.write_text(json.dumps({name: chosen.tolist() for name, chosen in whole.items()}))
+    listed = SplitRule(split_seed=5, subset=0.5, split_file=str(path)).indices(ids, labels)
+    assert {name: chosen.tolist() for name, chosen in listed.items()} == {k: v.tolist() for k, v in half.items()}
+
+
+def test_the_most_common_class_of_a_group_is_the_first_of_several():
+    assert by_group(["a", "a", "a", "b", "b", "b"], np.array([2, 1, 0, 2, 2, 1]))[1].tolist() == [0, 2]
 
 
 @pytest.mark.parametrize("test", [["test/a/0.png"], ["train/a/2.png"]])
@@ -225,6 +249,11 @@ def test_a_split_file_lists_no_test_split_beside_a_given_one(tmp_path, test):
 def test_every_split_by_time_has_images_if_there_are_three_times(counts, fold, sizes):
     found = by_time(np.repeat(np.arange(len(counts)), counts), SplitRule(fold=fold))
     assert tuple(map(len, found.values())) == sizes
+
+
+def test_a_subset_by_time_is_the_latest_part_rounded_up():
+    found = by_time(np.arange(14)[::-1], SplitRule(subset=0.5))
+    assert [found[name].tolist() for name in ("train", "val", "test")] == [[5, 6, 7, 8, 9], [3, 4], [0, 1, 2]]
 
 
 @pytest.mark.parametrize("times", [1, 2, 9])

@@ -154,6 +154,13 @@ def test_augmentation_lists_decide_about_shifts_and_take_custom_classes():
     assert f"of the area, {own}, evaluated" in str(moved)
 
 
+def test_shifts_go_by_the_longer_side_of_stored_images_and_timms_by_the_shorter():
+    whole = Pipeline((32, 64), (32, 64), "crop-flip", None, None, "bilinear")
+    assert whole.pad == 8 and "shifted by up to 8 pixels" in str(whole)
+    (step,) = Pipeline(None, (32, 64), ["rand-m9"], None, None, "bilinear").transform(True, (0.5,)).steps
+    assert {op.hparams["translate_const"] for op in step.ops} == {14}  # .45 of 32
+
+
 @pytest.mark.parametrize(
     "augment, message",
     [

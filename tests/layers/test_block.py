@@ -129,12 +129,11 @@ def test_a_subset_computes_the_branch_of_kept_samples_alone_and_adds_it_where_it
     assert (kept[1:] / 400).tolist() == pytest.approx([0.6] * 7, abs=0.1)  # each sample as often as any other
 
 
-@pytest.mark.slow
 def test_a_subset_drops_from_small_batches_at_its_rate():
     torch.manual_seed(0)
     for rate, n in ((0.1, 4), (0.1, 1), (0.7, 10)):
         drop_path, x = DropPath(rate, subset=True), torch.zeros(n, 1, 1)
-        dropped = torch.stack([drop_path(x, torch.ones_like) == 0 for _ in range(2000)]).sum((1, 2, 3))
+        dropped = torch.stack([drop_path(x, torch.ones_like) == 0 for _ in range(500)]).sum((1, 2, 3))
         assert dropped.float().mean().item() == pytest.approx(rate * n, abs=0.06)
         assert dropped.unique().tolist() == [*range(math.floor(rate * n + 1e-6), math.ceil(rate * n - 1e-6) + 1)]
 

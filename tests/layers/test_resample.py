@@ -66,6 +66,11 @@ def test_resizing_keeps_the_dtype():
     assert resize_table(torch.randn(1, 15, 4).bfloat16(), (3, 5), (6, 6)).dtype == torch.bfloat16
 
 
+def test_an_axis_is_interpolated_between_the_centers_of_its_cells():
+    resized = resize_axis(torch.arange(4.0)[None, :, None], 8)[0, :, 0]
+    assert resized.tolist() == [0, 0.25, 0.75, 1.25, 1.75, 2.25, 2.75, 3]
+
+
 def test_a_table_is_not_transposed_on_a_grid_that_is_not_square():
     y = torch.arange(4.0)[:, None].expand(4, 8).reshape(1, 32, 1)
     resized = resize_table(y, (4, 8), (8, 4)).view(8, 4)
@@ -130,6 +135,12 @@ def test_a_sine_table_rescaled_to_twice_the_grid_puts_old_cells_between_new_ones
     x = torch.tensor([-0.25, 0.25, 0.75, 1.25])
     torch.testing.assert_close(pos_embed.table()[:4, 0], x.sin())
     torch.testing.assert_close(pos_embed.table().view(6, 10, 16)[:4, 0, 8], x.sin())
+
+
+def test_fourier_features_rescaled_are_those_of_places_between_old_cells():
+    cells = carried("fourier", (2, 3), (4, 6), "rescale").cells.view(4, 6, 2)
+    assert cells[:, 0, 0].tolist() == [-0.25, 0.25, 0.75, 1.25]
+    assert cells[0, :, 1].tolist() == [-0.25, 0.25, 0.75, 1.25, 1.75, 2.25]
 
 
 def test_rotations_rescaled_meet_at_old_cells_without_an_offset():
