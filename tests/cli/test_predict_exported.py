@@ -45,8 +45,10 @@ def same(found, expected):
     pd.testing.assert_frame_equal(found, expected, check_exact=False, atol=1e-5)
 
 
-def test_a_file_and_its_card_predict_what_the_run_does(folder, tmp_path, capsys):
+def test_a_file_and_its_card_predict_what_the_run_does(folder, tmp_path, capsys, monkeypatch):
     expected = table(folder / "run", folder / "photos", to=tmp_path / "run.csv")
+    assert len(expected) == 4 and expected["probability_1"].nunique() == 4
+    monkeypatch.setattr(predictions, "_FEW", 2)  # several batches
     assert expected["target"].notna().sum() == 1  # in the folder 3
     alone = tmp_path / "elsewhere"
     alone.mkdir()
