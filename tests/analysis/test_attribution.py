@@ -479,6 +479,14 @@ def test_randomized_parts_are_those_that_are_named():
     assert torch.equal(rank_correlation(torch.ones(2, 5), torch.rand(2, 5)), torch.zeros(2).double())
 
 
+def test_random_weights_have_mean_and_deviation_of_those_they_replace():
+    net = small_net(embed_dim=64)
+    with torch.no_grad():
+        net.blocks[1].mlp.fc1.weight.mul_(0.1).add_(1.0)  # 256 x 64
+    given, drawn = (each.blocks[1].mlp.fc1.weight for each in (net, randomized(net, blocks=1)))
+    assert abs(drawn.mean() - 1) < 0.01 and drawn.std().item() == pytest.approx(given.std().item(), rel=0.05)
+
+
 @pytest.mark.slow
 def test_maps_with_a_sign_are_drawn_about_zero_with_a_bar_of_their_own(small_subject):
     finding = analyze_attribution(small_subject(pictures=IMAGES[:2]))

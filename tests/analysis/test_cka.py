@@ -42,6 +42,15 @@ def test_hsic_is_the_formula_of_song_et_al():
     assert unbiased_hsic(torch.tensor(k), torch.tensor(m)).item() == pytest.approx(expected)
 
 
+def test_what_pairs_of_images_add_to_the_interval_is_known(monkeypatch):
+    """Of 16 images there are 120 pairs, and unrelated features have a variance of 1 / 120."""
+    monkeypatch.setattr("vitlab.analysis.cka.jackknife", lambda k, m: (2 / 120, 8))  # all of it is of pairs
+    assert cka_interval(0.0, torch.eye(16), torch.eye(16)) == pytest.approx((0, 1.96 / 120**0.5), abs=1e-4)
+    monkeypatch.setattr("vitlab.analysis.cka.jackknife", lambda k, m: (0.03, 8))  # 0.02318 beside 2 * 0.64^2 / 120
+    half = (1.96**2 * 0.64**2 / 120 + 2.3646**2 * (0.03 - 2 * 0.64**2 / 120)) ** 0.5
+    assert cka_interval(0.6, torch.eye(16), torch.eye(16)) == pytest.approx((0.6 - half, min(0.6 + half, 1)), abs=1e-4)
+
+
 def test_comparing_two_runs_notes_the_noise_floor_of_seeds(small_subject):
     subject = small_subject()
     subject.other = small_subject(pos_embed="none")

@@ -118,6 +118,13 @@ def test_the_interval_of_sanity_covers_images_and_random_networks(name):
         assert share_held(lambda rng: ends(over_images("x", values(rng)[0])), 0.3) < 0.3
 
 
+def test_the_interval_of_a_share_over_draws_is_that_of_its_zeros_and_ones_far_from_0_and_1():
+    right = np.random.default_rng(0).random((5, 2000)) < 0.5
+    share, numbers = over_draws("x", right), over_draws("x", right.astype(float))
+    assert list(share.values()) == pytest.approx(list(numbers.values()), abs=5e-4)
+    assert numbers["x_high"] - numbers["x_low"] > 0.02
+
+
 def test_draws_of_one_image_are_one_image():
     found = over_draws("acc1", np.ones((5, 1), bool))
     assert (found["acc1"], found["acc1_low"], found["acc1_high"]) == (1.0, pytest.approx(share_interval(1, 1)[0]), 1.0)

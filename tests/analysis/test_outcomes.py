@@ -22,7 +22,7 @@ from vitlab.analysis import (
     analyze_scramble,
 )
 from vitlab.analysis.outcomes.calibration import calibration_error, expected_calibration_error, reliability
-from vitlab.analysis.outcomes.confusion import macro_intervals
+from vitlab.analysis.outcomes.confusion import _smoothed, macro_intervals
 from vitlab.analysis.outcomes.outcome import Outcome, outcome_of
 from vitlab.analysis.subject import Subject
 from vitlab.class_metrics import by_class, confusion, over_classes
@@ -115,6 +115,13 @@ def test_a_probability_of_0_is_in_the_interval_of_its_bin(monkeypatch):
     assert analyze_calibration(SimpleNamespace(split="val", name="toy")).table["confidence_high"].tolist() == [0.0]
 
 
+def test_of_100_images_at_one_half_calibrated_probabilities_show_40_to_60_right_in_95_percent_of_draws(monkeypatch):
+    found = Outcome("class", torch.arange(100) % 2, torch.full((100, 2), 0.5), ["cat", "dog"], ["a"] * 100)
+    monkeypatch.setattr("vitlab.analysis.outcomes.calibration.outcome_of", lambda subject: found)
+    (row,) = analyze_calibration(SimpleNamespace(split="val", name="toy")).table.itertuples()
+    assert (row.n, row.accuracy, row.consistent_low, row.consistent_high) == (100, 0.5, 0.4, 0.6)
+
+
 def test_a_report_reads_labels_as_classes(monkeypatch):
     there, said = torch.tensor([[0, 1], [1, 1]]), torch.tensor([[0.9, 0.9], [0.9, 0.1]])
     found = Outcome("multilabel", there, said, ["cat", "dog"], ["a", "b"])
@@ -185,6 +192,14 @@ def test_intervals_of_means_over_classes_hold_the_truth_as_often_as_they_say():
         low, high = macro_intervals(matrix, draws=100)["acc1_macro"]
         held += low <= 0.7 <= high
     assert 53 <= held < 60
+
+
+def test_shares_of_few_images_are_drawn_as_with_four_more_half_of_them_right():
+    """3.84 more in each class, the wrong ones as 2 to 1 to 1: as classes were given wrongly, once more each."""
+    found = _smoothed(np.array([[2, 0, 0], [1, 3, 0], [0, 0, 1]]))
+    assert found[0] == pytest.approx([3.92 / 5.84, 0.96 / 5.84, 0.96 / 5.84], abs=1e-3)
+    assert found[1] == pytest.approx([2.28 / 7.84, 4.92 / 7.84, 0.64 / 7.84], abs=1e-3)
+    assert found[2] == pytest.approx([1.28 / 4.84, 0.64 / 4.84, 2.92 / 4.84], abs=1e-3)
 
 
 @pytest.mark.rare

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from vitlab.analysis.positions import (
     analyze_position,
     displacement_profile,
     mosaic,
+    profiles,
     similarity,
     spread_of_layers,
 )
@@ -50,6 +53,22 @@ def test_a_relative_bias_is_its_own_profile():
     torch.testing.assert_close(difference, difference[:, :1, :1].expand_as(difference), atol=1e-5, rtol=0)
 
 
+def test_the_mean_profile_and_its_standard_error_are_over_images_whatever_the_batches(monkeypatch):
+    """Of profiles that are 1, 2 and 6 times another, with a mean of 3 and a variance of 7."""
+    logits = torch.tensor([[9.0, 9.0, 9.0], [9.0, 0.0, 1.0], [9.0, 0.0, 0.0]])  # of a class token and two patches
+    monkeypatch.setattr(
+        "vitlab.analysis.positions.attention_logits",
+        lambda net, images, two_passes: [images[:, None] * logits, -images[:, None] * logits],
+    )
+    net = SimpleNamespace(num_prefix_tokens=1, grid_size=(1, 2))
+    batches = [(torch.tensor(times).view(-1, 1, 1), None) for times in ([1.0], [2.0, 6.0])]
+    mean, error, n = profiles(net, batches)
+    expected = torch.tensor([-0.25, -0.25, 0.75]).double()  # one key to the left, itself, one to the right
+    torch.testing.assert_close(mean, torch.stack([3 * expected, -3 * expected]).view(2, 1, 1, 3))
+    torch.testing.assert_close(error, (7 / 3) ** 0.5 * expected.abs().expand(2, 1, 1, 3))
+    assert n == 3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("pos_embed", POSITIONS)
 def test_every_method_has_a_profile_and_some_have_a_table(small_subject, pos_embed):
@@ -71,6 +90,17 @@ def test_lengths_are_those_of_the_vectors_that_are_added(small_subject):
     ]
     whole, quarter = (float(table["norm_ratio"].iloc[0]) for table in ratios)
     assert quarter == pytest.approx(whole / 4)
+
+
+def test_the_length_of_a_table_is_the_mean_over_its_cells(small_subject):
+    subject = small_subject(num_images=2)
+    with torch.no_grad():
+        subject.net.tokenizer.proj.weight.zero_()
+        subject.net.tokenizer.proj.bias.zero_()[3] = -5.0
+        subject.net.pos_embed.weight.zero_()
+        subject.net.pos_embed.weight[..., :12, 0] = 1.0
+        subject.net.pos_embed.weight[..., 12:, 1] = 3.0
+    assert analyze_position(subject).table["norm_ratio"][0] == pytest.approx((12 * 1 + 4 * 3) / 16 / 5)
 
 
 def test_a_table_beside_a_rotation_is_shown(small_subject):

@@ -1,4 +1,5 @@
 import math
+from statistics import stdev
 from types import SimpleNamespace
 
 import numpy as np
@@ -98,6 +99,24 @@ def test_the_probe_table_has_an_excess_for_each_layer(small_subject):
     np.testing.assert_allclose(kept, (both["with"] - both["without"]).loc[kept.index])
 
 
+def test_the_probe_is_scored_on_images_and_noise_that_it_was_not_fitted_on(small_subject, monkeypatch):
+    subject, seen = small_subject(), []
+
+    def spied(net, fit, held_out):
+        fit, held_out = list(fit), list(held_out)
+        seen.append([torch.cat([images for images, _ in part]) for part in (fit, held_out)])
+        return probe_layers(net, fit, held_out)
+
+    monkeypatch.setattr("vitlab.analysis.probes.probe_layers", spied)
+    analyze_probe(subject)
+    train, val = (torch.cat([images for images, _ in subject.batches(split)]) for split in ("train", "val"))
+    assert [len(part) for pair in seen for part in pair] == [24] * 8 and not torch.equal(train, val)
+    for fit, held_out in seen[:2]:  # with and without positions
+        assert torch.equal(fit, train) and torch.equal(held_out, val)
+    for fit, held_out in seen[2:]:  # noise
+        assert (fit - held_out).abs().flatten(1).amax(dim=1).min() > 1
+
+
 def test_few_shots_are_a_whitened_ridge_regression():
     train, test = torch.randn(12, 3).double(), torch.randn(5000, 3).double()
     labels, test_labels = torch.arange(12) % 3, torch.arange(5000) % 3
@@ -156,8 +175,14 @@ def test_neighbors_vote_as_in_a_loop():
 
 def test_tables_of_features_say_how_many_images_they_used(small_subject):
     subject = small_subject()
-    table = analyze_fewshot(subject).table
-    assert list(table["shots"]) == [1, 5, 10, 25] and (table["draws"] == 5).all() and (table["spread"] > 0).any()
+    finding = analyze_fewshot(subject)
+    table, (dots,) = (
+        finding.table,
+        [each for each in finding.figure.axes[0].collections if len(each.get_offsets()) == 20],
+    )
+    assert list(table["shots"]) == [1, 5, 10, 25] and (table["draws"] == 5).all()
+    drawn = np.asarray(dots.get_offsets())[:, 1].reshape(4, 5).tolist()
+    assert table["spread"].tolist() == pytest.approx([stdev(each) for each in drawn]) and max(table["spread"]) > 0
     assert list(table["n_train"]) == [10, 50, 100, 250]
     table = analyze_knn(subject).table
     assert list(table["k"]) == [1, 5, 20] and (table["n_train"] == 24).all() and (table["n"] == 24).all()

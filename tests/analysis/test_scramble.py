@@ -1,7 +1,9 @@
+import pandas as pd
 import pytest
 import torch
 from small_nets import POSITIONS, small_net
 
+from vitlab.analysis import ANALYSES
 from vitlab.analysis.scramble import (
     analyze_scramble,
     analyze_scramble_image,
@@ -74,6 +76,16 @@ def test_the_first_row_is_the_unscrambled_image(small_subject):
         assert list(table["blocks"]) == [1, 4, 4, 4, 16, 16, 16] and set(table["level"]) == {level}
         assert table["flipped"][0] == 0 and table["change_most"][0] == 0
         assert (table["change_most"][1:] > 0).all()
+
+
+def test_metrics_of_scrambling_are_those_of_the_smallest_blocks():
+    rows = [
+        {"blocks": blocks, "acc1": acc1, "flipped": 1 - acc1}
+        for blocks, *repeats in ((1, 0.9), (4, 0.5, 0.7), (16, 0.2, 0.3))
+        for acc1 in repeats
+    ]
+    for name in ("scramble", "scramble_image"):
+        assert ANALYSES[name].metrics(pd.DataFrame(rows)) == pytest.approx({"acc1": 0.25, "flipped": 0.75})
 
 
 def test_a_network_that_predicts_numbers_is_refused(small_subject):

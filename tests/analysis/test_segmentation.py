@@ -59,6 +59,21 @@ def test_masks_that_depend_on_tokens_or_on_places_are_predicted_from_these(token
     assert miou["place alone"] == 1 and miou["tokens"] > miou["without positions"] + 0.2
 
 
+def test_the_class_of_a_place_is_that_of_training_masks_alone(tokens, tmp_path, monkeypatch):
+    """The corner is of class 0 in those, and of class 1 where it is scored, as another place is in both."""
+    subject, _ = tokens
+    for split, corner in (("train", 0), ("val", 1)):
+        for name in subject.images(split).names:
+            mask = np.zeros((SIDE, SIDE), np.uint8)
+            mask[:2, :3], mask[5, 6] = corner, 1
+            np.save((tmp_path / name).with_suffix(".npy"), mask)
+    module = "vitlab.analysis.segmentation."
+    monkeypatch.setattr(f"{module}_predict", lambda net, subject, fit, held_out, *_: np.zeros_like(held_out.masks))
+    monkeypatch.setattr(f"{module}_figure", lambda *_: None)
+    table = analyze_segmentation(dataclasses.replace(subject, masks=tmp_path)).table.set_index(["of", "class"])["iou"]
+    assert table["place alone", "1"] == pytest.approx(1 / 7) and table["place alone", "0"] == pytest.approx(57 / 63)
+
+
 @pytest.mark.slow
 def test_random_masks_are_not_found_and_the_intervals_hold_the_value(tokens):
     subject, folder = tokens

@@ -1,11 +1,13 @@
 import copy
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from small_nets import small_net
 
-from vitlab.analysis.resolution import analyze_resolution, canvas, sizes
+from vitlab.analysis import ANALYSES
+from vitlab.analysis.resolution import analyze_resolution, canvas, measure, sizes
 from vitlab.analysis.scramble import compare
 from vitlab.analysis.shift import analyze_shift, shift_sizes, shifted
 from vitlab.analysis.subject import Subject
@@ -54,6 +56,17 @@ def test_the_shift_table_holds_every_fill_and_direction(small_subject):
     expected = table[~mean].groupby(["fill", "pixels"], sort=False)[["acc1", "agreement", "change_most"]].mean()
     np.testing.assert_allclose(table[mean][[*expected]], expected.to_numpy(), atol=1e-6)
     assert (table[table["pixels"] == 0]["agreement"] == 1).all()
+
+
+def test_metrics_of_a_shift_are_those_with_a_black_border():
+    rows = [
+        {"fill": fill, "pixels": pixels, "acc1": acc1 + pixels / 100, "agreement": acc1 + pixels / 10}
+        for fill, *both in (("black", 0.1, 0.3), ("reflect", 0.4, 0.6), ("circular", 0.7, 0.9))
+        for pixels in (0, 2)
+        for acc1 in both  # two directions
+    ]
+    found = ANALYSES["shift"].metrics(pd.DataFrame(rows))
+    assert found == pytest.approx({"acc1@0": 0.2, "agreement@0": 0.2, "acc1@2": 0.22, "agreement@2": 0.4})
 
 
 def test_flips_accuracies_and_their_intervals_are_those_counted_by_hand():
@@ -118,6 +131,15 @@ def test_every_policy_of_a_method_is_measured_and_all_agree_at_the_trained_size(
     assert set(table["policy"][table["metric"] == "resolution/acc1@12"]) == {usual}
     if pos_embed == "rope2d":
         assert "resolution/acc1@12/rescale" in metrics
+
+
+def test_each_policy_is_measured_by_a_network_that_follows_it(small_subject, monkeypatch):
+    subject, seen = small_subject(pos_embed="sincos2d", num_images=2), []
+    monkeypatch.setattr("vitlab.analysis.resolution.sizes_taken", lambda subject: [(8, 8), (12, 12)])
+    subject.net.register_forward_pre_hook(lambda net, args: seen.append(net.pos_embed_resize))
+    measured = [row["policy"] for row in measure(subject)]
+    assert seen == measured and {*seen} == {"rescale", "extrapolate", "interpolate"}
+    assert subject.net.pos_embed_resize is None
 
 
 def test_another_run_is_drawn_for_comparison(small_subject):

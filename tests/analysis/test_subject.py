@@ -6,6 +6,7 @@ from small_nets import small_net
 
 from vitlab.analysis.outcomes.outcome import outcome_of
 from vitlab.analysis.subject import Subject
+from vitlab.data.known import Digits
 from vitlab.errors import UsageError
 
 
@@ -35,6 +36,10 @@ def test_other_pictures_of_a_subject_have_outputs_of_their_own():
     before = subject.outputs()
     subject.pictures = others
     assert not torch.equal(subject.outputs(), before)
+
+
+def test_black_is_that_of_a_pixel_of_0():
+    assert Subject(small_net(), Digits(mean=[0.5], std=[0.25])).black().tolist() == [[[-2.0]]]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.deadline import Deadline
-from vitlab.callbacks.quality import FeatureQuality, collapse, rankme
+from vitlab.callbacks.quality import FeatureQuality, collapse, probe, rankme
 from vitlab.callbacks.steps import is_due
 from vitlab.data import Digits
 from vitlab.interface import mode_of
@@ -96,6 +96,27 @@ def test_measuring_many_images_is_not_taken_for_a_loader_that_hangs(tmp_path):
     begun = deadline._since
     quality.features(trainer, task.eval(), "val", 40)
     assert len(told) == 5 and deadline._since > begun and deadline.phase == "validation loader"
+
+
+def test_images_that_are_measured_lie_evenly_from_the_first_to_the_last():
+    quality, task, data = FeatureQuality(), Classifier(num_classes=10, **NETWORK), Digits(batch_size=64)
+    trainer = L.Trainer(callbacks=[quality], **QUIET)
+    trainer._data_connector.attach_datamodule(task, data)
+    data.setup("fit")
+    (whole, labels), (few, their_labels) = (quality.features(trainer, task.eval(), "val", most) for most in (999, 8))
+    assert len(whole) == 288 and torch.equal(labels, torch.as_tensor(data.splits["val"].labels))
+    torch.testing.assert_close(few, whole[::41])  # 287 is 7 * 41
+    assert torch.equal(their_labels, labels[::41])
+
+
+def test_the_rank_is_that_of_singular_values_and_not_of_their_squares():
+    assert rankme(torch.diag(torch.tensor([3.0, 1.0]))) == pytest.approx(4 / 3**0.75, abs=1e-4)  # shares 3/4 and 1/4
+
+
+def test_the_probe_standardizes_what_it_classifies_as_what_it_was_fitted_on():
+    features, labels = torch.tensor([[0.0], [1.0]]), torch.tensor([0, 1])
+    assert probe(features, labels, torch.full((3, 1), 2.0)).tolist() == [1, 1, 1]
+    assert probe(features, labels, torch.full((3, 1), 0.4)).tolist() == [0, 0, 0]
 
 
 def test_features_with_a_large_mean_have_not_collapsed_and_those_on_a_line_or_a_point_have():

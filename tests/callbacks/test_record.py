@@ -95,26 +95,39 @@ def test_a_row_is_the_mean_of_the_losses_of_its_steps(record, tmp_path):
     assert rows == pytest.approx([(losses[0] + losses[1]).item() / 2, losses[2].item()])
 
 
-class Between(L.Callback):
-    """A callback that takes a thousand seconds between two epochs, by a clock of its own."""
+class Clock(L.Callback):
+    """A clock that goes by 2 seconds for each of three batches, 6 for its step, and 1000 for what is no training."""
 
     passed = 0.0
 
+    def __len__(self):
+        return 3
+
+    def __iter__(self):
+        for batch in loader():
+            self.passed += 2.0
+            yield batch
+
     def perf_counter(self):
-        self.passed += 0.001
         return self.passed
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.passed += 6.0
+
+    def on_validation_batch_end(self, *_):
+        self.passed += 1000.0
 
     def on_train_epoch_end(self, trainer, pl_module):
         self.passed += 1000.0
 
 
-def test_what_is_done_between_two_epochs_is_no_time_of_their_steps(record, tmp_path, monkeypatch):
-    clock = Between()
+def test_validation_and_what_is_done_between_two_epochs_are_no_time_of_their_steps(record, tmp_path, monkeypatch):
+    clock = Clock()
     monkeypatch.setattr("vitlab.callbacks.record.time", clock)
-    fit(tmp_path, record, clock, max_epochs=3)
+    fit(tmp_path, record, clock, train=clock, max_epochs=2, val_check_interval=1)
     rows = [row for row in record.run.rows() if "images_per_second" in row]
-    assert len(rows) == 6 and min(row["images_per_second"] for row in rows) > 100
-    assert min(row["data_wait"] for row in rows) > 0.1
+    assert [row["images_per_second"] for row in rows] == [4 / 8] * 4
+    assert [row["data_wait"] for row in rows] == [2 / 8] * 4
 
 
 class Own(Classifier):
