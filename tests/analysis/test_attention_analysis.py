@@ -6,12 +6,14 @@ from small_nets import POSITIONS, small_net
 
 from vitlab.analysis.attribution.maps import plain_maps
 from vitlab.analysis.head_attention import (
+    _table,
     analyze_attention,
     analyze_distance,
     analyze_entropy,
     analyze_rollout,
     entropy,
     mean_distance,
+    per_head,
     rollout,
     uniform_distance,
 )
@@ -199,10 +201,41 @@ def test_rows_that_vanish_are_neither_near_nor_certain_and_others_need_not_sum_t
     assert mean_distance(sink, (2, 3), 1).isnan().all() and entropy(0 * sink).isnan().all()
 
 
+def test_a_row_has_the_mean_of_a_head_that_of_its_null_and_by_how_much_it_is_above_that_image_by_image():
+    values = [torch.tensor([[1.0, 5.0], [2.0, 5.0], [3.0, 8.0]])]  # of three images and two heads
+    null = [torch.tensor([[3.0, 5.0], [3.0, 5.0], [6.0, 5.0]])]
+    first, second = _table("distance", values, null, 4.0, 7.0).to_dict("records")
+    t = 4.302653 / 3**0.5
+    assert (first["distance_low"], first["distance"], first["distance_high"]) == pytest.approx((0, 2, 2 + t))
+    assert (first["null"], first["null_high"]) == pytest.approx((4, 7))  # 4 + 3^.5 t, cut at what is possible
+    assert (first["above_null"], first["above_null_low"], first["above_null_high"]) == pytest.approx(
+        (-2, -2 - t, t - 2)
+    )
+    assert (second["head"], second["above_null"], second["uniform"]) == (1, 1, 4)
+
+
+def test_each_head_is_measured_on_the_images_of_all_batches():
+    net = small_net()
+    found = per_head(net, [(IMAGES, None), (IMAGES[:1], None)], lambda maps: maps[:, :, 0, 3])
+    for layer, values in enumerate(found):
+        torch.testing.assert_close(values, attention_maps(net, IMAGES, layer)[[0, 1, 2, 0], :, 0, 3])
+
+
+def test_heads_above_and_below_their_null_differ_from_it(small_subject, monkeypatch):
+    """Of two layers of two heads, the second is above, the third below, and the last varies."""
+    values = [torch.tensor([[1.0, 2.0], [1.0, 2.0]]), torch.tensor([[1.0, 0.9], [1.0, 1.1]])]
+    null = [torch.tensor([[1.0, 1.0], [1.0, 1.1]]), torch.tensor([[2.0, 1.0], [2.1, 1.0]])]
+    found = iter([values, null])
+    monkeypatch.setattr("vitlab.analysis.head_attention.per_head", lambda *_: next(found))
+    assert "; 2 of 4 heads differ from it" in analyze_distance(small_subject(num_images=2)).note
+
+
 def test_tables_have_a_row_for_each_head_and_each_patch(small_subject):
     subject = small_subject()
+    uniform = {"distance": uniform_distance((4, 4)), "entropy": math.log(17)}  # the class token counts in the second
     for analyze, column in ((analyze_distance, "distance"), (analyze_entropy, "entropy")):
         table = analyze(subject).table
+        assert table["uniform"].tolist() == pytest.approx([uniform[column]] * 4)
         assert list(table["layer"]) == [0, 0, 1, 1] and list(table["head"]) == [0, 1, 0, 1]
         assert (table[column] > 0).all()
     table = analyze_attention(small_subject(layer=0, head=1)).table
@@ -216,6 +249,11 @@ def test_the_map_is_that_of_the_layer_head_and_patch_asked_for(small_subject):
     table = analyze_attention(subject).table
     expected = attention_maps(subject.net, subject.shown(), 1)[0, 0, 1 + 2 * 4 + 3, 1:]
     torch.testing.assert_close(torch.tensor(table[table["image"] == 0]["weight"].to_numpy()).float(), expected)
+    table = analyze_attention(small_subject(pictures=IMAGES[:1])).table  # the class token in the last layer
+    of = table.pivot(index=["row", "column"], columns="map", values="weight")
+    maps = attention_maps(subject.net, IMAGES, 1)[0, :, 0, 1:].numpy()
+    for name, weights in {"head 0": maps[0], "head 1": maps[1], "mean of heads": maps.mean(axis=0)}.items():
+        assert of[name].tolist() == pytest.approx(weights.tolist(), abs=1e-6)
 
 
 def test_a_network_without_class_token_is_told_which_option_to_use(small_subject):

@@ -137,6 +137,17 @@ def test_distance_and_entropy_of_a_head_that_looks_left(digits):
     assert analyze_entropy(subject).table.iloc[0]["entropy"] == pytest.approx(np.log(16) / 4, abs=1e-3)
 
 
+def test_distance_and_entropy_on_an_oblong_grid_are_those_counted_by_hand():
+    """Of 2 x 4 patches: one to the left, but in the first column, where all are as far as they are."""
+    subject = Subject(left_looking_net(img_size=(4, 8)), lambda image: image, pictures=torch.randn(3, 1, 4, 8))
+    first = (0 + 1 + 2 + 3 + 1 + 2**0.5 + 5**0.5 + 10**0.5) / 8
+    pairs = (4 * 0 + 6 * 1 + 4 * 2 + 2 * 3) / 32 + (4 * 1 + 6 * 2**0.5 + 4 * 5**0.5 + 2 * 10**0.5) / 32
+    row = analyze_distance(subject).table.iloc[0]
+    assert (row["distance"], row["uniform"]) == (pytest.approx((3 + first) / 4, abs=1e-4), pytest.approx(pairs))
+    row = analyze_entropy(subject).table.iloc[0]
+    assert (row["entropy"], row["uniform"]) == (pytest.approx(np.log(8) / 4, abs=1e-4), pytest.approx(np.log(8)))
+
+
 def test_pictures_of_a_head_that_looks_left_show_the_left_neighbor_of_the_query(digits):
     subject = Subject(left_looking_net(), digits, query=(1, 2), num_images=4)
     for finding in (analyze_attention(subject), analyze_heads(subject)):

@@ -1,6 +1,7 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from figure_faults import faults
@@ -10,10 +11,12 @@ from vitlab.analysis.positions import (
     _panels,
     analyze_displacement,
     analyze_position,
+    comparable,
     displacement_profile,
     mosaic,
     profiles,
     similarity,
+    spread_above,
     spread_of_layers,
 )
 from vitlab.analysis.subject import Subject
@@ -113,6 +116,43 @@ def test_of_one_image_no_spread_is_told(small_subject):
     finding = analyze_displacement(small_subject(num_images=1))
     assert {ax.get_title() for ax in finding.figure.axes[:2]} == {"head 0, position", "head 1, position"}
     assert spread_of_layers(finding.table)["spread"].isna().all()
+
+
+def test_the_spread_beyond_noise_is_over_pairs_and_below_0_where_noise_is_larger():
+    rows = [  # layer, head, pairs, position, error
+        (0, 0, 1, 2.0, 0.0), (0, 0, 3, 0.0, 0.0), (0, 1, 1, 0.0, 2.0), (0, 1, 3, 0.0, 2.0),
+        (1, 0, 3, 1.0, 0.0), (1, 0, 1, 3.0, 1.0),
+    ]  # fmt: skip
+    table = pd.DataFrame(rows, columns=["layer", "head", "pairs", "position", "error"])
+    assert spread_of_layers(table)["spread"].tolist() == pytest.approx([(1 - 2) / 2, (11 / 4) ** 0.5])
+    found = spread_above(torch.tensor([[3.0, 1.0]]), torch.tensor([[1.0, 0.5]]), torch.tensor([[1, 3]]))
+    assert found == pytest.approx(((3 / 4 - 7 / 16) ** 0.5, (7 / 16) ** 0.5))  # 1.5 and -0.5 from the mean of pairs
+
+
+def test_older_tables_lose_the_offset_of_a_token_and_itself_with_its_part_of_mean_and_errors():
+    old = pd.DataFrame({"layer": 0, "head": 0, "dy": 0, "dx": [-1, 0, 1]})
+    old = old.assign(position=[1.0, -2.0, 3.0], error=[0.5, 0.3, 0.4])  # 1 - 2 * 2 + 3 is 0
+    (table,) = comparable({"old": old}).values()
+    assert table["position"].tolist() == pytest.approx([-1, np.nan, 1], nan_ok=True) and table["pairs"].tolist() == [
+        1,
+        0,
+        1,
+    ]
+    assert table["error"].tolist() == pytest.approx([0.4, np.nan, 0.07**0.5], nan_ok=True)
+
+
+def test_intervals_of_three_images_are_4_3_errors_to_each_side(small_subject, monkeypatch):
+    monkeypatch.setattr("vitlab.analysis.positions._panels", lambda *_: None)
+    subject = small_subject(num_images=3)
+    table = analyze_displacement(subject).table
+    _, error, n = profiles(subject.net, subject.batches())
+    errors = {"position": table["error"].to_numpy(), "logit": error.flatten().numpy()}
+    assert n == 3 and not np.allclose(*errors.values())
+    for name, own in errors.items():
+        for end, sign in (("low", -1), ("high", 1)):
+            np.testing.assert_allclose(
+                table[f"{name}_{end}"] - table[name], sign * 4.302653 * own, rtol=1e-4, atol=1e-6
+            )
 
 
 def test_lengths_are_those_of_as_many_images_as_are_asked_for(small_subject):

@@ -117,6 +117,21 @@ def test_the_probe_standardizes_what_it_classifies_as_what_it_was_fitted_on():
     features, labels = torch.tensor([[0.0], [1.0]]), torch.tensor([0, 1])
     assert probe(features, labels, torch.full((3, 1), 2.0)).tolist() == [1, 1, 1]
     assert probe(features, labels, torch.full((3, 1), 0.4)).tolist() == [0, 0, 0]
+    one_of_twenty = (torch.arange(20) == 7).long()  # a penalty that is felt would leave 0.7 to the many
+    assert probe(one_of_twenty[:, None].float(), one_of_twenty, torch.tensor([[0.4], [0.7]])).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(("k", "right"), [(1, 0.0), (2, 0.0), (3, 1.0)])
+def test_as_many_training_images_vote_as_are_asked_for(k, right):
+    angles = {"train": [0.1, 0.15, 0.15, 3.0], "val": [0.0, 0.0]}  # the nearest says 0, the next two outvote it
+    labels = {"train": torch.tensor([0, 1, 1, 2]), "val": torch.tensor([1, 1])}
+    quality = FeatureQuality(measures=["knn"], k=k)
+    quality.features = lambda trainer, task, split, most: (
+        torch.tensor([[math.cos(a), math.sin(a)] for a in angles[split]]), labels[split]
+    )  # fmt: skip
+    data = SimpleNamespace(splits={"val": range(2)})
+    trainer = SimpleNamespace(callbacks=[], limit_val_batches=1.0, datamodule=data, sanity_checking=False)
+    assert quality.measure(trainer, None, 4) == {"knn": right}
 
 
 def test_features_with_a_large_mean_have_not_collapsed_and_those_on_a_line_or_a_point_have():

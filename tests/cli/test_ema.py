@@ -113,15 +113,16 @@ def test_a_buffer_that_a_task_gets_after_the_copy_is_not_taken_for_another():
 
 def test_the_average_of_a_second_training_is_that_of_its_own_network():
     average = Average(decay=0.5)
-    for steps in (5, 1):
+    for steps in (100, 5, 1):  # beyond the warm-up, within it, and at its begin
         module, trainer = L.LightningModule(), SimpleNamespace(global_step=steps, precision="32-true")
         module.net = torch.nn.Linear(3, 2)
         start = module.net.weight.detach().clone()
         average.setup(trainer, module, "fit")
         average.on_train_start(trainer, module)
         module.net.weight.data += 1
-        average.on_train_batch_end(trainer, module, None, None, 0)
-        moved = 1 - min(0.5, (1 + steps) / (10 + steps))
+        for batch in range(2):  # of one step
+            average.on_train_batch_end(trainer, module, None, None, batch)
+        moved = {100: 0.5, 5: 1 - 6 / 15, 1: 1 - 2 / 11}[steps]
         torch.testing.assert_close(average.average.net.weight.detach(), start + moved)
 
 

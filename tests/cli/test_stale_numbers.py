@@ -7,11 +7,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 import vitlab
 from vitlab.cli.main import main
+from vitlab.jobs.evaluate import _add_class_means, _with_paths, _write, unlike
 from vitlab.jobs.train.close import log_summary
 from vitlab.jobs.train.wandb import SafeWandbLogger
 from vitlab.runs.directory import RunDir
@@ -119,6 +121,35 @@ def test_another_number_of_the_same_weights_and_images_is_said_to_be_one(place, 
     line = f"acc1 is {stored['acc1']:.4f}, and these weights gave {stored['acc1'] - 0.2:.4f} before on this split"
     assert line in capsys.readouterr().out
     assert RunDir("runs/first").stored["test"] == stored
+
+
+def test_numbers_of_the_same_weights_differ_by_more_than_three_images_a_hundredth_and_five_percent():
+    def is_told(n, old, new, name="acc1"):
+        before, now = ({name: value, "sha256": "e3b0", "n": n} for value in (old, new))
+        return bool(unlike(before, now)) and bool(unlike(now, before))
+
+    assert is_told(100.0, 0.1, 0.14) and not is_told(100.0, 0.1, 0.125)
+    assert is_told(1e6, 0.1, 0.115) and not is_told(1e6, 0.1, 0.109)
+    assert is_told(1e6, 2.0, 2.2, "loss") and not is_told(1e6, 2.0, 2.09, "loss")
+
+
+def test_a_variation_replaces_the_one_of_the_same_split_and_settings_alone(tmp_path):
+    run = RunDir(tmp_path)
+    for acc1, split, settings in ((0.1, "val", {"a": 1}), (0.2, "val", {"a": 2}), (0.3, "test", {"a": 1}),
+                                  (0.4, "val", {"a": 1})):  # fmt: skip
+        _write(run, split, {"acc1": acc1, "overrides": settings}, pd.DataFrame())
+    found = [(each["split"], each["overrides"]["a"], each["acc1"]) for each in run.read("results.json")["variations"]]
+    assert found == [("val", 2, 0.2), ("test", 1, 0.3), ("val", 1, 0.4)]
+
+
+def test_means_over_classes_and_paths_are_those_of_the_images_that_were_predicted():
+    table = pd.DataFrame({"index": [4, 0, 1, 3, 2], "target": [0, 0, 0, 1, 1], "prediction": [0, 0, 1, 1, 3]})
+    values, recall = _add_class_means(table, ["a", "b", "c", "d"], {"loss": 2.0, "n": 5.0})
+    assert recall == {"recall": {"a": pytest.approx(2 / 3), "b": 0.5}}  # of the others there are no images
+    assert values == {"loss": 2, "acc1_macro": pytest.approx(7 / 12), "f1_macro": pytest.approx(0.65), "n": 5}
+    assert list(values)[-1] == "n" and _add_class_means(table, ["a"], {"n": 5.0}) == ({"n": 5.0}, {})
+    images = SimpleNamespace(names=["0.png", "1.png", "2.png", "3.png", "4.png"])
+    assert list(_with_paths(table, images)["path"]) == ["4.png", "0.png", "1.png", "3.png", "2.png"]
 
 
 def test_a_variation_is_named_as_such_on_the_terminal(place, capsys):

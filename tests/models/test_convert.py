@@ -5,7 +5,7 @@ from timm.models.beit import Beit
 from timm.models.eva import Eva
 from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg
 
-from vitlab.models.convert import from_timm, weights_for_timm
+from vitlab.models.convert import from_timm, resize_patch_kernels, same_table, timm_positions, weights_for_timm
 from vitlab.models.load import load_weights
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.weights_file import WeightsFile
@@ -130,3 +130,59 @@ def test_frequencies_of_naver_need_the_number_of_heads():
     assert torch.equal(from_timm(state, num_heads=2)["pos_embed.freqs"], reference["rope.freqs"])
     with pytest.raises(ValueError, match="`num_heads` must be given for the weights of naver-ai/rope-vit"):
         from_timm(state)
+
+
+def test_projections_and_halves_that_timm_keeps_apart_are_fused_in_their_order():
+    rows = lambda value: torch.full((2, 3), float(value))  # noqa: E731
+    attn = {f"blocks.0.attn.{name}_proj.weight": rows(i) for i, name in enumerate("kqv", 1)}
+    attn |= {"blocks.0.attn.q_bias": rows(5)[0], "blocks.0.attn.v_bias": rows(6)[0]}  # of keys there is none: 0
+    gated = {f"blocks.0.mlp.fc1_{name}.weight": rows(i) for name, i in (("x", 7), ("g", 8))}
+    found = {name.removeprefix("blocks.0."): value for name, value in from_timm(attn | gated).items()}
+    assert {name: value.flatten()[::3].tolist() for name, value in found.items()} == {
+        "attn.qkv.weight": [2, 2, 1, 1, 3, 3], "attn.qkv.bias": [5, 0, 6], "mlp.fc1.weight": [8, 8, 7, 7]
+    }  # fmt: skip
+
+
+def test_flat_kernels_of_naflexvit_are_rows_of_pixels_of_channels():
+    kernels = torch.arange(48.0).view(2, 24)  # of 2 x 4 pixels of 3 channels
+    found = from_timm({"embeds.proj.weight": kernels}, patch=(3, 2, 4))["tokenizer.proj.weight"]
+    assert (
+        found.shape == (2, 3, 2, 4) and found[1, 2, 1, 3] == 47 and found[0, 1, 0, 2] == 7 and found[0, 0, 1, 0] == 12
+    )
+    shapes = [from_timm({"embeds.proj.weight": torch.zeros(1, n)})["tokenizer.proj.weight"].shape for n in (48, 64, 32)]
+    assert shapes == [(1, 3, 4, 4), (1, 1, 8, 8), (1, 2, 4, 4)]  # unless they are told, squares of few channels
+
+
+def test_each_prefix_token_gets_its_own_rows_of_the_table_in_float32():
+    table = torch.tensor([1.0, 2, 3, 4, 5]).half().view(1, 5, 1)
+    tokens = {"cls_token": torch.full((1, 1, 1), 2048.0).half(), "reg_token": torch.tensor([[[20.0], [30.0]]]).half()}
+    found = from_timm({"pos_embed": table, **tokens}, num_patches=2)
+    assert found["cls_token"].item() == 2049  # which float16 does not have
+    assert found["reg_token"].flatten().tolist() == [22, 33] and found["pos_embed.weight"].flatten().tolist() == [4, 5]
+    found = from_timm({"pos_embed": table, **tokens}, num_patches=4)  # rows of the class token and the patches
+    assert found["cls_token"].item() == 2049 and found["reg_token"].flatten().tolist() == [20, 30]
+
+
+def test_a_table_is_that_of_a_formula_only_if_neither_is_larger():
+    one = torch.ones(4, 8)
+    for other, same in ((one + 1e-7, True), (one - 1e-7, True), (one + 0.1, False), (one - 0.1, False)):
+        assert same_table(one, other, tolerance=1e-6) == same
+    assert not same_table(one, one[:2], tolerance=1e-6)
+
+
+def test_kernels_are_resized_if_one_of_their_sides_is_another():
+    state = {"tokenizer.proj.weight": torch.randn(4, 3, 8, 8)}
+    for patch in ((8, 4), (4, 8)):
+        resized, told = resize_patch_kernels(state, patch)
+        assert resized["tokenizer.proj.weight"].shape == (4, 3, *patch)
+        assert told == ["patches: kernels of 8 x 8 resized to {} x {}".format(*patch)]
+    assert resize_patch_kernels(state, (8, 8)) == (state, [])
+
+
+@pytest.mark.parametrize(("indexing", "axes"), [("ij", "yx"), ("xy", "xy")])
+@pytest.mark.parametrize(("half", "pairs"), [(False, "interleaved"), (True, "half")])
+def test_the_rotation_of_timm_is_described_as_it_is(indexing, axes, half, pairs):
+    rope = ROPE | {"rope_grid_indexing": indexing, "rope_rotate_half": half}
+    theirs = Eva(**GRID, **SIZE, **rope, rope_type="cat", rope_temperature=50.0)
+    args = {"coordinates": "index", "theta": 50.0, "axes": axes, "pairs": pairs}
+    assert timm_positions(theirs) == {"class_path": "rope2d", "init_args": args}

@@ -1,6 +1,7 @@
 """What the module of T2T-ViT can be beside what was published, each option against a slow version of itself."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -115,6 +116,21 @@ def test_an_impossible_option_is_refused(t2t_attn, options, message):
         build_token_layer(t2t_attn, 27, 8, 1e-5, **options)
 
 
+@pytest.mark.parametrize(
+    ("t2t_attn", "name", "dropout", "bias"),
+    [
+        ("performer", "kqv", 0.1, True),
+        ("performer_relu", "kqv", 0.1, True),
+        ("transformer", "attn.qkv", 0.0, False),
+        ("none", "value", 0.0, False),
+    ],
+)
+def test_unless_asked_performers_alone_have_dropout_and_a_bias(t2t_attn, name, dropout, bias):
+    layer = build_token_layer(t2t_attn, 27, 8, 1e-5)
+    assert [m.p for m in layer.modules() if isinstance(m, nn.Dropout)] == [dropout] * 2
+    assert (layer.get_submodule(name).bias is not None) == bias
+
+
 def test_heads_are_no_more_than_the_values_of_a_window():
     with pytest.raises(ValueError, match="`t2t_num_heads` must be at most 1, the values of a window, got 2"):
         build_token_layer("transformer", 1, 8, 1e-5, t2t_num_heads=2)
@@ -128,6 +144,10 @@ def test_linear_attention_weighs_the_values_by_products_of_features(relu):
     assert (scores > 0).all() and layer.w.shape == (5, 8)
     expected = scores / (scores.sum(-1, keepdim=True) + 1e-8) @ v
     torch.testing.assert_close(layer.attend(q, k, v), expected, rtol=0, atol=1e-12)
+    layer.w.fill_(0.25)
+    found = layer.features(torch.tensor([[[0.0] * 8, [1.0] * 8, [-1.0] * 8]]).double())  # of products 0, 2 and -2
+    values = [1e-3, 2 / 5**0.5 + 1e-3, 1e-3] if relu else [5**-0.5, math.exp(2 - 4) / 5**0.5, math.exp(-2 - 4) / 5**0.5]
+    torch.testing.assert_close(found, torch.tensor(values).double()[:, None].expand(1, 3, 5))
 
 
 def test_many_exponential_features_are_softmax_attention():
