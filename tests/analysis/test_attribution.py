@@ -31,6 +31,7 @@ from vitlab.analysis.attribution.maps import (
     cells,
     graded_maps,
     gradient_attention,
+    gradient_rollout,
     gradient_shap,
     integrated_gradients,
     last_attention,
@@ -75,6 +76,15 @@ class OnePatch(nn.Module):
     def forward(self, images):
         brightness = images[:, :, 2:4, 6:8].mean(dim=(1, 2, 3))
         return torch.stack([-brightness, brightness.tanh()], dim=1)
+
+
+def test_patches_that_are_covered_together_all_have_the_decrease_of_the_probability():
+    """Squares of 2 x 2 on 3 x 5 patches, of which one holds patch 8; the mean color has a probability of 1/2."""
+    net, images = AnyNetwork(OnePatch(), "one patch", (6, 10), 3), torch.randn(2, 3, 6, 10) + 2
+    decrease = net(images).softmax(dim=1)[:, 1] - 0.5
+    expected = torch.zeros(2, 15)
+    expected[:, [2, 3, 7, 8]] = decrease[:, None]
+    torch.testing.assert_close(occlusion(net, images, torch.tensor([1, 1]), side=2), expected)
 
 
 def test_maps_of_outputs_name_the_only_patch_that_is_read_whatever_else_is_in_the_batch():
@@ -251,6 +261,27 @@ def test_gradient_shap_sums_to_the_output_minus_that_of_plain_images():
     with torch.no_grad():
         plain = torch.stack([net(start.expand(1, -1, 6, 10))[0, 0] for start in starts]).mean()
         torch.testing.assert_close(found, net(images)[:, 0] - plain)
+
+
+def test_relevance_is_handed_on_from_layer_to_layer_and_heads_are_averaged_before_or_after_signs_are_cut(monkeypatch):
+    """Of two layers and heads: patch 1 looks at patch 2, then the class token at patch 1."""
+    maps, slopes = torch.ones(2, 1, 2, 3, 3), torch.zeros(2, 1, 2, 3, 3)
+    slopes[0, 0, :, 1, 2], slopes[1, 0, :, 0, 1] = torch.tensor([0.5, -0.9]), torch.tensor([0.4, 0.8])
+    monkeypatch.setattr("vitlab.analysis.attribution.maps.graded_maps", lambda *_: (list(maps), list(slopes)))
+    net, images = small_net(img_size=(2, 4)), torch.zeros(1, 1, 2, 4)
+    found = gradient_attention(net, images, CLASSES[:1])  # 0.6, and 0.6 of 0.5 / 2
+    torch.testing.assert_close(found, torch.tensor([[0.6, 0.15]]))
+    found = gradient_rollout(net, images, CLASSES[:1])  # 0.6 of 1.6, and nothing of -0.2
+    torch.testing.assert_close(found, torch.tensor([[0.375, 0.0]]))
+
+
+def test_what_integrated_gradients_miss_is_a_share_of_the_difference_or_of_the_spread_of_outputs(monkeypatch):
+    whole, plain = torch.tensor([[3.0, 0, 0], [3.0, 0, 0], [3.0, 0, 0]]), torch.tensor([[1.0, 0, 0]])
+    found = iter([whole, plain])
+    monkeypatch.setattr("vitlab.analysis.attribution.maps.outputs", lambda net, images: next(found))
+    values = torch.tensor([[0.5, 0.5], [2.0, 1.0], [0.2, 0.5]])  # of a difference of 2, 2 and 0
+    share = missed(None, torch.zeros(3, 1, 2, 2), torch.tensor([0, 0, 1]), values)
+    torch.testing.assert_close(share, torch.tensor([1 / 2, 1 / 2, 0.7 / 2**0.5]))
 
 
 def test_grad_cam_of_a_convolution_is_the_formula_of_its_paper():
