@@ -81,7 +81,7 @@ class OnePatch(nn.Module):
 
 
 def test_patches_that_are_covered_together_all_have_the_decrease_of_the_probability():
-    """Squares of 2 x 2 on 3 x 5 patches, of which the narrow one holds patch 9; the mean color has a probability of 1/2."""
+    """Squares of 2 x 2 on 3 x 5 patches, of which a narrow one holds patch 9; the mean color has probability 1/2."""
     net, images = AnyNetwork(reads := OnePatch(), "one patch", (6, 10), 3), torch.randn(2, 3, 6, 10) + 2
     reads.columns = slice(8, 10)
     decrease = net(images).softmax(dim=1)[:, 1] - 0.5
