@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vitlab.interface import batches_of_a_step, hparams_of, is_task, network, redefines
+from vitlab.layers.precision import full_tensor, norm_of_gradients
 
 # Dense 16-bit tensor-core rates in TFLOP/s with float32 accumulation, from NVIDIA's data sheets; the first name that
 # matches counts. Lightning's table mixes these with sparse and scalar rates.
@@ -50,10 +51,9 @@ class Steps:
 
     def measure_gradient(self, task: Any) -> None:
         """Measure the norm of the gradient of all weights."""
+        self.grad_norm = full_tensor(norm_of_gradients(task))
         if is_task(task):
-            task.grad_norm = task.gradient_norm()
-        else:
-            self.grad_norm = torch.nn.utils.get_total_norm([p.grad for p in task.parameters() if p.grad is not None])
+            task.grad_norm = self.grad_norm
 
     def forget_gradient(self, task: Any) -> None:
         """Forget the norm of the step before, which is not that of the one that is made now."""

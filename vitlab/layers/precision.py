@@ -1,4 +1,4 @@
-"""Switch off autocast where it would hurt, unscale gradients, and query how a device rounds float32 operands."""
+"""Switch off autocast where it would hurt, unscale and measure gradients, and query how a device rounds float32."""
 
 from collections.abc import Callable
 from functools import partial
@@ -73,6 +73,29 @@ def unscale(trainer: Any, optimizer: torch.optim.Optimizer) -> None:
         return  # of a step without a loss: the scaler is not asked to go on
     if scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
         scaler.unscale_(optimizer)
+
+
+def norm_of_gradients(module: torch.nn.Module) -> Tensor:
+    """Return the norm of all gradients together; of shards, a sharded tensor.
+
+    Example:
+        >>> layer = torch.nn.Linear(2, 1, bias=False)
+        >>> layer.weight.grad = torch.tensor([[3.0, 4.0]])
+        >>> norm_of_gradients(layer)
+        tensor(5.)
+    """
+    return torch.nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None])
+
+
+def full_tensor(value: Tensor) -> Tensor:
+    """Return the whole tensor of which each process has a shard; any other as it is.
+
+    Example:
+        >>> full_tensor(torch.ones(2))
+        tensor([1., 1.])
+    """
+    whole: Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value  # without importing DTensor
+    return whole
 
 
 def without_autocast(x: Tensor) -> torch.autocast:

@@ -14,6 +14,7 @@ from vitlab import interface
 from vitlab.class_paths import ClassSpec
 from vitlab.interface import Weighted, loss_and_sums, skipped_unless, trained
 from vitlab.layers.compiled import CompileMode, compile_parts, mark_batch
+from vitlab.layers.precision import full_tensor, norm_of_gradients
 from vitlab.lightning_overhead import FastHookName, with_cached_signature
 from vitlab.models.arguments import NetworkArgs
 from vitlab.models.build import projections
@@ -33,9 +34,7 @@ from vitlab.tasks.optimizer import (
     check_recipe,
     clip_or_skip,
     freeze_parts,
-    full_tensor,
     groups_outside,
-    norm_of_gradients,
     schedule,
     step_plateaus,
     step_scheduler,

@@ -11,13 +11,12 @@ from typing import Any, cast, get_args
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import CyclicLR, LambdaLR, ReduceLROnPlateau
 
 from vitlab.class_paths import ClassSpec, build, find_class, name_and_args
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.interface import batches_of_a_step, is_loadable, mode_of
-from vitlab.layers.precision import unscale
+from vitlab.layers.precision import full_tensor, norm_of_gradients, unscale
 from vitlab.optim import ScheduleName, warmed_up
 from vitlab.ranges import check_ranges
 
@@ -390,13 +389,3 @@ def clip_or_skip(
         torch.nn.utils.clip_grads_with_norm_(task.parameters(), limit, norm)
     if task.hparams["nan_loss"] == "skip" and not task.grad_norm.isfinite():  # over all processes
         optimizer.zero_grad()  # without gradients, an optimizer changes neither weights nor moments
-
-
-def norm_of_gradients(task: nn.Module) -> Tensor:
-    """Return the norm of all gradients together; of shards, a sharded tensor."""
-    return torch.nn.utils.get_total_norm([p.grad for p in task.parameters() if p.grad is not None])
-
-
-def full_tensor(value: Tensor) -> Tensor:
-    """Return the whole tensor of which each process has a shard; any other as it is."""
-    return value.full_tensor() if isinstance(value, DTensor) else value
