@@ -90,7 +90,8 @@ def test_attention_maps_change_neither_weights_nor_random_numbers(network):
 def test_only_the_first_process_draws():
     logger = Kept()
     trainer = SimpleNamespace(current_epoch=0, sanity_checking=False, loggers=[logger], global_step=1)
-    trainer.check_val_every_n_epoch, trainer.num_training_batches = 1, 3
+    trainer.check_val_every_n_epoch, trainer.num_training_batches, trainer.val_check_batch = 1, 3, 3
+    trainer.fit_loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_idx=2))
     trainer.state = SimpleNamespace(fn="fit")
     task = Classifier(**TINY).eval()
     for trainer.is_global_zero in (False, True):

@@ -253,6 +253,45 @@ def test_a_training_that_is_stopped_within_an_accumulated_step_ends_with_it_and_
     assert again == steps == 6 and all(torch.equal(state[k], whole[k]) for k in whole)
 
 
+def test_a_training_that_a_validation_stops_within_an_accumulated_step_ends_with_it_and_resumes_to_the_same_bits(
+    tmp_path,
+):
+    """It ended at once, and was resumed without the gradient of the first batch of the step."""
+
+    class Stops(Validations):  # as EarlyStopping
+        def on_validation_end(self, trainer, pl_module):
+            super().on_validation_end(trainer, pl_module)
+            trainer.should_stop |= len(self.seen) == 1
+
+    def run(folder, *parts, **given):
+        options = {**SPLIT, "max_epochs": 2}
+        at_work = trainer(tmp_path / folder, *parts, Checkpoint("val/loss", "min"), **options)
+        at_work.fit(model := task(), batches(size=2), loader(batch=6), **given)
+        return at_work.global_step, model.state_dict()
+
+    assert run("cut", Stops())[0] == 2  # validated after three of six batches
+    last = RunDir(tmp_path / "cut").last_checkpoint()
+    assert last.name == "last.ckpt"
+    steps, whole = run("whole")
+    again, state = run("cut", ckpt_path=last, weights_only=True)
+    assert again == steps == 6 and all(torch.equal(state[k], whole[k]) for k in whole)
+
+
+@pytest.mark.parametrize(("accumulated", "expected"), [(1, [8, 12]), (2, [8, 12]), (5, [10, 12])])
+def test_the_clock_is_read_where_a_step_ends_after_eight_batches(tmp_path, accumulated, expected):
+    """It was read at batches 8, 16, ... alone, and nothing was saved where no step ends there."""
+
+    class Notes(Checkpoint):
+        def save(self, trainer, names, is_last=True):
+            saved.append(trainer.fit_loop.epoch_loop.batch_idx + 1)
+            super().save(trainer, names, is_last)
+
+    saved = []
+    fit(tmp_path, Notes("val/loss", "min", every_minutes=1e-9), train=batches(size=1), max_epochs=1,
+        accumulate_grad_batches=accumulated)  # fmt: skip
+    assert saved == expected
+
+
 def test_the_network_of_a_linear_probe_is_without_dropout_in_each_step_also_after_a_resume_within_an_epoch(tmp_path):
     def probe(cut=0):
         task, modes = LinearProbe(**NETWORK, dropout=0.5), []

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.deadline import Deadline
 from vitlab.callbacks.quality import FeatureQuality, collapse, probe, rankme
-from vitlab.callbacks.steps import is_due
+from vitlab.callbacks.steps import is_due, is_last
 from vitlab.data import Digits
 from vitlab.interface import mode_of
 from vitlab.runs.records import metrics_and_n, split_metrics
@@ -50,9 +50,34 @@ def test_the_line_of_the_best_epoch_counts_the_images_that_each_metric_was_measu
     [(5, 1, [5, 10]), (5, 2, [6, 10]), (3, 2, [4, 6, 10]), (1, 3, [3, 6, 9]), (4, 10, [10]), (12, 1, [])],
 )
 def test_the_first_validation_at_or_after_each_multiple_of_a_period_measures(every, between, due):
-    trainer = SimpleNamespace(check_val_every_n_epoch=between, num_training_batches=3)
+    trainer = SimpleNamespace(check_val_every_n_epoch=between, num_training_batches=3, val_check_batch=3)
+    trainer.fit_loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_idx=2))
     validated = range(between, 11, between)
     assert [done for done in validated if is_due(epoch_of(trainer, done), every)] == due
+    trainer.num_training_batches = trainer.val_check_batch = math.inf  # of a loader without length
+    assert [done for done in validated if is_due(epoch_of(trainer, done), every)] == due
+
+
+@pytest.mark.parametrize(
+    ("every", "apart", "interval", "due"),
+    [
+        (2, 1, 2, [(2, 8), (4, 8), (6, 8)]),  # of 8 batches, the last of an epoch ends it
+        (1, 1, 3, [(2, 3), (3, 3), (4, 3), (5, 3), (6, 3)]),  # the last comes before the end
+        (2, 2, 4, [(2, 8), (4, 8), (6, 8)]),
+        (3, 2, 3, [(4, 3)]),
+    ],
+)
+def test_of_several_validations_in_an_epoch_one_is_the_first_at_or_after_a_multiple(every, apart, interval, due):
+    loop, found, last = SimpleNamespace(), [], []
+    trainer = SimpleNamespace(check_val_every_n_epoch=apart, num_training_batches=8, val_check_batch=interval)
+    trainer.fit_loop, trainer.max_epochs, trainer.max_steps = SimpleNamespace(epoch_loop=loop), 6, -1
+    for epoch in range(apart, 7, apart):
+        for batch in range(interval, 9, interval):
+            loop.batch_idx = batch - 1
+            found += [(epoch, batch)] if is_due(epoch_of(trainer, epoch), every) else []
+            last += [(epoch, batch)] if is_last(trainer) else []
+    assert found == due
+    assert last == [(6, 8 // interval * interval)]
 
 
 def epoch_of(trainer, done):
@@ -62,7 +87,7 @@ def epoch_of(trainer, done):
 
 @pytest.mark.parametrize(
     ("every", "interval", "due"),
-    [(2, 5, [5, 10, 20, 25, 30]), (2, 3, [6, 12, 18, 24, 30]), (1, 7, [7, 14, 21, 28]), (2, 2, [4, 6, 10, 12, 16, 18])],
+    [(2, 5, [10, 15, 20, 25, 30]), (2, 3, [6, 12, 18, 24, 30]), (1, 7, [7, 14, 21, 28]), (2, 2, [6, 12, 18])],
 )
 def test_validations_that_count_batches_across_epochs_measure_after_each_multiple_of_a_period(every, interval, due):
     trainer = SimpleNamespace(check_val_every_n_epoch=None, num_training_batches=3, val_check_batch=interval)

@@ -25,6 +25,20 @@ class Halving(LRScheduler):
         return [lr * 0.5 ** (self.last_epoch // self.every) for lr in self.base_lrs]
 
 
+class Falling(LRScheduler):
+    def __init__(self, optimizer, total_steps: int, power: float = 1.0):
+        self.total_steps, self.power = total_steps, power
+        super().__init__(optimizer)
+
+    def get_lr(self):
+        return [lr * max(0.0, 1 - self.last_epoch / self.total_steps) ** self.power for lr in self.base_lrs]
+
+
+class Square(Falling):
+    def __init__(self, optimizer, **more):
+        super().__init__(optimizer, power=2.0, **more)
+
+
 class Forgets:
     def __init__(self, optimizer):
         self.optimizer = optimizer
@@ -232,6 +246,14 @@ def built(**recipe):
     optimizer = build_optimizer(task.hparams["opt"], task.optimizer_groups(), task.hparams["lr"])
     build_scheduler(task, optimizer, 100)
     return task, optimizer
+
+
+@pytest.mark.parametrize(("name", "interval"), [("Falling", "step"), ("Square", "step"), ("Halving", "epoch")])
+def test_a_schedule_that_asks_for_the_steps_itself_or_by_a_base_class_advances_with_each(name, interval):
+    """One that passed `**kwargs` on advanced with each epoch, through all the steps of the training: it hardly fell."""
+    task = classifier(lr_scheduler=spec(name))
+    optimizer = build_optimizer(task.hparams["opt"], task.optimizer_groups(), task.hparams["lr"])
+    assert build_scheduler(task, optimizer, 100)["interval"] == interval
 
 
 def test_a_class_that_sets_its_own_rates_begins_at_them():

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from lightning.pytorch.plugins import MixedPrecision
 from timm.loss import BinaryCrossEntropy
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from vitlab.callbacks.ema import EMA
 from vitlab.data import Digits
@@ -23,10 +23,10 @@ TINY = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 8, "depth": 
 NAMES = [name for name, _ in Classifier(**TINY).net.named_parameters()]
 
 
-def fit(task, callbacks=(), repeats=1, **trainer):
+def fit(task, callbacks=(), repeats=1, form=lambda images: images, **trainer):
     generator = torch.Generator().manual_seed(0)
     images, labels = torch.randn(12 // repeats, 1, 8, 8, generator=generator), torch.arange(12 // repeats) % 3
-    loader = DataLoader(TensorDataset(images.repeat(repeats, 1, 1, 1), labels.repeat(repeats)), batch_size=4)
+    loader = DataLoader(form(TensorDataset(images.repeat(repeats, 1, 1, 1), labels.repeat(repeats))), batch_size=4)
     options = {"max_epochs": 2, "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     options |= {"enable_model_summary": False, "accelerator": "cpu", "log_every_n_steps": 1}
     runner = L.Trainer(**options | trainer, callbacks=list(callbacks))
@@ -214,8 +214,19 @@ def test_a_step_accumulates_at_most_the_batches_of_an_epoch():
     assert {group["initial_lr"] for group in trainer.optimizers[0].param_groups} == {task.peak_rate()}
 
 
+class Stream(IterableDataset):
+    """Images whose number is not known before the last one has come."""
+
+    def __init__(self, images):
+        self.images = images
+
+    def __iter__(self):
+        return iter(self.images)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize(("accumulated", "batches"), [(1, [1, 1, 1]), (2, [2, 2, 1]), (3, [3, 3, 3]), (100, [3, 3, 3])])
-def test_a_step_takes_the_mean_gradient_of_its_batches_however_many_they_are(accumulated, batches):
+def test_a_step_takes_the_mean_gradient_of_its_batches_however_many_they_are(accumulated, batches, is_stream):
     """The three batches are the same one, whose gradient is that of each step."""
     task, norms = Classifier(**TINY, opt="SGD", lr=1e-9), []
 
@@ -223,11 +234,12 @@ def test_a_step_takes_the_mean_gradient_of_its_batches_however_many_they_are(acc
         def on_before_optimizer_step(self, trainer, pl_module, optimizer):
             norms.append(float(pl_module.gradient_norm()))
 
-    trainer = fit(task, [Norms()], repeats=3, max_epochs=1, accumulate_grad_batches=accumulated)
+    form = Stream if is_stream else lambda images: images
+    trainer = fit(task, [Norms()], repeats=3, form=form, max_epochs=1, max_steps=3, accumulate_grad_batches=accumulated)
     images, labels = next(iter(trainer.train_dataloader))
     task.train_loss(task.net(images), labels).backward()
     assert norms == pytest.approx([float(task.gradient_norm())] * math.ceil(3 / accumulated), rel=1e-4)
-    assert [batches_of_a_step(trainer, batch) for batch in range(3)] == batches
+    assert is_stream or [batches_of_a_step(trainer, batch) for batch in range(3)] == batches
 
 
 def test_asking_for_the_batches_of_a_step_sets_up_no_images():

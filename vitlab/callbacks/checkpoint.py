@@ -28,7 +28,7 @@ from vitlab.runs.format import describe_format
 from vitlab.runs.generations import BackgroundCheckpointIO, NotSaved, rotate, sweep, writing
 
 NOT_STOPPED = EarlyStoppingReason.NOT_STOPPED
-LOOK = 8  # batches between two checks of the clock, on which processes have to agree
+LOOK = 8  # batches, and the rest of a step, between two checks of the clock, on which processes have to agree
 
 
 class Checkpoint(callbacks.Checkpoint):
@@ -81,6 +81,7 @@ class Checkpoint(callbacks.Checkpoint):
         self._validated = False  # whether a validation has ended that may be the best
         self.stopped_by: int | None = None  # signal that ends the training with the present step
         self._stops = False  # a callback has stopped the training within an accumulated step
+        self._looks = (0, 0)  # epoch, and how often LOOK batches had passed in it at the last look at the clock
         self._max_steps: int | None = None  # limit that waits for a repeated validation
         self._loader_states: list[dict[str, Any]] = []  # of the resumed checkpoint, as are the next three
         self._random_states: list[dict[str, Any]] = []
@@ -223,17 +224,16 @@ class Checkpoint(callbacks.Checkpoint):
     def _end_batch(self, trainer: Any, fetcher: Any) -> None:
         """Let Lightning end a batch, with its validation; then save what is due within an epoch, and exit on a signal.
 
-        A callback such as Lightning's Timer that stops the training within an accumulated step does so at its end.
+        A callback such as Lightning's Timer or EarlyStopping that stops the training within an accumulated step does so
+        at its end.
         """
         loop = trainer.fit_loop.epoch_loop
         if loop._skip_next_val:  # the resumed checkpoint was saved after this
             loop._skip_next_val = False
             return
-        if within_step(trainer):
-            self._stops, trainer.should_stop = self._stops or trainer.should_stop, False
-        elif self._stops:
-            self._stops, trainer.should_stop = False, True
+        self._hold_stop(trainer)
         type(loop).on_advance_end(loop, fetcher)
+        self._hold_stop(trainer)  # that of a validation, such as early stopping
         if loop._num_ready_batches_reached():
             return  # the end of the epoch saves
         ends, improved = not within_step(trainer), self._improved(trainer)
@@ -243,6 +243,13 @@ class Checkpoint(callbacks.Checkpoint):
             self.save(trainer, names, is_last=stops)
         if stops:
             raise Stopped(self.stopped_by)
+
+    def _hold_stop(self, trainer: Any) -> None:
+        """Take back a stop within an accumulated step, and give it at its end."""
+        if within_step(trainer):
+            self._stops, trainer.should_stop = self._stops or trainer.should_stop, False
+        elif self._stops:
+            self._stops, trainer.should_stop = False, True
 
     def _end_epoch(self, trainer: Any) -> None:
         """Let Lightning end an epoch; then save it, and exit on a signal.
@@ -312,7 +319,9 @@ class Checkpoint(callbacks.Checkpoint):
     def _is_due(self, trainer: L.Trainer, batch_idx: int) -> bool:
         if self.every_n_steps and trainer.global_step % self.every_n_steps == 0:
             return True
-        if self.every_minutes and batch_idx % LOOK == LOOK - 1:
+        looks = (trainer.current_epoch, (batch_idx + 1) // LOOK)
+        if self.every_minutes and looks[1] and looks != self._looks:
+            self._looks = looks
             late = time.monotonic() - self._saved >= 60 * self.every_minutes
             return trainer.strategy.reduce_boolean_decision(late, all=False) if trainer.world_size > 1 else late
         return False

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping
 from torch import Tensor
 
 from vitlab.callbacks.deadline import Deadline
-from vitlab.callbacks.steps import ends_with_epoch, is_due
+from vitlab.callbacks.steps import is_due, is_last
 from vitlab.interface import deals_samples
 from vitlab.models.features import knn
 from vitlab.models.vit import VisionTransformer
@@ -103,7 +103,7 @@ class FeatureQuality(Callback):
         """Measure before the first validation batch, when the average of EMA is in place."""
         if batch_idx or dataloader_idx or trainer.state.fn != "fit":
             return
-        if not (trainer.sanity_checking or is_due(trainer, self.every_n_epochs) or ends_with_epoch(trainer)):
+        if not (trainer.sanity_checking or is_due(trainer, self.every_n_epochs) or is_last(trainer)):
             return
         most = min(self.images, 64) if trainer.sanity_checking else self.images  # the sanity check only needs the names
         values = self.measure(trainer, pl_module, most)

@@ -198,13 +198,13 @@ class RunRecord(Callback):
             logger.log_metrics(dict(self.row, epoch=trainer.current_epoch), step=trainer.global_step)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sums of the epoch so far, and the size of ``metrics.jsonl`` in bytes."""
+        """Return sums and validation metrics of the epoch so far, and the size of ``metrics.jsonl`` in bytes."""
         size = self.run.metrics.stat().st_size if self.run.metrics.is_file() else 0
-        return {"epoch_sums": self.epoch_sums, "metrics_bytes": size}
+        return {"epoch_sums": self.epoch_sums, "validated": self.validated, "metrics_bytes": size}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the sums of the epoch and the size of ``metrics.jsonl``."""
-        self.epoch_sums = dict(state_dict["epoch_sums"])
+        """Restore sums and validation metrics of the epoch, and the size of ``metrics.jsonl``."""
+        self.epoch_sums, self.validated = dict(state_dict["epoch_sums"]), dict(state_dict.get("validated", {}))
         self._known_bytes = state_dict.get("metrics_bytes")  # missing in checkpoints of older versions
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:

@@ -188,17 +188,29 @@ def ends_with_epoch(trainer: Any) -> bool:
 
 
 def is_due(trainer: Any, every: int) -> bool:
-    """Return whether a validation is in the first validated epoch at or after a multiple of ``every`` epochs.
+    """Return whether a validation is the first at or after a multiple of ``every`` epochs.
 
-    Not every epoch is validated where ``trainer.check_val_every_n_epoch`` is above 1, or null, which counts batches
-    across epochs. The answer depends on the place in the training alone, so a resumed one gets the same.
+    Validations may lie within epochs, and not every epoch has one: ``trainer.check_val_every_n_epoch`` may be above 1,
+    or null, which counts batches across epochs. The answer depends on the place in the training alone, so a resumed one
+    gets the same.
     """
-    done, batches = trainer.current_epoch + 1, trainer.num_training_batches
-    before = done - (trainer.check_val_every_n_epoch or 1)  # the epoch that was validated last, from 1
-    between = trainer.val_check_batch if trainer.check_val_every_n_epoch is None else None  # none where a clock decides
-    if between is not None and math.isfinite(between + batches):
-        before = min(before, (trainer.fit_loop.epoch_loop.total_batch_idx - between) // batches + 1)
-    return bool(done // every > before // every)
+    epoch, batches, between = trainer.current_epoch, trainer.num_training_batches, trainer.val_check_batch
+    apart, loop = trainer.check_val_every_n_epoch, trainer.fit_loop.epoch_loop
+    if between is None or not math.isfinite(between + batches):  # a clock decides, or an epoch's length is unknown
+        done, before, period = epoch + 1, epoch + 1 - (apart or 1), every
+    else:
+        done = 1 + (loop.total_batch_idx if apart is None else epoch * batches + loop.batch_idx)
+        before, period = done - between, every * batches
+        if apart is not None and before <= epoch * batches:  # the first of its epoch
+            before = (epoch - apart) * batches + batches // between * between
+    return bool(done // period > max(0, before) // period)
+
+
+def is_last(trainer: Any) -> bool:
+    """Return whether a validation is the last that `max_epochs` or `max_steps` allow."""
+    left = trainer.num_training_batches - trainer.fit_loop.epoch_loop.batch_idx - 1  # in this epoch
+    another = math.isfinite(left) and left >= (trainer.val_check_batch or math.inf)
+    return ends_with_epoch(trainer) and (0 < trainer.max_steps <= trainer.global_step or not another)
 
 
 def logged(trainer: Any, on_step: bool = False) -> dict[str, float]:

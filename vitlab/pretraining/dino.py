@@ -329,6 +329,7 @@ class DINO(Task):
 
     def on_after_backward(self) -> None:
         """Freeze the prototypes in the first epochs, before anybody measures the gradient."""
+        super().on_after_backward()
         if self.current_epoch < self.hparams["freeze_last_layer"]:
             for p in (self.head.prototypes, self.head.length):
                 if p is not None:

@@ -33,6 +33,7 @@ from vitlab.tasks.optimizer import (
     check_groups,
     check_recipe,
     clip_or_skip,
+    complete_step,
     freeze_parts,
     groups_outside,
     schedule,
@@ -292,6 +293,10 @@ class Task(Named, FastHookName, L.LightningModule):
     def batch_factor(self, batch: int) -> float:
         """Return the factor on the learning rate for a global batch of ``batch`` images."""
         return (batch / self.hparams["lr_batch"]) ** {"none": 0, "linear": 1, "sqrt": 0.5}[self.hparams["lr_scale"]]
+
+    def on_after_backward(self) -> None:
+        """Complete the last step of an epoch, if its batches were not known to be fewer."""
+        complete_step(self)
 
     def configure_gradient_clipping(
         self,

@@ -17,6 +17,7 @@ from vitlab.class_paths import ClassSpec, build, find_class, name_and_args
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.interface import batches_of_a_step, is_loadable, mode_of
 from vitlab.layers.precision import full_tensor, norm_of_gradients, unscale
+from vitlab.named_kwargs import taken_by
 from vitlab.optim import ScheduleName, warmed_up
 from vitlab.ranges import check_ranges
 
@@ -246,7 +247,7 @@ def build_scheduler(
         group.setdefault("initial_lr", rate)  # as most schedulers do: it tells the last layer from earlier ones
         if peak and "max_lr_snapshot" in group:  # of CyclicLR or OneCycleLR, for timm's corrected weight decay
             group["max_lr_snapshot"] = peak
-    by_step = "total_steps" in signature(cls).parameters or getattr(scheduler, "t_in_epochs", True) is False
+    by_step = "total_steps" in taken_by(cls) or getattr(scheduler, "t_in_epochs", True) is False
     by_step = by_step and not _takes_metric(cls)
     config = {"scheduler": scheduler, "interval": options.get("interval", "step" if by_step else "epoch")}
     if _takes_metric(cls):  # step_plateaus steps it, before the checkpoint is saved
@@ -367,6 +368,19 @@ def as_part_of_step(trainer: Any, loss: Tensor, batch: int) -> Tensor:
     if trainer is None or (n := batches_of_a_step(trainer, batch)) == trainer.accumulate_grad_batches:
         return loss
     return loss * (trainer.accumulate_grad_batches / n)
+
+
+def complete_step(task: Any) -> None:
+    """Give the last step of an epoch whose length was unknown the mean gradient of the batches that it has."""
+    trainer = task.trainer
+    if trainer.accumulate_grad_batches == 1 or not trainer.is_last_batch:
+        return
+    batch = trainer.fit_loop.epoch_loop.batch_idx
+    expected, there = batches_of_a_step(trainer, batch), batch % trainer.accumulate_grad_batches + 1
+    if expected != there:
+        for p in task.parameters():
+            if p.grad is not None:
+                p.grad.mul_(expected / there)
 
 
 def clip_or_skip(
