@@ -1,5 +1,6 @@
 """The optional interface of LightningModules and data that vitlab uses: docs/bring_your_own.md."""
 
+import hashlib
 import inspect
 import io
 import math
@@ -8,6 +9,7 @@ from collections.abc import Callable, Mapping, Set
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +17,7 @@ from vitlab.errors import UsageError
 from vitlab.objects import changes_since_built, given_to, unsharded_class
 
 PAGE = "see docs/bring_your_own.md"
+SMALL = 100  # values of an array that a fingerprint holds as they are
 _BESIDE_OUTPUTS = {"__init__", "__repr__", "extra_repr", "stages", "no_weight_decay", "start_step"}  # of a network
 _BESIDE_VALUES = {"requires_grad", "num_classes", "grad_checkpoint", "init_std"}  # decide no function of a part
 LINKS = {  # arguments of a module that the data fill in, and what the data have of each
@@ -290,10 +293,24 @@ def is_loadable(value: Any) -> bool:
 
 
 def fingerprint(data: Any) -> dict[str, Any]:
-    """Return the fingerprint of data; for a class without one, only its name and classes."""
+    """Return the fingerprint of data as JSON has it; for a class without one, only its name and classes."""
     names = list(getattr(data, "class_names", None) or [])
     known = {"data": path_of(data), "class_names": names, "mean": [], "std": []}
-    return known | (data.fingerprint() if hasattr(data, "fingerprint") else {})
+    return known | (_as_json(data.fingerprint()) if hasattr(data, "fingerprint") else {})
+
+
+def _as_json(value: Any) -> Any:
+    """Return a value in types of JSON: a small array as a list, and of a large one, whose text is cut, the digest."""
+    if isinstance(value, Mapping):
+        return {str(key): _as_json(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(part) for part in value]
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().numpy()
+    if isinstance(value, np.ndarray) and value.size > SMALL and value.dtype != object:
+        digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
+        return f"{value.dtype} {value.shape} sha256 {digest[:16]}"
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 
 def skipped_unless(finite: Tensor, sums: Mapping[str, Any]) -> dict[str, Any]:

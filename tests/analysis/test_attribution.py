@@ -48,6 +48,7 @@ from vitlab.analysis.head_attention import rollout
 from vitlab.analysis.parts import pool_weights
 from vitlab.analysis.subject import Subject
 from vitlab.errors import UsageError
+from vitlab.layers.attention import Attention
 from vitlab.models.foreign import AnyNetwork
 from vitlab.models.walk import attention_maps, changed_output
 
@@ -338,6 +339,41 @@ def test_the_maps_that_are_caught_are_those_that_are_applied():
         torch.testing.assert_close(caught, attention_maps(net, IMAGES, layer), atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(last_attention(net, IMAGES, CLASSES), maps[-1].mean(dim=1)[:, 0, 1:])
     torch.testing.assert_close(attention_rollout(net, IMAGES, CLASSES), rollout(maps)[:, 0, 1:])
+
+
+class LocalValues(Attention):
+    def mix(self, q, k, v, pos_embed, layer):
+        return self.weigh(q, k, pos_embed, layer) @ v + 0.5 * v
+
+
+class ByKernel(Attention):
+    def mix(self, q, k, v, pos_embed, layer):
+        return 2 * self.kernel(q, k, v, self.position_bias(q, k, pos_embed, layer), self.qk_scale)
+
+
+class Hidden(Attention):
+    def mix(self, q, k, v, pos_embed, layer):
+        return (q @ k.mT).softmax(dim=-1) @ v
+
+
+@pytest.mark.parametrize("cls", [LocalValues, ByKernel])
+def test_the_maps_of_a_mix_of_ones_own_are_those_that_it_applies(cls):
+    """Where it called `weigh` and no other step was its own, no map was caught, and analyses ended in an IndexError."""
+    net = small_net(pos_embed="relpos", attn=f"{__name__}.{cls.__name__}")
+    with torch.no_grad(), caught_maps(net) as maps:
+        found = net(IMAGES)
+    torch.testing.assert_close(found, net(IMAGES).detach(), atol=1e-5, rtol=1e-5)
+    for layer, caught in enumerate(maps):
+        torch.testing.assert_close(caught, attention_maps(net, IMAGES, layer), atol=1e-6, rtol=1e-5)
+    assert len(maps) == len(net.blocks) and not set(OF_ATTENTION) - {*methods_of(net)}
+    assert gradient_rollout(net, IMAGES, CLASSES).isfinite().all()
+
+
+def test_a_mix_that_lets_no_map_be_caught_has_none():
+    net = small_net(attn=f"{__name__}.Hidden")
+    assert not set(OF_ATTENTION) & {*methods_of(net)} and "occlusion" in methods_of(net)
+    with pytest.raises(UsageError, match="Hidden does not let its weights be caught: its `mix` must call"):
+        last_attention(net, IMAGES, CLASSES)
 
 
 def test_a_head_whose_values_go_nowhere_has_no_gradient_and_no_relevance():

@@ -47,6 +47,19 @@ def test_predictions_follow_the_order_of_the_split_not_of_the_loader(tmp_path):
     assert backwards["probability"].tolist() == pytest.approx(forwards["probability"].tolist())
 
 
+@pytest.mark.parametrize(
+    "returned", [torch.tensor(0.5), {"loss": torch.tensor(0.5)}, None], ids=["loss", "dict", "none"]
+)
+def test_what_a_step_of_the_users_returns_is_no_prediction_unless_it_has_a_row_for_each_image(tmp_path, returned):
+    """A loss, as in Lightning's examples, ended `validate` with an IndexError."""
+    model = task()
+    own = model.validation_step
+    model.validation_step = lambda batch, batch_idx: (own(batch, batch_idx), returned)[1]
+    assert kept(tmp_path, model, loader()).empty
+    model.validation_step = lambda batch, batch_idx: own(batch, batch_idx) * 2
+    assert len(kept(tmp_path, model, loader())) == 12
+
+
 @pytest.mark.parametrize("sampler", ["drawn at random", "listed", "of batches"])
 def test_an_image_has_its_own_index_or_none_where_the_order_that_was_drawn_is_unknown(tmp_path, sampler):
     places, data = [11, 4, 0, 7, 2, 9], TensorDataset(IMAGES, torch.arange(12) % 3)

@@ -522,3 +522,10 @@ def test_patterns_match_what_a_shell_would_match(tmp_path, monkeypatch, pattern,
     assert find_images([pattern])[0] == expected
     absolute = find_images([str(tmp_path / pattern)])[0]
     assert [os.path.relpath(file, tmp_path) for file in absolute] == expected
+
+
+@pytest.mark.parametrize("batch", [{"image": torch.zeros(2, 1, 8, 8)}, ["a.png"], []], ids=["dict", "names", "empty"])
+def test_batches_without_images_need_a_predict_step(batch):
+    """They ended in a KeyError."""
+    with pytest.raises(UsageError, match=r"Identity has batches that do not begin with images, .*: give it a `pre"):
+        predictions._ForwardOnly(torch.nn.Identity(), torch.nn.Identity()).predict_step(batch, 0)

@@ -148,6 +148,8 @@ def test_means_over_classes_and_paths_are_those_of_the_images_that_were_predicte
     assert recall == {"recall": {"a": pytest.approx(2 / 3), "b": 0.5}}  # of the others there are no images
     assert values == {"loss": 2, "acc1_macro": pytest.approx(7 / 12), "f1_macro": pytest.approx(0.65), "n": 5}
     assert list(values)[-1] == "n" and _add_class_means(table, ["a"], {"n": 5.0}) == ({"n": 5.0}, {})
+    beyond = table.assign(target=0)  # an output that no name is known for is predicted
+    assert _add_class_means(beyond, ["a", "b", "c"], {"n": 5.0}) == ({"n": 5.0}, {})
     images = SimpleNamespace(names=["0.png", "1.png", "2.png", "3.png", "4.png"])
     assert list(_with_paths(table, images)["path"]) == ["4.png", "0.png", "1.png", "3.png", "2.png"]
 

@@ -46,6 +46,10 @@ class NoGrid(nn.Module):
         return x
 
 
+class OneSide(NoGrid):
+    grid_size, patch_size = 4, 2
+
+
 class Strips(nn.Module):
     def __init__(self, img_size, in_chans, embed_dim, rows: int = 2, skip: int = 0):
         super().__init__()
@@ -248,6 +252,7 @@ WRONG = {
     "another number of tokens": ({"tokenizer": spec("Strips", skip=1)}, r"must map an image to \(1, 4, 8\) .*, got"),
     "no tokenizer": ({"tokenizer": f"{HERE}.NoPosEmbed"}, "NoPosEmbed has no `forward`, which maps what it gets"),
     "no grid": ({"tokenizer": spec("NoGrid")}, "must have a `grid_size`"),
+    "a side": ({"tokenizer": spec("OneSide")}, "`grid_size` of .*OneSide must be rows and columns, got 4"),
     **{
         f"{key} that {kind}": ({key: spec(kind)}, told)
         for key in ("act_layer", "tokenizer", "global_pool")

@@ -51,6 +51,27 @@ class Near(PosEmbed):
         return -(n[:, None] - n).square()[None] * (1 + layer)
 
 
+class ByKey(PosEmbed):
+    """A bias by the number of a key, one row for all queries."""
+
+    def bias(self, layer: int) -> Tensor:
+        return torch.arange(1.0 + self.grid_size[0] * self.grid_size[1]).cos()[None, None] * (1 + layer)
+
+
+class ForAllHeads(Near):
+    """The bias of two tokens, without the axis of heads."""
+
+    def bias(self, layer: int) -> Tensor:
+        return super().bias(layer)[0]
+
+
+class ByKeyAlone(PosEmbed):
+    """A bias by keys and their numbers, one row for all queries."""
+
+    def relate(self, q: Tensor, k: Tensor, layer: int) -> Tensor:
+        return k[..., :1].mT.tanh() * torch.arange(k.shape[2]).cos()
+
+
 class ByQuery(PosEmbed):
     """A bias by queries, with the signature that vitlab had first."""
 
@@ -73,7 +94,7 @@ class Mean(PosEmbed):
         return x + x.mean(dim=1, keepdim=True)
 
 
-OWN = [Waves, Enters, Turns, Near, ByQuery, ByBoth, [Turns, Near]]
+OWN = [Waves, Enters, Turns, Near, ByKey, ForAllHeads, ByKeyAlone, ByQuery, ByBoth, [Turns, Near]]
 
 
 def net_of(pos_embed: object) -> VisionTransformer:
@@ -581,6 +602,50 @@ class Follows(Apart):
 
     def fill_tables(self) -> None:
         self.distance = Apart(self.grid_size, 1).distance
+
+
+class CountsInAPart(AddedPosEmbed):
+    """Vectors of rows, whose numbers a module of its own keeps."""
+
+    def __init__(self, grid_size: Grid, embed_dim: int) -> None:
+        super().__init__(grid_size)
+        self.rows, self.index = nn.Embedding(64, embed_dim), nn.Module()
+        self.fill_tables()
+
+    def fill_tables(self) -> None:
+        self.index.register_buffer("row", grid_cells(self.grid_size)[0].long(), persistent=False)
+
+    def table(self, layer: int = 0) -> Tensor:
+        return self.rows(self.index.row)
+
+
+def test_images_of_another_size_leave_the_tables_in_a_part_of_a_method_as_they_are() -> None:
+    """They had the numbers of the other grid afterwards, and the network other outputs."""
+    net, images = net_of(CountsInAPart), torch.randn(1, 1, 8, 12, dtype=torch.float64)
+    before = net(images)
+    for size in (TRANSPOSED, LARGER):
+        assert net(torch.zeros(1, 1, *size, dtype=torch.float64)).isfinite().all()
+        assert torch.equal(net(images), before)
+
+
+class Offsets(PosEmbed):
+    """A parameter by the name of a table that is none."""
+
+    policies = ("interpolate",)
+
+    def __init__(self, grid_size: Grid, num_heads: int) -> None:
+        super().__init__(grid_size)
+        self.weight = nn.Parameter(torch.ones(num_heads, *grid_size))
+
+    def _resized_state(self, state: dict[str, Tensor], *how: Any) -> dict[str, Tensor]:
+        return {"weight": torch.ones(len(state["weight"]), *self.grid_size)}
+
+
+def test_the_norm_of_a_position_is_told_of_vectors_alone() -> None:
+    for own, told in ((Offsets, "from 2 x 3 to 4 x 3"), ("learned", "from 2 x 3 to 4 x 3, norm of a position x ")):
+        other = VisionTransformer(**SIZE | {"img_size": (16, 12)}, pos_embed=own)
+        _, (sentence,) = resample_pos_embed(net_of(own).state_dict(), other, (2, 3), "usual")
+        assert told in sentence and sentence.endswith(told) == (own is Offsets)
 
 
 TRANSPOSED, LARGER = (12, 8), (12, 16)

@@ -10,6 +10,7 @@ from sklearn.metrics import average_precision_score, f1_score
 from torch.utils.data import DataLoader, TensorDataset
 
 from vitlab.data.files.sets import TensorImages
+from vitlab.errors import UsageError
 from vitlab.layers.precision import half_precision
 from vitlab.tasks import Classifier, Regressor
 from vitlab.tasks.base import seed_step
@@ -184,6 +185,8 @@ def test_a_regressor_takes_labels_and_numbers():
         error = (task(images)[:, 0] - torch.arange(10)).abs().mean()
     assert trainer.callback_metrics["val/mae"].item() == pytest.approx(error.item(), rel=1e-5)
     fit(Regressor(num_targets=2, **TINY), torch.randn(8, 2))
+    with pytest.raises(UsageError, match="the data have 1 number for each image, and the network predicts 3"):
+        fit(Regressor(num_targets=3, **TINY), torch.randn(8))
 
 
 def test_hyper_parameters_are_primitives_and_complete():

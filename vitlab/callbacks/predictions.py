@@ -41,8 +41,8 @@ class Predictions(Callback):
     def on_validation_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Keep a batch, unless the module is foreign, with outputs of unknown meaning."""
-        if not hasattr(pl_module, "as_targets") or outputs is None:  # None: a task without outputs
+        """Keep a batch, unless outputs are of unknown meaning: of a foreign module, or a step of the user's."""
+        if not hasattr(pl_module, "as_targets") or not isinstance(outputs, Tensor) or outputs.ndim != 2:
             return
         targets = pl_module.as_targets(batch[1])
         if targets.ndim == 1:

@@ -153,7 +153,7 @@ def evaluate(
         changes = {key: value for key, value in changes.items() if key not in moved}
     values = {k.removeprefix(f"{split}/"): float(v) for k, v in cli.trainer.callback_metrics.items()}
     values, recall = _add_class_means(table, getattr(cli.datamodule, "class_names", None) or [], values)
-    table = _with_paths(table, getattr(cli.datamodule, "splits", {}).get(split))
+    table = _with_paths(table, cli.datamodule.splits.get(split) if isinstance(cli.datamodule, ImageData) else None)
     seen = trained.accuracy_of_others(table)
     name = f"{split} with training images" if trained.changed else split
     facts |= {**loaded.facts, **protocol_of(cli.datamodule), "overrides": changes}
@@ -299,7 +299,7 @@ def _add_class_means(
     table: pd.DataFrame, names: Sequence[str], values: dict[str, float]
 ) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
     """Return the metrics with the means over classes added, and the recall of each class that has images."""
-    if "target" not in table or not (table["target"].min() >= 0 and table["target"].max() < len(names)):
+    if "target" not in table or not all(table[of].between(0, len(names) - 1).all() for of in ("target", "prediction")):
         return values, {}
     matrix = confusion(table["target"].to_numpy(), table["prediction"].to_numpy(), len(names))
     found = by_class(matrix)["recall"]

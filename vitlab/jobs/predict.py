@@ -238,15 +238,19 @@ class _ForwardOnly(L.LightningModule):
 
     Args:
         module: The module whose parameters it uses.
-        asked: What maps the images to outputs.
+        asked: What maps the images, a tensor or a list, to outputs.
     """
 
-    def __init__(self, module: nn.Module, asked: Callable[[Tensor], Any]) -> None:
+    def __init__(self, module: nn.Module, asked: Callable[[Any], Any]) -> None:
         super().__init__()
         self.module, self._asked = module, (asked,)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        return as_outputs(self._asked[0](batch if isinstance(batch, Tensor) else batch[0]), self.module)
+        images = batch[0] if isinstance(batch, list | tuple) and batch else batch
+        if not isinstance(images[0] if isinstance(images, list) and images else images, Tensor):
+            what = f"batches that do not begin with images, {type(batch).__name__}"
+            raise UsageError(f"{path_of(self.module)} has {what}: give it a `predict_step`")
+        return as_outputs(self._asked[0](images), self.module)
 
 
 class _Collector(L.Callback):

@@ -264,14 +264,31 @@ def read_record(path: Path, kind: type) -> Any:
     """
     try:
         content = read_json(path)
-        for name, expected in _hints(kind).items() if content else ():
-            if name in content and not _is(content[name], expected):
-                raise UsageError(f"{path} is damaged: `{name}` must not be {type(content[name]).__name__}")
-            if name in kind.__required_keys__ - content.keys():  # type: ignore[attr-defined]
-                raise UsageError(f"{path} is damaged: it has no `{name}`")
+        if wrong := wrong_values(content, kind) if content else {}:
+            name = next(iter(wrong))
+            must = f"`{name}` must not be {type(content[name]).__name__}" if name in content else f"it has no `{name}`"
+            raise UsageError(f"{path} is damaged: {must}")
     except UsageError as error:
         raise UsageError(f"{error}; {_WAYS[kind]}") from error
     return content
+
+
+def wrong_values(content: Mapping[str, Any], kind: type) -> dict[str, str]:
+    """Return which values of one of the records above are of a wrong type or lacking, and the type that each must have.
+
+    Example:
+        >>> wrong_values({"class_names": ["cat"], "mean": 0.5, "std": [], "splits": {"val": {"hash": "c0"}}}, DataFacts)
+        {'mean': 'list[float]', 'splits': 'dict[str, {n: int}]'}
+    """
+    hints = _hints(kind)
+    lost = kind.__required_keys__ - content.keys()  # type: ignore[attr-defined]
+    wrong = [name for name in hints if name in lost or (name in content and not _is(content[name], hints[name]))]
+    return {name: _type_in_words(hints[name]) for name in wrong}
+
+
+def _type_in_words(expected: Any) -> str:
+    text = expected.__name__ if type(expected) is type else str(expected)
+    return text.replace(f"{__name__}.{SplitFacts.__name__}", "{n: int}").replace("typing.", "")
 
 
 _hints = cache(typing.get_type_hints)  # hundreds of runs are listed at once

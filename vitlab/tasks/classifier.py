@@ -1,6 +1,6 @@
 """Supervised image classification: of all weights, or of a linear classifier on frozen features."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Unpack
 
 import torch
@@ -62,8 +62,9 @@ class Classifier(Task):
         super().setup(stage)
         if stage != "fit" or self.hparams["class_weights"] != "balanced":
             return
-        split = getattr(getattr(self.trainer, "datamodule", None), "splits", {}).get("train")
-        if split is None:
+        splits = getattr(getattr(self.trainer, "datamodule", None), "splits", None)
+        split = splits.get("train") if isinstance(splits, Mapping) else None
+        if split is None or not hasattr(split, "labels"):
             raise ValueError(
                 "`class_weights: balanced` needs a data set of vitlab, to count images: give a list instead"
             )
@@ -186,6 +187,13 @@ class _MeanAveragePrecision(MultilabelAveragePrecision):
         return torch.stack([binary_average_precision(*pair) for pair in pairs] or [scores.new_tensor(torch.nan)]).mean()
 
 
+class _MeanF1(MultilabelF1Score):
+    def compute(self) -> Tensor:
+        """Return the mean over labels with at least one positive image, as of classes; NaN if there is none."""
+        found, _, _, missed = self._final_state()
+        return super().compute()[found + missed > 0].mean()
+
+
 def metrics(kind: str, num_classes: int) -> MetricCollection:
     """Return the metrics for one class (acc1, acc5) or several labels (map, f1) per image."""
     collected: dict[str, Metric | MetricCollection] = {
@@ -194,7 +202,7 @@ def metrics(kind: str, num_classes: int) -> MetricCollection:
     if kind == "multilabel":
         collected = {
             "map": _MeanAveragePrecision(num_classes),
-            "f1_macro": MultilabelF1Score(num_classes),
+            "f1_macro": _MeanF1(num_classes, average="none"),
             "f1_micro": MultilabelF1Score(num_classes, average="micro"),
         }
     return MetricCollection(collected)

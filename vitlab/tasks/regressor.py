@@ -121,6 +121,21 @@ class Regressor(Standardized):
         super().__init__(num_outputs=len(names), measured=metrics, **task)
         self.keep_scale(*scale)
 
+    def as_targets(self, targets: Tensor) -> Tensor:
+        """Map ``(B,)`` or ``(B, T)`` targets to ``(B, T)`` numbers; NaN is no value.
+
+        Raises:
+            UsageError: They are not as many numbers as the network predicts.
+        """
+        found, expected = super().as_targets(targets), len(self.target_mean)
+        if found.shape[1] != expected:
+            given = f"{found.shape[1]} number{'s' * (found.shape[1] > 1)}"
+            raise UsageError(
+                f"the data have {given} for each image, and the network predicts {expected}: set "
+                f"--model.num_targets={found.shape[1]}, or the `targets` of the data"
+            )
+        return found
+
     def check_targets(self) -> None:
         """Refuse data whose targets are classes."""
         if self._kind == "mixed":

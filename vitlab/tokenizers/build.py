@@ -91,6 +91,8 @@ def _build_class(tokenizer: TokenizerChoice, sizes: ImageSizes, more: Mapping[st
     for name in ("grid_size", "patch_size"):
         if not hasattr(module, name):
             raise ValueError(f"`tokenizer`: {path} must have a `{name}`, height and width")
+    if not isinstance(module.grid_size, Sequence) or len(module.grid_size) != 2:
+        raise ValueError(f"`tokenizer`: `grid_size` of {path} must be rows and columns, got {module.grid_size!r}")
     (h, w), images = module.grid_size, torch.zeros(1, sizes["in_chans"], *sizes["img_size"])
     shape = output_shape("tokenizer", path, module, images, f"images {tuple(images.shape)}")
     if shape != (expected := (1, h * w, sizes["embed_dim"])):

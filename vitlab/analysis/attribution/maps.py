@@ -53,11 +53,8 @@ def caught_maps(net: VisionTransformer) -> Iterator[list[Tensor]]:
 
     skips, net.skips_unread_tokens = net.skips_unread_tokens, False  # whole maps, of the last block too
     try:
-        for layer in layers:
-            if layer.is_softmax:
-                layer.kernel = kernel
-            else:
-                layer.weigh = _Caught(layer, caught)
+        for layer in layers:  # a `mix` of one's own may call either
+            layer.kernel, layer.weigh = kernel, _Caught(layer, caught)
         yield caught
     finally:
         for layer in layers:
@@ -65,6 +62,12 @@ def caught_maps(net: VisionTransformer) -> Iterator[list[Tensor]]:
         net.skips_unread_tokens = skips
         for layer, before in zip(layers, own, strict=True):
             layer.kernel = before
+
+
+def _refuse_uncaught(net: VisionTransformer, maps: list[Tensor]) -> None:
+    if len(maps) < len(layers := attentions(net)):
+        name = next((type(each).__name__ for each in layers if type(each).mix is not Attention.mix), "a block")
+        raise UsageError(f"{name} does not let its weights be caught: its `mix` must call `weigh` or `kernel`")
 
 
 class _Caught:
@@ -85,6 +88,7 @@ def plain_maps(net: Asked, images: Tensor) -> list[Tensor]:
         return net.attention(images)
     with caught_maps(net) as maps:
         net(images)
+    _refuse_uncaught(net, maps)
     return maps
 
 
@@ -97,6 +101,7 @@ def graded_maps(net: Asked, images: Tensor, classes: Tensor) -> tuple[list[Tenso
         return [each.detach() for each in theirs], [slope for slope in slopes if slope is not None]
     with torch.enable_grad(), caught_maps(net) as maps:
         found = net(images.detach().requires_grad_())
+        _refuse_uncaught(net, maps)
         gradients = torch.autograd.grad(found.gather(1, classes[:, None]).sum(), maps)
     return [each.detach() for each in maps], list(gradients)
 
@@ -394,17 +399,32 @@ def methods_of(net: Asked) -> dict[str, Callable[[Any, Tensor, Tensor], Tensor]]
         missing += () if any(stage.has_cells for stage in net.stages) else ("Grad-CAM",)
     else:
         attends = all(isinstance(getattr(block, "attn", None), Attention) for block in net.blocks)
+        attends = attends and _lets_maps_be_caught(net)
         missing = () if attends and net.global_pool in ("token", "avg", "map") else OF_ATTENTION
         missing = missing or (("rollout",) if _has_negative_weights(net) else ())
     return {name: method for name, method in METHODS.items() if name not in missing}
+
+
+def _lets_maps_be_caught(net: VisionTransformer) -> bool:
+    """Return whether each block applies a map of attention that can be caught; a ``mix`` of one's own is tried."""
+    if all(type(attention).mix is Attention.mix for attention in attentions(net)):
+        return True
+    try:
+        return bool(plain_maps(net, _noise(net)))
+    except UsageError:
+        return False
 
 
 def _has_negative_weights(net: VisionTransformer) -> bool:
     """Return whether attention of one's own has negative weights, as two images of noise show."""
     if all(attention.is_softmax for attention in attentions(net)):
         return False
+    return any(float(maps.min()) < -TINY for maps in plain_maps(net, _noise(net)))
+
+
+def _noise(net: VisionTransformer) -> Tensor:
     noise = torch.randn(2, net.in_chans, *net.img_size, generator=torch.Generator().manual_seed(0))
-    return any(float(maps.min()) < -TINY for maps in plain_maps(net, noise.to(next(net.parameters()))))
+    return noise.to(next(net.parameters()))
 
 
 def predicted(subject: Subject, images: Tensor, name: str) -> Tensor:

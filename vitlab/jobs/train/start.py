@@ -25,7 +25,7 @@ from vitlab.config.trust import changed_code, own_code
 from vitlab.data.base import ImageData
 from vitlab.data.record import TRAINED_ON, fingerprints
 from vitlab.errors import PARTS_FILE, RunFailed, Stopped, UsageError
-from vitlab.interface import deals_samples, fingerprint, redefines, trained
+from vitlab.interface import deals_samples, fingerprint, path_of, redefines, trained
 from vitlab.jobs.checkpoint import checkpoint_to_resume
 from vitlab.jobs.results import first_settings, settings_so_far
 from vitlab.jobs.terminal import close_log, log_to, print_error
@@ -44,7 +44,7 @@ from vitlab.runs.machine import cpu_name, git, installed_versions, uncommitted_c
 from vitlab.runs.manifest import read_manifest
 from vitlab.runs.matching import is_there
 from vitlab.runs.overwrite import discard, has_set_aside, prepare
-from vitlab.runs.records import now_utc, part_of
+from vitlab.runs.records import DataFacts, now_utc, part_of, wrong_values
 from vitlab.tasks.base import Task
 
 PACKAGES = ("vitlab", "torch", "torchvision", "lightning", "torchmetrics", "timm", "numpy", "jsonargparse", "wandb")
@@ -266,7 +266,7 @@ def write_facts(job: Job) -> None:
 
     Those that a resume may change, of data and groups, wait with its configuration for its first step.
     """
-    run, groups, data = job.run, _groups(job.task), fingerprint(job.data)
+    run, groups, data = job.run, _groups(job.task), readable_fingerprint(job.data)
     run.write("model.json", {**job.facts, "float32": float32_precision(job.trainer.strategy.root_device.type)})
     write = partial(_write_groups_and_data, job, groups, data)
     if job.record.waiting and is_there(run.path / "data.json"):
@@ -279,6 +279,19 @@ def write_facts(job: Job) -> None:
             with suppress(Exception):  # W&B never stops a training; its logger reports the failure
                 known = {**job.stored_config, "facts": _for_loggers(run, data)}
                 logger.experiment.config.update(known, allow_val_change=True)
+
+
+def readable_fingerprint(data: Any) -> dict[str, Any]:
+    """Return the fingerprint of data, which later commands read from ``data.json``.
+
+    Raises:
+        UsageError: It has a value in another form than vitlab reads there.
+    """
+    found = fingerprint(data)
+    for name, form in wrong_values(found, DataFacts).items():
+        what = f"`fingerprint` of {path_of(data)} must give `{name}` as {form}, or under another name"
+        raise UsageError(f"{what}: vitlab reads it in data.json; got {found[name]!r}")
+    return found
 
 
 def _groups(task: Any) -> list[dict[str, Any]]:
@@ -304,7 +317,7 @@ def _for_loggers(run: RunDir, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts, besides the configuration, by which W&B compares runs."""
     record = run.record
     commit = f"{record['commit']}{', with changes' if record['dirty'] else ''}" if record.get("commit") else None
-    hashes = {name: split.get("hash", split["n"]) for name, split in data.get("splits", {}).items()}
+    hashes = {name: split.get("hash") or split["n"] for name, split in data.get("splits", {}).items()}
     costs = {name: value for name, value in run.model.items() if name in ("parameters", "macs")}
     return {**costs, "commit": commit, "data": data.get("data"), "samples": hashes, "recipe": record.get("recipe")}
 

@@ -75,7 +75,10 @@ class Placed(PosEmbed):
         bias = self.method.bias(layer)
         if bias is None:
             return None
-        tokens = self._tokens(bias.shape[-1] - self.num_patches)
+        if (side := max(bias.shape[-2:])) == 1:  # of all tokens alike
+            return bias
+        bias = _whole(bias, side, side, 3)
+        tokens = self._tokens(side - self.num_patches)
         picked = bias.movedim(-3, -1)[..., tokens[..., None], tokens[..., None, :], :]
         return picked.movedim(-1, -3)
 
@@ -86,6 +89,8 @@ class Placed(PosEmbed):
         if related is None:
             return None
         tokens = self._tokens(k.shape[-2] - self.num_kept)
+        whole = k.shape[-2] - self.num_kept + self.num_patches
+        related = _whole(related, whole if has_all else related.shape[-2], whole, 4)
         related = self._gather(related.mT, tokens).mT
         return self._gather(related, tokens) if has_all else related
 
@@ -116,6 +121,12 @@ class Placed(PosEmbed):
         if tokens.ndim == 2 and x.ndim > 3:  # (B, A, L, d), or (2, B, A, L, d)
             tokens = tokens[:, None]
         return tokens[..., None].expand(*x.shape[:-2], -1, x.shape[-1])
+
+
+def _whole(logits: Tensor, queries: int, keys: int, ndim: int) -> Tensor:
+    """Return logits with a row for each query and a column for each key; a single one stands for all of them."""
+    rows, columns = (size if here == 1 else here for here, size in zip(logits.shape[-2:], (queries, keys), strict=True))
+    return logits.expand(*(1,) * (ndim - logits.ndim), *logits.shape[:-2], rows, columns)
 
 
 def _asks_for_order(method: PosEmbed, name: str) -> bool:

@@ -113,6 +113,7 @@ class Resizable(nn.Module):
                 if value is not None and own is not None and value.is_floating_point():
                     value = value.to(own)
                 _set_tensor(other, name, value)
+        _own_parts(other)
         other.fill_tables()
         return other
 
@@ -276,6 +277,14 @@ def _shared(module: Any) -> Any:
     return other
 
 
+def _own_parts(module: nn.Module) -> None:
+    """Give a module that :func:`_shared` made parts of its own, so that buffers set in them are not the original's."""
+    for name, part in module._modules.items():
+        if part is not None:
+            module._modules[name] = own = _shared(part)
+            _own_parts(own)
+
+
 def _set_tensor(module: nn.Module, name: str, value: Tensor | None) -> None:
     """Set a tensor of a module that :func:`_shared` made, or of a part of it, whose own parts stay as they are."""
     *path, leaf = name.split(".")
@@ -364,7 +373,7 @@ def resample_pos_embed(
     others = {key: value for key, value in state_dict.items() if not key.startswith(prefix)}
     (h, w), (new_h, new_w) = old_grid, pos_embed.grid_size
     sentence = f"positions: {pos_embed.policy_text(old, policy)} from {h} x {w} to {new_h} x {new_w}"
-    ratio = _norm_ratio(old, new)
+    ratio = _norm_ratio(old, new) if hasattr(pos_embed, "table") else None  # only of vectors
     sentences = [sentence if ratio is None else f"{sentence}, norm of a position x {ratio:.2f}"]
     return others | {prefix + key: value for key, value in new.items()}, sentences
 
