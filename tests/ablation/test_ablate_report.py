@@ -36,6 +36,7 @@ from vitlab.ablation.report.write import send_report, write_report
 from vitlab.analysis import Curve
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RunDir
+from vitlab.runs.standing import Standing
 from vitlab.stats import interval
 
 pytestmark = pytest.mark.slow
@@ -148,6 +149,30 @@ def finish(cell, images=500, layers=4):
     lines += [{"step": 10 * e, "epoch": e, "val/acc1": accuracy - 0.3 / (e + 1)} for e in range(4)]
     run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     analyze(run, cell, accuracy, rng, layers)
+
+
+def test_a_section_says_what_the_notes_of_all_cells_share_and_no_result_of_one():
+    def shared(*texts):
+        notes = [({"note": text}, Standing("current")) for text in texts]
+        runs = {i: SimpleNamespace(note=lambda name, note=note: note) for i, note in enumerate(notes)}
+        return analyses._note(SimpleNamespace(runs=runs), "any")
+
+    assert shared("calibration error 0.01 [0.00, 0.04]; 15 bins", "calibration error 0.25 [0.20, 0.30]; 15 bins") == ""
+    assert shared("9 images, mean of four, patches of 2 pixels", "9 images, mean of four, patches of 4 pixels") == (
+        "9 images, mean of four."
+    )
+    assert shared("9 images, pos_embed=learned, x", "9 images, pos_embed=none, y") == "9 images."
+    assert shared() == ""
+
+
+@pytest.mark.parametrize(("values", "cell"), [([0.2, 0.2], "0.2000"), ([0.0, 0.0], "0.0000 ± 0.0000"),
+                                              ([0.1, 0.3], "0.2000 ± 1.2706"), ([0.2], "0.2000")])  # fmt: skip
+def test_seeds_that_agree_have_no_interval_unless_nothing_has_changed(values, cell):
+    tables = [pd.DataFrame({"pixels": [1], "acc1": [value], "seed": [i]}) for i, value in enumerate(values)]
+    results = SimpleNamespace(ablation=SimpleNamespace(stats=SimpleNamespace(ci=0.95), seeds=(0, 1)))
+    curve = Curve(x="pixels", measures={"acc1": "accuracy"})
+    (row,) = analyses._arm_rows(results, "shift", curve, "a", tables)
+    assert analyses._cell(row, 4) == cell
 
 
 @pytest.fixture(scope="module")

@@ -250,6 +250,10 @@ def test_killed_and_shared_tuning_ends_as_if_undisturbed_and_its_evidence_gives_
     report = toy().report()
     page = report.files[1].read_text()
     toy().export("kept")
+    versions = sorted((lab.path / "kept/tune/history").iterdir())  # of the files that candidates ran under
+    assert versions
+    for path in versions:
+        assert path.read_bytes() == (toy().ablation.directory / "tune/history" / path.name).read_bytes()
     again = Lab("kept").report()
     assert again.files[1].read_text() == page and again.files[2].read_bytes() == report.files[2].read_bytes()
     assert Lab("kept").verify().is_green
@@ -377,7 +381,8 @@ def test_evidence_keeps_the_column_by_which_candidates_were_compared(tmp_path, m
     run.metrics.write_text(json.dumps(row) + "\n")
     _thin(run.metrics)
     assert run.rows() == [{"step": 10, "epoch": 0, logged: 0.5}]
-    assert Cell.validations(SimpleNamespace(ablation=SimpleNamespace(primary=metric), run=run)) == [(1, 0.5)]
+    parts = {"ablation": SimpleNamespace(primary=metric), "resolved": SimpleNamespace(config={})}
+    assert Cell.validations(SimpleNamespace(**parts, run=run)) == [(1, 0.5)]
 
 
 @pytest.mark.parametrize(
@@ -545,3 +550,23 @@ def test_a_candidate_whose_loss_becomes_nan_in_a_real_training_loses_and_its_arm
     failed = [json.loads(path.read_text()) for path in tmp_path.glob("runs/ablations/real/tune/*/*.failed.json")]
     assert [failure["kind"] for failure in failed] == ["diverged", "diverged"]
     assert len([*tmp_path.glob("runs/ablations/real/[nl]*/*/done.json")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("trainer", "expected"),
+    [
+        ({"max_epochs": 8, "val_check_interval": 0.25}, [0, 0, 0, 1, 1]),
+        ({"max_epochs": 8, "val_check_interval": 25}, [0, 0, 0, 1, 1]),
+        ({"max_epochs": 8}, [1, 1, 1, 1, 2]),
+        ({"max_epochs": 8, "val_check_interval": 1.0}, [1, 1, 1, 1, 2]),
+    ],
+)
+def test_a_validation_within_an_epoch_is_not_after_it(tmp_path, trainer, expected):
+    """Candidates were compared at the first validation of the epoch at whose end they wait, as in their warm-up."""
+    run = RunDir(tmp_path)
+    run.write("run.json", {"steps": 800})
+    rows = [{"step": step, "epoch": (step - 1) // 100, "val/acc1": step / 1000} for step in (25, 50, 75, 100, 125)]
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    resolved = SimpleNamespace(config={"trainer": trainer})
+    cell = SimpleNamespace(run=run, ablation=SimpleNamespace(primary="acc1"), resolved=resolved)
+    assert Cell.validations(cell) == [(epochs, row["val/acc1"]) for epochs, row in zip(expected, rows, strict=True)]

@@ -147,3 +147,6 @@ def test_the_time_left_of_a_resumed_cell_counts_the_epochs_of_its_present_work(t
     with run.metrics.open("a") as file:
         file.write("".join(json.dumps({**row, "epoch": 30 + i, "attempt": 2}) + "\n" for i, row in enumerate(rows[:2])))
     assert running_text(cell).endswith("epoch 32/40, about 240 s left")
+    with run.metrics.open("a") as file:  # the epoch that has begun is not done
+        file.write(json.dumps({"step": 310, "epoch": 32, "attempt": 2, "seconds_left": 456.7}) + "\n")
+    assert running_text(cell).endswith("epoch 33/40, about 457 s left")

@@ -716,8 +716,16 @@ def test_the_interval_of_a_verdict_is_of_95_percent():
     assert (verdict.difference, verdict.low, verdict.high) == pytest.approx((2, -0.484138, 4.484138))
 
 
-@pytest.mark.parametrize(("score", "where"), [(5.9, "inside"), (-3.9, "inside"), (6.0, "OUTSIDE")])
-def test_an_anchor_is_compared_with_the_interval_of_a_further_seed(monkeypatch, score, where):
+@pytest.mark.parametrize(
+    ("score", "published", "where"),
+    [
+        (5.9, [0.0, 1.0, 2.0], "inside the interval of a further seed"),
+        (-3.9, [0.0, 1.0, 2.0], "inside the interval of a further seed"),
+        (6.0, [0.0, 1.0, 2.0], "OUTSIDE the interval of a further seed"),
+        (1.1, [1.0], "whose seeds show no spread"),
+    ],
+)
+def test_an_anchor_is_compared_with_the_interval_of_a_further_seed(monkeypatch, score, published, where):
     """Of published scores of 0, 1 and 2: 1 -+ 4.303 (t of 2 degrees of freedom) x sqrt(1 + 1 / 3), which is 4.968."""
     answers = iter([{"few": np.array([1])}, {"few": np.array([2])}])
     bench, known = (
@@ -725,14 +733,14 @@ def test_an_anchor_is_compared_with_the_interval_of_a_further_seed(monkeypatch, 
             protocol=tiny(),
             record=lambda *words, own=own: {"rate": 0.01, "scores": {"few": own}},
             predictions=lambda *words: next(answers),
-            scores=lambda name: {"few": [0.0, 1.0, 2.0]},
+            scores=lambda name: {"few": published},
             run_cell=lambda *words: None,
         )
         for own in (score, 1.0)
     )
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     anchor = benches.check_anchor(bench, known)
-    assert f"{where} the interval of a further seed" in anchor.notes[0] and not anchor.is_paired
+    assert f", {where}" in anchor.notes[0] and not anchor.is_paired
 
 
 def test_a_single_seed_has_a_score_and_no_interval():

@@ -168,12 +168,13 @@ def check_anchor(bench: Bench, known: Bench) -> Anchor:
     score, values = bench.record(f"anchor.{name}", cell)["scores"][task], known.scores(name)[task]  # type: ignore[index]
     spread = contrast([values], [1.0])
     half = (spread.interval(0.95)[1] - spread.value) * (len(values) + 1) ** 0.5
-    where = "inside" if abs(score - spread.value) <= half else "OUTSIDE"
-    advice = "" if where == "inside" else "; do not trust the comparison: --anchors trains none and learned here"
+    is_inside = abs(score - spread.value) <= half
+    where = f"{'inside' if is_inside else 'OUTSIDE'} the interval of a further seed"
+    where = where if spread.is_testable else "whose seeds show no spread to judge that by"
+    advice = "" if is_inside else "; do not trust the comparison: --anchors trains none and learned here"
     note = (
         f"this machine does not repeat the published bits: the anchor scores {score:.4f} here and "
-        f"{theirs['scores'][task]:.4f} there, {where} the interval of a further seed, "
-        f"so seeds are not taken as pairs{advice}"
+        f"{theirs['scores'][task]:.4f} there, {where}, so seeds are not taken as pairs{advice}"
     )
     return Anchor([note], is_paired=False)
 

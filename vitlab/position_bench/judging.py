@@ -88,14 +88,16 @@ def judge(
 
 
 def score_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % t interval of a mean share of right answers, cut at 0 and 1; NaN for a single seed.
+    """Return the 95 % t interval of a mean share of right answers, cut at 0 and 1.
+
+    NaN for a single seed, and for seeds that agree exactly, which show no spread.
 
     Example:
         >>> low, high = score_interval([0.7, 1.0, 1.0])
         >>> high
         1.0
     """
-    return interval(values, exact=True, within=(0.0, 1.0))
+    return interval(values, within=(0.0, 1.0))
 
 
 def score_text(values: Sequence[float] | None, width: int = 1) -> str:
@@ -107,7 +109,7 @@ def score_text(values: Sequence[float] | None, width: int = 1) -> str:
 
     Example:
         >>> score_text([0.5, 0.5]), score_text(None)
-        ('50.0 [50.0, 50.0]', 'n/a')
+        ('50.0', 'n/a')
     """
     if not values:
         return "n/a"
@@ -116,7 +118,7 @@ def score_text(values: Sequence[float] | None, width: int = 1) -> str:
 
 
 def with_interval(mean: float, low: float, high: float, width: int = 1) -> str:
-    """Return a mean and its interval as text; the mean alone where a single seed has no interval.
+    """Return a mean and its interval as text; the mean alone where there is no interval.
 
     Example:
         >>> with_interval(2.0, 1.5, 2.5), with_interval(2.0, float("nan"), float("nan"))
@@ -129,11 +131,11 @@ def with_interval(mean: float, low: float, high: float, width: int = 1) -> str:
 def ranks(scores: Mapping[str, Scores], task: str) -> dict[str, tuple[float, float, float]]:
     """Return the mean rank of each method in a task over the seeds, 1 the best, with the 95 % interval of the mean.
 
-    The interval is cut at the first and the last rank, and NaN for a single seed.
+    The interval is cut at the first and the last rank. It is NaN for a single seed and for ranks that all agree.
 
     Example:
         >>> ranks({"a": {"few": [0.4, 0.5]}, "b": {"few": [0.3, 0.3]}}, "few")["a"]
-        (1.0, 1.0, 1.0)
+        (1.0, nan, nan)
     """
     names = [name for name in scores if task in scores[name]]
     if not names:
@@ -141,7 +143,7 @@ def ranks(scores: Mapping[str, Scores], task: str) -> dict[str, tuple[float, flo
     table: NDArray[np.float64] = distributions.rankdata([-np.asarray(scores[name][task]) for name in names], axis=0)
     within = (1.0, float(len(names)))
     return {
-        name: (float(row.mean()), *interval(row.tolist(), exact=True, within=within))
+        name: (float(row.mean()), *interval(row.tolist(), within=within))
         for name, row in zip(names, table, strict=True)
     }
 

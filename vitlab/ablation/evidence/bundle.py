@@ -29,6 +29,7 @@ OWN = (
     "readings.jsonl",
     "registered.json",
     "tune/chain.jsonl",
+    "tune/history/*.json",
     "tune/*/*.failed.json",
     "tune/*/try*.json",
 )

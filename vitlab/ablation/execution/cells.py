@@ -201,9 +201,10 @@ class Cell:
         return next((value for epochs, value in self.validations() if epochs >= epoch), None)
 
     def validations(self) -> list[tuple[int, float]]:
-        """Return the epochs trained and the primary metric of each validation so far."""
-        key = validation_key(self.ablation.primary)
-        return [(row["epoch"] + 1, row[key]) for row in self.run.rows() if key in row]
+        """Return the whole epochs trained and the primary metric of each validation so far."""
+        key, steps = validation_key(self.ablation.primary), _steps_of_an_epoch(self.resolved.config, self.run)
+        rows = [row for row in self.run.rows() if key in row]
+        return [(min(row["epoch"] + 1, row["step"] // steps) if steps else row["epoch"] + 1, row[key]) for row in rows]
 
     def is_waiting(self) -> bool:
         """Return whether it has reached the epoch where it must wait."""
@@ -296,6 +297,14 @@ class Cell:
             if same and parts != self.parts:
                 return run
         return None
+
+
+def _steps_of_an_epoch(config: Mapping[str, Any], run: RunDir) -> int:
+    """Return the steps of an epoch where validations are made within; 0 where they only end epochs."""
+    trainer = config.get("trainer") or {}
+    interval, epochs = trainer.get("val_check_interval"), trainer.get("max_epochs") or -1
+    ends_epochs = interval is None or (isinstance(interval, float) and interval == 1.0)  # 1 is each batch
+    return 0 if ends_epochs or epochs < 0 else max(0, run.record.get("steps", 0)) // epochs
 
 
 def table_of(run: RunDir, name: str) -> "pd.DataFrame | None":

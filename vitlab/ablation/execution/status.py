@@ -107,6 +107,8 @@ def running_text(cell: Cell) -> str:
         return f"{where}, starting"
     epoch, left = rows[-1]["epoch"] + 1, ""
     if epochs >= epoch and cell.run.metrics.stat().st_mtime > claim.get("started", math.inf):  # a row is of this claim
-        mine = {row["epoch"] for row in rows if row.get("attempt") == rows[-1].get("attempt")}
-        left = f", about {seconds * (epochs - epoch) / len(mine):.0f} s left"
+        mine = [row for row in rows if row.get("attempt") == rows[-1].get("attempt")]
+        begun = len({row["epoch"] for row in mine})
+        known = next((row["seconds_left"] for row in reversed(mine) if "seconds_left" in row), None)
+        left = f", about {seconds * (epochs - epoch) / begun if known is None else known:.0f} s left"
     return f"{where}, step {rows[-1]['step']}, {_epoch(cell, rows)}{left}"

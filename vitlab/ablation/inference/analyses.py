@@ -1,5 +1,7 @@
 """The analyses of the cells: curves over the seeds of an arm, from the tables of `vitlab analyze`."""
 
+import itertools
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -62,7 +64,7 @@ def _arm_rows(
             values = part[measure].dropna().tolist()
             if not values:
                 continue
-            low, high = interval(values, results.ablation.stats.ci, exact=True)
+            low, high = interval(values, results.ablation.stats.ci, exact=not any(values))  # no change at all is exact
             row = {"analysis": name, "arm": arm, "line": ", ".join(map(str, line)), "measure": measure, "x": float(x)}
             row |= {"n": len(values), "planned": len(results.ablation.seeds), "mean": sum(values) / len(values)}
             yield {**row, "low": low, "high": high, "half": (high - low) / 2}
@@ -75,9 +77,8 @@ def sections(results: CellResults, rows: Rows) -> list[Section]:
         mine, curve = [row for row in rows if row["analysis"] == name], ANALYSES[name].curve
         if mine and curve:
             ci = percent(results.ablation.stats.ci)
-            notes = sorted(set(_notes(results, name)))
             words = [curve.words, f"Mean over seeds ± half of its {ci} t interval; not tested, not adjusted."]
-            words += [curve.caution(tables_of(results, name)), *notes[:1]]
+            words += [curve.caution(tables_of(results, name)), _note(results, name)]
             tables = [_table(mine, curve, measure) for measure in dict.fromkeys(row["measure"] for row in mine)]
             found.append((f"Analysis: {name}", [*filter(None, words)], tables))
     lost = [
@@ -90,11 +91,13 @@ def sections(results: CellResults, rows: Rows) -> list[Section]:
     return found
 
 
-def _notes(results: CellResults, name: str) -> list[str]:
+def _note(results: CellResults, name: str) -> str:
+    """Return the beginning that the notes of all cells share, clause by clause: no number of a single cell."""
     noted = [run.note(name) for run in results.runs.values()]
-    return [
-        re.split(", pos_embed=|; ", note["note"])[0] + "." for note, now in noted if "note" in note and not now.is_stale
-    ]
+    texts = [note["note"] for note, now in noted if "note" in note and not now.is_stale]
+    clauses = [re.split(r", (?![^\[]*\])", re.split(", pos_embed=|; ", text)[0]) for text in texts]
+    shared = [same[0] for same in itertools.takewhile(lambda same: len({*same}) == 1, zip(*clauses, strict=False))]
+    return f"{', '.join(shared)}." if shared else ""
 
 
 def _not_done(results: CellResults, name: str) -> tuple[list[str], list[str]]:
@@ -132,4 +135,4 @@ def _table(rows: Rows, curve: Curve, measure: str) -> list[list[str]]:
 
 
 def _cell(row: dict[str, Any], digits: int) -> str:
-    return f"{row['mean']:z.{digits}f}" + (f" ± {row['half']:.{digits}f}" if row["n"] > 1 else "")
+    return f"{row['mean']:z.{digits}f}" + ("" if math.isnan(row["half"]) else f" ± {row['half']:.{digits}f}")

@@ -51,7 +51,9 @@ def _trained(arm: Resolved, record: Record, rows: list[dict[str, Any]]) -> dict[
     if steps < planned:  # stopped early: the schedule was for all steps
         from vitlab.tasks.optimizer import schedule
 
-        epoch = max((row["step"] for row in rows if row["epoch"] == 0), default=planned)
+        epochs = arm.config.get("trainer", {}).get("max_epochs") or -1
+        first = max((row["step"] for row in rows if row["epoch"] == 0), default=planned)
+        epoch = planned // epochs if epochs > 0 else first  # the first may be cut
         try:
             factor: Any = schedule(class_and_arguments(arm.config, "model")[1], planned, epoch)
         except KeyError:  # a task of the user's, whose rates its file does not tell
