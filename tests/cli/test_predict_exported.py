@@ -12,6 +12,7 @@ from PIL import Image
 
 from vitlab.cli.main import main
 from vitlab.jobs import predict as predictions
+from vitlab.shipped import card_beside, find_weights
 
 REPOSITORY = Path(__file__).parents[2]
 TINY = ["--trainer.max_epochs=1", "--trainer.logger=false", "--model.depth=1", "--model.embed_dim=24", "--quiet"]
@@ -165,3 +166,20 @@ def test_the_card_says_what_outputs_are(targets, outputs, columns, folder, tmp_p
     assert not reasons and list(found.columns) == ["path", *columns]
     for name, value in columns.items():
         assert found[name][0] == (value if isinstance(value, str) else pytest.approx(value, abs=1e-4))
+
+
+def test_shipped_weights_predict_photos_and_other_names_say_what_takes_them(folder, tmp_path, capsys):
+    image, word = str(folder / "photos" / "a.png"), "vitlab:photos64_vit"
+    for words, to in (([word], "a.csv"), (["--ckpt_path", word], "b.csv")):
+        assert main(["predict", *words, image, "-o", str(tmp_path / to), "--quiet"]) == 0
+    same(pd.read_csv(tmp_path / "b.csv"), found := pd.read_csv(tmp_path / "a.csv"))
+    assert found["class_1"].isin(json.loads(card_beside(find_weights(word)).read_text())["outputs"]).all()
+    capsys.readouterr()
+    for argv, told in [
+        (["timm:vit_tiny_patch16_224", image], "vitlab fit --init_from timm:vit_tiny_patch16_224"),
+        (["--ckpt_path", "nosuch.safetensors", image], "there is no file nosuch.safetensors, and "),
+        (["--ckpt_path", "vitlab:photos64", image], 'did you mean "photos64_vit"'),
+    ]:
+        assert main(["predict", *argv]) == 2
+        error = capsys.readouterr().err
+        assert told in error and error.count("\n") == 1

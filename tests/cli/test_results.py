@@ -83,6 +83,13 @@ def test_an_interval_of_two_seeds_ends_where_an_accuracy_ends(tmp_path, capsys) 
     assert "| 2 | 98.0 % of 360 |" in capsys.readouterr().out
 
 
+def test_an_accuracy_that_a_module_logs_in_percent_is_shown_as_it_is(tmp_path, capsys) -> None:
+    """It was multiplied by 100: 9320.0 %, in an interval that ended at 100."""
+    runs = [make_run(tmp_path / f"a{i}", i, acc1) for i, acc1 in enumerate((92.8, 93.2, 94.1))]
+    assert main(["results", *runs]) == 0
+    assert "| 3 | 93.4 % [91.7, 95.0] of 360 |" in capsys.readouterr().out
+
+
 def test_runs_without_a_seed_do_not_replace_each_other_or_seed_0(tmp_path, capsys) -> None:
     values = [(0, 0.90), (False, 0.91), (False, 0.92), (False, 0.92), (0, 0.93)]
     runs = [make_run(tmp_path / f"a{i}", seed, acc1) for i, (seed, acc1) in enumerate(values)]

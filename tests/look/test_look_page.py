@@ -34,7 +34,15 @@ from vitlab.errors import UsageError
 from vitlab.layers.attention import Attention
 from vitlab.look.charts import line_chart, matrix_chart, pair_chart, sparkline
 from vitlab.look.diagram import architecture, levels_of, steps_of
-from vitlab.look.facts import environment, first_words, outcome_facts, paired, predictions_of
+from vitlab.look.facts import (
+    environment,
+    first_words,
+    logged_curves,
+    outcome_facts,
+    paired,
+    predictions_of,
+    size_in_parameters,
+)
 from vitlab.look.growing import GrowingPage
 from vitlab.look.listed import has_images, listed
 from vitlab.look.live import LivePage
@@ -380,7 +388,8 @@ POINT = """
 viewer.load([given.page]);
 console.log(JSON.stringify(given.points.map((at) => {
   const shown = (map) => { Object.assign(viewer.state, { at, map, layer: 1, head: 1 }); return viewer.rows(); };
-  return ["attention", "T2T token layer 1"].map((map) => shown(map).map((row) => [row.value, row.from]));
+  return ["attention", "T2T token layer 1"].map((map) =>
+    shown(map).map((row) => [row.value, row.from]).concat([viewer.layered(0)]));
 })));
 """
 
@@ -410,11 +419,13 @@ def test_each_patch_that_is_pointed_at_shows_the_attention_of_the_cell_that_it_i
     for i, seen in enumerate((maps, first)):
         own = mean_of_cells(mean_of_cells(seen, 4).permute(2, 3, 0, 1), 2).permute(2, 3, 0, 1).flatten(2).numpy()
         for (y, x), said in zip(points, found, strict=True):
-            expected, values = own[int(y * seen.shape[0]), int(x * seen.shape[1])], [value for value, _ in said[i]]
+            expected, values = own[int(y * seen.shape[0]), int(x * seen.shape[1])], [row[0] for row in said[i][:-1]]
             np.testing.assert_allclose(values, expected, rtol=0, atol=float(seen.max()) / 65535)
     assert (
         found[34][0][0][1] == "row 4 column 4-6" and found[34][1][0][1] == "row 8-9 column 12-13"
     )  # the last are small
+    assert found[0][0][-1] == ""
+    assert found[0][1][-1].startswith("T2T token layer 1: seen from 4 x 4 patches together, and mapped for 2 x 2, ")
 
 
 def values_of(*shape):
@@ -777,6 +788,49 @@ def test_ticks_of_a_saved_curve_are_different_and_true_to_where_they_stand():
         scale = np.log if is_log else np.array
         share = (scale(numbers) - scale(low)) / (scale(high) - scale(low))
         assert heights == pytest.approx(200 - share * 170, abs=0.3)
+
+
+HIDDEN = """
+const names = ["a", "b", "c"], data = [[0, 1, 2], [0.1, 0.2, 0.3], [0.4, null, 0.6], [0.7, 0.8, 0.9]];
+const made = { scales: { x: { min: 0, max: 1 }, y: { min: 0, max: 1 } } };
+curves.curve.hidden.add("a");
+console.log(JSON.stringify([curves.plotRows(names, data, made), curves.plotDrawing("loss", names, data, made)]));
+"""
+
+
+@pytest.mark.skipif(NODE is None, reason="needs Node.js")
+def test_a_saved_curve_has_the_runs_and_the_steps_that_are_shown():
+    rows, drawing = in_node(HIDDEN, "curves")
+    assert [tuple(row.values()) for row in rows] == [("b", 0, 0.4), ("c", 0, 0.7), ("c", 1, 0.8)]
+    assert re.findall(">([abc])</text>", drawing) == ["b", "c"] and drawing.count("<path") == 3  # and the axes
+    colors = re.findall(r'stroke="(#[0-9A-F]{6})"', drawing)
+    assert colors == re.findall(r'fill="(#[0-9A-F]{6})"', drawing) and len({*colors}) == 2
+
+
+def test_each_metric_has_a_chart_and_what_is_no_metric_has_none(tmp_path):
+    rows = [
+        {"step": 5, "epoch": 0, "train/loss": 2.0, "lr": 0.1, "grad_norm": 1.5, "images_per_second": 99.0},
+        {"step": 9, "epoch": 0, "val/loss": 1.0, "val/mae": 3.0, "val/lrap": 0.5, "val_acc": 0.25, "note": "x"},
+    ]
+    runs = {name: RunDir(tmp_path / name) for name in "abcd"}
+    for run in runs.values():
+        run.path.mkdir()
+        run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert {chart: [*lines] for chart, lines in logged_curves({"a": runs["a"]}).items()} == {
+        "loss": ["train/loss", "val/loss"], "lr": ["lr"], "grad_norm": ["grad_norm"],
+        "acc": ["val_acc"], "lrap": ["val/lrap"], "mae": ["val/mae"],
+    }  # fmt: skip
+    many = logged_curves(runs)
+    assert [*many] == ["train/loss", "val/loss", "lr", "grad_norm", "val/lrap", "val/mae", "val_acc"]
+    assert all([*lines] == [*"abcd"] for lines in many.values())
+
+
+def test_the_size_in_parameters_a_network_counts_its_frozen_parameters(tmp_path):
+    run = RunDir(tmp_path)
+    run.write("model.json", {"parameters": 250, "parameters_total": 8050})
+    assert size_in_parameters(run) == 8050
+    run.write("model.json", {"parameters": 250})  # of an older vitlab
+    assert size_in_parameters(run) == 250
 
 
 ROWS = """

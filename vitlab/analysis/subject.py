@@ -429,7 +429,9 @@ class Finding:
             with atomic_write(path) as beside:
                 beside.write_bytes(figure_bytes(figure, form))
         with atomic_write(paths[0]) as beside:
-            self.table.to_csv(beside, index=False, float_format="%.6g")
+            kept = [name for name in self.table if str(name).startswith(("target/", "prediction/"))]  # all digits
+            table = self.table.astype(dict.fromkeys(kept, "float32")).astype(dict.fromkeys(kept, object))
+            table.to_csv(beside, index=False, float_format="%.6g")
         for form in set(get_args(Format)) - set(formats):
             (folder / f"{name}.{form}").unlink(missing_ok=True)
         return paths

@@ -14,7 +14,7 @@ from vitlab.config.options import check_topk
 from vitlab.errors import UsageError, escaped, not_finite
 from vitlab.lazy import quick_imports
 from vitlab.runs.directory import RunDir, find_directory, run_called
-from vitlab.shipped import card_beside
+from vitlab.shipped import LIBRARIES, card_beside, find_weights
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,9 +34,15 @@ def main(argv: list[str], features: bool = False) -> int:
     """Run ``vitlab predict``, or with ``features`` ``vitlab embed``, and return its exit code."""
     options, rest = _options(argv, features)
     output = _check_output(options.output)
-    if options.ckpt_path and Path(options.ckpt_path).is_file() and options.run and not _names_a_run(options.run):
-        options.run, options.images = None, [options.run, *options.images]
-    exported = Path(options.ckpt_path or options.run or "")
+    word = options.ckpt_path or options.run or ""
+    if word.startswith(LIBRARIES):
+        raise UsageError(f"{word} has no record of what it predicts: train it on, vitlab fit --init_from {word}")
+    exported = Path(find_weights(word))
+    if options.ckpt_path and options.run and not _names_a_run(options.run):
+        if exported.is_file():
+            options.run, options.images = None, [options.run, *options.images]
+        elif exported.suffix:
+            raise UsageError(f"there is no file {options.ckpt_path}, and {options.run} is no run")
     if _is_export(exported):
         if not options.ckpt_path:
             options.run = None
@@ -82,7 +88,7 @@ def _predict(
 
 
 def _predict_exported(path: Path, rest: list[str], options: Any, output: Path | None, features: bool) -> int:
-    """Predict with a file of ``vitlab export``, which needs no run."""
+    """Predict with a file of ``vitlab export`` or with shipped weights, which need no run."""
     if not path.is_file():
         raise UsageError(f"there is no file {path}")
     if features:

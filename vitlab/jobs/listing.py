@@ -23,7 +23,7 @@ from vitlab.shipped import as_typed
 
 Row = dict[str, Any]  # facts of a run by name: of its record, of its results (`test.acc1`), of its configuration
 RECORD = ("started", "ended", "seed", "host", "commit", "recipe", "attempts", "init_from", "error")
-NETWORK = ("parameters", "macs", "tokens")
+NETWORK = ("parameters", "parameters_total", "macs", "tokens")
 _OPERATORS = re.compile(r"([\w./@-]+)\s*(!=|<=|>=|==?|<|>)(.*)", re.DOTALL)
 PARTS = ("run", "code", "machine", "data", "network", "config", "numbers", "files")  # of one run, in this order
 _RUN = ("started", "ended", "attempts", "seed", "init_from", "resize", "error")

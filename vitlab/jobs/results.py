@@ -62,7 +62,7 @@ def record(run: RunDir) -> dict[str, Any]:
         **({"checkpoint": measured["checkpoint"]} if run.standing("test").kind == "other" else {}),
         "tokenizer": _choice(network, "tokenizer"),
         "pos_embed": _choice(network, "pos_embed"),
-        "parameters": model["parameters"],
+        "parameters": model.get("parameters_total") or model["parameters"],  # of the network, some may be frozen
         "macs": model.get("macs"),
         "data": data["data"],
         "train_n": splits.get("train", {}).get("n"),
@@ -230,13 +230,14 @@ def _bounds(values: list[float]) -> tuple[float, float] | None:
 
     if len(values) < 2:
         return None
-    low, high = interval(values, within=(0.0, 1.0))
+    low, high = interval(values, within=(0.0, 1.0 if max(values) <= 1 else 100.0))
     return None if math.isnan(low) else (low, high)
 
 
 def _accuracy(values: list[float]) -> str:
-    mean, bounds = f"{100 * statistics.mean(values):.1f} %", _bounds(values)
-    return f"{mean} [{100 * bounds[0]:.1f}, {100 * bounds[1]:.1f}]" if bounds else mean
+    factor = 100 if max(values) <= 1 else 1  # a module of the user's may log percent
+    mean, bounds = f"{factor * statistics.mean(values):.1f} %", _bounds(values)
+    return f"{mean} [{factor * bounds[0]:.1f}, {factor * bounds[1]:.1f}]" if bounds else mean
 
 
 def _published(command: str) -> str | None:

@@ -95,7 +95,8 @@ function buildKeys() { // one legend for all charts: points a run out, or takes 
     };
   }
 }
-function plotDrawing(kind, names, data, made) { // the part that is shown, as SVG with text
+function plotDrawing(kind, all, lines, made) { // the part that is shown, as SVG with text
+  const [names, data] = shownLines(all, lines);
   const rows = plotted(data), { min, max } = made.scales.x, { min: low, max: high } = made.scales.y;
   const scale = (v) => (curve.log ? Math.log(v) : v), x = (v) => 60 + ((v - min) / (max - min || 1)) * 320;
   const y = (v) => 200 - ((scale(v) - scale(low)) / (scale(high) - scale(low) || 1)) * 170;
@@ -104,16 +105,20 @@ function plotDrawing(kind, names, data, made) { // the part that is shown, as SV
   shown.forEach((v, i) => parts.push('<text x="55" y="' + (y(v) + 4).toFixed(1) + '" text-anchor="end">' + words[i] + "</text>"));
   parts.push('<text x="60" y="216">' + tickLabel(min, max - min) + '</text><text x="220" y="216" text-anchor="middle">step</text><text x="380" y="216" text-anchor="end">' + tickLabel(max, max - min) + "</text>");
   rows.slice(1).forEach((row, i) => {
-    if (curve.hidden.has(names[i % names.length])) return;
-    const { stroke, dash } = lineStyle(names[i % names.length], names), is_raw = i >= names.length;
+    const { stroke, dash } = lineStyle(names[i % names.length], all), is_raw = i >= names.length;
     const points = row.map((v, k) => (v === null || rows[0][k] < min || rows[0][k] > max ? null : x(rows[0][k]).toFixed(1) + " " + y(v).toFixed(1))).filter(Boolean);
     if (points.length) parts.push('<path d="M' + points.join("L") + '" fill="none" stroke="' + stroke + '" stroke-dasharray="' + dash.join(" ") + '" stroke-width="' + (is_raw ? 0.5 : 1.5) + '"/>');
   });
-  names.forEach((name, i) => parts.push('<text x="60" y="' + (236 + 14 * i) + '" fill="' + lineStyle(name, names).stroke + '">' + escaped(name) + "</text>"));
+  names.forEach((name, i) => parts.push('<text x="60" y="' + (236 + 14 * i) + '" fill="' + lineStyle(name, all).stroke + '">' + escaped(name) + "</text>"));
   return parts.join("") + "</svg>\n";
 }
-function plotRows(names, data) {
-  return names.flatMap((name, i) => data[0].map((step, k) => ({ name, step, value: data[i + 1][k] })).filter((row) => row.value !== null));
+function plotRows(all, lines, made) {
+  const [names, data] = shownLines(all, lines), { min, max } = made.scales.x;
+  return names.flatMap((name, i) => data[0].map((step, k) => ({ name, step, value: data[i + 1][k] })).filter((row) => row.value !== null && row.step >= min && row.step <= max));
+}
+function shownLines(names, data) { // without the runs that the key hides
+  const kept = names.map((_, i) => i).filter((i) => !curve.hidden.has(names[i]));
+  return [kept.map((i) => names[i]), [data[0], ...kept.map((i) => data[i + 1])]];
 }
 function drawPlots() {
   for (const one of plots) {
@@ -142,7 +147,7 @@ function buildCurves() {
     plots.push(one);
     const every = Math.max(...Object.values(lines).map((line) => line.every));
     if (every > 1) el("p", card, { className: "note", textContent: "one point of " + every + " is shown" });
-    saveButtons(card, kind, () => plotRows(names, data), () => plotDrawing(kind, names, data, one.made));
+    saveButtons(card, kind, () => plotRows(names, data, one.made), () => plotDrawing(kind, names, data, one.made));
   }
   smooth.oninput = () => { curve.smooth = Number(smooth.value); drawPlots(); };
   log.onchange = () => { curve.log = log.checked; drawPlots(); };
@@ -155,5 +160,5 @@ function buildCurves() {
   buildKeys();
   drawPlots();
 }
-if (typeof module !== "undefined") module.exports = { curve, plotDrawing, tickLabels }; // for node
+if (typeof module !== "undefined") module.exports = { curve, plotDrawing, plotRows, tickLabels }; // for node
 else if (content("metrics")) buildCurves();

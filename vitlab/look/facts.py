@@ -1,6 +1,7 @@
 """Facts about a run for its page, and its card in a notebook, from the files in its directory."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
@@ -27,7 +28,8 @@ from vitlab.runs.standing import Standing
 from vitlab.stats import mcnemar, paired_interval
 from vitlab.tables import in_short
 
-CURVES = ("loss", "acc1", "lr", "grad_norm")
+CHARTS = {"loss": "loss", "acc1": "acc1", "lr": "(?<![a-z])lr(?![a-z])", "grad_norm": "grad_norm"}  # what keys have
+NOT_DRAWN = ("step", "epoch", "attempt", "images_per_second", "data_wait", "seconds_left", "mfu")
 NAMED_FIRST = {"tokenizer": "tokenizer", "pos_embed": "positions"}  # arguments of a network
 MANY = 4  # runs from which on a page begins with a table of them
 MOST_CLASSES = 60  # largest confusion matrix on a page
@@ -48,13 +50,32 @@ def config_of(run: RunDir) -> dict[str, str]:
     return dotted(content)
 
 
+def size_in_parameters(run: RunDir) -> int | None:
+    """Return the number of parameters of a run's network, frozen ones too; None if it is not recorded.
+
+    Example:
+        >>> size_in_parameters(RunDir("runs/first"))
+        106716
+    """
+    model = run.read("model.json")
+    return model.get("parameters_total") or model.get("parameters")
+
+
 Points = list[tuple[float, float]]
 
 
-def logged_curves(runs: dict[str, RunDir]) -> dict[str, dict[str, Points]]:
-    """Return loss, accuracy, learning rate and gradient norm, as far as any run has them: for each the points by name.
+def _chart_of(key: str) -> tuple[int, str]:
+    """Return the place and the name of the chart of a logged key: one of :data:`CHARTS`, or the metric's own."""
+    last = key.rpartition("/")[2]
+    known = [(place, kind) for place, (kind, form) in enumerate(CHARTS.items()) if re.search(form, last)]
+    return known[0] if known else (len(CHARTS), re.sub("^(train|val|test)[/_]", "", key))
 
-    Of :data:`MANY` runs and more, what is logged has a chart of its own, in which a line is a run.
+
+def logged_curves(runs: dict[str, RunDir]) -> dict[str, dict[str, Points]]:
+    """Return what runs have logged as charts, of each the points by line: loss, accuracy, learning rate and gradient
+    norm, as far as any run has them, then the other metrics of training and validation, each with a chart of its own.
+
+    Of :data:`MANY` runs and more, every key has a chart of its own, in which a line is a run.
 
     Example:
         >>> list(logged_curves({"first": RunDir("runs/first")})["loss"])
@@ -65,11 +86,12 @@ def logged_curves(runs: dict[str, RunDir]) -> dict[str, dict[str, Points]]:
         for row in run.rows():
             at = row.get("step", row.get("epoch"))
             for key, value in row.items():
-                kind = next((c for c in CURVES if c in key.rpartition("/")[2] and isinstance(value, int | float)), None)
-                if kind and at is not None and math.isfinite(value):
-                    chart, line = (kind, f"{name} {key}" if len(runs) > 1 else key) if len(runs) < MANY else (key, name)
-                    lines = found.setdefault((CURVES.index(kind), chart), {})
-                    lines.setdefault(line, []).append((float(at), float(value)))
+                if key in NOT_DRAWN or at is None or not isinstance(value, int | float) or not math.isfinite(value):
+                    continue
+                place, kind = _chart_of(key)
+                chart, line = (kind, f"{name} {key}" if len(runs) > 1 else key) if len(runs) < MANY else (key, name)
+                lines = found.setdefault((place, chart), {})
+                lines.setdefault(line, []).append((float(at), float(value)))
     return {chart: found[at, chart] for at, chart in sorted(found)}
 
 
@@ -111,7 +133,8 @@ def numbers_of(run: RunDir) -> dict[str, Any] | None:
         result = run.measured(split)
         if metrics := split_metrics(result):
             first = "acc1" if "acc1" in metrics else next(iter(metrics))
-            head = f"{100 * metrics[first]:.2f} %" if first == "acc1" else f"{metrics[first]:.4g}"
+            factor = 100 if metrics[first] <= 1 else 1  # a module of the user's may log percent
+            head = f"{factor * metrics[first]:.2f} %" if first == "acc1" else f"{metrics[first]:.4g}"
             counts = {k: f" on {result[f'{k}_images']:.0f} images" for k in metrics if f"{k}_images" in result}
             texts = {k: f"{k} {in_short(v)}" if isinstance(v, float) else f"{k} {v}" for k, v in metrics.items()}
             others = [text + counts.get(k, "") for k, text in texts.items() if k != first]
@@ -139,7 +162,7 @@ def first_words(run: RunDir) -> list[str]:
     words = [f"{run_status(run, record)}{': ' if ending else ''}{ending['text'] if ending else ''}"]
     content = parse_own(run.config.read_text()) if run.config.is_file() else {}
     (model, args), (data, _) = (class_and_arguments(content, part) for part in ("model", "data"))
-    size = run.read("model.json").get("parameters")
+    size = size_in_parameters(run)
     network = [(model or "unknown").rpartition(".")[2]]
     for key in (key for key in NAMED_FIRST if args.get(key) is not None):
         network.append(f"{NAMED_FIRST[key]} {str(choice_text(args[key])).partition('(')[0]}")

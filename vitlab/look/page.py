@@ -27,6 +27,7 @@ from vitlab.look.facts import (
     overview_of,
     paired,
     predictions_of,
+    size_in_parameters,
 )
 from vitlab.look.listed import has_images, listed
 from vitlab.look.moments import SHOWN, moments_of
@@ -183,7 +184,7 @@ def _run(name: str, run: RunDir, subject: Subject | None, found: SplitPrediction
         "environment": environment(run),
     }
     facts |= {"numbers": None if outcome else numbers_of(run), "doubts": doubts_of(run)}
-    facts |= {"first": first_words(run), "size": run.read("model.json").get("parameters")}
+    facts |= {"first": first_words(run), "size": size_in_parameters(run)}
     return {**facts, "config": list(config_of(run).items()), "wrong": _mistakes(outcome, subject)}
 
 

@@ -66,6 +66,11 @@ function seenFrom(packed, map, from, to) { // of one of several maps, the part s
   return [spread(packed.subarray(start, start + size), to), to];
 }
 function splitOf(net) { return nets[net].shape.splits[Number(state.map.slice(SPLIT.length)) - 1]; }
+function together(query, key) { return "seen from " + query + " x " + query + " patches together" + (key > 1 ? ", and mapped for " + key + " x " + key : "") + ", for the page to stay small; a number is the mean of its cell"; }
+function layeredOf(net) { // whether patches of the token layer that is shown share a cell
+  const split = state.map.startsWith(SPLIT) ? splitOf(net) : null;
+  return split && split.query[2] > 1 ? state.map + ": " + together(split.query[2], split.key[2]) : "";
+}
 function viewpoints(net) { // the layout of the patches that the large map can be seen from; null where it is seen from none
   const { grid, query } = nets[net].shape;
   if (state.map === POSITIONS) return [...grid, 1];
@@ -225,6 +230,7 @@ function draw() {
     net.tiles.forEach((tile, i) => paint(tile, ...tiles[n][i], common));
     net.common.textContent = net.shape.unseen || "every layer (rows, first above) and head (columns), all from 0 to " + number(common[1]);
     net.said.textContent = saidOf(net, n);
+    net.layered.textContent = layeredOf(n);
     net.number.textContent = numberUnderPointer(net, n, map);
   });
   drawDifference();
@@ -412,10 +418,8 @@ function buildStages() {
       draw();
     };
     const { depth, heads, query, key } = net.shape;
-    if (depth > 0 && query > 1) {
-      const text = "seen from " + query + " x " + query + " patches together" + (key > 1 ? ", and mapped for " + key + " x " + key : "") + ", for the page to stay small; a number is the mean of its cell";
-      el("div", left, { className: "note", textContent: text });
-    }
+    if (depth > 0 && query > 1) el("div", left, { className: "note", textContent: together(query, key) });
+    net.layered = el("div", left, { className: "note" });
     net.common = el("div", right, { className: "note" });
     const all = el("div", right, { className: "heads" });
     all.style.gridTemplateColumns = "repeat(" + heads + ", minmax(14px, " + Math.max(24, Math.min(96, 400 / Math.max(depth, heads))) + "px))";
@@ -433,4 +437,4 @@ function buildStages() {
   draw();
 }
 if (typeof module === "undefined") { if (content("data")) buildViewer(); }
-else module.exports = { state, load: (pages) => { nets = pages; cache.clear(); }, read, shown: mapShown, large, difference, rows: rowsShown, range, number, share }; // for node
+else module.exports = { state, load: (pages) => { nets = pages; cache.clear(); }, read, shown: mapShown, large, difference, rows: rowsShown, range, number, share, layered: layeredOf }; // for node
