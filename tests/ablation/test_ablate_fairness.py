@@ -123,6 +123,21 @@ def test_steps_and_learning_rates_of_a_report_are_those_of_the_runs(tmp_path):
     assert mismatches(found, as_trained(results))["learned"][-1] == "sum of learning rates 0.25, none has 1"
 
 
+def test_a_training_that_stops_in_its_first_epoch_is_in_the_warm_up_of_the_whole_one(tmp_path):
+    """The steps that it made were taken for an epoch, in which the rate rises to its peak."""
+    found = ablation(tmp_path, {"pos_embed": POS_EMBED})
+    recipe = {"lr": 0.1, "lr_scheduler": "linear", "warmup_epochs": 1, "cooldown_epochs": 0}
+    recipe |= {"warmup_lr": 0.0, "min_lr": 0.0}
+    config = {"model": recipe, "trainer": {"max_epochs": 4}}
+    arms = [replace(arm, config={**arm.config, **config}) for arm in resolved(found, [100, 100])]
+    rates = [0.1 * schedule(recipe, 40, 10)(step) for step in range(40)]
+    run = RunDir(tmp_path / "run")
+    run.write("run.json", {"steps": 40, "sum_of_learning_rates": sum(rates)})
+    run.metrics.write_text(json.dumps({"step": 5, "epoch": 0}) + "\n")
+    _, learned = as_trained(CellResults(found, arms, arms, runs={("learned", 0): run}))
+    assert learned.length == {"steps": 5, "sum_of_learning_rates": pytest.approx(sum(rates[:5]))}
+
+
 def test_a_training_that_stops_early_counts_the_steps_that_it_trained_and_is_read_once(tmp_path, monkeypatch):
     found = ablation(tmp_path, {"pos_embed": POS_EMBED})
     recipe = {"lr": 0.1, "lr_scheduler": "linear", "warmup_epochs": 0, "cooldown_epochs": 0}

@@ -10,6 +10,7 @@ from vitlab.callbacks import console as shown
 from vitlab.callbacks.checkpoint import Checkpoint as VitlabCheckpoint
 from vitlab.callbacks.console import Console, EpochTable, EvaluationConsole
 from vitlab.callbacks.record import RunRecord
+from vitlab.errors import Stopped
 from vitlab.runs.directory import RunDir
 
 
@@ -129,6 +130,30 @@ def test_an_epoch_without_steps_after_a_resume_has_no_speed(tmp_path, lines):
     RunDir(tmp_path).write("model.json", {"flops": 1000})
     fit(tmp_path, record, Console(record), enable_progress_bar=True)
     assert lines and not any("images/s" in line for line in lines)
+
+
+def test_the_line_of_an_epoch_that_is_resumed_after_its_validation_has_its_metrics(tmp_path, lines):
+    """They were in the rows alone."""
+
+    class Stops(VitlabCheckpoint):
+        def _end_batch(self, trainer, fetcher):
+            self.stopped_by = 15 if trainer.fit_loop.epoch_loop.batch_idx == last_batch else None
+            super()._end_batch(trainer, fetcher)
+
+    def run(folder, **given):
+        options = {"max_epochs": 1, "val_check_interval": 4, "enable_progress_bar": True}
+        at_work = trainer(folder, *recorded(folder), Stops(), **options)
+        at_work.fit(task(), batches(size=2), loader(batch=6), **given)
+
+    last_batch = None
+    run(tmp_path / "whole")
+    last_batch = 4  # of 0 to 5, after the validation
+    with pytest.raises(Stopped):
+        run(tmp_path / "cut")
+    last_batch = None
+    run(tmp_path / "cut", ckpt_path=tmp_path / "cut/checkpoints/last.ckpt", weights_only=True)
+    whole, resumed = (re.sub(r" {2,6}[\d,]+ images/s.*", "", line) for line in lines)
+    assert "val/loss" in whole and resumed == whole
 
 
 def test_quiet_prints_nothing_and_without_a_terminal_there_is_no_bar(tmp_path, lines, capsys):
