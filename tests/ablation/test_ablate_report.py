@@ -324,7 +324,8 @@ def test_curves_are_means_over_seeds_with_the_number_of_them(folder):
     assert "position: not done for none: there is no table" in report
     table = pd.read_csv(folder / "summary.csv")
     rows = table[(table["kind"] == "analysis") & (table["analysis"] == "scramble") & (table["arm"] == "none")]
-    assert (rows["high"] - rows["low"]).to_numpy() == pytest.approx(2 * rows["half"].to_numpy())
+    assert (rows["high"] - rows["low"]).to_numpy() == pytest.approx(2 * rows["half"].to_numpy(), nan_ok=True)
+    assert rows["half"].notna().sum() >= 4  # where seeds agree there is none
     results = pd.read_csv(folder / "results.csv")
     each = results[(results["metric"] == "scramble/flipped") & (results["pos_embed"] == "none")]["value"]
     finest = rows[(rows["measure"] == "flipped") & (rows["x"] == 16)]["mean"].item()
