@@ -85,6 +85,16 @@ def table(rows: Sequence[dict[str, Any]], columns: dict[str, str]) -> str:
     return "\n".join(printable(f"| {' | '.join(line)} |") for line in lines)
 
 
+def percent_factor(accuracies: Sequence[float]) -> int:
+    """Return the factor that makes percent of accuracies: 1 where a module of the user's has logged percent itself.
+
+    Example:
+        >>> percent_factor([0.93, 0.94]), percent_factor([93.2, 94.1])
+        (100, 1)
+    """
+    return 100 if max(accuracies) <= 1 else 1
+
+
 def in_short(value: float, places: int = 4) -> str:
     """Return a number with four decimal places, or ``places``; one that has a digit there or none, with as many digits.
 

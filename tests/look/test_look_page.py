@@ -41,7 +41,6 @@ from vitlab.look.facts import (
     outcome_facts,
     paired,
     predictions_of,
-    size_in_parameters,
 )
 from vitlab.look.growing import GrowingPage
 from vitlab.look.listed import has_images, listed
@@ -823,14 +822,6 @@ def test_each_metric_has_a_chart_and_what_is_no_metric_has_none(tmp_path):
     many = logged_curves(runs)
     assert [*many] == ["train/loss", "val/loss", "lr", "grad_norm", "val/lrap", "val/mae", "val_acc"]
     assert all([*lines] == [*"abcd"] for lines in many.values())
-
-
-def test_the_size_in_parameters_a_network_counts_its_frozen_parameters(tmp_path):
-    run = RunDir(tmp_path)
-    run.write("model.json", {"parameters": 250, "parameters_total": 8050})
-    assert size_in_parameters(run) == 8050
-    run.write("model.json", {"parameters": 250})  # of an older vitlab
-    assert size_in_parameters(run) == 250
 
 
 ROWS = """

@@ -9,6 +9,7 @@ import pytest
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RunDir
 from vitlab.runs.openings import note_opening, openings
+from vitlab.runs.records import parameters_of
 
 DATA = {"class_names": ["a", "b"], "mean": [0.5], "std": [0.25]}
 
@@ -109,3 +110,12 @@ def test_an_opening_that_cannot_be_noted_or_counted_is_an_error_unless_the_run_i
             note_opening(tmp_path, "test", "best.ckpt", {})
         with pytest.raises(OSError, match="openings"):
             openings(tmp_path, "test")
+
+
+def test_the_size_of_a_network_counts_its_frozen_parameters(tmp_path):
+    run = RunDir(tmp_path)
+    run.write("model.json", {"parameters": 250, "parameters_total": 8050})
+    assert parameters_of(run.read("model.json")) == 8050
+    run.write("model.json", {"parameters": 250})  # of an older vitlab
+    assert parameters_of(run.read("model.json")) == 250
+    assert parameters_of({}) is None

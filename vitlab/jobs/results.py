@@ -18,9 +18,9 @@ from vitlab.models.sizes import PUBLISHED
 from vitlab.objects import as_yaml
 from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import read_manifest
-from vitlab.runs.records import Record, split_metrics
+from vitlab.runs.records import Record, parameters_of, split_metrics
 from vitlab.shipped import as_typed
-from vitlab.tables import table
+from vitlab.tables import percent_factor, table
 
 _COLUMNS = {
     "command": "{typed}",
@@ -62,7 +62,7 @@ def record(run: RunDir) -> dict[str, Any]:
         **({"checkpoint": measured["checkpoint"]} if run.standing("test").kind == "other" else {}),
         "tokenizer": _choice(network, "tokenizer"),
         "pos_embed": _choice(network, "pos_embed"),
-        "parameters": model.get("parameters_total") or model["parameters"],  # of the network, some may be frozen
+        "parameters": parameters_of(model),
         "macs": model.get("macs"),
         "data": data["data"],
         "train_n": splits.get("train", {}).get("n"),
@@ -230,12 +230,12 @@ def _bounds(values: list[float]) -> tuple[float, float] | None:
 
     if len(values) < 2:
         return None
-    low, high = interval(values, within=(0.0, 1.0 if max(values) <= 1 else 100.0))
+    low, high = interval(values, within=(0.0, 100 / percent_factor(values)))
     return None if math.isnan(low) else (low, high)
 
 
 def _accuracy(values: list[float]) -> str:
-    factor = 100 if max(values) <= 1 else 1  # a module of the user's may log percent
+    factor = percent_factor(values)
     mean, bounds = f"{factor * statistics.mean(values):.1f} %", _bounds(values)
     return f"{mean} [{factor * bounds[0]:.1f}, {factor * bounds[1]:.1f}]" if bounds else mean
 

@@ -22,11 +22,11 @@ from vitlab.look.charts import confusions_table, line_chart, matrix_chart
 from vitlab.runs.directory import RunDir
 from vitlab.runs.lock import run_status
 from vitlab.runs.manifest import read_manifest
-from vitlab.runs.records import split_metrics
+from vitlab.runs.records import parameters_of, split_metrics
 from vitlab.runs.same_images import Facts, same_images
 from vitlab.runs.standing import Standing
 from vitlab.stats import mcnemar, paired_interval
-from vitlab.tables import in_short
+from vitlab.tables import in_short, percent_factor
 
 CHARTS = {"loss": "loss", "acc1": "acc1", "lr": "(?<![a-z])lr(?![a-z])", "grad_norm": "grad_norm"}  # what keys have
 NOT_DRAWN = ("step", "epoch", "attempt", "images_per_second", "data_wait", "seconds_left", "mfu")
@@ -48,17 +48,6 @@ def config_of(run: RunDir) -> dict[str, str]:
     """
     content = parse_own(run.config.read_text()) if run.config.is_file() else {}
     return dotted(content)
-
-
-def size_in_parameters(run: RunDir) -> int | None:
-    """Return the number of parameters of a run's network, frozen ones too; None if it is not recorded.
-
-    Example:
-        >>> size_in_parameters(RunDir("runs/first"))
-        106716
-    """
-    model = run.read("model.json")
-    return model.get("parameters_total") or model.get("parameters")
 
 
 Points = list[tuple[float, float]]
@@ -133,8 +122,8 @@ def numbers_of(run: RunDir) -> dict[str, Any] | None:
         result = run.measured(split)
         if metrics := split_metrics(result):
             first = "acc1" if "acc1" in metrics else next(iter(metrics))
-            factor = 100 if metrics[first] <= 1 else 1  # a module of the user's may log percent
-            head = f"{factor * metrics[first]:.2f} %" if first == "acc1" else f"{metrics[first]:.4g}"
+            value = metrics[first]
+            head = f"{percent_factor([value]) * value:.2f} %" if first == "acc1" else f"{value:.4g}"
             counts = {k: f" on {result[f'{k}_images']:.0f} images" for k in metrics if f"{k}_images" in result}
             texts = {k: f"{k} {in_short(v)}" if isinstance(v, float) else f"{k} {v}" for k, v in metrics.items()}
             others = [text + counts.get(k, "") for k, text in texts.items() if k != first]
@@ -144,7 +133,7 @@ def numbers_of(run: RunDir) -> dict[str, Any] | None:
                 "name": "accuracy" if first == "acc1" else first,
                 "n": f"{result['n']:.0f} " if "n" in result else "",
                 "others": ", ".join(others),
-                "value": metrics[first],
+                "value": value,
             }
             return {**facts, "of": _weights(run, result)}
     return None
@@ -162,7 +151,7 @@ def first_words(run: RunDir) -> list[str]:
     words = [f"{run_status(run, record)}{': ' if ending else ''}{ending['text'] if ending else ''}"]
     content = parse_own(run.config.read_text()) if run.config.is_file() else {}
     (model, args), (data, _) = (class_and_arguments(content, part) for part in ("model", "data"))
-    size = size_in_parameters(run)
+    size = parameters_of(run.read("model.json"))
     network = [(model or "unknown").rpartition(".")[2]]
     for key in (key for key in NAMED_FIRST if args.get(key) is not None):
         network.append(f"{NAMED_FIRST[key]} {str(choice_text(args[key])).partition('(')[0]}")

@@ -27,7 +27,6 @@ from vitlab.look.facts import (
     overview_of,
     paired,
     predictions_of,
-    size_in_parameters,
 )
 from vitlab.look.listed import has_images, listed
 from vitlab.look.moments import SHOWN, moments_of
@@ -36,6 +35,7 @@ from vitlab.look.viewer import BUDGET, data_url, packed, pictures_of, shape_of
 from vitlab.look.written import MARK
 from vitlab.runs.directory import RunDir
 from vitlab.runs.machine import own_version
+from vitlab.runs.records import parameters_of
 
 HOME = Path(__file__).parent
 WRONG = 12  # largest number of mistakes shown
@@ -184,7 +184,7 @@ def _run(name: str, run: RunDir, subject: Subject | None, found: SplitPrediction
         "environment": environment(run),
     }
     facts |= {"numbers": None if outcome else numbers_of(run), "doubts": doubts_of(run)}
-    facts |= {"first": first_words(run), "size": size_in_parameters(run)}
+    facts |= {"first": first_words(run), "size": parameters_of(run.read("model.json"))}
     return {**facts, "config": list(config_of(run).items()), "wrong": _mistakes(outcome, subject)}
 
 

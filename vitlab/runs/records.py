@@ -226,6 +226,16 @@ class ModelFacts(TypedDict, total=False):
     float32: dict[str, str]  # format that matrix products and convolutions round float32 to
 
 
+def parameters_of(model: Mapping[str, Any]) -> int | None:
+    """Return the number of parameters of a network by its ``model.json``, frozen ones too; None if it is not recorded.
+
+    Example:
+        >>> parameters_of({"parameters": 250, "parameters_total": 8050}), parameters_of({"parameters": 250})
+        (8050, 250)
+    """
+    return model.get("parameters_total") or model.get("parameters")  # older runs have only those that are trained
+
+
 RECORDS = {"run.json": Record, "results.json": Results, "data.json": DataFacts, "model.json": ModelFacts}
 _WAYS = {
     Record: "remove it; resuming the run writes it again",

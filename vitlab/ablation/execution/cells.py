@@ -202,7 +202,8 @@ class Cell:
 
     def validations(self) -> list[tuple[int, float]]:
         """Return the whole epochs trained and the primary metric of each validation so far."""
-        key, steps = validation_key(self.ablation.primary), _steps_of_an_epoch(self.resolved.config, self.run)
+        key, config = validation_key(self.ablation.primary), self.resolved.config
+        steps = steps_of_an_epoch(config, self.run.record) if _validates_within(config) else 0
         rows = [row for row in self.run.rows() if key in row]
         return [(min(row["epoch"] + 1, row["step"] // steps) if steps else row["epoch"] + 1, row[key]) for row in rows]
 
@@ -299,12 +300,20 @@ class Cell:
         return None
 
 
-def _steps_of_an_epoch(config: Mapping[str, Any], run: RunDir) -> int:
-    """Return the steps of an epoch where validations are made within; 0 where they only end epochs."""
-    trainer = config.get("trainer") or {}
-    interval, epochs = trainer.get("val_check_interval"), trainer.get("max_epochs") or -1
-    ends_epochs = interval is None or (isinstance(interval, float) and interval == 1.0)  # 1 is each batch
-    return 0 if ends_epochs or epochs < 0 else max(0, run.record.get("steps", 0)) // epochs
+def steps_of_an_epoch(config: Mapping[str, Any], record: Mapping[str, Any]) -> int:
+    """Return the steps that an epoch of a run has by its plan; 0 where they are not known.
+
+    Example:
+        >>> steps_of_an_epoch({"trainer": {"max_epochs": 4}}, {"steps": 40})
+        10
+    """
+    epochs = (config.get("trainer") or {}).get("max_epochs") or -1
+    return max(0, record.get("steps", 0)) // epochs if epochs > 0 else 0
+
+
+def _validates_within(config: Mapping[str, Any]) -> bool:
+    interval = (config.get("trainer") or {}).get("val_check_interval")
+    return not (interval is None or (isinstance(interval, float) and interval == 1.0))  # 1 is each batch
 
 
 def table_of(run: RunDir, name: str) -> "pd.DataFrame | None":

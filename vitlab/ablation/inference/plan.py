@@ -25,6 +25,7 @@ from vitlab.ablation.inference.words import deviations, exploratory
 from vitlab.errors import preview
 from vitlab.jobs.terminal import terminal_as_it_was
 from vitlab.runs.processes import as_it_was
+from vitlab.runs.records import parameters_of
 from vitlab.stats import detectable, levels
 from vitlab.tables import columns, records
 
@@ -102,7 +103,7 @@ def _cost(ablation: Ablation, left: list[Cell], workers: int) -> list[str]:
 
 
 def _bytes(arm: Resolved) -> float:
-    return (arm.model.get("parameters_total") or arm.model.get("parameters") or 0) * (2 * 12 + 2 * 4)  # float32, Adam
+    return (parameters_of(arm.model) or 0) * (2 * 12 + 2 * 4)  # float32, Adam
 
 
 def _table(resolved: list[Resolved]) -> list[str]:

@@ -105,6 +105,7 @@ class Resizable(nn.Module):
         if getattr(self, "order", None) is not None:
             raise ValueError("permuted positions cannot be resized to another grid")
         other = self.view(grid_size=grid_size)
+        _own_parts(other)
         state = self.saved_tensors()
         resized = other.resized_state(state, self.grid_size, policy or "usual")
         own = next((value for value in (*self.parameters(), *self.buffers()) if value.is_floating_point()), None)
@@ -113,7 +114,6 @@ class Resizable(nn.Module):
                 if value is not None and own is not None and value.is_floating_point():
                     value = value.to(own)
                 _set_tensor(other, name, value)
-        _own_parts(other)
         other.fill_tables()
         return other
 
@@ -278,7 +278,7 @@ def _shared(module: Any) -> Any:
 
 
 def _own_parts(module: nn.Module) -> None:
-    """Give a module that :func:`_shared` made parts of its own, so that buffers set in them are not the original's."""
+    """Give a module that :func:`_shared` made parts of its own, so that tensors set in them are not the original's."""
     for name, part in module._modules.items():
         if part is not None:
             module._modules[name] = own = _shared(part)
@@ -286,11 +286,10 @@ def _own_parts(module: nn.Module) -> None:
 
 
 def _set_tensor(module: nn.Module, name: str, value: Tensor | None) -> None:
-    """Set a tensor of a module that :func:`_shared` made, or of a part of it, whose own parts stay as they are."""
+    """Set a tensor of a module that :func:`_shared` made, or of one of its own parts."""
     *path, leaf = name.split(".")
     for part in path:
-        own = module._modules[part] = _shared(module._modules[part])
-        module = own
+        module = module._modules[part]  # type: ignore[assignment]
     module._parameters.pop(leaf, None)
     module._buffers.pop(leaf, None)
     module.__dict__[leaf] = value
