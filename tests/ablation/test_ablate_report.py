@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 
 from vitlab.ablation.evidence.verify import verify_evidence
 from vitlab.ablation.execution.cells import Resolved, cells_of
+from vitlab.ablation.execution.tuning import trials
 from vitlab.ablation.file.settings import WandB
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.inference import analyses, images
@@ -31,7 +32,8 @@ from vitlab.ablation.inference.plan import plan_of
 from vitlab.ablation.inference.words import chance
 from vitlab.ablation.report import drawings, write
 from vitlab.ablation.report.drawings import figures
-from vitlab.ablation.report.sections import _answer, _hours, _without_claims
+from vitlab.ablation.report.sections import _answer, _hours, _lost, _without_claims
+from vitlab.ablation.report.tuned import tuning_section
 from vitlab.ablation.report.write import send_report, write_report
 from vitlab.analysis import Curve
 from vitlab.errors import UsageError
@@ -610,6 +612,25 @@ def test_a_finished_cell_without_its_metric_is_named(finished):
     write_report(ablation, arms, None, False)
     page = (ablation.directory / "report/report.md").read_text()
     assert "| learned | 2/3 |" in page and "| learned | 1 | done | acc1 is nan |" in page
+
+
+def test_arms_that_are_not_built_or_not_tuned_have_cells_without_a_result(write_axes, monkeypatch, tmp_path):
+    """The report said that every planned cell is done, and that every arm had tried its candidates."""
+    monkeypatch.chdir(tmp_path)
+    tune = {"model.depth": [1, 2, 3], "seeds": [100]}
+    results = write_axes({"pos": ("none", "learned", "rope2d")}, name="tuned", tune=tune)
+    known = [replace(arm, config={"model": {}, "data": {}}) for arm in results.resolved[:2]]
+    results = collect(results.ablation, known)
+    for trial in trials(results.ablation, known[:1]):
+        cell = trial.cells[0]
+        cell.run.write("done.json", {"parts": cell.parts})
+        cell.run.write("results.json", {"val": {"acc1": 0.5, "checkpoint": "last.ckpt"}})
+    (_, (text, *_), _), *_ = tuning_section(results)
+    assert text.startswith("Every arm tries the same 3 candidates") and text.endswith("; 3 of 9 are over so far.")
+    results = collect(results.ablation, known)
+    assert [row[:3] for row in _lost(results)[:3]] == [["none", str(seed), "missing"] for seed in range(3)]
+    others = [[arm, "all", "missing", f"not {verb} yet"] for arm, verb in (("learned", "tuned"), ("rope2d", "built"))]
+    assert _lost(results)[3:] == others
 
 
 def test_a_metric_that_no_cell_has_does_not_replace_the_report_by_an_empty_one(finished):

@@ -52,13 +52,9 @@ def report_sections(found: Findings) -> list[Section]:
     parts += analyses.sections(results, found.curves)
     parts += tuning_section(results)
     parts.append(("Fairness", _fairness_words(results), [_fairness_table(found)]))
-    lost = [[name, str(seed), state, _why(results, name, seed)] for (name, seed), state in results.states.items()]
-    lost = [row for row in lost if row[2] != "done" or row[3]]
-    lost += [[arm, "all", "given up", why] for arm, why in given_up_arms(results)]
-    if lost:
-        parts.append(("Cells without a result", [], [[["arm", "seed", "state", "why"], *lost]]))
-    else:
-        parts.append(("Cells without a result", ["None: every planned cell is done."], []))
+    lost = [["arm", "seed", "state", "why"], *_lost(results)]
+    words = [] if len(lost) > 1 else ["None: every planned cell is done."]
+    parts.append(("Cells without a result", words, [] if words else [lost]))
     parts.append(("Provenance", _provenance(results), []))
     parts.append(("Protocol", protocol.sentences(ablation), []))
     return parts
@@ -247,6 +243,16 @@ def _fairness_table(found: Findings) -> Table:
         for row in rows
     ]
     return [["arm", *(key.replace("_", " ") for key in keys), "images/s"], *lines]
+
+
+def _lost(results: CellResults) -> Table:
+    """Return arm, seed, state and reason of each planned cell without a result, a row for all seeds of an arm."""
+    rows = [[name, str(seed), state, _why(results, name, seed)] for (name, seed), state in results.states.items()]
+    rows = [row for row in rows if row[2] != "done" or row[3]]
+    lost, built = dict(given_up_arms(results)), {arm.arm.name for arm in results.known}
+    rows += [[arm, "all", "given up", why] for arm, why in lost.items()]
+    others = [arm.name for arm in results.ablation.arms if not results.arm(arm.name) and arm.name not in lost]
+    return rows + [[arm, "all", "missing", f"not {'tuned' if arm in built else 'built'} yet"] for arm in others]
 
 
 def _why(results: CellResults, name: str, seed: int) -> str:

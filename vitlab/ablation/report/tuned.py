@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from vitlab.ablation.execution.tuning import Trial, at_border, choices, given_up, trials
 from vitlab.ablation.file.settings import Range, Tune
+from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.words import Section, decimals
 from vitlab.ablation.report.drawings import Rows, arm_style, draw, legend, style
@@ -22,7 +23,7 @@ def tuning_section(results: CellResults) -> list[Section]:
     if tune is None:
         return []
     tried = trials(ablation, results.known)
-    chosen, words = choices(ablation, tried), [*_rules(tune, tried)]
+    chosen, words = choices(ablation, tried), [*_rules(ablation, tune, tried)]
     for arm, trial in chosen.items():
         for key in at_border(ablation, trial.values):
             words.append(f"{arm}: the best `{key}`, {trial.values[key]}, is at the border of the search space.")
@@ -37,10 +38,12 @@ def tuning_section(results: CellResults) -> list[Section]:
     return [("Tuning", words, [[["arm", *tune.space, f"val {ablation.primary}", ""], *rows]])]
 
 
-def _rules(tune: Tune, tried: list[Trial]) -> list[str]:
-    """Return the declared rules of the tuning."""
+def _rules(ablation: Ablation, tune: Tune, tried: list[Trial]) -> list[str]:
+    """Return the declared rules of the tuning, and how far it is while it is not over."""
     how, seeds = SEARCHED[tune.search].format(n=tune.budget), ", ".join(map(str, tune.seeds))
-    words = [f"Every arm tried {how} on the validation split, seeds {seeds}."]
+    over, count = sum(t.is_over for t in tried), len(ablation.arms) * tune.budget
+    verb, left = ("tried", "") if over == count else ("tries", f"; {over} of {count} are over so far")
+    words = [f"Every arm {verb} {how} on the validation split, seeds {seeds}{left}."]
     if tune.halving:
         those = "of all that come so far" if tune.search == "tpe" else "of an arm's candidates"
         words.append(
