@@ -238,6 +238,23 @@ def test_a_cell_is_compared_with_its_record_of_the_evaluated_split(done, lab, mo
     assert f"{first[0]['cell']}: measured 2 times, with 2 different results" in words
 
 
+@pytest.mark.parametrize("is_older", [False, True])
+@pytest.mark.parametrize("other", ["weights", "metrics", "predictions"])
+def test_a_training_that_gives_the_same_numbers_again_has_equal_results(done, lab, other, is_older):
+    """The bytes of its checkpoint, whose hash the result holds, are other ones after each training."""
+    home = lab.path / "runs/ablations/toy"
+    record = next(iter(chain.read_chain(home).measured("val").values()))[0]
+    assert record["hashes"]["metrics"]
+    for changed in ({"result": "1" * 64, other: "2" * 64}, {}):  # the last one lies there
+        hashes = {k: v for k, v in {**record["hashes"], **changed}.items() if k != "metrics" or not is_older}
+        chain.append(home, "cell", cell=record["cell"], id=record["id"], split="val", hashes=hashes)
+    found = done().verify()
+    is_seen = other == "predictions" or (other == "metrics" and not is_older)
+    assert found.is_green
+    words = "2 different results" if is_seen else "equal results"
+    assert f"{record['cell']}: measured 3 times, with {words}" in found.notes
+
+
 @pytest.mark.parametrize(
     ("stated", "told"), [(222592.03, ""), (222593.0, "mae is 222593, its predictions give 222592")]
 )

@@ -292,7 +292,7 @@ def test_predictions_of_candidates_may_be_gone_if_that_is_allowed_but_nothing_el
     assert allowed.is_green
     results = gone.parent / "results.json"
     results.write_text(results.read_text().replace('"acc1": 0.', '"acc1": 0.9'))
-    assert "not as it was recorded: result" in str(toy().verify(allow_missing=True))
+    assert "not as it was recorded: metrics, result" in str(toy().verify(allow_missing=True))
     measured = next(lab.path.glob("runs/ablations/toy/none/s*/predictions"))
     shutil.rmtree(measured)
     assert "there is no val.parquet of predictions" in str(toy().verify(allow_missing=True))

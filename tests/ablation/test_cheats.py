@@ -92,13 +92,13 @@ def test_a_result_alone(toy):
 @cheat("a better loss in the results")
 def test_a_number_that_predictions_do_not_tell(toy):
     change(cell() / "results.json", '"loss": 0.', '"loss": 0.0')
-    refused("not as it was recorded: result")
+    refused("not as it was recorded: metrics, result")
 
 
 @cheat("better predictions and the result of these")
 def test_predictions_and_result_together(toy):
     better(cell())
-    refused("not as it was recorded: predictions, result")
+    refused("not as it was recorded: metrics, predictions, result")
 
 
 @cheat("another table of an analysis")
@@ -139,7 +139,7 @@ def test_a_seed_under_the_name_of_another(toy):
     shutil.copytree(good, bad)
     refused("config.yaml has seed 1")
     change(bad / "config.yaml", "seed_everything: 1", "seed_everything: 0")
-    refused("not as it was recorded: predictions, result")
+    refused("not as it was recorded: metrics, predictions, result")
 
 
 @cheat("results and weights of two arms are exchanged")
@@ -177,7 +177,7 @@ def test_other_targets(toy):
     table.to_parquet(path, index=False)
     change(cell() / "results.json", '"acc1": 0.', '"acc1": 1.0, "was": 0.')
     assert "its images or their targets are not those of none/s" in str(
-        refused("not as it was recorded: predictions, result")
+        refused("not as it was recorded: metrics, predictions, result")
     )
 
 
@@ -192,7 +192,7 @@ def test_hard_images_are_left_out(toy):
         results["val"] |= {"acc1": 1.0, "n": float(len(table))}
         place.write_text(json.dumps(results))
     found = refused("images, the split has 10000")
-    assert len(found.problems) == 4 and str(found).count("not as it was recorded: predictions, result") == 4
+    assert len(found.problems) == 4 and str(found).count("not as it was recorded: metrics, predictions, result") == 4
 
 
 @cheat("claims are registered again when candidates of the tuning are known")
@@ -339,7 +339,7 @@ def test_checksums_are_written_again(toy):
     started().export("kept")
     better(cell(home=Path("kept")))
     rewrite_sums(Path("kept"))
-    assert "not as it was recorded: predictions, result" in str(Lab("kept").verify())
+    assert "not as it was recorded: metrics, predictions, result" in str(Lab("kept").verify())
 
 
 @cheat("everything is forged: predictions, results, chain and checksums")

@@ -22,7 +22,7 @@ from vitlab.errors import named
 from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import file_digest
 from vitlab.runs.matching import matching
-from vitlab.runs.records import now_utc
+from vitlab.runs.records import now_utc, split_metrics
 
 FILE = "chain.jsonl"
 NO_RECORD = "0" * 64  # before the first
@@ -181,7 +181,8 @@ def hashes_of(run: RunDir, split: str) -> dict[str, Any]:
         "config": file_digest(run.config),
         "data": file_digest(run.path / "data.json"),
         "weights": result.get("sha256"),
-        "result": _hash(json.dumps(result, sort_keys=True).encode()),
+        "result": _hash(json.dumps(result, sort_keys=True).encode()),  # with the hash of the weights' file
+        "metrics": _hash(json.dumps(split_metrics(result), sort_keys=True).encode()),
         "predictions": table_digest(predictions) if predictions.is_file() else None,
         "environment": environment_of(run),
     }

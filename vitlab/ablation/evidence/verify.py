@@ -305,11 +305,18 @@ def _compare_chain(found: _Found, part: _Part) -> None:
 
 
 def _count_again(found: _Found, part: _Part) -> None:
-    """Tell of cells that were measured with several results, and of those that lie there no more."""
+    """Tell of cells that were measured with several weights, and of those that lie there no more.
+
+    A file of weights has other bytes after each training, so results are compared by what all records tell of them:
+    metrics (not in those of 0.2.0 or before) and predictions.
+    """
     for name, mine in part.records.items():
-        kinds = {record["hashes"]["result"] for record in mine}
-        if len(kinds) > 1:
-            found.notes.append(f"{part.named(name)}: measured {len(mine)} times, with {len(kinds)} different results")
+        hashes = [record["hashes"] for record in mine]
+        if len({each["result"] for each in hashes}) > 1:
+            keys = [key for key in ("metrics", "predictions") if all(each.get(key) for each in hashes)] or ["result"]
+            kinds = len({tuple(each[key] for key in keys) for each in hashes})
+            words = f"{kinds} different results" if kinds > 1 else "equal results"
+            found.notes.append(f"{part.named(name)}: measured {len(mine)} times, with {words}")
     gone = [part.named(name) for name in part.recorded if not part.is_kept(name)]
     lost = [name for name in gone if name in found.missing or not part.ablation.is_evidence or part.prefix]
     found.missing |= dict.fromkeys(lost, "measured and recorded, but its folder is gone")
