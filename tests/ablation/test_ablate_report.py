@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 
 from vitlab.ablation.evidence.verify import verify_evidence
 from vitlab.ablation.execution.cells import Resolved, cells_of
+from vitlab.ablation.execution.status import foreign_cells_text
 from vitlab.ablation.execution.tuning import trials
 from vitlab.ablation.file.settings import WandB
 from vitlab.ablation.file.spec import read_ablation
@@ -631,6 +632,16 @@ def test_arms_that_are_not_built_or_not_tuned_have_cells_without_a_result(write_
     assert [row[:3] for row in _lost(results)[:3]] == [["none", str(seed), "missing"] for seed in range(3)]
     others = [[arm, "all", "missing", f"not {verb} yet"] for arm, verb in (("learned", "tuned"), ("rope2d", "built"))]
     assert _lost(results)[3:] == others
+
+
+def test_finished_cells_of_arms_that_the_file_no_longer_has_are_counted(write_axes, monkeypatch, tmp_path):
+    """Neither status nor report said a word about cells of an arm that was dropped or renamed."""
+    monkeypatch.chdir(tmp_path)
+    results = write_axes({"pos": ("none", "learned")})
+    for arm, parts in (("table", {"code": "0"}), ("rope2d", {}), ("none", {"config": "0", "code": ""})):
+        RunDir(results.ablation.directory / arm / "s0-0123456789").write("done.json", {"parts": parts})
+    text = "; also finished cells that are not in this plan: 1 with other config and data, 2 of arms that the file no "
+    assert foreign_cells_text(results.ablation, results.resolved) == f"{text}longer has"
 
 
 def test_a_metric_that_no_cell_has_does_not_replace_the_report_by_an_empty_one(finished):

@@ -360,7 +360,8 @@ def for_each(look: Callable[[Cell], Any], cells: Sequence[Cell]) -> list[Any]:
 def others(ablation: Ablation, resolved: Sequence[Resolved | None]) -> dict[str, list[str]]:
     """Return the finished runs that are not cells of the present plan, and which parts of their identity differ.
 
-    Those that stand for a stale cell of the plan are counted there.
+    There are no such parts where the file no longer has the arm. Those that stand for a stale cell of the plan are
+    counted there.
     """
     planned = {cell.name: cell for cell in cells_of(ablation, [arm for arm in resolved if arm])}
     probed, names = {arm.arm.name for arm in resolved if arm}, {arm.name for arm in ablation.arms}
@@ -369,7 +370,10 @@ def others(ablation: Ablation, resolved: Sequence[Resolved | None]) -> dict[str,
     for path in matching(ablation.directory, "*/s*-*/done.json"):
         arm, parts = path.parent.parent.name, _parts(RunDir(path.parent))
         name = f"{arm}/{path.parent.name}"
-        if name in planned or arm not in names:
+        if name in planned:
+            continue
+        if arm not in names:
+            found[name] = []
             continue
         same = [c for c in planned.values() if c.name.rpartition("-")[0] == name.rpartition("-")[0]]
         differing = [

@@ -70,7 +70,10 @@ def status_of(ablation: Ablation, resolved: list[Resolved | None], lost: Contain
 def foreign_cells_text(ablation: Ablation, resolved: list[Resolved | None]) -> str:
     """Return how many finished runs are not cells of the present plan, and why; empty if there are none."""
     counts = Counter(" and ".join(parts) for parts in others(ablation, resolved).values())
-    kinds = ", ".join(f"{n} with other {parts}" for parts, n in counts.items())
+    kinds = ", ".join(
+        f"{n} with other {parts}" if parts else f"{n} of arms that the file no longer has"
+        for parts, n in counts.items()
+    )
     return f"; also finished cells that are not in this plan: {kinds}" if counts else ""
 
 
