@@ -458,6 +458,21 @@ def test_an_arm_that_is_added_later_has_looks_of_its_own(tmp_path, monkeypatch):
     assert [row.answer.looks.counts for row in found.arms[1:]] == [(5,), (3, 5)]
 
 
+def test_a_renamed_arm_keeps_its_looks(tmp_path, monkeypatch):
+    """The same numbers had smaller p values, and the report told of fewer looks."""
+    monkeypatch.chdir(tmp_path)
+    values, present = draw(np.random.default_rng(0), [0, 1, 1], 5, 0.5), {"a0": 5, "a2": 5}
+    looks = []
+    for name, identity, n in (("a1", "1", 3), ("a1", "1", 5), ("b1", "1", 5), ("a1", "1", 5), ("c1", "2", 5)):
+        results = results_of(tmp_path, ["a0", name, "a2"], 5)
+        append(results.ablation.directory, "cell", cell=f"{name}/s0-{identity}")
+        append(results.ablation.directory, "cell", cell="a0/s0-0")
+        found = report_of(results, values, {**present, name: n})
+        looks.append((found.arms[1].answer.looks.counts, found.arms[2].answer.looks.counts))
+    assert looks == [((3,), (5,)), *[((3, 5), (5,))] * 3, ((5,), (5,))]  # the last is another arm
+    assert len(read_chain(results.ablation.directory).of("look")) == 3
+
+
 def test_a_seed_that_diverged_is_no_seed_to_come(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     results = results_of(tmp_path, ["a0", "a1", "a2"], 5)

@@ -7,12 +7,12 @@ values of t tests (Jennison and Turnbull 2000).
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitlab.ablation.evidence.chain import FILE, append, read_chain
+from vitlab.ablation.evidence.chain import FILE, Chain, append, read_chain
 from vitlab.ablation.file.spec import Ablation
 from vitlab.errors import UsageError
 from vitlab.runs.atomic import write_text
@@ -149,8 +149,32 @@ def _known(ablation: Ablation) -> list[dict[str, Any]]:
         except (ValueError, TypeError, KeyError) as error:
             text = f"{history(ablation)}, line {i}, is no look: p values would not count it; put a copy in its place"
             raise UsageError(text) from error
-    chain = read_chain(ablation.directory)
-    return [*found, *(dict(record) for record in (chain.of("look") if chain else ()))]
+    if chain := read_chain(ablation.directory):
+        names = _names(chain, {arm.name for arm in ablation.arms})
+        found += [_as_named_now(record, names) for record in chain.of("look")]
+    return found
+
+
+def _names(chain: Chain, arms: Set[str]) -> dict[str, set[str]]:
+    """Return other names of the file's arms: those under which a cell of the same seed and identity was measured."""
+    known: dict[str, set[str]] = {}  # seed and identity: arms
+    for record in chain.of("cell"):
+        arm, _, cell = record["cell"].partition("/")
+        known.setdefault(cell, set()).add(arm)
+    return {arm: set[str]().union(*(names for names in known.values() if arm in names)) - arms for arm in arms}
+
+
+def _as_named_now(look: Mapping[str, Any], names: Mapping[str, Set[str]]) -> dict[str, Any]:
+    """Return a look with its arms as the file calls them now: the numbers of a renamed arm were seen, too."""
+    if "had" not in look:
+        return dict(look)
+    old, had = set[str]().union(*names.values()), {}
+    for metric, seeds in look["had"].items():
+        had[metric] = {arm: mine for arm, mine in seeds.items() if arm not in old}
+        for arm, others in names.items():
+            if mine := [seed for name in (arm, *sorted(others)) for seed in seeds.get(name, ())]:
+                had[metric][arm] = list(dict.fromkeys(mine))
+    return {**look, "had": had}
 
 
 def _next(ablation: Ablation, seeds: Sequence[int], had: Had | None = None) -> tuple[Looks, dict[str, Any] | None]:
