@@ -1,16 +1,20 @@
 """ViTs of Hugging Face's transformers and of torchvision compute the same here, with random weights."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
 from PIL import Image
+from timm.models import save_for_hf
 
 import vitlab
 from vitlab.cli.main import main
 from vitlab.errors import UsageError
+from vitlab.jobs.checkpoint import load_initial
 from vitlab.jobs.find_subject import View, named_subject
 from vitlab.jobs.terminal import open_terminal
 from vitlab.models import create_model
@@ -18,11 +22,21 @@ from vitlab.models.convert_peers import hf_state, peer_file, peer_images, peer_o
 from vitlab.models.load import load_weights
 from vitlab.models.vit import VisionTransformer
 from vitlab.runs.directory import RunDir
+from vitlab.tasks import Classifier
 from vitlab.tasks.distillation import read_teacher
 
 SIZE = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
 WIDE = SIZE | {"intermediate_size": 48, "image_size": (32, 48)}  # ViT and DeiT take other heights than widths
 MLP = SIZE | {"intermediate_size": 48}
+OF_TIMM = {
+    "img_size": 32,
+    "patch_size": 8,
+    "embed_dim": 24,
+    "depth": 2,
+    "num_heads": 2,
+    "mlp_ratio": 2,
+    "num_classes": 2,
+}
 EQUAL = {
     "ViTModel": ("ViT", WIDE),
     "ViTForImageClassification": ("ViT", MLP | {"qkv_bias": False, "num_labels": 5}),
@@ -277,6 +291,35 @@ def test_a_network_of_another_library_is_fine_tuned_analyzed_and_used_as_a_teach
     assert (facts["mean"], facts["statistics_from"]) == (HOW["image_mean"], "given")
     assert main(["analyze", "cost", "hf:theirs", "--images", "photos/a"]) == 0
     assert read_teacher("hf:theirs").mean == tuple(HOW["image_mean"])
+
+
+@pytest.mark.parametrize("library", ["hf", "timm"])
+@pytest.mark.parametrize(("stated", "is_other"), [("ab", False), ("ba", True), (["LABEL_0", "LABEL_1"], False)])
+def test_classes_that_a_library_states_are_compared_with_those_of_the_data(tmp_path, library, stated, is_other):
+    if library == "hf":
+        theirs = random_net("ViTForImageClassification", "ViT", MLP | {"id2label": dict(enumerate(stated))})
+        theirs.save_pretrained(tmp_path)
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(LEFT_OUT["the shortest edge"]))
+        source = f"hf:{tmp_path}"
+    else:
+        theirs = timm.create_model("vit_tiny_patch16_224", **OF_TIMM)
+        save_for_hf(theirs, tmp_path, {"label_names": list(stated)}, OF_TIMM)
+        source = f"timm:local-dir:{tmp_path}"
+    for i in range(6):
+        (folder := tmp_path / "photos" / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (32, 32), (20 * i, 100, 50)).save(folder / f"{i}.png")
+    arguments = ["--data=ImageFolder", f"--data.root={tmp_path}/photos", "--data.num_workers=0"]
+    subject = named_subject(source, View(), arguments)
+    assert subject.is_elsewhere == is_other
+    with pytest.raises(ValueError, match="of other names or order") if is_other else nullcontext():
+        read_teacher(source).align_with_data(subject.data)
+    task = Classifier(
+        **net_arguments() | {"norm_eps": 1e-6 if library == "timm" else 1e-12}, num_classes=2, pos_embed="learned"
+    )
+    new = task.net.head.weight.clone()
+    told = load_initial(task, subject.data, source, resize="usual", grid=None)
+    assert torch.equal(task.net.head.weight, new) == is_other
+    assert ("head: not loaded, the file's is in another order than the data's" in told) == is_other
 
 
 def net_arguments():

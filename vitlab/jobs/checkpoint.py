@@ -20,7 +20,8 @@ from vitlab.config.parser import user_mistakes
 from vitlab.errors import UsageError, preview
 from vitlab.interface import has_grid, network, own_answer, path_of, redefines
 from vitlab.layers.resample import ResizePolicy
-from vitlab.models.load import NEW_HEAD, load_weights, outputs_of
+from vitlab.models.create import load_of_library, stated_classes
+from vitlab.models.load import NEW_HEAD, load_weights, network_args, outputs_of
 from vitlab.models.weights_file import check_readable, facts_beside, read_content, read_weights, weights_digest
 from vitlab.runs.atomic import as_umask, atomic_write
 from vitlab.runs.directory import RunDir
@@ -28,6 +29,7 @@ from vitlab.runs.fence import Fence
 from vitlab.runs.format import read_resumable
 from vitlab.runs.shards import read_checkpoint
 from vitlab.runs.standing import checksum
+from vitlab.shipped import LIBRARIES, find_weights
 from vitlab.tasks.regressor import refuse_own_units
 
 
@@ -200,38 +202,58 @@ def load_resized(
     return sentences
 
 
-def load_initial(task: Any, data: Any, file: Path, **how: Any) -> list[str]:
-    """Load weights for a training to start with; the head stays new where the file's is for other classes or targets.
+def load_initial(task: Any, data: Any, source: str | Path, **how: Any) -> list[str]:
+    """Load weights for a training to start with; the head stays new where theirs is for other classes or targets.
 
     Args:
         task: The task; a module of the user's whose network is not of vitlab takes all weights as they are.
-        data: Its data; classes that are unknown, there or of the file, are not compared.
-        file: The file of weights.
+        data: Its data; classes that are unknown, there or of the weights, are not compared.
+        source: The file of weights, or a network of another library.
         **how: Passed to :func:`load_resized`, whose sentences are returned with one about the head.
 
     Raises:
         ValueError: The weights do not fit the network.
     """
     if not has_grid(task):
+        file = Path(source)
         refuse_own_units(task, file, facts_beside(file))
         state = read_content(file)["state_dict"]
         _fill(task, *_part_of(task, state, file), file)
         return []
-    net = network(task)
+    net: Any = network(task)
     head = {name: value.clone() for name, value in net.state_dict().items() if name.startswith("head.")}
-    sentences = _with_outside(task, file, load_resized(task, file, **how))
-    card, run = facts_beside(file), RunDir.around(file)
-    told = {"class_names": card["outputs"]} if isinstance(card.get("outputs"), list) else card
-    theirs = _meanings(told) or (_meanings(run.read("data.json")) if run.config.is_file() else [])
+    if str(source).startswith(LIBRARIES):
+        sentences = load_of_library(net, str(source), network_args(task.hparams), **how)
+    else:
+        sentences = _with_outside(task, Path(source), load_resized(task, Path(source), **how))
+    theirs = named_outputs(source)
     ours = _meanings({name: getattr(data, name, None) for name in ("class_names", "targets")})
     is_new = not head or any(sentence.startswith(NEW_HEAD) for sentence in sentences)
     if is_new or theirs == ours or not theirs or not ours:
-        return sentences + ([] if theirs and ours else kept_head(net, sentences))
+        return sentences + ([] if theirs and ours else _kept_head(net, sentences))
     net.load_state_dict(head, strict=False)
     others = preview(name for name in theirs if name not in ours)
     why = f"for {others}, which the data lack" if others else "in another order than the data's"
     sentences = [sentence for sentence in sentences if not sentence.startswith("head: ")]
     return [*sentences, f"{NEW_HEAD}, the file's is {why}"]
+
+
+def named_outputs(source: str | Path) -> list[str]:
+    """Return the classes or targets that outputs of weights stand for, as they name them; empty if they do not.
+
+    Args:
+        source: A file, of a run or with a card, ``vitlab:NAME``, or a network of another library.
+
+    Example:
+        >>> named_outputs("vitlab:photos64_vit")[:3]
+        ['Motorbikes', 'airplanes', 'bonsai']
+    """
+    if str(source).startswith(LIBRARIES):
+        return stated_classes(str(source))
+    file = Path(find_weights(str(source)))
+    card, run = facts_beside(file), RunDir.around(file)
+    told = {"class_names": card["outputs"]} if isinstance(card.get("outputs"), list) else card
+    return _meanings(told) or (_meanings(run.read("data.json")) if run.config.is_file() else [])
 
 
 def _with_outside(task: Any, file: Path, sentences: list[str]) -> list[str]:
@@ -259,7 +281,7 @@ def _outside(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: value for name, value in weights.items() if is_whole and not name.startswith("net.")}
 
 
-def kept_head(net: nn.Module, sentences: Sequence[str]) -> list[str]:
+def _kept_head(net: nn.Module, sentences: Sequence[str]) -> list[str]:
     """Return a sentence where a network took the head of weights that do not say what its outputs stand for.
 
     Args:
@@ -267,7 +289,7 @@ def kept_head(net: nn.Module, sentences: Sequence[str]) -> list[str]:
         sentences: What was changed to make the weights fit.
 
     Example:
-        >>> kept_head(nn.ModuleDict({"head": nn.Linear(4, 3)}), [])
+        >>> _kept_head(nn.ModuleDict({"head": nn.Linear(4, 3)}), [])
         ["head: the file's, as it has as many outputs, 3; it does not say whether they are the same classes"]
     """
     rows = outputs_of(net.state_dict())

@@ -25,7 +25,14 @@ from vitlab.data.record import Trained, check_target_names, measured
 from vitlab.data.timm_images import KEYS, images_of
 from vitlab.errors import UsageError, did_you_mean, named_line
 from vitlab.interface import answering, has_grid, image_fact, network, path_of
-from vitlab.jobs.checkpoint import load_checkpoint, load_outside, load_resized, misfit, needs_more_than_net
+from vitlab.jobs.checkpoint import (
+    load_checkpoint,
+    load_outside,
+    load_resized,
+    misfit,
+    named_outputs,
+    needs_more_than_net,
+)
 from vitlab.jobs.load import decoding_of, exported_card, load_pictures, load_trained
 from vitlab.jobs.restore import evaluation_args, load_data_state, naming_place_of_data, one_device, restore
 from vitlab.jobs.terminal import say
@@ -168,7 +175,8 @@ def named_subject(source: str, view: View, arguments: Sequence[str] = ()) -> Sub
         images = data or (_described(net, transform, card) if card else _prepare(net))
         is_class = data is None or data.targets["kind"] == "class"
         subject = Subject(net, images, name=name, classifies=is_class, **_fields(view))
-        subject.is_elsewhere = data is not None and not _answers_about(data, subject.net, card.get("outputs"))
+        named = named_outputs(view.weights or source) if data else []
+        subject.is_elsewhere = data is not None and not _answers_about(data, subject.net, named)
         subject.pictures = load_pictures(view.images, view.shown, subject.data) if view.images else None
     return subject
 
@@ -184,11 +192,11 @@ def _as_trained(net: Any, card: Mapping[str, Any], data: ImageData | None) -> No
         net.register_forward_hook(lambda module, images, outputs: (outputs - mean) / std)
 
 
-def _answers_about(data: ImageData, net: Asked, outputs: Any) -> bool:
-    """Return whether a network answers with the classes or numbers of the data, by their names if its card has them."""
+def _answers_about(data: ImageData, net: Asked, named: Sequence[str]) -> bool:
+    """Return whether a network answers with the classes or numbers of the data, by their names if its weights do."""
     if data.targets["kind"] == "number":
         return len(data.targets["names"]) == net.num_classes
-    return data.num_classes == net.num_classes and (not isinstance(outputs, list) or outputs == data.class_names)
+    return data.num_classes == net.num_classes and (not named or named == data.class_names)
 
 
 def _foreign(theirs: Any, source: str, name: str, view: View, file: WeightsFile | None) -> AnyNetwork:

@@ -3,6 +3,7 @@
 import copy
 import inspect
 import logging
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -155,6 +156,40 @@ def library_network(name: str) -> Any:
         ValueError: timm has no weights to give for timm:no_such
     """
     return timm_model(name, pretrained=True) if name.startswith("timm:") else create_model(name)
+
+
+def stated_classes(name: str) -> list[str]:
+    """Return what a network of another library calls its classes, in the order of its outputs; empty if it does not.
+
+    The words for those of ImageNet-1k are left out, as folders of its images are called by numbers.
+
+    Args:
+        name: ``timm:NAME``, of which ``timm:local-dir:FOLDER`` and ``timm:hf-hub:NAME`` may state them, ``hf:NAME``,
+            ``hf:FOLDER`` or ``torchvision:NAME``.
+
+    Example:
+        >>> stated_classes("timm:vit_tiny_patch16_224")
+        []
+    """
+    library, _, rest = name.partition(":")
+    labels: Any = []
+    if library == "hf":
+        from transformers import AutoConfig
+
+        labels = getattr(AutoConfig.from_pretrained(rest, trust_remote_code=False), "id2label", None) or {}
+    elif library == "timm" and ":" in rest:
+        from timm.models import load_model_config_from_hf
+        from timm.models._hub import load_model_config_from_path
+
+        place, _, rest = rest.partition(":")
+        read = load_model_config_from_path if place == "local-dir" else load_model_config_from_hf
+        labels = (read(rest)[0] or {}).get("label_names") or []
+    if isinstance(labels, Mapping):
+        by_output = {int(key): label for key, label in labels.items()}
+        labels = [by_output[k] for k in range(len(labels))] if {*by_output} == {*range(len(labels))} else []
+    names = [str(label) for label in labels]
+    is_imagenet = len(names) == 1000 and names[0].startswith("tench")
+    return [] if is_imagenet or all(re.fullmatch(r"LABEL_\d+", one) for one in names) else names
 
 
 def _base(name: str | None) -> ModelArgs:

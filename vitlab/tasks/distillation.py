@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlab.models.create import library_network
+from vitlab.models.create import library_network, stated_classes
 from vitlab.models.load import load_network
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.weights_file import read_weights
@@ -149,11 +149,13 @@ def read_teacher(source: str) -> Teacher:
         channels, height, width = facts["input_size"]
         takes_any = source.startswith("timm:") and not facts.get("fixed_input_size")
         size = (channels, None, None) if takes_any else (channels, height, width)
-        return Teacher(net, tuple(facts["mean"]), tuple(facts["std"]), size, net.num_classes)
+        named = stated_classes(source)
+        classes = named if len(named) == net.num_classes else net.num_classes
+        return Teacher(net, tuple(facts["mean"]), tuple(facts["std"]), size, classes)
     path, facts = _find_weights(source)
-    kind, named = (facts.get("targets") or {}).get("kind", "class"), facts.get("class_names")
-    if kind != "class" or isinstance(named, str):
-        what = named if isinstance(named, str) else f"targets of kind {kind}"
+    kind, outputs = (facts.get("targets") or {}).get("kind", "class"), facts.get("class_names")
+    if kind != "class" or isinstance(outputs, str):
+        what = outputs if isinstance(outputs, str) else f"targets of kind {kind}"
         raise ValueError(f"`model.teacher` must be a classifier, and {path} predicts {what}")
     file = read_weights(path)
     if own := ", ".join(file.own.values()):

@@ -34,7 +34,7 @@ from vitlab.data.listed import Listed
 from vitlab.data.timm_images import images_of, images_of_timm
 from vitlab.errors import UsageError
 from vitlab.interface import deals_samples, has_grid, hparams_of, network, path_of
-from vitlab.jobs.checkpoint import check_extensible, kept_head, load_initial, misfit
+from vitlab.jobs.checkpoint import check_extensible, load_initial, misfit
 from vitlab.jobs.restore import naming_place_of_data, stored_config, training_args
 from vitlab.jobs.terminal import lightning_quieted, open_terminal, say
 from vitlab.jobs.train.describe import header
@@ -46,8 +46,6 @@ from vitlab.jobs.train.wandb import SafeWandbLogger, new_id, place_loggers
 from vitlab.lazy import quick_imports
 from vitlab.models.convert_peers import peer_images
 from vitlab.models.cost import count_all_parameters
-from vitlab.models.create import load_of_library
-from vitlab.models.load import network_args
 from vitlab.models.old_names import new_name, upgrade
 from vitlab.runs.choose import choose_run, run_to_continue
 from vitlab.runs.directory import RunDir, file_of_weights
@@ -150,14 +148,10 @@ def _load_weights_of(job: Job, source: str, resize: str | None, grid: Sequence[i
         if not has_grid(job.task) and (source.startswith(LIBRARIES) or resize or grid):
             flag = f"--init_from {source}" if source.startswith(LIBRARIES) else "--resize" if resize else "--init_grid"
             raise UsageError(f"{flag} is for networks of vitlab, and {path_of(job.task)} has another: leave it out")
-        if source.startswith(LIBRARIES):
-            net: Any = network(job.task)
-            sentences = load_of_library(net, source, network_args(job.task.hparams), **how)
-            sentences += kept_head(net, sentences)
-        else:
-            path = file_of_weights(source)
-            check_whole(path)
-            sentences = load_initial(job.task, job.data, path, **how)
+        weights: Any = source
+        if not source.startswith(LIBRARIES):
+            check_whole(weights := file_of_weights(source))
+        sentences = load_initial(job.task, job.data, weights, **how)
     for sentence in [f"weights of {source}", *sentences]:
         say(f"init   {sentence}")
 
