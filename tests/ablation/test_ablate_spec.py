@@ -142,6 +142,7 @@ WRONG = {  # what is changed, and words of the message
         {"axes": {"model.opt": [{"momentum": 0.9}, {"momentum": 0.0}]}},
         ["{'momentum': 0.9} is no name of a level", "name the levels: {NAME: {LEVEL: {model.opt: VALUE}}}"],
     ),
+    "weights of a word": ({"axes": {"a": {"x": {"init_from": "last"}, "y": {}}}}, ["must name its run", "`last` is"]),
     "a number of weights": ({"axes": {"a": {"x": {"init_from": 3}, "y": {}}}}, ["must be a run", "got 3"]),
     "a seed too large": ({"seeds": [2**32, 1]}, ["from 0 to 4294967295, got [4294967296, 1]"]),
     "a seed in an arm": ({"axes": {"a": {"x": {"seed_everything": 1}, "y": {}}}}, ["is set by the ablation"]),

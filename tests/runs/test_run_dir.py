@@ -1,6 +1,8 @@
+import json
 import shlex
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,10 +11,11 @@ from vitlab.config.options import FitOptions
 from vitlab.errors import UsageError
 from vitlab.jobs.find_subject import is_elsewhere
 from vitlab.jobs.restore import run_of_checkpoint
+from vitlab.jobs.train.build import _load_first_weights, check_job
 from vitlab.run import Run
 from vitlab.runs import atomic
 from vitlab.runs.atomic import alone_in, atomic_write, write_text
-from vitlab.runs.choose import choose_run, run_to_continue
+from vitlab.runs.choose import choose_run, initial_weights, run_to_continue
 from vitlab.runs.directory import RunDir, find_directory, find_run
 
 
@@ -206,3 +209,37 @@ def test_a_checkpoint_outside_of_a_run_is_refused_with_flags_that_the_command_ha
         assert main([*words, str(tmp_path / "kept.ckpt")]) == 2
         told = capsys.readouterr().err
         assert [way for way in (flags, place) if way in told] == [way_out]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A working directory of its own."""
+    monkeypatch.chdir(tmp_path)
+
+
+def begun(name, **record):
+    (path := Path("runs") / name).mkdir(parents=True)
+    (path / "run.json").write_text(json.dumps(record))
+    (path / "config.yaml").touch()
+    return RunDir(path)
+
+
+def test_the_last_run_is_chosen_once_at_the_start_and_is_never_the_run_itself(here):
+    config = ["--config=vit"]
+    options = FitOptions(name="a", init_from="last", overwrite=True)
+    with pytest.raises(UsageError, match=r"^`--init_from last`: there is no other run in runs/ yet; name a run or"):
+        check_job(config, options)
+    begun("source", started="2026-01-01")
+    begun("a", started="2026-01-02")
+    check_job(config, options)
+    assert options.init_from == "runs/source"  # which run.json gets, and a resume reads
+    begun("newer", started="2026-01-03")
+    assert initial_weights("last", RunDir("runs/a")) == "runs/newer"
+    Path("last").touch()
+    assert initial_weights("last", RunDir("runs/a")) == "last"  # a file
+    Path("last").unlink()
+    older = SimpleNamespace(run=begun("older", init_from="last"), resumed=True, options=FitOptions())
+    with pytest.raises(
+        UsageError, match=r"^runs/older has no checkpoint yet, and which run was `last` at its start is"
+    ):
+        _load_first_weights(older)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vitlab.errors import UsageError, preview, trusting
-from vitlab.runs.directory import RUNS, RunDir, check_name, default_name, find_directory
+from vitlab.runs.directory import RUNS, RunDir, all_runs, check_name, default_name, find_directory
 from vitlab.runs.launch import agree, agreed, is_restarted, launched_rank
 
 
@@ -72,6 +72,24 @@ def _given(options: Options) -> Any:
     if options.run_dir:
         return Path(options.run_dir).expanduser()  # of --run_dir=~/x, the shell leaves it
     return options.name and RUNS / check_name(options.name)
+
+
+def initial_weights(text: str | None, run: RunDir) -> str | None:
+    """Return what a new run starts from as it records it: ``last`` is the newest other run, and another one later.
+
+    Raises:
+        UsageError: There is no other run.
+
+    Example:
+        >>> initial_weights("last", RunDir("runs/new")), initial_weights("vitlab:photos64_vit", RunDir("runs/new"))
+        ('runs/first', 'vitlab:photos64_vit')
+    """
+    if text != "last" or Path(text).is_file():
+        return text
+    others = [str(one.path) for one in all_runs() if os.path.realpath(one.path) != os.path.realpath(run.path)]
+    if not others:
+        raise UsageError(f"`--init_from last`: there is no other run in {RUNS}/ yet; name a run or a file of weights")
+    return others[-1]
 
 
 def choose_run(options: Options, configs: list[str], seed: Any, resolved: str) -> RunDir:

@@ -100,6 +100,9 @@ def _check_overrides(file: File, where: str, level: str, sets: Any) -> None:
         if key == "init_from" and not isinstance(sets[key], str | None):
             text = f"`init_from` of the level `{level}` must be a run or a checkpoint, as in 'runs/mae-{{seed}}'"
             raise file.mistake(place, f"{text}, got {sets[key]!r}")
+        if key == "init_from" and sets[key] == "last":
+            text = f"`init_from` of the level `{level}` must name its run: `last` is another one whenever a run starts"
+            raise file.mistake(place, text)
         if key in ("config", "init_from"):
             continue
         if str(key).split(".")[0] not in SECTIONS:

@@ -47,7 +47,7 @@ from vitlab.lazy import quick_imports
 from vitlab.models.convert_peers import peer_images
 from vitlab.models.cost import count_all_parameters
 from vitlab.models.old_names import new_name, upgrade
-from vitlab.runs.choose import choose_run, run_to_continue
+from vitlab.runs.choose import choose_run, initial_weights, run_to_continue
 from vitlab.runs.directory import RunDir, file_of_weights
 from vitlab.runs.manifest import check_whole
 from vitlab.shipped import LIBRARIES
@@ -143,6 +143,11 @@ def _load_weights_of(job: Job, source: str, resize: str | None, grid: Sequence[i
     """Load weights of another model into the network, and print what was changed to make them fit."""
     if source == GIVEN:
         raise UsageError(f"{job.run.path} has no checkpoint yet, and its weights were those of an object: fit it again")
+    if source == "last" and job.resumed:  # of an older vitlab
+        way_out = "start it again with --overwrite and --init_from RUN"
+        raise UsageError(
+            f"{job.run.path} has no checkpoint yet, and which run was `last` at its start is lost: {way_out}"
+        )
     how = {"resize": resize or "usual", "grid": grid and tuple(map(int, grid))}
     with user_mistakes():
         if not has_grid(job.task) and (source.startswith(LIBRARIES) or resize or grid):
@@ -243,6 +248,7 @@ class FitCLI(VitlabCLI):
         else:
             configs = config_paths(self.arguments)
             self.run = choose_run(self.options, configs, self.config.seed_everything, self.config_text)
+            self.options.init_from = initial_weights(self.options.init_from, self.run)
         self.recipe = recipe_name(config_paths(self.arguments), values)
         with suppress(UsageError):  # a damaged record is rewritten later
             self.wandb_id = self.run.record.get("wandb_id") or self.wandb_id
