@@ -1,4 +1,5 @@
 import json
+import re
 import shlex
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -243,3 +244,24 @@ def test_the_last_run_is_chosen_once_at_the_start_and_is_never_the_run_itself(he
         UsageError, match=r"^runs/older has no checkpoint yet, and which run was `last` at its start is"
     ):
         _load_first_weights(older)
+
+
+def test_a_run_that_goes_on_by_itself_does_not_begin_with_other_weights(here):
+    begun("source", started="2026-01-01")
+    began = {"init_from": "runs/source", "resize": "rescale", "init_grid": "4,2"}
+    run = begun("a", started="2026-01-02", **began)
+    same = [{"init_from": text} for text in ("runs/source", "source", "./runs/source", "last")]
+    same += [{}, {"init_from": "source", "resize": "rescale"}, {"init_from": "source", "init_grid": (4, 2)}]
+    for given in same:
+        assert run_to_continue(FitOptions(name="a", auto_resume=True, **given)).path == run.path
+    others = [{"init_from": "runs/a"}, {"init_from": "timm:vit"}, {"init_from": "source", "resize": "extrapolate"}]
+    for given in [*others, {"init_from": "source", "init_grid": (2, 4)}]:
+        *_, (name, value) = given.items()
+        told = rf"^`{name}` {re.escape(str(value))}: runs/a began with .*, and `--auto_resume` continues it as it is: "
+        with pytest.raises(UsageError, match=told.replace(r"\(2,\ 4\)", "2,4")):
+            run_to_continue(FitOptions(name="a", auto_resume=True, **given))
+    begun("random", init_from=None)
+    begun("old")
+    with pytest.raises(UsageError, match="runs/random began with new weights, and"):
+        run_to_continue(FitOptions(name="random", auto_resume=True, init_from="last"))
+    assert run_to_continue(FitOptions(name="old", auto_resume=True, init_from="source")).name == "old"

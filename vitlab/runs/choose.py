@@ -1,11 +1,13 @@
 """Choose the directory of a run that starts or resumes."""
 
 import os
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from vitlab.errors import UsageError, preview, trusting
-from vitlab.runs.directory import RUNS, RunDir, all_runs, check_name, default_name, find_directory
+from vitlab.runs.directory import RUNS, RunDir, all_runs, check_name, default_name, find_directory, run_called
 from vitlab.runs.launch import agree, agreed, is_restarted, launched_rank
 
 
@@ -17,6 +19,8 @@ class Options(Protocol):
     resume: str | None
     auto_resume: bool
     init_from: str | None
+    resize: str | None
+    init_grid: Sequence[int] | None
     overwrite: bool
 
 
@@ -24,7 +28,7 @@ def run_to_continue(options: Options) -> RunDir | None:
     """Return the run to resume; None to start a new one.
 
     Raises:
-        UsageError: Options contradict each other, or ``resume`` names no run.
+        UsageError: Options contradict each other, ``resume`` names no run, or the run began with other weights.
     """
     if options.resume:
         return _resumed(options)
@@ -36,7 +40,33 @@ def run_to_continue(options: Options) -> RunDir | None:
         return None
     path = os.environ.get("VITLAB_RUN_DIR") or _given(options) or ((known := agreed()) and RUNS / known)
     run = RunDir(path) if path else None
-    return run if run and run.has_begun() else None
+    if not run or not run.has_begun():
+        return None
+    _refuse_another_start(run, options)
+    return run
+
+
+def _refuse_another_start(run: RunDir, options: Options) -> None:
+    """Refuse initial weights, or a way to fit them, that are not those with which a run began; ``last`` is the same."""
+    record: Any = {}
+    with suppress(UsageError):  # a damaged one is rewritten later
+        record = run.record
+    grid = options.init_grid and ",".join(map(str, options.init_grid))
+    for name, value in {"init_from": options.init_from, "resize": options.resize, "init_grid": grid}.items():
+        began = record.get(name)
+        is_same = _reached(value) == _reached(began) if name == "init_from" else value == began
+        if value is None or name not in record or is_same or (value == "last" and began):
+            continue
+        began = began or ("new weights" if name == "init_from" else "none")
+        what = f"`{name}` {value}: {run.path} began with {began}, and `--auto_resume` continues it as it is"
+        raise UsageError(f"{what}: leave it out, or start a new run")
+
+
+def _reached(weights: str | None) -> str | None:
+    """Return the path of initial weights that are a file or run, so that one place has one name; others as they are."""
+    path = Path(weights or "").expanduser()
+    run = run_called(weights) if weights else None
+    return os.path.realpath(path if path.is_file() else run.path) if path.is_file() or run else weights
 
 
 def _resumed(options: Options) -> RunDir:
