@@ -269,6 +269,24 @@ def batches_of_a_step(trainer: Any, batch: int = 0) -> int:
     return int(min(asked, (trainer.num_training_batches or math.inf) - batch // asked * asked))
 
 
+def check_asked_once(trainer: Any, asked_before: bool) -> None:
+    """Refuse an optimizer that asks again for the gradient of several batches: it would get that of the last, added.
+
+    Lightning has only this batch, and sets gradients to zero at the first of a step alone.
+
+    Args:
+        trainer: The trainer, within a step of its optimizer.
+        asked_before: Whether the optimizer has had the gradient of this step.
+    """
+    batches, batch = trainer.accumulate_grad_batches, trainer.fit_loop.epoch_loop.batch_idx
+    if asked_before and batch % batches:
+        name = type(trainer.optimizers[0]).__name__
+        raise UsageError(
+            f"`trainer.accumulate_grad_batches` must be 1 for {name}, got {batches}: it asks for the gradient of a "
+            "step again, and by then only the last batch is there: set it to 1, and raise `data.batch_size` instead"
+        )
+
+
 def deals_samples(data: Any) -> bool:
     """Return whether the data's loaders give each process its own share."""
     return getattr(data, "deals_samples", False)

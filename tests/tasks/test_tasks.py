@@ -110,17 +110,42 @@ class Twice(torch.optim.SGD):
         return loss
 
 
-@pytest.mark.parametrize("accumulated", [1, 2])
-def test_an_image_counts_once_in_a_step_whose_optimizer_asks_twice(record, accumulated):
+def test_an_image_counts_once_in_a_step_whose_optimizer_asks_twice(record):
     once, twice = (Classifier(num_classes=3, opt=opt, lr=1e-9, **TINY) for opt in ("SGD", f"{__name__}.Twice"))
     twice.load_state_dict(once.state_dict())
     found = []
     for task in (once, twice, twice):  # a training after another begins anew
         torch.manual_seed(0)
-        fit(task, torch.arange(10) % 3, [record], accumulate_grad_batches=accumulated, max_epochs=-1, max_steps=1)
+        fit(task, torch.arange(10) % 3, [record], max_epochs=-1, max_steps=2)
         found.append(dict(record.epoch_sums))
-    assert found[0]["n"] == 4 * accumulated
+    assert found[0]["n"] == 8
     assert found[1] == pytest.approx(found[0], rel=1e-4) and found[2] == pytest.approx(found[0], rel=1e-4)
+
+
+class Plain(L.LightningModule):
+    """A module of a user's."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(64, 3)
+
+    def training_step(self, batch, batch_idx):
+        return F.cross_entropy(self.net(batch[0].flatten(1)), batch[1])
+
+    def configure_optimizers(self):
+        return Twice(self.parameters(), lr=0.1)
+
+
+@pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader` but have no `validation_step`")
+def test_an_optimizer_that_asks_twice_cannot_accumulate_as_it_gets_the_gradient_of_the_last_batch(record):
+    refusal = r"`trainer.accumulate_grad_batches` must be 1 for Twice, got 2: .*last batch .* raise `data.batch_size`"
+    task, targets = Classifier(num_classes=3, opt=f"{__name__}.Twice", **TINY), torch.arange(10) % 3
+    before = copy.deepcopy(task.net.state_dict())
+    for module, callbacks in ((task, []), (Plain(), [record])):
+        with pytest.raises(UsageError, match=refusal):
+            fit(module, targets, callbacks, accumulate_grad_batches=2, num_sanity_val_steps=0)
+    torch.testing.assert_close(task.net.state_dict(), before, rtol=0, atol=0)
+    fit(task, targets[:4], accumulate_grad_batches=2)  # a step has no more than one
 
 
 def test_a_step_whose_second_gradient_is_not_finite_is_skipped_and_its_images_are_counted(record):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitlab.interface import batches_of_a_step, hparams_of, is_task, network, redefines
+from vitlab.interface import batches_of_a_step, check_asked_once, hparams_of, is_task, network, redefines
 from vitlab.layers.precision import full_tensor, norm_of_gradients
 
 # Dense 16-bit tensor-core rates in TFLOP/s with float32 accumulation, from NVIDIA's data sheets; the first name that
@@ -57,6 +57,7 @@ class Steps:
 
     def forget_gradient(self, task: Any) -> None:
         """Forget the norm of the step before, which is not that of the one that is made now."""
+        check_asked_once(task.trainer, self._has_stepped)
         self.grad_norm, self._has_stepped = None, True
         if is_task(task):
             task.grad_norm = None

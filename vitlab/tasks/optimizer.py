@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import CyclicLR, LambdaLR, ReduceLROnPlateau
 
 from vitlab.class_paths import ClassSpec, build, find_class, name_and_args
 from vitlab.errors import UsageError, did_you_mean
-from vitlab.interface import batches_of_a_step, is_loadable, mode_of
+from vitlab.interface import batches_of_a_step, check_asked_once, is_loadable, mode_of
 from vitlab.layers.precision import full_tensor, norm_of_gradients, unscale
 from vitlab.named_kwargs import taken_by
 from vitlab.optim import ScheduleName, warmed_up
@@ -373,7 +373,10 @@ def as_part_of_step(trainer: Any, loss: Tensor, batch: int) -> Tensor:
 def complete_step(task: Any) -> None:
     """Give the last step of an epoch whose length was unknown the mean gradient of the batches that it has."""
     trainer = task.trainer
-    if trainer.accumulate_grad_batches == 1 or not trainer.is_last_batch:
+    if trainer.accumulate_grad_batches == 1:
+        return
+    check_asked_once(trainer, task._summed == task.global_step)
+    if not trainer.is_last_batch:
         return
     batch = trainer.fit_loop.epoch_loop.batch_idx
     expected, there = batches_of_a_step(trainer, batch), batch % trainer.accumulate_grad_batches + 1
