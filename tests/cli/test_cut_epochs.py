@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import timm.scheduler
 import torch
 from torch.optim import lr_scheduler
 
@@ -112,8 +113,25 @@ def restarted(optimizer, length):
     return lr_scheduler.CosineAnnealingWarmRestarts(optimizer, length)
 
 
-ENDING = [annealed, warmed_up, chained, one_cycle, falling, polynomial]
-CYCLES = [(restarted, 6), (annealed, 3), (falling, 3)]
+class OfTimm:
+    """Schedules of timm, which have no count of steps; of as many epochs, or of four times as many steps."""
+
+    def __init__(self, name, **options):
+        self.build, self.options, self.__name__ = getattr(timm.scheduler, name), options, name
+
+    def __call__(self, optimizer, length):
+        options = {"t_initial": length, "t_in_epochs": length < 12} | self.options
+        built = self.build(optimizer, **options)
+        return SimpleNamespace(step=lambda: None, state_dict=built.state_dict)
+
+
+TIMM = [
+    OfTimm("CosineLRScheduler", warmup_t=1),
+    OfTimm("PolyLRScheduler"),
+    OfTimm("TanhLRScheduler", t_initial=2, cycle_limit=2, cycle_mul=2.0, t_in_epochs=True),
+]
+ENDING = [annealed, warmed_up, chained, one_cycle, falling, polynomial, *TIMM]
+CYCLES = [(restarted, 6), (annealed, 3), (falling, 3), (TIMM[0], 3), (TIMM[0], 9)]
 CASES = [*((built, 6, "was made for") for built in ENDING), *((built, length, "") for built, length in CYCLES)]
 
 

@@ -54,7 +54,7 @@ def _read_to_resume(checkpoint: Path) -> dict[str, Any]:
 def check_extensible(run: RunDir, epochs: int | None) -> None:
     """Refuse more epochs or steps for a run whose schedule keeps the number for which it was made.
 
-    OneCycleLR would fail, CosineAnnealingLR climb back to its peak, and a linear one stay at its end.
+    OneCycleLR would fail, CosineAnnealingLR climb back to its peak, linear ones and those of timm stay at their end.
 
     Args:
         run: The run to continue.
@@ -71,9 +71,9 @@ def check_extensible(run: RunDir, epochs: int | None) -> None:
         if not (ends := _ends(state)):  # nor is a record needed, which may be damaged
             continue
         at = _position(state)
-        by_epoch = at <= content["epoch"] + 1 and at != done
+        by_epoch = state.get("t_in_epochs", at <= content["epoch"] + 1 and at != done)  # the first: of timm
         # a schedule may be stepped several times in a step of the training, as with several optimizers
-        planned = epochs if by_epoch else run.record.get("steps", done) * at // max(done, 1)
+        planned = epochs if by_epoch else run.record.get("steps", done) * (at or done) // max(done, 1)
         over = [end for end in ends if planned is None or planned - 1 <= end <= planned]
         if over:
             raise UsageError(
@@ -94,7 +94,14 @@ def _ends(state: Mapping[str, Any], begin: int = 0) -> list[int]:
         >>> parts = [{"total_iters": 3, "start_factor": 0.1, "end_factor": 1.0}, {"T_max": 7}]
         >>> _ends({"_schedulers": parts, "_milestones": [3]}), _ends({"T_0": 4})
         ([10, 7], [])
+        >>> _ends({"t_initial": 4, "cycle_limit": 2, "cycle_mul": 2, "warmup_t": 1, "warmup_prefix": True})  # of timm
+        [13, 12]
     """
+    if "t_initial" in state:
+        limit, factor = min(state["cycle_limit"], 999), state["cycle_mul"]
+        cycles = limit if factor == 1 else (1 - factor**limit) / (1 - factor)
+        warmup = state["warmup_t"] * state["warmup_prefix"]
+        return _ends({"T_max": int(state["t_initial"] * cycles)}, begin + warmup)
     falls = "power" in state or state.get("end_factor", 1) < state.get("start_factor", 1)  # others warm up
     names = ["total_steps", "T_max", *["total_iters"] * falls]
     parts = state.get("_schedulers", [])
@@ -104,7 +111,7 @@ def _ends(state: Mapping[str, Any], begin: int = 0) -> list[int]:
 
 
 def _position(state: Mapping[str, Any]) -> int:
-    """Return how often a schedule has been stepped; a ChainedScheduler does not count itself."""
+    """Return how often a schedule has been stepped, 0 of timm's; a ChainedScheduler does not count itself."""
     return int(state.get("last_epoch", 0)) or max(map(_position, state.get("_schedulers", [])), default=0)
 
 
