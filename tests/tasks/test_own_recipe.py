@@ -1,5 +1,7 @@
 """Optimizers, schedules and metrics that are no word of vitlab: of torch, timm and torchmetrics, and one's own."""
 
+from contextlib import nullcontext
+
 import lightning as L
 import pytest
 import torch
@@ -8,6 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader, TensorDataset
 
 from vitlab import interface
+from vitlab.errors import UsageError
 from vitlab.optim import warmed_up
 from vitlab.tasks import Classifier, Regressor
 from vitlab.tasks.optimizer import build_optimizer, build_scheduler
@@ -306,6 +309,32 @@ def test_a_plateau_schedule_of_timm_counts_on_after_a_resume(epochs):
     assert rates(resumed, again, range(epochs, 12)) == whole and len(set(whole)) > 2
     again.load_state_dict({"best": 2.0, "last_epoch": 3})  # of a checkpoint before
     assert again.lr_scheduler.best == 2.0
+
+
+@pytest.mark.parametrize(
+    ("seldom", "why"),
+    [
+        ({"limit_val_batches": 0}, "`trainer.limit_val_batches=0` makes none"),
+        (
+            {"check_val_every_n_epoch": 3},
+            "`trainer.check_val_every_n_epoch` puts the first after",
+        ),
+        (
+            {"check_val_every_n_epoch": None, "val_check_interval": 7},
+            "`trainer.val_check_interval` puts the first after",
+        ),
+        ({}, ""),
+    ],
+)
+def test_a_schedule_by_a_metric_that_no_validation_measures_is_refused_before_the_first_step(seldom, why):
+    task, quiet = classifier(lr_scheduler=PLATEAU), {"logger": False, "enable_checkpointing": False}
+    quiet |= {"enable_progress_bar": False, "enable_model_summary": False, "log_every_n_steps": 1}
+    batches = DataLoader(TensorDataset(torch.randn(12, 1, 8, 8), torch.arange(12) % 3), batch_size=4)
+    trainer = L.Trainer(max_epochs=2, accelerator="cpu", **quiet, **seldom)
+    refusal = f"ReduceLROnPlateau needs validations, which measure val/loss, and {why}"
+    with pytest.raises(UsageError, match=refusal) if why else nullcontext():
+        trainer.fit(task, batches, batches)
+    assert trainer.global_step == (0 if why else 6)
 
 
 RATES = {

@@ -251,8 +251,31 @@ def build_scheduler(
     by_step = by_step and not _takes_metric(cls)
     config = {"scheduler": scheduler, "interval": options.get("interval", "step" if by_step else "epoch")}
     if _takes_metric(cls):  # step_plateaus steps it, before the checkpoint is saved
+        _check_validated(task._trainer, path, metric)
         config |= {"frequency": sys.maxsize, "reduce_on_plateau": False, "monitor": metric}
     return config
+
+
+def _check_validated(trainer: Any, name: str, metric: str) -> None:
+    """Refuse a schedule that follows a metric where no validation will measure it, so that its rate would never fall.
+
+    A task that is just built has no trainer.
+    """
+    if trainer is None:
+        return
+    every, batches = trainer.check_val_every_n_epoch, max(1, trainer.num_training_batches)
+    first = every or (trainer.val_check_batch or 0) / batches  # the epoch, from 1, with the first validation
+    if not trainer.enable_validation:
+        why = "`trainer.limit_val_batches=0` makes none" if trainer.limit_val_batches == 0 else "there are no images"
+    elif 0 < trainer.max_epochs < first:
+        key = "check_val_every_n_epoch" if every else "val_check_interval"
+        why = f"`trainer.{key}` puts the first after `trainer.max_epochs={trainer.max_epochs}`"
+    else:
+        return
+    raise UsageError(
+        f"`lr_scheduler`: {name} needs validations, which measure {metric}, and {why}: validate, or take a schedule "
+        "that follows no metric, such as cosine"
+    )
 
 
 class _KeepsCounts:
