@@ -238,6 +238,14 @@ def loss_and_sums(task: Any, batch: Any) -> tuple[Tensor, Mapping[str, Tensor]]:
     )
 
 
+def measured_with(outputs: Any) -> Tensor | None:
+    """Return the targets that a task of vitlab measured outputs ``(B, K)`` with; None of others.
+
+    Only these belong to the outputs: a step may pass on another part of its batch than the first two.
+    """
+    return getattr(outputs, "measured_with", None)
+
+
 def is_task(module: Any) -> bool:
     """Return whether a module is a task of vitlab, whose training steps add up exact sums over their images."""
     return hasattr(module, "train_sums")

@@ -97,6 +97,8 @@ def test_only_the_first_process_draws():
     for trainer.is_global_zero in (False, True):
         AttentionMaps().on_validation_batch_end(trainer, task, None, (IMAGES, None), 0)
         assert len(logger.pictures) == trainer.is_global_zero
+    with pytest.raises(ValueError, match="needs batches that begin with images, got a dict: leave it out"):
+        AttentionMaps().on_validation_batch_end(trainer, task, None, {"image": IMAGES}, 0)
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,16 @@ import pytest
 import torch
 from tiny import IMAGES, NETWORK, loader, task, trainer
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
+from torchmetrics import MetricCollection
 
 from vitlab.callbacks.predictions import Predictions
 from vitlab.data.files.decode import ImageError
 from vitlab.data.files.sets import TensorImages
 from vitlab.data.loading.order import EvalOrder
 from vitlab.data.loading.sample_loader import SampleLoader
+from vitlab.look.live import LivePage
 from vitlab.tasks import Regressor
+from vitlab.tasks.meter import Meter
 
 
 def kept(folder, model, batches, stage="validate"):
@@ -50,14 +53,39 @@ def test_predictions_follow_the_order_of_the_split_not_of_the_loader(tmp_path):
 @pytest.mark.parametrize(
     "returned", [torch.tensor(0.5), {"loss": torch.tensor(0.5)}, None], ids=["loss", "dict", "none"]
 )
-def test_what_a_step_of_the_users_returns_is_no_prediction_unless_it_has_a_row_for_each_image(tmp_path, returned):
+def test_what_a_step_of_the_users_returns_is_no_prediction_unless_the_task_has_measured_it(tmp_path, returned):
     """A loss, as in Lightning's examples, ended `validate` with an IndexError."""
     model = task()
     own = model.validation_step
     model.validation_step = lambda batch, batch_idx: (own(batch, batch_idx), returned)[1]
     assert kept(tmp_path, model, loader()).empty
-    model.validation_step = lambda batch, batch_idx: own(batch, batch_idx) * 2
-    assert len(kept(tmp_path, model, loader())) == 12
+    model.validation_step = lambda batch, batch_idx: own(batch, batch_idx) * 2  # the metrics are of others
+    assert kept(tmp_path, model, loader()).empty
+
+
+def test_a_step_that_returns_the_outputs_of_half_its_images_leaves_no_table(tmp_path):
+    model, predictions = task(), Predictions()
+    own = model.validation_step
+    model.validation_step = lambda batch, batch_idx: [own([part[i::2] for part in batch], batch_idx) for i in (0, 1)][1]
+    (found,) = trainer(tmp_path, predictions).validate(model, loader(), verbose=False)
+    assert (found["val/n"], len(predictions.table(loader()))) == (12, 6)
+    assert predictions.table(loader(), found["val/n"]).empty and len(predictions.table(loader(), 6)) == 6
+
+
+@pytest.mark.parametrize("form", ["with indices", "dict"])
+def test_targets_are_those_that_the_task_measured_wherever_a_step_of_the_users_takes_them_from(tmp_path, form):
+    """They were the second part of each batch: indices as classes, so that `ablate verify` accused honest cells."""
+    model, page, predictions = task(), LivePage(), Predictions()
+    own, names = model.validation_step, ("image", "index", "label")
+    rows = [(image, torch.tensor(i % 2), torch.tensor(i % 3)) for i, image in enumerate(IMAGES)]
+    data = [dict(zip(names, row, strict=True)) if form == "dict" else row for row in rows]
+    image, _, label = names if form == "dict" else range(3)
+    model.validation_step = lambda batch, batch_idx: own((batch[image], batch[label]), batch_idx)
+    at_work = trainer(tmp_path, page, predictions)
+    (found,) = at_work.validate(model, batches := DataLoader(data, batch_size=4), verbose=False)
+    for table in (predictions.table(batches), page._table(at_work)):
+        assert table["target"].tolist() == [0, 1, 2] * 4
+        assert (table["target"] == table["prediction"]).mean() == pytest.approx(found["val/acc1"])
 
 
 @pytest.mark.parametrize("sampler", ["drawn at random", "listed", "of batches"])
@@ -94,12 +122,10 @@ def test_predictions_keep_their_image_when_a_file_becomes_unreadable():
                 raise ImageError("2.png", "damaged")
             return super().image(i)
 
-    class Task:
-        as_targets = staticmethod(lambda targets: targets)
-
     images = Images(torch.zeros(6, 1, 8, 8, dtype=torch.uint8), torch.arange(6))
     loader, predictions = SampleLoader(images, EvalOrder(6, 3), None, 0, lambda error: None), Predictions()
     for batch in loader:
-        predictions.on_validation_batch_end(None, Task(), torch.eye(6)[batch[1]], batch, 0)
+        Meter(MetricCollection({})).update(outputs := torch.eye(6)[batch[1]], batch[1], torch.zeros(()))
+        predictions.on_validation_batch_end(None, None, outputs, batch, 0)
     table = predictions.table(loader)
     assert table["index"].tolist() == table["target"].tolist() == [0, 1, 3, 4, 5]

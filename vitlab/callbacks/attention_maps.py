@@ -13,6 +13,7 @@ from torch import Tensor
 from torchvision.utils import make_grid
 
 from vitlab.callbacks.steps import is_due
+from vitlab.errors import UsageError
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import attention_maps
 
@@ -77,6 +78,9 @@ class AttentionMaps(Callback):
         loggers = _wandb(trainer)
         if trainer.state.fn != "fit" or not loggers or not is_due(trainer, self.every_n_epochs):
             return
+        if not isinstance(batch, list | tuple):
+            kind = type(batch).__name__
+            raise UsageError(f"AttentionMaps needs batches that begin with images, got a {kind}: leave it out")
         images = batch[0][: self.num_images]
         net, layer = pl_module.net, self.layer % len(pl_module.net.blocks)
         maps = attention_maps(net, images, layer)[:, :, 0, net.num_prefix_tokens :]  # (B, A, N) of the class token

@@ -11,6 +11,8 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
+from vitlab.interface import measured_with
+
 
 class Predictions(Callback):
     """Keep target and prediction of every image, on the device until :meth:`table` is called.
@@ -41,10 +43,9 @@ class Predictions(Callback):
     def on_validation_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Keep a batch, unless outputs are of unknown meaning: of a foreign module, or a step of the user's."""
-        if not hasattr(pl_module, "as_targets") or not isinstance(outputs, Tensor) or outputs.ndim != 2:
+        """Keep a batch, unless outputs are others than the task has measured: of a foreign module, or a user's step."""
+        if (targets := measured_with(outputs)) is None or outputs.ndim != 2:
             return
-        targets = pl_module.as_targets(batch[1])
         if targets.ndim == 1:
             shares = outputs.float().softmax(dim=1)
             probability, prediction = shares.max(dim=1)
@@ -62,7 +63,7 @@ class Predictions(Callback):
 
     on_test_batch_end = on_validation_batch_end
 
-    def table(self, loader: Any) -> pd.DataFrame:
+    def table(self, loader: Any, measured: float | None = None) -> pd.DataFrame:
         """Return a row for each image of the split, in its order, from all processes; every process must call it.
 
         ``index`` is the place of the image in the split, and -1 in all rows if the sampler of the loader draws another
@@ -70,6 +71,7 @@ class Predictions(Callback):
 
         Args:
             loader: The loader of the batches.
+            measured: Number of images that were measured; a step that returns the outputs of some has no table.
         """
         if not self.kept:
             return pd.DataFrame()
@@ -82,6 +84,8 @@ class Predictions(Callback):
             parts: list[Any] = [None] * torch.distributed.get_world_size()
             torch.distributed.all_gather_object(parts, table)
             table = pd.concat(parts)
+        if measured not in (None, len(table)):
+            return pd.DataFrame()
         return table.sort_values("index", kind="stable", ignore_index=True)
 
 

@@ -142,7 +142,8 @@ def evaluate(
             note_opening(run.path, split, checkpoint.name, changes)
         with _answered_by(cli.model, answers):
             _run(cli, command, loaded.path)
-    table = predictions.table(getattr(cli.trainer, f"{split}_dataloaders"))
+    values = {k.removeprefix(f"{split}/"): float(v) for k, v in cli.trainer.callback_metrics.items()}
+    table = predictions.table(getattr(cli.trainer, f"{split}_dataloaders"), values.get("n"))
     if not cli.trainer.is_global_zero:
         return None
     all_finite(torch.tensor(table.filter(regex="^(prediction|probability)").to_numpy(dtype=float)))
@@ -151,7 +152,6 @@ def evaluate(
     moved = {key for key in changes if key_as_typed(key) in PLACES}
     if moved and has_images_of(cli.datamodule, run, split):
         changes = {key: value for key, value in changes.items() if key not in moved}
-    values = {k.removeprefix(f"{split}/"): float(v) for k, v in cli.trainer.callback_metrics.items()}
     values, recall = _add_class_means(table, getattr(cli.datamodule, "class_names", None) or [], values)
     table = _with_paths(table, cli.datamodule.splits.get(split) if isinstance(cli.datamodule, ImageData) else None)
     seen = trained.accuracy_of_others(table)

@@ -16,6 +16,7 @@ from torch import Tensor
 from vitlab.analysis.subject import Subject
 from vitlab.callbacks.ema import validated_weights
 from vitlab.errors import UsageError, named_line
+from vitlab.interface import measured_with
 from vitlab.look.charts import sparkline
 from vitlab.look.facts import SplitPredictions
 from vitlab.look.moments import can_be_shown
@@ -71,11 +72,10 @@ class LivePage(Callback):
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Collect the predictions of a classifier, on the device."""
-        if isinstance(outputs, Tensor) and outputs.ndim == 2 and hasattr(pl_module, "as_targets"):
-            targets = pl_module.as_targets(batch[1])
-            if targets.ndim == 1 and not targets.is_floating_point():
-                share, first = outputs.float().softmax(dim=1).max(dim=1)
-                self._predictions.append(torch.stack([targets.float(), first.float(), share], dim=1))
+        targets = measured_with(outputs)
+        if targets is not None and targets.ndim == 1 and not targets.is_floating_point():
+            share, first = outputs.float().softmax(dim=1).max(dim=1)
+            self._predictions.append(torch.stack([targets.float(), first.float(), share], dim=1))
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Record the loss and write the page."""

@@ -118,6 +118,7 @@ class Meter(nn.Module):
     def update(self, outputs: Tensor, targets: Tensor, loss: Tensor) -> None:
         """Add a batch; an image whose outputs are not finite counts as wrong, not as one of the first class."""
         self.metrics.update(_wrong_unless_finite(outputs, targets), targets)
+        outputs.measured_with = targets  # type: ignore[attr-defined]  # for callbacks, which get a step's outputs alone
         self.loss.update(in_32_bits(loss) * len(outputs))
         self.n.update(len(outputs))
 
