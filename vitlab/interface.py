@@ -306,6 +306,22 @@ def image_fact(data: Any, name: str) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
+def targets_of(data: Any) -> Mapping[str, Any]:
+    """Return what data state of their targets, such as their kind and names; empty if they state nothing."""
+    facts = getattr(data, "targets", None)
+    return facts if isinstance(facts, Mapping) else {}
+
+
+def class_names(data: Any) -> list[str]:
+    """Return the names of the data's classes or labels; none if it does not state them.
+
+    Names of labels may stand in the ``targets`` of data of a user's own.
+    """
+    facts = targets_of(data)
+    labels = facts.get("names") if facts.get("kind") == "multilabel" else None
+    return list(getattr(data, "class_names", None) or labels or [])
+
+
 def is_loadable(value: Any) -> bool:
     """Return whether a checkpoint with this value can be loaded again, as with numbers, strings and tensors."""
     file = io.BytesIO()

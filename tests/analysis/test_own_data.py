@@ -151,6 +151,9 @@ def test_columns_of_zeros_and_ones_are_labels_unless_the_data_say_otherwise(as_t
     subject = Subject(Rows(), Sights(as_type))
     assert subject.net.predicts_labels and not subject.classifies and subject.class_names == ["sun", "sea", "sky"]
     assert outcome_of(subject).names == subject.class_names and not outcome_of(subject).wrong().any()
+    unnamed = Sights(as_type, kind="multilabel", names=["a", "b", "c"])
+    unnamed.class_names = None
+    assert Subject(Rows(), unnamed).class_names == ["a", "b", "c"]
     numbers = Subject(Rows(), Sights(as_type, kind="number", names=["a", "b", "c"]))
     assert (outcome_of(numbers).kind, outcome_of(numbers).names) == ("number", ["a", "b", "c"])
 

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -366,6 +367,22 @@ def test_several_numbers_have_a_column_each():
     table = predictions._table(["a", "b"], [([1.0, 2.0], []), ([3.0, 4.0], [])], None)
     assert list(table) == ["path", "value_1", "value_2"]
     assert table["value_2"].tolist() == [2.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        ({"targets": {"kind": "multilabel", "names": ["sun", "sea"]}}, (None, ["sun", "sea"])),
+        ({"targets": {"kind": "multilabel"}}, (None, [])),
+        ({"targets": {"kind": "multilabel", "names": ["a"]}, "class_names": ("sun", "sea")}, (None, ["sun", "sea"])),
+        ({"targets": None, "class_names": ["cat", "dog"]}, (["cat", "dog"], [])),
+        ({"targets": {"kind": "number"}}, (None, [])),
+        ({}, (None, [])),
+    ],
+)
+def test_data_of_ones_own_may_leave_out_every_name(stated, expected):
+    """Labels without `class_names` ended in an AttributeError; their names may stand in `targets`."""
+    assert predictions._names(None, SimpleNamespace(**stated)) == expected
 
 
 def folder_of_classes(root):

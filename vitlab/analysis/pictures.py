@@ -1,6 +1,6 @@
 """Images that no data set of vitlab prepares: pictures without classes, and batches of a user's loaders."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from vitlab.data.files.decode import decode, decode_opened
 from vitlab.data.files.sets import Statistics, TensorImages
 from vitlab.data.files.splits import SplitName
 from vitlab.errors import UsageError
-from vitlab.interface import PAGE, image_fact, path_of, transform_of
+from vitlab.interface import PAGE, class_names, path_of, targets_of, transform_of
 from vitlab.models.foreign import AnyNetwork
 from vitlab.models.vit import VisionTransformer
 from vitlab.resized import resize_images
@@ -122,8 +122,7 @@ class LoadedImages(PreparedPictures):
         other floats numbers.
         """
         assert self.first is not None
-        facts, own = getattr(self.module, "targets", None), list(image_fact(self.module, "class_names") or ())
-        facts = facts if isinstance(facts, Mapping) else {}
+        facts, own = targets_of(self.module), class_names(self.module)
         kind = _kind_of(self.first[1], num_outputs, facts.get("kind"))
         if kind in ("class", "multilabel"):
             what = "class" if kind == "class" else "label"

@@ -25,7 +25,7 @@ from vitlab.config.yaml_files import parse_own
 from vitlab.data.base import ImageData, protocol_of
 from vitlab.data.record import TRAINED_ON, Trained, measured, read_numbers
 from vitlab.errors import MISTAKES, UsageError, escaped, what_failed
-from vitlab.interface import answering, has_grid, path_of
+from vitlab.interface import answering, class_names, has_grid, path_of
 from vitlab.jobs.checkpoint import (
     checkpoint_facts,
     load_checkpoint,
@@ -152,7 +152,7 @@ def evaluate(
     moved = {key for key in changes if key_as_typed(key) in PLACES}
     if moved and has_images_of(cli.datamodule, run, split):
         changes = {key: value for key, value in changes.items() if key not in moved}
-    values, recall = _add_class_means(table, getattr(cli.datamodule, "class_names", None) or [], values)
+    values, recall = _add_class_means(table, class_names(cli.datamodule), values)
     table = _with_paths(table, cli.datamodule.splits.get(split) if isinstance(cli.datamodule, ImageData) else None)
     seen = trained.accuracy_of_others(table)
     name = f"{split} with training images" if trained.changed else split

@@ -16,7 +16,17 @@ from safetensors import SafetensorError
 from vitlab.config.parser import VitlabCLI
 from vitlab.data.base import ImageData
 from vitlab.errors import MISTAKES, RunFailed, UsageError, in_own_code, named_line, what_failed
-from vitlab.interface import PAGE, answering, answers_itself, hparams_of, image_fact, own_answer, own_parts, path_of
+from vitlab.interface import (
+    PAGE,
+    answering,
+    answers_itself,
+    class_names,
+    hparams_of,
+    image_fact,
+    own_answer,
+    own_parts,
+    path_of,
+)
 from vitlab.jobs.exported import DYNAMIC, OF_ANY, Dynamic, Form
 from vitlab.jobs.formats import (
     FORMATS,
@@ -270,7 +280,7 @@ def _facts(
         shape[2:] = ["height", "width"]
         how["sizes"] = sides_text(sides)
         how |= {"trained_at": list(net.img_size), "height": vars(sides[0]), "width": vars(sides[1])}
-    outputs: Any = "numbers" if isinstance(cli.model, Regressor) else run.data["class_names"]
+    outputs: Any = "numbers" if isinstance(cli.model, Regressor) else run.data["class_names"] or class_names(data)
     targets = getattr(data, "targets", None)
     if getattr(net, "num_classes", None) == 0:  # without a head
         outputs, targets = "features", {"kind": "feature"}

@@ -24,11 +24,13 @@ from vitlab.interface import (
     answering,
     answers_itself,
     as_outputs,
+    class_names,
     embedder,
     has_grid,
     image_fact,
     network,
     path_of,
+    targets_of,
     transform_of,
 )
 from vitlab.jobs.load import decoding_of, exported_card, load_trained, pipeline_of
@@ -68,11 +70,7 @@ def predict(
     rest = [*one_device(run), *rest]
     cli = restore(run, checkpoint, rest, [collector, bar], default_root_dir=str(run.path), **settings)
     data: Any = cli.datamodule
-    facts = getattr(data, "targets", {"kind": "class"})
-    names = None if isinstance(cli.model, Regressor) else list(getattr(data, "class_names", None) or []) or None
-    targets = facts.get("names", [])
-    if facts["kind"] == "multilabel":  # one probability per label
-        names, targets = None, data.class_names
+    names, targets = _names(cli.model, data)
     asked, heads = None, cli.model.heads if isinstance(cli.model, MultiTask) else None
     is_headless = getattr(network(cli.model), "num_classes", None) == 0 and not answers_itself(cli.model)
     if features or is_headless:
@@ -93,6 +91,14 @@ def predict(
         raise UsageError(f"{lost} predictions were not collected from other processes; use --trainer.strategy=ddp")
     table = _table_of(files, values, names if collector.softmax else None, targets, heads)
     return table, [(files[i], reasons[i]) for i in sorted(reasons)]
+
+
+def _names(task: Any, data: Any) -> tuple[list[str] | None, list[str]]:
+    """Return the names of classes, of which the likeliest are told, or None, and those of numbers or labels."""
+    facts, names = targets_of(data), class_names(data)
+    if facts.get("kind") == "multilabel":  # one probability per label
+        return None, names
+    return None if isinstance(task, Regressor) else names or None, facts.get("names", [])
 
 
 def predict_exported(path: Path, files: list[str], topk: int) -> tuple[pd.DataFrame, list[Problem]]:

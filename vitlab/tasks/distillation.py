@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitlab.interface import class_names
 from vitlab.models.create import library_network, stated_classes
 from vitlab.models.load import load_network
 from vitlab.models.vit import VisionTransformer
@@ -65,7 +66,7 @@ class Teacher(nn.Module):
             is_size = size[0] is None or size[0] == self.size[0]
             way = "set `data.img_size`" if is_size else "take a teacher of as many channels"
             raise ValueError(f"`model.teacher` takes images of {takes}, the data has {has}; {way}")
-        names = list(getattr(data, "class_names", None) or [])
+        names = class_names(data)
         count = self.classes if isinstance(self.classes, int) else len(self.classes)
         given = len(names) or getattr(data, "num_classes", None) or count
         others = bool(names) and isinstance(self.classes, list) and self.classes != names
