@@ -1,17 +1,19 @@
-"""Find and build the class that a configuration names by a word or a class path; nothing is imported here.
+"""Find and build the class that a configuration names by a word or a class path.
 
-Only classes that are already imported are found, so that no file of weights or of a run can import code:
-:mod:`vitlab.config.trust` imports what the command line trusts, a script imports what it needs.
+Only classes are found that are already imported, or lie in a package that the user trusts, so that no file of weights
+or of a run can import other code: :mod:`vitlab.config.trust` knows these packages, a script imports what it needs.
 """
 
+import importlib
 import inspect
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Required, TypedDict, get_type_hints
 
-from vitlab.errors import did_you_mean, in_own_code, named_line, one_line, trust_also
+from vitlab.errors import TRUSTED, UsageError, did_you_mean, in_own_code, named_line, one_line, trust_also, with_place
 from vitlab.named_kwargs import check_names, check_types, taken_by
 from vitlab.objects import as_yaml, written
 from vitlab.shipped import HERE
@@ -114,8 +116,42 @@ def choice_text(value: Any) -> Any:
     return f"{value['class_path']}({args})" if args else value["class_path"]
 
 
+def is_below(path: str, names: Iterable[str]) -> bool:
+    """Return whether an import path is one of these packages or modules, or lies in one.
+
+    >>> is_below("mypkg.layers.Mine", ["mypkg"]), is_below("mypkg2.Mine", ["mypkg"])
+    (True, False)
+    """
+    return any(f"{path}.".startswith(f"{name}.") for name in names)
+
+
+def import_own(name: str, shown: str) -> Any:
+    """Import a module that the user trusts.
+
+    Args:
+        name: Its name.
+        shown: What names it, for the message.
+
+    Raises:
+        UsageError: There is no such module, or its code fails.
+
+    >>> import_own("collections", "`opt`").__name__
+    'collections'
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and f"{name}.".startswith(f"{error.name}."):
+            raise UsageError(
+                f"{shown}: there is no module {error.name}, neither installed nor in {os.getcwd()}"
+            ) from error
+        raise UsageError(f"{shown} cannot be imported: {with_place(error)}") from error
+    except Exception as error:  # the user's code may raise anything
+        raise UsageError(f"{shown} cannot be imported: {with_place(error)}") from error
+
+
 def find_class(key: str, path: str, kind: Any, words: Iterable[str] = (), home: str = "") -> Any:
-    """Return the class of a path, imported before, or of a bare name in the module ``home``.
+    """Return the class of a path, imported before or in a trusted package, or of a bare name in the module ``home``.
 
     Args:
         key: The key that names the class, for the message.
@@ -125,13 +161,15 @@ def find_class(key: str, path: str, kind: Any, words: Iterable[str] = (), home: 
         home: Module whose classes need no path.
 
     Raises:
-        ValueError: There is no such class, it is not imported, or it has another base class.
+        ValueError: There is no such class, it is not imported and not trusted, or it has another base class.
 
     >>> find_class("opt", "collections.Counter", dict).__name__
     'Counter'
     """
     module, _, name = path.rpartition(".")
     space = sys.modules.get(module or home)
+    if space is None and is_below(path, TRUSTED):
+        space = import_own(module, f'`{key}`: "{path}"')
     found, kinds = getattr(space, name, None), kind if isinstance(kind, tuple) else (kind,)
     names = " or ".join(f"{k.__module__.removeprefix('torch.nn.modules.')}.{k.__name__}" for k in kinds)
     if not module and not isinstance(found, type):

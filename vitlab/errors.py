@@ -145,6 +145,13 @@ def in_own_code(error: BaseException) -> str | None:
     return f"{frames[-1].filename}, line {frames[-1].lineno}, `{frames[-1].line}`: {named_line(error)}"
 
 
+def with_place(error: Exception) -> str:
+    """Return an error of code that is imported, with the file and the line where it was raised."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    file, line = (error.filename, error.lineno) if isinstance(error, SyntaxError) else (frame.filename, frame.lineno)
+    return f"{named_line(error)} ({file}, line {line})"
+
+
 def is_own(file: Path) -> bool:
     """Return whether a file is the user's: neither of this package, nor of Python's library, nor installed.
 

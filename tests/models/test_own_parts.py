@@ -220,6 +220,27 @@ def test_a_file_of_weights_imports_nothing(tmp_path):
     assert "antigravity" not in sys.modules
 
 
+def test_a_file_of_weights_finds_a_part_in_a_submodule_of_a_trusted_package_alone(tmp_path, monkeypatch):
+    """The line told to add the flag that was given."""
+    monkeypatch.setattr("vitlab.class_paths.TRUSTED", ["trusted_pkg"])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    part = "from vitlab.layers.pos_embed import PosEmbed\n\nclass Slope(PosEmbed):\n    policies = ()\n"
+    for package in ("trusted_pkg", "trusted_pkg2"):
+        (tmp_path / package / "pe").mkdir(parents=True)
+        (tmp_path / package / "pe" / "tables.py").write_text(part)
+        state = {**TINY, "pos_embed": f"{package}.pe.tables.Slope"}
+        weights = VisionTransformer(**TINY, pos_embed="none").state_dict()
+        torch.save({"hyper_parameters": state, "state_dict": weights}, tmp_path / f"{package}.ckpt")
+    assert type(load_network(tmp_path / "trusted_pkg.ckpt").pos_embed).__module__ == "trusted_pkg.pe.tables"
+    with pytest.raises(ValueError, match=r"import trusted_pkg2\.pe\.tables first; on the command line, add"):
+        load_network(tmp_path / "trusted_pkg2.ckpt")
+    (tmp_path / "trusted_pkg" / "pe" / "broken.py").write_text("1 / 0")
+    with pytest.raises(ValueError, match=r'`pos_embed`: "trusted_pkg\.pe\.broken\.Slope" cannot be imported: .*line 1\)$'):
+        VisionTransformer(**TINY, pos_embed="trusted_pkg.pe.broken.Slope")
+    for name in [name for name in sys.modules if name.startswith("trusted_pkg")]:
+        del sys.modules[name]
+
+
 def spec(name, **args):
     return {"class_path": name if "." in name else f"{HERE}.{name}", "init_args": args}
 

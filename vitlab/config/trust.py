@@ -2,16 +2,15 @@
 
 import argparse
 import hashlib
-import importlib
 import os
 import sys
-import traceback
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from vitlab.errors import PARTS_FILE, TRUSTED, UsageError, did_you_mean, is_own, named_line, trust_also
+from vitlab.class_paths import import_own, is_below
+from vitlab.errors import PARTS_FILE, TRUSTED, UsageError, did_you_mean, is_own, trust_also, with_place
 from vitlab.notebook import defined_here, imported_names, is_defined_here, load_classes, without_docstrings
 
 ALLOWED = [
@@ -54,7 +53,7 @@ def trust(packages: str | Iterable[str]) -> None:
         if os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())  # last, so that a local file never hides a library
         if name not in TRUSTED:
-            _import(name, f"`--trust_imports {name}`")
+            import_own(name, f"`--trust_imports {name}`")
             TRUSTED.append(name)
 
 
@@ -92,10 +91,10 @@ def apply_trust_flags(args: list[str]) -> list[str]:
 def import_problem(path: str) -> str | None:
     """Return why a trusted class path cannot be imported; None if it can, or is not a trusted path."""
     module, _, name = path.rpartition(".")
-    if not _is_below(path, TRUSTED):
+    if not is_below(path, TRUSTED):
         return None
     try:
-        found = _import(module, f'"{path}"')
+        found = import_own(module, f'"{path}"')
     except UsageError as error:
         return str(error)
     return None if hasattr(found, name) else f'"{path}": {module} has no {name}{did_you_mean(name, dir(found))}'
@@ -117,7 +116,7 @@ def own_code(content: Any) -> dict[str, str]:
     left, found, seen = {path.rpartition(".")[0] for path in _trusted_in(content)}, dict[str, str](), {"__main__"}
     for name in left:
         with suppress(UsageError):  # who builds it says what is wrong
-            _import(name, name)
+            import_own(name, name)
     while left := left - seen:
         seen.add(name := left.pop())
         module = sys.modules.get(name)
@@ -147,20 +146,7 @@ def _trusted_in(value: Any) -> list[str]:
     if isinstance(value, Mapping | list | tuple):
         inner = value.values() if isinstance(value, Mapping) else value
         return [path for one in inner for path in _trusted_in(one)]
-    return [value] if isinstance(value, str) and not needs_no_trust(value) and _is_below(value, TRUSTED) else []
-
-
-def _import(name: str, shown: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and f"{name}.".startswith(f"{error.name}."):
-            raise UsageError(
-                f"{shown}: there is no module {error.name}, neither installed nor in {os.getcwd()}"
-            ) from error
-        raise UsageError(f"{shown} cannot be imported: {_place(error)}") from error
-    except Exception as error:  # the user's code may raise anything
-        raise UsageError(f"{shown} cannot be imported: {_place(error)}") from error
+    return [value] if isinstance(value, str) and not needs_no_trust(value) and is_below(value, TRUSTED) else []
 
 
 def _load(path: str) -> None:
@@ -171,13 +157,7 @@ def _load(path: str) -> None:
     except UsageError:
         raise
     except Exception as error:  # the user's code may raise anything
-        raise UsageError(f"`--trust_imports {path}` cannot be imported: {_place(error)}") from error
-
-
-def _place(error: Exception) -> str:
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    file, line = (error.filename, error.lineno) if isinstance(error, SyntaxError) else (frame.filename, frame.lineno)
-    return f"{named_line(error)} ({file}, line {line})"
+        raise UsageError(f"`--trust_imports {path}` cannot be imported: {with_place(error)}") from error
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
@@ -196,12 +176,12 @@ def import_class(key: str, path: str) -> None:
     """Import the module of the class path under ``key``; a bare name has no module."""
     if "." in path:
         check_import(path)
-        _import(path.rpartition(".")[0], f'`{key}`: "{path}"')
+        import_own(path.rpartition(".")[0], f'`{key}`: "{path}"')
 
 
 def may_import(path: str) -> bool:
     """Return whether vitlab or the user trusts an import path of a configuration."""
-    return needs_no_trust(path) or _is_below(path, TRUSTED)
+    return needs_no_trust(path) or is_below(path, TRUSTED)
 
 
 def needs_no_trust(path: str) -> bool:
@@ -211,11 +191,7 @@ def needs_no_trust(path: str) -> bool:
         >>> needs_no_trust("torch.nn.GELU"), needs_no_trust("mine.Part")
         (True, False)
     """
-    return "." not in path or is_defined_here(path) or _is_below(path, ALLOWED)
-
-
-def _is_below(path: str, names: Iterable[str]) -> bool:
-    return any(f"{path}.".startswith(f"{name}.") for name in names)
+    return "." not in path or is_defined_here(path) or is_below(path, ALLOWED)
 
 
 def not_allowed(path: str) -> str:
