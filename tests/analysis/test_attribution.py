@@ -235,6 +235,32 @@ def test_the_relevance_of_a_block_is_that_of_its_sums_products_and_layers():
     torch.testing.assert_close(of_x, skip + through, atol=1e-6, rtol=1e-5)
 
 
+class Kept(Attention):
+    """Tables that are kept as the queries and keys are."""
+
+    def score(self, q, k, pos_embed, layer):
+        return super().score(q * torch.ones(8).to(q), k * torch.ones(5, 1).type_as(k)[:1], pos_embed, layer)
+
+
+class OfAll(Attention):
+    """Adds numbers of no image, whose relevance is not defined."""
+
+    def score(self, q, k, pos_embed, layer):
+        return super().score(q, k, pos_embed, layer) * (q.sum() + k.sum())
+
+
+def test_a_tensor_that_only_tells_how_another_one_is_kept_has_no_relevance():
+    """`table.to(x)`, as on the page of own parts, ended in a traceback."""
+    net, plain = small_net(attn=f"{__name__}.Kept"), small_net()
+    assert list(methods_of(net)) == list(METHODS)
+    for ours, theirs in zip(*(relevant_maps(each, IMAGES, CLASSES) for each in (net, plain)), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_lrp_is_left_out_where_it_fails_for_a_part_of_ones_own():
+    assert METHODS.keys() - methods_of(small_net(attn=f"{__name__}.OfAll")).keys() == {"LRP"}
+
+
 def test_lrp_agrees_with_the_code_of_its_authors():
     """Of a network of two blocks whose weights are sines: the numbers are of their code, run on the same weights."""
     net = small_net(img_size=4, num_classes=3)

@@ -14,6 +14,7 @@ from vitlab.analysis.head_attention import TINY, maps_of_images, rollout
 from vitlab.analysis.parts import read_out
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
+from vitlab.interface import own_parts
 from vitlab.layers.attention import Attention
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.models.foreign import AnyNetwork, gradients_of
@@ -386,7 +387,7 @@ def methods_of(net: Asked) -> dict[str, Callable[[Any, Tensor, Tensor], Tensor]]
 
     Maps of attention need a head that reads the class token alone, or patches by their mean or by attention, and
     rollout weights that are not negative, as those of differential attention are. LRP needs a rule for each operation:
-    a network of another library has it where all of them have one.
+    a network of another library has it where all of them have one, and one with parts of a user where it can be tried.
 
     Example:
         >>> from vitlab.models.foreign import AnyNetwork
@@ -401,7 +402,10 @@ def methods_of(net: Asked) -> dict[str, Callable[[Any, Tensor, Tensor], Tensor]]
         attends = all(isinstance(getattr(block, "attn", None), Attention) for block in net.blocks)
         attends = attends and _lets_maps_be_caught(net)
         missing = () if attends and net.global_pool in ("token", "avg", "map") else OF_ATTENTION
-        missing = missing or (("rollout",) if _has_negative_weights(net) else ())
+        missing = missing or (
+            *(("rollout",) if _has_negative_weights(net) else ()),
+            *(() if _hands_down(net) else ("LRP",)),
+        )
     return {name: method for name, method in METHODS.items() if name not in missing}
 
 
@@ -420,6 +424,14 @@ def _has_negative_weights(net: VisionTransformer) -> bool:
     if all(attention.is_softmax for attention in attentions(net)):
         return False
     return any(float(maps.min()) < -TINY for maps in plain_maps(net, _noise(net)))
+
+
+def _hands_down(net: VisionTransformer) -> bool:
+    """Return whether LRP takes what parts of the user's own compute; noise tells it."""
+    try:
+        return not own_parts(net) or bool(relevant_maps(net, _noise(net), torch.tensor([0, 0])))
+    except Exception:  # what a part computes can be anything
+        return False
 
 
 def _noise(net: VisionTransformer) -> Tensor:

@@ -17,6 +17,7 @@ SAME = {  # what goes in has the relevance of what comes out
 }
 SUMS = {"add": 1, "__add__": 1, "__radd__": 1, "__iadd__": 1, "sub": -1, "__sub__": -1, "__isub__": -1}
 PRODUCTS = {"mul", "__mul__", "__rmul__", "__imul__", "div", "__truediv__", "__itruediv__"}
+LIKE = {"to", "type_as"}  # a second tensor tells only how the first one is kept
 TERMS = {"matmul", "__matmul__", "bmm", "einsum", "mean", "sum", "adaptive_avg_pool1d", "adaptive_avg_pool2d"}
 
 MOVES = re.compile(  # nodes of a graph that only move values: their usual backward passes do as well
@@ -48,6 +49,8 @@ class Relevance(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute ``func``, with the backward pass of its rule where it has one."""
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        if name in LIKE:
+            args = (args[0], *(each.detach() if isinstance(each, Tensor) else each for each in args[1:]))
         inputs = [each for each in args if isinstance(each, Tensor)]
         if not torch.is_grad_enabled() or not any(each.requires_grad for each in inputs):
             return func(*args, **kwargs)
