@@ -6,7 +6,7 @@ from datetime import timedelta
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from test_checkpoint import Reordered, Validations
 from test_stop import signalled
 from tiny import batches, fit, loader, task, trainer
@@ -82,6 +82,18 @@ def test_what_follows_the_hooks_of_callbacks_is_saved_too(tmp_path, schedule, op
         with pytest.raises(Stopped):
             run("cut", stops)
         assert run("cut", ckpt_path=tmp_path / "cut/checkpoints/last.ckpt", weights_only=True) == whole, stops
+
+
+def test_a_training_that_was_cut_within_its_epochs_ends_and_stops_as_one_that_was_not(tmp_path):
+    def run(folder, steps=-1, **given):
+        stop, keeper, model = EarlyStopping("val/loss", 9.0, patience=1), Checkpoint("val/loss", "min"), Traced(None)
+        at_work = trainer(tmp_path / folder, stop, keeper, max_epochs=9, max_steps=steps)
+        at_work.fit(model, batches(), loader(batch=6), **given)
+        return at_work.global_step, stop.wait_count, int(model.trace), model.layer.weight.tolist()
+
+    last = {"ckpt_path": tmp_path / "cut/checkpoints/last.ckpt", "weights_only": True}
+    assert run("cut", 2)[0] == 2 and run("cut", 5, **last)[:2] == (5, 0)  # of 3 steps an epoch
+    assert run("cut", **last) == run("whole")
 
 
 @pytest.mark.slow

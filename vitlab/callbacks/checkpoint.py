@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from vitlab import interface
 from vitlab.callbacks.ema import follow_swaps, swap_back
 from vitlab.callbacks.record import RunRecord
-from vitlab.callbacks.steps import ends_with_epoch, logged
+from vitlab.callbacks.steps import ends_with_epoch, is_cut, logged
 from vitlab.errors import Stopped, UsageError, did_you_mean
 from vitlab.layers.plain import local_part
 from vitlab.ranges import check_ranges
@@ -110,6 +110,8 @@ class Checkpoint(callbacks.Checkpoint):
         loop.run, loop.epoch_loop.val_loop.run = partial(self._run, trainer), partial(self._validate, trainer)
         loop.epoch_loop.on_advance_end = partial(self._end_batch, trainer)
         loop.on_advance_end = partial(self._end_epoch, trainer)
+        for stop in trainer.early_stopping_callbacks:  # type: ignore[attr-defined]
+            stop._run_early_stopping_check = partial(_check_stop, stop)
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = BackgroundCheckpointIO()
 
@@ -254,16 +256,23 @@ class Checkpoint(callbacks.Checkpoint):
     def _end_epoch(self, trainer: Any) -> None:
         """Let Lightning end an epoch; then save it, and exit on a signal.
 
-        One that is not due is saved only if it is the best. One that ended early, as at `max_steps`, is saved as
-        unfinished: a resume goes on with its next batch.
+        One that is not due is saved only if it is the best. One that is cut, as by `max_steps`, is saved before its
+        hooks run: a resume goes on with its next batch, and ends it as if nothing had ended it before.
         """
         loop = trainer.fit_loop
         loop._restarting = False  # else an epoch that was resumed within updates no schedule that waits for a plateau
+        if was_cut := is_cut(trainer):
+            self.save(trainer, ["last"])
         type(loop).on_advance_end(loop)
-        is_cut = not loop.epoch_loop._num_ready_batches_reached()
-        counts = loop.epoch_progress.total, loop.epoch_progress.current
+        if not was_cut:
+            self._save_epoch(trainer)
+        if self.stopped_by is not None:
+            raise Stopped(self.stopped_by)
+
+    def _save_epoch(self, trainer: Any) -> None:
+        counts = trainer.fit_loop.epoch_progress.total, trainer.fit_loop.epoch_progress.current
         for count in counts:  # the checkpoint is that of the epoch, and not of the next one
-            count.completed, count.processed = count.completed - 1, count.processed - is_cut
+            count.completed -= 1
         is_last = ends_with_epoch(trainer) or trainer.should_stop or self.stopped_by is not None
         is_due = is_last or (trainer.current_epoch + 1) % self.every_n_epochs == 0
         try:
@@ -271,9 +280,7 @@ class Checkpoint(callbacks.Checkpoint):
                 self.save(trainer, names, is_last)
         finally:
             for count in counts:
-                count.completed, count.processed = count.completed + 1, count.processed + is_cut
-        if self.stopped_by is not None:
-            raise Stopped(self.stopped_by)
+                count.completed += 1
 
     def on_validation_end(self, trainer: Any, pl_module: L.LightningModule) -> None:
         """Refuse a metric that does not exist before the first step, not after the first epoch."""
@@ -420,6 +427,12 @@ def set_random_states(states: dict[str, Any], device: torch.device) -> None:
     random.setstate(states["python"])
     if "cuda" in states and device.type == "cuda":
         torch.cuda.set_rng_state(states["cuda"], device)
+
+
+def _check_stop(stop: Any, trainer: Any) -> None:
+    """Let EarlyStopping read its metric, but not where an epoch is cut: it has read the last value, if there is any."""
+    if trainer.validating or not is_cut(trainer):
+        type(stop)._run_early_stopping_check(stop, trainer)
 
 
 def _follow_schedule(scheduler: Any) -> None:

@@ -188,6 +188,12 @@ def ends_with_epoch(trainer: Any) -> bool:
     return trainer.current_epoch + 1 == trainer.max_epochs or 0 < trainer.max_steps <= trainer.global_step
 
 
+def is_cut(trainer: Any) -> bool:
+    """Return whether `max_steps`, or a callback that stops the training, ends it within the present epoch."""
+    ends = trainer.should_stop or 0 < trainer.max_steps <= trainer.global_step
+    return bool(ends and not trainer.fit_loop.epoch_loop._num_ready_batches_reached())
+
+
 def is_due(trainer: Any, every: int) -> bool:
     """Return whether a validation is the first at or after a multiple of ``every`` epochs.
 
