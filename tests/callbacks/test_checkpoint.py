@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import EMAWeightAveraging
+from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging
 from test_stop import signalled
 from tiny import NETWORK, Stream, batches, fit, loader, task, trainer
 from torch.utils.data import DataLoader
@@ -275,6 +275,13 @@ def test_a_training_that_a_validation_stops_within_an_accumulated_step_ends_with
     steps, whole = run("whole")
     again, state = run("cut", ckpt_path=last, weights_only=True)
     assert again == steps == 6 and all(torch.equal(state[k], whole[k]) for k in whole)
+
+
+def test_a_metric_that_early_stopping_misses_is_told_in_a_line_once_all_steps_are_saved(tmp_path):
+    for steps, options in (3, {}), (2, {"val_check_interval": 2}):
+        with pytest.raises(RuntimeError, match=r"metric val/los, its `monitor`, .* val/loss.*\"val/loss\"\?$"):
+            fit(tmp_path, EarlyStopping("val/los"), Checkpoint(), num_sanity_val_steps=0, **options)
+        assert torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)["global_step"] == steps
 
 
 @pytest.mark.parametrize(("accumulated", "expected"), [(1, [8, 12]), (2, [8, 12]), (5, [10, 12])])

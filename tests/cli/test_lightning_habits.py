@@ -14,7 +14,7 @@ from PIL import Image
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.quality import FeatureQuality
 from vitlab.cli.main import main
-from vitlab.config.callbacks import check_modes
+from vitlab.config.callbacks import check_monitors
 from vitlab.config.environment import idle_variables, with_environment
 from vitlab.errors import UsageError
 from vitlab.jobs.train.close import divergence
@@ -71,14 +71,22 @@ def test_a_callback_that_takes_the_lowest_accuracy_for_the_best_is_refused(cls):
     quality = FeatureQuality(measures=["knn"])
     for metric in ("val/acc1", "val/knn"):
         with pytest.raises(UsageError, match=rf"`mode` of `{cls.__name__}` must be max for {metric}, .*got min"):
-            check_modes(SimpleNamespace(callbacks=[quality, cls(monitor=metric)]), task)
+            check_monitors(SimpleNamespace(callbacks=[quality, cls(monitor=metric)]), task)
     known = [cls(monitor="val/acc1", mode="max"), cls(monitor="val/loss"), cls(monitor="val/other"), Checkpoint()]
-    check_modes(SimpleNamespace(callbacks=known), task)
+    check_monitors(SimpleNamespace(callbacks=known, limit_val_batches=1.0), task)
 
 
 def test_stopping_by_an_accuracy_names_the_mode_before_anything_is_written(capsys):
     assert main([*FIT, "--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/acc1"]) == 2
     assert "which is Lightning's default: set `mode: max`" in one_line(capsys)
+
+
+def test_stopping_by_what_no_validation_measures_is_refused_before_anything_is_written(capsys):
+    stop = ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/loss"]
+    assert main([*FIT, *stop, "--trainer.limit_val_batches=0"]) == 2
+    assert "`trainer.limit_val_batches=0` leaves out validation, got val/loss: leave one of them out" in one_line(
+        capsys
+    )
 
 
 def test_a_logger_that_is_not_installed_is_named_in_one_line(capsys, monkeypatch):

@@ -80,6 +80,7 @@ class Checkpoint(callbacks.Checkpoint):
         self.best_step: int | None = None  # None in older checkpoints, which were saved at the end of an epoch
         self._validated = False  # whether a validation has ended that may be the best
         self.stopped_by: int | None = None  # signal that ends the training with the present step
+        self._unmeasured: RuntimeError | None = None  # that early stopping reads a metric that there is not
         self._stops = False  # a callback has stopped the training within an accumulated step
         self._looks = (0, 0)  # epoch, and how often LOOK batches had passed in it at the last look at the clock
         self._max_steps: int | None = None  # limit that waits for a repeated validation
@@ -111,7 +112,7 @@ class Checkpoint(callbacks.Checkpoint):
         loop.epoch_loop.on_advance_end = partial(self._end_batch, trainer)
         loop.on_advance_end = partial(self._end_epoch, trainer)
         for stop in trainer.early_stopping_callbacks:  # type: ignore[attr-defined]
-            stop._run_early_stopping_check = partial(_check_stop, stop)
+            stop._run_early_stopping_check = partial(self._check_stop, stop)
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = BackgroundCheckpointIO()
 
@@ -239,12 +240,12 @@ class Checkpoint(callbacks.Checkpoint):
         if loop._num_ready_batches_reached():
             return  # the end of the epoch saves
         ends, improved = not within_step(trainer), self._improved(trainer)
-        stops = ends and self.stopped_by is not None
+        stops = ends and self._is_ended()
         is_due = ends and (self._is_due(trainer, loop.batch_idx) or improved or stops)
         if names := ["last"] * is_due + ["best"] * improved:
             self.save(trainer, names, is_last=stops)
         if stops:
-            raise Stopped(self.stopped_by)
+            self._end()
 
     def _hold_stop(self, trainer: Any) -> None:
         """Take back a stop within an accumulated step, and give it at its end."""
@@ -266,14 +267,13 @@ class Checkpoint(callbacks.Checkpoint):
         type(loop).on_advance_end(loop)
         if not was_cut:
             self._save_epoch(trainer)
-        if self.stopped_by is not None:
-            raise Stopped(self.stopped_by)
+        self._end()
 
     def _save_epoch(self, trainer: Any) -> None:
         counts = trainer.fit_loop.epoch_progress.total, trainer.fit_loop.epoch_progress.current
         for count in counts:  # the checkpoint is that of the epoch, and not of the next one
             count.completed -= 1
-        is_last = ends_with_epoch(trainer) or trainer.should_stop or self.stopped_by is not None
+        is_last = ends_with_epoch(trainer) or trainer.should_stop or self._is_ended()
         is_due = is_last or (trainer.current_epoch + 1) % self.every_n_epochs == 0
         try:
             if names := ["last"] * is_due + ["best"] * self._improved(trainer):
@@ -281,6 +281,33 @@ class Checkpoint(callbacks.Checkpoint):
         finally:
             for count in counts:
                 count.completed += 1
+
+    def _check_stop(self, stop: Any, trainer: Any) -> None:
+        """Let EarlyStopping read its metric, but not where an epoch is cut: it has read the last value, if any.
+
+        Where the metric was never measured, the training ends once it is saved.
+        """
+        if not trainer.validating and is_cut(trainer):
+            return
+        if stop.strict and stop.monitor not in trainer.callback_metrics and not trainer.fast_dev_run:
+            known = sorted(trainer.callback_metrics)
+            self._unmeasured = RuntimeError(
+                f"`EarlyStopping` is conditioned on metric {stop.monitor}, its `monitor`, and measured so far are "
+                f"{', '.join(known) or 'none'}; all steps are saved, for a run with --init_from {self.run.typed}"
+                f"{did_you_mean(stop.monitor, known)}"
+            )
+            return
+        type(stop)._run_early_stopping_check(stop, trainer)
+
+    def _is_ended(self) -> bool:
+        return self.stopped_by is not None or self._unmeasured is not None
+
+    def _end(self) -> None:
+        """Exit on a signal, or without a metric, once what is due is saved."""
+        if self.stopped_by is not None:
+            raise Stopped(self.stopped_by)
+        if self._unmeasured is not None:
+            raise self._unmeasured
 
     def on_validation_end(self, trainer: Any, pl_module: L.LightningModule) -> None:
         """Refuse a metric that does not exist before the first step, not after the first epoch."""
@@ -427,12 +454,6 @@ def set_random_states(states: dict[str, Any], device: torch.device) -> None:
     random.setstate(states["python"])
     if "cuda" in states and device.type == "cuda":
         torch.cuda.set_rng_state(states["cuda"], device)
-
-
-def _check_stop(stop: Any, trainer: Any) -> None:
-    """Let EarlyStopping read its metric, but not where an epoch is cut: it has read the last value, if there is any."""
-    if trainer.validating or not is_cut(trainer):
-        type(stop)._run_early_stopping_check(stop, trainer)
 
 
 def _follow_schedule(scheduler: Any) -> None:

@@ -94,17 +94,24 @@ def check_callbacks(trainer: Namespace, task: type) -> None:
                 )
 
 
-def check_modes(trainer: Any, task: Any) -> None:
-    """Refuse a callback of Lightning that takes the smallest value of a metric for the best where that is the largest.
+def check_monitors(trainer: Any, task: Any) -> None:
+    """Refuse a callback of Lightning whose metric is never measured, or that takes the smallest value for the best.
 
     Args:
         trainer: The trainer; ``min`` is the default of its callbacks, whatever they monitor.
         task: The module that it trains.
     """
     for part in trainer.callbacks:
-        takes_least = isinstance(part, callbacks.EarlyStopping | callbacks.ModelCheckpoint) and part.mode == "min"
-        if takes_least and usual_mode(trainer, task, part.monitor) == "max":
+        if not isinstance(part, callbacks.EarlyStopping | callbacks.ModelCheckpoint):
+            continue
+        if part.mode == "min" and usual_mode(trainer, task, part.monitor) == "max":
             raise UsageError(
                 f"`mode` of `{type(part).__name__}` must be max for {part.monitor}, whose largest value is the best, "
                 "got min, which is Lightning's default: set `mode: max`"
+            )
+        is_read = isinstance(part, callbacks.EarlyStopping) and part.strict and str(part.monitor).startswith("val/")
+        if is_read and isinstance(task, Task) and trainer.limit_val_batches == 0:
+            raise UsageError(
+                f"`monitor` of `{type(part).__name__}` must be measured, and `trainer.limit_val_batches=0` leaves out "
+                f"validation, got {part.monitor}: leave one of them out"
             )

@@ -23,7 +23,7 @@ from vitlab.callbacks.record import RunRecord
 from vitlab.callbacks.stop import StopOnSignal
 from vitlab.callbacks.watch import Watch
 from vitlab.config.arguments import config_paths, grid_of
-from vitlab.config.callbacks import check_callbacks, check_modes, redirect_into_run
+from vitlab.config.callbacks import check_callbacks, check_monitors, redirect_into_run
 from vitlab.config.keys import check_same_config, flatten_as_typed, is_longer, recipe_name
 from vitlab.config.options import FitOptions
 from vitlab.config.parser import VitlabCLI, class_at, user_mistakes
@@ -235,7 +235,7 @@ class FitCLI(VitlabCLI):
             if isinstance(part, EMA):
                 part.check_training(self.trainer)
         if not self.resumed:  # an older run goes on as it is
-            check_modes(self.trainer, self.model)
+            check_monitors(self.trainer, self.model)
 
     def before_instantiate_classes(self) -> None:
         """Choose the run directory and point the loggers to it, without writing anything."""
