@@ -235,7 +235,9 @@ def test_a_file_of_weights_finds_a_part_in_a_submodule_of_a_trusted_package_alon
     with pytest.raises(ValueError, match=r"import trusted_pkg2\.pe\.tables first; on the command line, add"):
         load_network(tmp_path / "trusted_pkg2.ckpt")
     (tmp_path / "trusted_pkg" / "pe" / "broken.py").write_text("1 / 0")
-    with pytest.raises(ValueError, match=r'`pos_embed`: "trusted_pkg\.pe\.broken\.Slope" cannot be imported: .*line 1\)$'):
+    with pytest.raises(
+        ValueError, match=r'`pos_embed`: "trusted_pkg\.pe\.broken\.Slope" cannot be imported: .*line 1\)$'
+    ):
         VisionTransformer(**TINY, pos_embed="trusted_pkg.pe.broken.Slope")
     for name in [name for name in sys.modules if name.startswith("trusted_pkg")]:
         del sys.modules[name]
