@@ -260,7 +260,7 @@ def test_arms_of_other_images_in_another_folder_are_two_arms_and_no_pairs(tmp_pa
 
 
 def test_an_interval_never_exceeds_the_range_of_the_metric(tmp_path):
-    results = results_of(tmp_path, ["a0", "a1"], 3, metric="acc1")
+    results = results_of(tmp_path, ["a0", "a1"], 3, metric="acc1", margin=0.9)
     rows = find(fill(results, [[0.1, 0.9, 0.99], [0.97, 0.99, 1.0]], "acc1"), all_at_once(3)).arms
     assert (rows[0].low, rows[0].high, rows[1].high) == (0.0, 1.0, 1.0)
     assert rows[1].answer.difference.low >= -1 and rows[1].answer.difference.high <= 1
@@ -294,7 +294,8 @@ def test_the_speed_of_an_arm_is_the_median_over_the_epochs_of_all_its_seeds(tmp_
 
 
 def test_an_arm_that_only_equals_logistic_regression_is_under_trained(tmp_path):
-    results = fill(results_of(tmp_path, ["a0", "a1"], 2, metric="acc1"), [[0.25, 0.75], [0.25, 0.8125]], "acc1")
+    results = results_of(tmp_path, ["a0", "a1"], 2, metric="acc1", margin=0.9)
+    fill(results, [[0.25, 0.75], [0.25, 0.8125]], "acc1")
     gates = {linear._key(results.ablation, results.resolved[0]): {"acc1": 0.5}}
     words = [row.verdict for row in find(results, all_at_once(2), gates).arms]
     assert [word.endswith("; under-trained") for word in words] == [True, False]

@@ -28,7 +28,7 @@ from vitlab.ablation.inference import analyses, images
 from vitlab.ablation.inference.baselines import NOT_COMPARED, arm_rows
 from vitlab.ablation.inference.findings import find
 from vitlab.ablation.inference.looks import Looks
-from vitlab.ablation.inference.measured import CellResults, bounds_of, collect
+from vitlab.ablation.inference.measured import CellResults, collect
 from vitlab.ablation.inference.plan import plan_of
 from vitlab.ablation.inference.words import chance
 from vitlab.ablation.report import drawings, write
@@ -39,6 +39,7 @@ from vitlab.ablation.report.write import send_report, write_report
 from vitlab.analysis import Curve
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RunDir
+from vitlab.runs.records import bounds_of
 from vitlab.runs.standing import Standing
 from vitlab.stats import interval
 

@@ -178,6 +178,21 @@ WRONG = {  # what is changed, and words of the message
     "a margin of nothing": ({"claims": ["learned ~ none within 0"]}, ["the margin must be a number above 0"]),
     "infinite margin": ({"stats": {"margin": float("inf")}}, ["`stats.margin` must be a number"]),
     "a claim on no number": ({"claims": ["learned > nan"]}, ["`nan`, which is not a level"]),
+    "a number that is no level": (
+        {
+            "claims": ["2 > 3"],
+            **(depths := {"axes": {"model.depth": [1, 2]}, "baseline": {"depth": 1}, "exclude": None}),
+        },
+        ["'2 > 3': acc1 is a number from 0 to 1, and is never 3; `depth` has the levels 1, 2"],
+    ),
+    "a level in other words": ({"claims": ["2 > 1.0"], **depths}, ["`1.0`, which is not a level of `depth`"]),
+    "an accuracy in percent": (
+        {"claims": ["learned > 85"]},
+        ["from 0 to 1, and is never 85; 85 % are 0.85"],
+    ),
+    "a loss below 0": ({"claims": ["learned > -1 on loss"]}, ["loss is a number from 0, and is never -1"]),
+    "a margin in percent": ({"claims": ["learned ~ none within 3"]}, ["margin must be below 1, got 3; 3 % are 0.03"]),
+    "a margin of everything": ({"stats": {"margin": 1}}, ["so a margin must be below 1, got 1"]),
     "an arm against itself": ({"claims": ["learned > learned"]}, ["compares arms with themselves"]),
     "a gap against itself": (
         {"claims": ["gap(learned, none | global_pool=avg) < gap(learned, none | global_pool=avg)"]},
@@ -602,6 +617,10 @@ def test_a_claim_on_levels_of_two_axes_is_refused(write, text):
     axes = {**GOOD["axes"], "width": {"a": {"model.lr": 1}, "b": {"model.lr": 2}}}
     with pytest.raises(UsageError, match=r"line 24: .*`global_pool=avg` is not of `pos_embed`"):
         read_ablation(write(axes=axes, claims=["learned > none", text]))
+
+
+def test_a_module_of_ones_own_may_log_its_accuracy_in_percent(write):
+    assert read_ablation(write(claims=["learned > 85"], trust_imports=["mine"])).claims[0].b == 85.0
 
 
 def test_a_claim_over_an_axis_is_one_verdict_on_its_mean(write):

@@ -19,7 +19,7 @@ from vitlab.ablation.execution.resolve import known
 from vitlab.ablation.execution.status import Status
 from vitlab.ablation.file.schema import NAME
 from vitlab.ablation.file.spec import Ablation
-from vitlab.ablation.inference.measured import bounds_of, collect
+from vitlab.ablation.inference.measured import collect
 from vitlab.ablation.lab import Lab
 from vitlab.config.table_folds import folds_of_config
 from vitlab.config.trust import TRUSTED
@@ -27,7 +27,7 @@ from vitlab.config.yaml_files import read_yaml
 from vitlab.errors import UsageError
 from vitlab.runs.atomic import write_text
 from vitlab.runs.directory import RUNS
-from vitlab.runs.records import split_metrics
+from vitlab.runs.records import bounds_of, split_metrics
 from vitlab.shipped import find_file
 from vitlab.stats import interval
 from vitlab.tables import columns

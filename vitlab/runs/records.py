@@ -2,10 +2,11 @@
 
 import datetime
 import json
+import math
 import re
 import types
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
@@ -16,6 +17,12 @@ MeasuredSplit = Literal["val", "test"]  # of which a run keeps results
 EvaluationCommand = Literal["validate", "test"]
 MEASURED_BY: dict[MeasuredSplit, EvaluationCommand] = {"val": "validate", "test": "test"}
 SPLIT_OF: dict[EvaluationCommand, MeasuredSplit] = {command: split for split, command in MEASURED_BY.items()}
+NO_END = (-math.inf, math.inf)
+ENDS = {
+    r"acc\d*(_macro)?|f1(_\w+)?|map|accuracy|flipped|agreement": (0.0, 1.0),
+    "loss|mse|rmse|mae": (0.0, math.inf),
+    "r2": (-math.inf, 1.0),
+}  # smallest and largest value of metrics, by name
 
 
 def now_utc() -> str:
@@ -132,6 +139,19 @@ def without_counts(names: Collection[str]) -> list[str]:
     """
     counts = {"n", *(f"{name}_images" for name in names)}
     return [name for name in names if name not in counts]
+
+
+def bounds_of(metric: str, values: Iterable[float] = ()) -> tuple[float, float]:
+    """Return the range of possible values of a metric; no end where values are beyond it, such as those in percent.
+
+    Example:
+        >>> bounds_of("mae/height"), bounds_of("val_acc", [71.5])
+        ((0.0, inf), (-inf, inf))
+    """
+    words = (re.sub(r"^(val|test)_|@.*", "", part) for part in metric.split("/"))  # mae/height, knn/acc1@20, val_acc
+    known = (ends for word in words for names, ends in ENDS.items() if re.fullmatch(names, word))
+    bottom, top = next(known, NO_END)
+    return (bottom, top) if all(bottom <= value <= top for value in values) else NO_END
 
 
 def with_policy(result: Mapping[str, Any]) -> dict[str, Any]:

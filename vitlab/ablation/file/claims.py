@@ -7,12 +7,13 @@
 import itertools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vitlab.ablation.file.schema import File
 from vitlab.errors import UsageError, did_you_mean
+from vitlab.runs.records import bounds_of
 
 SIDE = r"(?:[\w.-]+=)?[\w.-]+"
 CONDITION = r"[\w.-]+=[\w.-]+"
@@ -114,7 +115,8 @@ class _Reader:
         """Return the claim of a match of :data:`COMPARISON`, without metric and conditions."""
         axis, a = self.level(found["a"])
         number = _number(found["b"])
-        is_level = found["b"] in self.axes[axis] or not math.isfinite(number)
+        levels = self.axes[axis]
+        is_level = found["b"] in levels or number in map(_number, levels) or not math.isfinite(number)
         b = self.level_of(axis, found["b"]) if is_level else number
         if (found["sign"] == "~") != bool(found["margin"]):
             raise self.mistake(f"`~` needs `within M`, and `>` must not have it, got {self.text!r}")
@@ -166,6 +168,38 @@ class _Reader:
     def mistake(self, text: str) -> UsageError:
         """Return a mistake in the claim, with its place."""
         return self.file.mistake(self.place, text)
+
+
+def refuse_impossible(
+    file: File, claims: Sequence[Claim], axes: Mapping[str, Mapping[str, Any]], primary: str, margin: float | None
+) -> None:
+    """Refuse numbers that a metric cannot have by its name, such as a level that the file lacks, or one in percent.
+
+    Raises:
+        UsageError: A number is outside the range of its metric, or a margin is as wide as this range.
+    """
+    for i, claim in enumerate(claims):
+        metric, b = claim.metric or primary, claim.b
+        if isinstance(b, float) and not bounds_of(metric)[0] <= b <= bounds_of(metric)[1]:
+            levels = [*axes[claim.axis]]
+            is_level = any(math.isfinite(_number(name)) for name in levels)
+            way = f"; `{claim.axis}` has the levels {', '.join(levels)}" if is_level else _of_percent(metric, b)
+            raise file.mistake(f"claims/{i}", f"{claim.text!r}: {_range(metric)}, and is never {b:g}{way}")
+    margins = {f"claims/{i}": (claim.metric or primary, claim.margin) for i, claim in enumerate(claims)}
+    for where, (metric, given) in ({"stats/margin": (primary, margin)} | margins).items():
+        low, high = bounds_of(metric)
+        if given and given >= high - low:
+            way = _of_percent(metric, given)
+            raise file.mistake(where, f"{_range(metric)}, so a margin must be below {high - low:g}, got {given:g}{way}")
+
+
+def _range(metric: str) -> str:
+    ends = zip(("from", "to"), bounds_of(metric), strict=True)
+    return f"{metric} is a number {' '.join(f'{word} {end:g}' for word, end in ends if math.isfinite(end))}"
+
+
+def _of_percent(metric: str, number: float) -> str:
+    return f"; {number:g} % are {number / 100:g}" if bounds_of(metric) == (0, 1) and 1 < number <= 100 else ""
 
 
 def _number(text: str) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.ablation.file.arms import Arm, find_configs, pick, read_arms, read_axes
-from vitlab.ablation.file.claims import Claim, parse_claim
+from vitlab.ablation.file.claims import Claim, parse_claim, refuse_impossible
 from vitlab.ablation.file.schema import File, check_level_name
 from vitlab.ablation.file.settings import (
     Execution,
@@ -107,6 +107,9 @@ def read_ablation(path: str | Path, is_evidence: bool = False) -> Ablation:
     analyses, claims = file.texts("analyses", "[resolution, scramble]"), _claims(file, axes)
     primary, *secondary = _metrics(file, claims, analyses)
     seeds = _seeds(file, content.get("seeds", 3))
+    stats, own = read_stats(file, len(seeds)), file.texts("trust_imports", "[my_package]")
+    if not own and not is_evidence:  # a module of one's own may log its accuracy in percent
+        refuse_impossible(file, claims, axes, primary, stats.margin)
     return Ablation(
         file=file,
         name=check_level_name(file, "name", content["name"]),
@@ -122,12 +125,12 @@ def read_ablation(path: str | Path, is_evidence: bool = False) -> Ablation:
         analyses=analyses,
         checkpoint=content.get("checkpoint", "last"),
         match=read_match(file, axes),
-        stats=read_stats(file, len(seeds)),
+        stats=stats,
         run=read_run(file),
         wandb=read_wandb(file),
         claims=claims,
         tune=read_tune(file, axes, seeds),
-        trust_imports=file.texts("trust_imports", "[my_package]"),
+        trust_imports=own,
         is_evidence=is_evidence,
     )
 

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from vitlab import stats
 from vitlab.ablation.execution.identity import effective, json_digest
 from vitlab.ablation.inference.looks import Looks
-from vitlab.ablation.inference.measured import CellResults, bounds_of
+from vitlab.ablation.inference.measured import CellResults
+from vitlab.runs.records import bounds_of
 from vitlab.stats import NAN, Estimate
 
 

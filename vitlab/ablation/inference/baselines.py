@@ -8,7 +8,8 @@ from typing import Any
 from vitlab import stats
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.inference.answers import Answer, Question
-from vitlab.ablation.inference.measured import CellResults, bounds_of
+from vitlab.ablation.inference.measured import CellResults
+from vitlab.runs.records import bounds_of
 from vitlab.stats import NAN, Estimate
 
 NOT_COMPARED = Answer(Estimate())

@@ -2,9 +2,7 @@
 
 import itertools
 import math
-import re
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,13 +18,6 @@ from vitlab.errors import one_line
 from vitlab.runs.directory import RunDir
 from vitlab.runs.matching import is_there
 from vitlab.runs.records import split_metrics
-
-NO_END = (-math.inf, math.inf)
-ENDS = {
-    r"acc\d*(_macro)?|f1(_\w+)?|map|accuracy|flipped|agreement": (0.0, 1.0),
-    "loss|mse|rmse|mae": (0.0, math.inf),
-    "r2": (-math.inf, 1.0),
-}  # smallest and largest value of metrics, by name
 
 
 @dataclass
@@ -166,11 +157,3 @@ def unreadable(run: RunDir, ablation: Ablation) -> str:
             raise
         return f"{path} is damaged: {one_line(error)}"
     return ""
-
-
-def bounds_of(metric: str, values: Iterable[float] = ()) -> tuple[float, float]:
-    """Return the range of possible values of a metric; no end where values are beyond it, such as those in percent."""
-    words = (re.sub(r"^(val|test)_|@.*", "", part) for part in metric.split("/"))  # mae/height, knn/acc1@20, val_acc
-    known = (ends for word in words for names, ends in ENDS.items() if re.fullmatch(names, word))
-    bottom, top = next(known, NO_END)
-    return (bottom, top) if all(bottom <= value <= top for value in values) else NO_END

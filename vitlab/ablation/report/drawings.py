@@ -17,9 +17,10 @@ from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference.analyses import drawing_of
 from vitlab.ablation.inference.baselines import ArmRow
 from vitlab.ablation.inference.findings import Findings
-from vitlab.ablation.inference.measured import CellResults, bounds_of
+from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.words import percent
 from vitlab.analysis import ANALYSES, Curve
+from vitlab.runs.records import bounds_of
 from vitlab.stats import interval
 
 COLORS: tuple[str, ...] = (
