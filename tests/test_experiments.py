@@ -171,6 +171,8 @@ def test_a_published_report_is_what_the_statistics_give_for_its_seeds(path, monk
     for verdict, p in zip(found.verdicts, claims["adjusted_p"], strict=True):
         assert verdict.answer.difference.adjusted == pytest.approx(p, rel=1e-6)
         assert f"**{verdict.word}**: `{verdict.claim.text}`" in page
+    advice = [line for line in page.splitlines() if line.startswith("- **inconclusive**: ") and " within " in line]
+    assert not any("observed difference" in line for line in advice)  # but that it is within the margin
     arms = table[(table["kind"] == "arm") & (table["metric"] == "acc1")]
     rows = [row for row in found.arms if row.metric == "acc1"]
     said = [word.removesuffix("; under-trained") for word in arms["verdict"]]  # the gate needs the images
