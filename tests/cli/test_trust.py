@@ -105,6 +105,29 @@ def test_a_key_that_looks_like_another_is_named(tmp_path, capsys, key, told):
     assert told in said and said.count("\n") == 1
 
 
+ALIGN = "indent it like its neighbors, with spaces"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("model:\n    depth: 2\n  lr: 1\n", f"line 3: its indentation fits no line before it: {ALIGN}"),
+        ("  depth: 2\nlr: 1\n", f"line 2: its indentation fits no line before it: {ALIGN}"),
+        ("claims:\n  - a > b\n - b > c\n", f"line 3: its indentation fits no line before it: {ALIGN}"),
+        ("claims:\n  - a > b\n  lr: 1\n", f"line 3: its indentation fits no line before it: {ALIGN}"),
+        ("model:\n  depth: 2\n    lr: 1\n", f"line 3: .* or this one is indented too far: {ALIGN}"),
+        ("model\n  depth: 2\n", f"line 2: the line before lacks `: ` after its key, or .*: {ALIGN}"),
+        ("name: mine: one\n", "line 1: it has `: ` twice: put quotes around the value"),
+        ("model:\n\tdepth: 2\n", f"line 2: it has a tab where only spaces may stand: {ALIGN}"),
+        ("a: [1\nb: 2\n", "line 2: a bracket that opens in line 1 is not closed, or a comma is missing"),
+        ("a: 'x\nb: 2\n", "line 3: a quote that opens in line 1 is not closed"),
+    ],
+)
+def test_wrong_indentation_is_told_with_the_way_out(text, told):
+    with pytest.raises(UsageError, match=f"^`mine.yaml` {told}$"):
+        parse_yaml(text, "mine.yaml")
+
+
 def test_merge_keys_are_read_and_overridden():
     assert parse_yaml("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\n", "here") == {
         "a": {"x": 1, "y": 2},

@@ -16,6 +16,14 @@ from vitlab.errors import UsageError
 NODES = 100_000  # values in one file
 DEPTH = 200  # values within values
 _FLOW = 500  # brackets of a configuration that is parsed by the fast parser
+_ALIGN = "indent it like its neighbors, with spaces"
+_WORDS = {  # what PyYAML says, and what a reader can do; `opened` is the line where the part begins
+    r"found character '\\t'.*": f"it has a tab where only spaces may stand: {_ALIGN}",
+    r"expected .*, but found '(<block .*|\?|-)'": f"its indentation fits no line before it: {_ALIGN}",
+    r"mapping values .*": f"the line before lacks `: ` after its key, or this one is indented too far: {_ALIGN}",
+    r"expected ',' or .*": "a bracket that opens in line {opened} is not closed, or a comma is missing",
+    r"found unexpected end of stream": "a quote that opens in line {opened} is not closed",
+}
 _SECTIONS = re.compile(r"^(?=[A-Za-z_][\w.]*:)", re.MULTILINE)  # where a part of a configuration begins
 
 
@@ -61,11 +69,22 @@ def _parsed(text: str, where: str) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
-        problem = " ".join(str(getattr(error, "problem", None) or error).split())
-        problem = problem.replace("could not determine a constructor for the tag", "tags are not supported, got")
-        raise UsageError(f"`{where}`{line}: {problem}") from error
+        raise UsageError(f"`{where}`{line}: {_problem(error)}") from error
     except RecursionError as error:
         raise UsageError(f"`{where}`: values are nested too deeply") from error
+
+
+def _problem(error: yaml.YAMLError) -> str:
+    """Return what is wrong, in words that say what to do where PyYAML's do not."""
+    problem = " ".join(str(getattr(error, "problem", None) or error).split())
+    mark = getattr(error, "problem_mark", None)
+    if problem.startswith("mapping values") and mark and ": " in mark.buffer[mark.pointer - mark.column : mark.pointer]:
+        return "it has `: ` twice: put quotes around the value"
+    opened = mark.line + 1 if (mark := getattr(error, "context_mark", None)) else ""
+    for pattern, words in _WORDS.items():
+        if re.fullmatch(pattern, problem):
+            return words.format(opened=opened)
+    return problem.replace("could not determine a constructor for the tag", "tags are not supported, got")
 
 
 def _count(node: yaml.Node, known: dict[int, int]) -> int:
