@@ -28,16 +28,21 @@ from vitlab.models.convert import (
 from vitlab.models.old_names import OLD, upgrade
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.weights_file import WeightsFile, network_prefix, read_weights, unwrapped
+from vitlab.named_kwargs import taken_by
+from vitlab.tokenizers.conv import ConvStem
 from vitlab.tokenizers.patch import PatchEmbed
 from vitlab.tokenizers.splits import pair
+from vitlab.tokenizers.t2t import T2TTokenizer
+from vitlab.tokenizers.token_layers import TokenAttention, TokenPerformer
 
 State = dict[str, Tensor]
 NEW_HEAD = "head: not loaded"  # how the sentence about a head that stays new begins
-_COMPUTES = {  # what parts keep of arguments that change what the same weights compute, and the names of these
-    "eps": "norm_eps",
-    **{name: name for name in ("num_heads", "qk_scale", "value_skip", "padding", "global_pool")},
-    **{name: name for name in ("theta", "register_theta", "coordinates", "pairs", "axes")},  # of a rotation
+_COMPUTE_THE_SAME = {  # arguments that change no output in evaluation, or what weights and other sentences show
+    *("img_size", "patch_size", "eval_patch", "flexi_patch", "in_chans", "num_classes", "embed_dim", "dim", "depth"),
+    *("dropout", "attn_dropout", "drop_path_rate", "drop_path_subset", "init_std", "grad_checkpoint", "fused"),
+    *("rate", "subset", "trainable", "shift", "jitter", "rescale", "resize", "head_hidden", "layer_scale"),
 }
+_PARTS = {"tokenizer": "tokenizer", "attn": "attn", "mlp": "mlp_layer", "norm1": "norm_layer", "norm2": "norm_layer"}
 _NEW = "and one starts new only where it is trained with a new head"
 _POOLS_OTHERWISE = {  # what to do about parts between the last block and the head that one side alone has
     ("unexpected", "fc_norm."): "timm's fc_norm normalizes after pooling: set `model.fc_norm=True`",
@@ -144,7 +149,7 @@ def load_weights(
     theirs = file.own.get("network", "")
     is_other = theirs and theirs != own_network(model)
     own = [f"weights: of {theirs}, which computes something else than this network"] if is_other else []
-    others = _other_settings(trained, model, bool(head_sentences)) if trained and not theirs else []
+    others = _other_settings(trained, model, bool(head_sentences), bool(doubts)) if trained and not theirs else []
     return [*file.sentences, *own, *sentences, *others, *positions, *head_sentences]
 
 
@@ -178,9 +183,15 @@ def _given_grid(
         return pair("grid", grid, "tokens"), []
     if trained is None:
         return None, []
-    kinds = [type(m.pos_embed).__name__ for m in (trained, model)]
-    doubt = [f"positions: trained with {kinds[0]}, the model has {kinds[1]}"] if len(set(kinds)) > 1 else []
-    return (trained.grid_size[0], trained.grid_size[1]), doubt
+    theirs, ours = _methods(trained), _methods(model)
+    doubt = f"positions: trained with {' and '.join(theirs)}, the model has {' and '.join(ours)}"
+    return (trained.grid_size[0], trained.grid_size[1]), [doubt] if sorted(theirs) != sorted(ours) else []
+
+
+def _methods(model: VisionTransformer) -> list[str]:
+    """Return the classes of the position embeddings of a network."""
+    parts = getattr(model.pos_embed, "parts", {})
+    return [type(part).__name__ for part in parts.values()] or [type(model.pos_embed).__name__]
 
 
 def _other_scale(trained: VisionTransformer, model: VisionTransformer) -> list[str]:
@@ -195,9 +206,13 @@ def _other_scale(trained: VisionTransformer, model: VisionTransformer) -> list[s
     ]
 
 
-def _other_settings(trained: VisionTransformer, model: VisionTransformer, has_new_head: bool) -> list[str]:
+def _other_settings(
+    trained: VisionTransformer, model: VisionTransformer, has_new_head: bool, has_other_positions: bool
+) -> list[str]:
     """Return a sentence if the model computes something else with the same weights; a new head may pool otherwise."""
     file, own = _settings(trained), _settings(model)
+    if has_other_positions:  # of which another sentence tells
+        file = {key: value for key, value in file.items() if not key[0].startswith("pos_embed")}
     differ = {key[-1]: key for key in reversed(file) if key in own and file[key] != own[key]}  # the first of each name
     if "num_heads" in differ:
         differ.pop("qk_scale", None)  # which follows from it
@@ -211,13 +226,50 @@ def _other_settings(trained: VisionTransformer, model: VisionTransformer, has_ne
 
 
 def _settings(model: VisionTransformer) -> dict[tuple[str, str], Any]:
-    """Return what decides, beside weights, what the parts of a network compute, by the part and the argument."""
+    """Return what decides, beside weights, what the parts of a network compute, by the part and the argument.
+
+    That are the classes of parts, and the arguments that they keep; one that only draws weights is not kept.
+    """
     found: dict[tuple[str, str], Any] = {}
     for name, part in model.named_modules():
-        found |= {(name, argument): vars(part)[kept] for kept, argument in _COMPUTES.items() if kept in vars(part)}
-        if name.endswith((".act", ".mlp.1")):
+        kept, last = vars(part), name.rpartition(".")[2]
+        if not type(part).__module__.startswith("torch."):
+            left_out = {*_COMPUTE_THE_SAME, *getattr(part, "completed_by", ())}
+            left_out |= {"style"} if kept.get("trainable") else set()  # of a formula that only begins a table
+            taken = {key: kept[key] for key in taken_by(type(part)) if key in kept and key not in left_out}
+            found |= {(name, key): _plain(value) for key, value in taken.items() if _is_plain(value)}
+        elif "eps" in kept:
+            found[name, "norm_eps"] = kept["eps"]
+        if name.endswith((".act", ".mlp.1", ".transition.1")):
             found[name, "act_layer"] = f"{type(part).__name__}({part.extra_repr()})"
-    return {key: value if isinstance(value, str | float) else str(value) for key, value in found.items()}
+        if last in _PARTS or (last.isdigit() and name == f"blocks.{last}"):
+            found[name, _PARTS.get(last, "block")] = type(part).__name__
+        found |= {(name, key): _plain(value) for key, value in _of_tokenizer(part).items()}
+    return found
+
+
+def _of_tokenizer(part: nn.Module) -> dict[str, Any]:
+    """Return the arguments of a tokenizer of windows or one of its layers that it keeps in another form."""
+    if isinstance(part, TokenPerformer):
+        return {"t2t_attn": "performer_relu" if part.relu else "performer"}
+    if isinstance(part, TokenAttention):
+        return {"t2t_qk_scale": part.scale}
+    if not isinstance(part, T2TTokenizer | ConvStem):
+        return {}
+    own = part.windows if isinstance(part, ConvStem) else (part.splits, part.dilations, part.padding)
+    splits, dilations, padding = own
+    kernels, strides, _ = zip(*splits, strict=True)
+    return {"t2t_kernels": kernels, "t2t_strides": strides, "t2t_dilations": dilations, "t2t_padding": padding}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, str | int | float | None)
+
+
+def _plain(value: Any) -> Any:
+    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
 
 
 def _built_without_weights(arguments: ModelArgs) -> VisionTransformer:
