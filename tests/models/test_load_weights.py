@@ -26,7 +26,7 @@ from vitlab.models.load import load_network, load_weights
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.weights_file import WeightsFile, check_readable, read_weights
 from vitlab.shipped import card_beside
-from vitlab.tasks import Classifier, LinearProbe
+from vitlab.tasks import Classifier, LinearProbe, MultiTask, Regressor
 from vitlab.tokenizers.patch import cut_patches
 
 TINY = {
@@ -436,6 +436,44 @@ def test_a_head_of_other_classes_is_left_new_and_reported_where_both_are_known(t
     assert told == [UNSAID, *([f"head: not loaded, {why}"] if why else unknown)]
     assert torch.equal(model.head.weight, new if why else saved.head.weight)
     assert torch.equal(model.blocks[1].attn.qkv.weight, saved.blocks[1].attn.qkv.weight)
+
+
+NUMBER = {"kind": "number", "names": ["age", "ink"]}
+MIXED = {"kind": "mixed", "names": ["pet", "age"], "classes": [["cat", "dog"], []]}
+
+
+@pytest.mark.parametrize("own_head", [False, True])
+@pytest.mark.parametrize(
+    ("cls", "facts", "scales"),
+    [
+        (Regressor, NUMBER, [([40.0, 300.0], [20.0, 30.0]), ([40.0, 400.0], [10.0, 20.0])]),
+        (MultiTask, MIXED, [([0.0, 40.0], [1.0, 20.0]), ([0.0, 60.0], [1.0, 5.0])]),
+    ],
+)
+def test_a_head_of_numbers_predicts_the_same_on_targets_of_another_scale(tmp_path, cls, facts, scales, own_head):
+    theirs, ours = ({**facts, "mean": mean, "std": std} for mean, std in scales)
+    net = {name: value for name, value in TINY.items() if name != "num_classes"}
+    saved, started, same = (cls(targets=targets, **net) for targets in (theirs, ours, theirs))
+    randomized(saved.net)
+    if own_head:
+        for task in (saved, started):
+            nn.utils.parametrizations.weight_norm(task.net.head)
+    file = tmp_path / "checkpoints" / "best.ckpt"
+    file.parent.mkdir()
+    torch.save({"state_dict": saved.state_dict(), "hyper_parameters": net}, file)
+    (tmp_path / "config.yaml").touch()
+    (tmp_path / "data.json").write_text(json.dumps({"class_names": [], "targets": theirs}))
+    told = load_initial(started, SimpleNamespace(class_names=[], targets=ours), file)
+    images = torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        before, after = saved.eval()(images), started.eval()(images)
+    if own_head:
+        assert told == ["head: not loaded, the file's is for targets of another mean and spread"]
+        assert not torch.allclose(before, after)
+        return
+    assert told == ["head: converted from mean and spread of the file's targets to those of the data"]
+    torch.testing.assert_close(before, after)
+    assert load_initial(same, SimpleNamespace(class_names=[], targets=theirs), file) == []
 
 
 def test_features_without_a_head_fill_a_model_with_one(path):

@@ -30,7 +30,7 @@ from vitlab.runs.format import read_resumable
 from vitlab.runs.shards import read_checkpoint
 from vitlab.runs.standing import checksum
 from vitlab.shipped import LIBRARIES, find_weights
-from vitlab.tasks.regressor import refuse_own_units
+from vitlab.tasks.regressor import Standardized, refuse_own_units
 
 
 def checkpoint_to_resume(run: RunDir) -> Path | None:
@@ -236,13 +236,38 @@ def load_initial(task: Any, data: Any, source: str | Path, **how: Any) -> list[s
     theirs = named_outputs(source)
     ours = _meanings({name: getattr(data, name, None) for name in ("class_names", "targets")})
     is_new = not head or any(sentence.startswith(NEW_HEAD) for sentence in sentences)
-    if is_new or theirs == ours or not theirs or not ours:
+    if is_new or not theirs or not ours:
         return sentences + ([] if theirs and ours else _kept_head(net, sentences))
+    if theirs == ours:
+        return sentences + _converted_head(task, source, head)
     net.load_state_dict(head, strict=False)
     others = preview(name for name in theirs if name not in ours)
     why = f"for {others}, which the data lack" if others else "in another order than the data's"
     sentences = [sentence for sentence in sentences if not sentence.startswith("head: ")]
     return [*sentences, f"{NEW_HEAD}, the file's is {why}"]
+
+
+def _converted_head(task: Any, source: str | Path, new: dict[str, torch.Tensor]) -> list[str]:
+    """Convert a head, trained on targets of another mean and spread, to those of a task; return what that changed.
+
+    Args:
+        task: The task, with the weights of the file.
+        source: The file, of a run.
+        new: The head as it was before.
+    """
+    if not isinstance(task, Standardized) or redefines(task, "in_units") or redefines(task, "train_loss"):
+        return []  # or in units of its own
+    run = RunDir.around(Path(source))
+    facts = (run.read("data.json").get("targets") or {}) if run.config.is_file() else {}
+    if not {"mean", "std"} <= facts.keys():
+        return []
+    mean, std = task.scale_of(facts)
+    if mean.equal(task.target_mean) and std.equal(task.target_std):
+        return []
+    if task.convert_head(mean, std):
+        return ["head: converted from mean and spread of the file's targets to those of the data"]
+    network(task).load_state_dict(new, strict=False)
+    return [f"{NEW_HEAD}, the file's is for targets of another mean and spread"]
 
 
 def named_outputs(source: str | Path) -> list[str]:

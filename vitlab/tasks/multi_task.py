@@ -69,7 +69,13 @@ class MultiTask(Standardized):
         if any(not head.classes for head in self.heads):
             measured["errors"] = NumberErrors(self.heads, facts["mean"], facts["std"])
         super().__init__(num_outputs=self.heads[-1].at.stop, measured=MetricCollection(measured), **task)
-        self.keep_scale(*(_of_outputs(self.heads, facts[name]) for name in ("mean", "std")))
+        self.keep_scale(*(values.tolist() for values in self.scale_of(facts)))
+
+    def scale_of(self, targets: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """Return mean and standard deviation of each of the K outputs, by facts about the targets."""
+        heads = target_heads(targets)
+        mean, std = (torch.tensor(_of_outputs(heads, targets[name])) for name in ("mean", "std"))
+        return mean, std
 
     @property
     def output_names(self) -> list[str]:

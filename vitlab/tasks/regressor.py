@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
 from vitlab.errors import UsageError
+from vitlab.layers.plain import is_plain
 from vitlab.models.vit import VisionTransformer
 from vitlab.tasks.arguments import TaskArgs
 from vitlab.tasks.base import Task
@@ -60,10 +61,36 @@ class Standardized(InUnits, Task):
         """Return a copy of the network that predicts in the original units: its last layer includes mean and std."""
         net = copy.deepcopy(self.net)
         last = [layer for layer in net.head.modules() if isinstance(layer, nn.Linear)][-1]
-        with torch.no_grad():
-            last.weight.mul_(self.target_std[:, None])
-            last.bias.mul_(self.target_std).add_(self.target_mean)
+        _scale(last, self.target_std, self.target_mean)
         return net
+
+    def scale_of(self, targets: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """Return mean and standard deviation of each of the K outputs, by facts about the targets."""
+        return torch.tensor(targets["mean"]), torch.tensor(targets["std"])
+
+    def convert_head(self, mean: Tensor, std: Tensor) -> bool:
+        """Let a head that was trained on targets of another scale predict the same numbers here.
+
+        Args:
+            mean: Mean of each of the K outputs in its training.
+            std: Their standard deviation.
+
+        Returns:
+            Whether the last layer is a plain linear one, which can be converted.
+        """
+        head: Any = self.net.head
+        last = head[-1] if type(head) is nn.Sequential else head
+        if not is_plain(last, nn.Linear) or last.bias is None:
+            return False
+        _scale(last, std / self.target_std, (mean - self.target_mean) / self.target_std)
+        return True
+
+
+def _scale(last: Any, factor: Tensor, shift: Tensor) -> None:
+    """Let a linear layer return ``factor`` times its K outputs, plus ``shift``."""
+    with torch.no_grad():
+        last.weight.mul_(factor[:, None])
+        last.bias.mul_(factor).add_(shift)
 
 
 def refuse_own_units(task: Any, weights: Path, card: Mapping[str, Any]) -> None:
