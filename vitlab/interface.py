@@ -20,6 +20,7 @@ PAGE = "see docs/bring_your_own.md"
 SMALL = 100  # values of an array that a fingerprint holds as they are
 _BESIDE_OUTPUTS = {"__init__", "__repr__", "extra_repr", "stages", "no_weight_decay", "start_step"}  # of a network
 _BESIDE_VALUES = {"requires_grad", "num_classes", "grad_checkpoint", "init_std"}  # decide no function of a part
+BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")  # in this order
 LINKS = {  # arguments of a module that the data fill in, and what the data have of each
     "img_size": "an image size of",
     "in_chans": "a channel count of",

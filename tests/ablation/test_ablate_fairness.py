@@ -309,7 +309,8 @@ def test_logistic_regression_is_a_shrunk_one_on_at_most_32_pixels_a_side(tmp_pat
     batches = [(images[:3], torch.ones(3, dtype=torch.long)), (images[3:], torch.zeros(1, dtype=torch.long))]
     subject = SimpleNamespace(batches=lambda *words: batches)
     monkeypatch.setattr("vitlab.analysis.subject.Subject", lambda *words, **more: subject)
-    monkeypatch.setattr("vitlab.ablation.inference.linear.build_arm", lambda *asked: SimpleNamespace(datamodule=None))
+    arm = SimpleNamespace(model=None, datamodule=None)
+    monkeypatch.setattr("vitlab.ablation.inference.linear.build_arm", lambda *asked: arm)
     spec = ablation(tmp_path, {"pos_embed": POS_EMBED})
     assert _fit(spec, resolved(spec, [100, 100])[0]) == {"acc1": 0.75, "n_train": 4, "n": 4, "inputs": 32}
 

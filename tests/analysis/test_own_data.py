@@ -18,6 +18,7 @@ from vitlab.analysis import (
     analyze_shift,
 )
 from vitlab.analysis.outcomes.outcome import outcome_of
+from vitlab.analysis.pictures import LoadedImages
 from vitlab.analysis.subject import Subject
 from vitlab.errors import UsageError
 from vitlab.models.vit import VisionTransformer
@@ -77,6 +78,53 @@ def test_custom_data_are_analyzed_with_the_images_and_classes_of_their_loaders()
     assert shown.shape == (2, 8, 8, 1) and 0 <= float(shown.min()) < float(shown.max()) <= 1
     assert subject.shown_classes(2) == labels[[next(j for j in range(20) if torch.equal(images[j], one)) for one in
                                                subject.shown(2)]].tolist()  # fmt: skip
+
+
+class Raw(Halves):
+    """Leaves the batches to the module."""
+
+    on_after_batch_transfer = L.LightningDataModule.on_after_batch_transfer
+
+
+class Asking(Halves):
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        noise = torch.randn_like(batch[0]) if self.trainer.training or not self.trainer.validating else 0
+        return batch[0] + noise, batch[1]
+
+
+class Hooked(L.LightningModule):
+    """Changes batches on their way, and keeps those that it gets; with noise in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.register, self.seen = Sides(), nn.Parameter(torch.zeros(())), []
+
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        return batch[0] - 0.5, batch[1]
+
+    def transfer_batch_to_device(self, batch, device, dataloader_idx):
+        return [each.to(device) for each in (3 * batch[0], batch[1])]
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return batch[0].square() + self.register.expand(()) + (torch.rand(()) if self.training else 0), batch[1]
+
+    def validation_step(self, batch, batch_idx):
+        self.seen.append(batch[0])
+
+
+@pytest.mark.filterwarnings("ignore:You have overridden")
+@pytest.mark.parametrize("cls", [Raw, Halves, Asking])
+def test_images_of_an_analysis_are_those_that_a_validation_measures(cls):
+    """Hooks of the module did nothing, and of the data failed where they asked the trainer."""
+    data, task = cls(), Hooked()
+    trainer = L.Trainer(accelerator="cpu", barebones=True)
+    trainer.validate(task, data, verbose=False)
+    found = Subject(Sides(), LoadedImages(data, task, trainer)).labeled()[0]
+    torch.testing.assert_close(found, torch.cat(task.seen), atol=0, rtol=0)
+    assert not found.requires_grad and trainer.state.stage is None
+    again = Subject(Sides(), data, task=task.train())
+    torch.testing.assert_close(again.labeled()[0], found, atol=0, rtol=0)
+    assert task.training
 
 
 def test_numbers_of_custom_data_are_compared_in_their_own_unit():

@@ -6,12 +6,14 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import lightning as L
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 import yaml
 from PIL import Image
+from torch.utils.data import DataLoader, TensorDataset
 
 import vitlab
 from vitlab import tables
@@ -546,3 +548,23 @@ def test_batches_without_images_need_a_predict_step(batch):
     """They ended in a KeyError."""
     with pytest.raises(UsageError, match=r"Identity has batches that do not begin with images, .*: give it a `pre"):
         predictions._ForwardOnly(torch.nn.Identity(), torch.nn.Identity()).predict_step(batch, 0)
+
+
+class Doubling(L.LightningModule):
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        assert not self.trainer.training
+        return 2 * batch[0], batch[1]
+
+    def predict_step(self, batch, batch_idx):
+        return batch[0]
+
+
+@pytest.mark.filterwarnings("ignore:You have overridden")
+def test_hooks_of_a_module_change_the_batches_of_data_and_no_pictures(photos):
+    """Those of data passed by the hooks of a module without a `predict_step`; pictures of others were a TypeError."""
+    trainer, ones = L.Trainer(accelerator="cpu", barebones=True), torch.ones(1, 1, 2, 2)
+    loader = DataLoader(TensorDataset(ones, torch.zeros(1)))
+    assert torch.equal(trainer.predict(predictions._ForwardOnly(Doubling(), lambda x: x), loader)[0], 2 * ones)
+    data = SimpleNamespace(eval_transform=lambda image: ones[0], in_chans=1)
+    pictures = predictions._Pictures([str(photos / "a.png")], data)
+    assert torch.equal(trainer.predict(Doubling(), datamodule=pictures)[0], ones)

@@ -1,11 +1,14 @@
 """Images that no data set of vitlab prepares: pictures without classes, and batches of a user's loaders."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.trainer.states import RunningStage, TrainerState
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from PIL import Image
 from torch import Tensor, nn
 
@@ -14,8 +17,8 @@ from vitlab.data.files.decode import decode, decode_opened
 from vitlab.data.files.sets import Statistics, TensorImages
 from vitlab.data.files.splits import SplitName
 from vitlab.errors import UsageError
-from vitlab.interface import PAGE, class_names, path_of, targets_of, transform_of
-from vitlab.models.foreign import AnyNetwork
+from vitlab.interface import BATCH_HOOKS, PAGE, class_names, path_of, targets_of, transform_of
+from vitlab.models.foreign import AnyNetwork, modes_kept
 from vitlab.models.vit import VisionTransformer
 from vitlab.resized import resize_images
 
@@ -86,6 +89,8 @@ class LoadedImages(PreparedPictures):
 
     Args:
         module: The data. Its training images come in the order of one seed.
+        task: The LightningModule of the network, whose hooks change batches where the data have none of that name.
+        trainer: What the hooks find as ``self.trainer``, in evaluation; without it, that of the data.
 
     Raises:
         UsageError: Its loaders give no batches of images ``(B, C, H, W)`` and targets ``(B,)`` or ``(B, T)``.
@@ -103,8 +108,13 @@ class LoadedImages(PreparedPictures):
         ({'kind': 'class'}, ['class 0', 'class 1'])
     """
 
-    def __init__(self, module: L.LightningDataModule) -> None:
-        self.module, self._is_set_up = module, set[str]()
+    def __init__(
+        self, module: L.LightningDataModule, task: L.LightningModule | None = None, trainer: L.Trainer | None = None
+    ) -> None:
+        self.module, self.task, self._is_set_up = module, task, set[str]()
+        for each in (module, task) if trainer else ():
+            if each is not None:
+                each.trainer = trainer
         self.first = next(self.read_batches("val"), None)
         if self.first is None:
             raise UsageError(f"the validation split of {path_of(module)} is empty")
@@ -153,7 +163,7 @@ class LoadedImages(PreparedPictures):
         self.splits[wanted] = TensorImages(images, targets)
 
     def read_batches(self, split: SplitName) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the batches of a split as the network gets them, on the CPU."""
+        """Yield the batches of a split as the network gets them in an evaluation, on the CPU."""
         stage = "test" if split == "test" else "fit"
         if stage not in self._is_set_up:
             self.module.prepare_data()
@@ -163,9 +173,30 @@ class LoadedImages(PreparedPictures):
             torch.manual_seed(0)
             loader: Any = getattr(self.module, f"{split}_dataloader")()
             for batch in loader:
-                for hook in (self.module.on_before_batch_transfer, self.module.on_after_batch_transfer):
-                    batch = hook(batch, 0)
+                with self._evaluating(split):
+                    batch = self._transferred(batch)
                 yield self._images_and_targets(batch)
+
+    @contextmanager
+    def _evaluating(self, split: SplitName) -> Iterator[None]:
+        """Let task and trainer evaluate, as hooks of the user's may ask for it."""
+        state = self.module.trainer.state if self.module.trainer else TrainerState()
+        stage, task = state.stage, self.task or nn.Module()
+        with torch.no_grad(), modes_kept(task):
+            task.eval()
+            try:
+                state.stage = RunningStage.TESTING if split == "test" else RunningStage.VALIDATING
+                yield
+            finally:
+                state.stage = stage
+
+    def _transferred(self, batch: Any) -> Any:
+        """Return a batch after the hooks that Lightning calls: of the data where they define one, else of the task."""
+        for name in BATCH_HOOKS:
+            owner: Any = self.module if self.task is None or is_overridden(name, self.module) else self.task
+            device = torch.device("cpu") if self.task is None else self.task.device
+            batch = getattr(owner, name)(batch, *((device,) if name == "transfer_batch_to_device" else ()), 0)
+        return batch
 
     def _images_and_targets(self, batch: Any) -> tuple[Tensor, Tensor]:
         if isinstance(batch, list | tuple) and len(batch) >= 2 and all(isinstance(x, Tensor) for x in batch[:2]):

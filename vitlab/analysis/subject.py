@@ -99,7 +99,7 @@ class Subject:
         if not isinstance(self.net, nn.Module):
             raise UsageError(f"`net` must be a torch.nn.Module that maps images to outputs, got {self.net!r:.80}")
         if isinstance(self.data, L.LightningDataModule) and not isinstance(self.data, ImageData):
-            self.data = LoadedImages(self.data)
+            self.data = LoadedImages(self.data, self.task)
         if not isinstance(self.data, ImageData):
             self.data = PreparedPictures.of(self.data, self.net, self.pictures, self.name)
         self.classifies = self.classifies and not self.has_no_data

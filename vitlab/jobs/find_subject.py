@@ -310,7 +310,7 @@ def subject_of(run: RunDir, checkpoint: Path, rest: Sequence[str], view: View) -
     """Rebuild a run and its data, with the weights of one of its checkpoints."""
     cli = _rebuild(run, checkpoint, [*one_device(run), *rest], bool(view.images))
     with user_mistakes():
-        images = _loaded(cli.datamodule, bool(view.images))
+        images = _loaded(cli, bool(view.images))
         net: Any = _asked(cli, run, images)
         data: Any = images or _transform_of(cli.datamodule, net)
         subject = Subject(
@@ -385,17 +385,18 @@ def _with_decoder(task: Any, checkpoint: Path) -> Any:
     return task
 
 
-def _loaded(data: Any, has_pictures: bool) -> ImageData | None:
+def _loaded(cli: VitlabCLI, has_pictures: bool) -> ImageData | None:
     """Return data with images: of vitlab, or what the loaders of another data module give.
 
     None if they give none, and for other pictures, which data without ``eval_transform`` cannot prepare.
     """
+    data: Any = cli.datamodule
     if isinstance(data, ImageData):
         return data
     if has_pictures and not hasattr(data, "eval_transform"):
         return None
     try:
-        return LoadedImages(data)
+        return LoadedImages(data, cli.model, cli.trainer)
     except UsageError as error:
         reason = str(error)
     except Exception as error:  # whatever foreign data raise, such as that files are missing

@@ -1,6 +1,7 @@
 """Predict image files with a run, as a table."""
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from vitlab.data.base import ImageData
 from vitlab.data.files.decode import Decoding, ImageError, decode
 from vitlab.errors import UsageError, escaped
 from vitlab.interface import (
+    BATCH_HOOKS,
     answering,
     answers_itself,
     as_outputs,
@@ -80,7 +82,8 @@ def predict(
     collector.num_classes = len(names or [])
     pictures = _Pictures(files, data)
     model = cli.model if asked is None else _ForwardOnly(cli.model, asked)
-    with user_mistakes():
+    with user_mistakes(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"You have overridden `\w+` in both")  # as _Pictures does on purpose
         cli.trainer.predict(model, datamodule=pictures, return_predictions=False)
     values, reasons = collector.gathered()
     if not cli.trainer.is_global_zero:
@@ -243,13 +246,15 @@ class _ForwardOnly(L.LightningModule):
     """Predicts with a forward pass of the images of a batch.
 
     Args:
-        module: The module whose parameters it uses.
+        module: The module whose parameters, and hooks of batches, it uses.
         asked: What maps the images, a tensor or a list, to outputs.
     """
 
     def __init__(self, module: nn.Module, asked: Callable[[Any], Any]) -> None:
         super().__init__()
         self.module, self._asked = module, (asked,)
+        for name in BATCH_HOOKS:
+            setattr(self, name, getattr(module, name, getattr(self, name)))
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
         images = batch[0] if isinstance(batch, list | tuple) and batch else batch
@@ -313,6 +318,8 @@ class _Collector(L.Callback):
 class _Pictures(L.LightningDataModule):
     """Image files, each read by one process, and by several only if there are fewer files than processes.
 
+    ``eval_transform`` prepares them for the network, so the hooks of a module of the user's do not change them again.
+
     Args:
         files: Paths of the images; rank 0 decides.
         data: The data set whose evaluation transform they get.
@@ -323,6 +330,19 @@ class _Pictures(L.LightningDataModule):
         self.files, self.data = files, data
         if not isinstance(data, ImageData):  # refuse now what lacks a transform
             _blank(data)
+
+    def on_before_batch_transfer(self, batch: _Batch, dataloader_idx: int) -> _Batch:
+        """Change nothing, as the hooks below."""
+        return batch
+
+    def transfer_batch_to_device(self, batch: _Batch, device: torch.device, dataloader_idx: int) -> _Batch:
+        """Move the images."""
+        moved: _Batch = super().transfer_batch_to_device(batch, device, dataloader_idx)
+        return moved
+
+    def on_after_batch_transfer(self, batch: _Batch, dataloader_idx: int) -> _Batch:
+        """Change nothing."""
+        return batch
 
     def predict_dataloader(self) -> DataLoader[_Sample]:
         """Return the batches of this process."""

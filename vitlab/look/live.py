@@ -112,7 +112,7 @@ class LivePage(Callback):
             try:
                 with modes_kept(net), averaged, torch.random.fork_rng(devices=devices):
                     text = render(
-                        path.name, runs, [self._subject(trainer, net, path.name)], self.pictures, reload, found
+                        path.name, runs, [self._subject(trainer, pl_module, path.name)], self.pictures, reload, found
                     )
             except Exception as error:  # an error in pictures must not stop the training
                 self.pictures = 0
@@ -133,9 +133,10 @@ class LivePage(Callback):
         index = np.arange(len(table)) if trainer.world_size == 1 else -1
         return table.assign(probability=share, index=index)
 
-    def _subject(self, trainer: L.Trainer, net: Any, name: str) -> Subject:
+    def _subject(self, trainer: L.Trainer, task: Any, name: str) -> Subject:
         """Return the network with a few fixed validation images."""
-        subject = Subject(net, trainer.datamodule, name=name, pictures=self._shown)  # type: ignore[attr-defined]
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        subject = Subject(task.net, data, name=name, pictures=self._shown, task=task)
         if self._shown is None:
             self._shown = subject.pictures = subject.shown(self.pictures)
         return subject

@@ -88,7 +88,7 @@ def _fit(ablation: Ablation, arm: Resolved) -> dict[str, Any]:
 
     cli = build_arm(ablation, arm.arm)
     pixels_alone: Any = torch.nn.Flatten()  # so that the task can be any
-    subject = Subject(pixels_alone, cli.datamodule, name="logistic regression")
+    subject = Subject(pixels_alone, cli.datamodule, name="logistic regression", task=cli.model)
     parts: list[Any] = []
     for split, limit in (("train", MOST), (ablation.evaluate, 10 * MOST)):
         images, labels = [], []
