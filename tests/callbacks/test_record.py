@@ -220,6 +220,44 @@ def test_the_last_row_has_the_gradient_norm_of_its_own_step(tmp_path, monkeypatc
     assert norms[3] == {step: norms[1][step] for step in (3, 5)}
 
 
+class Asks(L.Callback):
+    """Ends the training with its second step."""
+
+    def on_train_batch_end(self, trainer, *args):
+        trainer.should_stop = trainer.global_step == 2
+
+
+def test_the_last_steps_of_a_cut_epoch_have_a_row_and_a_resume_has_that_of_a_whole_epoch(record, tmp_path):
+    def run(*parts, **given):
+        own = RunRecord(record.run, record.describe)
+        at_work = trainer(tmp_path, own, *parts, Checkpoint(), max_epochs=1, log_every_n_steps=3)
+        at_work.fit(task(), batches(), loader(batch=6), **given)
+        assert own.epoch_sums["n"] == at_work.global_step * 4
+        return [(row["step"], row["train/loss"], "lr" in row) for row in own.run.rows() if "train/loss" in row]
+
+    whole = run()
+    record.run.metrics.unlink()
+    assert [(step, has_rate) for step, _, has_rate in run(Asks())] == [(2, False)]
+    assert run(ckpt_path=tmp_path / "checkpoints/last.ckpt", weights_only=True) == whole and whole[0][0] == 3
+
+
+def test_the_last_row_of_a_module_that_steps_over_max_steps_is_whole(record, tmp_path):
+    class Twice(Two):
+        automatic_optimization = False
+
+        def training_step(self, batch, batch_idx):
+            for _ in range(2):
+                self.optimizers().zero_grad()
+                loss = super().training_step(batch, batch_idx)
+                self.manual_backward(loss)
+                self.optimizers().step()
+            return loss
+
+    fit(tmp_path, record, model=Twice(), max_steps=3, log_every_n_steps=9)
+    (row,) = record.run.rows()
+    assert row["step"] == 4 and row["lr"] > 0 and row["grad_norm"] > 0 and row["train/loss"] > 0
+
+
 @pytest.mark.parametrize(("limits", "seconds"), [
     ({}, 50),  # 25 of 30 batches are left, of 2 seconds each, whatever the steps of a module that optimizes by itself
     ({"max_steps": 14}, 4),  # of 1 second each

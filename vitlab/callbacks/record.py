@@ -70,7 +70,7 @@ class RunRecord(Callback):
         # `settle`, and what `--overwrite` has set aside, which stays there if no row is ever written.
         self.waiting: list[Callable[[], None]] = []
         self._has_a_row = False
-        self._lr: float | None = None  # of the last step that is logged
+        self._lr: float | None = None  # of the last step, if it is logged
         self._skipped = 0  # consecutive skipped batches, counted in whole rows
 
     def on_fit_start(self, trainer: Any, pl_module: L.LightningModule) -> None:
@@ -114,6 +114,7 @@ class RunRecord(Callback):
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: torch.optim.Optimizer) -> None:
         """Keep the learning rate of a step that is logged, and measure its gradient norm unless clipping does."""
         self._steps.forget_gradient(pl_module)
+        self._lr = None
         batch_idx, step = trainer.fit_loop.epoch_loop.batch_idx, trainer.global_step + 1  # once it is done
         if not self._is_due(trainer, batch_idx, step):
             return
@@ -169,7 +170,7 @@ class RunRecord(Callback):
         ends = trainer.is_last_batch or batch_idx + 1 == trainer.num_training_batches  # a loader may have no length
         if (batch_idx + 1) % steps == 0 or ends:
             return True
-        return 0 < trainer.max_steps == step  # -1 is no limit; counting all steps is slow in Lightning
+        return 0 < trainer.max_steps <= step  # -1 is no limit; counting all steps is slow in Lightning
 
     def _flush(self, trainer: Any, task: Any, batch_idx: int) -> None:
         losses = self._steps.losses
@@ -230,7 +231,11 @@ class RunRecord(Callback):
             self._write(trainer, self.validated)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write epoch metrics that a module of the user has logged; end a training that trains nothing."""
+        """Write the last steps of an epoch that is cut, and what a module of the user has logged for it.
+
+        A training that trains nothing ends here.
+        """
+        self._flush_rest(trainer, pl_module)
         if self.epoch_sums.get("skipped") and not (self.epoch_sums.get("n") or self._steps.gave_loss):
             raise UsageError(
                 f"no weight has changed: `{type(pl_module).__name__}.training_step` returned None for every batch of "
@@ -239,6 +244,14 @@ class RunRecord(Callback):
             )
         if metrics := logged(trainer):
             self._write(trainer, metrics)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write the last steps of a cut epoch anew if the resumed training has made no other ones."""
+        self._flush_rest(trainer, pl_module)
+
+    def _flush_rest(self, trainer: Any, task: Any) -> None:
+        if self._steps.sums:
+            self._flush(trainer, task, trainer.fit_loop.epoch_loop.batch_idx)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write that the run is done, and why it ended."""
@@ -291,7 +304,8 @@ def _describe_nan(
     process = int(strategy.reduce(place, reduce_op="min")) % world
     whose = f" of process {trainer.global_rank}" if bad and world > 1 else ""
     text = f"the {'loss' if bad else 'gradient'}{whose} is not finite in epoch {trainer.current_epoch + 1}"
-    text += f", batch {first + 1}, near step {trainer.global_step}, lr {lr or 0.0:.3g}"
+    text += f", batch {first + 1}, near step {trainer.global_step}"
+    text += f", lr {lr:.3g}" if lr is not None else ""
     norm = losses[first][1] if losses else None
     text += f", gradient norm {norm.item():.3g} in the step before" if norm is not None else ""
     order: Any = getattr(trainer.train_dataloader, "sampler", None)
