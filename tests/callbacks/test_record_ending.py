@@ -5,8 +5,9 @@ import signal
 
 import pytest
 from lightning.pytorch.callbacks import EarlyStopping, Timer
-from tiny import fit, task
+from tiny import batches, fit, loader, task, trainer
 
+from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.record import RunRecord, broken_off
 from vitlab.errors import Stopped
 from vitlab.jobs.train.endings import cut_short
@@ -60,6 +61,20 @@ def test_the_record_says_why_a_run_came_to_its_end(tmp_path, callbacks, options,
     assert run.record["status"] == "done"
     assert ending["why"] == why
     assert re.fullmatch(text, ending["text"]), ending["text"]
+
+
+def test_a_resume_that_trains_nothing_tells_the_same_end_and_loses_no_row(tmp_path):
+    run = RunDir(tmp_path)
+    run.write("run.json", {"status": "running"})
+    run.write("model.json", {"flops": 0})
+    for parts, limits in ([], {"max_time": {"microseconds": 1}}), ([stop(stopping_threshold=99)], {}):
+        found, limits = [], {"max_epochs": 9, "val_check_interval": 2, **limits}  # both end within the first epoch
+        for resume in {}, {"ckpt_path": tmp_path / "checkpoints/last.ckpt", "weights_only": True}:
+            at_work = trainer(tmp_path, RunRecord(run, lambda trainer, task: None), *parts, Checkpoint(), **limits)
+            at_work.fit(task(), batches(), loader(batch=6), **resume)
+            rows = [(row["step"], row.get("train/loss")) for row in run.rows()]
+            found.append((run.record["ending"]["why"], run.record["ending"]["text"].partition("; ")[2], rows))
+        assert found[0] == found[1] and found[0][1] == "epoch 1 of 9 was the last"
 
 
 BROKEN = [

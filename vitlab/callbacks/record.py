@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.profilers import PassThroughProfiler
 from torch import Tensor
 
-from vitlab.callbacks.steps import Speed, Steps, images, logged, means
+from vitlab.callbacks.steps import Speed, Steps, images, is_cut, logged, means
 from vitlab.errors import Stopped, UsageError, named_line, one_line, preview
 from vitlab.interface import is_task
 from vitlab.layers.precision import unscale
@@ -349,12 +349,12 @@ def ending_of(trainer: Any, run: RunDir) -> Ending:
         run: The run, whose metrics show when the stopping metric was best.
     """
     total = f" of {trainer.max_epochs}" if trainer.max_epochs >= 0 else ""
-    epoch = f"epoch {trainer.current_epoch}{total} was the last"
+    epochs = trainer.fit_loop.epoch_progress.current.ready  # begun; `current_epoch` lacks the last after a vain resume
+    epoch = f"epoch {epochs}{total} was the last"
     if 0 <= trainer.max_steps <= trainer.global_step:
         limit = "fast_dev_run" if trainer.fast_dev_run else "max_steps"
         return {"why": "steps", "text": f"trainer.{limit}={trainer.max_steps}"}
-    is_cut = trainer.should_stop and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
-    if 0 <= trainer.max_epochs <= trainer.current_epoch and not is_cut:
+    if 0 <= trainer.max_epochs <= epochs and not is_cut(trainer):
         names = {0: "no epoch, as trainer.max_epochs=0 asks", 1: "1 epoch"}
         return {"why": "finished", "text": names.get(trainer.max_epochs, f"all {trainer.max_epochs} epochs")}
     for callback in trainer.callbacks:

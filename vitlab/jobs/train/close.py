@@ -7,6 +7,7 @@ from lightning import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from vitlab.callbacks.checkpoint import Checkpoint
+from vitlab.callbacks.steps import is_cut
 from vitlab.data.base import ImageData, protocol_of
 from vitlab.errors import trusting
 from vitlab.interface import fingerprint, hparams_of
@@ -100,7 +101,8 @@ def _has_test(data: Any) -> bool:
 
 def _never_validated(job: Job) -> str:
     """Return why there is no best epoch: in which epoch the first validation would have been, if any."""
-    every, epochs = job.trainer.check_val_every_n_epoch, job.trainer.current_epoch
+    every = job.trainer.check_val_every_n_epoch
+    epochs = job.trainer.fit_loop.epoch_progress.current.ready - is_cut(job.trainer)
     because = ""
     if every and every > epochs:
         trained = {0: "less than an epoch was", 1: "1 epoch was"}.get(epochs, f"{epochs} epochs were")
