@@ -231,15 +231,19 @@ def test_a_scheduler_of_accumulation_is_counted_before_the_first_step():
         fit("changing", accumulating({0: 4, 2: 1}))
 
 
-def test_the_last_epoch_is_measured_where_steps_are_limited_and_a_best_that_never_was_is_named(recwarn):
+def test_the_last_epoch_is_measured_where_steps_are_limited_and_a_best_that_never_was_is_named(recwarn, capsys):
     def measured(name, **changes):
         quality = {"class_path": "FeatureQuality", "init_args": {"measures": ["knn"]}}
         stop = {"class_path": "EarlyStopping", "init_args": {"monitor": "val/loss", "patience": 1, "min_delta": 9.0}}
         callbacks = {"trainer.callbacks": [quality] + ([stop] if name == "stopped" else [])}
         wanted = {"checkpoint.monitor": "val/knn"}
-        return fit(name, {**CONSTANT, **callbacks, **wanted, "trainer.limit_train_batches": 2, **changes})
+        few = {"trainer.limit_train_batches": 2, **changes}
+        return fit(name, {**CONSTANT, **callbacks, **wanted, **few}, quiet=name != "stopped")
 
     assert measured("limited", **{"trainer.max_steps": 4, "trainer.max_epochs": -1}).results["val"]["knn"] > 0
     assert not [one for one in recwarn if "best" in str(one.message)]
-    assert measured("stopped", **{"trainer.max_epochs": 4}).results.get("val") is None
+    run = measured("stopped", **{"trainer.max_epochs": 4})  # which keeps the numbers of its last validation
+    told = "no best epoch: no validation has measured val/knn, `checkpoint.monitor`; kept is epoch 2: loss"
+    assert told in capsys.readouterr().out and run.results["val"]["loss"] == rows(run, "val/loss")[-1]
+    assert run.results["val"]["checkpoint"] == "last.ckpt" and "knn" not in run.results["val"]
     assert [one for one in recwarn if "no validation has measured val/knn" in str(one.message)]

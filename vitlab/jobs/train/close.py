@@ -6,7 +6,6 @@ from typing import Any
 from lightning import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.steps import is_cut
 from vitlab.data.base import ImageData, protocol_of
 from vitlab.errors import trusting
@@ -70,9 +69,9 @@ def _close(job: Job, reached: Reached, seconds: float) -> None:
             save_weights(checkpoint, job.run.weights / f"{name}.safetensors", job.task, job.run.fence)
     lines = []
     if reached.best:
-        lines.append(_store_best(job, job.keeper, reached.best))
+        lines.append(f"best {_store_validation(job, reached.best)}")
     elif job.keeper.best_epoch is None and job.keeper.monitor:
-        lines.append(_never_validated(job))
+        lines.append(_without_best(job, job.keeper.monitor))
     lines += divergence(job)
     minutes, rest = divmod(round(seconds), 60)
     say("\n".join(["", *lines, end]), wrap=True)
@@ -83,13 +82,13 @@ def _close(job: Job, reached: Reached, seconds: float) -> None:
     say(f"next  {trusting(f'vitlab {command} {job.run.typed}', job.run.path)}")
 
 
-def _store_best(job: Job, keeper: Checkpoint, best: dict[str, Any]) -> str:
-    """Store the best validation as the run's result, with the weights that it belongs to; return the line about it."""
-    values = {k.removeprefix("val/"): v for k, v in best.items() if k not in ("step", "epoch", "attempt")}
-    facts = {**checkpoint_facts(job.run.checkpoint()), **protocol_of(job.data), "epoch": keeper.best_epoch}
+def _store_validation(job: Job, row: dict[str, Any]) -> str:
+    """Store a validation as the run's result, with the weights that it belongs to; return the words about it."""
+    values = {k.removeprefix("val/"): v for k, v in row.items() if k not in ("step", "epoch", "attempt")}
+    facts = {**checkpoint_facts(job.run.checkpoint()), **protocol_of(job.data), "epoch": row["epoch"]}
     job.run.update("results.json", val={**values, **facts})
-    step = "" if job.trainer.val_check_batch == job.trainer.num_training_batches else f", step {best['step']}"
-    return f"best epoch {best['epoch'] + 1}{step}: {metrics_text(values, 'validation images')}"
+    step = "" if job.trainer.val_check_batch == job.trainer.num_training_batches else f", step {row['step']}"
+    return f"epoch {row['epoch'] + 1}{step}: {metrics_text(values, 'validation images')}"
 
 
 def _has_test(data: Any) -> bool:
@@ -99,8 +98,15 @@ def _has_test(data: Any) -> bool:
     return type(data).test_dataloader is not LightningDataModule.test_dataloader
 
 
-def _never_validated(job: Job) -> str:
-    """Return why there is no best epoch: in which epoch the first validation would have been, if any."""
+def _without_best(job: Job, monitor: str) -> str:
+    """Return why there is no best epoch; store the validation of the last step, if there is one, in place of its own.
+
+    Without any validation, it names the epoch of the first one, if it would have come.
+    """
+    if seen := [row for row in job.run.rows() if any(name.startswith("val") for name in row)]:
+        is_last = seen[-1]["step"] == job.trainer.global_step
+        kept = _store_validation(job, seen[-1]) if is_last else "the last epoch"
+        return f"no best epoch: no validation has measured {monitor}, `checkpoint.monitor`; kept is {kept}"
     every = job.trainer.check_val_every_n_epoch
     epochs = job.trainer.fit_loop.epoch_progress.current.ready - is_cut(job.trainer)
     because = ""
