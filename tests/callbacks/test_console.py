@@ -137,7 +137,7 @@ def test_the_line_of_an_epoch_that_is_resumed_after_its_validation_has_its_metri
 
     class Stops(VitlabCheckpoint):
         def _end_batch(self, trainer, fetcher):
-            self.stopped_by = 15 if trainer.fit_loop.epoch_loop.batch_idx == last_batch else None
+            self.ends_with = Stopped(15) if trainer.fit_loop.epoch_loop.batch_idx == last_batch else None
             super()._end_batch(trainer, fetcher)
 
     def run(folder, **given):

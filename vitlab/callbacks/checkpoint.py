@@ -20,7 +20,7 @@ from vitlab import interface
 from vitlab.callbacks.ema import follow_swaps, swap_back
 from vitlab.callbacks.record import RunRecord
 from vitlab.callbacks.steps import ends_with_epoch, is_cut, logged
-from vitlab.errors import Stopped, UsageError, did_you_mean
+from vitlab.errors import UsageError, did_you_mean
 from vitlab.layers.plain import local_part
 from vitlab.ranges import check_ranges
 from vitlab.runs.directory import RunDir
@@ -79,8 +79,7 @@ class Checkpoint(callbacks.Checkpoint):
         self.best_epoch: int | None = None
         self.best_step: int | None = None  # None in older checkpoints, which were saved at the end of an epoch
         self._validated = False  # whether a validation has ended that may be the best
-        self.stopped_by: int | None = None  # signal that ends the training with the present step
-        self._unmeasured: RuntimeError | None = None  # that early stopping reads a metric that there is not
+        self.ends_with: BaseException | None = None  # with which the training ends once the present step is saved
         self._stops = False  # a callback has stopped the training within an accumulated step
         self._looks = (0, 0)  # epoch, and how often LOOK batches had passed in it at the last look at the clock
         self._max_steps: int | None = None  # limit that waits for a repeated validation
@@ -240,12 +239,12 @@ class Checkpoint(callbacks.Checkpoint):
         if loop._num_ready_batches_reached():
             return  # the end of the epoch saves
         ends, improved = not within_step(trainer), self._improved(trainer)
-        stops = ends and self._is_ended()
+        stops = ends and self.ends_with is not None
         is_due = ends and (self._is_due(trainer, loop.batch_idx) or improved or stops)
         if names := ["last"] * is_due + ["best"] * improved:
             self.save(trainer, names, is_last=stops)
-        if stops:
-            self._end()
+        if stops and self.ends_with:
+            raise self.ends_with
 
     def _hold_stop(self, trainer: Any) -> None:
         """Take back a stop within an accumulated step, and give it at its end."""
@@ -267,13 +266,14 @@ class Checkpoint(callbacks.Checkpoint):
         type(loop).on_advance_end(loop)
         if not was_cut:
             self._save_epoch(trainer)
-        self._end()
+        if self.ends_with:
+            raise self.ends_with
 
     def _save_epoch(self, trainer: Any) -> None:
         counts = trainer.fit_loop.epoch_progress.total, trainer.fit_loop.epoch_progress.current
         for count in counts:  # the checkpoint is that of the epoch, and not of the next one
             count.completed -= 1
-        is_last = ends_with_epoch(trainer) or trainer.should_stop or self._is_ended()
+        is_last = ends_with_epoch(trainer) or trainer.should_stop or self.ends_with is not None
         is_due = is_last or (trainer.current_epoch + 1) % self.every_n_epochs == 0
         try:
             if names := ["last"] * is_due + ["best"] * self._improved(trainer):
@@ -291,23 +291,13 @@ class Checkpoint(callbacks.Checkpoint):
             return
         if stop.strict and stop.monitor not in trainer.callback_metrics and not trainer.fast_dev_run:
             known = sorted(trainer.callback_metrics)
-            self._unmeasured = RuntimeError(
+            self.ends_with = RuntimeError(
                 f"`EarlyStopping` is conditioned on metric {stop.monitor}, its `monitor`, and measured so far are "
                 f"{', '.join(known) or 'none'}; all steps are saved, for a run with --init_from {self.run.typed}"
                 f"{did_you_mean(stop.monitor, known)}"
             )
             return
         type(stop)._run_early_stopping_check(stop, trainer)
-
-    def _is_ended(self) -> bool:
-        return self.stopped_by is not None or self._unmeasured is not None
-
-    def _end(self) -> None:
-        """Exit on a signal, or without a metric, once what is due is saved."""
-        if self.stopped_by is not None:
-            raise Stopped(self.stopped_by)
-        if self._unmeasured is not None:
-            raise self._unmeasured
 
     def on_validation_end(self, trainer: Any, pl_module: L.LightningModule) -> None:
         """Refuse a metric that does not exist before the first step, not after the first epoch."""

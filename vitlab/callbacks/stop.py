@@ -94,7 +94,7 @@ class StopOnSignal(Callback):
         if number := self._signal(trainer):
             if self.checkpoint is None:
                 raise Stopped(number)
-            self.checkpoint.stopped_by = number
+            self.checkpoint.ends_with = Stopped(number)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Restore the original signal handlers; Lightning has already removed its own."""
