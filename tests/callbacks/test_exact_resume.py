@@ -12,8 +12,10 @@ from test_stop import signalled
 from tiny import batches, fit, loader, task, trainer
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.testing import assert_close
 
 from vitlab.callbacks.checkpoint import Checkpoint
+from vitlab.callbacks.ema import EMA
 from vitlab.callbacks.stop import StopOnSignal
 from vitlab.errors import Stopped
 
@@ -94,6 +96,20 @@ def test_a_training_that_was_cut_within_its_epochs_ends_and_stops_as_one_that_wa
     last = {"ckpt_path": tmp_path / "cut/checkpoints/last.ckpt", "weights_only": True}
     assert run("cut", 2)[0] == 2 and run("cut", 5, **last)[:2] == (5, 0)  # of 3 steps an epoch
     assert run("cut", **last) == run("whole")
+
+
+def test_a_resume_rounds_neither_weights_of_64_bits_nor_their_average(tmp_path):
+    def run(folder, epochs, **given):
+        at_work = trainer(tmp_path / folder, EMA(0.5), Checkpoint(), max_epochs=epochs, precision="64-true")
+        at_work.fit(task(lr_scheduler="constant", warmup_epochs=0), batches(), loader(batch=6), **given)
+        return torch.load(tmp_path / folder / "checkpoints/last.ckpt", weights_only=True)
+
+    first = run("cut", 1)
+    assert any((value != value.float()).any() for value in first["state_dict"].values())
+    again = run("cut", 2, ckpt_path=tmp_path / "cut/checkpoints/last.ckpt", weights_only=True)
+    whole = run("whole", 2)
+    for kind in "state_dict", "current_model_state":
+        assert_close(again[kind], whole[kind], rtol=0, atol=0)
 
 
 @pytest.mark.slow

@@ -112,6 +112,8 @@ class Checkpoint(callbacks.Checkpoint):
         loop.on_advance_end = partial(self._end_epoch, trainer)
         for stop in trainer.early_stopping_callbacks:  # type: ignore[attr-defined]
             stop._run_early_stopping_check = partial(self._check_stop, stop)
+        if trainer.precision == "64-true":  # Lightning converts the weights once it has loaded them, rounded to 32 bits
+            trainer.strategy.load_model_state_dict = partial(_load_double, trainer.strategy)
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = BackgroundCheckpointIO()
 
@@ -444,6 +446,11 @@ def set_random_states(states: dict[str, Any], device: torch.device) -> None:
     random.setstate(states["python"])
     if "cuda" in states and device.type == "cuda":
         torch.cuda.set_rng_state(states["cuda"], device)
+
+
+def _load_double(strategy: Any, *given: Any, **options: Any) -> None:
+    strategy.lightning_module.double()
+    type(strategy).load_model_state_dict(strategy, *given, **options)
 
 
 def _follow_schedule(scheduler: Any) -> None:

@@ -81,8 +81,11 @@ class EMA(WeightAveraging):
         """Give the average the device and type of the network, which Lightning has moved after the copy was made."""
         if self._average_model is not None:
             self._average_model.to(pl_module.device)
-            if trainer.precision == "64-true":
-                self._average_model.double()
+            self._double(trainer)
+
+    def _double(self, trainer: L.Trainer) -> None:
+        if trainer.precision == "64-true" and self._average_model is not None:
+            self._average_model.double()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Begin the average with the weights that the training begins with: tasks may set them until now."""
@@ -97,6 +100,7 @@ class EMA(WeightAveraging):
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Restore the average and the weights in training, as strictly as the task asks for."""
+        self._double(trainer)  # or what is loaded now would be rounded
         if self._average_model is not None and "averaging_state" in checkpoint:
             for module, state in (self.average, "state_dict"), (pl_module, "current_model_state"):
                 module.load_state_dict(checkpoint[state], strict=pl_module.strict_loading)
