@@ -28,6 +28,7 @@ def stop(**options):
 ENDINGS = [
     ([], {}, "finished", "all 2 epochs"),
     ([], {"max_epochs": 0}, "finished", "no epoch, as trainer.max_epochs=0 asks"),
+    ([], {"max_steps": 0}, "steps", "trainer.max_steps=0"),
     ([], {"max_steps": 4}, "steps", "trainer.max_steps=4"),
     ([], {"fast_dev_run": 2}, "steps", "trainer.fast_dev_run=2"),
     ([], {"max_epochs": -1, "max_steps": 4}, "steps", "trainer.max_steps=4"),

@@ -1,5 +1,6 @@
 """Optimizers, schedules and metrics that are no word of vitlab: of torch, timm and torchmetrics, and one's own."""
 
+import math
 from contextlib import nullcontext
 
 import lightning as L
@@ -13,7 +14,7 @@ from vitlab import interface
 from vitlab.errors import UsageError
 from vitlab.optim import warmed_up
 from vitlab.tasks import Classifier, Regressor
-from vitlab.tasks.optimizer import build_optimizer, build_scheduler
+from vitlab.tasks.optimizer import build_optimizer, build_scheduler, schedule
 
 TINY = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 2}
 HERE = __name__
@@ -257,6 +258,14 @@ def test_a_schedule_that_asks_for_the_steps_itself_or_by_a_base_class_advances_w
     task = classifier(lr_scheduler=spec(name))
     optimizer = build_optimizer(task.hparams["opt"], task.optimizer_groups(), task.hparams["lr"])
     assert build_scheduler(task, optimizer, 100)["interval"] == interval
+
+
+@pytest.mark.parametrize("name", ["cosine", "OneCycleLR"])
+def test_a_training_of_no_steps_has_a_schedule(name):
+    task = classifier(lr_scheduler=name if name == "cosine" else {"class_path": name, "init_args": {"max_lr": 0.1}})
+    optimizer = build_optimizer("SGD", task.optimizer_groups(), 0.1)
+    build_scheduler(task, optimizer, 0, schedule(task.hparams, steps=0, per_epoch=8))
+    assert all(math.isfinite(group["lr"]) for group in optimizer.param_groups)
 
 
 def test_a_class_that_sets_its_own_rates_begins_at_them():

@@ -196,8 +196,9 @@ def schedule(recipe: Mapping[str, Any], steps: float, per_epoch: float) -> Calla
     """
     if steps == -1 and math.isinf(per_epoch):  # as Lightning estimates
         raise ValueError("`trainer.max_steps` must be set: the schedule needs an end, and the images have no number")
-    if not 0 < steps < float("inf"):
+    if not 0 <= steps < float("inf"):
         raise ValueError("`trainer.max_epochs` or `trainer.max_steps` must be set: the schedule needs an end")
+    steps = max(steps, 1)  # `trainer.max_steps=0` makes none
     shape, args = schedule_and_args("lr_scheduler", recipe["lr_scheduler"])
     if shape not in SHAPES:
         return None
@@ -236,7 +237,7 @@ def build_scheduler(
     cls = _resumable(find_class("lr_scheduler", path, object, home="torch.optim.lr_scheduler"))
     metric = options.get("monitor") or (task.monitor or ("min", f"val/{task.val_meter.loss_name}"))[1]
     offered = {
-        "total_steps": int(steps),
+        "total_steps": max(int(steps), 1),
         **({"mode": mode_of(task, metric) or "min"} if _takes_metric(cls) else {}),
     }
     rates = [group["lr"] for group in optimizer.param_groups]
