@@ -317,6 +317,15 @@ def test_a_loss_that_is_not_finite_names_step_batch_and_rate(record, tmp_path):
         fit(tmp_path, record, train=loader(images))
 
 
+@pytest.mark.parametrize(("eps", "advice"), [(1e-8, "set `model.opt.eps` to 1e-4, as float16"), (1e-4, "lower `model")])
+def test_a_loss_that_is_not_finite_in_16_bits_may_come_from_an_eps_of_0(eps, advice, record, tmp_path):
+    images = IMAGES.half()
+    images[5] = torch.nan
+    model = task(opt={"class_path": "AdamW", "init_args": {"eps": eps}})
+    with pytest.raises(FloatingPointError, match=f"not finite in epoch 1, batch 2, .*: {advice}"):
+        fit(tmp_path, record, model=model, train=loader(images), precision="16-true")
+
+
 def test_all_processes_name_the_batch_of_the_one_whose_loss_is_not_finite():
     """Of two processes, each a thread here; the first has no such loss, or has one later."""
     sound, nan, met = torch.tensor(1.0), torch.tensor(torch.nan), threading.Barrier(2, timeout=10)

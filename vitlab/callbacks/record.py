@@ -30,7 +30,6 @@ from vitlab.runs.overwrite import forget
 from vitlab.runs.records import Ending, now_utc
 
 LOG = logging.getLogger("vitlab")
-_ADVICE = "lower `model.lr`, or raise `model.warmup_epochs`"
 _SAMPLES = 8  # of a batch, to name
 _NO_BATCH = 2**40  # later than any
 PATIENCE = 20  # consecutive batches that may be skipped
@@ -178,7 +177,9 @@ class RunRecord(Callback):
         self._skipped = 0 if sums["n"] else self._skipped + len(losses)
         if not math.isfinite(sums.get("loss", 0.0)) or self._skipped >= PATIENCE:
             saved = "the last checkpoint is good" if self.run.has_checkpoint() else "there is no checkpoint so far"
-            raise FloatingPointError(f"{_describe_nan(trainer, losses, batch_idx, self._lr)}; {saved}: {_ADVICE}")
+            raise FloatingPointError(
+                f"{_describe_nan(trainer, losses, batch_idx, self._lr)}; {saved}: {_advice(trainer)}"
+            )
         now = time.perf_counter()
         for name, value in sums.items():
             self.epoch_sums[name] = self.epoch_sums.get(name, 0.0) + value
@@ -314,6 +315,16 @@ def _describe_nan(
         text += f"; training samples {preview(samples, _SAMPLES)}"
     told: str = strategy.broadcast(text, process)
     return told
+
+
+def _advice(trainer: Any) -> str:
+    """Return what may keep the loss finite: with weights of 16 bits, which may round `eps` to 0, a larger one."""
+    for group in (group for optimizer in trainer.optimizers for group in optimizer.param_groups):
+        eps, dtype = group.get("eps"), next((p.dtype for p in group["params"]), torch.float32)
+        if isinstance(eps, float) and eps > 0 == torch.tensor(eps, dtype=dtype):
+            of = str(dtype).removeprefix("torch.")
+            return f"set `model.opt.eps` to 1e-4, as {of} rounds {eps:g} to 0, or train in bf16-true or 16-mixed"
+    return "lower `model.lr`, or raise `model.warmup_epochs`"
 
 
 def _rate(trainer: Any, task: Any) -> float | None:
