@@ -386,6 +386,26 @@ def test_the_price_of_a_method_that_cannot_be_trained_is_one_line():
         price_lines({"class_path": f"{HERE}.NoBackward"}, tiny())
 
 
+class Needs(PosEmbed):
+    def __init__(self, grid_size, base):
+        super().__init__(grid_size)
+
+
+def test_a_method_with_arguments_can_be_named_on_the_command_line(monkeypatch, capsys):
+    method = f"{HERE}.Needs"
+    words = f"give {method} as '{{class_path: {method}, init_args: {{...}}}}'"
+    with pytest.raises(UsageError, match=f"missing 1 required .*'base'; {re.escape(words)}"):
+        price_lines(method, tiny())
+    monkeypatch.setattr("vitlab.position_bench.training.price_lines", lambda method, protocol: [label_of(method)])
+    asked = ["posbench", f"{{class_path: {method}, init_args: {{base: 50}}}}"]
+    assert main([*asked, "--price"]) == 0
+    assert capsys.readouterr().out == f"{method}_base_50\n"
+    assert main([*asked, "verify", "--folder", "nowhere"]) == 2
+    assert f"nowhere/{method}_base_50 does not exist: train it first, without verify" in capsys.readouterr().err
+    assert main(["posbench", "{class_path: mine", "--price"]) == 2
+    assert "`METHOD` line 1: expected ',' or '}'" in capsys.readouterr().err
+
+
 def test_a_method_is_retrained_only_if_it_is_trusted_and_leaves_nothing(tmp_path, monkeypatch):
     bench = Bench(tmp_path, protocol=tiny())
     monkeypatch.setattr(bench, "record", lambda label, cell: {"rate": 0.1})

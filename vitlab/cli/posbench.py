@@ -7,12 +7,14 @@ from typing import Any
 from vitlab.cli.lines import note, show, show_rows
 from vitlab.config.arguments import CommandParser, add_formats
 from vitlab.config.trust import add_trust
+from vitlab.config.yaml_files import parse_yaml
 from vitlab.errors import UsageError, preview
 from vitlab.lazy import quick_imports
 
-EPILOG = """METHOD is a name such as rope2d, or the class path of a PosEmbed of yours, with --trust_imports. Cells
-that are complete in the folder are not trained again: the same command continues. `vitlab posbench METHOD verify`
-checks the cells, and `vitlab posbench METHOD submit` writes the folder that a pull request adds."""
+EPILOG = """METHOD is a name such as rope2d, or the class path of a PosEmbed of yours, with --trust_imports; with
+arguments, it is '{class_path: mine.Rotation, init_args: {base: 50}}'. Cells that are complete in the folder are not
+trained again: the same command continues. `vitlab posbench METHOD verify` checks the cells, and `vitlab posbench METHOD
+submit` writes the folder that a pull request adds."""
 
 
 def main(argv: list[str]) -> int:
@@ -41,6 +43,7 @@ def main(argv: list[str]) -> int:
     action = options.methods.pop() if options.methods[-1:] in (["verify"], ["submit"]) else "run"
     if not options.list and not options.evidence and not options.methods:
         raise UsageError("`vitlab posbench` needs a METHOD, such as rope2d or mymodule.MyEmbed, or --list")
+    options.methods = [parse_yaml(word, "METHOD") if word.startswith("{") else word for word in options.methods]
     _refuse_format(options, action)
     with quick_imports():
         from vitlab.position_bench import bench
@@ -100,16 +103,16 @@ def _judge(own: Any, options: argparse.Namespace) -> int:
     return int(is_lost)
 
 
-def _one(text: str, action: str, own: Any, options: argparse.Namespace) -> int:
+def _one(method: Any, action: str, own: Any, options: argparse.Namespace) -> int:
     from vitlab.position_bench import bench, submission
     from vitlab.position_bench.cells import label_of
 
     if action == "run":
-        return int(bool(own.run(bench.method_of(text), label_of(text))))
-    label = label_of(text)
+        return int(bool(own.run(bench.method_of(method), label_of(method))))
+    label = label_of(method)
     if not (own.folder / label).is_dir():
         alike = sorted(path.name for path in own.folder.glob(f"{label}*") if path.is_dir())
-        way_on = f"name one of {preview(alike, 8)}" if alike else f"train with `vitlab posbench {text}` first"
+        way_on = f"name one of {preview(alike, 8)}" if alike else f"train it first, without {action}"
         raise UsageError(f"{own.folder / label} does not exist: {way_on}")
     answers = submission.answers_kept(options.protocol)
     if action == "submit":

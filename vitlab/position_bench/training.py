@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -270,7 +271,9 @@ def _trying(method: Method) -> Iterator[None]:
     except UsageError:
         raise
     except Exception as error:
-        raise UsageError(f"{method!r} cannot be trained: {named_line(error)}") from error
+        lacks = isinstance(method, str) and re.search(r"missing \d+ required .*argument", str(error))
+        way_out = f"; give {method} as '{{class_path: {method}, init_args: {{...}}}}'" if lacks else ""
+        raise UsageError(f"{method!r} cannot be trained: {named_line(error)}{way_out}") from error
 
 
 def check_method(method: Method, protocol: Mapping[str, Any]) -> float:
