@@ -3,6 +3,7 @@
 import csv
 import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +16,11 @@ from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.folds import Folds, cross_validate
 from vitlab.ablation.inference.measured import collect
 from vitlab.cli.main import main
+from vitlab.config import trust
+from vitlab.config.table_folds import check_takes_folds
 from vitlab.data import Table
+
+TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -129,14 +134,37 @@ def test_the_table_has_mean_spread_and_interval_of_the_finished_folds(tmp_path):
         (["latin.yaml", "--folds=2"], "latin.yaml` cannot be read: 'utf-8' codec can't decode byte 0xfc"),
         (["no-such-config"], "no-such-config"),
         (["base.yaml", "--model.lr=1", "x"], "`x` is out of place"),
+        (
+            ["base.yaml", "--folds=3", "--data=userpkg.data.Bars", "--trust_imports=userpkg"],
+            "`vitlab cv` sets `data.fold`, and userpkg.data.Bars has no argument `fold`: give it one, which is 1/5 for",
+        ),
+        (["base.yaml", "--data=userpkg.data.Bars"], 'the class path "userpkg.data.Bars" is refused'),
     ],
 )
-def test_mistakes_in_cross_validation_are_one_line_and_leave_nothing(toy, capsys, words, message):
+def test_mistakes_in_cross_validation_are_one_line_and_leave_nothing(toy, monkeypatch, capsys, words, message):
+    monkeypatch.syspath_prepend(str(TESTS))
     (toy / "latin.yaml").write_bytes("model: {x: ü}".encode("latin-1"))
     assert main(["cv", *words]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
     assert {path.name for path in toy.iterdir()} <= {"base.yaml", "latin.yaml"}
+
+
+class WithFold(Table):
+    def __init__(self, path, **table):
+        super().__init__(path=path, **table)
+
+
+class Foldless(Table):
+    def __init__(self, path):
+        super().__init__(path=path)
+
+
+def test_data_of_ones_own_must_have_an_argument_for_the_fold():
+    trust.trust_classes([f"{__name__}.WithFold"])
+    check_takes_folds([], [("data", f"{__name__}.WithFold")])
+    with pytest.raises(ValueError, match="Foldless has no argument `fold`"):
+        check_takes_folds([], [("data.root", "photos"), ("data", f"{__name__}.Foldless")])
 
 
 @pytest.mark.parametrize("config, name", [("my config", "cv-my-config"), ("Größe_2", "cv-gr-e_2"), ("a.B", "cv-a.b")])

@@ -21,7 +21,7 @@ from vitlab.ablation.file.schema import NAME
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference.measured import collect
 from vitlab.ablation.lab import Lab
-from vitlab.config.table_folds import folds_of_config
+from vitlab.config.table_folds import check_takes_folds, folds_of_config
 from vitlab.config.trust import TRUSTED
 from vitlab.config.yaml_files import read_yaml
 from vitlab.errors import UsageError
@@ -120,6 +120,7 @@ def cross_validate(
         raise UsageError(f"`--name` must be a-z 0-9 _ . -, beginning with a letter or digit, got {name!r}")
     for file in files:
         read_yaml(file, "cv")  # refuses what is no config before anything is written
+    check_takes_folds(files, settings)
     drawn = {f"fold{k}of{folds or 5}": f"{k}/{folds or 5}" for k in range(1, (folds or 5) + 1)}
     arms = drawn if folds else folds_of_config(files, settings) or drawn
     lab = Lab(_file(files, settings, arms, seed, name), "cv")

@@ -1,4 +1,4 @@
-"""The folds that a configuration's table names; it stands alone, because comparisons do not know data sets."""
+"""The folds of a configuration's data; it stands alone, because comparisons do not know data sets."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -6,13 +6,16 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from vitlab.class_paths import find_class
 from vitlab.config.keys import class_and_arguments
+from vitlab.config.trust import import_class
 from vitlab.config.yaml_files import read_yaml
 from vitlab.data.arrays import fold_column
 from vitlab.data.files.rows import distinct_folds, fold_names, refuse_null
 from vitlab.data.files.table_file import read_table
 from vitlab.data.hugging_face import rows_of
 from vitlab.errors import UsageError
+from vitlab.named_kwargs import taken_by
 
 
 def folds_of_config(files: Sequence[str], settings: Sequence[tuple[str, Any]]) -> dict[str, str]:
@@ -29,16 +32,7 @@ def folds_of_config(files: Sequence[str], settings: Sequence[tuple[str, Any]]) -
         >>> folds_of_config([], [("data", "ImageFolder"), ("data.root", "photos")])
         {}
     """
-    given: dict[str, Any] = {}
-    for file in files:
-        kind, arguments = class_and_arguments(read_yaml(file), "data")
-        given |= arguments | ({"class_path": kind} if kind else {})
-    for key, value in settings:
-        given |= (
-            {"class_path": value}
-            if key == "data"
-            else {key.removeprefix("data.init_args.").removeprefix("data."): value}
-        )
+    given = _data_of(files, settings)
     name, path = str(given.get("class_path")).rpartition(".")[2], given.get("path")
     column = given.get("fold_column", "fold") if name == "Table" else "fold"
     if name not in ("Table", "Arrays") or not path or not column:
@@ -50,6 +44,46 @@ def folds_of_config(files: Sequence[str], settings: Sequence[tuple[str, Any]]) -
     if len(folds) == 1:
         raise UsageError(f"{path}: the column {column} has only the fold {folds[0]}; --folds=5 draws folds instead")
     return dict(zip(_arm_names(folds), folds, strict=True))
+
+
+def check_takes_folds(files: Sequence[str], settings: Sequence[tuple[str, Any]]) -> None:
+    """Refuse data of a user's own that cannot be asked for a fold, as all data sets of vitlab can.
+
+    Args:
+        files: Configurations, of which later ones override.
+        settings: Dotted keys and values over them.
+
+    Raises:
+        UsageError: The class has no argument `fold`, or is not trusted.
+
+    Example:
+        >>> check_takes_folds([], [("data", "ImageFolder"), ("data.root", "photos")])
+    """
+    path = str(_data_of(files, settings).get("class_path", ""))
+    if "." not in path or path.startswith("vitlab."):
+        return
+    import_class("data", path)
+    taken = taken_by(find_class("data", path, object))
+    if "fold" not in taken and not any(argument.kind is argument.VAR_KEYWORD for argument in taken.values()):
+        raise UsageError(
+            f"`vitlab cv` sets `data.fold`, and {path} has no argument `fold`: give it one, which is 1/5 for the first "
+            "of five parts to validate on, or use a data set of vitlab, such as ImageFolder, Table or Arrays"
+        )
+
+
+def _data_of(files: Sequence[str], settings: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the arguments of the data of configurations, and their class as ``class_path``."""
+    given: dict[str, Any] = {}
+    for file in files:
+        kind, arguments = class_and_arguments(read_yaml(file), "data")
+        given |= arguments | ({"class_path": kind} if kind else {})
+    for key, value in settings:
+        given |= (
+            {"class_path": value}
+            if key == "data"
+            else {key.removeprefix("data.init_args.").removeprefix("data."): value}
+        )
+    return given
 
 
 def _folds(name: str, path: str, column: str, given: Mapping[str, Any]) -> list[str]:
