@@ -16,12 +16,14 @@ from vitlab.cli import export
 from vitlab.cli.main import main
 from vitlab.errors import UsageError
 from vitlab.jobs import formats
+from vitlab.jobs.export import _unit
 from vitlab.jobs.formats import FORMATS, both_outputs, largest_difference
 from vitlab.jobs.restore import restore
 from vitlab.models.load import load_weights
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.weights_file import check_readable, read_weights
 from vitlab.runs.directory import RunDir
+from vitlab.tasks import Regressor
 
 REPOSITORY = Path(__file__).parents[2]
 TINY = ["--trainer.max_epochs=1", "--trainer.logger=false", "--model.depth=2", "--data.subset=0.2", "--quiet"]
@@ -376,6 +378,17 @@ def test_numbers_are_compared_in_standard_deviations_of_their_targets(tmp_path, 
         assert main(["export", "prices", "--to", "safetensors", "--check"]) == code
         shown = capsys.readouterr()
         assert " standard deviations of the targets, " in (shown.err if code else shown.out)
+
+
+@pytest.mark.parametrize(
+    ("stated", "unit"),
+    [({"mean": [0.0], "std": [2.0]}, "standard deviations of"), ({}, "in the unit of"), (None, "in the unit of")],
+)
+def test_the_check_of_numbers_says_in_which_unit_it_is(stated, unit):
+    targets = None if stated is None else {"kind": "number", "names": ["age"], **stated}
+    task = Regressor(targets=targets, img_size=8, in_chans=1, patch_size=4, embed_dim=8, depth=1, num_heads=2)
+    assert _unit(task) == (task.target_std, f" {unit} the targets")
+    assert _unit(torch.nn.Linear(1, 1)) == (1.0, "")
 
 
 def test_parameters_that_a_part_shares_are_written_apart(tmp_path):

@@ -172,8 +172,7 @@ def _export(
             raise
         reason = (what_failed(error) or "").rpartition(": ")[2] or str(error).rpartition("I/O error: ")[2]
         raise RunFailed(f"{output} could not be written: {reason}") from error
-    scale: Any = cli.model.target_std if isinstance(cli.model, Standardized) else 1.0
-    unit = " standard deviations of the targets" if isinstance(cli.model, Standardized) else ""
+    scale, unit = _unit(cli.model)
     is_own = to not in OF_ANY and not path_of(cli.model).startswith("vitlab.")  # may have changed its network
     with _as_built(cli.model, to) if is_own else nullcontext():
         compares = check or is_own or own_parts(net) or to != "safetensors"
@@ -194,6 +193,14 @@ def _export(
         as_umask(file)
         os.replace(file, output.parent / file.name)
     return Exported(output, megabytes, hints, difference, unit, compared)
+
+
+def _unit(task: Any) -> tuple[Any, str]:
+    """Return in what outputs are compared, for all or for each, and how a line says so after a number."""
+    if not isinstance(task, Standardized):
+        return 1.0, ""
+    is_unstated = isinstance(task, Regressor) and bool((task.target_std == 1).all())
+    return task.target_std, f" {'in the unit' if is_unstated else 'standard deviations'} of the targets"
 
 
 def _to_write(run: RunDir, cli: VitlabCLI, to: Form, any_size: bool) -> tuple[Any, Arguments]:
