@@ -110,12 +110,14 @@ class Checkpoint(callbacks.Checkpoint):
         loop.run, loop.epoch_loop.val_loop.run = partial(self._run, trainer), partial(self._validate, trainer)
         loop.epoch_loop.on_advance_end = partial(self._end_batch, trainer)
         loop.on_advance_end = partial(self._end_epoch, trainer)
-        for stop in trainer.early_stopping_callbacks:  # type: ignore[attr-defined]
+        stops: list[Any] = trainer.early_stopping_callbacks
+        for stop in stops:
             stop._run_early_stopping_check = partial(self._check_stop, stop)
+        strategy: Any = trainer.strategy
         if trainer.precision == "64-true":  # Lightning converts the weights once it has loaded them, rounded to 32 bits
-            trainer.strategy.load_model_state_dict = partial(_load_double, trainer.strategy)
-        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
-            trainer.strategy.checkpoint_io = BackgroundCheckpointIO()
+            strategy.load_model_state_dict = partial(_load_double, strategy)
+        if type(strategy.checkpoint_io) is TorchCheckpointIO:
+            strategy.checkpoint_io = BackgroundCheckpointIO()
 
     def _run(self, trainer: Any) -> None:
         """Run Lightning's loop, which repeats an interrupted validation, but no other.
