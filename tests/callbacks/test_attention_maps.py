@@ -55,7 +55,7 @@ def fit(*callbacks, epochs=4, **network):
 def test_a_picture_comes_every_n_epochs_and_shows_the_heads_of_the_validated_weights():
     task, pictures = fit(AttentionMaps(every_n_epochs=2, num_images=3), EMA(decay=0.5))
     assert [(step, caption) for step, _, caption in pictures] == [
-        (3 * epoch, f"class token, layer 1, epoch {epoch}; each map has its own range") for epoch in (2, 4)
+        (3 * epoch - 1, f"class token, layer 1, epoch {epoch}; each map has its own range") for epoch in (2, 4)
     ]
     task.eval()
     expected = attention_maps(task.net, IMAGES[:3], 1)[:, :, 0, 1:].view(3, 2, 4, 4)  # the average is what is left
@@ -89,9 +89,9 @@ def test_attention_maps_change_neither_weights_nor_random_numbers(network):
 
 def test_only_the_first_process_draws():
     logger = Kept()
-    trainer = SimpleNamespace(current_epoch=0, sanity_checking=False, loggers=[logger], global_step=1)
+    trainer = SimpleNamespace(current_epoch=0, sanity_checking=False, loggers=[logger])
     trainer.check_val_every_n_epoch, trainer.num_training_batches, trainer.val_check_batch = 1, 3, 3
-    trainer.fit_loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_idx=2))
+    trainer.fit_loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_idx=2, _batches_that_stepped=2))
     trainer.state = SimpleNamespace(fn="fit")
     task = Classifier(**TINY).eval()
     for trainer.is_global_zero in (False, True):

@@ -2,12 +2,14 @@ import json
 import math
 import threading
 import time
+from collections import defaultdict
 from types import SimpleNamespace
 
 import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from tiny import IMAGES, NETWORK, batches, fit, loader, task, trainer
@@ -38,6 +40,33 @@ def test_rows_are_means_over_the_steps_since_the_last_and_the_epochs_end(record,
     assert [(row["step"], row["epoch"]) for row in val] == [(3, 0), (6, 1)]
     assert {row["attempt"] for row in rows} == {3}
     assert all(0 <= row["data_wait"] < 1 and row["images_per_second"] > 0 for row in train)
+
+
+class Drawn(Logger):
+    """Keeps the step of each metric."""
+
+    name = version = "drawn"
+
+    def __init__(self):
+        super().__init__()
+        self.steps = defaultdict(list)
+
+    def log_metrics(self, metrics, step=None):
+        for name in metrics:
+            self.steps[name].append(step)
+
+    def log_hyperparams(self, *args, **kwargs):
+        """Keep none."""
+
+
+def test_loggers_get_a_row_at_the_step_of_what_lightning_logs_then(record, tmp_path):
+    logger, model = Drawn(), task()
+    model.on_before_optimizer_step = lambda optimizer: model.log("own", float(model.global_step))
+    fit(tmp_path, record, logger=logger, model=model, log_every_n_steps=1, accumulate_grad_batches=2)
+    assert logger.steps["train/loss"] == [0, 1, 2, 3] and logger.steps["val/loss"] == [1, 3]
+    assert logger.steps["own"] == [0, 0, 1, 1, 2, 2, 3, 3]  # by Lightning, and in the rows
+    steps = {name: [row["step"] for row in record.run.rows() if name in row] for name in ("train/loss", "val/loss")}
+    assert steps == {"train/loss": [1, 2, 3, 4], "val/loss": [2, 4]}
 
 
 def test_no_step_searches_for_the_driver_of_a_gpu_that_is_not_there(record, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import WandbLogger
 from torch import Tensor
 from torchvision.utils import make_grid
 
-from vitlab.callbacks.steps import is_due
+from vitlab.callbacks.steps import is_due, step_of_loggers
 from vitlab.errors import UsageError
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import attention_maps
@@ -87,7 +87,7 @@ class AttentionMaps(Callback):
         picture = draw_maps(images, maps.unflatten(2, net.grid_size)).permute(1, 2, 0).numpy()
         caption = f"class token, layer {layer}, epoch {trainer.current_epoch + 1}; each map has its own range"
         for logger in loggers:
-            logger.log_image("attention", [picture], step=trainer.global_step, caption=[caption])
+            logger.log_image("attention", [picture], step=step_of_loggers(trainer), caption=[caption])
 
 
 def draw_maps(images: Tensor, maps: Tensor) -> Tensor:

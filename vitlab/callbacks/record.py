@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.profilers import PassThroughProfiler
 from torch import Tensor
 
-from vitlab.callbacks.steps import Speed, Steps, images, is_cut, logged, means
+from vitlab.callbacks.steps import Speed, Steps, images, is_cut, logged, means, step_of_loggers
 from vitlab.errors import Stopped, UsageError, named_line, one_line, preview
 from vitlab.interface import is_task
 from vitlab.layers.precision import unscale
@@ -197,7 +197,7 @@ class RunRecord(Callback):
         self._since, self._waited, self._restored = now, 0.0, 0.0
         self._write(trainer, self.row)
         for logger in trainer.loggers:
-            logger.log_metrics(dict(self.row, epoch=trainer.current_epoch), step=trainer.global_step)
+            logger.log_metrics(dict(self.row, epoch=trainer.current_epoch), step=step_of_loggers(trainer))
 
     def state_dict(self) -> dict[str, Any]:
         """Return sums and validation metrics of the epoch so far, and the size of ``metrics.jsonl`` in bytes."""

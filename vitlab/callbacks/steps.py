@@ -220,6 +220,11 @@ def is_last(trainer: Any) -> bool:
     return ends_with_epoch(trainer) and (0 < trainer.max_steps <= trainer.global_step or not another)
 
 
+def step_of_loggers(trainer: Any) -> int:
+    """Return the step at which Lightning logs what is measured now: the steps before the present one."""
+    return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
 def logged(trainer: Any, on_step: bool = False) -> dict[str, float]:
     """Return the metrics that the current loop has logged, for all its loaders, without those of other loops."""
     metrics: dict[str, Any] = {}
