@@ -13,6 +13,7 @@ from vitlab.layers.mlp import build_act
 from vitlab.layers.norm import build_norm
 from vitlab.layers.pos_embed.added import AddedPosEmbed
 from vitlab.models import VisionTransformer, create_model
+from vitlab.models.cost import count_macs
 from vitlab.models.load import load_network, load_weights
 from vitlab.tokenizers import PatchEmbed
 
@@ -245,6 +246,67 @@ def test_a_file_of_weights_finds_a_part_in_a_submodule_of_a_trusted_package_alon
 
 def spec(name, **args):
     return {"class_path": name if "." in name else f"{HERE}.{name}", "init_args": args}
+
+
+class ByFirstBatch(nn.Module):
+    """A normalization whose weights follow from the first images, as Glow's; it remembers that it has had them."""
+
+    def __init__(self, dim, by_value=False):
+        super().__init__()
+        self.loc, self.by_value, self.is_set = nn.Parameter(torch.zeros(dim)), by_value, False
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        if not self.is_set and (not self.by_value or self.calls.item() > 0):
+            self.loc.data.copy_(-x.flatten(0, -2).mean(dim=0))
+            self.is_set = True
+        return x + self.loc
+
+
+class Stem(PatchEmbed):
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        self.norm = ByFirstBatch(sizes["embed_dim"])
+
+    def forward(self, images):
+        return self.norm(super().forward(images))
+
+
+class FirstToken(ByFirstBatch):
+    def forward(self, x):
+        return super().forward(x)[:, 0]
+
+
+@pytest.mark.parametrize("by_value", [False, True])
+def test_a_network_that_is_built_and_counted_has_kept_nothing_of_a_call(by_value):
+    """Weights that follow from the first batch were those of zeros, or never set."""
+    norm = {"class_path": f"{HERE}.ByFirstBatch", "init_args": {"by_value": by_value}}
+    net = VisionTransformer(**TINY, norm_layer=norm, tokenizer=f"{HERE}.Stem", global_pool=f"{HERE}.FirstToken")
+    count_macs(net)
+    parts = [part for part in net.modules() if isinstance(part, ByFirstBatch)]
+    assert len(parts) == 5 and all(part.training for part in parts)
+    assert not any(part.is_set or part.calls or part.loc.any() for part in parts)
+    net(torch.randn(2, 1, 8, 8))
+    assert all(part.is_set and part.calls == 1 for part in parts) and net.tokenizer.norm.loc.all()
+
+
+class Late(nn.Module):
+    """Makes its weights when it is first called."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.lazy, self.more, self.dim = nn.LazyLinear(dim), None, dim
+
+    def forward(self, x):
+        if self.more is None:
+            self.more = nn.Parameter(torch.rand(self.dim))
+        return self.lazy(x[:, 0]) * self.more
+
+
+def test_weights_that_a_first_call_makes_are_there_before_the_optimizer():
+    names = {name for name, _ in VisionTransformer(**TINY, global_pool=f"{HERE}.Late").named_parameters()}
+    assert {"attn_pool.more", "attn_pool.lazy.weight"} <= names
 
 
 class Raises(nn.Module):

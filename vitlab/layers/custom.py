@@ -1,10 +1,13 @@
 """Layers of the user's choice, given as a class: one of torch.nn, or a class path."""
 
+import copy
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from vitlab.class_paths import build_part, find_class, name_and_args
 from vitlab.errors import in_own_code, named_line
@@ -90,8 +93,41 @@ def output_shape(key: str, path: str, module: nn.Module, x: Tensor, what: str) -
     """
     try:
         with torch.no_grad():
-            found = module.eval()(x)
+            found = _called(module, x)
     except Exception as error:  # foreign code can raise anything
         raise ValueError(f"`{key}`: {path} does not take {what}: {in_own_code(error) or named_line(error)}") from error
     module.train()
     return tuple(found.shape) if isinstance(found, Tensor) else f"a {type(found).__name__}"
+
+
+def _called(module: nn.Module, x: Tensor) -> Any:
+    """Call a copy, as a part may keep something of its first call; or itself, if that makes parameters."""
+    trial, state = spare(module), torch.get_rng_state()
+    found = trial.eval()(x)
+    if trial is module or _tensors(trial) == _tensors(module):
+        return found
+    torch.set_rng_state(state)
+    return module.eval()(x)
+
+
+def _tensors(module: nn.Module) -> dict[str, bool]:
+    """Return whether each tensor has no shape yet."""
+    return {name: is_lazy(each) for name, each in chain(module.named_parameters(), module.named_buffers())}
+
+
+def spare(module: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
+    """Return a copy of a module that a trial may change; the module itself if it cannot be copied.
+
+    Args:
+        module: The module.
+        shared: Tensors that the copy has, too.
+
+    Example:
+        >>> module = nn.Linear(2, 2)
+        >>> spare(module, [module.weight]).weight is module.weight, spare(module).weight is module.weight
+        (True, False)
+    """
+    try:
+        return copy.deepcopy(module, {id(each): each for each in shared})
+    except Exception:  # such as of a tensor that was computed, or of an open file
+        return module

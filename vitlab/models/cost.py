@@ -10,6 +10,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from vitlab.layers.custom import spare
 from vitlab.models.foreign import AnyNetwork, modes_kept
 from vitlab.models.vit import VisionTransformer
 
@@ -105,12 +106,10 @@ def _counted(model: VisionTransformer, part: torch.nn.Module, images: torch.Tens
         with torch.no_grad(), counter:
             call_on_meta(part, images.to("meta"))
     except Exception:  # such as a part of the user's own that reads values, which the meta device does not have
-        state = {name: each.detach() for name, each in _tensors(part)}  # the counter fails on trained parameters
-        buffers = {id(each) for each in part.buffers()}
-        state |= {name: each.clone() for name, each in _tensors(part) if id(each) in buffers}  # a pass may change them
+        state = {name: each.detach().clone() for name, each in _tensors(part)}  # a pass may change them
         counter = flop_counter()  # the first one is still inside of the part that failed
         with torch.no_grad(), _reference(model), counter:
-            functional_call(part, state, (images,), tie_weights=False)
+            _call(part, state, images)
     return counter
 
 
@@ -121,8 +120,13 @@ def call_on_meta(net: torch.nn.Module, images: torch.Tensor) -> Any:
         >>> call_on_meta(torch.nn.Linear(3, 2), torch.empty(1, 3, device="meta")).shape
         torch.Size([1, 2])
     """
-    weights = {name: torch.empty_like(each, device="meta") for name, each in _tensors(net)}
-    return functional_call(net, weights, (images,), tie_weights=False)
+    return _call(net, {name: torch.empty_like(each, device="meta") for name, each in _tensors(net)}, images)
+
+
+def _call(net: torch.nn.Module, weights: dict[str, torch.Tensor], images: torch.Tensor) -> Any:
+    """Return the outputs of a copy of a network with other weights: a part may keep something of its first call."""
+    trial = spare(net, [each for _, each in _tensors(net)])
+    return functional_call(trial, weights, (images,), tie_weights=False)
 
 
 def _tensors(net: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

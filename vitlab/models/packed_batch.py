@@ -10,7 +10,7 @@ from torch.func import functional_call
 
 from vitlab.interface import own_parts
 from vitlab.layers.channels import SqueezeExcite
-from vitlab.layers.custom import PerToken
+from vitlab.layers.custom import PerToken, spare
 from vitlab.layers.drop_path import DropPath
 from vitlab.layers.plain import goes_around
 from vitlab.layers.pos_embed.base import PosEmbed
@@ -289,7 +289,8 @@ def _mixes_images(net: Any) -> bool:
     images = [torch.randn(net.in_chans, *size, generator=rng).to(**kind) for size in sizes]
     fork = torch.random.fork_rng([weight.device] if weight.is_cuda else [])
     with torch.no_grad(), modes_kept(net), fork, torch.autocast(weight.device.type, enabled=False):
-        net.eval()
+        net = spare(net, [*net.parameters(), *net.buffers()]).eval()
+        _compared.add(net)
         try:
             state = _drawn_state(net, rng, kind)
             batches = [*[image[None] for image in images], *[image[None] for image in images]]

@@ -23,6 +23,7 @@ from vitlab.interface import (
     path_of,
     trained,
 )
+from vitlab.layers.custom import spare
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.pos_embed.checked import tokens_in_words
 from vitlab.models.cost import (
@@ -111,7 +112,7 @@ def check_bits(task: Any, trainer: L.Trainer) -> None:
         return
     try:
         with modes_kept(net), torch.no_grad(), torch.random.fork_rng(), trainer.precision_plugin.forward_context():
-            net.eval()(torch.zeros(1, net.in_chans, *net.img_size))
+            spare(net).eval()(torch.zeros(1, net.in_chans, *net.img_size))
     except RuntimeError as error:
         raise UsageError(
             f"parameters of 64 bits, {preview(wide)}, and the others do not go together ({one_line(error)}): make them "
