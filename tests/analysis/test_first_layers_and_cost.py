@@ -162,6 +162,27 @@ def test_what_stands_in_several_blocks_counts_once_and_parts_of_own_blocks_count
 
 
 @pytest.mark.slow
+class Fused(nn.Module):
+    """Attention that torch computes in one operation, of which the counter sees nothing on a CPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(12, 36), nn.Linear(12, 12)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x)[:, None].chunk(3, dim=-1)
+        return self.out(F.scaled_dot_product_attention(q, k, v)[:, 0])
+
+
+@pytest.mark.parametrize("part", [Fused, lambda: nn.TransformerEncoderLayer(12, 2, 24, batch_first=True)])
+def test_products_of_fused_attention_count_on_a_cpu(part):
+    net = AnyNetwork(nn.Sequential(nn.Flatten(2), layer := part(), nn.Flatten(), nn.Linear(60, 3)), "own", (3, 4), 5)
+    net.eval()  # in which torch fuses a whole layer
+    more = 0 if isinstance(layer, Fused) else 2 * 5 * 12 * 24
+    assert macs_by_part(net)["1"] == 5 * 4 * 12 * 12 + 2 * 5 * 5 * 12 + more
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
 def test_cost_is_measured_and_every_parameter_is_in_the_file(small_subject, monkeypatch, tmp_path):
     monkeypatch.setattr("vitlab.analysis.cost.SECONDS", 0.01)
     path = analyze_cost(small_subject(embed_dim=256)).save(tmp_path, "cost")[0]

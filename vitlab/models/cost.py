@@ -72,8 +72,11 @@ def macs_of_modules(model: VisionTransformer | AnyNetwork, img_size: tuple[int, 
     return found | {"": found[""] - resampling}
 
 
-def flop_counter() -> FlopCounterMode:
-    """Return torch's counter, which also counts solving linear equations and the matrix exponential.
+@contextmanager
+def flop_counter() -> Iterator[FlopCounterMode]:
+    """Yield torch's counter, which also counts solving linear equations and the matrix exponential.
+
+    Attention and :class:`torch.nn.TransformerEncoderLayer` take the paths whose products it sees, on a CPU as well.
 
     An exponential counts as the five products of torch's Taylor polynomial of degree 18, Bader, Blanes and Casas 2019,
     "Computing the matrix exponential with an optimized Taylor polynomial approximation". The squarings that follow,
@@ -87,7 +90,13 @@ def flop_counter() -> FlopCounterMode:
     """
     linalg: Any = torch.ops.aten
     formulas = {linalg.linalg_matrix_exp: _exponential_flops, linalg._linalg_solve_ex: _solving_flops}
-    return FlopCounterMode(display=False, custom_mapping=formulas)
+    is_fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False, custom_mapping=formulas) as counter:
+            yield counter
+    finally:
+        torch.backends.mha.set_fastpath_enabled(is_fast)
 
 
 def _exponential_flops(shape: Sequence[int], **_: Any) -> int:
@@ -101,14 +110,12 @@ def _solving_flops(shape: Sequence[int], right: Sequence[int], **_: Any) -> int:
 
 def _counted(model: VisionTransformer, part: torch.nn.Module, images: torch.Tensor) -> FlopCounterMode:
     """Return the counter of a pass of images through a module that holds the network."""
-    counter = flop_counter()
     try:
-        with torch.no_grad(), counter:
+        with torch.no_grad(), flop_counter() as counter:
             call_on_meta(part, images.to("meta"))
     except Exception:  # such as a part of the user's own that reads values, which the meta device does not have
         state = {name: each.detach().clone() for name, each in _tensors(part)}  # a pass may change them
-        counter = flop_counter()  # the first one is still inside of the part that failed
-        with torch.no_grad(), _reference(model), counter:
+        with torch.no_grad(), _reference(model), flop_counter() as counter:
             _call(part, state, images)
     return counter
 
@@ -144,7 +151,7 @@ def _reference(model: VisionTransformer) -> Iterator[None]:
     """Take the paths of the meta device, whose products are counted, and leave the random numbers as they were."""
     tokenizer: Any = model.tokenizer
     fused = getattr(tokenizer, "fused", None)
-    with torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH):
+    with torch.random.fork_rng():
         try:
             if fused:
                 tokenizer.fused = False
@@ -157,11 +164,11 @@ def _reference(model: VisionTransformer) -> Iterator[None]:
 def _macs_of_any(model: AnyNetwork) -> dict[str, int]:
     """Return the multiply-adds of a network that may not run on the meta device: of one pass of an image."""
     value = next(model.parameters(), torch.zeros(()))
-    counter, trained = flop_counter(), [p for p in model.parameters() if p.requires_grad]
+    trained = [p for p in model.parameters() if p.requires_grad]
     for parameter in trained:  # the counter fails where a parameter itself enters a module
         parameter.requires_grad_(False)
     try:
-        with torch.no_grad(), counter:
+        with torch.no_grad(), flop_counter() as counter:
             model(torch.zeros(1, model.in_chans, *model.img_size, dtype=value.dtype, device=value.device))
     finally:
         for parameter in trained:

@@ -171,10 +171,10 @@ def _macs_of_forward(task: Any, img_size: list[int], in_chans: int) -> int | Non
         UsageError: The module returns several outputs for images, which could be neither predicted nor exported.
     """
     images = torch.empty(1, in_chans, *img_size, device="meta")
-    counter, net, macs = flop_counter(), network(task), None
+    net, macs = network(task), None
     outputs: Any = None
     with suppress(Exception), torch.random.fork_rng(devices=[]), torch.no_grad():  # the user's code may raise anything
-        with counter:
+        with flop_counter() as counter:
             outputs = call_on_meta(net, images)
         macs = sum(counter.get_flop_counts()["Global"].values()) // 2
         outputs = outputs if (asked := answering(task)) is net else call_on_meta(asked, images)
