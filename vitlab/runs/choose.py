@@ -19,7 +19,7 @@ class Options(Protocol):
     resume: str | None
     auto_resume: bool
     init_from: str | None
-    resize: str | None
+    resize: Any  # one of a few words
     init_grid: Sequence[int] | None
     overwrite: bool
 
@@ -65,8 +65,10 @@ def _refuse_another_start(run: RunDir, options: Options) -> None:
 def _reached(weights: str | None) -> str | None:
     """Return the path of initial weights that are a file or run, so that one place has one name; others as they are."""
     path = Path(weights or "").expanduser()
+    if path.is_file():
+        return os.path.realpath(path)
     run = run_called(weights) if weights else None
-    return os.path.realpath(path if path.is_file() else run.path) if path.is_file() or run else weights
+    return os.path.realpath(run.path) if run else weights
 
 
 def _resumed(options: Options) -> RunDir:
