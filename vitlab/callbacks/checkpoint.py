@@ -287,7 +287,7 @@ class Checkpoint(callbacks.Checkpoint):
                 count.completed += 1
 
     def _check_stop(self, stop: Any, trainer: Any) -> None:
-        """Let EarlyStopping read its metric, but not where an epoch is cut: it has read the last value, if any.
+        """Let EarlyStopping read its metric, but not where an epoch is cut: a resume does at its end.
 
         Where the metric was never measured, the training ends once it is saved.
         """
