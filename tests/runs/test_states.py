@@ -97,13 +97,14 @@ def test_an_attempt_without_wandb_keeps_the_identity_of_the_run(here, monkeypatc
 
 def test_auto_resume_is_one_command_for_start_middle_and_end(here, monkeypatch, capsys):
     words = [*FIT, "--name", "a", "--auto_resume", "--checkpoint.every_n_steps=1"]
+    words += ["--trainer.callbacks+=EMA", "--trainer.callbacks.decay=0.9"]  # is not added a second time
     assert main(words) == 0
     first = load_file("runs/a/weights/last.safetensors")
     assert main(words) == 0
     again = load_file("runs/a/weights/last.safetensors")
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert json.loads(Path("runs/a/run.json").read_text())["attempts"] == 2
-    assert main([*words, "--model.lr=0.5"]) == 2
+    assert main([*words, "--trainer.callbacks.decay=0.5"]) == main([*words, "--model.lr=0.5"]) == 2
     assert "model.lr: 0.002 -> 0.5" in capsys.readouterr().err
     assert main([*words, "--trainer.max_epochs=2"]) == 0
     assert {json.loads(line)["epoch"] for line in Path("runs/a/metrics.jsonl").read_text().splitlines()} == {0, 1}

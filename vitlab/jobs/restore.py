@@ -3,10 +3,13 @@
 import inspect
 import json
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ from vitlab.config.arguments import config_paths, without_flags
 from vitlab.config.keys import flatten_as_typed
 from vitlab.config.parser import VitlabCLI, class_at, settings, user_mistakes
 from vitlab.config.trust import changed_code, check_import, may_import
-from vitlab.config.yaml_files import parse_own, read_yaml, yaml_text
+from vitlab.config.yaml_files import parse_own, parse_yaml, read_yaml, yaml_text
 from vitlab.data.base import ImageData
 from vitlab.data.files.splits import SplitName
 from vitlab.data.photos import Photos
@@ -109,10 +112,10 @@ def training_args(run: RunDir | None, words: list[str], auto: bool) -> list[str]
     if run is None:
         return words
     given = config_paths(words)
-    if stored_config(run):
+    if stored := stored_config(run):
         check_code(run)
-        if auto and given:
-            words = without_flags(words, "c", "config")
+        if auto:
+            words = [*_before_additions(stored, words), *without_flags(words, "c", "config")]
         config = ["--config", str(run.config)] if auto or not given else []
         return [*config, *_former_words(run), *words] if config else [*words, *_former_words(run)]
     if not given:
@@ -120,6 +123,22 @@ def training_args(run: RunDir | None, words: list[str], auto: bool) -> list[str]
         way_on = f"give one with `{again}`"
         raise UsageError(f"{run.config} is missing or damaged: {way_on}")
     return words
+
+
+def _before_additions(config: Mapping[str, Any], words: Sequence[str]) -> list[str]:
+    """Return what sets the lists that ``words`` of the first start add to, as ``+=`` does, to what they were before.
+
+    >>> config = {"trainer": {"callbacks": [{"class_path": "Timer"}, {"class_path": "EMA"}]}}
+    >>> _before_additions(config, ["--model.depth=2", "--trainer.callbacks+=EMA"])
+    ['--trainer.callbacks=[{"class_path": "Timer"}]']
+    """
+    lists, added = flatten_as_typed(config), Counter[str]()
+    for word, following in pairwise([*words, ""]):
+        if found := re.match(r"--([\w.]+)\+(?:=|$)(.*)", word, re.DOTALL):
+            value = parse_yaml(found[2] or following, f"--{found[1]}+")
+            added[found[1]] += len(value) if isinstance(value, list) else 1
+    known = {key: lists[key] for key in added if isinstance(lists.get(key), list)}
+    return [f"--{key}={json.dumps(value[: -added[key]])}" for key, value in known.items()]
 
 
 def evaluation_args(run: RunDir, rest: Sequence[str], alone: bool = False) -> list[str]:
