@@ -3,6 +3,7 @@ from typing import get_args
 
 import pytest
 import torch
+from torch import nn
 
 from vitlab.jobs.train.describe import _model_line
 from vitlab.layers.pos_embed import POS_EMBEDS, PosEmbed, PosEmbedName, build_pos_embed
@@ -269,6 +270,45 @@ def test_the_header_knows_a_bias_that_is_computed_once_per_batch_and_draws_no_nu
     torch.set_rng_state(before)
     assert "rules out flash kernels" in _model_line(task, {"parameters": 1, "parameters_total": 1, "macs": 1})
     assert torch.equal(torch.get_rng_state(), before)
+
+
+class Mean(nn.Module):
+    """An attention that knows no positions, unless it ``turns`` its tokens."""
+
+    def __init__(self, dim, turns=False):
+        super().__init__()
+        self.out, self.turns = nn.Linear(dim, dim), turns
+
+    def forward(self, x, pos_embed, layer):
+        x = pos_embed.rotate(x[:, None, :, :8], layer).repeat(1, 1, 1, 2)[:, 0] if self.turns else x
+        return self.out(x.cumsum(dim=1))
+
+
+class Bare(Mean):
+    """A block that calls no hook."""
+
+    def __init__(self, dim):
+        super().__init__(dim)
+
+
+@pytest.mark.parametrize(
+    ("method", "part", "said"),
+    [
+        ("rope2d", {"attn": Mean}, "`rotate` of RoPE2d"),
+        ("rope2d", {"attn": {"class_path": f"{__name__}.Mean", "init_args": {"turns": True}}}, ""),
+        ("rope2d", {}, ""),
+        (["learned", "relpos"], {"attn": Mean}, "`bias` of RelPos"),
+        ("conv", {"block": Bare}, "`leave` of ConvPosEmbed"),
+        ("learned", {"block": Bare}, ""),
+        ({"class_path": "learned", "init_args": {"join": "every_layer"}}, {"block": Bare}, "`enter` of Learned"),
+        ("none", {"block": Bare}, ""),
+    ],
+)
+def test_the_header_of_a_run_tells_of_positions_that_no_block_of_ones_own_asks_for(method, part, said):
+    size = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2}
+    task = Classifier(num_classes=3, pos_embed=method, **size, **part)
+    line = _model_line(task, {"parameters": 1, "parameters_total": 1, "macs": 1})
+    assert line.partition("; no block of yours calls ")[2].partition(", which")[0] == said
 
 
 @pytest.mark.parametrize("registers", [2, 3])

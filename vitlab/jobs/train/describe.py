@@ -2,21 +2,26 @@
 
 import math
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch.callbacks import Timer
+from torch import Tensor
 
 from vitlab.class_paths import choice_text
 from vitlab.data.base import ImageData
 from vitlab.data.loading.pipeline import size_text
-from vitlab.interface import has_grid, hparams_of, path_of, redefines
+from vitlab.interface import PAGE, has_grid, hparams_of, network, own_parts, path_of, redefines
 from vitlab.jobs.processor import slow_half
 from vitlab.jobs.train.job import Job
+from vitlab.layers.custom import spare
+from vitlab.layers.plain import is_sharded
 from vitlab.layers.pos_embed import PosEmbed
+from vitlab.layers.pos_embed.added import AddedPosEmbed
 from vitlab.layers.pos_embed.rotary import RoPE2d
+from vitlab.layers.pos_embed.together import Together
 from vitlab.layers.precision import float32_precision
-from vitlab.models.cost import count_all_parameters
+from vitlab.models.cost import call_on_meta, count_all_parameters
 from vitlab.tables import counted
 from vitlab.tasks.base import Task
 from vitlab.tasks.distillation import Distillation
@@ -52,7 +57,7 @@ def _model_line(task: Task, facts: dict[str, Any]) -> str:
         acting = net.pos_embed.for_batch()
     free = acting.bias(0) is None and acting.relate(q, q, 0) is None
     note = "" if free else "; its attention bias rules out flash kernels"
-    note += _idle_options(net.pos_embed)
+    note += _idle_options(net.pos_embed) + _idle_hooks(network(task))
     if isinstance(net.tokenizer, T2TTokenizer) and (aside := net.tokenizer.unfused_options()):
         note += f"; {' and '.join(aside)}: the soft splits use the slower plain implementation"
     positions = choice_text(hparams_of(task).get("pos_embed", type(net.pos_embed).__name__))
@@ -78,6 +83,56 @@ def _idle_options(pos_embed: PosEmbed) -> str:
             usual = part.usual_policy(state)
             return f"; `pos_embed.resize` {policy} has no effect: these positions are resized by {usual}"
     return ""
+
+
+def _idle_hooks(net: Any) -> str:
+    """Return a remark on hooks of the position embedding that no block calls, as one of the user's may forget to.
+
+    Tried on the meta device; no remark where that fails, as for a block that reads values or other attributes.
+    """
+    if not own_parts(net.blocks) or any(is_sharded(part) for part in net.modules()):
+        return ""
+    if (trial := spare(net, [*net.parameters(), *net.buffers()])) is net:
+        return ""
+    trial.pos_embed, called = _Noting(net.pos_embed.grid_size), _Noting.called
+    called.clear()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            call_on_meta(trial.eval(), torch.empty(1, net.in_chans, *net.img_size, device="meta"))
+    except Exception:  # foreign code can raise anything
+        return ""
+    for part in net.pos_embed.parts.values() if isinstance(net.pos_embed, Together) else [net.pos_embed]:
+        hooks = ["rotate", "bias", "relate", "leave"]
+        hooks += [] if isinstance(part, AddedPosEmbed) and part.join == "stem" else ["enter"]
+        own = [name for name in hooks if getattr(type(part), name) is not getattr(PosEmbed, name)]
+        if idle := [f"`{name}`" for name in own if name not in called]:
+            what = f"{' or '.join(idle)} of {type(part).__name__}, which so changes nothing"
+            return f"; no block of yours calls {what} ({PAGE})"
+    return ""
+
+
+class _Noting(PosEmbed):
+    """Keeps the names of those of its hooks that are called, also of its copies."""
+
+    called: ClassVar[set[str]] = set()
+
+    def enter(self, x: Tensor, layer: int) -> Tensor:
+        self.called.add("enter")
+        return x
+
+    def rotate(self, x: Tensor, layer: int) -> Tensor:
+        self.called.add("rotate")
+        return x
+
+    def bias(self, layer: int) -> None:
+        self.called.add("bias")
+
+    def relate(self, q: Tensor, k: Tensor, layer: int) -> None:
+        self.called.add("relate")
+
+    def leave(self, x: Tensor, layer: int) -> Tensor:
+        self.called.add("leave")
+        return x
 
 
 def _own_model_line(task: Any, facts: dict[str, Any]) -> str:
