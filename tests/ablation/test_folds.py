@@ -126,6 +126,10 @@ def test_the_table_has_mean_spread_and_interval_of_the_finished_folds(tmp_path):
         (["base.yaml", "--workers=x"], "argument --workers: must be a whole number, 1 or more, got x"),
         (["base.yaml", "--data.fold=1/2"], "`data.fold` is set by cross-validation"),
         (["base.yaml", "--seed_everything=1"], "use `--seed`"),
+        (["base.yaml", "--init_from=last"], "must name its run: `last` is another one when it goes on"),
+        (["base.yaml", "--init_from", "mae"], 'no run or checkpoint called "mae"'),
+        (["base.yaml", "--resize=rescale"], "set `resize` in the init_args of `model.pos_embed`"),
+        (["base.yaml", "--init_grid=4,4"], "state the network of the weights in FILE.json beside them"),
         (
             ["base.yaml", "--name=../.."],
             "`--name` must be a-z 0-9 _ . -, beginning with a letter or digit, got '../..'",
@@ -175,6 +179,16 @@ def test_the_folder_of_a_config_with_any_name_has_a_name_that_an_ablation_may_ha
         cross_validate([f"{config}.yaml"], folds=2)
 
 
+def test_every_fold_starts_from_the_given_weights(toy, monkeypatch):
+    (toy / "mae-4.pt").touch()
+    monkeypatch.setattr(folds, "Lab", lambda file, *words: pytest.exit(read_ablation(file)))
+    with pytest.raises(pytest.exit.Exception) as found:
+        cross_validate(["base.yaml"], [("init_from", "mae-{seed}.pt"), ("model.lr", 0.1)], folds=2, seed=4)
+    ablation = found.value.msg
+    assert [arm.weights(4) for arm in ablation.arms] == ["mae-4.pt", "mae-4.pt"]
+    assert "init_from" not in (toy / "runs/ablations/cv-base/settings.yaml").read_text()
+
+
 @pytest.mark.parametrize("given", [False, True], ids=["undivided", "with a split column"])
 def test_folds_cover_all_images_and_keep_groups_together(tmp_path, monkeypatch, given):
     monkeypatch.chdir(tmp_path)
@@ -199,5 +213,7 @@ def test_the_file_names_the_packages_that_the_command_trusts_and_the_configs_use
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(folds, "TRUSTED", ["mine", "ours", "unused", "runs/a/parts.py"])
     (tmp_path / "base.yaml").write_text("model: {class_path: mine.Net}\n")
-    file = folds._file(["base.yaml"], [("data", "ours.Data")], {"fold1of2": "1/2", "fold2of2": "2/2"}, 0, "own")
+    file = folds._file(
+        ["base.yaml"], [("data", "ours.Data")], {f"fold{k}of2": {"data.fold": f"{k}/2"} for k in (1, 2)}, 0, "own"
+    )
     assert read_ablation(file).trust_imports == ("mine", "ours")

@@ -26,13 +26,17 @@ from vitlab.config.trust import TRUSTED
 from vitlab.config.yaml_files import read_yaml
 from vitlab.errors import UsageError
 from vitlab.runs.atomic import write_text
-from vitlab.runs.directory import RUNS
+from vitlab.runs.directory import RUNS, file_of_weights
 from vitlab.runs.records import bounds_of, split_metrics
-from vitlab.shipped import find_file
+from vitlab.shipped import LIBRARIES, find_file
 from vitlab.stats import interval
 from vitlab.tables import columns
 
 _OWNED = ("data.fold", "data.val_share", "data.split_file", "seed_everything")
+_OF_WEIGHTS = {  # options of `vitlab fit` that an ablation does not take, and what serves in their place
+    "resize": "set `resize` in the init_args of `model.pos_embed`",
+    "init_grid": 'state the network of the weights in FILE.json beside them, {"network": {"img_size": 224, ...}}',
+}
 
 
 @dataclass
@@ -91,7 +95,7 @@ def cross_validate(
 
     Args:
         configs: Config files or shipped names.
-        settings: Dotted keys and values over them.
+        settings: Dotted keys and values over them; ``init_from`` names weights that every fold starts from.
         folds: Number of folds to draw; default: those that the table of the data names in its column of folds, else 5.
         seed: Seed of every fold.
         name: NAME of the directory ``runs/ablations/NAME``; default: ``cv-`` and the last config.
@@ -113,6 +117,12 @@ def cross_validate(
     if owned := [key for key, _ in settings if key in _OWNED]:
         what = "use `--seed`" if owned[0] == "seed_everything" else "the folds define the validation images"
         raise UsageError(f"`{owned[0]}` is set by cross-validation: {what}")
+    if left := [key for key, _ in settings if key in _OF_WEIGHTS]:
+        raise UsageError(f"`{left[0]}` is no option of cross-validation: {_OF_WEIGHTS[left[0]]}")
+    start = {key: str(value) for key, value in settings if key == "init_from"}
+    settings = [(key, value) for key, value in settings if key != "init_from"]
+    if start:
+        _check_weights(start["init_from"].replace("{seed}", str(seed)))
     files = [str(Path(find_file(config, "cv")).resolve()) for config in configs]
     if name is None:
         name = "cv-" + re.sub(r"[^a-z0-9_.-]+", "-", Path(files[-1]).stem.lower())
@@ -123,14 +133,15 @@ def cross_validate(
     check_takes_folds(files, settings)
     drawn = {f"fold{k}of{folds or 5}": f"{k}/{folds or 5}" for k in range(1, (folds or 5) + 1)}
     arms = drawn if folds else folds_of_config(files, settings) or drawn
-    lab = Lab(_file(files, settings, arms, seed, name), "cv")
+    levels = {arm: {"data.fold": fold, **start} for arm, fold in arms.items()}
+    lab = Lab(_file(files, settings, levels, seed, name), "cv")
     folder = lab.ablation.file.path.parent
     try:
         status = lab.run(workers, retry_failed=retry_failed, say=say)
     except UsageError:
         if (shown := _logged(lab.ablation)) is None:
             raise
-        lab = Lab(_file(files, settings, arms, seed, name, shown), "cv")
+        lab = Lab(_file(files, settings, levels, seed, name, shown), "cv")
         status = lab.run(workers, retry_failed=retry_failed, say=say)
     results = collect(lab.ablation, [arm for arm in known(lab.ablation) if arm])
     rows = []
@@ -151,6 +162,14 @@ def cross_validate(
     return Folds(status, rows, folder / "folds.csv")
 
 
+def _check_weights(source: str) -> None:
+    """Refuse initial weights that are not there, before anything is written."""
+    if source == "last":
+        raise UsageError("`init_from` of cross-validation must name its run: `last` is another one when it goes on")
+    if not source.startswith(LIBRARIES):
+        file_of_weights(source)
+
+
 def _logged(ablation: Ablation) -> str | None:
     """Return what the lines of progress show of folds that log no `loss`; None if they log it, or nothing."""
     names = dict.fromkeys(name for arm in known(ablation) if arm for name in arm.metrics)
@@ -162,7 +181,7 @@ def _logged(ablation: Ablation) -> str | None:
 def _file(
     files: Sequence[str],
     settings: Sequence[tuple[str, Any]],
-    folds: dict[str, str],
+    arms: dict[str, dict[str, str]],
     seed: int,
     name: str,
     shown: str = "loss",
@@ -173,7 +192,6 @@ def _file(
     write_text(folder / "settings.yaml", text)
     texts = "".join([text, *(Path(file).read_text() for file in files)])
     own = [path for path in TRUSTED if ("__main__." if path.endswith(".py") else f"{path}.") in texts]
-    arms = {arm: {"data.fold": fold} for arm, fold in folds.items()}
     content = {
         "name": name, "base": [*files, str((folder / "settings.yaml").resolve())], "axes": {"fold": arms},
         "seeds": [seed], "baseline": {"fold": next(iter(arms))}, "metric": {"primary": shown, "mode": "min"},

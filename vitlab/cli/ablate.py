@@ -198,7 +198,8 @@ DO = {
 FOLDS = """example:
   vitlab cv photos_t2t --data.root=photos --folds 5
 
-Every other argument changes the config as in `vitlab fit`. Run the command again to continue.
+Every other argument changes the config as in `vitlab fit`; --init_from=WEIGHTS starts every fold from these weights.
+Run the command again to continue.
 """
 
 
