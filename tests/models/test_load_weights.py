@@ -25,6 +25,7 @@ from vitlab.models.create import create_model
 from vitlab.models.load import load_network, load_weights
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.weights_file import WeightsFile, check_readable, read_weights
+from vitlab.pretraining import MAE
 from vitlab.shipped import card_beside
 from vitlab.tasks import Classifier, LinearProbe, MultiTask, Regressor
 from vitlab.tokenizers.patch import cut_patches
@@ -530,6 +531,39 @@ def test_without_a_new_head_weights_that_pool_otherwise_are_refused_with_the_arg
     torch.save(tiny(**file).state_dict(), path)
     with pytest.raises(ValueError, match=way_out):
         load_weights(tiny(**model), path)
+
+
+LEFT_OUT = "pooling: left out the file's {}, the model pools nothing"
+NEW_NORM = "; its norm of the tokens starts new"
+NO_HEAD = "head: not loaded, the file's has 5 outputs and the model's new one 0"
+
+
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [
+        (AVG | {"fc_norm": True}, [LEFT_OUT.format("fc_norm") + NEW_NORM, NO_HEAD]),
+        (
+            AVG | {"fc_norm": True, "num_classes": 0},
+            [LEFT_OUT.format("fc_norm") + NEW_NORM],
+        ),
+        (AVG | {"global_pool": "map"}, [LEFT_OUT.format("attn_pool"), NO_HEAD]),
+        (AVG | {"num_classes": 0, "global_pool": "max"}, []),
+    ],
+)
+def test_a_task_that_pools_nothing_takes_weights_that_pool_in_any_way(path, file, told):
+    torch.save({"state_dict": (saved := randomized(tiny(**file))).state_dict(), "hyper_parameters": TINY | file}, path)
+    arguments = {name: value for name, value in TINY.items() if name != "num_classes"} | AVG
+    net = MAE(**arguments, decoder_dim=8, decoder_depth=1, decoder_heads=2).net
+    assert load_weights(net, path) == told
+    assert torch.equal(net.blocks[1].attn.qkv.weight, saved.blocks[1].attn.qkv.weight)
+    assert torch.equal(net.norm.weight, torch.ones(16) if file.get("fc_norm") else saved.norm.weight)
+
+
+def test_features_that_are_pooled_otherwise_are_told_where_there_is_no_head(path):
+    file = {"num_classes": 0, "global_pool": "avg"}
+    torch.save({"state_dict": tiny(**file).state_dict(), "hyper_parameters": TINY | file}, path)
+    told = ["features: the file's network has global_pool=avg where this one has token"]
+    assert load_weights(tiny(num_classes=0), path) == told
 
 
 def test_an_attention_pool_that_is_not_trained_does_not_start_new(path):

@@ -45,7 +45,7 @@ _COMPUTE_THE_SAME = {  # arguments that change no output in evaluation, or what 
 _PARTS = {"tokenizer": "tokenizer", "attn": "attn", "mlp": "mlp_layer", "norm1": "norm_layer", "norm2": "norm_layer"}
 _NEW = "and one starts new only where it is trained with a new head"
 _POOLS_OTHERWISE = {  # what to do about parts between the last block and the head that one side alone has
-    ("unexpected", "fc_norm."): "timm's fc_norm normalizes after pooling: set `model.fc_norm=True`",
+    ("unexpected", "fc_norm."): "the file's fc_norm normalizes after pooling: set `model.fc_norm=True`",
     ("missing", "fc_norm."): f"the file has no norm after pooling, {_NEW}: set `model.fc_norm=False`",
     ("unexpected", "attn_pool."): "the file pools by attention: set `model.global_pool=map`",
     ("missing", "attn_pool."): f"the file has no attention pool, {_NEW}: set `model.global_pool` to token, avg or max",
@@ -143,6 +143,7 @@ def load_weights(
     state = state if is_ours else _unscaled(state, model)
     scale_sentences = _other_scale(trained, model) if trained and is_ours and not doubts else []
     state, resize_sentences = resample_pos_embed(state, model, old_grid, resize, antialias)
+    state, pool_sentences = _without_pool(state, model)
     state, head_sentences = _keep_new_head(state, model)
     _fill(model, state, file.path)
     positions = (*scale_sentences, *grid_sentences, *patch_sentences, *table_sentences, *resize_sentences)
@@ -150,7 +151,7 @@ def load_weights(
     is_other = theirs and theirs != own_network(model)
     own = [f"weights: of {theirs}, which computes something else than this network"] if is_other else []
     others = _other_settings(trained, model, bool(head_sentences), bool(doubts)) if trained and not theirs else []
-    return [*file.sentences, *own, *sentences, *others, *positions, *head_sentences]
+    return [*file.sentences, *own, *sentences, *others, *positions, *pool_sentences, *head_sentences]
 
 
 def outputs_of(state: State) -> int:
@@ -220,8 +221,9 @@ def _other_settings(
     theirs, ours = (", ".join(f"{k}={of[key]}" for k, key in sorted(differ.items())) for of in (file, own))
     told = [f"weights: the file's network has {theirs} where this one has {ours}, and computes something else"]
     told = told if differ else []
-    if pool and not has_new_head:
-        told.append(f"head: the file's reads global_pool={file[pool]} where this one has {own[pool]}")
+    if pool and not has_new_head and not getattr(model, "pools_nothing", False):
+        what = "head: the file's reads" if model.num_classes else "features: the file's network has"
+        told.append(f"{what} global_pool={file[pool]} where this one has {own[pool]}")
     return told
 
 
@@ -383,6 +385,18 @@ def _keep_new_head(state: State, model: VisionTransformer) -> tuple[State, list[
     others = {name: value for name, value in state.items() if name not in old}
     others, pool_sentences = _keep_new_pool(others, model) if new else (others, [])
     return others | new, [f"{NEW_HEAD}, the file's has {theirs} and the model's new one {ours}", *pool_sentences]
+
+
+def _without_pool(state: State, model: VisionTransformer) -> tuple[State, list[str]]:
+    """Leave out what pools for a model whose task does not; its last norm starts new if the file's is after pooling."""
+    parts = {part: _within(state, f"{part}.") for part in ("fc_norm", "attn_pool")}
+    left_out = [part for part, values in parts.items() if values]
+    if not left_out or not getattr(model, "pools_nothing", False):
+        return state, []
+    norm = {} if _within(state, "norm.") else _within(model.state_dict(), "norm.")
+    state = {name: value for name, value in state.items() if not name.startswith(("fc_norm.", "attn_pool."))} | norm
+    new = "; its norm of the tokens starts new" if norm else ""
+    return state, [f"pooling: left out the file's {' and '.join(left_out)}, the model pools nothing{new}"]
 
 
 def _keep_new_pool(state: State, model: VisionTransformer) -> tuple[State, list[str]]:
