@@ -19,7 +19,7 @@ class Options(Protocol):
     resume: str | None
     auto_resume: bool
     init_from: str | None
-    resize: Any  # one of a few words
+    resize: Any  # a Literal of `config`, whose room is above this one
     init_grid: Sequence[int] | None
     overwrite: bool
 
