@@ -321,7 +321,7 @@ def _advice(trainer: Any) -> str:
     """Return what may keep the loss finite: with weights of 16 bits, which may round `eps` to 0, a larger one."""
     for group in (group for optimizer in trainer.optimizers for group in optimizer.param_groups):
         eps, dtype = group.get("eps"), next((p.dtype for p in group["params"]), torch.float32)
-        if isinstance(eps, float) and eps > 0 == torch.tensor(eps, dtype=dtype):
+        if isinstance(eps, float) and eps > 0 and not torch.tensor(eps, dtype=dtype):
             of = str(dtype).removeprefix("torch.")
             return f"set `model.opt.eps` to 1e-4, as {of} rounds {eps:g} to 0, or train in bf16-true or 16-mixed"
     return "lower `model.lr`, or raise `model.warmup_epochs`"
