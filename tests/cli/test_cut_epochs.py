@@ -149,8 +149,9 @@ def test_schedules_of_own_modules_that_end_with_their_run_are_not_trained_longer
     content = {"lr_schedulers": [schedule.state_dict()], "epoch": 2, "global_step": 2 * 12, "loops": loops}
     monkeypatch.setattr("vitlab.jobs.checkpoint._read_to_resume", lambda path: content)
     run = SimpleNamespace(last_checkpoint=lambda: Path("last.ckpt"), record={"steps": 24}, path="run", typed="run")
-    with pytest.raises(UsageError, match=told) if told else nullcontext():
-        check_extensible(run, 6)
+    for epochs in (6, -1):  # the second: `trainer.max_steps` ends it
+        with pytest.raises(UsageError, match=told) if told else nullcontext():
+            check_extensible(run, epochs)
 
 
 def test_a_training_that_has_stopped_early_has_nothing_left_to_resume(capsys):

@@ -58,7 +58,7 @@ def check_extensible(run: RunDir, epochs: int | None) -> None:
 
     Args:
         run: The run to continue.
-        epochs: Its epochs so far, for a schedule that advances at every epoch.
+        epochs: Its epochs so far, for a schedule that advances at every epoch; -1 where `trainer.max_steps` ends it.
 
     Raises:
         UsageError: The schedule ends with the run.
@@ -73,7 +73,9 @@ def check_extensible(run: RunDir, epochs: int | None) -> None:
         at = _position(state)
         by_epoch = state.get("t_in_epochs", at <= content["epoch"] + 1 and at != done)  # the first: of timm
         # a schedule may be stepped several times in a step of the training, as with several optimizers
-        planned = epochs if by_epoch else run.record.get("steps", done) * (at or done) // max(done, 1)
+        made = content["epoch"] + 1 if by_epoch else at or done
+        of_steps = not by_epoch or epochs == -1
+        planned = run.record.get("steps", done) * made // max(done, 1) if of_steps else epochs
         over = [end for end in ends if planned is None or planned - 1 <= end <= planned]
         if over:
             raise UsageError(
