@@ -156,10 +156,10 @@ UNPICKLES = {
     "analysis/typeset.py": "a figure that was pickled in the same line: matplotlib's own way to copy one",
     "position_bench/pictures.py": "CIFAR-10's batches, after torchvision has checked their MD5",
 }
-CALLS_OF_IMPORT = {  # each of a fixed name, or of one that trust.py has let through
+CALLS_OF_IMPORT = {  # each of a fixed name, or of one that the user trusts
     "ablation/execution/warm.py",
+    "class_paths.py",
     "config/parser.py",
-    "config/trust.py",
     "cli/main.py",
     "jobs/analyze.py",
     "jobs/restore.py",

@@ -403,7 +403,7 @@ def test_a_method_with_arguments_can_be_named_on_the_command_line(monkeypatch, c
     assert main([*asked, "verify", "--folder", "nowhere"]) == 2
     assert f"nowhere/{method}_base_50 does not exist: train it first, without verify" in capsys.readouterr().err
     assert main(["posbench", "{class_path: mine", "--price"]) == 2
-    assert "`METHOD` line 1: expected ',' or '}'" in capsys.readouterr().err
+    assert "`METHOD` line 1: a bracket that opens in line 1 is not closed" in capsys.readouterr().err
 
 
 def test_a_method_is_retrained_only_if_it_is_trusted_and_leaves_nothing(tmp_path, monkeypatch):

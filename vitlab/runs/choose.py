@@ -113,8 +113,8 @@ def initial_weights(text: str | None, run: RunDir) -> str | None:
         UsageError: There is no other run.
 
     Example:
-        >>> initial_weights("last", RunDir("runs/new")), initial_weights("vitlab:photos64_vit", RunDir("runs/new"))
-        ('runs/first', 'vitlab:photos64_vit')
+        >>> initial_weights("vitlab:photos64_vit", RunDir("runs/new"))
+        'vitlab:photos64_vit'
     """
     if text != "last" or Path(text).is_file():
         return text
