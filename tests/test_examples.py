@@ -152,6 +152,7 @@ def test_distances_need_all_tokens_of_one_image_in_their_places(attn):
         net.forward_features(torch.randn(2, 1, 12, 12), torch.tensor([[3, 1], [0, 8]]))
 
 
+@pytest.mark.slow
 def test_weights_are_dropped_in_training_and_refused_where_there_are_none():
     attn, x = relative_values.RelativeValues(8, 2, (2, 3), 1, attn_dropout=0.5), torch.randn(2, 7, 8)
     evaluated = attn.eval()(x, PosEmbed((2, 3)), 0)

@@ -35,6 +35,7 @@ def test_a_training_of_no_batches_is_refused_by_its_name():
         check_ranges("trainer", {"limit_train_batches": 0})
 
 
+@pytest.mark.slow
 def test_every_numeric_key_has_a_range_that_holds_its_default():
     keys = dict(numeric_keys())
     assert len(keys) > 70

@@ -95,6 +95,7 @@ def test_a_shipped_ablation_is_read_with_its_base_from_an_empty_folder(capsys):
     assert "15 missing" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_batch_script_is_written_from_shipped_files(capsys):
     words = ["submit", "fit", "--config", "imagenet/t2t_vit_14", "--dry_run", "--name", "x", "--slurm"]
     assert main([*words, "cluster/slurm"]) == 0

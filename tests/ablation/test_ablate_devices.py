@@ -105,6 +105,7 @@ def test_probes_share_a_gpu_as_cells_do(lab, monkeypatch):
     assert len(list(lab.path.glob("*.here"))) == 3
 
 
+@pytest.mark.slow
 def test_a_gpu_is_recognized_by_number_uuid_or_prefix_of_a_uuid(monkeypatch, tmp_path):
     (tmp_path / "nvidia-smi").write_text(
         "#!/bin/sh\necho 'GPU 0: NVIDIA H100 (UUID: GPU-8932f937-d72c)'\necho 'GPU 1: NVIDIA H100 (UUID: GPU-77aa)'\n"

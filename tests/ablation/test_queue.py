@@ -178,6 +178,7 @@ def test_one_worker_takes_cells_in_their_order(cells):
         _finish(taken, claim)
 
 
+@pytest.mark.slow
 def test_twenty_workers_take_every_cell_once_and_check_few(cells, monkeypatch):
     pools = [Pool(cells, 1, None, Interrupts(print)) for _ in range(20)]
     looks, real = [], Cell.is_finished

@@ -183,6 +183,7 @@ def test_products_of_fused_attention_count_on_a_cpu(part):
     assert torch.backends.mha.get_fastpath_enabled()
 
 
+@pytest.mark.slow
 def test_cost_is_measured_and_every_parameter_is_in_the_file(small_subject, monkeypatch, tmp_path):
     monkeypatch.setattr("vitlab.analysis.cost.SECONDS", 0.01)
     path = analyze_cost(small_subject(embed_dim=256)).save(tmp_path, "cost")[0]

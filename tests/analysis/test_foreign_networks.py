@@ -94,6 +94,7 @@ def test_features_are_what_the_head_reads_and_tokens_what_the_layers_return():
     assert block_tokens(asked, images)[1].shape == (3, 14 * 14, 8)  # 16 x 16, averaged
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", ["torch", "timm", "hugging face"])
 def test_attention_of_other_libraries_follows_from_their_queries_and_keys(of):
     torch.manual_seed(0)

@@ -160,6 +160,7 @@ def test_the_interval_of_few_confident_images_holds_the_truth_in_both_directions
     assert width < 6.5 * (true * (1 - true) / n) ** 0.5  # of an interval of a mean: 3.9
 
 
+@pytest.mark.slow
 def test_mistakes_are_in_the_order_of_the_tiniest_probabilities(small_subject):
     subject = small_subject()
     with torch.no_grad():

@@ -75,6 +75,7 @@ def test_each_patch_of_a_map_has_its_color_beside_its_image():
     assert picture[2 + 98 + 12 * 5 + 6, 2 + 12 * 6 + 6, 0] == round(255 * float(gray))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", [{}, {"tokenizer": "t2t", "t2t_kernels": (3, 3), "t2t_strides": (2, 1)}])
 def test_attention_maps_change_neither_weights_nor_random_numbers(network):
     runs = []

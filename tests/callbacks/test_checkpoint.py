@@ -124,6 +124,7 @@ def test_a_resume_repeats_and_skips_no_validation_within_an_epoch(tmp_path, opti
         assert state.keys() == end.keys() and all(torch.equal(state[k], end[k]) for k in end), cut
 
 
+@pytest.mark.slow
 def test_a_resume_within_an_epoch_accumulates_as_many_batches_as_before(tmp_path):
     """Lightning does not begin the epoch again, where its scheduler of accumulation is asked."""
 
@@ -143,6 +144,7 @@ def test_a_resume_within_an_epoch_accumulates_as_many_batches_as_before(tmp_path
 SPLIT = {"accumulate_grad_batches": 2, "val_check_interval": 3, "max_epochs": 1}  # six batches, three steps
 
 
+@pytest.mark.slow
 def test_a_signal_in_a_validation_within_an_accumulated_step_loses_nothing_of_its_gradient(tmp_path):
     def parts():
         keeper, rows = Checkpoint("val/loss", "min"), Validations()
@@ -214,6 +216,7 @@ def test_the_validation_after_the_last_of_max_steps_is_repeated_before_the_run_e
     assert not none.seen and done.max_steps == options["max_steps"]
 
 
+@pytest.mark.slow
 def test_a_validation_that_is_saved_after_an_interrupted_one_of_its_epoch_is_not_repeated(tmp_path):
     def run(model, **options):
         keeper, rows = Checkpoint("val/loss", "min", every_n_steps=2), Validations()
@@ -235,6 +238,7 @@ def test_a_validation_that_is_saved_after_an_interrupted_one_of_its_epoch_is_not
     assert run(task(), **last) == [6]
 
 
+@pytest.mark.slow
 def test_a_training_that_is_stopped_within_an_accumulated_step_ends_with_it_and_resumes_to_the_same_bits(
     tmp_path,
 ):
@@ -253,6 +257,7 @@ def test_a_training_that_is_stopped_within_an_accumulated_step_ends_with_it_and_
     assert again == steps == 6 and all(torch.equal(state[k], whole[k]) for k in whole)
 
 
+@pytest.mark.slow
 def test_a_training_that_a_validation_stops_within_an_accumulated_step_ends_with_it_and_resumes_to_the_same_bits(
     tmp_path,
 ):
@@ -473,6 +478,7 @@ def test_sums_of_two_processes_are_saved_and_restored_once(tmp_path):
             assert other._steps.sums == ({"n": 10.0, "loss": 5.0} if first else {"n": 0, "loss": 0})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("average", [EMA, EMAWeightAveraging])
 @pytest.mark.parametrize("place", ["on_validation_start", "eval_loss", "on_validation_epoch_end"])
 def test_a_hang_anywhere_in_a_validation_saves_average_and_weights_each_in_its_place(tmp_path, place, average):

@@ -132,6 +132,7 @@ def test_an_epoch_without_steps_after_a_resume_has_no_speed(tmp_path, lines):
     assert lines and not any("images/s" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_the_line_of_an_epoch_that_is_resumed_after_its_validation_has_its_metrics(tmp_path, lines):
     """They were in the rows alone."""
 
@@ -167,6 +168,7 @@ def test_the_bar_of_an_epoch_counts_its_batches_and_closes(tmp_path, lines, bars
     assert all(bar.disable for bar in bars)  # tqdm's mark of a closed bar
 
 
+@pytest.mark.slow
 def test_the_bar_of_an_epoch_that_is_resumed_within_goes_on_where_it_was(tmp_path, lines, bars):
     fit(tmp_path, VitlabCheckpoint(every_n_steps=1), train=batches(), max_epochs=1, limit_train_batches=2)
     saved = torch.load(tmp_path / "checkpoints/previous.ckpt", weights_only=True)

@@ -98,6 +98,7 @@ def test_a_training_that_was_cut_within_its_epochs_ends_and_stops_as_one_that_wa
     assert run("cut", **last) == run("whole")
 
 
+@pytest.mark.slow
 def test_a_resume_rounds_neither_weights_of_64_bits_nor_their_average(tmp_path):
     def run(folder, epochs, **given):
         at_work = trainer(tmp_path / folder, EMA(0.5), Checkpoint(), max_epochs=epochs, precision="64-true")

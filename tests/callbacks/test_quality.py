@@ -195,6 +195,7 @@ def test_two_callbacks_do_not_measure_the_same():
         trainer.fit(Classifier(num_classes=10, **NETWORK), Digits(batch_size=8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("every", "validated", "monitor", "stale"),
     [

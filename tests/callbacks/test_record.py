@@ -256,6 +256,7 @@ class Asks(L.Callback):
         trainer.should_stop = trainer.global_step == 2
 
 
+@pytest.mark.slow
 def test_the_last_steps_of_a_cut_epoch_have_a_row_and_a_resume_has_that_of_a_whole_epoch(record, tmp_path):
     def run(*parts, **given):
         own = RunRecord(record.run, record.describe)
@@ -458,6 +459,7 @@ class Calls(Classifier):
         return loss if batch_idx in self.batches else None
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_step_that_calls_that_of_the_task_is_recorded_by_what_it_returns(record, tmp_path, accumulate):

@@ -124,6 +124,7 @@ def test_a_folder_of_photos_and_parquet_files_are_read_too(tmp_path):
     assert _digests(photos) == _digests(parquet) and photos.mean == parquet.mean
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_unreadable_rows_are_refused_with_the_list_or_left_out_and_listed(tmp_path, num_workers):
     pngs = _pngs(20)

@@ -40,6 +40,7 @@ def test_an_epoch_has_its_size_and_the_images_that_it_has_without_a_schedule():
     assert next(grown.iterate_batches(grown.val_dataloader()))[0].shape[2:] == (8, 8)
 
 
+@pytest.mark.slow
 def test_photos_of_any_size_grow_too_whatever_the_number_of_workers(tmp_path):
     rng = np.random.default_rng(0)
     for i in range(12):
@@ -86,6 +87,7 @@ def test_sizes_that_the_tokens_do_not_fit_are_refused_before_anything_is_written
     assert "`data.img_size_schedule`" in str(refused.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pos_embed", ["learned", "rope2d"])
 def test_the_cost_of_a_step_is_that_of_its_size(pos_embed):
     task = Classifier(img_size=8, patch_size=2, pos_embed=pos_embed, **TINY)

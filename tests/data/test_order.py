@@ -143,6 +143,7 @@ def test_three_copies_have_as_many_different_partners_as_with_timm():
         assert np.mean([len(different) for different in partners.values()]) >= 2  # timm: 1 in one process, 1.75 in 8
 
 
+@pytest.mark.slow
 def test_any_samples_that_fill_no_more_than_half_of_a_batch_are_neighbors_of_others():
     rng = np.random.default_rng(0)
     for _ in range(3000):

@@ -32,6 +32,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_near_duplicates_are_found_after_small_changes_without_false_pairs(change):
     rng = np.random.default_rng(0)

@@ -42,6 +42,7 @@ def photos(tmp_path, monkeypatch):
     return tmp_path / "photos"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGINT])
 def test_a_worker_ignores_signals_that_ask_a_run_to_save(photos, number):
     data = ImageFolder(str(photos), img_size=8, batch_size=1, num_workers=1)

@@ -123,6 +123,7 @@ def test_fire_is_the_papers_function_of_a_distance_where_keys_lie_before_the_que
             torch.testing.assert_close(bias[:, i, j], f(torch.tensor([0.0, x], dtype=torch.float64)))
 
 
+@pytest.mark.slow
 def test_fire_knows_rows_from_columns_and_a_grid_beyond_the_trained_one_stays_bounded():
     fire = Fire((3, 4), num_heads=1, num_prefix_tokens=1)
     seen = []

@@ -59,6 +59,7 @@ def living_bytes(net: nn.Module, cast: bool) -> int:
     return sum(event.self_cpu_memory_usage for event in profile.key_averages())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cast", [False, True], ids=["fp32", "autocast"])
 def test_a_block_keeps_ten_of_sixteen_tensors(cast, monkeypatch):
     nets = network(patch_size=4, depth=2), network(patch_size=4, depth=6)

@@ -393,6 +393,7 @@ console.log(JSON.stringify(given.points.map((at) => {
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(NODE is None, reason="needs Node.js")
 def test_each_patch_that_is_pointed_at_shows_the_attention_of_the_cell_that_it_is_in(monkeypatch):
     """On a grid of 5 x 7 patches, which cells of 4 x 4 and of 2 x 2 do not divide, and on 10 x 14, T2T's first grid."""

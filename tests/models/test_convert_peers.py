@@ -293,6 +293,7 @@ def test_a_network_of_another_library_is_fine_tuned_analyzed_and_used_as_a_teach
     assert read_teacher("hf:theirs").mean == tuple(HOW["image_mean"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", ["hf", "timm"])
 @pytest.mark.parametrize(("stated", "is_other"), [("ab", False), ("ba", True), (["LABEL_0", "LABEL_1"], False)])
 def test_classes_that_a_library_states_are_compared_with_those_of_the_data(tmp_path, library, stated, is_other):

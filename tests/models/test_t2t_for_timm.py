@@ -32,6 +32,7 @@ def of_ours(net, theirs):
     return state
 
 
+@pytest.mark.slow
 def test_all_sizes_are_registered_with_timm_with_as_many_parameters_as_ours(module):
     assert set(timm.list_models("t2t_vit*")) == {n for n in SIZES if n.startswith("t2t_vit") and n[-1].isdigit()}
     for name in NAMES:

@@ -190,6 +190,7 @@ def test_a_clock_that_jumps_gives_nobody_the_lock_of_a_living_owner(run, monkeyp
             assert lock.take(path) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("main_thread", ["hangs", "ends by itself"])
 def test_the_process_that_lost_its_lock_ends_with_one_line(run, monkeypatch, capsys, main_thread):
     ended = threading.Event()

@@ -64,6 +64,7 @@ def left(monkeypatch):
     interrupt.RECEIVED.clear()
 
 
+@pytest.mark.slow
 def test_a_limit_wakes_the_main_thread_first(monkeypatch, left):
     monkeypatch.setenv("VITLAB_DATA_TIMEOUT", "0.05")
     with pytest.raises(Stopped, match="waited 0 s in vain for the photos") as stopped, guarded():

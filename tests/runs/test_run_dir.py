@@ -225,6 +225,7 @@ def begun(name, **record):
     return RunDir(path)
 
 
+@pytest.mark.slow
 def test_the_last_run_is_chosen_once_at_the_start_and_is_never_the_run_itself(here):
     config = ["--config=vit"]
     options = FitOptions(name="a", init_from="last", overwrite=True)

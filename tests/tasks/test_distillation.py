@@ -205,6 +205,7 @@ def test_a_wrong_option_of_distillation_is_refused_by_name(arguments, told):
         Distillation(**{"teacher": "t", **TINY, **arguments})
 
 
+@pytest.mark.slow
 def test_a_network_of_timm_can_teach(monkeypatch):
     create = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained: create(name))
