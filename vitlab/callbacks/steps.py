@@ -183,14 +183,18 @@ def samples(batch: Any) -> int:
     return 0
 
 
+def _has_made_max_steps(trainer: Any) -> bool:
+    return bool(0 < trainer.max_steps <= trainer.global_step)  # -1 is no limit
+
+
 def ends_with_epoch(trainer: Any) -> bool:
     """Return whether the present epoch is the last that `max_epochs` or `max_steps` allow."""
-    return trainer.current_epoch + 1 == trainer.max_epochs or 0 < trainer.max_steps <= trainer.global_step
+    return trainer.current_epoch + 1 == trainer.max_epochs or _has_made_max_steps(trainer)
 
 
 def is_cut(trainer: Any) -> bool:
     """Return whether `max_steps`, or a callback that stops the training, ends it within the present epoch."""
-    ends = trainer.should_stop or 0 < trainer.max_steps <= trainer.global_step
+    ends = trainer.should_stop or _has_made_max_steps(trainer)
     return bool(ends and not trainer.fit_loop.epoch_loop._num_ready_batches_reached())
 
 
@@ -217,7 +221,7 @@ def is_last(trainer: Any) -> bool:
     """Return whether a validation is the last that `max_epochs` or `max_steps` allow."""
     left = trainer.num_training_batches - trainer.fit_loop.epoch_loop.batch_idx - 1  # in this epoch
     another = math.isfinite(left) and left >= (trainer.val_check_batch or math.inf)
-    return ends_with_epoch(trainer) and (0 < trainer.max_steps <= trainer.global_step or not another)
+    return ends_with_epoch(trainer) and (_has_made_max_steps(trainer) or not another)
 
 
 def step_of_loggers(trainer: Any) -> int:

@@ -74,8 +74,7 @@ def check_extensible(run: RunDir, epochs: int | None) -> None:
         by_epoch = state.get("t_in_epochs", at <= content["epoch"] + 1 and at != done)  # the first: of timm
         # a schedule may be stepped several times in a step of the training, as with several optimizers
         made = content["epoch"] + 1 if by_epoch else at or done
-        of_steps = not by_epoch or epochs == -1
-        planned = run.record.get("steps", done) * made // max(done, 1) if of_steps else epochs
+        planned = epochs if by_epoch and epochs != -1 else run.record.get("steps", done) * made // max(done, 1)
         over = [end for end in ends if planned is None or planned - 1 <= end <= planned]
         if over:
             raise UsageError(

@@ -3,13 +3,10 @@
 import inspect
 import json
 import os
-import re
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from vitlab.class_paths import with_current_paths
-from vitlab.config.arguments import config_paths, without_flags
+from vitlab.config.arguments import config_paths, values_of, without_flags
 from vitlab.config.keys import flatten_as_typed
 from vitlab.config.parser import VitlabCLI, class_at, settings, user_mistakes
 from vitlab.config.trust import changed_code, check_import, may_import
@@ -125,20 +122,20 @@ def training_args(run: RunDir | None, words: list[str], auto: bool) -> list[str]
     return words
 
 
-def _before_additions(config: Mapping[str, Any], words: Sequence[str]) -> list[str]:
+def _before_additions(config: Mapping[str, Any], words: list[str]) -> list[str]:
     """Return what sets the lists that ``words`` of the first start add to, as ``+=`` does, to what they were before.
 
     >>> config = {"trainer": {"callbacks": [{"class_path": "Timer"}, {"class_path": "EMA"}]}}
     >>> _before_additions(config, ["--model.depth=2", "--trainer.callbacks+=EMA"])
     ['--trainer.callbacks=[{"class_path": "Timer"}]']
     """
-    lists, added = flatten_as_typed(config), Counter[str]()
-    for word, following in pairwise([*words, ""]):
-        if found := re.match(r"--([\w.]+)\+(?:=|$)(.*)", word, re.DOTALL):
-            value = parse_yaml(found[2] or following, f"--{found[1]}+")
-            added[found[1]] += len(value) if isinstance(value, list) else 1
-    known = {key: lists[key] for key in added if isinstance(lists.get(key), list)}
-    return [f"--{key}={json.dumps(value[: -added[key]])}" for key, value in known.items()]
+    before = []
+    for key, value in flatten_as_typed(config).items():
+        added = [parse_yaml(text, f"--{key}+") for text in values_of(words, f"{key}+")]
+        if added and isinstance(value, list):
+            n = sum(len(one) if isinstance(one, list) else 1 for one in added)
+            before.append(f"--{key}={json.dumps(value[:-n])}")
+    return before
 
 
 def evaluation_args(run: RunDir, rest: Sequence[str], alone: bool = False) -> list[str]:

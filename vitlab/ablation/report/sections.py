@@ -52,9 +52,10 @@ def report_sections(found: Findings) -> list[Section]:
     parts += analyses.sections(results, found.curves)
     parts += tuning_section(results)
     parts.append(("Fairness", _fairness_words(results), [_fairness_table(found)]))
-    lost = [["arm", "seed", "state", "why"], *_lost(results)]
-    words = [] if len(lost) > 1 else ["None: every planned cell is done."]
-    parts.append(("Cells without a result", words, [] if words else [lost]))
+    if lost := _lost(results):
+        parts.append(("Cells without a result", [], [[["arm", "seed", "state", "why"], *lost]]))
+    else:
+        parts.append(("Cells without a result", ["None: every planned cell is done."], []))
     parts.append(("Provenance", _provenance(results), []))
     parts.append(("Protocol", protocol.sentences(ablation), []))
     return parts
