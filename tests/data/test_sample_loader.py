@@ -1,10 +1,16 @@
 """Samples read in worker processes."""
 
+import gc
+import multiprocessing
+import time
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import _utils
 
+import vitlab
 from vitlab.data.image_folder import ImageFolder
 from vitlab.data.loading.order import EvalOrder
 
@@ -172,3 +178,31 @@ def test_workers_survive_an_epoch_that_was_left_early(folder):
     next(iter(loader))
     loader.sampler.set_epoch(1)
     assert _equal(list(data.iterate_batches(loader)), whole[-len(loader) :])
+
+
+@pytest.mark.slow
+def test_workers_end_with_the_training_that_they_read_for(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = ImageFolder(str(folder), img_size=16, batch_size=4, num_workers=1)
+    task = vitlab.Classifier(patch_size=8, embed_dim=8, depth=1, num_heads=1)
+    short = {"trainer.max_epochs": 1, "trainer.limit_train_batches": 1, "trainer.logger": False}
+    vitlab.fit(None, short, model=task, data=data, quiet=True)
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.slow
+def test_workers_of_a_loader_that_is_garbage_end_at_once(folder, monkeypatch):
+    for module in (_utils, _utils.worker):  # how long torch waits for each, and how often a worker looks up: 5 s
+        monkeypatch.setattr(module, "MP_STATUS_CHECK_INTERVAL", 60.0)
+
+    def read():
+        loader = _data(folder, num_workers=1).train_dataloader()
+        next(iter(loader))
+        iterator = loader.workers._iterator
+        loader.itself, iterator.itself = loader, iterator  # in a circle, as with a trainer
+
+    gc.collect()
+    read()
+    start = time.monotonic()
+    gc.collect()
+    assert time.monotonic() - start < 30

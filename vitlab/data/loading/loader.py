@@ -33,6 +33,7 @@ class Loader:
         self.batch_sampler = None  # Lightning reads it, as in a torch DataLoader
         self._done = 0
         self._resume: dict[str, int] | None = None
+        self.workers: DataLoader[Any] | None = None  # what reads the samples, in processes that it keeps between epochs
         self.handed: list[Indices] = []  # samples of each batch in the last evaluation, without unreadable ones
 
     def __len__(self) -> int:
@@ -53,6 +54,15 @@ class Loader:
     def read(self, start: int) -> Iterator[Batch]:
         """Yield the batches from number ``start`` on."""
         raise NotImplementedError
+
+    @property
+    def _iterator(self) -> Any:  # Lightning ends its processes when a training or an evaluation is over
+        return None if self.workers is None else self.workers._iterator
+
+    @_iterator.setter
+    def _iterator(self, iterator: Any) -> None:
+        if self.workers is not None:
+            self.workers._iterator = iterator
 
     def state_dict(self) -> dict[str, int]:
         """Return the epoch and the number of batches delivered, of a resumed epoch also before its next one."""
@@ -80,7 +90,7 @@ class Prefetch(Loader):
 
     def __init__(self, loader: Loader, device: torch.device) -> None:
         super().__init__(loader.sampler)
-        self.loader, self.device = loader, device
+        self.loader, self.device, self.workers = loader, device, loader.workers
 
     def read(self, start: int) -> Iterator[Batch]:
         """Yield the batches from number ``start`` on."""

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from vitlab.data.files.decode import ImageError
 from vitlab.data.files.sets import FileImages, Images
@@ -52,6 +54,8 @@ class SampleLoader(Loader):
         patch: Side of the patches, in pixels, that images of any sizes are packed by; None for images of one size.
     """
 
+    workers: DataLoader[Any]
+
     def __init__(
         self,
         images: Images,
@@ -64,7 +68,7 @@ class SampleLoader(Loader):
         super().__init__(order)
         self.on_unreadable = on_unreadable
         self.keys = _Keys(order)
-        self.loader = DataLoader(
+        self.workers = DataLoader(
             _Samples(images, transform, order),
             batch_sampler=self.keys,
             collate_fn=partial(_stack, patch=patch),
@@ -76,6 +80,7 @@ class SampleLoader(Loader):
             generator=torch.Generator(),  # keeps the loader off the global generator
             worker_init_fn=_leave_signals_to_the_trainer if num_workers else None,
         )
+        weakref.finalize(self, _end_processes, self.workers).atexit = False
 
     def read(self, start: int) -> Iterator[Batch]:
         """Yield the batches from number ``start`` on."""
@@ -92,7 +97,7 @@ class SampleLoader(Loader):
 
     def _load(self) -> Iterator[_Read]:
         try:
-            yield from self.loader
+            yield from self.workers
         except (EOFError, ConnectionError) as error:  # torch may see the broken connection before it misses the worker
             raise RuntimeError("DataLoader worker died while it sent a batch") from error
 
@@ -138,6 +143,12 @@ class _Samples(Dataset[_Sample]):
             return self.transform.cut(self.images.pixels(index), seed)
         image = self.images.image(index)
         return to_tensor(image if self.transform is None else self.transform(image, seed))
+
+
+def _end_processes(workers: DataLoader[_Read]) -> None:
+    """End them before the garbage collector closes their queues, after which torch waits 5 s for each process."""
+    if isinstance(workers._iterator, _MultiProcessingDataLoaderIter):
+        workers._iterator._shutdown_workers()
 
 
 def _leave_signals_to_the_trainer(worker: int) -> None:
