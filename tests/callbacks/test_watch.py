@@ -7,11 +7,19 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
-from vitlab.callbacks.watch import BEAT, Watch
+from vitlab.callbacks.watch import Watch
 from vitlab.errors import Stopped
 from vitlab.runs import launch
 
 pytestmark = pytest.mark.slow
+BEAT = 0.25
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch):
+    """Look four times as often as in a training."""
+    monkeypatch.setattr("vitlab.callbacks.watch.BEAT", BEAT)
+    monkeypatch.setattr(launch, "BEAT", BEAT)
 
 
 class Strategy:
@@ -78,7 +86,7 @@ def test_a_process_that_has_died_is_named_and_this_one_ends(other, left):
     watch = watching(other, told=told)
     other.kill()
     other.wait()
-    assert left.wait(10 * BEAT)
+    assert left.wait(10)
     assert left.code == 1
     assert told == [watch.loss] and f"process 1 of 2 (rank 1, pid {other.pid} on" in watch.loss
     assert watch.loss.endswith("has ended")
@@ -89,16 +97,16 @@ def test_a_silent_process_counts_as_lost_after_the_timeout(other, left):
     told = []
     watch = watching(other, patience="2", told=told)
     watch.test_store.set("count1", "1")  # and never again
-    assert left.wait(20 * BEAT)
+    assert left.wait(20)
     assert told[0].endswith("has not answered for 2 s")
 
 
 def test_a_process_that_signed_off_does_not_count_as_lost(other, left):
-    watch = watching(other, patience="1")
+    watch = watching(other, patience="0.2")
     watch.test_store.set("bye1", "1")
     other.kill()
     other.wait()
-    assert not left.wait(3 * BEAT)
+    assert not left.wait(5 * BEAT)
     watch.on_exception(SimpleNamespace(strategy=Strategy()), None, Stopped(15))
     assert not watch._thread.is_alive() and watch.loss is None
 
@@ -131,5 +139,5 @@ def test_processes_end_if_the_one_that_started_them_dies_before_they_connect(oth
     assert not left.wait(2 * BEAT)
     other.kill()
     other.wait()
-    assert left.wait(10 * BEAT)
+    assert left.wait(10)
     launch.CONNECTED.set()

@@ -17,9 +17,10 @@ from vitlab.runs.lock import locked
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """An empty run directory, in a time where a minute is four seconds."""
-    monkeypatch.setattr(lock, "DEAD", 4.0)
-    monkeypatch.setattr(lock, "TOUCH", 0.5)
+    """An empty run directory, in a time where a minute is two seconds."""
+    monkeypatch.setattr(lock, "DEAD", 2.0)
+    monkeypatch.setattr(lock, "TOUCH", 0.25)
+    monkeypatch.setattr(lock, "UNSIGNED", 1.0)
     monkeypatch.setattr(lock.LOG, "info", lambda *words: None)
     return RunDir(tmp_path)
 
@@ -38,8 +39,8 @@ def seconds(run):
 
 @pytest.mark.slow
 def test_a_lock_of_another_host_without_a_heartbeat_is_taken_over_after_a_wait(run):
-    left(run, json.dumps({"host": "elsewhere", "pid": 7}), age=1)
-    assert 2 < seconds(run) < 10
+    left(run, json.dumps({"host": "elsewhere", "pid": 7}), age=0.5)
+    assert 1 < seconds(run) < 10
 
 
 @pytest.mark.slow
@@ -48,7 +49,7 @@ def test_a_lock_of_another_host_with_a_heartbeat_is_respected(run):
     end = threading.Event()
 
     def touch():
-        while not end.wait(0.5):
+        while not end.wait(0.2):
             os.utime(run.path / ".lock")
 
     owner = threading.Thread(target=touch)
@@ -77,9 +78,9 @@ def test_a_lock_that_is_being_made_is_not_taken_for_a_stale_one(run):
             fcntl.flock(file, fcntl.LOCK_EX)
             file.write(me)
             file.flush()
-            time.sleep(2)
+            time.sleep(1)
 
-    owner = threading.Timer(1, sign)
+    owner = threading.Timer(0.5, sign)
     owner.start()
     with pytest.raises(UsageError, match=f"process {os.getpid()} on .* is training in"):
         seconds(run)

@@ -13,6 +13,7 @@ from vitlab.runs.atomic import write_text
 from vitlab.runs.directory import RUNS
 from vitlab.runs.processes import is_running
 
+BEAT = 1.0  # seconds between two looks at the parent process
 PATIENCE = 300.0  # seconds that a process waits for process 0, and process 0 for all
 CONNECTED = threading.Event()  # set once the processes of a run are connected and watch each other
 _own: Any = None  # the store of this group of processes; keeps its server alive
@@ -49,7 +50,7 @@ def watch_launcher() -> None:
     """End a process that Lightning started if its parent dies before they are connected; it would wait in vain."""
 
     def watch(launcher: int, connected: threading.Event) -> None:
-        while not connected.wait(1.0):
+        while not connected.wait(BEAT):
             if not is_running(launcher):
                 os._exit(1)
                 return  # a test may replace os._exit
