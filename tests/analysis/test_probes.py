@@ -18,6 +18,7 @@ from vitlab.analysis.features import (
 )
 from vitlab.analysis.probes import PENALTIES, CellProbe, analyze_probe, probe_layers, ridge, without_positions
 from vitlab.data.known import Digits
+from vitlab.errors import UsageError
 from vitlab.pretraining import DINO, MAE
 from vitlab.tasks import Classifier
 
@@ -159,6 +160,15 @@ def test_features_learned_without_labels_are_named_so(small_subject, reads_label
     subject.task = SimpleNamespace(reads_labels=reads_labels)
     assert analyze_knn(subject).table["classes"].str.contains(words).all()
     assert (MAE.reads_labels, DINO.reads_labels, Classifier.reads_labels) == (False, False, True)
+
+
+@pytest.mark.parametrize("analyze", [analyze_fewshot, analyze_knn])
+def test_images_of_one_class_have_no_accuracy(small_subject, monkeypatch, analyze):
+    subject = small_subject()
+    monkeypatch.setattr(subject, "data", Digits(batch_size=64))
+    subject.data.class_names = ["unlabeled"]  # as of `--data=Unlabeled`, where each guess would be right
+    with pytest.raises(UsageError, match="needs two classes or more, and all images of model are of one, unlabeled"):
+        analyze(subject)
 
 
 def test_neighbors_vote_as_in_a_loop():

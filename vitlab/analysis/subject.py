@@ -341,9 +341,12 @@ class Subject:
             raise UsageError(f"{name} needs a classifier and {self.name} predicts {what}; use probe or cka instead")
 
     def need_labels(self, name: str) -> None:
-        """Refuse an analysis that needs class labels for data without them."""
+        """Refuse an analysis that needs class labels for data without them, or of one class, of which all are right."""
         if self.has_no_data or self.data.targets["kind"] != "class":
             raise UsageError(f"{name} needs class labels, and the images of {self.name} have none")
+        if self.data.num_classes < 2:
+            only = ", ".join(self.data.class_names)
+            raise UsageError(f"{name} needs two classes or more, and all images of {self.name} are of one, {only}")
 
     def transformer(self, name: str, needs: str) -> VisionTransformer:
         """Return the network if it is a Vision Transformer of vitlab; refuse another one, naming what it lacks."""
