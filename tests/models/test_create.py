@@ -52,12 +52,23 @@ def test_a_size_sets_arguments_and_given_ones_override_them():
         ("vit_s16", {"pos_embd": "none"}, "a network has no argument 'pos_embd'; did you mean \"pos_embed\""),
         ("timm:vit_tiny_patch16_22", {}, 'timm has no .* for timm:vit_tiny_patch16_22: .*did you mean "vit_tiny'),
         ("vit_s16", {"weights": "nowhere.pt"}, "no such file: nowhere.pt"),
+        ("vit_s16", {"pretrained": True}, "no argument 'pretrained'; trained weights are those of `weights`"),
     ],
 )
 def test_a_name_that_does_not_exist_is_one_line_with_the_closest(name, arguments, message):
     with pytest.raises(ValueError, match=message) as error:
         create_model(name, **arguments)
     assert "\n" not in str(error.value)
+
+
+def test_no_other_name_is_proposed_where_a_download_fails(monkeypatch):
+    def offline(*args, **kwargs):
+        raise OSError("no internet")
+
+    monkeypatch.setattr(timm, "create_model", offline)
+    for name in ("timm:deit_small_patch16_224", "timm:deit_small_patch16_224.fb_in1k"):
+        with pytest.raises(ValueError, match=f"^timm has no weights to give for {name}: no internet$"):
+            create.timm_model(name, pretrained=True)
 
 
 def test_weights_bring_their_classes_unless_others_are_requested(checkpoint, caplog):

@@ -91,7 +91,8 @@ def create_model(
     known = list(inspect.signature(VisionTransformer).parameters)
     for argument in arguments:
         if argument not in known and argument not in OLD:
-            raise ValueError(f"a network has no argument {argument!r}{did_you_mean(argument, known)}")
+            hint = "; trained weights are those of `weights`" if argument == "pretrained" else ""  # as in timm
+            raise ValueError(f"a network has no argument {argument!r}{hint or did_you_mean(argument, known)}")
     if name is not None and name.startswith(PREFIX):
         name, weights = name.removeprefix(PREFIX), weights or name
     names = [*SIZES, *shipped_weights()]
@@ -246,7 +247,8 @@ def timm_model(name: str, pretrained: bool) -> nn.Module:
         return timm.create_model(name.removeprefix("timm:"), pretrained=pretrained).eval()
     except Exception as error:  # timm and the hub raise many kinds
         reason = one_line(error)
-        close = did_you_mean(name.removeprefix("timm:"), timm.list_models())
+        called, known = name.removeprefix("timm:"), timm.list_models()
+        close = "" if called.split(".")[0] in known else did_you_mean(called, known)  # else what failed is no name
         raise ValueError(
             f"timm has no {'weights to give' if pretrained else 'model'} for {name}: {reason}{close}"
         ) from error
