@@ -125,7 +125,10 @@ def test_softmax_regression_is_at_the_minimum_of_its_loss():
         (np.zeros((SIDE, SIDE, 3), np.uint8), r"0.png must hold class numbers, gray or palette, and is RGB"),
         (np.full((SIDE, SIDE), 300, np.uint16), r"0.png has the class 300: 0 to 254 are classes"),
         (b"no picture", r"0.png cannot be read"),
-        (np.zeros((SIDE, SIDE), np.uint8), r"the masks of training images must have two classes or more"),
+        (
+            255 * np.eye(SIDE, dtype=np.uint8),
+            r"must have two classes or more, beside 255, which is ignored: number them",
+        ),
         (None, r"has no mask of a train image, such as .*png"),
     ],
 )

@@ -117,7 +117,8 @@ def analyze_segmentation(subject: Subject) -> Finding:
     labeled = [part.masks[part.masks != UNLABELED] for part in (fit, held_out)]
     classes = 1 + max(int(part.max(initial=0)) for part in labeled)
     if len(np.unique(labeled[0])) < 2:
-        raise UsageError(f"{subject.masks}: the masks of training images must have two classes or more")
+        rule = f"must have two classes or more, beside {UNLABELED}, which is ignored: number them from 0"
+        raise UsageError(f"{subject.masks}: the masks of training images {rule}")
     layer, grid = _layer(subject)
     found = {"tokens": _predict(subject.net, subject, fit, held_out, layer, grid, classes)}
     if not isinstance(subject.net, AnyNetwork):
