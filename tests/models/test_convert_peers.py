@@ -188,6 +188,9 @@ def test_images_are_prepared_as_transformers_prepares_them(name, tmp_path):
     image = Image.fromarray(pixels).resize((61, 48), Image.Resampling.BICUBIC)
     theirs = processor(image, return_tensors="pt")["pixel_values"][0]
     torch.testing.assert_close(loaded.transform(image), theirs, atol=0.05, rtol=0)  # three of 255 steps
+    for mode in ("L", "P", "RGBA"):
+        other = image.convert(mode)
+        assert torch.equal(loaded.transform(other), loaded.transform(other.convert("RGB")))
 
 
 LEFT_OUT = {  # as published files leave keys out, or are of before

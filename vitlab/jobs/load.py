@@ -3,6 +3,7 @@
 import inspect
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,7 +74,15 @@ def _load_of_library(net: nn.Module, source: str) -> Loaded:
         )
     from timm.data import create_transform, resolve_model_data_config
 
-    return Loaded(net.eval(), create_transform(**resolve_model_data_config(net), is_training=False))
+    transform = create_transform(**resolve_model_data_config(net), is_training=False)
+    decoding = Decoding("L" if getattr(net, "in_chans", 3) == 1 else "RGB")
+    transform.transforms.insert(0, partial(_in_mode, decoding=decoding))
+    return Loaded(net.eval(), transform)
+
+
+def _in_mode(image: Image.Image, decoding: Decoding) -> Image.Image:
+    """Return an image in the mode of the network, others than which transforms of other libraries do not take."""
+    return image if image.mode == decoding.mode else decode_opened(image, decoding)
 
 
 def exported_card(path: Path) -> dict[str, Any]:
