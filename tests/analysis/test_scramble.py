@@ -52,6 +52,12 @@ def test_scrambling_an_image_moves_its_patches():
         assert torch.equal(scrambled[..., y : y + 2, x : x + 2], image[..., old_y : old_y + 2, old_x : old_x + 2])
 
 
+@pytest.mark.parametrize(("shape", "count"), [((9, 8), 16), ((8, 9), 16), ((8, 8), 9)])
+def test_patches_that_do_not_fit_are_refused_in_words(shape, count):
+    with pytest.raises(ValueError, match=f"4 x 4 patches must divide .* {shape[0]} x {shape[1]} pixels .* of {count}$"):
+        scramble_image(torch.zeros(1, 1, *shape), torch.randperm(count), (4, 4))
+
+
 @pytest.mark.parametrize("side", [1, 2])
 def test_scrambling_in_blocks_keeps_the_inside_of_each_block(side):
     order = permuted_blocks((4, 6), side, torch.Generator().manual_seed(1))

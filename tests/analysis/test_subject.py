@@ -1,8 +1,11 @@
 """A subject: in which precision its network is, and what it measures after network or images have changed."""
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from small_nets import small_net
+from torchvision.transforms.functional import to_tensor
 
 from vitlab.analysis.outcomes.outcome import outcome_of
 from vitlab.analysis.subject import Subject
@@ -36,6 +39,17 @@ def test_other_pictures_of_a_subject_have_outputs_of_their_own():
     before = subject.outputs()
     subject.pictures = others
     assert not torch.equal(subject.outputs(), before)
+
+
+def test_a_single_picture_needs_no_list_and_what_is_no_picture_is_refused(tmp_path):
+    net, image, file = small_net(), Image.new("L", (8, 8), 100), tmp_path / "a.png"
+    image.save(file)
+    for picture in (image, file, str(file)):
+        one, several = (Subject(net, to_tensor, pictures=given).shown() for given in (picture, [picture]))
+        assert torch.equal(one, several) and one.shape == (1, 1, 8, 8)
+    for wrong, kind in (([np.zeros((8, 8))], "ndarray"), ([], "none")):
+        with pytest.raises(UsageError, match=f"^`pictures` must be PIL images or image files, got {kind}$"):
+            Subject(net, to_tensor, pictures=wrong)
 
 
 def test_black_is_that_of_a_pixel_of_0():

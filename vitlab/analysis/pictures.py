@@ -251,12 +251,17 @@ def shape_text(shape: Sequence[int]) -> str:
     return " x ".join(map(str, shape))
 
 
-def as_tensor(pictures: Tensor | Sequence[Any], data: ImageData) -> Tensor:
-    """Return images or image files as normalized ``(B, C, H, W)``; tensors are returned unchanged."""
+def as_tensor(pictures: Any, data: ImageData) -> Tensor:
+    """Return an image or image file, or several, as normalized ``(B, C, H, W)``; tensors are returned unchanged."""
     if isinstance(pictures, Tensor):
         whole = (data.in_chans, *data.img_size)
         if pictures.ndim != 4 or pictures.shape[1:] != whole:
             raise UsageError(f"`pictures` must be (B, {', '.join(map(str, whole))}), got {shape_text(pictures.shape)}")
         return pictures
-    images = [decode(str(p), data.decoding) if isinstance(p, str | Path) else p for p in pictures]
+    one = str | Path | Image.Image
+    given: list[Any] = [pictures] if isinstance(pictures, one) else list(pictures)
+    if not given or not all(isinstance(p, one) for p in given):
+        kinds = ", ".join(sorted({type(p).__name__ for p in given})) or "none"
+        raise UsageError(f"`pictures` must be PIL images or image files, got {kinds}")
+    images = [p if isinstance(p, Image.Image) else decode(str(p), data.decoding) for p in given]
     return torch.stack([data.cut_transform(image) for image in images])

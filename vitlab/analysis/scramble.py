@@ -84,6 +84,10 @@ def scramble_image(images: Tensor, order: Tensor, grid_size: Grid) -> Tensor:
         >>> scramble_image(torch.tensor([[[[1.0, 2.0, 3.0]]]]), torch.tensor([2, 0, 1]), (1, 3))
         tensor([[[[3., 1., 2.]]]])
     """
+    size, (h, w) = images.shape[2:], grid_size
+    if size[0] % h or size[1] % w or len(order) != h * w:
+        what = f"{h} x {w} patches must divide the images and be as many as the order"
+        raise ValueError(f"{what}, got images of {size[0]} x {size[1]} pixels and an order of {len(order)}")
     patches = cut_patches(images, grid_size)[:, order].unflatten(1, grid_size)  # (B, h, w, C, H / h, W / w)
     return patches.permute(0, 3, 1, 4, 2, 5).reshape(images.shape)
 
