@@ -8,7 +8,7 @@ import pytest
 import torch
 from lightning.pytorch.trainer.states import RunningStage
 from timm.data.distributed_sampler import RepeatAugSampler
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, SubsetRandomSampler
 
 from vitlab.data import Digits
 from vitlab.data.loading.loader import evaluate_samples_once
@@ -208,6 +208,30 @@ def test_processes_evaluate_each_sample_of_a_users_loader_once_in_equally_many_b
         lengths.add(len(shared))
     assert sorted(seen) == list(range(n)) and len(lengths) == 1
     assert len(loader) == -(-n // 4)  # it is not changed itself
+
+
+@pytest.mark.parametrize("mode", [RunningStage.TRAINING, RunningStage.VALIDATING])
+def test_a_sampler_of_a_users_own_draws_each_sample_once_where_processes_have_other_random_numbers(mode):
+    world, epochs = 2, []
+    for epoch in range(2):
+        seen = []
+        for rank in range(world):
+            connector = L.Trainer(accelerator="cpu", barebones=True)._data_connector
+            facts = {"overfit_batches": 0, "state": SimpleNamespace(fn=None)}
+            facts["distributed_sampler_kwargs"] = {"num_replicas": world, "rank": rank}
+            connector._requires_distributed_sampler = lambda loader: True
+            evaluate_samples_once(SimpleNamespace(_data_connector=connector))
+            connector.trainer = SimpleNamespace(**facts)
+            given = DataLoader(list(range(10)), batch_size=4, sampler=SubsetRandomSampler(range(10)))
+            shared = connector._prepare_dataloader(given, shuffle=False, mode=mode)
+            for sampler in (shared.sampler, shared.batch_sampler.sampler):  # as Lightning does
+                getattr(sampler, "set_epoch", lambda epoch: None)(epoch)
+            torch.manual_seed(100 + rank)
+            seen += [number for batch in shared for number in batch.tolist()]
+            assert type(given.sampler) is SubsetRandomSampler
+        assert sorted(seen) == list(range(10))
+        epochs.append(seen)
+    assert epochs[0] != epochs[1]
 
 
 def test_a_batch_that_processes_cannot_share_is_refused():

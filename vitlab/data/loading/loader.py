@@ -1,17 +1,22 @@
 """The base of loaders, which Lightning can resume in the middle of an epoch, and copies to a GPU ahead of its work."""
 
 import copy
+import os
+import random
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
 from vitlab.data.files.splits import Indices
 from vitlab.data.loading.order import EvalOrder, Step, TrainOrder
+from vitlab.data.loading.streams import ORDER, stream
 from vitlab.packed_batch import PackedBatch
 
 Batch = tuple[Any, Tensor, Step]  # uint8 images (B, C, H, W) or `PackedBatch`, classes (B,), samples
@@ -117,6 +122,35 @@ class Prefetch(Loader):
         return batch
 
 
+class SameDraws:
+    """A sampler of the user's own that draws the same in all processes, whose random numbers differ in training.
+
+    Else each would take its share of another order, and samples of an epoch would come twice or never.
+
+    Args:
+        sampler: The sampler.
+    """
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler, self.epoch = sampler, 0
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        drawn = int(stream(int(os.environ.get("PL_GLOBAL_SEED") or 0), ORDER, self.epoch)[0]) % 2**32
+        with isolate_rng(include_cuda=False):
+            for seed in (random.seed, np.random.seed, torch.manual_seed):
+                seed(drawn)
+            return iter(list(self.sampler))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next iteration; Lightning calls this."""
+        self.epoch = epoch
+        if callable(own := getattr(self.sampler, "set_epoch", None)):
+            own(epoch)
+
+
 class SharedBatches:
     """Batches of one process in an evaluation with a loader of the user's own, see :class:`EvalOrder`.
 
@@ -155,8 +189,12 @@ def evaluate_samples_once(trainer: Any) -> None:
 def _prepared(connector: Any, loader: Any, shuffle: bool, mode: Any) -> Any:
     """Return a loader with the share of this process, in place of the method of Lightning's data connector."""
     place = connector.trainer.distributed_sampler_kwargs or {}
-    divides = mode.evaluating and isinstance(loader, DataLoader) and connector._requires_distributed_sampler(loader)
-    if divides and type(loader.batch_sampler) is BatchSampler and not loader.drop_last and loader.batch_size != 1:
+    divides = isinstance(loader, DataLoader) and connector._requires_distributed_sampler(loader)
+    if divides and not isinstance(loader.sampler, RandomSampler | SequentialSampler):
+        loader, sampler = copy.copy(loader), SameDraws(loader.sampler)
+        vars(loader)["sampler"] = sampler  # torch refuses to set it
+    is_usual = divides and type(loader.batch_sampler) is BatchSampler and not loader.drop_last
+    if is_usual and mode.evaluating and loader.batch_size != 1:
         batches, shared = SharedBatches(loader, **place, shuffle=shuffle), copy.copy(loader)
         if batches.n >= place["num_replicas"]:
             vars(shared).update(batch_sampler=batches, sampler=batches.order, _iterator=None)  # torch refuses to set
