@@ -57,6 +57,17 @@ def test_a_validation_with_a_number_is_better_than_one_without(tmp_path):
     assert keeper.best_score == min(loss for _, loss in rows.seen[1:])
 
 
+def test_processes_agree_on_the_best_validation_where_each_logs_its_own(tmp_path):
+    """A module of the user's may log the mean of its own process, and all must save, or none."""
+    keeper = Checkpoint(monitor="val/loss", mode="min")
+    heard = SimpleNamespace(world_size=2, current_epoch=0, global_step=3)
+    for of_first, of_second, is_better in ((1.0, 3.0, True), (2.0, 0.5, False), (0.5, 4.0, True)):
+        keeper._validated, heard.callback_metrics = True, {"val/loss": torch.tensor(of_second)}
+        heard.strategy = SimpleNamespace(broadcast=lambda own, first=of_first: first)
+        assert keeper._improved(heard) is is_better
+    assert keeper.best_score == 0.5
+
+
 def test_what_is_infinite_on_purpose_is_saved_and_resumed(tmp_path):
     model, run = task(), RunDir(tmp_path)
     run.write("run.json", {"status": "running"})

@@ -336,6 +336,8 @@ class Checkpoint(callbacks.Checkpoint):
         if not validated or self.monitor not in trainer.callback_metrics:
             return False
         score, best = float(trainer.callback_metrics[self.monitor]), self.best_score
+        if trainer.world_size > 1:  # a module of the user's may log that of each process: all save together
+            score = trainer.strategy.broadcast(score)
         if best is None or math.isnan(best):
             is_better = best is None or not math.isnan(score)
         else:
