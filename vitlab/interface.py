@@ -239,6 +239,18 @@ def loss_and_sums(task: Any, batch: Any) -> tuple[Tensor, Mapping[str, Tensor]]:
     )
 
 
+def log_alike(module: Any, values: Mapping[str, Any], **how: Any) -> None:
+    """Log values that all processes have alike, for which Lightning need not advise to average them."""
+    from lightning.pytorch.trainer.connectors.logger_connector.result import warning_cache
+
+    for name in values:
+        warning_cache.add(
+            f"It is recommended to use `self.log({name!r}, ..., sync_dist=True)` when logging on epoch level in "
+            "distributed setting to accumulate the metric across devices."
+        )
+    module.log_dict(values, **how)
+
+
 def measured_with(outputs: Any) -> Tensor | None:
     """Return the targets that a task of vitlab measured outputs ``(B, K)`` with; None of others.
 

@@ -5,10 +5,12 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.utilities.rank_zero import WarningCache
 from PIL import Image
 
 import vitlab
 from vitlab.api import _weights_of
+from vitlab.jobs.terminal import lightning_quieted
 
 pytestmark = pytest.mark.slow
 
@@ -51,6 +53,23 @@ def test_a_classifier_needs_no_arguments(tmp_path):
     assert net(transform(Image.new("L", (8, 8)))[None]).shape == (1, 10)
     with pytest.raises(ValueError, match="`patch_size` must divide"):  # what was given stays
         vitlab.Classifier(**SMALL | {"patch_size": 16}).take_sizes(vitlab.Digits())
+
+
+class Noting(vitlab.Classifier):
+    def validation_step(self, batch, batch_idx):
+        self.log("val/own", batch[1].float().mean())
+        return super().validation_step(batch, batch_idx)
+
+
+def test_lightning_advises_to_average_over_processes_what_a_subclass_logs_and_not_what_is_summed(monkeypatch):
+    logged = "lightning.pytorch.trainer.connectors.logger_connector.result"
+    monkeypatch.setattr(f"{logged}._distributed_is_initialized", lambda: True)
+    monkeypatch.setattr(f"{logged}.warning_cache", WarningCache())
+    with pytest.warns(UserWarning, match="sync_dist=True") as heard, lightning_quieted():
+        L.Trainer(enable_checkpointing=False, **QUIET).validate(
+            Noting(**SMALL), vitlab.Digits(subset=0.1, batch_size=16), verbose=False
+        )
+    assert len(heard) == 1 and "`self.log('val/own', " in str(heard[0].message)
 
 
 def test_a_checkpoint_watches_what_a_task_watches_once_it_knows_its_targets(tmp_path):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitlab.callbacks.deadline import Deadline
 from vitlab.callbacks.steps import is_due, is_last
-from vitlab.interface import deals_samples
+from vitlab.interface import deals_samples, log_alike
 from vitlab.models.features import knn
 from vitlab.models.vit import VisionTransformer
 
@@ -107,7 +107,8 @@ class FeatureQuality(Callback):
             return
         most = min(self.images, 64) if trainer.sanity_checking else self.images  # the sanity check only needs the names
         values = self.measure(trainer, pl_module, most)
-        pl_module.log_dict({f"val/{k}": v for k, v in values.items()}, batch_size=1, on_step=False, on_epoch=True)
+        named = {f"val/{k}": v for k, v in values.items()}
+        log_alike(pl_module, named, batch_size=1, on_step=False, on_epoch=True)
 
     def measure(self, trainer: Any, task: Any, most: int) -> dict[str, float]:
         """Return the measures on at most ``most`` images of each split, and ``NAME_images`` where those are not all.

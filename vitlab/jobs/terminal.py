@@ -21,7 +21,6 @@ KNOWN_WARNINGS = (
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # Lightning 2.6 with torch 2.13 and later
     r"You're resuming from a checkpoint that ended before the epoch ended",  # vitlab prints that itself
     r"Be aware that when using `ckpt_path`, callbacks used to create the checkpoint need to be provided",  # by test
-    r"It is recommended to use `self.log\('(val|test)/.*sync_dist=True",  # Meter has summed over the processes
     r"The `srun` command is available on your system but is not used",  # one process on a login node is fine
     r"The number of training batches \(\d+\) is smaller than the logging",  # the last step is always logged
     r"The '\w+_dataloader' does not have many workers",  # data in memory needs none

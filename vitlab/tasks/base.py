@@ -227,7 +227,7 @@ class Task(Named, FastHookName, L.LightningModule):
         return self._evaluate(batch, self.val_meter)
 
     def on_validation_epoch_end(self) -> None:
-        self.log_dict(values := self.val_meter.read("val/"))
+        interface.log_alike(self, values := self.val_meter.read("val/"))
         if self.trainer.state.fn == "fit":
             step_plateaus(self.trainer.lr_scheduler_configs, values, self.current_epoch, self.trainer.sanity_checking)
 
@@ -235,7 +235,7 @@ class Task(Named, FastHookName, L.LightningModule):
         return self._evaluate(batch, self.test_meter)
 
     def on_test_epoch_end(self) -> None:
-        self.log_dict(self.test_meter.read("test/"))
+        interface.log_alike(self, self.test_meter.read("test/"))
 
     def predict_step(self, batch: tuple[Tensor, Tensor] | Tensor, batch_idx: int) -> Tensor:
         return self(batch if isinstance(batch, Tensor) else batch[0])
