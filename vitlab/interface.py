@@ -313,6 +313,18 @@ def deals_samples(data: Any) -> bool:
     return getattr(data, "deals_samples", False)
 
 
+def images_of_batch(data: Any, trainer: Any) -> int | None:
+    """Return the images of a batch over all processes; None if data of the user's own do not state a ``batch_size``.
+
+    Their loader has it in each of several processes, unless they divide it.
+    """
+    size: int | None = getattr(data, "batch_size", None)
+    if size is None or trainer.world_size == 1 or deals_samples(data):
+        return size
+    own = getattr(trainer.train_dataloader, "batch_size", None)  # none before it is set up, or of several loaders
+    return trainer.world_size * (own or size)
+
+
 def image_fact(data: Any, name: str) -> Any:
     """Return a fact about the data's images, pairs as lists; None if unknown."""
     value = getattr(data, name, None)

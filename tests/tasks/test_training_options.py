@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from vitlab.callbacks.ema import EMA
 from vitlab.data import Digits
-from vitlab.interface import batches_of_a_step
+from vitlab.interface import batches_of_a_step, images_of_batch
 from vitlab.optim import describe_groups
 from vitlab.tasks import Classifier, LinearProbe
 from vitlab.tasks.optimizer import build_optimizer
@@ -204,6 +204,23 @@ def test_an_unknown_optimizer_names_the_closest():
 @pytest.mark.parametrize(("scale", "factor"), [("none", 1), ("linear", 2), ("sqrt", math.sqrt(2))])
 def test_the_learning_rate_grows_with_the_batch(scale, factor):
     assert Classifier(**TINY, lr_scale=scale, lr_batch=512).batch_factor(1024) == pytest.approx(factor)
+
+
+@pytest.mark.parametrize(
+    ("data", "of_loader", "found"),
+    [
+        ({"batch_size": 16}, 16, 32),  # of a loader of the user's, which each process has
+        ({"batch_size": 16}, 8, 16),  # and one that divides its batch
+        ({"batch_size": 16}, None, 32),  # before it is set up
+        ({"batch_size": 16, "deals_samples": True}, 8, 16),
+        ({}, 16, None),
+    ],
+)
+def test_the_batch_of_two_processes_counts_the_images_of_both(data, of_loader, found):
+    trainer = SimpleNamespace(world_size=2, train_dataloader=SimpleNamespace(batch_size=of_loader))
+    assert images_of_batch(SimpleNamespace(**data), trainer) == found
+    trainer.world_size = 1
+    assert images_of_batch(SimpleNamespace(**data), trainer) == data.get("batch_size")
 
 
 def test_a_step_accumulates_at_most_the_batches_of_an_epoch():

@@ -287,7 +287,7 @@ class Task(Named, FastHookName, L.LightningModule):
         return schedule(self.hparams, steps, per_epoch)
 
     def _global_batch(self) -> int:
-        size = getattr(getattr(self.trainer, "datamodule", None), "batch_size", None)
+        size = interface.images_of_batch(getattr(self.trainer, "datamodule", None), self.trainer)
         return (self.hparams["lr_batch"] if size is None else size) * interface.batches_of_a_step(self.trainer)
 
     def batch_factor(self, batch: int) -> float:

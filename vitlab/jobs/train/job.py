@@ -13,7 +13,7 @@ from vitlab.callbacks.record import RunRecord
 from vitlab.callbacks.watch import Watch
 from vitlab.config.options import FitOptions
 from vitlab.config.yaml_files import parse_own
-from vitlab.interface import batches_of_a_step
+from vitlab.interface import batches_of_a_step, images_of_batch
 from vitlab.runs.directory import RunDir
 from vitlab.runs.records import Ending
 
@@ -70,7 +70,7 @@ class Job:
     @property
     def batch(self) -> int | None:
         """Images per optimizer step over all processes; None if unknown."""
-        size = getattr(self.data, "batch_size", None)
+        size = images_of_batch(self.data, self.trainer)
         return size * batches_of_a_step(self.trainer) if isinstance(size, int) else None
 
 
