@@ -87,6 +87,9 @@ def test_any_module_and_any_data_are_trained_measured_and_recorded(arguments, ca
         save_digit(Path(image))
     assert main(["predict", "own", *images, "--trust_imports=userpkg", "--output=table.csv"]) == 0
     assert len(Path("table.csv").read_text().splitlines()) == (2 if images else 65)
+    if not images:  # each of two processes would print a part of the rows
+        assert main(["predict", "own", "--trust_imports=userpkg", "--trainer.devices=2"]) == 2
+        assert "takes one device: leave --trainer.devices out" in capsys.readouterr().err
     results = read("own", "results.json")
     assert any("acc" in name for name in results["test"])
     assert any("loss" in name for name in results["val"])

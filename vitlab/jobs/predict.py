@@ -221,13 +221,16 @@ def predict_from_data(run: RunDir, checkpoint: Path, rest: list[str], quiet: boo
     """Return the outputs for the samples of the data's ``predict_dataloader``, or several, one row each, in order.
 
     Raises:
-        UsageError: The data belong to vitlab, which predicts image files; or ``predict_step`` returns no tensor.
+        UsageError: The data belong to vitlab, which predicts image files; ``predict_step`` returns no tensor; or each
+            of several processes would have a part of the samples.
     """
     cli = restore(
         run, checkpoint, [*one_device(run), *rest], [EvaluationConsole(quiet)], default_root_dir=str(run.path)
     )
     if isinstance(cli.datamodule, ImageData):
         raise UsageError("no images given: `vitlab predict RUN IMAGE|DIR|GLOB ...`")
+    if cli.trainer.world_size > 1:
+        raise UsageError("`predict` of the samples of your data takes one device: leave --trainer.devices out")
     own = is_overridden("predict_step", cli.model, L.LightningModule)
     model = cli.model if own else _ForwardOnly(cli.model, answering(cli.model))
     with user_mistakes():
