@@ -38,6 +38,12 @@ EMA = '--trainer.callbacks=[{"class_path": "EMA", "init_args": {"decay": 0.9}}]'
         ),
         (["--trainer.strategy=fsdp2", EMA.replace("EMA", "EMAWeightAveraging")], "not EMAWeightAveraging"),
         (["--trainer.strategy=fsdp2", "--model.opt=adamuon"], "got `model.opt=adamuon`"),
+        (["--trainer.strategy=fsdp2", "--trainer.callbacks=FeatureQuality"], "that FeatureQuality needs whole"),
+        (["--trainer.strategy=fsdp2", "--trainer.callbacks=AttentionMaps"], "that AttentionMaps needs whole"),
+        (
+            ["--trainer.strategy=fsdp2", "--model=MAE", "--model.decoder_dim=8", "--model.decoder_heads=2"],
+            "shards `net` alone, and MAE trains decoder.mask_token, ",
+        ),
     ],
 )
 def test_what_a_strategy_cannot_do_is_refused(arguments, told, tmp_path, monkeypatch, capsys):

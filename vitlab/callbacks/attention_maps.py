@@ -44,6 +44,8 @@ class AttentionMaps(Callback):
         -1
     """
 
+    needs_whole_weights = True  # in the first process, which alone asks parts of the network
+
     def __init__(self, every_n_epochs: int = 1, num_images: int = 4, layer: int = -1) -> None:
         for name, value in (("every_n_epochs", every_n_epochs), ("num_images", num_images)):
             if value < 1:

@@ -53,6 +53,7 @@ class FeatureQuality(Callback):
     """
 
     measured_in_training: tuple[str, ...] = get_args(Measure)  # as `val/...`; no evaluation has them
+    needs_whole_weights = True  # in each process, which asks parts of the network
 
     def __init__(
         self,

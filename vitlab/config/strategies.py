@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vitlab.callbacks.ema import EMA
 from vitlab.class_paths import choice_text, name_and_args
-from vitlab.errors import UsageError, did_you_mean
+from vitlab.errors import UsageError, did_you_mean, preview
 from vitlab.runs.format import migrate
 from vitlab.runs.generations import BackgroundCheckpointIO, NotSaved, refuse_objects, snapshot
 from vitlab.runs.shards import FOLDER, fill, reader, write_shards
@@ -97,6 +97,7 @@ class FullyShard(ModelParallelStrategy):
         task.configure_model = self._shard_all
 
     def _shard_all(self) -> None:
+        check_shards(self.lightning_module)
         mesh = self.device_mesh["data_parallel"]
         for task in (self.lightning_module, *_averages(self.lightning_module)):
             _shard(task.net, mesh)
@@ -225,6 +226,15 @@ def check_strategy_name(name: Any) -> None:
         )
 
 
+def check_shards(task: Any) -> None:
+    """Refuse parameters that are trained outside of a sharded network: each process would train its own."""
+    if outside := [name for name, p in task.named_parameters() if p.requires_grad and not name.startswith("net.")]:
+        raise UsageError(
+            f"`trainer.strategy=fsdp2` shards `net` alone, and {type(task).__name__} trains {preview(outside)} outside "
+            "of it, of which each process would have its own: use ddp"
+        )
+
+
 def check_strategy(name: Any, trainer: L.Trainer, opt: Any) -> None:
     """Refuse settings that a strategy does not support.
 
@@ -243,6 +253,9 @@ def check_strategy(name: Any, trainer: L.Trainer, opt: Any) -> None:
                 raise UsageError(
                     f"`trainer.strategy=fsdp2` averages weights with EMA alone, not {type(callback).__name__}"
                 )
+            if getattr(callback, "needs_whole_weights", False):
+                name = type(callback).__name__
+                raise UsageError(f"`trainer.strategy=fsdp2` shards the weights that {name} needs whole: leave it out")
         if opt is None:
             raise UsageError("`trainer.strategy=fsdp2` only shards networks of vitlab; use ddp")
         if name_and_args("opt", opt)[0] not in SHARDED:

@@ -27,7 +27,7 @@ from vitlab.config.callbacks import check_callbacks, check_monitors, redirect_in
 from vitlab.config.keys import check_same_config, flatten_as_typed, is_longer, recipe_name
 from vitlab.config.options import FitOptions
 from vitlab.config.parser import VitlabCLI, class_at, user_mistakes
-from vitlab.config.strategies import check_strategy
+from vitlab.config.strategies import FullyShard, check_shards, check_strategy
 from vitlab.config.yaml_files import parse_own, yaml_text
 from vitlab.data.base import ImageData
 from vitlab.data.listed import Listed
@@ -230,6 +230,8 @@ class FitCLI(VitlabCLI):
             self.datamodule.check_processes(self.trainer.world_size)
         if isinstance(self.model, Task):
             self.model.check_training(self.trainer, self.datamodule)
+        if isinstance(self.trainer.strategy, FullyShard):
+            check_shards(self.model)
         check_bits(self.model, self.trainer)
         for part in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(part, EMA):
