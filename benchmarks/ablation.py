@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 
 from vitlab.ablation.execution import process
+from vitlab.ablation.execution.gpus import Slot
+from vitlab.ablation.file.settings import Execution
 from vitlab.tables import table
 
 CONFIG = "experiments/position_embeddings/probe_vit.yaml"
@@ -34,7 +36,7 @@ def cpu() -> float:
 def stage(words: list[str], folder: Path, fork: bool) -> tuple[float, float]:
     """Return CPU and wall seconds of a command."""
     before, began = cpu(), time.perf_counter()
-    code, lines = process.run_to_end([*process.VITLAB, *words], process.child_environment(2), folder / "log", fork=fork)
+    code, lines = process.run_in_slot([*process.VITLAB, *words], folder / "log", Execution(fork=fork), Slot(), 2)
     assert code == 0, lines
     return cpu() - before, time.perf_counter() - began
 

@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from vitlab.ablation.execution import process, warm
+from vitlab.ablation.execution.gpus import Slot
+from vitlab.ablation.file.settings import Execution
 from vitlab.runs import lock
 
 FIT = ["fit", "--config", "vit", "--data", "PositionProbe", "--trainer.max_epochs", "1", "--run_dir"]
@@ -36,8 +38,8 @@ def finish(tmp_path, monkeypatch):
     monkeypatch.setattr(process, "_servers", {})
 
     def call(*args, fork=True, **more):
-        env = process.child_environment(2, WORD="of its own")
-        return process.run_to_end([*process.VITLAB, *args], env, tmp_path / "log", fork=fork, **more)
+        run, log = Execution(fork=fork), tmp_path / "log"
+        return process.run_in_slot([*process.VITLAB, *args], log, run, Slot(), 2, more={"WORD": "of its own"}, **more)
 
     yield call
     for server in process._servers.values():

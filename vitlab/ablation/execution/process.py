@@ -66,49 +66,24 @@ def run_in_slot(
 ) -> tuple[int, list[str]]:
     """Run a command to its end on the GPU of a slot; return its exit code and the last lines of its output.
 
-    Args:
-        words: The command.
-        log: File to append its output to.
-        run: How the file of the ablation says to run: its `timeout` and `fork`.
-        slot: The slot, which it holds as long as it runs.
-        workers: How many such commands share the cores.
-        claim: The claim it works under.
-        stop: Polled; true ends the command.
-        more: Variables of its environment beside those of this process.
-    """
-    env = child_environment(workers, slot.device, **more)
-    return run_to_end(words, env, log, run.timeout, claim, stop, run.fork, slot.fd)
-
-
-def run_to_end(
-    words: list[str],
-    env: Mapping[str, str],
-    log: Path,
-    timeout: float | None = None,
-    claim: HeldLock | None = None,
-    stop: Callable[[], bool] = lambda: False,
-    fork: bool = False,
-    lock: int | None = None,
-) -> tuple[int, list[str]]:
-    """Run a command to its end; return its exit code and the last lines of its output.
-
     It runs in its own process group, so that Ctrl-C does not reach it.
 
     Args:
         words: The command.
-        env: Its environment.
         log: File to append its output to.
-        timeout: Seconds after which to end it.
-        claim: The claim it works under, whose lock it inherits.
+        run: How the file of the ablation says to run: its `timeout` and `fork`.
+        slot: The slot, whose lock it inherits: it holds it as long as it runs.
+        workers: How many such commands share the cores.
+        claim: The claim it works under, whose lock it inherits, too.
         stop: Polled; true ends the command.
-        fork: Whether to fork it from a process that has imported vitlab, if it is a command of this Python's vitlab.
-        lock: Open lock file of its GPU slot, which it inherits too.
+        more: Variables of its environment beside those of this process.
     """
-    fds = [fd for fd in (claim.fd if claim else None, lock) if fd is not None]
-    deadline = time.monotonic() + timeout if timeout else None
+    env = child_environment(workers, slot.device, **more)
+    fds = [fd for fd in (claim.fd if claim else None, slot.fd) if fd is not None]
+    deadline = time.monotonic() + run.timeout if run.timeout else None
     with log.open("ab") as out:
         began = out.tell()
-        child = _start(words, env, out.fileno(), fds, fork)
+        child = _start(words, env, out.fileno(), fds, run.fork)
         if claim:
             claim.note(child=child.pid, child_started=start_time(child.pid))
         code = _wait(child, deadline, lambda: stop() or bool(claim and claim.lost))
@@ -134,7 +109,10 @@ def failure_kind(code: int, lines: list[str], record: Mapping[str, Any]) -> str:
 def _start(
     words: list[str], env: Mapping[str, str], out: int, fds: list[int], fork: bool
 ) -> "subprocess.Popen[bytes] | Child":
-    """Start a command in a session of its own, with the locks that it inherits."""
+    """Start a command in a session of its own, with the locks that it inherits.
+
+    With ``fork``, a command of this Python's vitlab is forked from a process that has imported it.
+    """
     if fork and words[:3] == VITLAB and sys.platform == "linux":
         server = _server(env)
         try:
