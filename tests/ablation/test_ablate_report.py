@@ -622,14 +622,13 @@ def test_arms_that_are_not_built_or_not_tuned_have_cells_without_a_result(write_
     tune = {"model.depth": [1, 2, 3], "seeds": [100]}
     results = write_axes({"pos": ("none", "learned", "rope2d")}, name="tuned", tune=tune)
     known = [replace(arm, config={"model": {}, "data": {}}) for arm in results.resolved[:2]]
-    results = collect(results.ablation, known)
     for trial in trials(results.ablation, known[:1]):
         cell = trial.cells[0]
         cell.run.write("done.json", {"parts": cell.parts})
         cell.run.write("results.json", {"val": {"acc1": 0.5, "checkpoint": "last.ckpt"}})
+    results = collect(results.ablation, known)
     (_, (text, *_), _), *_ = tuning_section(results)
     assert text.startswith("Every arm tries the same 3 candidates") and text.endswith("; 3 of 9 are over so far.")
-    results = collect(results.ablation, known)
     assert [row[:3] for row in _lost(results)[:3]] == [["none", str(seed), "missing"] for seed in range(3)]
     others = [[arm, "all", "missing", f"not {verb} yet"] for arm, verb in (("learned", "tuned"), ("rope2d", "built"))]
     assert _lost(results)[3:] == others
@@ -707,7 +706,7 @@ def test_verify_names_cells_without_a_number_or_a_readable_config(finished):
         cell.run.config.write_text(yaml.safe_dump({**cell.resolved.config, "seed_everything": cell.seed}))
     set_result(cells[1], acc1=float("nan"))
     cells[2].run.config.write_text("a: [\n")
-    found = verify_evidence(ablation, arms, cells)
+    found = verify_evidence(ablation, arms)
     assert list(found.problems) == [cell.name for cell in cells[:3]]
     assert "acc1 is nan, its predictions give" in str(found) and str(found).count("config.yaml cannot be read") == 2
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from vitlab.ablation.evidence.protocol import record_version
-from vitlab.ablation.execution.cells import OTHER_CODE, Resolved, Say, cells_of, others
+from vitlab.ablation.execution.cells import OTHER_CODE, Cell, Resolved, Say, cells_of, others
 from vitlab.ablation.execution.gpus import visible_devices
 from vitlab.ablation.execution.process import worker_count
 from vitlab.ablation.execution.resolve import known, resolve
 from vitlab.ablation.execution.slurm import needs_submission
-from vitlab.ablation.execution.status import Status, state_text, status_of
-from vitlab.ablation.execution.tuning import at_border, choices, given_up, seeds_left_behind, trials, tuned
+from vitlab.ablation.execution.status import Status, status_of
+from vitlab.ablation.execution.tuning import seeds_left_behind, tuning_of
 from vitlab.ablation.file import spec
 from vitlab.ablation.file.given import write_file
 from vitlab.ablation.file.spec import Ablation
@@ -183,25 +183,11 @@ class Lab:
     @_where_it_was_opened
     def status(self) -> Status:
         """Return the progress; only reads files."""
-        built = {arm.arm.name: arm for arm in self._known()}
-        arms = [built.get(arm.name) for arm in self.ablation.arms]
-        if self.ablation.tune is None:
-            return status_of(self.ablation, arms)
-        tried = trials(self.ablation, [arm for arm in arms if arm])
-        lost = given_up(self.ablation, tried)
-        status = status_of(self.ablation, tuned(self.ablation, arms), lost)
-        over, stopped = sum(t.is_over for t in tried), sum(t.stopped > 0 for t in tried)
-        count = len(self.ablation.arms) * self.ablation.tune.budget
-        early = f", {stopped} of them stopped early" if stopped else ""
-        lines = [f"tuning: {over} of {count} candidates are over{early}"]
-        left = [replace(cell, until=trial.until) for trial in tried if not trial.is_over for cell in trial.cells]
-        open_ = [cell for cell in left if not cell.is_waiting()]
-        lines += [f"tuning: {c.name}: {text}" for c in open_ if (text := state_text(c, c.state()))]
-        lines += [f"tuning: {arm} is given up: {why}" for arm, why in lost.items()]
-        for arm, trial in choices(self.ablation, tried).items():
-            for key in at_border(self.ablation, trial.values):
-                lines.append(f"tuning: {arm}: the best `{key}`, {trial.values[key]}, is at the border")
-        return replace(status, lines=[*lines, *status.lines])
+        known = self._known()
+        built, tuning = {arm.arm.name: arm for arm in known}, tuning_of(self.ablation, known)
+        arms = tuning.tuned([built.get(arm.name) for arm in self.ablation.arms])
+        status = status_of(self.ablation, arms, tuning.given_up)
+        return replace(status, lines=[*tuning.lines(), *status.lines])
 
     def report(
         self,
@@ -228,7 +214,7 @@ class Lab:
             raise UsageError(f"`--output` must be a folder, and {output} is a file")
         place = os.path.abspath(output) if output else None
         with self._here.entered():
-            if not any(cell.state() in ("done", "stale") for cell in cells_of(self.ablation, self._measured())):
+            if not any(cell.state() in ("done", "stale") for cell in self._cells()):
                 self._refuse_other_code("report")
                 start = trusting(f"vitlab ablate run {shlex.quote(self.file)}")
                 raise UsageError(f"no cell of {self.ablation.name} is done; start with `{start}`")
@@ -250,7 +236,7 @@ class Lab:
         from vitlab.ablation.evidence.protocol import register
 
         self._refuse_evidence("registered")
-        done = sum(cell.state() == "done" for cell in cells_of(self.ablation, self._measured()))
+        done = sum(cell.state() == "done" for cell in self._cells())
         return register(self.ablation, done)
 
     @_where_it_was_opened
@@ -267,16 +253,12 @@ class Lab:
         """
         from vitlab.ablation.evidence.verify import verify_evidence
 
-        arms = self._known()
-        tried = trials(self.ablation, arms)
-        lost = given_up(self.ablation, tried) if tried else ()
-        cells = cells_of(self.ablation, self._measured())
-        found = verify_evidence(self.ablation, arms, cells, tried, allow_missing, [*lost])
+        found = verify_evidence(self.ablation, self._known(), allow_missing)
         if deep:
             from vitlab.ablation.evidence.verify import verify_deep
 
             self._workers(None)  # refuses evidence without weights, and programs that nobody trusts
-            wrong, notes = verify_deep([cell for cell in cells if cell.state() == "done"])
+            wrong, notes = verify_deep([cell for cell in self._cells() if cell.state() == "done"])
             problems = {k: [*found.problems.get(k, []), *wrong.get(k, [])] for k in {**found.problems, **wrong}}
             found = replace(found, problems=problems, notes=(*found.notes, *notes))
         if not found.checked and not found.problems:
@@ -315,9 +297,10 @@ class Lab:
         """Return the arms that have been resolved."""
         return self._arms or [arm for arm in known(self.ablation) if arm]
 
-    def _measured(self) -> list[Resolved]:
-        """Return the resolved arms with their tuned values, without those that are not tuned yet or are given up."""
-        return [arm for arm in tuned(self.ablation, self._known()) if arm]
+    def _cells(self) -> list[Cell]:
+        """Return the cells of the resolved arms, but for those that are not tuned yet or are given up."""
+        arms = self._known()
+        return cells_of(self.ablation, tuning_of(self.ablation, arms).measured(arms))
 
     def _refuse_other_code(self, word: str) -> None:
         """Refuse what needs finished cells where only other code has finished some, and say how to use these."""
@@ -349,7 +332,7 @@ class Lab:
 
     def _refuse_moved_seeds(self) -> None:
         """Refuse to tune again for the sole reason that a measured seed was added."""
-        if (left := seeds_left_behind(self.ablation, self._known())) and (tune := self.ablation.tune):
+        if (left := seeds_left_behind(self.ablation)) and (tune := self.ablation.tune):
             new = [*tune.seeds]
             text = f"the default of `tune.seeds` is {new} now, and there are candidates of {left}"
             raise self.ablation.file.mistake("tune", f"{text}: `seeds: {left}` keeps them, `seeds: {new}` tunes again")

@@ -2,13 +2,13 @@
 
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
-from vitlab.ablation.execution.cells import Cell, Resolved, Say, arms_of, cells_of
+from vitlab.ablation.execution.cells import Resolved, Say, cells_of
 from vitlab.ablation.execution.resolve import known, resolve
 from vitlab.ablation.execution.slurm import batch_script, needs_submission, submit_workers, task_count
-from vitlab.ablation.execution.tuning import given_up, run_trials, suggest, trials, tuned
+from vitlab.ablation.execution.tuning import run_trials, suggest, tuning_of
 from vitlab.ablation.file.spec import Ablation
 from vitlab.errors import UsageError
 
@@ -42,22 +42,22 @@ def run_locally(ablation: Ablation, asked: RunOptions, say: Say | None) -> tuple
     lost: list[str] = []
     with Interrupts(tell) as interrupts:
         pool_of = partial(Pool, workers=asked.workers, say=say, interrupts=interrupts, fail_fast=asked.fail_fast)
-        cells = resolved_cells(ablation, asked.workers, asked.only, tell, lambda: interrupts.count > 0)
+        arms = resolved_arms(ablation, asked, tell, lambda: interrupts.count > 0)
         if interrupts.count:
             return [], interrupts.code
         if asked.retry_failed:
-            _forget_failures(ablation, arms_of(cells))
+            _forget_failures(ablation, arms)
         if ablation.tune:
-            arms = arms_of(cells)
             failed = run_trials(ablation, arms, pool_of)
             if failed or interrupts.count:
                 return failed, interrupts.code
-            for name, why in given_up(ablation, trials(ablation, arms)).items():
-                lost.append(name)
-                tell(f"given up {name}: {why}; it is not measured")
-            if asked.tune_only:
-                return lost, 0
-        cells = _tuned(ablation, cells)
+        tuning = tuning_of(ablation, arms)
+        for name, why in tuning.given_up.items():
+            lost.append(name)
+            tell(f"given up {name}: {why}; it is not measured")
+        if asked.tune_only:
+            return lost, 0
+        cells = cells_of(ablation, tuning.measured(arms))
         pool = pool_of(cells)
         pool.run_all()
     return [*lost, *(cell.name for cell in cells if cell.failure() or pool.failed(cell))], interrupts.code
@@ -87,30 +87,30 @@ def commands(ablation: Ablation, asked: RunOptions, say: Say) -> str:
             return batch_script(ablation, task_count(ablation, left), _words(asked))
         say(NOTHING)
         return ""
-    cells = resolved_cells(ablation, asked.workers, asked.only, say)
-    if ablation.tune:
-        suggest(ablation, arms_of(cells))
-        tried = trials(ablation, arms_of(cells))
-        measured = [] if asked.tune_only else _tuned(ablation, cells)
-        cells = [*(c for t in tried for c in t.cells if not t.is_over), *measured]
+    arms = resolved_arms(ablation, asked, say)
+    suggest(ablation, arms)
+    tuning = tuning_of(ablation, arms)
+    cells = [cell for trial in tuning.trials if not trial.is_over for cell in trial.cells]
+    cells += [] if asked.tune_only else cells_of(ablation, tuning.measured(arms))
     due = [(cell.name, remaining_stages(cell)) for cell in cells]
     parts = [[f"# {name}", *(shlex.join(stage.words) for stage in stages)] for name, stages in due if stages]
     return "\n".join(line for part in parts for line in part)
 
 
-def resolved_cells(
-    ablation: Ablation, workers: int, only: Sequence[str], say: Say, stop: Callable[[], bool] = lambda: False
-) -> list[Cell]:
-    """Resolve the arms and return their cells; refuse arms that do not match if the file demands it.
+def resolved_arms(
+    ablation: Ablation, asked: RunOptions, say: Say, stop: Callable[[], bool] = lambda: False
+) -> list[Resolved]:
+    """Resolve all arms and return those asked for; refuse arms that do not match if the file demands it.
 
     Raises:
         UsageError: An arm cannot be built, arms do not match and the file demands it, or ``only`` names no level.
     """
     from vitlab.ablation.inference.audit import mismatches
 
-    _conditions(ablation, only)  # refuses before anything is resolved
-    say(f"{ablation.name}: {len(ablation.arms)} arms x {len(ablation.seeds)} seeds, {workers} at a time; resolving")
-    resolved = resolve(ablation, workers, stop)
+    _conditions(ablation, asked.only)  # refuses before anything is resolved
+    size = f"{len(ablation.arms)} arms x {len(ablation.seeds)} seeds"
+    say(f"{ablation.name}: {size}, {asked.workers} at a time; resolving")
+    resolved = resolve(ablation, asked.workers, stop)
     if stop():
         return []
     unfair = mismatches(ablation, resolved)
@@ -118,7 +118,7 @@ def resolved_cells(
         say(f"note     {name}: {'; '.join(words)}")
     if unfair and ablation.match.on_violation == "fail":
         raise UsageError(f"{ablation.file.path}: arms do not match, and `match.on_violation` is fail")
-    return cells_of(ablation, _asked(ablation, resolved, only))
+    return _asked(ablation, resolved, asked.only)
 
 
 def _asked(ablation: Ablation, arms: Sequence[Resolved | None], only: Sequence[str]) -> list[Resolved]:
@@ -143,14 +143,6 @@ def _conditions(ablation: Ablation, only: Sequence[str]) -> list[tuple[str, str]
     return found
 
 
-def _tuned(ablation: Ablation, cells: list[Cell]) -> list[Cell]:
-    """Return the cells with the tuned values of their arms."""
-    found: dict[str, Resolved] = {}
-    for arm in tuned(ablation, arms_of(cells)):
-        found |= {arm.arm.name: arm} if arm else {}
-    return [replace(cell, resolved=found[cell.arm.name]) for cell in cells if cell.arm.name in found]
-
-
 def _words(asked: RunOptions) -> list[str]:
     """Return what is asked of each worker on a cluster; failures are forgotten once, where it is submitted."""
     only = [word for text in asked.only for word in ("--only", text)]
@@ -162,23 +154,19 @@ def _missing(ablation: Ablation, asked: RunOptions) -> int:
     wanted = _conditions(ablation, asked.only)
     count = sum(all(arm.levels[axis] == level for axis, level in wanted) for arm in ablation.arms)
     arms = _asked(ablation, known(ablation), asked.only)
-    tried, left = trials(ablation, arms), 0
+    tuning, left = tuning_of(ablation, arms), 0
     if tune := ablation.tune:
-        over = sum(trial.is_over or cell.is_finished() for trial in tried for cell in trial.cells)
+        over = sum(trial.is_over or cell.is_finished() for trial in tuning.trials for cell in trial.cells)
         left = count * tune.budget * len(tune.seeds) - over
     if asked.tune_only:
         return left
-    measured = count - len(given_up(ablation, tried) if tune else ())
-    return left + measured * len(ablation.seeds) - sum(cell.is_finished() for cell in _measured(ablation, arms))
-
-
-def _measured(ablation: Ablation, arms: Sequence[Resolved]) -> list[Cell]:
-    """Return the cells of arms whose tuned values are known."""
-    return cells_of(ablation, [arm for arm in tuned(ablation, arms) if arm])
+    measured = (count - len(tuning.given_up)) * len(ablation.seeds)
+    return left + measured - sum(cell.is_finished() for cell in cells_of(ablation, tuning.measured(arms)))
 
 
 def _forget_failures(ablation: Ablation, arms: Sequence[Resolved]) -> None:
     """Let failed cells and candidates be tried again; one that diverged stays, as its search has learned from it."""
-    tried = [cell for trial in trials(ablation, arms) for cell in trial.cells]
-    for cell in [*(cell for cell in tried if cell.state() == "failed"), *_measured(ablation, arms)]:
+    tuning = tuning_of(ablation, arms)
+    tried = [cell for trial in tuning.trials for cell in trial.cells if cell.state() == "failed"]
+    for cell in [*tried, *cells_of(ablation, tuning.measured(arms))]:
         cell.sibling(".failed.json").unlink(missing_ok=True)

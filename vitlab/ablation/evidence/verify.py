@@ -17,11 +17,11 @@ import yaml
 from vitlab.ablation.evidence.chain import Chain, analyses_of, environment_of, hashes_of, read_chain, table_digest
 from vitlab.ablation.evidence.protocol import registered
 from vitlab.ablation.execution import process
-from vitlab.ablation.execution.cells import Cell, Resolved
+from vitlab.ablation.execution.cells import Cell, Resolved, cells_of
 from vitlab.ablation.execution.commands import evaluation, training, write_overrides
 from vitlab.ablation.execution.gpus import Slot, slot
 from vitlab.ablation.execution.identity import json_digest
-from vitlab.ablation.execution.tuning import Trial
+from vitlab.ablation.execution.tuning import tuning_of
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference import linear
 from vitlab.ablation.inference.measured import unreadable
@@ -130,36 +130,27 @@ class _Part:
         return (self.ablation.directory / name / "done.json").is_file()
 
 
-def verify_evidence(
-    ablation: Ablation,
-    resolved: list[Resolved],
-    cells: Sequence[Cell],
-    tried: Sequence[Trial] = (),
-    allow_missing: bool = False,
-    given_up: Sequence[str] = (),
-) -> Verified:
+def verify_evidence(ablation: Ablation, resolved: list[Resolved], allow_missing: bool = False) -> Verified:
     """Recompute every number of the finished cells from their predictions, refit the gate, and compare.
 
     Args:
         ablation: The ablation.
         resolved: Its arms, as they were probed.
-        cells: The cells of its measured arms.
-        tried: The candidates of its tuning.
         allow_missing: Whether planned cells and predictions of candidates may be missing; they are named all the same.
-        given_up: Arms that the tuning has given up, whose cells are not planned any more.
     """
+    tuning = tuning_of(ablation, resolved)
+    cells = cells_of(ablation, tuning.measured(resolved))
     found, parts = _Found(), [_Part(ablation, "", cells, cells)]
-    if tried:
-        planned = [cell for trial in tried for cell in trial.cells]
-        due = [cell for trial in tried if not trial.stopped for cell in trial.cells]  # halving leaves no result
+    if planned := [cell for trial in tuning.trials for cell in trial.cells]:
+        due = [cell for trial in tuning.trials if not trial.stopped for cell in trial.cells]  # halving leaves no result
         parts.append(_Part(planned[0].ablation, "tune/", planned, due))
     for part in parts:
         part.done = [cell for cell in part.due if _look_at(found, part, cell)]
-    there = {cell.arm.name for cell in cells} | {*given_up}
+    there = {cell.arm.name for cell in cells} | {*tuning.given_up}
     for arm in ablation.arms:
         if arm.name not in there:
             found.missing[arm.name] = "not built or not tuned"
-    main, *tuning = parts
+    main, *tried = parts
     _compare_targets(found, main.done)
     _compare_environments(found, main)
     for part in parts:
@@ -171,7 +162,7 @@ def verify_evidence(
     if found.untold:
         found.notes.append(f"cannot be recomputed, as the task writes no predictions: {preview(found.untold)}")
     if found.bare:
-        count = sum(len(part.done) for part in tuning)
+        count = sum(len(part.done) for part in tried)
         found.missing["tune"] = f"{len(found.bare)} of {count} candidates have no predictions"
     if allow_missing and found.missing:
         found.notes.append(f"missing, as allowed: {', '.join(f'{k} ({v})' for k, v in found.missing.items())}")

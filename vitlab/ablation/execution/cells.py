@@ -403,11 +403,6 @@ def _parts(run: RunDir) -> dict[str, Any]:
     return {"code": ""}
 
 
-def arms_of(cells: Sequence[Cell]) -> list[Resolved]:
-    """Return the arms of cells, each once."""
-    return list({cell.arm.name: cell.resolved for cell in cells}.values())
-
-
 def cells_of(ablation: Ablation, resolved: list[Resolved]) -> list[Cell]:
     """Return the cells, ordered by seed, so that an unfinished ablation already compares all arms."""
     return [Cell(ablation, arm, seed) for seed in ablation.seeds for arm in resolved]

@@ -22,6 +22,7 @@ from typing import Any
 from vitlab.ablation.execution.cells import TRY, Cell, Resolved, State, images_per_step
 from vitlab.ablation.execution.identity import json_digest
 from vitlab.ablation.execution.pool import Pool
+from vitlab.ablation.execution.status import state_text
 from vitlab.ablation.file.settings import Range, Tune
 from vitlab.ablation.file.spec import Ablation
 from vitlab.errors import UsageError
@@ -147,7 +148,7 @@ def _inner(ablation: Ablation, tune: Tune) -> Ablation:
     return replace(ablation, home=home, evaluate="val", analyses=(), seeds=tune.seeds, claims=(), tune=None)
 
 
-def seeds_left_behind(ablation: Ablation, resolved: Sequence[Resolved]) -> list[int]:
+def seeds_left_behind(ablation: Ablation) -> list[int]:
     """Return the seeds of candidates from which a larger default of ``tune.seeds`` has moved away; mostly none.
 
     The default follows from the measured seeds, so that one seed more would tune every arm again.
@@ -155,16 +156,10 @@ def seeds_left_behind(ablation: Ablation, resolved: Sequence[Resolved]) -> list[
     tune = ablation.tune
     if tune is None or "seeds" in ablation.file.content["tune"]:
         return []
-
-    def has_begun(seed: int) -> bool:
-        alike = replace(ablation, tune=replace(tune, seeds=(seed,)))
-        return any(cell.run.path.is_dir() for trial in trials(alike, resolved) for cell in trial.cells)
-
-    if any(has_begun(seed) for seed in tune.seeds):
-        return []
     folders = matching(ablation.directory / "tune", "*-try*/s*-*")
-    seeds = {path.name.partition("-")[0].removeprefix("s") for path in folders}
-    return sorted(seed for seed in map(int, filter(str.isdigit, seeds)) if has_begun(seed))
+    names = {path.name.partition("-")[0].removeprefix("s") for path in folders}
+    seeds = {int(name) for name in names if name.isdigit()}
+    return [] if seeds & {*tune.seeds} else sorted(seeds)
 
 
 def _numbered(inner: Ablation, arm: Resolved, candidates: Sequence[Mapping[str, Any]]) -> list[Trial]:
@@ -255,52 +250,104 @@ def run_trials(ablation: Ablation, arms: Sequence[Resolved], pool_of: Callable[[
             time.sleep(1)  # another `run` trains them
 
 
-def choices(ablation: Ablation, tried: Sequence[Trial]) -> dict[str, Trial]:
-    """Return the best candidate of every arm whose trials are over, the first in a tie; none below the floor."""
-    assert ablation.tune
-    sign, found = ablation.sign, {}
-    for arm in dict.fromkeys(trial.arm for trial in tried):
-        mine = [trial for trial in tried if trial.arm == arm]
-        known = [trial for trial in mine if not math.isnan(trial.score())]
-        if known and is_over(ablation, mine):
-            best = max(known, key=lambda trial: sign * trial.score())
-            if ablation.tune.floor is None or sign * best.score() >= sign * ablation.tune.floor:
-                found[arm] = best
-    return found
+@dataclass(frozen=True)
+class Tuning:
+    """How far the tuning of the arms is, by the files of its trials, each read once.
 
+    Without `tune` there are no trials, and arms are measured as they are.
 
-def is_over(ablation: Ablation, mine: Sequence[Trial]) -> bool:
-    """Return whether an arm has used its budget of trials."""
-    assert ablation.tune
-    return len(mine) == ablation.tune.budget and all(trial.is_over for trial in mine)
+    Args:
+        ablation: Whose arms are tuned.
+        trials: Their candidates, as of :func:`trials`.
+    """
 
+    ablation: Ablation
+    trials: Sequence[Trial]
 
-def given_up(ablation: Ablation, tried: Sequence[Trial]) -> dict[str, str]:
-    """Return the arms that are not measured, and why: no candidate has a number, or none reached the floor."""
-    assert ablation.tune
-    chosen, found = choices(ablation, tried), {}
-    for arm in dict.fromkeys(trial.arm for trial in tried):
-        mine = [trial for trial in tried if trial.arm == arm]
-        if arm not in chosen and is_over(ablation, mine):
-            scores = [trial.score() for trial in mine if trial.score() == trial.score()]
-            if scores:
-                best, floor = ablation.best(scores), ablation.tune.floor
-                found[arm] = f"its best candidate has {in_short(best)} on validation data, `tune.floor` is {floor}"
-            elif all(trial.has_diverged for trial in mine):
+    @cached_property
+    def by_arm(self) -> dict[str, list[Trial]]:
+        """The candidates of each arm that has any."""
+        found: dict[str, list[Trial]] = {}
+        for trial in self.trials:
+            found.setdefault(trial.arm, []).append(trial)
+        return found
+
+    @cached_property
+    def over(self) -> set[str]:
+        """The arms that have used their budget of candidates."""
+        budget = self.ablation.tune.budget if self.ablation.tune else 0
+        return {arm for arm, mine in self.by_arm.items() if len(mine) == budget and all(t.is_over for t in mine)}
+
+    @cached_property
+    def best(self) -> dict[str, Trial]:
+        """The best candidate of each arm whose tuning is over, the first in a tie; none where all lost."""
+        sign, found = self.ablation.sign, {}
+        for arm in self.by_arm:
+            known = [trial for trial in self.by_arm[arm] if not math.isnan(trial.score())]
+            if known and arm in self.over:
+                found[arm] = max(known, key=lambda trial: sign * trial.score())
+        return found
+
+    @cached_property
+    def chosen(self) -> dict[str, Trial]:
+        """The candidate that each arm is measured with: the best one, if it reaches the floor."""
+        return {arm: trial for arm, trial in self.best.items() if arm not in self.given_up}
+
+    @cached_property
+    def given_up(self) -> dict[str, str]:
+        """The arms that are not measured, and why: no candidate has a number, or none reached the floor."""
+        found, floor = {}, self.ablation.tune.floor if self.ablation.tune else None
+        for arm, mine in self.by_arm.items():
+            if arm in self.best:
+                score = self.best[arm].score()
+                if floor is not None and self.ablation.sign * score < self.ablation.sign * floor:
+                    found[arm] = f"its best candidate has {in_short(score)} on validation data, `tune.floor` is {floor}"
+            elif arm in self.over and all(trial.has_diverged for trial in mine):
                 found[arm] = "all of its candidates diverged"
-            else:
-                found[arm] = f"no candidate that was trained to its end has a number as its `{ablation.primary}`"
-    return found
+            elif arm in self.over:
+                found[arm] = f"no candidate that was trained to its end has a number as its `{self.ablation.primary}`"
+        return found
+
+    def tuned(self, arms: Sequence[Resolved | None]) -> list[Resolved | None]:
+        """Return arms with their tuned values, None where they are not known yet; unchanged without tuning."""
+        if self.ablation.tune is None:
+            return list(arms)
+        values = {arm: trial.values for arm, trial in self.chosen.items()}
+        return [
+            with_values(self.ablation, arm, values[arm.arm.name]) if arm and arm.arm.name in values else None
+            for arm in arms
+        ]
+
+    def measured(self, arms: Sequence[Resolved]) -> list[Resolved]:
+        """Return arms with their tuned values, without those that are not tuned yet or are given up."""
+        return [arm for arm in self.tuned(arms) if arm]
+
+    def border_words(self) -> list[str]:
+        """Return a sentence for each chosen value at the border of the search space, without its stop."""
+        return [
+            f"{arm}: the best `{key}`, {trial.values[key]}, is at the border"
+            for arm, trial in self.chosen.items()
+            for key in at_border(self.ablation, trial.values)
+        ]
+
+    def lines(self) -> list[str]:
+        """Return the lines of `status`: how many candidates are over, what others do, arms given up, borders."""
+        if self.ablation.tune is None:
+            return []
+        over, stopped = sum(t.is_over for t in self.trials), sum(t.stopped > 0 for t in self.trials)
+        count = len(self.ablation.arms) * self.ablation.tune.budget
+        early = f", {stopped} of them stopped early" if stopped else ""
+        left = [replace(cell, until=t.until) for t in self.trials if not t.is_over for cell in t.cells]
+        texts = {cell.name: state_text(cell, cell.state()) for cell in left if not cell.is_waiting()}
+        words = [f"{over} of {count} candidates are over{early}"]
+        words += [f"{name}: {text}" for name, text in texts.items() if text]
+        words += [f"{arm} is given up: {why}" for arm, why in self.given_up.items()]
+        return [f"tuning: {text}" for text in (*words, *self.border_words())]
 
 
-def tuned(ablation: Ablation, resolved: Sequence[Resolved | None]) -> list[Resolved | None]:
-    """Return the arms with their tuned values, None where they are not known yet; unchanged without tuning."""
-    if ablation.tune is None:
-        return list(resolved)
-    chosen = choices(ablation, trials(ablation, [arm for arm in resolved if arm]))
-    return [
-        with_values(ablation, a, chosen[a.arm.name].values) if a and a.arm.name in chosen else None for a in resolved
-    ]
+def tuning_of(ablation: Ablation, resolved: Sequence[Resolved]) -> Tuning:
+    """Return how far the tuning of the arms that are known so far is."""
+    return Tuning(ablation, trials(ablation, resolved))
 
 
 def at_border(ablation: Ablation, values: Mapping[str, Any]) -> list[str]:

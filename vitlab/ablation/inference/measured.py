@@ -4,13 +4,14 @@ import itertools
 import math
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import pandas as pd
 
 from vitlab.ablation.execution.cells import Cell, Resolved, cells_of, metrics_of, table_of
 from vitlab.ablation.execution.identity import json_digest
-from vitlab.ablation.execution.tuning import tuned
+from vitlab.ablation.execution.tuning import Tuning, tuning_of
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.analysis import ANALYSES
@@ -35,6 +36,11 @@ class CellResults:
     notes: dict[tuple[str, int], str] = field(default_factory=dict)  # problems of damaged cells
     mixed: list[str] = field(default_factory=list)  # cells that read other images than their arm's probe
     _rows: dict[tuple[str, int], list[dict[str, Any]]] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def tuning(self) -> Tuning:
+        """The tuning of its arms."""
+        return tuning_of(self.ablation, self.known)
 
     def arm(self, name: str) -> Resolved | None:
         """Return the measured arm of a name; None if it is not measured."""
@@ -118,7 +124,8 @@ class CellResults:
 
 def collect(ablation: Ablation, resolved: list[Resolved], accept_stale: bool = False) -> CellResults:
     """Return the results of all finished cells, including stale ones if accepted."""
-    results = CellResults(ablation, [arm for arm in tuned(ablation, resolved) if arm], resolved)
+    results = CellResults(ablation, [], resolved)
+    results.resolved = results.tuning.measured(resolved)
     for cell in cells_of(ablation, results.resolved):
         key = (cell.arm.name, cell.seed)
         state = cell.state()

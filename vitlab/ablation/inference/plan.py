@@ -12,7 +12,7 @@ import pandas as pd
 from vitlab.ablation.execution.cells import Cell, Resolved, cells_of, images_per_step
 from vitlab.ablation.execution.resolve import build_arm
 from vitlab.ablation.execution.status import ORDER
-from vitlab.ablation.execution.tuning import given_up, trials, tuned
+from vitlab.ablation.execution.tuning import tuning_of
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference.answers import are_pairs
@@ -54,8 +54,8 @@ class Plan:
 
 def plan_of(ablation: Ablation, resolved: list[Resolved], workers: int) -> Plan:
     """Return the plan of the cells of resolved arms."""
-    found, tried = tuned(ablation, resolved), trials(ablation, resolved)
-    lost = given_up(ablation, tried) if ablation.tune else {}
+    tuning = tuning_of(ablation, resolved)
+    found, lost = tuning.tuned(resolved), tuning.given_up
     cells = cells_of(ablation, [arm or r for r, arm in zip(resolved, found, strict=True) if r.arm.name not in lost])
     states: Counter[str] = Counter(cell.state() for cell in cells)
     states["given up"] = len(lost) * len(ablation.seeds)
@@ -77,7 +77,7 @@ def plan_of(ablation: Ablation, resolved: list[Resolved], workers: int) -> Plan:
     left = [cell for cell in cells if not cell.is_finished()]
     if tune := ablation.tune:
         open_ = [r for r, arm in zip(resolved, found, strict=True) if arm is None and r.arm.name not in lost]
-        over = Counter(trial.arm for trial in tried if trial.is_over)
+        over = Counter(trial.arm for trial in tuning.trials if trial.is_over)
         lines.append(f"tuning   {tune.budget} candidates per arm ({tune.search}); {len(open_)} arms are not tuned yet")
         lines += [f"given up {name}: {why}; it is not measured" for name, why in lost.items()]
         untried = {r.arm.name: range(over[r.arm.name], tune.budget) for r in open_}

@@ -28,7 +28,7 @@ from vitlab.ablation.inference.words import (
     signed,
     span,
 )
-from vitlab.ablation.report.tuned import given_up_arms, tuning_section
+from vitlab.ablation.report.tuned import tuning_section
 from vitlab.errors import UsageError
 from vitlab.runs.matching import is_there
 from vitlab.runs.openings import openings
@@ -250,7 +250,7 @@ def _lost(results: CellResults) -> Table:
     """Return arm, seed, state and reason of each planned cell without a result, a row for all seeds of an arm."""
     rows = [[name, str(seed), state, _why(results, name, seed)] for (name, seed), state in results.states.items()]
     rows = [row for row in rows if row[2] != "done" or row[3]]
-    lost, built = dict(given_up_arms(results)), {arm.arm.name for arm in results.known}
+    lost, built = results.tuning.given_up, {arm.arm.name for arm in results.known}
     rows += [[arm, "all", "given up", why] for arm, why in lost.items()]
     others = [arm.name for arm in results.ablation.arms if not results.arm(arm.name) and arm.name not in lost]
     return rows + [[arm, "all", "missing", f"not {'tuned' if arm in built else 'built'} yet"] for arm in others]

@@ -6,9 +6,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from vitlab.ablation.execution.tuning import Trial, at_border, choices, given_up, trials
+from vitlab.ablation.execution.tuning import Trial, Tuning
 from vitlab.ablation.file.settings import Range, Tune
-from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.words import Section, decimals
 from vitlab.ablation.report.drawings import Rows, arm_style, draw, legend, style
@@ -19,29 +18,26 @@ SEARCHED["tpe"] = "{n} candidates, each found by Optuna's TPE from those before 
 
 def tuning_section(results: CellResults) -> list[Section]:
     """Return the candidates and choices of each arm; empty without tuning."""
-    ablation, tune = results.ablation, results.ablation.tune
+    ablation, tune, tuning = results.ablation, results.ablation.tune, results.tuning
     if tune is None:
         return []
-    tried = trials(ablation, results.known)
-    chosen, words = choices(ablation, tried), [*_rules(ablation, tune, tried)]
-    for arm, trial in chosen.items():
-        for key in at_border(ablation, trial.values):
-            words.append(f"{arm}: the best `{key}`, {trial.values[key]}, is at the border of the search space.")
-    words += [f"{arm} is not measured: {why}." for arm, why in given_up_arms(results)]
-    rows, digits = [], decimals(t.score_at(t.stopped) if t.stopped else t.score() for t in tried)
-    for t in tried:
+    words = _rules(tuning, tune) + [f"{text} of the search space." for text in tuning.border_words()]
+    words += [f"{arm} is not measured: {why}." for arm, why in tuning.given_up.items()]
+    rows, digits = [], decimals(t.score_at(t.stopped) if t.stopped else t.score() for t in tuning.trials)
+    for t in tuning.trials:
         shown = f"{t.score():.{digits}f}" if t.score() == t.score() else "diverged" if t.has_diverged else "-"
         if t.stopped:
             shown = f"stopped after epoch {t.stopped} at {t.score_at(t.stopped):.{digits}f}"
-        mark = "chosen" if chosen.get(t.arm) is t else ""
+        mark = "chosen" if tuning.chosen.get(t.arm) is t else ""
         rows.append([t.arm, *(str(t.values[key]) for key in tune.space), shown, mark])
     return [("Tuning", words, [[["arm", *tune.space, f"val {ablation.primary}", ""], *rows]])]
 
 
-def _rules(ablation: Ablation, tune: Tune, tried: list[Trial]) -> list[str]:
+def _rules(tuning: Tuning, tune: Tune) -> list[str]:
     """Return the declared rules of the tuning, and how far it is while it is not over."""
     how, seeds = SEARCHED[tune.search].format(n=tune.budget), ", ".join(map(str, tune.seeds))
-    over, count = sum(t.is_over for t in tried), len(ablation.arms) * tune.budget
+    tried, count = tuning.trials, len(tuning.ablation.arms) * tune.budget
+    over = sum(t.is_over for t in tried)
     verb, left = ("tried", "") if over == count else ("tries", f"; {over} of {count} are over so far")
     words = [f"Every arm {verb} {how} on the validation split, seeds {seeds}{left}."]
     if tune.halving:
@@ -55,20 +51,12 @@ def _rules(ablation: Ablation, tune: Tune, tried: list[Trial]) -> list[str]:
     return words
 
 
-def given_up_arms(results: CellResults) -> list[tuple[str, str]]:
-    """Return the arms that tuning has given up, and why."""
-    if results.ablation.tune is None:
-        return []
-    return list(given_up(results.ablation, trials(results.ablation, results.known)).items())
-
-
 def responses(results: CellResults) -> dict[str, tuple[str, Figure, Rows]]:
     """Return title, figure and data of the figure of what the candidates gave; nothing without tuning."""
     ablation, tune = results.ablation, results.ablation.tune
     if tune is None:
         return {}
-    tried = trials(ablation, results.known)
-    chosen = choices(ablation, tried)
+    tried, chosen = results.tuning.trials, results.tuning.chosen
 
     def seen(t: Trial, epoch: int) -> float:
         return t.score_at(epoch) if epoch else t.score()
