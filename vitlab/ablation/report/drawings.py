@@ -2,10 +2,10 @@
 
 import itertools
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -20,59 +20,44 @@ from vitlab.ablation.inference.findings import Findings
 from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.words import percent
 from vitlab.analysis import ANALYSES, Curve
+from vitlab.analysis.figures import COLORS as SEVEN_COLORS
+from vitlab.analysis.figures import MARKERS
 from vitlab.runs.records import bounds_of
 from vitlab.stats import interval
 
-COLORS: tuple[str, ...] = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#000000",
-    "#8C6D1F",
-)  # Okabe and Ito
-COLORS += ("#7F7F7F", "#882255", "#117733", "#332288")  # and Tol
-MARKS = "osD^vPX*"
+COLORS = (*SEVEN_COLORS, "#8C6D1F", "#7F7F7F", "#882255", "#117733", "#332288")  # and Tol's
+MARKS = f"{MARKERS}*"
 STYLES = ("-", "--", ":", "-.")
 ABREAST, MOST = 4, 24  # panels side by side, and of a figure
 SETTINGS: Any = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
 Rows = list[dict[str, Any]]
 
 
-def arm_style(results: CellResults, name: str) -> tuple[str, str]:
-    """Return color and marker of an arm: the color by its level of the compared axis, the marker by the others."""
-    return style_of(results.ablation, next(arm for arm in results.ablation.arms if arm.name == name).levels)
+class ArmStyle(NamedTuple):
+    """How an arm is drawn, in every figure of a report."""
+
+    color: str  # by its level of the compared axis
+    mark: str  # by its levels of the others; by that level, too, where there are no others
+    line: str  # by its levels of the others
 
 
-def style_of(ablation: Ablation, levels: Mapping[str, str]) -> tuple[str, str]:
-    """Return color and mark of some levels."""
-    axis = next(iter(ablation.baseline))
-    i = list(ablation.axes[axis]).index(levels[axis])
-    others = list(dict.fromkeys(_others(arm.levels, axis) for arm in ablation.arms))
-    j = others.index(_others(levels, axis)) if len(others) > 1 else i  # with one axis, both depend on it
-    return COLORS[i % len(COLORS)], MARKS[(j + i // len(COLORS)) % len(MARKS)]
-
-
-def style(results: CellResults, name: str) -> str:
-    """Return the line style of an arm, by its levels of the axes that are not compared."""
-    axis = next(iter(results.ablation.baseline))
-    others = list(dict.fromkeys(_others(arm.levels, axis) for arm in results.ablation.arms))
-    levels = next(arm for arm in results.ablation.arms if arm.name == name).levels
-    return STYLES[others.index(_others(levels, axis)) % len(STYLES)]
+def arm_style(ablation: Ablation, name: str) -> ArmStyle:
+    """Return how an arm is drawn."""
+    axis, levels = next(iter(ablation.baseline)), next(arm for arm in ablation.arms if arm.name == name).levels
+    others = [arms for _, arms in families(ablation)]
+    i, j = list(ablation.axes[axis]).index(levels[axis]), next(j for j, arms in enumerate(others) if name in arms)
+    mark = (j if len(others) > 1 else i) + i // len(COLORS)
+    return ArmStyle(COLORS[i % len(COLORS)], MARKS[mark % len(MARKS)], STYLES[j % len(STYLES)])
 
 
 def families(ablation: Ablation) -> list[tuple[str, list[str]]]:
     """Return the rows of panels: the levels of the axes that are not compared, and their arms."""
+    compared = next(iter(ablation.baseline))
     found: dict[tuple[str, ...], list[str]] = {}
     for arm in ablation.arms:
-        found.setdefault(_others(arm.levels, next(iter(ablation.baseline))), []).append(arm.name)
+        others = tuple(level for axis, level in arm.levels.items() if axis != compared)
+        found.setdefault(others, []).append(arm.name)
     return [(", ".join(levels), arms) for levels, arms in found.items()]
-
-
-def _others(levels: Mapping[str, str], axis: str) -> tuple[str, ...]:
-    return tuple(level for name, level in levels.items() if name != axis)
 
 
 def figures(results: CellResults, rows: list[ArmRow]) -> dict[str, tuple[str, Figure, Rows]]:
@@ -125,7 +110,7 @@ def _dots(ax: Axes, results: CellResults, rows: list[ArmRow]) -> None:
     for y, row in enumerate(rows):
         arm = next(a for a in results.ablation.arms if a.name == row.arm)
         values = results.values(arm, results.ablation.primary)
-        color, mark = arm_style(results, arm.name)
+        color, mark, _ = arm_style(results.ablation, arm.name)
         low, high = row.low, row.high
         if low == low:
             ax.plot([low, high], [y, y], color=color, lw=1.5, zorder=1)
@@ -150,7 +135,7 @@ def _forest(ax: Axes, results: CellResults, rows: Rows) -> None:
         ax.axvspan(-margin, margin, color="0.9", zorder=0)
     ax.axvline(0, color="0.4", lw=0.8)
     for y, row in enumerate(rows):
-        color, mark = arm_style(results, row["arm"])
+        color, mark, _ = arm_style(results.ablation, row["arm"])
         ax.plot([row["difference_low"], row["difference_high"]], [y, y], color=color, lw=1.5)
         ax.plot([row["difference"]], [y], mark, color=color)
     _arms(ax, [(row["arm"], row["pairs" if row["test"] == "paired" else "n"], row["planned"]) for row in rows])
@@ -180,8 +165,8 @@ def _curves(axes: tuple[Axes, ...], results: CellResults, rows: Rows, keys: list
     shown = [(name, arms, key) for name, arms in families(results.ablation) for key in keys]
     for ax, (name, arms, key) in zip(axes, shown, strict=True):
         for arm in arms:
-            color, mark = arm_style(results, arm)
-            line: Any = {"color": color, "ls": style(results, arm), "label": arm, "lw": 0.9, "alpha": 0.8}
+            color, mark, dashes = arm_style(results.ablation, arm)
+            line: Any = {"color": color, "ls": dashes, "label": arm, "lw": 0.9, "alpha": 0.8}
             for seed in results.ablation.seeds:
                 mine = [r for r in rows if (r["arm"], r["seed"], r["metric"]) == (arm, seed, key)]
                 if mine:
@@ -323,18 +308,9 @@ def _panel_curves(found: Findings, curve: Curve, groups: list[list[tuple[str, Ro
             continue
         for arm in dict.fromkeys(row["arm"] for row in rows):
             line = sorted((row for row in rows if row["arm"] == arm), key=lambda row: row["x"])
-            color, mark = arm_style(found.results, arm)
-            x = [row["x"] for row in line]
-            ax.plot(
-                x,
-                [row["mean"] for row in line],
-                mark,
-                ls=style(found.results, arm),
-                color=color,
-                lw=1.1,
-                ms=3.5,
-                label=arm,
-            )
+            color, mark, dashes = arm_style(found.results.ablation, arm)
+            x, means = [row["x"] for row in line], [row["mean"] for row in line]
+            ax.plot(x, means, mark, ls=dashes, color=color, lw=1.1, ms=3.5, label=arm)
             if all(row["n"] > 1 for row in line):
                 low, high = ([row[end] for row in line] for end in ("low", "high"))
                 ax.fill_between(x, low, high, color=color, alpha=0.13, lw=0)

@@ -10,7 +10,7 @@ from vitlab.ablation.execution.tuning import Trial, Tuning
 from vitlab.ablation.file.settings import Range, Tune
 from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.words import Section, decimals
-from vitlab.ablation.report.drawings import Rows, arm_style, draw, legend, style
+from vitlab.ablation.report.drawings import Rows, arm_style, draw, legend
 
 SEARCHED = {"grid": "the same {n} candidates", "random": "the same {n} candidates, drawn at random"}
 SEARCHED["tpe"] = "{n} candidates, each found by Optuna's TPE from those before it (Bergstra et al. 2011)"
@@ -100,11 +100,11 @@ def _response(ax: Axes, results: CellResults, rows: Rows, key: str, space: Any) 
     values: list[Any] = sorted({row[key] for row in rows}) if numbers else list(dict.fromkeys(map(str, space)))
     arms = list(dict.fromkeys(row["arm"] for row in rows))
     for i, arm in enumerate(arms):
-        color, mark = arm_style(results, arm)
+        color, mark, dashes = arm_style(results.ablation, arm)
         shift = 0.6 * (i - (len(arms) - 1) / 2) / len(arms)
         place = {v: v if is_range and numbers else values.index(v) + shift for v in values}
         mine = [row for row in rows if row["arm"] == arm]
-        shown: Any = {"color": color, "ls": style(results, arm), "lw": 0.7}
+        shown: Any = {"color": color, "ls": dashes, "lw": 0.7}
         for row in mine:
             if row.get("diverged"):
                 low: Any = {"transform": ax.get_xaxis_transform(), "clip_on": False, "mfc": "none", "mec": color}
