@@ -14,7 +14,7 @@ import yaml
 from vitlab.ablation.evidence import chain, protocol, verify
 from vitlab.ablation.evidence.verify import Verified
 from vitlab.ablation.execution import pool
-from vitlab.ablation.execution.cells import Cell, Resolved, cells_of
+from vitlab.ablation.execution.cells import Cell, Resolved
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.lab import Lab
 from vitlab.ablation.report import write
@@ -379,7 +379,7 @@ def test_a_file_that_is_damaged_during_the_work_fails_its_cell_alone(done, lab, 
 
 def test_an_evaluation_that_the_plan_limits_is_verified_as_what_it_is(done, monkeypatch):
     lab_there, limit = done(), "trainer.limit_val_batches=2"
-    cell = cells_of(lab_there.ablation, lab_there._measured())[0]
+    cell = lab_there._cells()[0]
     for value, told in ((2, limit), (1, "trainer.limit_val_batches=1"), (1.0, ""), (None, "")):
         config = {**cell.resolved.config, "trainer": {"limit_val_batches": value}}
         assert replace(cell, resolved=replace(cell.resolved, config=config)).limit == told
