@@ -148,12 +148,14 @@ class Cell:
         result = self.result() or {}
         return bool(result) and "epoch" not in result
 
-    def is_measured_beside(self) -> bool:
-        """Return whether only a command beside the laboratory, as ``vitlab test`` is, measured it on the split."""
+    def drop_result_from_beside(self) -> None:
+        """Remove the result of a command beside the laboratory, as ``vitlab test`` is, so that the cell is measured."""
         if self.is_done() or not self.is_measured():
-            return False
+            return
         known, mine = read_chain(self.ablation.directory), (self.name, self.ablation.evaluate)
-        return all((record["cell"], record["split"]) != mine for record in (known.of("opened") if known else ()))
+        if all((record["cell"], record["split"]) != mine for record in (known.of("opened") if known else ())):
+            results = self.run.read("results.json")
+            self.run.write("results.json", {k: v for k, v in results.items() if k != self.ablation.evaluate})
 
     def device_seconds(self) -> float:
         """Return how long its commands have run, those of attempts that were killed or set aside included."""

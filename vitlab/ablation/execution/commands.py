@@ -29,19 +29,14 @@ class Stage(NamedTuple):
         return self.name in SPLIT_OF
 
 
-def next_stage(cell: Cell, measured_beside: bool = False) -> Stage | None:
-    """Return what is left to do first, and prepare it; None if nothing is left.
-
-    Args:
-        cell: The cell.
-        measured_beside: Whether its result is of a command beside the laboratory, so that it is measured all the same.
-    """
+def next_stage(cell: Cell) -> Stage | None:
+    """Return what is left to do first, and prepare it; None if nothing is left."""
     if cell.run.record.get("status") != "done":
         if cell.run.exists() and not (cell.run.config.is_file() and cell.run.has_checkpoint()):
             shutil.rmtree(cell.run.path)  # killed before its first checkpoint
         write_overrides(cell)
         return training(cell)
-    if measured_beside or not cell.is_measured():
+    if not cell.is_measured():
         return evaluation(cell)
     return analysis(cell) if cell.missing_analyses() else None
 

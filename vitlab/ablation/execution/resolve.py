@@ -42,7 +42,6 @@ PROBE: dict[str, Any] = {  # settings of a probe, and the default that a config 
 }
 OF_EVALUATION = {"acc1_macro", "f1_macro"}  # metrics that no row of a training has
 START = "vitlab.ablation.execution.start.Start"  # a callback
-_STARTS = (START, "vitlab.ablation.work.start.Start")  # and its name until 0.1
 
 
 def build_arm(ablation: Ablation, arm: Arm) -> "VitlabCLI":
@@ -289,7 +288,7 @@ def _run_probe(
         section, _, name = key.partition(".")
         config[section][name] = _given(ablation, arm, key, default)
     config["trainer"]["callbacks"] = [
-        part for part in config["trainer"].get("callbacks") or [] if part.get("class_path") not in _STARTS
+        part for part in config["trainer"].get("callbacks") or [] if part.get("class_path") != START
     ] or None
     rows = run.rows()
     rates = [row["images_per_second"] for row in rows if "images_per_second" in row]

@@ -36,12 +36,12 @@ class CellOutcome:
 def process_cell(cell: Cell, claim: HeldLock, workers: int, slot: Slot, stop: Callable[[], bool]) -> CellOutcome:
     """Run the remaining stages of a cell, and repeat a stage that an outside cause has interrupted."""
     started, attempts, is_new = time.time(), 0, False
-    beside = cell.is_measured_beside()
+    cell.drop_result_from_beside()
     while not cell.is_waiting():
         if other := _unplanned(cell):
             return _failed(cell, training(cell), 0, *other)
-        stage = next_stage(cell, beside)
-        if cell.is_measured() and not beside and (is_new or not cell.is_done()):
+        stage = next_stage(cell)
+        if cell.is_measured() and (is_new or not cell.is_done()):
             _done(cell, started)
             is_new = False
         if stage is None:
@@ -50,7 +50,6 @@ def process_cell(cell: Cell, claim: HeldLock, workers: int, slot: Slot, stop: Ca
             chain.count_reading(cell.ablation.directory, cell.name, cell.ablation.evaluate)
             is_new = True  # even if an older measurement was recorded
         code, lines = _run(cell, stage, claim, workers, slot, stop)
-        beside = beside and not (stage.is_evaluation and not code)
         if other := _other_settings(cell):  # also where it waits or diverged
             return _failed(cell, stage, code, *other)
         if cell.is_waiting():
@@ -58,7 +57,7 @@ def process_cell(cell: Cell, claim: HeldLock, workers: int, slot: Slot, stop: Ca
         if code == process.STOPPED or (code and stop()):  # SLURM's warning also reaches the command
             return CellOutcome("stopped")
         kind = process.failure_kind(code, lines, cell.run.record)
-        is_past = stage != next_stage(cell, beside)
+        is_past = stage != next_stage(cell)
         if is_past and (not code or cell.is_done()):  # one analysis may not apply, the next may
             continue
         attempts += 1
