@@ -80,9 +80,18 @@ def table(rows: Sequence[dict[str, Any]], columns: dict[str, str]) -> str:
         | --- | --- |
         | none | 25.1% |
     """
-    lines = [list(columns), ["---"] * len(columns)]
-    lines += [[_cell(text, row) for text in columns.values()] for row in rows]
-    return "\n".join(printable(f"| {' | '.join(line)} |") for line in lines)
+    return "\n".join(markdown_lines([[*columns], *([_cell(text, row) for text in columns.values()] for row in rows)]))
+
+
+def markdown_lines(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows of cells, the headings first, as the lines of a Markdown table.
+
+    Example:
+        >>> markdown_lines([["claim", "verdict"], ["a > b | c=d", "supported"]])
+        ['| claim | verdict |', '| --- | --- |', '| a > b \\\\| c=d | supported |']
+    """
+    head, *others = [[re.sub(r"(?<!\\)\|", r"\|", cell) for cell in row] for row in rows]  # it would end the cell
+    return [printable(f"| {' | '.join(row)} |") for row in (head, ["---"] * len(head), *others)]
 
 
 def percent_factor(accuracies: Sequence[float]) -> int:
@@ -201,7 +210,7 @@ def replace_section(text: str, path: Path, name: str) -> None:
 
 def _cell(text: str, row: dict[str, Any]) -> str:
     try:
-        return re.sub(r"(?<!\\)\|", r"\|", text.format(**row))  # which would end the cell
+        return text.format(**row)
     except (KeyError, TypeError, ValueError):  # not measured for this row
         return "-"
 

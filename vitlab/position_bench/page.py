@@ -17,6 +17,7 @@ from vitlab.position_bench.judging import TaskVerdict, score_interval, score_tex
 from vitlab.position_bench.protocol import TASKS, chance_of_tasks
 from vitlab.position_bench.training import answers_of, smallest
 from vitlab.runs.atomic import atomic_write, write_text
+from vitlab.tables import markdown_lines
 
 BEGIN, END = "<!-- posbench: written by `vitlab posbench --evidence` -->", "<!-- posbench: end -->"
 _VERDICT_COLORS = {"better": COLORS[2], "worse": COLORS[1], "": COLORS[0]}  # against `none`
@@ -58,33 +59,33 @@ def page_lines(bench: Bench, complete: list[str]) -> list[str]:
     """Return the generated part of the page: figure, scores and verdicts."""
     lines = ["", list_lines(bench)[0].split(":")[0] + "."]
     lines += ["", "![Methods by tasks, with intervals](posbench.svg)", ""] if complete else []
-    lines += ["| method | " + " | ".join(TASKS) + " | time | memory |", "|---" * (len(TASKS) + 3) + "|"]
+    rows = [["method", *TASKS, "time", "memory"]]
     for name in complete:
         scores, cost = bench.scores(name), bench.record(name, "cost") or {}
         cells = [score_text(scores.get(task)) for task in TASKS]
-        lines.append(f"| {name} | " + " | ".join(cells) + f" | {cost['time']:.2f} | {cost['memory']:.2f} |")
-    lines.append(
-        "| chance | " + " | ".join(f"{100 * x:.1f}" for x in chance_of_tasks(bench.protocol).values()) + " | | |"
-    )
+        rows.append([name, *cells, f"{cost['time']:.2f}", f"{cost['memory']:.2f}"])
+    rows.append(["chance", *(f"{100 * x:.1f}" for x in chance_of_tasks(bench.protocol).values()), "", ""])
+    lines += markdown_lines(rows)
     against, verdicts = bench.protocol["claims"]["against"], _verdicts(bench, complete)
     if not verdicts:
         return lines
     for other in against:
-        rows = [name for name in complete if name not in (other, "none")]
-        if not rows:
+        names = [name for name in complete if name not in (other, "none")]
+        if not names:
             continue
-        lines += ["", f"Against `{other}`, Holm over each method's {_claim_counts(verdicts, rows)}:", ""]
-        lines += ["| method | " + " | ".join(TASKS) + " |", "|---" * (len(TASKS) + 1) + "|"]
-        for name in rows:
+        rows = [["method", *TASKS]]
+        for name in names:
             found = {v.task: v for v in verdicts[name] if v.against == other}
-            words = [
-                f"{v.word} {100 * v.difference:+.1f}" if v.word != "not applicable" else "n/a"
-                for v in (found[task] for task in TASKS)
-            ]
-            lines.append(f"| {name} | " + " | ".join(words) + " |")
+            rows.append([name, *(_claim_cell(found[task]) for task in TASKS)])
+        lines += ["", f"Against `{other}`, Holm over each method's {_claim_counts(verdicts, names)}:", ""]
+        lines += markdown_lines(rows)
     if left := [name for name in POS_EMBEDS if name not in complete]:
         lines += ["", f"Not measured yet: {', '.join(left)}."]
     return lines
+
+
+def _claim_cell(verdict: TaskVerdict) -> str:
+    return "n/a" if verdict.word == "not applicable" else f"{verdict.word} {100 * verdict.difference:+.1f}"
 
 
 def _claim_counts(verdicts: Mapping[str, Sequence[TaskVerdict]], names: Sequence[str]) -> str:

@@ -27,6 +27,7 @@ from vitlab.analysis.typeset import INCHES, Format, Width, figure_bytes, printed
 from vitlab.errors import UsageError, did_you_mean, one_line, preview
 from vitlab.runs.atomic import atomic_write, is_writable, write_text
 from vitlab.runs.records import split_metrics
+from vitlab.tables import markdown_lines
 
 SHOWN = re.compile(r"^!\[.*\]\(figures/([^/()]+)\.svg\)$", re.MULTILINE)  # the name of a figure in report.md
 VIEW = '<meta name="viewport" content="width=device-width, initial-scale=1">'  # as wide as a phone is
@@ -188,9 +189,7 @@ def _markdown(name: str, sections: list[Section], source: str, drawn: dict[str, 
     for title, sentences, tables in sections:
         lines += ["", f"## {title}", "", *(f"- {sentence}" for sentence in sentences)]
         for table in tables:
-            head, *rows = [[cell.replace("|", "\\|") for cell in row] for row in table]
-            lines += ["", f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
-            lines += [f"| {' | '.join(row)} |" for row in rows]
+            lines += ["", *markdown_lines(table)]
     lines += ["", "## Figures"] if drawn else []
     for figure, title in drawn.items():
         lines += ["", f"![{title}](figures/{figure}.svg)", "", f"*{title}*"]
