@@ -1,21 +1,24 @@
 """List the ablations, and compare several side by side."""
 
 import csv
+import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vitlab.ablation.file import spec
-from vitlab.ablation.inference.words import chance, decimals
+from vitlab.ablation.inference.words import chance, decimals, span
 from vitlab.ablation.lab import exported
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RUNS
 from vitlab.runs.records import read_json
 from vitlab.shipped import find_shipped
-from vitlab.tables import columns, table
+from vitlab.tables import columns, markdown_lines
 
 NAMES = ("metric", "verdict", "test", "claim", "setting", "baseline", "lr_scheduler", "analysis", "line", "measure")
+ARM_HEAD = ("n", "mean", "interval", "difference to its baseline", "adjusted p", "verdict")
+CLAIM_HEAD = ("where", "n", "adjusted p", "verdict")
 CAUTION = "Arms of different ablations are not tested against each other: images, steps or code may differ."
 
 
@@ -59,27 +62,53 @@ def compare_ablations(names: Sequence[str]) -> str:
     Raises:
         UsageError: One has no report yet.
     """
-    rows = [{"ablation": name, **row} for name in names for row in _summary(name)]
+    rows = compared_rows(names)
     parts = [f"# {', '.join(names)}", "", CAUTION]
     arms = [row for row in rows if row["kind"] == "arm"]
-    head = {
-        "ablation": "{ablation}",
-        "arm": "{arm}",
-        "n": "{n}/{planned}",
-        "mean": "{mean}",
-        "interval": "{low} to {high}",
-    }
-    head |= {"difference to its baseline": "{difference}", "adjusted p": "{adjusted_p}", "verdict": "{verdict}"}
     for metric in dict.fromkeys(row["metric"] for row in arms):
         mine = [row for row in arms if row["metric"] == metric]
         is_min = any(row.get("mode") == "min" for row in mine)
-        mine = sorted(mine, key=lambda row: _mean(row, -1 if is_min else 1), reverse=True)
-        parts += ["", f"## {metric}", "", table(mine, head)]
+        sign = -1 if is_min else 1
+        mine.sort(key=lambda row: -math.inf if row["mean"] is None else sign * row["mean"], reverse=True)
+        digits = {name: max(4, decimals(_means(mine, name))) for name in names}
+        lines = [[row["ablation"], row["arm"], *_arm_cells(row, digits[row["ablation"]])] for row in mine]
+        parts += ["", f"## {metric}", "", *markdown_lines([["ablation", "arm", *ARM_HEAD], *lines])]
     if claims := [row for row in rows if row["kind"] == "claim"]:
-        head = {"ablation": "{ablation}", "claim": "`{claim}`", "where": "{setting}", "n": "{n}/{planned}"}
-        claims = [{**row, "p": row[_tested(row)]} for row in claims]
-        parts += ["", "## Claims", "", table(claims, {**head, "adjusted p": "{p}", "verdict": "{verdict}"})]
+        lines = [[row["ablation"], f"`{row['claim']}`", *_claim_cells(row)] for row in claims]
+        parts += ["", "## Claims", "", *markdown_lines([["ablation", "claim", *CLAIM_HEAD], *lines])]
     return "\n".join(parts)
+
+
+def _means(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    """Return the means of an ablation's arms."""
+    return [row["mean"] for row in rows if row["ablation"] == name and row["mean"] is not None]
+
+
+def _arm_cells(row: Mapping[str, Any], digits: int) -> list[str]:
+    """Return what :data:`ARM_HEAD` names of an arm."""
+    mean, low, high, difference = (_number(row, key) for key in ("mean", "low", "high", "difference"))
+    numbers = ["-" if math.isnan(x) else f"{x:z.{digits}f}" for x in (mean, difference)]
+    p = chance(_number(row, "adjusted_p"))
+    return [_seeds(row), numbers[0], span(low, high, digits), numbers[1], p, row.get("verdict") or "-"]
+
+
+def _claim_cells(row: Mapping[str, Any]) -> list[str]:
+    """Return what :data:`CLAIM_HEAD` names of a claim, with the p that decided its verdict."""
+    test = "equivalence_p" if row["verdict"] == "equivalent" else "adjusted_p"
+    if "~" in row["claim"]:
+        test = "excess_p" if row["verdict"] == "refuted" else "equivalence_p"
+    return [row.get("setting") or "-", _seeds(row), chance(_number(row, test)), row["verdict"] or "-"]
+
+
+def _seeds(row: Mapping[str, Any]) -> str:
+    """Return how many of the planned seeds there are."""
+    return "/".join("-" if (count := row.get(key)) is None else f"{count:.0f}" for key in ("n", "planned"))
+
+
+def _number(row: Mapping[str, Any], key: str) -> float:
+    """Return a number of a row; NaN if it has none."""
+    value = row.get(key)
+    return math.nan if value is None else float(value)
 
 
 def compared_rows(names: Sequence[str]) -> list[dict[str, Any]]:
@@ -101,22 +130,6 @@ def _value(text: str) -> Any:
         return float(text)
     except ValueError:
         return text or None
-
-
-def _summary(name: str) -> list[dict[str, str]]:
-    rows = _read_rows(name)
-    means: dict[str, list[float]] = {}
-    for row in rows:
-        means.setdefault(row["metric"], []).extend([float(row["mean"])] if row["mean"] else [])
-    found = []
-    for row in rows:
-        digits = max(4, decimals(means[row["metric"]]))
-        short = {
-            k: f"{float(row[k]):z.{digits}f}" if row.get(k) else "-" for k in ("mean", "low", "high", "difference")
-        }
-        chances = {k: chance(float(row.get(k) or "nan")) for k in ("adjusted_p", "equivalence_p", "excess_p")}
-        found.append({**row, **short, **chances, **_whole(row)})
-    return found
 
 
 def _read_rows(name: str) -> list[dict[str, str]]:
@@ -143,21 +156,6 @@ def _without_report(name: str) -> str:
         return f'there is no ablation, file or folder "{name}"'
     file = str(files[0]) if files else "FILE" if places else name
     return f"{name} has no report: `vitlab ablate report {shlex.quote(file)}` writes it"
-
-
-def _tested(row: dict[str, str]) -> str:
-    """Return the column of the p that decided the verdict on a claim."""
-    if "~" in row["claim"]:
-        return "excess_p" if row["verdict"] == "refuted" else "equivalence_p"
-    return "equivalence_p" if row["verdict"] == "equivalent" else "adjusted_p"
-
-
-def _mean(row: dict[str, str], sign: int) -> float:
-    return sign * float(row["mean"]) if row["mean"] != "-" else float("-inf")
-
-
-def _whole(row: dict[str, str]) -> dict[str, str]:
-    return {key: f"{float(row[key]):.0f}" if row.get(key) else "-" for key in ("n", "planned")}
 
 
 def _read(path: Path) -> dict[str, object]:
