@@ -58,6 +58,7 @@ FILE = {
     "stats": {"margin": 0.02},
     "claims": ["learned > none", "learned > none on resolution/acc1@12", "sincos2d > learned", "learned > 0.5"],
 }
+WITH_FEW_ANALYSES = {**FILE, "analyses": ["resolution", "confusion"]}
 
 
 def resolved(ablation):
@@ -583,7 +584,7 @@ def few_images(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         Path("base.yaml").write_text("{}\n")
-        Path("made-up.yaml").write_text(yaml.safe_dump(FILE, sort_keys=False))
+        Path("made-up.yaml").write_text(yaml.safe_dump(WITH_FEW_ANALYSES, sort_keys=False))
         ablation = read_ablation("made-up.yaml")
         for cell in cells_of(ablation, list(resolved(ablation))):
             finish(cell, images=50)
@@ -648,7 +649,8 @@ def test_a_metric_that_no_cell_has_does_not_replace_the_report_by_an_empty_one(f
     ablation, arms, _ = finished
     write_report(ablation, arms, None, False)
     page = (ablation.directory / "report/report.md").read_text()
-    Path("made-up.yaml").write_text(yaml.safe_dump({**FILE, "metric": {"primary": "acc"}}, sort_keys=False))
+    other = {**WITH_FEW_ANALYSES, "metric": {"primary": "acc"}}
+    Path("made-up.yaml").write_text(yaml.safe_dump(other, sort_keys=False))
     with pytest.raises(UsageError, match=r'line .* no finished cell has a metric `acc`; did you mean "acc1"'):
         write_report(read_ablation("made-up.yaml"), arms, None, False)
     assert (ablation.directory / "report/report.md").read_text() == page

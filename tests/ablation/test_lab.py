@@ -34,9 +34,8 @@ def test_python_goes_silently_from_plan_to_verdict(toy, lab, tmp_path, monkeypat
     assert not lab.counts()
     done = toy.run()
     assert set(done.cells["state"]) == {"done"} and not done.failed and not done.interrupted
-    with monkeypatch.context() as patch:
-        patch.setattr(write, "figures", lambda *found: {})  # the second report draws them
-        report = toy.report()
+    monkeypatch.setattr(write, "figures", lambda *found: {"dots": ("any", write.Figure(), [])})
+    report = toy.report()
     assert list(report.arms["arm"]) == ["none", "learned", "rope2d"]
     assert report.arms["difference"].iloc[1] == pytest.approx(0.2, abs=0.05)
     (verdict,) = report.verdicts

@@ -1008,6 +1008,7 @@ def test_the_protocol_for_t2t_differs_from_the_registered_one_in_its_network_alo
     registered, settings = registered_protocol(), read_protocol("t2t")
     assert {name for name in settings if settings[name] != registered[name]} == {"version", "network"}
     assert {**settings["network"], "patch_size": 4, "tokenizer": 0} == {**registered["network"], "tokenizer": 0}
+    settings["network"] = settings["network"] | {"depth": 1}
     for training, chans in (("photos", 3), ("few", 3), ("glyphs", 1)):
         net = bench_network_of("rope2d", settings, training, 0)
         assert isinstance(net.tokenizer, T2TTokenizer) and (net.grid_size, net.in_chans) == ((8, 8), chans)
