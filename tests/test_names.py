@@ -32,7 +32,7 @@ def test_every_public_name_is_there_and_known_to_type_checkers(name):
         assert getattr(package, public) is not None
     assert set(package.__all__) <= set(dir(package))
     defined = {key for key in ("ANALYSES", "names_of") if key in vars(package)}
-    rooms = {*ROOMS, "stats"} if package is vitlab else set()
+    rooms = {*ROOMS, "look", "stats"} if package is vitlab else set()
     assert shown_to_type_checkers(package) | defined == {*package.__all__, *rooms}
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vitlab import callbacks as callbacks
     from vitlab import data as data
     from vitlab import layers as layers
+    from vitlab import look as look
     from vitlab import models as models
     from vitlab import optim as optim
     from vitlab import pretraining as pretraining
@@ -63,43 +64,7 @@ if TYPE_CHECKING:
     from vitlab.run import Run
     from vitlab.tasks import Classifier, Distillation, LinearProbe, MultiTask, Regressor
 else:
-    _HOMES = {
-        "vitlab.ablation.folds": ("cross_validate",),
-        "vitlab.analysis.subject": ("Subject",),
-        "vitlab.api": ("ablate", "fit", "load"),
-        "vitlab.callbacks.attention_maps": ("AttentionMaps",),
-        "vitlab.callbacks.checkpoint": ("Checkpoint",),
-        "vitlab.callbacks.ema": ("EMA",),
-        "vitlab.callbacks.quality": ("FeatureQuality",),
-        "vitlab.data": (
-            *("CIFAR10", "CIFAR100", "Digits", "FashionMNIST", "HuggingFace", "ImageFolder", "ImageNet", "Packed"),
-            *("Arrays", "PositionProbe", "Table", "Unlabeled", "WebDataset"),
-        ),
-        "vitlab.data.base": ("ImageData",),
-        "vitlab.layers.pos_embed": ("PosEmbed",),
-        "vitlab.models.create": ("create_model",),
-        "vitlab.models.sizes": ("SIZES",),
-        "vitlab.models.vit": ("VisionTransformer",),
-        "vitlab.position_bench.bench": ("posbench",),
-        "vitlab.run": ("Run",),
-        "vitlab.pretraining": ("DINO", "MAE"),
-        "vitlab.tasks": ("Classifier", "Distillation", "LinearProbe", "MultiTask", "Regressor"),
-    }
-    _ROOMS = (
-        "ablation",
-        "analysis",
-        "callbacks",
-        "data",
-        "layers",
-        "look",
-        "models",
-        "optim",
-        "pretraining",
-        "stats",
-        "tasks",
-        "tokenizers",
-    )
-    __getattr__, __dir__ = lazy(__name__, _HOMES, _ROOMS)
+    __getattr__, __dir__ = lazy(__name__)
 
 __version__ = "0.2.0"
 

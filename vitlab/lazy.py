@@ -1,11 +1,13 @@
 """Fast start-up: names that are imported on first use, and faster imports for commands."""
 
+import ast
 import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -13,33 +15,44 @@ from vitlab.errors import did_you_mean
 
 
 def lazy(
-    package: str, homes: Mapping[str, Iterable[str]], rooms: Iterable[str] = ()
+    package: str, homes: Mapping[str, Iterable[str]] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` of a package (PEP 562).
+    """Return ``__getattr__`` and ``__dir__`` of a package (PEP 562), which import a name on first use.
 
     Args:
         package: Its ``__name__``.
-        homes: Modules and the names that the package takes from them.
-        rooms: Subpackages that are imported on first use.
+        homes: Modules and the names that the package takes from them; default: what its source imports ``if
+            TYPE_CHECKING``, for type checkers and, by this, for all others.
     """
-    module_of = {name: home for home, names in homes.items() for name in names}
-    inside = set(rooms)
+
+    @cache
+    def home_of() -> dict[str, str]:
+        if homes is None:
+            return _shown_to_type_checkers(package)
+        return {name: home for home, names in homes.items() for name in names}
 
     @cache  # jsonargparse asks every package for each of its types, many times
     def hint(name: str) -> str:
-        return did_you_mean(name, [*module_of, *inside])
+        return did_you_mean(name, home_of())
 
     def get(name: str) -> Any:
-        if name in inside:
-            return import_module(f"{package}.{name}")
-        if name not in module_of:
+        if name not in home_of():
             raise AttributeError(f"module {package!r} has no attribute {name!r}{hint(name)}")
-        return getattr(import_module(module_of[name]), name)
+        home = home_of()[name]
+        return import_module(f"{package}.{name}") if home == package else getattr(import_module(home), name)
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *module_of, *inside})
+        return sorted({*vars(sys.modules[package]), *home_of()})
 
     return get, names
+
+
+def _shown_to_type_checkers(package: str) -> dict[str, str]:
+    """Return the module from which a package imports each name ``if TYPE_CHECKING``; its own for a subpackage."""
+    body = ast.parse(Path(str(sys.modules[package].__file__)).read_text()).body
+    blocks = [node.body for node in body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    imports = [node for block in blocks for node in block if isinstance(node, ast.ImportFrom)]
+    return {alias.name: str(node.module) for node in imports for alias in node.names}
 
 
 @contextmanager

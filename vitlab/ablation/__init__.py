@@ -10,6 +10,6 @@ from vitlab.lazy import lazy
 if TYPE_CHECKING:
     from vitlab.ablation.lab import Lab
 else:
-    __getattr__, __dir__ = lazy(__name__, {"vitlab.ablation.lab": ("Lab",)})
+    __getattr__, __dir__ = lazy(__name__)
 
 __all__ = ["Lab"]

@@ -54,75 +54,7 @@ if TYPE_CHECKING:
         token_layer_maps,
     )
 else:
-    _HOMES = {
-        "vitlab.analysis.head_attention": (
-            "analyze_attention",
-            "analyze_distance",
-            "analyze_entropy",
-            "analyze_heads",
-            "analyze_rollout",
-            "distances",
-            "entropy",
-            "mean_distance",
-            "rollout",
-            "uniform_distance",
-        ),
-        "vitlab.analysis.attribution.curves": ("analyze_faithfulness", "deleted"),
-        "vitlab.analysis.attribution.maps": (
-            "analyze_attribution",
-            "gradient_attention",
-        ),
-        "vitlab.analysis.attribution.sanity": ("analyze_sanity",),
-        "vitlab.analysis.views.pca": (
-            "analyze_pca",
-            "pca_colors",
-        ),
-        "vitlab.analysis.views.reconstruction": ("analyze_reconstruction",),
-        "vitlab.analysis.cka": ("analyze_cka",),
-        "vitlab.analysis.cost": ("analyze_cost",),
-        "vitlab.analysis.features": (
-            "analyze_fewshot",
-            "analyze_knn",
-            "few_shot_accuracy",
-            "knn_accuracy",
-        ),
-        "vitlab.analysis.filters": ("analyze_filters",),
-        "vitlab.analysis.outcomes.calibration": ("analyze_calibration",),
-        "vitlab.analysis.outcomes.confusion": ("analyze_confusion",),
-        "vitlab.analysis.outcomes.errors": ("analyze_errors",),
-        "vitlab.analysis.outcomes.labels": ("analyze_labels",),
-        "vitlab.analysis.positions": (
-            "analyze_displacement",
-            "analyze_position",
-            "displacement_profile",
-            "mosaic",
-            "similarity",
-        ),
-        "vitlab.analysis.probes": (
-            "analyze_probe",
-            "without_positions",
-        ),
-        "vitlab.analysis.resolution": ("analyze_resolution",),
-        "vitlab.analysis.scramble": (
-            "analyze_scramble",
-            "analyze_scramble_image",
-            "scramble_image",
-            "scramble_tokens",
-        ),
-        "vitlab.analysis.segmentation": ("analyze_segmentation",),
-        "vitlab.analysis.shift": ("analyze_shift",),
-        "vitlab.analysis.subject": (
-            "Finding",
-            "Subject",
-        ),
-        "vitlab.analysis.views.token_layers": (
-            "analyze_splits",
-            "analyze_token_layers",
-            "split_features",
-            "token_layer_maps",
-        ),
-    }
-    __getattr__, __dir__ = lazy(__name__, _HOMES)
+    __getattr__, __dir__ = lazy(__name__)
 
 __all__ = [
     "ANALYSES",

@@ -15,18 +15,7 @@ if TYPE_CHECKING:
     from vitlab.callbacks.stop import StopOnSignal
     from vitlab.callbacks.watch import Watch
 else:
-    _HOMES = {
-        "vitlab.callbacks.attention_maps": ("AttentionMaps",),
-        "vitlab.callbacks.checkpoint": ("Checkpoint",),
-        "vitlab.callbacks.console": ("Console",),
-        "vitlab.callbacks.ema": ("EMA",),
-        "vitlab.callbacks.predictions": ("Predictions",),
-        "vitlab.callbacks.quality": ("FeatureQuality",),
-        "vitlab.callbacks.record": ("RunRecord",),
-        "vitlab.callbacks.stop": ("StopOnSignal",),
-        "vitlab.callbacks.watch": ("Watch",),
-    }
-    __getattr__, __dir__ = lazy(__name__, _HOMES)
+    __getattr__, __dir__ = lazy(__name__)
 
 __all__ = [
     "EMA",

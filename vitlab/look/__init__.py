@@ -7,4 +7,4 @@ from vitlab.lazy import lazy
 if TYPE_CHECKING:
     from vitlab.look.diagram import architecture as architecture
 else:
-    __getattr__, __dir__ = lazy(__name__, {"vitlab.look.diagram": ("architecture",)})
+    __getattr__, __dir__ = lazy(__name__)

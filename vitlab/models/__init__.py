@@ -12,15 +12,7 @@ if TYPE_CHECKING:
     from vitlab.models.vit import VisionTransformer
     from vitlab.models.walk import attention_logits, attention_maps, block_tokens
 else:  # imported on first use: a list of sizes needs no torch
-    _HOMES = {
-        "vitlab.models.cost": ("count_macs", "count_parameters"),
-        "vitlab.models.create": ("create_model",),
-        "vitlab.models.load": ("load_network", "load_weights"),
-        "vitlab.models.sizes": ("SIZES",),
-        "vitlab.models.vit": ("VisionTransformer",),
-        "vitlab.models.walk": ("attention_logits", "attention_maps", "block_tokens"),
-    }
-    __getattr__, __dir__ = lazy(__name__, _HOMES)
+    __getattr__, __dir__ = lazy(__name__)
 
 __all__ = [
     "SIZES",
