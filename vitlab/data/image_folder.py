@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from vitlab.data.arguments import AnyPhotoArgs, PhotoArgs
-from vitlab.data.base import Part
 from vitlab.data.files.ranges import Ranges
 from vitlab.data.files.scan import Folder, sizes_of
 from vitlab.data.files.sets import FileImages, Statistics
@@ -44,9 +43,13 @@ def is_flat(folder: Path) -> bool:
     return bool(entries) and not any(_is_folder(entry) for entry in entries)
 
 
-def files_below(folder: str) -> list[str]:
-    """Return all files below a folder in sorted order; refuse a link to a folder above."""
-    return sorted(_walk(folder, {os.path.realpath(folder)}, os.path.realpath(folder)))
+def files_below(folder: str) -> Iterator[str]:
+    """Yield all files below a folder, each folder in sorted order.
+
+    Raises:
+        ValueError: A link leads to a folder above.
+    """
+    return _walk(folder, frozenset([os.path.realpath(folder)]), os.path.realpath(folder))
 
 
 def class_folders(folder: Path) -> tuple[list[str], list[str]]:
@@ -55,22 +58,22 @@ def class_folders(folder: Path) -> tuple[list[str], list[str]]:
     Raises:
         ValueError: Two classes differ only in case, or in how accents are encoded, which some file systems change.
     """
-    found = [(entry.name, next(_first_files(entry.path), None)) for entry in visible(folder) if _is_folder(entry)]
+    found = [(entry.name, next(files_below(entry.path), None)) for entry in visible(folder) if _is_folder(entry)]
     names = [name for name, file in found if file is not None]
     composed = {name: unicodedata.normalize("NFC", name) for name in names}
     spellings = {name: text.lower() if len(text) > 1 else text for name, text in composed.items()}  # a, A: letters
     counts = Counter(spellings.values())
     if twice := [name for name in names if counts[spellings[name]] > 1]:
-        if len({composed[name] for name in twice}) < len(twice):  # they look the same
-            shown = f"{', '.join(map(ascii, twice))} (one name, its accents encoded in two ways)"
-            raise ValueError(f"the classes {shown} in {folder} are no two classes: join or rename them")
-        raise ValueError(f"the classes {', '.join(twice)} in {folder} differ only in case: join or rename them")
+        shown = ", ".join(twice).encode("ascii", "backslashreplace").decode()  # accents look the same
+        raise ValueError(
+            f"the classes {shown} in {folder} differ only in case, or in how accents are encoded: join or rename them"
+        )
     return names, [name for name, file in found if file is None]
 
 
 def sample_files(folder: Path) -> list[str]:
     """Return a sample of files of each class."""
-    return [file for entry in visible(folder) if _is_folder(entry) for file in islice(_first_files(entry.path), _FEW)]
+    return [file for entry in visible(folder) if _is_folder(entry) for file in islice(files_below(entry.path), _FEW)]
 
 
 def deeper(folder: Path) -> Path | None:
@@ -84,33 +87,17 @@ def deeper(folder: Path) -> Path | None:
     return None
 
 
-def _first_files(folder: str) -> Iterator[str]:
-    seen: set[str] = set()
-    for place, folders, names in os.walk(folder, followlinks=True):
-        if (real := os.path.realpath(place)) in seen:  # a link to a folder already seen
-            folders.clear()
+def _walk(folder: str, above: frozenset[str], top: str) -> Iterator[str]:
+    for entry in visible(Path(folder)):
+        if not _is_folder(entry):
+            yield entry.path
             continue
-        seen.add(real)
-        folders[:] = sorted(filter(_is_visible, folders))
-        yield from (os.path.join(place, name) for name in sorted(filter(_is_visible, names)))
-
-
-def _walk(folder: str, above: set[str], top: str) -> list[str]:
-    files: list[str] = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if not _is_visible(entry.name):
-                continue
-            if not _is_folder(entry):
-                files.append(entry.path)
-                continue
-            place = os.path.realpath(entry.path)
-            if place in above:  # a link to a folder that contains it
-                continue
-            if f"{top}{os.sep}".startswith(place.rstrip(os.sep) + os.sep):
-                raise ValueError(f"{entry.path} leads to {place}, above its class: remove the link")
-            files += _walk(entry.path, above | {place}, top)
-    return files
+        place = os.path.realpath(entry.path)
+        if place in above:  # a link to a folder that contains it
+            continue
+        if f"{top}{os.sep}".startswith(place.rstrip(os.sep) + os.sep):
+            raise ValueError(f"{entry.path} leads to {place}, above its class: remove the link")
+        yield from _walk(entry.path, above | {place}, top)
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -151,6 +138,8 @@ class ImageFolder(Photos):
         ['cat', 'dog']
     """
 
+    has_class_folders = True
+
     def __init__(self, root: str, videos: Videos | None = None, **photos: Unpack[PhotoArgs]) -> None:
         self.root, self.videos = Path(root), check_videos(videos)
         what = self.survey()
@@ -177,17 +166,6 @@ class ImageFolder(Photos):
             raise ValueError(_unsorted(test))  # a folder named test may have no classes
         return folders, left_out
 
-    def read(self, part: Part) -> FileImages:
-        """Return the files of a part, unopened; refuse folders of splits that were taken for classes."""
-        images = super().read(part)
-        assert isinstance(images, FileImages)
-        if part != "test":
-            rename = f"rename the former to train and test in {self.root}, or " if self.first == self.root else ""
-            self.check_level(
-                images.files, lambda folder: f"{rename}give one of the former, as --data.root={self.first / folder}"
-            )
-        return images
-
     def list_files(self, parts: list[str]) -> FileImages:
         """Return the files in the class folders of some parts, unopened."""
         number = self.class_numbers()
@@ -197,7 +175,7 @@ class ImageFolder(Photos):
             if is_flat(self.folders[part]):
                 raise ValueError(_unsorted(self.folders[part]))
             for entry in [entry for entry in visible(self.folders[part]) if _is_folder(entry)]:
-                found = files_below(entry.path)
+                found = sorted(files_below(entry.path))
                 if found and entry.name not in number:
                     raise ValueError(f"{entry.path}: this class is not among those of {self.first}")
                 files += [os.path.relpath(file, self.root) for file in found]
@@ -371,7 +349,7 @@ class Unlabeled(ImageFolder):
         if not self.root.is_dir():
             raise ValueError(f"`data.root` must be a folder, got {self.root}")
         self.first, self.folders = self.root, {"train": self.root}
-        self.files = [os.path.relpath(file, self.root) for file in files_below(str(self.root))]
+        self.files = [os.path.relpath(file, self.root) for file in sorted(files_below(str(self.root)))]
         if not self.files and not RUN.get():
             raise ValueError(f"`data.root` has no files, got {self.root}")
         sizes = sizes_of(Folder(self.root), self.files[:: max(1, len(self.files) // 16)])

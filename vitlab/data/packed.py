@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from vitlab.data.arguments import PhotoArgs
-from vitlab.data.base import Part
 from vitlab.data.files.decode import ColorProfile, Decoding
 from vitlab.data.files.sets import FileImages, Images
 from vitlab.data.pack.shards import PARTS, ROUNDED, ROW, PackedStore, facts_of, read_index
@@ -30,6 +29,8 @@ class Packed(Photos):
         >>> Packed("packed", img_size=32).class_names
         ['cat', 'dog']
     """
+
+    has_class_folders = True
 
     def __init__(
         self,
@@ -93,14 +94,6 @@ class Packed(Photos):
         if whole[0] != whole[1] or (pipeline.crop_mode, pipeline.interpolation) != ("center", "bicubic"):
             return "--keep"
         return "" if whole[0] == size else f"--size={whole[0]} or --keep"
-
-    def read(self, part: Part) -> FileImages:
-        """Return the images of a part; refuse folders of splits that were taken for classes when they were packed."""
-        images = super().read(part)
-        assert isinstance(images, FileImages)
-        if part != "test":
-            self.check_level(images.files, lambda folder: "rename the former to train and test, and pack again")
-        return images
 
     def list_files(self, parts: list[str]) -> FileImages:
         """Return the images of some parts, with the facts stored when they were packed.

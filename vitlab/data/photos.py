@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import Literal, Unpack, get_args
 
@@ -56,6 +56,7 @@ class Photos(ImageData):
     """
 
     videos: Videos | None = None  # what folders below those of the classes are
+    has_class_folders = False  # whether images are named by the folders that they lie in
 
     def __init__(
         self,
@@ -120,18 +121,20 @@ class Photos(ImageData):
     def read(self, part: Part) -> Images:
         """Return the files of a part, unopened; `val` belongs to block 1."""
         names = ("test",) if part == "test" else ("train", "val")
-        return self.list_files([name for name in names if name in self.parts])
+        images = self.list_files([name for name in names if name in self.parts])
+        if self.has_class_folders and part != "test":
+            self._check_level(images.files)
+        return images
 
     def list_files(self, parts: list[str]) -> FileImages:
         """Return the files of some parts, unopened."""
         raise NotImplementedError
 
-    def check_level(self, files: list[str], ways: Callable[[str], str]) -> None:
+    def _check_level(self, files: list[str]) -> None:
         """Refuse folders named like splits, such as ``training_set``, that have the same folders each, and no files.
 
         Args:
             files: The files of training, named CLASS/FILE or PART/CLASS/FILE.
-            ways: Returns how to set this right, given the name of such a folder.
 
         Raises:
             ValueError: The folders below have the names of the classes. If they are videos, ``videos`` says so.
@@ -152,11 +155,11 @@ class Photos(ImageData):
         if not any(splits & {*re.split("[^a-z]+", name.lower())} for name in above):
             return  # classes may be divided by year, say
         if len(above) > 1 and len(same) > 1 and all(names == same for names in below.values()):
-            folder = min(above, key=lambda name: "train" not in name.lower())
             raise ValueError(
                 f"the class folders {preview(above)} in {self.place} hold no images themselves, and each has "
-                f"the same folders, {preview(sorted(same))}: if these are the classes, {ways(folder)}; if "
-                "they are videos, give --data.videos=frames"
+                f"the same folders, {preview(sorted(same))}: if these are the classes, rename the former to train and "
+                "test, or give one of the former as --data.root (and pack photos again); if they are videos, give "
+                "--data.videos=frames"
             )
 
     def indices(self, images: Images) -> dict[SplitName, Indices]:
