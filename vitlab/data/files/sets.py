@@ -13,23 +13,46 @@ from torch.utils.data import DataLoader, Dataset
 
 from vitlab.data.files.decode import Decoding, ImageError, decode_bytes
 from vitlab.data.files.scan import Facts, Store, scan
-from vitlab.data.files.splits import Indices, rows_hash, split_hash
+from vitlab.data.files.splits import Indices, split_hash
 from vitlab.data.loading.transforms import to_image, to_tensor
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation of each channel
 
 
-def _split_hash(images: Any) -> str:
-    """A hash of this set of labeled images and their content, as 16 hex digits."""
-    return split_hash([i + d for i, d in zip(images.ids, images.digests, strict=True)], images.labels.numpy())
+class Labeled:
+    """What sets of labeled images have in common: by what they are known again.
+
+    >>> TensorImages(torch.zeros(1, 1, 2, 2), torch.zeros(1), [b"a"]).rows_hash
+    '40f89e395b66422f'
+    """
+
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @cached_property
+    def digests(self) -> list[bytes]:
+        """A digest of the content of each image."""
+        raise NotImplementedError
+
+    @cached_property
+    def ids(self) -> list[bytes]:
+        """The identity of each image, by which it is assigned to a split; a digest where it has none."""
+        return self.digests
+
+    @cached_property
+    def split_hash(self) -> str:
+        """A hash of this set of images, their labels and their content, whatever their order, as 16 hex digits."""
+        return split_hash([i + d for i, d in zip(self.ids, self.digests, strict=True)], self.labels.numpy())
+
+    @cached_property
+    def rows_hash(self) -> str:
+        """A hash of the identities in their order, as 16 hex digits."""
+        return hashlib.blake2b(b"\0".join(self.ids), digest_size=8).hexdigest()
 
 
-def _rows_hash(images: Any) -> str:
-    """A hash of the identities in their order, as 16 hex digits."""
-    return rows_hash(images.ids)
-
-
-class TensorImages:
+class TensorImages(Labeled):
     """Labeled images in memory.
 
     Args:
@@ -41,22 +64,12 @@ class TensorImages:
     ((1.0,), (1.0,))
     """
 
-    split_hash, rows_hash = cached_property(_split_hash), cached_property(_rows_hash)
-
     def __init__(self, images: Tensor, labels: Tensor, ids: list[bytes] | None = None) -> None:
         self.images = images
         self.labels = labels
         self.named = ids is not None
         if ids is not None:
             self.ids = ids
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    @cached_property
-    def ids(self) -> list[bytes]:
-        """The identity of each image."""
-        return self.digests
 
     @cached_property
     def digests(self) -> list[bytes]:
@@ -95,7 +108,7 @@ class TensorImages:
         return _mean_and_std(mean, square, rounding, origin.numpy())
 
 
-class FileImages:
+class FileImages(Labeled):
     """Labeled image files, decoded on demand.
 
     Args:
@@ -111,15 +124,10 @@ class FileImages:
     [b'cat/1.jpg']
     """
 
-    split_hash, rows_hash = cached_property(_split_hash), cached_property(_rows_hash)
-
     def __init__(
         self, store: Store, files: list[str], labels: Tensor, how: Decoding, facts: Facts | None = None
     ) -> None:
         self.store, self.files, self.labels, self.how, self.facts = store, files, labels, how, facts
-
-    def __len__(self) -> int:
-        return len(self.files)
 
     @cached_property
     def ids(self) -> list[bytes]:
