@@ -50,8 +50,6 @@ class SplitRule:
         check_ranges("data", {"test_share": test_share, "subset": subset})
         if not 0 < val_share < 1:
             raise ValueError(f"`data.val_share` must lie between 0 and 1, got {val_share}")
-        if len(str(split_seed)) > 64:  # the longest key of the hash
-            raise ValueError(f"`data.split_seed` must have at most 64 digits, got {split_seed}")
         if split_file is not None and fold is not None:
             raise ValueError(f"`data.fold` and `data.split_file` exclude each other, got {fold!r} and {split_file!r}")
         self.test_share, self.val_share, self.subset = test_share, val_share, subset
@@ -70,27 +68,17 @@ class SplitRule:
         return {name: value for name, value in facts.items() if name not in unused}  # as ever
 
     def why_empty(self, name: SplitName, has_test_split: bool) -> str:
-        """Return the reason why a split has no images, for messages."""
+        """Return what divided the images where a split has none, for messages."""
         if name == "test" and has_test_split:
             return ""
         if self.file is not None:
             return f": `data.split_file` {self.file} lists none under {name}"
-        if name == "test" and self.named_fold is not None:
-            return (
-                ": the column of folds divides all rows into training and validation; name test rows in a column split"
-            )
-        if name == "test":
-            return f": `data.test_share` is {self.test_share:g}"
-        if self.test_share == 1 and not has_test_split and self.named_fold is None:
-            return ": `data.test_share=1` leaves none"
         if self.named_fold is not None:
-            return f": by `data.fold={self.named_fold}`, the column of folds puts none there"
-        few = "times" if self.by == "time" else "images or groups"
-        if self.fold is not None:
-            few = few if self.by == "time" else f"{few}, below {self.fold[1]}"
-            return f": `data.fold` is {self.fold[0]}/{self.fold[1]} of too few {few}"
-        more = "" if has_test_split else f" and `data.test_share` {self.test_share:g}"
-        return f": `data.val_share` is {self.val_share:g}{more} of too few {few}"
+            return f": the column of folds divides all rows into training and validation, fold {self.named_fold}"
+        settings: dict[str, object] = {} if has_test_split else {"test_share": self.test_share}
+        settings |= {"val_share": self.val_share} if self.fold is None else {"fold": "/".join(map(str, self.fold))}
+        how = " and ".join(f"`data.{key}={value}`" for key, value in settings.items())
+        return f": there are too few images, groups or times for {how}"
 
     def indices(
         self,
@@ -230,15 +218,6 @@ def split_hash(ids: Sequence[bytes], labels: Indices) -> str:
         digest = hashlib.blake2b(identity + b"\0" + str(label).encode(), digest_size=8).digest()
         total += int.from_bytes(digest)
     return f"{total % 2**64:016x}"
-
-
-def rows_hash(ids: Sequence[bytes]) -> str:
-    """Return a hash of a list of samples in their order, as 16 hex digits.
-
-    >>> rows_hash([b"a", b"b"]) == rows_hash([b"b", b"a"])
-    False
-    """
-    return hashlib.blake2b(b"\0".join(ids), digest_size=8).hexdigest()
 
 
 def _parse_fold(fold: str | int | None) -> tuple[int, int] | None:
