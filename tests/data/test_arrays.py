@@ -79,7 +79,7 @@ def test_groups_times_and_weights_are_those_of_a_table(tmp_path):
         ((np.zeros((5, 60, 100, 3)), np.zeros(5)), "channels before height"),
         ((np.full((5, 6, 6), np.nan), np.zeros(5)), "image 0 has values that are not finite"),
         (("nowhere.npz",), "there is no nowhere.npz"),
-        ((np.zeros((2, 8, 8)), np.array(["a", None])), "the data, row 2: .* is empty: leave such images out"),
+        ((np.zeros((2, 8, 8)), np.array(["a", None])), "the data, row 2: .* is empty; .* out of a table"),
         ((np.zeros((2, 8, 8)), np.array(["a", "a"]), "multilabel"), "one label, a; labels stand apart by ';'"),
     ],
 )

@@ -173,7 +173,7 @@ def test_a_teacher_of_images_in_other_units_is_refused(theirs, ours, told):
 def test_weights_of_images_are_refused_before_the_first_step(tmp_path):
     arrays = {"images": np.zeros((10, 8, 8)), "targets": np.arange(10) % 2, "weight": np.ones(10)}
     np.savez(tmp_path / "a.npz", **arrays)
-    with pytest.raises(ValueError, match=r"does not support weights of images: leave `weight` out of .*a\.npz$"):
+    with pytest.raises(ValueError, match="does not support weights of images: leave them out"):
         Distillation(teacher="t", **TINY).find_teacher(Arrays(str(tmp_path / "a.npz")))
 
 

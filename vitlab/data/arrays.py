@@ -87,7 +87,7 @@ class Arrays(Listed):
             raise ValueError(f"{place}: {names[empty[0, 1]]} of image {empty[0, 0]} is NaN: leave such images out")
         columns_of = {part: part for part in _PARTS}
         frame, run = pd.DataFrame(table), trained_targets()
-        rows = Rows(place, frame, names, columns_of, target_type, trained=run, has_options=False)
+        rows = Rows(place, frame, names, columns_of, target_type, trained=run)
         shape = self.images.shape
         super().__init__(
             rows=rows, place=place, sizes=[shape[2:]], in_chans=shape[1], arrays=True, split_by=split_by, **photos

@@ -22,7 +22,9 @@ from vitlab.tasks.arguments import ClassifierArgs
 from vitlab.tasks.classifier import Classifier
 from vitlab.tasks.sizes import check_size
 
-_NO_WEIGHTS = "`model: Distillation` does not support weights of images"
+_NO_WEIGHTS = (
+    "`model: Distillation` does not support weights of images: leave them out, of a table by --data.weight_column=null"
+)
 
 
 class Teacher(nn.Module):
@@ -175,12 +177,6 @@ def read_teacher(source: str) -> Teacher:
     return Teacher(network, mean, std, size, classes, **units)
 
 
-def _refuse_weights(data: Any) -> None:
-    if getattr(data, "sample_weights", None) is not None:
-        rows = getattr(data, "table", None)
-        raise ValueError(_NO_WEIGHTS + (f": {rows.way_without('weight')}" if rows is not None else ""))
-
-
 def _find_weights(source: str) -> tuple[Path, dict[str, Any]]:
     """Return the file of weights, with the mean, std, units and class names of its training data."""
     path = file_of_weights(source)
@@ -260,7 +256,8 @@ class Distillation(Classifier):
 
     def find_teacher(self, data: Any) -> None:
         """Read the teacher; refuse one that does not match the images or classes of ``data``, and weights of images."""
-        _refuse_weights(data)
+        if getattr(data, "sample_weights", None) is not None:
+            raise ValueError(_NO_WEIGHTS)
         teacher = read_teacher(self.hparams["teacher"])
         if data is not None:
             teacher.align_with_data(data)

@@ -32,7 +32,6 @@ class Rows:
         missing: What happens to empty targets: they are refused; drop leaves their rows out; mask leaves them out of
             loss and metrics, for several numbers or classes, and drops rows without any.
         trained: Facts about the targets of the run that the table is measured with; they decide what values leave open.
-        has_options: Whether `missing`, `separator` and the columns are options of the data set, for advice.
 
     >>> import pandas as pd
     >>> rows = Rows("a.csv", pd.DataFrame({"path": ["1", "2"], "cat": [0, 1], "dog": [1, 1]}), ["cat", "dog"], {})
@@ -50,18 +49,16 @@ class Rows:
         separator: str = ";",
         missing: Missing = "refuse",
         trained: Mapping[str, Any] | None = None,
-        has_options: bool = True,
     ) -> None:
         if missing not in (words := get_args(Missing)):
             raise ValueError(f"`data.missing` must be one of {', '.join(words)}, got {missing!r}")
         self.file, self.targets, self.missing, self.trained = file, list(targets), missing, trained
-        self.has_options = has_options
         self.asked_columns = {"path": "path", **columns}
         self.columns = {part: name for part, name in self.asked_columns.items()
                         if part == "path" or name not in targets}  # fmt: skip
         for name in (self.columns["path"], *targets, *(n for part, n in self.columns.items() if n not in (part, None))):
             if name not in table:
-                raise ValueError(_without_column(file, table, name, self.columns if has_options else {}))
+                raise ValueError(_without_column(file, table, name, self.columns))
         if not targets:
             raise ValueError(f"{file} must have a column in `data.targets`; there are {', '.join(map(str, table))}")
         if twice := [name for k, name in enumerate(targets) if name in targets[:k]]:
@@ -179,7 +176,7 @@ class Rows:
         names = sorted(set().union(*sets))
         if len(names) < (2 if self.trained is None else 1):
             one = f"one label, {names[0]}" if names else "no label"
-            apart = f"labels stand apart by {'`data.label_separator` ' * self.has_options}{separator!r}"
+            apart = f"labels stand apart by {separator!r}, the `label_separator` of a table"
             raise ValueError(f"{self.file}: the column {cells[0].name} has {one}; {apart}")
         return names, np.array([[name in found for name in names] for found in sets], dtype=np.uint8)
 
@@ -283,16 +280,6 @@ class Rows:
             else f"{self.file} has no column {name}"
         )
 
-    def way_without(self, part: str) -> str:
-        """Return how the optional column of a part is left out, for messages.
-
-        >>> import pandas as pd
-        >>> Rows("a.csv", pd.DataFrame({"path": ["1"], "y": [0.5]}), ["y"], {}).way_without("weight")
-        '--data.weight_column=null ignores it'
-        """
-        name = self.columns.get(part)
-        return f"--data.{part}_column=null ignores it" if self.has_options else f"leave `{name}` out of {self.file}"
-
     def row(self, i: int) -> str:
         """Return a row's place in the table, for messages; the first one below the header is row 1.
 
@@ -304,15 +291,11 @@ class Rows:
 
     def _refuse_empty(self, column: "pd.Series | None", target: bool = False) -> None:
         if column is not None and len(empty := np.flatnonzero(column.isna().to_numpy())):
-            place = f"{self.row(empty[0])}: the column {column.name} is empty"
-            if target and not self.has_options:
-                raise ValueError(f"{place}: leave such images out")
-            ways = "; --data.missing=drop leaves such rows out" if target else ""
-            maskable = target and self.kind in ("number", "mixed") and len(self.targets) > 1
-            ways += ", mask leaves out the cell" if maskable else ""
-            if target and self.kind == "multilabel":
-                ways += ", and with --data.target_type=number, mask leaves out the cell"
-            raise ValueError(f"{place}{ways}")
+            ways = (
+                "; --data.missing=drop leaves such rows out of a table; mask leaves out the cell alone, among several "
+                "numbers or classes (--data.target_type)"
+            )
+            raise ValueError(f"{self.row(empty[0])}: the column {column.name} is empty{ways if target else ''}")
 
     def _numbers(self, column: "pd.Series", masked: bool = False) -> NDArray[np.float32]:
         import pandas as pd
