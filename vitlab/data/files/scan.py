@@ -33,8 +33,7 @@ FACTS = np.dtype(
         ("moments", "f4", (2, 4)),  # mean and mean square of red, green, blue and luma, of values in [0, 1]
     ]
 )
-_USUAL = (None, Decoding().max_pixels, "ignore")  # caches of before there were profiles are of images without them
-_UPRIGHT = "sizes of TIFF files are upright"  # in caches of before they may be turned
+_CACHE = 3  # version of the caches; those of others are not read
 _LEVELS = np.arange(256) / 255
 LOOKED = 224  # smallest shorter side in pixels at which the scan decodes a JPEG image
 _MANY = 1000  # files from which a progress bar is shown
@@ -228,25 +227,19 @@ def moments(image: Image.Image) -> np.ndarray:
 
 
 def _cache_file(store: Store, how: Decoding) -> Path:
-    values = (how.value_range, how.max_pixels, how.color_profile)
-    place = store.place + "".join(f"\n{value}" for value in values if value not in _USUAL)
+    place = "\n".join(map(str, (_CACHE, store.place, how.value_range, how.max_pixels, how.color_profile)))
     return archive.cache() / f"scan-{hashlib.blake2b(os.fsencode(place), digest_size=12).hexdigest()}.npz"
 
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        (files, notes), facts = archive.read_rows(path)
-        if facts.dtype != FACTS or len(files) != len(facts):
-            return {}
-        kept = facts["readable"]
-        if _UPRIGHT not in notes:
-            kept = kept & ~np.char.startswith(facts["kind"], b"TIFF")
-        return {file: fact for file, fact, keep in zip(files, facts, kept, strict=True) if keep}
-    except Exception:  # absent, outdated or incomplete: scan again
+        files, facts = archive.read_rows(path)
+        return dict(zip(files, facts, strict=True)) if facts.dtype == FACTS else {}
+    except Exception:  # absent or incomplete: scan again
         return {}
 
 
 def _save(path: Path, known: dict[str, Any]) -> None:
     facts = np.array(list(known.values()), dtype=FACTS)
     with contextlib.suppress(OSError):
-        archive.write_rows(path, [list(known), {_UPRIGHT: ""}], facts)  # earlier versions: reasons of unreadable files
+        archive.write_rows(path, list(known), facts)
