@@ -6,16 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 from lightning.pytorch.trainer.states import RunningStage, TrainerState
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from PIL import Image
 from torch import Tensor, nn
 
-from vitlab.data.base import ImageData
+from vitlab.data.base import CPU, ImageData
 from vitlab.data.files.decode import decode, decode_opened
-from vitlab.data.files.sets import Statistics, TensorImages
-from vitlab.data.files.splits import SplitName
+from vitlab.data.files.sets import Images, Statistics, TensorImages
+from vitlab.data.files.splits import Indices, SplitName
+from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError
 from vitlab.interface import BATCH_HOOKS, PAGE, class_names, path_of, targets_of, transform_of
 from vitlab.models.foreign import AnyNetwork, modes_kept
@@ -208,12 +210,15 @@ class LoadedImages(PreparedPictures):
             f"analyses, and give a {type(batch).__name__}; {PAGE}"
         )
 
-    def sized(self, images: TensorImages, img_size: tuple[int, int]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield batches of images of a split and their targets, resized to another size than that of the data."""
-        for pixels, labels in zip(images.images.split(32), images.labels.split(32), strict=True):
-            if img_size != self.img_size:
-                pixels = resize_images(pixels, img_size, "bilinear")
-            yield pixels, labels
+    def eval_batches(
+        self, images: Images, batch_size: int, pipeline: Pipeline | None = None, device: torch.device = CPU
+    ) -> Iterator[tuple[Tensor, Tensor, Indices]]:
+        """Yield batches of images as the loaders gave them; those for another pipeline are resized to its size."""
+        assert isinstance(images, TensorImages)
+        size, first = (pipeline or self.pipeline).img_size, 0
+        for pixels, labels in zip(images.images.split(batch_size), images.labels.split(batch_size), strict=True):
+            pixels = pixels if size == self.img_size else resize_images(pixels, size, "bilinear")
+            yield pixels.to(device), labels.to(device), np.arange(first, first := first + len(labels))
 
 
 def _kind_of(targets: Tensor, num_outputs: int, said: str | None) -> str:

@@ -20,9 +20,9 @@ from vitlab.analysis.pictures import LoadedImages, PreparedPictures, as_tensor, 
 from vitlab.analysis.typeset import INCHES, LITERAL, Format, Width, figure_bytes, make_literal, printed
 from vitlab.class_paths import choice_text
 from vitlab.data.base import ImageData
-from vitlab.data.files.sets import Images, TensorImages
+from vitlab.data.files.sets import Images
 from vitlab.data.files.splits import SplitName
-from vitlab.data.loading.order import EvalOrder, fixed_order
+from vitlab.data.loading.order import fixed_order
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError, printable
 from vitlab.models.foreign import AnyNetwork
@@ -238,17 +238,9 @@ class Subject:
         self, images: Images, pipeline: Pipeline | None = None
     ) -> Iterator[tuple[Tensor, Tensor, NDArray[np.int64]]]:
         """Yield the batches of :meth:`prepared` with the numbers of their images: some may be unreadable by now."""
-        data, pipeline = self.data, pipeline or self.data.pipeline
-        if isinstance(data, LoadedImages) and isinstance(images, TensorImages):
-            first = 0
-            for pixels, labels in data.sized(images, pipeline.img_size):
-                yield self.for_net(pixels), labels.to(self.device), np.arange(first, first := first + len(labels))
-            return
-        order = EvalOrder(len(images), min(data.batch_size, 32))
-        loader = pipeline.loader(images, order, data.mean, 0, torch.device("cpu"), data.on_unreadable)
-        for pixels, labels, step in loader:
-            normalized = pipeline.normalize(self.for_net(pixels), data.statistics())
-            yield normalized, labels.to(self.device), step.indices
+        size = min(self.data.batch_size, 32)
+        for pixels, labels, numbers in self.data.eval_batches(images, size, pipeline, self.device):
+            yield self.for_net(pixels), labels, numbers
 
     def labeled(self) -> tuple[Tensor, Tensor]:
         """Return the images and classes of :meth:`batches`, concatenated."""
@@ -333,8 +325,6 @@ class Subject:
 
     def need_classes(self, name: str) -> None:
         """Refuse an analysis of accuracy for a network or images without classes."""
-        if self.has_no_data:
-            raise UsageError(f"{name} measures accuracy, and the images for {self.name} have no classes")
         self.check_classes()
         if not self.classifies:
             what = {"multilabel": "labels"}.get(self.data.targets["kind"], "numbers")

@@ -36,6 +36,7 @@ from vitlab.named_kwargs import Named
 from vitlab.packed_batch import PackedBatch
 from vitlab.ranges import check_ranges
 
+CPU = torch.device("cpu")
 Part = Literal["train", "test", "all"]  # what a data set reads: block 1, block 2, or, without the latter, all
 
 
@@ -312,6 +313,18 @@ class ImageData(Named, L.LightningDataModule):
         """Yield the batches of a loader as a task receives them, for use without a Trainer."""
         for batch in loader:
             yield self.on_after_batch_transfer(batch, 0)[:2]
+
+    def eval_batches(
+        self, images: Images, batch_size: int, pipeline: Pipeline | None = None, device: torch.device = CPU
+    ) -> Iterator[tuple[Tensor, Tensor, Indices]]:
+        """Yield normalized ``(B, C, H, W)`` images of a split, their labels and ``(B,)`` numbers, as in evaluation.
+
+        Images that have become unreadable are left out.
+        """
+        pipeline = pipeline or self.pipeline
+        order = EvalOrder(len(images), batch_size)
+        for pixels, labels, step in pipeline.loader(images, order, self.mean, 0, CPU, self.on_unreadable):
+            yield pipeline.normalize(pixels.to(device), self.statistics()), labels.to(device), step.indices
 
     def eval_transform(self, image: Image.Image) -> Tensor:
         """Map one image, decoded or as Pillow opens it, to a normalized ``(C, H, W)``, as in evaluation."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from vitlab.analysis.parts import positions_added, read_out
 from vitlab.data.base import ImageData
 from vitlab.data.files.sets import Images
-from vitlab.data.loading.order import EvalOrder, fixed_order
+from vitlab.data.loading.order import fixed_order
 from vitlab.errors import named_line
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import all_attention_maps, heads_of, probabilities
@@ -127,10 +127,7 @@ class Moments(Callback):
             images = data.splits["val"]
             index = first_of(len(images))
             part = images.take(index)
-            loader = data.pipeline.loader(
-                part, EvalOrder(len(part), IMAGES), data.mean, 0, torch.device("cpu"), data.on_unreadable
-            )
-            pixels = torch.cat([data.pipeline.normalize(batch, data.statistics()) for batch, *_ in loader])
+            pixels = torch.cat([batch for batch, *_ in data.eval_batches(part, IMAGES)])
             self._images = pixels, {"index": index, "images": len(images), "hash": hash_of(part)}
         return self._images
 

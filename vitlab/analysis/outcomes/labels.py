@@ -154,20 +154,16 @@ def _planned(folder: Path) -> list[str]:
 
 def _pixels(subject: Subject, names: Sequence[str]) -> list[NDArray[np.float32]]:
     """Return the images with these names, of the training and validation split of the subject, for display."""
-    try:
-        subject.data.build("train")
-    except NotImplementedError:
-        raise UsageError(f"labels shows the images that {subject.name} was trained on, and they are missing") from None
     places: dict[str, tuple[SplitName, int]] = {}
     for split in _BOTH:
-        for i, name in enumerate(subject.data.splits[split].names):
+        for i, name in enumerate(subject.images(split).names):
             places[os.fsencode(name).decode(errors="backslashreplace")] = split, i  # as tables of predictions name it
     found: dict[str, NDArray[np.float32]] = {}
     wanted = [name for name in names if name in places]
     for split in _BOTH:
         mine = sorted((places[name][1], name) for name in wanted if places[name][0] == split)
         if mine:
-            images = subject.data.splits[split].take(np.array([i for i, _ in mine]))
+            images = subject.images(split).take(np.array([i for i, _ in mine]))
             shown = torch.cat([subject.pixels(batch) for batch, _ in subject.prepared(images)]).numpy()
             found |= dict(zip((name for _, name in mine), shown, strict=True))
     if missing := [name for name in names if name not in found]:
