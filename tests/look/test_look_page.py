@@ -362,6 +362,13 @@ def test_occlusion_of_many_patches_covers_neighbors_together(monkeypatch, few_cl
     assert len(odd.unique()) <= 4 and (odd[:3, :3] == odd[0, 0]).all() and odd[3, 3] != odd[0, 0]
 
 
+def in_chromium(page, *flags, seconds=5):
+    """Return the finished process of a headless browser that has printed a page after so many seconds of its clock."""
+    usual = ["--headless", "--no-sandbox", "--disable-gpu", f"--virtual-time-budget={1000 * seconds}", "--dump-dom"]
+    words = [str(CHROMIUM), *usual, *flags, page.as_uri()]
+    return subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+
+
 def in_node(work, script="viewer", **given):
     """Return what JavaScript with the functions of a script in a constant of its name says of ``given``."""
     parts = "".join((ROOT / "vitlab" / "look" / f"{name}.js").read_text() for name in ("common", script))
@@ -524,16 +531,13 @@ def test_the_mean_of_heads_that_the_viewer_shows_is_the_mean_of_heads():
 
 
 def test_many_patches_share_cells_so_that_twelve_pictures_of_a_small_vit_fit():
-    net = create_model("vit_s16", depth=1)
-    for _ in range(11):  # as deep as the real one, without its weights
-        net.blocks.append(net.blocks[0])
-    query, key = pools(net, 12, BUDGET)
+    query, key = pools((14, 14), 12 * 12 * 6, BUDGET)  # of layers and heads
     assert (query, key) == (2, 2)
     size = 2 * 12 * 6 * (14 // query) ** 2 * (14 // key) ** 2 * 12
     assert size * 4 / 3 < 6_000_000
     maps = torch.rand(1, 1, 196, 196)
     expected = maps.view(7, 2, 7, 2, 7, 2, 7, 2).mean(dim=(1, 3, 5, 7)).view(1, 1, 49, 49)
-    torch.testing.assert_close(pooled(maps, net.grid_size, 2, 2), expected)
+    torch.testing.assert_close(pooled(maps, (14, 14), 2, 2), expected)
 
 
 @pytest.mark.slow
@@ -698,9 +702,7 @@ setTimeout(() => {
 }, 300);
 </script></body>"""
     (tmp_path / "page.html").write_text(twenty[1].replace("</body>", work))
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--window-size=1200,900"]
-    words = [str(CHROMIUM), *flags, "--dump-dom", (tmp_path / "page.html").as_uri()]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    done = in_chromium(tmp_path / "page.html", "--window-size=1200,900")
     assert "data-failed" not in done.stdout
     said = json.loads(html.unescape(re.search('data-said="([^"]*)"', done.stdout)[1]))
     assert said == [True, "run 19", HOSTILE, "run 7", "run 19", "+0.7917", "-0.0417", 18, 1, True, True, 0, 5]
@@ -1077,16 +1079,7 @@ for (const width of [390, 1200]) {
 </script></body>"""
     text = json.dumps(page).replace("</", "<\\/").replace("<!--", "<\\!--")
     (tmp_path / "wrapper.html").write_text(wrapper.replace("PAGE", text))
-    flags = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--virtual-time-budget=8000",
-        "--dump-dom",
-        "--enable-logging=stderr",
-    ]
-    words = [str(CHROMIUM), *flags, (tmp_path / "wrapper.html").as_uri()]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    done = in_chromium(tmp_path / "wrapper.html", "--enable-logging=stderr", seconds=8)
     assert 'data-said="1200 true true true true true true 0;390 true true true true true true 0"' in done.stdout, (
         done.stdout[-300:]
     )
@@ -1115,9 +1108,7 @@ setTimeout(() => {
 }, 500);
 </script>"""
     (tmp_path / "page.html").write_text(page + work)
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000", "--dump-dom"]
-    words = [str(CHROMIUM), *flags, (tmp_path / "page.html").as_uri()]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    done = in_chromium(tmp_path / "page.html", seconds=4)
     shapes = re.search('data-shapes="([^"]+)"', done.stdout)[1].split(",")
     assert len(shapes) > 2 and {float(shape) for shape in shapes} == {3.0}
 

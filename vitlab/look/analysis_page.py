@@ -34,6 +34,16 @@ def as_html(text: str) -> str:
     return re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(text))
 
 
+def data_url(content: bytes, kind: str = "png") -> str:
+    """Return the file of an image as an address that holds all of it.
+
+    Example:
+        >>> data_url(b"GIF89a", "gif")
+        'data:image/gif;base64,R0lGODlh'
+    """
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+
+
 def write_page(folder: Path, title: str, sections: Sequence[tuple[str, str, bytes]]) -> Path:
     """Write ``analysis.html``: for each analysis how to read it, its figure, its note and the name of its table.
 
@@ -47,8 +57,7 @@ def write_page(folder: Path, title: str, sections: Sequence[tuple[str, str, byte
         parts.append(f'<h2 id="{name}">{name}</h2>\n<p>{as_html(ANALYSES[name].reading)}</p>\n')
         parts.append(f"<p><b>Not shown:</b> {as_html(ANALYSES[name].limits)}</p>\n")
         if png:
-            source = base64.b64encode(png).decode()
-            parts.append(f'<p><img alt="figure of {name}" src="data:image/png;base64,{source}"></p>\n')
+            parts.append(f'<p><img alt="figure of {name}" src="{data_url(png)}"></p>\n')
             note = f"{note}. Numbers: {name}.csv"
         parts.append(f'<p class="note">{as_html(note)}</p>\n')
     path = folder / "analysis.html"
@@ -109,10 +118,7 @@ def write_leaves(
         note: What its numbers depend on.
         gallery: Images as PNG, each with what to say of it; `name` is what it is called.
     """
-    images = [
-        {"name": words["name"], "words": words, "picture": f"data:image/png;base64,{base64.b64encode(png).decode()}"}
-        for png, words in gallery
-    ]
+    images = [{"name": words["name"], "words": words, "picture": data_url(png)} for png, words in gallery]
     analysis = ANALYSES[name]
     words = {
         "reading": as_html(analysis.reading),

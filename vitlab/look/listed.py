@@ -1,6 +1,5 @@
 """The predictions of runs image by image, with small pictures, and a map of the images by their features."""
 
-import base64
 import importlib
 import importlib.util
 import io
@@ -20,6 +19,7 @@ from vitlab.data.base import ImageData
 from vitlab.data.files.splits import SplitName
 from vitlab.data.loading.order import fixed_order
 from vitlab.errors import escaped
+from vitlab.look.analysis_page import data_url
 from vitlab.look.facts import SplitPredictions
 from vitlab.runs.same_images import Facts, has_names, same_images
 
@@ -158,4 +158,4 @@ def _sheet(subject: Subject | None, split: SplitName, index: np.ndarray) -> str:
         left, top = (SIDE - width) // 2, (SIDE - height) // 2
         sheet.paste(small, (i % COLUMNS * SIDE + left, i // COLUMNS * SIDE + top))
     sheet.save(file := io.BytesIO(), "JPEG", quality=80)
-    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return data_url(file.getvalue(), "jpeg")

@@ -31,7 +31,7 @@ from vitlab.look.facts import (
 from vitlab.look.listed import has_images, listed
 from vitlab.look.moments import SHOWN, moments_of
 from vitlab.look.stored_analyses import findings_of
-from vitlab.look.viewer import BUDGET, data_url, packed, pictures_of, shape_of
+from vitlab.look.viewer import BUDGET, packed, picture_url, pictures_of, shape_of
 from vitlab.look.written import MARK
 from vitlab.runs.directory import RunDir
 from vitlab.runs.machine import own_version
@@ -205,5 +205,5 @@ def _mistakes(outcome: dict[str, Any] | None, subject: Subject | None) -> list[d
     for row in outcome["wrong"][:WRONG]:
         (batch, _), *_ = subject.prepared(images.take(np.array([row["index"]])))
         names = {key: outcome["names"][int(row[key])] for key in ("target", "prediction")}
-        found.append({**row, **names, "src": data_url(subject.pixels(batch)[0], 112)})
+        found.append({**row, **names, "src": picture_url(subject.pixels(batch)[0], 112)})
     return found

@@ -11,6 +11,7 @@ import pandas as pd
 from PIL import Image
 
 from vitlab.analysis import ANALYSES, Analysis
+from vitlab.look.analysis_page import data_url
 from vitlab.look.charts import pair_chart
 from vitlab.runs.directory import RunDir
 
@@ -65,7 +66,7 @@ def _of_run(run_name: str, run: RunDir, name: str, most: int) -> dict[str, Any]:
     if png.is_file():
         content = thinned(png, most)
         one["note"] += f"; drawn smaller than {png}" if len(content) < png.stat().st_size else ""
-        one |= {"src": f"data:image/png;base64,{base64.b64encode(content).decode()}", "size": len(content)}
+        one |= {"src": data_url(content), "size": len(content)}
     return one
 
 

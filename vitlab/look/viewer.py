@@ -15,6 +15,7 @@ from vitlab.analysis.subject import Subject
 from vitlab.analysis.views.pca import pca_colors
 from vitlab.analysis.views.token_layers import token_layer_maps
 from vitlab.layers.resample import Grid
+from vitlab.look.analysis_page import data_url
 from vitlab.models.cost import count_all_parameters
 from vitlab.models.walk import Asked, all_attention_maps, heads_of, outputs, placed_tokens, probabilities
 from vitlab.tokenizers.t2t import T2TTokenizer
@@ -40,19 +41,19 @@ def pictures_of(
         has_gradients: Whether maps that need gradients, dozens of passes, are among them.
     """
     images, net = subject.shown(count), subject.net
-    query, key = pools(net, len(images), budget)
+    query, key = pools(net.grid_size, sum(seen_heads(net)) * len(images), budget)
     scores = outputs(net, images)
     shares = probabilities(net, scores)
     classes, has_head = scores.argmax(dim=1), subject.scores_classes
     maps = _maps(net, images, classes, has_gradients) if has_head else {}
     truth, names = subject.shown_classes(count) if has_head else [], subject.class_names
     others = _of_other_classes(net, images, scores, truth) if has_head and has_gradients else []
-    colors = _colors(net, images)
+    colors, t2t = _colors(net, images), _t2t_of(net)
     found = []
     for i, pixels in enumerate(subject.pixels(images)):
         k, share = int(classes[i]), float(shares[i].max())
         said = (names[k] if k < len(names) else f"class {k}") if has_head else ""
-        entry: dict[str, Any] = {"src": data_url(pixels), "said": f"{said}, {share:.0%}" if has_head else ""}
+        entry: dict[str, Any] = {"src": picture_url(pixels), "said": f"{said}, {share:.0%}" if has_head else ""}
         if has_head:
             entry["class"] = k
             entry["target"] = names[truth[i]] if i < len(truth) and truth[i] in range(len(names)) else ""
@@ -69,10 +70,8 @@ def pictures_of(
             }
             for which, found_ in others
         }
-        entry["splits"] = [
-            packed(pooled(each, grid, *split_pools(grid, len(images))))
-            for grid, each in _splits(net, images[i : i + 1])
-        ]
+        layers = zip(t2t.grids, token_layer_maps(t2t, images[i : i + 1]), strict=False) if t2t else ()
+        entry["splits"] = [packed(pooled(x[None], grid, *pools(grid, len(images), SPLITS))) for grid, x in layers]
         entry["colors"] = {name: _base64((each[i] * 255).round().to(torch.uint8)) for name, each in colors.items()}
         found.append(entry)
     return found
@@ -104,22 +103,9 @@ def _of_other_classes(
     return found
 
 
-def _splits(net: Asked, image: Tensor) -> list[tuple[Grid, Tensor]]:
-    """Return grid and attention ``(1, 1, N_i, N_i)`` of each token layer of T2T for one image; empty without such."""
+def _t2t_of(net: Asked) -> T2TTokenizer | None:
     tokenizer = getattr(net, "tokenizer", None)
-    if not isinstance(tokenizer, T2TTokenizer):
-        return []
-    return [(grid, each[None]) for grid, each in zip(tokenizer.grids, token_layer_maps(tokenizer, image), strict=False)]
-
-
-def split_pools(grid: Grid, count: int) -> tuple[int, int]:
-    """Return the pooling factors for queries and keys of a token layer's maps of ``count`` images.
-
-    Example:
-        >>> split_pools((8, 8), 12), split_pools((56, 56), 12)
-        ((1, 1), (8, 4))
-    """
-    return _pools(grid, count, SPLITS)
+    return tokenizer if isinstance(tokenizer, T2TTokenizer) else None
 
 
 def _attention(net: Asked, image: Tensor) -> Tensor | None:
@@ -196,43 +182,30 @@ def shape_of(subject: Subject, count: int, budget: int = BUDGET) -> dict[str, An
     ``query`` and ``key`` are pooling factors on ``grid``; of a token layer of T2T, they stand behind its own grid.
     """
     net = subject.net
-    query, key = pools(net, count, budget)
-    (h, w), (H, W), heads = net.grid_size, net.img_size, seen_heads(net)
-    sizes = {"depth": len(heads), "heads": max(heads, default=0), "grid": [h, w]}
-    return sizes | {
+    (H, W), heads = net.img_size, seen_heads(net)
+    query, key = pools(net.grid_size, sum(heads) * count, budget)
+    grids = t2t.grids[:-1] if (t2t := _t2t_of(net)) else []  # no token layer follows the last split
+    splits = [(grid, *pools(grid, count, SPLITS)) for grid in grids]
+    return {
+        "depth": len(heads),
+        "heads": max(heads, default=0),
+        "grid": list(net.grid_size),
         "query": query,
         "key": key,
         "ratio": round(W / H, 4),
         "name": subject.name,
         "unseen": unseen(net),
-        "splits": _split_shapes(net, count),
+        "splits": [{"query": [*grid, of_queries], "key": [*grid, of_keys]} for grid, of_queries, of_keys in splits],
     }
 
 
-def _split_shapes(net: Asked, count: int) -> list[dict[str, Any]]:
-    tokenizer = getattr(net, "tokenizer", None)
-    if not isinstance(tokenizer, T2TTokenizer):
-        return []
-    found = []
-    for (h, w), _ in zip(tokenizer.grids, tokenizer.layers(), strict=False):
-        query, key = split_pools((h, w), count)
-        found.append({"query": [h, w, query], "key": [h, w, key]})
-    return found
-
-
-def pools(net: Asked, count: int, budget: int) -> tuple[int, int]:
-    """Return the pooling factors for queries and keys that keep the maps within the budget.
+def pools(grid: Grid, maps: int, budget: int) -> tuple[int, int]:
+    """Return the pooling factors for queries and keys that keep so many maps between patches within the budget.
 
     Example:
-        >>> from vitlab.models.vit import VisionTransformer
-        >>> net = VisionTransformer(img_size=224, patch_size=16, embed_dim=48, depth=12, num_heads=6)
-        >>> pools(net, count=1, budget=BUDGET), pools(net, count=12, budget=BUDGET)
+        >>> pools((14, 14), maps=72, budget=BUDGET), pools((14, 14), maps=12 * 72, budget=BUDGET)
         ((2, 1), (2, 2))
     """
-    return _pools(net.grid_size, sum(seen_heads(net)) * count, budget)
-
-
-def _pools(grid: Grid, maps: int, budget: int) -> tuple[int, int]:
     h, w = grid
     for query, key in POOLS:
         if -(-h // query) * -(-w // query) * -(-h // key) * -(-w // key) * maps * 2 <= budget:
@@ -252,7 +225,7 @@ def pooled(maps: Tensor, grid: Grid, query: int, key: int) -> Tensor:
     return cells.unflatten(0, lead)
 
 
-def data_url(pixels: Tensor, side: int = 224) -> str:
+def picture_url(pixels: Tensor, side: int = 224) -> str:
     """Return ``(H, W, C)`` values in [0, 1] as a data URL: JPEG if large, else an enlarged PNG."""
     array = (pixels * 255).round().to(torch.uint8).numpy()
     image = Image.fromarray(array[..., 0] if array.shape[2] == 1 else array)
@@ -261,7 +234,7 @@ def data_url(pixels: Tensor, side: int = 224) -> str:
         image.thumbnail((2 * side, 2 * side))
     file = io.BytesIO()
     image.save(file, "PNG" if small else "JPEG", **({} if small else {"quality": 82}))
-    return f"data:image/{'png' if small else 'jpeg'};base64,{base64.b64encode(file.getvalue()).decode()}"
+    return data_url(file.getvalue(), "png" if small else "jpeg")
 
 
 def packed(values: Tensor, signed: bool = False) -> dict[str, Any]:
