@@ -75,7 +75,7 @@ def test_groups_times_and_weights_are_those_of_a_table(tmp_path):
     [
         ((np.zeros((60, 100)), [1]), "must hold N x H x W or N x C x H x W numbers, and its images are 60 x 100"),
         ((np.zeros((5, 60, 100)),), "the data has no targets: save them together"),
-        ((np.zeros((5, 60, 100)), np.zeros(4)), "has 5 images and targets of 4"),
+        ((np.zeros((5, 60, 100)), np.zeros(4)), r"`targets` must have a value .* of 5 images, got .* \(4,\)"),
         ((np.zeros((5, 60, 100, 3)), np.zeros(5)), "channels before height"),
         ((np.full((5, 6, 6), np.nan), np.zeros(5)), "image 0 has values that are not finite"),
         (("nowhere.npz",), "there is no nowhere.npz"),
@@ -125,14 +125,14 @@ def test_the_header_of_arrays_counts_in_singular_and_tells_what_a_task_leaves_ou
 
 
 OF_TARGETS = [
-    ({"targets": np.arange(3.0)}, "4 images and targets of 3"),
-    ({"targets": np.array([0.5, np.nan, 1.5, 2.5])}, "target_1 of image 1 is NaN: leave such images out"),
-    ({"targets": np.zeros((4, 2)), "names": ["a", "a"]}, "`names` has a twice"),
-    ({"targets": np.zeros(4), "names": "path"}, "has path, which is the name of the place of an image: rename"),
-    ({"targets": np.zeros(4), "names": "weight", "weight": np.ones(4)}, "weight, which is the name of an array beside"),
+    ({"targets": np.array([0.5, np.nan, 1.5, 2.5])}, "a.npz, row 2: the column target_1 is empty"),
+    ({"targets": np.zeros((4, 2)), "names": ["a", "a"]}, "names a twice"),
+    ({"targets": np.zeros((4, 2)), "names": ["a"]}, "has 1 `names` of 2 targets"),
+    ({"targets": np.zeros(4), "names": "path"}, "no target can be called path"),
+    ({"targets": np.zeros(4), "names": "weight", "weight": np.ones(4)}, "no target can be called weight"),
     (
         {"targets": np.zeros(4), "group": np.zeros((4, 2))},
-        r"`group` must have a value for each image, got an array \(4, 2\)",
+        r"`group` must have a value for each of 4 images, got an array \(4, 2\)",
     ),
 ]
 

@@ -1,7 +1,7 @@
 """Images given as arrays: in memory, or in a numpy file."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
@@ -51,8 +51,6 @@ class Arrays(Listed):
         split_by: Literal["hash", "time"] = "hash",
         **photos: Unpack[TableArgs],
     ) -> None:
-        import pandas as pd
-
         place = str(path) if isinstance(path, str | Path) else "the data"
         found = _read(path)
         found |= {} if targets is None else {"targets": next(iter(_read(targets).values()))}
@@ -62,32 +60,8 @@ class Arrays(Listed):
                 f"{place} has no {missing[0]}: save them together, np.savez(FILE, images=..., targets=...)"
             )
         self.images = _images(found["images"], place)
-        n, values = len(self.images), found["targets"]
-        columns = values.reshape(n, -1) if values.ndim and len(values) == n else np.empty((0, 1))
-        given = found.get("names", [f"target_{i + 1}" for i in range(columns.shape[1])])
-        names = [str(name) for name in np.atleast_1d(given)]
-        if taken := [name for name in names if name == "path" or (name in _PARTS and name in found)]:
-            other = "the place of an image" if taken[0] == "path" else "an array beside the targets"
-            raise ValueError(f"{place}: `names` has {taken[0]}, which is the name of {other}: rename the target")
-        table: dict[str, Any] = {"path": [str(i) for i in range(n)], **dict(zip(names, columns.T, strict=False))}
-        table |= {part: found[part] for part in _PARTS if part in found}
-        lengths = {"targets": values.shape[0] if values.ndim else 0}
-        lengths |= {name: len(column) for name, column in table.items() if name not in names}
-        wrong = next((name for name, length in lengths.items() if length != n), None)
-        if wrong or len(names) != columns.shape[1]:
-            what = f"{wrong} of {lengths[wrong]}" if wrong else f"{len(names)} names of {columns.shape[1]} targets"
-            raise ValueError(f"{place} has {n} images and {what}")
-        if twice := [name for k, name in enumerate(names) if name in names[:k]]:
-            raise ValueError(f"{place}: `names` has {twice[0]} twice")
-        if deep := [part for part in _PARTS if part in found and found[part].ndim != 1]:
-            raise ValueError(
-                f"{place}: `{deep[0]}` must have a value for each image, got an array {found[deep[0]].shape}"
-            )
-        if columns.dtype.kind == "f" and len(empty := np.argwhere(np.isnan(columns))):
-            raise ValueError(f"{place}: {names[empty[0, 1]]} of image {empty[0, 0]} is NaN: leave such images out")
-        columns_of = {part: part for part in _PARTS}
-        frame, run = pd.DataFrame(table), trained_targets()
-        rows = Rows(place, frame, names, columns_of, target_type, trained=run)
+        table, names = _table(found, len(self.images), place)
+        rows = Rows(place, table, names, {part: part for part in _PARTS}, target_type, trained=trained_targets())
         shape = self.images.shape
         super().__init__(
             rows=rows, place=place, sizes=[shape[2:]], in_chans=shape[1], arrays=True, split_by=split_by, **photos
@@ -108,6 +82,24 @@ def fold_column(path: str) -> "pd.Series | None":
 
     found = _read(path, ["fold"]).get("fold")
     return pd.Series(found) if found is not None and found.ndim == 1 else None  # others are refused by Arrays
+
+
+def _table(found: Mapping[str, NDArray[Any]], n: int, place: str) -> tuple["pd.DataFrame", list[str]]:
+    """Return what stands beside ``n`` images as a table, whose paths are row numbers, and the names of the targets."""
+    import pandas as pd
+
+    beside = {part: found[part] for part in _PARTS if part in found}
+    for name, values in {"targets": found["targets"], **beside}.items():
+        if values.shape[:1] != (n,) or (name in beside and values.ndim > 1):
+            raise ValueError(f"{place}: `{name}` must have a value for each of {n} images, got an array {values.shape}")
+    columns = found["targets"].reshape(n, -1)
+    names = [*map(str, np.atleast_1d(found.get("names", [f"target_{i + 1}" for i in range(columns.shape[1])])))]
+    if taken := [name for name in names if name in ("path", *beside)]:
+        raise ValueError(f"{place}: no target can be called {taken[0]}, as the column beside it is: change `names`")
+    if len(names) != columns.shape[1]:
+        raise ValueError(f"{place} has {len(names)} `names` of {columns.shape[1]} targets")
+    targets = dict(zip(names, columns.T, strict=True))
+    return pd.DataFrame({"path": [str(i) for i in range(n)], **targets, **beside}), names
 
 
 def _read(source: Any, names: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
