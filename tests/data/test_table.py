@@ -209,7 +209,7 @@ def test_a_run_is_measured_on_all_rows_of_a_table_of_one_split_without_train(wor
         ({}, {"split_by": "time"}, "`data.split_by: time` needs a column of times, and .* has no column time"),
         ({}, {"split_by": "time", "time_column": None}, "needs a column of times, and `data.time_column` is null"),
         ({"time": ["x"] * 30}, {"split_by": "time"}, "the column time must hold numbers, or dates as"),
-        ({"time": [1] * 30}, {"split_by": "time"}, "all rows of .* are of one time"),
+        ({"time": [1] * 30}, {"split_by": "time"}, "the val split has no image: there are too few images, groups or t"),
         (
             {"time": range(30), "split": ["train", "val", "test"] * 10},
             {"split_by": "time"},

@@ -53,7 +53,8 @@ class Listed(Photos):
         stands_for = {name: part for part, name in parts.items()}
         self.part_of = np.array([stands_for[name] for name in rows.splits or ["train"] * len(rows.paths)])
         self.folds = rows.folds()
-        named = self._take_fold(photos, split_by)
+        named = self._take_fold(photos)
+        self._check_divided_once(named, photos, split_by == "time")
         if (file := photos.get("class_map")) and rows.kind in ("number", "mixed") and not RUN.get():
             what = "numbers have none" if rows.kind == "number" else "several columns have their own"
             raise ValueError(f"`data.class_map` {file} maps classes of one column, or labels; {what}: leave it out")
@@ -65,7 +66,6 @@ class Listed(Photos):
         )  # fmt: skip
         self.times = rows.times() if split_by == "time" else None
         if self.times is not None:
-            self._check_time(photos)
             self.rule.by = "time"
         self.rule.named_fold = named
         if not parts.get("test", "test").lower().startswith("test"):
@@ -264,14 +264,21 @@ class Listed(Photos):
         if photos.get("crop_scale") is not None or photos.get("crop_pct") is not None:
             raise ValueError("`data.crop_scale` and `data.crop_pct` are for photos: arrays are shifted, not cropped")
 
-    def _check_time(self, photos: TableArgs) -> None:
-        if "val" in self.parts or photos.get("split_file"):
-            other = "`data.split_file`" if photos.get("split_file") else f"the column {self.table.columns['split']}"
-            raise ValueError(f"`data.split_by: time` divides the rows, and so does {other}: leave one of them out")
-        if not self.times.any() and self.rule.test_share < 1:  # type: ignore[union-attr]
-            raise ValueError(f"`data.split_by: time`: all rows of {self.table.file} are of one time")
+    def _check_divided_once(self, fold: str | None, photos: TableArgs, by_time: bool) -> None:
+        """Refuse two ways to divide the rows: one would be ignored."""
+        ways = {
+            f"`data.fold` {fold}": fold is not None,
+            "`data.split_by: time`": by_time,
+            "`data.split_file`": bool(photos.get("split_file")),
+            f"the column {self.table.columns.get('split')}": by_time and "val" in self.part_of,
+        }
+        given = [way for way, is_given in ways.items() if is_given]
+        if len(given) > 1:
+            raise ValueError(
+                f"{given[0]} divides the rows of {self.table.file}, and so does {given[1]}: leave one of them out"
+            )
 
-    def _take_fold(self, photos: TableArgs, split_by: str) -> str | None:
+    def _take_fold(self, photos: TableArgs) -> str | None:
         """Take a value of the column of folds out of ``photos``; None if there is none, or k/n."""
         if self.folds and not RUN.get():
             refuse_null(self.table.file, self.table.columns.get("fold"), self.folds)
@@ -283,11 +290,11 @@ class Listed(Photos):
         if named not in known and named.isdecimal():  # files of before may say 0 for 00
             same = [fold for fold in known if fold.isdecimal() and int(fold) == int(named)]
             named = same[0] if len(same) == 1 else named
-        self._check_fold(named, photos, split_by)
+        self._check_fold(named)
         photos["fold"] = None
         return named
 
-    def _check_fold(self, fold: str, photos: TableArgs, split_by: str) -> None:
+    def _check_fold(self, fold: str) -> None:
         file, column = self.table.file, self.table.columns.get("fold")
         if self.folds is None:
             raise ValueError(
@@ -295,11 +302,6 @@ class Listed(Photos):
             )
         if fold not in (known := distinct_folds(self.folds)):
             raise ValueError(f"`data.fold` is {fold}, and the column {column} of {file} has {', '.join(known[:20])}")
-        if split_by == "time" or photos.get("split_file"):
-            other = "`data.split_by: time`" if split_by == "time" else "`data.split_file`"
-            raise ValueError(
-                f"`data.fold` {fold} divides the rows of {file}, and so does {other}: leave one of them out"
-            )
         inside = self.part_of != "test"
         if len(empty := np.flatnonzero(inside & (np.array(self.folds) == ""))):
             raise ValueError(
