@@ -8,10 +8,12 @@ import numpy as np
 import torch
 
 from vitlab.data.arguments import PhotoArgs
-from vitlab.data.files.decode import ColorProfile, Decoding
+from vitlab.data.files.decode import Decoding
 from vitlab.data.files.sets import FileImages, Images
 from vitlab.data.pack.shards import PARTS, ROUNDED, ROW, PackedStore, facts_of, read_index
 from vitlab.data.photos import Photos, Videos, are_small, check_videos
+
+_DECODED = {"value_range": None, "max_pixels": Decoding.max_pixels, "color_profile": Decoding.color_profile}
 
 
 class Packed(Photos):
@@ -47,8 +49,8 @@ class Packed(Photos):
         self.packed_names: list[str] = header["class_names"]
         self.store = PackedStore(root, self.files, self.rows, cache_gb)
         self.left_out: list[tuple[int, str, int, int]] = header.get("left_out", [])  # unknown to earlier versions
-        self._take_limits(header, photos)
-        before = self._take_profile(header.get("color_profile", "ignore"), photos)
+        asked = photos.get("color_profile", "srgb")
+        self._take_decoding(header, photos)
         packed = np.unique(self.rows["facts"]["size"][self.rows["part"] == 0], axis=0).tolist()
         files = [(h, w) for h, w in header.get("file_sizes", [])]  # unknown to earlier versions
         small = not files or are_small(files)  # large photos stay photos, however small they were packed
@@ -56,7 +58,7 @@ class Packed(Photos):
             place=root, parts=header["parts"], class_names=self.packed_names,
             sizes=[(h, w) for h, w in packed] if small else files, **photos,
         )  # fmt: skip
-        if before:
+        if photos["color_profile"] == "ignore" != asked:
             self.notes.append("photos were packed without their ICC profiles: to convert them to sRGB, pack again")
         shrunk = header["size"] is not None and bool((self.rows["facts"]["size"].min(axis=1) == header["size"]).any())
         if shrunk and (way := self._way_to_the_files(header["size"] if header.get("rounded") == ROUNDED else None)):
@@ -65,25 +67,16 @@ class Packed(Photos):
                 f"its pixels are not those of the files; for that, pack with {way}"
             )
 
-    def _take_limits(self, header: Mapping[str, Any], photos: PhotoArgs) -> None:
-        """Read photos with the range of values and the limit of pixels that they were packed with."""
-        for name, default in (("value_range", None), ("max_pixels", Decoding.max_pixels)):
-            if (given := photos.get(name, default)) not in (default, header[name]):
+    def _take_decoding(self, header: Mapping[str, Any], photos: PhotoArgs) -> None:
+        """Read photos as they were packed; refuse what was given otherwise."""
+        for name, default in _DECODED.items():
+            packed = header.get(name, "ignore")  # earlier versions, which ignored profiles, do not say so
+            if (given := photos.get(name, default)) not in (default, packed):
                 raise ValueError(
-                    f"{self.root} was packed with {name} {header[name]}, got `data.{name}` {given}; "
-                    f"leave out `data.{name}`, or pack again"
+                    f"{self.root} was packed with {name} {packed}, got `data.{name}` {given}; leave out `data.{name}`, "
+                    "or pack again"
                 )
-            photos[name] = header[name]  # type: ignore[literal-required]
-
-    def _take_profile(self, way: ColorProfile, photos: PhotoArgs) -> bool:
-        """Read photos in the way in which they were packed; return whether another one was expected."""
-        if photos.get("color_profile") == "ignore" != way:
-            raise ValueError(
-                f"{self.root} was packed with color_profile {way}, got `data.color_profile` ignore; pack again"
-            )
-        before = way == "ignore" != photos.get("color_profile", "srgb")
-        photos["color_profile"] = way
-        return before
+            photos[name] = packed  # type: ignore[literal-required]
 
     def _way_to_the_files(self, size: int | None) -> str:
         """Return how to pack so that evaluation sees the pixels of the files; empty if it does at ``size``."""
