@@ -175,8 +175,8 @@ def _two_processes(kind, where, **settings):
         return list(pool.map(_of_process, [(kind, where, rank, settings) for rank in (0, 1)]))
 
 
-@pytest.mark.slow  # a server and processes
-@pytest.mark.parametrize("kind", [pytest.param("shards", marks=pytest.mark.rare), "packed"])
+@pytest.mark.rare  # a server and processes; HTTP below is a store, too
+@pytest.mark.parametrize("kind", ["shards", "packed"])
 def test_shards_in_s3_give_the_batches_of_those_on_the_disk(kind, stored, server):
     make = {"shards": _shards, "packed": _packed}[kind]
     local, remote = make(stored), make("s3://bucket")
