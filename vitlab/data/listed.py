@@ -55,9 +55,6 @@ class Listed(Photos):
         self.folds = rows.folds()
         named = self._take_fold(photos)
         self._check_divided_once(named, photos, split_by == "time")
-        if (file := photos.get("class_map")) and rows.kind in ("number", "mixed") and not RUN.get():
-            what = "numbers have none" if rows.kind == "number" else "several columns have their own"
-            raise ValueError(f"`data.class_map` {file} maps classes of one column, or labels; {what}: leave it out")
         if arrays:
             self._check_arrays(photos)
         super().__init__(
@@ -76,8 +73,8 @@ class Listed(Photos):
         if named is None and self.folds:
             known = ", ".join(distinct_folds(self.folds)[:12])
             self.notes.append(
-                f"the column {rows.columns['fold']} ({known}) is not used: --data.fold=VALUE validates on its rows"
-                + (", and `vitlab cv` goes through all values" if self._cv_knows else "")
+                f"the column {rows.columns['fold']} ({known}) is not used: --data.fold=VALUE validates on its rows, "
+                "and `vitlab cv` goes through all values of a Table or of Arrays"
             )
         self._check_together("in", self.part_of.tolist(), [True] * len(self.part_of))
         self.targets = self._facts(self._train_rows)
@@ -86,11 +83,6 @@ class Listed(Photos):
         self.notes += [f"targets are {self._in_words()}, {rows.why}", *rows.notes]
         if rows.weights() is not None:
             self.notes.append(self._weights_note)
-
-    @property
-    def _cv_knows(self) -> bool:
-        """Whether `vitlab cv` reads the folds, as it does from the files of vitlab's own classes."""
-        return type(self).__module__.startswith("vitlab.")
 
     @property
     def _weights_note(self) -> str:
@@ -298,7 +290,8 @@ class Listed(Photos):
         file, column = self.table.file, self.table.columns.get("fold")
         if self.folds is None:
             raise ValueError(
-                f"`data.fold` is {fold}, and {self.table.why_without('fold')}; k/n, such as 1/5, draws folds"
+                f"`data.fold` is {fold}, and {file} has no column of folds beside the targets (`data.fold_column` of a "
+                "table); k/n, such as 1/5, draws folds"
             )
         if fold not in (known := distinct_folds(self.folds)):
             raise ValueError(f"`data.fold` is {fold}, and the column {column} of {file} has {', '.join(known[:20])}")

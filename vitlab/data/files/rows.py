@@ -53,9 +53,8 @@ class Rows:
         if missing not in (words := get_args(Missing)):
             raise ValueError(f"`data.missing` must be one of {', '.join(words)}, got {missing!r}")
         self.file, self.targets, self.missing, self.trained = file, list(targets), missing, trained
-        self.asked_columns = {"path": "path", **columns}
-        self.columns = {part: name for part, name in self.asked_columns.items()
-                        if part == "path" or name not in targets}  # fmt: skip
+        self.columns = {"path": "path", **columns}
+        self.columns = {k: name for k, name in self.columns.items() if k == "path" or name not in targets}
         for name in (self.columns["path"], *targets, *(n for part, n in self.columns.items() if n not in (part, None))):
             if name not in table:
                 raise ValueError(_without_column(file, table, name, self.columns))
@@ -136,7 +135,10 @@ class Rows:
         import pandas as pd
 
         if (column := self._column("time")) is None:
-            raise ValueError(f"`data.split_by: time` needs a column of times, and {self.why_without('time')}")
+            raise ValueError(
+                "`data.split_by: time` needs a column of times beside the targets (`data.time_column` of a table), and "
+                f"{self.file} has none"
+            )
         self._refuse_empty(column)
         try:
             values = column if column.dtype.kind in "iufM" else pd.to_datetime(column, format="ISO8601", utc=True)
@@ -264,21 +266,6 @@ class Rows:
     def _trained_classes(self, column: int) -> list[str]:
         classes = (self.trained or {}).get("classes", [])
         return classes[column] if len(classes) == len(self.targets) else []
-
-    def why_without(self, part: str) -> str:
-        """Return why the rows have no optional column of a part, for messages.
-
-        >>> import pandas as pd
-        >>> Rows("a.csv", pd.DataFrame({"path": ["1"], "y": [0.5]}), ["y"], {"fold": "y"}).why_without("fold")
-        'the column y is among `data.targets`'
-        """
-        if (name := self.asked_columns.get(part)) is None:
-            return f"`data.{part}_column` is null"
-        return (
-            f"the column {name} is among `data.targets`"
-            if name in self.targets
-            else f"{self.file} has no column {name}"
-        )
 
     def row(self, i: int) -> str:
         """Return a row's place in the table, for messages; the first one below the header is row 1.
