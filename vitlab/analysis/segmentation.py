@@ -1,6 +1,6 @@
 """A linear probe of the classes of pixels from patch tokens: dense tasks, where positions matter most."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,13 +120,15 @@ def analyze_segmentation(subject: Subject) -> Finding:
         rule = f"must have two classes or more, beside {UNLABELED}, which is ignored: number them from 0"
         raise UsageError(f"{subject.masks}: the masks of training images {rule}")
     layer, grid = _layer(subject)
-    found = {"tokens": _predict(subject.net, subject, fit, held_out, layer, grid, classes)}
-    if not isinstance(subject.net, AnyNetwork):
-        plain = without_positions(subject.net)
-        found["without positions"] = _predict(plain, subject, fit, held_out, layer, grid, classes)
+    cells = _cells(grid, held_out.masks.shape[1:])
+    nets: dict[str, Asked] = {"tokens": subject.net}
+    nets |= {} if isinstance(subject.net, AnyNetwork) else {"without positions": without_positions(subject.net)}
+    found: dict[str, NDArray[np.int64]] = {}
+    for name, net in nets.items():
+        known, asked = (_tokens(net, subject, part.images, layer) for part in (fit, held_out))
+        found[name] = _predict(known, fit.masks, asked, cells, classes)
     votes = np.stack([(fit.masks == k).sum(axis=0) for k in range(classes)])
     found["place alone"] = np.broadcast_to(votes.argmax(axis=0), held_out.masks.shape)
-    cells = _cells(grid, held_out.masks.shape[1:])
     found["majority of patches"] = _shares(held_out.masks, cells, classes).argmax(axis=2)[:, cells]
     table = pd.DataFrame([row for of, said in found.items() for row in _rows(of, held_out.masks, said, classes)])
     means = table[table["class"] == "mean"].set_index("of")
@@ -254,20 +256,25 @@ def _layer(subject: Subject) -> tuple[int, tuple[int, int]]:
 
 
 def _predict(
-    net: Asked, subject: Subject, fit: Masked, held_out: Masked, layer: int, grid: tuple[int, int], classes: int
+    known: Iterable[Tensor], masks: NDArray[np.uint8], asked: Iterable[Tensor], cells: NDArray[np.int64], classes: int
 ) -> NDArray[np.int64]:
-    """Return the ``(n, H, W)`` classes that a linear layer on tokens predicts for the held-out images."""
-    cells = _cells(grid, fit.masks.shape[1:])
-    counts = torch.from_numpy(_shares(fit.masks, cells, classes)).flatten(0, 1).float()
-    x = torch.cat(list(_tokens(net, subject, fit.images, layer))).flatten(0, 1)
+    """Return the ``(n, H, W)`` classes that a linear layer on tokens predicts.
+
+    Args:
+        known: ``(B, N, D)`` tokens of the images that have these masks.
+        masks: ``(m, H, W)`` class of each pixel.
+        asked: ``(B, N, D)`` tokens of other images.
+        cells: ``(H, W)`` patch of each pixel.
+        classes: Number of classes.
+    """
+    x, counts = torch.cat(list(known)).flatten(0, 1), torch.from_numpy(_shares(masks, cells, classes)).flatten(0, 1)
     there, most = counts.sum(dim=1) > 0, np.bincount(cells.flatten()).max()
-    x, counts = x[there], counts[there]
+    x, counts = x[there], counts[there].float()
     mean, std = x.mean(dim=0), x.std(dim=0)
     std = torch.where(std > 1e-6 * (1 + mean.abs()), std, torch.inf)  # features without variance say nothing
     labeled = counts.sum(dim=1)
     w, b = softmax_regression((x - mean) / std, counts / labeled[:, None], labeled / int(most))
-    said = [((part - mean) / std @ w + b).argmax(dim=2) for part in _tokens(net, subject, held_out.images, layer)]
-    return torch.cat(said).numpy()[:, cells]
+    return torch.cat([((part - mean) / std @ w + b).argmax(dim=2) for part in asked]).numpy()[:, cells]
 
 
 def _tokens(net: Asked, subject: Subject, images: Images, layer: int) -> Iterator[Tensor]:
