@@ -27,13 +27,3 @@ def small_subject(digits):
 def run(tmp_path_factory):
     """A Digits run of three epochs."""
     return train(tmp_path_factory.mktemp("runs") / "run", "--trainer.max_epochs=3", "--data.subset=0.3")
-
-
-@pytest.fixture(scope="session")
-def run_without_token(tmp_path_factory):
-    return train(
-        tmp_path_factory.mktemp("runs") / "bare",
-        "--model.class_token=false",
-        "--model.global_pool=avg",
-        "--data.subset=0.3",
-    )

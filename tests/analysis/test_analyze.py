@@ -101,18 +101,10 @@ def test_wrong_input_is_refused_in_one_line(run, photos, names, arguments, messa
     assert error.startswith("vitlab: ") and error.count("\n") == 1
 
 
-def test_a_run_without_class_token_is_told_which_option_to_use(run_without_token, capsys):
-    assert analyze("attention", run_without_token) == 2
-    error = capsys.readouterr().err
-    assert "has no class token; choose a patch with --query ROW,COLUMN, or use distance or displacement" in error
-    assert error.count("\n") == 1
-    assert analyze("attention", run_without_token, "--query=1,2", "--quiet") == 0
-
-
-def test_against_compares_two_runs(run, run_without_token, tmp_path):
+def test_against_compares_two_runs(run, tmp_path):
     out = tmp_path / "out"
-    assert analyze("cka,probe", run, "--against", run_without_token, "-o", out, "--quiet") == 0
-    assert len(pd.read_csv(out / "cka.csv")["against"].unique()) == 2
+    assert analyze("attention,cka,probe", run, "--against", run, "--query=1,2", "-o", out, "--quiet") == 0
+    assert pd.read_csv(out / "cka.csv")["against"].unique().tolist() == ["itself", "run (other)"]
 
 
 def test_analyzing_pictures_needs_no_training_data(tmp_path, capsys):

@@ -65,7 +65,8 @@ def trained(digits):
 
 
 OVERLAPPING = {"tokenizer": "t2t", "t2t_kernels": (3, 3), "t2t_strides": (2, 1), "t2t_dim": 8}
-WITHOUT_POSITIONS = [{}, {"class_token": False, "global_pool": "avg"}, OVERLAPPING]
+WITHOUT_POSITIONS = [{}, {"class_token": False, "global_pool": "avg"}]
+WITHOUT_POSITIONS += [pytest.param(OVERLAPPING, marks=pytest.mark.rare)]
 
 
 @pytest.mark.slow
