@@ -10,7 +10,16 @@ import torch
 from PIL import Image
 
 from vitlab.data import Digits, ImageFolder, Unlabeled
-from vitlab.jobs.train.describe import _at_one_end, _data_line, _parameters, _peak, _sizes_beyond, _train_line
+from vitlab.jobs.train import describe
+from vitlab.jobs.train.describe import (
+    _at_one_end,
+    _data_line,
+    _emulated,
+    _parameters,
+    _peak,
+    _sizes_beyond,
+    _train_line,
+)
 from vitlab.jobs.train.start import _groups, _plans, _steps
 from vitlab.tasks import Classifier
 
@@ -162,3 +171,11 @@ def test_frozen_values_are_counted_in_the_size_of_a_network():
     assert _parameters({"parameters": 8050, "parameters_total": 8050}) == "0.00805 M parameters"
     assert _parameters({"parameters": 250, "parameters_total": 8050}) == "0.00805 M parameters (250 trained)"
     assert _parameters({"parameters": 0, "parameters_total": 0}) == "no parameters before its `setup`"
+
+
+@pytest.mark.parametrize(("precision", "device"), [("bf16-mixed", "cpu"), ("16-true", "cpu"), ("bf16-true", "cuda")])
+def test_half_precision_that_the_cpu_emulates_is_named(precision, device, monkeypatch):
+    monkeypatch.setattr(describe, "EMULATED", frozenset({torch.bfloat16}))
+    trainer = Space(precision=precision, strategy=Space(root_device=torch.device(device)))
+    told = "this CPU emulates precision bf16-mixed; use --trainer.precision=32-true"
+    assert _emulated(trainer) == (told if (precision, device) == ("bf16-mixed", "cpu") else None)

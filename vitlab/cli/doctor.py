@@ -56,8 +56,7 @@ def main(argv: list[str]) -> int:
     """Run ``vitlab doctor``; the exit code is 1 if something is wrong."""
     parser = CommandParser(
         "vitlab doctor",
-        description="Check versions, devices and their speed, communication between processes, Weights & Biases, and "
-        "the disk.",
+        description="Check versions, devices, communication between processes, Weights & Biases, and the disk.",
         epilog="Exit code: 0 if nothing is wrong, else 1.",
         allow_abbrev=False,
     )
@@ -153,14 +152,6 @@ def devices() -> Iterator[Checked]:
             yield Checked("wrong", "gpu", f"{text} (torch {torch.__version__}, built for CUDA {torch.version.cuda})")
         else:
             yield Checked("note", "gpu", "none; configs/t2t.yaml and configs/vit.yaml need none")
-
-
-def speeds() -> Iterator[Checked]:
-    """Measure the two ways of attention, and half precision, on this CPU, beside what is taken here."""
-    from vitlab.jobs.processor import measured_ways
-
-    for is_good, text in measured_ways():
-        yield Checked("ok" if is_good else "note", "speed", text)
 
 
 def processes(seconds: float = 60.0, starting: float = 300.0) -> Iterator[Checked]:
@@ -273,7 +264,6 @@ CHECKS: tuple[Callable[[], Iterator[Checked]], ...] = (
     versions,
     torchvision_build,
     devices,
-    speeds,
     processes,
     loading,
     wandb_mode,

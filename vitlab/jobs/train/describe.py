@@ -12,7 +12,6 @@ from vitlab.class_paths import choice_text
 from vitlab.data.base import ImageData
 from vitlab.data.loading.pipeline import size_text
 from vitlab.interface import PAGE, has_grid, hparams_of, network, own_parts, path_of, redefines
-from vitlab.jobs.processor import slow_half
 from vitlab.jobs.train.job import Job
 from vitlab.layers.custom import spare
 from vitlab.layers.plain import is_sharded
@@ -20,7 +19,7 @@ from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.pos_embed.added import AddedPosEmbed
 from vitlab.layers.pos_embed.rotary import RoPE2d
 from vitlab.layers.pos_embed.together import Together
-from vitlab.layers.precision import float32_precision
+from vitlab.layers.precision import EMULATED, float32_precision, half_precision
 from vitlab.models.cost import call_on_meta, count_all_parameters
 from vitlab.tables import counted
 from vitlab.tasks.base import Task
@@ -39,7 +38,7 @@ def header(job: Job) -> str:
     if isinstance(job.task, Distillation):
         lines["from"] = _teacher_line(job.task)
     lines["run"] = str(job.run.path) + (" (continued)" if job.resumed else "")
-    if slow := slow_half(job.trainer.precision, job.trainer.strategy.root_device.type):
+    if slow := _emulated(job.trainer):
         lines["slow"] = slow
     if job.wandb_line:
         lines["W&B"] = job.wandb_line
@@ -149,6 +148,13 @@ def _teacher_line(task: Distillation) -> str:
         f"teacher {hparams['teacher']} ({type(teacher.net).__name__}, {size:.3g} M parameters), {hparams['distill']}, "
         f"{hparams['distill_alpha']:.0%} of the loss"
     )
+
+
+def _emulated(trainer: Any) -> str | None:
+    """Return a line on half precision whose products this CPU lacks; None if it has them, or none are asked for."""
+    if trainer.strategy.root_device.type != "cpu" or half_precision(trainer.precision) not in EMULATED:
+        return None
+    return f"this CPU emulates precision {trainer.precision}; use --trainer.precision=32-true"
 
 
 def _data_line(data: Any) -> str:
