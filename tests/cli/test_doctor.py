@@ -112,29 +112,19 @@ def test_a_driver_without_a_gpu_in_torch_is_reported(monkeypatch):
     assert "torch sees no GPU" in wrong(doctor.devices())["gpu"]
 
 
-READY = "import sys, pathlib; pathlib.Path('.'.join(sys.argv[1:])).touch()"
-
-
 @pytest.mark.parametrize(
     ("code", "told"),
     [
         ("print('3.0')", None),
         ("print('2.0')", "all-reduce over two processes failed"),
         ("raise SystemExit('no route to host')", "no route to host"),
-        (f"{READY}; import time; time.sleep(60)", "could not connect within 1 s"),
-        (f"import time; time.sleep(1.2); {READY}; print('3.0')", None),
+        ("import time; time.sleep(60)", "no answer within 1 s"),
     ],
 )
 def test_processes_that_cannot_talk_are_found_in_time(monkeypatch, code, told):
     monkeypatch.setattr(doctor, "ALL_REDUCE", code)
     found = wrong(doctor.processes(seconds=1))
     assert (told in found["gloo"]) if told else found == {}
-
-
-def test_processes_that_take_long_to_import_torch_are_not_called_wrong(monkeypatch):
-    monkeypatch.setattr(doctor, "ALL_REDUCE", "import time; time.sleep(60)")
-    ((state, name, text),) = doctor.processes(starting=0.2)
-    assert (state, name) == ("note", "gloo") and text.startswith("not checked: two processes did not import torch")
 
 
 def test_a_setting_that_lets_checkpoints_run_code_is_named(monkeypatch):
