@@ -57,7 +57,7 @@ def test_an_import_error_is_reported_in_its_own_words(package, text, path, told,
     assert told in answer(capsys, ["fit", f"--model={path}", *DIGITS, "--trust_imports", package])
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "submit"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_that_loads_classes_takes_trust_imports(command, capsys):
     assert "must name packages, such as my_package" in answer(capsys, [command, "--trust_imports=1x"])
 

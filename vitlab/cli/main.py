@@ -46,8 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args[:1] != ["doctor"]:  # doctor reports it with its other findings
             refuse_forced_loading()
-        if args[:1] != ["submit"]:  # submit passes --trust_imports on to `vitlab fit`
-            args = apply_trust_flags(args)
+        args = apply_trust_flags(args)
         return _command(args)(args[1:])
     except UsageError as error:
         if not error.said:

@@ -20,14 +20,6 @@ ALLOWED = [
 FORCED = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 
 
-class Trust(argparse.Action):
-    """Allow class paths from a package of the user's."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        """Remember the packages."""
-        trust(str(values).split(","))
-
-
 def trust(packages: str | Iterable[str]) -> None:
     """Allow class paths from these packages; the working directory is searched too, after everything else.
 
@@ -82,7 +74,7 @@ def apply_trust_flags(args: list[str]) -> list[str]:
         if flag != "--trust_imports":
             kept.append(word)
         elif names := value if equals else next(words, ""):
-            trust(names.split(","))
+            trust(names)
         else:
             raise UsageError("`--trust_imports` must name packages, such as my_package")
     return kept
@@ -161,9 +153,9 @@ def _load(path: str) -> None:
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Add ``--trust_imports`` to the options of a command."""
+    """Let the help of a command show ``--trust_imports``, which :func:`apply_trust_flags` reads."""
     text = "packages of yours that class paths in the configuration may import, besides vitlab and Lightning"
-    parser.add_argument("--trust_imports", action=Trust, metavar="PACKAGE[,PACKAGE]", help=text)
+    parser.add_argument("--trust_imports", metavar="PACKAGE[,PACKAGE]", help=text)
 
 
 def check_import(path: str) -> None:
