@@ -123,42 +123,34 @@ def _checkpoint_of(run: RunDir, text: str) -> Path:
 
 
 def _main(command: EvaluationCommand, argv: list[str]) -> int:
-    parser = _parser(command)
-    options, rest = parse_around_keys(parser, argv)
+    options, rest = parse_around_keys(_parser(command), argv)
     with chosen_checkpoint(options) as (run, checkpoint, line):
-        return _measure(command, run, checkpoint, line, rest, options)
+        with quick_imports():
+            from vitlab.jobs.evaluate import Conditions, evaluate
+            from vitlab.jobs.terminal import open_terminal, say
 
-
-def _measure(
-    command: EvaluationCommand, run: RunDir, checkpoint: Path, line: str, rest: list[str], options: Any
-) -> int:
-    with quick_imports():
-        from vitlab.jobs.evaluate import Conditions, evaluate
-        from vitlab.jobs.terminal import open_terminal, say
-
-    open_terminal(options.quiet)
-    conditions = Conditions(rest, options.resize, not options.no_antialias, options.with_training_images)
-    found = evaluate(command, run, checkpoint, conditions, options.quiet)
-    if found:
-        for sentence in found.sentences:
-            note(sentence) if options.form else say(sentence)
+        open_terminal(options.quiet)
+        conditions = Conditions(rest, options.resize, not options.no_antialias, options.with_training_images)
+        found = evaluate(command, run, checkpoint, conditions, options.quiet)
+    if not found:  # not rank 0
+        return 0
+    for sentence in found.sentences:
+        note(sentence) if options.form else say(sentence)
+    if options.form:
+        row = {"run": str(run.path), "checkpoint": checkpoint.name, "split": found.split, **found.values}
+        show_rows([row | {"recall": found.recall, "changes": found.changes}], options.form)
+    else:
         text = metrics_text(found.values, split=found.split) or f"{run.path} logs no metrics on this split"
         changed = " ".join(f"{key}={as_yaml(value)}" for key, value in found.changes.items())
-        if options.form:
-            row = {"run": str(run.path), "checkpoint": checkpoint.name, "split": found.split, **found.values}
-            row |= {"recall": found.recall, "changes": found.changes}
-            show_rows([row], options.form)
-        else:
-            say(f"variation with {changed}: {text}" if changed else text)
-            if found.recall:
-                say(_recall(found.recall))
-            if found.predictions.empty:
-                say("no predictions/*.parquet: the task returns no predictions for single images")
-            say(line)
-        if found.unsaved:
-            note(f"vitlab: {found.unsaved}")
-            return 1
-    return 0
+        say(f"variation with {changed}: {text}" if changed else text)
+        if found.recall:
+            say(_recall(found.recall))
+        if found.predictions.empty:
+            say("no predictions/*.parquet: the task returns no predictions for single images")
+        say(line)
+    if found.unsaved:
+        note(f"vitlab: {found.unsaved}")
+    return 1 if found.unsaved else 0
 
 
 def _recall(classes: dict[str, float]) -> str:

@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -34,23 +34,63 @@ def main(argv: list[str], features: bool = False) -> int:
     """Run ``vitlab predict``, or with ``features`` ``vitlab embed``, and return its exit code."""
     options, rest = _options(argv, features)
     output = _check_output(options.output)
+    export = _export_of(options)
+    if export:
+        _check_goes_with_export(export, rest, options, features)
+    source: Any = nullcontext((None, export, f"file  {export}")) if export else chosen_checkpoint(options)
+    with source as (run, file, line):
+        files, unreadable = None, list[Problem]()
+        if export or features or options.images:
+            name = f"vitlab {'embed' if features else 'predict'} {export or 'RUN'}"
+            files, unreadable = _files(options, output, name)
+        with quick_imports():
+            from vitlab.jobs.predict import predict, predict_exported, predict_from_data
+            from vitlab.jobs.terminal import open_terminal, say
+
+        open_terminal(options.quiet)
+        if files is None:
+            table, lost = predict_from_data(run, file, rest, options.quiet), list[Problem]()
+        elif export:
+            table, lost = predict_exported(file, files, options.topk)
+        else:
+            table, lost = predict(run, file, rest, files, options.topk, options.quiet, features)
+    if table is None:  # not rank 0; a code other than 0 would end rank 0 too
+        return 0
+    _show(table, output, options.form, "feature vector" if features else "prediction")
+    if not options.form:
+        say(line)
+    return _told(unreadable + lost, len(table))
+
+
+def _export_of(options: argparse.Namespace) -> Path | None:
+    """Return the file of ``vitlab export``, or shipped weights, that the arguments name in place of a run.
+
+    After ``--ckpt_path FILE`` the first argument, unless it names a run, is an image; ``options`` are changed so.
+    """
     word = options.ckpt_path or options.run or ""
     if word.startswith(LIBRARIES):
         raise UsageError(f"{word} has no record of what it predicts: train it on, vitlab fit --init_from {word}")
-    exported = Path(find_weights(word))
+    file = Path(find_weights(word))
     if options.ckpt_path and options.run and not _names_a_run(options.run):
-        if exported.is_file():
+        if file.is_file():
             options.run, options.images = None, [options.run, *options.images]
-        elif exported.suffix:
+        elif file.suffix:
             raise UsageError(f"there is no file {options.ckpt_path}, and {options.run} is no run")
-    if _is_export(exported):
-        if not options.ckpt_path:
-            options.run = None
-        return _predict_exported(exported, rest, options, output, features)
-    with chosen_checkpoint(options) as (run, checkpoint, line):
-        if not options.images and not features:
-            return _predict_own(run, checkpoint, line, rest, options, output)
-        return _predict(run, checkpoint, line, rest, options, output, features)
+    if not _is_export(file):
+        return None
+    options.run = options.run if options.ckpt_path else None
+    return file
+
+
+def _check_goes_with_export(file: Path, rest: list[str], options: argparse.Namespace, features: bool) -> None:
+    """Refuse what a file of ``vitlab export`` cannot do, or has no use for."""
+    if not file.is_file():
+        raise UsageError(f"there is no file {file}")
+    if features:
+        raise UsageError(f"{file} gives predictions alone: `vitlab embed` needs the run")
+    if rest or options.config or options.run:
+        extra = rest[0] if rest else "--config" if options.config else options.run
+        raise UsageError(f"{file} is a whole network with its preparation of images: leave out {extra}")
 
 
 def _is_export(file: Path) -> bool:
@@ -67,46 +107,6 @@ def _names_a_run(word: str) -> bool:
     with suppress(UsageError):
         return bool(find_directory(word))
     return False
-
-
-def _predict(
-    run: RunDir, checkpoint: Path, line: str, rest: list[str], options: Any, output: Path | None, features: bool
-) -> int:
-    files, unreadable = _files(options, output, f"vitlab {'embed' if features else 'predict'} RUN")
-    with quick_imports():
-        from vitlab.jobs.predict import predict
-        from vitlab.jobs.terminal import open_terminal, say
-
-    open_terminal(options.quiet)
-    table, found = predict(run, checkpoint, rest, files, options.topk, options.quiet, features)
-    if table is None:  # not rank 0; a code other than 0 would end rank 0 too
-        return 0
-    _show(table, output, options.form, "feature vector" if features else "prediction")
-    if not options.form:
-        say(line)
-    return _told(unreadable + found, len(table))
-
-
-def _predict_exported(path: Path, rest: list[str], options: Any, output: Path | None, features: bool) -> int:
-    """Predict with a file of ``vitlab export`` or with shipped weights, which need no run."""
-    if not path.is_file():
-        raise UsageError(f"there is no file {path}")
-    if features:
-        raise UsageError(f"{path} gives predictions alone: `vitlab embed` needs the run")
-    if rest or options.config or options.run:
-        extra = rest[0] if rest else "--config" if options.config else options.run
-        raise UsageError(f"{path} is a whole network with its preparation of images: leave out {extra}")
-    files, unreadable = _files(options, output, f"vitlab predict {path}")
-    with quick_imports():
-        from vitlab.jobs.predict import predict_exported
-        from vitlab.jobs.terminal import open_terminal, say
-
-    open_terminal(options.quiet)
-    table, found = predict_exported(path, files, options.topk)
-    _show(table, output, options.form)
-    if not options.form:
-        say(f"file  {path}")
-    return _told(unreadable + found, len(table))
 
 
 def _files(options: Any, output: Path | None, command: str) -> tuple[list[str], list[Problem]]:
@@ -160,20 +160,7 @@ def _options(argv: list[str], features: bool) -> tuple[argparse.Namespace, list[
     return options, rest
 
 
-def _predict_own(run: RunDir, checkpoint: Path, line: str, rest: list[str], options: Any, output: Path | None) -> int:
-    with quick_imports():
-        from vitlab.jobs.predict import predict_from_data
-        from vitlab.jobs.terminal import open_terminal, say
-
-    open_terminal(options.quiet)
-    table = predict_from_data(run, checkpoint, rest, options.quiet)
-    _show(table, output, options.form)
-    if not options.form:
-        say(line)
-    return 0
-
-
-def _show(table: "pd.DataFrame", output: Path | None, form: Form | None, what: str = "prediction") -> None:
+def _show(table: "pd.DataFrame", output: Path | None, form: Form | None, what: str) -> None:
     """Write the table to ``output``, or print it, as text or in a format for programs."""
     from vitlab.jobs.terminal import say
     from vitlab.tables import as_text, records, write
