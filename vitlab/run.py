@@ -11,7 +11,7 @@ from vitlab.config.guesses import FOR_RUN
 from vitlab.config.options import Policy, check_topk
 from vitlab.config.yaml_files import parse_own
 from vitlab.errors import UsageError, escaped, not_finite
-from vitlab.jobs.exported import Dynamic, Form, export_path
+from vitlab.jobs.exported import Dynamic, ExportOptions, Form, export_path
 from vitlab.jobs.terminal import lightning_quieted, open_terminal, terminal_as_it_was
 from vitlab.runs.directory import Here, RunDir, find_directory, find_run
 from vitlab.runs.lock import run_status
@@ -247,9 +247,10 @@ class Run:
         from vitlab.jobs.export import export
 
         path = export_path(self._directory, self.checkpoint, to, output)
+        options = ExportOptions(to, path, check, dynamic, opset)
         with terminal_as_it_was(), as_it_was():
             open_terminal()
-            return export(self._directory, self.checkpoint, to, path, check, dynamic, opset).path
+            return export(self._directory, self.checkpoint, options).path
 
     def look(self, output: PathLike | None = None, pictures: int = 12, show: bool = True) -> Path:
         """Write the page of ``vitlab look`` about the run, open it in a browser, and return its path.

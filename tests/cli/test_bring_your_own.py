@@ -28,6 +28,7 @@ from vitlab.errors import UsageError, in_own_code
 from vitlab.interface import answering, arguments_of_net, own_answer
 from vitlab.jobs.checkpoint import save_weights
 from vitlab.jobs.export import _scores, export
+from vitlab.jobs.exported import ExportOptions
 from vitlab.jobs.formats import Plain, network_arguments
 from vitlab.jobs.train.endings import explain_mismatch
 from vitlab.models.load import load_network, load_weights
@@ -633,7 +634,8 @@ def test_all_commands_take_the_answers_of_a_tasks_own_forward(here):
     best = float(Path("a.csv").read_text().splitlines()[1].split(",")[-1])
     assert best == pytest.approx(float(expected.softmax(1).max()), rel=1e-4)
     with pytest.raises(UsageError, match="`--to onnx-int8` measures a network alone"):
-        export(RunDir("runs/Flips"), Path("runs/Flips/checkpoints/last.ckpt"), "onnx-int8", here / "a.onnx")
+        asked = ExportOptions("onnx-int8", here / "a.onnx")
+        export(RunDir("runs/Flips"), Path("runs/Flips/checkpoints/last.ckpt"), asked)
 
 
 def test_the_card_of_an_export_says_whether_scores_are_logits():

@@ -1,6 +1,5 @@
 """Graphs of any height and width: `vitlab export --dynamic size`."""
 
-from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -8,7 +7,7 @@ import pytest
 import torch
 
 from vitlab.errors import UsageError
-from vitlab.jobs.export import export
+from vitlab.jobs.exported import ExportOptions
 from vitlab.jobs.formats import FORMATS, both_outputs, largest_difference
 from vitlab.jobs.graph_sizes import Side, check_images, open_sides, sizes_to_check
 from vitlab.layers.pos_embed import PosEmbed, PosEmbedName
@@ -127,11 +126,10 @@ def test_a_part_of_ones_own_that_takes_one_size_is_named_with_its_line():
 
 @pytest.mark.parametrize("form", ["safetensors", "timm"])
 def test_dynamic_sizes_are_only_for_graphs(form, tmp_path):
-    refused = partial(export, None, None, form, tmp_path / "net", False)
     with pytest.raises(UsageError, match=f"`--dynamic size` is for graphs: use --to onnx or pt2, got {form}"):
-        refused("size")
+        ExportOptions(form, tmp_path / "net", dynamic="size")
     with pytest.raises(UsageError, match="`dynamic` must be one of batch, size, got 'sizes'"):
-        refused("sizes")
+        ExportOptions(form, tmp_path / "net", dynamic="sizes")
 
 
 @pytest.mark.parametrize(
@@ -164,4 +162,4 @@ def test_images_that_a_graph_was_not_made_for_are_refused_in_one_line(shape, sid
 )
 def test_a_version_of_onnx_that_torch_does_not_write_is_refused(form, opset, told, tmp_path):
     with pytest.raises(UsageError, match=f"{told}$"):
-        export(None, None, form, tmp_path / "net", opset=opset)
+        ExportOptions(form, tmp_path / "net", opset=opset)

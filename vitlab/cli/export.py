@@ -4,7 +4,7 @@ import sys
 
 from vitlab.cli.evaluate import run_parser
 from vitlab.errors import RunFailed
-from vitlab.jobs.exported import DYNAMIC, SUFFIXES, export_path
+from vitlab.jobs.exported import DYNAMIC, SUFFIXES, ExportOptions, export_path
 from vitlab.lazy import quick_imports
 from vitlab.runs.directory import find_run
 from vitlab.shipped import card_beside
@@ -41,13 +41,14 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     run, checkpoint = find_run(options.run)
     output = export_path(run, checkpoint, options.to, options.output)
+    asked = ExportOptions(options.to, output, options.check, options.dynamic, options.opset)
     with quick_imports():
         from vitlab.jobs.export import export
         from vitlab.jobs.terminal import open_terminal, say
 
     open_terminal(options.quiet)
     try:
-        done = export(run, checkpoint, options.to, output, options.check, options.dynamic, options.opset, options.quiet)
+        done = export(run, checkpoint, asked, options.quiet)
     except RunFailed as error:
         sys.stderr.write(f"vitlab: {error}\n")
         return 1

@@ -27,7 +27,7 @@ from vitlab.interface import (
     own_parts,
     path_of,
 )
-from vitlab.jobs.exported import DYNAMIC, OF_ANY, Dynamic, Form
+from vitlab.jobs.exported import OF_ANY, ExportOptions, Form
 from vitlab.jobs.formats import (
     FORMATS,
     Arguments,
@@ -52,7 +52,6 @@ from vitlab.tasks.base import Task
 from vitlab.tasks.regressor import Standardized
 from vitlab.tokenizers.splits import pair
 
-OPSETS = range(18, 24)  # of ONNX; torch asked for an older one writes 18 all the same
 LIMIT = 1e-4  # of the difference between outputs, in `Exported.unit`
 _STEPS = 4  # of float32, by which an output of any size may differ
 
@@ -79,26 +78,13 @@ class Exported:
     compared: Compared | None = None
 
 
-def export(
-    run: RunDir,
-    checkpoint: Path,
-    to: Form,
-    output: Path,
-    check: bool = False,
-    dynamic: Dynamic = "batch",
-    opset: int | None = None,
-    quiet: bool = False,
-) -> Exported:
+def export(run: RunDir, checkpoint: Path, options: ExportOptions, quiet: bool = False) -> Exported:
     """Write the network of a run, without what only training needs.
 
     Args:
         run: The run.
         checkpoint: Which of its weights to use.
-        to: Format of the file: safetensors, timm, onnx, onnx-int8 or pt2.
-        output: File to write.
-        check: Whether to compare the outputs of safetensors with the run's; those of other formats always are.
-        dynamic: What a graph leaves open: batch, or size, which is the batch, the height and the width.
-        opset: Version of ONNX's operators; None is torch's default.
+        options: What is asked for.
         quiet: Whether to show no progress of a measurement.
 
     Raises:
@@ -107,18 +93,10 @@ def export(
         RunFailed: The outputs differ by more than 1e-4, numbers in standard deviations of their targets, a graph fails
             on other images than those that it was made with, or the disk is full or fails; nothing was written.
     """
-    if dynamic not in DYNAMIC:
-        raise UsageError(f"`dynamic` must be one of {', '.join(DYNAMIC)}, got {dynamic!r}")
-    if dynamic == "size" and to not in OF_ANY:
-        raise UsageError(f"`--dynamic size` is for graphs: use --to onnx or pt2, got {to}")
-    if opset is not None and not to.startswith("onnx"):
-        raise UsageError(f"`--opset` is for --to onnx, got {to}")
-    if opset is not None and opset not in OPSETS:
-        raise UsageError(f"`--opset` must be {OPSETS[0]} to {OPSETS[-1]}, which torch writes, got {opset}")
-    if to.startswith("onnx"):
-        need_packages(f"`--to {to}`", "onnx", "onnxscript", "onnxruntime")
-    with _folder_beside(output) as folder:
-        return _export(run, checkpoint, to, output, folder, check, dynamic == "size", opset, quiet)
+    if options.to.startswith("onnx"):
+        need_packages(f"`--to {options.to}`", "onnx", "onnxscript", "onnxruntime")
+    with _folder_beside(options.output) as folder:
+        return _export(run, checkpoint, options, folder, quiet)
 
 
 @contextmanager
@@ -139,23 +117,14 @@ def _folder_beside(output: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _export(
-    run: RunDir,
-    checkpoint: Path,
-    to: Form,
-    output: Path,
-    folder: Path,
-    check: bool,
-    any_size: bool,
-    opset: int | None,
-    quiet: bool,
-) -> Exported:
-    """Write into ``folder``, and move the files beside ``output`` once they are complete and checked."""
+def _export(run: RunDir, checkpoint: Path, options: ExportOptions, folder: Path, quiet: bool) -> Exported:
+    """Write into ``folder``, and move the files beside the output once they are complete and checked."""
+    to, output, any_size = options.to, options.output, options.dynamic == "size"
     cli = restore(run, checkpoint, ON_CPU)
     net, network = _to_write(run, cli, to, any_size)
     write, read = FORMATS[to]
     sides = open_sides(net, to) if any_size else None
-    write = partial(write, **({"sides": sides} if sides else {}), **({"opset": opset} if opset else {}))
+    write = partial(write, **({"sides": sides} if sides else {}), **({"opset": options.opset} if options.opset else {}))
     unfinished, beside = folder / output.name, card_beside(folder / output.name)
     is_int8 = to == "onnx-int8"
     graph = folder / f"{output.name}.float32" if is_int8 else unfinished
@@ -175,7 +144,7 @@ def _export(
     scale, unit = _unit(cli.model)
     is_own = to not in OF_ANY and not path_of(cli.model).startswith("vitlab.")  # may have changed its network
     with _as_built(cli.model, to) if is_own else nullcontext():
-        compares = check or is_own or own_parts(net) or to != "safetensors"
+        compares = options.check or is_own or own_parts(net) or to != "safetensors"
         pairs = both_outputs(net, read(graph, network), sides) if compares else []
     difference = largest_difference(pairs, scale) if pairs else None
     if pairs and not largest_difference(pairs, scale, _STEPS) <= LIMIT:  # also true for NaN
