@@ -315,19 +315,6 @@ def test_runs_of_one_last_name_have_a_script_each(slurm, capsys):
     assert sum("exp1/seed0" in text for text in scripts.values()) == 1
 
 
-def test_a_script_of_another_run_is_not_replaced(slurm, capsys, begun):
-    run = slurm.desk / "runs" / "mine"
-    run.mkdir(parents=True)
-    (run / "config.yaml").write_text(begun)
-    words = ["submit", "fit", "--resume", "mine", "--slurm", SITE, "--gpus=1"]
-    assert main(words) == main(words) == 0
-    script = slurm.desk / "runs" / "slurm" / "mine.sbatch"
-    script.write_text(text := script.read_text().replace("runs/mine", "else/mine"))
-    assert main(words) == 2
-    assert "is the script of else/mine, not of runs/mine" in capsys.readouterr().err
-    assert script.read_text() == text
-
-
 def test_a_site_names_its_partition_gpu_and_modules(slurm):
     site = slurm.desk / "site.yaml"
     site.write_text(

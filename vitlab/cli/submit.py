@@ -3,7 +3,6 @@
 import hashlib
 import os
 import re
-import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -142,17 +141,6 @@ def _stem(run: Path) -> str:
     return f"{stem[:57]}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:6]}"
 
 
-def _check_script(script: Path, run: Path) -> None:
-    """Refuse a script that was submitted before, unless its run has begun and is submitted again."""
-    if not script.is_file():
-        return
-    if not RunDir(run).has_begun():
-        raise UsageError(f"{run.name} was submitted before; resubmit with `sbatch {script}`, or choose another --name")
-    named = re.search(r"--include=manifest\.json (.*) \| sort", script.read_text())
-    if named and Path(*shlex.split(named[1])).resolve() != run.resolve():
-        raise UsageError(f"{script} is the script of {named[1]}, not of {run}: rename it, or choose another --name")
-
-
 def _folder_of_vitlab() -> str | None:
     """Return the folder of the ``vitlab`` command if PATH lacks it."""
     folder = Path(sys.executable).parent
@@ -165,7 +153,8 @@ def hand_over(text: str, script: Path, run: Path) -> int:
 
     if shutil.which("sbatch") is None:
         raise UsageError("there is no sbatch here; submit on a login node, or print the script with --dry_run")
-    _check_script(script, run)
+    if script.is_file() and not RunDir(run).has_begun():
+        raise UsageError(f"{run.name} was submitted before; resubmit with `sbatch {script}`, or choose another --name")
     known = "continues" if RunDir(run).exists() else "will be"
     script.parent.mkdir(parents=True, exist_ok=True)
     before = script.read_text() if script.is_file() else None  # of a job that may still wait
