@@ -6,7 +6,6 @@ Reading the docstrings takes seconds of imports, so ``flags.json`` beside this f
 """
 
 import argparse
-import ast
 import functools
 import inspect
 import json
@@ -16,8 +15,6 @@ import sys
 import textwrap
 import typing
 from contextlib import suppress
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from vitlab.config.arguments import FLAGS, flags
@@ -79,8 +76,7 @@ def print_fit_help(options: argparse.ArgumentParser, examples: str, asked: str) 
         **flags()["help"],
     }
     if asked != "common":
-        others = {**flags()["others"], "--trainer": _trainer_rows()}
-        sys.stdout.write("\n".join(_lines_of(asked, sections, others)) + "\n")
+        sys.stdout.write("\n".join(_lines_of(asked, sections, flags()["others"])) + "\n")
         return 0
     parts = [_wrapped("usage: vitlab fit --config FILE [--config FILE ...] [--KEY VALUE ...]")]
     parts[0] += _wrapped(
@@ -117,23 +113,6 @@ def _names(row: list[str]) -> tuple[str, str]:
     return row[0][2:], row[0][2:].partition(".")[2]
 
 
-def _trainer_rows() -> list[list[str]]:
-    """Return the rows of all other arguments of the trainer, from its source, because its import takes seconds."""
-    (place,) = find_spec("lightning").submodule_search_locations  # type: ignore[union-attr, misc]
-    tree = ast.parse(Path(place, "pytorch", "trainer", "trainer.py").read_text())
-    made = next(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "__init__")
-    texts, rows = ast.get_docstring(made) or "", []
-    for argument, default in zip(made.args.kwonlyargs, made.args.kw_defaults, strict=True):
-        key = f"trainer.{argument.arg}"
-        if argument.arg not in TRAINER:
-            text = re.search(rf"^ *{argument.arg}: *(.*(?:\n {{8,}}.*|\n(?= {{8}}))*)", texts, re.MULTILINE)
-            said = text[1].replace("``", "").replace("None", "null") if text else ""
-            value = ast.unparse(default) if default else "required"
-            value = {"None": "null", "True": "true", "False": "false"}.get(value, value)
-            rows.append([f"--{key}", re.sub(r":\w+:`~?([^`]+)`", r"\1", said), f"default {value}{_range(key)}"])
-    return rows
-
-
 def current() -> dict[str, Any]:
     """Return every key of a configuration and the help rows of checkpoints, task and data, read from the classes."""
     import lightning as L
@@ -157,7 +136,11 @@ def current() -> dict[str, Any]:
             f"--model=Classifier (or {_others('Classifier', *TASKS)})": _class_rows("model", tasks.Classifier),
             f"--data=ImageFolder (or {_others('ImageFolder', data)})": _class_rows("data", data.ImageFolder),
         },
-        "others": {**_other_rows("model", "Classifier", *TASKS), **_other_rows("data", "ImageFolder", data)},
+        "others": {
+            **_other_rows("model", "Classifier", *TASKS),
+            **_other_rows("data", "ImageFolder", data),
+            "--trainer": [row for row in _class_rows("trainer", L.Trainer) if row[0].partition(".")[2] not in TRAINER],
+        },
     }
 
 
