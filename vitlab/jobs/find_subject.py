@@ -89,11 +89,6 @@ class View:
     masks: str | None = None
 
 
-def is_cross_validation(folder: Path) -> bool:
-    """Return whether a folder is that of `vitlab cv`: it has a plan of folds."""
-    return (folder / PLAN).is_file()
-
-
 def is_elsewhere(source: str) -> bool:
     """Return whether a source is a network without a run: a name that no run has, or a file outside of run directories.
 
@@ -321,7 +316,7 @@ def subject_of(run: RunDir, checkpoint: Path, rest: Sequence[str], view: View) -
             classifies=_classifies(cli.model, data, net),
             is_elsewhere="data" in dict(settings(list(rest))) and data.class_names != run.data.get("class_names"),
             task=_with_decoder(cli.model, checkpoint).to(cli.trainer.strategy.root_device),
-            folds=next((home for home in run.path.parents[:2] if is_cross_validation(home)), None),
+            folds=next((home for home in run.path.parents[:2] if (home / PLAN).is_file()), None),  # of `vitlab cv`
             **_fields(view),
         )
         subject.pictures = load_pictures(view.images, view.shown, subject.data) if view.images else None

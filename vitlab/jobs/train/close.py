@@ -6,7 +6,6 @@ from typing import Any
 from lightning import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from vitlab.callbacks.steps import is_cut
 from vitlab.data.base import ImageData, protocol_of
 from vitlab.errors import trusting
 from vitlab.interface import fingerprint, hparams_of
@@ -99,20 +98,13 @@ def _has_test(data: Any) -> bool:
 
 
 def _without_best(job: Job, monitor: str) -> str:
-    """Return why there is no best epoch; store the validation of the last step, if there is one, in place of its own.
-
-    Without any validation, it names the epoch of the first one, if it would have come.
-    """
+    """Return why there is no best epoch; store the validation of the last step, if any, in place of its own."""
     if seen := [row for row in job.run.rows() if any(name.startswith("val") for name in row)]:
         is_last = seen[-1]["step"] == job.trainer.global_step
         kept = _store_validation(job, seen[-1]) if is_last else "the last epoch"
         return f"no best epoch: no validation has measured {monitor}, `checkpoint.monitor`; kept is {kept}"
-    every = job.trainer.check_val_every_n_epoch
-    epochs = job.trainer.fit_loop.epoch_progress.current.ready - is_cut(job.trainer)
-    because = ""
-    if every and every > epochs:
-        trained = {0: "less than an epoch was", 1: "1 epoch was"}.get(epochs, f"{epochs} epochs were")
-        because = f" (trainer.check_val_every_n_epoch={every}, and {trained} trained)"
+    every = job.trainer.check_val_every_n_epoch or 1
+    because = f" (trainer.check_val_every_n_epoch={every})" if every > 1 else ""
     return f"never validated{because}; the last epoch is kept"
 
 
