@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import lightning as L
 import pytest
 import yaml
 from jsonargparse import Namespace
@@ -302,20 +301,6 @@ def test_a_resume_after_a_parameter_was_renamed_names_the_keys(tmp_path):
         UsageError, match=r'another network: use .* \(Missing key\(s\) in state_dict: "pos_embed.freqs"'
     ):
         _refuse(job, error)
-
-
-@pytest.mark.filterwarnings("ignore:You requested to overfit but enabled")
-@pytest.mark.parametrize("key", ["overfit_batches", "limit_train_batches", "limit_val_batches"])
-def test_a_share_of_the_batches_that_has_none_is_refused_by_the_key_that_was_given(key):
-    task = Classifier(img_size=8, in_chans=1, num_classes=10, patch_size=4, embed_dim=8, depth=1, num_heads=1)
-    quiet = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False)
-    trainer, data = L.Trainer(accelerator="cpu", max_epochs=1, **{key: 0.01}, **quiet), Digits(batch_size=128)
-    with pytest.raises(MisconfigurationException) as raised:
-        trainer.fit(task, data)
-    job = SimpleNamespace(trainer=trainer, task=task, data=data, record=SimpleNamespace(started=False))
-    whose = "3 batches of val_dataloader" if "val" in key else "8 batches of train_dataloader"
-    with pytest.raises(UsageError, match=f"`trainer.{key}=0.01` is none of the {whose}: set it to 1"):
-        _refuse(job, raised.value)
 
 
 def test_a_proposed_command_trusts_the_classes_of_its_own_run(tmp_path, monkeypatch):

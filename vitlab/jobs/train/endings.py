@@ -5,7 +5,6 @@ One context manager a step of ``vitlab fit``: :func:`building`, :func:`explained
 
 import errno
 import os
-import re
 import signal
 import textwrap
 import traceback
@@ -153,7 +152,7 @@ def _refuse(job: Job, error: Exception) -> None:
     """Raise a :class:`UsageError` if the error is a mistake of the user's; return otherwise."""
     sentence = None
     if job.trainer.global_step == 0:
-        sentence = _less_than_a_batch(error, job.trainer) or explain_mismatch(error, job.task, job.data)
+        sentence = explain_mismatch(error, job.task, job.data)
     if isinstance(error, RuntimeError) and "loading state_dict" in str(error):
         what = textwrap.shorten(str(error).partition("\n")[2], 400, placeholder=" ...")
         way_on = f"use its configuration and its code ({what})"
@@ -166,16 +165,6 @@ def _refuse(job: Job, error: Exception) -> None:
     refusal = UsageError(sentence or one_line(error, 2000))
     refusal.said = not first_to_say(str(refusal))
     raise refusal from error
-
-
-def _less_than_a_batch(error: Exception, trainer: Any) -> str | None:
-    """Return a line about a share of the batches that has none: Lightning names a key that `overfit_batches` sets."""
-    found = re.match(r"You requested to check (\S+) of the `(\w+)_dataloader` but \S+ \* (\d+) < 1", str(error))
-    if not found:
-        return None
-    share, split, batches = found.groups()
-    key = "overfit_batches" if trainer.overfit_batches > 0 else f"limit_{split}_batches"
-    return f"`trainer.{key}={share}` is none of the {batches} batches of {split}_dataloader: set it to 1, for one batch"
 
 
 def _fail(sentence: str, error: Exception, told: bool = False) -> NoReturn:
