@@ -186,11 +186,11 @@ def test_files_and_flags_override_environment_variables(monkeypatch):
     for name, value in values.items():
         monkeypatch.setenv(name, value)
     words = ["--data=CIFAR10", "--config=mine.yaml"]
-    first, last = ["--model=Classifier", "--seed_everything=4"], ["--model.depth=2", "--trainer.precision=bf16-mixed"]
-    assert with_environment(words) == [*first, *words, *last]
+    used = ["--model=Classifier", "--model.depth=2", "--seed_everything=4"]
+    assert with_environment(words) == [*words, *used, "--trainer.precision=bf16-mixed"]
     monkeypatch.setenv("PL_CONFIG", "other.yaml")
     Path("other.yaml").write_text("trainer: {precision: 32-true}\n")
-    assert with_environment(words) == ["--config=other.yaml", *first, *words, "--model.depth=2"]
+    assert with_environment(words) == ["--config=other.yaml", *words, *used]
 
 
 def test_an_environment_variable_without_effect_is_reported(monkeypatch):

@@ -157,12 +157,10 @@ def test_a_file_changes_one_option_of_a_part(tmp_path, key):
         ("model.lr_scheduler.interval", "model.lr_scheduler"),
     ],
 )
-def test_an_option_before_the_class_of_its_part_is_refused_not_dropped(key, part):
-    told = f"--{key} would have no effect: put it after --{part}, which sets SGD"
-    with pytest.raises(UsageError, match=told):
-        merge_parts([], [(key, 0.9), (part, "SGD")], [])
-    [right] = merge_parts([], [(part, "SGD"), (key, 0.9)], [])
-    assert "SGD" in right and "0.9" in right
+def test_an_option_before_the_class_of_its_part_is_used(key, part):
+    [first] = merge_parts([], [(key, 0.9), (part, "SGD")], [])
+    assert [first] == merge_parts([], [(part, "SGD"), (key, 0.9)], [])
+    assert "SGD" in first and "0.9" in first
 
 
 def test_only_the_parts_of_a_model_are_read_as_words():

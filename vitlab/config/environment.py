@@ -54,10 +54,10 @@ def with_environment(words: list[str]) -> list[str]:
     files = config_paths(resolve_configs([*first, *words]))
     given = {key_as_typed(key) for key, _ in settings(words)}
     given |= {key for path in files for key in flatten_as_typed(read_yaml(path))}
-    last: list[str] = []
+    used: list[str] = []
     for name, value in sorted(named.items()):
         key = _key(name)
         inner = "class_path" if key in ("model", "data") else ""  # whose other keys go with any class
         if not any(f"{one}.".startswith(f"{key}.{inner}") or one == key for one in given):
-            (last if "." in key else first).append(f"--{key}={value}")
-    return [*first, *words, *last]
+            used.append(f"--{key}={value}")
+    return [*first, *words, *used]

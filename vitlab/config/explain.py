@@ -1,24 +1,20 @@
 """Turn jsonargparse's messages about a wrong configuration into one clear line."""
 
 import re
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Iterable
 
 from vitlab.config.guesses import VALUES, about_word, suggest_argument
 from vitlab.config.trust import import_problem, may_import, not_allowed
 from vitlab.errors import did_you_mean
 
 
-def explain(
-    message: str, keys: Iterable[str], class_names: Iterable[str], early: Mapping[str, str] = MappingProxyType({})
-) -> str:
+def explain(message: str, keys: Iterable[str], class_names: Iterable[str]) -> str:
     """Return a line with the rule that was broken, the value, and the closest valid name.
 
     Args:
         message: jsonargparse's message, of one or many lines.
         keys: Every dotted key that the parser takes, including those of the selected classes.
         class_names: Short names of the classes that a ``class_path`` can name.
-        early: Keys that stand before the flag of their class, and that flag.
     """
     known = set(keys)
     found = re.search(r'Parser key "([\w.]+)"', message) or re.search(r"Group '([\w.]+)'", message)
@@ -28,12 +24,12 @@ def explain(
         return not_allowed(found[1])
     if found := re.search(r"unrecognized arguments: --([^\s=]+)", message):
         key = found[1] if not outer or found[1].startswith(outer) else f"{outer}.{found[1]}"
-        return f"there is no argument `--{key}`{_closest_key(key, known, early)}"
+        return f"there is no argument `--{key}`{_closest_key(key, known)}"
     if found := re.search(r"unrecognized arguments: (\S+)", message):
         return about_word(found[1], known)
     if found := re.search(r"[Oo]ption '([^'\n]+)' is not accepted|accept option '([^'\n]+)'", message):
         key = ".".join(part for part in (outer, found[1] or found[2]) if part)
-        return f"there is no key `{key}`{_closest_key(key, known, early)}"
+        return f"there is no key `{key}`{_closest_key(key, known)}"
     if found := re.search(r"Expected a dot import path string: (\S+)", message):
         hint = "; leave out the space" if found[1] in (names := [*class_names]) else did_you_mean(found[1], names)
         return f'`{outer}`: there is no class "{found[1]}"{hint}'
@@ -48,11 +44,10 @@ def explain(
         return f"missing: {', '.join(names)}{way_out}"
     nested = re.search(r"Given value: NestedArg\(key='([^']*)', val='?(.*?)'?\)\s*$", message)
     if nested and "Problem with given class_path 'lightning.Lightning" in message:  # no class is known yet
-        flag, what = f"--{outer}.{nested[1]}={nested[2]}", f"the class of `{outer}`"
-        return f"`{flag}` must stand after what names {what}: put --config or --{outer} before it"
+        return f"--{outer}.{nested[1]}={nested[2]} needs the class of `{outer}`: name it with --config or --{outer}"
     if found := re.search(r"NestedArg\(key='([^']*[^\w.'][^']*)'", message):  # such as a key with a space
         key = f"{outer}.{found[1]}"
-        return f"there is no key `{key}`{_closest_key(key, known, early)}"
+        return f"there is no key `{key}`{_closest_key(key, known)}"
     return _explain_value(message, outer) or re.sub(r"\s+", " ", message).strip()
 
 
@@ -72,9 +67,7 @@ def _explain_value(message: str, outer: str) -> str | None:
     return None
 
 
-def _closest_key(key: str, known: set[str], early: Mapping[str, str]) -> str:
-    if key in known and key in early:
-        return f" before its class: put it after {early[key]}"
+def _closest_key(key: str, known: set[str]) -> str:
     if key in known and key.startswith(("model.", "data.")):
         return f": other classes of `{key.split('.')[0]}` have it, but not the selected one"
     return suggest_argument(key, known)

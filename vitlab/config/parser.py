@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NoReturn
 from urllib.error import URLError
 
@@ -32,7 +31,7 @@ from vitlab.class_paths import current_path
 from vitlab.config.arguments import config_paths, flags
 from vitlab.config.explain import explain
 from vitlab.config.guesses import with_typed_names
-from vitlab.config.keys import flatten_as_typed, flatten_with_classes, key_as_typed
+from vitlab.config.keys import class_and_arguments, flatten_as_typed, flatten_with_classes, key_as_typed
 from vitlab.config.parts import (
     as_mappings,
     check_parts,
@@ -53,7 +52,6 @@ from vitlab.interface import LINKS, deals_samples, image_fact
 from vitlab.layers.precision import let_convolutions_follow
 from vitlab.models.old_names import OLD
 from vitlab.named_kwargs import check_types
-from vitlab.objects import as_yaml
 from vitlab.ranges import MOST_SEED, check_ranges
 from vitlab.runs.launch import check_launch, launched_devices
 from vitlab.shipped import find_file
@@ -61,6 +59,7 @@ from vitlab.tasks.base import Task
 
 with suppress(ModuleNotFoundError):  # the core stands without it
     import vitlab.pretraining
+_GROUPS = ("model", "data", "trainer", "checkpoint")  # of keys
 TASKS = [sys.modules[name] for name in ("vitlab.pretraining", "vitlab.tasks") if name in sys.modules]
 
 
@@ -68,7 +67,6 @@ class Parser(LightningArgumentParser):
     """A parser that takes no abbreviations and reports a mistake in one line."""
 
     later: Collection[str] = ()  # old names of options that override what their part says
-    early: Mapping[str, str] = MappingProxyType({})  # keys before the flag of their class, and that flag
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "allow_abbrev": False})
@@ -103,7 +101,7 @@ class Parser(LightningArgumentParser):
         if not self.exit_on_error:  # jsonargparse's inner parser of a class: the outer one reports
             super().error(message, ex)
         keys = [*flags()["keys"], *(action.dest for action in self._actions)]
-        raise UsageError(explain(message, keys, _class_names(), self.early)) from ex
+        raise UsageError(explain(message, keys, _class_names())) from ex
 
 
 class VitlabCLI(LightningCLI):
@@ -116,19 +114,18 @@ class VitlabCLI(LightningCLI):
     """
 
     def __init__(self, args: list[str], callbacks: Sequence[Callback] = (), **trainer: Any) -> None:
-        self.arguments = args = sorted(
-            resolve_configs(args), key=lambda word: word.startswith("--print_config")
-        )  # last, because it ends parsing
-        _refuse_valueless(args)
-        self.typed = settings(args)
+        self.arguments = resolve_configs(args)
+        _refuse_valueless(self.arguments)
         self.added_callbacks, self.trainer_settings = list(callbacks), trainer
+        self.contents = [read_yaml(path) for path in config_paths(self.arguments)]
+        args = _in_order(self.arguments, self.contents)
+        self.typed = settings(args)
         parts = [v for _, v in self.typed if str(v).endswith((".yaml", ".yml")) and Path(str(v)).is_file()]
-        self.contents = [read_yaml(path) for path in [*config_paths(args), *parts]]
+        self.contents += [read_yaml(path) for path in parts]
         self.later = later_names(self.contents, self.typed)
         refuse_secrets(
             {k: v for content in self.contents for k, v in flatten_as_typed(content).items()} | dict(self.typed)
         )
-        _refuse_overridden(args, self.contents)
         _refuse_incomplete(args, self.contents)
         set_dumper("yaml", yaml_text)  # jsonargparse writes the arguments of a class and reads them again
         set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=allowed_imports())
@@ -150,7 +147,6 @@ class VitlabCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Link the model's image size, channels, classes and targets to the data."""
         parser.later = self.later  # type: ignore[attr-defined]
-        parser.early = _before_class(self.typed)  # type: ignore[attr-defined]
         parser.add_lightning_class_args(Checkpoint, "checkpoint")
         for name in LINKS:
             parser.link_arguments("data", f"model.init_args.{name}", self._reader(name), apply_on="instantiate")
@@ -163,7 +159,6 @@ class VitlabCLI(LightningCLI):
         if not isinstance(seed, bool) and not 0 <= (seed or 0) <= MOST_SEED:
             raise UsageError(f"`seed_everything` must be in [0, {MOST_SEED}], got {seed}")
         self.moved = _in_parts(self.config, self.later)
-        _refuse_dropped(parser.early, self.config)  # type: ignore[attr-defined]
 
     def instantiate_classes(self) -> None:
         """Build data, task and trainer; an error in their constructors is a mistake of the user's."""
@@ -335,12 +330,31 @@ def _pairs(args: list[str]) -> list[tuple[str, str]]:
     return [(w[2:], v) for w, v in pairwise("--config" if w == "-c" else w for w in words) if w.startswith("--")]
 
 
-def _in_order(args: list[str], contents: Sequence[Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield each flag, the word that it is given, and the dotted keys and values that it sets, those of its file."""
-    files = dict(zip(config_paths(args), contents, strict=False))  # after them come those of parts
-    for flag, text in _pairs(args):
-        content = files[text] if flag == "config" else {flag: text}
-        yield flag, text, flatten_with_classes(content) if isinstance(content, Mapping) else {}
+def _in_order(args: list[str], contents: Sequence[Any]) -> list[str]:
+    """Return the arguments with those first that others change: config files, then classes, then keys.
+
+    A class that no file names stands before the files, which may have keys of it; ``--print_config`` ends the parsing.
+
+    >>> _in_order(["--data.root=photos", "--data", "ImageFolder", "-c", "t2t.yaml"], [{"data": "Digits"}])
+    ['-c', 't2t.yaml', '--data', 'ImageFolder', '--data.root=photos']
+    """
+    in_files = {group for group in ("model", "data") if any(class_and_arguments(one, group)[0] for one in contents)}
+
+    def place(flag: list[str]) -> int:
+        key = key_as_typed(flag[0].partition("=")[0].lstrip("-")).removesuffix(".class_path")
+        if key in ("c", "config"):
+            return 1
+        if key in _GROUPS:
+            return 0 if key in ("model", "data") and key not in in_files else 2
+        return 4 if key == "print_config" else 3
+
+    flags: list[list[str]] = []  # each with its value
+    for word in args:
+        if word.startswith("--") or word == "-c" or not flags:
+            flags.append([word])
+        else:
+            flags[-1].append(word)
+    return [word for flag in sorted(flags, key=place) for word in flag]
 
 
 def _refuse_valueless(args: list[str]) -> None:
@@ -351,71 +365,22 @@ def _refuse_valueless(args: list[str]) -> None:
             raise UsageError(f"{word} needs a value, got {'none' if after == '--' else after}")
 
 
-def _refuse_overridden(args: list[str], contents: Sequence[Any]) -> None:
-    """Refuse an argument before a config file that sets the same key to something else: the later one counts."""
-    typed: dict[str, str] = {}
-    for flag, text, keys in _in_order(args, contents):
-        if flag != "config":
-            typed[key_as_typed(flag).removesuffix(".class_path")] = text
-            continue
-        for key, value in keys.items():
-            if key in typed and not _are_same(parse_yaml(typed[key], f"--{key}"), value):
-                way_out = f"put it after --config {shlex.quote(text)}, which sets {as_yaml(value)}"
-                raise UsageError(f"--{key} {shlex.quote(typed[key])} would have no effect: {way_out}")
-
-
 def _refuse_incomplete(args: list[str], contents: Sequence[Any]) -> None:
     """Refuse a config file with an empty section, or with keys of a class that is named only later, or nowhere."""
-    named: set[str] = set()
-    for flag, text, keys in _in_order(args, contents):
-        for group in ("model", "data", "trainer", "checkpoint"):
-            where = f"--config {shlex.quote(text)}"
-            if flag == "config" and group in keys and keys[group] is None:
-                raise UsageError(f"{where}: `{group}` is empty; give it keys, or leave it out")
-            if group in keys:
-                named.add(group)
+    named, files = set[str](), iter(contents)
+    for flag, text in _pairs(args):
+        if flag != "config":
+            named.add(key_as_typed(flag).removesuffix(".class_path"))
+            continue
+        where, keys = f"--config {shlex.quote(text)}", flatten_with_classes(next(files))
+        if empty := [group for group in _GROUPS if keys.get(group, "") is None]:
+            raise UsageError(f"{where}: `{empty[0]}` is empty; give it keys, or leave it out")
+        named |= keys.keys()
+        for group in ("model", "data"):
             inner = next((key for key in keys if key.startswith(f"{group}.")), None)
-            if flag == "config" and inner and group in ("model", "data") and group not in named:
+            if inner and group not in named:
                 way_out = f"put --config or --{group} that names it before {where}"
                 raise UsageError(f"{where} sets `{inner}` before the class of `{group}` is known: {way_out}")
-
-
-def _before_class(pairs: Sequence[tuple[str, Any]]) -> dict[str, str]:
-    """Return the keys of model and data that stand before the flag of their class, and that flag with its class.
-
-    >>> _before_class([("data.root", "photos"), ("data", "ImageFolder")])
-    {'data.root': '--data=ImageFolder'}
-    """
-    early: dict[str, str] = {}
-    after: dict[str, str] = {}
-    for key, value in reversed(pairs):
-        group, _, inner = key_as_typed(key).partition(".")
-        if group in ("model", "data") and inner in ("", "class_path"):
-            after[group] = f"--{key}={value}"
-        elif group in after:
-            early[key_as_typed(key)] = after[group]
-    return early
-
-
-def _refuse_dropped(early: Mapping[str, str], config: Namespace) -> None:
-    """Refuse a key before the flag of its class that the class does not have, which jsonargparse drops.
-
-    >>> _refuse_dropped({"data.root": "--data=Digits"}, Namespace(data=Namespace(init_args=Namespace(fold=0))))
-    Traceback (most recent call last):
-    vitlab.errors.UsageError: --data.root would have no effect: --data=Digits has no such argument
-    """
-    for key, flag in early.items():
-        group, name, *_ = key.split(".")
-        section = config.get(group) or Namespace()
-        known = section.get("init_args") or Namespace()
-        if name not in known and name not in OLD and not section.get("dict_kwargs"):
-            raise UsageError(f"--{key} would have no effect: {flag} has no such argument")
-
-
-def _are_same(one: Any, other: Any) -> bool:
-    """Return whether two values are equal, or names of one class."""
-    is_text = isinstance(one, str) and isinstance(other, str)
-    return one == other or (is_text and one.rpartition(".")[2] == other.rpartition(".")[2])
 
 
 def class_at(path: str) -> Any:

@@ -16,7 +16,7 @@ from vitlab.config.keys import flatten, key_as_typed
 from vitlab.config.trust import import_class
 from vitlab.errors import UsageError
 from vitlab.models.old_names import DEFAULTS, OLD, upgrade
-from vitlab.objects import PARTS, as_yaml
+from vitlab.objects import PARTS
 from vitlab.ranges import check_ranges
 from vitlab.tasks.base import Task
 from vitlab.tasks.optimizer import schedule_and_args
@@ -154,7 +154,7 @@ def _word(value: Any) -> Any:
 
 
 def merge_parts(args: list[str], pairs: Sequence[tuple[str, Any]], contents: Sequence[Any]) -> list[str]:
-    """Return the arguments with all that set one part, such as ``--model.opt.eps``, merged into one.
+    """Return the arguments with all that set one part, such as ``--model.opt.eps``, merged into one, in any order.
 
     >>> merge_parts(["--model.opt.eps=1e-6"], [("model.opt.eps", 1e-6)], [])
     ['--model.opt=adamw({"init_args":{"eps":1e-06}})']
@@ -163,19 +163,11 @@ def merge_parts(args: list[str], pairs: Sequence[tuple[str, Any]], contents: Seq
         args: Command-line arguments.
         pairs: Keys and values that they set.
         contents: Contents of the config files, in order, whose values single keys change.
-
-    Raises:
-        UsageError: A key stands before the class that it is an option of.
     """
     found = _partial_in(contents)
-    keys: list[str] = []
-    for key, value in pairs:
-        if not (part := _KEY.fullmatch(key)) or (part[1] == "metrics"):
-            continue
-        name, rest = part.groups()
-        if rest in (None, "class_path"):
-            _refuse_earlier(keys, key, name, value)
-        keys.append(key)
+    parts = [(key, *part.groups(), value) for key, value in pairs if (part := _KEY.fullmatch(key))]
+    given = [one for one in parts if one[1] != "metrics"]
+    for _, name, rest, value in sorted(given, key=lambda one: one[2] not in (None, "class_path")):  # classes, options
         if rest is None:
             found[name] = value
             continue
@@ -192,18 +184,8 @@ def merge_parts(args: list[str], pairs: Sequence[tuple[str, Any]], contents: Seq
             init_args[rest.removeprefix("init_args.")] = value
             found[name] = {"class_path": path, "init_args": init_args, **beside}
     new = {name: value for name, value in found.items() if isinstance(value, Mapping)}
-    parts = {key: _KEY.fullmatch(key).groups() for key in keys}  # type: ignore[union-attr]
-    gone = [key for key, (name, rest) in parts.items() if name in new or rest is not None]
+    gone = [key for key, name, rest, _ in given if name in new or rest is not None]
     return [*without_flags(args, *gone), *(f"--model.{name}={_word(value)}" for name, value in new.items())]
-
-
-def _refuse_earlier(keys: Sequence[str], key: str, name: str, value: Any) -> None:
-    """Refuse an option among the ``keys`` before that which names the class of its part, and would drop it."""
-    for before in keys:
-        option = _KEY.fullmatch(before)
-        if option and option[1] == name and option[2] not in (None, "class_path"):
-            way_out = f"put it after --{key}, which sets {as_yaml(value)}"
-            raise UsageError(f"--{before} would have no effect: {way_out}")
 
 
 def _partial_in(contents: Sequence[Any]) -> dict[str, Any]:
