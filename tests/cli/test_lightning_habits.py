@@ -46,8 +46,6 @@ REFUSED = [
         ["--trainer.callbacks+=EMA", "--trainer.callbacks+=EMAWeightAveraging"],
         "two averages of the weights, EMA and EMAW",
     ),
-    (["--trainer.callbacks+=LearningRateMonitor"], "add --trainer.logger=CSVLogger"),
-    (["--trainer.callbacks+=DeviceStatsMonitor"], "add --trainer.logger=CSVLogger"),
     (
         ["--trainer.callbacks+=RichProgressBar"],
         "beside the bar and the table of epochs",

@@ -130,7 +130,7 @@ def test_a_folder_of_transformers_is_read_by_name_and_fine_tuned(tmp_path):
     assert new(torch.randn(2, 3, 48, 48)).shape == (2, 7)
     into = create_model("vit_ti16", weights=f"hf:{tmp_path}", **net_arguments()).eval()
     torch.testing.assert_close(into(images), theirs(images).logits, atol=1e-5, rtol=0)
-    with pytest.raises(UsageError, match=r"lies beside config\.json, as transformers writes both: give hf:"):
+    with pytest.raises(UsageError, match="one of transformers as hf:FOLDER"):
         vitlab.load(tmp_path / "model.safetensors")
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"has no weights to give: .*") as refused:

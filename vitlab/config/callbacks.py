@@ -25,9 +25,6 @@ _REFUSED: dict[type, str] = {
     callbacks.ProgressBar: "would stand beside the bar and the table of epochs that vitlab shows; leave it out",
     AsyncCheckpointIO: "finishes a checkpoint after vitlab has verified it; leave it out",
 }
-_NEED_A_LOGGER = (callbacks.LearningRateMonitor, callbacks.DeviceStatsMonitor)
-
-
 _FOLDERS = ("dirpath", "save_dir", "root_dir", "dir", "exclude_batches_path")  # arguments that name a folder,
 _NAMES = ("filename", "name", "version", "sub_dir", "checkpoint_name")  # and arguments that name a file in it
 
@@ -59,7 +56,7 @@ def _redirect(arguments: Any, run: Path) -> None:
 
 
 def check_callbacks(trainer: Namespace, task: type) -> None:
-    """Refuse callbacks that train something other than the record says, or lack what they need.
+    """Refuse callbacks that train something other than the record says, or nothing.
 
     Args:
         trainer: The trainer's part of a parsed configuration.
@@ -76,11 +73,6 @@ def check_callbacks(trainer: Namespace, task: type) -> None:
             for kind, why in _REFUSED.items():
                 if issubclass(cls, kind):
                     raise UsageError(f"`{cls.__name__}` {why}")
-            if issubclass(cls, _NEED_A_LOGGER) and trainer.get("logger") is False:
-                raise UsageError(
-                    f"`{cls.__name__}` needs a logger: add --trainer.logger=CSVLogger "
-                    "(metrics.jsonl has the learning rate in any case)"
-                )
             averages += [cls.__name__] if issubclass(cls, callbacks.WeightAveraging) else []
             if len(averages) > 1:
                 raise UsageError(

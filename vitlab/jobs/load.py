@@ -129,11 +129,11 @@ def _load_checkpoint(path: Path) -> Loaded:
             check_readable(path)
             content = torch.load(path, map_location="cpu", weights_only=True)
     if "images" not in content:
-        _name_folder(path, is_torch=bool(content))
         raise UsageError(
             f"{path} is not in a run directory, has no {path.name}.json beside it, and no task of vitlab with data of "
-            "vitlab has written it: the preparation of its images is unknown; create_model(..., weights=...) builds "
-            "only the network"
+            "vitlab has written it: the preparation of its images is unknown. A folder of timm is given as "
+            "timm:local-dir:FOLDER, one of transformers as hf:FOLDER; create_model(..., weights=...) builds only the "
+            "network"
         )
     if own := ", ".join((content.get("own") or {}).values()):
         raise UsageError(
@@ -148,19 +148,6 @@ def _load_checkpoint(path: Path) -> Loaded:
         task = cls(**{k: v for k, v in arguments.items() if k in inspect.signature(cls).parameters})
         task.load_state_dict(content["state_dict"])
         return _prepared(task.network_in_units().eval(), content["images"])
-
-
-def _name_folder(path: Path, is_torch: bool) -> None:
-    """Refuse a file of a folder that timm or transformers wrote with its config.json, by the name of the folder."""
-    try:
-        config = dict(json.loads((path.parent / "config.json").read_text()))
-    except (OSError, ValueError, TypeError):
-        return
-    folder, beside = path.parent, f"{path} lies beside config.json, as"
-    if "architecture" in config or "pretrained_cfg" in config:
-        raise UsageError(f"{beside} timm writes both: give timm:local-dir:{folder}")
-    if "model_type" in config and not is_torch:  # of transformers, weights are read from safetensors alone
-        raise UsageError(f"{beside} transformers writes both: give hf:{folder}")
 
 
 def pipeline_of(net: Any, images: Mapping[str, Any]) -> tuple[Pipeline, Statistics]:
