@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 from vitlab.cli.main import main
-from vitlab.config import yaml_files
 from vitlab.config.keys import differences, differing_keys
 from vitlab.jobs import listing
 from vitlab.jobs.clean import remove, to_clean
@@ -290,19 +289,6 @@ def test_an_unknown_format_is_refused_with_the_known_ones(place):
     message = "`to` must be one of safetensors, timm, onnx, onnx-int8, pt2, got 'torchscript'"
     with pytest.raises(ValueError, match=message):
         Run("a").export("torchscript")
-
-
-def test_a_condition_on_the_configuration_parses_the_part_that_it_asks_for_and_each_text_once(place):
-    for name in "abc":
-        config = RunDir(Path("runs") / name).config
-        config.write_text(config.read_text().replace("trainer:", "trainer: !!nothing/that/loads"))
-        (config.parent / "overrides.yaml").write_text("model.depth: 3\n")
-    parsed = yaml_files._parsed_once
-    parsed.cache_clear()
-    rows, damaged = list_runs(where=["model.depth=3"])
-    assert len(rows) == 3 and not damaged
-    assert parsed.cache_info().misses == 1 + 3  # one text of changes, three of `model`
-    assert len(list_runs(where=["trainer.max_epochs=3"])[1]) == 3  # damaged, now that it is read
 
 
 def test_runs_below_a_folder_are_told_apart_by_their_path_and_a_point_has_a_name(place, monkeypatch):

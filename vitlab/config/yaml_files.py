@@ -2,7 +2,6 @@
 
 import copy
 import re
-from collections.abc import Collection
 from enum import Enum
 from functools import lru_cache
 from itertools import accumulate
@@ -24,7 +23,6 @@ _WORDS = {  # what PyYAML says, and what a reader can do; `opened` is the line w
     r"expected ',' or .*": "a bracket that opens in line {opened} is not closed, or a comma is missing",
     r"found unexpected end of stream": "a quote that opens in line {opened} is not closed",
 }
-_SECTIONS = re.compile(r"^(?=[A-Za-z_][\w.]*:)", re.MULTILINE)  # where a part of a configuration begins
 
 
 def read_yaml(path: str | Path, flag: str = "--config") -> dict[str, Any]:
@@ -102,29 +100,14 @@ def parse_own(text: str) -> Any:
     return yaml.load(text, Loader=yaml.CSafeLoader)
 
 
-def read_own(path: Path, parts: Collection[str] | None = None) -> dict[str, Any]:
-    """Return the content of a YAML file of a run, or some parts of it; the fast parser reads what cannot multiply.
-
-    Runs share most of their parts, and each text is parsed once.
-    """
+def read_own(path: Path) -> dict[str, Any]:
+    """Return the content of a YAML file of a run; the fast parser reads what cannot multiply."""
     text = path.read_text()
-    if "&" in text or text.count("[") + text.count("{") > _FLOW or not yaml.__with_libyaml__:
-        content = parse_yaml(text, str(path))
-        if not isinstance(content, dict):
-            raise UsageError(f"{path} is damaged: it must contain keys and values")
-        return content
-    found: dict[str, Any] = {}
-    for part in _SECTIONS.split(text):
-        if part and (parts is None or part.partition(":")[0] in parts):
-            if not isinstance(content := _parsed_once(part), dict):
-                raise UsageError(f"{path} is damaged: it must contain keys and values")
-            found |= content
-    return found
-
-
-@lru_cache(4096)
-def _parsed_once(text: str) -> Any:
-    return parse_own(text)
+    is_plain = "&" not in text and text.count("[") + text.count("{") <= _FLOW and yaml.__with_libyaml__
+    content = parse_own(text) if is_plain else parse_yaml(text, str(path))
+    if not isinstance(content or {}, dict):
+        raise UsageError(f"{path} is damaged: it must contain keys and values")
+    return content or {}
 
 
 def yaml_text(content: Any) -> str:

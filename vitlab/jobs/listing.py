@@ -3,7 +3,7 @@
 import fnmatch
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from operator import ge, gt, le, lt
 from pathlib import Path
@@ -239,8 +239,7 @@ def run_facts(run: RunDir, asked: Sequence[str] = ()) -> Row:
         model: dict[str, Any] = dict(run.model)
         row |= {name: model[name] for name in NETWORK if name in model}
     if any(name not in row and name.partition(".")[0] not in MEASURED_BY for name in asked) and run.config.is_file():
-        parts = {name.partition(".")[0] for name in asked}
-        row |= {name: value for name, value in config_of_run(run, parts).items() if name in asked}
+        row |= {name: value for name, value in config_of_run(run).items() if name in asked}
     return row
 
 
@@ -259,12 +258,9 @@ def results_of(run: RunDir) -> Row:
     return row
 
 
-def config_of_run(run: RunDir, parts: Collection[str] | None = None) -> Row:
-    """Return the configuration of a run: dotted keys as typed, and values; a class is ``model``, ``data`` and so on.
-
-    With ``parts``, only these of it, such as ``model``, and the others are not parsed.
-    """
-    return flatten_with_classes(read_own(run.config, parts))
+def config_of_run(run: RunDir) -> Row:
+    """Return the configuration of a run: dotted keys as typed, and values; a class is ``model``, ``data`` and so on."""
+    return flatten_with_classes(read_own(run.config))
 
 
 def _changes(settings: Mapping[str, Any]) -> list[str]:
