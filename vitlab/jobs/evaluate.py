@@ -44,7 +44,7 @@ from vitlab.runs.atomic import alone_in, atomic_write
 from vitlab.runs.directory import RunDir
 from vitlab.runs.openings import note_opening
 from vitlab.runs.records import MEASURED_BY, SPLIT_OF, EvaluationCommand, metrics_and_n, split_metrics
-from vitlab.runs.shards import has_shards, read_checkpoint
+from vitlab.runs.shards import has_shards
 from vitlab.runs.standing import checksum
 from vitlab.shipped import card_beside
 from vitlab.tasks.base import Task
@@ -231,13 +231,13 @@ def _load(cli: VitlabCLI, run: RunDir, checkpoint: Path, conditions: Conditions)
         moved = [sentence for sentence in sentences if sentence.startswith("positions")]
         changes = _way_to_resize(cli.model.net.pos_embed, moved, conditions)
         return _Loaded(None, sentences, {"resized": moved[-1]} if moved else {}, changes)
-    if checkpoint.suffix == ".safetensors":  # of a run whose checkpoints were deleted
+    if checkpoint.suffix == ".safetensors" or has_shards(checkpoint):  # not Lightning's
         load_checkpoint(cli.model, checkpoint)
         if not needs_more_than_net(cli.model):  # else it has all
             load_outside(cli.model, checkpoint)
         load_data_state(cli.datamodule, run, checkpoint)
         return _Loaded(None)
-    return _Loaded(None if _load_shards(cli, checkpoint) else checkpoint)
+    return _Loaded(checkpoint)
 
 
 def _load_resized(cli: VitlabCLI, run: RunDir, checkpoint: Path, conditions: Conditions) -> list[str]:
@@ -333,16 +333,6 @@ def _run(cli: VitlabCLI, command: EvaluationCommand, path: Path | None) -> None:
         if sentence is None:
             raise
         raise UsageError(sentence) from error
-
-
-def _load_shards(cli: VitlabCLI, checkpoint: Path) -> bool:
-    """Load a sharded checkpoint, which Lightning cannot; return whether it is one."""
-    if sharded := has_shards(checkpoint):
-        content = read_checkpoint(checkpoint, map_location="cpu")
-        if (state := content.get(type(cli.datamodule).__qualname__)) is not None:  # data of the user's may have none
-            cli.datamodule.load_state_dict(state)
-        cli.model.load_state_dict(content["state_dict"])
-    return sharded
 
 
 def _check_grid(task: Any) -> None:
