@@ -29,6 +29,13 @@ _FOLDERS = ("dirpath", "save_dir", "root_dir", "dir", "exclude_batches_path")  #
 _NAMES = ("filename", "name", "version", "sub_dir", "checkpoint_name")  # and arguments that name a file in it
 
 
+def trainer_parts(trainer: Namespace, *groups: str) -> list[Namespace]:
+    """Return what groups of the trainer's configuration name by their classes, such as its callbacks."""
+    given = [trainer.get(group) for group in groups]
+    listed = [part for one in given for part in (one if isinstance(one, list) else [one])]
+    return [part for part in listed if isinstance(part, Namespace)]
+
+
 def redirect_into_run(trainer: Namespace, run: Path) -> None:
     """Make Lightning's loggers, callbacks and profilers write into the run directory, under the names they were given.
 
@@ -36,12 +43,10 @@ def redirect_into_run(trainer: Namespace, run: Path) -> None:
         trainer: The trainer's part of a parsed configuration; it is changed.
         run: The run directory.
     """
-    for group in ("logger", "callbacks", "profiler"):
-        given = trainer.get(group)
-        for part in given if isinstance(given, list) else [given]:
-            if isinstance(part, Namespace) and str(part.get("class_path")).startswith("lightning."):
-                for arguments in (part.get("init_args"), part.get("dict_kwargs")):
-                    _redirect(arguments or {}, run)
+    for part in trainer_parts(trainer, "logger", "callbacks", "profiler"):
+        if part.class_path.startswith("lightning."):
+            for arguments in (part.get("init_args"), part.get("dict_kwargs")):
+                _redirect(arguments or {}, run)
 
 
 def _redirect(arguments: Any, run: Path) -> None:
@@ -65,25 +70,22 @@ def check_callbacks(trainer: Namespace, task: type) -> None:
     if trainer.get("barebones"):
         raise UsageError("`trainer.barebones` keeps no record and no checkpoint; `vitlab bench model` measures speed")
     averages: list[str] = []
-    for given in (trainer.get("callbacks"), trainer.get("plugins")):
-        for part in given if isinstance(given, list) else [given]:
-            if not isinstance(part, Namespace):
-                continue
-            cls = class_at(part.class_path)
-            for kind, why in _REFUSED.items():
-                if issubclass(cls, kind):
-                    raise UsageError(f"`{cls.__name__}` {why}")
-            averages += [cls.__name__] if issubclass(cls, callbacks.WeightAveraging) else []
-            if len(averages) > 1:
-                raise UsageError(
-                    f"`trainer.callbacks` has two averages of the weights, {' and '.join(averages)}, and each would "
-                    "put its own into the network of the other: keep one"
-                )
-            if issubclass(cls, callbacks.BackboneFinetuning) and issubclass(task, Task):
-                raise UsageError(
-                    f"`{cls.__name__}` trains the `backbone` of a module, and {task.__name__} has none: "
-                    "--model=LinearProbe trains the head alone, --model.layer_decay the lower blocks less"
-                )
+    for part in trainer_parts(trainer, "callbacks", "plugins"):
+        cls = class_at(part.class_path)
+        for kind, why in _REFUSED.items():
+            if issubclass(cls, kind):
+                raise UsageError(f"`{cls.__name__}` {why}")
+        averages += [cls.__name__] if issubclass(cls, callbacks.WeightAveraging) else []
+        if len(averages) > 1:
+            raise UsageError(
+                f"`trainer.callbacks` has two averages of the weights, {' and '.join(averages)}, and each would "
+                "put its own into the network of the other: keep one"
+            )
+        if issubclass(cls, callbacks.BackboneFinetuning) and issubclass(task, Task):
+            raise UsageError(
+                f"`{cls.__name__}` trains the `backbone` of a module, and {task.__name__} has none: "
+                "--model=LinearProbe trains the head alone, --model.layer_decay the lower blocks less"
+            )
 
 
 def check_monitors(trainer: Any, task: Any) -> None:

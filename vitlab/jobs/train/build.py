@@ -10,7 +10,6 @@ from unittest.mock import patch
 
 import lightning as L
 import torch
-from jsonargparse import Namespace
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -23,7 +22,7 @@ from vitlab.callbacks.record import RunRecord
 from vitlab.callbacks.stop import StopOnSignal
 from vitlab.callbacks.watch import Watch
 from vitlab.config.arguments import config_paths, grid_of
-from vitlab.config.callbacks import check_callbacks, check_monitors, redirect_into_run
+from vitlab.config.callbacks import check_callbacks, check_monitors, redirect_into_run, trainer_parts
 from vitlab.config.keys import check_same_config, flatten_as_typed, is_longer, recipe_name
 from vitlab.config.options import FitOptions
 from vitlab.config.parser import VitlabCLI, class_at, user_mistakes
@@ -320,9 +319,8 @@ class FitCLI(VitlabCLI):
 
         They keep moments of a small network while it trains, and write its page.
         """
-        given = self.config.trainer.get("callbacks")
-        parts = [part for part in (given if isinstance(given, list) else [given]) if isinstance(part, Namespace)]
-        named = {part.class_path: part.get("init_args") or {} for part in parts}
+        given = trainer_parts(self.config.trainer, "callbacks")
+        named = {part.class_path: part.get("init_args") or {} for part in given}
         share, found = named.get(LOOK["moments"], {}).get("share"), list[Any]()
         with suppress(ModuleNotFoundError):  # the core trains without what shows runs
             if LOOK["moments"] not in named:

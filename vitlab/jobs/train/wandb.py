@@ -16,6 +16,7 @@ from lightning.fabric.loggers.logger import _DummyExperiment as DummyExperiment
 from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import WandbLogger
 
+from vitlab.config.callbacks import trainer_parts
 from vitlab.errors import UsageError, one_line
 from vitlab.runs import interrupt
 from vitlab.runs.directory import RunDir
@@ -52,11 +53,8 @@ def new_id() -> str:
 
 def place_loggers(config: Namespace, run: RunDir, wandb_id: str) -> str | None:
     """Point the loggers of a parsed configuration to ``run``; return the header's line about W&B if it is used."""
-    loggers = config.get("trainer.logger")
     line = None
-    for logger in loggers if isinstance(loggers, list) else [loggers]:
-        if not isinstance(logger, Namespace):
-            continue
+    for logger in trainer_parts(config.trainer, "logger"):
         if "save_dir" in logger.init_args:
             logger.init_args.save_dir = str(run.path)
         if logger.class_path.endswith(".WandbLogger"):
