@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
         from vitlab.jobs.find_subject import View, is_elsewhere, name_of_network
         from vitlab.jobs.terminal import open_terminal, say
         from vitlab.look.analysis_page import write_leaves, write_page
-    how = formats_of(options.format), options.width
+    formats = formats_of(options.format)
     away = is_elsewhere(options.run)
     if away and options.root and not options.data:
         raise UsageError("`--root` needs --data=NAME, such as ImageFolder")
@@ -49,8 +49,10 @@ def main(argv: list[str]) -> int:
     )  # fmt: skip
     page: list[tuple[str, str, bytes]] = []
     progress = _Progress(len(names), options.quiet)
-    asked = names, options.run, view, options.against, options.output, rest
-    for name, finding, paths in analyze(*asked, progress, *how):
+    findings = analyze(
+        names, options.run, view, options.against, options.output, rest, progress, formats, options.width
+    )  # fmt: skip
+    for name, finding, paths in findings:
         progress.clear()
         folder = paths[0].parent if paths else folder
         if isinstance(finding, UsageError):

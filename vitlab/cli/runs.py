@@ -112,9 +112,13 @@ def _command(name: str) -> str:
     return f"`{trusting(f'vitlab {command} RUN')}`"
 
 
+def _line(value: Any, digits: int = 6) -> str:
+    return f"{value:.{digits}g}" if isinstance(value, float) else " ".join(str(value).split())
+
+
 def _short(value: Any) -> str:
-    text = f"{value:.5g}" if isinstance(value, float) else str(value)
-    text = " ".join(text.split()) or "-"
+    """Return a value as a cell of a table; a dash for none."""
+    text = "-" if value is None else _line(value, digits=5) or "-"
     return text if len(text) <= WIDE else f"{text[: WIDE - 1]}…"
 
 
@@ -127,19 +131,12 @@ def _show(options: argparse.Namespace) -> int:
         return 0
     show(str(run.path))
     for part in PARTS:
-        cells = [["", key, _line(value)] for key, value in found[part].items() if part != "data" or _is_small(value)]
+        values = {key: _line(value) for key, value in found[part].items()}
+        cells = [["", key, text] for key, text in values.items() if part != "data" or len(text) <= 2 * WIDE]
         if part != "config" and cells:
             show(f"\n{part}\n{columns(cells)}")
     show(f"\n{len(found['config'])} values of its configuration: {run.config}, or --json")
     return 0
-
-
-def _is_small(value: Any) -> bool:
-    return len(str(value)) <= 2 * WIDE
-
-
-def _line(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else " ".join(str(value).split())
 
 
 def _diff(options: argparse.Namespace) -> int:
@@ -155,18 +152,12 @@ def _diff(options: argparse.Namespace) -> int:
     for part in PARTS:
         mine = [row for row in rows if row["part"] == part]
         if mine:
-            head = ["", part, *names, "difference" if part == "numbers" else ""]
-            cells = [["", row["key"], *(_short(_or_dash(row[k])) for k in "ab"), _signed(row)] for row in mine]
-            show(columns([head, *cells]) + "\n")
+            table = [["", part, *names, "difference" if part == "numbers" else ""]]
+            for row in mine:
+                signed = f"{row['difference']:+.5g}" if "difference" in row else ""
+                table.append(["", row["key"], _short(row["a"]), _short(row["b"]), signed])
+            show(columns(table) + "\n")
     return 0
-
-
-def _or_dash(value: Any) -> Any:
-    return "-" if value is None else value
-
-
-def _signed(row: Row) -> str:
-    return f"{row['difference']:+.5g}" if "difference" in row else ""
 
 
 def _clean(options: argparse.Namespace) -> int:

@@ -242,7 +242,8 @@ def _load(cli: VitlabCLI, run: RunDir, checkpoint: Path, conditions: Conditions)
 
 def _load_resized(cli: VitlabCLI, run: RunDir, checkpoint: Path, conditions: Conditions) -> list[str]:
     """Load weights into the network of another grid, and the state of the data; return what was done."""
-    _check_grid(cli.model)
+    if not has_grid(cli.model):
+        raise UsageError(f"`--resize` only supports networks of vitlab, got {path_of(cli.model)}")
     load_data_state(cli.datamodule, run, checkpoint)
     sentences = load_resized(cli.model, checkpoint, conditions.resize or "usual", conditions.antialias)
     load_outside(cli.model, checkpoint)
@@ -333,11 +334,6 @@ def _run(cli: VitlabCLI, command: EvaluationCommand, path: Path | None) -> None:
         if sentence is None:
             raise
         raise UsageError(sentence) from error
-
-
-def _check_grid(task: Any) -> None:
-    if not has_grid(task):
-        raise UsageError(f"`--resize` only supports networks of vitlab, got {path_of(task)}")
 
 
 def _has_moved(task: Any, run: RunDir) -> bool:
