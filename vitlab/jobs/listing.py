@@ -87,11 +87,10 @@ class Condition(NamedTuple):
 
     def _equals(self, have: Any) -> bool:
         wanted = _value(self.value)
-        if isinstance(have, bool | int | float) or have is None or not isinstance(wanted, str):
-            if have == wanted and isinstance(have, bool) == isinstance(wanted, bool):
-                return True
-            if not isinstance(have, str):
-                return False
+        if have == wanted and isinstance(have, bool) == isinstance(wanted, bool):
+            return True
+        if have is None or isinstance(have, int | float):
+            return False
         names = (str(have), str(have).rpartition(".")[2])  # a class by its whole path, or by its name
         return any(fnmatch.fnmatchcase(name, self.value) for name in names)
 
