@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vitlab.cli.main import COMMANDS, main
+from vitlab.cli.main import main
 from vitlab.config import trust
 from vitlab.runs.directory import RunDir
 
@@ -57,8 +57,8 @@ def test_an_import_error_is_reported_in_its_own_words(package, text, path, told,
     assert told in answer(capsys, ["fit", f"--model={path}", *DIGITS, "--trust_imports", package])
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_that_loads_classes_takes_trust_imports(command, capsys):
+@pytest.mark.parametrize("command", ["fit", "submit", "models"])  # `main` reads it of all
+def test_every_command_takes_trust_imports(command, capsys):
     assert "must name packages, such as my_package" in answer(capsys, [command, "--trust_imports=1x"])
 
 

@@ -161,8 +161,6 @@ CALLS_OF_IMPORT = {  # each of a fixed name, or of one that the user trusts
     "class_paths.py",
     "config/parser.py",
     "cli/main.py",
-    "jobs/analyze.py",
-    "jobs/restore.py",
     "look/listed.py",
     "cli/bench.py",
 }
@@ -172,8 +170,12 @@ def _bases(node):
     return [ast.unparse(base) for base in node.bases]
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_the_source_has_no_call_that_runs_what_it_reads(path):
+def test_the_source_has_no_call_that_runs_what_it_reads():
+    for path in PACKAGE.rglob("*.py"):
+        _check_calls(path)
+
+
+def _check_calls(path):
     tree = ast.parse(path.read_text())
     safe = {node.name for node in tree.body if isinstance(node, ast.ClassDef) and "yaml.SafeLoader" in _bases(node)}
     for node in ast.walk(tree):
