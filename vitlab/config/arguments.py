@@ -7,14 +7,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
+from vitlab.config.keys import GROUPS, class_and_arguments
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.objects import as_yaml, written
 from vitlab.shipped import find_file
 from vitlab.tables import wrapped
 
 FLAGS = Path(__file__).with_name("flags.json")
-_GROUPS = {"trainer": "max_epochs", "checkpoint": "monitor"}  # of keys, with one of them
-_CONFIGURATION = ("model", "data", "trainer", "checkpoint", "seed_everything", "config", "print_config")
+_FIRST_KEYS = {"trainer": "max_epochs", "checkpoint": "monitor"}  # of the groups that have no class
+_CONFIGURATION = (*GROUPS, "seed_everything", "config", "print_config")
 
 
 def flags() -> dict[str, Any]:
@@ -126,7 +127,7 @@ def refuse_unknown(words: list[str]) -> None:
         key = name.replace(".init_args", "")
         group, *deeper = key.split(".")
         outer = [".".join([group, *deeper[:count]]) for count in range(1, len(deeper) + 1)]
-        if key in _GROUPS:
+        if key in _FIRST_KEYS:
             _refuse_no_keys(key, words, suggest_argument(key, known))
         if known & {key, *outer} or deeper[-1:] in (["help"], ["class_path"]):
             continue
@@ -198,7 +199,7 @@ def refuse_other_keys(words: list[str], names: Mapping[str, str], own: Collectio
 
     known = {*own, *(key for key in flags()["keys"] if key.partition(".")[0] in _CONFIGURATION)}
     for key, _ in _flags_in(words):
-        if key in _GROUPS:
+        if key in _FIRST_KEYS:
             _refuse_no_keys(key, words, suggest_argument(key, known, names))
         elif key.partition(".")[0] not in _CONFIGURATION:
             raise UsageError(f"there is no argument `--{key}`{suggest_argument(key, known, names)}")
@@ -228,11 +229,10 @@ def _refuse_no_keys(group: str, words: list[str], hint: str) -> None:
     """Refuse a group of keys that is given neither keys and values nor a file of them."""
     for value in values_of(words, group):
         if not value.lstrip().startswith("{") and not value.endswith((".yaml", ".yml", ".json")):
-            raise UsageError(f"`--{group}` is a group of keys, such as --{group}.{_GROUPS[group]}{hint}")
+            raise UsageError(f"`--{group}` is a group of keys, such as --{group}.{_FIRST_KEYS[group]}{hint}")
 
 
 def _names_own_classes(words: list[str]) -> bool:
-    from vitlab.config.keys import class_and_arguments
     from vitlab.config.yaml_files import read_yaml
 
     named: list[Any] = values_of(words, "model", "data", "model.class_path", "data.class_path")

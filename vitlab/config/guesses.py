@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 
+from vitlab.config.keys import GROUPS
 from vitlab.errors import did_you_mean
 from vitlab.runs.directory import run_called
 from vitlab.shipped import HOME, find_shipped
@@ -55,7 +56,6 @@ VALUES = {  # what other programs call a value of trainer.precision: its name in
     "fp32": "32-true",
     "float32": "32-true",
 }
-_GROUPS = ("model", "data", "trainer", "checkpoint")
 
 
 def suggest_argument(key: str, known: Iterable[str], names: Mapping[str, str] = FOR_FIT) -> str:
@@ -81,7 +81,7 @@ def suggest_argument(key: str, known: Iterable[str], names: Mapping[str, str] = 
     if last in theirs and group in ("", theirs[last][2:].partition(".")[0]):
         return f"; use {theirs[last]}"
     same = [k for k in choices if k.rpartition(".")[2] == last]
-    for before in (group, *_GROUPS) if not group or group in _GROUPS else (group,):
+    for before in (group, *GROUPS) if not group or group in GROUPS else (group,):
         if (found := f"{before}.{last}") in same:
             return f'; did you mean "{found}"?'
     beside = [k for k in choices if k.rpartition(".")[0] == group]

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RunDir
 
+GROUPS = ("model", "data", "trainer", "checkpoint")  # the parts of a configuration that hold keys
+
 
 class Key(NamedTuple):
     """Properties of a key and of all keys below it.

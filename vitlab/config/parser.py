@@ -31,7 +31,7 @@ from vitlab.class_paths import current_path
 from vitlab.config.arguments import config_paths, flags
 from vitlab.config.explain import explain
 from vitlab.config.guesses import with_typed_names
-from vitlab.config.keys import class_and_arguments, flatten_as_typed, flatten_with_classes, key_as_typed
+from vitlab.config.keys import GROUPS, class_and_arguments, flatten_as_typed, flatten_with_classes, key_as_typed
 from vitlab.config.parts import (
     as_mappings,
     check_parts,
@@ -59,7 +59,6 @@ from vitlab.tasks.base import Task
 
 with suppress(ModuleNotFoundError):  # the core stands without it
     import vitlab.pretraining
-_GROUPS = ("model", "data", "trainer", "checkpoint")  # of keys
 TASKS = [sys.modules[name] for name in ("vitlab.pretraining", "vitlab.tasks") if name in sys.modules]
 
 
@@ -344,7 +343,7 @@ def _in_order(args: list[str], contents: Sequence[Any]) -> list[str]:
         key = key_as_typed(flag[0].partition("=")[0].lstrip("-")).removesuffix(".class_path")
         if key in ("c", "config"):
             return 1
-        if key in _GROUPS:
+        if key in GROUPS:
             return 0 if key in ("model", "data") and key not in in_files else 2
         return 4 if key == "print_config" else 3
 
@@ -373,7 +372,7 @@ def _refuse_incomplete(args: list[str], contents: Sequence[Any]) -> None:
             named.add(key_as_typed(flag).removesuffix(".class_path"))
             continue
         where, keys = f"--config {shlex.quote(text)}", flatten_with_classes(next(files))
-        if empty := [group for group in _GROUPS if keys.get(group, "") is None]:
+        if empty := [group for group in GROUPS if keys.get(group, "") is None]:
             raise UsageError(f"{where}: `{empty[0]}` is empty; give it keys, or leave it out")
         named |= keys.keys()
         for group in ("model", "data"):
