@@ -163,7 +163,7 @@ def test_the_order_is_that_of_the_arguments_and_sorted_within_a_folder(run, phot
 
 def test_outputs_that_are_not_finite_are_no_prediction():
     collector = predictions._Collector(topk=2)
-    collector.num_classes = 3
+    collector.meaning = predictions._Meaning(classes=["a", "b", "c"])
     outputs = torch.tensor([[0.0, 1.0, 2.0], [torch.nan] * 3, [torch.inf, 0.0, 0.0]])
     collector.collect(outputs, [4, 5, 6], ["", "", "truncated"])
     assert collector.values[4][1] == [2, 1] and list(collector.values) == [4]
@@ -366,7 +366,7 @@ def test_weights_of_another_width_are_refused(run, photos, capsys):
 
 
 def test_several_numbers_have_a_column_each():
-    table = predictions._table(["a", "b"], [([1.0, 2.0], []), ([3.0, 4.0], [])], None)
+    table = predictions._table(["a", "b"], [([1.0, 2.0], []), ([3.0, 4.0], [])], predictions._Meaning())
     assert list(table) == ["path", "value_1", "value_2"]
     assert table["value_2"].tolist() == [2.0, 4.0]
 
@@ -374,17 +374,18 @@ def test_several_numbers_have_a_column_each():
 @pytest.mark.parametrize(
     ("stated", "expected"),
     [
-        ({"targets": {"kind": "multilabel", "names": ["sun", "sea"]}}, (None, ["sun", "sea"])),
-        ({"targets": {"kind": "multilabel"}}, (None, [])),
-        ({"targets": {"kind": "multilabel", "names": ["a"]}, "class_names": ("sun", "sea")}, (None, ["sun", "sea"])),
+        ({"targets": {"kind": "multilabel", "names": ["sun", "sea"]}}, ([], ["sun", "sea"])),
+        ({"targets": {"kind": "multilabel"}}, ([], [])),
+        ({"targets": {"kind": "multilabel", "names": ["a"]}, "class_names": ("sun", "sea")}, ([], ["sun", "sea"])),
         ({"targets": None, "class_names": ["cat", "dog"]}, (["cat", "dog"], [])),
-        ({"targets": {"kind": "number"}}, (None, [])),
-        ({}, (None, [])),
+        ({"targets": {"kind": "number"}}, ([], [])),
+        ({}, ([], [])),
     ],
 )
 def test_data_of_ones_own_may_leave_out_every_name(stated, expected):
     """Labels without `class_names` ended in an AttributeError; their names may stand in `targets`."""
-    assert predictions._names(None, SimpleNamespace(**stated)) == expected
+    found = predictions._meaning(None, SimpleNamespace(**stated))
+    assert (list(found.classes), list(found.names)) == expected
 
 
 def folder_of_classes(root):
@@ -401,7 +402,7 @@ def folder_of_classes(root):
 def test_outputs_of_any_shape_have_a_column_each(shape):
     outputs, collector = torch.randn(2, *shape), predictions._Collector(topk=5)
     collector.collect(outputs, [1, 0], ["", ""])
-    table = predictions._table_of(["a.png", "b.png"], collector.values, None, [], None)
+    table, _ = collector.answers(["a.png", "b.png"])
     count = outputs[0].numel()
     assert list(table) == ["path", *(["value"] if count == 1 else [f"value_{k + 1}" for k in range(count)])]
     assert torch.equal(torch.tensor(table.drop(columns="path").to_numpy()), outputs.flip(0).reshape(2, -1))

@@ -2,10 +2,10 @@
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import lightning as L
 import pandas as pd
@@ -44,6 +44,7 @@ from vitlab.tasks.multi_task import Head, answers_of_heads, target_heads
 
 _Sample = tuple[Tensor, int, str]  # (C, H, W), number of the file, why it could not be read
 _Batch = tuple[Any, list[int], list[str]]
+_Answer = tuple[list[float], list[int]]  # numbers, and the classes that they are the probabilities of
 NOT_FINITE = "the outputs of the network are not finite"  # why a file that was read has no row
 _FEW = 64  # files that are decoded faster than worker processes start
 
@@ -72,36 +73,64 @@ def predict(
     rest = [*one_device(run), *rest]
     cli = restore(run, checkpoint, rest, [collector, bar], default_root_dir=str(run.path), **settings)
     data: Any = cli.datamodule
-    names, targets = _names(cli.model, data)
-    asked, heads = None, cli.model.heads if isinstance(cli.model, MultiTask) else None
+    asked, collector.meaning = None, _meaning(cli.model, data)
     is_headless = getattr(network(cli.model), "num_classes", None) == 0 and not answers_itself(cli.model)
     if features or is_headless:
-        names, targets, asked, heads = None, ["feature"], _without_head(cli.model), None
+        asked, collector.meaning = _without_head(cli.model), FEATURES
     elif not isinstance(cli.model, Task) or is_overridden("predict_step", cli.model, Task):
         asked = answering(cli.model)  # as every command asks it
-    collector.num_classes = len(names or [])
     pictures = _Pictures(files, data)
     model = cli.model if asked is None else _ForwardOnly(cli.model, asked)
     with user_mistakes(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"You have overridden `\w+` in both")  # as _Pictures does on purpose
         cli.trainer.predict(model, datamodule=pictures, return_predictions=False)
-    values, reasons = collector.gathered()
+    collector.gather()
     if not cli.trainer.is_global_zero:
         return None, []
-    files = pictures.files
-    lost = len(files) - len(values) - len(reasons)
-    if lost:
+    if lost := len(pictures.files) - len(collector.values) - len(collector.reasons):
         raise UsageError(f"{lost} predictions were not collected from other processes; use --trainer.strategy=ddp")
-    table = _table_of(files, values, names if collector.softmax else None, targets, heads)
-    return table, [(files[i], reasons[i]) for i in sorted(reasons)]
+    return collector.answers(pictures.files)
 
 
-def _names(task: Any, data: Any) -> tuple[list[str] | None, list[str]]:
-    """Return the names of classes, of which the likeliest are told, or None, and those of numbers or labels."""
+class _Meaning(NamedTuple):
+    """What the outputs of a network stand for.
+
+    Args:
+        classes: Names of the classes, of which the likeliest are told; empty if each output is a number.
+        names: Names of numbers or labels.
+        heads: The targets of a task that has several.
+    """
+
+    classes: Sequence[str] = ()
+    names: Sequence[str] = ()
+    heads: Sequence[Head] = ()
+
+
+FEATURES = _Meaning(names=["feature"])
+
+
+def _meaning(task: Any, data: Any) -> _Meaning:
+    """Return what the outputs of a task stand for, as its data name them."""
     facts, names = targets_of(data), class_names(data)
     if facts.get("kind") == "multilabel":  # one probability per label
-        return None, names
-    return None if isinstance(task, Regressor) else names or None, facts.get("names", [])
+        return _Meaning(names=names)
+    heads = task.heads if isinstance(task, MultiTask) else ()
+    return _Meaning([] if isinstance(task, Regressor) else names, facts.get("names", []), heads)
+
+
+def _meaning_of_card(card: Mapping[str, Any]) -> _Meaning:
+    """Return what the outputs of an exported file stand for, as its card says."""
+    facts, outputs = card["targets"], card["outputs"]
+    match facts["kind"]:
+        case "class":
+            return _Meaning(classes=outputs)
+        case "multilabel":
+            return _Meaning(names=outputs)
+        case "mixed":
+            return _Meaning(heads=target_heads(facts))
+        case "feature":
+            return FEATURES
+    return _Meaning(names=facts.get("names", []))
 
 
 def predict_exported(path: Path, files: list[str], topk: int) -> tuple[pd.DataFrame, list[Problem]]:
@@ -121,8 +150,7 @@ def predict_exported(path: Path, files: list[str], topk: int) -> tuple[pd.DataFr
         raise UsageError(f"{path} was exported by an older vitlab and does not say what it predicts; export it again")
     pipeline, statistics = pipeline_of(loaded.net, how)
     collector = _Collector(topk)
-    names = card["outputs"] if facts["kind"] == "class" else None
-    collector.num_classes = len(names or [])
+    collector.meaning = _meaning_of_card(card)
     decoding = decoding_of(loaded.net, how)
     for start in range(0, len(files), _FEW):
         images, numbers = [], []
@@ -139,47 +167,30 @@ def predict_exported(path: Path, files: list[str], topk: int) -> tuple[pd.DataFr
             if facts["kind"] == "multilabel" and card.get("scores", "logits") == "logits":
                 outputs = outputs.sigmoid()
             collector.collect(outputs, numbers, [""] * len(numbers))
-    targets = {"multilabel": card["outputs"], "feature": ["feature"]}.get(facts["kind"], facts.get("names", []))
-    heads = target_heads(facts) if facts["kind"] == "mixed" else None
-    table = _table_of(files, collector.values, names if collector.softmax else None, targets, heads)
-    return table, [(files[i], collector.reasons[i]) for i in sorted(collector.reasons)]
+    return collector.answers(files)
 
 
-def _table_of(
-    files: list[str],
-    values: dict[int, tuple[list[float], list[int]]],
-    names: list[str] | None,
-    targets: Sequence[str],
-    heads: Sequence[Head] | None,
-) -> pd.DataFrame:
-    """Return one row per file that was read, in order; the folder of an image is its target, where it is a class."""
-    read = [files[i] for i in sorted(values)], [values[i] for i in sorted(values)]
-    if heads is not None:
-        return _table_of_heads(*read, heads)
-    table = _table(*read, names, targets)
-    if names and any(found := [name if name in names else "" for name in _folders(files, sorted(values))]):
-        table.insert(1, "target", found)
-    return table
-
-
-def _table(
-    files: list[str], values: list[tuple[list[float], list[int]]], names: list[str] | None, targets: Sequence[str] = ()
-) -> pd.DataFrame:
+def _table(files: list[str], values: list[_Answer], meaning: _Meaning) -> pd.DataFrame:
+    """Return a row for each file; the folder of an image is its target, where it is a class."""
+    if meaning.heads:
+        return _table_of_heads(files, values, meaning.heads)
+    classes = meaning.classes
     table: dict[str, Any] = {"path": [escaped(file) for file in files]}
+    folders = [os.path.basename(os.path.dirname(os.path.abspath(file))) for file in files]
+    if any(found := [name if name in classes else "" for name in folders]):
+        table["target"] = found
     count = len(values[0][0]) if values else 0
     for k in range(count):
         number = pd.Series([numbers[k] for numbers, _ in values], dtype="float32")
-        if names is None:
-            table[_unused(table, _column(k, count, targets))] = number
-        else:
-            table[f"class_{k + 1}"] = [names[classes[k]] for _, classes in values]
+        if classes:
+            table[f"class_{k + 1}"] = [classes[chosen[k]] for _, chosen in values]
             table[f"probability_{k + 1}"] = number
+        else:
+            table[_unused(table, _column(k, count, meaning.names))] = number
     return pd.DataFrame(table)
 
 
-def _table_of_heads(
-    files: list[str], values: list[tuple[list[float], list[int]]], heads: Sequence[Head]
-) -> pd.DataFrame:
+def _table_of_heads(files: list[str], values: list[_Answer], heads: Sequence[Head]) -> pd.DataFrame:
     """Return a column for each target: its number, or the name of the likeliest class, whose probability follows."""
     table: dict[str, Any] = {"path": [escaped(file) for file in files]}
     outputs = torch.tensor([numbers for numbers, _ in values]).view(len(values), heads[-1].at.stop)
@@ -211,10 +222,6 @@ def _without_head(task: Any) -> Any:
         return embedder(task)
     net.reset_head(0)
     return net
-
-
-def _folders(files: list[str], chosen: Sequence[int]) -> list[str]:
-    return [os.path.basename(os.path.dirname(os.path.abspath(files[i]))) for i in chosen]
 
 
 def predict_from_data(run: RunDir, checkpoint: Path, rest: list[str], quiet: bool) -> pd.DataFrame:
@@ -276,9 +283,9 @@ class _Collector(L.Callback):
 
     def __init__(self, topk: int) -> None:
         self.topk = topk
-        self.num_classes = 0
+        self.meaning = _Meaning()
         self.softmax = False  # whether the outputs are class logits
-        self.values: dict[int, tuple[list[float], list[int]]] = {}  # by file: numbers, and classes if softmax
+        self.values: dict[int, _Answer] = {}  # by number of the file
         self.reasons: dict[int, str] = {}
 
     def on_predict_batch_end(
@@ -296,7 +303,7 @@ class _Collector(L.Callback):
         """Keep the outputs ``(B, ...)`` for the files of these numbers, in one row, or why one could not be read."""
         numbers, classes = outputs.float().reshape(len(outputs), -1), torch.empty(len(outputs), 0)
         finite = numbers.isfinite().all(dim=1).tolist()  # the largest of others is none
-        self.softmax = bool(self.num_classes) and outputs.shape[1:] == (self.num_classes,)
+        self.softmax = bool(self.meaning.classes) and outputs.shape[1:] == (len(self.meaning.classes),)
         if self.softmax:
             numbers, classes = numbers.softmax(dim=1).topk(min(self.topk, outputs.shape[1]), dim=1)
         both = zip(numbers.tolist(), classes.tolist(), strict=True)
@@ -306,16 +313,20 @@ class _Collector(L.Callback):
             else:
                 self.values[i] = (found[0], found[1])
 
-    def gathered(self) -> tuple[dict[int, tuple[list[float], list[int]]], dict[int, str]]:
-        """Return the outputs of all processes; every process must call it."""
-        values, reasons = dict(self.values), dict(self.reasons)
+    def gather(self) -> None:
+        """Take the outputs of all processes; every process must call it."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             parts: list[Any] = [None] * torch.distributed.get_world_size()
-            torch.distributed.all_gather_object(parts, (values, reasons))
-            for part in parts:
-                values |= part[0]
-                reasons |= part[1]
-        return values, reasons
+            torch.distributed.all_gather_object(parts, (self.values, self.reasons))
+            for values, reasons in parts:
+                self.values |= values
+                self.reasons |= reasons
+
+    def answers(self, files: list[str]) -> tuple[pd.DataFrame, list[Problem]]:
+        """Return one row per file that was read, in order, and the others with their reasons."""
+        read, meaning = sorted(self.values), self.meaning if self.softmax else self.meaning._replace(classes=())
+        table = _table([files[i] for i in read], [self.values[i] for i in read], meaning)
+        return table, [(files[i], self.reasons[i]) for i in sorted(self.reasons)]
 
 
 class _Pictures(L.LightningDataModule):
