@@ -140,31 +140,17 @@ def named_subject(source: str, view: View, arguments: Sequence[str] = ()) -> Sub
     Raises:
         UsageError: There are no weights for it, or they do not fit.
     """
-    changes: dict[str, Any] = {"img_size": view.img_size} if view.img_size else {}
-    card, net = dict[str, Any](), None
-    name = name_of_network(source)
+    card, name = dict[str, Any](), name_of_network(source)
     with user_mistakes():
-        if Path(source).is_file():
-            if card_beside(source).is_file():
-                net, transform = load_trained(source)
-                card = exported_card(Path(source))
-            else:
-                net = load_network(source)
-                say(f"images           {Path(source).name} does not define a normalization: using ImageNet's")
+        if not Path(source).is_file():
+            net: Any = _created(source, name, view)
+        elif card_beside(source).is_file():
+            net, transform = load_trained(source)
+            card = exported_card(Path(source))
         else:
-            if view.weights is None and not source.startswith(LIBRARIES):
-                raise UsageError(f"{source} has no weights: give them with --weights FILE")
-            weights, grid = view.weights, view.init_grid
-            file = read_weights(weights) if weights and not weights.startswith(LIBRARIES) else None
-            if not grid and changes and file and not file.arguments and source in SIZES:
-                with suppress(ValueError):  # the grid of the network's own image size, if the weights fit it
-                    grid = create_model(source, weights=file).grid_size
-            try:
-                net = create_model(source, weights=file or weights, grid=grid, **changes)
-            except NoCounterpart as error:
-                net = _foreign(error.theirs, source, name, view, file)
-            if not getattr(net, "pretrained_cfg", None):
-                say(f"images           {source} does not define a normalization: using ImageNet's")
+            net = load_network(source)
+        if not card and not getattr(net, "pretrained_cfg", None):
+            say(f"images           {source} does not define a normalization: using ImageNet's")
         data = _data_for(net, source, arguments, card.get("images"))
         _as_trained(net, card, data)
         images = data or (_described(net, transform, card) if card else _prepare(net))
@@ -174,6 +160,22 @@ def named_subject(source: str, view: View, arguments: Sequence[str] = ()) -> Sub
         subject.is_elsewhere = data is not None and not _answers_about(data, subject.net, named)
         subject.pictures = load_pictures(view.images, view.shown, subject.data) if view.images else None
     return subject
+
+
+def _created(source: str, name: str, view: View) -> Any:
+    """Return the network of a name, with its published weights or those of ``view``, for images of the size of that."""
+    changes: dict[str, Any] = {"img_size": view.img_size} if view.img_size else {}
+    weights, grid = view.weights, view.init_grid
+    if weights is None and not source.startswith(LIBRARIES):
+        raise UsageError(f"{source} has no weights: give them with --weights FILE")
+    file = read_weights(weights) if weights and not weights.startswith(LIBRARIES) else None
+    if not grid and changes and file and not file.arguments and source in SIZES:
+        with suppress(ValueError):  # the grid of the network's own image size, if the weights fit it
+            grid = create_model(source, weights=file).grid_size
+    try:
+        return create_model(source, weights=file or weights, grid=grid, **changes)
+    except NoCounterpart as error:
+        return _foreign(error.theirs, source, name, view, file)
 
 
 def _as_trained(net: Any, card: Mapping[str, Any], data: ImageData | None) -> None:
