@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from inspect import signature
 from typing import Any
@@ -163,72 +163,59 @@ def merge_parts(args: list[str], pairs: Sequence[tuple[str, Any]], contents: Seq
         args: Command-line arguments.
         pairs: Keys and values that they set.
         contents: Contents of the config files, in order, whose values single keys change.
+
+    Raises:
+        UsageError: An option is set of a part that has no class, such as a list of several.
     """
-    found = _partial_in(contents)
-    parts = [(key, *part.groups(), value) for key, value in pairs if (part := _KEY.fullmatch(key))]
-    given = [one for one in parts if one[1] != "metrics"]
-    for _, name, rest, value in sorted(given, key=lambda one: one[2] not in (None, "class_path")):  # classes, options
-        if rest is None:
+    parameters = signature(Task).parameters
+    found: dict[str, Any] = {name: parameters[name].default for name in PARTS if name in parameters}
+    typed = [(key, *part.groups(), value) for key, value in pairs if (part := _KEY.fullmatch(key)) and part[1] in found]
+    merged = {name for _, name, *_ in typed}
+    settings = [one for content in contents for one in _classes_first(_settings_of_parts(content))]
+    settings += _classes_first((name, option, _number(value) if option else value) for _, name, option, value in typed)
+    for name, option, value in settings:
+        if option is None and not _is_partial(value):
             found[name] = value
-            continue
-        start = found.get(name) or ([signature(Task).parameters[name].default, *_set_in(contents, name)])[-1]
-        path, init_args = name_and_args(f"model.{name}", start, _BESIDE)
-        beside = {k: v for k, v in start.items() if k in _BESIDE} if isinstance(start, Mapping) else {}
-        if rest == "class_path":
+        elif option == "class_path":
             found[name] = {"class_path": value}
-        elif name == "lr_scheduler" and rest in _BESIDE:
-            found[name] = {"class_path": path, "init_args": init_args, **beside, rest: value}
-        else:
-            with suppress(ValueError, TypeError):
-                value = json.loads(value)  # YAML reads 1e-6 as a string
-            init_args[rest.removeprefix("init_args.")] = value
-            found[name] = {"class_path": path, "init_args": init_args, **beside}
-    new = {name: value for name, value in found.items() if isinstance(value, Mapping)}
-    gone = [key for key, name, rest, _ in given if name in new or rest is not None]
+        elif name in found:
+            found[name] = _with_options(name, found[name], value if option in (None, "init_args") else {option: value})
+            merged.add(name)
+    new = {name: value for name, value in found.items() if name in merged and isinstance(value, Mapping)}
+    gone = [key for key, name, option, _ in typed if name in new or option is not None]
     return [*without_flags(args, *gone), *(f"--model.{name}={_word(value)}" for name, value in new.items())]
 
 
-def _partial_in(contents: Sequence[Any]) -> dict[str, Any]:
-    """Return the parts of which config files change single options, such as ``attn: {qk_norm: true}``, as a whole."""
-    found = {}
-    for name in PARTS:
-        values = _set_in(list(contents), name) if name in signature(Task).parameters else []
-        if not any(map(_is_partial, values)):
-            continue
-        current = signature(Task).parameters[name].default
-        for value in values:
-            if _is_partial(value):
-                try:
-                    path, init_args = name_and_args(f"model.{name}", current)
-                except ValueError as error:
-                    raise UsageError(f"options of a part change one class_path, not several: {error}") from error
-                value = {"class_path": path, "init_args": {**init_args, **(value.get("init_args") or value)}}
-            current = value
-        found[name] = current
-    return found
+def _settings_of_parts(content: Any, within: str = "") -> Iterator[tuple[str, str | None, Any]]:
+    """Yield each part that a config file sets, under nested or dotted keys: its name, an option or None, the value."""
+    for key, value in content.items() if isinstance(content, Mapping) else ():
+        place = f"{within}{key}"
+        if part := _KEY.fullmatch(place):
+            yield part[1], part[2], value
+        elif place in ("model", "model.init_args"):
+            yield from _settings_of_parts(value, f"{place}.")
 
 
-def _set_in(content: Any, name: str) -> list[Any]:
-    """Return the values that config files give a part, in order, under nested or dotted keys; options come last."""
-    if isinstance(content, list):
-        return [value for one in content for value in _set_in(one, name)]
-    if not isinstance(content, Mapping):
-        return []
-    place: Any = content
-    keys, outer = [*content.items()], ""
-    for within in ("model", "init_args"):
-        place, outer = place.get(within), f"{outer}{within}."
-        if not isinstance(place, Mapping):
-            break
-        keys += [(f"{outer}{key}", value) for key, value in place.items()]
-    words: list[Any] = []
-    options: list[Any] = []
-    for key, value in keys:
-        if not (part := _KEY.fullmatch(str(key))) or part[1] != name:
-            continue
-        if part[2] is None:
-            words.append(value)
-        else:
-            is_whole = part[2] in ("class_path", "init_args")
-            options.append(value if is_whole else {part[2].removeprefix("init_args."): value})
-    return words + options
+def _classes_first(settings: Iterable[tuple[str, str | None, Any]]) -> list[tuple[str, str | None, Any]]:
+    return sorted(settings, key=lambda one: one[1] not in (None, "class_path"))
+
+
+def _number(value: Any) -> Any:
+    """Return a typed value, of which YAML reads 1e-6 as text."""
+    with suppress(ValueError, TypeError):
+        return json.loads(value)
+    return value
+
+
+def _with_options(name: str, part: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a part, a word or a mapping, with these options of its class, and of a scheduler those beside it."""
+    try:
+        path, init_args = name_and_args(f"model.{name}", part, _BESIDE)
+    except ValueError as error:
+        raise UsageError(f"options of a part change one class_path, not several: {error}") from error
+    beside = {key: value for key, value in part.items() if key in _BESIDE} if isinstance(part, Mapping) else {}
+    for key, value in {**options, **(options.get("init_args") or {})}.items():
+        is_beside = name == "lr_scheduler" and key in _BESIDE
+        if key != "init_args":
+            (beside if is_beside else init_args)[key.removeprefix("init_args.")] = value
+    return {"class_path": path, "init_args": init_args, **beside}
