@@ -17,7 +17,7 @@ from vitlab.config.arguments import (
     values_of,
 )
 from vitlab.config.environment import with_environment
-from vitlab.config.keys import class_and_arguments
+from vitlab.config.keys import flatten_as_typed
 from vitlab.config.options import FitOptions, TypedOptions, options_parser
 from vitlab.config.secret import SECRET
 from vitlab.errors import UsageError, did_you_mean, trust_words
@@ -120,10 +120,7 @@ def _check_arguments(options: TypedOptions, rest: list[str]) -> None:
 
 
 def _check_batch(rest: list[str], contents: list[dict[str, Any]], processes: int) -> None:
-    sizes: list[Any] = []
-    for content in contents:
-        _, arguments = class_and_arguments(content, "data")
-        sizes += [arguments["batch_size"]] if "batch_size" in arguments else []
+    sizes = [size for content in contents if (size := flatten_as_typed(content).get("data.batch_size"))]
     sizes += values_of(rest, "data.batch_size", "data.init_args.batch_size")
     if sizes and str(sizes[-1]).isdigit() and int(sizes[-1]) % processes:
         raise UsageError(

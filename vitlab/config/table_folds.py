@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.class_paths import find_class
-from vitlab.config.keys import class_and_arguments
+from vitlab.config.keys import flatten_with_classes, key_as_typed
 from vitlab.config.trust import import_class
 from vitlab.config.yaml_files import read_yaml
 from vitlab.data.arrays import fold_column
@@ -33,8 +33,8 @@ def folds_of_config(files: Sequence[str], settings: Sequence[tuple[str, Any]]) -
         {}
     """
     given = _data_of(files, settings)
-    name, path = str(given.get("class_path")).rpartition(".")[2], given.get("path")
-    column = given.get("fold_column", "fold") if name == "Table" else "fold"
+    name, path = str(given.get("data")).rpartition(".")[2], given.get("data.path")
+    column = given.get("data.fold_column", "fold") if name == "Table" else "fold"
     if name not in ("Table", "Arrays") or not path or not column:
         return {}
     try:
@@ -59,7 +59,7 @@ def check_takes_folds(files: Sequence[str], settings: Sequence[tuple[str, Any]])
     Example:
         >>> check_takes_folds([], [("data", "ImageFolder"), ("data.root", "photos")])
     """
-    path = str(_data_of(files, settings).get("class_path", ""))
+    path = str(_data_of(files, settings).get("data", ""))
     if "." not in path or path.startswith("vitlab."):
         return
     import_class("data", path)
@@ -72,18 +72,10 @@ def check_takes_folds(files: Sequence[str], settings: Sequence[tuple[str, Any]])
 
 
 def _data_of(files: Sequence[str], settings: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the arguments of the data of configurations, and their class as ``class_path``."""
-    given: dict[str, Any] = {}
-    for file in files:
-        kind, arguments = class_and_arguments(read_yaml(file), "data")
-        given |= arguments | ({"class_path": kind} if kind else {})
-    for key, value in settings:
-        given |= (
-            {"class_path": value}
-            if key == "data"
-            else {key.removeprefix("data.init_args.").removeprefix("data."): value}
-        )
-    return given
+    """Return the keys of the data as typed, of which ``data`` is the class, and their values."""
+    given = [pair for file in files for pair in flatten_with_classes(read_yaml(file)).items()]
+    typed = [(key_as_typed(key).removesuffix(".class_path"), value) for key, value in settings]
+    return {key: value for key, value in [*given, *typed] if key.partition(".")[0] == "data"}
 
 
 def _folds(name: str, path: str, column: str, given: Mapping[str, Any]) -> list[str]:
@@ -91,7 +83,8 @@ def _folds(name: str, path: str, column: str, given: Mapping[str, Any]) -> list[
     if name == "Arrays":
         cells = fold_column(path)
     elif Path(path).is_dir():
-        cells = rows_of(path, given.get("path_column", "path"), given.get("split_column", "split"))[0].get(column)
+        columns = given.get("data.path_column", "path"), given.get("data.split_column", "split")
+        cells = rows_of(path, *columns)[0].get(column)
     else:
         cells = read_table(path, [column], text=[column]).get(column)
     folds = [] if cells is None else distinct_folds(fold_names(cells))
