@@ -13,6 +13,7 @@ from vitlab.config.images import Problem, find_images, refuse_none
 from vitlab.config.options import check_topk
 from vitlab.errors import UsageError, escaped, not_finite
 from vitlab.lazy import quick_imports
+from vitlab.runs.atomic import is_writable
 from vitlab.runs.directory import RunDir, find_directory, run_called
 from vitlab.shipped import LIBRARIES, card_beside, find_weights
 
@@ -170,6 +171,7 @@ def _show(table: "pd.DataFrame", output: Path | None, form: Form | None, what: s
     elif output is None:
         say(as_text(table))
     else:
+        output.parent.mkdir(parents=True, exist_ok=True)
         write(table, output)
         say(f"wrote {len(table):,} {what}{'s' if len(table) != 1 else ''} to {output}")
 
@@ -187,11 +189,6 @@ def _check_output(text: str | None) -> Path | None:
         raise UsageError(f"`--output` must end with {', '.join(FORMATS[:2])} or {FORMATS[2]}, got {text}")
     if path.is_dir():
         raise UsageError(f"`--output` must be a file, and {text} is a folder")
-    try:  # before the work, not after it
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        beside.touch()
-        beside.unlink()
-    except OSError as error:
-        raise UsageError(f"`--output {text}` cannot be written: {error.strerror}") from error
+    if not is_writable(path.parent):  # before the work, not after it
+        raise UsageError(f"`--output {text}` cannot be written; choose another folder")
     return path
