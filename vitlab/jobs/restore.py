@@ -44,7 +44,10 @@ PLACES = ("data.root", "data.path")  # where the images are, which says nothing 
 ON_CPU = ("--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.strategy=auto")
 NO_OUTPUT = ("--trainer.logger=false", "--trainer.profiler=null", "--trainer.enable_checkpointing=false")
 
-_FORMER = {"crop_mode": "box", "color_profile": "ignore"}  # what was the way before there was the option
+_FORMER = {  # option of the data: the way before there was the option, and another that each run of then states
+    "crop_mode": ("box", "crop_pct"),
+    "color_profile": ("ignore", "max_pixels"),
+}
 
 
 def check_code(run: RunDir) -> None:
@@ -83,11 +86,12 @@ def former_ways(run: RunDir) -> dict[str, Any]:
     with suppress(UsageError):
         data = read_yaml(run.config).get("data") if (run.path / "run.json").is_file() else None
         given = data.get("init_args") if isinstance(data, dict) else None
-        if isinstance(data, dict) and isinstance(given, dict) and (missing := _FORMER.keys() - given.keys()):
-            path = str(data.get("class_path"))
-            taken = inspect.signature(class_at(path)).parameters if may_import(path) else ()
-            told = {"crop_mode": "crop_pct", "color_profile": "max_pixels"}  # stated by every such run
-            return {key: value for key, value in _FORMER.items() if key in missing & {*taken} and told[key] in given}
+        if not isinstance(given, dict):
+            return {}
+        ways = {key: way for key, (way, stated) in _FORMER.items() if key not in given and stated in given}
+        if ways and isinstance(data, dict) and may_import(path := str(data.get("class_path"))):
+            taken = inspect.signature(class_at(path)).parameters
+            return {key: way for key, way in ways.items() if key in taken}
     return {}
 
 
@@ -207,9 +211,12 @@ def _without_callbacks(run: RunDir) -> list[str]:
 
     given = (parse_own(run.config.read_text()).get("trainer") or {}).get("callbacks")
     listed = given if isinstance(given, list) else [given]
-    paths = [str(one.get("class_path") if isinstance(one, dict) else one) for one in listed]
-    own = [may_import(path) and path[:10] != "lightning." and not hasattr(callbacks, path) for path in paths]
-    kept = [one for one, is_own in zip(listed, own, strict=True) if is_own]
+
+    def is_own(one: Any) -> bool:
+        path = str(one.get("class_path") if isinstance(one, dict) else one)
+        return may_import(path) and not path.startswith("lightning.") and not hasattr(callbacks, path)
+
+    kept = [one for one in listed if is_own(one)]
     return [] if len(kept) == len(listed) else [f"--trainer.callbacks={json.dumps(kept or None)}"]
 
 
