@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from vitlab.ablation.execution import gpus, process
-from vitlab.ablation.execution.gpus import one_name, slot, visible_devices
+from vitlab.ablation.execution.gpus import Slot, one_name, slot, visible_devices
 from vitlab.ablation.execution.process import child_environment
 from vitlab.ablation.lab import Lab
 
@@ -34,19 +34,19 @@ def test_slots_are_the_visible_devices_and_a_host_has_each_only_once(monkeypatch
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert visible_devices() == devices
     with ExitStack() as held:
-        slots = [held.enter_context(slot(2)) for _ in range(2 * len(devices) or 3)]
+        slots = [held.enter_context(slot(1, 2)) for _ in range(2 * len(devices) or 3)]
         assert [s.device for s in slots] == (devices * 2 or [None] * 3)
         if not devices:
-            assert child_environment(2).get("CUDA_VISIBLE_DEVICES") == visible
+            assert child_environment(Slot(workers=2)).get("CUDA_VISIBLE_DEVICES") == visible
             return
         asked = iter([False, True])
-        with slot(2, lambda: next(asked)) as none:  # as another process would: it waits
+        with slot(1, 2, lambda: next(asked)) as none:  # as another process would: it waits
             assert none is None
         held.pop_all().close()
-    with slot(2) as again:
+    with slot(1, 2) as again:
         assert again.device == devices[0]
         heir = subprocess.Popen(["sleep", "30"], pass_fds=[again.fd])  # of a `run` that is killed
-    with slot(1, lambda: True) as none, slot(2) as second:
+    with slot(1, 1, lambda: True) as none, slot(1, 2) as second:
         assert none is None and second.device == (devices[1:] or devices)[0]
     heir.kill()
     heir.wait()
@@ -58,7 +58,7 @@ def test_a_child_has_its_share_of_the_cores_and_no_more_threads_than_its_user_as
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if asked:
         monkeypatch.setenv("OMP_NUM_THREADS", asked)
-    assert child_environment(2)["OMP_NUM_THREADS"] == threads
+    assert child_environment(Slot(workers=2))["OMP_NUM_THREADS"] == threads
 
 
 def test_a_gpu_is_shared_in_parts_of_any_size_or_taken_whole(monkeypatch, tmp_path):
@@ -67,14 +67,14 @@ def test_a_gpu_is_shared_in_parts_of_any_size_or_taken_whole(monkeypatch, tmp_pa
 
     def room(shares):
         with ExitStack() as held:
-            taken = [held.enter_context(slot(shares, iter([False, True]).__next__)) for _ in range(shares + 1)]
+            taken = [held.enter_context(slot(1, shares, iter([False, True]).__next__)) for _ in range(shares + 1)]
         return sum(place is not None for place in taken)
 
     monkeypatch.setattr(gpus, "WAIT", 0)
     assert [room(shares) for shares in (1, 2, 3, 7, 13)] == [1, 2, 3, 7, 13]
-    with slot(2) as half:  # as one `run` has it
+    with slot(1, 2) as half:  # as one `run` has it
         assert half.device == "GPU-8f3a" and [room(shares) for shares in (1, 2, 3, 4)] == [0, 1, 1, 2]
-    with slot(1):
+    with slot(1, 1):
         assert [room(shares) for shares in (1, 2, 3)] == [0, 0, 0]
     monkeypatch.setattr(gpus, "_listed", dict)  # nothing tells the UUIDs
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
@@ -119,9 +119,9 @@ def test_a_gpu_is_recognized_by_number_uuid_or_prefix_of_a_uuid(monkeypatch, tmp
     try:
         assert visible_devices() == ["0", "MIG-c7384736", "MIG-99/2/0"]  # a GPU that is cut is its parts
         assert [one_name(n) for n in ("0", "GPU-8932", "MIG-c7384736")] == ["GPU-8932f937-d72c"] * 2 + ["MIG-c7384736"]
-        with slot(1) as first:
+        with slot(1, 1) as first:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8932")
-            with slot(1, iter([False, True]).__next__) as none:
+            with slot(1, 1, iter([False, True]).__next__) as none:
                 assert first.device == "0" and none is None
     finally:
         gpus._listed.cache_clear()

@@ -39,7 +39,9 @@ def finish(tmp_path, monkeypatch):
 
     def call(*args, fork=True, **more):
         run, log = Execution(fork=fork), tmp_path / "log"
-        return process.run_in_slot([*process.VITLAB, *args], log, run, Slot(), 2, more={"WORD": "of its own"}, **more)
+        return process.run_in_slot(
+            [*process.VITLAB, *args], log, run, Slot(workers=2), more={"WORD": "of its own"}, **more
+        )
 
     yield call
     for server in process._servers.values():

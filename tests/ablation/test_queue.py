@@ -103,10 +103,9 @@ def test_the_time_of_a_cell_is_that_of_all_its_attempts_but_for_the_last_minute_
 ):
     clock = iter(range(0, 10_000, 50))  # seconds, at each look
     monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    slot = Slot(None, None)
 
     def attempt(looks, killed=False):
-        def run_in_slot(words, log, run, slot, workers, claim, ends, more):
+        def run_in_slot(words, log, run, slot, claim, ends, more):
             assert [ends() for _ in range(looks)] == [False] * looks
             if killed:
                 monkeypatch.setattr(Cell, "note_seconds", lambda cell, seconds: None)  # the worker is gone, too
@@ -114,7 +113,7 @@ def test_the_time_of_a_cell_is_that_of_all_its_attempts_but_for_the_last_minute_
 
         with monkeypatch.context() as patch:
             patch.setattr(worker.process, "run_in_slot", run_in_slot)
-            worker._run(cells[0], Stage("fit", ["vitlab", "fit"]), None, 1, slot, lambda: False)
+            worker._run(cells[0], Stage("fit", ["vitlab", "fit"]), None, Slot(), lambda: False)
 
     note = Cell.note_seconds
     attempt(1)

@@ -405,7 +405,7 @@ def _again(cell: Cell, with_training: bool) -> str:
         for stage in stages:
             with slot(1) as held:
                 log, own = Path(folder) / "log", held or Slot()
-                code, lines = process.run_in_slot(stage.words, log, execution, own, 1, more=threads)
+                code, lines = process.run_in_slot(stage.words, log, execution, own, more=threads)
             if code:
                 return f"it failed: {lines[-1] if lines else f'exit code {code}'}"
         return _differing(cell, there)

@@ -21,15 +21,17 @@ HIDDEN = ("-1", "NoDevFiles")  # entries that hide themselves and all that follo
 
 @dataclass(frozen=True)
 class Slot:
-    """A share of a GPU.
+    """A share of a host for one command: of a GPU, if there is one, and of the cores.
 
     Args:
         device: The GPU as CUDA_VISIBLE_DEVICES names it; None without a GPU.
         fd: The lock, which child processes inherit; None without a GPU.
+        workers: How many such commands share the cores.
     """
 
     device: str | None = None
     fd: int | None = None
+    workers: int = 1
 
 
 @lru_cache(maxsize=1)
@@ -78,17 +80,20 @@ def shares_per_gpu(workers: int, per_gpu: int) -> int:
 
 
 @contextmanager
-def slot(shares: int, stop: Callable[[], bool] = lambda: False) -> Iterator[Slot | None]:
+def slot(workers: int, per_gpu: int = 1, stop: Callable[[], bool] = lambda: False) -> Iterator[Slot | None]:
     """Wait for a free slot of a GPU and hold it; yield None if ``stop`` returns true.
 
+    A process that takes a whole GPU waits for every part of it. The first part of every GPU is used before the second
+    of any.
+
     Args:
-        shares: Number of such slots per GPU; a process that takes a whole GPU waits for every part of it. The first
-            part of every GPU is used before the second of any.
+        workers: How many commands run at a time.
+        per_gpu: How many of them at least share each GPU, as of :func:`shares_per_gpu`.
         stop: Polled while waiting.
     """
-    devices = visible_devices()
+    devices, shares = visible_devices(), shares_per_gpu(workers, per_gpu)
     if not devices:
-        yield Slot()
+        yield Slot(workers=workers)
         return
     place = Path(tempfile.gettempdir()) / f"vitlab-gpus-{os.getuid()}"
     place.mkdir(mode=0o700, exist_ok=True)
@@ -104,7 +109,7 @@ def slot(shares: int, stop: Callable[[], bool] = lambda: False) -> Iterator[Slot
                     os.close(fd)
                     continue
                 try:
-                    yield Slot(device, fd)
+                    yield Slot(device, fd, workers)
                 finally:
                     os.close(fd)  # the lock ends with the last process that has it open
                 return

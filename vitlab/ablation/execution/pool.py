@@ -10,7 +10,7 @@ from typing import Literal
 
 from vitlab.ablation.evidence import chain
 from vitlab.ablation.execution.cells import Cell, Say, begun, for_each
-from vitlab.ablation.execution.gpus import shares_per_gpu, slot
+from vitlab.ablation.execution.gpus import slot
 from vitlab.ablation.execution.progress import Board, Progress
 from vitlab.ablation.execution.worker import CODE, UNPLANNED, CellOutcome, process_cell
 from vitlab.errors import UsageError, what_failed
@@ -68,7 +68,7 @@ class Pool:
         self._broken: Exception | None = None
         self._is_outdated = False  # the code is no longer that of the plan, and all cells would fail
         self._mutex = threading.Lock()
-        self._shares = shares_per_gpu(workers, cells[0].ablation.run.per_gpu if cells else 1)
+        self._per_gpu = cells[0].ablation.run.per_gpu if cells else 1
         self._news = chain.Reader(cells[0].ablation.directory) if cells else None
         self._through = set(self.progress.values)  # names of finished cells, which are not looked at again
         self._seen: dict[str, float] = {}  # of a cell that another worker has, or that failed, when that was seen
@@ -102,14 +102,14 @@ class Pool:
 
     def _work(self) -> None:
         while not self.interrupts.count and not self._is_outdated and not (self.fail_fast and self.failures):
-            with slot(self._shares, lambda: self.interrupts.count > 0 or self._all_over()) as place:
+            with slot(self.workers, self._per_gpu, lambda: self.interrupts.count > 0 or self._all_over()) as place:
                 taken = self._take() if place else None
                 if taken is None or place is None:
                     return
                 cell, claim = taken
                 began = time.monotonic()
                 try:
-                    outcome = process_cell(cell, claim, self.workers, place, lambda: self.interrupts.count > 1)
+                    outcome = process_cell(cell, claim, place, lambda: self.interrupts.count > 1)
                 except (OSError, UsageError, ValueError) as error:  # a full disk, or a file that was damaged meanwhile
                     outcome = CellOutcome("failed", "system", what_failed(error) or str(error))
                 finally:

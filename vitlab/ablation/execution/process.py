@@ -32,13 +32,13 @@ VITLAB = [sys.executable, "-m", "vitlab"]
 READ_AT_START = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONPATH", "PYTHONHASHSEED", "LD_LIBRARY_PATH", "LD_PRELOAD")
 
 
-def child_environment(workers: int, device: str | None = None, **more: str) -> dict[str, str]:
+def child_environment(slot: Slot, **more: str) -> dict[str, str]:
     """Return the environment of a child: its share of the cores (OMP_NUM_THREADS at most), its device."""
     env = {k: v for k, v in os.environ.items() if k != "VITLAB_RUN_DIR" and not NAME.fullmatch(k)}
-    threads, asked = max(1, core_count() // workers), env.get("OMP_NUM_THREADS", "")
+    threads, asked = max(1, core_count() // slot.workers), env.get("OMP_NUM_THREADS", "")
     env["OMP_NUM_THREADS"] = str(min(threads, int(asked) or threads) if asked.isdigit() else threads)
-    if device is not None:
-        env["CUDA_VISIBLE_DEVICES"] = device
+    if slot.device is not None:
+        env["CUDA_VISIBLE_DEVICES"] = slot.device
     return {**env, **more}
 
 
@@ -59,7 +59,6 @@ def run_in_slot(
     log: Path,
     run: Execution,
     slot: Slot,
-    workers: int,
     claim: HeldLock | None = None,
     stop: Callable[[], bool] = lambda: False,
     more: Mapping[str, str] = {},
@@ -73,12 +72,11 @@ def run_in_slot(
         log: File to append its output to.
         run: How the file of the ablation says to run: its `timeout` and `fork`.
         slot: The slot, whose lock it inherits: it holds it as long as it runs.
-        workers: How many such commands share the cores.
         claim: The claim it works under, whose lock it inherits, too.
         stop: Polled; true ends the command.
         more: Variables of its environment beside those of this process.
     """
-    env = child_environment(workers, slot.device, **more)
+    env = child_environment(slot, **more)
     fds = [fd for fd in (claim.fd if claim else None, slot.fd) if fd is not None]
     deadline = time.monotonic() + run.timeout if run.timeout else None
     with log.open("ab") as out:

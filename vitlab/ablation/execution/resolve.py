@@ -19,7 +19,7 @@ import yaml
 
 from vitlab.ablation.execution.cells import Resolved, images_per_step
 from vitlab.ablation.execution.commands import command, fit_args, overrides, start_args
-from vitlab.ablation.execution.gpus import WAIT, Slot, shares_per_gpu, slot
+from vitlab.ablation.execution.gpus import WAIT, Slot, slot
 from vitlab.ablation.execution.identity import code_digest, initial_weights_digest, json_digest, versions_in_use
 from vitlab.ablation.execution.process import TIMEOUT, failure_kind, run_in_slot
 from vitlab.ablation.file.arms import Arm
@@ -172,13 +172,13 @@ def _try_candidate(
 ) -> str:
     """Return why a candidate is wrong input, found by a dry run; "" if it is not."""
     tried = replace(arm, overrides={**arm.overrides, **values})
-    with tempfile.TemporaryDirectory() as folder, slot(shares_per_gpu(workers, ablation.run.per_gpu), stop) as own:
+    with tempfile.TemporaryDirectory() as folder, slot(workers, ablation.run.per_gpu, stop) as own:
         if own is None:
             return ""
         given, log = Path(folder) / "overrides.yaml", Path(folder) / "log"
         given.write_text(yaml.safe_dump({**overrides(ablation, tried, 0), "trainer.logger": False}, sort_keys=False))
         words = [*command(ablation), "fit", *fit_args(ablation, arm, given), "--dry_run", "--quiet"]
-        code, lines = run_in_slot(words, log, ablation.run, own, workers, stop=stop)
+        code, lines = run_in_slot(words, log, ablation.run, own, stop=stop)
     return lines[-1].removeprefix("vitlab: ") if lines and failure_kind(code, lines, {}) == "wrong input" else ""
 
 
@@ -251,9 +251,9 @@ def _probe(ablation: Ablation, arm: Arm, code: str, workers: int, stop: Callable
         place = cache.with_suffix(f".{os.getpid()}")
         place.mkdir(parents=True, exist_ok=True)
         try:
-            with slot(shares_per_gpu(workers, ablation.run.per_gpu), stop) as own:
+            with slot(workers, ablation.run.per_gpu, stop) as own:
                 if own and not _load(arm, cache, code):  # another process may have just finished it
-                    facts = _run_probe(ablation, arm, place, workers, own, claim, stop)
+                    facts = _run_probe(ablation, arm, place, own, claim, stop)
                     RunDir(cache.parent).write(cache.name, facts)
         finally:
             shutil.rmtree(place, ignore_errors=True)
@@ -262,7 +262,7 @@ def _probe(ablation: Ablation, arm: Arm, code: str, workers: int, stop: Callable
 
 
 def _run_probe(
-    ablation: Ablation, arm: Arm, place: Path, workers: int, own: Slot, claim: lock.HeldLock, stop: Callable[[], bool]
+    ablation: Ablation, arm: Arm, place: Path, own: Slot, claim: lock.HeldLock, stop: Callable[[], bool]
 ) -> dict[str, Any]:
     settings = {**overrides(ablation, arm, 0), **{key: value for key, (value, _) in PROBE.items()}}
     settings["trainer.logger"] = False
@@ -275,7 +275,7 @@ def _run_probe(
         whole = _given(ablation, arm, "trainer.max_steps", -1) or -1
         words.append(f"--trainer.callbacks+={json.dumps({'class_path': START, 'init_args': {'max_steps': whole}})}")
     started = time.perf_counter()
-    code, lines = run_in_slot(words, place / "log", ablation.run, own, workers, claim, stop)
+    code, lines = run_in_slot(words, place / "log", ablation.run, own, claim, stop)
     seconds = time.perf_counter() - started
     if code and not (ablation.tune and failure_kind(code, lines, run.record) == "diverged"):  # its candidates may not
         if code == TIMEOUT:

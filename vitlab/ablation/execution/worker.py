@@ -33,7 +33,7 @@ class CellOutcome:
     text: str = ""
 
 
-def process_cell(cell: Cell, claim: HeldLock, workers: int, slot: Slot, stop: Callable[[], bool]) -> CellOutcome:
+def process_cell(cell: Cell, claim: HeldLock, slot: Slot, stop: Callable[[], bool]) -> CellOutcome:
     """Run the remaining stages of a cell, and repeat a stage that an outside cause has interrupted."""
     started, attempts, is_new = time.time(), 0, False
     cell.drop_result_from_beside()
@@ -49,7 +49,7 @@ def process_cell(cell: Cell, claim: HeldLock, workers: int, slot: Slot, stop: Ca
         if stage.is_evaluation:
             chain.count_reading(cell.ablation.directory, cell.name, cell.ablation.evaluate)
             is_new = True  # even if an older measurement was recorded
-        code, lines = _run(cell, stage, claim, workers, slot, stop)
+        code, lines = _run(cell, stage, claim, slot, stop)
         if other := _other_settings(cell):  # also where it waits or diverged
             return _failed(cell, stage, code, *other)
         if cell.is_waiting():
@@ -66,9 +66,7 @@ def process_cell(cell: Cell, claim: HeldLock, workers: int, slot: Slot, stop: Ca
     return CellOutcome("waiting", text=f"{cell.ablation.primary} {cell.value_at(cell.until):.4f}")
 
 
-def _run(
-    cell: Cell, stage: Stage, claim: HeldLock, workers: int, slot: Slot, stop: Callable[[], bool]
-) -> tuple[int, list[str]]:
+def _run(cell: Cell, stage: Stage, claim: HeldLock, slot: Slot, stop: Callable[[], bool]) -> tuple[int, list[str]]:
     """Run a stage to its end, or until the cell has to wait; return the exit code and the last lines of the log."""
     log, run = cell.sibling(".log"), cell.ablation.run
     before, began = cell.device_seconds(), time.monotonic()
@@ -82,7 +80,7 @@ def _run(
         return stop() or cell.is_waiting()
 
     try:
-        return process.run_in_slot(stage.words, log, run, slot, workers, claim, ends, _wandb(cell))
+        return process.run_in_slot(stage.words, log, run, slot, claim, ends, _wandb(cell))
     finally:
         cell.note_seconds(before + time.monotonic() - began)
 
