@@ -3,12 +3,12 @@
 import hashlib
 import pickle
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from vitlab.errors import UsageError, one_line, preview
 from vitlab.runs.atomic import atomic_write
 
+T = TypeVar("T")
 CELLS = 8  # tokens a side
 PIXELS = 4  # of a token
 SIDE = CELLS * PIXELS  # of an image, in pixels
@@ -178,8 +179,7 @@ def _decoded_folder(folder: Path, count: int, side: int, keep: Path, classes: in
     by_class = [_shown(path) for path in _shown(folder) if path.is_dir()]
     if len(by_class) != classes:
         raise UsageError(f"{folder} holds {len(by_class)} classes, and the protocol has {classes}: `photos.classes`")
-    turns = zip_longest(*[[(path, i) for path in files] for i, files in enumerate(by_class)])
-    chosen = [each for turn in turns for each in turn if each is not None][:count]
+    chosen = _in_turn(by_class)[:count]
     if len(chosen) < count:
         raise UsageError(f"{folder} holds {len(chosen)} images, and the protocol takes {count}")
     names = hashlib.sha256("\n".join(str(path) for path, _ in chosen).encode()).hexdigest()[:12]
@@ -192,6 +192,16 @@ def _decoded_folder(folder: Path, count: int, side: int, keep: Path, classes: in
             images.flush()
     mapped = np.load(path, mmap_mode="c")  # private to this process: torch wants to be able to write
     return Split(torch.from_numpy(mapped), torch.tensor([label for _, label in chosen]))
+
+
+def _in_turn(by_class: Sequence[Sequence[T]]) -> list[tuple[T, int]]:
+    """Return the members of classes with the number of their class: the first of each, then the second of each.
+
+    >>> _in_turn(["ab", "cde"])
+    [('a', 0), ('c', 1), ('b', 0), ('d', 1), ('e', 1)]
+    """
+    turns = zip_longest(*[[(each, k) for each in members] for k, members in enumerate(by_class)])
+    return [each for turn in turns for each in turn if each is not None]
 
 
 def _image(file: Path) -> Any:
@@ -239,13 +249,13 @@ def _of_folder(folder: Path) -> dict[str, NDArray[Any]]:
     counts = [len(files) for files in by_class] or [0]
     if not 0 < min(counts) == max(counts):
         raise UsageError(f"{folder} must hold as many CLASS/*.png of each class, got {preview(counts)}: {_OWN_PHOTOS}")
-    images = []
-    for file in (file for files in zip(*by_class, strict=True) for file in files):
+    images, chosen = [], _in_turn(by_class)
+    for file, _ in chosen:
         images.append(np.asarray(_image(file)))
         if images[-1].shape[:2] != (SIDE, SIDE):
             height, width = images[-1].shape[:2]
             raise UsageError(f"{file} must have {SIDE} x {SIDE} pixels, got {width} x {height}: {_OWN_PHOTOS}")
-    return {"images": np.stack(images), "labels": np.tile(np.arange(len(by_class)), counts[0])}
+    return {"images": np.stack(images), "labels": np.array([label for _, label in chosen])}
 
 
 @cache
@@ -264,6 +274,5 @@ def _of_batches(folder: Path, name: str) -> dict[str, NDArray[Any]]:
         names += [each.decode() for each in batch[b"filenames"]]
     every = np.concatenate(images)
     order = sorted(range(len(names)), key=lambda i: names[i])
-    by_class = [[i for i in order if labels[i] == k][:A_CLASS] for k in range(10)]
-    chosen = [i for each in zip(*by_class, strict=False) for i in each]
+    chosen = [i for i, _ in _in_turn([[i for i in order if labels[i] == k][:A_CLASS] for k in range(10)])]
     return {"images": every[chosen], "labels": np.array(labels)[chosen]}
