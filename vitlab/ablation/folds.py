@@ -143,23 +143,28 @@ def cross_validate(
             raise
         lab = Lab(_file(files, settings, levels, seed, name, shown), "cv")
         status = lab.run(workers, retry_failed=retry_failed, say=say)
-    results = collect(lab.ablation, [arm for arm in known(lab.ablation) if arm])
-    rows = []
-    for key, found in results.numbers.items():
-        data: dict[str, Any] = {**results.runs[key].data}
-        images = found.get("n") or data.get("splits", {}).get("val", {}).get("n")  # modules of one's own count none
-        rows.append({"fold": key[0], "n": None if images is None else int(images), **split_metrics(found)})
+    rows = _finished(lab.ablation)
     if not rows:
         counts = Counter(row["state"] for row in status.rows)
         states = ", ".join(f"{n} {state}" for state, n in counts.items())
         more = ", with --retry_failed if failed folds are to be tried again" if counts["failed"] else ""
         raise UsageError(f"no fold of {lab.ablation.name} is done: {states}; the same command continues them{more}")
-    keys = list(dict.fromkeys(key for row in rows for key in row))
-    rows = [{key: row.get(key, math.nan) for key in keys} for row in rows]
     table = io.StringIO()
-    csv.writer(table, lineterminator="\n").writerows([keys, *(row.values() for row in rows)])
+    csv.writer(table, lineterminator="\n").writerows([rows[0], *(row.values() for row in rows)])
     write_text(folder / "folds.csv", table.getvalue())
     return Folds(status, rows, folder / "folds.csv")
+
+
+def _finished(ablation: Ablation) -> list[dict[str, Any]]:
+    """Return a row for each finished fold: name, number of images, and the metrics of any fold, NaN without one."""
+    results = collect(ablation, [arm for arm in known(ablation) if arm])
+    rows = []
+    for key, found in results.numbers.items():
+        data: dict[str, Any] = {**results.runs[key].data}
+        images = found.get("n") or data.get("splits", {}).get("val", {}).get("n")  # modules of one's own count none
+        rows.append({"fold": key[0], "n": None if images is None else int(images), **split_metrics(found)})
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return [{key: row.get(key, math.nan) for key in keys} for row in rows]
 
 
 def _check_weights(source: str) -> None:
