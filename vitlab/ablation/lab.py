@@ -215,7 +215,7 @@ class Lab:
         place = os.path.abspath(output) if output else None
         with self._here.entered():
             if not any(cell.state() in ("done", "stale") for cell in self._cells()):
-                self._refuse_other_code("report")
+                self._refuse_other_code()
                 start = trusting(f"vitlab ablate run {shlex.quote(self.file)}")
                 raise UsageError(f"no cell of {self.ablation.name} is done; start with `{start}`")
             report = write_report(self.ablation, self._known(), place, accept_stale, formats, width)
@@ -257,12 +257,12 @@ class Lab:
         if deep:
             from vitlab.ablation.evidence.verify import verify_deep
 
-            self._workers(None)  # refuses evidence without weights, and programs that nobody trusts
+            self._refuse_to_start()
             wrong, notes = verify_deep([cell for cell in self._cells() if cell.state() == "done"])
             problems = {k: [*found.problems.get(k, []), *wrong.get(k, [])] for k in {**found.problems, **wrong}}
             found = replace(found, problems=problems, notes=(*found.notes, *notes))
         if not found.checked and not found.problems:
-            self._refuse_other_code("verify")
+            self._refuse_other_code()
             raise UsageError(
                 f"nothing to verify: no cell of {self.ablation.name} is done in {self.ablation.directory}; to verify "
                 "evidence, give the folder that `vitlab ablate export` wrote, such as an unpacked evidence.tar.xz"
@@ -302,18 +302,15 @@ class Lab:
         arms = self._known()
         return cells_of(self.ablation, tuning_of(self.ablation, arms).measured(arms))
 
-    def _refuse_other_code(self, word: str) -> None:
+    def _refuse_other_code(self) -> None:
         """Refuse what needs finished cells where only other code has finished some, and say how to use these."""
         found = others(self.ablation, self._known()).values()
         if count := sum(bool({*parts} & OTHER_CODE) for parts in found):
+            what = f"{count} cells of {self.ablation.name} were finished with other code or versions"
             file = shlex.quote(self.file)
-            ways = {
-                "report": f"`{trusting(f'vitlab ablate plan {file}')}`, then "
-                f"`{trusting(f'vitlab ablate report {file} --accept_stale')}`"
-            }
-            again = trusting(f"vitlab ablate run {file}")
-            way = ways.get(word, f"verify with that code, or train them again with `{again}`")
-            raise UsageError(f"{count} cells of {self.ablation.name} were finished with other code or versions: {way}")
+            plan, run, report = (trusting(f"vitlab ablate {word} {file}") for word in ("plan", "run", "report"))
+            ways = f"`{plan}`, then `{report} --accept_stale` reports them, that code verifies them"
+            raise UsageError(f"{what}: {ways}, and `{run}` trains them again")
 
     def _asked(
         self, workers: int | None, only: Sequence[str], fail_fast: bool, retry_failed: bool, tune_only: bool
@@ -338,9 +335,16 @@ class Lab:
             raise self.ablation.file.mistake("tune", f"{text}: `seeds: {left}` keeps them, `seeds: {new}` tunes again")
 
     def _workers(self, given: int | None) -> int:
-        """Return how many probes or cells to run at a time; refuse to start an untrusted program."""
+        """Return how many probes or cells to run at a time; refuse to start what must not be started."""
         if given is not None and given < 1:
             raise UsageError(f"`workers` must be a whole number, 1 or more, or None for that of the file, got {given}")
+        self._refuse_to_start()
+        if self.ablation.run.executor == "slurm":  # of a task; `run.workers` counts those of all tasks
+            return given or max(1, len(visible_devices()) * self.ablation.run.per_gpu)
+        return worker_count(given or self.ablation.run.workers, self.ablation.run.per_gpu)
+
+    def _refuse_to_start(self) -> None:
+        """Refuse evidence, which has no weights, analyses that cells cannot import, and programs that nobody trusts."""
         self._refuse_evidence("run")
         named = {name.partition(".")[0] for name in ("vitlab", "__main__", *self.ablation.trust_imports)}
         for i, name in enumerate(self.ablation.analyses):
@@ -350,9 +354,6 @@ class Lab:
         if self.ablation.run.command and not self.trust_command:
             words = f"`run.command` starts {shlex.join(map(str, self.ablation.run.command))}, which may be any program"
             raise self.ablation.file.mistake("run/command", f"{words}; if you trust it, add --trust_command")
-        if self.ablation.run.executor == "slurm":  # of a task; `run.workers` counts those of all tasks
-            return given or max(1, len(visible_devices()) * self.ablation.run.per_gpu)
-        return worker_count(given or self.ablation.run.workers, self.ablation.run.per_gpu)
 
 
 def exported(file: Path) -> Path | None:

@@ -105,17 +105,13 @@ def load_bundle(folder: Path) -> tuple[Ablation, list[Resolved]]:
     """
     if not (folder / SUMS).is_file():
         raise UsageError(f"{folder} was not written by `vitlab ablate export`: it has no {SUMS}")
-    wrong = []
-    for line in (folder / SUMS).read_text().splitlines():
-        expected, _, name = line.partition("  ")
-        path = folder / name
-        if not path.is_file() or file_digest(path) != expected:
-            wrong.append(name)
-    known = {line.partition("  ")[2] for line in (folder / SUMS).read_text().splitlines()}
-    if added := [name for name in _files(folder) if name not in known]:
+    lines = [line.partition("  ") for line in (folder / SUMS).read_text().splitlines()]
+    digests = {name: digest for digest, _, name in lines}
+    if added := [name for name in _files(folder) if name not in digests]:
         raise UsageError(f"{folder}: these files were added since the export: {preview(added, 4)}; remove them")
-    if wrong:
-        raise UsageError(f"{folder}: these files changed since the export: {preview(wrong, 4)}")
+    there = {name: (folder / name).is_file() and file_digest(folder / name) for name in digests}
+    if changed := [name for name, digest in digests.items() if there[name] != digest]:
+        raise UsageError(f"{folder}: these files changed since the export: {preview(changed, 4)}")
     ablation = replace(spec.read_ablation(folder / "ablation.yaml", is_evidence=True), home=folder)
     arms = {arm.name: arm for arm in ablation.arms}
     facts = json.loads((folder / "arms.json").read_text())
