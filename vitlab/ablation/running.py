@@ -39,7 +39,6 @@ def run_locally(ablation: Ablation, asked: RunOptions, say: Say | None) -> tuple
     from vitlab.ablation.execution.pool import Interrupts, Pool
 
     tell = say or (lambda text: None)
-    lost: list[str] = []
     with Interrupts(tell) as interrupts:
         pool_of = partial(Pool, workers=asked.workers, say=say, interrupts=interrupts, fail_fast=asked.fail_fast)
         arms = resolved_arms(ablation, asked, tell, lambda: interrupts.count > 0)
@@ -53,14 +52,13 @@ def run_locally(ablation: Ablation, asked: RunOptions, say: Say | None) -> tuple
                 return failed, interrupts.code
         tuning = tuning_of(ablation, arms)
         for name, why in tuning.given_up.items():
-            lost.append(name)
             tell(f"given up {name}: {why}; it is not measured")
         if asked.tune_only:
-            return lost, 0
+            return [*tuning.given_up], 0
         cells = cells_of(ablation, tuning.measured(arms))
         pool = pool_of(cells)
         pool.run_all()
-    return [*lost, *(cell.name for cell in cells if cell.failure() or pool.failed(cell))], interrupts.code
+    return [*tuning.given_up, *(cell.name for cell in cells if cell.failure() or pool.failed(cell))], interrupts.code
 
 
 def submit_cells(ablation: Ablation, asked: RunOptions, say: Say) -> None:
