@@ -772,7 +772,7 @@ def test_the_report_page_opens_in_a_browser(folder, tmp_path):
     assert (colors.max(axis=1) < 80).sum() > 5000  # words
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_wandb_gets_the_report_as_one_offline_run_of_the_group(folder, tmp_path, monkeypatch):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("WANDB_MODE", "offline")

@@ -104,7 +104,7 @@ def test_a_killed_cell_continues_from_its_checkpoint(lab, undisturbed):
 
     killer = threading.Thread(target=kill)
     killer.start()
-    code, out = lab(sleep=0.4)
+    code, out = lab(sleep=0.25)
     killer.join()
     assert code == 0 and killed, out
     attempts = [json.loads(p.read_text())["attempts"] for p in lab.files("/run.json")]
