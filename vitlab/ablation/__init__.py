@@ -1,6 +1,17 @@
 """The ablation laboratory: from a file that describes a comparison to a report with a verdict.
 
-It trains no network itself: it runs ``vitlab`` as a command and reads the run directories.
+It trains no network itself: it runs ``vitlab`` as a command and reads the run directories. In the order of a
+comparison:
+
+- ``file``: what the YAML says, as an ``Ablation`` of arms, seeds and claims;
+- ``execution``: each arm is resolved by a short training (``resolve``), each arm and seed is a cell (``cells``),
+  workers take cells (``pool``) and train, measure and analyze them (``worker``), candidates of ``tuning`` first;
+- ``evidence``: the chain of records, registration, ``verify`` and export;
+- ``inference``: the numbers of cells (``measured``), fairness (``audit``), every comparison with its p (``answers``)
+  at each of its ``looks``, and ``verdicts`` on claims;
+- ``report``: sentences and tables (``sections``), figures, and the files that hold them (``write``).
+
+``lab`` is all of it from Python, ``running`` a call of ``run``, ``folds`` cross-validation as an ablation.
 """
 
 from typing import TYPE_CHECKING
