@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 FEW = 100  # cells whose files are looked at one after another, and each time
 AT_ONCE = 16  # cells of more that are looked at at once
-OTHER_CODE = {"code", "environment"}  # parts of an identity that may differ in a stale cell
+PARTS = ("config", "data", "code", "environment")  # of an identity
+OTHER_CODE = {"code", "environment"}  # those that may differ in a stale cell
 TRY = "tune"  # the level of an arm that names a candidate of the tuning
 State = Literal["done", "running", "failed", "diverged", "missing", "stale", "damaged"]
 Say = Callable[[str], None]  # prints a line about cells
@@ -93,7 +94,11 @@ class Resolved:
 
 @dataclass(frozen=True)
 class Cell:
-    """One arm with one seed."""
+    """One arm with one seed.
+
+    By its files, it is trained (its run is done), then measured (on the split that the ablation asks for), then done
+    (which ``done.json`` records), and finished once it has all analyses.
+    """
 
     ablation: Ablation
     resolved: Resolved
@@ -365,30 +370,27 @@ def others(ablation: Ablation, resolved: Sequence[Resolved | None]) -> dict[str,
     There are no such parts where the file no longer has the arm. Those that stand for a stale cell of the plan are
     counted there.
     """
-    planned = {cell.name: cell for cell in cells_of(ablation, [arm for arm in resolved if arm])}
+    cells = cells_of(ablation, [arm for arm in resolved if arm])
+    planned, by_seed = {cell.name for cell in cells}, {cell.name.rpartition("-")[0]: cell for cell in cells}
     probed, names = {arm.arm.name for arm in resolved if arm}, {arm.name for arm in ablation.arms}
     code = code_digest(own=ablation.trust_imports) if probed < names and not ablation.is_evidence else ""
     found: dict[str, list[str]] = {}
     for path in matching(ablation.directory, "*/s*-*/done.json"):
         arm, parts = path.parent.parent.name, _parts(RunDir(path.parent))
         name = f"{arm}/{path.parent.name}"
-        if name in planned:
-            continue
+        cell = by_seed.get(name.rpartition("-")[0])
         if arm not in names:
             found[name] = []
-            continue
-        same = [c for c in planned.values() if c.name.rpartition("-")[0] == name.rpartition("-")[0]]
-        differing = [
-            k for k in ("config", "data", "code", "environment") if same and parts.get(k) != same[0].parts.get(k)
-        ]
-        is_other = same and {*differing} & OTHER_CODE and same[0].state() == "stale"
-        if is_other and (stale := same[0].stale()) and stale.path == path.parent:
-            continue
-        if arm not in probed:  # nothing else is known of an arm that was not built since
-            differing = ["code"] if parts["code"] != code else []
-            differing += ["environment"] if parts.get("environment") != versions_in_use() else []
-            differing = differing or ["config"]
-        found[name] = differing or ["seed"]
+        elif arm not in probed:  # nothing else is known of an arm that was not built since
+            now = {"code": code, "environment": versions_in_use()}
+            found[name] = [key for key in now if parts.get(key) != now[key]] or ["config"]
+        elif cell is None:
+            found[name] = ["seed"]
+        elif name not in planned:
+            found[name] = [key for key in PARTS if parts.get(key) != cell.parts.get(key)]
+            stale = cell.stale() if {*found[name]} & OTHER_CODE and cell.state() == "stale" else None
+            if stale and stale.path == path.parent:
+                del found[name]
     return found
 
 
