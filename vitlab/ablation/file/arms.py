@@ -69,9 +69,9 @@ def read_axes(file: File) -> dict[str, dict[str, Any]]:
                 )
             levels = {level: {name: value} for level, value in zip(named, levels, strict=True)}
             name = str(name).rpartition(".")[2]
-        if str(name) in COLUMNS and not file.is_evidence:  # evidence of before is read as it is
+        if str(name) in COLUMNS:
             text = f"the axis `{name}` would share its column in the report with its numbers: give it another name"
-            raise file.mistake(where, f"{text}: {{NAME: {{LEVEL: {{KEY: VALUE}}}}}}")
+            file.refuse(where, f"{text}: {{NAME: {{LEVEL: {{KEY: VALUE}}}}}}")
         if str(name) in axes:
             way = "{NAME: {LEVEL: {KEY: VALUE}}}"
             raise file.mistake(where, f"two axes are called {name}; give them names: {way}")

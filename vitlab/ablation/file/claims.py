@@ -184,13 +184,13 @@ def refuse_impossible(
             levels = [*axes[claim.axis]]
             is_level = any(math.isfinite(_number(name)) for name in levels)
             way = f"; `{claim.axis}` has the levels {', '.join(levels)}" if is_level else _of_percent(metric, b)
-            raise file.mistake(f"claims/{i}", f"{claim.text!r}: {_range(metric)}, and is never {b:g}{way}")
+            file.refuse(f"claims/{i}", f"{claim.text!r}: {_range(metric)}, and is never {b:g}{way}")
     margins = {f"claims/{i}": (claim.metric or primary, claim.margin) for i, claim in enumerate(claims)}
     for where, (metric, given) in ({"stats/margin": (primary, margin)} | margins).items():
         low, high = bounds_of(metric)
         if given and given >= high - low:
             way = _of_percent(metric, given)
-            raise file.mistake(where, f"{_range(metric)}, so a margin must be below {high - low:g}, got {given:g}{way}")
+            file.refuse(where, f"{_range(metric)}, so a margin must be below {high - low:g}, got {given:g}{way}")
 
 
 def _range(metric: str) -> str:

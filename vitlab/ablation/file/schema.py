@@ -59,6 +59,11 @@ class File:
         """Return the mistake ``text`` about the dotted place ``where``, with file and line."""
         return UsageError(f"{self.path}, line {self.line(where.split('/'))}: {text}")
 
+    def refuse(self, where: str, text: str) -> None:
+        """Raise the mistake ``text``, which an older vitlab took: evidence that has it is read as it is."""
+        if not self.is_evidence:
+            raise self.mistake(where, text)
+
     def line(self, place: list[str]) -> int:
         """Return the line of a place in the file, or of its closest existing parent."""
         node, line = self.root, 1

@@ -309,17 +309,17 @@ def _values(file: File, axes: Mapping[str, Mapping[str, Any]], key: str, values:
     if key.split(".")[0] not in ("model", "data", "trainer") or "." not in key:
         hint = did_you_mean(key, OPTIONS) or "; write a dotted key of a config, such as model.lr"
         raise file.mistake(place, f"`tune` cannot tune `{key}`{hint}")
-    if not file.is_evidence and (way_out := owned_by_ablation(key)):
-        raise file.mistake(place, f"`tune` names `{key}`, which the ablation sets: {way_out}")
-    if not file.is_evidence and not key_of(key).identity:
-        raise file.mistake(place, f"`tune` names `{key}`, which changes no number: all candidates would be the same")
+    if way_out := owned_by_ablation(key):
+        file.refuse(place, f"`tune` names `{key}`, which the ablation sets: {way_out}")
+    if not key_of(key).identity:
+        file.refuse(place, f"`tune` names `{key}`, which changes no number: all candidates would be the same")
     owners = {f"the axis `{axis}`": list(levels.values()) for axis, levels in axes.items()}
     owners["`adjust`"] = [one["set"] for one in file.content.get("adjust") or []]
     name = key_as_typed(key)
     for owner, settings in owners.items():  # a candidate would replace what they set
         found = {own for sets in settings for own in flatten_with_classes(sets)}
-        if not file.is_evidence and any(own == name or own.startswith(f"{name}.") for own in found):
-            raise file.mistake(place, f"`tune` names `{key}`, which {owner} sets: leave it out of one of them")
+        if any(own == name or own.startswith(f"{name}.") for own in found):
+            file.refuse(place, f"`tune` names `{key}`, which {owner} sets: leave it out of one of them")
     if isinstance(values, dict):
         return _range(file, place, key, values)
     if not isinstance(values, list) or len({str(as_number(v)) for v in values}) < max(2, len(values)):

@@ -108,7 +108,7 @@ def read_ablation(path: str | Path, is_evidence: bool = False) -> Ablation:
     primary, *secondary = _metrics(file, claims, analyses)
     seeds = _seeds(file, content.get("seeds", 3))
     stats, own = read_stats(file, len(seeds)), file.texts("trust_imports", "[my_package]")
-    if not own and not is_evidence:  # a module of one's own may log its accuracy in percent
+    if not own:  # a module of one's own may log its accuracy in percent
         refuse_impossible(file, claims, axes, primary, stats.margin)
     return Ablation(
         file=file,
