@@ -660,7 +660,7 @@ def test_figures_of_the_last_report_that_this_one_lacks_are_removed_and_the_user
     ablation, arms, _ = finished
     figures = ablation.directory / "report/figures"
     for names in (("dots", "old"), ("dots",)):
-        drawn = {name: (name, write.Figure(), []) for name in names}
+        drawn = {name: write.Drawn(name, Figure(), []) for name in names}
         monkeypatch.setattr(write, "figures", lambda *found, drawn=drawn: drawn)
         write_report(ablation, arms, f"kept{len(names)}", False)
         (figures / "mine.svg").touch()
@@ -737,7 +737,7 @@ def test_a_figure_that_cannot_be_written_is_named(tmp_path, monkeypatch, call, f
 
     monkeypatch.setattr(call, refused)
     with pytest.raises(OSError, match="Permission denied") as error:
-        write._keep({"a": ("title", Figure(), [{"x": 1}])}, tmp_path, ("pdf",), "column")
+        write._keep({"a": write.Drawn("title", Figure(), [{"x": 1}])}, tmp_path, ("pdf",), "column")
     assert error.value.filename == str(tmp_path / "figures" / file)
     assert not (tmp_path / "figures" / file).exists()
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from matplotlib.figure import Figure
 
 from vitlab.ablation.evidence import bundle
 from vitlab.ablation.execution import cells, resolve
@@ -34,7 +35,7 @@ def test_python_goes_silently_from_plan_to_verdict(toy, lab, tmp_path, monkeypat
     assert not lab.counts()
     done = toy.run()
     assert set(done.cells["state"]) == {"done"} and not done.failed and not done.interrupted
-    monkeypatch.setattr(write, "figures", lambda *found: {"dots": ("any", write.Figure(), [])})
+    monkeypatch.setattr(write, "figures", lambda *found: {"dots": write.Drawn("any", Figure(), [])})
     report = toy.report()
     assert list(report.arms["arm"]) == ["none", "learned", "rope2d"]
     assert report.arms["difference"].iloc[1] == pytest.approx(0.2, abs=0.05)

@@ -80,14 +80,14 @@ def sections(results: CellResults, rows: Rows) -> list[Section]:
             words = [curve.words, f"Mean over seeds ± half of its {ci} t interval; not tested, not adjusted."]
             words += [curve.caution(tables_of(results, name)), _note(results, name)]
             tables = [_table(mine, curve, measure) for measure in dict.fromkeys(row["measure"] for row in mine)]
-            found.append((f"Analysis: {name}", [*filter(None, words)], tables))
+            found.append(Section(f"Analysis: {name}", [*filter(None, words)], tables))
     lost = [
         f"{name}: not done for {arm}: {text}"
         for name in results.ablation.analyses
         for arm, text in dict(zip(*_not_done(results, name), strict=True)).items()
     ]
     if results.ablation.analyses and (lost or not found):
-        found.append(("Analyses that were not done", lost or ["None has been done yet."], []))
+        found.append(Section("Analyses that were not done", lost or ["None has been done yet."]))
     return found
 
 

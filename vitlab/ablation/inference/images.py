@@ -87,7 +87,7 @@ def section(results: CellResults, rows: list[dict[str, Any]], together: list[dic
         return []
     without = _reasons(results, lost)
     if not rows:
-        return [("Image by image", without, [])] if lost else []
+        return [Section("Image by image", without)] if lost else []
     table: Table = [["arm", "seed", "only arm right", "only baseline right", "images", "p, this pair"]]
     for row in rows:
         counts = [f"{row[key]:,}" for key in ("only_arm", "only_baseline", "n_images")]
@@ -97,7 +97,7 @@ def section(results: CellResults, rows: list[dict[str, Any]], together: list[dic
         head = ["arm", "n", "difference in accuracy", "interval over seeds and images"]
         lines = [[r["arm"], str(r["n"]), signed(r["difference"]), _span(r)] for r in together]
         tables, sentences = [[head, *lines], table], [JOINT, NOTE]
-    return [("Image by image", sentences + without, tables)]
+    return [Section("Image by image", sentences + without, tables)]
 
 
 def _has_answers(results: CellResults) -> bool:

@@ -1,11 +1,18 @@
 """Numbers as a report writes them."""
 
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 Table = list[list[str]]
-Section = tuple[str, list[str], list[Table]]  # title, sentences, tables
+
+
+class Section(NamedTuple):
+    """A section of a report."""
+
+    title: str
+    sentences: list[str]
+    tables: Sequence[Table] = ()
 
 
 def short(value: Any) -> str:

@@ -33,6 +33,14 @@ SETTINGS: Any = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": 
 Rows = list[dict[str, Any]]
 
 
+class Drawn(NamedTuple):
+    """A figure of a report."""
+
+    title: str
+    figure: Figure
+    rows: Rows  # the numbers in it
+
+
 class ArmStyle(NamedTuple):
     """How an arm is drawn, in every figure of a report."""
 
@@ -60,8 +68,8 @@ def families(ablation: Ablation) -> list[tuple[str, list[str]]]:
     return [(", ".join(levels), arms) for levels, arms in found.items()]
 
 
-def figures(results: CellResults, rows: list[ArmRow]) -> dict[str, tuple[str, Figure, Rows]]:
-    """Return title, figure and data of every figure with numbers."""
+def figures(results: CellResults, rows: list[ArmRow]) -> dict[str, Drawn]:
+    """Return every figure with numbers, by its name."""
     primary = results.ablation.primary
     mine = [row for row in rows if row.metric == primary and row.n]
     dots = [
@@ -72,13 +80,13 @@ def figures(results: CellResults, rows: list[ArmRow]) -> dict[str, tuple[str, Fi
     height = 1.1 + 0.34 * len(results.ablation.arms)
     ci, split = percent(results.ablation.stats.ci), results.ablation.split_of(primary)
     title = f"{primary} on the {split} split: every seed, mean and {ci} t interval of the mean (n of planned seeds)"
-    found = {"dots": (title, draw(height, lambda ax: _dots(ax, results, mine), title), dots)} if mine else {}
+    found = {"dots": Drawn(title, draw(height, lambda ax: _dots(ax, results, mine), title), dots)} if mine else {}
     compared = [row.record() for row in mine if row.test]
     if compared:
         data = [{k: r[k] for k in ("arm", "difference", "difference_low", "difference_high")} for r in compared]
         title = f"Difference to the baseline in {primary}, with the interval of its test (n of planned seeds)"
         drawing = draw(0.8 + 0.34 * len(compared), lambda ax: _forest(ax, results, compared), title)
-        found["differences"] = (title, drawing, data)
+        found["differences"] = Drawn(title, drawing, data)
     if curves := _curve_rows(results):
         seen = [key for key in ("train/loss", validation_key(primary)) if any(row["metric"] == key for row in curves)]
         count = len({row["seed"] for row in curves})
@@ -87,7 +95,7 @@ def figures(results: CellResults, rows: list[ArmRow]) -> dict[str, tuple[str, Fi
         drawing = draw(
             0.6 + 2.4 * rows_, lambda *axes: _curves(axes, results, curves, seen), title, columns=len(seen), rows=rows_
         )
-        found["curves"] = (title, drawing, curves)
+        found["curves"] = Drawn(title, drawing, curves)
     axes = list(results.ablation.axes)
     for a, b in itertools.combinations(axes, 2):
         if drawn := _interaction(results, a, b):
@@ -203,8 +211,8 @@ def _seed_means(results: CellResults, a: str, b: str) -> dict[tuple[str, str], l
     return found
 
 
-def _interaction(results: CellResults, a: str, b: str) -> tuple[str, Figure, Rows] | None:
-    """Return title, figure and data of two axes; None if no levels of the others are balanced in them."""
+def _interaction(results: CellResults, a: str, b: str) -> Drawn | None:
+    """Return the figure of two axes; None if no levels of the others are balanced in them."""
     ablation = results.ablation
     rows: Rows = []
     compared = next(iter(ablation.baseline))
@@ -244,11 +252,11 @@ def _interaction(results: CellResults, a: str, b: str) -> tuple[str, Figure, Row
     what = f"mean {ablation.primary}{f' over {over}' if over else ''}"
     what += f", {percent(ablation.stats.ci)} t interval and seeds ({n})"
     title = f"{a} x {b}: {what}; parallel lines mean no interaction"
-    return title, draw(3.0, paint, title), rows
+    return Drawn(title, draw(3.0, paint, title), rows)
 
 
-def panels(found: Findings) -> dict[str, tuple[str, Figure, Rows]]:
-    """Return title, figure and data of the figures of each analysis with numbers: ``probe``, ``probe_2`` and so on."""
+def panels(found: Findings) -> dict[str, Drawn]:
+    """Return the figures of each analysis with numbers: ``probe``, ``probe_2`` and so on."""
     drawn = {}
     for name in found.results.ablation.analyses:
         rows, curve = [row for row in found.curves if row["analysis"] == name], ANALYSES[name].curve
@@ -271,12 +279,12 @@ def panels(found: Findings) -> dict[str, tuple[str, Figure, Rows]]:
             lines = -(-len(parts) // ABREAST)  # of the panels of a group
             columns = -(-len(parts) // lines)
             paint = partial(_panel_curves, found, curve, shown)
-            svg = draw(0.5 + 2.4 * len(groups) * lines, paint, title, columns=columns, rows=len(groups) * lines)
+            figure = draw(0.5 + 2.4 * len(groups) * lines, paint, title, columns=columns, rows=len(groups) * lines)
             numbers = rows if len(sheets) == 1 else [row for _, mine in parts for row in mine]
-            drawn[name if number == 1 else f"{name}_{number}"] = (title, svg, numbers)
+            drawn[name if number == 1 else f"{name}_{number}"] = Drawn(title, figure, numbers)
         if maps := drawing_of(found.results, name, curve):
-            svg = draw(maps.height, maps.paint, maps.title, columns=maps.columns, rows=maps.rows)
-            drawn[f"{name}_maps"] = (maps.title, svg, maps.data)
+            figure = draw(maps.height, maps.paint, maps.title, columns=maps.columns, rows=maps.rows)
+            drawn[f"{name}_maps"] = Drawn(maps.title, figure, maps.data)
     return drawn
 
 

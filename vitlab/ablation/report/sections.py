@@ -42,22 +42,22 @@ def report_sections(found: Findings) -> list[Section]:
     """Return the sections of the report, answers first."""
     results, ablation = found.results, found.results.ablation
     answers = [_answer(results, v, _digits(found, v)) for v in found.verdicts] or _without_claims(found)
-    parts: list[Section] = [("Answers", [*_mixed(results), *answers, *found.looks.sentences(), *_own_looks(found)], [])]
+    parts = [Section("Answers", [*_mixed(results), *answers, *found.looks.sentences(), *_own_looks(found)])]
     for metric in results.metrics():
         mine = [row for row in found.arms if row.metric == metric]
         title = f"{metric} on the {ablation.split_of(metric)} split"
         words = [*(_gate_words(found) if metric == ablation.primary else []), *_cautions(found, metric, mine)]
-        parts.append((title, words, _main_tables(mine)))
+        parts.append(Section(title, words, _main_tables(mine)))
     parts += images.section(results, found.pairs, found.joint)
     parts += analyses.sections(results, found.curves)
     parts += tuning_section(results)
-    parts.append(("Fairness", _fairness_words(results), [_fairness_table(found)]))
+    parts.append(Section("Fairness", _fairness_words(results), [_fairness_table(found)]))
     if lost := _lost(results):
-        parts.append(("Cells without a result", [], [[["arm", "seed", "state", "why"], *lost]]))
+        parts.append(Section("Cells without a result", [], [[["arm", "seed", "state", "why"], *lost]]))
     else:
-        parts.append(("Cells without a result", ["None: every planned cell is done."], []))
-    parts.append(("Provenance", _provenance(results), []))
-    parts.append(("Protocol", protocol.sentences(ablation), []))
+        parts.append(Section("Cells without a result", ["None: every planned cell is done."]))
+    parts.append(Section("Provenance", _provenance(results)))
+    parts.append(Section("Protocol", protocol.sentences(ablation)))
     return parts
 
 

@@ -4,13 +4,12 @@ import math
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from vitlab.ablation.execution.tuning import Trial, Tuning
 from vitlab.ablation.file.settings import Range, Tune
 from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.words import Section, decimals
-from vitlab.ablation.report.drawings import Rows, arm_style, draw, legend
+from vitlab.ablation.report.drawings import Drawn, Rows, arm_style, draw, legend
 
 SEARCHED = {"grid": "the same {n} candidates", "random": "the same {n} candidates, drawn at random"}
 SEARCHED["tpe"] = "{n} candidates, each found by Optuna's TPE from those before it (Bergstra et al. 2011)"
@@ -30,7 +29,7 @@ def tuning_section(results: CellResults) -> list[Section]:
             shown = f"stopped after epoch {t.stopped} at {t.score_at(t.stopped):.{digits}f}"
         mark = "chosen" if tuning.chosen.get(t.arm) is t else ""
         rows.append([t.arm, *(str(t.values[key]) for key in tune.space), shown, mark])
-    return [("Tuning", words, [[["arm", *tune.space, f"val {ablation.primary}", ""], *rows]])]
+    return [Section("Tuning", words, [[["arm", *tune.space, f"val {ablation.primary}", ""], *rows]])]
 
 
 def _rules(tuning: Tuning, tune: Tune) -> list[str]:
@@ -51,8 +50,8 @@ def _rules(tuning: Tuning, tune: Tune) -> list[str]:
     return words
 
 
-def responses(results: CellResults) -> dict[str, tuple[str, Figure, Rows]]:
-    """Return title, figure and data of the figure of what the candidates gave; nothing without tuning."""
+def responses(results: CellResults) -> dict[str, Drawn]:
+    """Return the figure of what the candidates gave; nothing without tuning."""
     ablation, tune = results.ablation, results.ablation.tune
     if tune is None:
         return {}
@@ -86,7 +85,7 @@ def responses(results: CellResults) -> dict[str, tuple[str, Figure, Rows]]:
     title = f"Tuning: each candidate's val {ablation.primary} to the best of its arm (n = {n}); the ring is the choice"
     title += "; a cross was stopped early, beside the best at that epoch" if any(r["stopped"] for r in rows) else ""
     title += "; a triangle at the bottom diverged" if any(r["diverged"] for r in rows) else ""
-    return {"tuning": (title, draw(3.0, paint, title, columns=len(tune.space)), rows)}
+    return {"tuning": Drawn(title, draw(3.0, paint, title, columns=len(tune.space)), rows)}
 
 
 def _response(ax: Axes, results: CellResults, rows: Rows, key: str, space: Any) -> None:

@@ -9,7 +9,6 @@ from shlex import quote
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from vitlab.ablation.execution.cells import Resolved
 from vitlab.ablation.file.settings import WandB
@@ -19,8 +18,8 @@ from vitlab.ablation.inference.linear import linear
 from vitlab.ablation.inference.looks import take_look
 from vitlab.ablation.inference.measured import CellResults, collect
 from vitlab.ablation.inference.verdicts import Verdict
-from vitlab.ablation.inference.words import Section, Table
-from vitlab.ablation.report.drawings import Rows, figures, panels
+from vitlab.ablation.inference.words import Section
+from vitlab.ablation.report.drawings import Drawn, figures, panels
 from vitlab.ablation.report.sections import report_sections
 from vitlab.ablation.report.tuned import responses
 from vitlab.analysis.typeset import INCHES, Format, Width, figure_bytes, printed
@@ -91,7 +90,7 @@ def write_report(
     svgs = _keep(drawn, place, formats, width)
     parts = report_sections(found)
     source = ablation.file.path.read_text()
-    titles = {name: title for name, (title, *_) in drawn.items()}
+    titles = {name: each.title for name, each in drawn.items()}
     write_text(place / "report.md", _markdown(ablation.name, parts, source, titles))
     write_text(place / "tables.tex", _latex(parts))
     write_text(
@@ -112,7 +111,7 @@ def write_report(
         verdicts=found.verdicts,
         results=table,
         summary=summary,
-        answers=parts[0][1],
+        answers=parts[0].sentences,
         files=[place / name for name in names],
     )
 
@@ -140,9 +139,7 @@ def _refuse_useless(results: CellResults) -> None:
         raise UsageError(f"{cells}: trained on other images than the rest; remove these cells and `run` again")
 
 
-def _keep(
-    drawn: dict[str, tuple[str, Figure, Rows]], place: Path, formats: Sequence[Format], width: Width
-) -> dict[str, str]:
+def _keep(drawn: dict[str, Drawn], place: Path, formats: Sequence[Format], width: Width) -> dict[str, str]:
     """Write every figure in each format, and its numbers; return the SVG of each, which the pages show.
 
     What the report that lies there drew and this one does not is removed: the file that it was of has changed.
@@ -153,8 +150,8 @@ def _keep(
         for kind in ("svg", "pdf", "png", "csv") if name not in drawn else ():
             (folder / f"{name}.{kind}").unlink(missing_ok=True)
     svgs = {}
-    for name, (_, drawing, data) in drawn.items():
-        figure = printed(drawing, INCHES[width])
+    for name, each in drawn.items():
+        figure = printed(each.figure, INCHES[width])
         text = figure_bytes(figure, "svg").decode()
         svgs[name] = text[text.index("<svg") :]
         write_text(folder / f"{name}.svg", svgs[name])
@@ -165,7 +162,7 @@ def _keep(
             with atomic_write(folder / f"{name}.{form}") as beside:
                 beside.write_bytes(figure_bytes(figure, form))
         with atomic_write(folder / f"{name}.csv") as beside:
-            pd.DataFrame(data).to_csv(beside, index=False, float_format="%.10g")
+            pd.DataFrame(each.rows).to_csv(beside, index=False, float_format="%.10g")
     return svgs
 
 
@@ -200,20 +197,20 @@ def _markdown(name: str, sections: list[Section], source: str, drawn: dict[str, 
 def _html(name: str, sections: list[Section], drawn: list[tuple[str, str]], source: str) -> str:
     """Return one self-contained page without scripts: answers and main table, then the figures, then the rest."""
     head, rest = sections[:2], sections[2:]
-    body = [f"<h1>{html.escape(name)}</h1>", *(_html_section(*section) for section in head), "<h2>Figures</h2>"]
+    body = [f"<h1>{html.escape(name)}</h1>", *map(_html_section, head), "<h2>Figures</h2>"]
     for i, (title, svg) in enumerate(drawn):
         body.append(f'<figure role="img" aria-label="{html.escape(title)}">{_own_ids(svg, f"f{i}")}</figure>')
-    body += [_html_section(*section) for section in rest]
+    body += map(_html_section, rest)
     body.append(f"<h2>The file</h2><pre>{html.escape(source)}</pre>")
     start = f'<!doctype html><html lang="en"><head><meta charset="utf-8">{VIEW}<title>{html.escape(name)}</title>'
     return f"{start}<style>{STYLE}</style></head><body>\n" + "\n".join(body) + "\n</body></html>\n"
 
 
-def _html_section(title: str, sentences: list[str], tables: list[Table]) -> str:
-    parts = [f"<h2>{html.escape(title)}</h2>"]
-    if sentences:
-        parts.append("<ul>" + "".join(f"<li>{_inline(sentence)}</li>" for sentence in sentences) + "</ul>")
-    for head, *rows in tables:
+def _html_section(section: Section) -> str:
+    parts = [f"<h2>{html.escape(section.title)}</h2>"]
+    if section.sentences:
+        parts.append("<ul>" + "".join(f"<li>{_inline(sentence)}</li>" for sentence in section.sentences) + "</ul>")
+    for head, *rows in section.tables:
         cells = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
         lines = ["<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows]
         parts.append(f"<table><tr>{cells}</tr>{''.join(lines)}</table>")
