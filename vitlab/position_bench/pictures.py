@@ -233,9 +233,8 @@ def _middle(image: Any, side: int) -> Any:
 
 def _decoded(root: Path) -> dict[str, dict[str, NDArray[Any]]]:
     """Return uint8 images and labels of both splits: of each class the first by file name, classes in turn."""
-    for folder in (root, root / "cifar10-20k"):
-        if (folder / "train").is_dir() and (folder / "test").is_dir():
-            return {name: _of_folder(folder / name) for name in ("train", "test")}
+    if (root / "train").is_dir() and (root / "test").is_dir():
+        return {name: _of_folder(root / name) for name in ("train", "test")}
     if (root / "cifar-10-batches-py").is_dir():
         return {name: _of_batches(root / "cifar-10-batches-py", name) for name in ("train", "test")}
     raise UsageError(

@@ -31,22 +31,6 @@ class NotFinite(UsageError):
     """A training has diverged, or a network answers with numbers that are not finite: its cell has no score."""
 
 
-def _seconds_of_step(net: VisionTransformer, images: Tensor, protocol: Mapping[str, Any], steps: int) -> float:
-    """Return the seconds of a forward and backward pass: of CPU time, or by the clock on another device."""
-    gpu = images.device.type == "cuda"
-    clock = time.perf_counter if gpu else time.process_time
-    if gpu:
-        torch.cuda.synchronize()
-    start = clock()
-    for _ in range(steps):
-        with _precision(protocol, images.device):
-            outputs = net(images)
-        outputs.float().square().mean().backward()
-    if gpu:
-        torch.cuda.synchronize()
-    return (clock() - start) / steps
-
-
 def bench_network_of(method: Method, protocol: Mapping[str, Any], training: str, seed: int) -> VisionTransformer:
     """Build the network of a cell; parts that two methods share start with the same values.
 
@@ -304,6 +288,22 @@ def check_method(method: Method, protocol: Mapping[str, Any]) -> float:
             f"{method!r} is too slow: a training of photos would take {seconds:.0f} CPU seconds, of {limit}"
         )
     return seconds
+
+
+def _seconds_of_step(net: VisionTransformer, images: Tensor, protocol: Mapping[str, Any], steps: int) -> float:
+    """Return the seconds of a forward and backward pass: of CPU time, or by the clock on another device."""
+    gpu = images.device.type == "cuda"
+    clock = time.perf_counter if gpu else time.process_time
+    if gpu:
+        torch.cuda.synchronize()
+    start = clock()
+    for _ in range(steps):
+        with _precision(protocol, images.device):
+            outputs = net(images)
+        outputs.float().square().mean().backward()
+    if gpu:
+        torch.cuda.synchronize()
+    return (clock() - start) / steps
 
 
 def _images_of(protocol: Mapping[str, Any], device: torch.device) -> Tensor:
