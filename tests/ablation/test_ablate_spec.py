@@ -120,9 +120,12 @@ WRONG = {  # what is changed, and words of the message
     "no such base": ({"base": "bas.yaml"}, ["no config bas.yaml"]),
     "level without effect on a config": ({"axes": {"a": {"x": {"pos_embed": 1}, "y": {}}}}, ["not a dotted key"]),
     "one level": ({"axes": {"a": {"x": {}}}, "claims": []}, ["two levels"]),
-    "boolean name": ({"axes": {"a": {True: {}, "y": {}}}}, ["unquoted on, yes or true", "quote the name, as in 'on'"]),
-    "null as name": ({"axes": {"a": {None: {}, "y": {}}}}, ["unquoted null", "as in 'null' (a value needs no quotes)"]),
-    "null as baseline": ({"baseline": {"pos_embed": None}}, ["the axis `pos_embed` has no level `null`"]),
+    "boolean name": ({"axes": {"a": {True: {}, "y": {}}}}, ["unquoted on, off,", "quote the name, as in 'on'"]),
+    "null as name": (
+        {"axes": {"a": {None: {}, "y": {}}}},
+        ["null or ~ as a value: quote", "(a value needs no quotes)"],
+    ),
+    "null as baseline": ({"baseline": {"pos_embed": None}}, ["the axis `pos_embed` has no level `None`"]),
     "upper case": ({"axes": {"a": {"No": {}, "y": {}}}}, ["a-z"]),
     "axes that undo each other": (
         {"axes": {"a": {"x": {"model.lr": 1}, "y": {}}, "b": {"z": {"model.lr": 2}, "w": {}}}},
@@ -135,7 +138,7 @@ WRONG = {  # what is changed, and words of the message
     "a key that ends as a column": ({"axes": {"model.value": [1, 2]}, "claims": []}, ["the axis `value` would share"]),
     "a level that is no name": (
         {"axes": {"model.join": [None, "stem"]}},
-        ["null is no name", "{NAME: {LEVEL: {model.join: null}}}"],
+        ["None is no name of a level", "{NAME: {LEVEL: {model.join: VALUE}}}"],
     ),
     "a level below zero": ({"axes": {"model.x": [1, -1]}}, ["line 6: '-1' is no name", "{model.x: VALUE}"]),
     "a level with keys": (

@@ -60,9 +60,8 @@ def read_axes(file: File) -> dict[str, dict[str, Any]]:
             named = level_names(levels)
             for i, level in enumerate(named):
                 if not isinstance(level, str) or not NAME.fullmatch(level):
-                    text = f"{_as_written(level)} is no name of a level (a-z 0-9 _ . -); name the levels"
-                    value = "VALUE" if level is not None else "null"
-                    raise file.mistake(f"{where}/{i}", f"{text}: {{NAME: {{LEVEL: {{{name}: {value}}}}}}}")
+                    text = f"{level!r} is no name of a level (a-z 0-9 _ . -); name the levels"
+                    raise file.mistake(f"{where}/{i}", f"{text}: {{NAME: {{LEVEL: {{{name}: VALUE}}}}}}")
             if doubles := {level for level in named if named.count(level) > 1}:
                 raise file.mistake(
                     where, f"two levels are called {min(doubles)}; name them: {{NAME: {{{name}: VALUE}}}}"
@@ -86,10 +85,6 @@ def read_axes(file: File) -> dict[str, dict[str, Any]]:
         if shared := keys_a & keys_b:
             raise file.mistake(f"axes/{b}", f"the axes `{a}` and `{b}` both set `{min(shared)}`")
     return axes
-
-
-def _as_written(level: Any) -> str:
-    return "null" if level is None else repr(level)
 
 
 def _check_overrides(file: File, where: str, level: str, sets: Any) -> None:
@@ -168,9 +163,8 @@ def pick(file: File, where: str, axes: Mapping[str, Mapping[str, Any]], levels: 
     """Return the levels at the place ``where`` of the file; refuse unknown ones."""
     if not isinstance(levels, dict):
         raise file.mistake(where, f"expected axes and levels, as in {{pos_embed: none}}, got {levels!r}")
-    names = {axis: "null" if level is None else str(level) for axis, level in levels.items()}
-    found = {str(axis): name.lower() if isinstance(levels[axis], bool) else name for axis, name in names.items()}
-    for axis, level in found.items():  # YAML has read numbers, booleans and null among the names
+    found = {str(axis): str(level).lower() if isinstance(level, bool) else str(level) for axis, level in levels.items()}
+    for axis, level in found.items():  # YAML has read numbers and booleans among the names
         if axis not in axes:
             raise file.mistake(where, f"there is no axis `{axis}`{did_you_mean(axis, axes) or _known(axes)}")
         if level not in axes[axis]:

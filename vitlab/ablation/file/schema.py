@@ -132,10 +132,8 @@ def as_number(value: Any) -> Any:
 def check_level_name(file: File, where: str, name: Any) -> str:
     """Return ``name`` if it can be part of a directory name."""
     if isinstance(name, bool) or name is None:
-        words = {True: "on, yes or true", False: "no, off or false", None: "null, ~ or nothing"}[name]
-        quoted = "'" + re.split("[ ,]", words)[0] + "'"
-        text = f"quote the name, as in {quoted} (a value needs no quotes)"
-        raise file.mistake(where, f"YAML reads an unquoted {words} as a value: {text}")
+        text = "YAML reads an unquoted on, off, yes, no, true, false, null or ~ as a value"
+        raise file.mistake(where, f"{text}: quote the name, as in 'on' (a value needs no quotes)")
     if not NAME.fullmatch(str(name)):
         raise file.mistake(where, f"a name consists of a-z 0-9 _ . - and starts with a letter or digit, got {name!r}")
     return str(name)
