@@ -84,7 +84,7 @@ def sections(results: CellResults, rows: Rows) -> list[Section]:
     lost = [
         f"{name}: not done for {arm}: {text}"
         for name in results.ablation.analyses
-        for arm, text in dict(zip(*_not_done(results, name), strict=True)).items()
+        for arm, text in _not_done(results, name).items()
     ]
     if results.ablation.analyses and (lost or not found):
         found.append(Section("Analyses that were not done", lost or ["None has been done yet."]))
@@ -100,17 +100,18 @@ def _note(results: CellResults, name: str) -> str:
     return f"{', '.join(shared)}." if shared else ""
 
 
-def _not_done(results: CellResults, name: str) -> tuple[list[str], list[str]]:
-    arms, texts = [], []
+def _not_done(results: CellResults, name: str) -> dict[str, str]:
+    """Return the cells that lack an analysis, and the arms that it does not apply to, with the reason."""
+    found = {}
     for (arm, seed), run in results.runs.items():
         note, now = run.note(name)
         if not note or now.is_stale:
             failure = results.cells[arm, seed].failure()
-            texts.append(f"{failure['kind']}: {failure['last']}" if failure else "`vitlab ablate run` will do it")
-            arms.append(f"{arm} s{seed}")
+            why = f"{failure['kind']}: {failure['last']}" if failure else "`vitlab ablate run` will do it"
+            found[f"{arm} s{seed}"] = why
         elif "not_done" in note:
-            arms, texts = [*arms, arm], [*texts, note["not_done"]]
-    return arms, texts
+            found[arm] = note["not_done"]
+    return found
 
 
 def _table(rows: Rows, curve: Curve, measure: str) -> list[list[str]]:
