@@ -435,36 +435,34 @@ def test_a_date_is_text_as_in_a_config(write):
     assert ablation.tune.candidates[0] == {"model.schedule": "2026-11-21"}
 
 
-@pytest.mark.parametrize("fails", ["the table of predictions", "any other file"])
-def test_an_export_to_a_disk_that_fills_up_leaves_nothing_and_can_be_repeated(write, tmp_path, monkeypatch, fails):
-    def full(*words, **more):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+@pytest.fixture
+def export(write, tmp_path):
+    """A measured cell, and a call that exports its ablation into ``sent``."""
     ablation = read_ablation(write())
     arms = [Resolved(arm, {"model": dict(arm.overrides)}, {}, {}, (), 1.0, "") for arm in ablation.arms]
     cell = Cell(ablation, arms[0], 0)
     cell.run.write("results.json", {"val": {"acc1": 0.5}})
     (cell.run.path / "predictions").mkdir()
     pd.DataFrame({"target": [1], "prediction": [1]}).to_parquet(cell.run.path / "predictions" / "val.parquet")
+    return cell, lambda: export_bundle(ablation, arms, tmp_path / "sent")
+
+
+@pytest.mark.parametrize("call", [(pd.DataFrame, "to_parquet"), (shutil, "copyfile")], ids=["predictions", "others"])
+def test_an_export_to_a_disk_that_fills_up_leaves_nothing_and_can_be_repeated(export, tmp_path, monkeypatch, call):
+    def full(*words, **more):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    cell, send = export
     with monkeypatch.context() as patch:
-        patch.setattr(
-            *((pd.DataFrame, "to_parquet") if fails == "the table of predictions" else (shutil, "copyfile")), full
-        )
+        patch.setattr(*call, full)
         with pytest.raises(OSError, match="No space left"):
-            export_bundle(ablation, arms, tmp_path / "sent")
+            send()
     assert not (tmp_path / "sent").exists()
-    assert tmp_path / "sent" / cell.name / "predictions" / "val.parquet" in export_bundle(
-        ablation, arms, tmp_path / "sent"
-    )
+    assert tmp_path / "sent" / cell.name / "predictions" / "val.parquet" in send()
 
 
-def test_an_export_does_not_leave_out_predictions_that_cannot_be_listed(write, tmp_path, monkeypatch):
-    ablation = read_ablation(write())
-    arms = [Resolved(arm, {"model": dict(arm.overrides)}, {}, {}, (), 1.0, "") for arm in ablation.arms]
-    cell, scan, listed = Cell(ablation, arms[0], 0), os.scandir, os.listdir
-    cell.run.write("results.json", {"val": {"acc1": 0.5}})
-    (cell.run.path / "predictions").mkdir()
-    pd.DataFrame({"target": [1], "prediction": [1]}).to_parquet(cell.run.path / "predictions" / "val.parquet")
+def test_an_export_does_not_leave_out_predictions_that_cannot_be_listed(export, tmp_path, monkeypatch):
+    (_, send), scan, listed = export, os.scandir, os.listdir
 
     def fails(call, place):
         if str(place).endswith("predictions"):
@@ -474,7 +472,7 @@ def test_an_export_does_not_leave_out_predictions_that_cannot_be_listed(write, t
     monkeypatch.setattr(os, "scandir", lambda place=".": fails(scan, place))
     monkeypatch.setattr(os, "listdir", lambda place=".": fails(listed, place))
     with pytest.raises(PermissionError, match="predictions"):
-        export_bundle(ablation, arms, tmp_path / "sent")
+        send()
     assert not (tmp_path / "sent").exists()
 
 
@@ -496,21 +494,19 @@ def test_what_cannot_be_read_around_an_export_leaves_no_folder_or_is_told(tmp_pa
     assert f"no seal of the folder now: {tmp_path}/sent/SHA256SUMS: Is a directory; `sha256sum" in out
 
 
-def test_an_export_that_was_killed_leaves_no_folder_and_can_be_repeated(write, tmp_path, monkeypatch):
-    ablation = read_ablation(write())
-    arms = [Resolved(arm, {"model": dict(arm.overrides)}, {}, {}, (), 1.0, "") for arm in ablation.arms]
+def test_an_export_that_was_killed_leaves_no_folder_and_can_be_repeated(export, tmp_path, monkeypatch):
+    _, send = export
     with monkeypatch.context() as patch:
         patch.setattr(bundle, "collect", lambda *words: [].pop())
         patch.setattr(shutil, "rmtree", lambda *words, **more: None)  # as after SIGKILL, nothing is tidied up
         with pytest.raises(IndexError):
-            export_bundle(ablation, arms, tmp_path / "sent")
+            send()
     assert not (tmp_path / "sent").exists()
     (tmp_path / "sent").mkdir()
-    files = export_bundle(ablation, arms, tmp_path / "sent")
-    assert all(path.is_file() and path.parent == tmp_path / "sent" for path in files)
+    assert all(path.is_file() and path.is_relative_to(tmp_path / "sent") for path in send())
     assert not list(tmp_path.glob(".sent*"))
     with pytest.raises(UsageError, match="not empty; export into a new folder"):
-        export_bundle(ablation, arms, tmp_path / "sent")
+        send()
 
 
 @pytest.mark.slow
