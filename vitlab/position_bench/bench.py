@@ -27,6 +27,7 @@ from vitlab.position_bench.protocol import TASKS, chance_of_tasks, guessing_boun
 from vitlab.position_bench.training import Method
 from vitlab.runs.processes import as_it_was
 from vitlab.stats import contrast
+from vitlab.tables import columns
 
 _PHRASES = {  # a verdict before what it is against
     "better": "better than",
@@ -263,24 +264,28 @@ def list_rows(bench: Bench) -> list[dict[str, Any]]:
     return rows
 
 
+def measured_words(bench: Bench) -> str:
+    """Return how many methods are measured, and with how many seeds."""
+    seeds = len(bench.protocol["seeds"])
+    return f"{len(bench.complete())} of {len(POS_EMBEDS)} methods are measured, {seeds} seeds each"
+
+
 def list_lines(bench: Bench) -> list[str]:
     """Return where the methods stand that are measured, and which are not."""
     complete = bench.complete()
-    seeds = len(bench.protocol["seeds"])
-    lines = [f"{len(complete)} of {len(POS_EMBEDS)} methods are measured, {seeds} seeds each: % right, 95 % interval"]
+    scores, numbers = {name: bench.scores(name) for name in complete}, range(1, len(TASKS) + 1)
+    lines = [f"{measured_words(bench)}: % right, 95 % interval"]
     if complete:
-        lines.append(f"{'':<12}" + "".join(f"{task:>22}" for task in TASKS))
-        lines.append(f"{'chance':<12}" + "".join(f"{100 * x:>22.1f}" for x in chance_of_tasks(bench.protocol).values()))
-    scores = {name: bench.scores(name) for name in complete}
-    for name in complete:
-        cells = [score_text(scores[name].get(task)) for task in TASKS]
-        lines.append(f"{name:<12}" + "".join(f"{cell:>22}" for cell in cells))
+        rows = [["", *TASKS], ["chance", *(f"{100 * x:.1f}" for x in chance_of_tasks(bench.protocol).values())]]
+        rows += [[name, *(score_text(mine.get(task)) for task in TASKS)] for name, mine in scores.items()]
+        lines += columns(rows, right=numbers).splitlines()
     if len(complete) > 1:
-        lines.append("rank, mean over seeds with its 95 % interval")
         tables = {task: ranks(scores, task) for task in TASKS}
+        rows = [["", *TASKS]]
         for name in complete:
-            cells = [with_interval(*tables[task][name]) if name in tables[task] else "n/a" for task in TASKS]
-            lines.append(f"{name:<12}" + "".join(f"{cell:>22}" for cell in cells))
+            places = [tables[task].get(name) for task in TASKS]
+            rows.append([name, *("n/a" if place is None else with_interval(*place) for place in places)])
+        lines += ["rank, mean over seeds with its 95 % interval", *columns(rows, right=numbers).splitlines()]
     if left := [name for name in POS_EMBEDS if name not in complete]:
         lines.append(f"not measured: {', '.join(left)}")
     return lines

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from vitlab.analysis.figures import COLORS
 from vitlab.analysis.typeset import INCHES, figure_bytes, printed
 from vitlab.layers.pos_embed import POS_EMBEDS
-from vitlab.position_bench.bench import compare_with, list_lines
+from vitlab.position_bench.bench import compare_with, measured_words
 from vitlab.position_bench.cells import Bench
 from vitlab.position_bench.judging import TaskVerdict, score_interval, score_text
 from vitlab.position_bench.protocol import TASKS, chance_of_tasks
@@ -57,7 +57,7 @@ def write_bench_page(bench: Bench, target: Path) -> list[Path]:
 
 def page_lines(bench: Bench, complete: list[str]) -> list[str]:
     """Return the generated part of the page: figure, scores and verdicts."""
-    lines = ["", list_lines(bench)[0].split(":")[0] + "."]
+    lines = ["", f"{measured_words(bench)}."]
     lines += ["", "![Methods by tasks, with intervals](posbench.svg)", ""] if complete else []
     rows = [["method", *TASKS, "time", "memory"]]
     for name in complete:
