@@ -85,7 +85,7 @@ def test_a_wrong_name_gets_the_closest_one(empty, name, folder, closest):
 def test_only_values_of_config_are_read_as_names():
     args = ["-c", "t2t", "--name", "t2t", "--config=vit", "--data.root=t2t"]
     t2t, vit = (str(HOME / f"configs/{name}.yaml") for name in ("t2t", "vit"))
-    assert resolve_configs(args) == ["-c", t2t, "--name", "t2t", f"--config={vit}", "--data.root=t2t"]
+    assert resolve_configs(args) == [f"--config={t2t}", "--name", "t2t", f"--config={vit}", "--data.root=t2t"]
 
 
 @pytest.mark.slow

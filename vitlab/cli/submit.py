@@ -12,6 +12,7 @@ from vitlab.config.arguments import (
     CommandParser,
     KeepLines,
     config_paths,
+    flags_of,
     grid_as_typed,
     refuse_unknown,
     values_of,
@@ -111,11 +112,10 @@ def _check_arguments(options: TypedOptions, rest: list[str]) -> None:
         raise UsageError("`--overwrite` would delete the run each time it is requeued; delete the directory yourself")
     if options.help:
         raise UsageError("`vitlab fit --help` explains the arguments of a run, `vitlab submit --help` the others")
-    for word in rest:
-        key = word.lstrip("-").split("=")[0]
-        if word.startswith("-") and key in COUNTS:
+    for key in (flag.name for flag in flags_of(rest)):
+        if key in COUNTS:
             raise UsageError(f"`--{key}` comes from {COUNTS[key]}; leave it out")
-        if word.startswith("-") and SECRET.search(key):
+        if SECRET.search(key):
             raise UsageError(f"`--{key}` looks like a secret: the script would contain it; export it in your shell")
 
 

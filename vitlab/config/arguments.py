@@ -2,10 +2,9 @@
 
 import argparse
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from vitlab.config.keys import GROUPS, class_and_arguments
 from vitlab.errors import UsageError, did_you_mean
@@ -112,6 +111,38 @@ def add_print(parser: argparse.ArgumentParser, formats: str) -> None:
         "a column has 3.3 inches, a page 6.9, with text of 7 points (default: %(default)s)")  # fmt: skip
 
 
+class Flag(NamedTuple):
+    """A flag of a command line.
+
+    Args:
+        name: Its name without dashes, of ``-c`` ``config``; empty of a word that belongs to no flag.
+        value: The word that it is given, after it or after ``=``; None if there is none.
+        words: It and its value, as they are typed.
+    """
+
+    name: str
+    value: str | None
+    words: tuple[str, ...]
+
+
+def flags_of(args: Iterable[str]) -> list[Flag]:
+    """Return the flags of a command line in their order, each with its value.
+
+    >>> [flag[:2] for flag in flags_of(["-c", "t2t", "--data.root=photos", "mine", "--quiet"])]
+    [('config', 't2t'), ('data.root', 'photos'), ('', 'mine'), ('quiet', None)]
+    """
+    found: list[Flag] = []
+    for word in args:
+        name, equals, value = word.partition("=")
+        if (name.startswith("--") and name != "--") or name == "-c":
+            found.append(Flag("config" if name == "-c" else name[2:], value if equals else None, (word,)))
+        elif found and found[-1].value is None:
+            found[-1] = Flag(found[-1].name, word, (*found[-1].words, word))
+        else:
+            found.append(Flag("", word, (word,)))
+    return found
+
+
 def refuse_unknown(words: list[str]) -> None:
     """Refuse the first argument that neither vitlab nor the Trainer takes, before the heavy imports.
 
@@ -121,17 +152,17 @@ def refuse_unknown(words: list[str]) -> None:
     from vitlab.config.secret import refuse_secrets
 
     known = {"trainer", "checkpoint", *flags()["keys"]}
-    if (word := _without_flag(words)) is not None:
-        raise UsageError(about_word(word, known))
-    for name, value in _flags_in(words):
-        key = name.replace(".init_args", "")
+    for flag in flags_of(words):
+        if not flag.name:
+            raise UsageError(about_word(str(flag.value), known))
+        key = flag.name.rstrip("+").replace(".init_args", "")
         group, *deeper = key.split(".")
         outer = [".".join([group, *deeper[:count]]) for count in range(1, len(deeper) + 1)]
         if key in _FIRST_KEYS:
             _refuse_no_keys(key, words, suggest_argument(key, known))
         if known & {key, *outer} or deeper[-1:] in (["help"], ["class_path"]):
             continue
-        refuse_secrets({key: value or "?"})
+        refuse_secrets({key: flag.value or "?"})
         if group not in ("model", "data"):
             raise UsageError(f"there is no argument `--{key}`{suggest_argument(key, known)}")
         if deeper and not _names_own_classes(words):
@@ -157,19 +188,10 @@ def split_dotted(argv: list[str]) -> tuple[list[str], list[str]]:
     >>> split_dotted(["--data.num_workers", "0", "RUN", "--quiet", "--model.lr=1"])
     (['RUN', '--quiet'], ['--data.num_workers', '0', '--model.lr=1'])
     """
-    own: list[str] = []
-    dotted: list[str] = []
-    for i, word in enumerate(argv):
-        before = argv[i - 1] if i else ""
-        if word == "--":
-            return [*own, *argv[i:]], dotted
-        is_value = _is_dotted(before) and "=" not in before and not word.startswith("--")
-        (dotted if is_value or _is_dotted(word) else own).append(word)
-    return own, dotted
-
-
-def _is_dotted(word: str) -> bool:
-    return word.startswith("--") and "." in word.split("=")[0]
+    end = argv.index("--") if "--" in argv else len(argv)
+    found = flags_of(argv[:end])
+    own = [word for flag in found if "." not in flag.name for word in flag.words]
+    return [*own, *argv[end:]], [word for flag in found if "." in flag.name for word in flag.words]
 
 
 def _refuse_flags_of_others(words: list[str], parser: argparse.ArgumentParser) -> None:
@@ -181,8 +203,8 @@ def _refuse_flags_of_others(words: list[str], parser: argparse.ArgumentParser) -
     """
     from vitlab.config.guesses import FOR_A_RUN
 
-    if (word := _without_flag(words)) is not None:
-        raise UsageError(f'unexpected word "{word}"; no flag stands before it; see `{parser.prog} --help`')
+    if stray := next((flag for flag in flags_of(words) if not flag.name), None):
+        raise UsageError(f'unexpected word "{stray.value}"; no flag stands before it; see `{parser.prog} --help`')
     own = {flag[2:] for action in parser._actions for flag in action.option_strings if flag.startswith("--")}
     refuse_other_keys(words, {k: way for k, way in FOR_A_RUN.items() if way[:2] != "--" or way[2:] in own}, own)
 
@@ -198,31 +220,11 @@ def refuse_other_keys(words: list[str], names: Mapping[str, str], own: Collectio
     from vitlab.config.guesses import suggest_argument
 
     known = {*own, *(key for key in flags()["keys"] if key.partition(".")[0] in _CONFIGURATION)}
-    for key, _ in _flags_in(words):
+    for key in (flag.name.rstrip("+") for flag in flags_of(words)):
         if key in _FIRST_KEYS:
             _refuse_no_keys(key, words, suggest_argument(key, known, names))
         elif key.partition(".")[0] not in _CONFIGURATION:
             raise UsageError(f"there is no argument `--{key}`{suggest_argument(key, known, names)}")
-
-
-def _flags_in(words: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield the name of each flag, without dashes and the plus that appends to a list, and the value after ``=``."""
-    for word in words:
-        flag, _, value = word.partition("=")
-        if flag.startswith("--") and (name := flag[2:].rstrip("+")):
-            yield name, value
-
-
-def _without_flag(words: list[str]) -> str | None:
-    """Return the first word that is neither a flag nor can be the value of one; None if there is none.
-
-    >>> _without_flag(["t2t", "--data.root", "photos"]), _without_flag(["--data.root", "photos"])
-    ('t2t', None)
-    """
-    for before, word in pairwise(["=", *words]):
-        if not word.startswith("-") and (not before.startswith("-") or "=" in before):
-            return word
-    return None
 
 
 def _refuse_no_keys(group: str, words: list[str], hint: str) -> None:
@@ -243,28 +245,18 @@ def _names_own_classes(words: list[str]) -> bool:
 
 
 def values_of(args: list[str], *names: str) -> list[str]:
-    """Return the values that arguments give to a flag, under any of its ``names``, as ``--flag v`` or ``--flag=v``."""
-    found = []
-    for word, after in pairwise([*args, ""]):
-        flag, equals, value = word.partition("=")
-        if flag.startswith("-") and flag.lstrip("-") in names:
-            found.append(value if equals else after)
-    return found
+    """Return the values that arguments give to a flag, under any of its ``names``."""
+    return [flag.value or "" for flag in flags_of(args) if flag.name in names]
 
 
 def without_flags(args: list[str], *names: str) -> list[str]:
     """Return the arguments without the flags ``names`` and their values."""
-    kept = []
-    for before, word in pairwise(["", *args]):
-        flags = [part.partition("=")[0].lstrip("-") if part.startswith("-") else "" for part in (before, word)]
-        if flags[1] not in names and (flags[0] not in names or "=" in before):
-            kept.append(word)
-    return kept
+    return [word for flag in flags_of(args) if flag.name not in names for word in flag.words]
 
 
 def config_paths(args: list[str]) -> list[str]:
     """Return the config files among the arguments."""
-    return values_of(args, "c", "config")
+    return values_of(args, "config")
 
 
 def as_arguments(values: Mapping[str, Any] | None) -> list[str]:

@@ -6,7 +6,6 @@ import shlex
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.error import URLError
@@ -28,7 +27,7 @@ import vitlab.tasks
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.console import Bar
 from vitlab.class_paths import current_path
-from vitlab.config.arguments import config_paths, flags
+from vitlab.config.arguments import Flag, config_paths, flags, flags_of
 from vitlab.config.explain import explain
 from vitlab.config.guesses import with_typed_names
 from vitlab.config.keys import GROUPS, class_and_arguments, flatten_as_typed, flatten_with_classes, key_as_typed
@@ -307,26 +306,17 @@ def _cause_of(error: BaseException) -> BaseException | None:
 
 def resolve_configs(args: list[str]) -> list[str]:
     """Return the arguments with config names replaced by paths."""
-    found = []
-    for flag, word in pairwise(["", *args]):
-        if flag in ("-c", "--config"):
-            found.append(find_file(word, "--config"))
-        elif word.startswith("--config="):
-            found.append(f"--config={find_file(word.removeprefix('--config='), '--config')}")
-        else:
-            found.append(word)
+    found: list[str] = []
+    for flag in flags_of(args):
+        is_named = flag.name == "config" and flag.value
+        found += [f"--config={find_file(str(flag.value), '--config')}"] if is_named else flag.words
     return found
 
 
 def settings(args: list[str]) -> list[tuple[str, Any]]:
     """Return the dotted keys and values that arguments set, besides ``--config``."""
-    return [(key, parse_yaml(value, f"--{key}={value[:60]}")) for key, value in _pairs(args) if key != "config"]
-
-
-def _pairs(args: list[str]) -> list[tuple[str, str]]:
-    """Return the names of flags and the words that they are given, in their order."""
-    words = [part for arg in args for part in (arg.split("=", 1) if arg.startswith("--") else [arg])]
-    return [(w[2:], v) for w, v in pairwise("--config" if w == "-c" else w for w in words) if w.startswith("--")]
+    given = [(flag.name, flag.value) for flag in flags_of(args) if flag.name not in ("", "config")]
+    return [(key, parse_yaml(value, f"--{key}={value[:60]}")) for key, value in given if value is not None]
 
 
 def _in_order(args: list[str], contents: Sequence[Any]) -> list[str]:
@@ -339,39 +329,30 @@ def _in_order(args: list[str], contents: Sequence[Any]) -> list[str]:
     """
     in_files = {group for group in ("model", "data") if any(class_and_arguments(one, group)[0] for one in contents)}
 
-    def place(flag: list[str]) -> int:
-        key = key_as_typed(flag[0].partition("=")[0].lstrip("-")).removesuffix(".class_path")
-        if key in ("c", "config"):
-            return 1
+    def place(flag: Flag) -> int:
+        key = key_as_typed(flag.name).removesuffix(".class_path")
         if key in GROUPS:
             return 0 if key in ("model", "data") and key not in in_files else 2
-        return 4 if key == "print_config" else 3
+        return {"config": 1, "print_config": 4}.get(key, 3)
 
-    flags: list[list[str]] = []  # each with its value
-    for word in args:
-        if word.startswith("--") or word == "-c" or not flags:
-            flags.append([word])
-        else:
-            flags[-1].append(word)
-    return [word for flag in sorted(flags, key=place) for word in flag]
+    return [word for flag in sorted(flags_of(args), key=place) for word in flag.words]
 
 
 def _refuse_valueless(args: list[str]) -> None:
     """Refuse a key without a value, for which the parser blames the flag of its class."""
-    for word, after in pairwise([*args, "--"]):
-        is_key = word.startswith("--") and "." in word and "=" not in word and not word.endswith(".help")
-        if is_key and after.startswith("--"):
-            raise UsageError(f"{word} needs a value, got {'none' if after == '--' else after}")
+    for flag in flags_of(args):
+        if "." in flag.name and flag.value is None and not flag.name.endswith(".help"):
+            raise UsageError(f"--{flag.name} needs a value")
 
 
 def _refuse_incomplete(args: list[str], contents: Sequence[Any]) -> None:
     """Refuse a config file with an empty section, or with keys of a class that is named only later, or nowhere."""
     named, files = set[str](), iter(contents)
-    for flag, text in _pairs(args):
-        if flag != "config":
-            named.add(key_as_typed(flag).removesuffix(".class_path"))
+    for flag in flags_of(args):
+        if flag.name != "config":
+            named.add(key_as_typed(flag.name).removesuffix(".class_path"))
             continue
-        where, keys = f"--config {shlex.quote(text)}", flatten_with_classes(next(files))
+        where, keys = f"--config {shlex.quote(str(flag.value))}", flatten_with_classes(next(files))
         if empty := [group for group in GROUPS if keys.get(group, "") is None]:
             raise UsageError(f"{where}: `{empty[0]}` is empty; give it keys, or leave it out")
         named |= keys.keys()

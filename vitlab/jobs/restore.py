@@ -116,7 +116,7 @@ def training_args(run: RunDir | None, words: list[str], auto: bool) -> list[str]
     if stored := stored_config(run):
         check_code(run)
         if auto:
-            words = [*_before_additions(stored, words), *without_flags(words, "c", "config")]
+            words = [*_before_additions(stored, words), *without_flags(words, "config")]
         config = ["--config", str(run.config)] if auto or not given else []
         return [*config, *_former_words(run), *words] if config else [*words, *_former_words(run)]
     if not given:
