@@ -1,7 +1,6 @@
 """``vitlab ablate``: plan, run and report the comparison that a file describes; ``vitlab cv``: cross-validation."""
 
 import argparse
-from itertools import pairwise
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING
 from vitlab.ablation.side_by_side import ablation_rows, compare_ablations, compared_rows, list_ablations
 from vitlab.api import ablate
 from vitlab.cli.lines import note, show, show_found, show_rows
-from vitlab.config.arguments import CommandParser, KeepLines, add_formats, add_print, positive
+from vitlab.config.arguments import CommandParser, KeepLines, add_formats, add_print, flags_of, positive
 from vitlab.config.trust import add_trust
 from vitlab.errors import UsageError, trusting, what_failed
 from vitlab.tables import records
@@ -228,9 +227,8 @@ def cv(argv: list[str]) -> int:
     from vitlab import cross_validate
     from vitlab.config.parser import settings
 
-    for before, word in pairwise(["", *rest]):
-        if not word.startswith("--") and ("=" in before or not before.startswith("--")):
-            parser.error(f"`{word}` is out of place: give configs first, then changes as --key=value")
+    if stray := next((flag for flag in flags_of(rest) if not flag.name), None):
+        parser.error(f"`{stray.value}` is out of place: give configs first, then changes as --key=value")
     found = cross_validate(
         options.configs, settings(rest), options.folds, options.seed, options.name, options.workers,
         options.retry_failed, (lambda text: note(*text.split("\n"))) if options.form else show,
