@@ -128,19 +128,10 @@ def _export(run: RunDir, checkpoint: Path, options: ExportOptions, folder: Path,
     unfinished, beside = folder / output.name, card_beside(folder / output.name)
     is_int8 = to == "onnx-int8"
     graph = folder / f"{output.name}.float32" if is_int8 else unfinished
-    try:
+    with _explaining(options, net):
         hints = write(net, network, graph)
         if is_int8:
             quantize(graph, unfinished)
-    except (SafetensorError, OSError, *MISTAKES) as error:  # libraries wrap what the system said
-        if isinstance(error, UsageError):
-            raise
-        if what_failed(error) is None and "I/O error" not in str(error):
-            if text := _why_no_graph(error, to, net):
-                raise UsageError(text) from error
-            raise
-        reason = (what_failed(error) or "").rpartition(": ")[2] or str(error).rpartition("I/O error: ")[2]
-        raise RunFailed(f"{output} could not be written: {reason}") from error
     scale, unit = _unit(cli.model)
     is_own = to not in OF_ANY and not path_of(cli.model).startswith("vitlab.")  # may have changed its network
     with _as_built(cli.model, to) if is_own else nullcontext():
@@ -203,6 +194,22 @@ def _as_built(task: Any, to: Form) -> Iterator[None]:
 def _changed(task: Any, to: Form) -> UsageError:
     what = "another one than vitlab builds from its arguments"
     return UsageError(f"`--to {to}`: the network of {path_of(task)} is {what}: use --to onnx or pt2")
+
+
+@contextmanager
+def _explaining(options: ExportOptions, net: Any) -> Iterator[None]:
+    """Say in a line why torch makes no graph of a network, or why the file could not be written."""
+    try:
+        yield
+    except (SafetensorError, OSError, *MISTAKES) as error:  # libraries wrap what the system said
+        if isinstance(error, UsageError):
+            raise
+        if what_failed(error) is None and "I/O error" not in str(error):
+            if text := _why_no_graph(error, options.to, net):
+                raise UsageError(text) from error
+            raise
+        reason = (what_failed(error) or "").rpartition(": ")[2] or str(error).rpartition("I/O error: ")[2]
+        raise RunFailed(f"{options.output} could not be written: {reason}") from error
 
 
 def _why_no_graph(error: BaseException, to: Form, net: Any) -> str | None:
