@@ -330,17 +330,14 @@ def _asked(cli: VitlabCLI, run: RunDir, images: ImageData | None) -> Asked:
     name, data = f"the network of {run.path}", images or cli.datamodule
     facts: list[Any] = [image_fact(data, key) or run.model.get(key) for key in ("img_size", "in_chans")]
     try:
-        net = _answering_like(cli.model, facts)
-        return as_transformer(net, name)
-    except NoCounterpart as error:
-        if not all(facts):
-            raise CannotBeAsked(
-                f"{name} does not say what images it takes: give {path_of(cli.datamodule)} `img_size` and `in_chans`"
-            ) from None
         try:
+            return as_transformer(_answering_like(cli.model, facts), name)
+        except NoCounterpart as error:
+            if not all(facts):
+                owner = path_of(cli.datamodule)
+                text = f"{name} does not say what images it takes: give {owner} `img_size` and `in_chans`"
+                raise UsageError(text) from None
             return AnyNetwork(error.theirs, name, (facts[0][0], facts[0][1]), facts[1])
-        except UsageError as error:
-            raise CannotBeAsked(str(error)) from error
     except UsageError as error:
         raise CannotBeAsked(str(error)) from error
 
