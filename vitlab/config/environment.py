@@ -3,6 +3,11 @@
 import os
 import re
 
+from vitlab.config.arguments import config_paths, flags_of
+from vitlab.config.keys import flatten_as_typed, key_as_typed
+from vitlab.config.yaml_files import read_yaml
+from vitlab.shipped import find_file
+
 NAME = re.compile(r"PL_(?:FIT__)?((?:TRAINER|MODEL|DATA|CHECKPOINT)(?:__\w+)?|CONFIG|SEED_EVERYTHING)")
 
 _OF_LIGHTNING = ("PL_GLOBAL_SEED", "PL_SEED_WORKERS", "PL_RECONCILE_PROCESS")
@@ -29,8 +34,6 @@ def idle_variables(words: list[str], resumed: bool) -> list[str]:
 
 
 def _key(name: str) -> str:
-    from vitlab.config.keys import key_as_typed  # only where such a variable is set
-
     return key_as_typed(name.lower().replace("__", "."))
 
 
@@ -45,14 +48,9 @@ def with_environment(words: list[str]) -> list[str]:
     named = {found[1]: value for name, value in os.environ.items() if (found := NAME.fullmatch(name))}
     if not named:
         return words
-    from vitlab.config.arguments import config_paths
-    from vitlab.config.keys import flatten_as_typed, key_as_typed
-    from vitlab.config.parser import resolve_configs, settings
-    from vitlab.config.yaml_files import read_yaml
-
     first = [f"--config={named.pop('CONFIG')}"] if "CONFIG" in named else []
-    files = config_paths(resolve_configs([*first, *words]))
-    given = {key_as_typed(key) for key, _ in settings(words)}
+    files = [find_file(path, "--config") for path in config_paths([*first, *words])]
+    given = {key_as_typed(flag.name) for flag in flags_of(words)}
     given |= {key for path in files for key in flatten_as_typed(read_yaml(path))}
     used: list[str] = []
     for name, value in sorted(named.items()):
