@@ -6,7 +6,6 @@ One context manager a step of ``vitlab fit``: :func:`building`, :func:`explained
 import errno
 import os
 import signal
-import textwrap
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -37,6 +36,7 @@ from vitlab.errors import (
     what_failed,
 )
 from vitlab.interface import deals_samples, path_of
+from vitlab.jobs.checkpoint import misfit
 from vitlab.jobs.terminal import close_log, print_error, say
 from vitlab.jobs.train.job import Job
 from vitlab.runs.directory import RunDir
@@ -154,9 +154,7 @@ def _refuse(job: Job, error: Exception) -> None:
     if job.trainer.global_step == 0:
         sentence = explain_mismatch(error, job.task, job.data)
     if isinstance(error, RuntimeError) and "loading state_dict" in str(error):
-        what = textwrap.shorten(str(error).partition("\n")[2], 400, placeholder=" ...")
-        way_on = f"use its configuration and its code ({what})"
-        sentence = f"the checkpoints in {job.run.checkpoints} belong to another network: {way_on}"
+        sentence = str(misfit(job.run.checkpoints, error))
     if not sentence and (job.record.started or not isinstance(error, ValueError | MisconfigurationException)):
         return
     if "parameter group" in str(error):  # an older version grouped them differently, as with `layer_decay`
