@@ -159,7 +159,7 @@ def refuse_unknown(words: list[str]) -> None:
         group, *deeper = key.split(".")
         outer = [".".join([group, *deeper[:count]]) for count in range(1, len(deeper) + 1)]
         if key in _FIRST_KEYS:
-            _refuse_no_keys(key, words, suggest_argument(key, known))
+            _refuse_no_keys(key, flag.value or "", suggest_argument(key, known))
         if known & {key, *outer} or deeper[-1:] in (["help"], ["class_path"]):
             continue
         refuse_secrets({key: flag.value or "?"})
@@ -220,18 +220,18 @@ def refuse_other_keys(words: list[str], names: Mapping[str, str], own: Collectio
     from vitlab.config.guesses import suggest_argument
 
     known = {*own, *(key for key in flags()["keys"] if key.partition(".")[0] in _CONFIGURATION)}
-    for key in (flag.name.rstrip("+") for flag in flags_of(words)):
+    for flag in flags_of(words):
+        key = flag.name.rstrip("+")
         if key in _FIRST_KEYS:
-            _refuse_no_keys(key, words, suggest_argument(key, known, names))
+            _refuse_no_keys(key, flag.value or "", suggest_argument(key, known, names))
         elif key.partition(".")[0] not in _CONFIGURATION:
             raise UsageError(f"there is no argument `--{key}`{suggest_argument(key, known, names)}")
 
 
-def _refuse_no_keys(group: str, words: list[str], hint: str) -> None:
+def _refuse_no_keys(group: str, value: str, hint: str) -> None:
     """Refuse a group of keys that is given neither keys and values nor a file of them."""
-    for value in values_of(words, group):
-        if not value.lstrip().startswith("{") and not value.endswith((".yaml", ".yml", ".json")):
-            raise UsageError(f"`--{group}` is a group of keys, such as --{group}.{_FIRST_KEYS[group]}{hint}")
+    if not value.lstrip().startswith("{") and not value.endswith((".yaml", ".yml", ".json")):
+        raise UsageError(f"`--{group}` is a group of keys, such as --{group}.{_FIRST_KEYS[group]}{hint}")
 
 
 def _names_own_classes(words: list[str]) -> bool:
