@@ -163,6 +163,13 @@ def test_an_option_before_the_class_of_its_part_is_used(key, part):
     assert "SGD" in first and "0.9" in first
 
 
+def test_a_later_file_changes_how_often_a_schedule_is_stepped():
+    schedule = {"class_path": "StepLR", "init_args": {"step_size": 1}}
+    files = [{"model": {"lr_scheduler": schedule}}, {"model": {"lr_scheduler": {"interval": "step"}}}]
+    [word] = merge_parts([], [], files)
+    assert word == '--model.lr_scheduler=StepLR({"init_args":{"step_size":1},"interval":"step"})'
+
+
 def test_only_the_parts_of_a_model_are_read_as_words():
     part = {"class_path": "sgd", "init_args": {"momentum": 0.9}}
     logger = {"class_path": "WandbLogger", "init_args": {"config": {"opt": part}}}  # of one's own notes
