@@ -20,7 +20,6 @@ from vitlab.analysis.subject import CkaTokens, Subject
 from vitlab.config.parser import VitlabCLI, settings, user_mistakes
 from vitlab.data.base import ImageData
 from vitlab.data.files.splits import SplitName
-from vitlab.data.loading.pipeline import Pipeline
 from vitlab.data.record import Trained, check_target_names, measured
 from vitlab.data.timm_images import KEYS, images_of
 from vitlab.errors import UsageError, did_you_mean, named_line
@@ -33,7 +32,7 @@ from vitlab.jobs.checkpoint import (
     named_outputs,
     needs_more_than_net,
 )
-from vitlab.jobs.load import decoding_of, exported_card, load_pictures, load_trained
+from vitlab.jobs.load import decoding_of, exported_card, load_pictures, load_trained, pipeline_of
 from vitlab.jobs.restore import evaluation_args, load_data_state, naming_place_of_data, one_device, restore
 from vitlab.jobs.terminal import say
 from vitlab.models.create import NoCounterpart, create_model
@@ -290,12 +289,8 @@ def _images(net: Any, crop_pct: float | None, needed: Container[str] = KEYS) -> 
 
 def _prepare(net: Any, crop_pct: float | None = 0.9) -> Callable[[Image.Image], Tensor]:
     """Return the transform of :func:`_images`."""
-    how = _images(net, crop_pct)
-    pipeline = Pipeline(
-        None, net.img_size, "none", None, how["crop_pct"], how["interpolation"], crop_mode=how["crop_mode"]
-    )
-    mean, std = tuple(how["mean"]), tuple(how["std"])
-    return lambda image: pipeline.eval_image(image, (mean, std))
+    pipeline, statistics = pipeline_of(net, {"native_size": None, **_images(net, crop_pct)})
+    return lambda image: pipeline.eval_image(image, statistics)
 
 
 def _fields(view: View) -> dict[str, Any]:

@@ -153,9 +153,16 @@ def _load_checkpoint(path: Path) -> Loaded:
 def pipeline_of(net: Any, images: Mapping[str, Any]) -> tuple[Pipeline, Statistics]:
     """Return the preparation of images that a file of weights describes: crops, and means and standard deviations."""
     native = images["native_size"]
-    cut, patch = images.get("crop_mode", "box"), images.get("native_patch")  # as it once was
-    how = images["crop_pct"], images["interpolation"], None, patch, cut
-    pipeline = Pipeline(native and tuple(native), net.img_size, "none", 1.0, *how)
+    pipeline = Pipeline(
+        native and tuple(native),
+        net.img_size,
+        augment="none",
+        crop_scale=None,
+        crop_pct=images["crop_pct"],
+        interpolation=images["interpolation"],
+        native_patch=images.get("native_patch"),
+        crop_mode=images.get("crop_mode", "box"),  # as it once was
+    )
     return pipeline, (tuple(images["mean"]), tuple(images["std"]))
 
 
