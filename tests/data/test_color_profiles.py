@@ -139,8 +139,7 @@ def test_a_profile_that_changes_nothing_is_broken_or_of_another_kind_is_ignored(
 
 
 @pytest.fixture
-def photos(tmp_path, monkeypatch):
-    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+def photos(tmp_path):
     for part, n in (("train", 6), ("test", 3)):
         for k, name in enumerate(("cat", "dog")):
             (folder := tmp_path / "photos" / part / name).mkdir(parents=True)

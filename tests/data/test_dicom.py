@@ -64,7 +64,6 @@ def test_a_file_without_pixels_a_truncated_one_and_a_missing_library_are_one_lin
     ):  # fmt: skip
         (tmp_path / kind).mkdir(exist_ok=True)
         (tmp_path / kind / f"{name}.dcm").write_bytes(data)
-    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / ".cache"))
     data = ImageFolder(str(tmp_path), num_workers=0, max_unreadable=2, val_share=0.3, test_share=0.3, img_size=4)
     data.setup("fit"), data.setup("test")
     reasons = {name.rpartition("/")[2]: reason for name, reason in data.unreadable.items()}

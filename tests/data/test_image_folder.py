@@ -17,11 +17,6 @@ from vitlab.data.pack.write import pack
 from vitlab.data.record import Trained, measured
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
-
-
 def _fill(folder, counts, seed=0):
     rng = np.random.default_rng([seed, len(str(folder))])
     for name, n in counts.items():
@@ -128,7 +123,7 @@ def test_fit_and_validate_do_not_touch_the_test_split(tmp_path):
 def test_the_test_part_of_one_folder_is_never_opened_by_fit(tmp_path):
     root = _fill(tmp_path / "photos", {"cat": 10, "dog": 10})
     held_back = _files(_open(root, "test"))["test"]
-    shutil.rmtree(tmp_path / "cache")
+    shutil.rmtree(tmp_path / ".cache")
     for file in held_back:
         (root / file).write_bytes(b"broken")
     _open(root, "fit", "validate").fingerprint()
@@ -200,7 +195,7 @@ def test_files_seen_before_are_not_decoded_again(tmp_path, monkeypatch):
 def test_a_cache_that_cannot_be_read_or_written_costs_nothing_but_time(tmp_path, monkeypatch):
     root = _fill(tmp_path / "photos", {"cat": 10, "dog": 10})
     first = _open(root).fingerprint()
-    (stored,) = (tmp_path / "cache").iterdir()
+    (stored,) = (tmp_path / ".cache").iterdir()
     stored.write_bytes(stored.read_bytes()[:100])
     assert _open(root).fingerprint() == first
     (tmp_path / "no folder").write_text("")

@@ -20,11 +20,6 @@ WNIDS = ["n01440764", "n01443537", "n02085620"]
 SETTINGS = {"img_size": 16, "num_workers": 0, "batch_size": 4, "augment": "crop-flip", "val_share": 0.25}
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
-
-
 def _jpeg(rng):
     content = io.BytesIO()
     Image.fromarray(rng.integers(0, 256, (20, 24, 3), dtype=np.uint8)).save(content, "JPEG")

@@ -27,11 +27,6 @@ from vitlab.jobs.restore import _without_files
 from vitlab.runs.directory import RunDir
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
-
-
 def _photos(root, width=lambda i: 34 + i, suffix="jpg"):
     rng = np.random.default_rng(0)
     for part, n in (("train", 10), ("valid", 4), ("test", 3)):
@@ -315,7 +310,7 @@ def test_of_three_simultaneous_commands_one_packs_and_the_others_wait(tmp_path):
     (tmp_path / "go").touch()
     said = [process.communicate(timeout=100)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], said
-    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "cache") == ["go", "packed", "photos"]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != ".cache") == ["go", "packed", "photos"]
     assert sorted(path.name for path in (tmp_path / "packed").iterdir()) == ["images-00000.bin", "index.npz"]
     assert all("34 images of 2 classes" in text for text in said)
 
@@ -365,7 +360,7 @@ def test_a_pack_that_another_process_wrote_with_other_settings_is_refused(tmp_pa
     @contextlib.contextmanager
     def waited(path, what, sign):
         monkeypatch.undo()
-        monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / ".cache"))
         pack(str(root), str(target), 16, num_workers=0)
         yield 1.0
 

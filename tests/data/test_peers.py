@@ -119,8 +119,7 @@ def test_the_former_crop_differs_by_gray_levels_and_is_kept_for_older_runs(photo
 
 
 @pytest.mark.parametrize("mode", ["center", "box"])
-def test_batches_of_a_folder_and_pictures_go_through_one_function(tmp_path, photos, mode, monkeypatch):
-    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+def test_batches_of_a_folder_and_pictures_go_through_one_function(tmp_path, photos, mode):
     for i, image in enumerate(photos[-12:]):
         place = tmp_path / "photos" / "ab"[i % 2]
         place.mkdir(parents=True, exist_ok=True)

@@ -27,15 +27,14 @@ def place(tmp_path_factory):
     return place
 
 
-def _report(place, monkeypatch, capsys):
-    monkeypatch.setenv("VITLAB_CACHE", str(place / "cache"))
+def _report(place, capsys):
     assert data_command([str(place / "photos"), "-o", str(place / "samples.png"), "--json", str(place / "x.json")]) == 0
     return json.loads((place / "x.json").read_text()), capsys.readouterr().out
 
 
 @pytest.mark.rare
-def test_the_report_on_the_photos_is_right(place, monkeypatch, capsys):
-    found, text = _report(place, monkeypatch, capsys)
+def test_the_report_on_the_photos_is_right(place, capsys):
+    found, text = _report(place, capsys)
     counts = {part: [len(os.listdir(place / "photos" / part / name)) for name in found["class_names"]]
               for part in ("train", "val")}  # fmt: skip
     assert found["images"]["train"] + found["images"]["val"] == 1451 == sum(counts["train"])
@@ -50,8 +49,8 @@ def test_the_report_on_the_photos_is_right(place, monkeypatch, capsys):
 
 
 @pytest.mark.rare
-def test_the_report_on_photos_with_awkward_files_among_them_is_what_the_manifest_says(place, monkeypatch, capsys):
-    before, _ = _report(place, monkeypatch, capsys)
+def test_the_report_on_photos_with_awkward_files_among_them_is_what_the_manifest_says(place, capsys):
+    before, _ = _report(place, capsys)
     with (SHARED / "weird" / "MANIFEST.tsv").open() as lines:
         rows = list(csv.DictReader(lines, delimiter="\t"))
     for i, row in enumerate(rows):
@@ -59,7 +58,7 @@ def test_the_report_on_photos_with_awkward_files_among_them_is_what_the_manifest
         shutil.copy(SHARED / "weird" / row["file"], place / "photos" / part / "watch" / row["file"])
     twin = os.listdir(place / "photos" / "val" / "ibis")[0]
     shutil.copy(place / "photos" / "val" / "ibis" / twin, place / "photos" / "train" / "ibis" / "twin.jpg")
-    found, text = _report(place, monkeypatch, capsys)
+    found, text = _report(place, capsys)
     good = [
         row for row in rows
         if row["PIL_13_open+load+convert(RGB)"].startswith("ok") and row["format"] not in OTHER_FORMATS

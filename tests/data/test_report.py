@@ -17,8 +17,7 @@ from vitlab.errors import UsageError
 
 
 @pytest.fixture
-def photos(tmp_path, monkeypatch):
-    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+def photos(tmp_path):
     rng = np.random.default_rng(0)
     for part, n in (("train", 10), ("val", 4), ("test", 3)):
         for name in ("cat", "dog"):

@@ -16,8 +16,7 @@ from vitlab.data.loading.order import EvalOrder
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+def folder(tmp_path):
     rng = np.random.default_rng(0)
     for part, n in (("train", 9), ("val", 5)):
         for name in ("cat", "dog"):

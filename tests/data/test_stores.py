@@ -124,11 +124,6 @@ def http(made, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def _cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture(autouse=True)
 def _no_faults(request):
     if "server" in request.fixturenames:
         server = request.getfixturevalue("server")
@@ -229,7 +224,7 @@ def test_a_cache_serves_the_next_epoch_and_two_processes_keep_to_its_budget(stor
     assert _equal(clean, _epoch(data)) and not server.asked
     assert _equal(clean, _epoch(_shards("s3://bucket", cache_gb=1)))  # of another run
     assert len(server.asked) == 0
-    kept = list((tmp_path / "cache" / "ranges").glob("*/*"))
+    kept = list((tmp_path / ".cache" / "ranges").glob("*/*"))
     for file in kept[:5]:
         file.write_bytes(file.read_bytes()[:-3])  # as after a power failure
     assert _equal(clean, _epoch(data)) and 0 < len(server.asked) <= 5
@@ -238,8 +233,8 @@ def test_a_cache_serves_the_next_epoch_and_two_processes_keep_to_its_budget(stor
     assert sum(file.stat().st_size for file in kept) > 2e4
     ranks = _two_processes("packed", "s3://bucket", cache_gb=few)
     assert all(map(_equal, _two_processes("packed", str(stored)), ranks))
-    left = sum(file.stat().st_size for file in (tmp_path / "cache" / "ranges").glob("*/*"))
-    assert 10_000 < left <= 20_000 and int((tmp_path / "cache" / "ranges" / "bytes").read_text()) >= left
+    left = sum(file.stat().st_size for file in (tmp_path / ".cache" / "ranges").glob("*/*"))
+    assert 10_000 < left <= 20_000 and int((tmp_path / ".cache" / "ranges" / "bytes").read_text()) >= left
 
 
 KINDS = {"shards": lambda where, **how: _shards(where, val="val-0.tar", **how), "packed": _packed}

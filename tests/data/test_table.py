@@ -17,11 +17,6 @@ from vitlab.data.files.table_file import read_table
 from vitlab.data.record import Trained, measured
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
-
-
 def _arrays(folder, n=30, shape=(3, 6, 10), **columns):
     """A table of arrays whose first target is ten times the mean of the first channel."""
     rng = np.random.default_rng(0)

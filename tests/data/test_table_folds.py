@@ -357,8 +357,7 @@ def _written(tmp_path, **columns):
     return str(tmp_path / "written.csv")
 
 
-def test_paths_classes_groups_and_folds_of_digits_stay_as_they_are_written(tmp_path, monkeypatch):
-    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+def test_paths_classes_groups_and_folds_of_digits_stay_as_they_are_written(tmp_path):
     columns = {"c": ["01", "1", "10", "2"] * 5, "group": [f"{i % 10:03}" for i in range(N)], "fold": ["00", "01"] * 10}
     data = _open(_written(tmp_path, **columns), targets="c", group_column=None)
     assert data.class_names == ["01", "1", "10", "2"] and data.table.paths[0] == "0000"
@@ -368,8 +367,7 @@ def test_paths_classes_groups_and_folds_of_digits_stay_as_they_are_written(tmp_p
     assert _open(_written(tmp_path, **columns), targets="c").table.groups[:2] == ["001", "1"]
 
 
-def test_classes_of_numbers_keep_names_and_order_and_large_ones_stay_apart_beside_empty_cells(tmp_path, monkeypatch):
-    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+def test_classes_of_numbers_keep_names_and_order_and_large_ones_stay_apart_beside_empty_cells(tmp_path):
     data = _open(_written(tmp_path, c=[*map(str, range(1, 11))] * 2), targets="c")
     assert data.class_names == ["1", "10", *"23456789"]
     data = _open(_written(tmp_path, c=["1", "2", "", "2"] * 5), targets="c", missing="drop")
@@ -379,8 +377,7 @@ def test_classes_of_numbers_keep_names_and_order_and_large_ones_stay_apart_besid
     assert _open(_written(tmp_path, c=["01.50", "1.5", "2", "3"] * 5), targets="c").targets["kind"] == "number"
 
 
-def test_a_run_that_called_the_class_01_of_a_table_1_still_reads_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+def test_a_run_that_called_the_class_01_of_a_table_1_still_reads_it(tmp_path):
     path = _written(tmp_path, c=["01", "02", "10", "02"] * 5)
     assert _open(path, targets="c").class_names == ["01", "02", "10"]
     data = _open(path, targets="c")
@@ -388,7 +385,7 @@ def test_a_run_that_called_the_class_01_of_a_table_1_still_reads_it(tmp_path, mo
     assert data.class_names == ["1", "10", "2"] and data.targets_of(np.arange(3)).tolist() == [0, 2, 1]
 
 
-def test_any_name_of_a_fold_but_null_can_be_chosen_and_reaches_its_rows(table, tmp_path):
+def test_any_name_of_a_fold_but_null_can_be_chosen_and_reaches_its_rows(table):
     names = ["00", "01", "a/b", "1/2"]
     path = table("table.parquet", fold=[names[i % 4] for i in range(N)])
     arms = folds_of_config([], [("data", "Table"), ("data.path", path)])

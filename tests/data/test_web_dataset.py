@@ -25,8 +25,7 @@ NAMES = ("cat", "dog")
 
 
 @pytest.fixture(autouse=True)
-def _cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
@@ -101,7 +100,7 @@ def test_order_and_crops_are_those_of_seed_and_epoch_wherever_the_shards_lie(tmp
     assert len(list(remote.val_dataloader())) == 2 and local.statistics() == remote.statistics()
 
 
-def test_copies_of_an_image_are_fetched_once(tmp_path, monkeypatch):
+def test_copies_of_an_image_are_fetched_once(monkeypatch):
     _write("memory://shards", {"a": _shard(1)})
     data = WebDataset("memory://shards/a.tar", img_size=16, num_workers=0, batch_size=3, augment="crop-flip", repeats=3)
     data.setup("fit")
@@ -123,7 +122,7 @@ def test_every_image_is_evaluated_once_by_any_number_of_processes(tmp_path, monk
         assert sorted(seen) == list(range(7))
 
 
-def test_the_index_is_kept_until_a_shard_changes(tmp_path, monkeypatch):
+def test_the_index_is_kept_until_a_shard_changes(monkeypatch):
     _write("shards", {"train-0": _shard(1), "val-0": _shard(2)})
     opened, plain = [], tarfile.open
     monkeypatch.setattr("tarfile.open", lambda *a, **kw: opened.append(a) or plain(*a, **kw))
@@ -185,7 +184,7 @@ def _members(*names):
         ("shards/bad.tar", r"0000.cls must be text, got b'.xff"),
     ],
 )
-def test_bad_shards_are_one_line(tmp_path, capsys, train, message):
+def test_bad_shards_are_one_line(capsys, train, message):
     good = _shard(1)
     _write("memory://shards", {"good": good})
     _write("shards", {
@@ -288,7 +287,7 @@ def test_a_server_that_goes_on_failing_ends_the_run_after_four_attempts(server):
     assert not faults
 
 
-def test_a_shard_that_fails_is_requested_again(tmp_path, monkeypatch):
+def test_a_shard_that_fails_is_requested_again(monkeypatch):
     _write("memory://shards", {"a": _shard(1)})
     data = WebDataset("memory://shards/a.tar", img_size=16, num_workers=0, batch_size=2)
     data.setup("fit")
@@ -317,9 +316,8 @@ def test_a_shard_that_fails_is_requested_again(tmp_path, monkeypatch):
         (None, "cannot be read: Cannot"),
     ],
 )
-def test_a_refusal_of_a_store_is_told_apart_from_a_missing_shard(status, message, tmp_path, monkeypatch):
+def test_a_refusal_of_a_store_is_told_apart_from_a_missing_shard(status, message):
     pytest.importorskip("aiohttp")
-    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path))
 
     class Refusing(Faulty):
         def do_GET(self):
@@ -340,13 +338,13 @@ def test_a_refusal_of_a_store_is_told_apart_from_a_missing_shard(status, message
 
 
 @pytest.mark.parametrize("value", ["null", "NaN", '{"a": 1}', "[1]"])
-def test_what_is_no_class_in_a_member_is_refused_with_sample_and_file(value, tmp_path):
+def test_what_is_no_class_in_a_member_is_refused_with_sample_and_file(value):
     _write("shards", {"a": _shard(1, 3, lambda i: (".json", '{"y": ' + ("1" if i else value) + "}"))})
     with pytest.raises(ValueError, match=r"shards/a.tar: 0000.json must have a class under y, got b'"):
         WebDataset("shards/a.tar", label="json.y")
 
 
-def test_classes_of_one_number_have_one_order(tmp_path):
+def test_classes_of_one_number_have_one_order():
     _write("shards", {"a": _shard(1, 9, lambda i: (".cls", ("01", "1", "001", "2", "10")[i % 5]))})
     assert WebDataset("shards/a.tar").class_names == ["001", "01", "1", "2", "10"]
 

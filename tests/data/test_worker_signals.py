@@ -32,8 +32,7 @@ print(len(list(batches)) == len(loader) - 1 > 4)
 
 
 @pytest.fixture
-def photos(tmp_path, monkeypatch):
-    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+def photos(tmp_path):
     for name in ("cat", "dog"):
         (tmp_path / "photos" / name).mkdir(parents=True)
         for i in range(12):
