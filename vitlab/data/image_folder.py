@@ -14,11 +14,12 @@ import numpy as np
 import torch
 
 from vitlab.data.arguments import AnyPhotoArgs, PhotoArgs
+from vitlab.data.class_folders import ClassFolders, Videos, check_videos
 from vitlab.data.files.ranges import Ranges
 from vitlab.data.files.scan import Folder, sizes_of
 from vitlab.data.files.sets import FileImages, Statistics
 from vitlab.data.files.tars import members_of
-from vitlab.data.photos import Photos, Videos, check_videos, parts_among
+from vitlab.data.photos import parts_among
 from vitlab.data.record import RUN
 from vitlab.errors import named_line
 
@@ -121,7 +122,7 @@ class Survey(NamedTuple):
     notes: list[str]
 
 
-class ImageFolder(Photos):
+class ImageFolder(ClassFolders):
     """Photos in ROOT/CLASS/, which are divided, or in ROOT/train/CLASS/, ROOT/val/CLASS/ and ROOT/test/CLASS/.
 
     Without a test folder, `val` is the test split; without a val folder, or if it is the test split, validation is cut
@@ -137,8 +138,6 @@ class ImageFolder(Photos):
         >>> ImageFolder("photos", img_size=32).class_names  # of photos/cat/ and photos/dog/
         ['cat', 'dog']
     """
-
-    has_class_folders = True
 
     def __init__(self, root: str, videos: Videos | None = None, **photos: Unpack[PhotoArgs]) -> None:
         self.root, self.videos = Path(root), check_videos(videos)

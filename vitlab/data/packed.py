@@ -8,15 +8,16 @@ import numpy as np
 import torch
 
 from vitlab.data.arguments import PhotoArgs
+from vitlab.data.class_folders import ClassFolders, Videos, check_videos
 from vitlab.data.files.decode import Decoding
 from vitlab.data.files.sets import FileImages, Images
 from vitlab.data.pack.shards import PARTS, ROUNDED, ROW, PackedStore, facts_of, read_index
-from vitlab.data.photos import Photos, Videos, are_small, check_videos
+from vitlab.data.photos import are_small
 
 _DECODED = {"value_range": None, "max_pixels": Decoding.max_pixels, "color_profile": Decoding.color_profile}
 
 
-class Packed(Photos):
+class Packed(ClassFolders):
     """Photos packed by `vitlab pack`, with the splits of the original :class:`ImageFolder`.
 
     Args:
@@ -31,8 +32,6 @@ class Packed(Photos):
         >>> Packed("packed", img_size=32).class_names
         ['cat', 'dog']
     """
-
-    has_class_folders = True
 
     def __init__(
         self,

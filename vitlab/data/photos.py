@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import Literal, Unpack, get_args
+from typing import Literal, Unpack
 
 import numpy as np
 
@@ -24,7 +24,6 @@ _NAMES = {
     "val": ("val", "valid", "validation", "dev"),
     "test": ("test", "tests", "testing"),
 }
-Videos = Literal["frames", "middle"]
 _SMALL = 128  # pixels per side, up to which images of one size count as small
 _IN_MEMORY = 2**30  # bytes of decoded pixels, up to which a split of small images stays in memory
 
@@ -54,9 +53,6 @@ class Photos(ImageData):
         >>> issubclass(ImageFolder, Photos)
         True
     """
-
-    videos: Videos | None = None  # what folders below those of the classes are
-    has_class_folders = False  # whether images are named by the folders that they lie in
 
     def __init__(
         self,
@@ -121,46 +117,11 @@ class Photos(ImageData):
     def read(self, part: Part) -> Images:
         """Return the files of a part, unopened; `val` belongs to block 1."""
         names = ("test",) if part == "test" else ("train", "val")
-        images = self.list_files([name for name in names if name in self.parts])
-        if self.has_class_folders and part != "test":
-            self._check_level(images.files)
-        return images
+        return self.list_files([name for name in names if name in self.parts])
 
     def list_files(self, parts: list[str]) -> FileImages:
         """Return the files of some parts, unopened."""
         raise NotImplementedError
-
-    def _check_level(self, files: list[str]) -> None:
-        """Refuse folders named like splits, such as ``training_set``, that have the same folders each, and no files.
-
-        Args:
-            files: The files of training, named CLASS/FILE or PART/CLASS/FILE.
-
-        Raises:
-            ValueError: The folders below have the names of the classes. If they are videos, ``videos`` says so.
-        """
-        if self.videos is not None or len(self.class_names) < 2 or RUN.get():
-            return
-        below: dict[str, set[str]] = {}
-        parts = {*self.parts.values()}
-        for file in files:
-            first, *rest = file.split(os.sep)
-            if first in parts and len(rest) > 1:
-                first, *rest = rest
-            if len(rest) < 2:
-                return
-            below.setdefault(first, set()).add(rest[0])
-        above, same = sorted(below), next(iter(below.values()), set())
-        splits = {word for words in _NAMES.values() for word in words}
-        if not any(splits & {*re.split("[^a-z]+", name.lower())} for name in above):
-            return  # classes may be divided by year, say
-        if len(above) > 1 and len(same) > 1 and all(names == same for names in below.values()):
-            raise ValueError(
-                f"the class folders {preview(above)} in {self.place} hold no images themselves, and each has "
-                f"the same folders, {preview(sorted(same))}: if these are the classes, rename the former to train and "
-                "test, or give one of the former as --data.root (and pack photos again); if they are videos, give "
-                "--data.videos=frames"
-            )
 
     def indices(self, images: Images) -> dict[SplitName, Indices]:
         """Divide block 1; a given val part is kept, unless `fold` is set."""
@@ -169,42 +130,12 @@ class Photos(ImageData):
         if "val" in self.parts:
             folder = self.parts["val"] + os.sep
             given = np.array([file.startswith(folder) for file in images.files], dtype=bool)
-        groups = None if self.videos is None else self.videos_of(images.files)
+        groups = self.groups_of(images.files)
         return self.rule.indices(images.ids, images.labels.numpy(), given, not self.has_test_split, groups)
 
-    def videos_of(self, files: list[str]) -> list[str]:
-        """Return the folder below a class in which each file lies, or the file itself if there is none."""
-        above = ("", *(f"{folder}{os.sep}" for folder in self.parts.values()))
-        classes = {f"{part}{name}" for part in above for name in self.class_numbers()}
-        folders = map(os.path.dirname, files)
-        return [file if folder in classes else folder for file, folder in zip(files, folders, strict=True)]
-
-    def of_videos(self, images: FileImages) -> FileImages:
-        """Return the images as `videos` says: all, or the middle one of each folder; note videos of one name."""
-        if self.videos is not None:
-            self._note_namesakes(images.files)
-        if self.videos != "middle":
-            return images
-        videos: dict[str, list[int]] = {}
-        for i, video in enumerate(self.videos_of(images.files)):
-            videos.setdefault(video, []).append(i)
-        in_time = [sorted(frames, key=lambda i: _numbers_of(images.files[i])) for frames in videos.values()]
-        return images.take(np.array([frames[len(frames) // 2] for frames in in_time], dtype=np.int64))
-
-    def _note_namesakes(self, files: list[str]) -> None:
-        """Say that folders of one name below several classes or parts are different videos, if there are any."""
-        videos = {video for video, file in zip(self.videos_of(files), files, strict=True) if video != file}
-        places: dict[str, str] = {}  # of a folder, by its name below its class
-        for video in sorted(videos):
-            first, *rest = video.split(os.sep)
-            name = os.sep.join(rest[first in self.parts.values() :])
-            if (other := places.setdefault(name, video)) != video:
-                note = (
-                    f"{other} and {video} count as different videos, as other folders of one name do, and may be in "
-                    "different splits: if they are one, give its frames one name in the column `group` of a Table"
-                )
-                self.notes += [note] if note not in self.notes else []
-                return
+    def groups_of(self, files: list[str]) -> list[str] | None:
+        """Return the group of each file, of which none is divided; None without groups."""
+        return None
 
     def ready(self, images: Images) -> Images:
         """Return small images decoded, if they have the size of the run and fit in memory."""
@@ -286,6 +217,16 @@ def refuse_unreadable(reasons: dict[str, str], allowed: int, option: str = "data
     )
 
 
+def is_like_a_split(name: str) -> bool:
+    """Return whether a word in a name is that of a split.
+
+    >>> is_like_a_split("training_set"), is_like_a_split("trains")
+    (True, False)
+    """
+    words = {*re.split("[^a-z]+", name.lower())}
+    return any(words & {*known} for known in _NAMES.values())
+
+
 def parts_among(names: Collection[str]) -> dict[str, str]:
     """Return the name of each part among ``names``; without a test part, val is used as test.
 
@@ -301,22 +242,6 @@ def parts_among(names: Collection[str]) -> dict[str, str]:
     if "test" not in found and "val" in found:
         found["test"] = found.pop("val")
     return found
-
-
-def check_videos(videos: Videos | None) -> Videos | None:
-    """Return `data.videos`, or refuse it."""
-    if videos is not None and videos not in (words := get_args(Videos)):
-        raise ValueError(f"`data.videos` must be one of {', '.join(words)}, got {videos!r}")
-    return videos
-
-
-def _numbers_of(file: str) -> list[tuple[int, str]]:
-    """Return the parts of a name, numbers by their size.
-
-    >>> sorted(["f10.jpg", "f9.jpg"], key=_numbers_of)
-    ['f9.jpg', 'f10.jpg']
-    """
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", file)]
 
 
 def _read_map(path: str | None) -> dict[str, str]:
