@@ -108,6 +108,13 @@ class Subject:
             self.data.name_targets(self.net.num_classes)
             self.classifies = self.data.targets["kind"] == "class"
         self.net.predicts_labels = self.data.targets["kind"] == "multilabel" and not self.is_elsewhere
+        self._check_images()
+        if self.pictures is not None:
+            self.pictures = as_tensor(self.pictures, self.data)
+        self._check_choices()
+
+    def _check_images(self) -> None:
+        """Refuse images of another size or precision than the network takes."""
         takes, made = ((each.in_chans, *each.img_size) for each in (self.net, self.data))
         if takes != made:
             raise UsageError(f"{self.name} takes images of {shape_text(takes)}, and its data has {shape_text(made)}")
@@ -117,13 +124,12 @@ class Subject:
         if dtype not in (torch.float32, *own):
             known = f"{self.name} computes in {str(dtype).removeprefix('torch.')}, and analyses in float32"
             raise UsageError(f"{known}: take `net.float()`, or of a copy, `copy.deepcopy(net).float()`")
-        if self.pictures is not None:
-            self.pictures = as_tensor(self.pictures, self.data)
-        for name, value, count in (
-            ("layer", self.layer, len(self.net.blocks)),
-            ("head", self.head, max(heads_of(self.net), default=0)),
-        ):
-            if value is not None and not 0 <= value < count:
+
+    def _check_choices(self) -> None:
+        """Refuse a layer, a head or a patch that the network does not have, and other values that mean nothing."""
+        counts = {"layer": len(self.net.blocks), "head": max(heads_of(self.net), default=0)}
+        for name, count in counts.items():
+            if (value := getattr(self, name)) is not None and not 0 <= value < count:
                 range_of = f"must lie in 0..{count - 1}" if count else f"cannot be chosen, as {self.name} shows none"
                 raise ValueError(f"`--{name}` {range_of}, got {value}")
         (h, w), query = self.net.grid_size, self.query
@@ -167,11 +173,11 @@ class Subject:
         self, other: "Subject", split: SplitName = "val", limit: int | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the batches of :meth:`batches`, normalized as those of another subject."""
-        if other is self or (own := self.data.statistics()) == (theirs := other.data.statistics()):
+        if other is self or self.data.statistics() == other.data.statistics():
             yield from self.batches(split, limit)
             return
+        (mean, std), (new_mean, new_std) = (_planes(each.data, self.device) for each in (self, other))
         for images, labels in self.batches(split, limit):
-            mean, std, new_mean, new_std = (images.new_tensor(each)[:, None, None] for each in (*own, *theirs))
             yield (images * std + mean - new_mean) / new_std, labels
 
     @property
@@ -260,7 +266,7 @@ class Subject:
 
     def shown_classes(self, count: int = 4) -> list[int]:
         """Return the classes of the images of :meth:`shown`; empty if they are unknown, or not the network's."""
-        known = self.pictures is None and isinstance(self.data, ImageData) and self.data.targets["kind"] == "class"
+        known = self.pictures is None and self.data.targets["kind"] == "class"
         if not known or self.is_elsewhere or not self.classifies:
             return []
         return self._first(count)[1].tolist()
@@ -276,15 +282,15 @@ class Subject:
 
         Arrays, which have their own unit, are gray at their mean, black and white at 2.5 standard deviations.
         """
-        if getattr(self.data, "arrays", False):
+        if self.data.arrays:
             images = images if images.shape[1] in (1, 3) else images.mean(dim=1, keepdim=True)
             return (images / 5 + 0.5).clamp(0, 1).permute(0, 2, 3, 1).cpu()
-        mean, std = (torch.tensor(values, device=images.device)[:, None, None] for values in self.data.statistics())
+        mean, std = _planes(self.data, images.device)
         return (images * std + mean).clamp(0, 1).permute(0, 2, 3, 1).cpu()
 
     def black(self) -> Tensor:
         """Return the ``(C, 1, 1)`` normalized value of a black pixel."""
-        mean, std = (torch.tensor(values, device=self.device)[:, None, None] for values in self.data.statistics())
+        mean, std = _planes(self.data, self.device)
         return -mean / std
 
     @property
@@ -370,6 +376,12 @@ class Subject:
                 "choose a patch with --query ROW,COLUMN, or use distance or displacement"
             )
         return 0
+
+
+def _planes(data: ImageData, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the mean and the standard deviation of the data as ``(C, 1, 1)`` on a device."""
+    mean, std = (torch.tensor(values, device=device)[:, None, None] for values in data.statistics())
+    return mean, std
 
 
 @dataclass
