@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from vitlab.data.arguments import PhotoArgs
-from vitlab.data.files.ranges import Ranges, is_remote, opened, told
+from vitlab.data.files.addresses import is_remote, opened, told
+from vitlab.data.files.ranges import Ranges
 from vitlab.data.files.rows import by_number
 from vitlab.data.files.scan import sizes_of
 from vitlab.data.files.sets import FileImages

@@ -13,7 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from vitlab.data.files import archive
-from vitlab.data.files.ranges import Unusable, opened, told
+from vitlab.data.files.addresses import Unusable, opened, told
 
 _NOTE = 2**20  # largest size in bytes of a member with a label
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from vitlab.data.files import archive
-from vitlab.data.files.ranges import Ranges, Unusable, is_remote, opened, told
+from vitlab.data.files.addresses import Unusable, is_remote, opened, told
+from vitlab.data.files.ranges import Ranges
 from vitlab.data.files.scan import FACTS, Facts, Store
 
 INDEX, VERSION = "index.npz", 2
