@@ -27,12 +27,10 @@ from vitlab.analysis.head_attention import (
     analyze_heads,
     analyze_rollout,
 )
-from vitlab.analysis.outcomes.confusion import analyze_confusion
 from vitlab.analysis.positions import analyze_displacement, pairs_at, profiles, spread_above
 from vitlab.analysis.probes import analyze_probe
 from vitlab.analysis.resolution import analyze_resolution
-from vitlab.analysis.scramble import analyze_scramble, analyze_scramble_image, shuffled_tokens
-from vitlab.analysis.shift import analyze_shift
+from vitlab.analysis.scramble import analyze_scramble, shuffled_tokens
 from vitlab.analysis.subject import Subject
 from vitlab.cli.pack import main as pack
 from vitlab.data.packed import Packed
@@ -123,21 +121,6 @@ def test_a_head_that_attends_to_a_place_is_recognized(digits, offset):
     assert table.drop(index=[offset]).std() < 1e-3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("pos_embed", [pytest.param("rope2d", marks=pytest.mark.rare), "sincos2d"])
-def test_a_trained_network_with_positions_has_a_displacement(trained, pos_embed):
-    table = displacements(trained(pos_embed=pos_embed))
-    assert holds_zero(table).mean() < 0.7
-
-
-def test_distance_and_entropy_of_a_head_that_looks_left(digits):
-    subject = Subject(left_looking_net(), digits, num_images=16)
-    row = analyze_distance(subject).table.iloc[0]
-    border = np.hypot(*np.meshgrid(np.arange(4), np.arange(4))).mean(), 0  # a first column sees no left neighbor
-    assert 1 < row["distance"] < 1 + border[0] / 4 + 0.3 and row["above_null_low"] <= 0 <= row["above_null_high"]
-    assert analyze_entropy(subject).table.iloc[0]["entropy"] == pytest.approx(np.log(16) / 4, abs=1e-3)
-
-
 def test_distance_and_entropy_on_an_oblong_grid_are_those_counted_by_hand():
     """Of 2 x 4 patches: one to the left, but in the first column, where all are as far as they are."""
     subject = Subject(left_looking_net(img_size=(4, 8)), lambda image: image, pictures=torch.randn(3, 1, 4, 8))
@@ -145,6 +128,7 @@ def test_distance_and_entropy_on_an_oblong_grid_are_those_counted_by_hand():
     pairs = (4 * 0 + 6 * 1 + 4 * 2 + 2 * 3) / 32 + (4 * 1 + 6 * 2**0.5 + 4 * 5**0.5 + 2 * 10**0.5) / 32
     row = analyze_distance(subject).table.iloc[0]
     assert (row["distance"], row["uniform"]) == (pytest.approx((3 + first) / 4, abs=1e-4), pytest.approx(pairs))
+    assert row["above_null_low"] <= 0 <= row["above_null_high"]
     row = analyze_entropy(subject).table.iloc[0]
     assert (row["entropy"], row["uniform"]) == (pytest.approx(np.log(8) / 4, abs=1e-4), pytest.approx(np.log(8)))
 
@@ -177,19 +161,16 @@ def test_the_axis_of_distance_and_entropy_is_that_of_their_numbers(trained, anal
     assert low < numbers.min() and numbers.max() < high and np.ptp(numbers) > 0.8 * (high - low)
 
 
-def test_nothing_changes_without_positions_and_intervals_are_those_of_a_share(digits):
+def test_the_interval_of_outputs_that_never_change_is_that_of_a_share(digits):
     subject = Subject(small_net(pos_embed="none"), digits, SMALL, num_images=32)
     table = analyze_scramble(subject).table
     assert (table["flipped"] == 0).all() and (table["flipped_low"] == 0).all()
     assert table["flipped_high"].iloc[0] == pytest.approx(1.96**2 / (32 + 1.96**2), abs=1e-4)  # Wilson's at none of 32
-    whole = analyze_shift(subject).table.query("fill == 'circular' and pixels == 2")
-    assert (whole["agreement"] == 1).all() and (whole["agreement_low"] < 1).all()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.rare), 2])
-def test_constant_features_classify_at_chance_and_show_no_place(digits, threads):
-    torch.set_num_threads(threads)
+def test_features_that_vary_by_the_rounding_of_two_threads_are_constant(digits):
+    torch.set_num_threads(2)
     net = small_net(pos_embed="none")
     with torch.no_grad():
         net.tokenizer.proj.weight.zero_()
@@ -199,9 +180,6 @@ def test_constant_features_classify_at_chance_and_show_no_place(digits, threads)
     for table in (analyze_fewshot(subject).table, analyze_knn(subject).table):
         assert (table["acc1_low"] < 0.2).all() and (table["acc1"] < 0.25).all()
         assert table["classes"].str.contains("nothing of few labels").all()
-    assert analyze_confusion(subject).table["recall"].sum() == 1  # all of one class, none of the others
-    assert (analyze_scramble_image(subject).table["flipped"] == 0).all()
-    assert (analyze_shift(subject).table["agreement"] == 1).all()
     alike = analyze_cka(subject)
     assert alike.table["cka"].isna().all()  # what does not vary is alike to nothing, and to everything
     assert alike.note.endswith("after 0, 1, 2 blocks all images have the same features, alike to nothing")
