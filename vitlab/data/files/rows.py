@@ -55,17 +55,7 @@ class Rows:
         self.file, self.targets, self.missing, self.trained = file, list(targets), missing, trained
         self.columns = {"path": "path", **columns}
         self.columns = {k: name for k, name in self.columns.items() if k == "path" or name not in targets}
-        for name in (self.columns["path"], *targets, *(n for part, n in self.columns.items() if n not in (part, None))):
-            if name not in table:
-                raise ValueError(_without_column(file, table, name, self.columns))
-        if not targets:
-            raise ValueError(f"{file} must have a column in `data.targets`; there are {', '.join(map(str, table))}")
-        if twice := [name for k, name in enumerate(targets) if name in targets[:k]]:
-            raise ValueError(f"`data.targets` names {twice[0]} twice")
-        if not separator:
-            raise ValueError("`data.label_separator` must not be empty")
-        if not len(table):
-            raise ValueError(f"{file} has no rows")
+        self._check(table, separator)
         self.notes: list[str] = []
         self.frame = table = table if missing == "refuse" else self._without_empty(table)
         cells = [table[name] for name in targets]
@@ -77,22 +67,7 @@ class Rows:
             self._refuse_empty(self._column(part))
         self.paths, self.splits, self.groups = self._words("path") or [], self._words("split"), self._words("group")
         self.names: list[str] = []  # of the labels, or the class of each row
-        if self.kind == "multilabel":
-            self.names, self.values = self._labels(cells, separator)
-            self._note_words(self.names)
-            return
-        masked = missing == "mask" and self.kind in ("number", "mixed")
-        for column in [] if masked else cells:
-            self._refuse_empty(column, target=True)
-        if self.kind == "class":
-            self.names = [str(value) for value in cells[0]]
-            self._note_words(self.class_names)
-            return
-        read = {"number": self._numbers, "class": self._classes}
-        self.values = np.stack([read[k](c, masked) for k, c in zip(self.kinds, cells, strict=True)], axis=1)
-        self._note_words([name for names in self.classes for name in names])
-        if masked and len(cells) > 1 and (left := int(np.isnan(self.values).sum())):
-            self.notes.append(f"{left:,} empty targets do not count in loss and metrics (`data.missing: mask`)")
+        self._read(cells, separator)
 
     @property
     def class_names(self) -> list[str]:
@@ -150,6 +125,41 @@ class Rows:
         if self.groups is not None:
             values = values.groupby(np.array(self.groups)).transform("max")
         return np.unique(values.to_numpy(), return_inverse=True)[1].astype(np.int64)
+
+    def _check(self, table: "pd.DataFrame", separator: str) -> None:
+        """Refuse a table without rows, or without a column that was named; default names of parts may be missing."""
+        asked = [name for part, name in self.columns.items() if name not in (part, None)]
+        for name in (self.columns["path"], *self.targets, *asked):
+            if name not in table:
+                raise ValueError(_without_column(self.file, table, name, self.columns))
+        if not self.targets:
+            names = ", ".join(map(str, table))
+            raise ValueError(f"{self.file} must have a column in `data.targets`; there are {names}")
+        if twice := [name for k, name in enumerate(self.targets) if name in self.targets[:k]]:
+            raise ValueError(f"`data.targets` names {twice[0]} twice")
+        if not separator:
+            raise ValueError("`data.label_separator` must not be empty")
+        if not len(table):
+            raise ValueError(f"{self.file} has no rows")
+
+    def _read(self, cells: list["pd.Series"], separator: str) -> None:
+        """Set ``names`` and, but for one column of classes, ``values`` from the columns of the targets."""
+        if self.kind == "multilabel":
+            self.names, self.values = self._labels(cells, separator)
+            self._note_words(self.names)
+            return
+        masked = self.missing == "mask" and self.kind in ("number", "mixed")
+        for column in [] if masked else cells:
+            self._refuse_empty(column, target=True)
+        if self.kind == "class":
+            self.names = [str(value) for value in cells[0]]
+            self._note_words(self.class_names)
+            return
+        read = {"number": self._numbers, "class": self._classes}
+        self.values = np.stack([read[k](c, masked) for k, c in zip(self.kinds, cells, strict=True)], axis=1)
+        self._note_words([name for names in self.classes for name in names])
+        if masked and len(cells) > 1 and (left := int(np.isnan(self.values).sum())):
+            self.notes.append(f"{left:,} empty targets do not count in loss and metrics (`data.missing: mask`)")
 
     def _column(self, part: str) -> "pd.Series | None":
         name = self.columns.get(part)
