@@ -377,32 +377,16 @@ def _beside(figure: Figure, ax: Axes, named: dict[str, Any]) -> list[Any]:
 
 
 def _place(figure: Figure, ax: Axes, names: list[Any]) -> None:
-    """Move names at the ends of lines apart."""
+    """Move names at the ends of lines apart, with the least squares of the moves."""
+    from scipy.optimize import isotonic_regression
+
     tall = ax.get_position().height * figure.get_figheight()
     order = sorted(names, key=lambda text: text.xy[1])
     heights = [(Text.get_window_extent(text).height / figure.dpi + 0.015) / tall for text in order]
     starts = np.cumsum([0.0, *((a + b) / 2 for a, b in itertools.pairwise(heights))])
-    places = _apart([text.xy[1] - start for text, start in zip(order, starts, strict=True)], 0.0)
+    places = isotonic_regression([text.xy[1] - start for text, start in zip(order, starts, strict=True)]).x
     for text, place, start in zip(order, places, starts, strict=True):
         text.xyann = (1.06, place + start)
-
-
-def _apart(places: list[float], gap: float) -> list[float]:
-    """Move sorted places so far that neighbors are ``gap`` apart, with the least squares of the moves.
-
-    Example:
-        >>> [round(place, 2) for place in _apart([0.5, 0.5, 0.9], 0.1)]
-        [0.45, 0.55, 0.9]
-    """
-    blocks: list[tuple[float, int]] = []  # sum of places less their offsets, and count
-    for i, place in enumerate(places):
-        total, count = place - i * gap, 1
-        while blocks and blocks[-1][0] / blocks[-1][1] > total / count:
-            before = blocks.pop()
-            total, count = total + before[0], count + before[1]
-        blocks.append((total, count))
-    means = [total / count for total, count in blocks for _ in range(count)]
-    return [mean + i * gap for i, mean in enumerate(means)]
 
 
 def _thin(figure: Figure) -> None:
