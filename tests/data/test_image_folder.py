@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from vitlab.data import Packed
-from vitlab.data.files.scan import Folder
+from vitlab.data.files.store import Folder
 from vitlab.data.image_folder import ImageFolder, ImageNet
 from vitlab.data.pack.write import pack
 from vitlab.data.record import Trained, measured

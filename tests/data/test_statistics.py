@@ -10,8 +10,9 @@ import torch
 from PIL import Image
 
 from vitlab.data.files.decode import Decoding
-from vitlab.data.files.scan import FACTS, Folder, moments
+from vitlab.data.files.scan import FACTS, moments
 from vitlab.data.files.sets import FileImages, TensorImages
+from vitlab.data.files.store import Folder
 from vitlab.data.known import Digits, FakeData
 
 

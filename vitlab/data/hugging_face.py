@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 import torch
 
 from vitlab.data.arguments import PhotoArgs
-from vitlab.data.files.scan import Store, sizes_of
+from vitlab.data.files.scan import sizes_of
 from vitlab.data.files.sets import FileImages
+from vitlab.data.files.store import Store
 from vitlab.data.photos import Photos, parts_among
 from vitlab.data.record import RUN
 from vitlab.errors import one_line

@@ -9,8 +9,9 @@ import torch
 from vitlab.data.arguments import AnyPhotoArgs, PhotoArgs
 from vitlab.data.class_folders import ClassFolders, Videos, check_videos
 from vitlab.data.files.imagenet import DEVKIT, TRAIN, class_of, tarred, val_classes
-from vitlab.data.files.scan import Folder, sizes_of
+from vitlab.data.files.scan import sizes_of
 from vitlab.data.files.sets import FileImages, Statistics
+from vitlab.data.files.store import Folder
 from vitlab.data.files.walk import classes_in, deeper, files_below, is_flat, is_folder, sample_files, visible
 from vitlab.data.photos import parts_among
 from vitlab.data.record import RUN

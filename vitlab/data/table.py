@@ -12,9 +12,10 @@ from vitlab.data.arguments import TableArgs
 from vitlab.data.files.array_images import is_array, read_array
 from vitlab.data.files.decode import Decoding, decode
 from vitlab.data.files.rows import Declared, Missing, Rows
-from vitlab.data.files.scan import Folder, Store, sizes_of
+from vitlab.data.files.scan import sizes_of
 from vitlab.data.files.sets import FileImages, Images, TensorImages
 from vitlab.data.files.splits import Indices
+from vitlab.data.files.store import Folder, Store
 from vitlab.data.files.table_file import read_table
 from vitlab.data.hugging_face import rows_of
 from vitlab.data.listed import Listed

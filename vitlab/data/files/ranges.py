@@ -18,7 +18,7 @@ import numpy as np
 
 from vitlab.data.files import archive
 from vitlab.data.files.addresses import is_remote, opened
-from vitlab.data.files.scan import Store
+from vitlab.data.files.store import Store
 from vitlab.errors import named_line
 
 _UNUSED = 3600.0  # seconds after which another data set's file may be evicted

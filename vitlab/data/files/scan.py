@@ -3,9 +3,7 @@
 import contextlib
 import hashlib
 import os
-import stat
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +17,7 @@ from tqdm import tqdm
 
 from vitlab.data.files import archive
 from vitlab.data.files.decode import Decoding, ImageError, decode_bytes, draft_scale, image_header
+from vitlab.data.files.store import Store
 
 Facts = np.ndarray  # one record of this type for each file
 FACTS = np.dtype(
@@ -37,70 +36,6 @@ _CACHE = 3  # version of the caches; those of others are not read
 _LEVELS = np.arange(256) / 255
 LOOKED = 224  # smallest shorter side in pixels at which the scan decodes a JPEG image
 _MANY = 1000  # files from which a progress bar is shown
-
-
-class Store(ABC):
-    """A place with encoded images, each under a name."""
-
-    place: str  # identifies the store
-
-    @abstractmethod
-    def path(self, file: str) -> str:
-        """Return the name of a file for messages."""
-
-    @abstractmethod
-    def read(self, file: str) -> bytes:
-        """Return the bytes of a file, or raise an OSError."""
-
-    @abstractmethod
-    def stamp(self, file: str) -> tuple[int, int]:
-        """Return two numbers that change with a file, its size first, or raise an OSError."""
-
-    @abstractmethod
-    def identity(self, file: str) -> bytes:
-        """Return the identity that assigns a file to a split."""
-
-    def expect(self, files: list[str]) -> None:
-        """Prefetch the files that are read next, where each read alone would be slow."""
-        return
-
-    def pixels(self, file: str) -> np.ndarray | None:
-        """Return an image as uint8 ``(H, W, 3)`` or ``(H, W)`` without a copy; None if it is encoded."""
-        return None
-
-
-class Folder(Store):
-    """Files under a folder; a relative path is both name and identity.
-
-    Args:
-        root: The folder.
-
-    >>> Folder(Path("photos")).identity("cat/1.jpg")
-    b'cat/1.jpg'
-    """
-
-    def __init__(self, root: Path) -> None:
-        self.root, self.place = root, os.fspath(root.resolve())
-
-    def path(self, file: str) -> str:
-        """Return the path."""
-        return os.fspath(self.root / file)
-
-    def read(self, file: str) -> bytes:
-        """Return the bytes of a file, or raise an OSError, also for a pipe, which would block."""
-        path = self.root / file
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise OSError("neither a file nor a folder")
-        return path.read_bytes()
-
-    def stamp(self, file: str) -> tuple[int, int]:
-        """Return size in bytes and time of the last change in nanoseconds."""
-        status = os.stat(self.root / file)
-        return status.st_size, status.st_mtime_ns
-
-    def identity(self, file: str) -> bytes:
-        """Return the relative path."""
-        return os.fsencode(file)
 
 
 def scan(

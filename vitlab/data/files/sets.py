@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from vitlab.data.files.decode import Decoding, ImageError, decode_bytes
-from vitlab.data.files.scan import Facts, Store, scan
+from vitlab.data.files.scan import Facts, scan
 from vitlab.data.files.splits import Indices, split_hash
+from vitlab.data.files.store import Store
 from vitlab.data.loading.transforms import to_image, to_tensor
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation of each channel
@@ -119,7 +120,7 @@ class FileImages(Labeled):
         facts: Facts about each file, see :func:`vitlab.data.files.scan.scan`.
 
     >>> from pathlib import Path
-    >>> from vitlab.data.files.scan import Folder
+    >>> from vitlab.data.files.store import Folder
     >>> FileImages(Folder(Path("photos")), ["cat/1.jpg"], torch.tensor([0]), Decoding()).ids
     [b'cat/1.jpg']
     """

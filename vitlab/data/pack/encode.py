@@ -9,7 +9,8 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from vitlab.data.files.decode import Decoding, ImageError, decode_bytes
-from vitlab.data.files.scan import Store, inspect_image
+from vitlab.data.files.scan import inspect_image
+from vitlab.data.files.store import Store
 from vitlab.data.loading.transforms import CenterCrop
 from vitlab.data.pack.shards import ROW
 

@@ -13,7 +13,8 @@ import numpy as np
 from vitlab.data.files import archive
 from vitlab.data.files.addresses import Unusable, is_remote, opened, told
 from vitlab.data.files.ranges import Ranges
-from vitlab.data.files.scan import FACTS, Facts, Store
+from vitlab.data.files.scan import FACTS, Facts
+from vitlab.data.files.store import Store
 
 INDEX, VERSION = "index.npz", 2
 ROUNDED = "down"  # the longer side of a shrunk photo, as in evaluation; older packs do not say and rounded to nearest
