@@ -162,6 +162,14 @@ def test_images_that_grow_are_refused_by_name():
             refuse()
 
 
+@pytest.mark.parametrize("key", ["mixup", "cutmix", "random_erasing"])
+def test_images_that_are_mixed_or_erased_for_classes_are_refused(key):
+    task = MAE(**{**TINY, "in_chans": 1}, **LIGHT)
+    task.check_images(Digits(batch_size=8))
+    with pytest.raises(ValueError, match=f"`data.{key}`.* change the pixels that `model: MAE` predicts: set them to 0"):
+        task.check_images(Digits(batch_size=8, **{key: 0.5}))
+
+
 def test_squares_of_hidden_tokens_are_refused_for_data_that_do_not_number_their_images():
     task = MAE(**{**TINY, "in_chans": 1}, **LIGHT, mask_block=2)
     task.check_training(None, Digits(batch_size=8))

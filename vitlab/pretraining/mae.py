@@ -104,7 +104,10 @@ class MAE(Task):
             raise UsageError(SQUARES)
 
     def check_images(self, data: Any) -> None:
-        """Refuse images whose size grows, and with it the grid, on which tokens are hidden."""
+        """Refuse images whose size grows, and with it the grid, on which tokens are hidden, and images of mixtures."""
+        if (mix := getattr(data, "mix", None)) and (mix.mixing or mix.erasing):
+            flags = "`data.mixup`, `data.cutmix` and `data.random_erasing`"
+            raise ValueError(f"{flags} change the pixels that `model: MAE` predicts: set them to 0")
         sizes = getattr(getattr(data, "pipeline", None), "sizes", None)
         if sizes is not None and sizes.steps[1:]:
             raise ValueError(f"`data.img_size_schedule` {GRID.format('MAE')}: leave it out")
