@@ -11,6 +11,7 @@ from PIL import Image
 from small_nets import train
 
 from vitlab.analysis import ANALYSES
+from vitlab.analysis.outcomes.outcome import outcome_of
 from vitlab.cli.main import main
 from vitlab.jobs.find_subject import View, subject_at
 
@@ -169,6 +170,19 @@ def test_images_of_other_classes_are_shown_to_the_head_that_was_trained(run, tmp
     assert torch.equal(other.net.head.weight, own.net.head.weight)
     assert other.net.num_classes == own.net.num_classes == other.arguments["num_classes"] == 10
     assert other.class_names == [f"class {k}" for k in range(10)]
+    assert other.data.statistics() == own.data.statistics()  # as an export of the run prepares them
+
+
+@pytest.mark.parametrize("names", [["3", "7"], [str(k) for k in range(9, -1, -1)]])
+def test_images_of_some_classes_of_the_training_have_its_numbers(run, tmp_path, names):
+    """Before, they counted as classes that the network had not been trained on."""
+    for name in names:
+        (tmp_path / name).mkdir()
+        for i in range(6):
+            Image.fromarray(np.full((8, 8), 40 * i, np.uint8)).save(tmp_path / name / f"{i}.png")
+    subject = subject_at(str(run), View(), ["--data=ImageFolder", f"--data.root={tmp_path}", "--data.num_workers=0"])[0]
+    assert not subject.is_elsewhere and subject.class_names == [str(k) for k in range(10)]
+    assert {*subject.labeled()[1].tolist()} == {*map(int, names)} and outcome_of(subject).outputs.shape[1] == 10
 
 
 def test_a_variation_is_stored_apart_from_the_numbers_of_the_run(run):

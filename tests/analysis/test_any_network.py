@@ -109,10 +109,15 @@ def test_arrays_are_prepared_as_the_card_of_an_export_says(tmp_path):
     words = ["--data=Arrays", f"--data.path={tmp_path / 'a.npz'}"]
     subject = named_subject(file, View(), words)
     assert subject.data.statistics() == ((5.0, 6.0), (2.0, 3.0)) and not subject.is_elsewhere
-    file = described(tmp_path / "b.safetensors", card, ["0", "2", "1"], {"kind": "class"})  # as many, but others
+    file = described(tmp_path / "b.safetensors", card, ["0", "1", "x"], {"kind": "class"})  # as many, but others
     other = named_subject(file, View(), words)
     with pytest.raises(UsageError, match="these images have other classes than b, so accuracy cannot be measured"):
         outcome_of(other)
+    file = described(
+        tmp_path / "c.safetensors", card, ["2", "1", "0"], {"kind": "class"}
+    )  # the same, numbered otherwise
+    again = named_subject(file, View(), words)
+    assert torch.equal(outcome_of(again).targets, 2 - outcome_of(subject).targets)
 
 
 def test_the_card_of_an_export_says_what_outputs_are(photos, tmp_path):

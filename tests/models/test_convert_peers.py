@@ -13,6 +13,7 @@ from timm.models import save_for_hf
 
 import vitlab
 from vitlab.cli.main import main
+from vitlab.data import ImageFolder
 from vitlab.errors import UsageError
 from vitlab.jobs.checkpoint import load_initial
 from vitlab.jobs.find_subject import View, named_subject
@@ -314,14 +315,16 @@ def test_classes_that_a_library_states_are_compared_with_those_of_the_data(tmp_p
         Image.new("RGB", (32, 32), (20 * i, 100, 50)).save(folder / f"{i}.png")
     arguments = ["--data=ImageFolder", f"--data.root={tmp_path}/photos", "--data.num_workers=0"]
     subject = named_subject(source, View(), arguments)
-    assert subject.is_elsewhere == is_other
+    assert not subject.is_elsewhere and (subject.class_names == ["b", "a"]) == is_other  # which it numbers anew
+    data = ImageFolder(f"{tmp_path}/photos", img_size=32, num_workers=0)
+    data.build("train")
     with pytest.raises(ValueError, match="of other names or order") if is_other else nullcontext():
-        read_teacher(source).align_with_data(subject.data)
+        read_teacher(source).align_with_data(data)
     task = Classifier(
         **net_arguments() | {"norm_eps": 1e-6 if library == "timm" else 1e-12}, num_classes=2, pos_embed="learned"
     )
     new = task.net.head.weight.clone()
-    told = load_initial(task, subject.data, source, resize="usual", grid=None)
+    told = load_initial(task, data, source, resize="usual", grid=None)
     assert torch.equal(task.net.head.weight, new) == is_other
     assert ("head: not loaded, the file's is in another order than the data's" in told) == is_other
 

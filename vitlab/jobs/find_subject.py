@@ -151,11 +151,12 @@ def named_subject(source: str, view: View, arguments: Sequence[str] = ()) -> Sub
         if not card and not getattr(net, "pretrained_cfg", None):
             say(f"images           {source} does not define a normalization: using ImageNet's")
         data = _data_for(net, source, arguments, card.get("images"))
+        named = named_outputs(view.weights or source) if data else []
+        _number_classes(data, named)
         _as_trained(net, card, data)
         images = data or (_described(net, transform, card) if card else _prepare(net))
         is_class = data is None or data.targets["kind"] == "class"
         subject = Subject(net, images, name=name, classifies=is_class, **_fields(view))
-        named = named_outputs(view.weights or source) if data else []
         subject.is_elsewhere = data is not None and not _answers_about(data, subject.net, named)
         subject.pictures = load_pictures(view.images, view.shown, subject.data) if view.images else None
     return subject
@@ -186,6 +187,14 @@ def _as_trained(net: Any, card: Mapping[str, Any], data: ImageData | None) -> No
         check_target_names(given["names"], theirs["names"])
         mean, std = (torch.tensor(given[name]) for name in ("mean", "std"))
         net.register_forward_hook(lambda module, images, outputs: (outputs - mean) / std)
+
+
+def _number_classes(data: ImageData | None, known: Sequence[str]) -> None:
+    """Give data whose classes are among those that a network knows, but fewer or in another order, its numbers."""
+    if data is not None and data.targets["kind"] == "class" and {*data.class_names} <= {*known} != set():
+        with suppress(ValueError):  # of data that cannot be numbered anew: they count as other classes
+            if data.class_names != [*known]:
+                data.adopt_classes([*known])
 
 
 def _answers_about(data: ImageData, net: Asked, named: Sequence[str]) -> bool:
@@ -423,11 +432,16 @@ def _rebuild(run: RunDir, checkpoint: Path, rest: Sequence[str], has_pictures: b
         return restore(run, checkpoint, rest, default_root_dir=str(run.path))
     with user_mistakes():
         cli.datamodule.prepare_data()
+        built = cli.datamodule.num_classes
         if "data" not in other:
             load_data_state(cli.datamodule, run, checkpoint)
+        else:
+            _number_classes(cli.datamodule, run.data.get("class_names") or ())
+            scale = {key: value for key, value in run.data.items() if key in ("mean", "std")}
+            cli.datamodule.take_images(scale, [key.removeprefix("data.") for key in other])
         if has_grid(cli.model):
-            mine, trained = cli.datamodule.num_classes, len(run.data.get("class_names") or ())
-            if "data" in other and 0 < trained != mine == cli.model.net.num_classes:
+            trained = len(run.data.get("class_names") or ())
+            if "data" in other and 0 < trained != built == cli.model.net.num_classes:
                 cli.model.net.reset_head(trained)
             load_resized(cli.model, checkpoint)
             if needs_more_than_net(cli.model):
