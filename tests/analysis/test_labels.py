@@ -98,6 +98,8 @@ def test_planted_wrong_labels_come_first(folds, subject):
     assert (right["suggested"] != right["label"]).all() and (right["margin"] < 0).all()
     estimate = float(finding.note.split("about ")[1].split("%")[0]) / 100
     assert abs(estimate - len(wrong) / N) < 0.03
+    agreed = float(finding.note.split("agree with ")[1].split("%")[0]) / 100  # the more, the better the estimate
+    assert agreed == pytest.approx(1 - (table["margin"] < 0).mean(), abs=6e-4)
 
 
 @pytest.mark.slow

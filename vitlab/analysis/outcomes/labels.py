@@ -69,9 +69,11 @@ def analyze_labels(subject: Subject) -> Finding:
     table = table.iloc[order].reset_index(drop=True)
     count, n = int(doubted.sum()), len(table)
     share = estimated_errors(confident, given, len(names))
+    agreed = (probabilities.argmax(axis=1) == given).mean()
     note = (
-        f"{count:,} of {n:,} images doubted; about {share:.1%} of the labels are wrong, if the networks err at random; "
-        f"each image is judged by the fold of {len(set(table['fold']))} that was not trained on it"
+        f"{count:,} of {n:,} images doubted; about {share:.1%} of the labels are wrong, if the networks, which agree "
+        f"with {agreed:.1%} of them, err at random; each image is judged by the fold of {len(set(table['fold']))} "
+        "that was not trained on it"
     )
     shown = table.head(max(_COLUMNS * _ROWS, min(count, _PAGE)))
     pictures = _pixels(subject, shown["image"].tolist())
