@@ -990,6 +990,12 @@ def test_a_page_that_cannot_be_written_is_refused_before_it_is_drawn(words, flag
     assert capsys.readouterr().err == f"vitlab: cannot write into .; choose another file with {flag}\n"
 
 
+@pytest.mark.parametrize(("flag", "file", "ending"), [("--diagram", "a.png", ".svg"), ("-o", "a.pdf", ".html")])
+def test_a_file_of_another_kind_than_is_written_is_refused(flag, file, ending, capsys):
+    assert main(["look", "t2t_vit_7", flag, file]) == 2
+    assert capsys.readouterr().err == f"vitlab: `{flag}` must end with {ending}, which it writes, got {file}\n"
+
+
 @pytest.mark.slow
 def test_a_run_writes_its_page_while_it_trains_and_look_adds_pictures(tmp_path, monkeypatch, capsys, few_classes):
     monkeypatch.chdir(tmp_path)

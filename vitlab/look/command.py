@@ -29,6 +29,8 @@ def main(argv: list[str]) -> int:
     drawing = Path(options.diagram) if options.diagram else None
     page = Path(options.output or _place(options.sources))
     path, flag = (drawing, "--diagram FILE") if drawing else (page, "-o FILE")
+    if path.suffix not in ("", ending := ".svg" if drawing else ".html"):
+        raise UsageError(f"`{flag.split()[0]}` must end with {ending}, which it writes, got {path}")
     if path.exists() and not options.overwrite and not is_of_training(path):
         raise UsageError(f"{path} exists; replace it with --overwrite, or choose another file with {flag}")
     if not path.absolute().parent.is_dir():
@@ -53,7 +55,8 @@ def main(argv: list[str]) -> int:
         _drawing(options.sources[0], view, rest, options.level) if drawing else page_about(options.sources, view, rest)
     )
     write_text(path, text)
-    say(f"wrote {path}, {len(text.encode()) / 1e6:.2f} MB")
+    size = len(text.encode()) / 1e6
+    say(f"wrote {path}, {size:.2f} MB" if size >= 0.1 else f"wrote {path}, {1e3 * size:.0f} kB")
     return 0
 
 
