@@ -102,6 +102,17 @@ def test_any_module_and_any_data_are_trained_measured_and_recorded(arguments, ca
     assert (Path("runs/own/weights/best.safetensors")).is_file()
 
 
+def test_a_run_on_data_that_deals_samples_and_state_nothing_is_measured(monkeypatch, capsys):
+    """What only the command line stated of them was not stored, and neither test nor resume built the network."""
+    import userpkg
+
+    monkeypatch.setattr(userpkg.Bars, "deals_samples", True, raising=False)
+    short = ["--trainer.accelerator=cpu", "--trainer.max_steps=1", "--name=own"]
+    assert main(["fit", *VIT, *FACTS, *BARS, *short]) == 0
+    assert main(["test", "own", "--trust_imports=userpkg"]) == 0
+    assert read("own", "run.json")["promises"] == {}  # vitlab does not know how they divide
+
+
 @pytest.mark.rare
 def test_two_processes_train_a_module_that_does_not_ask_for_its_number_of_steps(here):
     """Counting them is a collective: where the first process alone did so, it waited for the other for hours."""

@@ -32,7 +32,7 @@ from vitlab.data.base import ImageData
 from vitlab.data.listed import Listed
 from vitlab.data.timm_images import images_of, images_of_timm
 from vitlab.errors import UsageError
-from vitlab.interface import deals_samples, has_grid, hparams_of, network, path_of
+from vitlab.interface import has_grid, hparams_of, network, path_of
 from vitlab.jobs.checkpoint import check_extensible, load_initial, misfit
 from vitlab.jobs.restore import naming_place_of_data, stored_config, training_args
 from vitlab.jobs.terminal import lightning_quieted, open_terminal, say
@@ -358,7 +358,7 @@ class FitCLI(VitlabCLI):
         """Return the configuration to store, with the linked values that the data cannot provide."""
         parser: Any = self.parser
         content = parser.content(self.config, skip_none=False, skip_validation=True)  # which parsing has made
-        links = {} if deals_samples(class_at(self.config.data.class_path)) else self.given_links()
+        links = {} if issubclass(class_at(self.config.data.class_path), ImageData) else self.given_links()
         content["model"]["init_args"] = {**content["model"].get("init_args", {}), **links}
         return yaml_text(content)
 

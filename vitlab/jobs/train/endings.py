@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from vitlab.callbacks.watch import is_about_peers
+from vitlab.data.base import ImageData
 from vitlab.data.files.decode import ImageError
 from vitlab.errors import (
     MISTAKES,
@@ -35,7 +36,7 @@ from vitlab.errors import (
     trusting,
     what_failed,
 )
-from vitlab.interface import deals_samples, path_of
+from vitlab.interface import path_of
 from vitlab.jobs.checkpoint import misfit
 from vitlab.jobs.terminal import close_log, print_error, say
 from vitlab.jobs.train.job import Job
@@ -240,7 +241,7 @@ def explain_mismatch(error: Exception, task: Any, data: Any, split: str = "train
         return None
     if line := in_own_code(error):  # maybe of a part in a task of vitlab
         return line
-    if isinstance(task, Task) and deals_samples(data):
+    if isinstance(task, Task) and isinstance(data, ImageData):
         return None
     what = named_line(error)
     if not isinstance(error, MISTAKES):

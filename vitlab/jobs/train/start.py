@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
 import torch
 import yaml
@@ -25,7 +24,7 @@ from vitlab.config.trust import changed_code, own_code
 from vitlab.data.base import ImageData
 from vitlab.data.record import TRAINED_ON, fingerprints
 from vitlab.errors import PARTS_FILE, RunFailed, Stopped, UsageError
-from vitlab.interface import deals_samples, fingerprint, path_of, redefines, trained
+from vitlab.interface import fingerprint, path_of, redefines, trained
 from vitlab.jobs.checkpoint import checkpoint_to_resume
 from vitlab.jobs.results import first_settings, settings_so_far
 from vitlab.jobs.terminal import close_log, log_to, print_error
@@ -336,7 +335,7 @@ def _facts(job: Job, groups: list[dict[str, Any]]) -> dict[str, Any]:
         "seed": job.config.seed_everything,
         **({} if steps is None else {"steps": steps}),
         **_rates(job, groups),
-        "promises": _promises(job) if isinstance(job.task, Task) and deals_samples(job.data) else {},
+        "promises": _promises(job) if isinstance(job.task, Task) and isinstance(job.data, ImageData) else {},
         "resumed": now_utc() if job.resumed else None,
         **({"own_code": code} if (code := own_code(job.stored_config)) else {}),
         **({"test_hash": test.split_hash} if (test := getattr(job.data, "held_back", {}).get("test")) else {}),
@@ -389,7 +388,7 @@ def _promises(job: Job) -> dict[str, str]:
     return found
 
 
-def promises(trainer: L.Trainer) -> dict[str, str]:
+def promises(trainer: Any) -> dict[str, str]:
     """Return how closely a second run with this configuration and seed, or a resumed one, reproduces this one."""
     on_cpu = trainer.strategy.root_device.type == "cpu"
     processes = f"{trainer.world_size} process" + ("es" if trainer.world_size > 1 else "")
