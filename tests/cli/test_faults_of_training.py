@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from PIL import Image
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.cli.main import main
 from vitlab.jobs.terminal import close_log, log_to
+from vitlab.jobs.train.start import promises
 from vitlab.tasks import Classifier
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -225,12 +227,19 @@ def test_two_runs_do_not_share_a_directory(here, capsys):
 
 def test_the_record_says_which_promises_hold(here, monkeypatch):
     assert main([*FIT, "--name", "cpu", "--data.subset=0.1", "--trainer.max_epochs=1"]) == 0
-    promises = json.loads((here / "runs" / "cpu" / "run.json").read_text())["promises"]
-    assert promises["weights"].startswith("bit-identical with 1 process, ")
+    kept = json.loads((here / "runs" / "cpu" / "run.json").read_text())["promises"]
+    assert kept["weights"].startswith("bit-identical with 1 process, ")
     words = [*FIT, "--name", "bf16", "--data.subset=0.1", "--trainer.max_epochs=1", "--trainer.precision=bf16-mixed"]
     assert main(words) == 0
-    promises = json.loads((here / "runs" / "bf16" / "run.json").read_text())["promises"]
-    assert promises["weights"].startswith("close")
+    kept = json.loads((here / "runs" / "bf16" / "run.json").read_text())["promises"]
+    assert kept["weights"].startswith("close")
+
+
+@pytest.mark.parametrize(("native", "kept"), [(None, "any number of processes"), (object(), "as many processes")])
+def test_batches_of_native_sizes_are_promised_for_as_many_processes_alone(native, kept):
+    device = {"strategy": SimpleNamespace(root_device=torch.device("cpu")), "precision": "32-true", "world_size": 2}
+    trainer = SimpleNamespace(datamodule=SimpleNamespace(pipeline=SimpleNamespace(native=native)), **device)
+    assert f"for {kept}" in promises(trainer)["samples"]
 
 
 @pytest.fixture

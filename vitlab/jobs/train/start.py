@@ -399,8 +399,10 @@ def promises(trainer: Any) -> dict[str, str]:
         weights = f"bit-identical on this kind of device {condition} (deterministic algorithms)"
     else:
         weights = "close, not bit-identical; trainer.deterministic=true makes them so on one kind of device"
+    packs = trainer.datamodule.pipeline.native  # as many patches as each process may have
+    any_number = "as many processes and any number of workers" if packs else "any number of processes and workers"
     return {
-        "samples": "the same at every global step, for any number of processes and workers",
+        "samples": f"the same at every global step, for {any_number}",
         "random draws": "the same for each sample (augmentation), and for each step and process (dropout, drop path)",
         "weights": weights,
     }
