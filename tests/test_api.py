@@ -72,6 +72,24 @@ def test_a_run_knows_what_it_is(run, place):
     assert run.results["val"]["acc1"] == rows["val/acc1"].dropna().iloc[-1]
 
 
+def test_what_follows_a_training_on_several_processes_is_done_by_each_alone(run, tmp_path, monkeypatch):
+    """Their group outlived the training, and `run.test` counted the images once for each process."""
+
+    def train(arguments, options):
+        meeting = f"file://{tmp_path}/met"
+        torch.distributed.init_process_group("gloo", init_method=meeting, rank=0, world_size=1)
+        return run
+
+    monkeypatch.setattr("vitlab.jobs.train.fit.fit", train)
+    assert vitlab.fit("t2t", SHORT, quiet=True).status == "done"
+    assert not torch.distributed.is_initialized()
+    monkeypatch.setenv("WORLD_SIZE", "2")  # as torchrun does, whose processes measure together
+    (tmp_path / "met").unlink(missing_ok=True)
+    vitlab.fit("t2t", SHORT, quiet=True)
+    assert torch.distributed.is_initialized()
+    torch.distributed.destroy_process_group()
+
+
 def test_a_run_started_in_python_repeats_from_the_command_line_with_the_same_numbers(run, place):
     words = [word for word in run.record["argv"][1:] if word != "--quiet"]
     assert main([*words, "--name", "again", "--quiet"]) == 0

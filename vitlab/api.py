@@ -97,11 +97,26 @@ def fit(
         with terminal_as_it_was(), as_it_was() as kept:
             run = Run(train([*words, *as_arguments(parts), *as_arguments(overrides)], options).path)
             kept.random = run.record.get("seed") is not False  # without a seed, the next run goes on drawing
+            _leave_group()
             return run
     except Stopped as stopped:
         if stopped.args[0] == signal.SIGINT:
             raise KeyboardInterrupt from stopped
         raise
+
+
+def _leave_group() -> None:
+    """Leave the processes that Lightning has started for a training: each goes on with the caller's script by itself.
+
+    Their sums over processes would count each image of a later measurement several times. Those that torchrun or srun
+    has started measure together.
+    """
+    from torch import distributed
+
+    from vitlab.runs.launch import is_launched
+
+    if distributed.is_available() and distributed.is_initialized() and not is_launched():
+        distributed.destroy_process_group()
 
 
 def load(source: PathLike = "last", trust_imports: str | Sequence[str] = ()) -> "Loaded":
