@@ -475,6 +475,20 @@ def test_a_module_and_a_loader_of_ones_own_resume_to_the_same_bits(tmp_path, tra
         assert steps == whole[0] == 9 and torch.equal(weight, whole[1]), cut
 
 
+@pytest.mark.parametrize(("world", "rank", "expected"), [(2, 0, 3), (2, 1, 7), (3, 2, 3)])
+def test_a_loader_goes_on_where_that_of_its_own_process_was(world, rank, expected):
+    keeper, given = Checkpoint(), Reordered(loader().dataset, batch_size=4)
+    loops = {"fit_loop": {"state_dict": {}}}
+    positions = [[{"epoch": at, "done": 1}] for at in (3, 7)]
+    saved = {"loops": loops, "train_loader": {"epoch": 3, "done": 1}, "loader_states": positions}
+    keeper.on_load_checkpoint(None, None, saved)
+    ended = SimpleNamespace(_num_ready_batches_reached=lambda: True)
+    fit_loop = {"_combined_loader": SimpleNamespace(flattened=[given]), "restarted_mid_epoch": True}
+    place = {"world_size": world, "global_rank": rank, "strategy": SimpleNamespace(root_device=None)}
+    keeper._restore_draws(SimpleNamespace(fit_loop=SimpleNamespace(**fit_loop, epoch_loop=ended), **place))
+    assert given.epoch == expected
+
+
 def test_sums_of_two_processes_are_saved_and_restored_once(tmp_path):
     model = task()
     of_both = {"reduce": lambda values, reduce_op: values + torch.tensor([6.0, 3.0])}  # with those of the second

@@ -83,7 +83,7 @@ class Checkpoint(callbacks.Checkpoint):
         self._stops = False  # a callback has stopped the training within an accumulated step
         self._looks = (0, 0)  # epoch, and how often LOOK batches had passed in it at the last look at the clock
         self._max_steps: int | None = None  # limit that waits for a repeated validation
-        self._loader_states: list[dict[str, Any]] = []  # of the resumed checkpoint, as are the next three
+        self._loader_states: list[list[dict[str, Any]]] = []  # of the resumed checkpoint, as are the next three
         self._random_states: list[dict[str, Any]] = []
         self._metrics: dict[str, torch.Tensor] = {}
         self._schedules: int | None = None
@@ -185,7 +185,9 @@ class Checkpoint(callbacks.Checkpoint):
         loop, states, device = trainer.fit_loop, self._random_states, trainer.strategy.root_device
         own = states[trainer.global_rank] if len(states) == trainer.world_size else None
         stateful = [loader for loader in loop._combined_loader.flattened if hasattr(loader, "load_state_dict")]
-        restored = list(zip(stateful, self._loader_states, strict=False))
+        of_each = self._loader_states  # those of the first process on another number of them
+        mine = of_each[trainer.global_rank if len(of_each) == trainer.world_size else 0] if of_each else []
+        restored = list(zip(stateful, mine, strict=False))
         self._loader_states, self._random_states = [], []
         if not (own or restored):
             return
@@ -212,17 +214,21 @@ class Checkpoint(callbacks.Checkpoint):
         if hasattr(trainer.train_dataloader, "state_dict"):
             checkpoint["train_loader"] = trainer.train_dataloader.state_dict()
         before = self._before_validation if trainer.validating else None
-        own = before or random_states(trainer.strategy.root_device)
+        loaders = getattr(trainer.fit_loop._combined_loader, "flattened", ())
+        states = [loader.state_dict() for loader in loaders if hasattr(loader, "state_dict")]
+        own = before or random_states(trainer.strategy.root_device), states
         metrics = trainer.callback_metrics.items()  # where no validation follows, others read those of the one before
         checkpoint["metrics"] = {name: value for name, value in metrics if isinstance(value, torch.Tensor)}
-        checkpoint["random_states"] = of_all = [own] * trainer.world_size
+        of_all = [own] * trainer.world_size
         if trainer.world_size > 1:
             torch.distributed.all_gather_object(of_all, own)
+        checkpoint["random_states"], checkpoint["loader_states"] = map(list, zip(*of_all, strict=True))
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Keep the positions of training loaders and the random states of processes for :meth:`on_train_start`."""
         of_several = checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])
-        self._loader_states = [checkpoint["train_loader"]] if "train_loader" in checkpoint else of_several
+        of_first = [checkpoint["train_loader"]] if "train_loader" in checkpoint else of_several
+        self._loader_states = checkpoint.get("loader_states", [of_first])
         self._random_states = checkpoint.get("random_states", [])
         self._metrics = checkpoint.get("metrics", {})
         self._schedules = len(checkpoint.get("lr_schedulers", ()))
