@@ -17,32 +17,19 @@ from vitlab.tasks.arguments import TaskArgs
 from vitlab.tasks.base import Task
 
 
-class InUnits(nn.Module):
-    """A module with buffers in the units of the data, which move with it but are not rounded to 16 bits.
-
-    >>> errors = Errors(["year"], [1998.0], [11.0]).to(torch.bfloat16)
-    >>> errors.mean
-    tensor([1998.])
-    """
-
-    in_units_of_data: tuple[str, ...]  # names of these buffers
-
-    def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        before = {name: getattr(self, name) for name in self.in_units_of_data}
-        super()._apply(*args, **kwargs)
-        for name, old in before.items():
-            new = getattr(self, name)
-            if new.dtype.itemsize < 4:
-                setattr(self, name, old.to(new.device))
-        return self
-
-
-class Standardized(InUnits, Task):
+class Standardized(Task):
     """A task whose network learns numbers of mean 0 and spread 1, and whose outputs are in the units of the data."""
 
-    in_units_of_data = ("target_mean", "target_std")
     target_mean: Tensor
     target_std: Tensor
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        """Move the task; mean and std, in the units of the data, are not rounded to 16 bits."""
+        mean, std = self.target_mean, self.target_std
+        super()._apply(*args, **kwargs)
+        if self.target_mean.dtype.itemsize < 4:
+            self.target_mean, self.target_std = (value.to(self.target_mean.device) for value in (mean, std))
+        return self
 
     def keep_scale(self, mean: list[float], std: list[float]) -> None:
         """Keep mean and standard deviation of each of the K outputs; they are not part of the state dict."""
@@ -191,7 +178,7 @@ class Regressor(Standardized):
     eval_loss = train_loss
 
 
-class Errors(InUnits, Metric):
+class Errors(Metric):
     """Mean absolute error, root mean squared error and R2 (explained share of the variance), also for each target.
 
     Targets that are NaN do not count, and a target without any value is left out of the averages. R2 of a target that
@@ -209,7 +196,6 @@ class Errors(InUnits, Metric):
     """
 
     full_state_update = False
-    in_units_of_data = ("mean", "std")
     mean: Tensor
     std: Tensor
     n: Tensor
