@@ -767,7 +767,7 @@ def test_a_single_seed_has_a_score_and_no_interval():
     """It had one from 0 to 100 %, as if any score were possible, and ranks from the first to the last."""
     scores = {"accuracy": [0.7]}
     judged = benches.Judged("mine", scores, judge(scores, {"none": {"accuracy": [0.5]}}), [], {}, [])
-    assert re.search(r"accuracy +70\.0  undecided against none \(\+20\.0\)$", str(judged), re.MULTILINE)
+    assert re.search(r"accuracy +70\.0 +undecided against none \(\+20\.0\)$", str(judged), re.MULTILINE)
     (row,) = benches.judged_rows(judged)
     assert np.isnan([row["low"], row["high"]]).all()
     assert ranks({"mine": scores, "none": {"accuracy": [0.5]}}, "accuracy")["none"] == pytest.approx(

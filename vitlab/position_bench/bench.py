@@ -218,17 +218,19 @@ def look(bench: Bench, label: str) -> int:
 
 def judged_lines(judged: Judged) -> list[str]:
     """Return what a terminal shows of a verdict."""
-    lines = [f"{judged.method}: score of each task, mean of seeds with its 95 % interval"]
+    rows = []
     for task, (text, training) in TASKS.items():
         if task not in judged.scores:
             is_lost = any(cell.partition("-")[0] == training for cell in judged.lost)
-            lines.append(f"  {task:<9} {'no score' if is_lost else 'not applicable'}  ({text})")
+            rows.append([f"  {task}", "no score" if is_lost else "not applicable", f"({text})"])
             continue
         found = [v for v in (*judged.verdicts, *judged.families) if v.task == task]
         words = ", ".join(
             f"{_PHRASES[v.word]} {v.against} ({100 * v.difference:+.1f})" for v in found if v.word != "not applicable"
         )
-        lines.append(f"  {task:<9} {score_text(judged.scores[task], width=5)}  {words}")
+        rows.append([f"  {task}", score_text(judged.scores[task]), words])
+    lines = [f"{judged.method}: score of each task, mean of seeds with its 95 % interval"]
+    lines += columns(rows).splitlines()
     if judged.cost:
         lines.append(
             f"  cost      {judged.cost['time']:.2f} x the CPU time and {judged.cost['memory']:.2f} x the "

@@ -100,12 +100,8 @@ def score_interval(values: Sequence[float]) -> tuple[float, float]:
     return interval(values, within=(0.0, 1.0))
 
 
-def score_text(values: Sequence[float] | None, width: int = 1) -> str:
+def score_text(values: Sequence[float] | None) -> str:
     """Return the mean score of the seeds and its interval in percent; ``n/a`` where there is none.
-
-    Args:
-        values: The score of each seed.
-        width: Least width of the mean.
 
     Example:
         >>> score_text([0.5, 0.5]), score_text(None)
@@ -114,18 +110,17 @@ def score_text(values: Sequence[float] | None, width: int = 1) -> str:
     if not values:
         return "n/a"
     low, high = score_interval(values)
-    return with_interval(100 * float(np.mean(values)), 100 * low, 100 * high, width)
+    return with_interval(100 * float(np.mean(values)), 100 * low, 100 * high)
 
 
-def with_interval(mean: float, low: float, high: float, width: int = 1) -> str:
+def with_interval(mean: float, low: float, high: float) -> str:
     """Return a mean and its interval as text; the mean alone where there is no interval.
 
     Example:
         >>> with_interval(2.0, 1.5, 2.5), with_interval(2.0, float("nan"), float("nan"))
         ('2.0 [1.5, 2.5]', '2.0')
     """
-    number = f"{mean:{width}.1f}"
-    return number if math.isnan(low) else f"{number} [{low:.1f}, {high:.1f}]"
+    return f"{mean:.1f}" if math.isnan(low) else f"{mean:.1f} [{low:.1f}, {high:.1f}]"
 
 
 def ranks(scores: Mapping[str, Scores], task: str) -> dict[str, tuple[float, float, float]]:
