@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitlab.class_paths import choice_text
 from vitlab.data.base import ImageData
-from vitlab.data.loading.pipeline import size_text
+from vitlab.data.loading.sizes import size_text
 from vitlab.interface import PAGE, has_grid, hparams_of, network, own_parts, path_of, redefines
 from vitlab.jobs.train.job import Job
 from vitlab.layers.custom import spare
