@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.figure import Figure
 from scipy import special
 from torch import Tensor
 
@@ -121,13 +122,8 @@ def analyze_cka(subject: Subject) -> Finding:
         >>> list(finding.table.columns)
         ['layer', 'against', 'other_layer', 'cka', 'cka_low', 'cka_high']
     """
+    _check_class_token(subject)
     limit = min(subject.num_images, MOST)
-    for each in (subject, subject.rival) if subject.tokens == "class" else ():
-        if each is not None and (each.net.cls_token is None or 0 in prefix_counts(each.net)):
-            raise UsageError(
-                f"cka of the class token needs networks that have one in each layer, and {each.name} does not; "
-                "use --tokens mean or flattened"
-            )
     own = layer_kernels(subject.net, subject.batches(limit=limit), subject.tokens)
     if len(own[0]) < LEAST:
         way = "set --num_images" if limit < LEAST else "the data has no more"
@@ -135,34 +131,46 @@ def analyze_cka(subject: Subject) -> Finding:
     pairs = {"itself": own}
     if (other := subject.rival) is not None:
         pairs[other.name] = layer_kernels(other.net, subject.batches_for(other, limit=limit), subject.tokens)
-    figure, axes = grid_of_axes(1, len(pairs), size=2.8, bar=True)
-    rows = []
-    for ax, (name, kernels) in zip(axes[0], pairs.items(), strict=True):
-        values = torch.tensor([[cka(k, m) for m in kernels] for k in own])
-        shown = heat(ax, values.numpy(), f"{subject.name} against {name}", vmin=0, vmax=1)
-        ax.invert_yaxis()
-        ax.set_xticks(range(len(kernels)), [str(j) for j in range(len(kernels))], fontsize=7)
-        ax.set_yticks(range(len(own)), [str(i) for i in range(len(own))], fontsize=7)
-        if max(values.shape) <= MOST_WRITTEN:
-            for (i, j), value in np.ndenumerate(values.numpy()):
-                ax.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=7, color="wk"[int(value > 0.5)])
-        ax.set_xlabel("blocks passed" + ("" if name == "itself" else f", {name}"), fontsize=8)
-        rows += [
-            {"layer": i, "against": name, "other_layer": j, "cka": (value := float(values[i, j]))}
-            | dict(zip(("cka_low", "cka_high"), cka_interval(value, own[i], kernels[j]), strict=True))
-            for i in range(len(own))
-            for j in range(len(kernels))
-        ]
-    axes[0, 0].set_ylabel("blocks passed", fontsize=8)
-    figure.colorbar(shown, ax=axes, shrink=0.8, label="CKA")
-    floor = [value for value in values.diagonal().tolist() if not math.isnan(value)] or [math.nan]
-    between = (
-        "--against another seed gives the noise floor"
-        if other is None
-        else f"layer for layer {min(floor):.2f} to {max(floor):.2f}, the noise floor if only the seed differs"
-    )
-    same = [str(i) for i, kernel in enumerate(own) if math.isnan(cka(kernel, kernel))]
+    values = {name: torch.tensor([[cka(k, m) for m in kernels] for k in own]) for name, kernels in pairs.items()}
+    rows = [
+        {"layer": i, "against": name, "other_layer": j, "cka": (value := float(values[name][i, j]))}
+        | dict(zip(("cka_low", "cka_high"), cka_interval(value, own[i], kernels[j]), strict=True))
+        for name, kernels in pairs.items()
+        for i in range(len(own))
+        for j in range(len(kernels))
+    ]
+    between = "--against another seed gives the noise floor"
+    if other is not None:
+        floor = [value for value in values[other.name].diagonal().tolist() if not math.isnan(value)] or [math.nan]
+        between = f"layer for layer {min(floor):.2f} to {max(floor):.2f}, the noise floor if only the seed differs"
+    same = [str(i) for i, value in enumerate(values["itself"].diagonal().tolist()) if math.isnan(value)]
     between += f"; after {', '.join(same)} blocks all images have the same features, alike to nothing" if same else ""
     what = {"mean": "mean of their patch tokens", "class": "class token", "flattened": "all tokens, cell by cell"}
     note = f"{len(own[0])} validation images, {what[subject.tokens]}, unbiased linear CKA; {between}"
-    return Finding(pd.DataFrame(rows), figure, note)
+    return Finding(pd.DataFrame(rows), _figure(subject.name, values), note)
+
+
+def _check_class_token(subject: Subject) -> None:
+    for each in (subject, subject.rival) if subject.tokens == "class" else ():
+        if each is not None and (each.net.cls_token is None or 0 in prefix_counts(each.net)):
+            raise UsageError(
+                f"cka of the class token needs networks that have one in each layer, and {each.name} does not; "
+                "use --tokens mean or flattened"
+            )
+
+
+def _figure(name: str, values: dict[str, Tensor]) -> Figure:
+    """Draw the CKA of the layers of a network, in rows, with those of each other one."""
+    figure, axes = grid_of_axes(1, len(values), size=2.8, bar=True)
+    for ax, (against, found) in zip(axes[0], values.items(), strict=True):
+        shown = heat(ax, found.numpy(), f"{name} against {against}", vmin=0, vmax=1)
+        ax.invert_yaxis()
+        for set_ticks, count in zip((ax.set_yticks, ax.set_xticks), found.shape, strict=True):
+            set_ticks(range(count), [str(i) for i in range(count)], fontsize=7)
+        if max(found.shape) <= MOST_WRITTEN:
+            for (i, j), value in np.ndenumerate(found.numpy()):
+                ax.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=7, color="wk"[int(value > 0.5)])
+        ax.set_xlabel("blocks passed" + ("" if against == "itself" else f", {against}"), fontsize=8)
+    axes[0, 0].set_ylabel("blocks passed", fontsize=8)
+    figure.colorbar(shown, ax=axes, shrink=0.8, label="CKA")
+    return figure

@@ -55,15 +55,7 @@ def read_table(
             table = pd.read_csv(file, **options)
         table = table.reset_index(drop=True)
         written = pd.read_csv(file, dtype=str, keep_default_na=False, na_values=[""], **options).reset_index(drop=True)
-        for name in table:
-            cells = written[name]
-            if table[name].dtype.kind in "iuf":  # beside numbers, NA is an empty cell
-                cells = cells.where(table[name].notna())
-            lost = name in text or _has_lost_words(table[name])
-            lost = lost or (name in classes and _is_rewritten(table[name], cells))
-            if lost or (name in groups and table[name].nunique() < cells.nunique()):
-                table[name] = cells
-        return table
+        return _as_written(table, written, text, classes, groups)
     except FileNotFoundError:
         raise ValueError(f"`data.path` must be a table, and there is no {file}") from None
     except UnicodeDecodeError as error:
@@ -71,6 +63,21 @@ def read_table(
         raise ValueError(f"`data.path` {file} must be UTF-8, and its line {line} is not: {error.reason}") from None
     except Exception as error:  # pandas and pyarrow can raise anything for a broken file
         raise ValueError(f"`data.path` {file} cannot be read: {error}") from None
+
+
+def _as_written(
+    table: "pd.DataFrame", written: "pd.DataFrame", text: Sequence[str], classes: Sequence[str], groups: Sequence[str]
+) -> "pd.DataFrame":
+    """Return a table with the cells as they are ``written`` in columns that would lose words, zeros or differences."""
+    for name in table:
+        cells = written[name]
+        if table[name].dtype.kind in "iuf":  # beside numbers, NA is an empty cell
+            cells = cells.where(table[name].notna())
+        lost = name in text or _has_lost_words(table[name])
+        lost = lost or (name in classes and _is_rewritten(table[name], cells))
+        if lost or (name in groups and table[name].nunique() < cells.nunique()):
+            table[name] = cells
+    return table
 
 
 def _without_index(table: "pd.DataFrame", columns: Sequence[str] | None) -> "pd.DataFrame":
