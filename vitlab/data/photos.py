@@ -80,15 +80,10 @@ class Photos(ImageData):
         if wrong := [text for name in class_names if (text := escaped(name)) != name]:
             raise ValueError(f"the class {wrong[0]} in {place} has a name that is not UTF-8: rename it")
         run = RUN.get()
-        small = are_small(sizes) or self.arrays
         if img_size is None:
+            small = are_small(sizes) or self.arrays
             img_size = (run and run.img_size) or (list(next(iter(sizes))) if small else 224)
-        if self.arrays:
-            whole = None if run and run.arrays_were_cut else next(iter(sizes))
-        elif run and run.knows_crop:
-            whole = run.native_size
-        else:
-            whole = next(iter(sizes)) if small and _covers(as_size(img_size, None), next(iter(sizes))) else None
+        whole = self._whole(sizes, as_size(img_size, None))
         packed = data.get("native_patch") and not self.arrays
         native = None if packed or (crop_scale, crop_pct) != (None, None) else whole
         if crop_pct is None and not packed:
@@ -101,6 +96,15 @@ class Photos(ImageData):
         if strange:
             where = "the training split" if parts.keys() > {"train"} else place
             self.notes.append(f"`data.class_map` {class_map} maps {preview(strange)}: no class of {where} is called so")
+
+    def _whole(self, sizes: Collection[Size], img_size: Size) -> Size | None:
+        """Return the size of images that are neither cropped in training nor in evaluation; None if they are."""
+        run, first = RUN.get(), next(iter(sizes), (0, 0))
+        if self.arrays:
+            return None if run and run.arrays_were_cut else first
+        if run and run.knows_crop:
+            return run.native_size
+        return first if are_small(sizes) and img_size[0] >= first[0] and img_size[1] >= first[1] else None
 
     def class_numbers(self) -> dict[str, int]:
         """Return the number of each class, by its name and by the other names in `class_map`."""
@@ -190,10 +194,6 @@ class Photos(ImageData):
             )
         self.class_names = list(class_names)
         self.read_again()
-
-
-def _covers(size: Size, other: Size) -> bool:
-    return size[0] >= other[0] and size[1] >= other[1]
 
 
 def are_small(sizes: Collection[Size]) -> bool:
