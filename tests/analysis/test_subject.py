@@ -7,6 +7,7 @@ from PIL import Image
 from small_nets import small_net
 from torchvision.transforms.functional import to_tensor
 
+from vitlab.analysis.features import analyze_knn
 from vitlab.analysis.outcomes.outcome import outcome_of
 from vitlab.analysis.subject import Subject
 from vitlab.data.known import Digits
@@ -50,6 +51,14 @@ def test_a_single_picture_needs_no_list_and_what_is_no_picture_is_refused(tmp_pa
     for wrong, kind in (([np.zeros((8, 8))], "ndarray"), ([], "none")):
         with pytest.raises(UsageError, match=f"^`pictures` must be PIL images or image files, got {kind}$"):
             Subject(net, to_tensor, pictures=wrong)
+
+
+def test_images_of_another_number_of_classes_than_the_network_tells_apart_have_no_accuracy(digits):
+    subject = Subject(small_net(num_classes=12), digits, num_images=16)
+    with pytest.raises(UsageError, match="these images have other classes than model, so accuracy cannot be measured"):
+        outcome_of(subject)
+    assert not subject.labels_known("shift") and subject.class_names[11] == "class 11"
+    assert analyze_knn(subject).table["classes"].tolist()[0] == "classes that the network was not trained on"
 
 
 def test_black_is_that_of_a_pixel_of_0():

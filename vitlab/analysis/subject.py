@@ -56,7 +56,7 @@ class Subject:
         query: Row and column of the patch whose attention is shown; None for the class token.
         other: Another network to compare with.
         split: Split that errors, confusion and calibration use completely.
-        is_elsewhere: Whether the data has other classes than the training.
+        is_elsewhere: Whether the data has other classes than the training; so it has if their number differs.
         task: The LightningModule that trained the network; None if there is none.
         tokens: By which tokens cka compares images: mean of the patches, class, or flattened.
         masks: Folder of masks for segmentation, with the names of the images.
@@ -107,6 +107,8 @@ class Subject:
         if isinstance(self.data, LoadedImages):
             self.data.name_targets(self.net.num_classes)
             self.classifies = self.data.targets["kind"] == "class"
+        if self.data.targets["kind"] == "class" and self.net.num_classes > 1:
+            self.is_elsewhere |= self.net.num_classes != self.data.num_classes
         self.net.predicts_labels = self.data.targets["kind"] == "multilabel" and not self.is_elsewhere
         self._check_images()
         if self.pictures is not None:
