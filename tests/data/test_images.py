@@ -16,7 +16,7 @@ from PIL import Image, features
 
 from vitlab.analysis.pictures import PreparedPictures
 from vitlab.data import FakeData
-from vitlab.data.files.decode import Decoding, ImageError, decode, decode_bytes, image_header
+from vitlab.data.files.decode import Decoding, ImageError, decode, decode_bytes, decode_opened, image_header
 from vitlab.data.loading.transforms import to_tensor
 from vitlab.jobs.load import _prepared, decoding_of
 
@@ -137,6 +137,12 @@ def test_a_large_photo_is_decoded_smaller_where_that_is_enough(tmp_path):
     data = (tmp_path / "x.jpg").read_bytes()
     sizes = [decode_bytes(data, "x.jpg", shrink=shrink).size for shrink in (None, 801, 400, 300, 101, 100)]
     assert sizes == [(1000, 800), (1000, 800), (500, 400), (500, 400), (250, 200), (125, 100)]
+
+
+@pytest.mark.parametrize("given", ["a.jpg", np.zeros((2, 2, 3), np.uint8)])
+def test_what_is_no_image_of_pillow_is_told_in_words(given):
+    with pytest.raises(ValueError, match=r"an image of Pillow, as PIL.Image.open\(FILE\) gives it, got a (str|ndarr)"):
+        decode_opened(given)
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path):

@@ -82,7 +82,7 @@ def _load_of_library(net: nn.Module, source: str) -> Loaded:
 
 def _in_mode(image: Image.Image, decoding: Decoding) -> Image.Image:
     """Return an image in the mode of the network, others than which transforms of other libraries do not take."""
-    return image if image.mode == decoding.mode else decode_opened(image, decoding)
+    return image if getattr(image, "mode", "") == decoding.mode else decode_opened(image, decoding)
 
 
 def exported_card(path: Path) -> dict[str, Any]:

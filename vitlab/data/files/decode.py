@@ -102,6 +102,9 @@ def decode_opened(image: Image.Image, how: Decoding = Decoding()) -> Image.Image
     >>> decode_opened(Image.new("LA", (1, 1))).getpixel((0, 0))
     (255, 255, 255)
     """
+    if not isinstance(image, Image.Image):
+        what = f"got a {type(image).__name__}"
+        raise ValueError(f"a transform takes an image of Pillow, as PIL.Image.open(FILE) gives it, {what}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about metadata
         return _to_mode(_upright(image), how)
