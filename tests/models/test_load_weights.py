@@ -276,6 +276,8 @@ def test_maes_table_is_compared_with_the_formula_and_mocos_is_refused(path):
     torch.save(to_timm(saved.state_dict(), SinCos2d((4, 4), 16, style="moco").table()), path)
     with pytest.raises(ValueError, match="not that of the formula"):
         load_weights(model, path)
+    with pytest.raises(ValueError, match=r"does not fit the model: .* of another shape \(cls_token \(1, 1, 16\), not"):
+        load_weights(tiny(pos_embed="sincos2d", embed_dim=32), path)  # of which the table is the least
 
 
 SCALED = {"class_path": "learned", "init_args": {"scale": 0.3}}

@@ -354,6 +354,8 @@ def _drop_formula(state: State, model: VisionTransformer, grid: Grid) -> tuple[S
     pos_embed, table = model.pos_embed, state.get("pos_embed.weight")
     if table is None or not isinstance(pos_embed, SinCosPosEmbed) or pos_embed.trainable:
         return state, []
+    if table.shape[-1] != model.embed_dim:  # of another network, of which this is the least
+        return state, []
     tolerance = 1e-6 if isinstance(pos_embed, SinCos1d) else 1e-5  # published 2-D tables were computed in float32
     if not same_table(table[0], pos_embed.chosen_scale * pos_embed.formula(grid), tolerance):
         raise ValueError(
