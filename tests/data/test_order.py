@@ -8,7 +8,7 @@ import pytest
 import torch
 from lightning.pytorch.trainer.states import RunningStage
 from timm.data.distributed_sampler import RepeatAugSampler
-from torch.utils.data import DataLoader, SubsetRandomSampler
+from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler
 
 from vitlab.data import Digits
 from vitlab.data.loading.loader import evaluate_samples_once
@@ -232,6 +232,23 @@ def test_a_sampler_of_a_users_own_draws_each_sample_once_where_processes_have_ot
         assert sorted(seen) == list(range(10))
         epochs.append(seen)
     assert epochs[0] != epochs[1]
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from range(4)
+
+
+def test_samples_without_numbers_are_told_to_be_read_by_each_process():
+    connector = L.Trainer(accelerator="cpu", barebones=True)._data_connector
+    evaluate_samples_once(SimpleNamespace(_data_connector=connector))
+    given = DataLoader(Stream(), batch_size=2)
+    assert connector._prepare_dataloader(given, shuffle=False, mode=RunningStage.VALIDATING) is given
+    place = {"num_replicas": 2, "rank": 0}
+    connector.trainer = SimpleNamespace(distributed_sampler_kwargs=place)
+    connector._requires_distributed_sampler = lambda loader: False  # as Lightning has it
+    with pytest.warns(UserWarning, match="Stream is an IterableDataset, which each of 2 processes reads whole"):
+        assert connector._prepare_dataloader(given, shuffle=False, mode=RunningStage.VALIDATING) is given
 
 
 def test_a_batch_that_processes_cannot_share_is_refused():

@@ -10,9 +10,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from vitlab.data.files.splits import Indices
 from vitlab.data.loading.order import EvalOrder, Step, TrainOrder
@@ -189,6 +197,10 @@ def evaluate_samples_once(trainer: Any) -> None:
 def _prepared(connector: Any, loader: Any, shuffle: bool, mode: Any) -> Any:
     """Return a loader with the share of this process, in place of the method of Lightning's data connector."""
     place = connector.trainer.distributed_sampler_kwargs or {}
+    if isinstance(getattr(loader, "dataset", None), IterableDataset) and place.get("num_replicas", 1) > 1:
+        whole = f"is an IterableDataset, which each of {place['num_replicas']} processes reads whole"
+        way_out = "unless it divides its samples itself: then set `deals_samples = True` in the data"
+        rank_zero_warn(f"{type(loader.dataset).__name__} {whole}, in training and evaluation, {way_out}")
     divides = isinstance(loader, DataLoader) and connector._requires_distributed_sampler(loader)
     if divides and not isinstance(loader.sampler, RandomSampler | SequentialSampler):
         loader, sampler = copy.copy(loader), SameDraws(loader.sampler)
