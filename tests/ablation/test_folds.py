@@ -125,6 +125,10 @@ def test_the_table_has_mean_spread_and_interval_of_the_finished_folds(tmp_path):
         (["base.yaml", "--workers=0"], "argument --workers: must be a whole number, 1 or more, got 0"),
         (["base.yaml", "--workers=x"], "argument --workers: must be a whole number, 1 or more, got x"),
         (["base.yaml", "--data.fold=1/2"], "`data.fold` is set by cross-validation"),
+        (
+            ["base.yaml", "--trainer.devices=2"],
+            "`trainer.devices` is set by cross-validation: a fold runs on one device",
+        ),
         (["base.yaml", "--seed_everything=1"], "use `--seed`"),
         (["base.yaml", "--init_from=last"], "must name its run: `last` is another one when it goes on"),
         (["base.yaml", "--init_from", "mae"], 'no run or checkpoint called "mae"'),

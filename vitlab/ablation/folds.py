@@ -117,6 +117,8 @@ def cross_validate(
     if owned := [key for key, _ in settings if key in _OWNED]:
         what = "use `--seed`" if owned[0] == "seed_everything" else "the folds define the validation images"
         raise UsageError(f"`{owned[0]}` is set by cross-validation: {what}")
+    if any(key == "trainer.devices" and value not in (1, "auto") for key, value in settings):
+        raise UsageError("`trainer.devices` is set by cross-validation: a fold runs on one device")
     if left := [key for key, _ in settings if key in _OF_WEIGHTS]:
         raise UsageError(f"`{left[0]}` is no option of cross-validation: {_OF_WEIGHTS[left[0]]}")
     start = {key: str(value) for key, value in settings if key == "init_from"}
