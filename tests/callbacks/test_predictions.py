@@ -88,6 +88,14 @@ def test_targets_are_those_that_the_task_measured_wherever_a_step_of_the_users_t
         assert (table["target"] == table["prediction"]).mean() == pytest.approx(found["val/acc1"])
 
 
+def test_a_measurement_after_the_training_leaves_the_page_as_it_is(tmp_path):
+    """It was one of a running training, which loads itself again and again."""
+    (tmp_path / "config.yaml").write_text("")
+    page = LivePage()
+    trainer(tmp_path, page).validate(task(), loader(), verbose=False)
+    assert page.losses == [] and not (tmp_path / "look.html").exists()
+
+
 @pytest.mark.parametrize("sampler", ["drawn at random", "listed", "of batches"])
 def test_an_image_has_its_own_index_or_none_where_the_order_that_was_drawn_is_unknown(tmp_path, sampler):
     places, data = [11, 4, 0, 7, 2, 9], TensorDataset(IMAGES, torch.arange(12) % 3)

@@ -79,7 +79,7 @@ class LivePage(Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Record the loss and write the page."""
-        if trainer.sanity_checking or not trainer.is_global_zero:
+        if trainer.sanity_checking or not trainer.is_global_zero or trainer.state.fn != "fit":
             return
         if (loss := trainer.callback_metrics.get("val/loss")) is not None:
             self.losses.append(float(loss))
