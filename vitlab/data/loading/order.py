@@ -257,11 +257,12 @@ def fixed_order(count: int) -> Indices:
 class EvalOrder:
     """The order of evaluation: every sample once, for any number of processes.
 
-    All processes have the same number of batches, so that none waits for another, unless batches are single images.
+    All processes have the same number of batches, so that none waits for another.
 
     Args:
         n: Number of samples.
-        batch_size: Samples per step, over all processes; rounded down to a multiple of ``world``.
+        batch_size: Samples per step, over all processes; rounded down to a multiple of ``world``, but at least two for
+            each of several processes, as single ones could not be divided evenly.
         rank: Rank of this process, in 0..world-1.
         world: Number of processes.
         tokens: Numbers of tokens, if they differ, as in :class:`TrainOrder`.
@@ -270,7 +271,7 @@ class EvalOrder:
     def __init__(self, n: int, batch_size: int, rank: int = 0, world: int = 1, tokens: Tokens | None = None) -> None:
         self.epoch, self.tokens = 0, tokens
         self.indices = np.arange(rank, n, world)
-        share = max(batch_size // world, 1)
+        share = max(batch_size // world, min(world, 2))
         if tokens:
             ends = [tokens.starts(np.arange(r, n, world), share) for r in range(world)]
             self.cuts = ends[rank][1:-1]
@@ -280,7 +281,7 @@ class EvalOrder:
             return
         cuts = list(range(share, len(self.indices), share))
         most = -(-n // world)  # samples of rank 0
-        if share > 1 and len(self.indices) and len(cuts) + 1 < -(-most // share):
+        if len(self.indices) and len(cuts) + 1 < -(-most // share):
             cuts.append(len(self.indices) - 1)  # one sample fewer than rank 0, yet as many batches
         self.cuts = cuts
 
