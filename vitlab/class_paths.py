@@ -215,14 +215,8 @@ def build(key: str, cls: Any, args: Mapping[str, Any], offered: Mapping[str, Any
     try:
         return cls(*first, **{name: value for name, value in offered.items() if name in parameters} | dict(args))
     except (TypeError, ValueError) as error:
-        twice = re.search(r"multiple values for keyword argument '(\w+)'", str(error))
-        way_out = f"; a `{twice[1]}` of its own in `__init__` is not passed on with `**kwargs`" if twice else ""
-        raise ValueError(f"`{key}`: {path} refuses its arguments: {one_line(error, 2000)}{way_out}") from error
-    except KeyError as error:  # of a parameter or buffer
-        if taken := re.fullmatch(r"attribute '(\w+)' already exists", str(error.args[0])):
-            raise ValueError(taken_name(key, path, taken[1])) from error
-        raise
-    except (AttributeError, NotImplementedError) as error:  # the second of a base class that calls what it lacks
+        raise ValueError(f"`{key}`: {path} refuses its arguments: {one_line(error, 2000)}") from error
+    except (AttributeError, KeyError, NotImplementedError) as error:
         if re.search(r"before Module\.__init__|no attribute '_modules'", str(error)):
             raise ValueError(_without_super(key, path)) from error
         raise ValueError(f"`{key}`: {path} cannot be built: {in_own_code(error) or named_line(error)}") from error
@@ -270,15 +264,6 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield from (parameter for parameter in value.parameters() if parameter.requires_grad)
     elif getattr(value, "requires_grad", None) is True and value.is_leaf:
         yield value
-
-
-def taken_name(key: str, path: str, name: str) -> str:
-    """Return what to do about a tensor or module of a class under a name that its base class needs.
-
-    >>> taken_name("pos_embed", "mypkg.Mine", "bias")
-    '`pos_embed`: mypkg.Mine has a parameter, buffer or module `bias`, a name of its base class: call it otherwise'
-    """
-    return f"`{key}`: {path} has a parameter, buffer or module `{name}`, a name of its base class: call it otherwise"
 
 
 def build_choice(key: str, value: Any, words: Mapping[Any, Any], kind: Any, offered: Mapping[str, Any]) -> Any:

@@ -719,7 +719,8 @@ class Named(PosEmbed):
 def test_a_tensor_or_module_by_a_name_of_the_base_class_is_refused_in_one_line() -> None:
     for name in ("bias", "order", "queries", "owner"):
         for is_module in (False, True):
-            with pytest.raises(ValueError, match=f"Named has a parameter, buffer or module `{name}`, a name of its ba"):
+            told = f"has a module `{name}`, a name of its base" if is_module else f"line .*'{name}' already exists"
+            with pytest.raises(ValueError, match=rf"`pos_embed`: .*Named .*{told}"):
                 net_of(spec(Named, name=name, is_module=is_module))
     for name in ("scale", "resize", "table"):
         assert name in dict(net_of(spec(Named, name=name)).pos_embed.named_parameters())

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from inspect import Parameter
 from typing import Any, Literal, TypedDict
 
-from vitlab.class_paths import ClassSpec, build_part, choice_text, find_class, name_and_args, taken_name
+from vitlab.class_paths import ClassSpec, build_part, choice_text, find_class, name_and_args
 from vitlab.layers.plain import goes_around
 from vitlab.layers.pos_embed.added import AddedPosEmbed, Factorized, Fourier, Learned, SinCos1d, SinCos2d
 from vitlab.layers.pos_embed.base import PosEmbed, PosEmbedJoin
@@ -157,7 +157,8 @@ def _check_built(
 ) -> None:
     """Refuse what a class of the user's was given and has not followed, and parts that its base class hides."""
     if hidden := next((part for part in module._modules if hasattr(type(module), part)), None):
-        raise ValueError(taken_name("pos_embed", f"{type(module).__module__}.{type(module).__qualname__}", hidden))
+        path = f"{type(module).__module__}.{type(module).__qualname__}"
+        raise ValueError(f"`pos_embed`: {path} has a module `{hidden}`, a name of its base class: call it otherwise")
     if not same_size(module.grid_size, grid_size):
         (h, w), (own_h, own_w) = grid_size, module.grid_size
         way = "its constructor must pass the grid on, as in `super().__init__(grid_size)`"
