@@ -1,7 +1,6 @@
 """Classification with a trained network as teacher."""
 
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Unpack
@@ -14,7 +13,7 @@ from vitlab.interface import class_names
 from vitlab.models.create import library_network, stated_classes
 from vitlab.models.load import load_network
 from vitlab.models.vit import VisionTransformer
-from vitlab.models.weights_file import read_weights
+from vitlab.models.weights_file import facts_beside, read_weights
 from vitlab.notebook import check_classes
 from vitlab.runs.directory import RunDir, file_of_weights, find_run
 from vitlab.shipped import LIBRARIES, card_beside
@@ -180,17 +179,16 @@ def read_teacher(source: str) -> Teacher:
 def _find_weights(source: str) -> tuple[Path, dict[str, Any]]:
     """Return the file of weights, with the mean, std, units and class names of its training data."""
     path = file_of_weights(source)
-    description = card_beside(path)
-    if description.is_file():
-        exported = json.loads(description.read_text())
-        if exported.get("format") == "safetensors":
-            images, targets = exported["images"], exported.get("targets")
-            return path, {**images, "class_names": exported["outputs"], "targets": targets}
-        if form := exported.get("format"):
-            way_out = "give its run, or what `vitlab export --to safetensors` writes of it"
-            raise ValueError(f"`model.teacher`: {path} is exported for other programs ({form}): {way_out}")
+    exported = facts_beside(path)
+    if exported.get("format") == "safetensors":
+        return path, {**exported["images"], "class_names": exported["outputs"], "targets": exported.get("targets")}
+    if form := exported.get("format"):
+        way_out = "give its run, or what `vitlab export --to safetensors` writes of it"
+        raise ValueError(f"`model.teacher`: {path} is exported for other programs ({form}): {way_out}")
     if not RunDir.around(path).config.is_file():
-        raise ValueError(f"`model.teacher`: {path} is not in a run, and has no {description.name} of `vitlab export`")
+        raise ValueError(
+            f"`model.teacher`: {path} is not in a run, and has no {card_beside(path).name} of `vitlab export`"
+        )
     run, checkpoint = find_run(str(path))
     check_classes(run.path)
     return checkpoint, dict(run.data)
