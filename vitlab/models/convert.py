@@ -53,7 +53,7 @@ def rename_positions(
             state[new_name] = new_value
     if tables:
         state["pos_embed.bias_table"] = torch.stack([tables[i] for i in sorted(tables)])
-    return _fuse_projections(state)
+    return fuse_projections(state)
 
 
 def _head_freqs(freqs: Tensor, num_heads: int | None) -> Tensor:
@@ -98,20 +98,24 @@ def _patch_of(count: int, known: tuple[int, int, int] | None) -> tuple[int, int,
     raise ValueError(f"the file's patches have {count} numbers, which are not {what}")
 
 
-def _fuse_projections(state: State) -> State:
+def fuse_projections(state: State) -> State:
     """Return the state with separate q, k, v projections, and the two halves of a gated MLP, fused into one layer each.
 
-    A bias that is missing, such as that of the keys in BEiT and EVA, is zero.
+    A bias that is missing, such as that of the keys in BEiT, EVA and DINOv3, is zero; an MLP may have one half alone.
+
+    Example:
+        >>> fuse_projections({"blocks.0.attn.q_bias": torch.ones(1), "blocks.0.attn.v_bias": torch.ones(1)})
+        {'blocks.0.attn.qkv.bias': tensor([1., 0., 1.])}
     """
-    fused = {}
+    fused: State = {}
     for name, value in state.items():
-        if query := re.fullmatch(r"(.+\.attn\.)q_(?:proj\.(weight|bias)|(bias))", name):
-            kind = query[2] or query[3]
-            parts = [state.get(name.replace(".q_", f".{x}_"), torch.zeros_like(value)) for x in "qkv"]
-            fused[f"{query[1]}qkv.{kind}"] = torch.cat(parts)
-        elif ".mlp.fc1_g." in name:
-            fused[name.replace("_g", "")] = torch.cat([value, state[name.replace("_g", "_x")]])
-        elif not re.search(r"\.attn\.[kv]_(?:bias|proj\.)|\.mlp\.fc1_x\.", name):
+        if part := re.fullmatch(r"(.+\.attn\.)[qkv]_(proj\.weight|(?:proj\.)?bias)", name):
+            parts = [state.get(f"{part[1]}{x}_{part[2]}", torch.zeros_like(value)) for x in "qkv"]
+            fused[f"{part[1]}qkv.{part[2].removeprefix('proj.')}"] = torch.cat(parts)
+        elif half := re.fullmatch(r"(.+\.mlp\.fc1)_[gx]\.(weight|bias)", name):
+            names = [f"{half[1]}_{x}.{half[2]}" for x in "gx"]
+            fused[f"{half[1]}.{half[2]}"] = torch.cat([state[each] for each in names if each in state])
+        else:
             fused[name] = value
     return fused
 

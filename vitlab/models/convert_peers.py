@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vitlab.errors import did_you_mean, one_line
 from vitlab.models.arguments import ModelArgs
-from vitlab.models.convert import fold_prefix_positions, mlp_ratio_of
+from vitlab.models.convert import fold_prefix_positions, fuse_projections, mlp_ratio_of
 from vitlab.models.weights_file import WeightsFile
 from vitlab.tokenizers.splits import pair
 
@@ -41,10 +41,12 @@ _RENAMED = [  # of transformers to ours, in this order; the first of each kind i
     (r"^(?:encoder\.|model\.)?layers?\.(\d+)\.", r"blocks.\1."),
     (r"\.(?:layernorm_before|layer_norm1)\.", ".norm1."),
     (r"\.(?:layernorm_after|layer_norm2)\.", ".norm2."),
-    (r"\.(?:self_attn|attention)\.(?:attention\.)?([qkv])(?:_proj|uery|ey|alue)\.", r".attn.\1."),
+    (r"\.(?:self_attn|attention)\.(?:attention\.)?([qkv])(?:_proj|uery|ey|alue)\.", r".attn.\1_proj."),
     (r"\.(?:self_attn|attention)\.(?:o_proj|out_proj|output\.dense)\.", ".attn.proj."),
     (r"\.layer_scale([12])\.lambda1$", r".ls\1.gamma"),
     (r"\.(?:intermediate\.dense|mlp\.weights_in)\.", ".mlp.fc1."),
+    (r"\.mlp\.gate_proj\.", ".mlp.fc1_g."),
+    (r"\.mlp\.up_proj\.", ".mlp.fc1_x."),
     (r"^(blocks\.\d+)\.output\.dense\.|\.mlp\.(?:weights_out|down_proj)\.", r"\1.mlp.fc2."),
     (r"^(?:layernorm|post_layernorm)\.", "norm."),
     (r"^classifier\.", "head."),
@@ -280,18 +282,11 @@ def hf_state(state_dict: State) -> State:
     if "reg_token" in renamed and not renamed["reg_token"].shape[1]:
         del renamed["reg_token"]
     state: State = {}
-    for key, value in renamed.items():
-        if match := re.fullmatch(r"(blocks\.\d+\.attn)\.[qkv]\.(weight|bias)", key):
-            if (fused := f"{match[1]}.qkv.{match[2]}") not in state:
-                parts = [renamed.get(f"{match[1]}.{x}.{match[2]}", torch.zeros_like(value)) for x in "qkv"]
-                state[fused] = torch.cat(parts)  # a bias that is missing, such as that of keys, is one of zeros
-        elif match := re.fullmatch(r"(.+\.mlp)\.up_proj\.(weight|bias)", key):
-            gate = renamed.get(f"{match[1]}.gate_proj.{match[2]}")
-            state[f"{match[1]}.fc1.{match[2]}"] = value if gate is None else torch.cat([gate, value])
-        elif match := re.fullmatch(r"attn_pool\.attention\.in_proj_(weight|bias)", key):
+    for key, value in fuse_projections(renamed).items():
+        if match := re.fullmatch(r"attn_pool\.attention\.in_proj_(weight|bias)", key):
             third = len(value) // 3
             state |= {f"attn_pool.q.{match[1]}": value[:third], f"attn_pool.kv.{match[1]}": value[third:]}
-        elif not re.search(r"\.gate_proj\.|^pooler\.|mask_token$", key):
+        elif not re.search(r"^pooler\.|mask_token$", key):
             state[key] = value
     for key, value in list(state.items()):  # DINOv3 can do without some biases
         if re.fullmatch(r"blocks\.\d+\.(attn\.proj|mlp\.fc[12])\.weight", key):
