@@ -136,11 +136,8 @@ class AnyNetwork(nn.Module):
         if self.head is None:
             raise UsageError(f"this needs the features before a linear head, and {self.name} does not end in one")
         found: list[Tensor] = []
-        hook = self.head.register_forward_pre_hook(lambda module, args: found.append(args[0]))
-        try:
+        with removed_after([self.head.register_forward_pre_hook(lambda module, args: found.append(args[0]))]):
             self(images)
-        finally:
-            hook.remove()
         return found[-1].flatten(1)
 
     @torch.no_grad()
