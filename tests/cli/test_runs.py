@@ -156,6 +156,15 @@ def test_a_damaged_run_does_not_hide_the_others(place, capsys):
     assert "left out runs/b: runs/b/results.json is damaged" in error and "0.9" in out
 
 
+@pytest.mark.parametrize("content", [b"a: [", b"a: \xff\n", b"- a\n"])
+def test_a_damaged_configuration_is_one_line(place, content, capsys):
+    Path("runs/b/config.yaml").write_bytes(content)
+    assert main(["runs", "list", "--where", "model.depth=3"]) == 0
+    assert "left out runs/b: runs/b/config.yaml is damaged: " in capsys.readouterr().err
+    assert main(["runs", "show", "b"]) == 2
+    assert capsys.readouterr().err.startswith("vitlab: runs/b/config.yaml is damaged: ")
+
+
 def test_runs_diff_shows_what_two_runs_were_given_differently(place, capsys):
     assert main(["runs", "diff", "a", "b", "--json"]) == 0
     rows = {row["key"]: row for row in json.loads(capsys.readouterr().out)}

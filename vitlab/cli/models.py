@@ -2,12 +2,15 @@
 
 import fnmatch
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from vitlab.class_paths import choice_text, name_and_args
 from vitlab.cli.lines import show, show_rows
 from vitlab.config.arguments import CommandParser, add_formats
+from vitlab.config.keys import class_and_arguments
+from vitlab.config.yaml_files import read_own
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.models.sizes import AGAIN, PUBLISHED, SIZES
 from vitlab.shipped import HOME
@@ -90,16 +93,12 @@ def _one(name: str) -> str:
 
 def _configs() -> dict[str, dict[str, Any]]:
     """Return the model arguments of each ImageNet config, from ./configs and from those that vitlab ships."""
-    import yaml
-
     found: dict[str, dict[str, Any]] = {}
     for folder in (Path("configs"), HOME / "configs"):
         for path in sorted((folder / "imagenet").glob("*.yaml")):
-            try:
-                arguments = yaml.safe_load(path.read_text())["model"]["init_args"]
-            except (OSError, yaml.YAMLError, KeyError, TypeError):  # not a config: `vitlab fit` says what is wrong
-                continue
-            found.setdefault(f"configs/imagenet/{path.name}", arguments)
+            with suppress(OSError, ValueError):  # not a config: `vitlab fit` says what is wrong
+                _, arguments = class_and_arguments(read_own(path), "model")
+                found.setdefault(f"configs/imagenet/{path.name}", arguments)
     return found
 
 

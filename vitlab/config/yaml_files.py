@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import yaml
 
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, one_line
 
 NODES = 100_000  # values in one file
 DEPTH = 200  # values within values
@@ -101,10 +101,17 @@ def parse_own(text: str) -> Any:
 
 
 def read_own(path: Path) -> dict[str, Any]:
-    """Return the content of a YAML file of a run; the fast parser reads what cannot multiply."""
-    text = path.read_text()
-    is_plain = "&" not in text and text.count("[") + text.count("{") <= _FLOW and yaml.__with_libyaml__
-    content = parse_own(text) if is_plain else parse_yaml(text, str(path))
+    """Return the content of a YAML file of a run; the fast parser reads what cannot multiply.
+
+    Raises:
+        UsageError: It is no YAML, or not keys and values.
+    """
+    try:
+        text = path.read_text()
+        is_plain = "&" not in text and text.count("[") + text.count("{") <= _FLOW and yaml.__with_libyaml__
+        content = parse_own(text) if is_plain else parse_yaml(text, str(path))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is damaged: {one_line(error)}") from error
     if not isinstance(content or {}, dict):
         raise UsageError(f"{path} is damaged: it must contain keys and values")
     return content or {}

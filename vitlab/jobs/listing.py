@@ -181,7 +181,7 @@ def list_runs(
     for run in runs:
         try:
             rows.append(run_facts(run, asked) | {"run": _place(run, places)})
-        except (UsageError, OSError, yaml.YAMLError) as error:
+        except (UsageError, OSError) as error:
             damaged[str(run.path)] = one_line(error)
     for key in asked if rows else ():
         if not any(key in row for row in rows):
@@ -207,7 +207,7 @@ def _place(run: RunDir, places: Sequence[str]) -> str:
 def _known_names(run: RunDir) -> Iterable[str]:
     try:
         return [*run_facts(run), *NETWORK, *config_of_run(run)]
-    except (UsageError, OSError, yaml.YAMLError):
+    except (UsageError, OSError):
         return ()
 
 

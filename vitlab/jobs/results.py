@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from vitlab.class_paths import choice_text
 from vitlab.config.arguments import config_paths
 from vitlab.config.keys import class_and_arguments, key_of
@@ -51,7 +49,7 @@ def record(run: RunDir) -> dict[str, Any]:
         raise UsageError(f"{run.path} has no accuracy on its test split{why}")
     facts, model, data = run.record, run.model, run.data
     splits: dict[str, Any] = dict(data.get("splits") or {})  # unknown of data that are not vitlab's
-    config = yaml.safe_load(run.config.read_text())
+    config = read_own(run.config)
     _, network = class_and_arguments(config, "model")  # of a network of the user's, anything
     return {
         "command": command_of(facts, first_settings(run)),
