@@ -208,12 +208,12 @@ def test_an_analysis_says_at_once_that_its_folder_cannot_be_written(run, capsys)
     assert "analysis; choose another folder with --output" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("file", ["results", "model"])
+@pytest.mark.parametrize("file", ["results.json", "model.json", "config.yaml"])
 def test_a_damaged_record_is_one_line_before_the_work(run, capsys, file):
-    (run / f"{file}.json").write_text('{"grid": 3, "val": ')
+    (run / file).write_text('{"grid": 3, "val": ')
     assert main(["validate", str(run)]) == 2
     said = capsys.readouterr()
-    assert f"{file}.json is damaged" in said.err and said.err.count("\n") == 1
+    assert f"{file} is damaged" in said.err and said.err.count("\n") == 1
 
 
 def test_a_foreign_profiler_or_callback_writes_nothing_when_a_run_is_measured(run, tmp_path):

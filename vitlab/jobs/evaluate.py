@@ -21,7 +21,7 @@ from vitlab.class_metrics import by_class, confusion, over_classes
 from vitlab.config.keys import key_as_typed, key_of
 from vitlab.config.options import Policy, check_resize
 from vitlab.config.parser import VitlabCLI, settings, user_mistakes
-from vitlab.config.yaml_files import parse_own
+from vitlab.config.yaml_files import read_own
 from vitlab.data.base import ImageData, protocol_of
 from vitlab.data.record import TRAINED_ON, Trained, measured, read_numbers
 from vitlab.errors import MISTAKES, UsageError, escaped, what_failed
@@ -364,4 +364,4 @@ def _write(run: RunDir, split: str, result: dict[str, Any], predictions: pd.Data
                 predictions.to_parquet(beside, index=False)
         run.update("results.json", **{split: result})
         numbers = {f"{split}/{k}": v for k, v in metrics_and_n(result).items()}
-        add_result(run, parse_own(run.config.read_text()), numbers | {f"{split}/weights": result["checkpoint"]})
+        add_result(run, read_own(run.config), numbers | {f"{split}/weights": result["checkpoint"]})

@@ -21,7 +21,7 @@ from vitlab.config.arguments import config_paths, values_of, without_flags
 from vitlab.config.keys import flatten_as_typed
 from vitlab.config.parser import VitlabCLI, class_at, settings, user_mistakes
 from vitlab.config.trust import changed_code, check_import, may_import
-from vitlab.config.yaml_files import parse_own, parse_yaml, read_yaml, yaml_text
+from vitlab.config.yaml_files import parse_yaml, read_own, read_yaml, yaml_text
 from vitlab.data.base import ImageData
 from vitlab.data.files.splits import SplitName
 from vitlab.data.photos import Photos
@@ -209,7 +209,7 @@ def _without_callbacks(run: RunDir) -> list[str]:
     """Return arguments that drop callbacks of Lightning, which evaluation does not need, and untrusted ones."""
     from lightning.pytorch import callbacks
 
-    given = (parse_own(run.config.read_text()).get("trainer") or {}).get("callbacks")
+    given = (read_own(run.config).get("trainer") or {}).get("callbacks")
     listed = given if isinstance(given, list) else [given]
 
     def is_own(one: Any) -> bool:
@@ -222,7 +222,7 @@ def _without_callbacks(run: RunDir) -> list[str]:
 
 def one_device(run: RunDir) -> list[str]:
     """Return arguments for one device of this machine, which may differ from the one that trained."""
-    trainer = parse_own(run.config.read_text()).get("trainer") or {}
+    trainer = read_own(run.config).get("trainer") or {}
     accelerator = "cpu" if trainer.get("accelerator") == "cpu" else "auto"
     settings = {"accelerator": accelerator, "devices": 1, "num_nodes": 1, "strategy": "auto"}
     return [f"--trainer.{key}={value}" for key, value in settings.items()]
