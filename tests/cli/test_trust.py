@@ -216,6 +216,12 @@ def test_a_damaged_record_is_one_line_before_the_work(run, capsys, file):
     assert f"{file} is damaged" in said.err and said.err.count("\n") == 1
 
 
+def test_a_damaged_configuration_is_one_line_for_an_export(run, capsys):
+    (run / "config.yaml").write_text("a: [")
+    assert main(["export", str(run), "--to", "safetensors"]) == 2
+    assert capsys.readouterr().err.startswith(f"vitlab: {run}/config.yaml is damaged: ")
+
+
 def test_a_foreign_profiler_or_callback_writes_nothing_when_a_run_is_measured(run, tmp_path):
     config = yaml.safe_load((run / "config.yaml").read_text())
     outside = tmp_path / "outside"

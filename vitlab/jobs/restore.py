@@ -291,6 +291,7 @@ def load_data_state(data: Any, run: RunDir, checkpoint: Path) -> None:
 
 def _without_files(run: RunDir, facts: dict[str, Any]) -> dict[str, Any]:
     """Return the configuration with data that can be built without its files."""
+    read_own(run.config)  # refuses a damaged one
     content = get_loader("yaml")(run.config.read_text())  # as it is read again
     path = content["data"]["class_path"]
     check_import(path)
