@@ -216,10 +216,14 @@ def test_a_damaged_record_is_one_line_before_the_work(run, capsys, file):
     assert f"{file} is damaged" in said.err and said.err.count("\n") == 1
 
 
-def test_a_damaged_configuration_is_one_line_for_an_export(run, capsys):
+def test_a_damaged_configuration_is_one_line_with_and_without_weights(run, capsys):
     (run / "config.yaml").write_text("a: [")
     assert main(["export", str(run), "--to", "safetensors"]) == 2
     assert capsys.readouterr().err.startswith(f"vitlab: {run}/config.yaml is damaged: ")
+    for path in (*run.glob("checkpoints/*"), *run.glob("weights/*")):
+        path.unlink()
+    assert main(["analyze", "cost", str(run)]) == 2
+    assert capsys.readouterr().err.startswith(f"vitlab: {run} has no checkpoint any more: the run is done")
 
 
 def test_a_foreign_profiler_or_callback_writes_nothing_when_a_run_is_measured(run, tmp_path):

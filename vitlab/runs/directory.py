@@ -175,7 +175,9 @@ class RunDir:
         """Return a sentence on why there is none, as far as configuration and status tell."""
         import yaml  # not for the help of a command
 
-        config = yaml.safe_load(self.config.read_text()) if is_there(self.config) else None
+        config = None
+        with suppress(yaml.YAMLError, UnicodeDecodeError):  # a damaged one does not tell
+            config = yaml.safe_load(self.config.read_text()) if is_there(self.config) else None
         if isinstance(config, dict) and (config.get("trainer") or {}).get("enable_checkpointing") is False:
             return f"{self.path} has no checkpoint: it was trained with `trainer.enable_checkpointing=false`"
         if self.record.get("status") == "done":
