@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from vitlab.config.arguments import as_arguments, refuse_other_keys
 from vitlab.config.guesses import FOR_RUN
 from vitlab.config.options import Policy, check_topk
-from vitlab.config.yaml_files import parse_own
+from vitlab.config.yaml_files import read_own
 from vitlab.errors import UsageError, escaped, not_finite
 from vitlab.jobs.exported import Dynamic, ExportOptions, Form, export_path
 from vitlab.jobs.terminal import lightning_quieted, open_terminal, terminal_as_it_was
@@ -103,7 +103,7 @@ class Run:
     @property
     def config(self) -> dict[str, Any]:
         """The resolved configuration."""
-        return parse_own(self._directory.config.read_text())
+        return read_own(self._directory.config)
 
     @property
     def metrics(self) -> "pd.DataFrame":
