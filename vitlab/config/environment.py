@@ -5,7 +5,6 @@ import re
 
 from vitlab.config.arguments import config_paths, flags_of
 from vitlab.config.keys import flatten_as_typed, key_as_typed
-from vitlab.config.yaml_files import read_yaml
 from vitlab.shipped import find_file
 
 NAME = re.compile(r"PL_(?:FIT__)?((?:TRAINER|MODEL|DATA|CHECKPOINT)(?:__\w+)?|CONFIG|SEED_EVERYTHING)")
@@ -48,6 +47,8 @@ def with_environment(words: list[str]) -> list[str]:
     named = {found[1]: value for name, value in os.environ.items() if (found := NAME.fullmatch(name))}
     if not named:
         return words
+    from vitlab.config.yaml_files import read_yaml  # and PyYAML, only where such a variable is set
+
     first = [f"--config={named.pop('CONFIG')}"] if "CONFIG" in named else []
     files = [find_file(path, "--config") for path in config_paths([*first, *words])]
     given = {key_as_typed(flag.name) for flag in flags_of(words)}
