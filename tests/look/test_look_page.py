@@ -35,6 +35,7 @@ from vitlab.layers.attention import Attention
 from vitlab.look.charts import line_chart, matrix_chart, pair_chart, sparkline
 from vitlab.look.diagram import architecture, levels_of, steps_of
 from vitlab.look.facts import (
+    config_of,
     environment,
     first_words,
     logged_curves,
@@ -128,6 +129,14 @@ def measured(folder, right, names=("a", HOSTILE)):
 
 def outcome(run):
     return outcome_facts(run, predictions_of(run))
+
+
+@pytest.mark.parametrize("fact", [config_of, first_words])
+def test_a_page_says_which_configuration_is_damaged(fact, tmp_path):
+    run = RunDir(tmp_path)
+    run.config.write_text("model: [")
+    with pytest.raises(UsageError, match=r"config\.yaml is damaged"):
+        fact(run)
 
 
 def test_a_thousand_classes_are_a_table_of_the_most_frequent_confusions(tmp_path):

@@ -14,7 +14,7 @@ from vitlab.analysis.outcomes.calibration import calibration_error, reliability
 from vitlab.class_metrics import confusion
 from vitlab.class_paths import choice_text
 from vitlab.config.keys import class_and_arguments, dotted
-from vitlab.config.yaml_files import parse_own
+from vitlab.config.yaml_files import read_own
 from vitlab.data.files.splits import SplitName
 from vitlab.jobs.listing import record_of
 from vitlab.look.analysis_page import as_html
@@ -46,7 +46,7 @@ def config_of(run: RunDir) -> dict[str, str]:
         >>> config_of(RunDir("runs/first"))["data"]
         'vitlab.Digits'
     """
-    content = parse_own(run.config.read_text()) if run.config.is_file() else {}
+    content = read_own(run.config) if run.config.is_file() else {}
     return dotted(content)
 
 
@@ -149,7 +149,7 @@ def first_words(run: RunDir) -> list[str]:
     record: dict[str, Any] = dict(run.record)
     ending = record.get("ending") or {}
     words = [f"{run_status(run, record)}{': ' if ending else ''}{ending['text'] if ending else ''}"]
-    content = parse_own(run.config.read_text()) if run.config.is_file() else {}
+    content = read_own(run.config) if run.config.is_file() else {}
     (model, args), (data, _) = (class_and_arguments(content, part) for part in ("model", "data"))
     size = parameters_of(run.read("model.json"))
     network = [(model or "unknown").rpartition(".")[2]]
