@@ -7,7 +7,6 @@ import pickle
 import socket
 import subprocess
 import sys
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,8 @@ import yaml
 
 import vitlab
 from vitlab.cli.main import main
-from vitlab.config.parts import PARTS
+from vitlab.config.parts import PARTS, import_parts
+from vitlab.errors import UsageError
 
 PACKAGE = Path(vitlab.__file__).parent
 CONFIG = str(PACKAGE.parent / "configs" / "vit.yaml")
@@ -40,7 +40,7 @@ PLACES = ["data", "model", "trainer.callbacks", "trainer.logger", "trainer.strat
     [
         *zip(PAYLOADS, PLACES, strict=True),
         *((payload, "data") for payload in PAYLOADS[1:]),
-        *product(["evil.Data"], [*PLACES, *(f"model.{name}" for name in PARTS)]),
+        *(("evil.Data", place) for place in (*PLACES, "model.pos_embed", "model.metrics")),
     ],
 )
 def test_a_class_path_runs_nothing_outside_the_allowed_packages(here, capsys, monkeypatch, payload, place):
@@ -54,6 +54,16 @@ def test_a_class_path_runs_nothing_outside_the_allowed_packages(here, capsys, mo
     assert payload.split(".")[-1].lower() in error.lower()
     assert not (here / "executed").exists()
     assert "evil" not in sys.modules
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_no_part_of_a_task_imports_what_nobody_trusts(here, monkeypatch, name):
+    (here / "evil.py").write_text("open('executed', 'w')\nclass Data: pass\n")
+    monkeypatch.syspath_prepend(here)
+    for value in ("evil.Data", {"class_path": "evil.Data"}, [{"class_path": "evil.Data"}]):
+        with pytest.raises(UsageError, match=r"evil\.Data"):
+            import_parts({name: value})
+    assert not (here / "executed").exists() and "evil" not in sys.modules
 
 
 def test_a_custom_package_is_imported_when_trusted(here, capsys, monkeypatch):
