@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 import vitlab
 from vitlab.config.strategies import _flat, _shard
-from vitlab.runs.generations import WRITING, BackgroundCheckpointIO, keep, tensor_bytes
+from vitlab.runs.generations import WRITING, BackgroundCheckpointIO, rotate, tensor_bytes
 from vitlab.runs.shards import write_shards
 
 ROUNDS = 5
@@ -43,7 +43,7 @@ def alone(folder: Path) -> tuple[dict[str, list[float]], int]:
     for step in range(2 * ROUNDS):
         kind = list(waits)[step % 2]
         files = BackgroundCheckpointIO()
-        files.finish = partial(keep, folder, ["last"], {"step": step})
+        files.finish = partial(rotate, folder, ["last"], {"step": step})
         started = time.perf_counter()
         files.save_checkpoint(content, folder / WRITING)
         if kind == BLOCKING:
@@ -72,7 +72,7 @@ def shared(rank: int, folder: Path) -> None:
             get_optimizer_state_dict(net, optimizer, options=options),
         )
         if "sharded" in kind:
-            parts = {k: v.detach().clone() for k, v in _flat(weights, [moments["state"]]).items()}
+            parts = {k: v.detach().clone() for k, v in _flat({"state_dict": weights}, [moments["state"]]).items()}
             files.begin(partial(write_shards, parts, folder / f"{step}", rank, writers), folder / WRITING, 0)
         elif rank == 0:
             files.save_checkpoint({"state_dict": weights, "optimizer_states": [moments]}, folder / WRITING)
