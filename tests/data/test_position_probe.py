@@ -113,6 +113,14 @@ def accuracy(task, pos_embed, global_pool="token", lr_mult=1.0, seed=1):
     return 100 * torch.cat(right).mean().item()
 
 
+def test_places_are_not_learned_from_mirrored_images():
+    PositionProbe("bag", augment="crop-flip").setup("fit")
+    mirrored = PositionProbe("rel", augment=["crop-flip"])
+    assert len(mirrored.read("test").labels) == 2000  # which are not mirrored
+    with pytest.raises(ValueError, match=r"crop-flip mirrors images, and the classes of `data.task: rel` are places"):
+        mirrored.setup("fit")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("pos_embed", [pytest.param(n, marks=[pytest.mark.rare] * (n != "none")) for n in NAMES])
 def test_every_method_solves_the_task_that_needs_no_positions(pos_embed):

@@ -270,7 +270,15 @@ class PositionProbe(ImageData):
             raise ValueError(f"`data.task` must be one of {', '.join(get_args(ProbeTask))}, got {task!r}")
         side = _GRID * _CELL
         super().__init__(native_size=(side, side), in_chans=1, class_names=_TASKS[task], test_share=0.5, **data)
-        self.task = task
+        self.task, augment = task, data.get("augment", "none")
+        self.mirrors = "crop-flip" in ([augment] if isinstance(augment, str) else augment)
+
+    def setup(self, stage: str) -> None:
+        """Build what a stage needs; places are not learned from mirrored images."""
+        if stage == "fit" and self.mirrors and self.task != "bag":
+            what = f"the classes of `data.task: {self.task}` are places"
+            raise ValueError(f"`data.augment`: crop-flip mirrors images, and {what}: leave it out")
+        super().setup(stage)
 
     def read(self, part: Part) -> TensorImages:
         """Draw the training or the test images; every call returns the same."""
