@@ -83,6 +83,16 @@ def test_a_vit_of_transformers_computes_the_same(name):
     assert_equal(random_net(name, *EQUAL[name]))
 
 
+def test_a_vit_whose_patches_do_not_fill_its_images_is_compared_at_its_own_size(tmp_path):
+    theirs = random_net("ViTForImageClassification", "ViT", MLP | {"image_size": 36})  # takes images of no other size
+    theirs.save_pretrained(tmp_path)
+    ours = create_model(f"hf:{tmp_path}").eval()
+    assert ours.img_size == (32, 32)
+    images = torch.randn(2, 3, 36, 36)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(images[..., :32, :32]), theirs(images).logits, atol=1e-4, rtol=0)
+
+
 def test_a_model_without_layer_biases_and_with_a_plain_mlp_computes_the_same():
     assert_equal(random_net("DINOv3ViTModel", "DINOv3ViT", MLP | {"proj_bias": False, "key_bias": True}))
     assert_equal(random_net("DINOv3ViTModel", "DINOv3ViT", MLP | {"query_bias": False, "value_bias": True}))

@@ -350,7 +350,9 @@ def same_network(theirs: nn.Module, file: WeightsFile, arguments: Mapping[str, A
         del asked["attn"]  # normalized queries show in the weights
     ours = VisionTransformer(**{**built, **asked}).eval()
     load_weights(ours, file)
-    size = getattr(getattr(theirs, "patch_embed", None), "img_size", None) or ours.img_size
+    config = getattr(theirs, "config", None)  # of transformers
+    stated = getattr(getattr(config, "vision_config", config), "image_size", ours.img_size)
+    size = getattr(getattr(theirs, "patch_embed", None), "img_size", None) or pair("image_size", stated)
     images = torch.randn(1, ours.in_chans, *size, generator=torch.Generator().manual_seed(0))
     value = next(theirs.parameters(), torch.empty(0))
     full = torch.promote_types(value.dtype, torch.float32)  # half-precision outputs differ by more than is checked
