@@ -56,7 +56,8 @@ def read_index(root: str) -> tuple[dict[str, Any], np.ndarray]:
                 raise Unusable(f"{root} has shards and no {INDEX}: {way}") from None
             if is_remote(root):
                 raise
-            raise Unusable(f"`data.root` must be a folder that `vitlab pack` has written, got {root}") from None
+            way = "; --data=ImageFolder reads photos as they are" if os.path.isdir(root) else ""
+            raise Unusable(f"`data.root` must be a folder that `vitlab pack` has written, got {root}{way}") from None
     try:
         header, rows = archive.rows_in(content)
         version = header["version"]
