@@ -81,8 +81,12 @@ def test_what_follows_a_training_on_several_processes_is_done_by_each_alone(run,
         return run
 
     monkeypatch.setattr("vitlab.jobs.train.fit.fit", train)
+    monkeypatch.setattr("vitlab.api._together", False)  # which the end of the test restores
     assert vitlab.fit("t2t", SHORT, quiet=True).status == "done"
     assert not torch.distributed.is_initialized()
+    with pytest.raises(ValueError, match="this script has trained on several processes, which all run it"):
+        vitlab.fit("t2t", SHORT, quiet=True)
+    monkeypatch.setattr("vitlab.api._together", False)
     monkeypatch.setenv("WORLD_SIZE", "2")  # as torchrun does, whose processes measure together
     (tmp_path / "met").unlink(missing_ok=True)
     vitlab.fit("t2t", SHORT, quiet=True)

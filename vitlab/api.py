@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from vitlab.ablation.lab import Lab
     from vitlab.jobs.load import Loaded
 
+_together = False  # whether this process has trained with others, which go on with the caller's script, too
+
 
 def fit(
     config: PathLike | Sequence[PathLike] | None = None,
@@ -75,6 +77,9 @@ def fit(
     """
     from vitlab.jobs.train.fit import fit as train
 
+    if _together:
+        raise UsageError("this script has trained on several processes, which all run it: train again in another one")
+    was_connected = _is_connected()  # by the caller
     trust(trust_imports)
     files = [config] if isinstance(config, str | os.PathLike) else list(config or ())
     if resume and not (model is None and data is None):
@@ -97,12 +102,19 @@ def fit(
         with terminal_as_it_was(), as_it_was() as kept:
             run = Run(train([*words, *as_arguments(parts), *as_arguments(overrides)], options).path)
             kept.random = run.record.get("seed") is not False  # without a seed, the next run goes on drawing
-            _leave_group()
+            if not was_connected and _is_connected():
+                _leave_group()
             return run
     except Stopped as stopped:
         if stopped.args[0] == signal.SIGINT:
             raise KeyboardInterrupt from stopped
         raise
+
+
+def _is_connected() -> bool:
+    from torch import distributed
+
+    return distributed.is_available() and distributed.is_initialized()
 
 
 def _leave_group() -> None:
@@ -111,11 +123,13 @@ def _leave_group() -> None:
     Their sums over processes would count each image of a later measurement several times. Those that torchrun or srun
     has started measure together.
     """
+    global _together
     from torch import distributed
 
     from vitlab.runs.launch import is_launched
 
-    if distributed.is_available() and distributed.is_initialized() and not is_launched():
+    _together = True
+    if not is_launched():
         distributed.destroy_process_group()
 
 

@@ -32,7 +32,11 @@ from vitlab.shipped import LIBRARIES, find_file
 from vitlab.stats import interval
 from vitlab.tables import columns
 
-_OWNED = ("data.fold", "data.val_share", "data.split_file", "seed_everything")
+_OWNED = {  # what cross-validation sets itself, and why
+    **dict.fromkeys(("data.fold", "data.val_share", "data.split_file"), "the folds define the validation images"),
+    "seed_everything": "use `--seed`",
+    "trainer.devices": "a fold runs on one device",
+}
 _OF_WEIGHTS = {  # options of `vitlab fit` that an ablation does not take, and what serves in their place
     "resize": "set `resize` in the init_args of `model.pos_embed`",
     "init_grid": 'state the network of the weights in FILE.json beside them, {"network": {"img_size": 224, ...}}',
@@ -114,11 +118,8 @@ def cross_validate(
     """
     if folds is not None and folds < 2:
         raise UsageError(f"`--folds` must be at least 2, got {folds}")
-    if owned := [key for key, _ in settings if key in _OWNED]:
-        what = "use `--seed`" if owned[0] == "seed_everything" else "the folds define the validation images"
-        raise UsageError(f"`{owned[0]}` is set by cross-validation: {what}")
-    if any(key == "trainer.devices" and value not in (1, "auto") for key, value in settings):
-        raise UsageError("`trainer.devices` is set by cross-validation: a fold runs on one device")
+    if owned := [key for key, value in settings if key in _OWNED and (key, value) != ("trainer.devices", 1)]:
+        raise UsageError(f"`{owned[0]}` is set by cross-validation: {_OWNED[owned[0]]}")
     if left := [key for key, _ in settings if key in _OF_WEIGHTS]:
         raise UsageError(f"`{left[0]}` is no option of cross-validation: {_OF_WEIGHTS[left[0]]}")
     start = {key: str(value) for key, value in settings if key == "init_from"}
