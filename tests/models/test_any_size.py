@@ -159,9 +159,12 @@ def test_a_list_that_cannot_be_packed_is_refused_in_one_line(more, sizes, line):
         net_of("learned", **more)([torch.randn(size) for size in sizes])
 
 
-@pytest.mark.rare  # tests/cli/test_export_sizes.py traces some in any case
-@pytest.mark.parametrize("tokenizer", ["patch", "t2t"])
-@pytest.mark.parametrize("name", NAMES)
+ONE_GRAPH = [(["learned", "alibi2d", "rope2d"], "patch")]  # a table, a bias, a rotation
+ONE_GRAPH += [pytest.param(name, split, marks=pytest.mark.rare) for split in ("patch", "t2t") for name in NAMES]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "tokenizer"), ONE_GRAPH)
 def test_one_graph_serves_three_sizes(name, tokenizer):
     check_one_graph(net_of(name, tokenizer=tokenizer, depth=1))
 
