@@ -6,7 +6,7 @@ Flags, config files, runs and checkpoints of older versions are read by it; stat
 import sys
 from collections.abc import Container, Mapping, Sequence
 from inspect import signature
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 from vitlab.class_paths import name_and_args
 from vitlab.layers.attention import AttnChoice
@@ -181,41 +181,8 @@ def _with_policy(entries: Sequence[Any], given: Mapping[str, Any]) -> list[Any]:
     return new
 
 
-def moved(  # its names and types are those of the old flags; OldArgs shows them to type checkers
-    tokenizer: TokenizerChoice,
-    pos_embed: PosEmbedChoice,
-    block: BlockChoice,
-    attn: AttnChoice,
-    *,
-    flexi_patch: Sequence[int] | None = None,
-    qk_scale: float | None = None,
-    qk_norm: bool | None = None,
-    value_skip: bool | None = None,
-    pos_embed_trainable: bool | None = None,
-    pos_embed_join: PosEmbedJoin | None = None,
-    pos_embed_resize: ResizePolicy | None = None,
-    rope_theta: float | None = None,
-    se_reduction: int | None = None,
-    ghost: bool | None = None,
-    dense_blocks: Sequence[int] | None = None,
-    dense_growth: int | None = None,
-    attn_gate: bool | None = None,
-    attn_dropout: float | None = None,
-    t2t_attn: T2TAttn | None = None,
-    t2t_kernels: Sequence[int | Sequence[int]] | None = None,
-    t2t_strides: Sequence[int | Sequence[int]] | None = None,
-    t2t_dilations: Sequence[int | Sequence[int]] | None = None,
-    t2t_padding: PaddingName | None = None,
-    t2t_dim: int | Sequence[int] | None = None,
-    t2t_num_heads: int | None = None,
-    t2t_mlp_ratio: float | None = None,
-    t2t_qkv_bias: bool | None = None,
-    t2t_qk_scale: float | None = None,
-    t2t_value_skip: bool | None = None,
-    t2t_act_layer: ActChoice | None = None,
-    t2t_norm_layer: NormChoice | None = None,
-    t2t_dropout: float | None = None,
-    t2t_features: int | None = None,
+def moved(
+    tokenizer: TokenizerChoice, pos_embed: PosEmbedChoice, block: BlockChoice, attn: AttnChoice, **old: Unpack[OldArgs]
 ) -> tuple[TokenizerChoice, PosEmbedChoice, BlockChoice, AttnChoice]:
     """Return tokenizer, position embedding, block and attention with the options that were given by old names.
 
@@ -223,5 +190,5 @@ def moved(  # its names and types are those of the old flags; OldArgs shows them
         >>> moved("patch", "rope2d", "plain", "softmax", rope_theta=50.0)[1]
         {'class_path': 'rope2d', 'init_args': {'theta': 50.0}}
     """
-    new = upgrade(dict(locals()))
+    new = upgrade({"tokenizer": tokenizer, "pos_embed": pos_embed, "block": block, "attn": attn, **old})
     return new["tokenizer"], new["pos_embed"], new["block"], new["attn"]
