@@ -41,7 +41,6 @@ GROUND = {
     "interface",
     "errors",
     "lazy",
-    "lightning_overhead",
     "notebook",
     "objects",
     "packed_batch",

@@ -16,14 +16,12 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
-from lightning.pytorch.profilers import PassThroughProfiler
 from torch import Tensor
 
 from vitlab.callbacks.steps import Speed, Steps, images, is_cut, logged, means, step_of_loggers
 from vitlab.errors import Stopped, UsageError, named_line, one_line, preview
 from vitlab.interface import is_task
 from vitlab.layers.precision import unscale
-from vitlab.lightning_overhead import Unprofiled, search_no_driver
 from vitlab.runs.directory import RunDir
 from vitlab.runs.fence import Fence, Fenced
 from vitlab.runs.overwrite import forget
@@ -74,9 +72,6 @@ class RunRecord(Callback):
 
     def on_fit_start(self, trainer: Any, pl_module: L.LightningModule) -> None:
         """Write the facts of the run."""
-        if type(trainer.profiler) is PassThroughProfiler:
-            trainer.profiler = Unprofiled()
-        search_no_driver()
         if trainer.world_size > 1:  # whichever process is left at the end writes the last record
             token = trainer.strategy.broadcast(self.run.fence.token if self.run.fence else None)
             self.run.fence = self.run.fence or (token and Fence(self.run.path, token))

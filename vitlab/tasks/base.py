@@ -15,7 +15,6 @@ from vitlab.class_paths import ClassSpec
 from vitlab.interface import Weighted, loss_and_sums, skipped_unless, trained
 from vitlab.layers.compiled import CompileMode, compile_parts, mark_batch
 from vitlab.layers.precision import full_tensor, norm_of_gradients
-from vitlab.lightning_overhead import FastHookName, with_cached_signature
 from vitlab.models.arguments import NetworkArgs
 from vitlab.models.build import projections
 from vitlab.models.old_names import OLD
@@ -43,7 +42,7 @@ from vitlab.tasks.optimizer import (
 from vitlab.tasks.sizes import check_forms, take_sizes, weights_seen
 
 
-class Task(Named, FastHookName, L.LightningModule):
+class Task(Named, L.LightningModule):
     """Train a Vision Transformer, by default with AdamW, linear warm-up and a cosine schedule, both by step.
 
     Args:
@@ -200,7 +199,6 @@ class Task(Named, FastHookName, L.LightningModule):
         seed_step(self._stream_seed, self.current_epoch, batch_idx, self.global_rank, self.device)
         self.net.start_step(self.global_step)
 
-    @with_cached_signature
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         (loss, measures), n = loss_and_sums(self, batch), len(batch[0])
         sums: dict[str, Any] = {"loss": in_32_bits(loss.detach()) * n, **measures, "n": n}
