@@ -103,9 +103,8 @@ def fuse_projections(state: State) -> State:
 
     A bias that is missing, such as that of the keys in BEiT, EVA and DINOv3, is zero; an MLP may have one half alone.
 
-    Example:
-        >>> fuse_projections({"blocks.0.attn.q_bias": torch.ones(1), "blocks.0.attn.v_bias": torch.ones(1)})
-        {'blocks.0.attn.qkv.bias': tensor([1., 0., 1.])}
+    >>> fuse_projections({"blocks.0.attn.q_bias": torch.ones(1), "blocks.0.attn.v_bias": torch.ones(1)})
+    {'blocks.0.attn.qkv.bias': tensor([1., 0., 1.])}
     """
     fused: State = {}
     for name, value in state.items():
@@ -186,9 +185,8 @@ def rename_blocks(state: State) -> State:
             new = "mlp.cheap" if "mlp" in rest else "attn.qkv.cheap" if ghost[2] else f"attn.qkv.linear.{ghost[1]}"
             renamed[f"{block}.{new}"] = cheap
         elif not re.match(r"attn\.[kv]\.|(attn|mlp)\.cheap_operation", rest):
-            renamed[f"{block}.{rest.replace('linear.', 'transition.0.') if rest.startswith('linear.') else rest}"] = (
-                value
-            )
+            rest = re.sub(r"^linear\.", "transition.0.", rest)
+            renamed[f"{block}.{rest}"] = value
     return renamed
 
 
@@ -359,10 +357,8 @@ def full_precision(state: State) -> State:
         >>> full_precision({"cls_token": torch.zeros(1, 1, 8).bfloat16()})["cls_token"].dtype
         torch.float32
     """
-    return {
-        name: value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
-        for name, value in state.items()
-    }
+    half = (torch.float16, torch.bfloat16)
+    return {name: value.float() if value.dtype in half else value for name, value in state.items()}
 
 
 def _rename(state_dict: State, old: str, new: str) -> State:
