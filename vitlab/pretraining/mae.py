@@ -78,6 +78,12 @@ class MAE(Task):
             rule = "must be divisible by 4, for its positions, and by `decoder_heads`"
             raise ValueError(f"`decoder_dim` {rule}, got {decoder_dim} and {decoder_heads} heads")
         refuse_supervised("MAE", task)
+        if task.get("fc_norm"):
+            where = "moves the last normalization behind the pooling, and `model: MAE` pools nothing"
+            raise ValueError(f"`fc_norm` {where}: leave it out")
+        if (pool := task.get("global_pool", "token")) not in ("token", "avg", "max"):
+            layer = f"the layer of `global_pool: {choice_text(pool)}`"
+            raise ValueError(f"`model: MAE` does not train {layer}: choose token, avg or max")
         super().__init__(num_outputs=0, measured=MetricCollection({}), **task)
         net, n = self.net, self.net.grid_size[0] * self.net.grid_size[1]
         net.pools_nothing = True  # type: ignore[assignment]  # so that weights that pool otherwise fit, too
@@ -236,15 +242,6 @@ def refuse_supervised(name: str, task: TaskArgs) -> None:
     """Refuse arguments that have no meaning for a task without labels."""
     parts = upgrade(task)
     task = {**task, **name_and_args("tokenizer", parts.get("tokenizer", "patch"))[1]}  # type: ignore[typeddict-item]
-    for key, why in (
-        ("flexi_patch", GRID.format(name)),
-        ("metrics", f"need outputs, and `model: {name}` has none"),
-    ):
+    for key, why in (("flexi_patch", GRID.format(name)), ("metrics", f"need outputs, and `model: {name}` has none")):
         if task.get(key):
             raise ValueError(f"`{key}` {why}: leave it out")
-    if name == "MAE" and task.get("fc_norm"):
-        where = "moves the last normalization behind the pooling, and `model: MAE` pools nothing"
-        raise ValueError(f"`fc_norm` {where}: leave it out")
-    if name == "MAE" and task.get("global_pool", "token") not in ("token", "avg", "max"):
-        what = choice_text(task["global_pool"])
-        raise ValueError(f"`model: MAE` does not train the layer of `global_pool: {what}`: choose token, avg or max")
