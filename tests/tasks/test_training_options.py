@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from vitlab.callbacks.ema import EMA
 from vitlab.data import Digits
 from vitlab.interface import batches_of_a_step, images_of_batch
+from vitlab.layers.precision import norm_of_gradients
 from vitlab.optim import describe_groups
 from vitlab.tasks import Classifier, LinearProbe
 from vitlab.tasks.optimizer import build_optimizer
@@ -249,13 +250,13 @@ def test_a_step_takes_the_mean_gradient_of_its_batches_however_many_they_are(acc
 
     class Norms(L.Callback):
         def on_before_optimizer_step(self, trainer, pl_module, optimizer):
-            norms.append(float(pl_module.gradient_norm()))
+            norms.append(float(norm_of_gradients(pl_module)))
 
     form = Stream if is_stream else lambda images: images
     trainer = fit(task, [Norms()], repeats=3, form=form, max_epochs=1, max_steps=3, accumulate_grad_batches=accumulated)
     images, labels = next(iter(trainer.train_dataloader))
     task.train_loss(task.net(images), labels).backward()
-    assert norms == pytest.approx([float(task.gradient_norm())] * math.ceil(3 / accumulated), rel=1e-4)
+    assert norms == pytest.approx([float(norm_of_gradients(task))] * math.ceil(3 / accumulated), rel=1e-4)
     assert is_stream or [batches_of_a_step(trainer, batch) for batch in range(3)] == batches
 
 

@@ -14,7 +14,6 @@ from vitlab import interface
 from vitlab.class_paths import ClassSpec
 from vitlab.interface import Weighted, loss_and_sums, skipped_unless, trained
 from vitlab.layers.compiled import CompileMode, compile_parts, mark_batch
-from vitlab.layers.precision import full_tensor, norm_of_gradients
 from vitlab.models.arguments import NetworkArgs
 from vitlab.models.build import projections
 from vitlab.models.old_names import OLD
@@ -305,10 +304,6 @@ class Task(Named, L.LightningModule):
         self._summed = self.global_step
         if gradient_clip_val or self.hparams["nan_loss"] == "skip":  # 0 turns it off, as in Lightning
             clip_or_skip(self, optimizer, gradient_clip_val, gradient_clip_algorithm)
-
-    def gradient_norm(self) -> Tensor:
-        """Return the norm of all gradients together."""
-        return full_tensor(norm_of_gradients(self))
 
     def optimizer_groups(self, factor: float = 1.0) -> list[dict[str, Any]]:
         """Return the parameter groups: those of the network, and what a task has beside it, at the peak rate.
