@@ -58,8 +58,7 @@ def written(key: str, value: Any, used: list[str] | None = None) -> Any:
     if isinstance(value, functools.partial):
         return _spec(key, value.func, _named(key, value.func, value.args, value.keywords), used)
     if isinstance(value, FunctionType | BuiltinFunctionType | ModuleType):
-        what = "a lambda" if getattr(value, "__name__", "") == "<lambda>" else f"the {type(value).__name__} "
-        what += "" if what == "a lambda" else value.__name__
+        what = "a lambda" if value.__name__ == "<lambda>" else f"the {type(value).__name__} {value.__name__}"
         raise UsageError(
             f"`{key}`: {what} cannot be written into a configuration: give a class, as in MyClass, an object of one, "
             "or functools.partial(MyClass, width=3)"

@@ -264,19 +264,13 @@ def _check_validated(trainer: Any, name: str, metric: str) -> None:
     """
     if trainer is None:
         return
-    every, batches = trainer.check_val_every_n_epoch, max(1, trainer.num_training_batches)
-    first = every or (trainer.val_check_batch or 0) / batches  # the epoch, from 1, with the first validation
-    if not trainer.enable_validation:
-        why = "`trainer.limit_val_batches=0` makes none" if trainer.limit_val_batches == 0 else "there are no images"
-    elif 0 < trainer.max_epochs < first:
-        key = "check_val_every_n_epoch" if every else "val_check_interval"
-        why = f"`trainer.{key}` puts the first after `trainer.max_epochs={trainer.max_epochs}`"
-    else:
-        return
-    raise UsageError(
-        f"`lr_scheduler`: {name} needs validations, which measure {metric}, and {why}: validate, or take a schedule "
-        "that follows no metric, such as cosine"
-    )
+    first = trainer.check_val_every_n_epoch or (trainer.val_check_batch or 0) / max(1, trainer.num_training_batches)
+    if not trainer.enable_validation or 0 < trainer.max_epochs < first:  # the epoch, from 1, with the first validation
+        raise UsageError(
+            f"`lr_scheduler`: {name} follows {metric}, which no validation of this training will measure: let `trainer."
+            "limit_val_batches`, `check_val_every_n_epoch` or `val_check_interval` make one, or take a schedule that "
+            "follows no metric, such as cosine"
+        )
 
 
 class _KeepsCounts:
