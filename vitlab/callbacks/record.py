@@ -121,7 +121,7 @@ class RunRecord(Callback):
         """Write a row every ``log_every_n_steps`` and at the end of an epoch."""
         if self.waiting and self.has_stepped(trainer):
             self.settle()
-        self._steps.add(trainer, pl_module, outputs, batch, batch_idx)
+        self._steps.add(pl_module, outputs, batch, batch_idx)
         self._batches += 1
         if self._is_due(trainer, batch_idx, trainer.global_step):
             self._flush(trainer, pl_module, batch_idx)

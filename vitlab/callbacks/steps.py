@@ -62,14 +62,14 @@ class Steps:
         if is_task(task):
             task.grad_norm = None
 
-    def add(self, trainer: Any, task: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def add(self, task: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Add a step."""
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         added: Mapping[str, Any] = {}
         if is_task(task):
             self.grad_norm, added, task.train_sums = task.grad_norm, task.train_sums, {}
         if not is_task(task) or redefines(task, "training_step"):
-            added = _returned(trainer, task, loss, samples(batch) or 1, batch_idx, added)
+            added = _returned(task, loss, samples(batch) or 1, batch_idx, added)
         before = self.sums
         self.sums = before | {name: before.get(name, 0) + value for name, value in added.items()}
         if loss is None and task.automatic_optimization:
@@ -99,13 +99,10 @@ class Steps:
         self.sums = self._before = {name: value if is_first else 0.0 for name, value in sums.items()}
 
 
-def _returned(
-    trainer: Any, task: Any, loss: Any, n: int, batch_idx: int, measured: Mapping[str, Any]
-) -> dict[str, Any]:
+def _returned(task: Any, loss: Any, n: int, batch_idx: int, measured: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sums of a batch of ``n`` images by the loss that a ``training_step`` of the user's returns for it.
 
     Args:
-        trainer: The trainer.
         task: The module.
         loss: What its step returns; None skips the batch.
         n: Number of images, 1 for a batch in a form of the user's own.
@@ -118,6 +115,7 @@ def _returned(
     if not task.automatic_optimization:  # of processes, some may return a loss and some none
         sums |= {"loss": 0, "without_loss": 0 if isinstance(loss, Tensor) else n}
     if isinstance(loss, Tensor):  # Lightning has divided it, vitlab's step by the batches that there are
+        trainer = task.trainer
         batches = batches_of_a_step(trainer, batch_idx) if measured else trainer.accumulate_grad_batches
         sums["loss"] = loss.detach() * batches * n
     return sums | {name: value for name, value in measured.items() if name not in ("loss", "n", "skipped")}

@@ -68,9 +68,9 @@ class Watch(Callback):
         port = trainer.strategy.broadcast(self._server.port if self._server else None)
         host = os.environ.get("MASTER_ADDR", "127.0.0.1")
         self.store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=self.patience))
-        self.store.set(self._key(self.rank), json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+        self.store.set(f"process{self.rank}", json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
         trainer.strategy.barrier("vitlab watch")
-        self.peers = {r: json.loads(self.store.get(self._key(r))) for r in range(self.world) if r != self.rank}
+        self.peers = {r: json.loads(self.store.get(f"process{r}")) for r in range(self.world) if r != self.rank}
         self._thread.start()
         CONNECTED.set()
 
@@ -117,9 +117,6 @@ class Watch(Callback):
         """End the thread: C++ aborts an interpreter that exits while the thread calls the store."""
         self._end.set()
         self._thread.join(5)
-
-    def _key(self, rank: int) -> str:
-        return f"process{rank}"
 
     def _watch(self, parent: int) -> None:
         """Check the launcher and the time of the last answer; another thread asks the store, which may never answer."""
