@@ -258,10 +258,9 @@ def _of_tokenizer(part: nn.Module) -> dict[str, Any]:
         return {"t2t_qk_scale": part.scale}
     if not isinstance(part, T2TTokenizer | ConvStem):
         return {}
-    own = part.windows if isinstance(part, ConvStem) else (part.splits, part.dilations, part.padding)
-    splits, dilations, padding = own
-    kernels, strides, _ = zip(*splits, strict=True)
-    return {"t2t_kernels": kernels, "t2t_strides": strides, "t2t_dilations": dilations, "t2t_padding": padding}
+    kernels, strides, _ = zip(*part.splits, strict=True)
+    own = {"t2t_kernels": kernels, "t2t_strides": strides}
+    return own | {"t2t_dilations": part.dilations, "t2t_padding": part.padding}
 
 
 def _is_plain(value: Any) -> bool:

@@ -45,9 +45,9 @@ class ConvStem(nn.Module):
         t2t_padding: PaddingName = "zero",
     ) -> None:
         super().__init__()
-        splits = soft_splits(t2t_kernels, t2t_strides, t2t_padding)
-        dilations = split_dilations(t2t_dilations, len(splits))
-        self.windows = (splits, dilations, t2t_padding)
+        self.padding: PaddingName = t2t_padding
+        self.splits = splits = soft_splits(t2t_kernels, t2t_strides, t2t_padding)
+        self.dilations = dilations = split_dilations(t2t_dilations, len(splits))
         self.grid_size = self.grid_of(img_size)
         self.patch_size = token_step(splits)
         widths = [in_chans, *stage_widths(t2t_dim, len(splits) - 1), embed_dim]
@@ -65,4 +65,4 @@ class ConvStem(nn.Module):
 
     def grid_of(self, img_size: tuple[int, int]) -> tuple[int, int]:
         """Return the rows and columns of tokens for this image height and width."""
-        return split_grids(img_size, *self.windows)[-1]
+        return split_grids(img_size, self.splits, self.dilations, self.padding)[-1]
