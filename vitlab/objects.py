@@ -7,7 +7,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
@@ -176,7 +176,7 @@ def _change(thing: Any) -> str:
 
 def _settings(thing: Any) -> Iterator[tuple[str, Any]]:
     """Yield what arguments decide of an object of vitlab and somebody may change later, by name, as it is now."""
-    for place, module in thing.named_modules() if hasattr(thing, "named_modules") else [("", thing)]:
+    for place, module in _modules(thing):
         cls: Any = unsharded_class(module)
         yield f"{place}.__class__".lstrip("."), cls
         arguments = _argument_names(cls)
@@ -185,6 +185,11 @@ def _settings(thing: Any) -> Iterator[tuple[str, Any]]:
                 yield f"{place}.{name}".lstrip("."), repr(value) if _is_plain(value) else type(value)
     yield from _hparams(thing)
     yield from _trained(thing)
+
+
+def _modules(thing: Any) -> Iterable[tuple[str, Any]]:
+    """Return an object and the modules in it, by name."""
+    return thing.named_modules() if hasattr(thing, "named_modules") else [("", thing)]
 
 
 @functools.cache
@@ -223,13 +228,12 @@ def _difference(thing: Any, cls: type, kept: Mapping[str, Any]) -> str:
 
 def _facts(thing: Any) -> Iterator[tuple[str, Any]]:
     """Yield what its arguments decide of an object: plain attributes, of a module with its parts, and shapes."""
-    modules = dict(thing.named_modules()) if hasattr(thing, "named_modules") else {"": thing}
-    for place, module in modules.items():
+    for place, module in _modules(thing):
         yield f"class of {place or 'it'}", type(module)
         for name, value in vars(module).items() if hasattr(module, "__dict__") else ():
             if not name.startswith("_") and name != "training" and _is_plain(value):
                 yield f"{place}.{name}".lstrip("."), value
-    for name, value in thing.named_parameters() if modules and hasattr(thing, "named_parameters") else ():
+    for name, value in thing.named_parameters() if hasattr(thing, "named_parameters") else ():
         yield name, tuple(getattr(value, "shape", ())) if "Uninitialized" not in type(value).__name__ else None
     for name, value in thing.named_buffers() if hasattr(thing, "named_buffers") else ():
         yield name, value.tolist()

@@ -29,9 +29,8 @@ from vitlab.shipped import LIBRARIES, PREFIX, shipped_weights
 from vitlab.tokenizers.splits import pair
 
 _log = logging.getLogger(__name__)
-_UNSEEN = (  # arguments that the shapes in a state dict do not show
-    *("num_heads", "block", "attn", "act_layer", "mlp_layer", "norm_layer", "norm_eps", "pos_embed"),
-)
+# arguments that the shapes in a state dict do not show
+_UNSEEN = ("num_heads", "block", "attn", "act_layer", "mlp_layer", "norm_layer", "norm_eps", "pos_embed")
 _NORMED: ClassSpec = {"class_path": "softmax", "init_args": {"qk_norm": True}}
 
 

@@ -126,9 +126,8 @@ class MAE(Task):
         """Return the loss of ``(B, C, H, W)`` images; ``order``, ``(B, N)``, lists visible tokens first."""
         hidden, predicted = order[:, self.num_kept :], in_32_bits(self._predict(images, order))  # and the pixels
         rows = torch.arange(len(images), device=images.device)[:, None]
-        targets = (
-            cut_patches(images, self.net.grid_size)[rows, hidden].flatten(2).to(predicted.dtype)
-        )  # (B, N - K, Cpp)
+        patches = cut_patches(images, self.net.grid_size)[rows, hidden]  # (B, N - K, C, p, p)
+        targets = patches.flatten(2).to(predicted.dtype)
         if self.hparams["norm_pix"]:
             mean, std = _mean_and_std(targets)
             targets = (targets - mean) / std

@@ -57,10 +57,8 @@ def _check(metric: Metric, path: str, K: int, kind: str) -> list[str]:
         ValueError: It does not accept outputs and targets of the task, or does not return numbers.
     """
     shares = torch.linspace(0, 1, 4 * K).view(4, K)
-    targets, outputs = (
-        {"class": torch.arange(4) % K, "multilabel": (shares > 0.5).long()}.get(kind, shares),
-        shares.flip(0),
-    )
+    outputs = shares.flip(0)
+    targets = {"class": torch.arange(4) % K, "multilabel": (shares > 0.5).long()}.get(kind, shares)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
