@@ -10,7 +10,7 @@ from torchvision.models import VisionTransformer as TorchvisionViT
 
 import vitlab.models
 from vitlab.data.timm_images import images_of_timm
-from vitlab.models import SIZES, VisionTransformer, create, create_model, load, load_network
+from vitlab.models import VisionTransformer, create, create_model, load, load_network
 from vitlab.models.convert import convert_layout
 from vitlab.models.create import load_of_library
 from vitlab.models.walk import as_transformer
@@ -298,15 +298,6 @@ def test_a_file_of_another_position_embedding_names_the_argument(tmp_path):
     torch.save({"state_dict": VisionTransformer(**TINY, pos_embed="none").state_dict()}, tmp_path / "none.ckpt")
     with pytest.raises(ValueError, match=r"1 missing \(pos_embed.weight\); build the model with the `model.pos_embed`"):
         load.load_weights(VisionTransformer(**TINY, pos_embed="learned"), tmp_path / "none.ckpt")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SIZES)
-def test_every_network_states_its_width_and_its_token_step(name):
-    with torch.device("meta"):
-        net = create_model(name)
-    assert (net.embed_dim, net.num_classes) == (SIZES[name]["embed_dim"], 1000)
-    assert net.patch_size == SIZES[name].get("patch_size", 16)
 
 
 def test_a_network_that_is_in_training_is_compared_without_dropout_and_stays_in_training():
