@@ -78,12 +78,7 @@ class MAE(Task):
             rule = "must be divisible by 4, for its positions, and by `decoder_heads`"
             raise ValueError(f"`decoder_dim` {rule}, got {decoder_dim} and {decoder_heads} heads")
         refuse_supervised("MAE", task)
-        if task.get("fc_norm"):
-            where = "moves the last normalization behind the pooling, and `model: MAE` pools nothing"
-            raise ValueError(f"`fc_norm` {where}: leave it out")
-        if (pool := task.get("global_pool", "token")) not in ("token", "avg", "max"):
-            layer = f"the layer of `global_pool: {choice_text(pool)}`"
-            raise ValueError(f"`model: MAE` does not train {layer}: choose token, avg or max")
+        _refuse_pooling(task)
         super().__init__(num_outputs=0, measured=MetricCollection({}), **task)
         net, n = self.net, self.net.grid_size[0] * self.net.grid_size[1]
         net.pools_nothing = True  # type: ignore[assignment]  # so that weights that pool otherwise fit, too
@@ -244,3 +239,13 @@ def refuse_supervised(name: str, task: TaskArgs) -> None:
     for key, why in (("flexi_patch", GRID.format(name)), ("metrics", f"need outputs, and `model: {name}` has none")):
         if task.get(key):
             raise ValueError(f"`{key}` {why}: leave it out")
+
+
+def _refuse_pooling(task: TaskArgs) -> None:
+    """Refuse layers of the pooling, which MAE never calls."""
+    if task.get("fc_norm"):
+        where = "moves the last normalization behind the pooling, and `model: MAE` pools nothing"
+        raise ValueError(f"`fc_norm` {where}: leave it out")
+    if (pool := task.get("global_pool", "token")) not in ("token", "avg", "max"):
+        layer = f"the layer of `global_pool: {choice_text(pool)}`"
+        raise ValueError(f"`model: MAE` does not train {layer}: choose token, avg or max")
