@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import vitlab
 
 ROOMS = ["ablation", "analysis", "callbacks", "data", "layers", "models", "optim", "pretraining", "tasks", "tokenizers"]
+ROOT = Path(__file__).parents[1]
 PACKAGES = ["vitlab", *(f"vitlab.{room}" for room in ROOMS)]
 
 
@@ -45,6 +47,19 @@ def test_every_subpackage_is_an_attribute_of_vitlab():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "vitlab.layers.attention.Attention" in done.stdout, done.stderr
+
+
+SCRIPTS = [path for room in ("benchmarks", "docs", "examples") for path in (ROOT / room).rglob("*.py")]
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_a_script_imports_from_vitlab_is_there(path):
+    """Before, the measurement of checkpoints imported a function that had another name, and no test ran it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "vitlab":
+            module = importlib.import_module(node.module)
+            for name in (alias.name for alias in node.names):
+                assert hasattr(module, name) or importlib.util.find_spec(f"{node.module}.{name}"), name
 
 
 @pytest.mark.parametrize(
