@@ -84,13 +84,25 @@ def test_what_follows_a_training_on_several_processes_is_done_by_each_alone(run,
     monkeypatch.setattr("vitlab.api._together", False)  # which the end of the test restores
     assert vitlab.fit("t2t", SHORT, quiet=True).status == "done"
     assert not torch.distributed.is_initialized()
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)  # a group of one can train again
+    vitlab.fit("t2t", SHORT, quiet=True)
     with pytest.raises(ValueError, match="this script has trained on several processes, which all run it"):
         vitlab.fit("t2t", SHORT, quiet=True)
-    monkeypatch.setattr("vitlab.api._together", False)
-    monkeypatch.setenv("WORLD_SIZE", "2")  # as torchrun does, whose processes measure together
-    (tmp_path / "met").unlink(missing_ok=True)
+
+
+def test_processes_of_torchrun_measure_together_and_can_train_again(run, tmp_path, monkeypatch):
+    def train(arguments, options):
+        if not torch.distributed.is_initialized():
+            meeting = f"file://{tmp_path}/met"
+            torch.distributed.init_process_group("gloo", init_method=meeting, rank=0, world_size=1)
+        return run
+
+    monkeypatch.setattr("vitlab.jobs.train.fit.fit", train)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
     vitlab.fit("t2t", SHORT, quiet=True)
     assert torch.distributed.is_initialized()
+    assert vitlab.fit("t2t", SHORT, quiet=True).status == "done"
     torch.distributed.destroy_process_group()
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vitlab.ablation.lab import Lab
     from vitlab.jobs.load import Loaded
 
-_together = False  # whether this process has trained with others, which go on with the caller's script, too
+_together = False  # whether this process has trained with others that Lightning has started, as copies of the script
 
 
 def fit(
@@ -128,8 +128,8 @@ def _leave_group() -> None:
 
     from vitlab.runs.launch import is_launched
 
-    _together = True
     if not is_launched():
+        _together = distributed.get_world_size() > 1
         distributed.destroy_process_group()
 
 
