@@ -11,7 +11,7 @@ from timm.data.distributed_sampler import RepeatAugSampler
 from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler
 
 from vitlab.data import Digits
-from vitlab.data.loading.loader import evaluate_samples_once
+from vitlab.data.loading.loader import SameDraws, evaluate_samples_once
 from vitlab.data.loading.order import Draw, EvalOrder, TrainOrder, spread_copies
 from vitlab.data.loading.streams import stream, uniforms
 
@@ -249,6 +249,15 @@ def test_samples_without_numbers_are_told_to_be_read_by_each_process():
     connector._requires_distributed_sampler = lambda loader: False  # as Lightning has it
     with pytest.warns(UserWarning, match="Stream is an IterableDataset, which each of 2 processes reads whole"):
         assert connector._prepare_dataloader(given, shuffle=False, mode=RunningStage.VALIDATING) is given
+
+
+def test_a_sampler_of_a_users_own_leaves_all_random_numbers_as_they_were(monkeypatch):
+    seeded = []
+    monkeypatch.setattr("torch.cuda.manual_seed_all", seeded.append)  # what torch.manual_seed also calls
+    before = torch.get_rng_state()
+    assert sorted(SameDraws(SubsetRandomSampler(range(10)))) == list(range(10))
+    assert not seeded
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_batch_that_processes_cannot_share_is_refused():

@@ -148,7 +148,7 @@ class SameDraws:
     def __iter__(self) -> Iterator[Any]:
         drawn = int(stream(int(os.environ.get("PL_GLOBAL_SEED") or 0), ORDER, self.epoch)[0]) % 2**32
         with isolate_rng(include_cuda=False):
-            for seed in (random.seed, np.random.seed, torch.manual_seed):
+            for seed in (random.seed, np.random.seed, torch.default_generator.manual_seed):  # not those of GPUs
                 seed(drawn)
             return iter(list(self.sampler))
 
