@@ -142,6 +142,8 @@ def test_the_table_has_mean_spread_and_interval_of_the_finished_folds(tmp_path):
         (["latin.yaml", "--folds=2"], "latin.yaml` cannot be read: 'utf-8' codec can't decode byte 0xfc"),
         (["no-such-config"], "no-such-config"),
         (["base.yaml", "--model.lr=1", "x"], "`x` is out of place"),
+        (["base.yaml", "--model.lr=1", "--dry_run"], "`--dry_run` is out of place"),
+        (["base.yaml", "--data.batch_size"], "`--data.batch_size` is out of place"),
         (
             ["base.yaml", "--folds=3", "--data=userpkg.data.Bars", "--trust_imports=userpkg"],
             "`vitlab cv` sets `data.fold`, and userpkg.data.Bars has no argument `fold`: give it one, which is 1/5 for",

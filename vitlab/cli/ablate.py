@@ -227,8 +227,8 @@ def cv(argv: list[str]) -> int:
     from vitlab import cross_validate
     from vitlab.config.parser import settings
 
-    if stray := next((flag for flag in flags_of(rest) if not flag.name), None):
-        parser.error(f"`{stray.value}` is out of place: give configs first, then changes as --key=value")
+    if stray := next((flag for flag in flags_of(rest) if not flag.name or flag.value is None), None):
+        parser.error(f"`{stray.words[0]}` is out of place: give configs first, then changes as --key=value")
     found = cross_validate(
         options.configs, settings(rest), options.folds, options.seed, options.name, options.workers,
         options.retry_failed, (lambda text: note(*text.split("\n"))) if options.form else show,
