@@ -283,6 +283,8 @@ MISTAKES = [
     ([*T2T, "--model", "Clasifier"], 'did you mean "Classifier"?'),
     ([*T2T, "--data", "Digts"], 'did you mean "Digits"?'),
     ([*T2T, "--model.lr", "--trainer.max_epochs=2"], "--model.lr needs a value"),
+    (["--config", "--trainer.max_epochs=2"], "--config needs a value"),
+    (["--config=", "--trainer.max_epochs=2"], "--config needs a value"),
     (
         [*T2T, "--model.label_smoothing=.2", "--model=MAE"],
         "there is no key `model.label_smoothing`: other classes of `model` have it, but not the selected one",

@@ -339,9 +339,10 @@ def _in_order(args: list[str], contents: Sequence[Any]) -> list[str]:
 
 
 def _refuse_valueless(args: list[str]) -> None:
-    """Refuse a key without a value, for which the parser blames the flag of its class."""
+    """Refuse a key without a value, for which the parser blames the flag of its class, and a config without a file."""
     for flag in flags_of(args):
-        if "." in flag.name and flag.value is None and not flag.name.endswith(".help"):
+        is_bare = "." in flag.name and flag.value is None and not flag.name.endswith(".help")
+        if is_bare or (flag.name == "config" and not flag.value):
             raise UsageError(f"--{flag.name} needs a value")
 
 
