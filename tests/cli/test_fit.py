@@ -165,11 +165,20 @@ def test_an_attempt_without_wandb_and_with_other_code_keeps_the_wandb_run_and_re
     run = RunDir(tmp_path)
     run.write("run.json", {"wandb_id": "first", "own_code": {"mine": "a"}, "changes": [{"trainer.max_epochs": 4}]})
     run.write_text("overrides.yaml", "{}")
-    options = SimpleNamespace(init_from=None, start=None, resize=None, init_grid=None)
+    options = SimpleNamespace(init_from=None, start=None, resize=None, init_grid=None, resume="last")
     facts = {"recipe": "vit", "arguments": [], "resumed": True, "stored_config": {}, "wandb_id": "second"}
     record = _first_record(SimpleNamespace(run=run, options=options, wandb_line=None, **facts))
     assert record["wandb_id"] == "first"
     assert record["changes"] == [{"trainer.max_epochs": 4}, {"own_code": {"mine": "b"}}]
+
+
+def test_a_requeue_with_the_words_of_the_first_start_records_no_change(here):
+    words = ["fit", *SHORT, "--trainer.callbacks+=Timer", "--name=added"]
+    assert main(words) == 0
+    run = RunDir(here / "runs" / "added")
+    run.update("run.json", status="preempted")
+    assert main([*words, "--auto_resume"]) == 0
+    assert read(run.path / "run.json")["changes"] == []
 
 
 LANCZOS = {"input_size": (3, 32, 32), "interpolation": "lanczos", "crop_mode": "squash", "mean": (0.5,), "std": (0.2,)}

@@ -254,6 +254,8 @@ def _changes(job: Job) -> dict[str, Any]:
         return {}
     known = settings_so_far(job.run, record)
     given = yaml.safe_load(redact(yaml.safe_dump(dict(settings(job.arguments)))))
+    if not job.options.resume:  # else it is typed; here it is the list to which the words of the first start add
+        given = {key: value for key, value in given.items() if key in known or f"{key}+" not in given}
     if code := changed_code(record.get("own_code", {}), job.stored_config):
         given["own_code"] = code
     new = {key: value for key, value in given.items() if key not in known or known[key] != value}
