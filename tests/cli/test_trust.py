@@ -216,6 +216,14 @@ def test_a_damaged_record_is_one_line_before_the_work(run, capsys, file):
     assert f"{file} is damaged" in said.err and said.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("text", ["", "trainer: {max_epochs: 2}", "data: {init_args: {}}", "data: [1]"])
+def test_a_configuration_that_was_cut_off_is_one_line(run, capsys, text):
+    (run / "config.yaml").write_text(text)
+    assert main(["export", str(run), "--to", "safetensors"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"vitlab: {run}/config.yaml names no class of `data`") and error.count("\n") == 1
+
+
 def test_a_damaged_configuration_is_one_line_with_and_without_weights(run, capsys):
     (run / "config.yaml").write_text("a: [")
     assert main(["export", str(run), "--to", "safetensors"]) == 2

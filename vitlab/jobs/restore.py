@@ -292,11 +292,14 @@ def load_data_state(data: Any, run: RunDir, checkpoint: Path) -> None:
 def _without_files(run: RunDir, facts: dict[str, Any]) -> dict[str, Any]:
     """Return the configuration with data that can be built without its files."""
     read_own(run.config)  # refuses a damaged one
-    content = get_loader("yaml")(run.config.read_text())  # as it is read again
-    path = content["data"]["class_path"]
+    content = get_loader("yaml")(run.config.read_text()) or {}  # as it is read again
+    data = content.get("data")
+    data = content["data"] = {"class_path": data} if isinstance(data, str) else data
+    if not isinstance(data, dict) or not isinstance(path := data.get("class_path"), str):
+        raise UsageError(f"{run.config} names no class of `data`: it is damaged, or a part of a configuration")
     check_import(path)
     cls = class_at(path if "." in path else f"vitlab.data.{path}")
-    arguments = {**(content["data"].get("init_args") or {}), **former_ways(run)}
+    arguments = {**(data.get("init_args") or {}), **former_ways(run)}
     if issubclass(cls, Photos):
         names = inspect.signature(ImageData).parameters.keys() - {"fold"}  # of a table it may name its rows
         given = {"img_size": 224, "in_chans": 3, **{key: arguments[key] for key in arguments if key in names}}
@@ -305,10 +308,10 @@ def _without_files(run: RunDir, facts: dict[str, Any]) -> dict[str, Any]:
         known = {name: facts.get(name) for name in ("native_size", "class_names")}
         known |= {"targets": facts.get("targets", {"kind": "class"}), "arrays": facts.get("arrays", False)}
         arguments = {**given, **read, **known}
-        content["data"]["class_path"] = f"{Rebuilt.__module__}.{Rebuilt.__name__}"
+        data["class_path"] = f"{Rebuilt.__module__}.{Rebuilt.__name__}"
     elif "download" in inspect.signature(cls).parameters or "download" in arguments:
         arguments["download"] = True  # skips the search for its files, which are never read
-    content["data"]["init_args"] = arguments
+    data["init_args"] = arguments
     return content
 
 
