@@ -125,6 +125,21 @@ def test_cells_of_other_code_are_told_before_there_is_a_plan_and_counted_once_af
     assert toy.report(accept_stale=True).results["value"].notna().all()
 
 
+def test_stale_cells_of_a_tuned_ablation_are_not_said_to_be_reported_as_no_stale_candidate_is_chosen(
+    lab, finished, monkeypatch
+):
+    shutil.copytree(finished, lab.path, dirs_exist_ok=True)
+    monkeypatch.chdir(lab.path)
+    with (lab.path / "toy.yaml").open("a") as file:
+        file.write("tune: {model.lr: [0.1, 0.2], seeds: [100]}\n")
+    toy = Lab("toy.yaml", trust_command=True)
+    for module in (cells, resolve):
+        monkeypatch.setattr(module, "code_digest", lambda *words, **own: "c0de")
+    for accept in (False, True):
+        with pytest.raises(UsageError, match=r"with other code or versions: that code verifies them, and `.* run .*`"):
+            toy.report(accept_stale=accept)
+
+
 def test_a_missing_file_and_a_report_without_cells_are_one_line_each(toy):
     with pytest.raises(UsageError, match="no cell of toy is done; start with `vitlab ablate run"):
         toy.report()

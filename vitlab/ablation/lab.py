@@ -309,8 +309,10 @@ class Lab:
             what = f"{count} cells of {self.ablation.name} were finished with other code or versions"
             file = shlex.quote(self.file)
             plan, run, report = (trusting(f"vitlab ablate {word} {file}") for word in ("plan", "run", "report"))
-            ways = f"`{plan}`, then `{report} --accept_stale` reports them, that code verifies them"
-            raise UsageError(f"{what}: {ways}, and `{run}` trains them again")
+            ways = f"that code verifies them, and `{run}` trains them again"
+            if not self.ablation.tune:  # stale candidates choose no values, so that no arm would be known
+                ways = f"`{plan}`, then `{report} --accept_stale` reports them, {ways}"
+            raise UsageError(f"{what}: {ways}")
 
     def _asked(
         self, workers: int | None, only: Sequence[str], fail_fast: bool, retry_failed: bool, tune_only: bool
