@@ -3,6 +3,7 @@
 import contextlib
 import json
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import lightning as L
@@ -163,11 +164,21 @@ def test_images_that_grow_are_refused_by_name():
 
 
 @pytest.mark.parametrize("key", ["mixup", "cutmix", "random_erasing"])
-def test_images_that_are_mixed_or_erased_for_classes_are_refused(key):
-    task = MAE(**{**TINY, "in_chans": 1}, **LIGHT)
-    task.check_images(Digits(batch_size=8))
-    with pytest.raises(ValueError, match=f"`data.{key}`.* change the pixels that `model: MAE` predicts: set them to 0"):
-        task.check_images(Digits(batch_size=8, **{key: 0.5}))
+def test_images_that_are_mixed_or_erased_for_classes_are_refused(key, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["fit", "--config", "pretrain/mae_digits", "--trainer.logger=false", "--name=mae"]
+    assert main([*words, f"--data.{key}=0.5"]) == 2 and not Path("runs").exists()
+    assert "change the pixels that `model: MAE` predicts: set them to 0" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_run_on_mixed_images_that_an_older_vitlab_began_is_resumed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["fit", "--config", "pretrain/mae_digits", "--trainer.logger=false", "--trainer.max_steps=1", "--name=mae"]
+    with monkeypatch.context() as older:
+        older.setattr(MAE, "check_augmentation", lambda *_: None)
+        assert main([*words, "--data.mixup=0.5"]) == 0
+    assert main(["fit", "--resume", "mae", "--trainer.max_steps=2"]) == 0
 
 
 def test_squares_of_hidden_tokens_are_refused_for_data_that_do_not_number_their_images():

@@ -104,11 +104,14 @@ class MAE(Task):
         if self.hparams["mask_block"] > 1 and not isinstance(data, ImageData):
             raise UsageError(SQUARES)
 
-    def check_images(self, data: Any) -> None:
-        """Refuse images whose size grows, and with it the grid, on which tokens are hidden, and images of mixtures."""
+    def check_augmentation(self, data: Any) -> None:
+        """Refuse mixed and erased images, whose pixels it would learn to predict."""
         if (mix := getattr(data, "mix", None)) and (mix.mixing or mix.erasing):
             flags = "`data.mixup`, `data.cutmix` and `data.random_erasing`"
             raise ValueError(f"{flags} change the pixels that `model: MAE` predicts: set them to 0")
+
+    def check_images(self, data: Any) -> None:
+        """Refuse images whose size grows, and with it the grid, on which tokens are hidden."""
         sizes = getattr(getattr(data, "pipeline", None), "sizes", None)
         if sizes is not None and sizes.steps[1:]:
             raise ValueError(f"`data.img_size_schedule` {GRID.format('MAE')}: leave it out")

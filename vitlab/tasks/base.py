@@ -129,6 +129,9 @@ class Task(Named, L.LightningModule):
     def check_training(self, trainer: Any, data: Any) -> None:
         """Refuse a trainer, or a batch of ``data``, that the task cannot be trained with."""
 
+    def check_augmentation(self, data: Any) -> None:
+        """Refuse a new run with augmentation that has no meaning for the task; older runs go on."""
+
     def check_targets(self) -> None:
         """Refuse to train on targets of another kind than the task expects."""
 

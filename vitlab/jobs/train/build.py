@@ -237,6 +237,8 @@ class FitCLI(VitlabCLI):
                 part.check_training(self.trainer)
         if not self.resumed:  # an older run goes on as it is
             check_monitors(self.trainer, self.model)
+            if isinstance(self.model, Task):
+                self.model.check_augmentation(self.datamodule)
 
     def before_instantiate_classes(self) -> None:
         """Choose the run directory and point the loggers to it, without writing anything."""
