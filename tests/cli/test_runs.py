@@ -221,7 +221,7 @@ def test_clean_leaves_a_run_that_trains_alone(place, capsys):
 def test_a_run_that_was_killed_has_no_end_of_an_earlier_attempt_and_says_how_to_go_on(place, capsys):
     run = RunDir("runs/a")
     run.update("run.json", status="failed", ended="2026-01-02T03:04:05+00:00", peak_memory={"host": 1}, steps=9)
-    options = SimpleNamespace(init_from=None, start=None, resize=None, init_grid=None)
+    options = SimpleNamespace(resume="runs/a", init_from=None, start=None, resize=None, init_grid=None)
     facts = {"resumed": True, "arguments": [], "recipe": "r", "wandb_line": None, "stored_config": {}}
     job = SimpleNamespace(run=run, options=options, **facts)
     run.write("run.json", _first_record(job))
