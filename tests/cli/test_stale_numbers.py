@@ -315,7 +315,7 @@ def test_what_the_network_alone_cannot_tell_is_refused(tmp_path, monkeypatch, ca
         assert "whose outputs are in the units of the targets already" in capsys.readouterr().err
 
 
-@pytest.mark.rare
+@pytest.mark.slow
 def test_a_page_about_checkpoints_has_only_numbers_of_these(place, capsys):
     paths = [f"runs/first/checkpoints/{name}.ckpt" for name in ("best", "other")]
     content = torch.load(paths[0], weights_only=True)

@@ -235,14 +235,17 @@ class RunDir:
         flags += [] if split in MEASURED_BY else ["--with_training_images"]
         command = "validate" if split.startswith("val") else "test"
         again = " ".join(["vitlab", command, self.typed, *map(shlex.quote, flags)])
-        return standing(self.path, result or {}, trusting(again), read)
+        return self._compared(result or {}, trusting(again), read)
 
     def note(self, analysis: str) -> tuple[dict[str, Any], Standing]:
         """Return what an analysis has noted, empty if it is not done, and whether it belongs to the present weights."""
         note = self.read("analysis/notes.json").get(analysis) or {}
         if "note" not in note:  # not done, or known not to apply to the network
             return note, Standing("current")
-        return note, standing(self.path, note, trusting(f"vitlab analyze {analysis} {self.typed}"))
+        return note, self._compared(note, trusting(f"vitlab analyze {analysis} {self.typed}"))
+
+    def _compared(self, result: Mapping[str, Any], again: str, read: bool = True) -> Standing:
+        return standing(self.path, result, again, read)  # `AtCheckpoint` asks otherwise
 
     @property
     def data(self) -> DataFacts:
