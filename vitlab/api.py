@@ -15,6 +15,7 @@ from vitlab.errors import Stopped, UsageError
 from vitlab.jobs.terminal import lightning_quieted, terminal_as_it_was
 from vitlab.objects import written
 from vitlab.run import Overrides, PathLike, Run
+from vitlab.runs.launch import is_connected, is_launched
 from vitlab.runs.processes import as_it_was
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def fit(
 
     if _together:
         raise UsageError("this script has trained on several processes, which all run it: train again in another one")
-    was_connected = _is_connected()  # by the caller
+    was_connected = is_connected()  # by the caller
     trust(trust_imports)
     files = [config] if isinstance(config, str | os.PathLike) else list(config or ())
     if resume and not (model is None and data is None):
@@ -102,19 +103,13 @@ def fit(
         with terminal_as_it_was(), as_it_was() as kept:
             run = Run(train([*words, *as_arguments(parts), *as_arguments(overrides)], options).path)
             kept.random = run.record.get("seed") is not False  # without a seed, the next run goes on drawing
-            if not was_connected and _is_connected():
+            if not was_connected and is_connected():
                 _leave_group()
             return run
     except Stopped as stopped:
         if stopped.args[0] == signal.SIGINT:
             raise KeyboardInterrupt from stopped
         raise
-
-
-def _is_connected() -> bool:
-    from torch import distributed
-
-    return distributed.is_available() and distributed.is_initialized()
 
 
 def _leave_group() -> None:
@@ -125,8 +120,6 @@ def _leave_group() -> None:
     """
     global _together
     from torch import distributed
-
-    from vitlab.runs.launch import is_launched
 
     if not is_launched():
         _together = distributed.get_world_size() > 1

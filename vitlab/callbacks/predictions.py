@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from vitlab.interface import measured_with
+from vitlab.runs.launch import is_connected
 
 
 class Predictions(Callback):
@@ -80,7 +81,7 @@ class Predictions(Callback):
         table = pd.DataFrame(
             {"index": _images_of(loader, n), **{k: v if v.ndim == 1 else list(v) for k, v in columns.items()}}
         )
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
+        if is_connected():
             parts: list[Any] = [None] * torch.distributed.get_world_size()
             torch.distributed.all_gather_object(parts, table)
             table = pd.concat(parts)

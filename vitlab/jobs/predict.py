@@ -38,6 +38,7 @@ from vitlab.interface import (
 from vitlab.jobs.load import decoding_of, exported_card, load_trained, pipeline_of
 from vitlab.jobs.restore import one_device, restore
 from vitlab.runs.directory import RunDir
+from vitlab.runs.launch import is_connected
 from vitlab.tasks import MultiTask, Regressor
 from vitlab.tasks.base import Task
 from vitlab.tasks.multi_task import Head, answers_of_heads, target_heads
@@ -315,7 +316,7 @@ class _Collector(L.Callback):
 
     def gather(self) -> None:
         """Take the outputs of all processes; every process must call it."""
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
+        if is_connected():
             parts: list[Any] = [None] * torch.distributed.get_world_size()
             torch.distributed.all_gather_object(parts, (self.values, self.reasons))
             for values, reasons in parts:

@@ -99,11 +99,23 @@ def agree(name: str) -> str:
     return name
 
 
+def is_connected() -> bool:
+    """Return whether this process is in a group, through which processes exchange tensors and objects.
+
+    Example:
+        >>> is_connected()
+        False
+    """
+    from torch import distributed
+
+    return distributed.is_available() and distributed.is_initialized()
+
+
 def first_to_say(text: str) -> bool:
     """Return whether no other process of this run has said ``text``; each of them may find the same mistake."""
     from torch import distributed
 
-    if not (distributed.is_available() and distributed.is_initialized()):
+    if not is_connected():
         return True
     try:
         return distributed.distributed_c10d._get_default_store().add(f"vitlab/said/{text}", 1) == 1
