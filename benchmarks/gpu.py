@@ -92,7 +92,8 @@ class Training:
         self.macs, self.batch = count_macs(trained(task), (shape[-2], shape[-1])), shape[0]
         self.others = torch.cuda.memory_allocated() if device == "cuda" else 0  # bytes of what else is measured
         self.task, self.device, self.half = task.train().to(device), device, half
-        task._trainer = SimpleNamespace(training=True, datamodule=None)  # which some tasks ask
+        steps = {"global_step": 0, "accumulate_grad_batches": 1, "num_training_batches": 1}
+        task._trainer = SimpleNamespace(training=True, datamodule=None, **steps)  # what steps of tasks ask
         if device == "cuda":
             compile_parts(self.task)
         self.optimizer = build_optimizer(

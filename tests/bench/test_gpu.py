@@ -11,7 +11,7 @@ TINY = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads
 T2T = {**TINY, "patch_size": 4, "tokenizer": "t2t", "t2t_kernels": (3, 3), "t2t_dim": 4, "pos_embed": "sincos1d"}
 
 
-@pytest.mark.rare
+@pytest.mark.slow
 def test_one_command_writes_the_page_of_positions_recipes_numerics_and_faults(tmp_path, monkeypatch):
     for name in ("vit_s16", "t2t_vit_7", "t2t_vit_t_14"):
         monkeypatch.setitem(gpu.NETWORKS, name, T2T if "t2t" in name else TINY)
