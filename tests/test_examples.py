@@ -322,8 +322,9 @@ def test_examples_are_compared_in_an_ablation(tmp_path, monkeypatch):
     ways = {each[0].rpartition(".")[2].lower(): dict(flag[2:].split("=") for flag in each) for each in WAYS}
     lab = {"name": "own", "base": "tiny.yaml", "axes": {"part": {"softmax": {}, **ways}}, "seeds": 2}
     lab |= {"baseline": {"part": "softmax"}, "metric": {"primary": "acc1"}, "run": {"workers": 2}}
+    lab["trust_imports"] = sorted({next(iter(way.values())).split(".")[0] for way in ways.values()})
     Path("own.yaml").write_text(yaml.safe_dump(lab))
-    trust = ["--trust_imports", ",".join(sorted({next(iter(way.values())).split(".")[0] for way in ways.values()}))]
+    trust = ["--trust_imports", ",".join(lab["trust_imports"])]
     assert main(["ablate", "run", "own.yaml", *trust]) == 0
     assert main(["ablate", "report", "own.yaml", *trust]) == 0
     report = Path("runs/ablations/own/report/report.md").read_text()
