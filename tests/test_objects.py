@@ -67,6 +67,9 @@ def test_a_task_keeps_objects_as_a_configuration_holds_them():
     assert task.hparams["pos_embed"] == {"class_path": "userpkg.pos.Coordinates", "init_args": {"width": 6}}
     assert task.hparams["metrics"][0] == {"class_path": "userpkg.metric.Second", "init_args": {"first": 3}}
     assert task.hparams["opt"] == "torch.optim.sgd.SGD"
+    used: list[str] = []
+    written("model", task, used)
+    assert {"userpkg.pos.Coordinates", "userpkg.metric.Second"} <= set(used), "`fit` trusts the classes in the object"
     again = vitlab.Classifier(**task.hparams)
     assert again.state_dict().keys() == task.state_dict().keys()
 

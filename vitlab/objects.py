@@ -63,6 +63,8 @@ def written(key: str, value: Any, used: list[str] | None = None) -> Any:
             f"`{key}`: {what} cannot be written into a configuration: give a class, as in MyClass, an object of one, "
             "or functools.partial(MyClass, width=3)"
         )
+    if used is not None:
+        used += getattr(value, "_given_classes", ())
     return _spec(key, type(value), arguments_of(key, value), used)
 
 
@@ -326,10 +328,12 @@ class Described(type):
         """Build an object."""
         if cls.completed_by and _lacks(cls, args, kwargs):
             return functools.partial(cls, *args, **kwargs)
-        kwargs = {name: written(name, value) if name in PARTS else value for name, value in kwargs.items()}
+        used: list[str] = []  # classes that the caller has in hand
+        kwargs = {name: written(name, value, used) if name in PARTS else value for name, value in kwargs.items()}
         made = super().__call__(*args, **kwargs)
         if isinstance(made, cls):
             vars(made)["_given"], vars(made)["_as_built"] = (args, kwargs), dict(_settings(made))
+            vars(made)["_given_classes"] = used
             if (built := getattr(made, "on_built", None)) is not None:
                 built()
         return made
