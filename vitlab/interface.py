@@ -190,7 +190,10 @@ def as_outputs(value: Any, of: Any) -> Tensor:
     if isinstance(value, Tensor) and value.ndim:
         return value
     kind = f"a {type(value).__name__}" if not isinstance(value, Tensor) else "a single number"
-    raise UsageError(f"`forward` of {path_of(of)} must return a tensor (B, K), got {kind}: return the outputs alone")
+    name, way_out = "forward", "return the outputs alone"
+    if answering(of) is not of:
+        name, way_out = "net", "give the module a `forward(images)` that returns the outputs alone"
+    raise UsageError(f"`{name}` of {path_of(of)} must return a tensor (B, K), got {kind}: {way_out}")
 
 
 def hparams_of(task: Any) -> Mapping[str, Any]:

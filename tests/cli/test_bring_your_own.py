@@ -377,6 +377,10 @@ WRONG = {
         ["--model=userpkg.wrong.Several", *BARS],
         "`forward` of userpkg.wrong.Several must return a tensor (B, K), got a tuple: return the outputs alone",
     ),
+    "several outputs of the network": (
+        ["--model=userpkg.wrong.SeveralOfNet", *BARS],
+        "`net` of userpkg.wrong.SeveralOfNet must return a tensor (B, K), got a tuple: give the module a `forward",
+    ),
     "batches of another form": ([*NET, "--data=userpkg.wrong.Dicts"], "net.py, line"),
     "batches that a task of vitlab does not take": (
         [*VIT, *FACTS, "--data=userpkg.wrong.Dicts"],

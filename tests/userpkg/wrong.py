@@ -41,6 +41,23 @@ class Several(Net):
         return self.layers(images), images
 
 
+class TwoOutputs(torch.nn.Linear):
+    def forward(self, images):
+        return super().forward(images.flatten(1)), images
+
+
+class SeveralOfNet(NoStep):
+    def __init__(self):
+        super().__init__()
+        self.img_size, self.in_chans, self.net = (8, 8), 1, TwoOutputs(64, 10)
+
+    def training_step(self, batch, batch_idx):
+        return self.net(batch[0])[0].mean()
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/loss", self.net(batch[0])[0].mean())
+
+
 class Dicts(Bars):
     def train_dataloader(self):
         samples = [{"image": image, "label": label} for image, label in self.bars(0)]
