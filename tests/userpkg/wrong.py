@@ -42,20 +42,22 @@ class Several(Net):
 
 
 class TwoOutputs(torch.nn.Linear):
+    img_size, in_chans = (8, 8), 1
+
     def forward(self, images):
         return super().forward(images.flatten(1)), images
 
 
-class SeveralOfNet(NoStep):
+class SeveralOfNet(L.LightningModule):
     def __init__(self):
         super().__init__()
-        self.img_size, self.in_chans, self.net = (8, 8), 1, TwoOutputs(64, 10)
+        self.net = TwoOutputs(64, 10)
 
     def training_step(self, batch, batch_idx):
         return self.net(batch[0])[0].mean()
 
-    def validation_step(self, batch, batch_idx):
-        self.log("val/loss", self.net(batch[0])[0].mean())
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 class Dicts(Bars):
