@@ -268,18 +268,20 @@ def _changes(settings: Mapping[str, Any]) -> list[str]:
 
 
 def head_metrics(rows: Iterable[Row]) -> list[str]:
-    """Return the first metric of each kind of result in the rows: the accuracy if there is one.
+    """Return a metric of each kind of result in the rows: ``acc1`` if there is one, else the first that is no loss.
 
     Example:
         >>> head_metrics([{"val": "current", "val.loss": 1.0, "val.acc1": 0.5}])
         ['val.acc1']
+        >>> head_metrics([{"val": "current", "val.loss": 1.0, "val.acc": 0.5}, {"test": "current", "test.loss": 1.0}])
+        ['val.acc', 'test.loss']
     """
     found: dict[str, None] = {}
     for row in rows:
         for split in MEASURED_BY:
             names = [name for name in row if name.startswith(f"{split}.")]
-            first = f"{split}.acc1" if f"{split}.acc1" in names else next(iter(names), None)
-            found |= {first: None} if first else {}
+            named = [f"{split}.acc1", *(name for name in names if not name.endswith("loss")), *names]
+            found |= dict.fromkeys([name for name in named if name in names][:1])
     return sorted(found, key=lambda name: (not name.startswith("val."), name))
 
 
