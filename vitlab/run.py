@@ -13,6 +13,7 @@ from vitlab.config.yaml_files import read_own
 from vitlab.errors import UsageError, escaped, not_finite
 from vitlab.jobs.exported import Dynamic, ExportOptions, Form, export_path
 from vitlab.jobs.terminal import lightning_quieted, open_terminal, terminal_as_it_was
+from vitlab.named_kwargs import check_names
 from vitlab.runs.directory import Here, RunDir, find_directory, find_run
 from vitlab.runs.lock import run_status
 from vitlab.runs.processes import as_it_was
@@ -198,7 +199,7 @@ class Run:
             **view: Fields of :class:`vitlab.jobs.find_subject.View`: images, layer, head, query, num_images.
 
         Raises:
-            ValueError: There is no such analysis, or it does not apply to this network.
+            ValueError: There is no such analysis or field, or it does not apply to this network.
 
         Example:
             >>> list(run.analyze("cost").table.columns)
@@ -210,6 +211,7 @@ class Run:
 
         several = not isinstance(names, str) or names == "all" or "," in names
         chosen = names_of(names if isinstance(names, str) else ",".join(names))
+        check_names(View, view, "analyze")
         found = {}
         with lightning_quieted(), as_it_was():
             findings = list(analyze(chosen, str(self.checkpoint), View(**view)))
