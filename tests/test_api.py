@@ -273,7 +273,10 @@ def test_one_call_starts_a_run_or_continues_it(place, run):
         (lambda: vitlab.Run("frist"), 'no run or checkpoint called "frist"; did you mean "first"'),
         (lambda: vitlab.load("no/such.ckpt"), "no run or checkpoint"),
         (lambda: vitlab.Run("first").analyze("distanse"), 'did you mean "distance"'),
-        (lambda: vitlab.Run("first").analyze("cost", num_image=8), 'analyze takes no argument `num_image`; did you mean'),
+        (
+            lambda: vitlab.Run("first").analyze("cost", num_image=8),
+            'no argument `num_image`; did you mean "num_images"',
+        ),
         (lambda: vitlab.fit("t2t", {"model.pos_embd": "none"}), 'did you mean "model.pos_embed"'),
         (lambda: vitlab.fit("t2t", {"model.pos_embed": "sincos"}), 'did you mean "sincos2d"'),
         (lambda: vitlab.fit("t2tt"), 'did you mean "t2t"'),

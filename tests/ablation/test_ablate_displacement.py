@@ -88,11 +88,6 @@ def test_older_tables_leave_out_the_offset_zero_and_present_ones_do_not(results_
     assert not is_without_itself(new)
 
 
-def test_one_older_table_leaves_the_offset_zero_out_of_all(results_of):
-    mixed = results_of([content(0, True), content(1, False)])
-    assert all(table["position"].isna().sum() == HEADS for table in displacements(mixed).values())
-
-
 @pytest.mark.parametrize("two_passes", [True, False], ids=["today", "before"])
 def test_the_amount_of_positional_knowledge_is_recovered(results_of, two_passes):
     found = spreads(results_of([content(seed, two_passes, by_place=0.5) for seed in range(5)]))

@@ -11,7 +11,7 @@ from vitlab.analysis.positions import (
     _panels,
     analyze_displacement,
     analyze_position,
-    comparable,
+    as_today,
     displacement_profile,
     mosaic,
     profiles,
@@ -132,12 +132,9 @@ def test_the_spread_beyond_noise_is_over_pairs_and_below_0_where_noise_is_larger
 def test_older_tables_lose_the_offset_of_a_token_and_itself_with_its_part_of_mean_and_errors():
     old = pd.DataFrame({"layer": 0, "head": 0, "dy": 0, "dx": [-1, 0, 1]})
     old = old.assign(position=[1.0, -2.0, 3.0], error=[0.5, 0.3, 0.4])  # 1 - 2 * 2 + 3 is 0
-    (table,) = comparable({"old": old}).values()
-    assert table["position"].tolist() == pytest.approx([-1, np.nan, 1], nan_ok=True) and table["pairs"].tolist() == [
-        1,
-        0,
-        1,
-    ]
+    table = as_today(old)
+    assert table["position"].tolist() == pytest.approx([-1, np.nan, 1], nan_ok=True)
+    assert table["pairs"].tolist() == [1, 0, 1]
     assert table["error"].tolist() == pytest.approx([0.4, np.nan, 0.07**0.5], nan_ok=True)
 
 

@@ -68,7 +68,7 @@ class Curve:
         x_label: The name of the horizontal axis; default: ``x``.
         log2: Whether the horizontal axis is logarithmic.
         summary: Makes the table with these columns from that of a run, where it has others.
-        together: Makes tables of different versions comparable, given those of all runs.
+        older: Makes a table of an earlier vitlab one of today; None leaves it out.
         caution: Returns a caveat about such tables; "" for none.
         panels: Returns title and rows of each panel of the figure.
         drawing: A second figure, given the tables of each arm.
@@ -85,7 +85,7 @@ class Curve:
     x_label: str = ""
     log2: bool = False
     summary: "Callable[[pd.DataFrame], pd.DataFrame]" = lambda table: table
-    together: Callable[[Tables], Tables] = lambda tables: tables
+    older: "Callable[[pd.DataFrame], pd.DataFrame | None]" = lambda table: table
     caution: Callable[[Tables], str] = lambda tables: ""
     panels: "Callable[[Curve, Rows], list[tuple[str, Rows]]]" = each_line
     drawing: "Callable[[dict[str, list[pd.DataFrame]]], Drawing] | None" = None

@@ -158,15 +158,8 @@ def analyze_position(subject: Subject) -> Finding:
     return Finding(pd.DataFrame(rows).assign(**ratios), figure, note)
 
 
-def comparable(tables: Tables) -> Tables:
-    """Return the tables of ``displacement`` of several runs; if one of them is older, all without the offset (0, 0)."""
-    found = {key: table for key, table in tables.items() if "position" in table}
-    is_old = any("pairs" not in table for table in found.values())
-    return {key: _of_others(table) for key, table in found.items()} if is_old else found
-
-
 def is_without_itself(tables: Iterable[pd.DataFrame]) -> bool:
-    """Return whether the offset (0, 0) is left out of comparable tables, because of older tables."""
+    """Return whether one of the tables was of an earlier version, and lacks the offset (0, 0)."""
     return any((table["pairs"] == 0).any() for table in tables)
 
 
@@ -175,12 +168,17 @@ def caution_of(tables: Tables) -> str:
     return OLD_TABLES if is_without_itself(tables.values()) else ""
 
 
-def _of_others(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of ``displacement`` for pairs of different tokens: NaN and no pairs at the offset (0, 0).
+def as_today(table: pd.DataFrame) -> pd.DataFrame | None:
+    """Return a table of ``displacement`` with ``pairs``, NaN and none at the offset (0, 0) of a table of before.
 
     The mean that was taken from each head held that offset, as 1 / N of all N^2 pairs. Taking it out again moves
-    all others by the same amount, and the share of their errors that came with it is independent of theirs.
+    all others by the same amount, and the share of their errors that came with it is independent of theirs. None of the
+    first tables, which had no null.
     """
+    if "position" not in table:
+        return None
+    if "pairs" in table:
+        return table
     h, w = table["dy"].max() + 1, table["dx"].max() + 1
     itself = (table["dy"] == 0) & (table["dx"] == 0)
     pairs = (h - table["dy"].abs()) * (w - table["dx"].abs())
@@ -246,7 +244,7 @@ def mean_maps(tables: dict[str, list[pd.DataFrame]]) -> Drawing:
         "tokens shuffled before positions, less the noise of the images: 0 knows nothing of position, and noise alone "
         "falls below 0 as often as above. Mean of the heads.",
         summary=spread_of_layers,
-        together=comparable,
+        older=as_today,
         caution=caution_of,
         drawing=mean_maps,
     ),

@@ -28,10 +28,15 @@ def curve_rows(results: CellResults) -> Rows:
 
 
 def tables_of(results: CellResults, name: str) -> Tables:
-    """Return the tables of an analysis of all cells, comparable with each other."""
-    read = {key: table for key, run in results.runs.items() if (table := table_of(run, name)) is not None}
-    curve = ANALYSES[name].curve
-    return curve.together(read) if curve else read
+    """Return the tables of an analysis of all cells, in the form of today."""
+    curve, found = ANALYSES[name].curve, {}
+    for key, run in results.runs.items():
+        table = table_of(run, name)
+        if table is not None and curve:
+            table = curve.older(table)
+        if table is not None:
+            found[key] = table
+    return found
 
 
 def drawing_of(results: CellResults, name: str, curve: Curve) -> Drawing | None:
