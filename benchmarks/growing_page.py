@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from vitlab.cli.main import main
-from vitlab.look.growing import GrowingPage, now
+from vitlab.look.live import GrowingPage, now
 from vitlab.look.moments import Moments
 
 SECONDS = 620.0

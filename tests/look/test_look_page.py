@@ -43,9 +43,8 @@ from vitlab.look.facts import (
     paired,
     predictions_of,
 )
-from vitlab.look.growing import GrowingPage
 from vitlab.look.listed import has_images, listed
-from vitlab.look.live import LivePage
+from vitlab.look.live import GrowingPage, LivePage
 from vitlab.look.page import SCRIPTS, render
 from vitlab.look.stored_analyses import _differences, contrast_tables, findings_of
 from vitlab.look.viewer import BUDGET, packed, pictures_of, pooled, pools, shape_of
@@ -897,8 +896,8 @@ class _Trainer:
 @pytest.mark.slow
 def test_a_page_grows_within_its_share_of_the_time_and_never_over_a_page_of_somebody(tmp_path, monkeypatch):
     clock, cost, wrote, busy = [0.0], [2.0], [], [1]
-    monkeypatch.setattr("vitlab.look.growing.now", lambda: np.array([clock[0], clock[0] / busy[0]]))
-    monkeypatch.setattr("vitlab.look.growing.is_small", lambda *_: True)
+    monkeypatch.setattr("vitlab.look.live.now", lambda: np.array([clock[0], clock[0] / busy[0]]))
+    monkeypatch.setattr("vitlab.look.live.is_small", lambda *_: True)
 
     def write(page, trainer, task, is_last):
         clock[0] += cost[0]
@@ -974,10 +973,10 @@ def test_under_ema_a_growing_page_shows_the_weights_that_are_validated(order, tm
         shown.append(subjects[0].net.head.weight.detach().clone())
         return "a page"
 
-    monkeypatch.setattr("vitlab.look.live.render", draw)
+    monkeypatch.setattr("vitlab.look.page.render", draw)
     (tmp_path / "config.yaml").write_text("")
     page = LivePage(pictures=1)
-    page.share = float("inf")
+    page.share_of_pictures = float("inf")
     words = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
     words |= {"enable_model_summary": False, "limit_train_batches": 2, "limit_val_batches": 1, "max_epochs": 2}
     callbacks = [page, EMA(decay=0.5), Spy()][::order]
@@ -1011,7 +1010,7 @@ def test_a_run_writes_its_page_while_it_trains_and_look_adds_pictures(tmp_path, 
     words = ["--trainer.max_epochs=2", "--data.subset=0.3", "--trainer.logger=false", "--model.drop_path_rate=0.1"]
     callback = "--trainer.callbacks=[{class_path: vitlab.look.live.LivePage}]"
     halfway = {}
-    monkeypatch.setattr("vitlab.look.live.SHARE", 1e9)  # an epoch takes less than a page here
+    monkeypatch.setattr("vitlab.look.live.OF_PICTURES", 1e9)  # an epoch takes less than a page here
     monkeypatch.setattr(
         "vitlab.look.live.write_text", lambda path, text: (halfway.setdefault("page", text), write_text(path, text))
     )
@@ -1028,7 +1027,7 @@ def test_a_run_writes_its_page_while_it_trains_and_look_adds_pictures(tmp_path, 
     rows = [json.loads(line) for line in Path("runs/live/metrics.jsonl").read_text().splitlines()]
     accuracy = [row["val/acc1"] for row in rows if "val/acc1" in row][-1]
     assert f'<div class="big">{100 * accuracy:.2f} %</div>' in page
-    monkeypatch.setattr("vitlab.look.growing.FIRST", 0.0)  # a page without being asked for, in a run that short
+    monkeypatch.setattr("vitlab.look.live.FIRST", 0.0)  # a page without being asked for, in a run that short
     halfway.clear()
     assert main(["fit", "--config", config, "--run_dir", "runs/grown", *words, "--quiet"]) == 0
     grown = Path("runs/grown/look.html").read_text()

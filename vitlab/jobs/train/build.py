@@ -57,7 +57,7 @@ from vitlab.tasks.sizes import check_crops, check_forms
 
 LOOK = {  # by class path, as a configuration names them: `vitlab.look` imports this room, and not the other way round
     "moments": "vitlab.look.moments.Moments",
-    "page": "vitlab.look.growing.GrowingPage",
+    "page": "vitlab.look.live.GrowingPage",
     "asked": "vitlab.look.live.LivePage",
 }
 
