@@ -285,7 +285,7 @@ def test_a_file_that_became_unreadable_shifts_neither_names_nor_pictures(tmp_pat
     data.build("val")
     lost, *left = data.splits["val"].names
     (tmp_path / lost).write_bytes(b"gone")
-    shown, drawn = [], "vitlab.analysis.outcomes.errors.picture"
+    shown, drawn = [], "vitlab.analysis.figures.picture"
     monkeypatch.setattr(drawn, lambda ax, pixels, title: shown.append(255 * pixels.mean()))
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 1))
     table = analyze_errors(Subject(net, data, classifies=False)).table

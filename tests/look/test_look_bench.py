@@ -148,9 +148,8 @@ def test_pictures_beside_predictions_keep_their_shape():
     images = torch.zeros(3, 1, 8, 24)
     images[..., :12] = 1.0
     splits = {"val": SimpleNamespace(take=lambda index: images[index])}
-    subject = SimpleNamespace(
-        data=SimpleNamespace(splits=splits), prepared=lambda x: [(x, None)], pixels=lambda x: x.permute(0, 2, 3, 1)
-    )
+    shown = lambda x: x.permute(0, 2, 3, 1).numpy()  # noqa: E731
+    subject = SimpleNamespace(data=SimpleNamespace(splits=splits), pixels_of=shown)
     url = _sheet(subject, "val", np.arange(3))
     sheet = np.asarray(Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("L")).astype(int)
     one = sheet[:32, 64:96]

@@ -45,6 +45,17 @@ def picture(axes: Axes, pixels: np.ndarray, title: str = "", size: tuple[int, in
     bare(axes, title)
 
 
+def gallery(pictures: Sequence[np.ndarray] | np.ndarray, titles: Sequence[str]) -> Figure:
+    """Return a figure of the first 24 ``(H, W, C)`` images with their titles, six in a row."""
+    columns, rows = 6, 4
+    figure, axes = grid_of_axes(min(rows, -(-len(pictures) // columns)), columns, size=1.6)
+    for ax in axes.flat:
+        ax.axis("off")
+    for ax, pixels, title in zip(axes.flat, pictures, titles, strict=False):
+        picture(ax, pixels, title)
+    return figure
+
+
 def heat(axes: Axes, values: np.ndarray, title: str = "", diverging: bool = False, **limits: float) -> Any:
     """Show an ``(h, w)`` map; a diverging one is white at 0. Return the image, for a color bar."""
     if diverging and not limits:

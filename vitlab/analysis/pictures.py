@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from lightning.pytorch.trainer.states import RunningStage, TrainerState
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
@@ -254,6 +255,17 @@ def shape_text(shape: Sequence[int]) -> str:
         '3 x 224 x 224'
     """
     return " x ".join(map(str, shape))
+
+
+def as_image(pixels: NDArray[np.floating]) -> Image.Image:
+    """Return ``(H, W, C)`` values in [0, 1] as an image, gray or in color.
+
+    Example:
+        >>> as_image(np.full((1, 2, 1), 0.5)).tobytes()
+        b'\\x80\\x80'
+    """
+    values = (pixels * 255).round().astype(np.uint8)
+    return Image.fromarray(values[..., 0] if values.shape[-1] == 1 else values)
 
 
 def as_tensor(pictures: Any, data: ImageData) -> Tensor:

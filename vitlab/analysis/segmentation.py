@@ -342,7 +342,7 @@ def _figure(subject: Subject, held_out: Masked, said: NDArray[np.int64]) -> Any:
     from matplotlib.patches import Patch
 
     chosen = np.arange(min(_SHOWN, len(held_out.masks)))
-    pixels = torch.cat([subject.pixels(batch) for batch, _ in subject.prepared(held_out.images.take(chosen))]).numpy()
+    pixels = subject.pixels_of(held_out.images.take(chosen))
     palette = colormaps["tab20"](np.arange(256) % 20)[:, :3]
     palette[UNLABELED] = 1.0
     figure, axes = grid_of_axes(3, len(chosen), size=1.3)

@@ -290,6 +290,10 @@ class Subject:
         mean, std = _planes(self.data, images.device)
         return (images * std + mean).clamp(0, 1).permute(0, 2, 3, 1).cpu()
 
+    def pixels_of(self, images: Images) -> NDArray[np.float32]:
+        """Return some images of the data set as :meth:`pixels` does, ``(n, H, W, C)``."""
+        return torch.cat([self.pixels(batch) for batch, _ in self.prepared(images)]).numpy()
+
     def black(self) -> Tensor:
         """Return the ``(C, 1, 1)`` normalized value of a black pixel."""
         mean, std = _planes(self.data, self.device)

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitlab.analysis.features import features
-from vitlab.analysis.pictures import LoadedImages
+from vitlab.analysis.pictures import LoadedImages, as_image
 from vitlab.analysis.probes import principal
 from vitlab.analysis.subject import Subject
 from vitlab.data.base import ImageData
@@ -147,11 +147,10 @@ def _sheet(subject: Subject | None, split: SplitName, index: np.ndarray) -> str:
     """Return pictures of a network on a sheet, ``COLUMNS`` in a row, as a data URL; empty without any."""
     if subject is None:
         return ""
-    batches = subject.prepared(subject.data.splits[split].take(index))
-    pixels = torch.cat([subject.pixels(batch) for batch, _ in batches])
+    pixels = subject.pixels_of(subject.data.splits[split].take(index))
     sheet = Image.new("RGB", (COLUMNS * SIDE, -(-len(pixels) // COLUMNS) * SIDE), "gray")
-    for i, one in enumerate((pixels * 255).round().to(torch.uint8).numpy()):
-        image = Image.fromarray(one[..., 0] if one.shape[2] == 1 else one).convert("RGB")
+    for i, one in enumerate(pixels):
+        image = as_image(one).convert("RGB")
         longest = max(image.size)
         width, height = (max(1, round(side * SIDE / longest)) for side in image.size)
         small = image.resize((width, height), Image.Resampling.NEAREST if longest <= SIDE else Image.Resampling.LANCZOS)

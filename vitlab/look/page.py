@@ -203,7 +203,7 @@ def _mistakes(outcome: dict[str, Any] | None, subject: Subject | None) -> list[d
     images = subject.data.splits[outcome["split"]]
     found = []
     for row in outcome["wrong"][:WRONG]:
-        (batch, _), *_ = subject.prepared(images.take(np.array([row["index"]])))
+        (pixels,) = subject.pixels_of(images.take(np.array([row["index"]])))
         names = {key: outcome["names"][int(row[key])] for key in ("target", "prediction")}
-        found.append({**row, **names, "src": picture_url(subject.pixels(batch)[0], 112)})
+        found.append({**row, **names, "src": picture_url(pixels, 112)})
     return found

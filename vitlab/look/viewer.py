@@ -4,13 +4,15 @@ import base64
 import io
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlab.analysis.attribution.maps import SIGNED, methods_of, occlusion
 from vitlab.analysis.parts import reads_token
+from vitlab.analysis.pictures import as_image
 from vitlab.analysis.subject import Subject
 from vitlab.analysis.views.pca import pca_colors
 from vitlab.analysis.views.token_layers import token_layer_maps
@@ -50,7 +52,7 @@ def pictures_of(
     others = _of_other_classes(net, images, scores, truth) if has_head and has_gradients else []
     colors, t2t = _colors(net, images), _t2t_of(net)
     found = []
-    for i, pixels in enumerate(subject.pixels(images)):
+    for i, pixels in enumerate(subject.pixels(images).numpy()):
         k, share = int(classes[i]), float(shares[i].max())
         said = (names[k] if k < len(names) else f"class {k}") if has_head else ""
         entry: dict[str, Any] = {"src": picture_url(pixels), "said": f"{said}, {share:.0%}" if has_head else ""}
@@ -225,10 +227,9 @@ def pooled(maps: Tensor, grid: Grid, query: int, key: int) -> Tensor:
     return cells.unflatten(0, lead)
 
 
-def picture_url(pixels: Tensor, side: int = 224) -> str:
-    """Return ``(H, W, C)`` values in [0, 1] as a data URL: JPEG if large, else an enlarged PNG."""
-    array = (pixels * 255).round().to(torch.uint8).numpy()
-    image = Image.fromarray(array[..., 0] if array.shape[2] == 1 else array)
+def picture_url(pixels: NDArray[np.floating], side: int = 224) -> str:
+    """Return ``(H, W, C)`` values in [0, 1] as a data URL: JPEG if 100 pixels or more are side by side, else PNG."""
+    image = as_image(pixels)
     small = max(image.size) < 100
     if not small and max(image.size) > 2 * side:
         image.thumbnail((2 * side, 2 * side))

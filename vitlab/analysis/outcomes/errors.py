@@ -4,15 +4,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from vitlab.analysis.catalogue import Analysis
-from vitlab.analysis.figures import grid_of_axes, picture
+from vitlab.analysis.figures import gallery, grid_of_axes
 from vitlab.analysis.intervals import share_interval
 from vitlab.analysis.outcomes.outcome import Outcome, outcome_of
 from vitlab.analysis.subject import Finding, Subject
 
-_COLUMNS, _ROWS = 6, 4  # of the gallery
+SHOWN = 24  # images
 
 
 @Analysis(
@@ -32,19 +31,17 @@ def analyze_errors(subject: Subject) -> Finding:
     order = image_errors.nan_to_num(-1.0).argsort(descending=True, stable=True)  # an image without any target last
     order = order[wrong[order]]
     table = pd.DataFrame([_row(outcome, i, float(image_errors[i])) for i in order.tolist()], columns=_columns(outcome))
-    shown = order[: _COLUMNS * _ROWS].numpy()
-    figure, axes = grid_of_axes(max(1, -(-len(shown) // _COLUMNS)), _COLUMNS if len(shown) else 1, size=1.6)
-    for ax in axes.flat:
-        ax.axis("off")
-    if not len(shown):
-        axes[0, 0].text(0.5, 0.5, "no mistakes", ha="center", va="center", fontsize=8)
-    else:
+    shown = order[:SHOWN].numpy()
+    if len(shown):
         places = shown if outcome.indices is None else outcome.indices[shown]
         chosen = np.sort(places)
-        images = subject.data.splits[subject.split].take(chosen)
-        pixels = torch.cat([subject.pixels(batch) for batch, _ in subject.prepared(images)]).numpy()
-        for ax, i, place in zip(axes.flat, shown.tolist(), places.tolist(), strict=False):
-            picture(ax, pixels[np.searchsorted(chosen, place)], _title(outcome, i))
+        pixels = subject.pixels_of(subject.data.splits[subject.split].take(chosen))
+        titles = [_title(outcome, i) for i in shown.tolist()]
+        figure = gallery(pixels[np.searchsorted(chosen, places)], titles)
+    else:
+        figure, axes = grid_of_axes(1, 1, size=1.6)
+        axes[0, 0].axis("off")
+        axes[0, 0].text(0.5, 0.5, "no mistakes", ha="center", va="center", fontsize=8)
     n = len(outcome)
     low, high = share_interval(len(order), n)
     wrong_ones = f"{len(order):,} of them wrong ({len(order) / n:.1%}, 95 % interval {low:.1%} to {high:.1%})"

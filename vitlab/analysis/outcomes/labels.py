@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 import torch
 import yaml
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 
 from vitlab.analysis.catalogue import Analysis
-from vitlab.analysis.figures import grid_of_axes, picture
+from vitlab.analysis.figures import gallery
+from vitlab.analysis.pictures import as_image
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.data.files.splits import SplitName
 from vitlab.errors import UsageError
@@ -23,8 +23,7 @@ from vitlab.models.walk import all_finite
 from vitlab.runs.directory import RunDir
 
 PLAN = "cv.yaml"  # in the folder of a cross-validation
-_COLUMNS, _ROWS = 6, 4  # of the figure
-_PAGE = 240  # images on the page
+FIGURE, PAGE = 24, 240  # images of the figure, and on the page
 _BOTH: tuple[SplitName, ...] = ("train", "val")
 
 
@@ -75,11 +74,11 @@ def analyze_labels(subject: Subject) -> Finding:
         f"with {agreed:.1%} of them, err at random; each image is judged by the fold of {len(set(table['fold']))} "
         "that was not trained on it"
     )
-    shown = table.head(max(_COLUMNS * _ROWS, min(count, _PAGE)))
+    shown = table.head(max(FIGURE, min(count, PAGE)))
     pictures = _pixels(subject, shown["image"].tolist())
     rows_shown = [row for _, row in shown.iterrows()]
-    gallery = [(_encoded(pixels), _caption(row)) for pixels, row in zip(pictures, rows_shown, strict=True)]
-    return Finding(table, _figure(pictures, rows_shown), note, gallery)
+    leaves = [(_encoded(pixels), _caption(row)) for pixels, row in zip(pictures, rows_shown, strict=True)]
+    return Finding(table, gallery(pictures, [_title(row) for row in rows_shown]), note, leaves)
 
 
 def confident_classes(probabilities: NDArray[Any], given: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -165,8 +164,7 @@ def _pixels(subject: Subject, names: Sequence[str]) -> list[NDArray[np.float32]]
     for split in _BOTH:
         mine = sorted((places[name][1], name) for name in wanted if places[name][0] == split)
         if mine:
-            images = subject.images(split).take(np.array([i for i, _ in mine]))
-            shown = torch.cat([subject.pixels(batch) for batch, _ in subject.prepared(images)]).numpy()
+            shown = subject.pixels_of(subject.images(split).take(np.array([i for i, _ in mine])))
             found |= dict(zip((name for _, name in mine), shown, strict=True))
     if missing := [name for name in names if name not in found]:
         raise UsageError(f"{subject.name} does not have the image {missing[0]} of the cross-validation")
@@ -175,8 +173,7 @@ def _pixels(subject: Subject, names: Sequence[str]) -> list[NDArray[np.float32]]
 
 def _encoded(pixels: NDArray[np.float32]) -> bytes:
     """Return an ``(H, W, C)`` image as PNG, small ones enlarged without smoothing."""
-    values = (pixels * 255).round().astype(np.uint8)
-    image = Image.fromarray(values[..., 0] if values.shape[-1] == 1 else values)
+    image = as_image(pixels)
     if (times := 96 // image.width) > 1:
         image = image.resize((image.width * times, image.height * times), Image.Resampling.NEAREST)
     image.save(file := io.BytesIO(), "png")
@@ -192,10 +189,5 @@ def _caption(row: "pd.Series[Any]") -> dict[str, str]:
     }  # fmt: skip
 
 
-def _figure(pictures: Sequence[NDArray[np.float32]], rows: Sequence["pd.Series[Any]"]) -> Figure:
-    figure, axes = grid_of_axes(max(1, min(_ROWS, -(-len(rows) // _COLUMNS))), _COLUMNS, size=1.6)
-    for ax in axes.flat:
-        ax.axis("off")
-    for ax, pixels, row in zip(axes.flat, pictures, rows, strict=False):
-        picture(ax, pixels, f"{row['label'][:14]}\n{row['suggested'][:14]}? {row['probability_of_suggested']:.2f}")
-    return figure
+def _title(row: "pd.Series[Any]") -> str:
+    return f"{row['label'][:14]}\n{row['suggested'][:14]}? {row['probability_of_suggested']:.2f}"
