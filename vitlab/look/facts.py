@@ -181,9 +181,8 @@ def _weights(run: RunDir, result: Mapping[str, Any]) -> str:
     return f", of {name}, saved in epoch {entry['epoch'] + 1}" if known else f", of {name}" if name else ""
 
 
-def outcome_facts(run: RunDir, found: SplitPredictions | None = None) -> dict[str, Any] | None:
-    """Return accuracy, confusion, calibration and the worst mistakes of given or stored predictions."""
-    found = found or predictions_of(run)
+def outcome_facts(run: RunDir, found: SplitPredictions | None) -> dict[str, Any] | None:
+    """Return accuracy, confusion, calibration and the worst mistakes of predictions; None without any."""
     if found is None or not np.isfinite(found[1]["probability"]).all():  # the largest of others is none
         return None
     split, table = found

@@ -1,6 +1,7 @@
 """One HTML page about a run, several runs, or any network: a single file that works offline."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,27 @@ SCRIPTS = ("common.js", "viewer.js", "analyses.js", "curves.js", "listed.js", "d
 RELOAD = 20  # seconds
 
 
+@dataclass(frozen=True)
+class Shown:
+    """A run on the page.
+
+    Args:
+        name: Its name there.
+        run: Its directory.
+        data: What data.json says of its data.
+        predictions: A split and what was predicted on it; None if there is nothing.
+        subject: Its network, if its data still has these images.
+        doubt: What to say where its data has others by now.
+    """
+
+    name: str
+    run: RunDir
+    data: dict[str, Any]
+    predictions: SplitPredictions | None
+    subject: Subject | None
+    doubt: str
+
+
 def render(
     title: str,
     runs: dict[str, RunDir],
@@ -63,25 +85,19 @@ def render(
         live: Split and predictions of runs that still train, in place of the stored ones; then maps are few and small.
     """
     by_name = {subject.name: subject for subject in subjects}
-    predictions = {name: (live or {}).get(name) or predictions_of(run) for name, run in runs.items()}
-    data = {name: run.read("data.json") for name, run in runs.items()}  # once, of many pairs
-    asked = {name: one for name, one in predictions.items() if one and name in by_name}
-    there = {name: has_images(by_name[name], one, data[name]) for name, one in asked.items()}
-    pictured = {name: by_name[name] for name, is_there in there.items() if is_there}
-    facts = [_run(name, run, pictured.get(name), predictions[name]) for name, run in runs.items()]
-    for name, one in zip(runs, facts, strict=True):
-        one["doubts"] += [_changed(runs[name], asked[name][0])] if there.get(name) is False else []
+    shown = [_shown(name, run, by_name.get(name), (live or {}).get(name)) for name, run in runs.items()]
+    facts = [_facts_of(one) for one in shown]
     differs = differences([config_of(run) for run in runs.values()]) if len(runs) > 1 else []
     is_many = len(runs) >= MANY
-    pairs = [(a, b, paired(predictions[a], predictions[b], (data[a], data[b]))) for a, b in combinations(runs, 2)]
+    pairs = [(a, b, paired(a.predictions, b.predictions, (a.data, b.data))) for a, b in combinations(shown, 2)]
     content: dict[str, Any] = {
         "runs": facts,
         "overview": overview_of(facts, differs) if is_many else None,
         "differs": [] if is_many else differs,
-        "pairs": [{"a": a, "b": b, **found} for a, b, found in pairs if found],
+        "pairs": [{"a": a.name, "b": b.name, **found} for a, b, found in pairs if found],
         "curves": _thinned(logged_curves(runs)),
         "viewer": _viewed(runs, subjects, pictures, live is None),
-        "listed": _listed(runs, predictions, pictured, data) if live is None else None,
+        "listed": _listed(shown) if live is None else None,
         "drawings": _drawings(subjects),
         "analyses": findings_of(runs),
     }
@@ -137,17 +153,15 @@ def _drawings(subjects: Sequence[Subject]) -> list[tuple[str, str]]:
     return drawn
 
 
-def _listed(
-    runs: dict[str, RunDir],
-    given: dict[str, SplitPredictions | None],
-    subjects: dict[str, Subject],
-    data: dict[str, Any],
-) -> dict[str, Any] | None:
+def _listed(shown: Sequence[Shown]) -> dict[str, Any] | None:
     """Return the predictions of all runs with the names of classes."""
-    found = listed({name: one for name, one in given.items() if one}, subjects, data)
+    predictions = {one.name: one.predictions for one in shown if one.predictions}
+    subjects = {one.name: one.subject for one in shown if one.subject}
+    data = {one.name: one.data for one in shown}
+    found = listed(predictions, subjects, data)
     if found:
         most = max(max(found["target"]), *(max(one["prediction"]) for one in found["runs"].values()))
-        names = list(runs[next(iter(found["runs"]))].data.get("class_names") or [])
+        names = list(data[next(iter(found["runs"]))].get("class_names") or [])
         found["classes"] = names + [f"class {k}" for k in range(len(names), most + 1)]
     return found
 
@@ -174,26 +188,36 @@ def _thinned(metrics: dict[str, dict[str, list[tuple[float, float]]]]) -> dict[s
     return found
 
 
-def _run(name: str, run: RunDir, subject: Subject | None, found: SplitPredictions | None) -> dict[str, Any]:
-    outcome = outcome_facts(run, found) if found else None
-    facts: dict[str, Any] = {
-        "name": name,
+def _shown(name: str, run: RunDir, subject: Subject | None, live: SplitPredictions | None) -> Shown:
+    """Return a run with its network and predictions, given or stored."""
+    found, data, doubt = live or predictions_of(run), run.read("data.json"), ""
+    there = has_images(subject, found, data) if subject and found else None
+    if found and there is False:
+        again = f"vitlab {'validate' if found[0] == 'val' else 'test'} {run.typed}"
+        doubt = (
+            f"The images of {found[0]} are no longer those that were measured: no pictures of mistakes, and no map; "
+        )
+        doubt += f"`{again}` measures those of now."
+    return Shown(name, run, data, found, subject if there else None, doubt)
+
+
+def _facts_of(shown: Shown) -> dict[str, Any]:
+    """Return what stands on the page of a run alone."""
+    run = shown.run
+    outcome = outcome_facts(run, shown.predictions)
+    return {
+        "name": shown.name,
         "typed": run.typed,
         "outcome": outcome,
         "recipe": list(dotted(first_settings(run) or {}).items()),
         "environment": environment(run),
+        "numbers": None if outcome else numbers_of(run),
+        "doubts": [*doubts_of(run), *([shown.doubt] if shown.doubt else [])],
+        "first": first_words(run),
+        "size": parameters_of(run.read("model.json")),
+        "config": list(config_of(run).items()),
+        "wrong": _mistakes(outcome, shown.subject),
     }
-    facts |= {"numbers": None if outcome else numbers_of(run), "doubts": doubts_of(run)}
-    facts |= {"first": first_words(run), "size": parameters_of(run.read("model.json"))}
-    return {**facts, "config": list(config_of(run).items()), "wrong": _mistakes(outcome, subject)}
-
-
-def _changed(run: RunDir, split: str) -> str:
-    """Return what the page says of a run whose data has other images than those that were measured."""
-    return (
-        f"The images of {split} are no longer those that were measured: no pictures of mistakes, and no map; "
-        f"`vitlab {'validate' if split == 'val' else 'test'} {run.typed}` measures those of now."
-    )
 
 
 def _mistakes(outcome: dict[str, Any] | None, subject: Subject | None) -> list[dict[str, Any]]:
