@@ -90,6 +90,24 @@ def test_what_follows_a_training_on_several_processes_is_done_by_each_alone(run,
         vitlab.fit("t2t", SHORT, quiet=True)
 
 
+def test_what_follows_a_failed_training_on_several_processes_is_done_by_each_alone(tmp_path, monkeypatch):
+    """Their group outlived it, and the next measurement ended in a traceback of gloo."""
+
+    def train(arguments, options):
+        meeting = f"file://{tmp_path}/met"
+        torch.distributed.init_process_group("gloo", init_method=meeting, rank=0, world_size=1)
+        monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
+        raise RunFailed("the loss is not finite")
+
+    monkeypatch.setattr("vitlab.jobs.train.fit.fit", train)
+    monkeypatch.setattr("vitlab.api._together", False)  # which the end of the test restores
+    with pytest.raises(RunFailed):
+        vitlab.fit("t2t", SHORT, quiet=True)
+    assert not torch.distributed.is_initialized()
+    with pytest.raises(ValueError, match="this script has trained on several processes, which all run it"):
+        vitlab.fit("t2t", SHORT, quiet=True)
+
+
 def test_processes_of_torchrun_measure_together_and_can_train_again(run, tmp_path, monkeypatch):
     def train(arguments, options):
         if not torch.distributed.is_initialized():

@@ -2,7 +2,8 @@
 
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from inspect import signature
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal
@@ -80,7 +81,6 @@ def fit(
 
     if _together:
         raise UsageError("this script has trained on several processes, which all run it: train again in another one")
-    was_connected = is_connected()  # by the caller
     trust(trust_imports)
     files = [config] if isinstance(config, str | os.PathLike) else list(config or ())
     if resume and not (model is None and data is None):
@@ -100,11 +100,9 @@ def fit(
         start=_weights_of(model),
     )
     try:
-        with terminal_as_it_was(), as_it_was() as kept:
+        with terminal_as_it_was(), as_it_was() as kept, _alone_after(is_connected()):
             run = Run(train([*words, *as_arguments(parts), *as_arguments(overrides)], options).path)
             kept.random = run.record.get("seed") is not False  # without a seed, the next run goes on drawing
-            if not was_connected and is_connected():
-                _leave_group()
             return run
     except Stopped as stopped:
         if stopped.args[0] == signal.SIGINT:
@@ -112,18 +110,24 @@ def fit(
         raise
 
 
-def _leave_group() -> None:
-    """Leave the processes that Lightning has started for a training: each goes on with the caller's script by itself.
+@contextmanager
+def _alone_after(was_connected: bool) -> Iterator[None]:
+    """Leave, after a ``with`` block, the processes that Lightning has started in it for a training, also a failed one.
 
-    Their sums over processes would count each image of a later measurement several times. Those that torchrun or srun
-    has started measure together.
+    Each goes on with the caller's script by itself: their sums over processes would count each image of a later
+    measurement several times. Those that torchrun or srun has started, or the caller has connected, measure together.
     """
     global _together
     from torch import distributed
 
-    if not is_launched():
-        _together = distributed.get_world_size() > 1
-        distributed.destroy_process_group()
+    leave = distributed.distributed_c10d._abort_process_group  # which waits for none of them
+    try:
+        yield
+        leave = distributed.destroy_process_group
+    finally:
+        if is_connected() and not was_connected and not is_launched():
+            _together = distributed.get_world_size() > 1
+            leave()
 
 
 def load(source: PathLike = "last", trust_imports: str | Sequence[str] = ()) -> "Loaded":
