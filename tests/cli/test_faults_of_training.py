@@ -19,8 +19,12 @@ from PIL import Image
 
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.cli.main import main
+from vitlab.errors import RunFailed
 from vitlab.jobs.terminal import close_log, log_to
+from vitlab.jobs.train.endings import explained
 from vitlab.jobs.train.start import promises
+from vitlab.runs.directory import RunDir
+from vitlab.runs.generations import NotSaved
 from vitlab.tasks import Classifier
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -321,6 +325,28 @@ def test_parameters_whose_gradients_ddp_waits_for_are_named_once(here):
     said = done.stdout + done.stderr
     assert done.returncode == 1 and "Traceback" not in said, said
     assert said.count("the loss does not depend on net.pos_embed.gain, and DDP waits") == 1, said
+
+
+@pytest.mark.parametrize("error", [FloatingPointError("the loss is not finite"), NotSaved("a full disk")])
+def test_of_several_processes_the_first_says_what_all_have_found(error, tmp_path, monkeypatch):
+    """Each said it, and on as many devices it stood there as often."""
+    said = []
+    monkeypatch.setattr("vitlab.jobs.train.endings.print_error", said.append)
+    for is_first in (True, False):
+        trainer = SimpleNamespace(is_global_zero=is_first, world_size=2, global_step=3)
+        job = SimpleNamespace(run=RunDir(tmp_path), batch=None, trainer=trainer)
+        with pytest.raises(RunFailed), explained(job):
+            raise error
+    assert said == [f"\n{error}"]
+
+
+def test_of_several_processes_the_first_says_what_is_built(here, monkeypatch, capsys):
+    words = ["fit", "--config=vit", "--trainer.logger=false", "--model.qk_norm=true", "--dry_run"]
+    assert main(words) == 0
+    assert "options moved: model.qk_norm" in capsys.readouterr().out
+    monkeypatch.setenv("VITLAB_RUN_DIR", str(here / "runs/of the first"))
+    assert main(words) == 0
+    assert not capsys.readouterr().out
 
 
 def test_a_log_that_cannot_be_closed_hides_no_error(tmp_path, monkeypatch):

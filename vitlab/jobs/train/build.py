@@ -48,6 +48,7 @@ from vitlab.models.cost import count_all_parameters
 from vitlab.models.old_names import new_name, upgrade
 from vitlab.runs.choose import choose_run, initial_weights, run_to_continue
 from vitlab.runs.directory import RunDir, file_of_weights
+from vitlab.runs.lock import is_leader
 from vitlab.runs.manifest import check_whole
 from vitlab.shipped import LIBRARIES
 from vitlab.tasks.base import Task
@@ -74,7 +75,7 @@ def build_job(arguments: list[str], options: FitOptions) -> Job:
     """
     options.check()
     run = run_to_continue(options)
-    open_terminal(options.quiet)
+    open_terminal(options.quiet or not is_leader())  # else each process would say what the first one says
     with building(), naming_place_of_data(run, arguments, ["data.root"]), quick_imports():  # and the user's code
         cli = FitCLI(training_args(run, arguments, auto=not options.resume), options, run)
     if cli.moved and run is None:

@@ -89,12 +89,14 @@ def explained(job: Job) -> Iterator[None]:
             raise ended from error
         if isinstance(error, RunGone):
             close_log()  # it may belong to another process now
+        is_first = job.trainer.is_global_zero
         if sentence:
             if job.run.fence:
                 job.run.fence.told = True
-            _fail(sentence, error)
+            in_all = isinstance(error, FloatingPointError | NotSaved)  # of which the processes have told each other
+            _fail(sentence, error, told=in_all and not is_first)
         if line := _unused(error, job.task):
-            _fail(line, error, told=not job.trainer.is_global_zero)
+            _fail(line, error, told=not is_first)
         _refuse(job, error)
         raise
 
