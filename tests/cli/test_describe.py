@@ -1,5 +1,6 @@
 """What the first lines of a run say."""
 
+import json
 import math
 from types import SimpleNamespace as Space
 
@@ -15,12 +16,14 @@ from vitlab.jobs.train.describe import (
     _at_one_end,
     _data_line,
     _emulated,
+    _other_statistics,
     _parameters,
     _peak,
     _sizes_beyond,
     _train_line,
 )
 from vitlab.jobs.train.start import _groups, _plans, _steps
+from vitlab.models.weights_file import card_beside
 from vitlab.tasks import Classifier
 
 TINY = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 2}
@@ -47,6 +50,24 @@ def _line(root, monkeypatch, kind=ImageFolder, **settings):
 def test_good_photos_are_counted(tmp_path, monkeypatch):
     line = _line(_photos(tmp_path / "photos"), monkeypatch)
     assert line == "ImageFolder: 8 training and 4 validation images of 3x8x8, 2 classes, whole images"
+
+
+def test_images_of_another_scale_than_those_of_the_initial_weights_are_told(tmp_path, monkeypatch):
+    """`--init_from RUN` measures mean and std of its own data, and nothing said that they are others."""
+    data = ImageFolder(str(_photos(tmp_path / "photos")), img_size=8, num_workers=0)
+    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+    data.setup("fit")
+    file = tmp_path / "weights.safetensors"
+    file.touch()
+
+    def told(mean, source=str(file)):
+        card_beside(file).write_text(json.dumps({"images": {"mean": [mean] * 3, "std": list(data.std)}}))
+        return _other_statistics(Space(options=Space(init_from=source), resumed=False, data=data))
+
+    assert not told(data.mean[0] + 0.05 * data.std[0])  # as of another split of the same images
+    assert not told(0.1, None) and not told(0.1, "timm:resnet18")
+    assert "those of the weights were by mean 0.100 0.100 0.100 and std" in told(0.1)[0]
+    assert not _other_statistics(Space(options=Space(init_from=str(file)), resumed=True, data=data))
 
 
 def test_photos_without_labels_are_not_counted_as_a_class(tmp_path, monkeypatch):

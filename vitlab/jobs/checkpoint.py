@@ -289,6 +289,21 @@ def named_outputs(source: str | Path) -> list[str]:
     return _meanings(told) or (_meanings(run.read("data.json")) if run.config.is_file() else [])
 
 
+def statistics_of_weights(source: str | Path) -> tuple[list[float], list[float]]:
+    """Return mean and standard deviation by which images were normalized for weights; empty if they do not say.
+
+    Args:
+        source: A file, of a run or with a card.
+
+    Example:
+        >>> [len(values) for values in statistics_of_weights(find_weights("vitlab:photos64_vit"))]
+        [3, 3]
+    """
+    run = RunDir.around(Path(source))
+    facts = facts_beside(source).get("images") or (run.read("data.json") if run.config.is_file() else {})
+    return facts.get("mean") or [], facts.get("std") or []
+
+
 def _with_outside(task: Any, file: Path, sentences: list[str]) -> list[str]:
     """Load what a class of the user's has outside of its network too, where the file has all of it; return sentences.
 

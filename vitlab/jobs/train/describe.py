@@ -12,6 +12,7 @@ from vitlab.class_paths import choice_text
 from vitlab.data.base import ImageData
 from vitlab.data.loading.sizes import size_text
 from vitlab.interface import PAGE, has_grid, hparams_of, network, own_parts, path_of, redefines
+from vitlab.jobs.checkpoint import statistics_of_weights
 from vitlab.jobs.train.job import Job
 from vitlab.layers.custom import spare
 from vitlab.layers.plain import is_sharded
@@ -21,18 +22,22 @@ from vitlab.layers.pos_embed.rotary import RoPE2d
 from vitlab.layers.pos_embed.together import Together
 from vitlab.layers.precision import EMULATED, float32_precision, half_precision
 from vitlab.models.cost import call_on_meta, count_all_parameters
+from vitlab.runs.directory import file_of_weights
+from vitlab.shipped import LIBRARIES
 from vitlab.tables import counted
 from vitlab.tasks.base import Task
 from vitlab.tasks.distillation import Distillation
 from vitlab.tasks.optimizer import SHAPES, schedule_and_args
 from vitlab.tokenizers.t2t import T2TTokenizer
 
+NEAR = 0.1  # of a standard deviation: so much may statistics of images differ without a word
+
 
 def header(job: Job) -> str:
     """Return the header of a run: model, data, training, directory."""
     lines = {
         "model": _model_line(job.task, job.facts) if has_grid(job.task) else _own_model_line(job.task, job.facts),
-        "data": _data_line(job.data),
+        "data": "\n       ".join([_data_line(job.data), *_other_statistics(job)]),
         "train": _train_line(job),
     }
     if isinstance(job.task, Distillation):
@@ -172,6 +177,22 @@ def _data_line(data: Any) -> str:
     leaks = [pair for pair in facts["first_duplicates"] if [name.split(":")[0] for name in pair] == ["train", "test"]]
     warnings = [f"training images are in the test split: {' = '.join(pair)}" for pair in leaks[:1]]
     return "\n       ".join([line, *facts["notes"], *warnings])
+
+
+def _other_statistics(job: Job) -> list[str]:
+    """Say so where images are normalized by other numbers than those for which the initial weights were trained."""
+    source, data = job.options.init_from, job.data
+    if job.resumed or not source or source.startswith(LIBRARIES) or not isinstance(data, ImageData):
+        return []  # a library's are taken, and told
+    mean, std = statistics_of_weights(file_of_weights(source))
+    if len(mean) != data.in_chans or len(std) != data.in_chans:
+        return []
+    pairs = [*zip(data.mean, mean, std, strict=True)], [*zip(data.std, std, std, strict=True)]
+    if all(abs(ours - theirs) <= NEAR * scale for part in pairs for ours, theirs, scale in part):
+        return []
+    numbers = [" ".join(f"{value:.3f}" for value in values) for values in (data.mean, data.std, mean, std)]
+    ours, theirs = (f"mean {mean} and std {std}" for mean, std in (numbers[:2], numbers[2:]))
+    return [f"images are normalized by {ours}; those of the weights were by {theirs} (data.mean, data.std)"]
 
 
 def _faults(facts: dict[str, Any]) -> str:
