@@ -15,12 +15,13 @@ from torch.utils.data import DataLoader
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.ema import EMA
 from vitlab.callbacks.record import RunRecord
+from vitlab.callbacks.steps import Steps
 from vitlab.callbacks.stop import StopOnSignal
 from vitlab.errors import Stopped
 from vitlab.runs.directory import RunDir
 from vitlab.runs.format import read_resumable
 from vitlab.runs.generations import WRITING
-from vitlab.tasks import LinearProbe
+from vitlab.tasks import Classifier, LinearProbe
 
 WITHIN = {
     "in each epoch": {"val_check_interval": 2},
@@ -501,6 +502,25 @@ def test_sums_of_two_processes_are_saved_and_restored_once(tmp_path):
             assert checkpoint == {"train_sums": {"n": 10.0, "loss": 5.0}}
             other.on_load_checkpoint(model._trainer, model, {"train_sums": {}, key: checkpoint["train_sums"]})
             assert other._steps.sums == ({"n": 10.0, "loss": 5.0} if first else {"n": 0, "loss": 0})
+
+
+def test_sums_of_a_step_of_ones_own_are_added_by_name_over_processes(monkeypatch):
+    """They were added by place: processes that count other things gave each the numbers of another one."""
+
+    class Mine(Classifier):
+        __module__ = "mine"
+
+        def step_loss(self, batch):
+            return super().step_loss(batch)
+
+    def gather(found, own):
+        found[:] = [own, ["rare", "n", "loss"]]
+
+    monkeypatch.setattr("torch.distributed.all_gather_object", gather)
+    model, steps = Mine(**NETWORK), Steps()
+    model._trainer = SimpleNamespace(world_size=2, strategy=SimpleNamespace(reduce=lambda values, reduce_op: values))
+    steps.sums = {"loss": torch.tensor(2.0), "n": 4}
+    assert steps.state(model) == {"loss": 2.0, "n": 4.0, "rare": 0.0}
 
 
 @pytest.mark.slow

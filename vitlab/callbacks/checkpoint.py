@@ -211,8 +211,6 @@ class Checkpoint(callbacks.Checkpoint):
         if not interface.is_task(pl_module):  # a task of vitlab notes it itself, with any trainer
             checkpoint["own"] = interface.own_answer(pl_module)
             checkpoint["network"] = interface.arguments_of_net(pl_module)
-        if hasattr(trainer.train_dataloader, "state_dict"):
-            checkpoint["train_loader"] = trainer.train_dataloader.state_dict()
         before = self._before_validation if trainer.validating else None
         loaders = getattr(trainer.fit_loop._combined_loader, "flattened", ())
         states = [loader.state_dict() for loader in loaders if hasattr(loader, "state_dict")]
@@ -227,7 +225,7 @@ class Checkpoint(callbacks.Checkpoint):
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Keep the positions of training loaders and the random states of processes for :meth:`on_train_start`."""
         of_several = checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])
-        of_first = [checkpoint["train_loader"]] if "train_loader" in checkpoint else of_several
+        of_first = [checkpoint["train_loader"]] if "train_loader" in checkpoint else of_several  # before 0.2.0
         self._loader_states = checkpoint.get("loader_states", [of_first])
         self._random_states = checkpoint.get("random_states", [])
         self._metrics = checkpoint.get("metrics", {})

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -90,9 +91,14 @@ class Steps:
 
     def state(self, task: Any) -> dict[str, float]:
         """Return sums over all processes, for a checkpoint; every process must call it."""
-        numbers = [torch.as_tensor(value, dtype=torch.float32, device=task.device) for value in self.sums.values()]
-        total = task.trainer.strategy.reduce(torch.stack(numbers), reduce_op="sum") if numbers else torch.zeros(0)
-        return dict(zip(self.sums, total.tolist(), strict=True))
+        strategy, sums = task.trainer.strategy, self.sums
+        if redefines(task, "step_loss") and task.trainer.world_size > 1:  # other batches may give other names
+            of_all: list[Any] = [[]] * task.trainer.world_size
+            torch.distributed.all_gather_object(of_all, [*sums])
+            sums = {name: sums.get(name, 0.0) for name in dict.fromkeys(chain.from_iterable(of_all))}
+        numbers = [torch.as_tensor(value, dtype=torch.float32, device=task.device) for value in sums.values()]
+        total = strategy.reduce(torch.stack(numbers), reduce_op="sum") if numbers else torch.zeros(0)
+        return dict(zip(sums, total.tolist(), strict=True))
 
     def restore(self, sums: Mapping[str, float], is_first: bool) -> None:
         """Go on from the sums of a checkpoint: the first process from those of all, the others from nothing."""

@@ -1,6 +1,7 @@
 """What a checkpoint of a training is: its format, the sections that it must have, and how older formats are migrated.
 
-1. As Lightning writes it, with the state of the training loader as ``train_loader``.
+1. As Lightning writes it, with the state of the training loader as ``train_loader``; since 0.2.0 ``loader_states``
+   has those of all processes.
 2. The state of ``RunRecord`` has ``metrics_bytes``, the size of ``metrics.jsonl``.
 3. A section ``vitlab`` names the format, vitlab's version, and how many optimizers and schedules there are; and the
    trained parameters, since 0.2.0.
