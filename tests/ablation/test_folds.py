@@ -68,6 +68,12 @@ def test_folds_of_which_none_is_done_are_told_in_one_line_with_the_way_on(toy, m
     assert "\n" not in str(error.value)
 
 
+def test_a_count_of_images_that_were_trained_on_has_no_interval():
+    rows = [{"fold": name, "n": 8, "acc1": acc1, "trained_on": 8.0} for name, acc1 in (("a", 0.5), ("b", 0.7))]
+    lines = str(Folds(Status([], []), rows, Path("folds.csv"))).splitlines()
+    assert lines[1].split() == ["a", "8", "0.5", "8"] and [*map(len, map(str.split, lines[3:5]))] == [2, 2]
+
+
 @pytest.mark.slow
 def test_a_name_with_a_comma_is_one_column_of_the_file(toy, monkeypatch):
     def collected(*args):

@@ -81,6 +81,22 @@ def test_the_header_and_the_test_report_training_images_in_the_test_split(tmp_pa
     assert RunDir("runs/run").results["test"]["trained_on"] == 1
 
 
+def test_images_that_the_initial_weights_were_trained_on_count_as_such_in_every_later_run(tmp_path, capsys):
+    """`vitlab cv --init_from RUN`, and other folds of a run's data, were measured on images that the weights know."""
+    photos = ["--data=ImageFolder", f"--data.root={_fill(tmp_path / 'photos', {'': 20})}", "--data.batch_size=8"]
+    assert _fit(*photos, name="first") == 0
+    assert _fit(*photos, "--init_from=first", name="same") == 0
+    assert "were trained on" not in capsys.readouterr().out
+    for name, source, fold in ("second", "first", 2), ("third", "second", 3):
+        assert _fit(*photos, f"--init_from={source}", f"--data.fold={fold}/5", name=name) == 0
+        n = RunDir(f"runs/{name}").data["splits"]["val"]["n"]
+        told = f"the weights of {source} were trained on {n} of the {n} validation images"
+        assert told in " ".join(capsys.readouterr().out.split())
+    assert main(["fit", "--resume", "third", "--trainer.max_epochs=2"]) == 0
+    assert main(["validate", "third"]) == 0
+    assert f"{n} of the {n} images were trained on" in capsys.readouterr().out
+
+
 def test_a_test_split_that_now_holds_training_images_is_refused(tmp_path, capsys):
     root = _fill(tmp_path / "photos", {"": 20})
     assert _fit("--data=ImageFolder", f"--data.root={root}", "--data.batch_size=8") == 0

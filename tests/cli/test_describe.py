@@ -16,9 +16,9 @@ from vitlab.jobs.train.describe import (
     _at_one_end,
     _data_line,
     _emulated,
-    _other_statistics,
     _parameters,
     _peak,
+    _since_the_weights,
     _sizes_beyond,
     _train_line,
 )
@@ -62,12 +62,12 @@ def test_images_of_another_scale_than_those_of_the_initial_weights_are_told(tmp_
 
     def told(mean, source=str(file)):
         card_beside(file).write_text(json.dumps({"images": {"mean": [mean] * 3, "std": list(data.std)}}))
-        return _other_statistics(Space(options=Space(init_from=source), resumed=False, data=data))
+        return _since_the_weights(Space(options=Space(init_from=source), resumed=False, data=data))
 
     assert not told(data.mean[0] + 0.05 * data.std[0])  # as of another split of the same images
     assert not told(0.1, None) and not told(0.1, "timm:resnet18")
     assert "those of the weights were by mean 0.100 0.100 0.100 and std" in told(0.1)[0]
-    assert not _other_statistics(Space(options=Space(init_from=str(file)), resumed=True, data=data))
+    assert not _since_the_weights(Space(options=Space(init_from=str(file)), resumed=True, data=data))
 
 
 def test_photos_without_labels_are_not_counted_as_a_class(tmp_path, monkeypatch):

@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
+import numpy as np
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import nn
 
 from vitlab.config.parser import user_mistakes
+from vitlab.data.record import TRAINED_ON, read_numbers
 from vitlab.errors import UsageError, preview
 from vitlab.interface import has_grid, network, own_answer, path_of, redefines
 from vitlab.layers.resample import ResizePolicy
@@ -24,7 +27,7 @@ from vitlab.models.create import load_of_library, stated_classes
 from vitlab.models.load import NEW_HEAD, load_weights, network_args, outputs_of
 from vitlab.models.weights_file import check_readable, facts_beside, read_content, read_weights, weights_digest
 from vitlab.runs.atomic import as_umask, atomic_write
-from vitlab.runs.directory import RunDir
+from vitlab.runs.directory import RunDir, file_of_weights
 from vitlab.runs.fence import Fence
 from vitlab.runs.format import read_resumable
 from vitlab.runs.shards import read_checkpoint
@@ -302,6 +305,18 @@ def statistics_of_weights(source: str | Path) -> tuple[list[float], list[float]]
     run = RunDir.around(Path(source))
     facts = facts_beside(source).get("images") or (run.read("data.json") if run.config.is_file() else {})
     return facts.get("mean") or [], facts.get("std") or []
+
+
+def images_of_weights(source: str | None) -> NDArray[np.uint64]:
+    """Return the fingerprints of the images that weights were trained on; none where no run tells.
+
+    Args:
+        source: A run, one of its files, or other weights; None for random ones.
+    """
+    found = None
+    if source and not source.startswith(LIBRARIES):
+        found = read_numbers(RunDir.around(file_of_weights(source)).path / TRAINED_ON)
+    return np.zeros(0, np.uint64) if found is None else found
 
 
 def _with_outside(task: Any, file: Path, sentences: list[str]) -> list[str]:

@@ -4,6 +4,7 @@ import math
 from datetime import timedelta
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from lightning.pytorch.callbacks import Timer
 from torch import Tensor
@@ -11,8 +12,9 @@ from torch import Tensor
 from vitlab.class_paths import choice_text
 from vitlab.data.base import ImageData
 from vitlab.data.loading.sizes import size_text
+from vitlab.data.record import fingerprints
 from vitlab.interface import PAGE, has_grid, hparams_of, network, own_parts, path_of, redefines
-from vitlab.jobs.checkpoint import statistics_of_weights
+from vitlab.jobs.checkpoint import images_of_weights, statistics_of_weights
 from vitlab.jobs.train.job import Job
 from vitlab.layers.custom import spare
 from vitlab.layers.plain import is_sharded
@@ -37,7 +39,7 @@ def header(job: Job) -> str:
     """Return the header of a run: model, data, training, directory."""
     lines = {
         "model": _model_line(job.task, job.facts) if has_grid(job.task) else _own_model_line(job.task, job.facts),
-        "data": "\n       ".join([_data_line(job.data), *_other_statistics(job)]),
+        "data": "\n       ".join([_data_line(job.data), *_since_the_weights(job)]),
         "train": _train_line(job),
     }
     if isinstance(job.task, Distillation):
@@ -179,11 +181,25 @@ def _data_line(data: Any) -> str:
     return "\n       ".join([line, *facts["notes"], *warnings])
 
 
-def _other_statistics(job: Job) -> list[str]:
-    """Say so where images are normalized by other numbers than those for which the initial weights were trained."""
+def _since_the_weights(job: Job) -> list[str]:
+    """Say what the data and those of the initial weights have to do with each other."""
     source, data = job.options.init_from, job.data
     if job.resumed or not source or source.startswith(LIBRARIES) or not isinstance(data, ImageData):
-        return []  # a library's are taken, and told
+        return []  # images of a library are prepared as it says, which is told
+    return [*_other_statistics(data, source), *_trained_on_already(data, source)]
+
+
+def _trained_on_already(data: ImageData, source: str) -> list[str]:
+    """Say so where the weights were trained on images that are to measure them."""
+    known, told = images_of_weights(source), []
+    for name, images in ("validation", data.splits["val"]), ("test", data.held_back.get("test")):
+        if images is not None and (n := int(np.isin(fingerprints(images), known).sum())):
+            told.append(f"the weights of {source} were trained on {n:,} of the {len(images):,} {name} images")
+    return told
+
+
+def _other_statistics(data: ImageData, source: str) -> list[str]:
+    """Say so where images are normalized by other numbers than those for which the initial weights were trained."""
     mean, std = statistics_of_weights(file_of_weights(source))
     if len(mean) != data.in_chans or len(std) != data.in_chans:
         return []

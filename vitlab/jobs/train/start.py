@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import yaml
 from lightning.pytorch.loggers import WandbLogger
+from numpy.typing import NDArray
 
 from vitlab.config.arguments import config_paths, grid_as_typed
 from vitlab.config.keys import key_of
@@ -25,7 +26,7 @@ from vitlab.data.base import ImageData
 from vitlab.data.record import TRAINED_ON, fingerprints
 from vitlab.errors import PARTS_FILE, RunFailed, Stopped, UsageError
 from vitlab.interface import fingerprint, path_of, redefines, trained
-from vitlab.jobs.checkpoint import checkpoint_to_resume
+from vitlab.jobs.checkpoint import checkpoint_to_resume, images_of_weights
 from vitlab.jobs.results import first_settings, settings_so_far
 from vitlab.jobs.terminal import close_log, log_to, print_error
 from vitlab.jobs.train.endings import cut_short, resuming
@@ -310,8 +311,18 @@ def _write_groups_and_data(job: Job, groups: list[dict[str, Any]], data: dict[st
         job.run.write("param_groups.json", groups)
     job.run.write("data.json", data)
     if isinstance(job.data, ImageData):
+        numbers = np.union1d(_trained_before(job), fingerprints(job.data.splits["train"]))
         with atomic_write(job.run.path / TRAINED_ON, job.run.fence) as beside:
-            np.save(beside, fingerprints(job.data.splits["train"]), allow_pickle=False)
+            np.save(beside, numbers, allow_pickle=False)
+
+
+def _trained_before(job: Job) -> NDArray[np.uint64]:
+    """Return the fingerprints of images that the weights were trained on before this attempt."""
+    if not job.resumed:
+        return images_of_weights(job.options.init_from)
+    with suppress(UsageError):  # a damaged file is written anew
+        return images_of_weights(str(job.run.path))
+    return np.zeros(0, np.uint64)
 
 
 def _for_loggers(run: RunDir, data: Mapping[str, Any]) -> dict[str, Any]:
