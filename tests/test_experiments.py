@@ -11,11 +11,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from vitlab.ablation.execution.cells import Resolved
+from tests.ablation.made_up import give, without_numbers
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.inference.findings import find
 from vitlab.ablation.inference.looks import Looks
-from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.lab import Lab
 from vitlab.ablation.report import write
 
@@ -159,11 +158,11 @@ def test_published_arms_without_positions_have_a_displacement_of_zero(data):
 def test_a_published_report_is_what_the_statistics_give_for_its_seeds(path, monkeypatch):
     monkeypatch.chdir(ROOT)
     ablation = read_ablation(f"experiments/{path.parents[2].name}/{path.parent.name}.yaml")
-    results = CellResults(ablation, [Resolved(arm, {"data": {}}, {}, {}, (), 1.0, "") for arm in ablation.arms])
+    results = without_numbers(ablation)
     seeds = pd.read_csv(path.with_name("seeds.csv"))
     if "metric" in seeds:
         seeds = seeds[seeds["metric"] == "acc1"].assign(arm=seeds["cell"].str.split("/").str[0], acc1=seeds["value"])
-    results.numbers = {(r.arm, int(r.seed)): {"acc1": r.acc1} for r in seeds.itertuples()}
+    give(results, {(r.arm, int(r.seed)): {"acc1": r.acc1} for r in seeds.itertuples()})
     found = find(results, Looks((len(ablation.seeds),), len(ablation.seeds), ablation.seeds))
     table, page = pd.read_csv(path), path.with_name("report.md").read_text()
     claims = table[table["kind"] == "claim"]

@@ -7,9 +7,8 @@ import pytest
 import torch
 import yaml
 
-from vitlab.ablation.execution.cells import Resolved
+from tests.ablation.made_up import without_numbers
 from vitlab.ablation.file.spec import read_ablation
-from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.verdicts import claim_questions
 from vitlab.config.parser import VitlabCLI
 from vitlab.errors import UsageError
@@ -136,7 +135,6 @@ def test_the_arms_for_imagenet_match_in_all_but_their_factors(monkeypatch):
 def test_the_main_effects_of_a_factorial_are_means_over_all_its_cells(path, monkeypatch):
     monkeypatch.chdir(ROOT)
     ablation = read_ablation(path)
-    arms = [Resolved(arm, {"data": {}}, {}, {}, (), 1.0, "") for arm in ablation.arms]
-    questions = claim_questions(CellResults(ablation, arms))
+    questions = claim_questions(without_numbers(ablation))
     assert len(questions) == len(ablation.claims) == 10  # one verdict each
     assert [len(question.terms) for _, _, question in questions] == [2, 2, 24, 16, 16, 24, 8, 8, 4, 2]

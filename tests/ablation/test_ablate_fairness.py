@@ -14,6 +14,7 @@ import torch
 import yaml
 from torch.utils.data import DataLoader
 
+from tests.ablation.made_up import give, of_runs
 from vitlab.ablation.execution.cells import Resolved
 from vitlab.ablation.execution.start import Start, token_spread, whole_length
 from vitlab.ablation.file.spec import read_ablation
@@ -112,12 +113,12 @@ def test_steps_and_learning_rates_of_a_report_are_those_of_the_runs(tmp_path):
     arms = resolved(found, [100, 100])
     run = RunDir(tmp_path / "run")
     run.write("run.json", {"steps": 7, "sum_of_learning_rates": 0.25})
-    results = CellResults(found, arms, arms, runs={("learned", 0): run})
+    results = of_runs(found, arms, {("learned", 0): run})
     none, learned = (fair_facts(arm) for arm in as_trained(results))
     assert (none["steps"], none["sum_lr"]) == (20, 1.0)
     assert (learned["steps"], learned["sum_lr"]) == (7, 0.25)
     run.write("run.json", {"steps": -1, "sum_of_learning_rates": 0.0})  # of a loader without length, before
-    results = CellResults(found, arms, arms, runs={("learned", 0): run})
+    results = of_runs(found, arms, {("learned", 0): run})
     assert as_trained(results)[1].length["steps"] == 20
     run.write("run.json", {"steps": 7, "sum_of_learning_rates": 0.25})
     assert mismatches(found, as_trained(results))["learned"][-1] == "sum of learning rates 0.25, none has 1"
@@ -134,7 +135,7 @@ def test_a_training_that_stops_in_its_first_epoch_is_in_the_warm_up_of_the_whole
     run = RunDir(tmp_path / "run")
     run.write("run.json", {"steps": 40, "sum_of_learning_rates": sum(rates)})
     run.metrics.write_text(json.dumps({"step": 5, "epoch": 0}) + "\n")
-    _, learned = as_trained(CellResults(found, arms, arms, runs={("learned", 0): run}))
+    _, learned = as_trained(of_runs(found, arms, {("learned", 0): run}))
     assert learned.length == {"steps": 5, "sum_of_learning_rates": pytest.approx(sum(rates[:5]))}
 
 
@@ -150,7 +151,7 @@ def test_a_training_that_stops_early_counts_the_steps_that_it_trained_and_is_rea
         run.write("run.json", {"steps": 40, "sum_of_learning_rates": sum(rates)})
         rows = [json.dumps({"step": 10 * (e + 1), "epoch": e}) + "\n" for e in range(last // 10)]
         run.metrics.write_text("".join(rows))
-    results, read, rows_of = CellResults(found, arms, arms, runs=runs), [], RunDir.rows
+    results, read, rows_of = of_runs(found, arms, runs), [], RunDir.rows
     monkeypatch.setattr(RunDir, "rows", lambda run: read.append(run.name) or rows_of(run))
     none, learned = (fair_facts(arm) for arm in as_trained(results))
     assert (none["steps"], none["sum_lr"]) == (40, sum(rates)) and "steps_least" not in none
@@ -295,10 +296,8 @@ def test_an_arm_must_beat_logistic_regression_on_the_training_pixels(tmp_path, m
     assert "images are not in this folder" in check(replace(spec, home=kept.parent, is_evidence=True), arms)[2]
     kept.write_text(easier)
     assert gate_of(linear(spec, arms), spec, replace(arms[0], data={"other": "images"})) == {}
-    results = CellResults(spec, arms)
-    results.numbers = {
-        (arm, seed): {"acc1": acc} for arm, acc in (("none", 0.4), ("learned", 0.6)) for seed in range(3)
-    }
+    numbers = {(arm, seed): {"acc1": acc} for arm, acc in (("none", 0.4), ("learned", 0.6)) for seed in range(3)}
+    results = give(CellResults(spec, arms), numbers)
     under, beats = (row.verdict for row in find(results, Looks((3,), 3, (0, 1, 2)), linear(spec, arms)).arms)
     assert under.endswith("; under-trained") and "under-trained" not in beats
 

@@ -11,6 +11,7 @@ import yaml
 from scipy import stats as reference
 from scipy.stats import norm
 
+from tests.ablation.made_up import give, lose, without_numbers
 from vitlab.ablation.evidence.chain import append, read_chain
 from vitlab.ablation.execution.cells import Resolved
 from vitlab.ablation.execution.resolve import _refuse_equal
@@ -20,10 +21,10 @@ from vitlab.ablation.inference.answers import NOTHING, Answer, Question, answer,
 from vitlab.ablation.inference.baselines import arm_questions
 from vitlab.ablation.inference.findings import find
 from vitlab.ablation.inference.looks import Looks, history, next_look, take_look
-from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.verdicts import additional_seeds
 from vitlab.ablation.report.sections import _answer, _cautions, _digits, _main_tables, _own_looks, _why
 from vitlab.errors import UsageError
+from vitlab.runs.directory import RunDir
 from vitlab.stats import Estimate, detectable, levels, overall, spent
 
 MARGIN = 2.0
@@ -42,16 +43,16 @@ def results_of(folder, names, n, claims=(), metric="score", secondary=(), **stat
     content |= {"claims": list(claims), "stats": {"margin": MARGIN, **stats}}
     (folder / "made-up.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
     ablation = read_ablation(folder / "made-up.yaml")
-    return CellResults(ablation, [Resolved(arm, {"data": {}}, {}, {}, (), 1.0, "") for arm in ablation.arms])
+    return without_numbers(ablation)
 
 
 def fill(results, values, metric="score"):
     """Give each arm its values, ``(arms, seeds)``."""
     arms = results.ablation.arms
-    results.numbers = {
-        (arm.name, s): {metric: float(v)} for arm, x in zip(arms, values, strict=True) for s, v in enumerate(x)
-    }
-    return results
+    return give(
+        results,
+        {(arm.name, s): {metric: float(v)} for arm, x in zip(arms, values, strict=True) for s, v in enumerate(x)},
+    )
 
 
 def draw(rng, means, n, correlation):
@@ -197,8 +198,8 @@ def test_a_row_of_a_secondary_metric_is_in_the_family_of_the_claim_that_compares
     results = results_of(tmp_path, ["a0", "a1", "a2"], 5, [text], secondary=["loss"])
     fill(results, draw(np.random.default_rng(0), [0, 0, 0], 5, 0.9))
     gains = {"a0": [0.0] * 5, "a1": [0.9, 1.0, 1.1, 1.2, 0.8], "a2": [0.3, 0.2, 0.1, 0.1, 0.2]}
-    for arm, seed in results.numbers:
-        results.numbers[arm, seed]["loss"] = seed + gains[arm][seed]
+    for (arm, seed), cell in results.cells.items():
+        cell.numbers["loss"] = seed + gains[arm][seed]
     found = find(results, all_at_once(5))
     rows = {row.arm: row for row in found.arms if row.metric == "loss"}
     claim, row = found.verdicts[0].answer.difference, rows["a1"].answer.difference
@@ -273,16 +274,15 @@ def test_the_interval_of_an_accuracy_less_a_number_ends_where_the_accuracy_does(
 
 def test_a_secondary_metric_that_is_no_number_is_named(tmp_path):
     results = fill(results_of(tmp_path, ["a0", "a1"], 2, secondary=["loss", "acc5"]), [[0.0, 1.0], [1.0, 2.0]])
-    results.numbers["a1", 1]["loss"] = math.nan
-    results.cells = dict.fromkeys(results.numbers, SimpleNamespace(failure=dict))
-    results.runs = dict.fromkeys(results.numbers)
-    assert [_why(results, "a1", seed) for seed in (0, 1)] == ["", "loss is nan"]
+    found = [replace(results.cells["a1", seed], cell=SimpleNamespace(failure=dict), run=RunDir(".")) for seed in (0, 1)]
+    found[1].numbers["loss"] = math.nan
+    assert [_why(results, cell) for cell in found] == ["", "loss is nan"]
 
 
 def test_the_speed_of_an_arm_is_the_median_over_the_epochs_of_all_its_seeds(tmp_path):
     results = fill(results_of(tmp_path, ["a0", "a1"], 2), [[0.0, 1.0], [1.0, 2.0]])
-    results._rows["a1", 0] = [{"images_per_second": 9.0}, {"val/acc1": 0.5}]
-    results._rows["a1", 1] = [{"images_per_second": 1.0}, {"images_per_second": 2.0}]
+    results.cells["a1", 0].rows = [{"images_per_second": 9.0}, {"val/acc1": 0.5}]
+    results.cells["a1", 1].rows = [{"images_per_second": 1.0}, {"images_per_second": 2.0}]
     none, fast = find(results, all_at_once(2)).arms
     assert math.isnan(none.images_per_second) and fast.images_per_second == 2.0
 
@@ -305,7 +305,7 @@ def test_two_seeds_are_tested_and_one_is_not(tmp_path):
 def test_a_seed_that_one_arm_lacks_is_not_a_pair(tmp_path):
     results = results_of(tmp_path, ["a0", "a1"], 4)
     fill(results, [[1.0, 1.1, 1.2, 9.0], [2.0, 2.2, 2.4, 2.6]])
-    del results.numbers["a0", 3]
+    lose(results, "a0", 3)
     a = find(results, all_at_once(4)).arms[1].answer
     assert a.estimate.n == 3 and a.estimate.value == pytest.approx(1.1)
 
@@ -403,12 +403,12 @@ def test_of_more_new_seeds_than_the_most_allows_the_first_are_tested():
     assert "Seeds 7, 6 came after the error was spent, at 5 seeds" in found.sentences()[1]
 
 
-def report_of(results, values, present):
-    """The findings of a report of ``values``, in which each arm has so many seeds."""
+def report_of(results, values, present, state="missing"):
+    """The findings of a report of ``values``, in which each arm has so many seeds, and the others this state."""
     fill(results, values)
-    for arm, seed in [*results.numbers]:
+    for arm, seed in results.cells:
         if seed >= present[arm]:
-            del results.numbers[arm, seed]
+            lose(results, arm, seed, state)
     return find(results, take_look(results.ablation, results.seeds(), results.had()))
 
 
@@ -471,8 +471,8 @@ def test_a_renamed_arm_keeps_its_looks(tmp_path, monkeypatch):
 def test_a_seed_that_diverged_is_no_seed_to_come(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     results = results_of(tmp_path, ["a0", "a1", "a2"], 5)
-    results.states = {("a1", 4): "diverged"}
-    found = report_of(results, draw(np.random.default_rng(0), [0, 1, 0], 5, 0.5), {"a0": 5, "a1": 4, "a2": 5})
+    values, present = draw(np.random.default_rng(0), [0, 1, 0], 5, 0.5), {"a0": 5, "a1": 4, "a2": 5}
+    found = report_of(results, values, present, "diverged")
     answered = found.arms[1].answer
     assert answered.looks.counts == (5,) and answered.estimate.n == 4
     assert found.arms[2].answer.looks.counts == (5,) and _own_looks(found) == []
@@ -481,9 +481,8 @@ def test_a_seed_that_diverged_is_no_seed_to_come(tmp_path, monkeypatch):
 def test_of_two_arms_a_seed_that_diverged_is_no_seed_to_come_either(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     results = results_of(tmp_path, ["a0", "a1"], 4, ["a1 > a0"])
-    results.states = {("a1", 3): "diverged"}
     values = draw(np.random.default_rng(0), [0, 1], 4, 0.5)
-    found = report_of(results, values, {"a0": 4, "a1": 3})
+    found = report_of(results, values, {"a0": 4, "a1": 3}, "diverged")
     difference = found.arms[1].answer.difference
     assert found.looks.counts == found.verdicts[0].answer.looks.counts == (4,) and found.looks.sentences() == []
     p = reference.ttest_rel(values[1][:3], values[0][:3]).pvalue
@@ -493,10 +492,10 @@ def test_of_two_arms_a_seed_that_diverged_is_no_seed_to_come_either(tmp_path, mo
 def test_a_seed_whose_primary_metric_is_no_number_counts_in_the_others(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     results = results_of(tmp_path, ["a0", "a1"], 5, ["a1 > a0 on loss"], secondary=["loss"])
-    values = fill(results, draw(np.random.default_rng(0), [0, 1], 5, 0.5)).numbers
-    for found in values.values():
-        found["loss"] = found["score"]
-    values["a1", 2]["score"] = math.nan
+    cells = fill(results, draw(np.random.default_rng(0), [0, 1], 5, 0.5)).cells
+    for cell in cells.values():
+        cell.numbers["loss"] = cell.numbers["score"]
+    cells["a1", 2].numbers["score"] = math.nan
     found = find(results, take_look(results.ablation, results.seeds(), results.had()))
     score, loss = (next(r for r in found.arms if (r.arm, r.metric) == ("a1", m)).answer for m in ("score", "loss"))
     assert (found.looks.counts, score.estimate.n, loss.estimate.n) == ((5,), 4, 5)
@@ -507,14 +506,14 @@ def test_a_seed_whose_primary_metric_is_no_number_counts_in_the_others(tmp_path,
 def test_a_claim_says_how_many_seeds_diverged_and_how_many_are_missing(tmp_path):
     results = results_of(tmp_path, ["a0", "a1"], 6, ["a1 > a0"])
     fill(results, draw(np.random.default_rng(0), [0, 1], 6, 0.5))
-    del results.numbers["a1", 4]
+    lose(results, "a1", 4)
     assert find(results, all_at_once(6)).verdicts[0].note.endswith("; 1 of 6 seeds is missing")
-    del results.numbers["a0", 5]
+    lose(results, "a0", 5)
     assert find(results, all_at_once(6)).verdicts[0].note.endswith("; 2 of 6 seeds are missing")
-    results.states = {("a1", 4): "diverged"}
+    lose(results, "a1", 4, "diverged")
     note = find(results, all_at_once(6)).verdicts[0].note
     assert note.endswith("; 1 of 6 seeds diverged; 1 of 6 seeds is missing")
-    results.states |= {("a0", 5): "diverged"}
+    lose(results, "a0", 5, "diverged")
     assert find(results, all_at_once(6)).verdicts[0].note.endswith("; 2 of 6 seeds diverged")
 
 
@@ -522,11 +521,11 @@ def test_a_claim_names_the_cells_whose_value_is_no_number(tmp_path):
     results = results_of(tmp_path, ["a0", "a1"], 6, ["a1 > a0"])
     fill(results, draw(np.random.default_rng(0), [0, 1], 6, 0.5))
     for key in (("a0", 2), ("a1", 2), ("a1", 5)):
-        results.numbers[key]["score"] = math.nan
-    del results.numbers["a1", 4]
+        results.cells[key].numbers["score"] = math.nan
+    lose(results, "a1", 4)
     note = find(results, all_at_once(6)).verdicts[0].note
     assert note.endswith("; score is nan in a1/s2, a1/s5, a0/s2; 1 of 6 seeds is missing")
-    results.numbers = {key: {"score": math.inf if key[0] == "a1" else 1.0} for key in results.numbers}
+    give(results, {key: {"score": math.inf if key[0] == "a1" else 1.0} for key in results.cells if key != ("a1", 4)})
     note = find(results, all_at_once(6)).verdicts[0].note
     assert note.startswith("a1 without a result: no inference; score is inf in a1/s0, a1/s1")
 
@@ -562,7 +561,7 @@ def test_the_advice_on_seeds_accounts_for_missing_seeds(tmp_path, counts, most):
     results = results_of(tmp_path, ["a0", "a1"], 5, ["a1 > a0"], seeds_max=most)
     fill(results, [[0.0] * 5, [1.2, 2.2, 3.2, 2.0, 2.1]])
     for seed in (3, 4):
-        del results.numbers["a1", seed]  # they diverged
+        lose(results, "a1", seed)
     verdict = find(results, Looks(counts, most, tuple(range(counts[-1])))).verdicts[0]
     assert verdict.answer.estimate.n == 3 and verdict.more >= 1 and "2 of 5 seeds are missing" in verdict.note
 
@@ -740,26 +739,26 @@ def test_at_every_look_an_interval_excludes_0_where_its_adjusted_p_is_below_alph
 def test_the_margin_of_the_primary_metric_is_not_that_of_a_claim_on_another(tmp_path):
     results = results_of(tmp_path, ["a0", "a1"], 3, ["a1 > a0 on loss", "a1 ~ a0 within 0.5 on loss"])
     fill(results, [[1.0, 1.1, 1.3], [1.0, 1.2, 1.25]])
-    for name, seed in list(results.numbers):
-        results.numbers[name, seed]["loss"] = results.numbers[name, seed]["score"]
+    for cell in results.cells.values():
+        cell.numbers["loss"] = cell.numbers["score"]
     words = [v.word for v in find(results, all_at_once(3)).verdicts]
     assert words == ["inconclusive", "supported"]
 
 
 def test_arms_without_a_common_seed_get_no_inference(tmp_path):
     results = results_of(tmp_path, ["a0", "a1"], 4)
-    results.numbers = {(f"a{i}", 2 * i + j): {"score": i + j / 9} for i in range(2) for j in range(2)}
+    give(results, {(f"a{i}", 2 * i + j): {"score": i + j / 9} for i in range(2) for j in range(2)})
     assert find(results, all_at_once(4)).arms[1].verdict == "no seed in common with its baseline: no inference"
 
 
 def test_an_arm_whose_baseline_was_given_up_is_told_so(tmp_path):
     results = results_of(tmp_path, ["a0", "a1", "a2"], 4, ["a1 > a0", "a2 > a1"])
-    results.numbers = {(f"a{i}", seed): {"score": i + seed / 9 + i * seed**2} for i in (1, 2) for seed in range(4)}
-    found = find(results, all_at_once(4))
+    numbers = {(f"a{i}", seed): {"score": i + seed / 9 + i * seed**2} for i in (1, 2) for seed in range(4)}
+    found = find(give(results, numbers), all_at_once(4))
     assert [row.verdict for row in found.arms] == ["no result", *["its baseline has no result: not compared"] * 2]
     assert found.verdicts[0].note == "a0 without a result: no inference"
-    results.numbers["a0", 0] = {"score": 0.0}
-    assert find(results, all_at_once(4)).arms[0].verdict == "n = 1: no inference"
+    numbers["a0", 0] = {"score": 0.0}
+    assert find(give(results, numbers), all_at_once(4)).arms[0].verdict == "n = 1: no inference"
     assert found.verdicts[1].answer.estimate.n == 4
 
 
@@ -785,7 +784,7 @@ def test_a_claim_over_axes_is_the_paired_test_of_the_means_without_what_is_exclu
         yaml.safe_dump({**content, "claims": [gap, effect, larger]}, sort_keys=False)
     )
     ablation = read_ablation(tmp_path / "made-up.yaml")
-    results = CellResults(ablation, [Resolved(arm, {"data": {}}, {}, {}, (), 1.0, "") for arm in ablation.arms])
+    results = without_numbers(ablation)
     values = np.random.default_rng(0).standard_normal((len(ablation.arms), 5))
     values[[arm.levels["tokens"] == "apart" and arm.levels["table"] == "with" for arm in ablation.arms]] += 9
     v = {arm.name: x for arm, x in zip(ablation.arms, values, strict=True)}

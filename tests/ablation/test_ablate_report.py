@@ -18,6 +18,7 @@ import pytest
 import yaml
 from matplotlib.figure import Figure
 
+from tests.ablation.made_up import give, lose, of_runs, without_numbers
 from vitlab.ablation.evidence.verify import verify_evidence
 from vitlab.ablation.execution.cells import Resolved, cells_of
 from vitlab.ablation.execution.status import foreign_cells_text
@@ -28,7 +29,7 @@ from vitlab.ablation.inference import analyses, images
 from vitlab.ablation.inference.baselines import NOT_COMPARED, arm_rows
 from vitlab.ablation.inference.findings import find
 from vitlab.ablation.inference.looks import Looks
-from vitlab.ablation.inference.measured import CellResults, collect
+from vitlab.ablation.inference.measured import CellResult, collect
 from vitlab.ablation.inference.plan import plan_of
 from vitlab.ablation.inference.words import chance
 from vitlab.ablation.report import drawings, write
@@ -267,9 +268,11 @@ def image_by_image(path, monkeypatch, tables, **stats):
     content |= {"name": "small", "metric": {"primary": "acc1"}, "stats": stats}
     (path / "small.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
     ablation = read_ablation("small.yaml")
-    results = CellResults(ablation, [])
-    for (arm, seed), columns in tables.items():
-        results.runs[arm, seed] = table_of_predictions(ablation, arm, seed, **columns) if columns else RunDir(path)
+    runs = {
+        (arm, seed): table_of_predictions(ablation, arm, seed, **columns) if columns else RunDir(path)
+        for (arm, seed), columns in tables.items()
+    }
+    results = of_runs(ablation, [], runs)
     compared = images.compared(results)
     return *compared, images.section(results, *compared)
 
@@ -459,13 +462,13 @@ def test_an_interaction_is_of_seed_means_over_the_levels_that_all_its_points_hav
     axes = {"pos": ("none", "learned"), "tokens": ("patch", "t2t"), "images": ("easy", "hard")}
     results = write_axes(axes, exclude=[{"pos": "none", "tokens": "t2t", "images": "hard"}])
     values = {"none-patch": 0.2, "learned-patch": 0.3, "none-t2t": 0.4, "learned-t2t": 0.6}
-    results.numbers = {
+    numbers = {
         (f"{name}-{images}", seed): {"acc1": value + 0.01 * seed + (images == "hard") * 0.1}
         for name, value in values.items()
         for images in axes["images"]
         for seed in range(3)
     }
-    found = figures(results, [])
+    found = figures(give(results, numbers), [])
     title, _, rows = found["interaction_pos_tokens"]
     assert "mean acc1 over images, 95% t interval and seeds (n = 3)" in title
     means = {(row["pos"], row["tokens"]): (row["mean"], row["low"], row["high"], row["n"]) for row in rows}
@@ -480,9 +483,7 @@ def test_a_file_without_claims_is_answered_by_the_verdict_of_each_arm(write_axes
     """It said that there are no claims, and no more."""
     results = write_axes({"pos": ("none", "learned", "rope2d")})
     gains = {"none": 0.0, "learned": 0.3}
-    results.numbers = {
-        (arm, s): {"acc1": 0.4 + s / 99 + x * (1 + s / 50)} for arm, x in gains.items() for s in range(3)
-    }
+    give(results, {(arm, s): {"acc1": 0.4 + s / 99 + x * (1 + s / 50)} for arm, x in gains.items() for s in range(3)})
     words = _without_claims(find(results, Looks((3,), 3, (0, 1, 2))))
     assert words[0] == "The file makes no claims."
     assert re.match(r"\*\*higher\*\*: acc1 of `learned` against `none`; n 3/3, difference \+0\.306", words[1])
@@ -492,7 +493,7 @@ def test_a_file_without_claims_is_answered_by_the_verdict_of_each_arm(write_axes
 def test_an_arm_whose_baseline_is_excluded_is_not_called_a_baseline(write_axes):
     axes = {"pos": ("none", "learned", "rope2d"), "tokens": ("patch", "t2t")}
     results = write_axes(axes, exclude=[{"pos": "none", "tokens": "t2t"}])
-    results.numbers = {(arm.name, s): {"acc1": s / 9} for arm in results.ablation.arms for s in range(3)}
+    give(results, {(arm.name, s): {"acc1": s / 9} for arm in results.ablation.arms for s in range(3)})
     words = {row.arm: row.verdict for row in find(results, Looks((3,), 3, (0, 1, 2))).arms}
     assert words["none-patch"] == "baseline"
     assert words["learned-t2t"] == words["rope2d-t2t"] == "no baseline: not compared"
@@ -502,7 +503,7 @@ def test_a_refuted_equivalence_is_shown_with_the_interval_and_p_of_being_beyond_
     axes, claims = {"pos": ("none", "learned", "rope2d")}, ["learned ~ none within 0.01"]
     results = write_axes(axes, claims=claims, stats={"ci": 0.999})
     gains = {"none": [0, 0, 0, 0], "learned": [0.3, 0.301, 0.299, 0.3005], "rope2d": [0.2, 0.1, -0.1, 0.3]}
-    results.numbers = {(arm, s): {"acc1": 0.4 + s / 99 + x} for arm, xs in gains.items() for s, x in enumerate(xs)}
+    give(results, {(arm, s): {"acc1": 0.4 + s / 99 + x} for arm, xs in gains.items() for s, x in enumerate(xs)})
     results.ablation = replace(results.ablation, seeds=(0, 1, 2, 3))
     (verdict,) = find(results, Looks((4,), 4, (0, 1, 2, 3))).verdicts
     low, high = verdict.answer.estimate.interval(0.999)  # of one claim, where two arms are compared
@@ -513,7 +514,8 @@ def test_a_refuted_equivalence_is_shown_with_the_interval_and_p_of_being_beyond_
 
 def test_an_interval_of_an_interaction_ends_where_the_metric_ends(write_axes):
     results = write_axes({"pos": ("none", "learned"), "tokens": ("patch", "t2t")})
-    results.numbers = {(arm.name, s): {"acc1": [0.02, 0.5, 0.98][s]} for arm in results.ablation.arms for s in range(3)}
+    values = enumerate([0.02, 0.5, 0.98])
+    give(results, {(arm.name, s): {"acc1": x} for s, x in values for arm in results.ablation.arms})
     rows = figures(results, [])["interaction_pos_tokens"][2]
     assert {(row["low"], row["high"]) for row in rows} == {(0.0, 1.0)}
 
@@ -534,11 +536,11 @@ def test_the_range_of_a_metric_follows_from_its_name(names, ends):
 
 def test_images_that_an_own_module_does_not_count_are_no_number(write_axes):
     results = write_axes({"pos": ("none", "learned")})
-    results.numbers = {("none", 0): {"acc1": 0.5}, ("learned", 0): {"acc1": 0.5, "n": 360.0}}
-    results.cells = {(cell.arm.name, cell.seed): cell for cell in cells_of(results.ablation, results.resolved)[:2]}
-    results.states = dict.fromkeys(results.cells, "done")
+    numbers = [{"acc1": 0.5}, {"acc1": 0.5, "n": 360.0}]
+    for cell, found in zip(cells_of(results.ablation, results.resolved), numbers, strict=False):
+        results.cells[cell.arm.name, 0] = CellResult(cell, "done", numbers=found)
     assert [row.split(",")[-2] for row in results.table().to_csv().split()] == ["n_images", "", "360"]
-    del results.numbers["learned", 0]
+    results.cells["learned", 0].numbers.clear()
     assert results.table()["n_images"].isna().all()
 
 
@@ -546,15 +548,15 @@ def test_an_interaction_without_balanced_levels_is_not_drawn(write_axes):
     axes = {"pos": ("none", "learned"), "tokens": ("patch", "t2t"), "images": ("easy", "hard")}
     out = [{"pos": "none", "tokens": "t2t", "images": "hard"}, {"pos": "none", "tokens": "patch", "images": "easy"}]
     results = write_axes(axes, exclude=out)
-    results.numbers = {(arm.name, seed): {"acc1": 0.1 * seed} for arm in results.ablation.arms for seed in range(3)}
+    give(results, {(arm.name, seed): {"acc1": 0.1 * seed} for arm in results.ablation.arms for seed in range(3)})
     assert "interaction_pos_tokens" not in figures(results, [])
 
 
 def test_the_figure_of_differences_counts_the_pairs_of_its_intervals(write_axes):
     results = write_axes({"pos": ("none", "learned")})
-    results.numbers = {(arm.name, s): {"acc1": s / 9} for arm in results.ablation.arms for s in range(3)}
-    results.numbers["learned", 2] = {"acc1": 0.5}
-    del results.numbers["none", 0]
+    give(results, {(arm.name, s): {"acc1": s / 9} for arm in results.ablation.arms for s in range(3)})
+    results.cells["learned", 2].numbers["acc1"] = 0.5
+    lose(results, "none", 0)
     arms = find(results, Looks((3,), 3, (0, 1, 2))).arms
     (label,) = figures(results, arms)["differences"][1].axes[0].get_yticklabels()
     assert [row.n for row in arms] == [2, 3] and label.get_text() == "learned  (2/3)"
@@ -572,7 +574,7 @@ def write_axes(tmp_path):
         path = tmp_path / "made-up.yaml"
         path.write_text(yaml.safe_dump({**content, "metric": {"primary": "acc1"}, **more}, sort_keys=False))
         ablation = read_ablation(path)
-        return CellResults(ablation, [Resolved(arm, {"data": {}}, {}, {}, (), 1.0, "") for arm in ablation.arms])
+        return without_numbers(ablation)
 
     return write_axes
 

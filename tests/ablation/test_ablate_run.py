@@ -330,7 +330,7 @@ def test_cells_of_other_code_are_stale_and_count_only_if_accepted(finished, monk
     code = code_digest()
     now = [replace(arm, code="other") for arm in known(ablation)]
     assert {arm.code for arm in known(ablation)} == {code}
-    assert set(collect(ablation, now).states.values()) == {"stale"}
+    assert {cell.state for cell in collect(ablation, now).cells.values()} == {"stale"}
     assert not collect(ablation, now).runs
     assert len(collect(ablation, now, accept_stale=True).runs) == 4
 

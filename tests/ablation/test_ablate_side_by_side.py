@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.ablation.made_up import give
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.inference.findings import find
 from vitlab.ablation.inference.looks import Looks
@@ -119,8 +120,8 @@ def test_where_less_is_better_the_least_mean_comes_first(tmp_path, monkeypatch, 
     content |= {"metric": {"primary": "mae", "mode": "min"}}
     content |= {"axes": {"variant": {name: {"model.lr": float(i)} for i, name in enumerate("abc")}}, "seeds": 1}
     Path("mine.yaml").write_text(yaml.safe_dump(content))
-    results = CellResults(read_ablation("mine.yaml"), [])
-    results.numbers = {(name, 0): {"mae": value} for name, value in (("a", 3.0), ("b", 2.0), ("c", 10.0))}
+    numbers = {(name, 0): {"mae": value} for name, value in (("a", 3.0), ("b", 2.0), ("c", 10.0))}
+    results = give(CellResults(read_ablation("mine.yaml"), []), numbers)
     place = tmp_path / "runs/ablations/mine/report"
     place.mkdir(parents=True)
     find(results, Looks((), 1, ())).table().to_csv(place / "summary.csv", index=False)

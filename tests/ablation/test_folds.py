@@ -78,8 +78,8 @@ def test_a_count_of_images_that_were_trained_on_has_no_interval():
 def test_a_name_with_a_comma_is_one_column_of_the_file(toy, monkeypatch):
     def collected(*args):
         results = collect(*args)
-        for numbers in results.numbers.values():
-            numbers["mae/width, in cm"] = 1.5
+        for cell in results.cells.values():
+            cell.numbers["mae/width, in cm"] = 1.5
         return results
 
     monkeypatch.setattr("vitlab.ablation.folds.collect", collected)
@@ -92,8 +92,8 @@ def test_a_name_with_a_comma_is_one_column_of_the_file(toy, monkeypatch):
 def test_folds_of_an_own_module_are_shown_by_what_it_logs(toy, monkeypatch):
     def collected(*args):
         results = collect(*args)
-        for numbers in results.numbers.values():
-            del numbers["n"], numbers["loss"]
+        for cell in results.cells.values():
+            del cell.numbers["n"], cell.numbers["loss"]
         return results
 
     monkeypatch.setattr("vitlab.ablation.folds.collect", collected)

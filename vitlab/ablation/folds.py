@@ -164,10 +164,13 @@ def _finished(ablation: Ablation) -> list[dict[str, Any]]:
     """Return a row for each finished fold: name, number of images, and the metrics of any fold, NaN without one."""
     results = collect(ablation, [arm for arm in known(ablation) if arm])
     rows = []
-    for key, found in results.numbers.items():
-        data: dict[str, Any] = {**results.runs[key].data}
-        images = found.get("n") or data.get("splits", {}).get("val", {}).get("n")  # modules of one's own count none
-        rows.append({"fold": key[0], "n": None if images is None else int(images), **split_metrics(found)})
+    for (fold, _), found in results.cells.items():
+        if not found.run:
+            continue
+        data: dict[str, Any] = {**found.run.data}
+        own = found.numbers.get("n")  # modules of one's own count none
+        images = own or data.get("splits", {}).get("val", {}).get("n")
+        rows.append({"fold": fold, "n": None if images is None else int(images), **split_metrics(found.numbers)})
     keys = dict.fromkeys(key for row in rows for key in row)
     return [{key: row.get(key, math.nan) for key in keys} for row in rows]
 

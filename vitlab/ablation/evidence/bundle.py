@@ -76,7 +76,7 @@ def _fill(ablation: Ablation, resolved: list[Resolved], folder: Path) -> list[Pa
     write_text(folder / "seeds.csv", collected.table().to_csv(index=False))
     _copy(ablation.directory, folder, OWN)
     _copy(ablation.directory, folder, tuple(f"tune/*/*/{name}" for name in OF_A_CELL))
-    for cell in collected.cells.values():
+    for cell in (found.cell for found in collected.cells.values()):
         if cell.run.exists():
             _copy(cell.run.path, folder / cell.name, OF_A_CELL)
         if is_there(failed := cell.sibling(".failed.json")):

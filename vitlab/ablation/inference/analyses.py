@@ -111,7 +111,7 @@ def _not_done(results: CellResults, name: str) -> dict[str, str]:
     for (arm, seed), run in results.runs.items():
         note, now = run.note(name)
         if not note or now.is_stale:
-            failure = results.cells[arm, seed].failure()
+            failure = results.cells[arm, seed].cell.failure()
             why = f"{failure['kind']}: {failure['last']}" if failure else "`vitlab ablate run` will do it"
             found[f"{arm} s{seed}"] = why
         elif "not_done" in note:

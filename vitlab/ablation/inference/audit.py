@@ -26,8 +26,8 @@ def as_trained(results: "CellResults") -> list[Resolved]:
     """
     found = []
     for arm in results.resolved:
-        of_arm = {seed: run for (name, seed), run in results.runs.items() if name == arm.arm.name}
-        trained = (_trained(arm, run.record, results.rows(arm.arm.name, seed)) for seed, run in of_arm.items())
+        of_arm = [cell for (name, _), cell in results.cells.items() if name == arm.arm.name]
+        trained = (_trained(arm, cell.run.record, cell.rows) for cell in of_arm if cell.run)
         lengths = [length for length in trained if length]
         mean: dict[str, float] = {}
         for key in ("steps", "sum_of_learning_rates"):

@@ -66,12 +66,13 @@ def _predictions(results: CellResults, arm: str, seed: int) -> pd.DataFrame | No
 
 
 def _data(results: CellResults, arm: str, seed: int) -> dict[str, Any]:
-    return results.runs[arm, seed].read("data.json")
+    run = results.cells[arm, seed].run
+    return run.read("data.json") if run else {}
 
 
 def _path(results: CellResults, arm: str, seed: int) -> Path | None:
-    run = results.runs.get((arm, seed))
-    return run.predictions(results.ablation.evaluate) if run else None
+    cell = results.cells.get((arm, seed))
+    return cell.run.predictions(results.ablation.evaluate) if cell and cell.run else None
 
 
 def section(results: CellResults, rows: list[dict[str, Any]], together: list[dict[str, Any]]) -> list[Section]:

@@ -5,12 +5,11 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeGuard
 
 import pandas as pd
 
 from vitlab.ablation.execution.cells import Cell, Resolved, cells_of, metrics_of, table_of
-from vitlab.ablation.execution.identity import json_digest
 from vitlab.ablation.execution.tuning import Tuning, tuning_of
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
@@ -22,20 +21,42 @@ from vitlab.runs.records import split_metrics
 
 
 @dataclass
+class CellResult:
+    """What a planned cell has given.
+
+    Args:
+        cell: The cell.
+        state: Its state, which is damaged also where a table of it cannot be read.
+        note: Why what lies there does not count; empty if it does, or nothing lies there.
+        run: The run that its numbers are of, its own or an accepted stale one; None without numbers.
+        numbers: Its metrics, including those of analyses.
+    """
+
+    cell: Cell
+    state: str
+    note: str = ""
+    run: RunDir | None = None
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """What its run logged, which is read once."""
+        return self.run.rows() if self.run else []
+
+
+@dataclass
 class CellResults:
-    """The numbers of the finished cells."""
+    """The results of the planned cells of an ablation, by arm and seed."""
 
     ablation: Ablation
     resolved: list[Resolved]  # the measured arms, with their tuned values
     known: list[Resolved] = field(default_factory=list)  # all arms, untuned
-    runs: dict[tuple[str, int], RunDir] = field(default_factory=dict)  # (arm, seed)
-    states: dict[tuple[str, int], str] = field(default_factory=dict)
-    cells: dict[tuple[str, int], Cell] = field(default_factory=dict)
-    numbers: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)  # metrics, including those of analyses
+    cells: dict[tuple[str, int], CellResult] = field(default_factory=dict)
 
-    notes: dict[tuple[str, int], str] = field(default_factory=dict)  # problems of damaged cells
-    mixed: list[str] = field(default_factory=list)  # cells that read other images than their arm's probe
-    _rows: dict[tuple[str, int], list[dict[str, Any]]] = field(default_factory=dict, repr=False)
+    @property
+    def runs(self) -> dict[tuple[str, int], RunDir]:
+        """The runs of the finished cells."""
+        return {key: cell.run for key, cell in self.cells.items() if cell.run}
 
     @cached_property
     def tuning(self) -> Tuning:
@@ -47,10 +68,16 @@ class CellResults:
         return next((arm for arm in self.resolved if arm.arm.name == name), None)
 
     def rows(self, arm: str, seed: int) -> list[dict[str, Any]]:
-        """Return what the run of a cell logged, which is read once; nothing of a cell without a run."""
-        if (arm, seed) not in self._rows:
-            self._rows[arm, seed] = run.rows() if (run := self.runs.get((arm, seed))) else []
-        return self._rows[arm, seed]
+        """Return what the run of a cell logged; nothing of a cell without a run."""
+        return cell.rows if (cell := self.cells.get((arm, seed))) else []
+
+    def numbers(self, arm: str, seed: int) -> dict[str, Any]:
+        """Return the metrics of a cell; none of a cell without a run."""
+        return cell.numbers if (cell := self.cells.get((arm, seed))) else {}
+
+    def has_diverged(self, arm: str, seed: int) -> bool:
+        """Return whether the training of a cell has diverged, as it does each time."""
+        return (cell := self.cells.get((arm, seed))) is not None and cell.state == "diverged"
 
     def values(self, arm: Arm, metric: str) -> list[float]:
         """Return a metric of every finished seed of an arm, in the order of the seeds."""
@@ -58,20 +85,14 @@ class CellResults:
 
     def by_seed(self, arm: str, metric: str) -> list[tuple[int, float]]:
         """Return (seed, value) of every finished seed of an arm whose value is a number."""
-        pairs = []
-        for seed in self.ablation.seeds:
-            value = self.numbers.get((arm, seed), {}).get(metric)
-            if isinstance(value, int | float) and math.isfinite(value):
-                pairs.append((seed, float(value)))
-        return pairs
+        values = [(seed, self.numbers(arm, seed).get(metric)) for seed in self.ablation.seeds]
+        return [(seed, float(value)) for seed, value in values if is_number(value)]
 
     def no_numbers(self, arm: str, metric: str) -> dict[int, Any]:
         """Return what stands in the place of a number, such as NaN, in finished seeds of an arm, by seed."""
-        there, found = {seed for seed, _ in self.by_seed(arm, metric)}, {}
-        for seed in self.ablation.seeds:
-            if seed not in there and metric in (numbers := self.numbers.get((arm, seed), {})):
-                found[seed] = numbers[metric]
-        return found
+        found = {seed: self.numbers(arm, seed) for seed in self.ablation.seeds}
+        values = {seed: numbers[metric] for seed, numbers in found.items() if metric in numbers}
+        return {seed: value for seed, value in values.items() if not is_number(value)}
 
     def metrics(self) -> list[str]:
         """Return the metrics of the file: the primary one, then the others."""
@@ -92,8 +113,8 @@ class CellResults:
         return [s for s in self.ablation.seeds if s in alone or any(count[s] > 1 for count in counts)]
 
     def is_settled(self, arm: str, seed: int, metric: str) -> bool:
-        """Return whether a value is there or will never be: a seed that diverged does so each time."""
-        return metric in self.numbers.get((arm, seed), {}) or self.states.get((arm, seed)) == "diverged"
+        """Return whether a value is there or will never be."""
+        return metric in self.numbers(arm, seed) or self.has_diverged(arm, seed)
 
     def had(self) -> dict[str, dict[str, list[int]]]:
         """Return of each metric that is compared the settled seeds of each arm."""
@@ -109,17 +130,20 @@ class CellResults:
     def table(self) -> pd.DataFrame:
         """Return the tidy table: one row per cell and metric, and one per cell without results."""
         rows = []
-        for (name, seed), cell in self.cells.items():
-            state = self.states[name, seed]
-            head = {"ablation": self.ablation.name, "cell": cell.name, **cell.arm.levels, "seed": seed}
-            found = self.numbers.get((name, seed), {})
-            numbers = split_metrics(found)
-            step = max((row["step"] for row in self.rows(name, seed)), default=0)
+        for found in self.cells.values():
+            cell, numbers = found.cell, split_metrics(found.numbers)
+            head = {"ablation": self.ablation.name, "cell": cell.name, **cell.arm.levels, "seed": cell.seed}
+            step = max((row["step"] for row in found.rows), default=0)
             for metric, value in sorted(numbers.items()) or [(self.ablation.primary, math.nan)]:
-                n = None if self.ablation.is_analyzed(metric) else found.get("n")  # modules of one's own count none
+                own = {} if self.ablation.is_analyzed(metric) else found.numbers  # modules of one's own count no images
                 row = {**head, "split": self.ablation.split_of(metric), "metric": metric, "value": value}
-                rows.append({**row, "step": step, "n_images": n, "status": state})
+                rows.append({**row, "step": step, "n_images": own.get("n"), "status": found.state})
         return pd.DataFrame(rows).astype({"n_images": "Int64"} if rows else {})
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Return whether a value of a metric can be averaged: it is there, finite and no text."""
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def collect(ablation: Ablation, resolved: list[Resolved], accept_stale: bool = False) -> CellResults:
@@ -127,23 +151,18 @@ def collect(ablation: Ablation, resolved: list[Resolved], accept_stale: bool = F
     results = CellResults(ablation, [], resolved)
     results.resolved = results.tuning.measured(resolved)
     for cell in cells_of(ablation, results.resolved):
-        key = (cell.arm.name, cell.seed)
-        state = cell.state()
-        results.cells[key], results.states[key] = cell, state
-        if state == "done" and (text := unreadable(cell.run, ablation)):
-            state = results.states[key] = "damaged"
-            results.notes[key] = text
-        elif state == "damaged":
-            results.notes[key] = cell.damage()
-        elif text := cell.outlived():
-            results.notes[key] = text
-        elif state == "done" and json_digest(cell.run.read("data.json")) != cell.parts["data"]:
-            results.mixed.append(cell.name)
-        run = cell.stale() if state == "stale" and accept_stale else cell.run if state == "done" else None
-        if run:
-            results.runs[key] = run
-            results.numbers[key] = {**run.measured(ablation.evaluate), **metrics_of(run, ablation.analyses)}
+        results.cells[cell.arm.name, cell.seed] = _result(cell, accept_stale)
     return results
+
+
+def _result(cell: Cell, accept_stale: bool) -> CellResult:
+    """Return what a cell has given."""
+    state, ablation = cell.state(), cell.ablation
+    if state == "done" and (text := unreadable(cell.run, ablation)):
+        return CellResult(cell, "damaged", text)
+    run = cell.stale() if state == "stale" and accept_stale else cell.run if state == "done" else None
+    numbers = {**run.measured(ablation.evaluate), **metrics_of(run, ablation.analyses)} if run else {}
+    return CellResult(cell, state, cell.damage() if state == "damaged" else cell.outlived(), run, numbers)
 
 
 def unreadable(run: RunDir, ablation: Ablation) -> str:

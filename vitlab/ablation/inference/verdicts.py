@@ -115,7 +115,7 @@ def _verdict(
 def _lost(results: CellResults, question: Question, count: int) -> list[str]:
     """Return why a question lacks seeds: they diverged in an arm of it, have no number, or are missing."""
     arms, seeds = [arm for arm, _ in question.terms], results.ablation.seeds
-    diverged = {seed for seed in seeds if any(results.states.get((arm, seed)) == "diverged" for arm in arms)}
+    diverged = {seed for seed in seeds if any(results.has_diverged(arm, seed) for arm in arms)}
     strange = {seed for arm in arms for seed in results.no_numbers(arm, question.metric)} - diverged
     missing = max(0, count - len(diverged) - len(strange))
     words = [f"{len(diverged)} of {len(seeds)} seeds diverged"] if diverged else []

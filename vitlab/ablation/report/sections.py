@@ -14,7 +14,7 @@ from vitlab.ablation.inference.audit import as_trained, mismatches
 from vitlab.ablation.inference.baselines import ArmRow, arm_questions, arms_by_baseline
 from vitlab.ablation.inference.findings import Findings
 from vitlab.ablation.inference.linear import gate_of
-from vitlab.ablation.inference.measured import CellResults
+from vitlab.ablation.inference.measured import CellResult, CellResults, is_number
 from vitlab.ablation.inference.verdicts import Verdict
 from vitlab.ablation.inference.words import (
     Section,
@@ -167,7 +167,7 @@ def _cautions(found: Findings, metric: str, rows: list[ArmRow]) -> list[str]:
         words.append("Secondary metric: comparisons without a claim are exploratory, in a separate family.")
     if len({row.n for row in rows}) > 1 or any(row.n < row.planned for row in rows):
         words.append("Some cells are missing or have no number: n differs from the plan, see below.")
-    lost = Counter(arm for (arm, _), state in found.results.states.items() if state == "diverged")
+    lost = Counter(arm for (arm, _), cell in found.results.cells.items() if cell.state == "diverged")
     if lost:
         counts = ", ".join(f"{arm} ({n})" for arm, n in lost.items())
         words.append(f"Seeds that diverged are in no mean and no test, which favors the arms that lost them: {counts}.")
@@ -248,7 +248,7 @@ def _fairness_table(found: Findings) -> Table:
 
 def _lost(results: CellResults) -> Table:
     """Return arm, seed, state and reason of each planned cell without a result, a row for all seeds of an arm."""
-    rows = [[name, str(seed), state, _why(results, name, seed)] for (name, seed), state in results.states.items()]
+    rows = [[name, str(seed), cell.state, _why(results, cell)] for (name, seed), cell in results.cells.items()]
     rows = [row for row in rows if row[2] != "done" or row[3]]
     lost, built = results.tuning.given_up, {arm.arm.name for arm in results.known}
     rows += [[arm, "all", "given up", why] for arm, why in lost.items()]
@@ -256,17 +256,17 @@ def _lost(results: CellResults) -> Table:
     return rows + [[arm, "all", "missing", f"not {'tuned' if arm in built else 'built'} yet"] for arm in others]
 
 
-def _why(results: CellResults, name: str, seed: int) -> str:
-    if note := results.notes.get((name, seed)):
-        return note
-    if failure := results.cells[name, seed].failure():
+def _why(results: CellResults, found: CellResult) -> str:
+    """Return why a cell has no result, or which of its metrics are no numbers; empty if all is well or said."""
+    if found.note:
+        return found.note
+    if failure := found.cell.failure():
         return f"{failure['stage']}, {failure['kind']}: {failure['last']}"
-    primary, found = results.ablation.primary, results.numbers.get((name, seed), {})
-    if (name, seed) not in results.runs:
+    if not found.run:
         return ""
-    lost = [metric for metric in results.metrics() if seed not in dict(results.by_seed(name, metric))]
-    lost = [metric for metric in lost if metric in found or metric == primary]  # an analysis may not apply
-    return "; ".join(f"{metric} is {found.get(metric, 'not among its numbers')}" for metric in lost)
+    lost = [metric for metric in results.metrics() if not is_number(found.numbers.get(metric))]
+    lost = [m for m in lost if m in found.numbers or m == results.ablation.primary]  # an analysis may not apply
+    return "; ".join(f"{metric} is {found.numbers.get(metric, 'not among its numbers')}" for metric in lost)
 
 
 def _provenance(results: CellResults) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from vitlab.ablation.execution.cells import Resolved
+from vitlab.ablation.execution.identity import json_digest
 from vitlab.ablation.file.settings import WandB
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference.findings import find
@@ -125,18 +126,20 @@ def _copy(source: str | Path, target: str | Path) -> None:
 def _refuse_useless(results: CellResults) -> None:
     """Refuse results of no cell, those without the primary metric, and those of cells that read different images."""
     if not results.runs:
-        stale = sum(state == "stale" for state in results.states.values())
+        stale = sum(cell.state == "stale" for cell in results.cells.values())
         ways = [f"--accept_stale includes the {stale} that other code or versions trained"] if stale else []
         text = f"no cell of {results.ablation.name} is done with the present code and readable"
-        raise UsageError("; ".join([text, *ways, *list(results.notes.values())[:1]]))
-    primary, measured = results.ablation.primary, {name for found in results.numbers.values() for name in found}
+        notes = [cell.note for cell in results.cells.values() if cell.note]
+        raise UsageError("; ".join([text, *ways, *notes[:1]]))
+    primary, measured = results.ablation.primary, {name for cell in results.cells.values() for name in cell.numbers}
     if primary not in measured and not results.ablation.is_analyzed(primary):  # an analysis says why it was not done
         there = split_metrics(dict.fromkeys(sorted(measured), 0.0))
         hint = did_you_mean(primary, there) or f"; there are {', '.join(there)}"
         raise results.ablation.file.mistake("metric/primary", f"no finished cell has a metric `{primary}`{hint}")
-    if results.mixed:
-        cells = preview(results.mixed, 4)
-        raise UsageError(f"{cells}: trained on other images than the rest; remove these cells and `run` again")
+    done = [found.cell for found in results.cells.values() if found.state == "done"]
+    if mixed := [cell.name for cell in done if json_digest(cell.run.read("data.json")) != cell.parts["data"]]:
+        text = "trained on other images than the rest; remove these cells and `run` again"
+        raise UsageError(f"{preview(mixed, 4)}: {text}")
 
 
 def _keep(drawn: dict[str, Drawn], place: Path, formats: Sequence[Format], width: Width) -> dict[str, str]:
