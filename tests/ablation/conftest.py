@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vitlab.ablation.execution.resolve import known
+from vitlab.ablation.execution.probe import known
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.inference.measured import collect
 from vitlab.ablation.lab import Lab as Laboratory

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vitlab.ablation.execution import resolve
+from vitlab.ablation.execution import probe, resolve
 from vitlab.ablation.execution.commands import fit_args, overrides
 from vitlab.ablation.execution.identity import code_digest
 from vitlab.ablation.file.schema import level_names
@@ -101,7 +101,7 @@ def test_what_is_in_a_package_that_only_the_command_line_names_is_refused(here, 
         started.append(words)
         return 2, [f"vitlab: {not_allowed('mine_of_ablation.Wave')}"]
 
-    monkeypatch.setattr(resolve, "run_in_slot", refuse)
+    monkeypatch.setattr(probe, "run_in_slot", refuse)
     with pytest.raises(UsageError, match=r"name it in `trust_imports` of this file: mine_of_ablation$"):
         resolve.resolve(read_ablation("own.yaml"), 1)
     assert started and "--trust_imports" not in started[0]

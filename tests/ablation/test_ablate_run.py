@@ -23,8 +23,8 @@ import pytest
 
 from vitlab.ablation.execution.cells import cells_of
 from vitlab.ablation.execution.identity import code_digest
+from vitlab.ablation.execution.probe import known
 from vitlab.ablation.execution.progress import Progress
-from vitlab.ablation.execution.resolve import known
 from vitlab.ablation.execution.worker import _finished
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.inference.measured import collect

@@ -15,7 +15,7 @@ import yaml
 from vitlab.ablation.evidence import bundle
 from vitlab.ablation.evidence.bundle import export_bundle, load_bundle
 from vitlab.ablation.evidence.protocol import texts
-from vitlab.ablation.execution import resolve
+from vitlab.ablation.execution import probe, resolve
 from vitlab.ablation.execution.cells import Cell, Resolved
 from vitlab.ablation.execution.commands import start_args
 from vitlab.ablation.file.arms import COLUMNS
@@ -306,8 +306,8 @@ def test_a_metric_of_features_that_no_evaluation_measures_is_refused(write):
     quality = {"class_path": "vitlab.callbacks.quality.FeatureQuality"}
     rows = [{"val/loss": 1.0, "val/knn": 0.5, "val/rankme": 3.0}]
     config = {"trainer": {"callbacks": [quality]}}
-    found = resolve._metrics(rows, config)
-    assert found == ["loss"] and resolve._metrics(rows, {"trainer": {"callbacks": None}}) == ["knn", "loss", "rankme"]
+    found = probe._metrics(rows, config)
+    assert found == ["loss"] and probe._metrics(rows, {"trainer": {"callbacks": None}}) == ["knn", "loss", "rankme"]
     for metric in ({"primary": "knn"}, {"primary": "loss", "secondary": ["rankme"]}):
         ablation = read_ablation(write(metric=metric, analyses=["knn"]))
         arms = [SimpleNamespace(metrics=found, config=config)]
@@ -532,21 +532,22 @@ def test_an_analysis_that_nobody_knows_is_refused(write, capsys):
 
 
 def test_a_stored_arm_that_cannot_be_read_now_is_not_taken_for_one_that_is_missing(write, monkeypatch):
-    monkeypatch.setattr(resolve, "code_digest", lambda own: "")
+    monkeypatch.setattr(probe, "code_digest", lambda own: "")
     ablation = read_ablation(write())
-    assert resolve.known(ablation) == [None] * 4
+    assert probe.known(ablation) == [None] * 4
     (ablation.directory / "arms").mkdir(parents=True)
-    resolve._cache(ablation, ablation.arms[1], "").mkdir()  # reading it fails, also for root
+    probe._cache(ablation, ablation.arms[1], "").mkdir()  # reading it fails, also for root
     with pytest.raises(OSError, match=ablation.arms[1].name):
-        resolve.known(ablation)
+        probe.known(ablation)
 
 
 def test_a_disk_that_fails_while_an_arm_is_built_is_no_mistake_of_the_file(write, monkeypatch):
     def fails(*words):
         raise OSError(errno.EIO, "Input/output error", "arms/log")
 
+    monkeypatch.setattr(probe, "code_digest", lambda own: "")
     monkeypatch.setattr(resolve, "code_digest", lambda own: "")
-    monkeypatch.setattr(resolve, "_probe", fails)
+    monkeypatch.setattr(resolve, "probed", fails)
     with pytest.raises(OSError, match="arms/log"):
         resolve.resolve(read_ablation(write()), 1)
 

@@ -25,7 +25,7 @@ TESTS = Path(__file__).parents[1]
 
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
-    for module in ("resolve", "commands"):
+    for module in ("resolve", "probe", "commands"):
         monkeypatch.setattr(f"vitlab.ablation.execution.{module}.command", lambda ablation: [sys.executable, str(TOY)])
     monkeypatch.setenv("TOY_STARTS", str(tmp_path / "starts"))
     monkeypatch.chdir(tmp_path)
@@ -97,7 +97,7 @@ def test_folds_of_an_own_module_are_shown_by_what_it_logs(toy, monkeypatch):
         return results
 
     monkeypatch.setattr("vitlab.ablation.folds.collect", collected)
-    monkeypatch.setattr("vitlab.ablation.execution.resolve._metrics", lambda *_: ["test_acc", "val_acc", "val_loss"])
+    monkeypatch.setattr("vitlab.ablation.execution.probe._metrics", lambda *_: ["test_acc", "val_acc", "val_loss"])
     found = cross_validate(["base.yaml"], folds=2, workers=2)
     assert read_ablation(found.file.with_name("cv.yaml")).primary == "val_loss"
     assert [row["n"] for row in found.rows] == [10_000] * 2 and "loss" not in found.rows[0]

@@ -9,7 +9,7 @@ import pytest
 
 from vitlab.ablation.evidence import chain
 from vitlab.ablation.evidence.protocol import stored_versions
-from vitlab.ablation.execution import resolve, worker
+from vitlab.ablation.execution import probe, worker
 from vitlab.ablation.execution.cells import Cell, Resolved, begun
 from vitlab.ablation.execution.commands import Stage
 from vitlab.ablation.execution.gpus import Slot
@@ -144,7 +144,7 @@ def test_files_of_other_content_are_damaged_or_as_if_they_were_not_there(cells):
     for text in ("null", "[1]", '{"length": 1}', "{"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-        assert resolve._load(arm, path, "") is None
+        assert probe._load(arm, path, "") is None
     cells[0].run.write("run.json", {"status": "running"})
     cells[0].run.write_text("metrics.jsonl", '{"a": 1}\n')
     assert cells[0].damage().endswith("metrics.jsonl is damaged: a row has no `step`")

@@ -15,7 +15,7 @@ import yaml
 
 from vitlab.ablation.execution.cells import Say
 from vitlab.ablation.execution.commands import nested
-from vitlab.ablation.execution.resolve import known
+from vitlab.ablation.execution.probe import known
 from vitlab.ablation.execution.status import Status
 from vitlab.ablation.file.schema import NAME
 from vitlab.ablation.file.spec import Ablation

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from vitlab.ablation.evidence.protocol import record_version
 from vitlab.ablation.execution.cells import OTHER_CODE, Cell, Resolved, Say, cells_of, others
 from vitlab.ablation.execution.gpus import visible_devices
+from vitlab.ablation.execution.probe import known
 from vitlab.ablation.execution.process import worker_count
-from vitlab.ablation.execution.resolve import known, resolve
+from vitlab.ablation.execution.resolve import resolve
 from vitlab.ablation.execution.slurm import needs_submission
 from vitlab.ablation.execution.status import Status, status_of
 from vitlab.ablation.execution.tuning import seeds_left_behind, tuning_of

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from vitlab.ablation.execution.cells import Resolved, Say, cells_of
-from vitlab.ablation.execution.resolve import known, resolve
+from vitlab.ablation.execution.probe import known
+from vitlab.ablation.execution.resolve import resolve
 from vitlab.ablation.execution.slurm import batch_script, needs_submission, submit_workers, task_count
 from vitlab.ablation.execution.tuning import run_trials, suggest, tuning_of
 from vitlab.ablation.file.spec import Ablation

@@ -1,9 +1,10 @@
 """The commands of a cell: how vitlab is started with the settings of an arm and a seed, and which stage is next."""
 
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
@@ -15,6 +16,9 @@ from vitlab.config.trust import TRUSTED
 from vitlab.errors import trust_also, trust_words
 from vitlab.runs.atomic import write_text
 from vitlab.runs.records import MEASURED_BY, SPLIT_OF
+
+if TYPE_CHECKING:
+    from vitlab.config.parser import VitlabCLI
 
 
 class Stage(NamedTuple):
@@ -127,3 +131,16 @@ def start_args(arm: Arm, seed: int) -> list[str]:
     """Return the arguments about initial weights."""
     source = arm.weights(seed)
     return ["--init_from", source] if source else []
+
+
+def build_arm(ablation: Ablation, arm: Arm) -> "VitlabCLI":
+    """Build task, data and trainer of an arm with the first seed, in this process, on the CPU and without a logger."""
+    from vitlab.config.parser import VitlabCLI
+    from vitlab.jobs.terminal import open_terminal
+
+    open_terminal()
+    settings = {**overrides(ablation, arm, ablation.seeds[0]), "trainer.logger": False, "trainer.accelerator": "cpu"}
+    with tempfile.TemporaryDirectory() as folder:
+        given = Path(folder) / "overrides.yaml"
+        given.write_text(yaml.safe_dump(settings, sort_keys=False))
+        return VitlabCLI(fit_args(ablation, arm, given))

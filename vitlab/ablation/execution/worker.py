@@ -14,7 +14,7 @@ from vitlab.ablation.execution.cells import Cell
 from vitlab.ablation.execution.commands import Stage, next_stage, training
 from vitlab.ablation.execution.gpus import Slot
 from vitlab.ablation.execution.identity import code_digest, json_digest
-from vitlab.ablation.execution.resolve import discard_probe
+from vitlab.ablation.execution.probe import discard_probe
 from vitlab.runs.lock import HeldLock
 from vitlab.runs.records import now_utc
 

@@ -4,8 +4,8 @@ import warnings
 from typing import Any
 
 from vitlab.ablation.execution.cells import Resolved
+from vitlab.ablation.execution.commands import build_arm
 from vitlab.ablation.execution.identity import json_digest
-from vitlab.ablation.execution.resolve import build_arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.errors import MISTAKES, UsageError, one_line
 from vitlab.jobs.terminal import terminal_as_it_was

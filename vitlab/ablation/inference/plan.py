@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from vitlab.ablation.execution.cells import Cell, Resolved, cells_of, images_per_step
-from vitlab.ablation.execution.resolve import build_arm
+from vitlab.ablation.execution.commands import build_arm
 from vitlab.ablation.execution.status import ORDER
 from vitlab.ablation.execution.tuning import tuning_of
 from vitlab.ablation.file.arms import Arm
