@@ -164,10 +164,10 @@ def test_the_history_of_candidates_holds_the_configs_and_begins_none_anew(lab, m
 def test_one_measured_seed_more_does_not_tune_again_unasked(lab, monkeypatch):
     monkeypatch.chdir(lab.path)
 
-    def opened(count, **own):
+    def opened(count, code="", **own):
         write(lab, {**SPACE, **own}, seeds=count)
         found = Lab("toy.yaml", trust_command=True)
-        found._arms = [Resolved(found.ablation.arms[0], {"model": {}, "data": {}}, {}, {}, (), 1.0, "")]
+        found._arms = [Resolved(found.ablation.arms[0], {"model": {}, "data": {}}, {}, {}, (), 1.0, code)]
         return found
 
     monkeypatch.setattr(Lab, "_refuse_evidence", lambda *words: None)
@@ -181,6 +181,7 @@ def test_one_measured_seed_more_does_not_tune_again_unasked(lab, monkeypatch):
     with pytest.raises(UsageError, match="tunes again"):
         opened(4).plan()
     opened(4, seeds=[102])._asked(1, [], False, False, False)
+    opened(4, code="another")._asked(1, [], False, False, False)  # candidates are trained again in any case
     after = opened(4, seeds=[103])
     trials(after.ablation, after._known())[0].cells[0].run.write("run.json", {})
     opened(4)._asked(1, [], False, False, False)  # tuned again

@@ -131,13 +131,17 @@ def test_stale_cells_of_a_tuned_ablation_are_not_said_to_be_reported_as_no_stale
     shutil.copytree(finished, lab.path, dirs_exist_ok=True)
     monkeypatch.chdir(lab.path)
     with (lab.path / "toy.yaml").open("a") as file:
-        file.write("tune: {model.lr: [0.1, 0.2], seeds: [100]}\n")
+        file.write("tune: {model.lr: [0.001, 0.2], seeds: [100]}\n")
     toy = Lab("toy.yaml", trust_command=True)
     for module in (cells, probe, resolve):
         monkeypatch.setattr(module, "code_digest", lambda *words, **own: "c0de")
+    words = r"^4 cells of toy were finished with other code or versions: that code verifies them, and `.* run .*`"
     for accept in (False, True):
-        with pytest.raises(UsageError, match=r"with other code or versions: that code verifies them, and `.* run .*`"):
+        with pytest.raises(UsageError, match=words):
             toy.report(accept_stale=accept)
+    toy.plan()  # cells with the values of a candidate are counted, too
+    with pytest.raises(UsageError, match=words):
+        toy.verify()
 
 
 def test_a_missing_file_and_a_report_without_cells_are_one_line_each(toy):

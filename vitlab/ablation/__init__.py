@@ -5,7 +5,8 @@ comparison:
 
 - ``file``: what the YAML says, as an ``Ablation`` of arms, seeds and claims;
 - ``execution``: each arm is probed by a short training (``probe``), arms that cannot be compared are refused
-  (``resolve``), each arm and seed is a cell (``cells``), workers take cells (``pool``) and train, measure and analyze them (``worker``), candidates of ``tuning`` first;
+  (``resolve``), each arm and seed is a cell (``cells``), workers take cells (``pool``) and train, measure and analyze
+  them (``worker``), candidates of ``tuning`` first;
 - ``evidence``: the chain of records, registration, ``verify`` and export;
 - ``inference``: the numbers of cells (``measured``), fairness (``audit``), every comparison with its p (``answers``)
   at each of its ``looks``, and ``verdicts`` on claims;

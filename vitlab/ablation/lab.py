@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from vitlab.ablation.evidence.protocol import record_version
-from vitlab.ablation.execution.cells import OTHER_CODE, Cell, Resolved, Say, cells_of, others
+from vitlab.ablation.execution.cells import Cell, Resolved, Say, cells_of, count_of_other_code
 from vitlab.ablation.execution.gpus import visible_devices
 from vitlab.ablation.execution.probe import known
 from vitlab.ablation.execution.process import worker_count
@@ -305,8 +305,7 @@ class Lab:
 
     def _refuse_other_code(self) -> None:
         """Refuse what needs finished cells where only other code has finished some, and say how to use these."""
-        found = others(self.ablation, self._known()).values()
-        if count := sum(bool({*parts} & OTHER_CODE) for parts in found):
+        if count := count_of_other_code(self.ablation):
             what = f"{count} cells of {self.ablation.name} were finished with other code or versions"
             file = shlex.quote(self.file)
             plan, run, report = (trusting(f"vitlab ablate {word} {file}") for word in ("plan", "run", "report"))
@@ -332,7 +331,7 @@ class Lab:
 
     def _refuse_moved_seeds(self) -> None:
         """Refuse to tune again for the sole reason that a measured seed was added."""
-        if (left := seeds_left_behind(self.ablation)) and (tune := self.ablation.tune):
+        if (left := seeds_left_behind(self.ablation, self._known())) and (tune := self.ablation.tune):
             new = [*tune.seeds]
             text = f"the default of `tune.seeds` is {new} now, and there are candidates of {left}"
             raise self.ablation.file.mistake("tune", f"{text}: `seeds: {left}` keeps them, `seeds: {new}` tunes again")

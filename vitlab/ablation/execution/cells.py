@@ -373,7 +373,7 @@ def others(ablation: Ablation, resolved: Sequence[Resolved | None]) -> dict[str,
     cells = cells_of(ablation, [arm for arm in resolved if arm])
     planned, by_seed = {cell.name for cell in cells}, {cell.name.rpartition("-")[0]: cell for cell in cells}
     probed, names = {arm.arm.name for arm in resolved if arm}, {arm.name for arm in ablation.arms}
-    code = code_digest(own=ablation.trust_imports) if probed < names and not ablation.is_evidence else ""
+    present = _present(ablation) if probed < names and not ablation.is_evidence else {}
     found: dict[str, list[str]] = {}
     for path in matching(ablation.directory, "*/s*-*/done.json"):
         arm, parts = path.parent.parent.name, _parts(RunDir(path.parent))
@@ -382,8 +382,7 @@ def others(ablation: Ablation, resolved: Sequence[Resolved | None]) -> dict[str,
         if arm not in names:
             found[name] = []
         elif arm not in probed:  # nothing else is known of an arm that was not built since
-            now = {"code": code, "environment": versions_in_use()}
-            found[name] = [key for key in now if parts.get(key) != now[key]] or ["config"]
+            found[name] = [key for key in present if parts.get(key) != present[key]] or ["config"]
         elif cell is None:
             found[name] = ["seed"]
         elif name not in planned:
@@ -392,6 +391,21 @@ def others(ablation: Ablation, resolved: Sequence[Resolved | None]) -> dict[str,
             if stale and stale.path == path.parent:
                 del found[name]
     return found
+
+
+def count_of_other_code(ablation: Ablation) -> int:
+    """Return how many cells of the file's arms other code or versions have finished; of evidence, none."""
+    if ablation.is_evidence:
+        return 0
+    now, names = _present(ablation), {arm.name for arm in ablation.arms}
+    paths = [path for path in matching(ablation.directory, "*/s*-*/done.json") if path.parent.parent.name in names]
+    found = [_parts(RunDir(path.parent)) for path in paths]
+    return sum(any(parts.get(key) != value for key, value in now.items()) for parts in found)
+
+
+def _present(ablation: Ablation) -> dict[str, str]:
+    """Return the parts of an identity that are known before a probe."""
+    return {"code": code_digest(own=ablation.trust_imports), "environment": versions_in_use()}
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:

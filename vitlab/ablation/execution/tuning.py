@@ -148,10 +148,11 @@ def _inner(ablation: Ablation, tune: Tune) -> Ablation:
     return replace(ablation, home=home, evaluate="val", analyses=(), seeds=tune.seeds, claims=(), tune=None)
 
 
-def seeds_left_behind(ablation: Ablation) -> list[int]:
+def seeds_left_behind(ablation: Ablation, resolved: Sequence[Resolved]) -> list[int]:
     """Return the seeds of candidates from which a larger default of ``tune.seeds`` has moved away; mostly none.
 
-    The default follows from the measured seeds, so that one seed more would tune every arm again.
+    The default follows from the measured seeds, so that one seed more would tune every arm again. Candidates that other
+    code has trained do not count: they are trained again whatever the seeds.
     """
     tune = ablation.tune
     if tune is None or "seeds" in ablation.file.content["tune"]:
@@ -159,7 +160,11 @@ def seeds_left_behind(ablation: Ablation) -> list[int]:
     folders = matching(ablation.directory / "tune", "*-try*/s*-*")
     names = {path.name.partition("-")[0].removeprefix("s") for path in folders}
     seeds = {int(name) for name in names if name.isdigit()}
-    return [] if seeds & {*tune.seeds} else sorted(seeds)
+    if not seeds or seeds & {*tune.seeds}:
+        return []
+    before = replace(ablation, tune=replace(tune, seeds=tuple(sorted(seeds))))
+    cells = [cell for trial in trials(before, resolved) for cell in trial.cells]
+    return sorted({cell.seed for cell in cells if cell.run.exists()})
 
 
 def _numbered(inner: Ablation, arm: Resolved, candidates: Sequence[Mapping[str, Any]]) -> list[Trial]:
