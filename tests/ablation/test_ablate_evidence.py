@@ -182,7 +182,7 @@ def test_a_cell_that_is_trained_again_has_the_threads_of_before_and_is_no_run_of
 def test_cells_outside_the_plan_are_reported_with_what_differs(done, lab, change_of, monkeypatch):
     if change_of == "code":
         monkeypatch.setattr("vitlab.ablation.execution.probe.code_digest", lambda own: "0123456789")
-        monkeypatch.setattr("vitlab.ablation.execution.cells.code_digest", lambda own: "0123456789")
+        monkeypatch.setattr("vitlab.ablation.execution.status.code_digest", lambda own: "0123456789")
     elif change_of == "config":
         base = lab.path / "base.yaml"
         base.write_text(base.read_text().replace("lr: 0.001", "lr: 0.002"))

@@ -198,7 +198,7 @@ def test_retrying_forgets_failures_of_candidates_and_of_tuned_cells(lab, monkeyp
         cell.fail({**failure, "kind": kind})
     cells[0].run.path.mkdir(parents=True)
     monkeypatch.setattr(Lab, "_known", lambda self: [arm])
-    monkeypatch.setattr("vitlab.ablation.execution.cells.code_digest", lambda own: "")
+    monkeypatch.setattr("vitlab.ablation.execution.status.code_digest", lambda own: "")
     told = str(Lab("toy.yaml").status()).split("\n")[:3]
     names = [cell.name for cell in cells]
     assert told == ["tuning: 2 of 8 candidates are over", *(f"tuning: {names[i]}: fit, program: broke" for i in (0, 2))]

@@ -253,7 +253,7 @@ def test_the_test_split_is_opened_beside_the_laboratory(toy, monkeypatch):
 
 @cheat("the code changes between two cells")
 def test_other_code(toy, monkeypatch):
-    for module in ("resolve", "probe", "cells"):
+    for module in ("resolve", "probe", "status"):
         monkeypatch.setattr(f"vitlab.ablation.execution.{module}.code_digest", lambda own: "0123456789")
     assert "4 with other code" in str(started().status())
     with pytest.raises(UsageError, match=r"4 cells of toy were finished with other code"):
@@ -291,7 +291,7 @@ def test_other_settings_for_a_while(toy, monkeypatch):
 @cheat("cells of two versions of a library are paired")
 def test_other_versions(toy, monkeypatch):
     change(toy / "toy.yaml", "seeds: 2", "seeds: 3")
-    for module in ("probe", "cells"):
+    for module in ("probe", "status"):
         monkeypatch.setattr(f"vitlab.ablation.execution.{module}.versions_in_use", lambda: "torch 1")
     assert "4 with other environment" in str(started().status())
     assert not started().run(only=["pos_embed=none"]).failed  # three cells of one arm, with the other version

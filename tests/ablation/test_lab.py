@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from vitlab.ablation.evidence import bundle
-from vitlab.ablation.execution import cells, probe, resolve
+from vitlab.ablation.execution import probe, resolve, status
 from vitlab.ablation.execution.cells import Resolved
 from vitlab.ablation.execution.status import running_text
 from vitlab.ablation.lab import Lab
@@ -112,7 +112,7 @@ def test_cells_of_other_code_are_told_before_there_is_a_plan_and_counted_once_af
     monkeypatch.setattr(write, "figures", lambda *found: {})
     monkeypatch.setattr(write, "panels", lambda *found: {})
     toy = Lab("toy.yaml", trust_command=True)
-    for module in (cells, probe, resolve):
+    for module in (probe, resolve, status):
         monkeypatch.setattr(module, "code_digest", lambda *words, **own: "c0de")
     words = r"4 cells of toy were finished with other code or versions: `vitlab ablate plan toy\.yaml`, then `.*_stale`"
     with pytest.raises(UsageError, match=words):
@@ -133,7 +133,7 @@ def test_stale_cells_of_a_tuned_ablation_are_not_said_to_be_reported_as_no_stale
     with (lab.path / "toy.yaml").open("a") as file:
         file.write("tune: {model.lr: [0.001, 0.2], seeds: [100]}\n")
     toy = Lab("toy.yaml", trust_command=True)
-    for module in (cells, probe, resolve):
+    for module in (probe, resolve, status):
         monkeypatch.setattr(module, "code_digest", lambda *words, **own: "c0de")
     words = r"^4 cells of toy were finished with other code or versions: that code verifies them, and `.* run .*`"
     for accept in (False, True):

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from vitlab.ablation.evidence.protocol import record_version
-from vitlab.ablation.execution.cells import Cell, Resolved, Say, cells_of, count_of_other_code
+from vitlab.ablation.execution.cells import Cell, Resolved, Say, cells_of
 from vitlab.ablation.execution.gpus import visible_devices
 from vitlab.ablation.execution.probe import known
 from vitlab.ablation.execution.process import worker_count
 from vitlab.ablation.execution.resolve import resolve
 from vitlab.ablation.execution.slurm import needs_submission
-from vitlab.ablation.execution.status import Status, status_of
+from vitlab.ablation.execution.status import Status, count_of_other_code, status_of
 from vitlab.ablation.execution.tuning import seeds_left_behind, tuning_of
 from vitlab.ablation.file import spec
 from vitlab.ablation.file.given import write_file

@@ -14,13 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from vitlab.ablation.evidence.chain import read_chain
-from vitlab.ablation.execution.identity import (
-    code_digest,
-    effective,
-    initial_weights_digest,
-    json_digest,
-    versions_in_use,
-)
+from vitlab.ablation.execution.identity import effective, initial_weights_digest, json_digest
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.analysis import ANALYSES
@@ -37,8 +31,6 @@ if TYPE_CHECKING:
 
 FEW = 100  # cells whose files are looked at one after another, and each time
 AT_ONCE = 16  # cells of more that are looked at at once
-PARTS = ("config", "data", "code", "environment")  # of an identity
-OTHER_CODE = {"code", "environment"}  # those that may differ in a stale cell
 TRY = "tune"  # the level of an arm that names a candidate of the tuning
 State = Literal["done", "running", "failed", "diverged", "missing", "stale", "damaged"]
 Say = Callable[[str], None]  # prints a line about cells
@@ -300,7 +292,7 @@ class Cell:
         """Return the finished run with the same configuration and data but other code or versions, if there is one."""
         for path in matching(self.run.path.parent, f"s{self.seed}-*/done.json"):
             run = RunDir(path.parent)
-            parts = _parts(run)
+            parts = parts_of(run)
             same = all(parts.get(name) == self.parts[name] for name in ("config", "data"))
             if same and parts != self.parts:
                 return run
@@ -364,56 +356,12 @@ def for_each(look: Callable[[Cell], Any], cells: Sequence[Cell]) -> list[Any]:
         return list(threads.map(look, cells))
 
 
-def others(ablation: Ablation, resolved: Sequence[Resolved | None]) -> dict[str, list[str]]:
-    """Return the finished runs that are not cells of the present plan, and which parts of their identity differ.
-
-    There are no such parts where the file no longer has the arm. Those that stand for a stale cell of the plan are
-    counted there.
-    """
-    cells = cells_of(ablation, [arm for arm in resolved if arm])
-    planned, by_seed = {cell.name for cell in cells}, {cell.name.rpartition("-")[0]: cell for cell in cells}
-    probed, names = {arm.arm.name for arm in resolved if arm}, {arm.name for arm in ablation.arms}
-    present = _present(ablation) if probed < names and not ablation.is_evidence else {}
-    found: dict[str, list[str]] = {}
-    for path in matching(ablation.directory, "*/s*-*/done.json"):
-        arm, parts = path.parent.parent.name, _parts(RunDir(path.parent))
-        name = f"{arm}/{path.parent.name}"
-        cell = by_seed.get(name.rpartition("-")[0])
-        if arm not in names:
-            found[name] = []
-        elif arm not in probed:  # nothing else is known of an arm that was not built since
-            found[name] = [key for key in present if parts.get(key) != present[key]] or ["config"]
-        elif cell is None:
-            found[name] = ["seed"]
-        elif name not in planned:
-            found[name] = [key for key in PARTS if parts.get(key) != cell.parts.get(key)]
-            stale = cell.stale() if {*found[name]} & OTHER_CODE and cell.state() == "stale" else None
-            if stale and stale.path == path.parent:
-                del found[name]
-    return found
-
-
-def count_of_other_code(ablation: Ablation) -> int:
-    """Return how many cells of the file's arms other code or versions have finished; of evidence, none."""
-    if ablation.is_evidence:
-        return 0
-    now, names = _present(ablation), {arm.name for arm in ablation.arms}
-    paths = [path for path in matching(ablation.directory, "*/s*-*/done.json") if path.parent.parent.name in names]
-    found = [_parts(RunDir(path.parent)) for path in paths]
-    return sum(any(parts.get(key) != value for key, value in now.items()) for parts in found)
-
-
-def _present(ablation: Ablation) -> dict[str, str]:
-    """Return the parts of an identity that are known before a probe."""
-    return {"code": code_digest(own=ablation.trust_imports), "environment": versions_in_use()}
-
-
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what of a configuration can change a number, as a user types it; empty values are as absent ones."""
     return {key_as_typed(name): value for name, value in effective(config).items() if value not in (None, {}, [])}
 
 
-def _parts(run: RunDir) -> dict[str, Any]:
+def parts_of(run: RunDir) -> dict[str, Any]:
     """Return the parts of a finished run's identity; a damaged one matches no cell."""
     with suppress(UsageError):
         parts = run.read("done.json").get("parts")

@@ -3,17 +3,22 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vitlab.ablation.execution.cells import Cell, Resolved, State, others
+from vitlab.ablation.execution.cells import Cell, Resolved, State, cells_of, parts_of
+from vitlab.ablation.execution.identity import code_digest, versions_in_use
 from vitlab.ablation.file.spec import Ablation
 from vitlab.runs import lock
+from vitlab.runs.directory import RunDir
+from vitlab.runs.matching import matching
 
 if TYPE_CHECKING:
     import pandas as pd
 
+PARTS = ("config", "data", "code", "environment")  # of an identity
+OTHER_CODE = {"code", "environment"}  # those that may differ in a stale cell
 ORDER = ("done", "running", "failed", "diverged", "damaged", "stale", "given up", "missing")
 
 
@@ -50,16 +55,18 @@ def status_of(ablation: Ablation, resolved: list[Resolved | None], lost: Contain
     width = max(len(arm.name) for arm in ablation.arms)
     total: Counter[State | str] = Counter()
     for arm, facts in zip(ablation.arms, resolved, strict=True):
-        cells = [Cell(ablation, facts, seed) for seed in ablation.seeds] if facts else []
-        unknown = "given up" if arm.name in lost else "missing"
-        states: list[State | str] = [cell.state() for cell in cells]
-        states = states or [unknown] * len(ablation.seeds)
-        counts = Counter(states)
+        found: list[tuple[State | str, str]] = [("given up" if arm.name in lost else "missing", "")] * len(
+            ablation.seeds
+        )
+        if facts:
+            cells = [Cell(ablation, facts, seed) for seed in ablation.seeds]
+            states = [cell.state() for cell in cells]
+            found = [(state, state_text(cell, state)) for cell, state in zip(cells, states, strict=True)]
+            waiting += sum(s == "done" and not cell.is_finished() for cell, s in zip(cells, states, strict=True))
+        counts = Counter(state for state, _ in found)
         total += counts
-        waiting += sum(state == "done" and not c.is_finished() for c, state in zip(cells, states, strict=False))
         lines.append(f"{arm.name:<{width}}  {_counts(counts)}")
-        words = [state_text(cell, state) for cell, state in zip(cells, states, strict=False)] or [""] * len(states)
-        for seed, state, text in zip(ablation.seeds, states, words, strict=True):
+        for seed, (state, text) in zip(ablation.seeds, found, strict=True):
             rows.append({"arm": arm.name, **arm.levels, "seed": seed, "state": state, "note": text})
             lines += [f"  s{seed}  {text}"] if text else []
     text = f"; {waiting} of those done lack an analysis" if waiting else ""
@@ -69,12 +76,56 @@ def status_of(ablation: Ablation, resolved: list[Resolved | None], lost: Contain
 
 def foreign_cells_text(ablation: Ablation, resolved: list[Resolved | None]) -> str:
     """Return how many finished runs are not cells of the present plan, and why; empty if there are none."""
-    counts = Counter(" and ".join(parts) for parts in others(ablation, resolved).values())
+    counts = Counter(" and ".join(parts) for parts in _outside_the_plan(ablation, resolved))
     kinds = ", ".join(
         f"{n} with other {parts}" if parts else f"{n} of arms that the file no longer has"
         for parts, n in counts.items()
     )
     return f"; also finished cells that are not in this plan: {kinds}" if counts else ""
+
+
+def _outside_the_plan(ablation: Ablation, resolved: Sequence[Resolved | None]) -> list[list[str]]:
+    """Return of each finished run that is no cell of the present plan which parts of its identity differ.
+
+    There are no such parts where the file no longer has the arm. Runs that stand for a stale cell of the plan are left
+    out: they are counted there.
+    """
+    cells = cells_of(ablation, [arm for arm in resolved if arm])
+    planned, by_seed = {cell.name for cell in cells}, {cell.name.rpartition("-")[0]: cell for cell in cells}
+    probed, names = {arm.arm.name for arm in resolved if arm}, {arm.name for arm in ablation.arms}
+    present = _present(ablation) if probed < names and not ablation.is_evidence else {}
+    found: list[list[str]] = []
+    for path in matching(ablation.directory, "*/s*-*/done.json"):
+        arm, parts = path.parent.parent.name, parts_of(RunDir(path.parent))
+        name = f"{arm}/{path.parent.name}"
+        cell = by_seed.get(name.rpartition("-")[0])
+        if arm not in names:
+            found.append([])
+        elif arm not in probed:  # nothing else is known of an arm that was not built since
+            found.append([key for key in present if parts.get(key) != present[key]] or ["config"])
+        elif cell is None:
+            found.append(["seed"])
+        elif name not in planned:
+            differing = [key for key in PARTS if parts.get(key) != cell.parts.get(key)]
+            stale = cell.stale() if {*differing} & OTHER_CODE and cell.state() == "stale" else None
+            if not stale or stale.path != path.parent:
+                found.append(differing)
+    return found
+
+
+def count_of_other_code(ablation: Ablation) -> int:
+    """Return how many cells of the file's arms other code or versions have finished; of evidence, none."""
+    if ablation.is_evidence:
+        return 0
+    now, names = _present(ablation), {arm.name for arm in ablation.arms}
+    paths = [path for path in matching(ablation.directory, "*/s*-*/done.json") if path.parent.parent.name in names]
+    found = [parts_of(RunDir(path.parent)) for path in paths]
+    return sum(any(parts.get(key) != value for key, value in now.items()) for parts in found)
+
+
+def _present(ablation: Ablation) -> dict[str, str]:
+    """Return the parts of an identity that are known before a probe."""
+    return {"code": code_digest(own=ablation.trust_imports), "environment": versions_in_use()}
 
 
 def state_text(cell: Cell, state: str) -> str:
