@@ -55,9 +55,8 @@ def status_of(ablation: Ablation, resolved: list[Resolved | None], lost: Contain
     width = max(len(arm.name) for arm in ablation.arms)
     total: Counter[State | str] = Counter()
     for arm, facts in zip(ablation.arms, resolved, strict=True):
-        found: list[tuple[State | str, str]] = [("given up" if arm.name in lost else "missing", "")] * len(
-            ablation.seeds
-        )
+        unknown = "given up" if arm.name in lost else "missing"
+        found: list[tuple[State | str, str]] = [(unknown, "")] * len(ablation.seeds)
         if facts:
             cells = [Cell(ablation, facts, seed) for seed in ablation.seeds]
             states = [cell.state() for cell in cells]
