@@ -247,7 +247,7 @@ def test_pairs_without_predictions_are_named(folder, monkeypatch):
     try:
         ablation = read_ablation("made-up.yaml")
         results = collect(ablation, list(resolved(ablation)))
-        ((_, sentences, _),) = images.section(results, *images.compared(results))
+        ((_, sentences, _),) = images.section(images.pairs_of(results))
     finally:
         kept.with_suffix(".away").rename(kept)
     assert sentences[-1].endswith(": learned s1.")
@@ -273,8 +273,8 @@ def image_by_image(path, monkeypatch, tables, **stats):
         for (arm, seed), columns in tables.items()
     }
     results = of_runs(ablation, [], runs)
-    compared = images.compared(results)
-    return *compared, images.section(results, *compared)
+    found = images.pairs_of(results)
+    return found.rows, found.joint, images.section(found)
 
 
 def test_a_regression_has_no_section_on_right_answers(tmp_path, monkeypatch):

@@ -29,8 +29,7 @@ class Findings:
     arms: list[ArmRow]  # of each metric
     verdicts: list[Verdict]
     curves: Rows
-    pairs: Rows
-    joint: Rows
+    pairs: images.Pairs
     linear: Gates  # accuracy of logistic regression
 
     def power(self, metric: str) -> dict[str, dict[str, Any]]:
@@ -68,8 +67,8 @@ class Findings:
             "arm": [{**row.record(), **self._mode(row)} for row in self.arms],
             "claim": [_claim_row(v) for v in self.verdicts],
             "power": [row for metric in self.results.metrics() for row in self.power(metric).values()],
-            "seeds and images": self.joint,
-            "pair": self.pairs,
+            "seeds and images": self.pairs.joint,
+            "pair": self.pairs.rows,
             "analysis": self.curves,
             "fairness": self.fairness(),
         }
@@ -92,7 +91,6 @@ def find(results: CellResults, looks: Looks, gates: Gates | None = None) -> Find
         sizes[metric] = _size(answers, mine)
     gates = gates or {}
     rows = [row for metric in results.metrics() for row in arm_rows(results, metric, answers, claimed)]
-    pairs, joint = images.compared(results)
     return Findings(
         results=results,
         looks=looks,
@@ -100,8 +98,7 @@ def find(results: CellResults, looks: Looks, gates: Gates | None = None) -> Find
         arms=[_gated(results, gates, row) for row in rows],
         verdicts=verdicts(results, looks, answers),
         curves=analyses.curve_rows(results),
-        pairs=pairs,
-        joint=joint,
+        pairs=images.pairs_of(results),
         linear=gates,
     )
 

@@ -1,18 +1,17 @@
 """Compare two arms image by image: where one is right and the other wrong."""
 
-from collections.abc import Sequence
-from functools import cache, partial
-from pathlib import Path
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 
-from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.words import Section, Table, chance, signed, span
+from vitlab.runs.directory import RunDir
 from vitlab.runs.matching import is_there
+from vitlab.runs.records import MeasuredSplit
 from vitlab.runs.same_images import same_images
 from vitlab.stats import cut, mcnemar, seeds_and_images
 
@@ -23,106 +22,89 @@ JOINT = (
 )
 
 
-def compared(results: CellResults) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return two tables of arms whose predictions are on the same images as their baseline's.
+@dataclass
+class Pairs:
+    """Arms that predicted the same images as their baseline, and those that did not.
 
-    Returns:
-        A row for each arm and seed, with McNemar's test; and each arm's difference to its baseline in accuracy, with
-        the uncertainty of seeds and images together.
+    Args:
+        rows: A row for each arm and seed, with McNemar's test.
+        joint: Each arm's difference to its baseline in accuracy, with the uncertainty of seeds and images together.
+        without: Pairs of which one has no predictions, by arm and seed.
+        other: Pairs whose images are not the same.
     """
-    pairs, joint = [], []
-    read, data = cache(partial(_predictions, results)), cache(partial(_data, results))  # a baseline has many arms
-    for arm, baseline in _compared(results):
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    joint: list[dict[str, Any]] = field(default_factory=list)
+    without: list[str] = field(default_factory=list)
+    other: list[str] = field(default_factory=list)
+
+
+def pairs_of(results: CellResults) -> Pairs:
+    """Return the comparison of each arm with its baseline, of every seed that both have finished."""
+    found, runs, split = Pairs(), results.runs, results.ablation.evaluate
+    read = cache(lambda arm, seed: _predictions(runs[arm, seed], split))  # a baseline has many arms
+    data = cache(lambda arm, seed: runs[arm, seed].read("data.json"))
+    for arm in results.ablation.arms:
+        baseline = results.ablation.baseline_of(arm)
+        if baseline is None or baseline is arm:
+            continue
         gains = []  # of each seed: (images,) right with the arm less right with the baseline
         for seed in results.ablation.seeds:
-            a, b = (read(x.name, seed) for x in (arm, baseline))
-            if a is None or b is None:
+            both = [(arm.name, seed), (baseline.name, seed)]
+            if not {*both} <= runs.keys():
                 continue
-            facts = (data(arm.name, seed), data(baseline.name, seed))
-            if same_images(results.ablation.evaluate, (a, b), facts) is False:  # cells share their data if unknown
+            a, b = (read(*cell) for cell in both)
+            if a is None or b is None:
+                found.without.append(f"{arm.name} s{seed}")
+                continue
+            if "target" not in a or "target" not in b:  # a regression has no right or wrong
+                continue
+            if same_images(split, (a, b), (data(*both[0]), data(*both[1]))) is False:  # cells share data if unknown
+                found.other.append(f"{arm.name} s{seed}")
                 continue
             right, other = a["target"] == a["prediction"], b["target"] == b["prediction"]
             only, less = int((right & ~other).sum()), int((other & ~right).sum())
             row = {"arm": arm.name, "baseline": baseline.name, "seed": seed, "n_images": len(a)}
-            pairs.append({**row, "only_arm": only, "only_baseline": less, "p": mcnemar(only, less)})
+            found.rows.append({**row, "only_arm": only, "only_baseline": less, "p": mcnemar(only, less)})
             gains.append(right.to_numpy(float) - other)
         if len(gains) > 1 and len({len(gain) for gain in gains}) == 1 and len(gains[0]) > 1:
             value, low, high = seeds_and_images(np.stack(gains), results.ablation.stats.ci)
             low, high = cut(low, high, within=(-1.0, 1.0))  # where differences of accuracies end
             row = {"arm": arm.name, "baseline": baseline.name, "n": len(gains), "n_images": len(gains[0])}
-            joint.append({**row, "difference": value, "difference_low": low, "difference_high": high})
-    return pairs, joint
+            found.joint.append({**row, "difference": value, "difference_low": low, "difference_high": high})
+    return found
 
 
-def _predictions(results: CellResults, arm: str, seed: int) -> pd.DataFrame | None:
-    path = _path(results, arm, seed)
-    if path is None or not is_there(path):
+def _predictions(run: RunDir, split: MeasuredSplit) -> pd.DataFrame | None:
+    """Return the predictions of a run, of classes sorted by image; None if there are none."""
+    if not is_there(path := run.predictions(split)):
         return None
-    table = pd.read_parquet(path)  # a regression has no right or wrong
+    table = pd.read_parquet(path)
     if "target" not in table:
-        return None
+        return table
     kept = [name for name in ("index", "path", "target", "prediction") if name in table]
     return table[kept].sort_values("index", kind="stable", ignore_index=True)
 
 
-def _data(results: CellResults, arm: str, seed: int) -> dict[str, Any]:
-    run = results.cells[arm, seed].run
-    return run.read("data.json") if run else {}
-
-
-def _path(results: CellResults, arm: str, seed: int) -> Path | None:
-    cell = results.cells.get((arm, seed))
-    return cell.run.predictions(results.ablation.evaluate) if cell and cell.run else None
-
-
-def section(results: CellResults, rows: list[dict[str, Any]], together: list[dict[str, Any]]) -> list[Section]:
+def section(found: Pairs) -> list[Section]:
     """Return the section on single images; it lists the pairs that could not be compared."""
-    there = {(row["arm"], row["seed"]) for row in rows}
-    lost = [
-        (arm.name, baseline.name, seed)
-        for arm, baseline in _compared(results)
-        for seed in results.ablation.seeds
-        if {(arm.name, seed), (baseline.name, seed)} <= results.runs.keys() and (arm.name, seed) not in there
-    ]
-    if not rows and lost and not _has_answers(results):
-        return []
-    without = _reasons(results, lost)
-    if not rows:
-        return [Section("Image by image", without)] if lost else []
+    lost = []
+    if found.without:
+        lost.append(f"Left out, as there are no predictions of both: {', '.join(found.without)}.")
+    if found.other:
+        lost.append(f"Left out, as their images are not those of the baseline: {', '.join(found.other)}.")
+    if not found.rows:
+        return [Section("Image by image", lost)] if lost else []
     table: Table = [["arm", "seed", "only arm right", "only baseline right", "images", "p, this pair"]]
-    for row in rows:
+    for row in found.rows:
         counts = [f"{row[key]:,}" for key in ("only_arm", "only_baseline", "n_images")]
         table.append([row["arm"], str(row["seed"]), *counts, chance(row["p"])])
     tables, sentences = [table], [NOTE]
-    if together:
+    if found.joint:
         head = ["arm", "n", "difference in accuracy", "interval over seeds and images"]
-        lines = [[r["arm"], str(r["n"]), signed(r["difference"]), _span(r)] for r in together]
+        lines = [
+            [r["arm"], str(r["n"]), signed(r["difference"]), span(r["difference_low"], r["difference_high"])]
+            for r in found.joint
+        ]
         tables, sentences = [[head, *lines], table], [JOINT, NOTE]
-    return [Section("Image by image", sentences + without, tables)]
-
-
-def _has_answers(results: CellResults) -> bool:
-    """Return whether any predictions are right or wrong; those of a regression are not."""
-    paths = [_path(results, arm, seed) for arm, seed in results.runs]
-    tables = [path for path in paths if path and is_there(path)]
-    return not tables or any("target" in pq.read_schema(path).names for path in tables)
-
-
-def _reasons(results: CellResults, lost: Sequence[tuple[str, str, int]]) -> list[str]:
-    """Return a sentence on the pairs that lack predictions, and one on those with other images."""
-    without: list[str] = []
-    other: list[str] = []
-    for arm, baseline, seed in lost:
-        there = [_predictions(results, name, seed) is not None for name in (arm, baseline)]
-        (other if all(there) else without).append(f"{arm} s{seed}")
-    found = [f"Left out, as there are no predictions of both: {', '.join(without)}."] if without else []
-    return found + ([f"Left out, as their images are not those of the baseline: {', '.join(other)}."] if other else [])
-
-
-def _span(row: dict[str, Any]) -> str:
-    return span(row["difference_low"], row["difference_high"])
-
-
-def _compared(results: CellResults) -> list[tuple[Arm, Arm]]:
-    found = [(arm, results.ablation.baseline_of(arm)) for arm in results.ablation.arms]
-    return [(arm, baseline) for arm, baseline in found if baseline is not None and baseline is not arm]
+    return [Section("Image by image", sentences + lost, tables)]

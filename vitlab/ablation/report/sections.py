@@ -48,7 +48,7 @@ def report_sections(found: Findings) -> list[Section]:
         title = f"{metric} on the {ablation.split_of(metric)} split"
         words = [*(_gate_words(found) if metric == ablation.primary else []), *_cautions(found, metric, mine)]
         parts.append(Section(title, words, _main_tables(mine)))
-    parts += images.section(results, found.pairs, found.joint)
+    parts += images.section(found.pairs)
     parts += analyses.sections(results, found.curves)
     parts += tuning_section(results)
     parts.append(Section("Fairness", _fairness_words(results), [_fairness_table(found)]))
