@@ -330,7 +330,7 @@ def test_an_arm_that_diverges_or_stays_below_the_floor_is_given_up_and_the_other
     assert "2 seeds = 6 cells (2 done, 4 given up)" in plan and "; 0 arms are not tuned yet" in plan
     assert "for 0 cells" in plan and "given up none: its best candidate" in plan
     said = []
-    submit_cells(toy().ablation, RunOptions(1, (), False, False, False), said.append)
+    submit_cells(toy().ablation, RunOptions(1), said.append)
     assert said == ["every cell is done; nothing to submit"]
     report = toy().report()
     page, drawn = report.files[1].read_text(), pd.read_csv(report.files[1].parent / "figures/tuning.csv")

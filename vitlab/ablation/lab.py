@@ -23,7 +23,7 @@ from vitlab.ablation.execution.tuning import seeds_left_behind, tuning_of
 from vitlab.ablation.file import spec
 from vitlab.ablation.file.given import write_file
 from vitlab.ablation.file.spec import Ablation
-from vitlab.ablation.running import RunOptions, commands, run_locally, submit_cells
+from vitlab.ablation.running import RunOptions, commands, conditions, run_locally, submit_cells
 from vitlab.analysis import ANALYSES
 from vitlab.config.trust import TRUSTED
 from vitlab.errors import UsageError, did_you_mean, trust_also, trusting
@@ -317,12 +317,12 @@ class Lab:
     def _asked(
         self, workers: int | None, only: Sequence[str], fail_fast: bool, retry_failed: bool, tune_only: bool
     ) -> RunOptions:
-        """Return what is asked of a run; refuse to stop after a tuning that the file does not have."""
+        """Return what is asked of a run; refuse levels and a tuning that the file does not have."""
         count = self._workers(workers)
         self._refuse_moved_seeds()
         if tune_only and self.ablation.tune is None:
             raise UsageError(f"`--tune_only` trains the candidates of `tune`, which {self.file} does not have")
-        return RunOptions(count, only, fail_fast, retry_failed, tune_only)
+        return RunOptions(count, conditions(self.ablation, only), fail_fast, retry_failed, tune_only)
 
     def _refuse_evidence(self, what: str) -> None:
         """Refuse what would write into a folder of exported evidence, which is sealed."""

@@ -1,7 +1,7 @@
 """Train the cells of an ablation on this machine, or submit them to SLURM."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,6 +10,7 @@ from vitlab.ablation.execution.probe import known
 from vitlab.ablation.execution.resolve import resolve
 from vitlab.ablation.execution.slurm import batch_script, needs_submission, submit_workers, task_count
 from vitlab.ablation.execution.tuning import run_trials, suggest, tuning_of
+from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.errors import UsageError
 
@@ -22,17 +23,47 @@ class RunOptions:
 
     Args:
         workers: Cells at a time.
-        only: Conditions such as ``pos_embed=none`` that a cell must satisfy.
+        only: Axis and level of each condition that an arm must satisfy.
         fail_fast: Start no new cells after a failure.
         retry_failed: Try the failed cells again.
         tune_only: Stop before the first measured seed.
     """
 
     workers: int
-    only: Sequence[str]
-    fail_fast: bool
-    retry_failed: bool
-    tune_only: bool
+    only: Sequence[tuple[str, str]] = ()
+    fail_fast: bool = False
+    retry_failed: bool = False
+    tune_only: bool = False
+
+    def wants(self, arm: Arm) -> bool:
+        """Return whether an arm satisfies all conditions."""
+        return all(arm.levels[axis] == level for axis, level in self.only)
+
+    def of(self, arms: Iterable[Resolved | None]) -> list[Resolved]:
+        """Return the arms that are resolved and satisfy all conditions."""
+        return [arm for arm in arms if arm and self.wants(arm.arm)]
+
+    def words(self) -> list[str]:
+        """Return what each worker on a cluster is told; failures are forgotten once, where it is submitted."""
+        only = [word for axis, level in self.only for word in ("--only", f"{axis}={level}")]
+        return only + ["--fail_fast"] * self.fail_fast + ["--tune_only"] * self.tune_only
+
+
+def conditions(ablation: Ablation, only: Sequence[str]) -> list[tuple[str, str]]:
+    """Return axis and level of each condition such as ``pos_embed=none``.
+
+    Raises:
+        UsageError: There is no such level.
+    """
+    found = []
+    for text in only:
+        axis, _, level = text.partition("=")
+        if level not in (levels := ablation.axes.get(axis, {})):
+            there = f"the levels of {axis} are {', '.join(levels)}"
+            hint = there if levels else f"the axes are {', '.join(ablation.axes)}"
+            raise UsageError(f"`--only` takes AXIS=LEVEL, got {text}; {hint}")
+        found.append((axis, level))
+    return found
 
 
 def run_locally(ablation: Ablation, asked: RunOptions, say: Say | None) -> tuple[list[str], int]:
@@ -66,13 +97,12 @@ def submit_cells(ablation: Ablation, asked: RunOptions, say: Say) -> None:
     """Submit workers to SLURM; this machine trains and resolves nothing.
 
     Raises:
-        UsageError: ``only`` names no level, or there is no SLURM here, or it refused the job.
+        UsageError: There is no SLURM here, or it refused the job.
     """
-    arms = _asked(ablation, known(ablation), asked.only)
     if asked.retry_failed:
-        _forget_failures(ablation, arms)
+        _forget_failures(ablation, asked.of(known(ablation)))
     if left := _missing(ablation, asked):
-        submit_workers(ablation, task_count(ablation, left), _words(asked), say)
+        submit_workers(ablation, task_count(ablation, left), asked.words(), say)
     else:
         say(NOTHING)
 
@@ -83,7 +113,7 @@ def commands(ablation: Ablation, asked: RunOptions, say: Say) -> str:
 
     if needs_submission(ablation):
         if left := _missing(ablation, asked):
-            return batch_script(ablation, task_count(ablation, left), _words(asked))
+            return batch_script(ablation, task_count(ablation, left), asked.words())
         say(NOTHING)
         return ""
     arms = resolved_arms(ablation, asked, say)
@@ -102,11 +132,10 @@ def resolved_arms(
     """Resolve all arms and return those asked for; refuse arms that do not match if the file demands it.
 
     Raises:
-        UsageError: An arm cannot be built, arms do not match and the file demands it, or ``only`` names no level.
+        UsageError: An arm cannot be built, or arms do not match and the file demands it.
     """
     from vitlab.ablation.inference.audit import mismatches
 
-    _conditions(ablation, asked.only)  # refuses before anything is resolved
     size = f"{len(ablation.arms)} arms x {len(ablation.seeds)} seeds"
     say(f"{ablation.name}: {size}, {asked.workers} at a time; resolving")
     resolved = resolve(ablation, asked.workers, stop)
@@ -117,42 +146,13 @@ def resolved_arms(
         say(f"note     {name}: {'; '.join(words)}")
     if unfair and ablation.match.on_violation == "fail":
         raise UsageError(f"{ablation.file.path}: arms do not match, and `match.on_violation` is fail")
-    return _asked(ablation, resolved, asked.only)
-
-
-def _asked(ablation: Ablation, arms: Sequence[Resolved | None], only: Sequence[str]) -> list[Resolved]:
-    """Return the resolved arms that satisfy the conditions of ``only``."""
-    wanted = _conditions(ablation, only)
-    return [arm for arm in arms if arm and all(arm.arm.levels[axis] == level for axis, level in wanted)]
-
-
-def _conditions(ablation: Ablation, only: Sequence[str]) -> list[tuple[str, str]]:
-    """Return axis and level of each condition."""
-    found = []
-    for text in only:
-        axis, _, level = text.partition("=")
-        if level not in (levels := ablation.axes.get(axis, {})):
-            known = (
-                f"the levels of {axis} are {', '.join(levels)}"
-                if levels
-                else f"the axes are {', '.join(ablation.axes)}"
-            )
-            raise UsageError(f"`--only` takes AXIS=LEVEL, got {text}; {known}")
-        found.append((axis, level))
-    return found
-
-
-def _words(asked: RunOptions) -> list[str]:
-    """Return what is asked of each worker on a cluster; failures are forgotten once, where it is submitted."""
-    only = [word for text in asked.only for word in ("--only", text)]
-    return only + ["--fail_fast"] * asked.fail_fast + ["--tune_only"] * asked.tune_only
+    return asked.of(resolved)
 
 
 def _missing(ablation: Ablation, asked: RunOptions) -> int:
     """Return how many cells are not finished, including those of the tuning; only reads files."""
-    wanted = _conditions(ablation, asked.only)
-    count = sum(all(arm.levels[axis] == level for axis, level in wanted) for arm in ablation.arms)
-    arms = _asked(ablation, known(ablation), asked.only)
+    count = sum(asked.wants(arm) for arm in ablation.arms)
+    arms = asked.of(known(ablation))
     tuning, left = tuning_of(ablation, arms), 0
     if tune := ablation.tune:
         over = sum(trial.is_over or cell.is_finished() for trial in tuning.trials for cell in trial.cells)
