@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from vitlab.ablation.evidence import chain, protocol, verify
+from vitlab.ablation.evidence import chain, deep, protocol, verify
 from vitlab.ablation.evidence.verify import Verified
 from vitlab.ablation.execution import pool
 from vitlab.ablation.execution.cells import Cell, Resolved
@@ -173,9 +173,9 @@ def test_a_cell_that_is_trained_again_has_the_threads_of_before_and_is_no_run_of
         )
         return 1, ["enough"]
 
-    monkeypatch.setattr(verify.process, "run_in_slot", run)
-    monkeypatch.setattr(verify, "evaluation", lambda cell: None)
-    assert verify._again(one, with_training=True) == "it failed: enough" and loggers == [False] and threads == ["3"]
+    monkeypatch.setattr(deep.process, "run_in_slot", run)
+    monkeypatch.setattr(deep, "evaluation", lambda cell: None)
+    assert deep._again(one, with_training=True) == "it failed: enough" and loggers == [False] and threads == ["3"]
 
 
 @pytest.mark.parametrize("change_of", ["code", "config", "seed"])

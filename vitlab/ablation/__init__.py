@@ -7,7 +7,7 @@ comparison:
 - ``execution``: each arm is probed by a short training (``probe``), arms that cannot be compared are refused
   (``resolve``), each arm and seed is a cell (``cells``), workers take cells (``pool``) and train, measure and analyze
   them (``worker``), candidates of ``tuning`` first;
-- ``evidence``: the chain of records, registration, ``verify`` and export;
+- ``evidence``: the chain of records, registration, ``verify``, a ``deep`` one, and export;
 - ``inference``: the numbers of cells (``measured``), fairness (``audit``), every comparison with its p (``answers``)
   at each of its ``looks``, and ``verdicts`` on claims;
 - ``report``: sentences and tables (``sections``), figures, and the files that hold them (``write``).

@@ -256,7 +256,7 @@ class Lab:
 
         found = verify_evidence(self.ablation, self._known(), allow_missing)
         if deep:
-            from vitlab.ablation.evidence.verify import verify_deep
+            from vitlab.ablation.evidence.deep import verify_deep
 
             self._refuse_to_start()
             wrong, notes = verify_deep([cell for cell in self._cells() if cell.state() == "done"])

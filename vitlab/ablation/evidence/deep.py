@@ -1,0 +1,75 @@
+"""Repeat cells, to compare what they give now with what they gave: the part of a verification that runs programs."""
+
+import random
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from vitlab.ablation.evidence.chain import table_digest
+from vitlab.ablation.execution import process
+from vitlab.ablation.execution.cells import Cell
+from vitlab.ablation.execution.commands import evaluation, training, write_overrides
+from vitlab.ablation.execution.gpus import Slot, slot
+from vitlab.runs.openings import note_opening
+
+
+def verify_deep(cells: Sequence[Cell]) -> tuple[dict[str, list[str]], list[str]]:
+    """Evaluate the kept weights of every cell again, and train one of them again.
+
+    Args:
+        cells: Finished cells; which one is trained is drawn each time.
+
+    Returns:
+        What is wrong, by the name of the cell, and sentences on what was done.
+    """
+    wrong: dict[str, list[str]] = {}
+    kept = [cell for cell in cells if (cell.run.checkpoints / f"{cell.ablation.checkpoint}.ckpt").is_file()]
+    for cell in kept:
+        if words := _again(cell, with_training=False):
+            wrong[cell.name] = [f"its weights, evaluated again: {words}"]
+    notes = [f"weights of {len(kept)} of {len(cells)} cells evaluated again"]
+    if cells:
+        chosen = random.choice(cells)
+        if words := _again(chosen, with_training=True):
+            wrong.setdefault(chosen.name, []).append(f"trained again: {words}")
+        notes.append(f"trained again: {chosen.name}")
+    return wrong, notes
+
+
+def _again(cell: Cell, with_training: bool) -> str:
+    """Return how a repetition in a temporary folder differs; empty if it is equal to the bit."""
+    split = cell.ablation.evaluate
+    note_opening(cell.run.path, split, f"{cell.ablation.checkpoint}.ckpt", {"verify": "deep"})
+    known = cell.run.record.get("threads")  # sums of a CPU depend on it in their last bits
+    threads = {"OMP_NUM_THREADS": str(known)} if known else {}
+    execution = replace(cell.ablation.run, fork=False)
+    with tempfile.TemporaryDirectory() as folder:
+        there = replace(cell, ablation=replace(cell.ablation, home=Path(folder), wandb=None))  # no run of its own there
+        stages = [evaluation(there)]
+        there.run.path.parent.mkdir(parents=True)
+        if with_training:
+            write_overrides(there)
+            stages.insert(0, training(there))
+        else:
+            shutil.copytree(cell.run.path, there.run.path)
+            for name in ("results.json", f"predictions/{split}.parquet"):
+                (there.run.path / name).unlink(missing_ok=True)
+        for stage in stages:
+            with slot(1) as held:
+                log, own = Path(folder) / "log", held or Slot()
+                code, lines = process.run_in_slot(stage.words, log, execution, own, more=threads)
+            if code:
+                return f"it failed: {lines[-1] if lines else f'exit code {code}'}"
+        return _differing(cell, there)
+
+
+def _differing(cell: Cell, again: Cell) -> str:
+    split = cell.ablation.evaluate
+    tables = [c.run.predictions(split) for c in (cell, again)]
+    old, new = cell.run.measured(split), dict(again.run.stored).get(split) or {}
+    name = cell.ablation.primary
+    if all(path.is_file() for path in tables) and table_digest(tables[0]) != table_digest(tables[1]):
+        return f"other predictions, {name} {new.get(name)} in place of {old.get(name)}"  # type: ignore[attr-defined]
+    return "" if old.get(name) == new.get(name) else f"{name} {new.get(name)} in place of {old.get(name)}"  # type: ignore[attr-defined]
