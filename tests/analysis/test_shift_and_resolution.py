@@ -8,7 +8,7 @@ from small_nets import small_net
 
 from vitlab.analysis import ANALYSES
 from vitlab.analysis.resolution import analyze_resolution, canvas, measure, sizes
-from vitlab.analysis.scramble import compare
+from vitlab.analysis.scramble import changes_of, means_of
 from vitlab.analysis.shift import analyze_shift, shift_sizes, shifted
 from vitlab.analysis.subject import Subject
 from vitlab.data.known import Digits
@@ -71,7 +71,7 @@ def test_metrics_of_a_shift_are_those_with_a_black_border():
 
 def test_flips_accuracies_and_their_intervals_are_those_counted_by_hand():
     before, after = torch.eye(4), torch.eye(4)[[0, 1, 3, 2]]
-    found = compare(before, after, torch.tensor([0, 0, 2, 2]))
+    found = means_of(changes_of(before, after, torch.tensor([0, 0, 2, 2])))
     ends = {
         f"{name}_{end}": pytest.approx(v, abs=0.01)
         for name in ("acc1", "flipped")

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlab.analysis.catalogue import Analysis, Curve
-from vitlab.analysis.figures import COLORS, curves, finish, one_axes
-from vitlab.analysis.intervals import over_draws, share_interval
+from vitlab.analysis.figures import COLORS, curves, dashed, finish, one_axes
+from vitlab.analysis.intervals import over_draws, over_images
 from vitlab.analysis.probes import ridge
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.models.features import knn
@@ -121,7 +121,7 @@ def analyze_fewshot(subject: Subject) -> Finding:
     figure, (axes,) = one_axes()
     curves(axes, table, "shots", "acc1")
     axes.scatter(*zip(*dots, strict=True), s=8, color=COLORS[0], alpha=0.5)
-    axes.axhline(1 / num_classes, color=COLORS[6], linestyle="--", linewidth=1, label="chance")
+    dashed(axes, 1 / num_classes)
     axes.set_ylim(0, 1.05)
     axes.set_xticks(table["shots"].unique())
     finish(axes, "labeled images of each class", "accuracy")
@@ -161,24 +161,19 @@ def analyze_knn(subject: Subject) -> Finding:
     test, test_labels = subject.once("features", lambda: features(subject.net, subject.batches()))
     num_classes = subject.data.num_classes
     neighbors = [k for k in NEIGHBORS if k <= len(train)]
-    rows = [
-        {"k": k, **_counted(knn_accuracy(train, labels, test, test_labels, k, num_classes), len(test))}
-        for k in neighbors
-    ]
+    rows = []
+    for k in neighbors:
+        right = knn(train, labels, test, k, num_classes) == test_labels
+        rows.append({"k": k, **over_images("acc1", right.numpy()), "n": len(test)})
     table = pd.DataFrame(rows).assign(n_train=len(train), classes=_classes(subject))
     figure, (axes,) = one_axes()
     curves(axes, table, "k", "acc1")
-    axes.axhline(1 / num_classes, color=COLORS[6], linestyle="--", linewidth=1, label="chance")
+    dashed(axes, 1 / num_classes)
     axes.set_ylim(0, 1.05)
     axes.set_xticks(neighbors)
     finish(axes, "neighbors", "accuracy")
     note = f"{len(train)} training and {len(test)} validation images; the head's input; {_classes(subject)}"
     return Finding(table, figure, note)
-
-
-def _counted(accuracy: float, n: int) -> dict[str, float]:
-    low, high = share_interval(round(accuracy * n), n)
-    return {"acc1": accuracy, "acc1_low": low, "acc1_high": high, "n": n}
 
 
 def _classes(subject: Subject) -> str:

@@ -124,6 +124,11 @@ def dots_per_head(axes: Axes, table: pd.DataFrame, y: str) -> None:
     finish(axes, "layer", y)
 
 
+def dashed(axes: Axes, value: float, label: str = "chance") -> None:
+    """Draw a dashed line across at a value to compare with."""
+    axes.axhline(value, color=COLORS[6], linestyle="--", linewidth=1, label=label)
+
+
 def finish(axes: Axes, x: str, y: str, legend: bool = True) -> None:
     """Name the axes and take away what carries no information."""
     axes.set_xlabel(x)

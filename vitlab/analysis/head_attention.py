@@ -12,6 +12,7 @@ from vitlab.analysis.figures import (
     COLORS,
     beside,
     by_cell,
+    dashed,
     dots_per_head,
     finish,
     grid_of_axes,
@@ -170,7 +171,7 @@ def _heads(
     figure, (axes,) = one_axes()
     dots_per_head(axes, table, name)
     axes.scatter(table["layer"] + 0.12, table["null"], s=18, facecolors="none", edgecolors=COLORS[1], label="null")
-    axes.axhline(uniform, color=COLORS[6], linestyle="--", linewidth=1, label=f"uniform attention, {uniform:.2f}")
+    dashed(axes, uniform, f"uniform attention, {uniform:.2f}")
     ends = pd.concat([table[[name, f"{name}_low", f"{name}_high", "null"]].stack(), pd.Series([uniform])])
     room = 0.08 * (ends.max() - ends.min()) or 0.1
     axes.set_ylim(ends.min() - room, ends.max() + room)  # from 0, heads near the null would lie on it

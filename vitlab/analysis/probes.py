@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlab.analysis.catalogue import Analysis, Curve
-from vitlab.analysis.figures import COLORS, curves, finish, one_axes
+from vitlab.analysis.figures import COLORS, curves, dashed, finish, one_axes
 from vitlab.analysis.intervals import over_images
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.data.files.splits import SplitName
@@ -239,7 +239,7 @@ def analyze_probe(subject: Subject) -> Finding:
     table["line"] = table["images"] + ", " + table["positions"] + " positions"
     curves(axes[0], table, "layer", "accuracy", by="line")
     chance = 1 / (subject.net.grid_size[0] * subject.net.grid_size[1])
-    axes[0].axhline(chance, color=COLORS[6], linestyle="--", linewidth=1, label="chance")
+    dashed(axes[0], chance)
     curves(axes[1], table[table["positions"] == "with"], "layer", "excess", by="images")
     for ax, name in zip(axes, ("accuracy of the cell", "excess over no positions"), strict=True):
         ax.set_xticks(sorted(table["layer"].unique()))

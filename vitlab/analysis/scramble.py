@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlab.analysis.catalogue import Analysis, Curve
-from vitlab.analysis.figures import COLORS, curves, finish, one_axes
+from vitlab.analysis.figures import curves, dashed, finish, one_axes
 from vitlab.analysis.intervals import over_draws, over_images
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
@@ -110,10 +110,9 @@ def changes_of(before: Tensor, after: Tensor, labels: Tensor | None) -> dict[str
     }
 
 
-def compare(before: Tensor, after: Tensor, labels: Tensor | None) -> dict[str, float]:
+def means_of(changes: dict[str, NDArray[Any]]) -> dict[str, float]:
     """Return the means over images of :func:`changes_of`, with intervals."""
-    found = changes_of(before, after, labels)
-    return {key: value for name, values in found.items() for key, value in over_images(name, values, SIZES).items()}
+    return {key: value for name, values in changes.items() for key, value in over_images(name, values, SIZES).items()}
 
 
 def block_sides(grid_size: Grid) -> list[int]:
@@ -193,13 +192,14 @@ def _measure(subject: Subject, level: str, has_labels: bool, run: Callable[[Tens
 
     drawn: dict[int, list[Tensor]] = {1: [before]}  # number of blocks: outputs with each permutation
     h, w = net.grid_size
-    rows = [{"level": level, "side": max(h, w), "blocks": 1, "repeat": 0, **compare(before, before, labels)}]
+    unchanged = means_of(changes_of(before, before, labels))
+    rows = [{"level": level, "side": max(h, w), "blocks": 1, "repeat": 0, **unchanged}]
     for side in block_sides((h, w)):
         blocks = h * w // side**2
         for repeat in range(REPEATS):
             order = permuted_blocks((h, w), side, generator).to(images.device)
             drawn.setdefault(blocks, []).append(run(images, order))
-            found = compare(before, drawn[blocks][-1], labels)
+            found = means_of(changes_of(before, drawn[blocks][-1], labels))
             rows.append({"level": level, "side": side, "blocks": blocks, "repeat": repeat, **found})
     table, bands = pd.DataFrame(rows).assign(n=len(images)), []
     for blocks, each in drawn.items():
@@ -217,7 +217,7 @@ def _measure(subject: Subject, level: str, has_labels: bool, run: Callable[[Tens
         ax.set_ylim(0, 1.05)
         finish(ax, f"shuffled blocks of {'tokens' if level == 'tokens' else 'the image'}", name, legend=False)
     if has_labels:
-        axes[0].axhline(1 / before.shape[1], color=COLORS[6], linestyle="--", linewidth=1, label="chance")
+        dashed(axes[0], 1 / before.shape[1])
         axes[0].legend(fontsize=7, frameon=False)
     what = "validation images" if has_labels else NO_CLASSES
     note = f"{len(images)} {what}, {REPEATS} permutations each, bands over both; largest change of an output:"

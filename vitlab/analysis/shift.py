@@ -9,9 +9,9 @@ from torch import Tensor
 
 from vitlab.analysis.catalogue import Analysis, Curve, Pair, Rows, each_line
 from vitlab.analysis.figures import curves, finish, one_axes
-from vitlab.analysis.intervals import over_images, over_several
+from vitlab.analysis.intervals import over_several
 from vitlab.analysis.pictures import shape_text
-from vitlab.analysis.scramble import MEASURES, NO_CLASSES, SIZES, changes_of
+from vitlab.analysis.scramble import MEASURES, NO_CLASSES, SIZES, changes_of, means_of
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.models.walk import outputs, token_steps
 
@@ -93,11 +93,9 @@ def analyze_shift(subject: Subject) -> Finding:
         for pixels in shifts(net.img_size, net.grid_size, token_steps(net)):
             where, each = {"fill": fill, "pixels": pixels}, []
             for direction, (dy, dx) in DIRECTIONS.items():
-                each.append(
-                    changes_of(before, outputs(net, shifted(images, pixels * dy, pixels * dx, fill, black)), labels)
-                )
-                found = {k: v for name, values in each[-1].items() for k, v in over_images(name, values, SIZES).items()}
-                rows.append({**where, "direction": direction, **found})
+                after = outputs(net, shifted(images, pixels * dy, pixels * dx, fill, black))
+                each.append(changes_of(before, after, labels))
+                rows.append({**where, "direction": direction, **means_of(each[-1])})
             means = [over_several(name, np.stack([one[name] for one in each]), SIZES) for name in each[0]]
             rows.append({**where, "direction": MEAN, **{k: v for found in means for k, v in found.items()}})
     table = pd.DataFrame(rows).assign(n=len(images))
