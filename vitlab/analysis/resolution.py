@@ -1,12 +1,14 @@
 """Accuracy at other image sizes, for each way to resample positions."""
 
 import copy
+import itertools
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
+import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlab.analysis.catalogue import Analysis, Curve, Rows
@@ -18,7 +20,6 @@ from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
 from vitlab.layers.resample import ResizePolicy
 from vitlab.models.foreign import AnyNetwork
-from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import all_finite, token_steps
 
 FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
@@ -86,49 +87,41 @@ def canvas(images: Tensor, size: Size, black: Tensor, steps: Size = (1, 1)) -> T
     return shifted(ground, down, right, "circular")[:, :, :height, :width]
 
 
-@torch.no_grad()
 def measure(subject: Subject) -> Iterator[dict[str, object]]:
     """Yield accuracy at each size, for each policy and two ways to make larger images; the network runs at each."""
     net, ways = subject.net, policies(subject)
-    steps = token_steps(net)
-    with _own_policy_restored(net):
-        for size in sizes_taken(subject):
-            pipeline = copy.copy(subject.data.pipeline)
-            pipeline.img_size = size
-            for policy in ways:
-                net.pos_embed_resize = policy
-                for protocol in ("resize", "canvas"):
-                    right: list[Tensor] = []
-                    for images, labels in subject.batches(pipeline=pipeline if protocol == "resize" else None):
-                        images = images if protocol == "resize" else canvas(images, size, subject.black(), steps)
-                        found = all_finite(net(images)).argmax(dim=1)
-                        if found.shape != labels.shape:  # which would broadcast
-                            what = f"{len(found)} outputs for {len(labels)} images of {shape_text(size)}"
-                            raise UsageError(f"resolution: the network gives {what}")
-                        right.append((found == labels).cpu())
-                    where = f"resolution/acc1@{size[0]}" + ("" if policy == ways[0] else f"/{policy}")
-                    facts: dict[str, object] = {
-                        "size": size[0],
-                        "policy": _in_words(policy, ways),
-                        "metric": where,
-                    }
-                    hits = torch.cat(right).numpy()
-                    yield {
-                        "run": subject.name,
-                        "protocol": protocol,
-                        **facts,
-                        **over_images("acc1", hits),
-                        "n": len(hits),
-                    }
-
-
-@contextmanager
-def _own_policy_restored(net: VisionTransformer | AnyNetwork) -> Iterator[None]:
     own = net.pos_embed_resize
     try:
-        yield
+        for size, policy, protocol in itertools.product(sizes_taken(subject), ways, ("resize", "canvas")):
+            net.pos_embed_resize = policy
+            right = right_at(subject, size, protocol)
+            yield {
+                "run": subject.name,
+                "protocol": protocol,
+                "size": size[0],
+                "policy": _in_words(policy, ways),
+                "metric": f"resolution/acc1@{size[0]}" + ("" if policy == ways[0] else f"/{policy}"),
+                **over_images("acc1", right),
+                "n": len(right),
+            }
     finally:
         net.pos_embed_resize = own
+
+
+@torch.no_grad()
+def right_at(subject: Subject, size: Size, protocol: str) -> NDArray[np.bool_]:
+    """Return which images are classified right, ``(n,)``, when they are resized to ``size``, or on its black canvas."""
+    steps, right = token_steps(subject.net), list[Tensor]()
+    pipeline = copy.copy(subject.data.pipeline)
+    pipeline.img_size = size
+    for images, labels in subject.batches(pipeline=pipeline if protocol == "resize" else None):
+        images = images if protocol == "resize" else canvas(images, size, subject.black(), steps)
+        found = all_finite(subject.net(images)).argmax(dim=1)
+        if found.shape != labels.shape:  # which would broadcast
+            what = f"{len(found)} outputs for {len(labels)} images of {shape_text(size)}"
+            raise UsageError(f"resolution: the network gives {what}")
+        right.append((found == labels).cpu())
+    return torch.cat(right).numpy()
 
 
 def accuracies(table: pd.DataFrame) -> dict[str, float]:
