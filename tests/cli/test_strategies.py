@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import lightning as L
@@ -16,7 +17,7 @@ from safetensors.torch import load_file
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from vitlab.cli.main import main
-from vitlab.config.strategies import Replicate
+from vitlab.config.strategies import Replicate, divide_by_all_images
 from vitlab.models.load import load_network
 
 CONFIG = str(Path(__file__).parents[2] / "configs" / "vit.yaml")
@@ -26,6 +27,15 @@ ONE = ["--trainer.devices=1", "--trainer.strategy=auto"]
 TWO = ["--trainer.devices=2", "--trainer.strategy=fsdp2"]
 LAST = "weights/last.safetensors"
 EMA = '--trainer.callbacks=[{"class_path": "EMA", "init_args": {"decay": 0.9}}]'
+
+
+def test_a_mean_over_processes_with_unlike_numbers_of_images_is_over_all_of_them():
+    """Lightning divided the sum of 12 and 11 images by twice 11: an accuracy of 1 was 1.045."""
+    strategy = SimpleNamespace(reduce=lambda own, group, how: own.copy_((own + 11) / 2) if how == "mean" else own)
+    assert strategy.reduce(torch.tensor(12), None, "mean") == 11
+    divide_by_all_images(strategy)
+    assert strategy.reduce(torch.tensor(12)) == strategy.reduce(torch.tensor(12.0)) == 11.5
+    assert strategy.reduce(torch.tensor(12), reduce_op="sum").dtype == torch.int64
 
 
 @pytest.mark.parametrize(

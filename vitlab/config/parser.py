@@ -42,7 +42,7 @@ from vitlab.config.parts import (
     parts_to_words,
 )
 from vitlab.config.secret import refuse_secrets
-from vitlab.config.strategies import check_strategy_name
+from vitlab.config.strategies import check_strategy_name, divide_by_all_images
 from vitlab.config.trust import allowed_imports
 from vitlab.config.yaml_files import parse_own, parse_yaml, read_yaml, yaml_text
 from vitlab.data.loading.loader import evaluate_samples_once
@@ -206,6 +206,7 @@ class VitlabCLI(LightningCLI):
             raise
         if not deals_samples(self.datamodule):
             evaluate_samples_once(trainer)
+        divide_by_all_images(trainer.strategy)
         return trainer
 
     def given_settings(self) -> list[tuple[str, Any]]:
