@@ -19,6 +19,16 @@ def confusion(targets: Sequence[int] | NDArray[Any], predictions: Sequence[int] 
     return np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
 
 
+def classes_of_table(table: Any) -> int:
+    """Return how many classes a table of predictions has probabilities of; 0 if that is not known.
+
+    >>> import pandas as pd
+    >>> classes_of_table(pd.DataFrame({"probabilities": [[0.5, 0.5]]})), classes_of_table(pd.DataFrame())
+    (2, 0)
+    """
+    return len(table["probabilities"].iloc[0]) if "probabilities" in table and len(table) else 0
+
+
 def by_class(matrix: Matrix) -> dict[str, NDArray[np.float64]]:
     """Return recall, precision and F1 of each class; recall is NaN for a class without images.
 

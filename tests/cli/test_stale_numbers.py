@@ -147,6 +147,8 @@ def test_means_over_classes_and_paths_are_those_of_the_images_that_were_predicte
     values, recall = _add_class_means(table, ["a", "b", "c", "d"], {"loss": 2.0, "n": 5.0})
     assert recall == {"recall": {"a": pytest.approx(2 / 3), "b": 0.5}}  # of the others there are no images
     assert values == {"loss": 2, "acc1_macro": pytest.approx(7 / 12), "f1_macro": pytest.approx(0.65), "n": 5}
+    numbered = table.assign(probabilities=[[0.25] * 4] * len(table))
+    assert _add_class_means(numbered, [], {})[1]["recall"].keys() <= set("0123"), "data that name no classes"
     assert list(values)[-1] == "n" and _add_class_means(table, ["a"], {"n": 5.0}) == ({"n": 5.0}, {})
     beyond = table.assign(target=0)  # an output that no name is known for is predicted
     assert _add_class_means(beyond, ["a", "b", "c"], {"n": 5.0}) == ({"n": 5.0}, {})

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitlab.callbacks.console import EvaluationConsole
 from vitlab.callbacks.predictions import Predictions
-from vitlab.class_metrics import by_class, confusion, over_classes
+from vitlab.class_metrics import by_class, classes_of_table, confusion, over_classes
 from vitlab.config.keys import key_as_typed, key_of
 from vitlab.config.options import Policy, check_resize
 from vitlab.config.parser import VitlabCLI, settings, user_mistakes
@@ -299,7 +299,11 @@ def _answered_by(task: Any, outputs: Outputs | None) -> Iterator[None]:
 def _add_class_means(
     table: pd.DataFrame, names: Sequence[str], values: dict[str, float]
 ) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """Return the metrics with the means over classes added, and the recall of each class that has images."""
+    """Return the metrics with the means over classes added, and the recall of each class that has images.
+
+    Classes of data that name none are called by their numbers.
+    """
+    names = names or [str(k) for k in range(classes_of_table(table))]
     if "target" not in table or not all(table[of].between(0, len(names) - 1).all() for of in ("target", "prediction")):
         return values, {}
     matrix = confusion(table["target"].to_numpy(), table["prediction"].to_numpy(), len(names))

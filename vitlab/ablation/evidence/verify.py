@@ -19,7 +19,7 @@ from vitlab.ablation.execution.tuning import tuning_of
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference import linear
 from vitlab.ablation.inference.measured import unreadable
-from vitlab.class_metrics import confusion, over_classes
+from vitlab.class_metrics import classes_of_table, confusion, over_classes
 from vitlab.config.yaml_files import parse_own
 from vitlab.errors import one_line, preview
 from vitlab.runs.records import split_metrics
@@ -333,13 +333,13 @@ def told_by_predictions(path: Path, classes: int = 0) -> dict[str, Any]:
 
     Args:
         path: The table.
-        classes: The number of classes, for the means over them; 0 leaves these out.
+        classes: The number of classes, for the means over them; 0 takes that of the probabilities, if there are any.
     """
     table = pd.read_parquet(path)
     found = {"n": float(len(table))}
     if "target" in table:
         found["acc1"] = float((table["target"] == table["prediction"]).mean())
-        both = table[["target", "prediction"]].to_numpy()
+        both, classes = table[["target", "prediction"]].to_numpy(), classes or classes_of_table(table)
         if classes and len(table) and both.min() >= 0 and both.max() < classes:
             found |= over_classes(confusion(both[:, 0], both[:, 1], classes))
         return found
