@@ -122,7 +122,7 @@ def _dots(ax: Axes, results: CellResults, rows: list[ArmRow]) -> None:
         low, high = row.low, row.high
         if low == low:
             ax.plot([low, high], [y, y], color=color, lw=1.5, zorder=1)
-        ax.plot(values, [y] * len(values), mark, color=color, ms=4.5, alpha=0.75, mew=0)
+        ax.plot(values, [y + off for off in _apart(values)], mark, color=color, ms=4.5, alpha=0.75, mew=0)
         ax.plot([row.mean] * 2, [y - 0.28, y + 0.28], color=color, lw=2)
         if row.verdict.startswith("baseline"):
             of = [results.ablation.baseline_of(a) for a in results.ablation.arms]
@@ -135,6 +135,17 @@ def _dots(ax: Axes, results: CellResults, rows: list[ArmRow]) -> None:
     _arms(ax, [(row.arm, row.n, row.planned) for row in rows])
     scale = "; the axis does not begin at zero" if ax.get_xlim()[0] > 0 else ""
     ax.set_xlabel(f"{results.ablation.primary} ({results.ablation.split_of(results.ablation.primary)} split){scale}")
+
+
+def _apart(values: list[float]) -> list[float]:
+    """Return how far each seed stands off the line of its arm: equal values would hide one another.
+
+    >>> [round(off, 2) for off in _apart([0.5, 0.25, 0.5])]
+    [-0.1, 0.0, 0.1]
+    """
+    same = {value: values.count(value) for value in values}
+    steps = {value: min(0.2, 0.56 / n) for value, n in same.items()}
+    return [steps[v] * (values[:i].count(v) - (same[v] - 1) / 2) for i, v in enumerate(values)]
 
 
 def _forest(ax: Axes, results: CellResults, rows: Rows) -> None:
