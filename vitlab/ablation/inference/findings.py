@@ -14,9 +14,8 @@ from vitlab.ablation.inference.linear import Gates, gate_of
 from vitlab.ablation.inference.looks import Looks
 from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.verdicts import Verdict, claim_questions, verdicts
+from vitlab.analysis.catalogue import Rows
 from vitlab.stats import detectable, levels
-
-Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)

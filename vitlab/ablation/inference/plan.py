@@ -29,7 +29,7 @@ from vitlab.runs.records import parameters_of
 from vitlab.stats import detectable, levels
 from vitlab.tables import columns, records
 
-Start = dict[str, tuple[tuple[int, ...], str]]  # of each tensor: shape, hash of its values
+Tensors = dict[str, tuple[tuple[int, ...], str]]  # of each tensor: shape, hash of its values
 
 
 @dataclass
@@ -183,7 +183,7 @@ def check_lines(ablation: Ablation) -> tuple[list[str], bool]:
 
 @terminal_as_it_was()
 @as_it_was()
-def _start(ablation: Ablation, arm: Arm) -> Start:
+def _start(ablation: Ablation, arm: Arm) -> Tensors:
     """Return the initial weights of an arm with the first seed: of its network, or of a module that is one itself."""
     import torch
 

@@ -20,6 +20,7 @@ from vitlab.ablation.inference.findings import Findings
 from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.words import percent
 from vitlab.analysis import ANALYSES, Curve
+from vitlab.analysis.catalogue import Rows
 from vitlab.analysis.figures import COLORS as SEVEN_COLORS
 from vitlab.analysis.figures import MARKERS
 from vitlab.runs.records import bounds_of
@@ -30,7 +31,6 @@ MARKS = f"{MARKERS}*"
 STYLES = ("-", "--", ":", "-.")
 ABREAST, MOST = 4, 24  # panels side by side, and of a figure
 SETTINGS: Any = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
-Rows = list[dict[str, Any]]
 
 
 class Drawn(NamedTuple):

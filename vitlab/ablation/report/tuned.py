@@ -9,7 +9,8 @@ from vitlab.ablation.execution.tuning import Trial, Tuning
 from vitlab.ablation.file.settings import Range, Tune
 from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.words import Section, decimals
-from vitlab.ablation.report.drawings import Drawn, Rows, arm_style, draw, legend
+from vitlab.ablation.report.drawings import Drawn, arm_style, draw, legend
+from vitlab.analysis.catalogue import Rows
 
 SEARCHED = {"grid": "the same {n} candidates", "random": "the same {n} candidates, drawn at random"}
 SEARCHED["tpe"] = "{n} candidates, each found by Optuna's TPE from those before it (Bergstra et al. 2011)"
