@@ -15,7 +15,12 @@ from vitlab.ablation.execution.process import child_environment
 from vitlab.ablation.lab import Lab
 
 
-@pytest.mark.slow
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    """A slot that is taken is asked for again at once."""
+    monkeypatch.setattr(gpus, "WAIT", 0.01)
+
+
 @pytest.mark.parametrize(
     ("visible", "devices"),
     [
@@ -70,7 +75,6 @@ def test_a_gpu_is_shared_in_parts_of_any_size_or_taken_whole(monkeypatch, tmp_pa
             taken = [held.enter_context(slot(1, shares, iter([False, True]).__next__)) for _ in range(shares + 1)]
         return sum(place is not None for place in taken)
 
-    monkeypatch.setattr(gpus, "WAIT", 0)
     assert [room(shares) for shares in (1, 2, 3, 7, 13)] == [1, 2, 3, 7, 13]
     with slot(1, 2) as half:  # as one `run` has it
         assert half.device == "GPU-8f3a" and [room(shares) for shares in (1, 2, 3, 4)] == [0, 1, 1, 2]
@@ -105,7 +109,6 @@ def test_probes_share_a_gpu_as_cells_do(lab, monkeypatch):
     assert len(list(lab.path.glob("*.here"))) == 3
 
 
-@pytest.mark.slow
 def test_a_gpu_is_recognized_by_number_uuid_or_prefix_of_a_uuid(monkeypatch, tmp_path):
     (tmp_path / "nvidia-smi").write_text(
         "#!/bin/sh\necho 'GPU 0: NVIDIA H100 (UUID: GPU-8932f937-d72c)'\necho 'GPU 1: NVIDIA H100 (UUID: GPU-77aa)'\n"
