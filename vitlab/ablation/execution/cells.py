@@ -292,7 +292,7 @@ class Cell:
         """Return the finished run with the same configuration and data but other code or versions, if there is one."""
         for path in matching(self.run.path.parent, f"s{self.seed}-*/done.json"):
             run = RunDir(path.parent)
-            parts = parts_of(run)
+            parts = identity_parts(run)
             same = all(parts.get(name) == self.parts[name] for name in ("config", "data"))
             if same and parts != self.parts:
                 return run
@@ -361,7 +361,7 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key_as_typed(name): value for name, value in effective(config).items() if value not in (None, {}, [])}
 
 
-def parts_of(run: RunDir) -> dict[str, Any]:
+def identity_parts(run: RunDir) -> dict[str, Any]:
     """Return the parts of a finished run's identity; a damaged one matches no cell."""
     with suppress(UsageError):
         parts = run.read("done.json").get("parts")

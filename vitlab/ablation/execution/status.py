@@ -7,7 +7,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vitlab.ablation.execution.cells import Cell, Resolved, State, cells_of, parts_of
+from vitlab.ablation.execution.cells import Cell, Resolved, State, cells_of, identity_parts
 from vitlab.ablation.execution.identity import code_digest, versions_in_use
 from vitlab.ablation.file.spec import Ablation
 from vitlab.runs import lock
@@ -95,7 +95,7 @@ def _outside_the_plan(ablation: Ablation, resolved: Sequence[Resolved | None]) -
     present = _present(ablation) if probed < names and not ablation.is_evidence else {}
     found: list[list[str]] = []
     for path in matching(ablation.directory, "*/s*-*/done.json"):
-        arm, parts = path.parent.parent.name, parts_of(RunDir(path.parent))
+        arm, parts = path.parent.parent.name, identity_parts(RunDir(path.parent))
         name = f"{arm}/{path.parent.name}"
         cell = by_seed.get(name.rpartition("-")[0])
         if arm not in names:
@@ -118,7 +118,7 @@ def count_of_other_code(ablation: Ablation) -> int:
         return 0
     now, names = _present(ablation), {arm.name for arm in ablation.arms}
     paths = [path for path in matching(ablation.directory, "*/s*-*/done.json") if path.parent.parent.name in names]
-    found = [parts_of(RunDir(path.parent)) for path in paths]
+    found = [identity_parts(RunDir(path.parent)) for path in paths]
     return sum(any(parts.get(key) != value for key, value in now.items()) for parts in found)
 
 
