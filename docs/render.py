@@ -225,7 +225,7 @@ def maps(name, state, stem, img_size=448, place=IMAGES):
         view = View(images=folder, weights=str(Path(folder) / "weights.pt"), img_size=img_size)
         subject = named_subject(f"timm:{name}", view)
         for kind, finding in (("pca", analyze_pca(subject)), ("attention", analyze_attention(subject))):
-            figure = Image.open(io.BytesIO(finding._repr_png_())).convert("RGB")
+            figure = Image.open(io.BytesIO(finding.picture())).convert("RGB")
             figure.save(place / f"{stem}_{kind}.jpg", quality=88, optimize=True)
 
 

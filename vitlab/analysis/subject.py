@@ -413,13 +413,12 @@ class Finding:
 
     def picture(self) -> bytes:
         """Return the figure as PNG, as wide as it was drawn."""
-        return self._repr_png_()
-
-    def _repr_png_(self) -> bytes:  # for notebooks
         make_literal(self.figure)
         with matplotlib.rc_context(LITERAL):
             self.figure.savefig(file := io.BytesIO(), format="png", dpi=100, bbox_inches="tight")
         return file.getvalue()
+
+    _repr_png_ = picture  # for notebooks
 
     def save(
         self,

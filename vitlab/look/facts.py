@@ -84,11 +84,6 @@ def logged_curves(runs: dict[str, RunDir]) -> dict[str, dict[str, Points]]:
     return {chart: found[at, chart] for at, chart in sorted(found)}
 
 
-def curves_of(runs: dict[str, RunDir]) -> list[str]:
-    """Return a chart for each of :func:`logged_curves`."""
-    return [line_chart(kind, lines, x="step") for kind, lines in logged_curves(runs).items()]
-
-
 def environment(run: RunDir) -> list[tuple[str, str]]:
     """Return when, where and with which versions a run was trained."""
     record = record_of(run) if run.record else {}
@@ -289,7 +284,8 @@ def card_of(run: RunDir, status: str) -> str:
             answer = f"{found['name']} on {found['n']}{split} images{found['of']}"
             parts.append(f"<p><b>{escape(found['head'])}</b> {escape(answer)}</p>")
         parts += [f"<p>{as_html(doubt)}</p>" for doubt in doubts_of(run)]
-        parts += curves_of({run.name: run})
+        curves = logged_curves({run.name: run})
+        parts += [line_chart(kind, lines, x="step") for kind, lines in curves.items()]
     except (ValueError, KeyError, TypeError, OSError) as error:
         parts.append(f"<p>{escape(str(error))}</p>")
     return f'<div class="vitlab"><style>{CARD}</style>{"".join(parts)}</div>'
