@@ -92,6 +92,8 @@ def test_images_that_the_initial_weights_were_trained_on_count_as_such_in_every_
         n = RunDir(f"runs/{name}").data["splits"]["val"]["n"]
         told = f"the weights of {source} were trained on {n} of the {n} validation images"
         assert told in " ".join(capsys.readouterr().out.split())
+    log = Path("runs/third/train.log").read_text()  # which lacked what was said before it and after the training
+    assert "init   weights of second\n" in log and "best epoch 1: " in log and "next  vitlab test runs/third\n" in log
     assert main(["fit", "--resume", "third", "--trainer.max_epochs=2"]) == 0
     assert main(["validate", "third"]) == 0
     assert f"{n} of the {n} images were trained on" in capsys.readouterr().out

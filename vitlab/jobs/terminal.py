@@ -4,7 +4,7 @@ import logging
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -128,10 +128,17 @@ class _Log(logging.FileHandler):
         """Skip the line; a full disk is reported on the terminal."""
 
 
-def log_to(path: Path) -> None:
-    """Also append every line to a file, with Lightning's messages and the traceback of a failure."""
+def log_to(path: Path, said: Iterable[str] = ()) -> None:
+    """Also append every line to a file, with Lightning's messages and the traceback of a failure.
+
+    Args:
+        path: The file.
+        said: Lines that the terminal has shown before.
+    """
     handler = _Log(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    for text in said:
+        handler.handle(LOG.makeRecord(LOG.name, logging.INFO, __file__, 0, text, (), None))
     for name in ("vitlab", "lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).addHandler(handler)
 

@@ -79,7 +79,8 @@ def build_job(arguments: list[str], options: FitOptions) -> Job:
     with building(), naming_place_of_data(run, arguments, ["data.root"]), quick_imports():  # and the user's code
         cli = FitCLI(training_args(run, arguments, auto=not options.resume), options, run)
     if cli.moved and run is None:
-        say("note   options moved: " + ", ".join(f"model.{name} -> model.{new_name(name)}" for name in cli.moved))
+        moved = ", ".join(f"model.{name} -> model.{new_name(name)}" for name in cli.moved)
+        cli.job.say(f"note   options moved: {moved}")
     _load_first_weights(cli.job)
     return cli.job
 
@@ -136,7 +137,7 @@ def _load_given_weights(job: Job, state: Mapping[str, Any]) -> None:
         job.task.load_state_dict(state)
     except RuntimeError as error:
         raise misfit(None, error) from error
-    say(f"init   weights of {GIVEN}, and not of `seed_everything`: give the class to draw new ones")
+    job.say(f"init   weights of {GIVEN}, and not of `seed_everything`: give the class to draw new ones")
 
 
 def _load_weights_of(job: Job, source: str, resize: str | None, grid: Sequence[int] | None) -> None:
@@ -158,7 +159,7 @@ def _load_weights_of(job: Job, source: str, resize: str | None, grid: Sequence[i
             check_whole(weights := file_of_weights(source))
         sentences = load_initial(job.task, job.data, weights, **how)
     for sentence in [f"weights of {source}", *sentences]:
-        say(f"init   {sentence}")
+        job.say(f"init   {sentence}")
 
 
 def _images_of_library(source: str, needed: Container[str]) -> dict[str, Any]:

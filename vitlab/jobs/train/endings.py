@@ -38,7 +38,7 @@ from vitlab.errors import (
 )
 from vitlab.interface import path_of
 from vitlab.jobs.checkpoint import misfit
-from vitlab.jobs.terminal import close_log, print_error, say
+from vitlab.jobs.terminal import close_log, log_to, print_error, say
 from vitlab.jobs.train.job import Job
 from vitlab.runs.directory import RunDir
 from vitlab.runs.fence import Fenced, RunGone
@@ -103,13 +103,16 @@ def explained(job: Job) -> Iterator[None]:
 
 @contextmanager
 def closing(run: RunDir) -> Iterator[None]:
-    """Say that the training itself is done if its weights or results cannot be written."""
+    """Say that the training itself is done if its weights or results cannot be written; log what is said."""
     try:
+        log_to(run.path / "train.log")
         yield
     except (OSError, SafetensorError) as error:
         what = f"the training is done, but weights and results could not be written: {what_failed(error) or error}"
         first = before_again(getattr(error, "errno", None))
         _fail(f"{what}; {first}, then `{resuming(run)}`", error)
+    finally:
+        close_log()
 
 
 def resuming(run: RunDir) -> str:

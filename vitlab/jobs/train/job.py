@@ -1,6 +1,6 @@
 """What the steps of ``vitlab fit`` hand on: what was built, and what its training has reached."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,7 @@ from vitlab.callbacks.watch import Watch
 from vitlab.config.options import FitOptions
 from vitlab.config.yaml_files import parse_own
 from vitlab.interface import batches_of_a_step, images_of_batch
+from vitlab.jobs.terminal import say
 from vitlab.runs.directory import RunDir
 from vitlab.runs.records import Ending
 
@@ -42,6 +43,7 @@ class Job:
         wandb_line: Line of the header about W&B; None if it is not used.
         keeper: The callback that saves checkpoints; None if none are saved.
         facts: Facts about the network: parameters, multiply-adds, tokens.
+        said: Lines about it that the terminal has shown, before the run had a log.
     """
 
     task: Any
@@ -61,6 +63,12 @@ class Job:
     wandb_line: str | None
     keeper: Checkpoint | None
     facts: dict[str, Any]
+    said: list[str] = field(default_factory=list)
+
+    def say(self, text: str) -> None:
+        """Print a line, and keep it for the log."""
+        self.said.append(text)
+        say(text)
 
     @cached_property
     def stored_config(self) -> dict[str, Any]:

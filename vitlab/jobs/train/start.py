@@ -76,7 +76,7 @@ def begin(job: Job) -> None:
         job.record.waiting.append(partial(_write_config, job))
     else:
         _write_config(job)
-    log_to(run.path / "train.log")
+    log_to(run.path / "train.log", job.said)
     run.write("run.json", _first_record(job))
 
 
