@@ -412,7 +412,7 @@ class Longest(nn.Module):
     """The longest token of each image: Python's loop makes a graph for one number of images alone."""
 
     def forward(self, x):
-        return torch.stack([tokens[tokens.norm(dim=-1).argmax()] for tokens in x])
+        return torch.cat([tokens.index_select(0, tokens.norm(dim=-1).argmax()[None]) for tokens in x])
 
 
 def test_a_pooling_that_reads_values_is_built_on_the_meta_device_to_read_its_weights():

@@ -370,8 +370,8 @@ def test_gradients_are_clipped_without_the_factor_of_a_float16_scaler(device, op
         )
         seen[bool(plugins)] = torch.tensor(norms.norms), task.net.head.weight.data.cpu() - before
     (norms, moved), (of_scaled, moved_scaled) = seen[False], seen[True]
-    torch.testing.assert_close(of_scaled, norms, rtol=0.02, atol=0)
-    assert (moved_scaled - moved).norm() < 0.02 * moved.norm()
+    torch.testing.assert_close(of_scaled, norms, rtol=0.05, atol=0)  # the rounding of float16; the factor is 65,536
+    assert (moved_scaled - moved).norm() < 0.05 * moved.norm()
 
 
 class Broken(Classifier):
