@@ -522,7 +522,10 @@ class TwoSamples(L.LightningDataModule):
             r"is \(tensor \(2, 1, 8, 8\), tensor \(2,\)\): IndexError: Target 2 is out of bounds",
         ),
         ((torch.zeros(1, 8, 8).byte(), 1), r"is \(tensor \(2, 1, 8, 8\) uint8, tensor \(2,\)\): RuntimeError"),
-        ((torch.zeros(1, 8, 8), torch.tensor(1).int()), r"tensor \(2,\) int32\): RuntimeError: expected (target|scalar)"),
+        (
+            (torch.zeros(1, 8, 8), torch.tensor(1).int()),
+            r"tensor \(2,\) int32\): RuntimeError: expected (target|scalar)",
+        ),
         ((Image.new("L", (8, 8)), 1), r"for train cannot be loaded: TypeError: default_collate"),
     ],
     ids=["classes from 1", "bytes", "32 bits", "pictures"],
