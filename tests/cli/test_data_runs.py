@@ -18,6 +18,7 @@ import vitlab
 from vitlab.cli import evaluate
 from vitlab.cli.main import main
 from vitlab.data.image_folder import ImageFolder
+from vitlab.jobs.checkpoint import images_of_weights
 from vitlab.jobs.restore import former_ways, has_images_of
 from vitlab.runs.directory import RunDir
 
@@ -92,6 +93,9 @@ def test_images_that_the_initial_weights_were_trained_on_count_as_such_in_every_
         n = RunDir(f"runs/{name}").data["splits"]["val"]["n"]
         told = f"the weights of {source} were trained on {n} of the {n} validation images"
         assert told in " ".join(capsys.readouterr().out.split())
+    config = Path("runs/first/config.yaml").read_text()
+    Path("runs/first/config.yaml").write_text(config.replace("class_path: vitlab.Classifier", "class_path: vitlab.MAE"))
+    assert len(images_of_weights("second")) and not len(images_of_weights("first"))  # which knows no labels
     log = Path("runs/third/train.log").read_text()  # which lacked what was said before it and after the training
     assert "init   weights of second\n" in log and "best epoch 1: " in log and "next  vitlab test runs/third\n" in log
     assert main(["fit", "--resume", "third", "--trainer.max_epochs=2"]) == 0

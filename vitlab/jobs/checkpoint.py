@@ -7,6 +7,7 @@ import json
 import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +19,8 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import nn
 
-from vitlab.config.parser import user_mistakes
+from vitlab.config.parser import class_at, user_mistakes
+from vitlab.config.yaml_files import read_own
 from vitlab.data.record import TRAINED_ON, read_numbers
 from vitlab.errors import UsageError, preview
 from vitlab.interface import has_grid, network, own_answer, path_of, redefines
@@ -308,15 +310,24 @@ def statistics_of_weights(source: str | Path) -> tuple[list[float], list[float]]
 
 
 def images_of_weights(source: str | None) -> NDArray[np.uint64]:
-    """Return the fingerprints of the images that weights were trained on; none where no run tells.
+    """Return the fingerprints of the images whose labels weights were trained on; none where no run tells.
 
     Args:
         source: A run, one of its files, or other weights; None for random ones.
     """
     found = None
     if source and not source.startswith(LIBRARIES):
-        found = read_numbers(RunDir.around(file_of_weights(source)).path / TRAINED_ON)
+        run = RunDir.around(file_of_weights(source))
+        found = read_numbers(run.path / TRAINED_ON) if _read_labels(run) else None
     return np.zeros(0, np.uint64) if found is None else found
+
+
+def _read_labels(run: RunDir) -> bool:
+    """Return whether a training has compared with labels; with a class of the user's it is taken to have."""
+    with suppress(UsageError, OSError, KeyError, TypeError, AttributeError, ImportError):
+        path = read_own(run.config)["model"]["class_path"]
+        return not path.startswith("vitlab.") or bool(getattr(class_at(path), "reads_labels", True))
+    return True
 
 
 def _with_outside(task: Any, file: Path, sentences: list[str]) -> list[str]:

@@ -23,7 +23,7 @@ from vitlab.config.parser import settings
 from vitlab.config.secret import redact
 from vitlab.config.trust import changed_code, own_code
 from vitlab.data.base import ImageData
-from vitlab.data.record import TRAINED_ON, fingerprints
+from vitlab.data.record import TRAINED_ON, fingerprints, read_numbers
 from vitlab.errors import PARTS_FILE, RunFailed, Stopped, UsageError
 from vitlab.interface import fingerprint, path_of, redefines, trained
 from vitlab.jobs.checkpoint import checkpoint_to_resume, images_of_weights
@@ -321,7 +321,8 @@ def _trained_before(job: Job) -> NDArray[np.uint64]:
     if not job.resumed:
         return images_of_weights(job.options.init_from)
     with suppress(UsageError):  # a damaged file is written anew
-        return images_of_weights(str(job.run.path))
+        if (found := read_numbers(job.run.path / TRAINED_ON)) is not None:
+            return found
     return np.zeros(0, np.uint64)
 
 
