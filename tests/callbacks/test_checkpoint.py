@@ -508,8 +508,6 @@ def test_sums_of_a_step_of_ones_own_are_added_by_name_over_processes(monkeypatch
     """They were added by place: processes that count other things gave each the numbers of another one."""
 
     class Mine(Classifier):
-        __module__ = "mine"
-
         def step_loss(self, batch):
             return super().step_loss(batch)
 
