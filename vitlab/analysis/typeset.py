@@ -18,7 +18,16 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import LogFormatter, LogFormatterMathtext
 
-from vitlab.analysis.panels import POINTS, SMALL, TALLEST, PanelGrid, size_of, tick_labels
+from vitlab.analysis.figures import COLORS
+from vitlab.analysis.panels import (
+    LINE,
+    POINTS,
+    SMALL,
+    TALLEST,
+    PanelGrid,
+    size_of,
+    tick_labels,
+)
 from vitlab.errors import UsageError, did_you_mean
 
 Width = Literal["column", "page"]
@@ -95,8 +104,8 @@ def make_literal(figure: Figure) -> None:
 def printed(figure: Figure, width: float, title: str = "") -> Figure:
     """Return a copy of a figure that is at most ``width`` inches wide at print size, with text of 7 points.
 
-    Panels that are too narrow then go below each other; titles are wrapped, or turned where a word is too long; all
-    panels have one legend below; numbers at ticks are thinned.
+    Panels that are too narrow then go below each other; titles are wrapped, or turned where a word is too long; lines
+    have their names at their ends, or in one legend below; numbers at ticks are thinned.
 
     Example:
         >>> figure = Figure(figsize=(8, 3), layout="constrained")
@@ -115,18 +124,21 @@ def printed(figure: Figure, width: float, title: str = "") -> Figure:
     legends = _legends(copy)
     groups = [PanelGrid(copy, axes, wide, bool(legends)) for axes in _gridspecs(copy)]
     copy.set_size_inches(wide, _first_height(groups))
-    rounds = 2 if len(copy.axes) < MANY else 1
-    for _ in range(rounds):
+    is_single = bool(groups) and all(group.columns == 1 for group in groups)
+    rounds = 3 if len(copy.axes) < MANY else 2
+    for _ in range(rounds - 1):
         _settle(copy, groups)
-    _name_marks(copy, legends)
-    for _ in range(rounds):
+    beside = _name_lines(copy, legends, is_single)
+    for _ in range(rounds - 1):
         _settle(copy, groups)
+        for ax, names in beside:
+            _place(copy, ax, names)
     copy.draw_without_rendering()
     if sum(group.short_by(copy) for group in groups) > 0.1:
         _set_height(copy, groups, 0.0)
         copy.draw_without_rendering()
     _fix(copy)
-    _clear(copy)
+    _clear(copy, {id(text) for _, names in beside for text in names})
     return copy
 
 
@@ -139,11 +151,24 @@ def _fix(figure: Figure) -> None:
 
 def _settle(figure: Figure, groups: Sequence["PanelGrid"]) -> None:
     """Lay the figure out, and let its texts and its height follow."""
-    figure.draw_without_rendering()
+    _lay_out(figure)
     _thin(figure)
     before = sum(group.words for group in groups)
     _wrap_all(figure, groups)
     _set_height(figure, groups, sum(group.words for group in groups) - before)
+
+
+def _lay_out(figure: Figure) -> None:
+    """Place the panels and choose their ticks as a drawing does, in two thirds of its time."""
+    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    if figure.axes:
+        figure.get_layout_engine().execute(figure)  # type: ignore[union-attr]
+    for ax in figure.axes:
+        locator: Any = ax.get_axes_locator()  # None, or that of a color bar
+        ax.apply_aspect(locator(ax, renderer) if locator else None)
+        axes: Any = (ax.xaxis, ax.yaxis) if ax.axison else ()
+        for axis in axes:
+            axis._update_ticks()
 
 
 def shown_texts(figure: Figure) -> list[Text]:
@@ -273,12 +298,18 @@ def _legends(figure: Figure) -> list[tuple[Axes, dict[str, Any]]]:
     return found
 
 
-def _name_marks(figure: Figure, legends: list[tuple[Axes, dict[str, Any]]]) -> None:
-    """Write the names of all lines and marks below the figure."""
-    merged = [(ax, name, handle) for ax, named in legends for name, handle in named.items()]
+def _name_lines(
+    figure: Figure, legends: list[tuple[Axes, dict[str, Any]]], is_single: bool
+) -> list[tuple[Axes, list[Any]]]:
+    """Write the names of lines at their ends, or of all marks below the figure; return those at ends."""
+    merged, beside = [], []
+    for ax, named in legends:
+        names = _beside(figure, ax, named) if is_single and len(named) > 1 else []
+        beside += [(ax, names)] if names else []
+        merged += [] if names else [(ax, name, handle) for name, handle in named.items()]
     below = {_of_panel(figure, merged, *entry): entry[2] for entry in merged}
     if not below:
-        return
+        return beside
     probe, widest = figure.text(0, 0, "", fontsize=SMALL), 0.0
     for name in below:
         probe.set_text(name)
@@ -289,6 +320,7 @@ def _name_marks(figure: Figure, legends: list[tuple[Axes, dict[str, Any]]]) -> N
     title = next((title for ax, _ in legends if (title := getattr(ax, "legend_named", ""))), None)
     style |= {"title": title, "title_fontsize": SMALL, "alignment": "left"}
     figure.legend(list(below.values()), list(below), loc="outside lower left", ncols=columns, **style)
+    return beside
 
 
 def _of_panel(figure: Figure, merged: list[tuple[Axes, str, Any]], ax: Axes, name: str, handle: Any) -> str:
@@ -313,6 +345,50 @@ def _look(mark: Any) -> tuple[Any, ...]:
     return type(mark).__name__, *(tuple(shade.round(3).tolist()) for shade in shades)
 
 
+def _beside(figure: Figure, ax: Axes, named: dict[str, Any]) -> list[Any]:
+    """Write names of lines beside their ends; none if there is no room."""
+    if len(named) > len(COLORS) or not all(isinstance(handle, Line2D) for handle in named.values()):
+        return []  # names are told apart by color
+    ends = {}
+    for name, line in named.items():
+        points = np.column_stack(line.get_data()).astype(float)
+        points = points[np.isfinite(points).all(axis=1)]
+        if not len(points):
+            return []
+        ends[name] = line.get_transform().transform(points[points[:, 0].argmax()])
+    ends = {name: np.clip(ax.transAxes.inverted().transform(end), 0, 1) for name, end in ends.items()}
+    if (len(ends) - 1) * LINE > ax.get_position().height * figure.get_figheight():
+        return []
+    names = []
+    for name, end in ends.items():
+        color = named[name].get_color()
+        style: Any = {"arrowstyle": "-", "color": color, "linewidth": 0.5, "shrinkA": 1, "shrinkB": 0}
+        where: Any = {"xycoords": "axes fraction", "textcoords": "axes fraction", "annotation_clip": False}
+        text: Any = ax.annotate(name, tuple(end), (1.06, end[1]), arrowprops=style, color=color, va="center", **where)
+        text.set_fontsize(SMALL)
+        _wrapped(text, 0.3 * figure.get_figwidth())
+        names.append(text)
+    if sum(Text.get_window_extent(text).height for text in names) > 1.1 * ax.get_window_extent().height:
+        for text in names:
+            text.remove()
+        return []
+    _place(figure, ax, names)
+    return names
+
+
+def _place(figure: Figure, ax: Axes, names: list[Any]) -> None:
+    """Move names at the ends of lines apart, with the least squares of the moves."""
+    from scipy.optimize import isotonic_regression
+
+    tall = ax.get_position().height * figure.get_figheight()
+    order = sorted(names, key=lambda text: text.xy[1])
+    heights = [(Text.get_window_extent(text).height / figure.dpi + 0.015) / tall for text in order]
+    starts = np.cumsum([0.0, *((a + b) / 2 for a, b in itertools.pairwise(heights))])
+    places = isotonic_regression([text.xy[1] - start for text, start in zip(order, starts, strict=True)]).x
+    for text, place, start in zip(order, places, starts, strict=True):
+        text.xyann = (1.06, place + start)
+
+
 def _thin(figure: Figure) -> None:
     """Wrap or turn words at ticks that touch, and leave out as many numbers as needed."""
     for ax in figure.axes:
@@ -334,13 +410,13 @@ def _relax(figure: Figure, ax: Axes, axis: Any) -> None:
             axis.set_ticks([place for place, _ in found], [label.get_text() for _, label in found], fontsize=SMALL)
             return
         axis.set_ticks([place for place, _ in found], names, rotation=90, fontsize=SMALL)
-        figure.draw_without_rendering()
+        _lay_out(figure)
     for step in range(2, len(found) + 1):
         if not _touch(label for _, label in tick_labels(axis)):
             return
         chosen = found[::step]
         axis.set_ticks([place for place, _ in chosen], names[::step], fontsize=SMALL)
-        figure.draw_without_rendering()
+        _lay_out(figure)
 
 
 def _touch(texts: Iterable[Text]) -> bool:
@@ -354,14 +430,14 @@ def _touching(texts: Sequence[Text], room: float = 0.0) -> list[tuple[Text, Text
     return [(texts[i], texts[j]) for i, j in pairs]
 
 
-def _clear(figure: Figure) -> None:
+def _clear(figure: Figure, kept: set[int]) -> None:
     """Leave out what is written into panels where it lies on something: numbers in cells all together."""
     for ax in figure.axes:
         if ax.images and _touch(ax.texts):
             for text in ax.texts:
                 text.set_visible(False)
     shown = shown_texts(figure)
-    inside = {id(text) for ax in figure.axes for text in ax.texts}
+    inside = {id(text) for ax in figure.axes for text in ax.texts} - kept
     for one, other in _touching(shown):
         for text in (one, other):
             if id(text) in inside and one.get_visible() and other.get_visible():
