@@ -227,7 +227,7 @@ def test_weights_are_named_alike_wherever_they_are_read(source, empty, monkeypat
     for p in trained.parameters():
         p.data.zero_()
     (task := L.LightningModule()).net = trained
-    job = SimpleNamespace(task=task, data=None)
+    job = SimpleNamespace(task=task, data=None, say=lambda line: None)
     _load_weights_of(job, source, None, None)
     for net in (trained, read_teacher(source).net, vitlab.load(source).net):
         assert torch.equal(net.state_dict()["head.weight"], state["head.weight"])

@@ -117,6 +117,18 @@ def test_lines_have_their_names_at_their_ends_and_none_is_lost():
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_many_panels_below_each_other_are_laid_out_without_a_warning(recwarn):
+    """Matplotlib said that the layout was "not applied", of a height that the next step of typesetting replaces."""
+    figure = Figure(figsize=(7.2, 30), layout="constrained")
+    for k, ax in enumerate(figure.subplots(14, 1)):
+        ax.plot([1, 2], label=f"shared-zeros-mix-none{k}")
+        ax.set_title("shared, zeros, mix\nimages: validation\npositions: without")
+        ax.legend()
+    printed(figure, 6.9, "probe: mean")
+    assert not recwarn.list
+
+
 def test_a_legend_of_all_panels_gives_a_mark_one_meaning():
     figure, axes = one_axes(columns=2)
     for ax, title, names in zip(axes, ("heads", "images"), (("head", "null"), ("image", "null")), strict=True):

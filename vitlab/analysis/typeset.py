@@ -4,6 +4,7 @@ import copyreg
 import io
 import itertools
 import pickle
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args
 
@@ -162,7 +163,9 @@ def _lay_out(figure: Figure) -> None:
     """Place the panels and choose their ticks as a drawing does, in two thirds of its time."""
     renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
     if figure.axes:
-        figure.get_layout_engine().execute(figure)  # type: ignore[union-attr]
+        with warnings.catch_warnings():  # the height that comes first may be too small for titles: the next is not
+            warnings.filterwarnings("ignore", "constrained_layout not applied")
+            figure.get_layout_engine().execute(figure)  # type: ignore[union-attr]
     for ax in figure.axes:
         locator: Any = ax.get_axes_locator()  # None, or that of a color bar
         ax.apply_aspect(locator(ax, renderer) if locator else None)
