@@ -20,7 +20,7 @@ from vitlab.cli.main import main
 from vitlab.data.image_folder import ImageFolder
 from vitlab.jobs.checkpoint import images_of_weights
 from vitlab.jobs.restore import former_ways, has_images_of
-from vitlab.runs.directory import RunDir
+from vitlab.runs.directory import RunDir, file_of_weights
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -93,14 +93,22 @@ def test_images_that_the_initial_weights_were_trained_on_count_as_such_in_every_
         n = RunDir(f"runs/{name}").data["splits"]["val"]["n"]
         told = f"the weights of {source} were trained on {n} of the {n} validation images"
         assert told in " ".join(capsys.readouterr().out.split())
+    known = np.load("runs/second/trained_on.npy")
+    for name in ("checkpoints", "trained_on.npy"):  # as where its first attempt was ended before its first step
+        shutil.move(f"runs/second/{name}", tmp_path)
+    assert main(["fit", "--resume", "second"]) == 0
+    assert np.array_equal(np.load("runs/second/trained_on.npy"), known)
     config = Path("runs/first/config.yaml").read_text()
     Path("runs/first/config.yaml").write_text(config.replace("class_path: vitlab.Classifier", "class_path: vitlab.MAE"))
-    assert len(images_of_weights("second")) and not len(images_of_weights("first"))  # which knows no labels
+    assert len(images_of_weights(file_of_weights("second")))
+    assert not len(images_of_weights(file_of_weights("first")))  # which knows no labels
     log = Path("runs/third/train.log").read_text()  # which lacked what was said before it and after the training
     assert "init   weights of second\n" in log and "best epoch 1: " in log and "next  vitlab test runs/third\n" in log
     assert main(["fit", "--resume", "third", "--trainer.max_epochs=2"]) == 0
     assert main(["validate", "third"]) == 0
     assert f"{n} of the {n} images were trained on" in capsys.readouterr().out
+    assert _fit(*photos, "--init_from=third", "--overwrite", "--data.fold=3/5", name="third") == 0
+    assert f"the weights of third were trained on {n} of the {n}" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_test_split_that_now_holds_training_images_is_refused(tmp_path, capsys):

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from vitlab.data import Digits, ImageFolder, Unlabeled
+from vitlab.jobs.checkpoint import statistics_of_weights
 from vitlab.jobs.train import describe
 from vitlab.jobs.train.describe import (
     _at_one_end,
@@ -22,6 +23,7 @@ from vitlab.jobs.train.describe import (
     _sizes_beyond,
     _train_line,
 )
+from vitlab.jobs.train.job import ImagesBefore
 from vitlab.jobs.train.start import _groups, _plans, _steps
 from vitlab.models.weights_file import card_beside
 from vitlab.tasks import Classifier
@@ -60,14 +62,14 @@ def test_images_of_another_scale_than_those_of_the_initial_weights_are_told(tmp_
     file = tmp_path / "weights.safetensors"
     file.touch()
 
-    def told(mean, source=str(file)):
-        card_beside(file).write_text(json.dumps({"images": {"mean": [mean] * 3, "std": list(data.std)}}))
-        return _since_the_weights(Space(options=Space(init_from=source), resumed=False, data=data))
+    def told(mean):
+        card_beside(file).write_text(json.dumps({"images": {"mean": mean, "std": list(data.std)}}))
+        return _since_the_weights(Space(before=ImagesBefore("mine", *statistics_of_weights(file)), data=data))
 
-    assert not told(data.mean[0] + 0.05 * data.std[0])  # as of another split of the same images
-    assert not told(0.1, None) and not told(0.1, "timm:resnet18")
-    assert "those of the weights were by mean 0.100 0.100 0.100 and std" in told(0.1)[0]
-    assert not _since_the_weights(Space(options=Space(init_from=str(file)), resumed=True, data=data))
+    assert not told([data.mean[0] + 0.05 * data.std[0]] * 3)  # as of another split of the same images
+    assert not told(0.1)  # in a card that somebody else wrote
+    assert not _since_the_weights(Space(before=ImagesBefore(), data=data))
+    assert "those of the weights were by mean 0.100 0.100 0.100 and std" in told([0.1] * 3)[0]
 
 
 def test_photos_without_labels_are_not_counted_as_a_class(tmp_path, monkeypatch):

@@ -29,7 +29,7 @@ from vitlab.models.create import load_of_library, stated_classes
 from vitlab.models.load import NEW_HEAD, load_weights, network_args, outputs_of
 from vitlab.models.weights_file import check_readable, facts_beside, read_content, read_weights, weights_digest
 from vitlab.runs.atomic import as_umask, atomic_write
-from vitlab.runs.directory import RunDir, file_of_weights
+from vitlab.runs.directory import RunDir
 from vitlab.runs.fence import Fence
 from vitlab.runs.format import read_resumable
 from vitlab.runs.shards import read_checkpoint
@@ -304,21 +304,21 @@ def statistics_of_weights(source: str | Path) -> tuple[list[float], list[float]]
         >>> [len(values) for values in statistics_of_weights(find_weights("vitlab:photos64_vit"))]
         [3, 3]
     """
-    run = RunDir.around(Path(source))
-    facts = facts_beside(source).get("images") or (run.read("data.json") if run.config.is_file() else {})
-    return facts.get("mean") or [], facts.get("std") or []
+    run, card = RunDir.around(Path(source)), facts_beside(source).get("images")
+    facts: Mapping[str, Any] = {**run.read("data.json")} if run.config.is_file() else {}
+    facts = card if isinstance(card, dict) else facts
+    mean, std = (value if isinstance(value := facts.get(name), list) else [] for name in ("mean", "std"))
+    return mean, std
 
 
-def images_of_weights(source: str | None) -> NDArray[np.uint64]:
+def images_of_weights(source: str | Path) -> NDArray[np.uint64]:
     """Return the fingerprints of the images whose labels weights were trained on; none where no run tells.
 
     Args:
-        source: A run, one of its files, or other weights; None for random ones.
+        source: A file, of a run or not.
     """
-    found = None
-    if source and not source.startswith(LIBRARIES):
-        run = RunDir.around(file_of_weights(source))
-        found = read_numbers(run.path / TRAINED_ON) if _read_labels(run) else None
+    run = RunDir.around(Path(source))
+    found = read_numbers(run.path / TRAINED_ON) if _read_labels(run) else None
     return np.zeros(0, np.uint64) if found is None else found
 
 

@@ -33,13 +33,19 @@ from vitlab.data.listed import Listed
 from vitlab.data.timm_images import images_of, images_of_timm
 from vitlab.errors import UsageError
 from vitlab.interface import has_grid, hparams_of, network, path_of
-from vitlab.jobs.checkpoint import check_extensible, load_initial, misfit
+from vitlab.jobs.checkpoint import (
+    check_extensible,
+    images_of_weights,
+    load_initial,
+    misfit,
+    statistics_of_weights,
+)
 from vitlab.jobs.restore import naming_place_of_data, stored_config, training_args
 from vitlab.jobs.terminal import lightning_quieted, open_terminal, say
 from vitlab.jobs.train.describe import header
 from vitlab.jobs.train.endings import building, hung, lost_process
 from vitlab.jobs.train.facts import check_bits, check_module, model_facts
-from vitlab.jobs.train.job import GIVEN, Job
+from vitlab.jobs.train.job import GIVEN, ImagesBefore, Job
 from vitlab.jobs.train.start import write_facts
 from vitlab.jobs.train.wandb import SafeWandbLogger, new_id, place_loggers
 from vitlab.lazy import quick_imports
@@ -157,6 +163,7 @@ def _load_weights_of(job: Job, source: str, resize: str | None, grid: Sequence[i
         weights: Any = source
         if not source.startswith(LIBRARIES):
             check_whole(weights := file_of_weights(source))
+            job.before = ImagesBefore(source, *statistics_of_weights(weights), images_of_weights(weights))
         sentences = load_initial(job.task, job.data, weights, **how)
     for sentence in [f"weights of {source}", *sentences]:
         job.say(f"init   {sentence}")

@@ -14,8 +14,7 @@ from vitlab.data.base import ImageData
 from vitlab.data.loading.sizes import size_text
 from vitlab.data.record import fingerprints
 from vitlab.interface import PAGE, has_grid, hparams_of, network, own_parts, path_of, redefines
-from vitlab.jobs.checkpoint import images_of_weights, statistics_of_weights
-from vitlab.jobs.train.job import Job
+from vitlab.jobs.train.job import ImagesBefore, Job
 from vitlab.layers.custom import spare
 from vitlab.layers.plain import is_sharded
 from vitlab.layers.pos_embed import PosEmbed
@@ -24,8 +23,6 @@ from vitlab.layers.pos_embed.rotary import RoPE2d
 from vitlab.layers.pos_embed.together import Together
 from vitlab.layers.precision import EMULATED, float32_precision, half_precision
 from vitlab.models.cost import call_on_meta, count_all_parameters
-from vitlab.runs.directory import file_of_weights
-from vitlab.shipped import LIBRARIES
 from vitlab.tables import counted
 from vitlab.tasks.base import Task
 from vitlab.tasks.distillation import Distillation
@@ -182,25 +179,27 @@ def _data_line(data: Any) -> str:
 
 
 def _since_the_weights(job: Job) -> list[str]:
-    """Say what the data and those of the initial weights have to do with each other."""
-    source, data = job.options.init_from, job.data
-    if job.resumed or not source or source.startswith(LIBRARIES) or not isinstance(data, ImageData):
-        return []  # images of a library are prepared as it says, which is told
-    return [*_other_statistics(data, source), *_trained_on_already(data, source)]
+    """Say what the data and those of the initial weights have to do with each other.
+
+    Nothing of weights of a library, whose images are prepared as it says, which is told.
+    """
+    if not isinstance(job.data, ImageData):
+        return []
+    return [*_other_statistics(job.data, job.before), *_trained_on_already(job.data, job.before)]
 
 
-def _trained_on_already(data: ImageData, source: str) -> list[str]:
+def _trained_on_already(data: ImageData, before: ImagesBefore) -> list[str]:
     """Say so where the weights were trained on images that are to measure them."""
-    known, told = images_of_weights(source), []
+    told = []
     for name, images in ("validation", data.splits["val"]), ("test", data.held_back.get("test")):
-        if images is not None and (n := int(np.isin(fingerprints(images), known).sum())):
-            told.append(f"the weights of {source} were trained on {n:,} of the {len(images):,} {name} images")
+        if images is not None and (n := int(np.isin(fingerprints(images), before.seen).sum())):
+            told.append(f"the weights of {before.source} were trained on {n:,} of the {len(images):,} {name} images")
     return told
 
 
-def _other_statistics(data: ImageData, source: str) -> list[str]:
+def _other_statistics(data: ImageData, before: ImagesBefore) -> list[str]:
     """Say so where images are normalized by other numbers than those for which the initial weights were trained."""
-    mean, std = statistics_of_weights(file_of_weights(source))
+    mean, std = before.mean, before.std
     if len(mean) != data.in_chans or len(std) != data.in_chans:
         return []
     pairs = [*zip(data.mean, mean, std, strict=True)], [*zip(data.std, std, std, strict=True)]

@@ -1,11 +1,14 @@
 """What the steps of ``vitlab fit`` hand on: what was built, and what its training has reached."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import lightning as L
+import numpy as np
 from jsonargparse import Namespace
+from numpy.typing import NDArray
 
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.deadline import Deadline
@@ -19,6 +22,23 @@ from vitlab.runs.directory import RunDir
 from vitlab.runs.records import Ending
 
 GIVEN = "the object given to vitlab.fit"  # as `init_from` of run.json
+
+
+@dataclass(frozen=True)
+class ImagesBefore:
+    """The images that the initial weights of a training were trained on; by default, nothing is known of any.
+
+    Args:
+        source: The weights, as the user named them.
+        mean: Mean by which the images were normalized, of each channel.
+        std: Standard deviation by which they were normalized.
+        seen: Fingerprints of those whose labels were read.
+    """
+
+    source: str = ""
+    mean: Sequence[float] = ()
+    std: Sequence[float] = ()
+    seen: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
 
 
 @dataclass
@@ -44,6 +64,7 @@ class Job:
         keeper: The callback that saves checkpoints; None if none are saved.
         facts: Facts about the network: parameters, multiply-adds, tokens.
         said: Lines about it that the terminal has shown, before the run had a log.
+        before: The images of the initial weights, read before ``--overwrite`` may remove their run.
     """
 
     task: Any
@@ -64,6 +85,7 @@ class Job:
     keeper: Checkpoint | None
     facts: dict[str, Any]
     said: list[str] = field(default_factory=list)
+    before: ImagesBefore = field(default_factory=ImagesBefore)
 
     def say(self, text: str) -> None:
         """Print a line, and keep it for the log."""

@@ -26,7 +26,7 @@ from vitlab.data.base import ImageData
 from vitlab.data.record import TRAINED_ON, fingerprints, read_numbers
 from vitlab.errors import PARTS_FILE, RunFailed, Stopped, UsageError
 from vitlab.interface import fingerprint, path_of, redefines, trained
-from vitlab.jobs.checkpoint import checkpoint_to_resume, images_of_weights
+from vitlab.jobs.checkpoint import checkpoint_to_resume
 from vitlab.jobs.results import first_settings, settings_so_far
 from vitlab.jobs.terminal import close_log, log_to, print_error
 from vitlab.jobs.train.endings import cut_short, resuming
@@ -318,12 +318,12 @@ def _write_groups_and_data(job: Job, groups: list[dict[str, Any]], data: dict[st
 
 def _trained_before(job: Job) -> NDArray[np.uint64]:
     """Return the fingerprints of images that the weights were trained on before this attempt."""
-    if not job.resumed:
-        return images_of_weights(job.options.init_from)
+    if not job.trainer.ckpt_path:
+        return job.before.seen
     with suppress(UsageError):  # a damaged file is written anew
         if (found := read_numbers(job.run.path / TRAINED_ON)) is not None:
             return found
-    return np.zeros(0, np.uint64)
+    return job.before.seen
 
 
 def _for_loggers(run: RunDir, data: Mapping[str, Any]) -> dict[str, Any]:
