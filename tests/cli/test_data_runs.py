@@ -18,6 +18,8 @@ import vitlab
 from vitlab.cli import evaluate
 from vitlab.cli.main import main
 from vitlab.data.image_folder import ImageFolder
+from vitlab.data.record import read_numbers
+from vitlab.errors import UsageError
 from vitlab.jobs.checkpoint import images_of_weights
 from vitlab.jobs.restore import former_ways, has_images_of
 from vitlab.runs.directory import RunDir, file_of_weights
@@ -109,6 +111,14 @@ def test_images_that_the_initial_weights_were_trained_on_count_as_such_in_every_
     assert f"{n} of the {n} images were trained on" in capsys.readouterr().out
     assert _fit(*photos, "--init_from=third", "--overwrite", "--data.fold=3/5", name="third") == 0
     assert f"the weights of third were trained on {n} of the {n}" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("content", [b"", b"numbers"])
+def test_damaged_numbers_of_training_images_are_named(content, tmp_path):
+    """Of an empty file, as a full disk leaves one, there was a traceback."""
+    (file := tmp_path / "trained_on.npy").write_bytes(content)
+    with pytest.raises(UsageError, match=r"trained_on\.npy is damaged: "):
+        read_numbers(file)
 
 
 def test_a_test_split_that_now_holds_training_images_is_refused(tmp_path, capsys):

@@ -249,7 +249,7 @@ def read_numbers(path: Path) -> NDArray[np.uint64] | None:
     """Return the fingerprints of a run's training images, or None if there is no file."""
     try:
         return np.load(path, allow_pickle=False) if path.is_file() else None
-    except ValueError as error:
+    except (ValueError, EOFError) as error:
         raise UsageError(
-            f"{path} is damaged: {error}; remove it to evaluate without checking for training images"
+            f"{path} is damaged: {error}; remove it to go on without checking for training images"
         ) from error
