@@ -523,7 +523,11 @@ def test_an_interval_of_an_interaction_ends_where_the_metric_ends(write_axes):
 @pytest.mark.parametrize(
     ("names", "ends"),
     [
-        ("acc1 acc5 acc1_macro f1_macro map acc1/species knn/acc1@20 val/acc1 val_acc val_f1 scramble/flipped", (0, 1)),
+        (
+            "acc1 acc5 acc1_macro acc1_of_others f1_macro map acc1/species knn/acc1@20 val/acc1 val_acc val_f1 "
+            "scramble/flipped",
+            (0, 1),
+        ),
         ("loss mae rmse mse mae/height rmse/map val_mae val_loss loss/species", (0, math.inf)),
         ("r2 r2/height val_r2", (-math.inf, 1)),
         ("displacement/mae_of_x accumulated f1x valuation heights/width", (-math.inf, math.inf)),

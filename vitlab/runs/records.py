@@ -19,7 +19,7 @@ MEASURED_BY: dict[MeasuredSplit, EvaluationCommand] = {"val": "validate", "test"
 SPLIT_OF: dict[EvaluationCommand, MeasuredSplit] = {command: split for split, command in MEASURED_BY.items()}
 NO_END = (-math.inf, math.inf)
 ENDS = {
-    r"acc\d*(_macro)?|f1(_\w+)?|map|accuracy|flipped|agreement": (0.0, 1.0),
+    r"acc\d*(_macro|_of_others)?|f1(_\w+)?|map|accuracy|flipped|agreement": (0.0, 1.0),
     "loss|mse|rmse|mae": (0.0, math.inf),
     "r2": (-math.inf, 1.0),
 }  # smallest and largest value of metrics, by name
