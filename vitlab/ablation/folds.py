@@ -60,9 +60,8 @@ class Folds:
     def __str__(self) -> str:
         """Return the table, with mean, standard deviation and, over folds, the 95 % interval by Student's t."""
         names = [name for name in self.rows[0] if name not in ("fold", "n")]
-        counted = [name for name in names if name == "trained_on"]  # images, whose mean nobody needs
         values = {name: [row[name] for row in self.rows if math.isfinite(row[name])] for name in names}
-        values |= {name: [] for name in counted}
+        values |= {"trained_on": []} if "trained_on" in values else {}  # images, whose mean nobody needs
         lines = [["fold", "images", *names]]
         counts = ["?" if row["n"] is None else f"{row['n']:,}" for row in self.rows]
         numbers = [[f"{row[name]:.4g}" for name in names] for row in self.rows]
