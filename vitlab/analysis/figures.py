@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito 2008
 T = TypeVar("T")
+GALLERY = 24  # images
 MARKERS = "osD^vPX"
 LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (7, 3)))
 
@@ -46,9 +47,9 @@ def picture(axes: Axes, pixels: np.ndarray, title: str = "", size: tuple[int, in
 
 
 def gallery(pictures: Sequence[np.ndarray] | np.ndarray, titles: Sequence[str]) -> Figure:
-    """Return a figure of the first 24 ``(H, W, C)`` images with their titles, six in a row."""
-    columns, rows = 6, 4
-    figure, axes = grid_of_axes(min(rows, -(-len(pictures) // columns)), columns, size=1.6)
+    """Return a figure of the first :data:`GALLERY` ``(H, W, C)`` images with their titles, six in a row."""
+    columns = 6
+    figure, axes = grid_of_axes(-(-min(len(pictures), GALLERY) // columns), columns, size=1.6)
     for ax in axes.flat:
         ax.axis("off")
     for ax, pixels, title in zip(axes.flat, pictures, titles, strict=False):

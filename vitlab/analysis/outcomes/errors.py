@@ -6,12 +6,10 @@ import numpy as np
 import pandas as pd
 
 from vitlab.analysis.catalogue import Analysis
-from vitlab.analysis.figures import gallery, grid_of_axes
+from vitlab.analysis.figures import GALLERY, gallery, grid_of_axes
 from vitlab.analysis.intervals import share_interval
 from vitlab.analysis.outcomes.outcome import Outcome, outcome_of
 from vitlab.analysis.subject import Finding, Subject
-
-SHOWN = 24  # images
 
 
 @Analysis(
@@ -31,7 +29,7 @@ def analyze_errors(subject: Subject) -> Finding:
     order = image_errors.nan_to_num(-1.0).argsort(descending=True, stable=True)  # an image without any target last
     order = order[wrong[order]]
     table = pd.DataFrame([_row(outcome, i, float(image_errors[i])) for i in order.tolist()], columns=_columns(outcome))
-    shown = order[:SHOWN].numpy()
+    shown = order[:GALLERY].numpy()
     if len(shown):
         places = shown if outcome.indices is None else outcome.indices[shown]
         chosen = np.sort(places)

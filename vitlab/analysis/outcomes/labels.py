@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitlab.analysis.catalogue import Analysis
-from vitlab.analysis.figures import gallery
+from vitlab.analysis.figures import GALLERY, gallery
 from vitlab.analysis.pictures import as_image
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.data.files.splits import SplitName
@@ -23,7 +23,7 @@ from vitlab.models.walk import all_finite
 from vitlab.runs.directory import RunDir
 
 PLAN = "cv.yaml"  # in the folder of a cross-validation
-FIGURE, PAGE = 24, 240  # images of the figure, and on the page
+PAGE = 240  # images on the page
 _BOTH: tuple[SplitName, ...] = ("train", "val")
 
 
@@ -74,7 +74,7 @@ def analyze_labels(subject: Subject) -> Finding:
         f"with {agreed:.1%} of them, err at random; each image is judged by the fold of {len(set(table['fold']))} "
         "that was not trained on it"
     )
-    shown = table.head(max(FIGURE, min(count, PAGE)))
+    shown = table.head(max(GALLERY, min(count, PAGE)))
     pictures = _pixels(subject, shown["image"].tolist())
     rows_shown = [row for _, row in shown.iterrows()]
     leaves = [(_encoded(pixels), _caption(row)) for pixels, row in zip(pictures, rows_shown, strict=True)]
