@@ -289,5 +289,7 @@ def build_choice(key: str, value: Any, words: Mapping[Any, Any], kind: Any, offe
     check_names(cls, args, f"{key}={path}")
     taker: Any = cls.func if isinstance(cls, partial) else cls
     check_types(get_type_hints(vars(taker).get("__init__", taker)), args, key)
+    if fixed := [name for name in ("dim", "place") if name in args and name in offered]:
+        raise ValueError(f"`{key}.{fixed[0]}` follows from the network: leave it out, got {args[fixed[0]]!r}")
     parameters = inspect.signature(cls).parameters
     return cls(**{name: value for name, value in offered.items() if name in parameters} | args)

@@ -1,7 +1,7 @@
 """The pre-norm transformer block and its small parts."""
 
 from functools import partial
-from typing import Literal, TypedDict, Unpack
+from typing import Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -10,14 +10,14 @@ from vitlab.class_paths import ClassSpec
 from vitlab.layers.attention import Attention, AttnChoice, Place, build_attn
 from vitlab.layers.channels import Ghost
 from vitlab.layers.drop_path import DropPath
-from vitlab.layers.mlp import ActChoice, Mlp, MlpChoice, build_act, build_mlp
+from vitlab.layers.mlp import ActChoice, Mlp, MlpChoice, build_mlp
 from vitlab.layers.norm import NormArgs, NormChoice, build_norm
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.recompute import recomputed
 
 BlockName = Literal["plain", "dense"]
 BlockChoice = BlockName | str | ClassSpec
-_ALONE = Place()
+ALONE = Place()  # of a block outside a network
 
 
 class LayerScale(nn.Module):
@@ -56,6 +56,7 @@ class BlockArgs(TypedDict, total=False):
     norm_eps: float
     layer_scale: float | None
     dropout: float
+    drop_path_rate: float
     drop_path_subset: bool
 
 
@@ -100,9 +101,10 @@ class Block(nn.Module):
         dropout: float = 0.0,
         drop_path_rate: float = 0.0,
         drop_path_subset: bool = False,
-        place: Place = _ALONE,
+        place: Place = ALONE,
     ) -> None:
         super().__init__()
+        self.out_dim = dim
         self.add_layers(dim, act_layer)
         norms: NormArgs = {"norm_layer": norm_layer, "norm_eps": norm_eps}
         self.norm1 = build_norm(dim=dim, **norms)
@@ -137,49 +139,3 @@ def _reads_twice(part: nn.Module) -> bool:
     """Return whether more than one linear layer may read the input of a part, so that it must not be cast for one."""
     first = part.qkv if type(part) is Attention and part.gate is None else part.fc1 if type(part) is Mlp else None
     return type(first) not in (nn.Linear, Ghost)
-
-
-class DenseBlock(Block):
-    """A block that appends channels to its input, as in DenseNet, Huang et al. 2017 (arXiv:1608.06993).
-
-    Args:
-        dim: Width D of the tokens that its branches work on.
-        num_heads: Number of attention heads A; divides ``dim``.
-        growth: Number of channels that it appends, a linear map of the rest.
-        in_dim: Width of the input, brought to ``dim`` by a linear layer and an activation; 0 is ``dim`` itself.
-        drop_path_rate: As in :class:`Block`.
-        place: As in :class:`Block`.
-        **block: Passed to :class:`Block`.
-
-    Example:
-        >>> block = DenseBlock(16, num_heads=2, growth=8, in_dim=32)
-        >>> block(torch.randn(3, 5, 32), PosEmbed(), layer=0).shape
-        torch.Size([3, 5, 24])
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        *,
-        growth: int,
-        in_dim: int = 0,
-        drop_path_rate: float = 0.0,
-        place: Place = _ALONE,
-        **block: Unpack[BlockArgs],
-    ) -> None:
-        self.widths = (growth, in_dim)
-        super().__init__(dim, num_heads, drop_path_rate=drop_path_rate, place=place, **block)
-
-    def add_layers(self, dim: int, act_layer: ActChoice) -> None:
-        """Add the layer that narrows the input, if any, and the one that makes new channels."""
-        growth, in_dim = self.widths
-        self.transition = nn.Sequential(nn.Linear(in_dim, dim), build_act(act_layer, dim)) if in_dim else None
-        self.dense_linear = nn.Linear(dim, growth)
-
-    def forward(self, x: Tensor, pos_embed: PosEmbed, layer: int, first_only: bool = False) -> Tensor:
-        """Map ``(B, L, in_dim)`` to ``(B, L, dim + growth)``, or to the first token alone."""
-        x = pos_embed.enter(x if self.transition is None else self.transition(x), layer)
-        y = self.branches(x, pos_embed, layer, first_only)
-        y = torch.cat([x[:, : y.shape[1]], self.dense_linear(y)], dim=2)
-        return y if first_only else pos_embed.leave(y, layer)

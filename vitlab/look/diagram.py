@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from vitlab.errors import UsageError
 from vitlab.layers.attention import Attention
-from vitlab.layers.block import Block, DenseBlock, LayerScale
+from vitlab.layers.block import Block, LayerScale
+from vitlab.layers.dense_block import DenseBlock
 from vitlab.layers.mlp import Mlp
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.pos_embed.together import acts_on_logits

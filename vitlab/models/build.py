@@ -1,10 +1,9 @@
 """Build the parts of a network, and give them their first weights."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from itertools import accumulate
-from typing import Any, NamedTuple, Unpack, get_type_hints
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -12,13 +11,13 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from vitlab.class_paths import build_choice, name_and_args
 from vitlab.layers.attention import Place
-from vitlab.layers.block import Block, BlockArgs, BlockChoice, DenseBlock
+from vitlab.layers.block import Block, BlockArgs, BlockChoice, BlockName
+from vitlab.layers.dense_block import DenseBlock
 from vitlab.layers.pool import PoolChoice
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.pos_embed.added import AddedPosEmbed
 from vitlab.layers.pos_embed.conv import ConvPosEmbed
-from vitlab.layers.resample import Grid
-from vitlab.named_kwargs import check_names, check_types, taken_by
+from vitlab.named_kwargs import taken_by
 
 PROJECTIONS = (
     *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
@@ -26,66 +25,38 @@ PROJECTIONS = (
 )
 
 
-@contextmanager
-def isolated_rng(root: int, part: str) -> Iterator[None]:
-    """Draw random numbers that depend only on ``root`` and the name of the part, not on what other parts have drawn.
-
-    So two networks with the same seed start equal in every part that both build in the same way; a block is one part.
-
-    Example:
-        >>> with isolated_rng(7, "head"):
-        ...     first = torch.rand(3)
-        >>> with isolated_rng(7, "head"):
-        ...     print(torch.equal(torch.rand(3), first))
-        True
-    """
-    key = hashlib.blake2b(f"{root}:{part}".encode(), digest_size=7).digest()
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(int.from_bytes(key))
-        yield
-
-
-class Backbone(NamedTuple):
-    """What all blocks of a network have in common.
-
-    Args:
-        embed_dim: Width of the tokens that enter.
-        num_heads: Attention heads of every block.
-        depth: Number of blocks.
-        grid_size: Patch tokens per column and per row.
-        num_prefix_tokens: Number of prefix tokens.
-
-    Example:
-        >>> Backbone(384, 6, 12).depth
-        12
-    """
-
-    embed_dim: int
-    num_heads: int
-    depth: int
-    grid_size: Grid = (0, 0)
-    num_prefix_tokens: int = 0
+BLOCKS: Mapping[BlockName, type[Block]] = {"plain": Block, "dense": DenseBlock}
 
 
 class WeightInit(NamedTuple):
     """How the weights of a network are drawn.
 
+    The random numbers of a part depend on ``root`` and its name alone, not on what other parts have drawn, so that two
+    networks with the same seed start equal in every part that both build in the same way; a block is one part.
+
     Args:
-        root: What the random numbers of every part follow from, see :func:`isolated_rng`.
+        root: What the random numbers of every part follow from.
         std: Standard deviation of linear and convolution weights.
 
     Example:
         >>> init = WeightInit(0, 0.02)
         >>> with init.part("head"):
         ...     layer = nn.Linear(8, 8).apply(init.weights)
+        >>> with init.part("head"):
+        ...     print(torch.equal(nn.Linear(8, 8).apply(init.weights).weight, layer.weight))
+        True
     """
 
     root: int
     std: float
 
-    def part(self, name: str) -> AbstractContextManager[None]:
-        """Return the context in which the part of this name is built."""
-        return isolated_rng(self.root, name)
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Draw the random numbers of the part of this name."""
+        key = hashlib.blake2b(f"{self.root}:{name}".encode(), digest_size=7).digest()
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(int.from_bytes(key))
+            yield
 
     def weights(self, module: nn.Module) -> None:
         """Initialize a linear layer or convolution, see :func:`init_weights`."""
@@ -160,79 +131,48 @@ def _stored(module: nn.Module, name: str) -> list[nn.Parameter]:
 
 def build_blocks(
     block: BlockChoice,
-    sizes: Backbone,
+    embed_dim: int,
+    num_heads: int,
+    place: Place,
     pos_embed: PosEmbed,
-    drop_path_rate: float,
     init: WeightInit,
     **shared: Unpack[BlockArgs],
 ) -> tuple[nn.ModuleList, int]:
     """Build the blocks, and return them with the width of the tokens that leave the last.
 
     Args:
-        block: The block: plain; dense, whose ``dense_blocks`` are numbers of blocks of stages between which the width
-            is halved, each appending ``dense_growth`` channels; or a class path of a module that maps ``(B, L, D)``
+        block: The block: plain; dense, see :class:`DenseBlock`; or a class path of a module that maps ``(B, L, D)``
             tokens, position embedding and index to ``(B, L, D)``. A class receives the arguments of :class:`Block` and
             the fields of :class:`Place` that its constructor has.
-        sizes: Width, heads, number of blocks, grid and prefix tokens.
-        pos_embed: The position embedding, which must fit tokens of several widths.
-        drop_path_rate: Drop path rate of the last block; grows linearly from 0 in the first, also if that is the last.
+        embed_dim: Width D of the tokens that enter.
+        num_heads: Attention heads A of every block.
+        place: Where the first block stands.
+        pos_embed: The position embedding, which with dense blocks must fit tokens of several widths.
         init: How weights are drawn.
-        **shared: Arguments of every block.
+        **shared: Arguments of every block. Their drop path rate is that of the last; it grows linearly from 0 in the
+            first, also if that is the last.
 
     Example:
         >>> dense = {"class_path": "dense", "init_args": {"dense_blocks": [2, 1], "dense_growth": 8}}
-        >>> sizes, init = Backbone(16, 2, 3), WeightInit(0, 0.02)
-        >>> build_blocks(dense, sizes, PosEmbed(), 0.0, init)[1]  # 16, 24, 32 halved, 24
+        >>> place, init = Place(depth=3), WeightInit(0, 0.02)
+        >>> build_blocks(dense, 16, 2, place, PosEmbed(), init)[1]  # 16, 24, 32 halved, 24
         24
     """
-    word, args = name_and_args("block", block)
-    blocks, dim, halved, growth = nn.ModuleList(), sizes.embed_dim, set[int](), 0
-    if word == "dense":
-        check_names(dense_stages, args, "block=dense")
-        check_types(get_type_hints(dense_stages), args, "block")
-        stages, growth = dense_stages(**args)
-        _check_dense(stages, growth, sizes.depth, pos_embed)
-        halved = set(accumulate(stages))
-    for i in range(sizes.depth):
-        rate = drop_path_rate * i / max(1, sizes.depth - 1)
-        place = Place(i, sizes.depth, sizes.grid_size, sizes.num_prefix_tokens)
+    if name_and_args("block", block)[0] == "dense":
+        _check_fits_widths(pos_embed)
+    blocks, width, last_rate = nn.ModuleList(), embed_dim, shared.pop("drop_path_rate", 0.0)
+    for i in range(place.depth):
+        here, rate = place._replace(layer=i), last_rate * i / max(1, place.depth - 1)
+        offered = {"dim": embed_dim, "num_heads": num_heads, **shared, "drop_path_rate": rate, "place": here}
         with init.part(f"blocks.{i}"):
-            if word == "dense":
-                in_dim, dim = (dim, dim // 2) if i in halved else (0, dim)
-                widths = {"growth": growth, "in_dim": in_dim}
-                try:
-                    new: nn.Module = DenseBlock(
-                        dim, sizes.num_heads, **widths, drop_path_rate=rate, place=place, **shared
-                    )
-                except ValueError as error:
-                    if dim == sizes.embed_dim or dim % sizes.num_heads == 0:
-                        raise
-                    what = f"the width of block {i}: choose another `dense_growth` than {growth}"
-                    raise ValueError(f"{error}, {what}") from error
-                dim += growth
-            else:
-                offered = {"dim": dim, "num_heads": sizes.num_heads, **shared, "drop_path_rate": rate, "place": place}
-                new = build_choice("block", block, {"plain": Block}, nn.Module, {**place._asdict(), **offered})
+            new = build_choice("block", block, BLOCKS, nn.Module, {**here._asdict(), **offered})
             blocks.append(new.apply(init.weights))
-    return blocks, dim
+        width = new.out_dim if isinstance(new, Block) else embed_dim
+    return blocks, width
 
 
-def dense_stages(dense_blocks: Sequence[int] = (), dense_growth: int = 64) -> tuple[Sequence[int], int]:
-    """Return the arguments of a dense backbone: blocks per stage, and channels that each appends.
-
-    Example:
-        >>> dense_stages([3, 6, 6, 4])
-        ([3, 6, 6, 4], 64)
-    """
-    return dense_blocks, dense_growth
-
-
-def _check_dense(stages: Sequence[int], growth: int, depth: int, pos_embed: PosEmbed) -> None:
-    if not stages or min(stages) < 1 or sum(stages) != depth or growth < 1:
-        raise ValueError(
-            f"`dense_blocks` must be numbers of blocks that sum to `depth`, and `dense_growth` at least 1, got "
-            f"{list(stages)}, {depth} and {growth}"
-        )
+def _check_fits_widths(pos_embed: PosEmbed) -> None:
+    """Refuse a method that is built for tokens of a single width."""
     for p in pos_embed.modules():
         rotates = isinstance(p, PosEmbed) and not hasattr(p, "parts") and type(p).rotate is not PosEmbed.rotate
         has_width = rotates or (isinstance(p, PosEmbed) and "head_dim" in taken_by(type(p)))

@@ -8,8 +8,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitlab.layers.attention import Attention
-from vitlab.layers.block import Block, DenseBlock, LayerScale
+from vitlab.layers.block import Block, LayerScale
 from vitlab.layers.channels import Ghost
+from vitlab.layers.dense_block import DenseBlock
 from vitlab.layers.drop_path import DropPath
 from vitlab.layers.kernels import KERNELS
 from vitlab.layers.mlp import Mlp, QuickGELU

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlab.class_paths import word_of
-from vitlab.layers.attention import AttnChoice
+from vitlab.layers.attention import AttnChoice, Place
 from vitlab.layers.block import BlockArgs, BlockChoice
 from vitlab.layers.mlp import ActChoice, MlpChoice
 from vitlab.layers.norm import NormArgs, NormChoice, build_norm
@@ -148,10 +148,13 @@ class VisionTransformer(Named, nn.Module):
             **norms,
             "layer_scale": layer_scale,
             "dropout": dropout,
+            "drop_path_rate": drop_path_rate,
             "drop_path_subset": drop_path_subset,
         }
-        size = build.Backbone(embed_dim, num_heads, depth, self.grid_size, self.num_prefix_tokens)
-        self.blocks, self.num_features = build.build_blocks(block, size, self.pos_embed, drop_path_rate, init, **shared)
+        place = Place(0, depth, self.grid_size, self.num_prefix_tokens)
+        self.blocks, self.num_features = build.build_blocks(
+            block, embed_dim, num_heads, place, self.pos_embed, init, **shared
+        )
         self.norm_pre = build_norm(dim=embed_dim, **norms) if pre_norm else nn.Identity()
         final: list[nn.Module] = [build_norm(dim=self.num_features, **norms), nn.Identity()]
         self.norm, self.fc_norm = final[::-1] if fc_norm else final
