@@ -50,7 +50,8 @@ from vitlab.analysis.subject import Subject
 from vitlab.errors import UsageError
 from vitlab.layers.attention import Attention
 from vitlab.models.foreign import AnyNetwork
-from vitlab.models.walk import attention_maps, changed_output
+from vitlab.models.hooks import changed_output
+from vitlab.models.walk import attention_maps
 
 AUTHORS = [[2.99816, 6.81916, 4.04698, 9.1796], [5.6932, 2.43681, 3.14447, 2.5626]]  # in thousandths
 IMAGES = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))

@@ -21,7 +21,8 @@ from vitlab.data.files.splits import Indices, SplitName
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError
 from vitlab.interface import BATCH_HOOKS, PAGE, class_names, path_of, targets_of, transform_of
-from vitlab.models.foreign import AnyNetwork, modes_kept
+from vitlab.models.foreign import AnyNetwork
+from vitlab.models.hooks import modes_kept
 from vitlab.models.vit import VisionTransformer
 from vitlab.resized import resize_images
 

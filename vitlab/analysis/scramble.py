@@ -16,8 +16,9 @@ from vitlab.analysis.intervals import over_draws, over_images
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
 from vitlab.layers.resample import Grid
+from vitlab.models.hooks import changed_output
 from vitlab.models.vit import VisionTransformer
-from vitlab.models.walk import changed_output, outputs
+from vitlab.models.walk import outputs
 from vitlab.tokenizers.patch import cut_patches
 
 REPEATS = 3  # permutations of each block size

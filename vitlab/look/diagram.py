@@ -20,7 +20,8 @@ from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.pos_embed.together import acts_on_logits
 from vitlab.look.sketch import Box, Row, Skip, plus, svg_of, through
 from vitlab.models.cost import count_all_parameters
-from vitlab.models.foreign import AnyNetwork, hooks, modes_kept
+from vitlab.models.foreign import AnyNetwork
+from vitlab.models.hooks import after_each_call, modes_kept
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import Asked
 from vitlab.tables import counted
@@ -115,7 +116,7 @@ def shapes_in(module: nn.Module, call: Callable[[], object]) -> dict[str, tuple[
         return hook
 
     keeping = {name: keep(name) for name, _ in module.named_modules() if name}
-    with modes_kept(module), hooks(keeping, module), torch.no_grad():
+    with modes_kept(module), after_each_call(keeping, module), torch.no_grad():
         module.eval()
         call()
     return found

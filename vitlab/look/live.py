@@ -19,7 +19,7 @@ from vitlab.interface import measured_with
 from vitlab.look.charts import sparkline
 from vitlab.look.moments import SHARE, can_be_shown, is_small
 from vitlab.look.written import is_of_training, stand_still
-from vitlab.models.foreign import modes_kept
+from vitlab.models.hooks import modes_kept
 from vitlab.models.vit import VisionTransformer
 from vitlab.runs.atomic import write_text
 from vitlab.runs.directory import RunDir

@@ -11,7 +11,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitlab.layers.custom import spare
-from vitlab.models.foreign import AnyNetwork, modes_kept
+from vitlab.models.foreign import AnyNetwork
+from vitlab.models.hooks import modes_kept
 from vitlab.models.vit import VisionTransformer
 
 

@@ -19,7 +19,7 @@ from vitlab.layers.resample import ResizePolicy
 from vitlab.models.arguments import ModelArgs
 from vitlab.models.convert import mlp_ratio_of, pools_prefix_tokens, timm_positions
 from vitlab.models.convert_peers import peer_file, peer_model, peer_outputs
-from vitlab.models.foreign import modes_kept
+from vitlab.models.hooks import modes_kept
 from vitlab.models.load import load_weights, network_args, outputs_of
 from vitlab.models.old_names import OLD, upgrade
 from vitlab.models.sizes import SIZES

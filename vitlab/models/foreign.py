@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
@@ -10,10 +10,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from vitlab.errors import UsageError, one_line
 from vitlab.layers.resample import Grid
+from vitlab.models.hooks import after_each_call, removed_after
 
 MOST_CELLS = 14  # a side of the grids that analyses see; larger feature maps are averaged to it
 MOST_PREFIX = 8  # class and register tokens before the patches
@@ -234,7 +234,7 @@ class AnyNetwork(nn.Module):
             return hook
 
         images = self._noise(2)
-        with hooks({name: note(name) for name, _ in self.net.named_modules() if name}, self.net):
+        with after_each_call({name: note(name) for name, _ in self.net.named_modules() if name}, self.net):
             scores = self._scores(self._run(images))
         self.num_classes = scores.shape[1]
         ended = last and last[0][1].shape == scores.shape and torch.equal(last[0][1], scores)
@@ -378,55 +378,6 @@ def repeated(net: nn.Module, prefix: str = "") -> list[str]:
                 path = f"{prefix}{name}.{number}"
                 found += repeated(part, f"{path}.") or [path]
     return found
-
-
-@contextmanager
-def hooks(of: dict[str, Callable[..., None]], net: nn.Module) -> Iterator[None]:
-    """Inside a ``with`` block, call a function after each call of a named module.
-
-    Example:
-        >>> with hooks({"0": lambda module, args, output: print(output.shape)}, net := nn.Sequential(nn.ReLU())):
-        ...     _ = net(torch.zeros(2))
-        torch.Size([2])
-    """
-    with removed_after(net.get_submodule(name).register_forward_hook(hook) for name, hook in of.items()):
-        yield
-
-
-@contextmanager
-def modes_kept(net: nn.Module) -> Iterator[None]:
-    """Give each module its mode, of training or evaluation, back at the end of a ``with`` block.
-
-    Example:
-        >>> net = nn.Sequential(nn.Dropout(), nn.Dropout().eval())
-        >>> with modes_kept(net):
-        ...     _ = net.eval()
-        >>> [module.training for module in net]
-        [True, False]
-    """
-    modes = [(module, module.training) for module in net.modules()]
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-
-
-@contextmanager
-def removed_after(handles: Iterable[RemovableHandle]) -> Iterator[None]:
-    """Remove hooks at the end of a ``with`` block.
-
-    Example:
-        >>> with removed_after([(relu := nn.ReLU()).register_forward_hook(lambda module, args, output: output + 1)]):
-        ...     print(relu(torch.zeros(1)))
-        tensor([1.])
-        >>> relu(torch.zeros(1))
-        tensor([0.])
-    """
-    with ExitStack() as stack:
-        for handle in handles:
-            stack.callback(handle.remove)
-        yield
 
 
 @contextmanager

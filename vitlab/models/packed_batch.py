@@ -16,7 +16,7 @@ from vitlab.layers.plain import goes_around
 from vitlab.layers.pos_embed.base import PosEmbed
 from vitlab.layers.pos_embed.placed import placed
 from vitlab.layers.resample import Grid
-from vitlab.models.foreign import modes_kept
+from vitlab.models.hooks import modes_kept
 from vitlab.packed_batch import PackedBatch
 from vitlab.tokenizers.patch import PatchEmbed
 from vitlab.tokenizers.splits import pair

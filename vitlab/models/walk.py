@@ -4,7 +4,6 @@ With ``gradients=True`` the results are part of the autograd graph.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,7 +13,8 @@ from vitlab.errors import UsageError, not_finite
 from vitlab.layers.resample import Grid
 from vitlab.models.convert_peers import peer_file
 from vitlab.models.create import NoCounterpart, same_network, timm_file
-from vitlab.models.foreign import AnyNetwork, removed_after
+from vitlab.models.foreign import AnyNetwork
+from vitlab.models.hooks import caught_inputs
 from vitlab.models.vit import VisionTransformer
 from vitlab.tokenizers.patch import PatchEmbed
 from vitlab.tokenizers.splits import pair
@@ -327,34 +327,3 @@ def probabilities(net: Asked, outputs: Tensor) -> Tensor:
         tensor([[0.5000, 0.5000]])
     """
     return outputs.sigmoid() if net.predicts_labels else outputs.softmax(dim=1)
-
-
-@contextmanager
-def caught_inputs(modules: list[nn.Module], caught: list[Tensor]) -> Iterator[None]:
-    """Inside a ``with`` block, append the first argument of each call of ``modules`` to ``caught``, in their order.
-
-    A module that stands in several places is one module, called several times.
-
-    Example:
-        >>> layer, caught = nn.Linear(2, 2), []
-        >>> with caught_inputs([layer], caught):
-        ...     _ = layer(torch.ones(1, 2))
-        >>> caught
-        [tensor([[1., 1.]])]
-    """
-    each = dict.fromkeys(modules)
-    with removed_after(m.register_forward_pre_hook(lambda module, args: caught.append(args[0])) for m in each):
-        yield
-
-
-@contextmanager
-def changed_output(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Inside a ``with`` block, apply ``change`` to the output of ``module``.
-
-    Example:
-        >>> with changed_output(relu := nn.ReLU(), lambda x: x + 1):
-        ...     relu(torch.zeros(1))
-        tensor([1.])
-    """
-    with removed_after([module.register_forward_hook(lambda module, args, output: change(output))]):
-        yield

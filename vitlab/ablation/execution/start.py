@@ -6,7 +6,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from vitlab.models.foreign import modes_kept
+from vitlab.models.hooks import modes_kept
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import token_steps
 from vitlab.runs.directory import RunDir

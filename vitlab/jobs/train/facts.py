@@ -34,7 +34,7 @@ from vitlab.models.cost import (
     count_tokens,
     flop_counter,
 )
-from vitlab.models.foreign import modes_kept
+from vitlab.models.hooks import modes_kept
 from vitlab.models.vit import VisionTransformer
 from vitlab.tasks.sizes import check_size
 
