@@ -25,24 +25,15 @@ from vitlab.models.convert import (
     same_table,
     unknown_grid,
 )
+from vitlab.models.differences import other_scale, other_settings
 from vitlab.models.old_names import OLD, upgrade
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.weights_file import WeightsFile, network_prefix, read_weights, unwrapped
-from vitlab.named_kwargs import taken_by
-from vitlab.tokenizers.conv import ConvStem
 from vitlab.tokenizers.patch import PatchEmbed
 from vitlab.tokenizers.splits import pair
-from vitlab.tokenizers.t2t import T2TTokenizer
-from vitlab.tokenizers.token_layers import TokenAttention, TokenPerformer
 
 State = dict[str, Tensor]
 NEW_HEAD = "head: not loaded"  # how the sentence about a head that stays new begins
-_COMPUTE_THE_SAME = {  # arguments that change no output in evaluation, or what weights and other sentences show
-    *("img_size", "patch_size", "eval_patch", "flexi_patch", "in_chans", "num_classes", "embed_dim", "dim", "depth"),
-    *("dropout", "attn_dropout", "drop_path_rate", "drop_path_subset", "init_std", "grad_checkpoint", "fused"),
-    *("rate", "subset", "trainable", "shift", "jitter", "rescale", "resize", "head_hidden", "layer_scale"),
-}
-_PARTS = {"tokenizer": "tokenizer", "attn": "attn", "mlp": "mlp_layer", "norm1": "norm_layer", "norm2": "norm_layer"}
 _NEW = "and one starts new only where it is trained with a new head"
 _POOLS_OTHERWISE = {  # what to do about parts between the last block and the head that one side alone has
     ("unexpected", "fc_norm."): "the file's fc_norm normalizes after pooling: set `model.fc_norm=True`",
@@ -141,7 +132,7 @@ def load_weights(
     state, patch_sentences = resize_patch_kernels(state, new_patch)
     is_ours = not sentences and not file.is_foreign
     state = state if is_ours else _unscaled(state, model)
-    scale_sentences = _other_scale(trained, model) if trained and is_ours and not doubts else []
+    scale_sentences = other_scale(trained, model) if trained and is_ours and not doubts else []
     state, resize_sentences = resample_pos_embed(state, model, old_grid, resize, antialias)
     state, pool_sentences = _without_pool(state, model)
     state, head_sentences = _keep_new_head(state, model)
@@ -150,7 +141,7 @@ def load_weights(
     theirs = file.own.get("network", "")
     is_other = theirs and theirs != own_network(model)
     own = [f"weights: of {theirs}, which computes something else than this network"] if is_other else []
-    others = _other_settings(trained, model, bool(head_sentences), bool(doubts)) if trained and not theirs else []
+    others = other_settings(trained, model, bool(head_sentences), bool(doubts)) if trained and not theirs else []
     return [*file.sentences, *own, *sentences, *others, *positions, *pool_sentences, *head_sentences]
 
 
@@ -193,84 +184,6 @@ def _methods(model: VisionTransformer) -> list[str]:
     """Return the classes of the position embeddings of a network."""
     parts = getattr(model.pos_embed, "parts", {})
     return [type(part).__name__ for part in parts.values()] or [type(model.pos_embed).__name__]
-
-
-def _other_scale(trained: VisionTransformer, model: VisionTransformer) -> list[str]:
-    """Return a sentence if the model multiplies its position tables by another ``scale``: tables stay as they are."""
-    added = [part for part in trained.pos_embed.modules() if isinstance(part, AddedPosEmbed)]
-    own = [part for part in model.pos_embed.modules() if isinstance(part, AddedPosEmbed)]
-    return [
-        f"`scale` of positions: the file's is {a.chosen_scale:g} and the model's {b.chosen_scale:g}, so that the same "
-        f"table adds {b.chosen_scale / a.chosen_scale:.3g} times as much"
-        for a, b in zip(added, own, strict=False)
-        if type(a) is type(b) and a.chosen_scale != b.chosen_scale
-    ]
-
-
-def _other_settings(
-    trained: VisionTransformer, model: VisionTransformer, has_new_head: bool, has_other_positions: bool
-) -> list[str]:
-    """Return a sentence if the model computes something else with the same weights; a new head may pool otherwise."""
-    file, own = _settings(trained), _settings(model)
-    if has_other_positions:  # of which another sentence tells
-        file = {key: value for key, value in file.items() if not key[0].startswith("pos_embed")}
-    differ = {key[-1]: key for key in reversed(file) if key in own and file[key] != own[key]}  # the first of each name
-    if "num_heads" in differ:
-        differ.pop("qk_scale", None)  # which follows from it
-    pool = differ.pop("global_pool", None)
-    theirs, ours = (", ".join(f"{k}={of[key]}" for k, key in sorted(differ.items())) for of in (file, own))
-    told = [f"weights: the file's network has {theirs} where this one has {ours}, and computes something else"]
-    told = told if differ else []
-    if pool and not has_new_head and not getattr(model, "pools_nothing", False):
-        what = "head: the file's reads" if model.num_classes else "features: the file's network has"
-        told.append(f"{what} global_pool={file[pool]} where this one has {own[pool]}")
-    return told
-
-
-def _settings(model: VisionTransformer) -> dict[tuple[str, str], Any]:
-    """Return what decides, beside weights, what the parts of a network compute, by the part and the argument.
-
-    That are the classes of parts, and the arguments that they keep; one that only draws weights is not kept.
-    """
-    found: dict[tuple[str, str], Any] = {}
-    for name, part in model.named_modules():
-        kept, last = vars(part), name.rpartition(".")[2]
-        if not type(part).__module__.startswith("torch."):
-            left_out = {*_COMPUTE_THE_SAME, *getattr(part, "completed_by", ())}
-            left_out |= {"style"} if kept.get("trainable") else set()  # of a formula that only begins a table
-            taken = {key: kept[key] for key in taken_by(type(part)) if key in kept and key not in left_out}
-            found |= {(name, key): _plain(value) for key, value in taken.items() if _is_plain(value)}
-        elif "eps" in kept:
-            found[name, "norm_eps"] = kept["eps"]
-        if name.endswith((".act", ".mlp.1", ".transition.1")):
-            found[name, "act_layer"] = f"{type(part).__name__}({part.extra_repr()})"
-        if last in _PARTS or (last.isdigit() and name == f"blocks.{last}"):
-            found[name, _PARTS.get(last, "block")] = type(part).__name__
-        found |= {(name, key): _plain(value) for key, value in _of_tokenizer(part).items()}
-    return found
-
-
-def _of_tokenizer(part: nn.Module) -> dict[str, Any]:
-    """Return the arguments of a tokenizer of windows or one of its layers that it keeps in another form."""
-    if isinstance(part, TokenPerformer):
-        return {"t2t_attn": "performer_relu" if part.relu else "performer"}
-    if isinstance(part, TokenAttention):
-        return {"t2t_qk_scale": part.scale}
-    if not isinstance(part, T2TTokenizer | ConvStem):
-        return {}
-    kernels, strides, _ = zip(*part.splits, strict=True)
-    own = {"t2t_kernels": kernels, "t2t_strides": strides}
-    return own | {"t2t_dilations": part.dilations, "t2t_padding": part.padding}
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    return isinstance(value, str | int | float | None)
-
-
-def _plain(value: Any) -> Any:
-    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
 
 
 def _built_without_weights(arguments: ModelArgs) -> VisionTransformer:
