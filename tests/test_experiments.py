@@ -73,8 +73,8 @@ def test_every_verdict_of_a_page_is_that_of_its_report(path):
 
 
 def conclusions(page):
-    """Yield the paragraphs and bullets of a page that conclude, and the rows that their comments name."""
-    for text in re.split(r"\n\n|\n(?=- )", (ROOT / page).read_text()):
+    """Yield the paragraphs, tables and bullets of a page that conclude, and the rows that their comments name."""
+    for text in re.split(r"\n\n(?!<!-- rows)|\n(?=- )", (ROOT / page).read_text()):
         rows = re.findall(r"<!-- rows: (.*?) -->", text, flags=re.S)
         words = re.sub(r"<!--.*?-->|`[^`]*`|\]\([^)]*\)", "", text, flags=re.S)
         if rows or re.match(r"(- )?\*\*(Answer|The |Does |T2T |\"Without)|\*Where does", text.strip()):
@@ -129,7 +129,8 @@ def test_a_conclusion_names_the_rows_that_it_stands_on_and_says_their_numbers(pa
 
 @pytest.mark.parametrize("name", ["t2t_positions", "pretraining"])
 def test_an_answer_names_every_claim_of_its_reports(name):
-    (answer,) = [rows for words, rows in conclusions(f"experiments/{name}/README.md") if words.startswith("**Answer")]
+    top = (ROOT / f"experiments/{name}/README.md").read_text().partition("\n## ")[0]
+    answer = [named(*each) for part in re.findall(r"<!-- rows: (.*?) -->", top) for each in pieces(part)]
     there = {(place, int(row)) for place, kind, row, _ in answer if kind == "claim"}
     for path in RESULTS:
         if path.parents[2].name == name:
