@@ -18,8 +18,8 @@ from timm.models._registry import _model_to_module
 from torch import nn
 
 from vitlab.models.convert import weights_for_timm
-from vitlab.models.create import timm_arguments, timm_file
 from vitlab.models.load import load_weights
+from vitlab.models.timm_networks import timm_arguments, timm_file
 from vitlab.models.vit import VisionTransformer
 
 COMMAND = "python benchmarks/timm_table.py docs/timm.md"

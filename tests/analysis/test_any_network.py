@@ -19,8 +19,8 @@ from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError
 from vitlab.jobs.find_subject import View, named_subject
 from vitlab.jobs.load import load_pictures, load_trained
-from vitlab.models.create import timm_model
 from vitlab.models.sizes import SIZES
+from vitlab.models.timm_networks import timm_model
 from vitlab.models.walk import probabilities
 
 

@@ -5,8 +5,9 @@ from timm.models.beit import Beit
 from timm.models.eva import Eva
 from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg
 
-from vitlab.models.convert import from_timm, resize_patch_kernels, same_table, timm_positions, weights_for_timm
+from vitlab.models.convert import from_timm, resize_patch_kernels, same_table, weights_for_timm
 from vitlab.models.load import load_weights
+from vitlab.models.timm_networks import timm_positions
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.weights_file import WeightsFile
 

@@ -10,7 +10,7 @@ from torchvision.models import VisionTransformer as TorchvisionViT
 
 import vitlab.models
 from vitlab.data.timm_images import images_of_timm
-from vitlab.models import VisionTransformer, create, create_model, load, load_network
+from vitlab.models import VisionTransformer, create, create_model, load, load_network, timm_networks
 from vitlab.models.convert import convert_layout
 from vitlab.models.create import load_of_library
 from vitlab.models.walk import as_transformer
@@ -68,7 +68,7 @@ def test_no_other_name_is_proposed_where_a_download_fails(monkeypatch):
     monkeypatch.setattr(timm, "create_model", offline)
     for name in ("timm:deit_small_patch16_224", "timm:deit_small_patch16_224.fb_in1k"):
         with pytest.raises(ValueError, match=f"^timm has no weights to give for {name}: no internet$"):
-            create.timm_model(name, pretrained=True)
+            timm_networks.timm_model(name, pretrained=True)
 
 
 def test_weights_bring_their_classes_unless_others_are_requested(checkpoint, caplog):

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from vitlab.models.convert import weights_for_timm
-from vitlab.models.create import timm_arguments, timm_file
 from vitlab.models.load import load_weights
+from vitlab.models.timm_networks import timm_arguments, timm_file
 from vitlab.models.vit import VisionTransformer
 
 timm = pytest.importorskip("timm")

@@ -35,10 +35,11 @@ from vitlab.jobs.checkpoint import (
 from vitlab.jobs.load import decoding_of, exported_card, load_pictures, load_trained, pipeline_of
 from vitlab.jobs.restore import evaluation_args, load_data_state, naming_place_of_data, one_device, restore
 from vitlab.jobs.terminal import say
-from vitlab.models.create import NoCounterpart, create_model
+from vitlab.models.create import create_model
 from vitlab.models.foreign import AnyNetwork
 from vitlab.models.load import load_network, network_args
 from vitlab.models.sizes import SIZES
+from vitlab.models.timm_networks import NoCounterpart
 from vitlab.models.walk import Asked, as_transformer
 from vitlab.models.weights_file import WeightsFile, read_weights
 from vitlab.named_kwargs import full_signature

@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitlab.class_paths import ClassSpec
-from vitlab.layers.pos_embed import PosEmbedChoice
 from vitlab.layers.pos_embed.added import AddedPosEmbed
 from vitlab.tokenizers.patch import pseudo_inverse_resize
 
@@ -117,45 +115,6 @@ def fuse_projections(state: State) -> State:
         else:
             fused[name] = value
     return fused
-
-
-def timm_positions(theirs: Any) -> PosEmbedChoice:
-    """Return the arguments of our position embedding that is equivalent to that of timm's ``theirs``.
-
-    Example:
-        >>> from timm.models import VisionTransformer
-        >>> timm_positions(VisionTransformer(img_size=32, patch_size=16, embed_dim=8, depth=1, num_heads=1))
-        'learned'
-    """
-    tables = getattr(theirs, "embeds", theirs)
-    parts: list[str | ClassSpec] = [] if tables.pos_embed is None else ["learned"]
-    parts += [] if getattr(tables, "pos_embed_y", None) is None else ["factorized"]
-    attn = theirs.blocks[0].attn
-    shared = getattr(theirs, "rel_pos_bias", None) is not None
-    if shared or getattr(attn, "relative_position_bias_table", None) is not None:
-        join = {"join": "every_layer_shared"} if shared else {}
-        parts.append({"class_path": "relpos", "init_args": join})
-    if (rope := getattr(theirs, "rope", None)) is not None:
-        parts.append(_timm_rotation(theirs, rope))
-    if len(parts) > 1:
-        return parts
-    return parts[0] if parts else "none"
-
-
-def _timm_rotation(theirs: Any, rope: Any) -> str | ClassSpec:
-    kind, half = type(rope).__name__, getattr(theirs.blocks[0].attn, "rotate_half", False)
-    axes = "yx" if getattr(rope, "grid_indexing", "xy") == "ij" else "xy"
-    args = {"theta": float(rope.temperature), "axes": axes, "pairs": "half" if half else "interleaved"}
-    match kind:
-        case "RotaryEmbeddingMixed":
-            return "rope_mixed"
-        case "RotaryEmbeddingCat" if rope.ref_feat_shape in (None, rope.feat_shape) and not rope.grid_offset:
-            return {"class_path": "rope2d", "init_args": {"coordinates": "index", **args}}
-        case "RotaryEmbeddingDinoV3" if rope.normalize_coords == "separate" and not rope.grid_offset:
-            moves = {"shift": rope.shift_coords, "jitter": rope.jitter_coords, "rescale": rope.rescale_coords}
-            moves = {name: value for name, value in moves.items() if value is not None}
-            return {"class_path": "rope2d", "init_args": {"coordinates": "normalized", **args, **moves}}
-    raise ValueError(f"this network of timm has no counterpart here: it has {kind} of another grid")
 
 
 def rename_blocks(state: State) -> State:

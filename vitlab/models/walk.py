@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from vitlab.errors import UsageError, not_finite
 from vitlab.layers.resample import Grid
 from vitlab.models.convert_peers import peer_file
-from vitlab.models.create import NoCounterpart, same_network, timm_file
+from vitlab.models.create import same_network
 from vitlab.models.foreign import AnyNetwork
 from vitlab.models.hooks import caught_inputs
+from vitlab.models.timm_networks import NoCounterpart, timm_file
 from vitlab.models.vit import VisionTransformer
 from vitlab.tokenizers.patch import PatchEmbed
 from vitlab.tokenizers.splits import pair
@@ -29,7 +30,7 @@ def as_transformer(theirs: nn.Module, name: str) -> VisionTransformer:
         NoCounterpart: For a network of another library, or one without an equivalent here.
 
     Example:
-        >>> from vitlab.models.create import timm_model
+        >>> from vitlab.models.timm_networks import timm_model
         >>> as_transformer(timm_model("timm:test_vit", pretrained=False), "timm:test_vit").grid_size
         (10, 10)
     """
