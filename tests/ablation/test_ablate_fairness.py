@@ -30,7 +30,7 @@ from vitlab.layers.pos_embed import PosEmbed
 from vitlab.models.vit import VisionTransformer
 from vitlab.runs.directory import RunDir
 from vitlab.tasks import Classifier
-from vitlab.tasks.optimizer import schedule
+from vitlab.tasks.schedule import schedule
 
 pytestmark = pytest.mark.slow
 

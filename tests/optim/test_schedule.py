@@ -3,7 +3,7 @@ import torch
 from timm.scheduler import CosineLRScheduler
 
 from vitlab.optim import warmed_up
-from vitlab.tasks.optimizer import schedule
+from vitlab.tasks.schedule import schedule
 
 
 def test_the_schedule_is_timms_with_ten_epochs_of_cooldown():

@@ -27,7 +27,7 @@ from vitlab.pretraining import DINO
 from vitlab.pretraining.dino import cosine, koleo
 from vitlab.runs.directory import RunDir
 from vitlab.tasks import Classifier
-from vitlab.tasks.optimizer import build_scheduler
+from vitlab.tasks.schedule import build_scheduler
 
 ROOT = Path(__file__).parents[2]
 TINY = {"img_size": 8, "in_chans": 2, "patch_size": 2, "embed_dim": 16, "depth": 1, "num_heads": 2}

@@ -14,7 +14,8 @@ from vitlab import interface
 from vitlab.errors import UsageError
 from vitlab.optim import warmed_up
 from vitlab.tasks import Classifier, Regressor
-from vitlab.tasks.optimizer import build_optimizer, build_scheduler, schedule
+from vitlab.tasks.optimizer import build_optimizer
+from vitlab.tasks.schedule import build_scheduler, schedule
 
 TINY = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 2}
 HERE = __name__

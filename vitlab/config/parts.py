@@ -19,7 +19,7 @@ from vitlab.models.old_names import DEFAULTS, OLD, upgrade
 from vitlab.objects import PARTS
 from vitlab.ranges import check_ranges
 from vitlab.tasks.base import Task
-from vitlab.tasks.optimizer import schedule_and_args
+from vitlab.tasks.schedule import schedule_and_args
 
 _WORD = re.compile(r"([^({]+)\((\{.*\})\)")
 _KEY = re.compile(rf"model\.(?:init_args\.)?({'|'.join(PARTS)})(?:\.(.+))?")

@@ -7,7 +7,7 @@ from vitlab.class_paths import ClassSpec
 from vitlab.layers.compiled import CompileMode
 from vitlab.models.arguments import NetworkArgs
 from vitlab.optim import ScheduleName
-from vitlab.tasks.optimizer import SchedulerSpec
+from vitlab.tasks.schedule import SchedulerSpec
 
 
 class TaskArgs(NetworkArgs, total=False):

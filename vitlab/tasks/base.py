@@ -23,21 +23,17 @@ from vitlab.optim import ScheduleName, param_groups, slow_earlier_blocks
 from vitlab.packed_batch import PackedBatch
 from vitlab.tasks.meter import Meter, add_metrics, in_32_bits
 from vitlab.tasks.optimizer import (
-    SchedulerSpec,
     accumulate_from_the_start,
     as_part_of_step,
     build_optimizer,
-    build_scheduler,
     check_groups,
     check_recipe,
     clip_or_skip,
     complete_step,
     freeze_parts,
     groups_outside,
-    schedule,
-    step_plateaus,
-    step_scheduler,
 )
+from vitlab.tasks.schedule import SchedulerSpec, build_scheduler, schedule, step_plateaus, step_scheduler
 from vitlab.tasks.sizes import check_forms, take_sizes, weights_seen
 
 

@@ -49,7 +49,7 @@ def _trained(arm: Resolved, record: Record, rows: list[dict[str, Any]]) -> dict[
         return length
     total = record["sum_of_learning_rates"]
     if steps < planned:  # stopped early: the schedule was for all steps
-        from vitlab.tasks.optimizer import schedule
+        from vitlab.tasks.schedule import schedule
 
         first = max((row["step"] for row in rows if row["epoch"] == 0), default=planned)  # may be cut
         epoch = steps_of_an_epoch(arm.config, record) or first

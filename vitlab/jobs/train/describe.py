@@ -26,7 +26,7 @@ from vitlab.models.cost import call_on_meta, count_all_parameters
 from vitlab.tables import counted
 from vitlab.tasks.base import Task
 from vitlab.tasks.distillation import Distillation
-from vitlab.tasks.optimizer import SHAPES, schedule_and_args
+from vitlab.tasks.schedule import SHAPES, schedule_and_args
 from vitlab.tokenizers.t2t import T2TTokenizer
 
 NEAR = 0.1  # of a standard deviation: so much may statistics of images differ without a word
