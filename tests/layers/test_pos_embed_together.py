@@ -61,7 +61,7 @@ def test_parts_keep_their_options_and_their_rates():
         (["rope2d", "rope_mixed"], "rope2d and rope_mixed both rotate"),
         (["learned", "none"], "at least two methods, and 'none' is not one"),
         (["learned"], "at least two methods"),
-        (["relpos", "relpos"], "name each method only once, got relpos . relpos"),
+        (["relpos", "relpos"], "methods of a list need names of their own, got relpos . relpos"),
         (["learned", "ropd"], 'did you mean "rope2d"'),
     ],
 )
@@ -74,12 +74,9 @@ class Wave(PosEmbed):
     pass
 
 
-def test_two_classes_of_one_name_in_a_list_are_told_apart_from_one_method_twice():
-    own = {"class_path": f"{__name__}.Wave", "init_args": {}}
-    with pytest.raises(ValueError, match=r"two classes of one name .* rename one of .*\.Wave, other\.Wave"):
-        build([own, "other.Wave"])
-    with pytest.raises(ValueError, match="name each method only once"):
-        build([own, f"{__name__}.Wave"])
+def test_two_classes_of_one_name_in_a_list_are_refused_with_their_paths():
+    with pytest.raises(ValueError, match=rf"need names of their own, got {__name__}\.Wave . other\.Wave"):
+        build([f"{__name__}.Wave", "other.Wave"])
 
 
 def test_every_method_of_a_list_is_resized_by_a_policy_that_it_has():

@@ -330,7 +330,7 @@ WRONG = {
     "no argument": ({"pos_embed": spec("Slope", strt=1)}, 'takes no argument `strt`; did you mean "start"'),
     "a value it refuses": ({"pos_embed": spec("Slope", start="x")}, "Slope refuses its arguments: "),
     "no such key": ({"pos_embed": {"path": "x"}}, "`pos_embed` must be a word, a class path or {class_path"),
-    "joins it has not": ({"pos_embed": "none", "pos_embed_join": "stem"}, "`pos_embed.join` must be one of null only"),
+    "joins it has not": ({"pos_embed": "none", "pos_embed_join": "stem"}, "`pos_embed.join` must be null for"),
     "another shape": ({"act_layer": "GLU"}, r"GLU must keep the shape of tokens, but maps .* to \(2, 3, 16\)"),
     "no activation": ({"act_layer": "Linear"}, "`act_layer`: torch.nn.modules.linear.Linear refuses its arguments"),
     "a norm of maps": ({"norm_layer": "BatchNorm2d"}, r"BatchNorm2d does not take \(B, L, 8\) tokens"),

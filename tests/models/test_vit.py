@@ -439,7 +439,7 @@ DENSE = {"block": {"class_path": "dense", "init_args": {"dense_blocks": [1, 1], 
         ({"pos_embed": "rope"}, "`pos_embed` must be one of none, learned, .* got 'rope'"),
         ({"act_layer": "swish"}, "`act_layer` must be one of gelu, gelu_tanh, quick_gelu, relu, silu, .* got 'swish'"),
         ({"norm_layer": "batchnorm"}, "`norm_layer` must be one of layernorm, rmsnorm, .* got 'batchnorm'"),
-        ({"rope_theta": 10.0}, "`pos_embed.theta` belongs to"),
+        ({"rope_theta": 10.0}, "Learned takes no argument `theta`"),
         ({"rope_theta": 10.0, "pos_embed": ["learned", "rope2d"]}, "`rope_theta` cannot be given for a list"),
     ],
 )

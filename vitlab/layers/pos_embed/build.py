@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from inspect import Parameter
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 from vitlab.class_paths import ClassSpec, build_part, choice_text, find_class, name_and_args
 from vitlab.layers.plain import goes_around
@@ -54,19 +54,6 @@ POS_EMBEDS: dict[PosEmbedName, type[PosEmbed]] = {
 }
 
 
-class NetworkSizes(TypedDict):
-    """What a position embedding can ask of its network, besides the grid.
-
-    >>> sizes: NetworkSizes = dict(embed_dim=8, num_heads=2, head_dim=4, depth=1, num_prefix_tokens=1)
-    """
-
-    embed_dim: int
-    num_heads: int
-    head_dim: int
-    depth: int
-    num_prefix_tokens: int
-
-
 def build_pos_embed(
     name: PosEmbedChoice,
     grid_size: Grid,
@@ -94,7 +81,7 @@ def build_pos_embed(
         >>> build_pos_embed("relpos", (2, 3), embed_dim=8, num_heads=2, depth=1, num_prefix_tokens=1).bias(0).shape
         torch.Size([2, 7, 7])
     """
-    offered: NetworkSizes = {
+    offered = {
         "embed_dim": embed_dim,
         "num_heads": num_heads,
         "head_dim": embed_dim // num_heads,
@@ -103,48 +90,50 @@ def build_pos_embed(
     }
     if not isinstance(name, list | tuple):
         return _build_one(name, grid_size, offered)
-    parts = [(name_and_args("pos_embed", part)[0].rpartition(".")[2], part) for part in name]
-    if len(dict(parts)) < len(parts):
-        paths = dict.fromkeys(name_and_args("pos_embed", part)[0] for part in name)
-        if len(paths) == len(parts):
-            rule = "two classes of one name cannot be in a list, where each is called by its name: rename one of"
-            raise ValueError(f"`pos_embed`: {rule} {', '.join(paths)}")
-        raise ValueError(f"`pos_embed`: a list must name each method only once, got {choice_text(name)}")
+    words = [name_and_args("pos_embed", part)[0].rpartition(".")[2] for part in name]
+    if len(set(words)) < len(words):
+        raise ValueError(f"`pos_embed`: methods of a list need names of their own, got {choice_text(name)}")
+    parts = zip(words, name, strict=True)
     return Together(grid_size, {word: _build_one(part, grid_size, offered) for word, part in parts})
 
 
-def _build_one(name: Any, grid_size: Grid, offered: NetworkSizes) -> PosEmbed:
+def _build_one(name: Any, grid_size: Grid, sizes: Mapping[str, int]) -> PosEmbed:
+    """Build one method. ``scale`` and ``resize`` are set here, unless its constructor takes them."""
     method, args = name_and_args("pos_embed", name)
     cls = POS_EMBEDS.get(method) or find_class("pos_embed", method, PosEmbed, POS_EMBEDS)  # type: ignore[call-overload]
-    trainable, join, taken = args.pop("trainable", None), args.pop("join", None), taken_by(cls)
+    taken = taken_by(cls)
+    join, trainable = args.pop("join", None), args.pop("trainable", None)
     scale = 1.0 if "scale" in taken else args.pop("scale", 1.0)
     resize = None if "resize" in taken else args.pop("resize", None)
-    theta = None if _is_rotary(cls) else args.pop("theta", None)  # to refuse it
-    _check_options(choice_text({"class_path": method, "init_args": args}), cls, join, theta)
-    if resize is not None and resize not in cls.policies:
-        choices = f"one of {', '.join(cls.policies)} or null" if cls.policies else "null: there is nothing to resize"
-        raise ValueError(f"`pos_embed.resize` must be {choices} for pos_embed={method!r}, got {resize!r}")
-    usual = {"join": next(iter(cls.joins), None), "trainable": False}  # where the class has no default of its own
-    options = {option: value for option, value in usual.items() if _default(taken, option) in (None, Parameter.empty)}
-    options |= {option: value for option, value in (("join", join), ("trainable", trainable)) if value is not None}
-    module: PosEmbed = build_part("pos_embed", cls, args, {**offered, **options}, grid_size)
-    if scale != 1:
-        if not isinstance(module, AddedPosEmbed) or not isinstance(scale, int | float) or not 0 < scale < 1e6:
-            rule = "belongs to a method that adds a vector to each token, and must be above 0"
-            raise ValueError(f"`scale` {rule}, got {scale!r} for pos_embed={choice_text(name)!r}")
-        hooks = ("forward" if module.join == "stem" else "enter", "added")
-        own = (hook for hook in hooks if goes_around(type(module), AddedPosEmbed, hook, "added", "chosen_scale"))
-        if (hook := next(own, None)) is not None:
-            rule = f"multiplies `table`, which `{hook}` of {type(module).__name__} goes around"
-            raise ValueError(f"`scale` {rule}, got {scale!r}: leave it out, or make it an argument of the constructor")
-        module.chosen_scale = float(scale)
+    for option, value, choices in (("join", join, cls.joins), ("resize", resize, cls.policies)):
+        if value not in (None, *choices):
+            allowed = f"one of {', '.join(choices)} or null" if choices else "null"
+            raise ValueError(f"`pos_embed.{option}` must be {allowed} for pos_embed={method!r}, got {value!r}")
+    offered: dict[str, Any] = {**sizes}
+    for option, value, usual in (("join", join, next(iter(cls.joins), None)), ("trainable", trainable, False)):
+        if value is not None:
+            offered[option] = value
+        elif option in taken and taken[option].default in (None, Parameter.empty):
+            offered[option] = usual
+    module: PosEmbed = build_part("pos_embed", cls, args, offered, grid_size)
     module.chosen_policy = resize
+    if scale != 1:
+        _set_scale(module, scale)
     _check_built(method, module, grid_size, trainable, join, taken)
     return module if trainable is None else module.requires_grad_(trainable)
 
 
-def _default(taken: Mapping[str, Parameter], option: str) -> Any:
-    return taken[option].default if option in taken else None
+def _set_scale(module: PosEmbed, scale: float) -> None:
+    """Multiply what a method adds to the tokens, or refuse to where its class adds something else."""
+    name = type(module).__name__
+    if not isinstance(module, AddedPosEmbed) or not isinstance(scale, int | float) or not 0 < scale < 1e6:
+        rule = "belongs to a method that adds a vector to each token, and must be above 0"
+        raise ValueError(f"`scale` {rule}, got {scale!r} for {name}")
+    for hook in ("forward" if module.join == "stem" else "enter", "added"):
+        if goes_around(type(module), AddedPosEmbed, hook, "added", "chosen_scale"):
+            rule = f"multiplies `table`, which `{hook}` of {name} goes around"
+            raise ValueError(f"`scale` {rule}, got {scale!r}: leave it out, or make it an argument of the constructor")
+    module.chosen_scale = float(scale)
 
 
 def _check_built(
@@ -172,18 +161,3 @@ def _check_built(
     if join not in (None, acts):
         rule = f"must be {acts} or null for pos_embed={name!r}, whose constructor does not pass `join` on"
         raise ValueError(f"`pos_embed.join` {rule}, got {join!r}")
-
-
-def _check_options(name: str, cls: type[PosEmbed], join: PosEmbedJoin | None, theta: float | None) -> None:
-    if join is not None and join not in cls.joins:
-        allowed = ", ".join(cls.joins) or "null only"
-        raise ValueError(f"`pos_embed.join` must be one of {allowed} for pos_embed={name!r}, got {join!r}")
-    if theta is not None:
-        rotary = " and ".join(repr(known) for known, cls in POS_EMBEDS.items() if _is_rotary(cls))
-        raise ValueError(
-            f"`pos_embed.theta` belongs to pos_embed={rotary}: leave it at null for pos_embed={name!r}, got {theta}"
-        )
-
-
-def _is_rotary(cls: type[PosEmbed]) -> bool:
-    return "theta" in taken_by(cls)
