@@ -59,12 +59,10 @@ class PosEmbed(Resizable, metaclass=Described):
         A class with biases of its own says ``splits_queries`` itself, or gives all rows; one with a rotation of its own
         says ``rotates_stacked`` itself, or receives queries and keys apart.
         """
-        super().__init_subclass__(**kwargs)
         for flag, hooks in (("rotates_stacked", {"rotate"}), ("splits_queries", {"bias", "biases", "relate"})):
-            own = ((base, vars(base).keys() - vars(base).get("of_mixins", ())) for base in cls.__mro__)
-            first = next(base for base, names in own if names & {flag, *hooks})
-            if flag not in vars(first):  # but a hook, maybe of a mixin
-                setattr(cls, flag, False)
+            first = next(base for base in cls.__mro__ if vars(base).keys() & {flag, *hooks})
+            setattr(cls, flag, vars(first).get(flag, False))
+        super().__init_subclass__(**kwargs)
         by_queries: Any = cls.relate  # its own, of a base class or of a mixin
         cls.relates = by_queries is not PosEmbed.relate
         if len(inspect.signature(by_queries, follow_wrapped=False).parameters) == 3:
