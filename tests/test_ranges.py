@@ -40,7 +40,7 @@ def test_every_numeric_key_has_a_range_that_holds_its_default():
     keys = dict(numeric_keys())
     assert len(keys) > 70
     assert set(keys) - set(RANGES) == {"trainer.max_time"}  # a time, which Lightning reads
-    assert set(RANGES) <= {*keys, "model.theta"}  # an option of some positions
+    assert set(RANGES) <= {*keys, "model.theta", "model.register_theta"}  # an option of some positions
     for key, default in keys.items():
         group, _, name = key.partition(".")
         check_ranges(group, {name: default})

@@ -1,7 +1,7 @@
-"""The one table of valid ranges for the numbers of a configuration, used by checks and help."""
+"""The one table of valid ranges for the numbers of a configuration, used by checks and help; and a check of words."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from numbers import Real
 from typing import Any
 
@@ -18,7 +18,7 @@ _INTERVALS = {  # [ and ] include the limit, ( and ) do not
         "[0, 1)": "mask_share attn_dropout dropout drop_path_rate t2t_dropout",
         "(0, 1]": "layer_decay",
         "(0, 10]": "init_std",
-        "(1, 1e12]": "rope_theta theta",
+        "(1, 1e12]": "rope_theta theta register_theta",
         "[0, 1e6]": "warmup_epochs cooldown_epochs num_classes num_targets class_weights",
         "[1, 1e9]": "lr_batch prototypes",
         "[1, 1000]": "depth mask_block dense_blocks dense_growth t2t_kernels t2t_strides t2t_dilations",
@@ -90,6 +90,16 @@ def check_arguments(**numbers: float | None) -> None:
         >>> check_arguments(depth=12, dropout=0.1)
     """
     check_ranges("model", numbers, prefix="")
+
+
+def check_word(name: str, value: Any, words: Collection[str]) -> None:
+    """Refuse a value that is not one of ``words``.
+
+    Example:
+        >>> check_word("axes", "xy", ("xy", "yx"))
+    """
+    if value not in words:
+        raise ValueError(f"`{name}` must be one of {', '.join(words)}, got {value!r}")
 
 
 def _numbers(value: Any) -> Iterator[Any]:

@@ -29,7 +29,7 @@ SIZE = {"grid_size": (14, 14), "embed_dim": 384, "num_heads": 6, "depth": 12, "n
 
 
 def build(name, **options):
-    given = {key: options.pop(key) for key in ("join", "trainable", "theta") if key in options}
+    given = {key: options.pop(key) for key in ("join", "trainable", "theta", "style") if key in options}
     return build_pos_embed({"class_path": name, "init_args": given} if given else name, **(SIZE | options))
 
 
@@ -118,7 +118,7 @@ def test_a_join_that_a_method_lacks_names_those_it_has(name, join, allowed):
 @pytest.mark.parametrize("theta", [1.0, 0.0, -2.0, float("nan")])
 @pytest.mark.parametrize("name", ["rope2d", "rope_mixed"])
 def test_theta_must_be_above_1(name, theta):
-    with pytest.raises(ValueError, match=f"`theta` must be above 1, got {theta}"):
+    with pytest.raises(ValueError, match=rf"`theta` must be in \(1, 1e12\], got {theta}"):
         build(name, theta=theta)
 
 
@@ -225,9 +225,10 @@ def test_a_class_path_that_never_was_one_is_refused():
     [
         (lambda: LieRE((2, 2), head_dim=6, num_heads=1, block=4), "`pos_embed.block` must divide the head width"),
         (lambda: Fourier((2, 2), embed_dim=7), "`embed_dim` must be even"),
+        (lambda: build("sincos2d", style="mea"), "`style` must be one of mae, moco, big_vision, timm, got 'mea'"),
     ],
 )
-def test_impossible_widths_are_refused(make, sentence):
+def test_impossible_options_are_refused(make, sentence):
     with pytest.raises(ValueError, match=sentence):
         make()
 

@@ -148,7 +148,7 @@ def test_training_moves_all_coordinates_of_a_batch_together_and_evaluation_none(
     [
         ({"pairs": "halves"}, "`pairs` must be one of interleaved, half, got 'halves'"),
         ({"shift": 0.1}, "apply only to coordinates='normalized'"),
-        ({"register_theta": 1.0}, "`register_theta` must be above 1, got 1.0"),
+        ({"register_theta": 1.0}, r"`register_theta` must be in \(1, 1e12\], got 1.0"),
         ({"register_theta": 100.0}, "`register_theta` rotates prefix tokens, and the network has none: leave it out"),
         ({**DINO, "jitter": 0.5}, "`jitter` and `rescale` 1, got 0.0, 0.5"),
     ],

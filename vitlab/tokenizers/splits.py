@@ -8,6 +8,8 @@ from typing import Literal, get_args
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitlab.ranges import check_word
+
 Side = int | tuple[int, int]  # for both axes, or (rows, columns)
 Split = tuple[Side, Side, Side]  # kernel, stride, padding
 PaddingName = Literal["zero", "reflect", "replicate", "circular", "none"]
@@ -54,8 +56,7 @@ def soft_splits(
         >>> soft_splits([[7, 3]])  # rows, columns
         [((7, 3), (4, 2), (2, 1))]
     """
-    if mode not in get_args(PaddingName):
-        raise ValueError(f"`t2t_padding` must be one of {', '.join(get_args(PaddingName))}, got {mode!r}")
+    check_word("t2t_padding", mode, get_args(PaddingName))
     windows = check_sides("t2t_kernels", kernels)
     steps = [_ceil_div(k, 2) for k in windows] if strides is None else check_sides("t2t_strides", strides)
     if not windows or len(steps) != len(windows):

@@ -10,7 +10,7 @@ from vitlab.layers.mlp import ActChoice, Mlp, build_act
 from vitlab.layers.norm import NormChoice, build_norm
 from vitlab.layers.precision import without_autocast
 from vitlab.layers.recompute import recomputed
-from vitlab.ranges import check_arguments
+from vitlab.ranges import check_arguments, check_word
 
 T2TAttn = Literal["performer", "performer_relu", "transformer", "none"]
 
@@ -52,8 +52,7 @@ def build_token_layer(
         >>> build_token_layer("performer", in_dim=147, t2t_dim=64, norm_eps=1e-5)(torch.randn(1, 9, 147)).shape
         torch.Size([1, 9, 64])
     """
-    if t2t_attn not in get_args(T2TAttn):
-        raise ValueError(f"`t2t_attn` must be one of {', '.join(get_args(T2TAttn))}, got {t2t_attn!r}")
+    check_word("t2t_attn", t2t_attn, get_args(T2TAttn))
     softmax = t2t_attn == "transformer"
     unused: dict[str, Any] = {} if softmax else {"t2t_qk_scale": t2t_qk_scale}
     unused |= {} if softmax or t2t_num_heads == 1 else {"t2t_num_heads": t2t_num_heads}

@@ -2,7 +2,7 @@
 
 import math
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,9 @@ from vitlab.layers.pos_embed.base import PosEmbed, PosEmbedJoin
 from vitlab.layers.pos_embed.checked import in_precision_of
 from vitlab.layers.pos_embed.resizable import grid_cells, resizes
 from vitlab.layers.resample import Grid, ResizePolicy, resize_axis, resize_table
+from vitlab.ranges import check_word
+
+StyleName = Literal["mae", "moco", "big_vision", "timm"]
 
 
 class AddedPosEmbed(PosEmbed):
@@ -295,12 +298,13 @@ class SinCos2d(SinCosPosEmbed):
         depth: int = 1,
         join: PosEmbedJoin = "stem",
         trainable: bool = False,
-        style: Literal["mae", "moco", "big_vision", "timm"] = "mae",
+        style: StyleName = "mae",
     ) -> None:
         if embed_dim % 4:
             raise ValueError(f"`embed_dim` must be divisible by 4 for pos_embed='sincos2d', got embed_dim={embed_dim}")
         if style == "big_vision" and embed_dim < 8:
             raise ValueError(f"`embed_dim` must be at least 8 for style='big_vision', got embed_dim={embed_dim}")
+        check_word("style", style, get_args(StyleName))
         super().__init__(grid_size, embed_dim, join, trainable)
         self.style = style
         self._create_table(depth)

@@ -12,6 +12,7 @@ from vitlab.layers.pos_embed.base import PosEmbed, PosEmbedJoin
 from vitlab.layers.pos_embed.resizable import grid_cells
 from vitlab.layers.precision import without_autocast
 from vitlab.layers.resample import Grid, ResizePolicy
+from vitlab.ranges import check_arguments, check_word
 
 PairName = Literal["interleaved", "half"]
 
@@ -125,17 +126,15 @@ class RoPE2d(RotaryPosEmbed):
         self.is_explicit = None not in (coordinates, pairs, axes)  # weights of other libraries do not store these three
         coordinates, pairs, axes = coordinates or "index", pairs or "interleaved", axes or "xy"
         check_head_width("rope2d", head_dim)
-        check_base("theta", theta)
-        if register_theta is not None:
-            check_base("register_theta", register_theta)
-            if not num_prefix_tokens:
-                raise ValueError(
-                    f"`register_theta` rotates prefix tokens, and the network has none: leave it out, or set "
-                    f"`model.reg_tokens`, got {register_theta}"
-                )
-        check_word("coordinates", coordinates, "index", "normalized")
-        check_word("pairs", pairs, "interleaved", "half")
-        check_word("axes", axes, "xy", "yx")
+        check_arguments(theta=theta, register_theta=register_theta)
+        if register_theta is not None and not num_prefix_tokens:
+            raise ValueError(
+                f"`register_theta` rotates prefix tokens, and the network has none: leave it out, or set "
+                f"`model.reg_tokens`, got {register_theta}"
+            )
+        check_word("coordinates", coordinates, ("index", "normalized"))
+        check_word("pairs", pairs, ("interleaved", "half"))
+        check_word("axes", axes, ("xy", "yx"))
         if shift < 0 or min(jitter, rescale) < 1:
             raise ValueError(f"`shift` must be at least 0, `jitter` and `rescale` 1, got {shift}, {jitter}, {rescale}")
         moves = shift > 0 or max(jitter, rescale) > 1
@@ -238,7 +237,7 @@ class RoPEMixed(RotaryPosEmbed):
     ) -> None:
         super().__init__(grid_size, num_prefix_tokens)
         check_head_width("rope_mixed", head_dim)
-        check_base("theta", theta)
+        check_arguments(theta=theta)
         self.join = join
         angle = 2 * math.pi * torch.rand(self.num_sets(depth), num_heads, 1, dtype=torch.float32)
         self.freqs = nn.Parameter(mixed_freqs(angle, head_dim, theta))
@@ -280,26 +279,6 @@ def check_head_width(method: str, head_dim: int) -> None:
         raise ValueError(
             f"`embed_dim` / `num_heads` must be divisible by 4 for pos_embed={method!r}, got a head width of {head_dim}"
         )
-
-
-def check_base(name: str, value: float) -> None:
-    """Refuse a base of frequencies that is not above 1.
-
-    Example:
-        >>> check_base("theta", 100.0)
-    """
-    if not value > 1:
-        raise ValueError(f"`{name}` must be above 1, got {value}")
-
-
-def check_word(name: str, value: str, *words: str) -> None:
-    """Refuse a value that is not one of ``words``.
-
-    Example:
-        >>> check_word("axes", "xy", "xy", "yx")
-    """
-    if value not in words:
-        raise ValueError(f"`{name}` must be one of {', '.join(words)}, got {value!r}")
 
 
 class String(RoPEMixed):
