@@ -63,11 +63,6 @@ class RotaryPosEmbed(PosEmbed):
         rotated = _as_complex(x.to(dtype)) * torch.complex(cos.to(dtype), sin.to(dtype))
         return torch.view_as_real(rotated).flatten(-2).to(x.dtype)
 
-    def _cells(self) -> Tensor:
-        """Return y and x of every token, ``(2, L)`` in float64; zeros for prefix tokens."""
-        cells = torch.stack(grid_cells(self.grid_size, self.trained_grid))
-        return torch.cat([cells.new_zeros(2, self.num_prefix_tokens), cells], dim=1)
-
 
 def _as_complex(x: Tensor) -> Tensor:
     """Return neighboring channels as complex numbers, ``(..., d)`` to ``(..., d / 2)``; a view if strides allow."""
@@ -159,9 +154,7 @@ class RoPE2d(RotaryPosEmbed):
         factors = self.cos.new_empty(2, 1).uniform_(-1, 1) * math.log(self.jitter)
         factors = factors + self.cos.new_empty(1, 1).uniform_(-1, 1) * math.log(self.rescale)
         shift = self.cos.new_empty(2, 1).uniform_(-1, 1) * self.shift
-        cells = self._cells().to(self.cos)
-        cells[:, self.num_prefix_tokens :] += shift
-        cos, sin = self._tables(cells * factors.exp())
+        cos, sin = self._tables((self._cells().to(self.cos) + shift) * factors.exp())
         drawn = self.view()
         drawn._buffers.update(cos=cos, sin=sin)
         return drawn
@@ -170,29 +163,30 @@ class RoPE2d(RotaryPosEmbed):
         """Return ``(L, d / 2)`` cosines and sines, the same in every block."""
         return self.cos, self.sin
 
+    def _cells(self) -> Tensor:
+        """Return the ``(2, N)`` rows and columns of the patches in float64, as indices or in [-1, 1]."""
+        cells = torch.stack(grid_cells(self.grid_size, self.trained_grid))
+        if self.coordinates == "index":
+            return cells
+        return torch.stack([2 * (axis + 0.5) / side - 1 for axis, side in zip(cells, self.grid_size, strict=True)])
+
     def _tables(self, cells: Tensor) -> tuple[Tensor, Tensor]:
-        angles = self._angles(cells, self.theta)
+        """Return ``(L, d / 2)`` cosines and sines for patches at ``(2, N)`` rows and columns."""
+        angles, num_fixed = self._angles(cells, self.theta), self.num_prefix_tokens
         if self.register_theta is not None:  # ViT-5, Wang et al. 2026 (arXiv:2602.08071)
-            side, P = math.isqrt(self.num_prefix_tokens), self.num_prefix_tokens
-            grid = torch.stack(grid_cells((side, side))).to(cells)
-            angles[P - side * side : P] = self._angles(grid, self.register_theta)
+            side = math.isqrt(self.num_prefix_tokens)
+            registers = torch.stack(grid_cells((side, side))).to(cells)
+            angles, num_fixed = torch.cat([self._angles(registers, self.register_theta), angles]), num_fixed - side**2
+        angles = F.pad(angles, (0, 0, num_fixed, 0))
         return angles.cos(), angles.sin()
 
     def _angles(self, cells: Tensor, theta: float) -> Tensor:
-        """Return the ``(L, d / 2)`` angles of cells at ``(2, L)`` rows and columns."""
+        """Return the ``(N, d / 2)`` angles of cells at ``(2, N)`` rows and columns."""
         quarter = self.head_dim // 4
         freqs = theta ** -(torch.arange(quarter, dtype=cells.dtype, device=cells.device) / quarter)
         freqs = freqs * (2 * math.pi if self.coordinates == "normalized" else 1.0)
         y, x = (axis[:, None] * freqs for axis in cells)
         return torch.cat([x, y] if self.axes == "xy" else [y, x], dim=1)
-
-    def _cells(self) -> Tensor:
-        cells = super()._cells()
-        if self.coordinates == "index":
-            return cells
-        axes = zip(cells[:, self.num_prefix_tokens :], self.grid_size, strict=True)
-        patches = torch.stack([2 * (axis + 0.5) / side - 1 for axis, side in axes])
-        return torch.cat([cells[:, : self.num_prefix_tokens], patches], dim=1)
 
     def _resized_state(
         self, state: dict[str, Tensor], old_grid: Grid, policy: ResizePolicy, antialias: bool
@@ -245,7 +239,8 @@ class RoPEMixed(RotaryPosEmbed):
 
     def fill_tables(self) -> None:
         """Compute the coordinates of all tokens."""
-        self.register_buffer("cells", self._cells().to(self.freqs), persistent=False)
+        cells = F.pad(torch.stack(grid_cells(self.grid_size, self.trained_grid)), (self.num_prefix_tokens, 0))
+        self.register_buffer("cells", cells.to(self.freqs), persistent=False)
 
     def cos_sin(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return ``(A, L, d / 2)`` cosines and sines of block ``layer``."""
