@@ -1,13 +1,11 @@
 """The tokenizer of T2T-ViT: overlapping splits with token layers between them."""
 
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitlab.layers.mlp import ActChoice
-from vitlab.layers.norm import NormChoice
 from vitlab.layers.plain import is_plain
 from vitlab.layers.precision import convolves_as_products
 from vitlab.tokenizers.fused import covers, fused_tokens, goes_round_nothing
@@ -22,30 +20,6 @@ from vitlab.tokenizers.splits import (
     window_size,
 )
 from vitlab.tokenizers.token_layers import T2TAttn, build_token_layer
-
-
-class T2TArgs(TypedDict, total=False):
-    """Optional arguments of :class:`T2TTokenizer`; :class:`ConvStem` takes those of the windows.
-
-    Example:
-        >>> arguments: T2TArgs = {"t2t_attn": "transformer", "t2t_num_heads": 4, "t2t_padding": "reflect"}
-    """
-
-    t2t_attn: T2TAttn
-    t2t_kernels: Sequence[int | Sequence[int]]
-    t2t_strides: Sequence[int | Sequence[int]] | None
-    t2t_dilations: Sequence[int | Sequence[int]] | None
-    t2t_padding: PaddingName
-    t2t_dim: int | Sequence[int]
-    t2t_num_heads: int
-    t2t_mlp_ratio: float
-    t2t_qkv_bias: bool | None
-    t2t_qk_scale: float | None
-    t2t_value_skip: bool
-    t2t_act_layer: ActChoice
-    t2t_norm_layer: NormChoice
-    t2t_dropout: float | None
-    t2t_features: int | None
 
 
 class T2TTokenizer(nn.Module):
