@@ -46,7 +46,7 @@ def build_tokenizer(
         (2, 2)
     """
     pair("patch_size", patch_size)  # refuse a wrong value even if the tokenizer does not use it
-    offered = {"img_size": img_size, "in_chans": in_chans, "embed_dim": embed_dim}
+    offered: dict[str, Any] = {"img_size": img_size, "in_chans": in_chans, "embed_dim": embed_dim}
     offered |= {"patch_size": patch_size, "norm_eps": norm_eps}
     word, args = name_and_args("tokenizer", tokenizer)
     if (cls := TOKENIZERS.get(word)) is None:
@@ -62,7 +62,7 @@ def build_tokenizer(
 
 def _options(cls: Any) -> dict[str, Any]:
     """Return the options of a tokenizer, and of its token layers, with their types: what has a default, by name."""
-    options = {}
+    options: dict[str, Any] = {}
     for taker in (build_token_layer, cls.__init__) if cls is T2TTokenizer else (cls.__init__,):
         kinds, parameters = get_type_hints(taker), inspect.signature(taker).parameters.values()
         options |= {p.name: kinds[p.name] for p in parameters if p.default is not p.empty and p.name != "norm_eps"}
