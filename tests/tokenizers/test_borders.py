@@ -101,7 +101,7 @@ def test_all_borders_have_the_grid_of_zeros():
 
 
 def test_a_token_layer_without_attention_is_the_formula_token_by_token():
-    layer = TokenMlp(12, 6, mlp_ratio=1.5, value_bias=True).double()
+    layer = TokenMlp(12, 6, mlp_ratio=1.5, qkv_bias=True).double()
     torch.nn.init.normal_(layer.norm1.weight)
     x = torch.randn(2, 5, 12, dtype=torch.float64)
     normed = (x - x.mean(-1, keepdim=True)) / (x.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()

@@ -54,27 +54,26 @@ def build_token_layer(
     """
     check_word("t2t_attn", t2t_attn, get_args(T2TAttn))
     softmax = t2t_attn == "transformer"
-    unused: dict[str, Any] = {} if softmax else {"t2t_qk_scale": t2t_qk_scale}
-    unused |= {} if softmax or t2t_num_heads == 1 else {"t2t_num_heads": t2t_num_heads}
-    unused |= {"t2t_features": t2t_features} if t2t_attn in ("transformer", "none") else {}
-    unused |= {"t2t_value_skip": t2t_value_skip} if t2t_attn == "none" and not t2t_value_skip else {}
-    for name, value in unused.items():
-        if value is not None:
+    for name, value, default, is_used in (
+        ("t2t_num_heads", t2t_num_heads, 1, softmax),
+        ("t2t_qk_scale", t2t_qk_scale, None, softmax),
+        ("t2t_value_skip", t2t_value_skip, True, t2t_attn != "none"),
+        ("t2t_features", t2t_features, None, t2t_attn in ("performer", "performer_relu")),
+    ):
+        if value != default and not is_used:
             raise ValueError(f"`{name}` has no meaning for t2t_attn={t2t_attn!r}, got {value}")
     check_arguments(t2t_dropout=t2t_dropout, t2t_features=t2t_features)
     if not math.isfinite(t2t_mlp_ratio) or int(t2t_dim * t2t_mlp_ratio) < 1:
         raise ValueError(f"`t2t_mlp_ratio` must give the MLP at least one channel, got {t2t_mlp_ratio}")
-    layers: dict[str, Any] = {"mlp_ratio": t2t_mlp_ratio, "act_layer": t2t_act_layer}
-    layers |= {"norm_layer": t2t_norm_layer, "norm_eps": norm_eps}
+    given = {"qkv_bias": t2t_qkv_bias, "dropout": t2t_dropout}  # each layer has a default of its own
+    own: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    own |= {"mlp_ratio": t2t_mlp_ratio, "act_layer": t2t_act_layer, "norm_layer": t2t_norm_layer, "norm_eps": norm_eps}
     if t2t_attn == "none":
-        return TokenMlp(in_dim, t2t_dim, **layers, value_bias=bool(t2t_qkv_bias), dropout=t2t_dropout or 0.0)
-    layers["value_skip"] = t2t_value_skip
+        return TokenMlp(in_dim, t2t_dim, **own)
+    own["value_skip"] = t2t_value_skip
     if softmax:
-        heads: dict[str, Any] = {"num_heads": t2t_num_heads, "qkv_bias": bool(t2t_qkv_bias), "qk_scale": t2t_qk_scale}
-        return TokenTransformer(in_dim, t2t_dim, **heads, **layers, dropout=t2t_dropout or 0.0)
-    relu, bias = t2t_attn == "performer_relu", t2t_qkv_bias is not False
-    dropout = 0.1 if t2t_dropout is None else t2t_dropout
-    return TokenPerformer(in_dim, t2t_dim, **layers, features=t2t_features, relu=relu, qkv_bias=bias, dropout=dropout)
+        return TokenTransformer(in_dim, t2t_dim, num_heads=t2t_num_heads, qk_scale=t2t_qk_scale, **own)
+    return TokenPerformer(in_dim, t2t_dim, features=t2t_features, relu=t2t_attn == "performer_relu", **own)
 
 
 class TokenAttention(nn.Module):
@@ -191,7 +190,7 @@ class TokenMlp(nn.Module):
         in_dim: Width of the input tokens.
         dim: Width of the output tokens.
         mlp_ratio: Hidden width of the MLP, in units of ``dim``.
-        value_bias: Whether the projection to the values has a bias.
+        qkv_bias: Whether the projection to the values has a bias.
         act_layer: Activation of the MLP.
         norm_layer: Kind of both normalizations.
         norm_eps: Epsilon of both normalizations.
@@ -209,14 +208,14 @@ class TokenMlp(nn.Module):
         norm_eps: float = 1e-5,
         *,
         mlp_ratio: float = 1.0,
-        value_bias: bool = False,
+        qkv_bias: bool = False,
         act_layer: ActChoice = "gelu",
         norm_layer: NormChoice = "layernorm",
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.norm1 = build_norm(norm_layer, in_dim, norm_eps)
-        self.value = nn.Linear(in_dim, dim, bias=value_bias)
+        self.value = nn.Linear(in_dim, dim, bias=qkv_bias)
         self.norm2 = build_norm(norm_layer, dim, norm_eps)
         self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer, dropout)
         self.dropout = nn.Dropout(dropout)
