@@ -26,11 +26,23 @@ from vitlab.config.trust import trust
 from vitlab.errors import UsageError
 from vitlab.layers.pos_embed import POS_EMBEDS, PosEmbed
 from vitlab.layers.pos_embed.added import AddedPosEmbed
+from vitlab.position_bench import answers as answers_module
 from vitlab.position_bench import bench as benches
+from vitlab.position_bench import costs as costs_module
 from vitlab.position_bench import submission
 from vitlab.position_bench import training as training_module
-from vitlab.position_bench.cells import Bench, label_of, published
+from vitlab.position_bench.answers import (
+    NotFinite,
+    answers_of,
+    bench_predictions_of,
+    feature_likeness,
+    outputs_of_images,
+    scores_of,
+)
+from vitlab.position_bench.cells import Bench, published
+from vitlab.position_bench.costs import check_method, cost_of, price_lines
 from vitlab.position_bench.judging import best_of_families, judge, ranks
+from vitlab.position_bench.methods import label_of, method_of
 from vitlab.position_bench.page import draw_scores, page_lines, write_bench_page
 from vitlab.position_bench.pictures import CELLS, OFFSETS, PIXELS, Split, as_floats, folder_photos, glyphs, photos
 from vitlab.position_bench.protocol import (
@@ -41,20 +53,7 @@ from vitlab.position_bench.protocol import (
     read_protocol,
     registered_protocol,
 )
-from vitlab.position_bench.training import (
-    NotFinite,
-    answers_of,
-    batches_of,
-    bench_network_of,
-    bench_predictions_of,
-    check_method,
-    cost_of,
-    feature_likeness,
-    outputs_of_images,
-    price_lines,
-    scores_of,
-    train_network,
-)
+from vitlab.position_bench.training import batches_of, bench_network_of, train_network
 from vitlab.runs.lock import take
 from vitlab.runs.manifest import file_digest
 from vitlab.tokenizers import T2TTokenizer
@@ -326,7 +325,7 @@ def test_what_returns_fewer_images_at_other_sizes_has_no_score_there(small):
 
 def test_photos_of_other_sizes_are_interpolated_and_shifted_in_four_directions(monkeypatch):
     read = []
-    monkeypatch.setattr(training_module, "outputs_of_images", lambda net, x: read.append(x) or torch.zeros(len(x), 2))
+    monkeypatch.setattr(answers_module, "outputs_of_images", lambda net, x: read.append(x) or torch.zeros(len(x), 2))
     photos = torch.tensor([[0.0, 1.0], [4.0, 5.0], [8.0, 9.0]]).expand(3, 3, 3, 2)
     test = {"sizes": {"images": 2, "sizes": [[3, 4]]}, "shift": {"images": 3, "pixels": [1], "fill": "circular"}}
     bench_predictions_of(None, {"test": test}, "photos", Split(photos, torch.zeros(3)))
@@ -357,8 +356,8 @@ def test_the_cost_of_a_method_is_relative_to_none(monkeypatch):
     def of(mine, none):
         return lambda net, *words: none if type(net.pos_embed) is PosEmbed else mine
 
-    monkeypatch.setattr(training_module, "_activations", of(300, 200))
-    monkeypatch.setattr(training_module, "_seconds_of_step", of(0.5, 0.25))
+    monkeypatch.setattr(costs_module, "_activations", of(300, 200))
+    monkeypatch.setattr(costs_module, "_seconds_of_step", of(0.5, 0.25))
     assert cost_of("learned", tiny()) == {"step_cpu_seconds": 0.5, "time": 2.0, "memory": 1.5}
 
 
@@ -396,7 +395,7 @@ def test_a_method_with_arguments_can_be_named_on_the_command_line(monkeypatch, c
     words = f"give {method} as '{{class_path: {method}, init_args: {{...}}}}'"
     with pytest.raises(UsageError, match=f"missing 1 required .*'base'; {re.escape(words)}"):
         price_lines(method, tiny())
-    monkeypatch.setattr("vitlab.position_bench.training.price_lines", lambda method, protocol: [label_of(method)])
+    monkeypatch.setattr("vitlab.position_bench.costs.price_lines", lambda method, protocol: [label_of(method)])
     asked = ["posbench", f"{{class_path: {method}, init_args: {{base: 50}}}}"]
     assert main([*asked, "--price"]) == 0
     assert capsys.readouterr().out == f"{method}_base_50\n"
@@ -510,9 +509,9 @@ def test_the_cells_of_another_method_are_not_taken_for_those_of_this_one(tmp_pat
 
 def test_an_object_with_arguments_is_a_method():
     square = {"class_path": f"{HERE}.Scaled", "init_args": {"by": 2}}
-    assert benches.method_of(Scaled(by=2)) == benches.method_of(Scaled((2, 2), 8, by=2)) == square
+    assert method_of(Scaled(by=2)) == method_of(Scaled((2, 2), 8, by=2)) == square
     with pytest.raises(UsageError, match="Wrong is not a PosEmbed"):
-        benches.method_of(partial(Wrong))
+        method_of(partial(Wrong))
 
 
 def test_a_slow_method_is_refused_before_it_is_trained():
@@ -522,9 +521,9 @@ def test_a_slow_method_is_refused_before_it_is_trained():
 
 def test_a_class_that_is_not_a_posembed_is_refused():
     with pytest.raises(UsageError, match="Wrong is not a PosEmbed"):
-        benches.method_of(Wrong)
+        method_of(Wrong)
     with pytest.raises(UsageError, match="'rope3d' is not a position embedding"):
-        benches.method_of("rope3d")
+        method_of("rope3d")
 
 
 def test_the_answers_of_generated_images_can_be_read_from_them_and_not_from_their_tokens_alone():
@@ -821,7 +820,7 @@ def test_the_best_of_a_family_is_chosen_without_the_test_images():
 def test_the_example_is_a_method_that_can_be_measured():
     sys.path.append(str(Path(__file__).parents[2] / "examples"))
     trust(["coordinates"])
-    assert check_method(benches.method_of("coordinates.Coordinates"), tiny()) > 0
+    assert check_method(method_of("coordinates.Coordinates"), tiny()) > 0
 
 
 PUBLISHED = {path.stem: published(path.stem).complete() for path in FOLDER.glob("*.yaml")}
@@ -966,7 +965,7 @@ def test_bytes_of_photos_become_the_floats_of_the_registered_protocol():
 
 
 def test_a_perfect_network_of_300_classes_has_every_point(monkeypatch):
-    monkeypatch.setattr(training_module, "outputs_of_images", lambda net, images: torch.eye(300))
+    monkeypatch.setattr(answers_module, "outputs_of_images", lambda net, images: torch.eye(300))
     test = Split(torch.zeros(300, 1), torch.arange(300))
     found, _ = bench_predictions_of(None, {}, "few", test)
     assert scores_of(found, answers_of("few", test)) == {"few": 1.0}
@@ -990,7 +989,7 @@ def test_the_protocol_for_gpus_has_14_tokens_a_side_and_a_price_that_can_be_adde
     for training, tokens, outputs in (("photos", (14, 14), 100), ("few", (14, 14), 100), ("glyphs", (8, 8), 28)):
         net = bench_network_of("none", settings | {"network": settings["network"] | {"depth": 1}}, training, 0)
         assert (net.grid_size, net.num_classes) == (tokens, outputs)
-    monkeypatch.setattr(training_module, "_seconds_of_step", lambda net, images, *_: len(images) / 1000)
+    monkeypatch.setattr(costs_module, "_seconds_of_step", lambda net, images, *_: len(images) / 1000)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(["posbench", "rope2d", "--protocol", "imagenet100", "--price"]) == 0
     page = capsys.readouterr().out

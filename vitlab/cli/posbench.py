@@ -48,6 +48,7 @@ def main(argv: list[str]) -> int:
     with quick_imports():
         from vitlab.position_bench import bench
         from vitlab.position_bench.cells import Bench, published
+        from vitlab.position_bench.methods import method_of
         from vitlab.position_bench.protocol import read_protocol
     if options.list:
         kept = published(options.protocol)
@@ -55,10 +56,10 @@ def main(argv: list[str]) -> int:
         return 0
     own = Bench(options.folder, options.data, read_protocol(options.protocol), note if options.form else show)
     if options.price:
-        from vitlab.position_bench.training import price_lines
+        from vitlab.position_bench.costs import price_lines
 
         for method in options.methods:
-            show(*price_lines(bench.method_of(method), own.protocol))
+            show(*price_lines(method_of(method), own.protocol))
         return 0
     if options.evidence:
         from vitlab.position_bench.page import write_bench_page
@@ -105,10 +106,10 @@ def _judge(own: Any, options: argparse.Namespace) -> int:
 
 def _one(method: Any, action: str, own: Any, options: argparse.Namespace) -> int:
     from vitlab.position_bench import bench, submission
-    from vitlab.position_bench.cells import label_of
+    from vitlab.position_bench.methods import label_of, method_of
 
     if action == "run":
-        return int(bool(own.run(bench.method_of(method), label_of(method))))
+        return int(bool(own.run(method_of(method), label_of(method))))
     label = label_of(method)
     if not (own.folder / label).is_dir():
         alike = sorted(path.name for path in own.folder.glob(f"{label}*") if path.is_dir())

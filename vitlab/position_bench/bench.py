@@ -2,18 +2,16 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from vitlab.config.trust import import_class, trust, trust_classes
+from vitlab.config.trust import trust
 from vitlab.errors import UsageError
-from vitlab.layers.pos_embed import POS_EMBEDS, PosEmbed
-from vitlab.objects import written
-from vitlab.position_bench.cells import Bench, label_of, published, read_cell
+from vitlab.layers.pos_embed import POS_EMBEDS
+from vitlab.position_bench.cells import Bench, published, read_cell
 from vitlab.position_bench.judging import (
     TaskVerdict,
     best_of_families,
@@ -23,8 +21,8 @@ from vitlab.position_bench.judging import (
     score_text,
     with_interval,
 )
+from vitlab.position_bench.methods import label_of, method_of
 from vitlab.position_bench.protocol import TASKS, chance_of_tasks, guessing_bounds, read_protocol
-from vitlab.position_bench.training import Method
 from vitlab.runs.processes import as_it_was
 from vitlab.stats import contrast
 from vitlab.tables import columns
@@ -125,32 +123,6 @@ def posbench(
                 raise UsageError(f"no verdict against {name}, whose cell {cell} has no score: {why}")
     look(bench, label)
     return compare_with(bench, label, references, anchor)._replace(lost=lost)
-
-
-def method_of(method: Any) -> Method:
-    """Return a method as a configuration names it.
-
-    Raises:
-        UsageError: It is neither a name nor a PosEmbed.
-    """
-    if isinstance(method, str):
-        if method not in POS_EMBEDS:
-            if "." not in method:
-                raise UsageError(
-                    f"{method!r} is not a position embedding: choose {', '.join(POS_EMBEDS)}, or a class path"
-                )
-            import_class("pos_embed", method)
-        return method
-    if isinstance(method, Mapping):
-        return dict(method)
-    made = method.func if isinstance(method, partial) else method  # what a network is yet to give sizes is a partial
-    cls = made if isinstance(made, type) else type(made)
-    if not issubclass(cls, PosEmbed):
-        raise UsageError(f"{cls.__qualname__} is not a PosEmbed: inherit from vitlab.PosEmbed")
-    used: list[str] = []
-    found = written("pos_embed", method, used)
-    trust_classes(used)
-    return found
 
 
 def check_anchor(bench: Bench, known: Bench) -> Anchor:

@@ -1,10 +1,6 @@
 """The cells of posbench: what is kept of each, which are left, and running them so that they resume."""
 
-import hashlib
-import inspect
 import json
-import re
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -15,26 +11,31 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vitlab.class_paths import current_path, name_and_args
-from vitlab.config.trust import import_class, may_import
+from vitlab.class_paths import name_and_args
 from vitlab.errors import UsageError
 from vitlab.layers.pos_embed import POS_EMBEDS
-from vitlab.notebook import source_of, without_docstrings
-from vitlab.position_bench.pictures import Split, folder_photos, glyphs, photos
-from vitlab.position_bench.protocol import classes_of_photos, evidence_of, protocol_digest, read_protocol
-from vitlab.position_bench.training import (
-    Method,
+from vitlab.position_bench.answers import (
     NotFinite,
     answers_of,
     bench_predictions_of,
-    check_method,
-    cost_of,
     feature_likeness,
     outputs_by_question,
     outputs_of_images,
     scores_of,
-    train_network,
 )
+from vitlab.position_bench.costs import check_method, cost_of
+from vitlab.position_bench.methods import Method, code_of, method_text
+from vitlab.position_bench.pictures import Split, folder_photos, glyphs, photos
+from vitlab.position_bench.protocol import (
+    best_rate,
+    classes_of_photos,
+    evidence_of,
+    protocol_digest,
+    rates_left,
+    read_protocol,
+    tuned_on,
+)
+from vitlab.position_bench.training import train_network
 from vitlab.runs.atomic import atomic_write, write_text
 from vitlab.runs.lock import held, take
 from vitlab.runs.manifest import file_digest
@@ -317,8 +318,8 @@ class Bench:
         if not method:
             return
         name, args = name_and_args("pos_embed", method)
-        card, now = self.record(label, "card"), _method_text(name, args)
-        if card and (kept := _method_text(*card["method"])) != now:
+        card, now = self.record(label, "card"), method_text(name, args)
+        if card and (kept := method_text(*card["method"])) != now:
             raise UsageError(f"{self.folder / label} holds the cells of {kept}, not of {now}: give another folder")
         if self.is_of_other_code(label, method):
             raise UsageError(f"{self.folder / label} was trained with another source of {name}: give another folder")
@@ -350,92 +351,6 @@ class Bench:
         """Return the validation accuracy of each seed of photos."""
         kept = [self.record(label, f"photos-{seed}") for seed in self.protocol["seeds"]]
         return [each["validation"] for each in kept if each]
-
-
-def code_of(method: Method) -> str | None:
-    """Return the digest of the modules that define a class of the user's and its bases, whatever their comments.
-
-    None for a method of vitlab, for modules without a source, and for a class that is neither imported nor trusted.
-
-    Raises:
-        UsageError: It is a class of a notebook or script, whose source is not known or cannot be kept.
-
-    Example:
-        >>> code_of("rope2d") is None
-        True
-    """
-    path, _ = name_and_args("pos_embed", method)
-    if may_import(path):
-        import_class("pos_embed", path)
-    module, _, name = path.rpartition(".")
-    kinds = getattr(getattr(sys.modules.get(module), name, None), "__mro__", ())
-    homes = list(dict.fromkeys(kind.__module__ for kind in kinds))
-    homes = [home for home in homes if home.partition(".")[0] not in ("vitlab", "torch", "builtins")]
-    try:
-        texts = [source_of([name]) if home == "__main__" else inspect.getsource(sys.modules[home]) for home in homes]
-        plain = "\n".join(map(without_docstrings, texts))
-    except (OSError, TypeError, SyntaxError):
-        return None
-    return hashlib.sha256(plain.encode()).hexdigest() if plain else None
-
-
-def best_rate(tried: Mapping[float, float]) -> float:
-    """Return the learning rate of the highest validation accuracy, the smallest of equal ones.
-
-    Example:
-        >>> best_rate({0.02: 0.5, 0.01: 0.5, 0.04: 0.4})
-        0.01
-    """
-    return max(sorted(tried), key=lambda rate: tried[rate])
-
-
-def rates_left(tuning: Mapping[str, Any], training: str, tried: Mapping[float, float]) -> list[float]:
-    """Return the learning rates that are still to be tried: those of the grid, then one beyond a best at its border.
-
-    Args:
-        tuning: What the protocol says of it.
-        training: ``photos`` or ``glyphs``.
-        tried: Validation accuracy of each rate.
-
-    Example:
-        >>> tuning = {"rates": {"photos": [0.01, 0.02, 0.04]}, "most": 6}
-        >>> rates_left(tuning, "photos", {0.01: 0.5, 0.02: 0.4, 0.04: 0.3})
-        [0.005]
-    """
-    if left := sorted(set(tuning["rates"][training]) - set(tried)):
-        return left
-    best, low, high = best_rate(tried), min(tried), max(tried)
-    if best not in (low, high) or len(tried) >= tuning["most"]:
-        return []
-    return [best / 2 if best == low else best * 2]
-
-
-def tuned_on(training: str) -> str:
-    """Return the training whose learning rate serves a training.
-
-    Example:
-        >>> tuned_on("few")
-        'photos'
-    """
-    return "photos" if training == "few" else training
-
-
-def _method_text(name: str, args: Mapping[str, Any]) -> str:
-    return f"{current_path(name)} {json.dumps(args, sort_keys=True)}" if args else current_path(name)
-
-
-def label_of(method: Method) -> str:
-    """Return the name of a method, as its folder is called; with a digest where signs that no folder has are left out.
-
-    Example:
-        >>> label_of("coordinates.Coordinates"), label_of({"class_path": "rope2d", "init_args": {"theta": 10}})
-        ('coordinates.Coordinates', 'rope2d_theta_10')
-    """
-    name, args = name_and_args("pos_embed", method)
-    words = [name, *(f"{key}_{value}" for key, value in args.items())]
-    text = "_".join(words)
-    label = re.sub(r"[^\w.+-]+", "_", text)
-    return label if label == text else f"{label}_{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
 def published(protocol: str | None = None) -> Bench:

@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 from vitlab.analysis.figures import COLORS
 from vitlab.analysis.typeset import INCHES, figure_bytes, printed
 from vitlab.layers.pos_embed import POS_EMBEDS
+from vitlab.position_bench.answers import answers_of, smallest
 from vitlab.position_bench.bench import compare_with, measured_words
 from vitlab.position_bench.cells import Bench
 from vitlab.position_bench.judging import TaskVerdict, score_interval, score_text
 from vitlab.position_bench.protocol import TASKS, chance_of_tasks
-from vitlab.position_bench.training import answers_of, smallest
 from vitlab.runs.atomic import atomic_write, write_text
 from vitlab.tables import markdown_lines
 

@@ -116,6 +116,47 @@ def guessing_bounds(protocol: Mapping[str, Any]) -> dict[str, float]:
     return bounds
 
 
+def best_rate(tried: Mapping[float, float]) -> float:
+    """Return the learning rate of the highest validation accuracy, the smallest of equal ones.
+
+    Example:
+        >>> best_rate({0.02: 0.5, 0.01: 0.5, 0.04: 0.4})
+        0.01
+    """
+    return max(sorted(tried), key=lambda rate: tried[rate])
+
+
+def rates_left(tuning: Mapping[str, Any], training: str, tried: Mapping[float, float]) -> list[float]:
+    """Return the learning rates that are still to be tried: those of the grid, then one beyond a best at its border.
+
+    Args:
+        tuning: What the protocol says of it.
+        training: ``photos`` or ``glyphs``.
+        tried: Validation accuracy of each rate.
+
+    Example:
+        >>> tuning = {"rates": {"photos": [0.01, 0.02, 0.04]}, "most": 6}
+        >>> rates_left(tuning, "photos", {0.01: 0.5, 0.02: 0.4, 0.04: 0.3})
+        [0.005]
+    """
+    if left := sorted(set(tuning["rates"][training]) - set(tried)):
+        return left
+    best, low, high = best_rate(tried), min(tried), max(tried)
+    if best not in (low, high) or len(tried) >= tuning["most"]:
+        return []
+    return [best / 2 if best == low else best * 2]
+
+
+def tuned_on(training: str) -> str:
+    """Return the training whose learning rate serves a training.
+
+    Example:
+        >>> tuned_on("few")
+        'photos'
+    """
+    return "photos" if training == "few" else training
+
+
 def protocol_digest(protocol: dict[str, Any]) -> str:
     """Return the SHA-256 of what a protocol says, whatever its comments.
 

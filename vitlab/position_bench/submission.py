@@ -10,9 +10,10 @@ import numpy as np
 from vitlab.class_paths import name_and_args
 from vitlab.config.trust import import_class
 from vitlab.errors import UsageError
-from vitlab.position_bench.cells import Bench, best_rate, rates_left, read_cell, tuned_on
-from vitlab.position_bench.protocol import TASKS, evidence_of
-from vitlab.position_bench.training import Method, scores_of
+from vitlab.position_bench.answers import scores_of
+from vitlab.position_bench.cells import Bench, read_cell
+from vitlab.position_bench.methods import Method
+from vitlab.position_bench.protocol import TASKS, best_rate, evidence_of, rates_left, tuned_on
 from vitlab.runs.atomic import atomic_folder, write_text
 from vitlab.runs.manifest import file_digest
 
