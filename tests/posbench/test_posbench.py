@@ -181,7 +181,7 @@ def undrawn(monkeypatch):
 
 @pytest.fixture
 def answers(small):
-    return {k: v for t in small.protocol["trainings"] for k, v in answers_of(t, small.splits(t)[1]).items()}
+    return {k: v for t in small.protocol["trainings"] for k, v in answers_of(t, small.pictures.of(t).test).items()}
 
 
 @pytest.mark.slow
@@ -303,7 +303,7 @@ def test_a_method_that_cannot_be_measured_is_refused_in_one_line(name, says):
 
 
 def test_outputs_that_are_not_finite_are_no_classes(small):
-    test, settings = small.splits("photos")[1], small.protocol
+    test, settings = small.pictures.of("photos").test, small.protocol
     nets = {
         name: bench_network_of({"class_path": f"{HERE}.{name}"}, settings, "photos", 0).eval()
         for name in ("NanElsewhere", "NanInTests")
@@ -363,7 +363,7 @@ def test_the_cost_of_a_method_is_relative_to_none(monkeypatch):
 
 def test_the_validation_accuracy_of_generated_images_is_the_mean_over_the_four_questions(tmp_path, monkeypatch):
     bench = Bench(tmp_path, protocol=tiny())
-    labels = bench.splits("glyphs").val.labels
+    labels = bench.pictures.of("glyphs").val.labels
     rows, *others = (
         torch.nn.functional.one_hot((answer + wrong) % count, count)
         for answer, wrong, count in zip(labels.T, (0, 1, 1, 1), (8, 8, 6, 6), strict=True)
@@ -436,7 +436,7 @@ def test_a_seed_that_diverges_is_named_and_the_others_are_measured(small, tmp_pa
 
     said = []
     bench = copied(small, tmp_path)
-    bench.say, bench._splits = said.append, small._splits
+    bench.say, bench.pictures = said.append, small.pictures
     for cell in ("glyphs-0", "glyphs-1", "few-1"):
         edit(bench.path("none", f"{cell}"), rate=0.5)  # each is to be trained again
     monkeypatch.setattr("vitlab.position_bench.cells.train_network", diverging)
@@ -609,7 +609,7 @@ def test_invented_predictions_fit_their_scores_and_retraining_exposes_them(small
     np.savez_compressed(path, few=answers["few"].astype(np.uint8))
     edit(path.with_suffix(".json"), scores={"few": 1.0}, predictions=file_digest(path))
     assert submission.problems_of(bench, "none", answers) == []
-    bench._splits = small._splits
+    bench.pictures = small.pictures
     bench.data = small.data
     (tmp_path / "none" / "again").mkdir()
     shutil.copyfile(small.folder / "photos.npz", tmp_path / "none" / "again" / "photos.npz")
@@ -648,7 +648,7 @@ def test_a_page_beside_its_own_evidence_keeps_it(small, tmp_path, undrawn):
     copied(small, tmp_path / "evidence")
     there = {path: path.read_bytes() for path in (tmp_path / "evidence").rglob("*.json")}
     bench = Bench(tmp_path / "evidence", small.data, small.protocol)
-    bench._splits = small._splits
+    bench.pictures = small.pictures
     write_bench_page(bench, tmp_path)
     assert there and {path: path.read_bytes() for path in there} == there
 
@@ -928,14 +928,14 @@ def test_a_wrong_folder_of_photos_leaves_nothing_behind_for_the_right_one(tmp_pa
     checked = settings | {"digests": {"train": digest}}
     for _ in range(2):
         with pytest.raises(UsageError, match=r"of 'train' are not those of the protocol.*; `--data .*wrong` must be"):
-            Bench(tmp_path / "cells", wrong, checked).splits("photos")
-    assert Bench(tmp_path / "cells", right, checked).splits("photos")[0].digest() == digest
+            Bench(tmp_path / "cells", wrong, checked).pictures.of("photos")
+    assert Bench(tmp_path / "cells", right, checked).pictures.of("photos").train.digest() == digest
     shutil.rmtree(right / "train" / "0")
-    assert Bench(tmp_path / "cells", right, checked).splits("photos")[0].digest() == digest, "not read again"
+    assert Bench(tmp_path / "cells", right, checked).pictures.of("photos").train.digest() == digest, "not read again"
     (tmp_path / "cells" / "photos.npz").write_bytes(b"PK of a disk that was full")
     with pytest.raises(UsageError, match="right"):  # decoded anew, of which a class is gone
-        Bench(tmp_path / "cells", right, checked).splits("photos")
-    assert Bench(tmp_path / "cells", wrong, settings).splits("photos")[0].digest() != digest, "without digests"
+        Bench(tmp_path / "cells", right, checked).pictures.of("photos")
+    assert Bench(tmp_path / "cells", wrong, settings).pictures.of("photos").train.digest() != digest, "without digests"
 
 
 @pytest.mark.parametrize(

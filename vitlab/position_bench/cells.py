@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,10 +25,9 @@ from vitlab.position_bench.answers import (
 )
 from vitlab.position_bench.costs import check_method, cost_of
 from vitlab.position_bench.methods import Method, code_of, method_text
-from vitlab.position_bench.pictures import Split, folder_photos, glyphs, photos
+from vitlab.position_bench.pictures import Pictures
 from vitlab.position_bench.protocol import (
     best_rate,
-    classes_of_photos,
     evidence_of,
     protocol_digest,
     rates_left,
@@ -41,24 +40,10 @@ from vitlab.runs.lock import held, take
 from vitlab.runs.manifest import file_digest
 
 T = TypeVar("T")
-SPLITS = {  # of each training, the names of its images for training, test and validation
-    "photos": ("train", "test", "val"),
-    "few": ("few", "test", "val"),
-    "glyphs": ("glyphs", "glyphs_test", "glyphs_val"),
-}
-GLYPH_SEEDS = {"glyphs": 0, "glyphs_test": 1, "glyphs_val": 2}
 NEEDED = {  # of a record, by the word that tells its kind
     "scores": {"training", "seed", "rate", "not_applicable"},
     "validation": {"training", "rate"},
 }
-
-
-class Splits(NamedTuple):
-    """The images of a training."""
-
-    train: Split
-    test: Split
-    val: Split
 
 
 def read_cell(path: Path) -> dict[str, Any]:
@@ -97,50 +82,7 @@ class Bench:
         self.folder, self.data, self.say = Path(folder), data, say
         self.protocol = dict(protocol or read_protocol())
         self.digest = protocol_digest(self.protocol)
-        self._splits: dict[str, Split] = {}
-
-    def splits(self, training: str) -> Splits:
-        """Return the images of a training.
-
-        Raises:
-            UsageError: The images are not those of the protocol.
-        """
-        if not self._splits.keys() >= {*SPLITS[training]}:
-            self._splits |= self._glyphs() if training == "glyphs" else self._photos()
-        return Splits(*(self._splits[name] for name in SPLITS[training]))
-
-    def _glyphs(self) -> dict[str, Split]:
-        counts = self.protocol["trainings"]["glyphs"]["images"], self.protocol["test"]["glyphs"]
-        images = zip(GLYPH_SEEDS.items(), (*counts, self.protocol["validation"]), strict=True)
-        found = {name: glyphs(count, seed) for (name, seed), count in images}
-        self._check_digests(found)
-        return found
-
-    def _photos(self) -> dict[str, Split]:
-        if self.data is None:
-            what = "a folder with train/CLASS/* and val/CLASS/*" if self._of_folder() else "CIFAR-10"
-            raise UsageError(f"posbench trains on {what}: give its folder, `--data DIR`")
-        trainings = self.protocol["trainings"]
-        counts = {"train": trainings["photos"]["images"], "few": trainings["few"]["images"]}
-        counts |= {"test": self.protocol["test"]["photos"], "val": self.protocol["validation"]}
-        if not self._of_folder():
-            return photos(self.data, counts, self.folder / "photos.npz", self._check_digests)
-        side, classes = self.protocol["network"]["img_size"], classes_of_photos(self.protocol)
-        found = folder_photos(self.data, counts, side, self.folder, classes)
-        self._check_digests(found)
-        return found
-
-    def _of_folder(self) -> bool:
-        return bool(self.protocol.get("photos", {}).get("from") == "folder")
-
-    def _check_digests(self, splits: Mapping[str, Split]) -> None:
-        for name, split in splits.items():
-            known = self.protocol["digests"].get(name)
-            if known and split.digest() != known:
-                way_out = "" if name in GLYPH_SEEDS else f"; `--data {self.data}` must be the folder of its photos"
-                raise UsageError(
-                    f"the images of {name!r} are not those of the protocol: verdicts would not compare{way_out}"
-                )
+        self.pictures = Pictures(self.protocol, data, self.folder)
 
     def path(self, label: str, cell: str) -> Path:
         """Return the record of a cell."""
@@ -176,7 +118,7 @@ class Bench:
     def _tuning(self, method: Method, label: str, training: str, cell: str, rate: float) -> float:
         seed = self.protocol["tuning"]["seed"]
         if (kept := self.record(label, cell)) is None:
-            train = self.splits(training).train
+            train = self.pictures.of(training).train
             start = time.process_time()
             try:
                 net = train_network(method, self.protocol, training, seed, rate, train)
@@ -191,7 +133,7 @@ class Bench:
 
     def validated(self, net: Any, training: str) -> float:
         """Return the accuracy of a network on the validation images; of generated ones, its mean over the questions."""
-        val = self.splits(training).val
+        val = self.pictures.of(training).val
         outputs = outputs_of_images(net, val.images)
         parts = outputs_by_question(outputs).values() if training == "glyphs" else [outputs]
         answers = val.labels.view(len(outputs), -1).T
@@ -247,7 +189,7 @@ class Bench:
                 return kept
             self.say(f"{label} {cell}: trained again, since another learning rate is best in validation now")
             reads += kept["test_reads"]
-        train, test, _ = self.splits(training)
+        train, test, _ = self.pictures.of(training)
         start = time.process_time()
         try:
             net = train_network(method, self.protocol, training, seed, rate, train)

@@ -42,7 +42,7 @@ def write_bench_page(bench: Bench, target: Path) -> list[Path]:
     answers = {
         k: v
         for training in bench.protocol["trainings"]
-        for k, v in answers_of(training, bench.splits(training).test).items()
+        for k, v in answers_of(training, bench.pictures.of(training).test).items()
     }
     with atomic_write(evidence / "answers.npz") as beside:
         np.savez_compressed(beside, **{k: smallest(v, int(v.max()) + 1) for k, v in answers.items()})  # type: ignore[arg-type]

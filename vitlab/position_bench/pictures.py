@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlab.errors import UsageError, one_line, preview
+from vitlab.position_bench.protocol import classes_of_photos
 from vitlab.runs.atomic import atomic_write
 
 T = TypeVar("T")
@@ -27,6 +28,12 @@ QUESTIONS = {"row": CELLS, "column": CELLS, "offset": len(OFFSETS), "far": len(O
 NOISE = 0.2  # of the pixels; marks differ from it by 2
 _MEAN = [0.4914, 0.4822, 0.4465]  # of CIFAR-10, one spread for all channels
 _OWN_PHOTOS = "this protocol is on CIFAR-10; for photos of yours copy `imagenet100`, and name the copy to --protocol"
+SPLITS = {  # of each training, the names of its images for training, test and validation
+    "photos": ("train", "test", "val"),
+    "few": ("few", "test", "val"),
+    "glyphs": ("glyphs", "glyphs_test", "glyphs_val"),
+}
+GLYPH_SEEDS = {"glyphs": 0, "glyphs_test": 1, "glyphs_val": 2}
 A_CLASS = 2000  # training images of each class: those whose file names come first
 
 
@@ -42,12 +49,79 @@ class Split(NamedTuple):
     images: Tensor
     labels: Tensor
 
+    def part(self, start: int, stop: int) -> "Split":
+        """Return the images from ``start`` to ``stop``, and their labels."""
+        return Split(self.images[start:stop], self.labels[start:stop])
+
     def digest(self) -> str:
         """Return the SHA-256 of images and labels."""
         found = hashlib.sha256()
         for values in self:
             found.update(np.ascontiguousarray(values.numpy()).tobytes())
         return found.hexdigest()
+
+
+class Splits(NamedTuple):
+    """The images of a training."""
+
+    train: Split
+    test: Split
+    val: Split
+
+
+class Pictures:
+    """The images of a protocol, made or read when they are first asked for.
+
+    Args:
+        protocol: What is registered.
+        data: Folder of the photos.
+        keep: Folder to keep decoded photos in.
+    """
+
+    def __init__(self, protocol: Mapping[str, Any], data: Path | None, keep: Path) -> None:
+        self.protocol, self.data, self.keep = protocol, data, keep
+        self._splits: dict[str, Split] = {}
+
+    def of(self, training: str) -> Splits:
+        """Return the images of a training.
+
+        Raises:
+            UsageError: The images are not those of the protocol.
+        """
+        if not self._splits.keys() >= {*SPLITS[training]}:
+            self._splits |= self._glyphs() if training == "glyphs" else self._photos()
+        return Splits(*(self._splits[name] for name in SPLITS[training]))
+
+    def _glyphs(self) -> dict[str, Split]:
+        counts = self.protocol["trainings"]["glyphs"]["images"], self.protocol["test"]["glyphs"]
+        images = zip(GLYPH_SEEDS.items(), (*counts, self.protocol["validation"]), strict=True)
+        found = {name: glyphs(count, seed) for (name, seed), count in images}
+        self._check_digests(found)
+        return found
+
+    def _photos(self) -> dict[str, Split]:
+        of_folder = self.protocol.get("photos", {}).get("from") == "folder"
+        if self.data is None:
+            what = "a folder with train/CLASS/* and val/CLASS/*" if of_folder else "CIFAR-10"
+            raise UsageError(f"posbench trains on {what}: give its folder, `--data DIR`")
+        trainings = self.protocol["trainings"]
+        sizes = {"train": trainings["photos"]["images"], "few": trainings["few"]["images"]}
+        sizes |= {"test": self.protocol["test"]["photos"], "val": self.protocol["validation"]}
+        if not of_folder:
+            return photos(self.data, sizes, self.keep / "photos.npz", self._check_digests)
+        side, classes = self.protocol["network"]["img_size"], classes_of_photos(self.protocol)
+        found = folder_photos(self.data, sizes, side, self.keep, classes)
+        self._check_digests(found)
+        return found
+
+    def _check_digests(self, splits: Mapping[str, Split]) -> None:
+        for name, split in splits.items():
+            known = self.protocol["digests"].get(name)
+            if known and split.digest() != known:
+                way_out = "" if name in GLYPH_SEEDS else f"; `--data {self.data}` must be the folder of its photos"
+                raise UsageError(
+                    f"the images of {name!r} are not those of the protocol: verdicts would not compare{way_out}"
+                )
 
 
 def glyphs(count: int, seed: int) -> Split:
@@ -123,13 +197,7 @@ def photos(
     }
     train = Split(images["train"].contiguous(), torch.from_numpy(found["train_labels"]))
     test = Split(images["test"].contiguous(), torch.from_numpy(found["test_labels"]))
-    val, rest = sizes["val"], slice(sizes["val"], sizes["val"] + sizes["train"])
-    splits = {
-        "train": Split(*(x[rest] for x in train)),
-        "few": Split(*(x[rest][: sizes["few"]] for x in train)),
-        "val": Split(*(x[:val] for x in train)),
-        "test": Split(*(x[: sizes["test"]] for x in test)),
-    }
+    splits = _divided(train, test, sizes)
     check(splits)
     if is_new and keep is not None:
         with atomic_write(keep) as beside:
@@ -163,12 +231,17 @@ def folder_photos(root: Path, sizes: Mapping[str, int], side: int, keep: Path, c
     """
     train = _decoded_folder(root / "train", sizes["val"] + sizes["train"], side, keep / f"train-{side}", classes)
     test = _decoded_folder(root / "val", sizes["test"], side, keep / f"val-{side}", classes)
-    val, rest = slice(sizes["val"]), slice(sizes["val"], None)
+    return _divided(train, test, sizes)
+
+
+def _divided(train: Split, test: Split, sizes: Mapping[str, int]) -> dict[str, Split]:
+    """Return the first images for validation, then those of training, of which the first are the few."""
+    val, few = sizes["val"], sizes["val"] + sizes["few"]
     return {
-        "train": Split(*(x[rest] for x in train)),
-        "few": Split(*(x[rest][: sizes["few"]] for x in train)),
-        "val": Split(*(x[val] for x in train)),
-        "test": test,
+        "train": train.part(val, val + sizes["train"]),
+        "few": train.part(val, few),
+        "val": train.part(0, val),
+        "test": test.part(0, sizes["test"]),
     }
 
 
