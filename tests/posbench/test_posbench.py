@@ -33,6 +33,7 @@ from vitlab.position_bench import submission
 from vitlab.position_bench import training as training_module
 from vitlab.position_bench.answers import (
     NotFinite,
+    accuracy_of,
     answers_of,
     bench_predictions_of,
     feature_likeness,
@@ -53,6 +54,7 @@ from vitlab.position_bench.protocol import (
     read_protocol,
     registered_protocol,
 )
+from vitlab.position_bench.running import CellRunner
 from vitlab.position_bench.training import batches_of, bench_network_of, train_network
 from vitlab.runs.lock import take
 from vitlab.runs.manifest import file_digest
@@ -167,8 +169,8 @@ def small(tmp_path_factory):
     np.savez(folder / "photos.npz", root=str(folder.resolve()), **arrays)
     bench = Bench(folder, folder, tiny(), say=lambda line: None)
     for method in ("none", "learned", {"class_path": f"{HERE}.Square"}):
-        bench.run(method, label_of(method))
-    bench.run({"class_path": f"{HERE}.Alias"}, "alias")
+        CellRunner(bench, method).run()
+    CellRunner(bench, {"class_path": f"{HERE}.Alias"}, "alias").run()
     return bench
 
 
@@ -193,8 +195,8 @@ def test_none_under_another_name_has_the_same_predictions_and_is_equal_in_every_
 
 @pytest.mark.slow
 def test_complete_cells_are_not_trained_again(small, monkeypatch):
-    monkeypatch.setattr("vitlab.position_bench.cells.train_network", None)
-    small.run("none", "none")
+    monkeypatch.setattr("vitlab.position_bench.running.train_network", None)
+    CellRunner(small, "none").run()
 
 
 @pytest.mark.slow
@@ -202,11 +204,11 @@ def test_a_cell_is_trained_again_when_tuning_now_chooses_another_rate(small, tmp
     shutil.copytree(small.folder, tmp_path, dirs_exist_ok=True)
     said: list[str] = []
     bench = Bench(tmp_path, small.data, tiny(), said.append)
-    chosen = bench.tuned("none", "none", "photos")
+    chosen = CellRunner(bench, "none").tuned("photos")
     other = chosen * 2 if chosen == 0.01 else chosen / 2
     path = bench.path("none", f"tune-photos-{other:g}")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"validation": 1.0}))
-    bench.run("none", "none")
+    CellRunner(bench, "none").run()
     cells = [bench.record("none", f"{training}-{seed}") for training in ("photos", "few", "glyphs") for seed in (0, 1)]
     assert [cell["rate"] for cell in cells[:4]] == [other] * 4
     assert [cell["test_reads"] for cell in cells] == [2] * 4 + [1] * 2
@@ -221,7 +223,7 @@ def test_a_cell_that_another_process_is_at_comes_last(small, tmp_path):
     for cell in ("tune-photos-0.02", "photos-0", "few-1", "cost"):
         bench.path("none", cell).unlink()
     other = take(tmp_path / "none" / ".photos-0.lock")
-    work = threading.Thread(target=bench.run, args=("none", "none"))
+    work = threading.Thread(target=CellRunner(bench, "none").run)
     work.start()
     wait_for(bench.path("none", "few-1").is_file, 60, "a cell")
     assert work.is_alive() and bench.record("none", "photos-0") is None
@@ -362,14 +364,13 @@ def test_the_cost_of_a_method_is_relative_to_none(monkeypatch):
 
 
 def test_the_validation_accuracy_of_generated_images_is_the_mean_over_the_four_questions(tmp_path, monkeypatch):
-    bench = Bench(tmp_path, protocol=tiny())
-    labels = bench.pictures.of("glyphs").val.labels
+    val = Bench(tmp_path, protocol=tiny()).pictures.of("glyphs").val
     rows, *others = (
         torch.nn.functional.one_hot((answer + wrong) % count, count)
-        for answer, wrong, count in zip(labels.T, (0, 1, 1, 1), (8, 8, 6, 6), strict=True)
+        for answer, wrong, count in zip(val.labels.T, (0, 1, 1, 1), (8, 8, 6, 6), strict=True)
     )
-    monkeypatch.setattr("vitlab.position_bench.cells.outputs_of_images", lambda *words: torch.cat([rows, *others], 1))
-    assert bench.validated(None, "glyphs") == 0.25
+    monkeypatch.setattr(answers_module, "outputs_of_images", lambda *words: torch.cat([rows, *others], 1))
+    assert accuracy_of(None, "glyphs", val) == 0.25
 
 
 class First(torch.nn.Linear):
@@ -413,10 +414,10 @@ def test_a_method_is_retrained_only_if_it_is_trusted_and_leaves_nothing(tmp_path
     assert list(tmp_path.iterdir()) == []
 
     def fails(self, *words):
-        self.folder.mkdir(parents=True)
+        self.bench.folder.mkdir(parents=True)
         raise UsageError("cannot be trained")
 
-    monkeypatch.setattr(Bench, "run_cell", fails)
+    monkeypatch.setattr(CellRunner, "run_cell", fails)
     with pytest.raises(UsageError, match="cannot be trained"):
         submission.retrain(bench, "none", "none")
     assert list((tmp_path / "none").iterdir()) == []
@@ -439,8 +440,8 @@ def test_a_seed_that_diverges_is_named_and_the_others_are_measured(small, tmp_pa
     bench.say, bench.pictures = said.append, small.pictures
     for cell in ("glyphs-0", "glyphs-1", "few-1"):
         edit(bench.path("none", f"{cell}"), rate=0.5)  # each is to be trained again
-    monkeypatch.setattr("vitlab.position_bench.cells.train_network", diverging)
-    lost = bench.run("none", "none")
+    monkeypatch.setattr("vitlab.position_bench.running.train_network", diverging)
+    lost = CellRunner(bench, "none").run()
     assert lost == {"glyphs-0": "the loss of glyphs, seed 0, rate 0.01 is nan at step 3"}
     assert f"none glyphs-0: no score, as {lost['glyphs-0']}" in said
     assert bench.record("none", "glyphs-0") is None
@@ -453,7 +454,7 @@ def test_a_seed_that_diverges_is_named_and_the_others_are_measured(small, tmp_pa
     monkeypatch.setattr(benches, "posbench", lambda *words, **more: judged)
     assert main(["posbench", "learned"]) == 1 and "no score" in capsys.readouterr().out
     with pytest.raises(NotFinite, match="is nan at step 3"):
-        bench.run_cell("none", "none", "glyphs", 0, 0.01)
+        CellRunner(bench, "none").run_cell("glyphs", 0, 0.01)
 
 
 def test_the_reason_of_a_task_that_does_not_apply_is_shown(small):
@@ -469,27 +470,28 @@ def test_cells_of_another_source_of_a_class_are_refused(tmp_path, monkeypatch):
     module = importlib.import_module("embeds_of_mine")
     bench = Bench(tmp_path, tmp_path, tiny(), say=lambda line: None)
     for name, found in (("tuned", 0.01), ("run_cells", {}), ("_shared", {})):
-        monkeypatch.setattr(Bench, name, lambda *words, found=found: found)
-    bench.run(method, label)
+        monkeypatch.setattr(CellRunner, name, lambda *words, found=found: found)
+    run = CellRunner(bench, method).run
+    run()
     file.write_text(f'{head}    """Of mine."""\n\n    def forward(self, x):\n        return x  # as it is\n')
-    bench.run(method, label)
+    run()
     file.write_text(f"{head}    def forward(self, x):\n        return x * x.new_ones(())\n")
     importlib.reload(module)
     with pytest.raises(UsageError, match=r"embeds_of_mine\.Mine was trained with another source of .*another folder"):
-        bench.run(method, label)
+        run()
     assert any("another source" in line for line in submission.problems_of(bench, label, {}))
     monkeypatch.delitem(sys.modules, "embeds_of_mine")  # as `verify` begins, which then imports what is trusted
     monkeypatch.setattr("vitlab.config.trust.TRUSTED", ["embeds_of_mine"])
     assert any("another source" in line for line in submission.problems_of(bench, label, {}))
     edit(bench.path(label, "card"), code=None)  # as before there was a digest
-    bench.run(method, label)
+    run()
 
 
 def test_a_class_of_a_notebook_whose_source_cannot_be_kept_is_refused_before_its_first_cell(cell, tmp_path):
     cell("import torch, vitlab\nTABLE = torch.arange(4.0)\n")
     cell("class Mine(vitlab.PosEmbed):\n    def forward(self, x):\n        return x + TABLE[0]\n")
     with pytest.raises(UsageError, match="Mine uses `TABLE` of its notebook, a Tensor, whose source cannot be kept"):
-        Bench(tmp_path, tmp_path, tiny()).run("__main__.Mine", "mine")
+        CellRunner(Bench(tmp_path, tmp_path, tiny()), "__main__.Mine").run()
     assert not any(tmp_path.iterdir())
 
 
@@ -501,7 +503,7 @@ def test_methods_that_differ_in_a_sign_have_folders_of_their_own():
 def test_the_cells_of_another_method_are_not_taken_for_those_of_this_one(tmp_path):
     bench = Bench(tmp_path, protocol=tiny())
     method = {"class_path": "rope2d", "init_args": {"theta": 10}}
-    bench._write("mine", "card", {"method": ["rope2d", {"theta": 10}]}, {})
+    bench.write("mine", "card", {"method": ["rope2d", {"theta": 10}]})
     bench.check_kept("mine", method)
     with pytest.raises(UsageError, match=r'holds the cells of rope2d {"theta": 10}, not of rope2d: give another'):
         bench.check_kept("mine", "rope2d")
@@ -625,9 +627,9 @@ def test_a_full_disk_leaves_no_half_cell_and_no_half_submission(tmp_path, monkey
     with monkeypatch.context() as patch:
         patch.setattr(np, "savez_compressed", full)
         with pytest.raises(OSError, match=r"No space left.*few-0\.npz"):
-            bench._write("rope2d", "few-0", {"scores": {}}, predictions)
+            bench.write("rope2d", "few-0", {"scores": {}}, predictions)
     assert list((tmp_path / "rope2d").iterdir()) == []
-    bench._write("rope2d", "few-0", {"scores": {}}, predictions)
+    bench.write("rope2d", "few-0", {"scores": {}}, predictions)
     monkeypatch.setattr(submission, "problems_of", lambda *words: [])
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "copyfile", lambda source, place: full(place))
@@ -753,11 +755,11 @@ def test_an_anchor_is_compared_with_the_interval_of_a_further_seed(monkeypatch, 
             record=lambda *words, own=own: {"rate": 0.01, "scores": {"few": own}},
             predictions=lambda *words: next(answers),
             scores=lambda name: {"few": published},
-            run_cell=lambda *words: None,
         )
         for own in (score, 1.0)
     )
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    monkeypatch.setattr(CellRunner, "run_cell", lambda *words: None)
     anchor = benches.check_anchor(bench, known)
     assert f", {where}" in anchor.notes[0] and not anchor.is_paired
 
@@ -810,6 +812,7 @@ def test_the_best_of_a_family_is_chosen_without_the_test_images():
         is_complete=lambda name: True,
         scores=lambda name: {"few": [tests[name], tests[name] + 0.01]},
         validation=lambda name: [validation[name]] * 2,
+        results=lambda name: [],
         record=lambda *words: None,
     )
     judged = benches.compare_with(known, "mine", known)
@@ -977,7 +980,7 @@ def test_a_method_is_measured_under_another_protocol_on_photos_of_a_folder(photo
     settings["recipe"] |= {"batch_size": 10}
     settings["test"] |= {"photos": 12}
     bench = Bench(tmp_path / "cells", photos_of_three_classes, settings, say=lambda line: None)
-    kept = bench.run_cell("learned", "learned", "photos", 0, 0.01)
+    kept = CellRunner(bench, "learned").run_cell("photos", 0, 0.01)
     assert set(kept["scores"]) == {"accuracy", "sizes", "shift"} and 0 <= kept["scores"]["accuracy"] <= 1
     assert max(x.max() for x in bench.predictions("learned", "photos-0").values()) < 3
     assert chance_of_tasks(settings)["few"] == 1 / 3 and chance_of_tasks(settings)["far"] == 1 / 6
@@ -1053,7 +1056,7 @@ def test_a_method_is_measured_behind_t2t(tmp_path):
     small = tiny()
     settings = small | {"network": read_protocol("t2t")["network"] | {"embed_dim": 16, "depth": 1, "num_heads": 2}}
     bench = Bench(tmp_path, None, settings, say=lambda line: None)
-    assert set(bench.run_cell("learned", "learned", "glyphs", 0, 0.01)["scores"]) == {"place", "offset", "far"}
+    assert set(CellRunner(bench, "learned").run_cell("glyphs", 0, 0.01)["scores"]) == {"place", "offset", "far"}
 
 
 @pytest.mark.gpu
@@ -1064,7 +1067,7 @@ def test_a_cell_is_trained_on_the_gpu_in_half_precision(photos_of_three_classes,
     settings["test"] |= {"photos": 12}
     settings["limit_cpu_seconds"] = None
     bench = Bench(tmp_path / "cells", photos_of_three_classes, settings, say=lambda line: None)
-    assert 0 <= bench.run_cell("rope2d", "rope2d", "photos", 0, 0.01)["scores"]["accuracy"] <= 1
+    assert 0 <= CellRunner(bench, "rope2d").run_cell("photos", 0, 0.01)["scores"]["accuracy"] <= 1
     assert check_method("learned", settings) > 0
 
 

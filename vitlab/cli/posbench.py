@@ -105,11 +105,12 @@ def _judge(own: Any, options: argparse.Namespace) -> int:
 
 
 def _one(method: Any, action: str, own: Any, options: argparse.Namespace) -> int:
-    from vitlab.position_bench import bench, submission
+    from vitlab.position_bench import submission
     from vitlab.position_bench.methods import label_of, method_of
+    from vitlab.position_bench.running import CellRunner
 
     if action == "run":
-        return int(bool(own.run(method_of(method), label_of(method))))
+        return int(bool(CellRunner(own, method_of(method)).run()))
     label = label_of(method)
     if not (own.folder / label).is_dir():
         alike = sorted(path.name for path in own.folder.glob(f"{label}*") if path.is_dir())
@@ -122,7 +123,7 @@ def _one(method: Any, action: str, own: Any, options: argparse.Namespace) -> int
         return 0
     problems = submission.problems_of(own, label, answers)
     if options.retrain and not problems:
-        problems = submission.retrain(own, label, bench.read_card(own.folder / label))
+        problems = submission.retrain(own, label, own.method_kept(label))
     for line in problems:
         note(f"vitlab: {line}")
     show(f"{label}: refused" if problems else f"{label}: all cells are there, and their predictions give their scores")

@@ -109,6 +109,15 @@ def feature_likeness(net: VisionTransformer, protocol: Mapping[str, Any], test: 
     return float(torch.cat(found).mean())
 
 
+def accuracy_of(net: VisionTransformer, training: str, split: Split) -> float:
+    """Return the share of right answers to images; to generated ones, its mean over the questions."""
+    outputs = outputs_of_images(net, split.images)
+    parts = outputs_by_question(outputs).values() if training == "glyphs" else [outputs]
+    answers = split.labels.view(len(outputs), -1).T
+    right = [(part.argmax(1) == answer).float().mean() for part, answer in zip(parts, answers, strict=True)]
+    return float(torch.stack(right).mean())
+
+
 def scores_of(predictions: Mapping[str, NDArray[Any]], labels: Mapping[str, NDArray[Any]]) -> dict[str, float]:
     """Return the share of right answers of each task, the mean over its sizes or shifts.
 

@@ -11,7 +11,7 @@ import torch
 from vitlab.config.trust import trust
 from vitlab.errors import UsageError
 from vitlab.layers.pos_embed import POS_EMBEDS
-from vitlab.position_bench.cells import Bench, published, read_cell
+from vitlab.position_bench.cells import Bench, published
 from vitlab.position_bench.judging import (
     TaskVerdict,
     best_of_families,
@@ -23,6 +23,7 @@ from vitlab.position_bench.judging import (
 )
 from vitlab.position_bench.methods import label_of, method_of
 from vitlab.position_bench.protocol import TASKS, chance_of_tasks, guessing_bounds, read_protocol
+from vitlab.position_bench.running import CellRunner
 from vitlab.runs.processes import as_it_was
 from vitlab.stats import contrast
 from vitlab.tables import columns
@@ -115,11 +116,11 @@ def posbench(
         references.check_kept(name)
     anchors = anchors or not all(map(references.is_complete, bench.protocol["claims"]["against"]))
     anchor = SAME_MACHINE if anchors else check_anchor(bench, references)
-    lost = bench.run(chosen, label)
+    lost = CellRunner(bench, chosen).run()
     if anchors:
         references = bench
         for name in bench.protocol["claims"]["against"]:
-            for cell, why in bench.run(name, name).items():
+            for cell, why in CellRunner(bench, name).run().items():
                 raise UsageError(f"no verdict against {name}, whose cell {cell} has no score: {why}")
     look(bench, label)
     return compare_with(bench, label, references, anchor)._replace(lost=lost)
@@ -133,7 +134,7 @@ def check_anchor(bench: Bench, known: Bench) -> Anchor:
     if theirs is None:
         return Anchor(["the anchor cell is not published yet: give --anchors to train none and learned here"])
     torch.set_num_threads(1)
-    bench.run_cell(name, f"anchor.{name}", anchor["training"], anchor["seed"], theirs["rate"])
+    CellRunner(bench, name, f"anchor.{name}").run_cell(anchor["training"], anchor["seed"], theirs["rate"])
     mine = bench.predictions(f"anchor.{name}", cell)
     if all(np.array_equal(mine[task], x) for task, x in known.predictions(name, cell).items()):
         return SAME_MACHINE
@@ -171,12 +172,9 @@ def compare_with(bench: Bench, label: str, references: Bench, anchor: Anchor = S
 
 def _not_applicable(bench: Bench, label: str) -> list[str]:
     """Return why a method cannot do a task, of each such task once."""
-    kept = [
-        bench.record(label, f"{t}-{seed}") or {}
-        for t in bench.protocol["trainings"]
-        for seed in bench.protocol["seeds"]
-    ]
-    reasons = {task: why for record in reversed(kept) for task, why in record.get("not_applicable", {}).items()}
+    reasons: dict[str, str] = {}
+    for kept in bench.results(label):
+        reasons = kept["not_applicable"] | reasons  # of the first seed
     return [f"{task} is not applicable: {why}" for task, why in reasons.items()]
 
 
@@ -263,9 +261,3 @@ def list_lines(bench: Bench) -> list[str]:
     if left := [name for name in POS_EMBEDS if name not in complete]:
         lines.append(f"not measured: {', '.join(left)}")
     return lines
-
-
-def read_card(folder: Path) -> Any:
-    """Return the method that a folder of cells is of, as a configuration names it."""
-    name, args = read_cell(folder / "card.json")["method"]
-    return {"class_path": name, "init_args": args} if args else name

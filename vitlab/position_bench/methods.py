@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from vitlab.class_paths import current_path, name_and_args
+from vitlab.class_paths import name_and_args
 from vitlab.config.trust import import_class, may_import, trust_classes
 from vitlab.errors import UsageError
 from vitlab.layers.pos_embed import POS_EMBEDS, PosEmbed
@@ -59,9 +59,10 @@ def label_of(method: Method) -> str:
     return label if label == text else f"{label}_{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
-def method_text(name: str, args: Mapping[str, Any]) -> str:
+def method_text(method: Method) -> str:
     """Return a method in words, as it is called now."""
-    return f"{current_path(name)} {json.dumps(args, sort_keys=True)}" if args else current_path(name)
+    name, args = name_and_args("pos_embed", method)
+    return f"{name} {json.dumps(args, sort_keys=True)}" if args else name
 
 
 def code_of(method: Method) -> str | None:

@@ -109,11 +109,22 @@ def guessing_bounds(protocol: Mapping[str, Any]) -> dict[str, float]:
         >>> round(guessing_bounds(registered_protocol())["far"], 3)  # of 2,000 images
         0.188
     """
-    test, bounds = protocol["test"], {}
-    for task, chance in chance_of_tasks(protocol).items():
-        images = test[task]["images"] if task in ("sizes", "shift") else test["glyphs" if task in _CHANCE else "photos"]
-        bounds[task] = chance + 2.576 * math.sqrt(chance * (1 - chance) / images)
-    return bounds
+    return {
+        task: chance + 2.576 * math.sqrt(chance * (1 - chance) / images_of_task(protocol, task))
+        for task, chance in chance_of_tasks(protocol).items()
+    }
+
+
+def images_of_task(protocol: Mapping[str, Any], task: str) -> int:
+    """Return how many test images a task reads.
+
+    Example:
+        >>> images_of_task(registered_protocol(), "far")
+        2000
+    """
+    if task in ("sizes", "shift"):
+        return int(protocol["test"][task]["images"])
+    return int(protocol["test"]["glyphs" if TASKS[task][1] == "glyphs" else "photos"])
 
 
 def best_rate(tried: Mapping[float, float]) -> float:

@@ -12,8 +12,9 @@ from vitlab.config.trust import import_class
 from vitlab.errors import UsageError
 from vitlab.position_bench.answers import scores_of
 from vitlab.position_bench.cells import Bench, read_cell
-from vitlab.position_bench.methods import Method
-from vitlab.position_bench.protocol import TASKS, best_rate, evidence_of, rates_left, tuned_on
+from vitlab.position_bench.methods import Method, method_text
+from vitlab.position_bench.protocol import TASKS, best_rate, evidence_of, images_of_task, rates_left, tuned_on
+from vitlab.position_bench.running import CellRunner
 from vitlab.runs.atomic import atomic_folder, write_text
 from vitlab.runs.manifest import file_digest
 
@@ -47,10 +48,9 @@ def problems_of(bench: Bench, label: str, answers: dict[str, Any]) -> list[str]:
         answers: The right answers of each task.
     """
     found, folder = [], bench.folder / label
-    for training in bench.protocol["trainings"]:
-        for seed in bench.protocol["seeds"]:
-            if not bench.path(label, f"{training}-{seed}").is_file():
-                found.append(f"{training}, seed {seed}: is missing")
+    for cell, (training, seed) in bench.cells().items():
+        if not bench.path(label, cell).is_file():
+            found.append(f"{training}, seed {seed}: is missing")
     found += [f"{name}.json: is missing" for name in FACTS if not bench.path(label, name).is_file()]
     records: dict[Path, dict[str, Any]] = {}
     damaged = []
@@ -61,10 +61,8 @@ def problems_of(bench: Bench, label: str, answers: dict[str, Any]) -> list[str]:
             damaged.append(f"{path.name}: is damaged")
     if damaged:
         return [*found, *damaged]
-    if card := bench.record(label, "card"):
-        name, args = card["method"]
-        if bench.is_of_other_code(label, {"class_path": name, "init_args": args}):
-            found.append(f"card.json: the cells were trained with another source of {name}")
+    if (method := bench.method_kept(label)) is not None and bench.is_of_other_code(label, method):
+        found.append(f"card.json: the cells were trained with another source of {method_text(method)}")
     tried: dict[str, dict[float, float]] = {training: {} for training in bench.protocol["tuning"]["rates"]}
     used: dict[str, set[float]] = {training: set() for training in tried}
     for path, kept in records.items():
@@ -107,12 +105,10 @@ def _of_cell(bench: Bench, label: str, path: Path, kept: dict[str, Any], answers
     predictions = bench.predictions(label, path.stem)
     due = {task for task, (_, training) in TASKS.items() if training == kept["training"]}
     due -= set(kept["not_applicable"])
-    sizes = bench.protocol["test"]
-    counts = {"sizes": sizes["sizes"]["images"], "shift": sizes["shift"]["images"]}
     if set(predictions) != due:
         return [f"{path.name}: has predictions of {', '.join(sorted(predictions))}, not of {', '.join(sorted(due))}"]
     for task, classes in predictions.items():
-        count = counts.get(task, sizes["glyphs" if kept["training"] == "glyphs" else "photos"])
+        count = images_of_task(bench.protocol, task)
         if classes.shape[-1] != min(count, len(answers[task])):
             return [f"{path.name}: {task} has {classes.shape[-1]} predictions, of {count}"]
     scores = scores_of(predictions, answers)
@@ -140,7 +136,7 @@ def retrain(bench: Bench, label: str, method: Method) -> list[str]:
     import_class("pos_embed", name_and_args("pos_embed", method)[0])  # before photos are decoded
     again = Bench(bench.folder / label / "again", bench.data, bench.protocol, bench.say)
     try:
-        again.run_cell(method, label, "few", 0, kept["rate"])
+        CellRunner(again, method, label).run_cell("few", 0, kept["rate"])
         mine, theirs = (each.predictions(label, cell) for each in (again, bench))
     finally:
         shutil.rmtree(again.folder, ignore_errors=True)
