@@ -36,7 +36,6 @@ from vitlab.position_bench.answers import (
     accuracy_of,
     answers_of,
     bench_predictions_of,
-    feature_likeness,
     outputs_of_images,
     scores_of,
 )
@@ -336,22 +335,6 @@ def test_photos_of_other_sizes_are_interpolated_and_shifted_in_four_directions(m
     assert wider[1, 2].tolist() == [[row, row + 0.25, row + 0.75, row + 1] for row in (0, 4, 8)]
     first_pixels = sorted(float(x[2, 1, 0, 0]) for x in moved)
     assert first_pixels == [1, 1, 4, 8], "of the next columns, and of the row below and above"
-
-
-def test_the_likeness_of_features_is_their_mean_cosine_under_a_shift_down_and_right():
-    """Of features that are the colors of the pixel at row 3 and column 2: of that at row 1 and column 0 before."""
-    images = torch.zeros(2, 3, 5, 5)
-    images[:, :, 3, 2] = torch.tensor([1.0, 0.0, 0.0])
-    images[0, :, 1, 0], images[1, :, 1, 0] = torch.tensor([3.0, 4.0, 0.0]), torch.tensor([2.0, 0.0, 0.0])
-    images[:, :, 3, 0] = images[:, :, 1, 2] = torch.tensor([0.0, 0.0, 1.0])
-    net = SimpleNamespace(
-        parameters=lambda: iter([torch.zeros(1)]),
-        forward_features=lambda x: x,
-        pool=lambda x: x[:, :, 3, 2],
-        fc_norm=lambda x: x,
-    )
-    settings = {"test": {"shift": {"images": 2, "pixels": [2, 4], "fill": "circular"}}}
-    assert feature_likeness(net, settings, Split(images, torch.zeros(2))) == pytest.approx((0.6 + 1) / 2)
 
 
 def test_the_cost_of_a_method_is_relative_to_none(monkeypatch):

@@ -95,20 +95,6 @@ def smallest(classes: NDArray[Any], count: int) -> NDArray[Any]:
     return classes.astype(np.min_scalar_type(count - 1))
 
 
-def feature_likeness(net: VisionTransformer, protocol: Mapping[str, Any], test: Split) -> float:
-    """Return the mean cosine of the pooled features of photos before and after a shift by half a token."""
-    shift = protocol["test"]["shift"]
-    images = as_floats(test.images[: shift["images"]])
-    half = shift["pixels"][0]
-    pairs = zip(images.split(500), shifted(images, half, half, shift["fill"]).split(500), strict=True)
-    device, found = next(net.parameters()).device, []
-    with torch.no_grad():
-        for pair in pairs:
-            before, after = (net.fc_norm(net.pool(net.forward_features(x.to(device)))) for x in pair)
-            found.append(F.cosine_similarity(before, after).cpu())
-    return float(torch.cat(found).mean())
-
-
 def accuracy_of(net: VisionTransformer, training: str, split: Split) -> float:
     """Return the share of right answers to images; to generated ones, its mean over the questions."""
     outputs = outputs_of_images(net, split.images)

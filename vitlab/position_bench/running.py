@@ -13,7 +13,6 @@ from vitlab.position_bench.answers import (
     accuracy_of,
     answers_of,
     bench_predictions_of,
-    feature_likeness,
     scores_of,
 )
 from vitlab.position_bench.cells import Bench
@@ -155,7 +154,6 @@ class CellRunner:
         kept |= {"cpu_seconds": seconds, "test_reads": reads, "torch": torch.__version__}
         if training == "photos":
             kept["validation"] = accuracy_of(net, training, images.val)
-            kept["likeness"] = feature_likeness(net, bench.protocol, images.test)
         bench.write(label, cell, kept, predictions)
         bench.say(f"{label} {cell}: " + ", ".join(f"{k} {v:.3f}" for k, v in scores.items()) + f", {seconds:.0f} CPU s")
         return kept
