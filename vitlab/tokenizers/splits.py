@@ -138,16 +138,6 @@ def token_step(splits: Sequence[Split]) -> tuple[int, int]:
     return math.prod(down), math.prod(across)
 
 
-def window_size(kernel: Side) -> int:
-    """Return the number of cells in a window.
-
-    Example:
-        >>> window_size(7), window_size((7, 3))
-        (49, 21)
-    """
-    return math.prod(both(kernel))
-
-
 def both(side: Side) -> tuple[int, int]:
     """Return a side as (rows, columns).
 

@@ -1,5 +1,6 @@
 """The tokenizer of T2T-ViT: overlapping splits with token layers between them."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,13 +12,13 @@ from vitlab.layers.precision import convolves_as_products
 from vitlab.tokenizers.fused import covers, fused_tokens, goes_round_nothing
 from vitlab.tokenizers.splits import (
     PaddingName,
+    both,
     soft_split,
     soft_splits,
     split_dilations,
     split_grids,
     stage_widths,
     token_step,
-    window_size,
 )
 from vitlab.tokenizers.token_layers import T2TAttn, build_token_layer
 
@@ -72,7 +73,7 @@ class T2TTokenizer(nn.Module):
         self.grid_size = self.grids[-1]
         self.patch_size = token_step(self.splits)
         dims = stage_widths(t2t_dim, len(self.splits) - 1)
-        token_dims = [c * window_size(k) for c, (k, _, _) in zip([in_chans, *dims], self.splits, strict=True)]
+        token_dims = [c * math.prod(both(k)) for c, (k, _, _) in zip([in_chans, *dims], self.splits, strict=True)]
         for i, dim in enumerate(dims):
             attention = build_token_layer(t2t_attn, token_dims[i], dim, norm_eps, **layer)
             self.add_module(f"attention{i + 1}", attention)

@@ -327,11 +327,6 @@ class Fire(BiasPosEmbed):
     def _psi(self, x: Tensor) -> Tensor:
         return (self.c.abs() * x + 1).log()
 
-    def _resized_state(
-        self, state: dict[str, Tensor], old_grid: Grid, policy: ResizePolicy, antialias: bool
-    ) -> dict[str, Tensor]:
-        return dict(state)
-
 
 class RelPos1d(PosEmbed):
     """A trained key for each difference of raster positions, whose product with the query is added to the logit.
