@@ -15,9 +15,8 @@ from vitlab.data.loading.loader import Batch, Loader, send
 from vitlab.data.loading.order import EvalOrder, Step, TrainOrder
 from vitlab.data.loading.streams import uniforms
 
-_CHUNK = 4096  # images augmented at once: enough to copy all images of one shift together,
+_CHUNK = 4096  # images cut at once: enough that a GPU is seldom asked,
 _CHUNK_BYTES = 2**26  # but few enough to save memory
-_LARGE = 2**14  # bytes of an image from which copying single images is faster
 
 
 class TensorLoader(Loader):
@@ -70,21 +69,13 @@ class TensorLoader(Loader):
             yield x, y, step
 
     def _cut_center(self, indices: Indices) -> Tensor:
-        return self._view(self.room[0] // 2, self.room[1] // 2)[self._index(indices)]
+        (top, left), (height, width) = (room // 2 for room in self.room), self.window
+        return self.images[:, :, top : top + height, left : left + width][self._index(indices)]
 
     def _cut_at_random(self, indices: Indices, draws: NDArray[np.float64]) -> Tensor:
         tops, lefts = ((draws[:, i] * (self.room[i] + 1)).astype(int) for i in (0, 1))
-        mirrored = draws[:, 2] < 0.5
-        if self.images.device.type != "cpu":
-            return self._gather(indices, tops, lefts, mirrored)
-        if self.images[0].nbytes > _LARGE:
-            return self._cut_one_by_one(indices, tops, lefts, mirrored)
-        shifts = tops * (self.room[1] + 1) + lefts
-        order = np.argsort(shifts, kind="stable")  # all images of one shift are copied by one operation
-        groups = np.split(order, np.flatnonzero(np.diff(shifts[order])) + 1)
-        parts = [self._view(tops[rows[0]], lefts[rows[0]])[self._index(indices[rows])] for rows in groups]
-        images = torch.cat(parts)[self._index(np.argsort(order))]
-        return torch.where(self._index(mirrored)[:, None, None, None], images.flip(3), images)
+        cut = self._cut_one_by_one if self.images.device.type == "cpu" else self._gather
+        return cut(indices, tops, lefts, draws[:, 2] < 0.5)
 
     def _gather(self, indices: Indices, tops: Indices, lefts: Indices, mirrored: NDArray[np.bool_]) -> Tensor:
         """Cut all windows in one operation, without waiting for the device."""
@@ -96,15 +87,11 @@ class TensorLoader(Loader):
 
     def _cut_one_by_one(self, indices: Indices, tops: Indices, lefts: Indices, mirrored: NDArray[np.bool_]) -> Tensor:
         images = torch.empty(len(indices), self.images.shape[1], *self.window, dtype=self.images.dtype)
-        source, target = self.images.numpy(), images.numpy()  # numpy copies rows faster
-        for j, (i, top, left) in enumerate(zip(indices, tops, lefts, strict=True)):
-            target[j] = source[i, :, top : top + self.window[0], left : left + self.window[1]]
-        for j in np.flatnonzero(mirrored).tolist():
-            images[j] = images[j].flip(2)
+        source, target, (height, width) = self.images.numpy(), images.numpy(), self.window  # numpy copies rows faster
+        for j, (i, top, left, flip) in enumerate(zip(indices, tops, lefts, mirrored, strict=True)):
+            part = source[i, :, top : top + height, left : left + width]
+            target[j] = part[:, :, ::-1] if flip else part
         return images
-
-    def _view(self, top: int, left: int) -> Tensor:
-        return self.images[:, :, top : top + self.window[0], left : left + self.window[1]]
 
     def _index(self, values: NDArray[Any]) -> Tensor:
         return send(torch.from_numpy(values), self.images.device)
