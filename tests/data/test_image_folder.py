@@ -245,7 +245,7 @@ def test_a_folder_without_images_is_not_a_class_and_a_split_may_lack_a_class(tmp
 def test_a_class_that_training_lacks_is_refused(tmp_path):
     _fill(tmp_path / "photos" / "train", {"a": 3})
     _fill(tmp_path / "photos" / "test", {"a": 1, "b": 1})
-    with pytest.raises(ValueError, match="test/b: this class is not among those of"):
+    with pytest.raises(ValueError, match=r"test/b/.*: the class b is not among those of"):
         _open(tmp_path / "photos")
 
 

@@ -48,7 +48,7 @@ def test_a_class_that_training_lacks_is_a_problem_in_the_report(photos):
     (photos / "test" / "gnu").mkdir()
     (photos / "test" / "gnu" / "0.png").write_bytes((photos / "train" / "cat" / "0.png").read_bytes())
     found = report(ImageFolder(str(photos), num_workers=0))
-    assert any("test/gnu: this class is not among those" in problem for problem in found["problems"])
+    assert any("test/gnu/0.png: the class gnu is not among those" in problem for problem in found["problems"])
     assert found["images"] == {"train": 20, "val": 8}
 
 

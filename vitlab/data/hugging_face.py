@@ -6,8 +6,6 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-import torch
-
 from vitlab.data.arguments import PhotoArgs
 from vitlab.data.files.scan import sizes_of
 from vitlab.data.files.sets import FileImages
@@ -70,9 +68,8 @@ class HuggingFace(Photos):
 
     def list_files(self, parts: list[str]) -> FileImages:
         """Return the rows of some parts, undecoded."""
-        number = self.class_numbers()
         files: list[str] = []
-        labels: list[int] = []
+        classes: list[str] = []
         for split in (self.parts[part] for part in parts):
             names = getattr(self.rows[split].features[self.label_column], "names", None)
             for row, value in enumerate(_column(self.rows[split], self.label_column)):
@@ -82,12 +79,9 @@ class HuggingFace(Photos):
                         f"with --data.path_column={self.image_column} --data.targets={self.label_column} "
                         "--data.missing=drop"
                     )
-                name = str(value) if names is None else names[value]
-                if name not in number:
-                    raise ValueError(f"{self.place}, {split}, row {row}: {name} is not a class of the training split")
                 files.append(os.path.join(split, str(row)))
-                labels.append(number[name])
-        return FileImages(_Rows(self.place, self.rows, self.image_column), files, torch.tensor(labels), self.decoding)
+                classes.append(str(value) if names is None else names[value])
+        return self.labeled(_Rows(self.place, self.rows, self.image_column), files, classes)
 
 
 class _Rows(Store):

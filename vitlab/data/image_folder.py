@@ -4,8 +4,6 @@ import os
 from pathlib import Path
 from typing import NamedTuple, Unpack
 
-import torch
-
 from vitlab.data.arguments import AnyPhotoArgs, PhotoArgs
 from vitlab.data.class_folders import ClassFolders, Videos, check_videos
 from vitlab.data.files.imagenet import DEVKIT, TRAIN, class_of, tarred, val_classes
@@ -74,22 +72,17 @@ class ImageFolder(ClassFolders):
 
     def list_files(self, parts: list[str]) -> FileImages:
         """Return the files in the class folders of some parts, unopened."""
-        number = self.class_numbers()
         files: list[str] = []
-        labels: list[int] = []
+        names: list[str] = []
         for part in parts:
             if is_flat(self.folders[part]):
                 raise ValueError(_unsorted(self.folders[part]))
             for entry in [entry for entry in visible(self.folders[part]) if is_folder(entry)]:
                 found = sorted(files_below(entry.path))
-                if found and entry.name not in number:
-                    raise ValueError(f"{entry.path}: this class is not among those of {self.first}")
                 files += [os.path.relpath(file, self.root) for file in found]
-                labels += [number[entry.name]] * len(found) if found else []
+                names += [entry.name] * len(found)
         self._note_videos(files)
-        return self.of_videos(
-            FileImages(Folder(self.root), files, torch.tensor(labels, dtype=torch.int64), self.decoding)
-        )
+        return self.of_videos(self.labeled(Folder(self.root), files, names))
 
     def _note_videos(self, files: list[str]) -> None:
         """Say that folders of files below a class are divided, if they are."""
@@ -155,11 +148,7 @@ class ImageNet(ImageFolder):
         else:
             files = [file for part in parts for file in self.tars.files if file.startswith(f"{self.parts[part]}/")]
             names = [file.split("/")[1] for file in files]
-        number = self.class_numbers()
-        if unknown := sorted(set(names) - number.keys()):
-            raise ValueError(f"{self.parts['test']}: the class {unknown[0]} is not among those of {self.first}")
-        labels = torch.tensor([number[name] for name in names], dtype=torch.int64)
-        return FileImages(self.tars or Folder(self.root), files, labels, self.decoding)
+        return self.labeled(self.tars or Folder(self.root), files, names)
 
     def setup(self, stage: str) -> None:
         """Build what a stage needs; training needs all classes."""
@@ -205,8 +194,7 @@ class Unlabeled(ImageFolder):
 
     def list_files(self, parts: list[str]) -> FileImages:
         """Return all files, unopened."""
-        labels = torch.zeros(len(self.files), dtype=torch.int64)
-        return FileImages(Folder(self.root), self.files, labels, self.decoding)
+        return self.labeled(Folder(self.root), self.files, ["unlabeled"] * len(self.files))
 
 
 def kind_of(root: str) -> type[ImageFolder]:

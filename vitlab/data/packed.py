@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any, Unpack
 
 import numpy as np
-import torch
 
 from vitlab.data.arguments import PhotoArgs
 from vitlab.data.class_folders import ClassFolders, Videos, check_videos
@@ -92,17 +91,15 @@ class Packed(ClassFolders):
 
         Files that could not be read are among them, so that all are divided as in the folder.
         """
-        numbers, files = self.class_numbers(), [*self.files]
+        files = [*self.files]
         before = [i - k for k, (i, *_) in enumerate(self.left_out)]  # among the others, by ascending numbers
         rows = np.insert(self.rows, before, np.zeros(len(before), ROW))
         for i, file, label, part in self.left_out:
             files.insert(i, file)
             rows["label"][i], rows["part"][i] = label, part
         chosen = np.flatnonzero(np.isin(rows["part"], [PARTS.index(part) for part in parts]))
-        labels = np.array([numbers[name] for name in self.packed_names])[rows["label"][chosen]]
-        facts = facts_of(rows[chosen])
-        found = FileImages(self.store, [files[i] for i in chosen], torch.from_numpy(labels), self.decoding, facts)
-        return self.of_videos(found)
+        names = [self.packed_names[number] for number in rows["label"][chosen].tolist()]
+        return self.of_videos(self.labeled(self.store, [files[i] for i in chosen], names, facts_of(rows[chosen])))
 
     def filter_readable(self, images: Images) -> Images:
         """Return a split after checking its checksums."""

@@ -3,17 +3,20 @@
 import json
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal, Unpack
 
 import numpy as np
+import torch
 
 from vitlab.data.arguments import EncodedArgs
 from vitlab.data.base import ImageData, Part
 from vitlab.data.files.decode import ImageError
+from vitlab.data.files.scan import Facts
 from vitlab.data.files.sets import FileImages, Images
 from vitlab.data.files.splits import Indices, SplitName
+from vitlab.data.files.store import Store
 from vitlab.data.loading.transforms import Size, as_size
 from vitlab.data.record import RUN
 from vitlab.errors import escaped, preview
@@ -110,6 +113,25 @@ class Photos(ImageData):
         """Return the number of each class, by its name and by the other names in `class_map`."""
         number = {name: k for k, name in enumerate(self.class_names)}
         return number | {name: number[known] for name, known in self.stands_for.items() if known in number}
+
+    def labeled(self, store: Store, files: list[str], names: Sequence[str], facts: Facts | None = None) -> FileImages:
+        """Return files with the number of the class of each, given by its name.
+
+        Args:
+            store: The store of the files.
+            files: Name of each image in the store.
+            names: Name of the class of each image.
+            facts: Facts about each file, if they are known.
+
+        Raises:
+            ValueError: The training images have no such class.
+        """
+        number = self.class_numbers()
+        if unknown := {*names} - number.keys():
+            i = next(i for i, name in enumerate(names) if name in unknown)
+            raise ValueError(f"{store.path(files[i])}: the class {names[i]} is not among those of the training images")
+        labels = torch.tensor([number[name] for name in names], dtype=torch.int64)
+        return FileImages(store, files, labels, self.decoding, facts)
 
     def prepare_data(self) -> None:
         """Scan all files in one process; the others then use its cache."""

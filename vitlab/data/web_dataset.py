@@ -6,7 +6,6 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple, Unpack
 
 import numpy as np
-import torch
 
 from vitlab.data.arguments import PhotoArgs
 from vitlab.data.files.addresses import is_remote, opened, told
@@ -76,14 +75,9 @@ class WebDataset(Photos):
 
     def list_files(self, parts: list[str]) -> FileImages:
         """Return the images of some parts, undecoded."""
-        number = self.class_numbers()
         folders = {self.parts[part] for part in parts}
         chosen = [i for i, file in enumerate(self.tars.files) if file.partition("/")[0] in folders]
-        for i in chosen:
-            if self.texts[i] not in number:
-                raise ValueError(f"{self.tars.path(self.tars.files[i])}: {self.texts[i]} is not a training class")
-        labels = torch.tensor([number[self.texts[i]] for i in chosen], dtype=torch.int64)
-        return FileImages(self.tars, [self.tars.files[i] for i in chosen], labels, self.decoding)
+        return self.labeled(self.tars, [self.tars.files[i] for i in chosen], [self.texts[i] for i in chosen])
 
 
 class _Entry(NamedTuple):
