@@ -6,11 +6,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from vitlab.data.base import Part
 from vitlab.data.files.sets import FileImages
-from vitlab.data.photos import Photos, is_like_a_split
-from vitlab.data.record import RUN
-from vitlab.errors import preview
+from vitlab.data.photos import Photos
 
 Videos = Literal["frames", "middle"]
 
@@ -25,45 +22,6 @@ class ClassFolders(Photos):
     """
 
     videos: Videos | None = None  # what folders below those of the classes are
-
-    def read(self, part: Part) -> FileImages:
-        """Return the files of a part, unopened; refuse folders of splits that were taken for classes."""
-        images = super().read(part)
-        assert isinstance(images, FileImages)
-        if part != "test":
-            self._check_level(images.files)
-        return images
-
-    def _check_level(self, files: list[str]) -> None:
-        """Refuse folders named like splits, such as ``training_set``, that have the same folders each, and no files.
-
-        Args:
-            files: The files of training, named CLASS/FILE or PART/CLASS/FILE.
-
-        Raises:
-            ValueError: The folders below have the names of the classes. If they are videos, ``videos`` says so.
-        """
-        if self.videos is not None or len(self.class_names) < 2 or RUN.get():
-            return
-        below: dict[str, set[str]] = {}
-        parts = {*self.parts.values()}
-        for file in files:
-            first, *rest = file.split(os.sep)
-            if first in parts and len(rest) > 1:
-                first, *rest = rest
-            if len(rest) < 2:
-                return
-            below.setdefault(first, set()).add(rest[0])
-        above, same = sorted(below), next(iter(below.values()), set())
-        if not any(map(is_like_a_split, above)):
-            return  # classes may be divided by year, say
-        if len(above) > 1 and len(same) > 1 and all(names == same for names in below.values()):
-            raise ValueError(
-                f"the class folders {preview(above)} in {self.place} hold no images themselves, and each has "
-                f"the same folders, {preview(sorted(same))}: if these are the classes, rename the former to train and "
-                "test, or give one of the former as --data.root (and pack photos again); if they are videos, give "
-                "--data.videos=frames"
-            )
 
     def groups_of(self, files: list[str]) -> list[str] | None:
         """Return the video of each file, unless each is divided by itself."""

@@ -61,8 +61,8 @@ class HuggingFace(Photos):
         class_names = names or [
             str(value) for value in sorted({x for x in _column(rows, label_column) if x == x} - {None})
         ]
-        store = _Rows(path, self.rows, image_column)
-        sizes = sizes_of(store, [os.path.join(first, str(row)) for row in range(min(len(rows), 16))])
+        self.store = _Rows(path, self.rows, image_column)
+        sizes = sizes_of(self.store, [os.path.join(first, str(row)) for row in range(min(len(rows), 16))])
         super().__init__(place=path, parts=parts, class_names=class_names, sizes=sizes, **photos)
         self.notes += _left_out(found, self.rows)
 
@@ -81,7 +81,7 @@ class HuggingFace(Photos):
                     )
                 files.append(os.path.join(split, str(row)))
                 classes.append(str(value) if names is None else names[value])
-        return self.labeled(_Rows(self.place, self.rows, self.image_column), files, classes)
+        return self.labeled(self.store, files, classes)
 
 
 class _Rows(Store):

@@ -11,8 +11,9 @@ from vitlab.data.files.scan import sizes_of
 from vitlab.data.files.sets import FileImages, Statistics
 from vitlab.data.files.store import Folder
 from vitlab.data.files.walk import classes_in, deeper, files_below, is_flat, is_folder, sample_files, visible
-from vitlab.data.photos import parts_among
+from vitlab.data.photos import is_like_a_split, parts_among
 from vitlab.data.record import RUN
+from vitlab.errors import preview
 
 _PUBLISHED = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and standard deviation of ImageNet's pixels
 _LOOKS = "ROOT/CLASS/IMAGE, or ROOT/train/CLASS/IMAGE with a folder val, test or both beside train"
@@ -55,8 +56,10 @@ class ImageFolder(ClassFolders):
         self.folders, left_out = self.layout()
         self.first = next(iter(self.folders.values()))  # train, if there is one
         class_names, empty = classes_in(self.first)
-        if len(class_names) < 2 and not RUN.get():
+        if not RUN.get():
             _check_depth(self.root, self.first, class_names)
+            if self.videos is None:
+                _check_level(self.root, self.first, class_names)
         parts = {part: folder.name for part, folder in self.folders.items()}
         notes = [f"folders that are no split are left out: {', '.join(left_out)}"] if left_out else []
         notes += [f"folders without images are no classes: {', '.join(empty)}"] if empty else []
@@ -227,7 +230,24 @@ def _layout(root: Path) -> tuple[dict[str, Path], list[str]]:
     return {"train": root}, []
 
 
+def _check_level(root: Path, train: Path, class_names: list[str]) -> None:
+    """Refuse folders named like splits, such as ``training_set``, that have the same folders each, and no files."""
+    if len(class_names) < 2 or not any(map(is_like_a_split, class_names)):
+        return
+    inside = [visible(train / name) for name in class_names]
+    below = [[entry.name for entry in entries] for entries in inside]
+    only_folders = all(is_folder(entry) for entries in inside for entry in entries)
+    if only_folders and len(below[0]) > 1 and all(names == below[0] for names in below):
+        raise ValueError(
+            f"the class folders {preview(class_names)} in {root} hold no images themselves, and each has the same "
+            f"folders, {preview(below[0])}: if these are the classes, rename the former to train and test, or give one "
+            "of the former as --data.root; if they are videos, give --data.videos=frames"
+        )
+
+
 def _check_depth(root: Path, train: Path, class_names: list[str]) -> None:
+    if len(class_names) > 1:
+        return
     inside = deeper(train)
     if class_names and inside is not None:
         raise ValueError(f"`data.root` has one class folder, {class_names[0]}, got {root}; did you mean {inside}?")
