@@ -11,7 +11,7 @@ from vitlab.config.keys import flatten_with_classes, key_as_typed
 from vitlab.config.trust import import_class
 from vitlab.config.yaml_files import read_yaml
 from vitlab.data.arrays import fold_column
-from vitlab.data.files.rows import distinct_folds, fold_names, refuse_null
+from vitlab.data.files.rows import distinct_folds, fold_names
 from vitlab.data.files.table_file import read_table
 from vitlab.data.hugging_face import rows_of
 from vitlab.errors import UsageError
@@ -87,9 +87,7 @@ def _folds(name: str, path: str, column: str, given: Mapping[str, Any]) -> list[
         cells = rows_of(path, *columns)[0].get(column)
     else:
         cells = read_table(path, [column], text=[column]).get(column)
-    folds = [] if cells is None else distinct_folds(fold_names(cells))
-    refuse_null(path, column, folds)
-    return folds
+    return [] if cells is None else distinct_folds(fold_names(cells))
 
 
 def _arm_names(folds: Sequence[str]) -> list[str]:

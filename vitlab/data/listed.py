@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitlab.data.arguments import TableArgs
 from vitlab.data.base import Part
-from vitlab.data.files.rows import Rows, distinct_folds, refuse_null
+from vitlab.data.files.rows import Rows, distinct_folds
 from vitlab.data.files.sets import FileImages, Images
 from vitlab.data.files.splits import Indices, SplitName, by_time
 from vitlab.data.loading.transforms import Size
@@ -272,8 +272,6 @@ class Listed(Photos):
 
     def _take_fold(self, photos: TableArgs) -> str | None:
         """Take a value of the column of folds out of ``photos``; None if there is none, or k/n."""
-        if self.folds and not RUN.get():
-            refuse_null(self.table.file, self.table.columns.get("fold"), self.folds)
         if photos.get("fold") is None:
             return None
         named, known = str(photos["fold"]), {*(self.folds or ())}

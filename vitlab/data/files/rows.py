@@ -340,17 +340,18 @@ def _set(cell: Any, separator: str) -> set[str]:
 
 
 def fold_names(column: "pd.Series") -> list[str]:
-    """Return the cells of a column of folds as words; empty cells and -1, which count as no fold, are empty.
+    """Return the cells of a column of folds as words; those that name no fold are empty.
 
-    Programs write the whole numbers of a column with empty cells as 4.0.
+    These are empty cells, -1, and null and ~, by which a command line names none. Programs write the
+    whole numbers of a column with empty cells as 4.0.
 
     >>> import pandas as pd
-    >>> fold_names(pd.Series([0.0, 4.0, None, -1])), fold_names(pd.Series(["a", "b"]))
-    (['0', '4', '', ''], ['a', 'b'])
+    >>> fold_names(pd.Series([0.0, 4.0, None, -1])), fold_names(pd.Series(["a", "b", "NULL"]))
+    (['0', '4', '', ''], ['a', 'b', ''])
     """
     values = ["" if empty else value for value, empty in zip(column.tolist(), column.isna(), strict=True)]
     names = [name.removesuffix(".0") if re.fullmatch(r"-?[0-9]+\.0", name := str(x)) else name for x in values]
-    return ["" if name == "-1" else name for name in names]
+    return ["" if name.lower() in ("-1", "null", "~") else name for name in names]
 
 
 def distinct_folds(names: Sequence[str]) -> list[str]:
@@ -369,20 +370,6 @@ def by_number(names: Collection[str]) -> list[str]:
     (['01', '1', '9', '10'], ['1', '10', '9', 'a'])
     """
     return sorted(names, key=lambda name: (int(name), name)) if all(map(str.isdecimal, names)) else sorted(names)
-
-
-def refuse_null(file: str, column: str | None, folds: Sequence[str]) -> None:
-    """Refuse a fold that a command line cannot name, because `--data.fold=null` means none.
-
-    >>> refuse_null("a.csv", "fold", ["a", "null"])
-    Traceback (most recent call last):
-    ValueError: a.csv: the column fold has a fold null, which `data.fold` takes for none: ...
-    """
-    if names := [fold for fold in folds if fold.lower() in ("null", "~")]:
-        raise ValueError(
-            f"{file}: the column {column} has a fold {names[0]}, which `data.fold` takes for none: rename it, or "
-            "leave out the column (of a table, by --data.fold_column=null)"
-        )
 
 
 def _without_column(file: str, columns: Iterable[object], missing: str | None, parts: Mapping[str, str | None]) -> str:
