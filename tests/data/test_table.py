@@ -150,14 +150,12 @@ def test_a_column_of_splits_without_test_rows_says_which_are_tested_on(others, t
     assert (note in Table(str(tmp_path / "table.csv"), "bright").notes) == (others == "val")
 
 
-@pytest.mark.parametrize(
-    ("name", "usual", "mark"), [("a.csv", "commas", ";"), ("a.csv", "commas", "\t"), ("a.TSV", "tabs", ";")]
-)
-def test_a_table_whose_columns_stand_apart_by_another_mark_is_told_so(name, usual, mark, tmp_path):
+@pytest.mark.parametrize(("name", "mark"), [("a.csv", ";"), ("a.csv", "\t"), ("a.TSV", ",")])
+def test_a_table_whose_columns_stand_apart_by_another_mark_is_told_so(name, mark, tmp_path):
     (tmp_path / name).write_text(mark.join(["path", "bright"]) + "\n" + mark.join(["a.png", "1"]))
-    with pytest.raises(ValueError, match=f"columns must stand apart by {usual}, not by ") as error:
+    line = f"there are path{mark}bright: columns stand apart by commas, those of a .tsv file by tabs"
+    with pytest.raises(ValueError, match=line):
         Table(str(tmp_path / name), targets="bright")
-    assert str(error.value).endswith(repr(mark))
 
 
 @pytest.mark.parametrize("targets", ["bright", "class"])

@@ -1,7 +1,7 @@
 """The rows of a table of images: paths, targets, and optional split, fold, group, weight and time."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -128,13 +128,15 @@ class Rows:
 
     def _check(self, table: "pd.DataFrame", separator: str) -> None:
         """Refuse a table without rows, or without a column that was named; default names of parts may be missing."""
-        asked = [name for part, name in self.columns.items() if name not in (part, None)]
-        for name in (self.columns["path"], *self.targets, *asked):
+        parts = {name: part for part, name in self.columns.items() if part == "path" or name not in (part, None)}
+        known = ", ".join(map(str, table))
+        for name in (*parts, *self.targets):
             if name not in table:
-                raise ValueError(_without_column(self.file, table, name, self.columns))
+                way = f": name that of the {part} by --data.{part}_column" if (part := parts.get(name)) else ""
+                way = ": columns stand apart by commas, those of a .tsv file by tabs" if table.shape[1] == 1 else way
+                raise ValueError(f"{self.file} must have the column {name}; there are {known}{way}")
         if not self.targets:
-            names = ", ".join(map(str, table))
-            raise ValueError(f"{self.file} must have a column in `data.targets`; there are {names}")
+            raise ValueError(f"{self.file} must have a column in `data.targets`; there are {known}")
         if twice := [name for k, name in enumerate(self.targets) if name in self.targets[:k]]:
             raise ValueError(f"`data.targets` names {twice[0]} twice")
         if not separator:
@@ -370,27 +372,3 @@ def by_number(names: Collection[str]) -> list[str]:
     (['01', '1', '9', '10'], ['1', '10', '9', 'a'])
     """
     return sorted(names, key=lambda name: (int(name), name)) if all(map(str.isdecimal, names)) else sorted(names)
-
-
-def _without_column(file: str, columns: Iterable[object], missing: str | None, parts: Mapping[str, str | None]) -> str:
-    """Return that a table lacks a column, and how to name another, or what stands in place of commas or tabs.
-
-    Args:
-        file: Name of the table.
-        columns: Names of the columns.
-        missing: Name of the missing one.
-        parts: Columns that have a flag of the data, by part of the table.
-
-    Example:
-        >>> _without_column("a.csv", ["file", "label"], "path", {"path": "path"})
-        'a.csv must have the column path; there are file, label: name that of the path by --data.path_column'
-        >>> _without_column("a.csv", ["path;label"], "path", {"path": "path"})
-        "a.csv must have the column path; there are path;label: columns must stand apart by commas, not by ';'"
-    """
-    names = list(map(str, columns))
-    there = f"{file} must have the column {missing}; there are {', '.join(names)}"
-    usual, others = ("tabs", ";,|") if file.lower().endswith(".tsv") else ("commas", ";\t|")
-    if len(names) == 1 and (marks := [mark for mark in others if mark in names[0]]):
-        return f"{there}: columns must stand apart by {usual}, not by {marks[0]!r}"
-    found = [part.split()[0] for part, name in parts.items() if name == missing]
-    return f"{there}: name that of the {found[0]} by --data.{found[0]}_column" if found else there
