@@ -24,7 +24,7 @@ class RuleArgs(FixedTestRuleArgs, total=False):
 
 
 class FrameArgs(FixedTestRuleArgs, total=False):
-    """Arguments of every data set; see :class:`vitlab.data.base.ImageData`."""
+    """Arguments of every data set that are passed on unread; see :class:`vitlab.data.base.ImageData`."""
 
     batch_size: int
     img_size_schedule: list[list[int]] | None
@@ -45,12 +45,21 @@ class FrameArgs(FixedTestRuleArgs, total=False):
     color_profile: ColorProfile
 
 
-class FixedTestArgs(FrameArgs, total=False):
-    """Arguments of a data set in memory that has a test split of its own."""
+class EncodedArgs(FrameArgs, RuleArgs, total=False):
+    """Arguments that :class:`vitlab.data.photos.Photos` passes on."""
+
+
+class SizedArgs(FrameArgs, total=False):
+    """Arguments of every data set, with the size of its images, and how they are cropped."""
 
     img_size: int | list[int] | None
     crop_scale: float | None
     crop_pct: float | None
+
+
+class FixedTestArgs(SizedArgs, total=False):
+    """Arguments of a data set in memory that has a test split of its own."""
+
     val_share: float
 
 
@@ -60,43 +69,23 @@ class DataArgs(FixedTestArgs, total=False):
     test_share: float
 
 
-class CIFARArgs(FixedTestArgs, total=False):
-    """Arguments of :class:`vitlab.data.known.CIFAR10`."""
-
-    root: str
-    download: bool
-
-
-class EncodedArgs(FrameArgs, total=False):
-    """Arguments that :class:`vitlab.data.photos.Photos` passes on."""
-
-    val_share: float
-    test_share: float
-
-
-class AnyPhotoArgs(FrameArgs, total=False):
-    """Arguments of photos of any size."""
-
-    img_size: int | list[int] | None
-    in_chans: Literal[1, 3]
-    max_unreadable: int
-    class_map: str | None
-    crop_scale: float | None
-    crop_pct: float | None
-    test_share: float
-
-
-class TableArgs(EncodedArgs, total=False):
+class TableArgs(DataArgs, total=False):
     """Arguments that :class:`vitlab.data.table.Table` passes on."""
 
-    img_size: int | list[int] | None
     max_unreadable: int
     class_map: str | None
-    crop_scale: float | None
-    crop_pct: float | None
 
 
-class PhotoArgs(AnyPhotoArgs, total=False):
-    """Arguments of photos of any size, with `val_share`."""
+class PhotoArgs(TableArgs, total=False):
+    """Arguments of photos of any size."""
 
-    val_share: float
+    in_chans: Literal[1, 3]
+
+
+class ImageNetArgs(SizedArgs, total=False):
+    """What :class:`vitlab.data.image_folder.ImageNet` passes on: all but `val_share`, whose default is its own."""
+
+    test_share: float
+    max_unreadable: int
+    class_map: str | None
+    in_chans: Literal[1, 3]

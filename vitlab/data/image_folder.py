@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple, Unpack
 
-from vitlab.data.arguments import AnyPhotoArgs, PhotoArgs
+from vitlab.data.arguments import ImageNetArgs, PhotoArgs
 from vitlab.data.class_folders import ClassFolders, Videos, check_videos
 from vitlab.data.files.imagenet import DEVKIT, TRAIN, class_of, tarred, val_classes
 from vitlab.data.files.scan import sizes_of
@@ -119,7 +119,7 @@ class ImageNet(ImageFolder):
 
     statistics_from = "published"
 
-    def __init__(self, root: str, val_share: float = 0.01, **folder: Unpack[AnyPhotoArgs]) -> None:
+    def __init__(self, root: str, val_share: float = 0.01, **folder: Unpack[ImageNetArgs]) -> None:
         super().__init__(root, None, val_share=val_share, **folder)  # its folders are classes, not videos
 
     def survey(self) -> Survey:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitlab.data.arguments import CIFARArgs, DataArgs, FixedTestArgs
+from vitlab.data.arguments import DataArgs, FixedTestArgs
 from vitlab.data.base import ImageData, Part
 from vitlab.data.files.sets import TensorImages
 from vitlab.errors import one_line
@@ -217,8 +217,7 @@ class CIFAR10(ImageData):
 class CIFAR100(CIFAR10):
     """60,000 color photos of 32 x 32 pixels, 100 classes, Krizhevsky 2009 (Learning Multiple Layers of Features).
 
-    Args:
-        **cifar: Passed to :class:`CIFAR10`.
+    Its arguments are those of :class:`CIFAR10`.
 
     Example:
         >>> CIFAR100(root="nowhere")
@@ -229,9 +228,6 @@ class CIFAR100(CIFAR10):
     published = "CIFAR100"
     folder = "cifar-100-python"
     classes = _HUNDRED.split()
-
-    def __init__(self, **cifar: Unpack[CIFARArgs]) -> None:
-        super().__init__(**cifar)
 
 
 ProbeTask = Literal["bag", "abs", "rel"]
