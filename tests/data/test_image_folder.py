@@ -376,6 +376,17 @@ def test_imagenet_has_1000_classes_holds_its_val_folder_back_and_has_the_publish
     assert data.mean == (0.485, 0.456, 0.406) and data.fingerprint()["statistics_from"] == "published"
 
 
+def test_a_run_that_is_measured_on_imagenet_keeps_its_own_statistics(tmp_path):
+    root = str(_fill(tmp_path, {"train/n01440764": 4, "train/n01443537": 4, "val/n01440764": 1, "val/n01443537": 1}))
+    run = ImageFolder(root, num_workers=0, mean=[0.5] * 3, std=[0.25] * 3)
+    data = ImageNet(root, num_workers=0)
+    data.load_state_dict(run.state_dict())
+    assert data.statistics() == ((0.5,) * 3, (0.25,) * 3)
+    other = ImageFolder(root, num_workers=0)
+    other.load_state_dict(ImageNet(root, num_workers=0).state_dict())
+    assert other.mean == (0.485, 0.456, 0.406)
+
+
 def test_photos_without_labels_are_one_class_flat_or_nested_and_packed(tmp_path):
     from vitlab.data import Packed, Unlabeled
     from vitlab.data.pack.write import pack

@@ -8,14 +8,14 @@ from vitlab.data.arguments import ImageNetArgs, PhotoArgs
 from vitlab.data.class_folders import ClassFolders, Videos, check_videos
 from vitlab.data.files.imagenet import DEVKIT, TRAIN, class_of, tarred, val_classes
 from vitlab.data.files.scan import sizes_of
-from vitlab.data.files.sets import FileImages, Statistics
+from vitlab.data.files.sets import FileImages
 from vitlab.data.files.store import Folder
 from vitlab.data.files.walk import classes_in, deeper, files_below, is_flat, is_folder, sample_files, visible
 from vitlab.data.photos import is_like_a_split, parts_among
 from vitlab.data.record import RUN
 from vitlab.errors import preview
 
-_PUBLISHED = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and standard deviation of ImageNet's pixels
+PUBLISHED = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and standard deviation of ImageNet's pixels
 _LOOKS = "ROOT/CLASS/IMAGE, or ROOT/train/CLASS/IMAGE with a folder val, test or both beside train"
 
 
@@ -117,7 +117,7 @@ class ImageNet(ImageFolder):
         (0.485, 0.456, 0.406)
     """
 
-    statistics_from = "published"
+    statistics_from, _statistics = "published", PUBLISHED
 
     def __init__(self, root: str, val_share: float = 0.01, **folder: Unpack[ImageNetArgs]) -> None:
         super().__init__(root, None, val_share=val_share, **folder)  # its folders are classes, not videos
@@ -161,10 +161,6 @@ class ImageNet(ImageFolder):
                 "--data=ImageFolder takes any number"
             )
         super().setup(stage)
-
-    def statistics(self) -> Statistics:
-        """Return the mean and standard deviation of published recipes, unless others were given."""
-        return super().statistics() if self.statistics_from == "given" else _PUBLISHED
 
 
 class Unlabeled(ImageFolder):

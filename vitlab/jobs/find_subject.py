@@ -20,6 +20,7 @@ from vitlab.analysis.subject import CkaTokens, Subject
 from vitlab.config.parser import VitlabCLI, settings, user_mistakes
 from vitlab.data.base import ImageData
 from vitlab.data.files.splits import SplitName
+from vitlab.data.image_folder import PUBLISHED
 from vitlab.data.record import Trained, check_target_names, measured
 from vitlab.data.timm_images import KEYS, images_of
 from vitlab.errors import UsageError, did_you_mean, named_line
@@ -49,7 +50,6 @@ from vitlab.shipped import LIBRARIES, card_beside, find_weights
 from vitlab.tasks import Classifier
 from vitlab.tasks.base import Task
 
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard deviation of its pixels
 
 
 class CannotBeAsked(UsageError):
@@ -290,7 +290,7 @@ def _images_of_card(described: Mapping[str, Any]) -> dict[str, Any]:
 
 def _images(net: Any, crop_pct: float | None, needed: Container[str] = KEYS) -> dict[str, Any]:
     """Return how images are prepared for a library's weights if the network has them, else as usual for ImageNet."""
-    how: dict[str, Any] = {"mean": IMAGENET[0], "std": IMAGENET[1], "crop_pct": crop_pct}
+    how: dict[str, Any] = {"mean": PUBLISHED[0], "std": PUBLISHED[1], "crop_pct": crop_pct}
     how |= {"crop_mode": "center", "interpolation": "bicubic"}
     if getattr(net, "pretrained_cfg", None):
         how = images_of(net.pretrained_cfg, needed)
