@@ -51,7 +51,6 @@ from vitlab.tasks import Classifier
 from vitlab.tasks.base import Task
 
 
-
 class CannotBeAsked(UsageError):
     """The network of the run maps no images to outputs that analyses can read."""
 
