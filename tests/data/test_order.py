@@ -11,8 +11,8 @@ from timm.data.distributed_sampler import RepeatAugSampler
 from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler
 
 from vitlab.data import Digits
-from vitlab.data.loading.loader import SameDraws, evaluate_samples_once
 from vitlab.data.loading.order import Draw, EvalOrder, TrainOrder, spread_copies
+from vitlab.data.loading.own_loaders import SameDraws, evaluate_samples_once
 from vitlab.data.loading.streams import stream, uniforms
 
 

@@ -45,7 +45,7 @@ from vitlab.config.secret import refuse_secrets
 from vitlab.config.strategies import check_strategy_name, divide_by_all_images
 from vitlab.config.trust import allowed_imports
 from vitlab.config.yaml_files import parse_own, parse_yaml, read_yaml, yaml_text
-from vitlab.data.loading.loader import evaluate_samples_once
+from vitlab.data.loading.own_loaders import evaluate_samples_once
 from vitlab.errors import UsageError, in_own_code, named_line
 from vitlab.interface import LINKS, deals_samples, image_fact
 from vitlab.layers.precision import let_convolutions_follow

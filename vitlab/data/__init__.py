@@ -1,4 +1,14 @@
-"""LightningDataModules: images with their splits, statistics and loaders."""
+"""LightningDataModules: images with their splits, statistics and loaders.
+
+The way of an image from disk to batch, through `base.py`, which all data sets share:
+
+- a data set lists its files with their classes, such as `image_folder.py`; `photos.py` numbers the classes;
+- `files/splits.py` divides the files, and `files/scan.py` decodes each of them once, for what training must know of it;
+- `loading/order.py` draws the images of a step, with a seed for each;
+- `loading/sample_loader.py` reads them in its workers: `files/store.py` has bytes, `files/decode.py` makes pixels, and
+  `loading/transforms.py` cuts and augments them. What is in memory is cut by `loading/tensor_loader.py` instead;
+- `loading/pipeline.py`, which chose between the two, normalizes the batch on its device, and `loading/mix.py` mixes it.
+"""
 
 from vitlab.data.arrays import Arrays
 from vitlab.data.base import ImageData
