@@ -338,13 +338,18 @@ class ImageData(Named, L.LightningDataModule):
 
     def preparation(self) -> dict[str, Any]:
         """Return how images are normalized and cut in evaluation, as plain values, for files of weights."""
-        how = {name: getattr(self.pipeline, name) for name in ("native_size", "crop_pct", "crop_mode", "interpolation")}
-        size = how["native_size"] and list(how["native_size"])
-        how |= {"crop_pct": 1.0, "crop_mode": "squash"} if size else {}  # whole images
-        how |= {name: getattr(self.decoding, name) for name in ("color_profile", "value_range", "max_pixels")}
-        how |= {"native_size": size, **({"arrays": True} if self.arrays else {})}
-        how |= {"native_patch": self.pipeline.native.patch} if self.pipeline.native else {}
-        return {"mean": list(self.mean), "std": list(self.std), **how}
+        pipeline, crop = self.pipeline, self.pipeline.center()
+        return {
+            "mean": list(self.mean),
+            "std": list(self.std),
+            "native_size": pipeline.native_size and list(pipeline.native_size),
+            "crop_pct": crop.crop_pct,
+            "crop_mode": crop.mode,
+            "interpolation": pipeline.interpolation,
+            **{name: getattr(self.decoding, name) for name in ("color_profile", "value_range", "max_pixels")},
+            **({"arrays": True} if self.arrays else {}),
+            **({"native_patch": pipeline.native.patch} if pipeline.native else {}),
+        }
 
     @property
     def seed(self) -> int:

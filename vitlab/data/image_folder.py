@@ -198,10 +198,12 @@ class Unlabeled(ImageFolder):
 
 def kind_of(root: str) -> type[ImageFolder]:
     """Return the class that reads a folder: ImageNet as downloaded, class folders, or photos without classes."""
-    if is_flat(Path(root)) and not tarred(Path(root)):
+    place = Path(root)
+    if (place / TRAIN).is_file():
+        return ImageNet
+    if is_flat(place):
         return Unlabeled
-    is_download = (Path(root) / TRAIN).is_file() or is_flat(Path(root) / "val")
-    return ImageNet if is_download else ImageFolder
+    return ImageNet if is_flat(place / "val") else ImageFolder
 
 
 def _unsorted(folder: Path) -> str:

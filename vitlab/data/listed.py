@@ -50,8 +50,8 @@ class Listed(Photos):
     ) -> None:
         self.table, self.arrays = rows, arrays
         parts = _parts(rows)
-        stands_for = {name: part for part, name in parts.items()}
-        self.part_of = np.array([stands_for[name] for name in rows.splits or ["train"] * len(rows.paths)])
+        part_called = {name: part for part, name in parts.items()}
+        self.part_of = np.array([part_called[name] for name in rows.splits or ["train"] * len(rows.paths)])
         self.folds = rows.folds()
         named = self._take_fold(photos)
         self._check_divided_once(named, photos, split_by == "time")
@@ -118,10 +118,6 @@ class Listed(Photos):
         """Divide block 1 or all rows; groups stay together, and given splits are kept."""
         return self._division
 
-    def filter_readable(self, images: Images) -> Images:
-        """Return the readable images of a split."""
-        return images if self.arrays else super().filter_readable(images)
-
     def identity(self, path: str) -> bytes:
         """Return the identity that assigns a row to a split."""
         return path.encode()
@@ -153,14 +149,12 @@ class Listed(Photos):
     def _division(self) -> dict[SplitName, Indices]:
         """The sorted indices of each split among these rows; cached, as identities may need all image files."""
         rows, cut_test = self._divided, not self.has_test_split
-        if self.rule.named_fold is not None:
-            ids = [self.identity(self.table.paths[i]) for i in rows]
-            chosen = np.array(self.folds)[rows] == self.rule.named_fold
-            return self.rule.indices(ids, self._strata(rows), chosen, cut_test=False)
         if self.times is not None:
             return by_time(self.times[rows], self.rule, cut_test)
-        ids = [self.identity(self.table.paths[i]) for i in rows]
         given = self.part_of[rows] == "val" if "val" in self.parts else None
+        if self.rule.named_fold is not None:
+            given, cut_test = np.array(self.folds)[rows] == self.rule.named_fold, False
+        ids = [self.identity(self.table.paths[i]) for i in rows]
         groups = None if self.table.groups is None else [self.table.groups[i] for i in rows]
         numbers = self.table.frame.index[rows].tolist()
         return self.rule.indices(ids, self._strata(rows), given, cut_test, groups, numbers)

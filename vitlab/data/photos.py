@@ -87,9 +87,9 @@ class Photos(ImageData):
             small = are_small(sizes) or self.arrays
             img_size = (run and run.img_size) or (list(next(iter(sizes))) if small else 224)
         whole = self._whole(sizes, as_size(img_size, None))
-        packed = data.get("native_patch") and not self.arrays
-        native = None if packed or (crop_scale, crop_pct) != (None, None) else whole
-        if crop_pct is None and not packed:
+        own_ratio = data.get("native_patch") and not self.arrays
+        native = None if own_ratio or (crop_scale, crop_pct) != (None, None) else whole
+        if crop_pct is None and not own_ratio:
             crop_pct = 1.0 if whole else run.crop_pct if run else None
         self.one_size = None if run and run.knows_crop else native  # which every image must have
         super().__init__(
@@ -173,8 +173,9 @@ class Photos(ImageData):
         return images.in_memory(self.num_workers)
 
     def filter_readable(self, images: Images) -> Images:
-        """Return the readable files, and note the others in `unreadable`."""
-        assert isinstance(images, FileImages)
+        """Return the readable files, and note the others in `unreadable`; arrays in memory have been read."""
+        if not isinstance(images, FileImages):
+            return images
         readable, reasons = images.scanned(self.num_workers)
         self.unreadable |= {images.store.path(file): reason for file, reason in reasons.items()}
         if what := self.of_another_size(readable):
