@@ -3,7 +3,7 @@
 import gzip
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, Unpack, get_args
+from typing import Literal, Unpack, get_args
 from urllib.error import URLError
 
 import numpy as np
@@ -52,29 +52,71 @@ def _table() -> NDArray[np.float64]:
     return np.column_stack(load_digits(return_X_y=True))
 
 
-def _fetch(published: Any, data: "FashionMNIST | CIFAR10") -> None:
-    """Download a set by torchvision's class, unless it is there, or say what to do without a network."""
-    try:
-        published(data.root, download=True)
-    except (URLError, RuntimeError) as error:  # torchvision's own words where each mirror of a file has failed
-        reason = error.reason if isinstance(error, URLError) else one_line(error)
-        raise ValueError(
-            f"{data.absent() or data.root} cannot be downloaded: {reason}; download it on a machine with a network and "
-            "copy it here, or name the folder that holds it by --data.root"
-        ) from error
+class Downloaded(ImageData):
+    """A published set with a test split, which torchvision downloads.
+
+    Args:
+        root: Folder of its files: cifar-10-batches-py or cifar-100-python, or FashionMNIST/raw with the four published
+            files, compressed or not.
+        download: Whether to download missing files.
+        **data: Passed to :class:`ImageData`.
+
+    Example:
+        >>> issubclass(CIFAR100, Downloaded)
+        True
+    """
+
+    has_test_split = True
+    published: str  # torchvision's class
+    folder: str  # in `root`
+    megabytes: int
+    shape: tuple[int, int, int]  # channels, height and width of an image
+    classes: list[str]
+
+    def __init__(self, root: str = "data", download: bool = False, **data: Unpack[FixedTestArgs]) -> None:
+        chans, height, width = self.shape
+        super().__init__(native_size=(height, width), in_chans=chans, class_names=self.classes, test_share=0.5, **data)
+        self.root, self.download = root, download
+        if not download:
+            self.check_there("train")
+
+    def missing(self, part: Part) -> str:
+        """Return which file or folder of a part is missing; empty if none is."""
+        return "" if (Path(self.root) / self.folder).is_dir() else f"the folder {self.folder}"
+
+    def check_there(self, part: Part) -> None:
+        """Refuse a part of which a file is missing."""
+        if missing := self.missing(part):
+            raise ValueError(
+                f"`data.root` must hold {missing}, which is missing in {self.root}; --data.download=true fetches it"
+            )
+
+    def absent(self) -> str:
+        """Return which files :meth:`prepare_data` would download, and their size."""
+        missing = self.download and (self.missing("train") or self.missing("test"))
+        return f"{Path(self.root) / self.folder} ({self.megabytes} MB)" if missing else ""
+
+    def prepare_data(self) -> None:
+        """Download what is missing, if asked to, or say what to do without a network."""
+        if not self.download:
+            return
+        import torchvision.datasets
+
+        try:
+            getattr(torchvision.datasets, self.published)(self.root, download=True)
+        except (URLError, RuntimeError) as error:  # torchvision's own words where each mirror of a file has failed
+            reason = error.reason if isinstance(error, URLError) else one_line(error)
+            raise ValueError(
+                f"{self.absent() or self.root} cannot be downloaded: {reason}; download it on a machine with a network "
+                "and copy it here, or name the folder that holds it by --data.root"
+            ) from error
 
 
 _CLOTHES = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot"
-_PREFIX = {"train": "train", "test": "t10k"}
 
 
-class FashionMNIST(ImageData):
+class FashionMNIST(Downloaded):
     """70,000 gray pictures of clothes, 28 x 28, 10 classes, Xiao et al. 2017 (arXiv:1708.07747).
-
-    Args:
-        root: Folder that holds FashionMNIST/raw with the four published files, compressed or not.
-        download: Whether to download missing files.
-        **data: Passed to :class:`ImageData`.
 
     Example:
         >>> FashionMNIST(root="nowhere")
@@ -82,55 +124,29 @@ class FashionMNIST(ImageData):
         ValueError: ...
     """
 
-    has_test_split = True
+    published, folder, megabytes = "FashionMNIST", "FashionMNIST/raw", 31
+    shape, classes = (1, 28, 28), _CLOTHES.split(",")
 
-    def __init__(self, root: str = "data", download: bool = False, **data: Unpack[FixedTestArgs]) -> None:
-        super().__init__(native_size=(28, 28), in_chans=1, class_names=_CLOTHES.split(","), test_share=0.5, **data)
-        self.root, self.download = root, download
-        self.folder = Path(root) / "FashionMNIST" / "raw"
-        if not download:
-            for kind in ("images-idx3", "labels-idx1"):
-                _find(self.folder, f"train-{kind}-ubyte")
-
-    def absent(self) -> str:
-        """Return which files :meth:`prepare_data` would download, and their size."""
-        if not self.download:
-            return ""
-        names = [f"{part}-{kind}-ubyte" for part in _PREFIX.values() for kind in ("images-idx3", "labels-idx1")]
-        try:
-            for name in names:
-                _find(self.folder, name)
-        except ValueError:
-            return f"{self.folder} (31 MB)"
-        return ""
-
-    def prepare_data(self) -> None:
-        """Download what is missing, if asked to."""
-        if self.download:
-            from torchvision.datasets import FashionMNIST as Published
-
-            _fetch(Published, self)
+    def missing(self, part: Part) -> str:
+        """Return which file of a part is missing; empty if none is."""
+        lost = [path for path in self._files(part) if not path.is_file()]
+        return f"{self.folder}/{lost[0].name} or the same with .gz" if lost else ""
 
     def read(self, part: Part) -> TensorImages:
         """Return the training or the test images."""
-        prefix = _PREFIX[part]
-        images = _read_idx(_find(self.folder, f"{prefix}-images-idx3-ubyte"))
-        labels = _read_idx(_find(self.folder, f"{prefix}-labels-idx1-ubyte"))
+        self.check_there(part)
+        images, labels = map(_read_idx, self._files(part))
         if images.shape[1:] != (28, 28) or labels.shape != images.shape[:1]:
-            raise ValueError(f"{self.folder}: {prefix} has images {images.shape} and labels {labels.shape}")
+            raise ValueError(f"{self.folder}: {part} has images {images.shape} and labels {labels.shape}")
         if len(labels) and labels.max() > 9:
-            raise ValueError(f"{self.folder}: {prefix} has the label {int(labels.max())}, above 9")
+            raise ValueError(f"{self.folder}: {part} has the label {int(labels.max())}, above 9")
         return TensorImages(images[:, None], labels.long())
 
-
-def _find(folder: Path, name: str) -> Path:
-    for path in (folder / name, folder / f"{name}.gz"):
-        if path.is_file():
-            return path
-    raise ValueError(
-        f"`data.root` must hold FashionMNIST/raw/{name} or the same with .gz, which is missing in "
-        f"{folder.parent.parent}; --data.download=true fetches it"
-    )
+    def _files(self, part: Part) -> list[Path]:
+        """Return the files of images and labels of a part, each with .gz where it is there in this form alone."""
+        prefix = "t10k" if part == "test" else "train"
+        plain = [Path(self.root) / self.folder / f"{prefix}-{kind}-ubyte" for kind in ("images-idx3", "labels-idx1")]
+        return [path if path.is_file() or not (gz := path.with_suffix(".gz")).is_file() else gz for path in plain]
 
 
 def _read_idx(path: Path) -> Tensor:
@@ -157,13 +173,8 @@ willow_tree wolf woman worm
 """
 
 
-class CIFAR10(ImageData):
+class CIFAR10(Downloaded):
     """60,000 color photos of 32 x 32 pixels, 10 classes, Krizhevsky 2009 (Learning Multiple Layers of Features).
-
-    Args:
-        root: Folder that holds cifar-10-batches-py.
-        download: Whether to download missing files.
-        **data: Passed to :class:`ImageData`.
 
     Example:
         >>> CIFAR10(root="nowhere")
@@ -171,53 +182,25 @@ class CIFAR10(ImageData):
         ValueError: `data.root` must hold the folder cifar-10-batches-py, which is missing in nowhere; ...
     """
 
-    has_test_split = True
-    published = "CIFAR10"
-    folder = "cifar-10-batches-py"
-    classes = _TEN.split()
-
-    def __init__(self, root: str = "data", download: bool = False, **data: Unpack[FixedTestArgs]) -> None:
-        super().__init__(native_size=(32, 32), in_chans=3, class_names=self.classes, test_share=0.5, **data)
-        self.root, self.download = root, download
-        if not download and not (Path(root) / self.folder).is_dir():
-            raise ValueError(
-                f"`data.root` must hold the folder {self.folder}, which is missing in {root}; "
-                "--data.download=true fetches it"
-            )
-
-    def absent(self) -> str:
-        """Return which files :meth:`prepare_data` would download, and their size."""
-        folder = Path(self.root) / self.folder
-        return f"{folder} (170 MB)" if self.download and not folder.is_dir() else ""
-
-    def prepare_data(self) -> None:
-        """Download what is missing, if asked to."""
-        if self.download:
-            import torchvision.datasets
-
-            _fetch(getattr(torchvision.datasets, self.published), self)
+    published, folder, megabytes = "CIFAR10", "cifar-10-batches-py", 170
+    shape, classes = (3, 32, 32), _TEN.split()
 
     def read(self, part: Part) -> TensorImages:
         """Return the training or the test images."""
-        stored = self._open(train=part == "train")
-        images = torch.from_numpy(stored.data).permute(0, 3, 1, 2).contiguous()
-        return TensorImages(images, torch.tensor(stored.targets))
-
-    def _open(self, train: bool) -> Any:
         import torchvision.datasets
 
         # torchvision compares each file with its published MD5 before it reads pickled arrays
         try:
-            return getattr(torchvision.datasets, self.published)(self.root, train=train)
+            stored = getattr(torchvision.datasets, self.published)(self.root, train=part == "train")
         except RuntimeError as error:
             what = str(error).partition(". You can use")[0]  # an argument of torchvision
             raise ValueError(f"{self.root}: {what}; --data.download=true fetches what is missing") from None
+        images = torch.from_numpy(stored.data).permute(0, 3, 1, 2).contiguous()
+        return TensorImages(images, torch.tensor(stored.targets))
 
 
 class CIFAR100(CIFAR10):
     """60,000 color photos of 32 x 32 pixels, 100 classes, Krizhevsky 2009 (Learning Multiple Layers of Features).
-
-    Its arguments are those of :class:`CIFAR10`.
 
     Example:
         >>> CIFAR100(root="nowhere")
@@ -225,8 +208,7 @@ class CIFAR100(CIFAR10):
         ValueError: `data.root` must hold the folder cifar-100-python, which is missing in nowhere; ...
     """
 
-    published = "CIFAR100"
-    folder = "cifar-100-python"
+    published, folder = "CIFAR100", "cifar-100-python"
     classes = _HUNDRED.split()
 
 
