@@ -55,17 +55,20 @@ def test_folders_without_images_are_refused_in_words(tmp_path):
     (tmp_path / "photos" / "cat").mkdir(parents=True)
     (tmp_path / "photos" / "dog").mkdir()
     for root in (tmp_path, tmp_path / "photos", tmp_path / "photos" / "cat"):
-        with pytest.raises(ValueError, match=f"`data.root` has no images, got {root}; it should look like ROOT/CLASS"):
+        with pytest.raises(ValueError, match=f"`data.root` has no class folders with images in {root}; it should look"):
             ImageFolder(str(root))
     (tmp_path / "photos" / "x.png").touch()
     with pytest.raises(
-        ValueError, match=r"has no class folders, .* are for --model=MAE and DINO, with --data=Unlabeled"
+        ValueError, match=r"has no class folders .* are for --model=MAE and DINO, with --data=Unlabeled"
     ):
         ImageFolder(str(tmp_path / "photos"))
 
 
 def test_classes_that_are_called_as_splits_are_named_in_the_refusal(tmp_path):
-    for names, told in (("car train", "class folders in its folder train, got"), ("car dev", "train beside dev, g")):
+    for names, told in (
+        ("car train", "class folders with images in .*car train/train; it"),
+        ("car dev", "train beside dev, g"),
+    ):
         for name in names.split():
             (folder := tmp_path / names / name).mkdir(parents=True)
             (folder / "x.png").touch()

@@ -244,17 +244,10 @@ def _check_level(root: Path, train: Path, class_names: list[str]) -> None:
 
 
 def _check_depth(root: Path, train: Path, class_names: list[str]) -> None:
-    if len(class_names) > 1:
-        return
-    inside = deeper(train)
-    if class_names and inside is not None:
+    if not class_names:
+        raise ValueError(
+            f"`data.root` has no class folders with images in {train}; it should look like {_LOOKS}; photos without "
+            "classes are for --model=MAE and DINO, with --data=Unlabeled"
+        )
+    if len(class_names) == 1 and (inside := deeper(train)):
         raise ValueError(f"`data.root` has one class folder, {class_names[0]}, got {root}; did you mean {inside}?")
-    if class_names:
-        return
-    if all(is_folder(entry) for entry in visible(train)):
-        raise ValueError(f"`data.root` has no images, got {root}; it should look like {_LOOKS}")
-    where = "" if train == root else f" in its folder {train.name}"
-    raise ValueError(
-        f"`data.root` has no class folders{where}, got {root}; it should look like {_LOOKS}; photos without "
-        "classes are for --model=MAE and DINO, with --data=Unlabeled"
-    )

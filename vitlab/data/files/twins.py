@@ -1,6 +1,6 @@
 """Find duplicates and near-duplicates: across splits, and under different labels."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -38,26 +38,24 @@ def _some(pairs: Pairs) -> Pairs:
 
 def duplicates(splits: Mapping[SplitName, Images]) -> Pairs:
     """Return pairs of images with the same content in different splits."""
-    seen: dict[bytes, tuple[SplitName, str]] = {}
-    pairs: Pairs = []
-    for split, images in splits.items():
-        for i, digest in enumerate(images.digests):
-            first = seen.setdefault(digest, (split, name_of(split, images, i)))
-            if first[0] != split:
-                pairs.append([first[1], name_of(split, images, i)])
-    return pairs
+    return _alike_but(splits, lambda split, label: split)
 
 
 def contradictions(splits: Mapping[SplitName, Images]) -> Pairs:
     """Return pairs of images with the same content under different labels."""
+    return _alike_but(splits, lambda split, label: str(label))  # text: a target that is not given, NaN, equals nothing
+
+
+def _alike_but(splits: Mapping[SplitName, Images], mark: Callable[[SplitName, Any], str]) -> Pairs:
+    """Return pairs of images with the same content whose marks, of split and label, differ from the first's."""
     seen: dict[bytes, tuple[str, str]] = {}
     pairs: Pairs = []
     for split, images in splits.items():
         for i, (digest, label) in enumerate(zip(images.digests, images.labels.tolist(), strict=True)):
-            text = str(label)  # as a target that is not given, NaN, equals nothing
-            first = seen.setdefault(digest, (text, name_of(split, images, i)))
-            if first[0] != text:
-                pairs.append([first[1], name_of(split, images, i)])
+            mine = mark(split, label), name_of(split, images, i)
+            first = seen.setdefault(digest, mine)
+            if first[0] != mine[0]:
+                pairs.append([first[1], mine[1]])
     return pairs
 
 
