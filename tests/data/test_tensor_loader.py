@@ -5,9 +5,7 @@ import pytest
 import torch
 
 from vitlab.data.files.sets import TensorImages
-from vitlab.data.known import FakeData
 from vitlab.data.loading.order import EvalOrder, TrainOrder
-from vitlab.data.loading.pipeline import Buffers
 from vitlab.data.loading.sample_loader import SampleLoader
 from vitlab.data.loading.tensor_loader import TensorLoader
 from vitlab.data.loading.transforms import ShiftFlip
@@ -107,31 +105,3 @@ def test_batches_on_a_gpu_are_those_of_the_cpu():
     )
     for (x, y, _), (x_gpu, y_gpu, _) in zip(on_cpu, on_gpu, strict=True):
         assert x_gpu.is_cuda and torch.equal(x, x_gpu.cpu()) and torch.equal(y, y_gpu.cpu())
-
-
-def test_the_memory_of_a_batch_is_reused_only_when_nothing_refers_to_it():
-    buffers = Buffers()
-    first = buffers.empty((4, 3, 2, 2)).fill_(1)
-    part, second = first[1], buffers.empty((4, 3, 2, 2)).fill_(2)
-    place = first.data_ptr()
-    assert second.data_ptr() != place
-    del first
-    third = buffers.empty((2, 3, 2, 2)).fill_(3)
-    assert torch.equal(part, torch.ones(3, 2, 2)) and torch.equal(second, torch.full((4, 3, 2, 2), 2.0))
-    del part, third
-    assert buffers.empty((4, 3, 2, 2)).data_ptr() == place
-
-
-def test_memory_that_a_gradient_needs_is_kept():
-    buffers, weight = Buffers(), torch.ones(8, requires_grad=True)
-    loss = (buffers.empty((8,)).fill_(5) * weight).sum()
-    buffers.empty((8,)).fill_(7)
-    loss.backward()
-    assert torch.equal(weight.grad, torch.full((8,), 5.0))
-
-
-def test_normalized_batches_that_are_kept_differ():
-    data = FakeData(n=64, batch_size=8, num_workers=0)
-    kept = [images for images, _ in data.iterate_batches(data.train_dataloader())]
-    again = [images.clone() for images, _ in data.iterate_batches(data.train_dataloader())]
-    assert len(kept) > 3 and all(map(torch.equal, kept, again))

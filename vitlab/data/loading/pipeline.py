@@ -1,13 +1,11 @@
 """The pipeline from stored images to the batches of a network, whose sizes may grow with the epochs."""
 
 import math
-import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -41,8 +39,7 @@ from vitlab.packed_batch import PackedBatch
 from vitlab.ranges import check_ranges
 from vitlab.resized import resize_images
 
-_CHUNK = 2**18  # values that fit in a core's cache
-_KEPT = 3  # batches: one in use, one to come, one of another size
+_CHUNK = 2**18  # values that fit in the cache of a core
 _HOW = get_args(Interpolation)
 _MODES: dict[CropMode, str] = {
     "center": "the center, {} of the shorter side",
@@ -50,24 +47,6 @@ _MODES: dict[CropMode, str] = {
     "border": "the center with a border, {} of the longer side",
     "box": "the center, {} of the shorter side, cut before it is resized",
 }
-
-
-class Buffers:
-    """Reusable memory for batches on a CPU: allocating new pages would take longer than normalizing."""
-
-    def __init__(self) -> None:
-        self.arrays = [np.empty(0, np.float32)]
-        self.unused = sys.getrefcount(self.arrays[0])  # the count of references to an array that no tensor uses
-
-    def empty(self, shape: Sequence[int]) -> Tensor:
-        """Return an uninitialized float32 tensor whose memory no other tensor uses."""
-        n = math.prod(shape)
-        free = [i for i in range(len(self.arrays)) if sys.getrefcount(self.arrays[i]) == self.unused]
-        fitting = [i for i in free if len(self.arrays[i]) >= n]
-        if not fitting:
-            self.arrays = [*self.arrays[-_KEPT + 1 :], np.empty(n, np.float32)]
-            fitting = [-1]
-        return torch.from_numpy(self.arrays[fitting[0]][:n].reshape(shape))  # holds a reference to the array
 
 
 class Pipeline:
@@ -112,7 +91,6 @@ class Pipeline:
         self.sizes = Sizes(schedule, img_size)
         self.native = None if native_patch is None else Native(native_patch, img_size, interpolation)
         self.crop_scale, self.crop_pct, self.crop_mode = crop_scale, crop_pct, crop_mode
-        self.buffers = Buffers()
         if self.steps:  # refuse wrong steps now
             try_on((native_patch, 2 * native_patch) if native_patch else self._step_size, self.steps, interpolation)
         self.pad = max(1, round(max(native_size) / 8)) if native_size else 0  # 4 pixels for 32, as usual
@@ -209,7 +187,7 @@ class Pipeline:
         factor, shift = _line(statistics, scale, images.device)
         if images.device.type != "cpu":
             return torch.mul(images, factor).sub_(shift)
-        target = self.buffers.empty(images.shape)
+        target = torch.empty(images.shape, dtype=torch.float32, device=images.device)
         chunk = max(1, _CHUNK // math.prod(images.shape[1:]))
         for part, source in zip(target.split(chunk), images.split(chunk), strict=True):
             part.copy_(source).mul_(factor).sub_(shift)
