@@ -384,7 +384,7 @@ def test_several_numbers_have_a_column_each():
 )
 def test_data_of_ones_own_may_leave_out_every_name(stated, expected):
     """Labels without `class_names` ended in an AttributeError; their names may stand in `targets`."""
-    found = predictions._meaning(None, SimpleNamespace(**stated))
+    found = predictions._meaning(SimpleNamespace(**stated))
     assert (list(found.classes), list(found.names)) == expected
 
 

@@ -12,6 +12,7 @@ from PIL import Image
 
 from vitlab.cli.main import main
 from vitlab.jobs import predict as predictions
+from vitlab.jobs.load import data_of_card
 from vitlab.shipped import card_beside, find_weights
 
 REPOSITORY = Path(__file__).parents[2]
@@ -159,9 +160,7 @@ def test_the_card_says_what_outputs_are(targets, outputs, columns, folder, tmp_p
 
     how = json.loads((folder / "net.safetensors.json").read_text())["images"] | {"mean": [0.5] * 3, "std": [0.5] * 3}
     card = {"images": how, "outputs": outputs, "targets": targets, "scores": targets.get("scores", "logits")}
-    (tmp_path / "net.onnx.json").write_text(json.dumps(card))
-    loaded = predictions.load_trained(str(folder / "net.safetensors"))._replace(net=Fixed())
-    monkeypatch.setattr(predictions, "load_trained", lambda source: loaded)
+    monkeypatch.setattr(predictions, "load_exported", lambda path: (Fixed(), data_of_card(Fixed(), card), card))
     found, reasons = predictions.predict_exported(tmp_path / "net.onnx", [str(folder / "photos" / "a.png")], 5)
     assert not reasons and list(found.columns) == ["path", *columns]
     for name, value in columns.items():

@@ -18,7 +18,7 @@ from vitlab.analysis.pictures import PreparedPictures
 from vitlab.data import FakeData
 from vitlab.data.files.decode import Decoding, ImageError, decode, decode_bytes, decode_opened, image_header
 from vitlab.data.loading.transforms import to_tensor
-from vitlab.jobs.load import _prepared, decoding_of
+from vitlab.jobs.load import data_of_card
 
 SHARED = Path(os.environ.get("VITLAB_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 OTHER_FORMATS = {"PSD", "ICO", "TGA"}  # Pillow reads them, vitlab does not
@@ -254,18 +254,19 @@ def test_an_opened_image_is_prepared_like_its_file(kind, tmp_path):
     expected = data.pipeline.eval_file(path, data.decoding, 3, data.statistics())
     assert torch.equal(data.eval_transform(Image.open(path)), expected)
     assert torch.equal(data.eval_transform(decode(path, data.decoding)), expected)
-    loaded = _prepared(SimpleNamespace(in_chans=3, img_size=(8, 8)), data.preparation())
-    assert torch.equal(loaded.transform(Image.open(path)), expected)
+    rebuilt = data_of_card(SimpleNamespace(in_chans=3, img_size=(8, 8)), {"images": data.preparation()})
+    assert torch.equal(rebuilt.eval_transform(Image.open(path)), expected)
     mine = PreparedPictures(to_tensor, (8, 8), 3)
     assert torch.equal(mine.eval_transform(Image.open(path)), to_tensor(decode(path)))
 
 
 def test_a_file_of_weights_says_how_images_are_decoded_also_how_large_they_may_be():
-    net, data = SimpleNamespace(in_chans=3), FakeData(n=20, native_size=8, max_pixels=10**9, value_range=[0, 4095])
-    card = data.preparation()
-    assert decoding_of(net, card) == data.decoding
-    old = {key: value for key, value in card.items() if key not in ("max_pixels", "color_profile")}
-    assert decoding_of(net, old) == Decoding("RGB", [0, 4095], 50_000_000, "ignore")
+    net = SimpleNamespace(in_chans=3, img_size=(8, 8))
+    data = FakeData(n=20, native_size=8, max_pixels=10**9, value_range=[0, 4095])
+    images = data.preparation()
+    assert data_of_card(net, {"images": images}).decoding == data.decoding
+    old = {key: value for key, value in images.items() if key not in ("max_pixels", "color_profile")}
+    assert data_of_card(net, {"images": old}).decoding == Decoding("RGB", [0, 4095], 50_000_000, "ignore")
 
 
 @pytest.mark.parametrize("orientation", [1, 3, 6, 8])

@@ -21,6 +21,7 @@ from vitlab.config.parser import VitlabCLI, settings, user_mistakes
 from vitlab.data.base import ImageData
 from vitlab.data.files.splits import SplitName
 from vitlab.data.image_folder import PUBLISHED
+from vitlab.data.loading.pipeline import Pipeline
 from vitlab.data.record import Trained, check_target_names, measured
 from vitlab.data.timm_images import KEYS, images_of
 from vitlab.errors import UsageError, did_you_mean, named_line
@@ -33,8 +34,8 @@ from vitlab.jobs.checkpoint import (
     named_outputs,
     needs_more_than_net,
 )
-from vitlab.jobs.load import decoding_of, exported_card, load_pictures, load_trained, pipeline_of
-from vitlab.jobs.restore import evaluation_args, load_data_state, naming_place_of_data, one_device, restore
+from vitlab.jobs.load import arguments_of_card, load_exported, load_pictures, transform_of_pictures
+from vitlab.jobs.restore import Rebuilt, evaluation_args, load_data_state, naming_place_of_data, one_device, restore
 from vitlab.jobs.terminal import say
 from vitlab.models.create import create_model
 from vitlab.models.foreign import AnyNetwork
@@ -144,8 +145,7 @@ def named_subject(source: str, view: View, arguments: Sequence[str] = ()) -> Sub
         if not Path(source).is_file():
             net: Any = _created(source, name, view)
         elif card_beside(source).is_file():
-            net, transform = load_trained(source)
-            card = exported_card(Path(source))
+            net, prepared, card = load_exported(Path(source))
         else:
             net = load_network(source)
         if not card and not getattr(net, "pretrained_cfg", None):
@@ -154,7 +154,7 @@ def named_subject(source: str, view: View, arguments: Sequence[str] = ()) -> Sub
         named = named_outputs(view.weights or source) if data else []
         _number_classes(data, named)
         _as_trained(net, card, data)
-        images = data or (_described(net, transform, card) if card else _prepare(net))
+        images = data or (_without_images(prepared) if card else _prepare(net))
         is_class = data is None or data.targets["kind"] == "class"
         subject = Subject(net, images, name=name, classifies=is_class, **_fields(view))
         subject.is_elsewhere = data is not None and not _answers_about(data, subject.net, named)
@@ -225,13 +225,10 @@ def _foreign(theirs: Any, source: str, name: str, view: View, file: WeightsFile 
     return net
 
 
-def _described(net: Any, transform: Any, card: Mapping[str, Any]) -> PreparedPictures:
-    """Return pictures that are prepared as the card of an export says, with its meaning of the outputs."""
-    data = PreparedPictures(transform, net.img_size, net.in_chans)
-    data.decoding = decoding_of(net, card["images"])
-    data.targets = card.get("targets") or data.targets
-    if isinstance(card.get("outputs"), list) and data.targets["kind"] != "mixed":
-        data.class_names = card["outputs"]
+def _without_images(prepared: Rebuilt) -> PreparedPictures:
+    """Return data that prepare pictures, and have none, as they prepare them, with their meaning of the outputs."""
+    data = PreparedPictures(transform_of_pictures(prepared), prepared.img_size, prepared.in_chans)
+    data.decoding, data.targets, data.class_names = prepared.decoding, prepared.targets, prepared.class_names
     return data
 
 
@@ -259,7 +256,7 @@ def _data_for(net: Any, source: str, arguments: Sequence[str], described: Mappin
     if unknown := [key for key in given if key.removeprefix("data.") not in taken]:
         raise UsageError(f"`--data={name}` takes no `--{unknown[0]}`")
     needed = taken.keys() - {key.removeprefix("data.") for key in given}
-    how = _images_of_card(described) if described else _images(net, 0.9, needed)
+    how = arguments_of_card(described) if described else _images(net, 0.9, needed)
     usual = {"img_size": list(net.img_size), "in_chans": net.in_chans, **how}
     known = {key: value for key, value in usual.items() if key in taken}
     values = known | {key.removeprefix("data."): value for key, value in given.items()}
@@ -278,15 +275,6 @@ def _data_set(name: Any) -> type[ImageData] | None:
     return getattr(vitlab.data, name) if name in vitlab.data.__all__ else None
 
 
-def _images_of_card(described: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how an export says that images are prepared, as arguments of a data set; whole ones need no share."""
-    names = ("mean", "std", "crop_mode", "interpolation", "color_profile", "value_range", "max_pixels", "native_patch")
-    is_whole = described["native_size"] or described.get("native_patch") or described.get("arrays")
-    how = {name: described[name] for name in (*names, *(() if is_whole else ("crop_pct",))) if name in described}
-    how |= {"crop_mode": "squash"} if described["native_size"] else {}  # which older files do not say
-    return {"crop_mode": "box", "color_profile": "ignore"} | how  # as they once were
-
-
 def _images(net: Any, crop_pct: float | None, needed: Container[str] = KEYS) -> dict[str, Any]:
     """Return how images are prepared for a library's weights if the network has them, else as usual for ImageNet."""
     how: dict[str, Any] = {"mean": PUBLISHED[0], "std": PUBLISHED[1], "crop_pct": crop_pct}
@@ -298,8 +286,10 @@ def _images(net: Any, crop_pct: float | None, needed: Container[str] = KEYS) -> 
 
 def _prepare(net: Any, crop_pct: float | None = 0.9) -> Callable[[Image.Image], Tensor]:
     """Return the transform of :func:`_images`."""
-    pipeline, statistics = pipeline_of(net, {"native_size": None, **_images(net, crop_pct)})
-    return lambda image: pipeline.eval_image(image, statistics)
+    how = _images(net, crop_pct)
+    shared = {name: how[name] for name in ("crop_pct", "interpolation", "crop_mode")}
+    pipeline = Pipeline(None, net.img_size, "none", None, **shared)
+    return lambda image: pipeline.eval_image(image, (tuple(how["mean"]), tuple(how["std"])))
 
 
 def _fields(view: View) -> dict[str, Any]:

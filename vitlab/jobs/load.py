@@ -15,12 +15,10 @@ from vitlab.config.images import find_images
 from vitlab.config.parser import user_mistakes
 from vitlab.config.parts import import_parts
 from vitlab.data.files.decode import Decoding, ImageError, decode, decode_opened
-from vitlab.data.files.sets import Statistics
-from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError
 from vitlab.interface import transform_of
 from vitlab.jobs.formats import Graph, need_packages
-from vitlab.jobs.restore import ON_CPU, network_of, restore
+from vitlab.jobs.restore import ON_CPU, Rebuilt, network_of, restore
 from vitlab.jobs.terminal import say
 from vitlab.models.create import library_network
 from vitlab.models.load import load_network
@@ -59,7 +57,8 @@ def load_trained(source: str) -> Loaded:
         return _load_of_library(library_network(source), source)
     path = Path(source)
     if path.is_file() and (card_beside(path).is_file() or path.suffix == ".onnx"):
-        return _load_exported(path)
+        net, data, _ = load_exported(path)
+        return Loaded(net, transform_of_pictures(data))
     if path.is_file() and not RunDir.around(path).config.is_file():
         return _load_checkpoint(path)
     run, checkpoint = find_run(source)
@@ -86,7 +85,7 @@ def _in_mode(image: Image.Image, decoding: Decoding) -> Image.Image:
 
 
 def exported_card(path: Path) -> dict[str, Any]:
-    """Return what ``vitlab export`` says of the file that it wrote, in FILE.json beside it.
+    """Return the card of a file: what ``vitlab export`` says of it, in FILE.json beside it.
 
     Raises:
         UsageError: There is no such file, or it is not one that ``vitlab export`` writes.
@@ -104,10 +103,14 @@ def exported_card(path: Path) -> dict[str, Any]:
     raise UsageError(f"{beside} is not what `vitlab export` writes beside a file")
 
 
-def _load_exported(path: Path) -> Loaded:
-    """Read what ``vitlab export --to safetensors``, ``--to onnx`` or ``--to onnx-int8`` wrote."""
-    facts = exported_card(path)
-    form, images = facts.get("format"), facts["images"]
+def load_exported(path: Path) -> tuple[Any, Rebuilt, dict[str, Any]]:
+    """Return network, data and card of what ``vitlab export --to safetensors``, ``onnx`` or ``onnx-int8`` wrote.
+
+    Raises:
+        UsageError: It is in another format, or does not say how to prepare images.
+    """
+    card = exported_card(path)
+    form, images = card.get("format"), card["images"]
     if form not in ("safetensors", "onnx", "onnx-int8"):
         raise UsageError(f"{path} is exported for other programs ({form}): load its run instead")
     if str(images.get("values")).startswith("as `eval_transform`"):
@@ -115,10 +118,12 @@ def _load_exported(path: Path) -> Loaded:
     if "native_size" not in images:
         raise UsageError(f"{path} was exported by an older vitlab and does not say how to crop images; export it again")
     if form == "safetensors":
-        import_parts(facts.get("network") or {})
-        return _prepared(load_network(path), images)
-    need_packages(str(path), "onnxruntime")
-    return _prepared(Graph(path), images)
+        import_parts(card.get("network") or {})
+        net: Any = load_network(path)
+    else:
+        need_packages(str(path), "onnxruntime")
+        net = Graph(path)
+    return net, data_of_card(net, card), card
 
 
 def _load_checkpoint(path: Path) -> Loaded:
@@ -144,46 +149,39 @@ def _load_checkpoint(path: Path) -> Loaded:
     with user_mistakes():
         cls: Any = {"number": Regressor, "mixed": MultiTask}.get((arguments.get("targets") or {}).get("kind", ""))
         if cls is None:
-            return _prepared(load_network(path), content["images"])
-        task = cls(**{k: v for k, v in arguments.items() if k in inspect.signature(cls).parameters})
-        task.load_state_dict(content["state_dict"])
-        return _prepared(task.network_in_units().eval(), content["images"])
+            net: Any = load_network(path)
+        else:
+            task = cls(**{k: v for k, v in arguments.items() if k in inspect.signature(cls).parameters})
+            task.load_state_dict(content["state_dict"])
+            net = task.network_in_units().eval()
+        return Loaded(net, transform_of_pictures(data_of_card(net, content)))
 
 
-def pipeline_of(net: Any, images: Mapping[str, Any]) -> tuple[Pipeline, Statistics]:
-    """Return the preparation of images that a file of weights describes: crops, and means and standard deviations."""
-    native = images["native_size"]
-    pipeline = Pipeline(
-        native and tuple(native),
-        net.img_size,
-        augment="none",
-        crop_scale=None,
-        crop_pct=images["crop_pct"],
-        interpolation=images["interpolation"],
-        native_patch=images.get("native_patch"),
-        crop_mode=images.get("crop_mode", "box"),  # as it once was
-    )
-    return pipeline, (tuple(images["mean"]), tuple(images["std"]))
+def data_of_card(net: Any, card: Mapping[str, Any]) -> Rebuilt:
+    """Return data that prepare images for a network as a file of weights says, with its meaning of the outputs."""
+    images, targets, outputs = card["images"], card.get("targets") or {"kind": "none"}, card.get("outputs")
+    names = outputs if isinstance(outputs, list) and targets["kind"] != "mixed" else []
+    native, how = images["native_size"], arguments_of_card(images)
+    how |= {"native_size": native and tuple(native), "img_size": list(net.img_size), "in_chans": net.in_chans}
+    return Rebuilt(targets, images.get("arrays", False), class_names=names, **how)
 
 
-def decoding_of(net: Any, images: Mapping[str, Any]) -> Decoding:
-    """Return how pictures are decoded for a network, as a file of weights describes."""
-    most, profile = images.get("max_pixels", Decoding.max_pixels), images.get("color_profile", "ignore")  # as once
-    return Decoding("L" if net.in_chans == 1 else "RGB", images.get("value_range"), most, profile)
+def arguments_of_card(images: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how a file of weights says that images are prepared, as arguments of data; whole ones need no share."""
+    names = ("mean", "std", "crop_mode", "interpolation", "color_profile", "value_range", "max_pixels", "native_patch")
+    is_whole = images["native_size"] or images.get("native_patch") or images.get("arrays")
+    how = {name: images[name] for name in (*names, *(() if is_whole else ("crop_pct",))) if name in images}
+    how |= {"crop_mode": "squash"} if images["native_size"] else {}  # which older files do not say
+    return {"crop_mode": "box", "color_profile": "ignore"} | how  # as they once were
 
 
-def _prepared(net: Any, images: Mapping[str, Any]) -> Loaded:
-    """Return a network with the transform that a file of weights describes."""
-    pipeline, statistics = pipeline_of(net, images)
-    decoding = decoding_of(net, images)
+def transform_of_pictures(data: Rebuilt) -> Transform:
+    """Return the transform of single pictures; it refuses them where the network takes arrays."""
 
-    def transform(image: Image.Image) -> Tensor:
-        if images.get("arrays"):
-            raise ValueError("the network takes arrays, (x - mean) / std of x as stored, and not pictures")
-        with torch.no_grad():
-            return pipeline.eval_image(decode_opened(image, decoding), statistics)
+    def refuse(image: Image.Image) -> Tensor:
+        raise ValueError("the network takes arrays, (x - mean) / std of x as stored, and not pictures")
 
-    return Loaded(net, transform)
+    return refuse if data.arrays else data.eval_transform
 
 
 def load_pictures(place: str, most: int, data: Any) -> Tensor:

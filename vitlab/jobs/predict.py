@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -35,7 +35,7 @@ from vitlab.interface import (
     targets_of,
     transform_of,
 )
-from vitlab.jobs.load import decoding_of, exported_card, load_trained, pipeline_of
+from vitlab.jobs.load import load_exported
 from vitlab.jobs.restore import one_device, restore
 from vitlab.runs.directory import RunDir
 from vitlab.runs.launch import is_connected
@@ -74,7 +74,7 @@ def predict(
     rest = [*one_device(run), *rest]
     cli = restore(run, checkpoint, rest, [collector, bar], default_root_dir=str(run.path), **settings)
     data: Any = cli.datamodule
-    asked, collector.meaning = None, _meaning(cli.model, data)
+    asked, collector.meaning = None, _meaning(data, cli.model)
     is_headless = getattr(network(cli.model), "num_classes", None) == 0 and not answers_itself(cli.model)
     if features or is_headless:
         asked, collector.meaning = _without_head(cli.model), FEATURES
@@ -110,28 +110,18 @@ class _Meaning(NamedTuple):
 FEATURES = _Meaning(names=["feature"])
 
 
-def _meaning(task: Any, data: Any) -> _Meaning:
-    """Return what the outputs of a task stand for, as its data name them."""
+def _meaning(data: Any, task: Any = None) -> _Meaning:
+    """Return what outputs stand for, as data name them: those of a run with its task, or those of an export."""
     facts, names = targets_of(data), class_names(data)
-    if facts.get("kind") == "multilabel":  # one probability per label
-        return _Meaning(names=names)
-    heads = task.heads if isinstance(task, MultiTask) else ()
-    return _Meaning([] if isinstance(task, Regressor) else names, facts.get("names", []), heads)
-
-
-def _meaning_of_card(card: Mapping[str, Any]) -> _Meaning:
-    """Return what the outputs of an exported file stand for, as its card says."""
-    facts, outputs = card["targets"], card["outputs"]
-    match facts["kind"]:
-        case "class":
-            return _Meaning(classes=outputs)
-        case "multilabel":
-            return _Meaning(names=outputs)
-        case "mixed":
-            return _Meaning(heads=target_heads(facts))
+    match facts.get("kind"):
+        case "multilabel":  # one probability per label
+            return _Meaning(names=names)
         case "feature":
             return FEATURES
-    return _Meaning(names=facts.get("names", []))
+        case "mixed" if task is None:
+            return _Meaning(heads=target_heads(facts))
+    heads = task.heads if isinstance(task, MultiTask) else ()
+    return _Meaning([] if isinstance(task, Regressor) else names, facts.get("names", []), heads)
 
 
 def predict_exported(path: Path, files: list[str], topk: int) -> tuple[pd.DataFrame, list[Problem]]:
@@ -145,29 +135,17 @@ def predict_exported(path: Path, files: list[str], topk: int) -> tuple[pd.DataFr
     Raises:
         UsageError: There is no card, or it does not say how to prepare images or what the outputs mean.
     """
-    loaded, card = load_trained(str(path)), exported_card(path)
-    facts, how = card.get("targets"), card["images"]
-    if facts is None:
+    net, data, card = load_exported(path)
+    if card.get("targets") is None:
         raise UsageError(f"{path} was exported by an older vitlab and does not say what it predicts; export it again")
-    pipeline, statistics = pipeline_of(loaded.net, how)
     collector = _Collector(topk)
-    collector.meaning = _meaning_of_card(card)
-    decoding = decoding_of(loaded.net, how)
-    for start in range(0, len(files), _FEW):
-        images, numbers = [], []
-        for i, file in enumerate(files[start : start + _FEW], start):
-            try:
-                known = decoding, loaded.net.in_chans, statistics, how.get("arrays", False)
-                images.append(pipeline.eval_file(Path(file), *known))
-                numbers.append(i)
-            except ImageError as error:
-                collector.reasons[i] = error.reason
-        if images:
-            with torch.inference_mode():
-                outputs = loaded.net(pipeline.joined(images))
-            if facts["kind"] == "multilabel" and card.get("scores", "logits") == "logits":
-                outputs = outputs.sigmoid()
-            collector.collect(outputs, numbers, [""] * len(numbers))
+    collector.meaning = _meaning(data)
+    is_logits = data.targets["kind"] == "multilabel" and card.get("scores", "logits") == "logits"
+    read = _Files(files, range(len(files)), data)
+    for images, numbers, reasons in DataLoader(read, _FEW, collate_fn=partial(_stack, data.pipeline.joined)):
+        with torch.inference_mode():
+            outputs = net(images)
+        collector.collect(outputs.sigmoid() if is_logits else outputs, numbers, reasons)
     return collector.answers(files)
 
 
