@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 
 from vitlab.data import Digits, ImageFolder, Unlabeled
-from vitlab.jobs.checkpoint import statistics_of_weights
 from vitlab.jobs.train import describe
 from vitlab.jobs.train.describe import (
     _at_one_end,
@@ -19,10 +18,10 @@ from vitlab.jobs.train.describe import (
     _emulated,
     _parameters,
     _peak,
-    _since_the_weights,
     _sizes_beyond,
     _train_line,
 )
+from vitlab.jobs.train.initial import since_the_weights, statistics_of_weights
 from vitlab.jobs.train.job import ImagesBefore
 from vitlab.jobs.train.start import _groups, _plans, _steps
 from vitlab.models.weights_file import card_beside
@@ -64,11 +63,11 @@ def test_images_of_another_scale_than_those_of_the_initial_weights_are_told(tmp_
 
     def told(mean):
         card_beside(file).write_text(json.dumps({"images": {"mean": mean, "std": list(data.std)}}))
-        return _since_the_weights(Space(before=ImagesBefore("mine", *statistics_of_weights(file)), data=data))
+        return since_the_weights(Space(before=ImagesBefore("mine", *statistics_of_weights(file)), data=data))
 
     assert not told([data.mean[0] + 0.05 * data.std[0]] * 3)  # as of another split of the same images
     assert not told(0.1)  # in a card that somebody else wrote
-    assert not _since_the_weights(Space(before=ImagesBefore(), data=data))
+    assert not since_the_weights(Space(before=ImagesBefore(), data=data))
     assert "those of the weights were by mean 0.100 0.100 0.100 and std" in told([0.1] * 3)[0]
 
 

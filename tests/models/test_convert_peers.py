@@ -15,9 +15,9 @@ import vitlab
 from vitlab.cli.main import main
 from vitlab.data import ImageFolder
 from vitlab.errors import UsageError
-from vitlab.jobs.checkpoint import load_initial
 from vitlab.jobs.find_subject import View, named_subject
 from vitlab.jobs.terminal import open_terminal
+from vitlab.jobs.train.initial import load_initial
 from vitlab.models import create_model
 from vitlab.models.convert_peers import hf_state, peer_file, peer_images, peer_outputs
 from vitlab.models.load import load_weights

@@ -18,7 +18,8 @@ from torch.nn import functional as F
 
 from vitlab.errors import UsageError
 from vitlab.interface import has_grid
-from vitlab.jobs.checkpoint import load_checkpoint, load_initial, save_weights
+from vitlab.jobs.checkpoint import load_checkpoint, save_weights
+from vitlab.jobs.train.initial import load_initial
 from vitlab.layers.pos_embed.added import SinCos1d, SinCos2d
 from vitlab.models.convert import to_timm
 from vitlab.models.create import create_model

@@ -12,7 +12,8 @@ from vitlab.config.options import FitOptions
 from vitlab.errors import UsageError
 from vitlab.jobs.find_subject import is_elsewhere
 from vitlab.jobs.restore import run_of_checkpoint
-from vitlab.jobs.train.build import _load_first_weights, check_job
+from vitlab.jobs.train.build import check_job
+from vitlab.jobs.train.initial import load_first_weights
 from vitlab.run import Run
 from vitlab.runs import atomic
 from vitlab.runs.atomic import alone_in, atomic_write, write_text
@@ -244,7 +245,7 @@ def test_the_last_run_is_chosen_once_at_the_start_and_is_never_the_run_itself(he
     with pytest.raises(
         UsageError, match=r"^runs/older has no checkpoint yet, and which run was `last` at its start is"
     ):
-        _load_first_weights(older)
+        load_first_weights(older)
 
 
 def test_a_run_that_goes_on_by_itself_does_not_begin_with_other_weights(here):

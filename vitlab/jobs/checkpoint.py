@@ -7,26 +7,20 @@ import json
 import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
-import numpy as np
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from numpy.typing import NDArray
 from safetensors.torch import save_file
-from torch import nn
 
-from vitlab.config.parser import class_at, user_mistakes
-from vitlab.config.yaml_files import read_own
-from vitlab.data.record import TRAINED_ON, read_numbers
-from vitlab.errors import UsageError, preview
+from vitlab.config.parser import user_mistakes
+from vitlab.errors import UsageError
 from vitlab.interface import has_grid, network, own_answer, path_of, redefines
 from vitlab.layers.resample import ResizePolicy
-from vitlab.models.create import load_of_library, stated_classes
-from vitlab.models.load import NEW_HEAD, load_weights, network_args, outputs_of
+from vitlab.models.create import stated_classes
+from vitlab.models.load import NEW_HEAD, load_weights
 from vitlab.models.weights_file import check_readable, facts_beside, read_content, read_weights, weights_digest
 from vitlab.runs.atomic import as_umask, atomic_write
 from vitlab.runs.directory import RunDir
@@ -35,7 +29,7 @@ from vitlab.runs.format import read_resumable
 from vitlab.runs.shards import read_checkpoint
 from vitlab.runs.standing import checksum
 from vitlab.shipped import LIBRARIES, find_weights
-from vitlab.tasks.regressor import Standardized, refuse_own_units
+from vitlab.tasks.regressor import refuse_own_units
 
 
 def checkpoint_to_resume(run: RunDir) -> Path | None:
@@ -164,6 +158,15 @@ def _state_of(task: Any, checkpoint: Path) -> dict[str, torch.Tensor]:
     return state
 
 
+def load_own(task: Any, state: dict[str, torch.Tensor], checkpoint: Path) -> None:
+    """Load the weights of a file into a class of the user's: into all of it, or into its network if it has that alone.
+
+    Raises:
+        UsageError: The weights do not fit, or are the network's alone and the class has others.
+    """
+    _fill(task, *_part_of(task, state, checkpoint), checkpoint)
+
+
 def _part_of(task: Any, state: dict[str, torch.Tensor], checkpoint: Path) -> tuple[Any, dict[str, torch.Tensor]]:
     """Return what the weights of a file fill, and these: a whole class of the user's, or its network alone."""
     have, given = ({name.removeprefix("net.") for name in names} for names in (task.state_dict(), state))
@@ -215,67 +218,6 @@ def load_resized(
     return sentences
 
 
-def load_initial(task: Any, data: Any, source: str | Path, **how: Any) -> list[str]:
-    """Load weights for a training to start with; the head stays new where theirs is for other classes or targets.
-
-    Args:
-        task: The task; a module of the user's whose network is not of vitlab takes all weights as they are.
-        data: Its data; classes that are unknown, there or of the weights, are not compared.
-        source: The file of weights, or a network of another library.
-        **how: Passed to :func:`load_resized`, whose sentences are returned with one about the head.
-
-    Raises:
-        ValueError: The weights do not fit the network.
-    """
-    if not has_grid(task):
-        file = Path(source)
-        refuse_own_units(task, file, facts_beside(file))
-        state = read_content(file)["state_dict"]
-        _fill(task, *_part_of(task, state, file), file)
-        return []
-    net: Any = network(task)
-    head = {name: value.clone() for name, value in net.state_dict().items() if name.startswith("head.")}
-    if str(source).startswith(LIBRARIES):
-        sentences = load_of_library(net, str(source), network_args(task.hparams), **how)
-    else:
-        sentences = _with_outside(task, Path(source), load_resized(task, Path(source), **how))
-    theirs = named_outputs(source)
-    ours = _meanings({name: getattr(data, name, None) for name in ("class_names", "targets")})
-    is_new = not head or any(sentence.startswith(NEW_HEAD) for sentence in sentences)
-    if is_new or not theirs or not ours:
-        return sentences + ([] if theirs and ours else _kept_head(net, sentences))
-    if theirs == ours:
-        return sentences + _converted_head(task, source, head)
-    net.load_state_dict(head, strict=False)
-    others = preview(name for name in theirs if name not in ours)
-    why = f"for {others}, which the data lack" if others else "in another order than the data's"
-    sentences = [sentence for sentence in sentences if not sentence.startswith("head: ")]
-    return [*sentences, f"{NEW_HEAD}, the file's is {why}"]
-
-
-def _converted_head(task: Any, source: str | Path, new: dict[str, torch.Tensor]) -> list[str]:
-    """Convert a head, trained on targets of another mean and spread, to those of a task; return what that changed.
-
-    Args:
-        task: The task, with the weights of the file.
-        source: The file, of a run.
-        new: The head as it was before.
-    """
-    if not isinstance(task, Standardized) or redefines(task, "in_units") or redefines(task, "train_loss"):
-        return []  # or in units of its own
-    run = RunDir.around(Path(source))
-    facts = (run.read("data.json").get("targets") or {}) if run.config.is_file() else {}
-    if not {"mean", "std"} <= facts.keys():
-        return []
-    mean, std = task.scale_of(facts)
-    if mean.equal(task.target_mean) and std.equal(task.target_std):
-        return []
-    if task.convert_head(mean, std):
-        return ["head: converted from mean and spread of the file's targets to those of the data"]
-    network(task).load_state_dict(new, strict=False)
-    return [f"{NEW_HEAD}, the file's is for targets of another mean and spread"]
-
-
 def named_outputs(source: str | Path) -> list[str]:
     """Return the classes or targets that outputs of weights stand for, as they name them; empty if they do not.
 
@@ -291,88 +233,17 @@ def named_outputs(source: str | Path) -> list[str]:
     file = Path(find_weights(str(source)))
     card, run = facts_beside(file), RunDir.around(file)
     told = {"class_names": card["outputs"]} if isinstance(card.get("outputs"), list) else card
-    return _meanings(told) or (_meanings(run.read("data.json")) if run.config.is_file() else [])
+    return meanings(told) or (meanings(run.read("data.json")) if run.config.is_file() else [])
 
 
-def statistics_of_weights(source: str | Path) -> tuple[list[float], list[float]]:
-    """Return mean and standard deviation by which images were normalized for weights; empty if they do not say.
-
-    Args:
-        source: A file, of a run or with a card.
-
-    Example:
-        >>> [len(values) for values in statistics_of_weights(find_weights("vitlab:photos64_vit"))]
-        [3, 3]
-    """
-    run, card = RunDir.around(Path(source)), facts_beside(source).get("images")
-    facts: Mapping[str, Any] = {**run.read("data.json")} if run.config.is_file() else {}
-    facts = card if isinstance(card, dict) else facts
-    mean, std = (value if isinstance(value := facts.get(name), list) else [] for name in ("mean", "std"))
-    return mean, std
-
-
-def images_of_weights(source: str | Path) -> NDArray[np.uint64]:
-    """Return the fingerprints of the images whose labels weights were trained on; none where no run tells.
-
-    Args:
-        source: A file, of a run or not.
-    """
-    run = RunDir.around(Path(source))
-    found = read_numbers(run.path / TRAINED_ON) if _read_labels(run) else None
-    return np.zeros(0, np.uint64) if found is None else found
-
-
-def _read_labels(run: RunDir) -> bool:
-    """Return whether a training has compared with labels; with a class of the user's it is taken to have."""
-    with suppress(UsageError, OSError, KeyError, TypeError, AttributeError, ImportError):
-        path = read_own(run.config)["model"]["class_path"]
-        return not path.startswith("vitlab.") or bool(getattr(class_at(path), "reads_labels", True))
-    return True
-
-
-def _with_outside(task: Any, file: Path, sentences: list[str]) -> list[str]:
-    """Load what a class of the user's has outside of its network too, where the file has all of it; return sentences.
-
-    Args:
-        task: The task.
-        file: The file, of which the network was read.
-        sentences: What that changed.
-    """
-    mine = _outside(task.state_dict()) if needs_more_than_net(task) else {}
-    theirs = _outside(read_content(file)["state_dict"]) if mine else {}
-    has_all = bool(theirs) and (theirs.keys() == mine.keys() or not task.strict_loading)
-    if not has_all or any(k not in mine or v.shape != mine[k].shape for k, v in theirs.items()):
-        return sentences
-    task.load_state_dict(theirs, strict=False)
-    told = [sentence for sentence in sentences if "outside the network" not in sentence]
-    return [*told, f"weights: those outside the network, too, {preview(sorted(theirs))}"]
-
-
-def _outside(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def weights_outside(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the weights outside of the network; none of a file that has that alone."""
     is_whole = any(name.startswith("net.") for name in state)
     weights = {name: value for name, value in state.items() if not name.endswith("_extra_state")}
     return {name: value for name, value in weights.items() if is_whole and not name.startswith("net.")}
 
 
-def _kept_head(net: nn.Module, sentences: Sequence[str]) -> list[str]:
-    """Return a sentence where a network took the head of weights that do not say what its outputs stand for.
-
-    Args:
-        net: The network.
-        sentences: What was changed to make the weights fit.
-
-    Example:
-        >>> _kept_head(nn.ModuleDict({"head": nn.Linear(4, 3)}), [])
-        ["head: the file's, as it has as many outputs, 3; it does not say whether they are the same classes"]
-    """
-    rows = outputs_of(net.state_dict())
-    if not rows or any(sentence.startswith(NEW_HEAD) for sentence in sentences):
-        return []
-    return [f"head: the file's, as it has as many outputs, {rows}; it does not say whether they are the same classes"]
-
-
-def _meanings(facts: Mapping[str, Any]) -> list[str]:
+def meanings(facts: Mapping[str, Any]) -> list[str]:
     """Return the classes or targets that the outputs of a head stand for; empty if unknown."""
     targets = facts.get("targets") or {}
     numbers = [*targets.get("names", []), *(name for names in targets.get("classes", []) for name in names)]
@@ -386,7 +257,7 @@ def alone(task: Any, checkpoint: Path) -> Any:
         UsageError: The task has weights outside of it, such as a decoder.
     """
     net = network(task)
-    if outside := [] if net is task else [*_outside(task.state_dict())]:
+    if outside := [] if net is task else [*weights_outside(task.state_dict())]:
         raise UsageError(
             f"{checkpoint} would give the network alone, and {type(task).__name__} is measured with {outside[0]} and "
             f"its like, {len(outside)} in all, too: take a checkpoint of its run, as it was trained"
@@ -401,7 +272,7 @@ def load_outside(task: Any, checkpoint: Path) -> None:
         UsageError: The file has the network alone, or they do not fit.
     """
     state = _state_of(task, checkpoint)
-    if not _outside(state):
+    if not weights_outside(state):
         alone(task, checkpoint)
         return
     stays = {k: v for k, v in task.state_dict().items() if k.startswith("net.") or k.endswith("_extra_state")}

@@ -1,7 +1,7 @@
 """Build task, data and trainer of ``vitlab fit`` in a run directory."""
 
 import os
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container
 from contextlib import suppress
 from functools import partial
 from inspect import signature
@@ -21,7 +21,7 @@ from vitlab.callbacks.ema import EMA
 from vitlab.callbacks.record import RunRecord
 from vitlab.callbacks.stop import StopOnSignal
 from vitlab.callbacks.watch import Watch
-from vitlab.config.arguments import config_paths, grid_of
+from vitlab.config.arguments import config_paths
 from vitlab.config.callbacks import check_callbacks, check_monitors, redirect_into_run, trainer_parts
 from vitlab.config.keys import check_same_config, flatten_as_typed, is_longer, recipe_name
 from vitlab.config.options import FitOptions
@@ -32,20 +32,15 @@ from vitlab.data.base import ImageData
 from vitlab.data.listed import Listed
 from vitlab.data.timm_images import images_of, images_of_timm
 from vitlab.errors import UsageError
-from vitlab.interface import has_grid, hparams_of, network, path_of
-from vitlab.jobs.checkpoint import (
-    check_extensible,
-    images_of_weights,
-    load_initial,
-    misfit,
-    statistics_of_weights,
-)
+from vitlab.interface import has_grid, hparams_of, network
+from vitlab.jobs.checkpoint import check_extensible
 from vitlab.jobs.restore import naming_place_of_data, stored_config, training_args
 from vitlab.jobs.terminal import lightning_quieted, open_terminal, say
 from vitlab.jobs.train.describe import header
 from vitlab.jobs.train.endings import building, hung, lost_process
 from vitlab.jobs.train.facts import check_bits, check_module, model_facts
-from vitlab.jobs.train.job import GIVEN, ImagesBefore, Job
+from vitlab.jobs.train.initial import load_first_weights
+from vitlab.jobs.train.job import Job
 from vitlab.jobs.train.start import write_facts
 from vitlab.jobs.train.wandb import SafeWandbLogger, new_id, place_loggers
 from vitlab.lazy import quick_imports
@@ -53,9 +48,8 @@ from vitlab.models.convert_peers import peer_images
 from vitlab.models.cost import count_all_parameters
 from vitlab.models.old_names import new_name, upgrade
 from vitlab.runs.choose import choose_run, initial_weights, run_to_continue
-from vitlab.runs.directory import RunDir, file_of_weights
+from vitlab.runs.directory import RunDir
 from vitlab.runs.lock import is_leader
-from vitlab.runs.manifest import check_whole
 from vitlab.shipped import LIBRARIES
 from vitlab.tasks.base import Task
 from vitlab.tasks.distillation import Distillation
@@ -87,7 +81,7 @@ def build_job(arguments: list[str], options: FitOptions) -> Job:
     if cli.moved and run is None:
         moved = ", ".join(f"model.{name} -> model.{new_name(name)}" for name in cli.moved)
         cli.job.say(f"note   options moved: {moved}")
-    _load_first_weights(cli.job)
+    load_first_weights(cli.job)
     return cli.job
 
 
@@ -123,50 +117,6 @@ def rehearse(job: Job) -> None:
     if batches is not None and isinstance(job.data, ImageData):  # of each process, on which batch and rate depend
         job.trainer.fit_loop.max_batches = min(batches, limit if isinstance(limit, int) else int(batches * limit))
     say(header(job) + "\n\ndry run: everything can be built; nothing was written")
-
-
-def _load_first_weights(job: Job) -> None:
-    """Load the weights that a run starts with, unless it goes on from a checkpoint of its own."""
-    options = job.options
-    if not job.resumed and options.init_from:
-        _load_weights_of(job, options.init_from, options.resize, options.init_grid)
-    elif not job.resumed and options.start is not None:
-        _load_given_weights(job, options.start)
-    elif job.resumed and not job.run.has_checkpoint() and (source := job.run.record.get("init_from")):
-        grid = job.run.record.get("init_grid")
-        _load_weights_of(job, source, job.run.record.get("resize"), grid_of(grid) if grid else None)
-
-
-def _load_given_weights(job: Job, state: Mapping[str, Any]) -> None:
-    """Load the weights of the object that a Python caller gave as the model."""
-    try:
-        job.task.load_state_dict(state)
-    except RuntimeError as error:
-        raise misfit(None, error) from error
-    job.say(f"init   weights of {GIVEN}, and not of `seed_everything`: give the class to draw new ones")
-
-
-def _load_weights_of(job: Job, source: str, resize: str | None, grid: Sequence[int] | None) -> None:
-    """Load weights of another model into the network, and print what was changed to make them fit."""
-    if source == GIVEN:
-        raise UsageError(f"{job.run.path} has no checkpoint yet, and its weights were those of an object: fit it again")
-    if source == "last" and job.resumed:  # of an older vitlab
-        way_out = "start it again with --overwrite and --init_from RUN"
-        raise UsageError(
-            f"{job.run.path} has no checkpoint yet, and which run was `last` at its start is lost: {way_out}"
-        )
-    how = {"resize": resize or "usual", "grid": grid and tuple(map(int, grid))}
-    with user_mistakes():
-        if not has_grid(job.task) and (source.startswith(LIBRARIES) or resize or grid):
-            flag = f"--init_from {source}" if source.startswith(LIBRARIES) else "--resize" if resize else "--init_grid"
-            raise UsageError(f"{flag} is for networks of vitlab, and {path_of(job.task)} has another: leave it out")
-        weights: Any = source
-        if not source.startswith(LIBRARIES):
-            check_whole(weights := file_of_weights(source))
-            job.before = ImagesBefore(source, *statistics_of_weights(weights), images_of_weights(weights))
-        sentences = load_initial(job.task, job.data, weights, **how)
-    for sentence in [f"weights of {source}", *sentences]:
-        job.say(f"init   {sentence}")
 
 
 def _images_of_library(source: str, needed: Container[str]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ import math
 from datetime import timedelta
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from lightning.pytorch.callbacks import Timer
 from torch import Tensor
@@ -12,9 +11,9 @@ from torch import Tensor
 from vitlab.class_paths import choice_text
 from vitlab.data.base import ImageData
 from vitlab.data.loading.sizes import size_text
-from vitlab.data.record import fingerprints
 from vitlab.interface import PAGE, has_grid, hparams_of, network, own_parts, path_of, redefines
-from vitlab.jobs.train.job import ImagesBefore, Job
+from vitlab.jobs.train.initial import since_the_weights
+from vitlab.jobs.train.job import Job
 from vitlab.layers.custom import spare
 from vitlab.layers.plain import is_sharded
 from vitlab.layers.pos_embed import PosEmbed
@@ -29,14 +28,12 @@ from vitlab.tasks.distillation import Distillation
 from vitlab.tasks.schedule import SHAPES, schedule_and_args
 from vitlab.tokenizers.t2t import T2TTokenizer
 
-NEAR = 0.1  # of a standard deviation: so much may statistics of images differ without a word
-
 
 def header(job: Job) -> str:
     """Return the header of a run: model, data, training, directory."""
     lines = {
         "model": _model_line(job.task, job.facts) if has_grid(job.task) else _own_model_line(job.task, job.facts),
-        "data": "\n       ".join([_data_line(job.data), *_since_the_weights(job)]),
+        "data": "\n       ".join([_data_line(job.data), *since_the_weights(job)]),
         "train": _train_line(job),
     }
     if isinstance(job.task, Distillation):
@@ -176,38 +173,6 @@ def _data_line(data: Any) -> str:
     leaks = [pair for pair in facts["first_duplicates"] if [name.split(":")[0] for name in pair] == ["train", "test"]]
     warnings = [f"training images are in the test split: {' = '.join(pair)}" for pair in leaks[:1]]
     return "\n       ".join([line, *facts["notes"], *warnings])
-
-
-def _since_the_weights(job: Job) -> list[str]:
-    """Say what the data and those of the initial weights have to do with each other.
-
-    Nothing of weights of a library, whose images are prepared as it says, which is told.
-    """
-    if not isinstance(job.data, ImageData):
-        return []
-    return [*_other_statistics(job.data, job.before), *_trained_on_already(job.data, job.before)]
-
-
-def _trained_on_already(data: ImageData, before: ImagesBefore) -> list[str]:
-    """Say so where the weights were trained on images that are to measure them."""
-    told = []
-    for name, images in ("validation", data.splits["val"]), ("test", data.held_back.get("test")):
-        if images is not None and (n := int(np.isin(fingerprints(images), before.seen).sum())):
-            told.append(f"the weights of {before.source} were trained on {n:,} of the {len(images):,} {name} images")
-    return told
-
-
-def _other_statistics(data: ImageData, before: ImagesBefore) -> list[str]:
-    """Say so where images are normalized by other numbers than those for which the initial weights were trained."""
-    mean, std = before.mean, before.std
-    if len(mean) != data.in_chans or len(std) != data.in_chans:
-        return []
-    pairs = [*zip(data.mean, mean, std, strict=True)], [*zip(data.std, std, std, strict=True)]
-    if all(abs(ours - theirs) <= NEAR * scale for part in pairs for ours, theirs, scale in part):
-        return []
-    numbers = [" ".join(f"{value:.3f}" for value in values) for values in (data.mean, data.std, mean, std)]
-    ours, theirs = (f"mean {mean} and std {std}" for mean, std in (numbers[:2], numbers[2:]))
-    return [f"images are normalized by {ours}; those of the weights were by {theirs} (data.mean, data.std)"]
 
 
 def _faults(facts: dict[str, Any]) -> str:
