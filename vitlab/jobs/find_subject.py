@@ -35,7 +35,7 @@ from vitlab.jobs.checkpoint import (
     needs_more_than_net,
 )
 from vitlab.jobs.load import arguments_of_card, load_exported, load_pictures, transform_of_pictures
-from vitlab.jobs.restore import Rebuilt, evaluation_args, load_data_state, naming_place_of_data, one_device, restore
+from vitlab.jobs.restore import Rebuilt, evaluation_args, load_data_state, naming_place_of_data, restore
 from vitlab.jobs.terminal import say
 from vitlab.models.create import create_model
 from vitlab.models.foreign import AnyNetwork
@@ -299,7 +299,7 @@ def _fields(view: View) -> dict[str, Any]:
 
 def subject_of(run: RunDir, checkpoint: Path, rest: Sequence[str], view: View) -> Subject:
     """Rebuild a run and its data, with the weights of one of its checkpoints."""
-    cli = _rebuild(run, checkpoint, [*one_device(run), *rest], bool(view.images))
+    cli = _rebuild(run, checkpoint, rest, bool(view.images))
     with user_mistakes():
         images = _loaded(cli, bool(view.images))
         net: Any = _asked(cli, run, images)
@@ -410,16 +410,16 @@ def _rebuild(run: RunDir, checkpoint: Path, rest: Sequence[str], has_pictures: b
     as_trained = measured(Trained(facts, None, "val")) if has_scale or "data" not in other else nullcontext()
     try:
         with naming_place_of_data(run, rest), as_trained:
-            cli = VitlabCLI(evaluation_args(run, rest), default_root_dir=str(run.path))
+            cli = VitlabCLI(evaluation_args(run, rest, alone=True), default_root_dir=str(run.path))
     except UsageError as error:
         if not has_pictures:
             raise UsageError(f"{run.path}: {error}") from error  # which may be one of several
-        cli = restore(run, checkpoint, rest, default_root_dir=str(run.path))
+        cli = restore(run, checkpoint, rest)
         _check_size(cli, run)
         return cli
     _check_size(cli, run)
     if not isinstance(cli.datamodule, ImageData):
-        return restore(run, checkpoint, rest, default_root_dir=str(run.path))
+        return restore(run, checkpoint, rest)
     with user_mistakes():
         cli.datamodule.prepare_data()
         built = cli.datamodule.num_classes

@@ -36,7 +36,7 @@ from vitlab.interface import (
     transform_of,
 )
 from vitlab.jobs.load import load_exported
-from vitlab.jobs.restore import one_device, restore
+from vitlab.jobs.restore import restore
 from vitlab.runs.directory import RunDir
 from vitlab.runs.launch import is_connected
 from vitlab.tasks import MultiTask, Regressor
@@ -71,8 +71,7 @@ def predict(
     """
     collector, bar = _Collector(topk), EvaluationConsole(quiet)
     settings = {"fast_dev_run": False, "limit_predict_batches": None, "use_distributed_sampler": False}
-    rest = [*one_device(run), *rest]
-    cli = restore(run, checkpoint, rest, [collector, bar], default_root_dir=str(run.path), **settings)
+    cli = restore(run, checkpoint, rest, [collector, bar], **settings)
     data: Any = cli.datamodule
     asked, collector.meaning = None, _meaning(data, cli.model)
     is_headless = getattr(network(cli.model), "num_classes", None) == 0 and not answers_itself(cli.model)
@@ -210,9 +209,7 @@ def predict_from_data(run: RunDir, checkpoint: Path, rest: list[str], quiet: boo
         UsageError: The data belong to vitlab, which predicts image files; ``predict_step`` returns no tensor; or each
             of several processes would have a part of the samples.
     """
-    cli = restore(
-        run, checkpoint, [*one_device(run), *rest], [EvaluationConsole(quiet)], default_root_dir=str(run.path)
-    )
+    cli = restore(run, checkpoint, rest, [EvaluationConsole(quiet)])
     if isinstance(cli.datamodule, ImageData):
         raise UsageError("no images given: `vitlab predict RUN IMAGE|DIR|GLOB ...`")
     if cli.trainer.world_size > 1:

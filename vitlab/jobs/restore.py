@@ -151,7 +151,7 @@ def evaluation_args(run: RunDir, rest: Sequence[str], alone: bool = False) -> li
     if config_paths(list(rest)):
         raise UsageError(f"the configuration comes from {run.config}; change single values with --key=value")
     check_code(run)
-    devices = one_device(run) if alone else []
+    devices = _one_device(run) if alone else []
     start = ["--config", str(run.config), *_former_words(run), *_without_callbacks(run)]
     return [*start, *devices, *rest, *NO_OUTPUT]
 
@@ -220,7 +220,7 @@ def _without_callbacks(run: RunDir) -> list[str]:
     return [] if len(kept) == len(listed) else [f"--trainer.callbacks={json.dumps(kept or None)}"]
 
 
-def one_device(run: RunDir) -> list[str]:
+def _one_device(run: RunDir) -> list[str]:
     """Return arguments for one device of this machine, which may differ from the one that trained."""
     trainer = read_own(run.config).get("trainer") or {}
     accelerator = "cpu" if trainer.get("accelerator") == "cpu" else "auto"
@@ -245,7 +245,7 @@ class Rebuilt(ImageData):
 def restore(
     run: RunDir, checkpoint: Path, rest: Sequence[str] = (), callbacks: Sequence[Callback] = (), **trainer: Any
 ) -> VitlabCLI:
-    """Build task, data and trainer of ``run`` with the weights of ``checkpoint``.
+    """Build task, data and trainer of ``run``, for one device unless ``rest`` asks for others, with its weights.
 
     The files that the run was trained on are not needed: classes, mean and std come from its data.json.
 
@@ -264,7 +264,8 @@ def restore(
     with tempfile.TemporaryDirectory() as folder:
         config = RunDir(folder)
         config.config.write_text(yaml_text(_without_files(run, facts)))
-        cli = VitlabCLI(evaluation_args(config, list(rest)), callbacks, **trainer)
+        args = evaluation_args(config, list(rest), alone=True)
+        cli = VitlabCLI(args, callbacks, default_root_dir=str(run.path), **trainer)
     with user_mistakes():
         load_data_state(cli.datamodule, run, checkpoint)
         load_checkpoint(cli.model, checkpoint)
