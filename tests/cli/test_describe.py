@@ -21,9 +21,9 @@ from vitlab.jobs.train.describe import (
     _sizes_beyond,
     _train_line,
 )
+from vitlab.jobs.train.facts import _groups, _plans, _steps
 from vitlab.jobs.train.initial import since_the_weights, statistics_of_weights
 from vitlab.jobs.train.job import ImagesBefore
-from vitlab.jobs.train.start import _groups, _plans, _steps
 from vitlab.models.weights_file import card_beside
 from vitlab.tasks import Classifier
 

@@ -10,8 +10,8 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 import vitlab.jobs.train.build
 import vitlab.jobs.train.close
+import vitlab.jobs.train.facts
 import vitlab.jobs.train.fit
-import vitlab.jobs.train.start
 from vitlab.cli import fit as cli_fit
 from vitlab.cli.main import main
 from vitlab.config.options import FitOptions
@@ -29,7 +29,7 @@ SETTINGS = ["--config", CONFIG, "--trainer.logger=false", "--trainer.max_epochs=
 PLACES = {
     "building": (vitlab.jobs.train.build, "choose_run"),
     "data": (Digits, "read"),
-    "describing": (vitlab.jobs.train.start, "describe_groups"),
+    "describing": (vitlab.jobs.train.facts, "describe_groups"),
     "sanity check": (Classifier, "validation_step"),
     "first step": (Classifier, "on_train_batch_start"),
 }

@@ -22,7 +22,7 @@ from vitlab.cli.main import main
 from vitlab.errors import RunFailed
 from vitlab.jobs.terminal import close_log, log_to
 from vitlab.jobs.train.endings import explained
-from vitlab.jobs.train.start import promises
+from vitlab.jobs.train.facts import promises
 from vitlab.runs.directory import RunDir
 from vitlab.runs.generations import NotSaved
 from vitlab.tasks import Classifier

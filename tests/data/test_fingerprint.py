@@ -8,7 +8,7 @@ import torch
 
 from vitlab.errors import UsageError
 from vitlab.interface import fingerprint
-from vitlab.jobs.train.start import readable_fingerprint
+from vitlab.jobs.train.facts import readable_fingerprint
 from vitlab.runs.atomic import write_json
 from vitlab.runs.records import DataFacts, read_record
 

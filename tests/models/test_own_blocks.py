@@ -12,7 +12,7 @@ from torch import nn
 from vitlab.cli.main import main
 from vitlab.errors import RunFailed, UsageError
 from vitlab.jobs.formats import FORMATS, both_outputs
-from vitlab.jobs.train.facts import check_bits
+from vitlab.jobs.train.build import check_bits
 from vitlab.layers import Attention, Mlp
 from vitlab.layers.block import Block
 from vitlab.layers.pos_embed import PosEmbed

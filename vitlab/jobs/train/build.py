@@ -31,21 +31,22 @@ from vitlab.config.yaml_files import parse_own, yaml_text
 from vitlab.data.base import ImageData
 from vitlab.data.listed import Listed
 from vitlab.data.timm_images import images_of, images_of_timm
-from vitlab.errors import UsageError
-from vitlab.interface import has_grid, hparams_of, network
+from vitlab.errors import UsageError, one_line, preview
+from vitlab.interface import has_grid, hparams_of, is_loadable, network, path_of
 from vitlab.jobs.checkpoint import check_extensible
 from vitlab.jobs.restore import naming_place_of_data, stored_config, training_args
 from vitlab.jobs.terminal import lightning_quieted, open_terminal, say
 from vitlab.jobs.train.describe import header
 from vitlab.jobs.train.endings import building, hung, lost_process
-from vitlab.jobs.train.facts import check_bits, check_module, model_facts
+from vitlab.jobs.train.facts import model_facts, write_facts
 from vitlab.jobs.train.initial import load_first_weights
 from vitlab.jobs.train.job import Job
-from vitlab.jobs.train.start import write_facts
 from vitlab.jobs.train.wandb import SafeWandbLogger, new_id, place_loggers
+from vitlab.layers.custom import spare
 from vitlab.lazy import quick_imports
 from vitlab.models.convert_peers import peer_images
 from vitlab.models.cost import count_all_parameters
+from vitlab.models.foreign import modes_kept
 from vitlab.models.old_names import new_name, upgrade
 from vitlab.runs.choose import choose_run, initial_weights, run_to_continue
 from vitlab.runs.directory import RunDir
@@ -125,6 +126,44 @@ def _images_of_library(source: str, needed: Container[str]) -> dict[str, Any]:
         return images_of_timm(source, needed)
     described = peer_images(source)
     return images_of(described, needed) if described else {}
+
+
+def check_module(task: L.LightningModule, data: Any) -> None:
+    """Refuse a module that cannot be trained, or data or a module whose hyper-parameters could not be read again.
+
+    Raises:
+        UsageError: The module lacks a step or an optimizer, or hyper-parameters hold objects.
+    """
+    for name in ("training_step", "configure_optimizers"):
+        if not is_overridden(name, task, L.LightningModule):
+            raise UsageError(f"{path_of(task)} cannot be trained without `{name}`; see docs/bring_your_own.md")
+    saved = [(path_of(each), *pair) for each in (task, data) for pair in hparams_of(each).items()]
+    for owner, name, value in saved:
+        if not is_loadable(value):
+            raise UsageError(
+                f"{owner} saves `{name}`, a {type(value).__name__}, as a hyper-parameter, but checkpoints only "
+                f'hold numbers, strings and tensors: use save_hyperparameters(ignore=["{name}"])'
+            )
+
+
+def check_bits(task: Any, trainer: L.Trainer) -> None:
+    """Refuse parameters of 64 bits, of a part of the user's, that the rest of a network of vitlab cannot compute with.
+
+    Raises:
+        UsageError: A pass of one image fails; none is tried where the precision makes all weights alike.
+    """
+    net: Any = network(task)
+    wide = [name for name, p in net.named_parameters() if p.dtype == torch.float64]
+    if not wide or not has_grid(task) or str(trainer.precision) in ("64-true", "16-true", "bf16-true"):
+        return
+    try:
+        with modes_kept(net), torch.no_grad(), torch.random.fork_rng(), trainer.precision_plugin.forward_context():
+            spare(net).eval()(torch.zeros(1, net.in_chans, *net.img_size))
+    except RuntimeError as error:
+        raise UsageError(
+            f"parameters of 64 bits, {preview(wide)}, and the others do not go together ({one_line(error)}): make them "
+            "float32, as by `.float()` in the constructor of their part, or train with --trainer.precision=64-true"
+        ) from error
 
 
 class FitCLI(VitlabCLI):

@@ -1,61 +1,42 @@
 """What lies in a run's directory before its first step, and what is open while it trains."""
 
-import hashlib
-import math
 import os
-import platform
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 import yaml
-from lightning.pytorch.loggers import WandbLogger
-from numpy.typing import NDArray
 
 from vitlab.config.arguments import config_paths, grid_as_typed
-from vitlab.config.keys import key_of
 from vitlab.config.parser import settings
 from vitlab.config.secret import redact
-from vitlab.config.trust import changed_code, own_code
-from vitlab.data.base import ImageData
-from vitlab.data.record import TRAINED_ON, fingerprints, read_numbers
+from vitlab.config.trust import changed_code
+from vitlab.data.record import TRAINED_ON
 from vitlab.errors import PARTS_FILE, RunFailed, Stopped, UsageError
-from vitlab.interface import fingerprint, path_of, redefines, trained
 from vitlab.jobs.checkpoint import checkpoint_to_resume
 from vitlab.jobs.results import first_settings, settings_so_far
 from vitlab.jobs.terminal import close_log, log_to, print_error
 from vitlab.jobs.train.endings import cut_short, resuming
+from vitlab.jobs.train.facts import SUMS
 from vitlab.jobs.train.job import GIVEN, Job
 from vitlab.jobs.train.wandb import finish_run
-from vitlab.layers.precision import float32_precision
 from vitlab.notebook import names_in, source_of
-from vitlab.optim import describe_groups
-from vitlab.runs.atomic import atomic_write
-from vitlab.runs.directory import RunDir
 from vitlab.runs.guard import Guard, enter, others_of
 from vitlab.runs.launch import announce_run, join_group_store
 from vitlab.runs.lock import is_leader
-from vitlab.runs.machine import cpu_name, git, installed_versions, uncommitted_code
-from vitlab.runs.manifest import read_manifest
 from vitlab.runs.matching import is_there
 from vitlab.runs.overwrite import discard, has_set_aside, prepare
-from vitlab.runs.records import DataFacts, now_utc, part_of, wrong_values
-from vitlab.tasks.base import Task
+from vitlab.runs.records import now_utc
 
-PACKAGES = ("vitlab", "torch", "torchvision", "lightning", "torchmetrics", "timm", "numpy", "jsonargparse", "wandb")
 WRITTEN = (  # in a run's directory before the first step
     *("config.yaml", "overrides.yaml", PARTS_FILE, "run.json", "data.json", "model.json", "param_groups.json"),
     *(TRAINED_ON, "metrics.jsonl", "train.log", "run.json.damaged", "data.json.damaged", "model.json.damaged"),
 )
 LOGS = ("wandb", "lightning_logs")
-SUMS = ("sum_of_learning_rates", "sum_of_learning_rates_pos_embed")
 OF_ATTEMPT = (*SUMS, "ended", "peak_memory")  # what an attempt states anew, or not at all if it is killed
-RESUMED = "not those of this configuration from its first step: the run was resumed with changes, or on other processes"
 
 
 def begin(job: Job) -> None:
@@ -261,174 +242,3 @@ def _changes(job: Job) -> dict[str, Any]:
         given["own_code"] = code
     new = {key: value for key, value in given.items() if key not in known or known[key] != value}
     return {"changes": [*record.get("changes", []), new]} if new else {}
-
-
-def write_facts(job: Job) -> None:
-    """Write facts about network, data and devices once they are known.
-
-    Those that a resume may change, of data and groups, wait with its configuration for its first step.
-    """
-    run, groups, data = job.run, _groups(job.task), readable_fingerprint(job.data)
-    run.write("model.json", {**job.facts, "float32": float32_precision(job.trainer.strategy.root_device.type)})
-    write = partial(_write_groups_and_data, job, groups, data)
-    if job.record.waiting and is_there(run.path / "data.json"):
-        job.record.waiting.append(write)
-    else:
-        write()
-    run.update("run.json", **_facts(job, groups))
-    for logger in job.trainer.loggers:
-        if isinstance(logger, WandbLogger):
-            with suppress(Exception):  # W&B never stops a training; its logger reports the failure
-                known = {**job.stored_config, "facts": _for_loggers(run, data)}
-                logger.experiment.config.update(known, allow_val_change=True)
-
-
-def readable_fingerprint(data: Any) -> dict[str, Any]:
-    """Return the fingerprint of data, which later commands read from ``data.json``.
-
-    Raises:
-        UsageError: It has a value in another form than vitlab reads there.
-    """
-    found = fingerprint(data)
-    for name, form in wrong_values(found, DataFacts).items():
-        what = f"`fingerprint` of {path_of(data)} must give `{name}` as {form}, or under another name"
-        raise UsageError(f"{what}: vitlab reads it in data.json; got {found[name]!r}")
-    return found
-
-
-def _groups(task: Any) -> list[dict[str, Any]]:
-    """Return which weights decay, and their rates; nothing of an optimizer that a user's module builds."""
-    if not isinstance(task, Task) or redefines(task, "configure_optimizers"):
-        return []
-    lr, planned = task.hparams["lr"], task.optimizer_groups()
-    if task.sets_own_peak:
-        planned = [group | {"lr": lr} for group in planned]
-    return describe_groups(trained(task), planned, lr, task.hparams["layer_decay"], task)
-
-
-def _write_groups_and_data(job: Job, groups: list[dict[str, Any]], data: dict[str, Any]) -> None:
-    if groups:
-        job.run.write("param_groups.json", groups)
-    job.run.write("data.json", data)
-    if isinstance(job.data, ImageData):
-        numbers = np.union1d(_trained_before(job), fingerprints(job.data.splits["train"]))
-        with atomic_write(job.run.path / TRAINED_ON, job.run.fence) as beside:
-            np.save(beside, numbers, allow_pickle=False)
-
-
-def _trained_before(job: Job) -> NDArray[np.uint64]:
-    """Return the fingerprints of images that the weights were trained on before this attempt."""
-    if not job.trainer.ckpt_path:
-        return job.before.seen
-    with suppress(UsageError):  # a damaged file is written anew
-        if (found := read_numbers(job.run.path / TRAINED_ON)) is not None:
-            return found
-    return job.before.seen
-
-
-def _for_loggers(run: RunDir, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts, besides the configuration, by which W&B compares runs."""
-    record = run.record
-    commit = f"{record['commit']}{', with changes' if record['dirty'] else ''}" if record.get("commit") else None
-    hashes = {name: split.get("hash") or split["n"] for name, split in data.get("splits", {}).items()}
-    costs = {name: value for name, value in run.model.items() if name in ("parameters", "macs")}
-    return {**costs, "commit": commit, "data": data.get("data"), "samples": hashes, "recipe": record.get("recipe")}
-
-
-def _facts(job: Job, groups: list[dict[str, Any]]) -> dict[str, Any]:
-    trainer, steps = job.trainer, _steps(job)
-    return {
-        "status": "running",
-        "attempts": job.record.attempt,
-        **_commit(),
-        "python": platform.python_version(),
-        "versions": installed_versions(PACKAGES),
-        "devices": [torch.cuda.get_device_name()] if torch.cuda.is_available() else [cpu_name()],
-        "world_size": trainer.world_size,
-        "threads": torch.get_num_threads(),
-        "seed": job.config.seed_everything,
-        **({} if steps is None else {"steps": steps}),
-        **_rates(job, groups),
-        "promises": _promises(job) if isinstance(job.task, Task) and isinstance(job.data, ImageData) else {},
-        "resumed": now_utc() if job.resumed else None,
-        **({"own_code": code} if (code := own_code(job.stored_config)) else {}),
-        **({"test_hash": test.split_hash} if (test := getattr(job.data, "held_back", {}).get("test")) else {}),
-    }
-
-
-def _rates(job: Job, groups: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the schedules of a run and the sums of its learning rates, as far as they are known."""
-    plans = _plans(job)
-    if not plans or not isinstance(task := job.task, Task) or (rates := task.sum_of_learning_rates(plans)) is None:
-        return {"plans": plans}
-    scales = [group["lr_scale"] for group in groups if part_of(group["name"]) == "pos_embed"]
-    scale = scales[-1] if scales else task.hparams["pos_embed_lr_mult"]
-    return {"plans": plans, **dict(zip(SUMS, (rates, rates * scale), strict=True))}
-
-
-def _steps(job: Job) -> int | None:
-    """Return the number of steps of the training; None if its length, or that of its loader, is unknown."""
-    steps = float(job.trainer.estimated_stepping_batches)  # infinite, or of a loader without length -1
-    return int(steps) if 0 <= steps < math.inf else None
-
-
-def _plans(job: Job) -> list[list[int]]:
-    """Return where each schedule of a run began and its number of steps; empty if one of them is unknown."""
-    record, steps = job.run.record, _steps(job)
-    if steps is None:
-        return []
-    if not (checkpoint := job.trainer.ckpt_path):
-        return [[0, steps]]
-    before = record.get("steps")
-    longer = [change for change in record.get("changes", []) if {"trainer.max_epochs", "trainer.max_steps"} & {*change}]
-    is_first = not longer or (len(longer) == 1 and before != steps)  # of a run of an older vitlab, which wrote no plans
-    plans = record.get("plans", [[0, before]] if before and is_first else [])
-    if not plans or plans[-1][1] == steps:
-        return plans
-    begin = read_manifest(job.run.checkpoints).get(Path(checkpoint).name, {}).get("step")
-    return [*(plan for plan in plans if plan[0] < begin), [begin, steps]] if begin is not None else []
-
-
-def _promises(job: Job) -> dict[str, str]:
-    """Return what holds of the run: a second one has other weights if this one was resumed with changes."""
-    record, found = job.run.record, promises(job.trainer)
-    if not job.trainer.ckpt_path or "promises" not in record:
-        return found
-    here = {"world_size": job.trainer.world_size, "threads": torch.get_num_threads()}
-    keys = [key for change in record.get("changes", []) for key in change]
-    changed = [key for key in keys if key == "own_code" or key_of(key).identity]
-    if changed or record["promises"].get("weights") == RESUMED or any(record.get(k, v) != v for k, v in here.items()):
-        found["weights"] = RESUMED
-    return found
-
-
-def promises(trainer: Any) -> dict[str, str]:
-    """Return how closely a second run with this configuration and seed, or a resumed one, reproduces this one."""
-    on_cpu = trainer.strategy.root_device.type == "cpu"
-    processes = f"{trainer.world_size} process" + ("es" if trainer.world_size > 1 else "")
-    condition = f"with {processes}, {torch.get_num_threads()} threads each, and the same builds"
-    if on_cpu and trainer.precision == "32-true":
-        weights = f"bit-identical {condition}, for any number of data workers"
-    elif torch.are_deterministic_algorithms_enabled():
-        weights = f"bit-identical on this kind of device {condition} (deterministic algorithms)"
-    else:
-        weights = "close, not bit-identical; trainer.deterministic=true makes them so on one kind of device"
-    packs = trainer.datamodule.pipeline.native  # as many patches as each process may have
-    any_number = "as many processes and any number of workers" if packs else "any number of processes and workers"
-    return {
-        "samples": f"the same at every global step, for {any_number}",
-        "random draws": "the same for each sample (augmentation), and for each step and process (dropout, drop path)",
-        "weights": weights,
-    }
-
-
-def _commit() -> dict[str, Any]:
-    commit = git("rev-parse", "HEAD")
-    if not commit:
-        return {"commit": None, "dirty": None, "diff": None}
-    diff = uncommitted_code()
-    return {
-        "commit": commit,
-        "dirty": bool(diff),
-        "diff": hashlib.sha256(diff.encode()).hexdigest()[:10] if diff else None,
-    }
