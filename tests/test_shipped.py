@@ -24,8 +24,8 @@ from vitlab.ablation.file.spec import read_ablation
 from vitlab.cli.main import main
 from vitlab.config.parser import resolve_configs
 from vitlab.errors import UsageError
-from vitlab.jobs.results import command_of
 from vitlab.jobs.train.initial import _load_weights_of
+from vitlab.jobs.typed import command_of
 from vitlab.models.load import load_network
 from vitlab.shipped import HOME, find_file, find_weights, shipped_weights
 from vitlab.tasks.distillation import read_teacher

@@ -14,7 +14,7 @@ import yaml
 from vitlab.config.keys import differing_keys, dotted, flatten, flatten_with_classes, key_as_typed, key_of
 from vitlab.config.yaml_files import read_own
 from vitlab.errors import UsageError, did_you_mean, megabytes, one_line, trusting
-from vitlab.jobs.results import command_of, first_settings, settings_so_far
+from vitlab.jobs.typed import command_of, first_settings, settings_so_far
 from vitlab.runs.directory import RunDir, find_directory, some_runs
 from vitlab.runs.lock import run_status
 from vitlab.runs.manifest import last_saved, read_manifest

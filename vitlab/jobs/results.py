@@ -1,23 +1,20 @@
 """Tabulate finished runs, averaged over seeds."""
 
 import math
-import shlex
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vitlab.class_paths import choice_text
-from vitlab.config.arguments import config_paths
-from vitlab.config.keys import class_and_arguments, key_of
+from vitlab.config.keys import class_and_arguments
 from vitlab.config.yaml_files import read_own
 from vitlab.errors import UsageError, trusting
+from vitlab.jobs.typed import RESUMED, command_of, first_settings
 from vitlab.models.sizes import PUBLISHED
-from vitlab.objects import as_yaml
 from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import read_manifest
-from vitlab.runs.records import Record, parameters_of, split_metrics
-from vitlab.shipped import as_typed
+from vitlab.runs.records import parameters_of, split_metrics
 from vitlab.tables import percent_factor, table
 
 _COLUMNS = {
@@ -35,7 +32,6 @@ _COLUMNS = {
 }
 _SAME = ("command", "data", "train_n", "epochs", "parameters")  # in the runs of a row
 _ALSO = ("checkpoint", "splits", "recipe")  # in the runs of a row too; records of an older vitlab lack the last two
-_RESUMED = ", resumed with "  # between a command and what each resume changed; files keep it all as one text
 _NEEDED = (*_SAME, "seed", "acc1", "hardware", "commit")
 
 
@@ -191,7 +187,7 @@ def _places(runs: list[dict[str, Any]]) -> list[str]:
 
 def _row(runs: list[dict[str, Any]]) -> dict[str, Any]:
     return runs[0] | {
-        "typed": f"`{runs[0]['command'].replace(_RESUMED, f'`{_RESUMED}`')}`",
+        "typed": f"`{runs[0]['command'].replace(RESUMED, f'`{RESUMED}`')}`",
         "parameters_m": runs[0]["parameters"] / 1e6,
         "macs_m": runs[0]["macs"] / 1e6 if runs[0].get("macs") else None,
         "epochs": _trained(runs),
@@ -243,36 +239,3 @@ def _published(command: str) -> str | None:
     config = command.removeprefix("vitlab fit --config ")
     facts = PUBLISHED.get(Path(config).stem)
     return f"{facts.top1:.1f} %, {facts.source}" if facts and facts.top1 and " " not in config else None
-
-
-def first_settings(run: RunDir) -> dict[str, Any] | None:
-    """Return what the command line of a run's first attempt has set; None where it was not kept."""
-    path = run.path / "overrides.yaml"
-    return read_own(path) if path.is_file() else None
-
-
-def settings_so_far(run: RunDir, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the command lines of all attempts of a run have set, given its record."""
-    found = first_settings(run) or {}
-    for change in record.get("changes", []):
-        found |= change
-    return found
-
-
-def command_of(facts: Record, overrides: dict[str, Any] | None) -> str:
-    """Return the command that started the run, without its name and data folder, and what resumes changed."""
-    configs = facts.get("configs") or config_paths(facts["argv"])  # an older vitlab wrote argv alone
-    start = ["vitlab fit", *(f"--config {shlex.quote(as_typed(name))}" for name in configs), *_weights(facts)]
-    start += _words(overrides or {})
-    changes = [" ".join(words) for change in facts.get("changes", []) if (words := _words(change))]
-    return _RESUMED.join([" ".join(start), *changes])
-
-
-def _weights(facts: Record) -> list[str]:
-    """Return the flags that say which weights a run started from."""
-    named = {name: facts.get(name) for name in ("init_from", "resize", "init_grid")}
-    return [f"--{name} {shlex.quote(str(value))}" for name, value in named.items() if value]
-
-
-def _words(settings: dict[str, Any]) -> list[str]:
-    return [shlex.quote(f"--{key}={as_yaml(value)}") for key, value in settings.items() if key_of(key).table]

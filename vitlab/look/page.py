@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from vitlab.analysis.subject import Subject
 from vitlab.config.keys import differences, dotted
-from vitlab.jobs.results import first_settings
+from vitlab.jobs.typed import first_settings
 from vitlab.look.analysis_page import as_html
 from vitlab.look.diagram import explorer
 from vitlab.look.facts import (

@@ -17,12 +17,12 @@ from vitlab.config.trust import changed_code
 from vitlab.data.record import TRAINED_ON
 from vitlab.errors import PARTS_FILE, RunFailed, Stopped, UsageError
 from vitlab.jobs.checkpoint import checkpoint_to_resume
-from vitlab.jobs.results import first_settings, settings_so_far
 from vitlab.jobs.terminal import close_log, log_to, print_error
 from vitlab.jobs.train.endings import cut_short, resuming
 from vitlab.jobs.train.facts import SUMS
 from vitlab.jobs.train.job import GIVEN, Job
 from vitlab.jobs.train.wandb import finish_run
+from vitlab.jobs.typed import first_settings, settings_so_far
 from vitlab.notebook import names_in, source_of
 from vitlab.runs.guard import Guard, enter, others_of
 from vitlab.runs.launch import announce_run, join_group_store
