@@ -26,6 +26,7 @@ from vitlab.ranges import check_ranges
 from vitlab.runs.directory import RunDir
 from vitlab.runs.format import describe_format
 from vitlab.runs.generations import BackgroundCheckpointIO, NotSaved, rotate, sweep, writing
+from vitlab.runs.launch import of_all
 
 NOT_STOPPED = EarlyStoppingReason.NOT_STOPPED
 LOOK = 8  # batches, and the rest of a step, between two checks of the clock, on which processes have to agree
@@ -217,10 +218,8 @@ class Checkpoint(callbacks.Checkpoint):
         own = before or random_states(trainer.strategy.root_device), states
         metrics = trainer.callback_metrics.items()  # where no validation follows, others read those of the one before
         checkpoint["metrics"] = {name: value for name, value in metrics if isinstance(value, torch.Tensor)}
-        of_all = [own] * trainer.world_size
-        if trainer.world_size > 1:
-            torch.distributed.all_gather_object(of_all, own)
-        checkpoint["random_states"], checkpoint["loader_states"] = map(list, zip(*of_all, strict=True))
+        each = of_all(own) if trainer.world_size > 1 else [own]
+        checkpoint["random_states"], checkpoint["loader_states"] = map(list, zip(*each, strict=True))
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Keep the positions of training loaders and the random states of processes for :meth:`on_train_start`."""

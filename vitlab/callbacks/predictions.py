@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from vitlab.interface import measured_with
-from vitlab.runs.launch import is_connected
+from vitlab.runs.launch import of_all
 
 
 class Predictions(Callback):
@@ -81,10 +81,7 @@ class Predictions(Callback):
         table = pd.DataFrame(
             {"index": _images_of(loader, n), **{k: v if v.ndim == 1 else list(v) for k, v in columns.items()}}
         )
-        if is_connected():
-            parts: list[Any] = [None] * torch.distributed.get_world_size()
-            torch.distributed.all_gather_object(parts, table)
-            table = pd.concat(parts)
+        table = pd.concat(of_all(table))
         if measured not in (None, len(table)):
             return pd.DataFrame()
         return table.sort_values("index", kind="stable", ignore_index=True)

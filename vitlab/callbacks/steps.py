@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vitlab.interface import batches_of_a_step, check_asked_once, hparams_of, is_task, network, redefines
 from vitlab.layers.precision import full_tensor, norm_of_gradients
+from vitlab.runs.launch import of_all
 
 # Dense 16-bit tensor-core rates in TFLOP/s with float32 accumulation, from NVIDIA's data sheets; the first name that
 # matches counts. Lightning's table mixes these with sparse and scalar rates.
@@ -93,9 +94,7 @@ class Steps:
         """Return sums over all processes, for a checkpoint; every process must call it."""
         strategy, sums = task.trainer.strategy, self.sums
         if redefines(task, "step_loss") and task.trainer.world_size > 1:  # other batches may give other names
-            of_all: list[Any] = [[]] * task.trainer.world_size
-            torch.distributed.all_gather_object(of_all, [*sums])
-            sums = {name: sums.get(name, 0.0) for name in dict.fromkeys(chain.from_iterable(of_all))}
+            sums = {name: sums.get(name, 0.0) for name in dict.fromkeys(chain.from_iterable(of_all([*sums])))}
         numbers = [torch.as_tensor(value, dtype=torch.float32, device=task.device) for value in sums.values()]
         total = strategy.reduce(torch.stack(numbers), reduce_op="sum") if numbers else torch.zeros(0)
         return dict(zip(sums, total.tolist(), strict=True))

@@ -38,7 +38,7 @@ from vitlab.interface import (
 from vitlab.jobs.load import load_exported
 from vitlab.jobs.restore import restore
 from vitlab.runs.directory import RunDir
-from vitlab.runs.launch import is_connected
+from vitlab.runs.launch import of_all
 from vitlab.tasks import MultiTask, Regressor
 from vitlab.tasks.base import Task
 from vitlab.tasks.multi_task import Head, answers_of_heads, target_heads
@@ -291,12 +291,9 @@ class _Collector(L.Callback):
 
     def gather(self) -> None:
         """Take the outputs of all processes; every process must call it."""
-        if is_connected():
-            parts: list[Any] = [None] * torch.distributed.get_world_size()
-            torch.distributed.all_gather_object(parts, (self.values, self.reasons))
-            for values, reasons in parts:
-                self.values |= values
-                self.reasons |= reasons
+        for values, reasons in of_all((self.values, self.reasons)):
+            self.values |= values
+            self.reasons |= reasons
 
     def answers(self, files: list[str]) -> tuple[pd.DataFrame, list[Problem]]:
         """Return one row per file that was read, in order, and the others with their reasons."""

@@ -6,13 +6,14 @@ import threading
 import time
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from vitlab.errors import UsageError
 from vitlab.runs.atomic import write_text
 from vitlab.runs.directory import RUNS
 from vitlab.runs.processes import is_running
 
+T = TypeVar("T")
 BEAT = 1.0  # seconds between two looks at the parent process
 PATIENCE = 300.0  # seconds that a process waits for process 0, and process 0 for all
 CONNECTED = threading.Event()  # set once the processes of a run are connected and watch each other
@@ -109,6 +110,22 @@ def is_connected() -> bool:
     from torch import distributed
 
     return distributed.is_available() and distributed.is_initialized()
+
+
+def of_all(value: T) -> list[T]:
+    """Return an object of each process of the group, in their order; all of them must call it.
+
+    Example:
+        >>> of_all("alone")
+        ['alone']
+    """
+    from torch import distributed
+
+    if not is_connected():
+        return [value]
+    found = [value] * distributed.get_world_size()
+    distributed.all_gather_object(found, value)
+    return found
 
 
 def first_to_say(text: str) -> bool:
