@@ -23,8 +23,8 @@ from vitlab.config.options import FitOptions, TypedOptions, options_parser
 from vitlab.config.secret import SECRET
 from vitlab.errors import UsageError, did_you_mean, trust_words
 from vitlab.runs.atomic import write_text
-from vitlab.runs.choose import choose_run, run_to_continue
-from vitlab.runs.directory import NAME, RUNS, RunDir
+from vitlab.runs.choose import NAME, choose_run, run_to_continue
+from vitlab.runs.directory import RUNS, RunDir
 from vitlab.shipped import find_file
 
 FOLDER = RUNS / "slurm"  # scripts and logs lie beside the run directory, which must be new

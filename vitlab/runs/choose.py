@@ -1,14 +1,19 @@
 """Choose the directory of a run that starts or resumes."""
 
+import datetime
+import hashlib
 import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from vitlab.errors import UsageError, preview, trusting
-from vitlab.runs.directory import RUNS, RunDir, all_runs, check_name, default_name, find_directory, run_called
+from vitlab.runs.directory import RUNS, RunDir, all_runs, find_directory, run_called
 from vitlab.runs.launch import agree, agreed, is_restarted, launched_rank
+
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class Options(Protocol):
@@ -103,7 +108,7 @@ def _given(options: Options) -> Any:
         raise UsageError("give --name or --run_dir, not both")
     if options.run_dir:
         return Path(options.run_dir).expanduser()  # of --run_dir=~/x, the shell leaves it
-    return options.name and RUNS / check_name(options.name)
+    return options.name and RUNS / _check_name(options.name)
 
 
 def initial_weights(text: str | None, run: RunDir) -> str | None:
@@ -132,7 +137,7 @@ def choose_run(options: Options, configs: list[str], seed: Any, resolved: str) -
     """
     if inherited := os.environ.get("VITLAB_RUN_DIR"):
         return RunDir(inherited)
-    run = RunDir(_given(options) or RUNS / agree(default_name(configs, seed, resolved)))
+    run = RunDir(_given(options) or RUNS / agree(_default_name(configs, seed, resolved)))
     if launched_rank() > 0:  # rank 0 does the checks
         return run
     if run.exists():
@@ -156,3 +161,27 @@ def _check_can_start(run: RunDir, options: Options) -> None:
     if not options.overwrite and not options.auto_resume and not is_restarted():
         way_out = "start the run with --auto_resume, or empty the directory with --overwrite"
         raise UsageError(f"an interrupted start left {run.path} without its config.yaml; {way_out}")
+
+
+def _default_name(configs: list[str], seed: Any, resolved: str) -> str:
+    """Return DATE_CONFIG_sSEED_HASH-RANDOM, the name of a run without --name; two of one second differ."""
+    stem = re.sub(r"[^A-Za-z0-9.-]+", "-", Path(configs[-1]).stem)[:32] if configs else "run"
+    digest = hashlib.sha256(resolved.encode()).hexdigest()[:4]
+    return f"{datetime.datetime.now():%Y%m%d-%H%M%S}_{stem}_s{seed}_{digest}-{os.urandom(3).hex()}"
+
+
+def _check_name(name: str) -> str:
+    """Return ``name`` if it is a valid directory name.
+
+    Raises:
+        UsageError: The name is not valid.
+    """
+    if not NAME.fullmatch(name) or set(name) <= {"."}:
+        raise UsageError(f'`--name` must be 1 to 64 of A-Z a-z 0-9 . _ -, got "{name}"; use --run_dir for a path')
+    if name in ("last", "auto"):  # `vitlab test last`, `vitlab fit --resume auto`
+        raise UsageError(
+            f"`--name {name}` cannot be told from the word `{name}`; choose another name, or --run_dir {RUNS / name}"
+        )
+    if name in ("ablations", "slurm", ".launch"):
+        raise UsageError(f"`--name {name}`: {RUNS / name} is where vitlab keeps what is no run; choose another name")
+    return name

@@ -1,10 +1,7 @@
 """The run directory: one folder with everything that belongs to a run."""
 
-import datetime
-import hashlib
 import json
 import os
-import re
 import shlex
 import socket
 from collections.abc import Mapping
@@ -40,7 +37,6 @@ OWN = {  # what vitlab and the loggers write into a run directory
     *("wandb", "lightning_logs", "export", "trained_on.npy", "parts.py", "openings.jsonl", "moments"),
 }
 TO_A_RUN = "put it into a run, RUN/checkpoints/ beside RUN/config.yaml"  # a checkpoint
-NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class RunDir:
@@ -473,27 +469,3 @@ def some_runs() -> list[RunDir]:
     if not (runs := all_runs()):
         raise UsageError(f"there is no run in {RUNS}/ yet; start one with `vitlab fit --config configs/t2t.yaml`")
     return runs
-
-
-def default_name(configs: list[str], seed: Any, resolved: str) -> str:
-    """Return DATE_CONFIG_sSEED_HASH-RANDOM, the name of a run without --name; two of one second differ."""
-    stem = re.sub(r"[^A-Za-z0-9.-]+", "-", Path(configs[-1]).stem)[:32] if configs else "run"
-    digest = hashlib.sha256(resolved.encode()).hexdigest()[:4]
-    return f"{datetime.datetime.now():%Y%m%d-%H%M%S}_{stem}_s{seed}_{digest}-{os.urandom(3).hex()}"
-
-
-def check_name(name: str) -> str:
-    """Return ``name`` if it is a valid directory name.
-
-    Raises:
-        UsageError: The name is not valid.
-    """
-    if not NAME.fullmatch(name) or set(name) <= {"."}:
-        raise UsageError(f'`--name` must be 1 to 64 of A-Z a-z 0-9 . _ -, got "{name}"; use --run_dir for a path')
-    if name in ("last", "auto"):  # `vitlab test last`, `vitlab fit --resume auto`
-        raise UsageError(
-            f"`--name {name}` cannot be told from the word `{name}`; choose another name, or --run_dir {RUNS / name}"
-        )
-    if name in ("ablations", "slurm", ".launch"):
-        raise UsageError(f"`--name {name}`: {RUNS / name} is where vitlab keeps what is no run; choose another name")
-    return name
