@@ -22,7 +22,7 @@ from vitlab.callbacks.record import RunRecord
 from vitlab.cli.main import main
 from vitlab.data import ImageFolder
 from vitlab.errors import Stopped
-from vitlab.jobs.train import start as training
+from vitlab.jobs.train import facts
 from vitlab.look.moments import Moments
 from vitlab.tasks import Classifier
 
@@ -243,8 +243,8 @@ def test_until_its_first_step_a_resume_leaves_the_configuration_and_data_of_the_
     """Whatever ends it, SIGKILL too; a signal that it can catch keeps what was asked for."""
     files, seen = [Path("runs/done", name) for name in ("config.yaml", "data.json")], list[list[str]]()
     before = [path.read_text() for path in files]
-    usual = training.fingerprint
-    monkeypatch.setattr(training, "fingerprint", lambda data: usual(data) | {"data": "Others"})
+    usual = facts.fingerprint
+    monkeypatch.setattr(facts, "fingerprint", lambda data: usual(data) | {"data": "Others"})
 
     def stopped(*args):
         seen.append([path.read_text() for path in files])
