@@ -31,8 +31,10 @@ from vitlab.cli.main import main
 from vitlab.config.keys import differences
 from vitlab.data import Digits, ImageFolder
 from vitlab.errors import UsageError
+from vitlab.jobs.find_subject import View
 from vitlab.layers.attention import Attention
 from vitlab.look.charts import line_chart, matrix_chart, pair_chart, sparkline
+from vitlab.look.command import page_about
 from vitlab.look.diagram import architecture, levels_of, steps_of
 from vitlab.look.facts import (
     config_of,
@@ -650,6 +652,19 @@ def test_mistakes_have_pictures_while_the_folder_of_a_run_has_the_images_that_we
     for file in tmp_path.rglob("[2-9].png"):
         file.unlink()
     assert has_images(subject(), ("val", table), {}) is False
+
+
+def test_images_that_have_become_unreadable_are_told_in_one_line(tmp_path, monkeypatch):
+    """It was a traceback."""
+    for path in [tmp_path / name / f"{k}.png" for name in "ab" for k in range(9)]:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"no image")
+    run = measured(tmp_path / "run", [True, False], "ab")
+    subject = Subject(small_subject().net, ImageFolder(str(tmp_path), img_size=8, in_chans=1, num_workers=0))
+    monkeypatch.setattr("vitlab.jobs.find_subject.subject_at", lambda *args: (subject, run.path, {}))
+    monkeypatch.setattr("vitlab.look.command._run_of", lambda source: run)
+    with pytest.raises(UsageError, match=r"files cannot be read, .* leave them out by --data\.max_unreadable"):
+        page_about(["run"], View(shown=0), [])
 
 
 @pytest.fixture(scope="module")

@@ -103,6 +103,7 @@ def _drawing(source: str, view: "View", rest: list[str], level: "Level") -> str:
 
 def page_about(sources: list[str], view: "View", rest: list[str]) -> str:
     """Return the page about runs, files and named networks; ``rest`` changes values of the runs' configurations."""
+    from vitlab.config.parser import user_mistakes
     from vitlab.jobs.find_subject import CannotBeAsked, is_elsewhere, subject_at
     from vitlab.jobs.terminal import say
     from vitlab.look.facts import MANY
@@ -129,7 +130,9 @@ def page_about(sources: list[str], view: "View", rest: list[str]) -> str:
             runs[subject.name] = _run_of(source)
         subjects.append(subject)
     names = list({**dict.fromkeys(runs), **dict.fromkeys(one.name for one in subjects)})
-    return render(", ".join(names) if len(names) < MANY else f"{len(names)} runs", runs, subjects, view.shown)
+    title = ", ".join(names) if len(names) < MANY else f"{len(names)} runs"
+    with user_mistakes():  # images may be unreadable by now
+        return render(title, runs, subjects, view.shown)
 
 
 def _place(sources: list[str]) -> str:
