@@ -1,6 +1,7 @@
 """Cross-validation: folds as an ablation, one table."""
 
 import csv
+import math
 import re
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from tests.ablation.conftest import TOY
 from vitlab.ablation import folds
 from vitlab.ablation.execution.status import Status
 from vitlab.ablation.file.spec import read_ablation
-from vitlab.ablation.folds import Folds, cross_validate
+from vitlab.ablation.folds import Folds, _finished, cross_validate
 from vitlab.ablation.inference.measured import collect
 from vitlab.cli.main import main
 from vitlab.config import trust
@@ -72,6 +73,17 @@ def test_a_count_of_images_that_were_trained_on_has_no_interval():
     rows = [{"fold": name, "n": 8, "acc1": acc1, "trained_on": 8.0} for name, acc1 in (("a", 0.5), ("b", 0.7))]
     lines = str(Folds(Status([], []), rows, Path("folds.csv"))).splitlines()
     assert lines[1].split() == ["a", "8", "0.5", "8"] and [*map(len, map(str.split, lines[3:5]))] == [2, 2]
+
+
+def test_a_fold_that_counts_no_image_that_was_trained_on_has_none(monkeypatch):
+    """It had nan."""
+    cells = {}
+    for fold, more in (("a", {"trained_on": 8.0, "acc1_of_others": 0.5}), ("b", {})):
+        cells[fold, 0] = SimpleNamespace(run=SimpleNamespace(data={}), numbers={"n": 16.0, "acc1": 0.5, **more})
+    monkeypatch.setattr("vitlab.ablation.folds.collect", lambda *args: SimpleNamespace(cells=cells))
+    monkeypatch.setattr("vitlab.ablation.folds.known", lambda ablation: [])
+    rows = _finished(None)
+    assert [row["trained_on"] for row in rows] == [8, 0] and math.isnan(rows[1]["acc1_of_others"])
 
 
 @pytest.mark.slow

@@ -160,7 +160,10 @@ def cross_validate(
 
 
 def _finished(ablation: Ablation) -> list[dict[str, Any]]:
-    """Return a row for each finished fold: name, number of images, and the metrics of any fold, NaN without one."""
+    """Return a row for each finished fold: name, number of images, and the metrics of any fold, NaN without one.
+
+    A fold that does not count images which were trained on has none.
+    """
     results = collect(ablation, [arm for arm in known(ablation) if arm])
     rows = []
     for (fold, _), found in results.cells.items():
@@ -171,7 +174,7 @@ def _finished(ablation: Ablation) -> list[dict[str, Any]]:
         images = own or data.get("splits", {}).get("val", {}).get("n")
         rows.append({"fold": fold, "n": None if images is None else int(images), **split_metrics(found.numbers)})
     keys = dict.fromkeys(key for row in rows for key in row)
-    return [{key: row.get(key, math.nan) for key in keys} for row in rows]
+    return [{key: row.get(key, 0 if key == "trained_on" else math.nan) for key in keys} for row in rows]
 
 
 def _check_weights(source: str) -> None:
