@@ -273,13 +273,13 @@ def head_metrics(rows: Iterable[Row]) -> list[str]:
     Example:
         >>> head_metrics([{"val": "current", "val.loss": 1.0, "val.acc1": 0.5}])
         ['val.acc1']
-        >>> head_metrics([{"val": "current", "val.loss": 1.0, "val.acc": 0.5}, {"test": "current", "test.loss": 1.0}])
+        >>> head_metrics([{"val.loss": 1.0, "val.acc": 0.5}, {"test.loss": 1.0, "test.trained_on": 8}])
         ['val.acc', 'test.loss']
     """
     found: dict[str, None] = {}
     for row in rows:
         for split in MEASURED_BY:
-            names = [name for name in row if name.startswith(f"{split}.")]
+            names = [name for name in row if name.startswith(f"{split}.") and name != f"{split}.trained_on"]
             named = [f"{split}.acc1", *(name for name in names if not name.endswith("loss")), *names]
             found |= dict.fromkeys([name for name in named if name in names][:1])
     return sorted(found, key=lambda name: (not name.startswith("val."), name))
