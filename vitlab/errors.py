@@ -31,6 +31,10 @@ class Stopped(BaseException):
     when = "before training"  # which part of `vitlab fit` it ended
 
 
+class Diverged(FloatingPointError):
+    """Loss, gradients or weights are not finite, as all processes have told each other."""
+
+
 class RunFailed(RuntimeError):
     """A training ended for an outside reason; the message has been printed."""
 

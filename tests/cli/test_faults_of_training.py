@@ -19,7 +19,7 @@ from PIL import Image
 
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.cli.main import main
-from vitlab.errors import RunFailed
+from vitlab.errors import Diverged, RunFailed
 from vitlab.jobs.terminal import close_log, log_to
 from vitlab.jobs.train.endings import explained
 from vitlab.jobs.train.facts import promises
@@ -327,7 +327,7 @@ def test_parameters_whose_gradients_ddp_waits_for_are_named_once(here):
     assert said.count("the loss does not depend on net.pos_embed.gain, and DDP waits") == 1, said
 
 
-@pytest.mark.parametrize("error", [FloatingPointError("the loss is not finite"), NotSaved("a full disk")])
+@pytest.mark.parametrize("error", [Diverged("the loss is not finite"), NotSaved("a full disk")])
 def test_of_several_processes_the_first_says_what_all_have_found(error, tmp_path, monkeypatch):
     """Each said it, and on as many devices it stood there as often."""
     said = []
@@ -338,6 +338,15 @@ def test_of_several_processes_the_first_says_what_all_have_found(error, tmp_path
         with pytest.raises(RunFailed), explained(job):
             raise error
     assert said == [f"\n{error}"]
+
+
+def test_a_floating_point_error_of_own_code_is_raised_in_the_process_that_has_it(tmp_path):
+    """It was taken for a loss that is not finite, which the first process tells: nobody told it."""
+    trainer = SimpleNamespace(is_global_zero=False, world_size=2, global_step=3)
+    job = SimpleNamespace(run=RunDir(tmp_path), batch=None, trainer=trainer, task=None)
+    job.record = SimpleNamespace(started=True)
+    with pytest.raises(FloatingPointError, match="divide"), explained(job), np.errstate(all="raise"):
+        np.float64(1) / np.float64(0)
 
 
 def test_of_several_processes_the_first_says_what_is_built(here, monkeypatch, capsys):

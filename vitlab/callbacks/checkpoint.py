@@ -20,7 +20,7 @@ from vitlab import interface
 from vitlab.callbacks.ema import follow_swaps, swap_back
 from vitlab.callbacks.record import RunRecord
 from vitlab.callbacks.steps import ends_with_epoch, is_cut, logged
-from vitlab.errors import UsageError, did_you_mean
+from vitlab.errors import Diverged, UsageError, did_you_mean
 from vitlab.layers.plain import local_part
 from vitlab.ranges import check_ranges
 from vitlab.runs.directory import RunDir
@@ -494,4 +494,4 @@ def _check_finite(trainer: L.Trainer) -> None:
         finite = trainer.strategy.reduce_boolean_decision(finite, all=True)
     if not finite:
         bad = next((name for name, value in named.items() if not torch.isfinite(value).all()), "in another process")
-        raise FloatingPointError(f"the weights are not finite (first: {bad}); the last good checkpoint is kept")
+        raise Diverged(f"the weights are not finite (first: {bad}); the last good checkpoint is kept")

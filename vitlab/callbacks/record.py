@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from torch import Tensor
 
 from vitlab.callbacks.steps import Speed, Steps, images, is_cut, logged, means, step_of_loggers
-from vitlab.errors import Stopped, UsageError, named_line, one_line, preview
+from vitlab.errors import Diverged, Stopped, UsageError, named_line, one_line, preview
 from vitlab.interface import is_task
 from vitlab.layers.precision import unscale
 from vitlab.runs.directory import RunDir
@@ -172,9 +172,7 @@ class RunRecord(Callback):
         self._skipped = 0 if sums["n"] else self._skipped + len(losses)
         if not math.isfinite(sums.get("loss", 0.0)) or self._skipped >= PATIENCE:
             saved = "the last checkpoint is good" if self.run.has_checkpoint() else "there is no checkpoint so far"
-            raise FloatingPointError(
-                f"{_describe_nan(trainer, losses, batch_idx, self._lr)}; {saved}: {_advice(trainer)}"
-            )
+            raise Diverged(f"{_describe_nan(trainer, losses, batch_idx, self._lr)}; {saved}: {_advice(trainer)}")
         now = time.perf_counter()
         for name, value in sums.items():
             self.epoch_sums[name] = self.epoch_sums.get(name, 0.0) + value

@@ -23,6 +23,7 @@ from vitlab.data.base import ImageData
 from vitlab.data.files.decode import ImageError
 from vitlab.errors import (
     MISTAKES,
+    Diverged,
     RunFailed,
     Stopped,
     UsageError,
@@ -93,7 +94,7 @@ def explained(job: Job) -> Iterator[None]:
         if sentence:
             if job.run.fence:
                 job.run.fence.told = True
-            in_all = isinstance(error, FloatingPointError | NotSaved)  # of which the processes have told each other
+            in_all = isinstance(error, Diverged | NotSaved)  # of which the processes have told each other
             _fail(sentence, error, told=in_all and not is_first)
         if line := _unused(error, job.task):
             _fail(line, error, told=not is_first)
@@ -188,7 +189,7 @@ def explain_exception(error: Exception, run: RunDir, batch: int | None, processe
     """
     way_on = f"`{resuming(run)}`"
     match error:
-        case FloatingPointError() | NotSaved():
+        case Diverged() | NotSaved():
             return str(error)
         case torch.OutOfMemoryError():
             share = f" with data.batch_size={batch}, {batch // processes} on each GPU" if batch else ""
