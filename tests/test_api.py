@@ -309,6 +309,7 @@ def test_one_call_starts_a_run_or_continues_it(place, run):
         (lambda: vitlab.Run("first").test(resize="bicubic"), "`resize` must be one of interpolate, rescale, extrap"),
         (lambda: vitlab.fit("t2t", trust_imports=["a b"]), "must name packages"),
         (lambda: vitlab.Run("first").predict("nowhere.png"), "no images found"),
+        (lambda: vitlab.Run("first").predict(), "no images given: name files, folders or patterns"),
         (lambda: vitlab.Run("first").export("onnx", "net.pt2"), "must end with .onnx"),
         (lambda: vitlab.ablate("position_embeddings/prob"), 'did you mean "position_embeddings/probe"'),
         (lambda: vitlab.Run("first").test({"data.batch_sise": 3}), 'did you mean "data.batch_size"'),

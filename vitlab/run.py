@@ -150,11 +150,12 @@ class Run:
         """
         return self._measure("test", overrides, resize)
 
-    def predict(self, images: PathLike | Sequence[PathLike], topk: int = 5) -> "pd.DataFrame":
+    def predict(self, images: PathLike | Sequence[PathLike] | None = None, topk: int = 5) -> "pd.DataFrame":
         """Return classes and probabilities for image files, or the numbers of a regression; one row per image.
 
         Args:
-            images: Files, folders, or patterns such as ``a/**/*.png``.
+            images: Files, folders, or patterns such as ``a/**/*.png``; None for the outputs of the samples that
+                ``predict_dataloader`` of your own data gives.
             topk: Number of classes per image.
 
         Raises:
@@ -166,10 +167,13 @@ class Run:
             1
         """
         from vitlab.config.images import find_images, refuse_none
-        from vitlab.jobs.predict import NOT_FINITE, predict
+        from vitlab.jobs.predict import NOT_FINITE, predict, predict_from_data
         from vitlab.tables import counted
 
         check_topk(topk)
+        if images is None:
+            with lightning_quieted(), as_it_was():
+                return predict_from_data(self._directory, self.checkpoint, [], quiet=True)
         words = _paths(images)
         files, unreadable = find_images(words)
         refuse_none(files, unreadable, words)

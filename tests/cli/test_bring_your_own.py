@@ -236,6 +236,7 @@ def test_what_needs_vitlabs_own_classes_is_refused_in_one_line(capsys, monkeypat
         assert len(rows) == 1 + count and rows[:65] == Path("one.csv").read_text().splitlines()
         both = lambda data: [data.test_dataloader(), data.val_dataloader()]  # noqa: E731
         monkeypatch.setattr("userpkg.data.Bars.predict_dataloader", both)
+    assert len(vitlab.Run("own").predict()) == 128
     net, transform = vitlab.load("own", trust_imports=["userpkg"])
     assert net(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
     with pytest.raises(ValueError, match="has no `eval_transform"):
