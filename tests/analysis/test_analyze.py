@@ -80,6 +80,7 @@ def test_pictures_of_another_size_are_resized_with_a_note(run, photos, tmp_path,
     ("names", "arguments", "message"),
     [
         ("distnce", [], 'no analysis called "distnce"; did you mean "distance"?'),
+        ("occlusion", [], 'no analysis called "occlusion"; it is a map of "attribution"'),
         ("distance", ["--images", "{photos}/none"], "no images found: no such file"),
         ("distance", ["--layer=7"], "`--layer` must lie in 0..2, got 7"),
         ("token_layers", [], "tokenizer=patch has none; use attention"),

@@ -44,6 +44,7 @@ from vitlab.analysis.attribution.maps import (
 )
 from vitlab.analysis.attribution.relevance import Relevance
 from vitlab.analysis.attribution.sanity import analyze_sanity, randomized, rank_correlation
+from vitlab.analysis.catalogue import ANALYSES, instead_of
 from vitlab.analysis.head_attention import rollout
 from vitlab.analysis.parts import pool_weights
 from vitlab.analysis.subject import Subject
@@ -248,6 +249,11 @@ class OfAll(Attention):
 
     def score(self, q, k, pos_embed, layer):
         return super().score(q, k, pos_embed, layer) * (q.sum() + k.sum())
+
+
+def test_a_map_that_is_asked_for_as_an_analysis_is_told_to_be_one_of_attribution():
+    """For `occlusion` "confusion" was proposed."""
+    assert all(name in ANALYSES or instead_of(name).endswith('"attribution"') for name in METHODS)
 
 
 def test_a_tensor_that_only_tells_how_another_one_is_kept_has_no_relevance():

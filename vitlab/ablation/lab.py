@@ -24,9 +24,9 @@ from vitlab.ablation.file import spec
 from vitlab.ablation.file.given import write_file
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.running import RunOptions, commands, conditions, run_locally, submit_cells
-from vitlab.analysis import ANALYSES
+from vitlab.analysis.catalogue import ANALYSES, instead_of
 from vitlab.config.trust import TRUSTED
-from vitlab.errors import UsageError, did_you_mean, trust_also, trusting
+from vitlab.errors import UsageError, trust_also, trusting
 from vitlab.runs.directory import Here
 from vitlab.shipped import find_file
 
@@ -94,7 +94,7 @@ class Lab:
             self.ablation = spec.read_ablation(find_file(self.file, caller, "experiments"))
         for i, name in enumerate(self.ablation.analyses):
             if name not in ANALYSES:
-                hint = did_you_mean(name, ANALYSES) or f"; there are {', '.join(ANALYSES)}"
+                hint = instead_of(name) or f"; there are {', '.join(ANALYSES)}"
                 if missing := [package for package in self.ablation.trust_imports if package not in TRUSTED]:
                     hint = f": if it is in {' or '.join(missing)}, add {trust_also(*missing)}"
                 raise self.ablation.file.mistake(f"analyses/{i}", f'no analysis called "{name}"{hint}')

@@ -31,6 +31,10 @@ ORDER = (  # in which they are read; others follow by name
     *("fewshot", "knn", "pca", "reconstruction", "cka", "filters", "cost", "token_layers", "splits"),
     *("errors", "labels", "confusion", "calibration"),
 )
+MAPS = (  # maps that `attribution` draws beside those of other analyses, see METHODS beside it
+    *("gradientrollout", "gradientxattention", "lrp", "gradcam", "smoothgrad", "integratedgradients"),
+    *("gradientshap", "occlusion"),
+)
 
 
 @dataclass(frozen=True)
@@ -234,6 +238,17 @@ def _written_in(text: str) -> Iterator[tuple[str, str]]:
 ANALYSES = Catalogue()
 
 
+def instead_of(name: str) -> str:
+    """Return a hint on which analysis is meant by an unknown name; empty if nothing is near.
+
+    Example:
+        >>> instead_of("Grad-CAM"), instead_of("distnce")
+        ('; it is a map of "attribution"', '; did you mean "distance"?')
+    """
+    is_map = re.sub(r"[-_ ]", "", name).lower() in MAPS
+    return '; it is a map of "attribution"' if is_map else did_you_mean(name, ANALYSES)
+
+
 def names_of(text: str) -> list[str]:
     """Return the analyses in ``NAME[,NAME...]``, or all of them for ``all``.
 
@@ -246,6 +261,6 @@ def names_of(text: str) -> list[str]:
     names = text.split(",")
     for name in names:
         if name not in ANALYSES:
-            hint = did_you_mean(name, ANALYSES) or f"; choose from all, {', '.join(ANALYSES)}"
+            hint = instead_of(name) or f"; choose from all, {', '.join(ANALYSES)}"
             raise UsageError(f'no analysis called "{name}"{hint}')
     return names
