@@ -211,9 +211,7 @@ def predict_from_data(run: RunDir, checkpoint: Path, rest: list[str], quiet: boo
     """
     cli = restore(run, checkpoint, rest, [EvaluationConsole(quiet)])
     if isinstance(cli.datamodule, ImageData):
-        raise UsageError(
-            "no images given: name files, folders or patterns, `vitlab predict RUN IMAGE|DIR|GLOB ...`"
-        )
+        raise UsageError("no images given: name files, folders or patterns, `vitlab predict RUN IMAGE|DIR|GLOB ...`")
     if cli.trainer.world_size > 1:
         raise UsageError("`predict` of the samples of your data takes one device: leave --trainer.devices out")
     own = is_overridden("predict_step", cli.model, L.LightningModule)

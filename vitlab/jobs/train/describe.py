@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 import torch
-from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.callbacks import EarlyStopping, Timer
 from torch import Tensor
 
 from vitlab.class_paths import choice_text
@@ -208,6 +208,7 @@ def _train_line(job: Job) -> str:
         parts.append(f"optimized by configure_optimizers of {type(job.task).__name__}")
     elif isinstance(job.task, Task):
         parts += [_optimization(job.task), *_at_one_end(job.task, trainer)]
+    parts += _idle_stops(trainer)
     parts += [f"seed {job.config.seed_everything}", f"{trainer.num_devices * trainer.num_nodes} x {device}"]
     rounded = float32_precision(trainer.strategy.root_device.type)
     words = dict.fromkeys(rounded.values()) if len({*rounded.values()}) == 1 else map(" ".join, rounded.items())
@@ -248,7 +249,10 @@ def _optimization(task: Task) -> str:
 
 
 def _at_one_end(task: Task, trainer: Any) -> list[str]:
-    """Say so where the training is no longer than its warm-up, and so ends at the peak rate, or than its cool-down."""
+    """Say so where the training is no longer than its warm-up, and so ends at the peak rate, or than its cool-down.
+
+    Where both together leave no epoch for the schedule, the rate falls from near its peak to its end in a step.
+    """
     name, _ = schedule_and_args("lr_scheduler", task.hparams["lr_scheduler"])
     if name not in SHAPES or not (epochs := _epochs(trainer)):
         return []
@@ -256,7 +260,19 @@ def _at_one_end(task: Task, trainer: Any) -> list[str]:
     why = "; images without a number are one epoch" if unnumbered else ""
     ends = (("warm-up", "warmup_epochs"), ("cool-down", "cooldown_epochs"))  # the warm-up comes first
     told = [(end, key) for end, key in ends if task.hparams[key] >= epochs]
+    if not told and all(given := [task.hparams[key] for _, key in ends]) and sum(given) >= epochs:
+        keys = ", ".join(f"model.{key} {task.hparams[key]:g}" for _, key in ends)
+        return [f"nothing between warm-up and cool-down ({keys}{why})"]
     return [f"all of it {end} (model.{key} {task.hparams[key]:g}{why})" for end, key in told[:1]]
+
+
+def _idle_stops(trainer: Any) -> list[str]:
+    """Say so where early stopping waits for longer than a training with a validation each epoch lasts."""
+    if (trainer.check_val_every_n_epoch, trainer.val_check_interval) != (1, 1.0) or not (epochs := _epochs(trainer)):
+        return []
+    stops = [one for one in trainer.callbacks if isinstance(one, EarlyStopping) and one.patience + 1 >= epochs]
+    idle = [stop for stop in stops if stop.stopping_threshold is stop.divergence_threshold is None]
+    return [f"no early stop (patience {stop.patience} of {type(stop).__name__})" for stop in idle]
 
 
 def _peak(task: Task) -> str:
