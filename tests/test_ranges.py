@@ -86,6 +86,16 @@ def test_a_value_of_none_of_several_types_is_refused_with_its_key():
     assert explain(UNION, ["model.qk_scale"], []) == '`model.qk_scale` must be float or null, got "nan"'
 
 
+def test_a_name_that_several_classes_have_is_refused_with_their_paths():
+    """One of a notebook as of vitlab; the line asked for a LightningModule."""
+    errors = "Multiple subclasses with name Mine. Give the full class path to avoid ambiguity: a.Mine, b.Mine.\n"
+    message = (
+        f'Parser key "model":\n  Does not validate\n  Subtypes: [int]\n  Errors:\n    - {errors}  Given value: Mine'
+    )
+    told = "`model`: several classes are called Mine: give the whole path of one, a.Mine, b.Mine"
+    assert explain(message, ["model"], []) == told
+
+
 @pytest.mark.parametrize("key", ["warmup_epochs ", "warmup-epochs", "w\u0430rmup_epochs"])
 def test_a_key_with_a_blank_a_dash_or_a_letter_of_another_alphabet_is_named(key):
     message = f"""Parser key "model":

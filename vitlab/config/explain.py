@@ -30,6 +30,8 @@ def explain(message: str, keys: Iterable[str], class_names: Iterable[str]) -> st
     if found := re.search(r"[Oo]ption '([^'\n]+)' is not accepted|accept option '([^'\n]+)'", message):
         key = ".".join(part for part in (outer, found[1] or found[2]) if part)
         return f"there is no key `{key}`{_closest_key(key, known)}"
+    if found := re.search(r"Multiple subclasses with name (\w+)\. .*: (.*)\.", message):
+        return f"`{outer}`: several classes are called {found[1]}: give the whole path of one, {found[2]}"
     if found := re.search(r"Expected a dot import path string: (\S+)", message):
         hint = "; leave out the space" if found[1] in (names := [*class_names]) else did_you_mean(found[1], names)
         return f'`{outer}`: there is no class "{found[1]}"{hint}'
