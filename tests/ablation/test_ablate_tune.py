@@ -178,8 +178,9 @@ def test_one_measured_seed_more_does_not_tune_again_unasked(lab, monkeypatch):
         UsageError, match=r"line \d+: .* is \[103\] now, .* candidates of \[102\]: `seeds: \[102\]` keeps"
     ):
         opened(4)._asked(1, [], False, False, False)
-    with pytest.raises(UsageError, match="tunes again"):
-        opened(4).plan()
+    for ask in (opened(4).plan, opened(4).verify, opened(4).report):
+        with pytest.raises(UsageError, match="tunes again"):
+            ask()
     opened(4, seeds=[102])._asked(1, [], False, False, False)
     opened(4, code="another")._asked(1, [], False, False, False)  # candidates are trained again in any case
     after = opened(4, seeds=[103])

@@ -304,7 +304,8 @@ class Lab:
         return cells_of(self.ablation, tuning_of(self.ablation, arms).measured(arms))
 
     def _refuse_other_code(self) -> None:
-        """Refuse what needs finished cells where only other code has finished some, and say how to use these."""
+        """Refuse what needs finished cells where other seeds or other code finished some, and say how to use these."""
+        self._refuse_moved_seeds()
         if count := count_of_other_code(self.ablation):
             what = f"{count} cells of {self.ablation.name} were finished with other code or versions"
             file = shlex.quote(self.file)
