@@ -194,14 +194,20 @@ def statistics_of_weights(source: str | Path) -> tuple[list[float], list[float]]
     return mean, std
 
 
-def images_of_weights(source: str | Path) -> NDArray[np.uint64]:
+def images_of_weights(source: str | Path, after: Sequence[Path] = ()) -> NDArray[np.uint64]:
     """Return the fingerprints of the images whose labels weights were trained on; none where no run tells.
 
     Args:
-        source: A file, of a run or not.
+        source: A file, of a run or not; of one that read no labels, the weights that it began with tell.
+        after: Directories of runs that began with it, one after another.
     """
-    run = RunDir.around(Path(source))
-    found = read_numbers(run.path / TRAINED_ON) if _read_labels(run) else None
+    run, found = RunDir.around(Path(source)), None
+    if _read_labels(run):
+        found = read_numbers(run.path / TRAINED_ON)
+    elif run.path not in after:  # else it replaced a run whose weights it began with
+        with suppress(UsageError):  # those are gone, or of a library
+            if before := run.record.get("init_from"):
+                found = images_of_weights(file_of_weights(before), [*after, run.path])
     return np.zeros(0, np.uint64) if found is None else found
 
 
