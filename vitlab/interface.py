@@ -185,12 +185,22 @@ def embedder(task: Any) -> nn.Module | Callable[[Tensor], Tensor]:
     raise UsageError(f"{path_of(task)} has no `embed(images)`, which returns features (B, D); {PAGE}")
 
 
+def logits_of(value: Any) -> Any:
+    """Return what a network returns, or of a mapping or object with ``logits``, as of Hugging Face, these.
+
+    Example:
+        >>> logits_of({"logits": 1}), logits_of(1), logits_of({"scores": 1})
+        (1, 1, None)
+    """
+    return value.get("logits") if isinstance(value, Mapping) else getattr(value, "logits", value)
+
+
 def as_outputs(value: Any, of: Any) -> Tensor:
-    """Return the outputs of a network; refuse what is not a tensor ``(B, ...)``."""
-    if isinstance(value, Tensor) and value.ndim:
-        return value
-    kind = f"a {type(value).__name__}" if not isinstance(value, Tensor) else "a single number"
-    name, way_out = "forward", "return the outputs alone"
+    """Return the outputs of a network, see :func:`logits_of`; refuse what is not a tensor ``(B, ...)``."""
+    if isinstance(outputs := logits_of(value), Tensor) and outputs.ndim:
+        return outputs
+    kind = f"a {type(value).__name__}" if not isinstance(outputs, Tensor) else "a single number"
+    name, way_out = "forward", "return the outputs alone, or as `logits`"
     if answering(of) is not of:
         name, way_out = "net", "give the module a `forward(images)` that returns the outputs alone"
     raise UsageError(f"`{name}` of {path_of(of)} must return a tensor (B, K), got {kind}: {way_out}")

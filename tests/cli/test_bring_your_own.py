@@ -25,7 +25,7 @@ from vitlab.cli.main import main
 from vitlab.config import trust
 from vitlab.config.parser import VitlabCLI
 from vitlab.errors import UsageError, in_own_code
-from vitlab.interface import answering, arguments_of_net, own_answer
+from vitlab.interface import answering, arguments_of_net, as_outputs, own_answer
 from vitlab.jobs.checkpoint import save_weights
 from vitlab.jobs.export import _scores, export
 from vitlab.jobs.exported import ExportOptions
@@ -243,6 +243,18 @@ def test_what_needs_vitlabs_own_classes_is_refused_in_one_line(capsys, monkeypat
         transform(Image.new("L", (8, 8)))
 
 
+class _Named(torch.nn.Flatten):
+    def forward(self, images):
+        return {"logits": super().forward(images), "images": images}
+
+
+def test_the_logits_of_a_dict_are_predicted_and_exported():
+    """Such a module was trained and analyzed, and `predict` and `export` refused it."""
+    images = torch.rand(2, 1, 4, 4)
+    assert Plain(_Named(), 1, (4, 4))(images).equal(images.flatten(1))
+    assert as_outputs(_Named()(images), None).equal(images.flatten(1))
+
+
 def of_page(here):
     page = (TESTS.parent / "docs" / "bring_your_own.md").read_text()
     for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
@@ -377,6 +389,10 @@ WRONG = {
     "several outputs": (
         ["--model=userpkg.wrong.Several", *BARS],
         "`forward` of userpkg.wrong.Several must return a tensor (B, K), got a tuple: return the outputs alone",
+    ),
+    "several outputs by other names": (
+        ["--model=userpkg.wrong.Scores", *BARS],
+        "got a dict: return the outputs alone, or as `logits`",
     ),
     "several outputs of the network": (
         ["--model=userpkg.wrong.SeveralOfNet", *BARS],

@@ -62,11 +62,11 @@ class Plain(nn.Module):
         self.net, self.in_chans, self.img_size = net, in_chans, img_size
         self.eval()
         with torch.no_grad():
-            as_outputs(net(torch.zeros(1, in_chans, *img_size)), net)
+            self(torch.zeros(1, in_chans, *img_size))
 
     def forward(self, images: Tensor) -> Tensor:
         """Map ``(B, C, H, W)`` images to outputs."""
-        return self.net(images)
+        return as_outputs(self.net(images), self.net)
 
 
 def network_arguments(net: VisionTransformer) -> Arguments:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.errors import UsageError, one_line
+from vitlab.interface import logits_of
 from vitlab.layers.resample import Grid
 from vitlab.models.hooks import after_each_call, removed_after
 
@@ -111,7 +112,7 @@ class AnyNetwork(nn.Module):
         return self._scores(self.net(images))
 
     def _scores(self, found: Any) -> Tensor:
-        found = found.get("logits") if isinstance(found, dict) else getattr(found, "logits", found)
+        found = logits_of(found)
         if not isinstance(found, Tensor) or found.ndim != 2:
             what = f"a tensor of {found.ndim} dimensions" if isinstance(found, Tensor) else f"a {type(found).__name__}"
             if found is None:

@@ -163,7 +163,7 @@ def _macs_of_forward(task: Any, img_size: list[int], in_chans: int) -> int | Non
             outputs = call_on_meta(net, images)
         macs = sum(counter.get_flop_counts()["Global"].values()) // 2
         outputs = outputs if (asked := answering(task)) is net else call_on_meta(asked, images)
-    if isinstance(outputs, tuple | list):
+    if isinstance(outputs, tuple | list | Mapping):
         as_outputs(outputs, task)
     return macs
 
