@@ -292,6 +292,8 @@ MISTAKES = [
     ([*T2T, "--model", "Clasifier"], 'did you mean "Classifier"?'),
     ([*T2T, "--data", "Digts"], 'did you mean "Digits"?'),
     ([*T2T, "--model.lr", "--trainer.max_epochs=2"], "--model.lr needs a value"),
+    ([*T2T, "--model.opt.help"], "`vitlab fit --help=model.opt` explains it, not --model.opt.help"),
+    ([*T2T, "--data.augment.n=3"], "--data.augment='[{class_path: STEP, init_args: {n: 3}}]'"),
     (["--config", "--trainer.max_epochs=2"], "--config needs a value"),
     (["--config=", "--trainer.max_epochs=2"], "--config needs a value"),
     (

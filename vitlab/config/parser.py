@@ -51,6 +51,7 @@ from vitlab.interface import LINKS, deals_samples, image_fact
 from vitlab.layers.precision import let_convolutions_follow
 from vitlab.models.old_names import OLD
 from vitlab.named_kwargs import check_types
+from vitlab.objects import PARTS
 from vitlab.ranges import MOST_SEED, check_ranges
 from vitlab.runs.launch import check_launch, launched_devices
 from vitlab.shipped import find_file
@@ -340,11 +341,17 @@ def _in_order(args: list[str], contents: Sequence[Any]) -> list[str]:
 
 
 def _refuse_valueless(args: list[str]) -> None:
-    """Refuse a key without a value, for which the parser blames the flag of its class, and a config without a file."""
+    """Refuse what the parser would blame another flag for: keys without a value, or below what has no keys."""
     for flag in flags_of(args):
         is_bare = "." in flag.name and flag.value is None and not flag.name.endswith(".help")
+        key = key_as_typed(flag.name)
+        if key in [f"model.{name}.help" for name in PARTS]:
+            raise UsageError(f"`vitlab fit --help={key.removesuffix('.help')}` explains it, not --{flag.name}")
         if is_bare or (flag.name == "config" and not flag.value):
             raise UsageError(f"--{flag.name} needs a value")
+        if option := key.partition("data.augment.")[2]:
+            step = f"{{class_path: STEP, init_args: {{{option.removeprefix('init_args.')}: {flag.value}}}}}"
+            raise UsageError(f"--{flag.name}: options of a step stand beside it, --data.augment='[{step}]'")
 
 
 def _refuse_incomplete(args: list[str], contents: Sequence[Any]) -> None:
