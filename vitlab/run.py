@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from vitlab.config.arguments import as_arguments, refuse_other_keys
+from vitlab.config.arguments import as_arguments, refuse_unknown
 from vitlab.config.guesses import FOR_RUN
 from vitlab.config.options import Policy, check_topk
 from vitlab.config.yaml_files import read_own
@@ -298,7 +298,7 @@ class Run:
         from vitlab.runs.launch import is_launched
 
         words = as_arguments(overrides)
-        refuse_other_keys(words, FOR_RUN)
+        refuse_unknown(words, FOR_RUN, own=())
         alone = not is_launched()  # else Lightning would start the caller's script again for a second device
         with terminal_as_it_was(), as_it_was():
             open_terminal()

@@ -6,7 +6,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from vitlab.config.guesses import FOR_A_RUN, FOR_FIT, about_word, suggest_argument
 from vitlab.config.keys import GROUPS, class_and_arguments
+from vitlab.config.secret import refuse_secrets
+from vitlab.config.trust import trust_classes
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.objects import as_yaml, written
 from vitlab.shipped import find_file
@@ -143,30 +146,34 @@ def flags_of(args: Iterable[str]) -> list[Flag]:
     return found
 
 
-def refuse_unknown(words: list[str]) -> None:
-    """Refuse the first argument that neither vitlab nor the Trainer takes, before the heavy imports.
+def refuse_unknown(words: list[str], names: Mapping[str, str] = FOR_FIT, own: Collection[str] | None = None) -> None:
+    """Refuse the first argument that neither a command nor a configuration has, before the heavy imports.
 
-    Arguments that a class of the user's own may take are left to the full parser.
+    Keys that a class of the user's own may have are left to the full parser.
+
+    Args:
+        words: The arguments.
+        names: Names of other programs for what the command alone has, and what to type instead.
+        own: Flags of a command on a run, whose configuration may name such classes; None are those of ``vitlab fit``.
     """
-    from vitlab.config.guesses import about_word, suggest_argument
-    from vitlab.config.secret import refuse_secrets
-
-    known = {"trainer", "checkpoint", *flags()["keys"]}
+    keys = flags()["keys"]
+    known = {*keys} if own is None else {*own, *(key for key in keys if key.partition(".")[0] in _CONFIGURATION)}
     for flag in flags_of(words):
         if not flag.name:
             raise UsageError(about_word(str(flag.value), known))
         key = flag.name.rstrip("+").replace(".init_args", "")
         group, *deeper = key.split(".")
-        outer = [".".join([group, *deeper[:count]]) for count in range(1, len(deeper) + 1)]
         if key in _FIRST_KEYS:
-            _refuse_no_keys(key, flag.value or "", suggest_argument(key, known))
+            _check_has_keys(key, flag.value or "", suggest_argument(key, known, names))
+            continue
+        outer = {".".join([group, *deeper[:count]]) for count in range(1, len(deeper) + 1)}
         if known & {key, *outer} or deeper[-1:] in (["help"], ["class_path"]):
             continue
         refuse_secrets({key: flag.value or "?"})
-        if group not in ("model", "data"):
-            raise UsageError(f"there is no argument `--{key}`{suggest_argument(key, known)}")
-        if deeper and not _names_own_classes(words):
-            raise UsageError(f"there is no key `{key}`{suggest_argument(key, known)}")
+        of_class = group in ("model", "data")
+        if not of_class or (own is None and not _names_own_classes(words)):
+            what = f"key `{key}`" if of_class else f"argument `--{key}`"
+            raise UsageError(f"there is no {what}{suggest_argument(key, known, names)}")
 
 
 def parse_around_keys(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -178,7 +185,10 @@ def parse_around_keys(parser: argparse.ArgumentParser, argv: list[str]) -> tuple
     words, dotted = split_dotted(argv)
     options, others = parser.parse_known_args(words)
     rest = [*others, *dotted]
-    _refuse_flags_of_others(rest, parser)
+    if stray := next((flag for flag in flags_of(rest) if not flag.name), None):
+        raise UsageError(f'unexpected word "{stray.value}"; no flag stands before it; see `{parser.prog} --help`')
+    own = {flag[2:] for action in parser._actions for flag in action.option_strings if flag.startswith("--")}
+    refuse_unknown(rest, {k: way for k, way in FOR_A_RUN.items() if way[:2] != "--" or way[2:] in own}, own)
     return options, rest
 
 
@@ -194,41 +204,7 @@ def split_dotted(argv: list[str]) -> tuple[list[str], list[str]]:
     return [*own, *argv[end:]], [word for flag in found if "." in flag.name for word in flag.words]
 
 
-def _refuse_flags_of_others(words: list[str], parser: argparse.ArgumentParser) -> None:
-    """Refuse the first argument that neither a command on a run nor a configuration has, before the heavy imports.
-
-    Args:
-        words: What the command's parser does not know.
-        parser: The command's parser.
-    """
-    from vitlab.config.guesses import FOR_A_RUN
-
-    if stray := next((flag for flag in flags_of(words) if not flag.name), None):
-        raise UsageError(f'unexpected word "{stray.value}"; no flag stands before it; see `{parser.prog} --help`')
-    own = {flag[2:] for action in parser._actions for flag in action.option_strings if flag.startswith("--")}
-    refuse_other_keys(words, {k: way for k, way in FOR_A_RUN.items() if way[:2] != "--" or way[2:] in own}, own)
-
-
-def refuse_other_keys(words: list[str], names: Mapping[str, str], own: Collection[str] = ()) -> None:
-    """Refuse the first argument that is no key of a configuration, with a hint.
-
-    Args:
-        words: The arguments.
-        names: Names of what is no key, and what to write instead.
-        own: Flags of the command.
-    """
-    from vitlab.config.guesses import suggest_argument
-
-    known = {*own, *(key for key in flags()["keys"] if key.partition(".")[0] in _CONFIGURATION)}
-    for flag in flags_of(words):
-        key = flag.name.rstrip("+")
-        if key in _FIRST_KEYS:
-            _refuse_no_keys(key, flag.value or "", suggest_argument(key, known, names))
-        elif key.partition(".")[0] not in _CONFIGURATION:
-            raise UsageError(f"there is no argument `--{key}`{suggest_argument(key, known, names)}")
-
-
-def _refuse_no_keys(group: str, value: str, hint: str) -> None:
+def _check_has_keys(group: str, value: str, hint: str) -> None:
     """Refuse a group of keys that is given neither keys and values nor a file of them."""
     if not value.lstrip().startswith("{") and not value.endswith((".yaml", ".yml", ".json")):
         raise UsageError(f"`--{group}` is a group of keys, such as --{group}.{_FIRST_KEYS[group]}{hint}")
@@ -267,8 +243,6 @@ def as_arguments(values: Mapping[str, Any] | None) -> list[str]:
     >>> as_arguments({"model.pos_embed": "rope2d", "data.img_size": [32, 64], "trainer.logger": False})
     ['--model.pos_embed=rope2d', '--data.img_size=[32, 64]', '--trainer.logger=false']
     """
-    from vitlab.config.trust import trust_classes
-
     used: list[str] = []
     words = [f"--{key}={as_yaml(written(key, value, used))}" for key, value in (values or {}).items()]
     trust_classes(used)
