@@ -152,26 +152,16 @@ def dotted(content: Mapping[str, Any]) -> dict[str, str]:
     return {name: v if isinstance(v, str) else json.dumps(v) for name, v in flatten_with_classes(content).items()}
 
 
-def differing_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the keys, as typed, in which configurations differ; loggers change no run.
-
-    A number and its text are the same, as on a command line; a key that a configuration lacks differs from any value.
-
-    Example:
-        >>> differing_keys([{"model.depth": 2, "model.lr": 1}, {"model.depth": "2", "data": "Digits"}])
-        ['model.lr', 'data']
-    """
-    texts = [dotted(config) for config in configs]
-    keys = dict.fromkeys(key for text in texts for key in text if not key.startswith("trainer.logger"))
-    return [key for key in keys if len({text.get(key) for text in texts}) > 1]
-
-
 def differences(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
-    """Return the keys in which configurations differ, with their values as text.
+    """Return the keys, as typed, in which configurations differ, with their values as text; loggers change no run.
+
+    A number and its text are the same, as on a command line; a key that a configuration lacks has the value ``-``.
 
     Example:
-        >>> differences([{"a": 1, "b": 2}, {"a": 1, "b": 3}])
-        [('b', ['2', '3'])]
+        >>> differences([{"model.depth": 2, "model.lr": 1}, {"model.depth": "2", "data": "Digits"}])
+        [('data', ['-', 'Digits']), ('model.lr', ['1', '-'])]
     """
     texts = [dotted(config) for config in configs]
-    return [(key, [text.get(key, "-") for text in texts]) for key in sorted(differing_keys(texts))]
+    keys = sorted({key for text in texts for key in text if not key.startswith("trainer.logger")})
+    rows = [(key, [text.get(key, "-") for text in texts]) for key in keys]
+    return [(key, values) for key, values in rows if len({*values}) > 1]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from vitlab.config.keys import differing_keys, dotted, flatten, flatten_with_classes, key_as_typed, key_of
+from vitlab.config.keys import differences, dotted, flatten, flatten_with_classes, key_as_typed, key_of
 from vitlab.config.yaml_files import read_own
 from vitlab.errors import UsageError, did_you_mean, megabytes, one_line, trusting
 from vitlab.jobs.typed import command_of, first_settings, settings_so_far
@@ -372,7 +372,7 @@ def differences_of(a: RunDir, b: RunDir) -> list[Row]:
 
 def _differing(part: str, a: Row, b: Row) -> list[str]:
     if part == "config":
-        return differing_keys([a, b])
+        return [key for key, _ in differences([a, b])]
     keys = dict.fromkeys([*a, *b]) if part != "files" else ()
     return [key for key in keys if key not in _CHANCE and a.get(key) != b.get(key)]
 
