@@ -184,13 +184,15 @@ def _class_rows(group: str, cls: type) -> list[list[str]]:
         hidden |= group == "data" and name not in inspect.signature(cls).parameters  # what it gives its base itself
         if not name.endswith("help") and not hidden:
             text = str(action.help or "").rstrip(".").split(" (type: ")[0].replace("None", "null")
-            text = re.sub(r":class:`(\w+)`", r"\1", text).replace("``", "")
             default = "required" if action.required else f"default {_yaml(action.default)}"
             notes = f"{_choices(action)}{default}{_range(f'{group}.{name}')}"
-            rows.append(
-                [f"--{group}.{name}", re.sub(r":class:`(\w+)`", r"\1", text).replace("``", ""), notes.replace("``", "")]
-            )
+            rows.append([f"--{group}.{name}", *(_without_marks(words) for words in (text, notes))])
     return rows
+
+
+def _without_marks(text: str) -> str:
+    """Return a text of a docstring without its marks of classes and code."""
+    return re.sub(r":class:`(\w+)`", r"\1", text).replace("``", "")
 
 
 def _range(key: str, form: str = "; {}") -> str:
