@@ -36,7 +36,9 @@ class Diverged(FloatingPointError):
 
 
 class RunFailed(RuntimeError):
-    """A training ended for an outside reason; the message has been printed."""
+    """A command ended for an outside reason, such as a full disk: it prints the message and ends with exit code 1."""
+
+    said = False  # whether the message was printed
 
 
 def exit_code(stopped: Stopped) -> int:

@@ -97,7 +97,7 @@ def test_another_process_says_whether_a_signal_came_before_or_after_the_training
             raise Stopped(signal.SIGTERM)
 
     monkeypatch.setattr(cli_fit, "_fit", ends)
-    assert cli_fit._train(None, []) == 75
+    assert cli_fit.main([]) == 75
     assert capsys.readouterr().err == f"vitlab: stopped by SIGTERM {'after' if started else 'before'} training\n"
 
 

@@ -1,9 +1,6 @@
 """``vitlab export``: write the network of a run in a format that other programs load."""
 
-import sys
-
 from vitlab.cli.evaluate import run_parser
-from vitlab.errors import RunFailed
 from vitlab.jobs.exported import DYNAMIC, SUFFIXES, ExportOptions, export_path
 from vitlab.lazy import quick_imports
 from vitlab.runs.directory import find_run
@@ -47,11 +44,7 @@ def main(argv: list[str]) -> int:
         from vitlab.jobs.terminal import open_terminal, say
 
     open_terminal(options.quiet)
-    try:
-        done = export(run, checkpoint, asked, options.quiet)
-    except RunFailed as error:
-        sys.stderr.write(f"vitlab: {error}\n")
-        return 1
+    done = export(run, checkpoint, asked, options.quiet)
     for name, text in done.hints.items():
         say(f"{name:<6} {text}")
     if done.difference is not None:

@@ -2,14 +2,14 @@
 
 import os
 import sys
+from functools import partial
 
 from vitlab.config.arguments import refuse_unknown
 from vitlab.config.environment import idle_variables, with_environment
 from vitlab.config.options import FitOptions, TypedOptions, options_parser
-from vitlab.errors import RunFailed, Stopped, exit_code
 from vitlab.lazy import quick_imports
 from vitlab.runs.choose import run_to_continue
-from vitlab.runs.interrupt import say_stopped, second_interrupt_ends, stop_on_signals
+from vitlab.runs.interrupt import until_stopped
 
 EXAMPLES = """examples:
   vitlab fit --config configs/t2t.yaml --model.pos_embed=sincos2d --seed_everything=1
@@ -26,20 +26,7 @@ def main(argv: list[str]) -> int:
 
         return print_fit_help(options_parser(), EXAMPLES, options.help)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else C++ prints its stack after the line on a lost process
-    with second_interrupt_ends():
-        return _train(options, rest)
-
-
-def _train(options: FitOptions, rest: list[str]) -> int:
-    """Train, and return the exit code."""
-    try:
-        with stop_on_signals():
-            return _fit(options, rest)
-    except RunFailed:
-        return 1
-    except Stopped as stopped:
-        say_stopped(stopped, stopped.when)
-        return exit_code(stopped)
+    return until_stopped(partial(_fit, options, rest))
 
 
 def _fit(options: FitOptions, rest: list[str]) -> int:

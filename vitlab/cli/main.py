@@ -48,13 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             refuse_forced_loading()
         args = apply_trust_flags(args)
         return _command(args)(args[1:])
-    except UsageError as error:
+    except (UsageError, RunFailed) as error:
         if not error.said:
             _say(printable(str(error)))
-        return 2
-    except RunFailed as error:
-        _say(printable(str(error)))
-        return 1
+        return 2 if isinstance(error, UsageError) else 1
     except BrokenPipeError:  # the reader closed the pipe, as in `vitlab models | head`
         sys.stderr.close()
         return 1

@@ -2,13 +2,14 @@
 
 import shlex
 import time
+from functools import partial
 from typing import Any
 
 from vitlab.cli.lines import show
 from vitlab.config.arguments import CommandParser
-from vitlab.errors import RunFailed, Stopped, UsageError, exit_code, printable, what_failed
+from vitlab.errors import RunFailed, UsageError, printable, what_failed
 from vitlab.runs.guard import guarded
-from vitlab.runs.interrupt import say_stopped, second_interrupt_ends, stop_on_signals
+from vitlab.runs.interrupt import until_stopped
 from vitlab.tables import counted
 
 
@@ -35,13 +36,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--color_profile", choices=["srgb", "ignore"], default="srgb", help="convert photos with an "
                         "ICC profile to sRGB, or take their values as they are (default: %(default)s)")  # fmt: skip
     options = parser.parse_args(argv)
-    with second_interrupt_ends():
-        try:
-            with stop_on_signals():
-                return _pack(options)
-        except Stopped as stopped:
-            say_stopped(stopped, f"while packing {options.target}; the same command continues")
-            return exit_code(stopped)
+    return until_stopped(partial(_pack, options), f"while packing {options.target}; the same command continues")
 
 
 def _pack(options: Any) -> int:

@@ -1,4 +1,4 @@
-"""End a process at the second Ctrl-C, whatever it is doing; what threads that watch a process share."""
+"""End a command on a signal, at the second Ctrl-C whatever it is doing; what threads that watch a process share."""
 
 import os
 import signal
@@ -6,11 +6,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from vitlab.errors import Stopped
+from vitlab.errors import Stopped, exit_code
 
 STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)  # which end a command; SIGCHLD does not
 TWICE = 0.4  # seconds within which a second signal is a duplicate: a terminal and a launcher both send it
@@ -70,7 +70,23 @@ def stop_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def say_stopped(stopped: Stopped, when: str) -> None:
+def until_stopped(command: Callable[[], int], when: str = "") -> int:
+    """Run a command that may take long, and return its exit code, or that of the signal which ended it.
+
+    Args:
+        command: The command; a second Ctrl-C ends it at once.
+        when: What the signal ended, to be said where nothing else was; default: what ``Stopped`` tells.
+    """
+    with second_interrupt_ends():
+        try:
+            with stop_on_signals():
+                return command()
+        except Stopped as stopped:
+            _say_stopped(stopped, when or stopped.when)
+            return exit_code(stopped)
+
+
+def _say_stopped(stopped: Stopped, when: str) -> None:
     """Say why a command stopped, unless that has been said."""
     if not stopped.said:
         why = f"stopped by {signal.Signals(stopped.args[0]).name} {when}" if len(stopped.args) == 1 else stopped.args[1]

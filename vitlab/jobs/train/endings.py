@@ -175,7 +175,9 @@ def _refuse(job: Job, error: Exception) -> None:
 def _fail(sentence: str, error: Exception, told: bool = False) -> NoReturn:
     if not told:
         print_error(f"\n{sentence}")
-    raise RunFailed(sentence) from error
+    failed = RunFailed(sentence)
+    failed.said = True
+    raise failed from error
 
 
 def explain_exception(error: Exception, run: RunDir, batch: int | None, processes: int) -> str | None:
