@@ -9,7 +9,7 @@ from jsonargparse import get_loader
 
 from vitlab.config.arguments import flags
 from vitlab.config.parser import VitlabCLI
-from vitlab.config.parts import merge_parts, parts_as_words
+from vitlab.config.parts import classes_alone, merged_parts
 from vitlab.errors import UsageError
 from vitlab.models import VisionTransformer, create_model
 from vitlab.models.load import load_network, network_args
@@ -158,25 +158,33 @@ def test_a_file_changes_one_option_of_a_part(tmp_path, key):
     ],
 )
 def test_an_option_before_the_class_of_its_part_is_used(key, part):
-    [first] = merge_parts([], [(key, 0.9), (part, "SGD")], [])
-    assert [first] == merge_parts([], [(part, "SGD"), (key, 0.9)], [])
-    assert "SGD" in first and "0.9" in first
+    first = merged_parts([], [(key, 0.9), (part, "SGD")])
+    assert first == merged_parts([], [(part, "SGD"), (key, 0.9)])
+    [found] = first.values()
+    assert found["class_path"] == "SGD" and 0.9 in {**found, **found["init_args"]}.values()
 
 
 def test_a_later_file_changes_how_often_a_schedule_is_stepped():
     schedule = {"class_path": "StepLR", "init_args": {"step_size": 1}}
     files = [{"model": {"lr_scheduler": schedule}}, {"model": {"lr_scheduler": {"interval": "step"}}}]
-    [word] = merge_parts([], [], files)
-    assert word == '--model.lr_scheduler=StepLR({"init_args":{"step_size":1},"interval":"step"})'
+    assert merged_parts(files, []) == {"lr_scheduler": schedule | {"interval": "step"}}
 
 
-def test_only_the_parts_of_a_model_are_read_as_words():
+def test_the_classes_alone_of_a_models_parts_are_read_by_the_parser():
     part = {"class_path": "sgd", "init_args": {"momentum": 0.9}}
     logger = {"class_path": "WandbLogger", "init_args": {"config": {"opt": part}}}  # of one's own notes
     content = {"model": {"init_args": {"opt": part}}, "trainer": {"logger": logger}}
-    with parts_as_words():
+    with classes_alone():
         read = get_loader("yaml")(yaml.safe_dump(content))
-    assert read == content | {"model": {"init_args": {"opt": 'sgd({"init_args":{"momentum":0.9}})'}}}
+    assert read == content | {"model": {"init_args": {"opt": "sgd"}}}
+
+
+def test_the_class_and_small_numbers_of_a_part_stay_beside_a_flag_that_changes_another_option(tmp_path):
+    (tmp_path / "mine.yaml").write_text("model: {opt: {class_path: sgd, init_args: {momentum: 1e-1}}}\n")
+    found, _ = arguments_of("--config", str(tmp_path / "mine.yaml"), "--model.opt.nesterov=true")
+    assert found["opt"] == {"class_path": "sgd", "init_args": {"momentum": 0.1, "nesterov": True}}
+    given = "{class_path: Classifier, init_args: {opt: {class_path: sgd, init_args: {momentum: 1e-1}}}}"
+    assert arguments_of(f"--model={given}", "--model.opt.nesterov=true")[0]["opt"] == found["opt"]
 
 
 @pytest.mark.parametrize("keys", ["opt.momentum: 0.9, opt: SGD", "opt: SGD, init_args.opt.init_args.momentum: 0.9"])

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 from urllib.error import URLError
 
@@ -32,14 +33,15 @@ from vitlab.config.explain import explain
 from vitlab.config.guesses import with_typed_names
 from vitlab.config.keys import GROUPS, class_and_arguments, flatten_as_typed, flatten_with_classes, key_as_typed
 from vitlab.config.parts import (
-    as_mappings,
     check_parts,
+    classes_alone,
+    give_options,
     import_parts,
     in_parts,
     later_names,
-    merge_parts,
-    parts_as_words,
-    parts_to_words,
+    merged_parts,
+    take_options,
+    words_of_parts,
 )
 from vitlab.config.secret import refuse_secrets
 from vitlab.config.strategies import check_strategy_name, divide_by_all_images
@@ -65,6 +67,7 @@ TASKS = [sys.modules[name] for name in ("vitlab.pretraining", "vitlab.tasks") if
 class Parser(LightningArgumentParser):
     """A parser that takes no abbreviations and reports a mistake in one line."""
 
+    parts: Mapping[str, Any] = MappingProxyType({})  # those of the task that have options
     later: Collection[str] = ()  # old names of options that override what their part says
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -88,12 +91,24 @@ class Parser(LightningArgumentParser):
     def content(self, cfg: Namespace, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the whole configuration as :meth:`dump` writes it."""
         cfg = cfg.clone()
-        _in_parts(cfg, self.later)
-        if isinstance(given := cfg.model.get("init_args"), Namespace):
-            parts_to_words(given)
+        self.complete(cfg)
+        given = cfg.model.get("init_args")
+        parts = take_options(given) if isinstance(given, Namespace) else {}
         content: dict[str, Any] = parse_own(super().dump(cfg, *args, **kwargs))
-        as_mappings(content["model"].get("init_args") or {})
+        (content["model"].get("init_args") or {}).update(parts)
         return content
+
+    def complete(self, cfg: Namespace) -> list[str]:
+        """Give the parts of a parsed model their options, of a task also those with old names; return these names."""
+        model = cfg.get("model")
+        if not isinstance(model, Namespace) or not isinstance(given := model.get("init_args"), Namespace):
+            return []
+        give_options(given, self.parts)
+        cls = class_at(model.class_path)
+        if not issubclass(cls, Task):
+            return []
+        with user_mistakes([*inspect.signature(cls).parameters, *OLD]):
+            return in_parts(given, cls, self.later)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise the mistake as :class:`UsageError`, with the closest valid key or value."""
@@ -119,8 +134,9 @@ class VitlabCLI(LightningCLI):
         self.contents = [read_yaml(path) for path in config_paths(self.arguments)]
         args = _in_order(self.arguments, self.contents)
         self.typed = settings(args)
-        parts = [v for _, v in self.typed if str(v).endswith((".yaml", ".yml")) and Path(str(v)).is_file()]
-        self.contents += [read_yaml(path) for path in parts]
+        files = [(key, v) for key, v in self.typed if str(v).endswith((".yaml", ".yml")) and Path(str(v)).is_file()]
+        self.contents += [{key: read_yaml(path)} for key, path in files]
+        self.parts = merged_parts(self.contents, self.typed)
         self.later = later_names(self.contents, self.typed)
         refuse_secrets(
             {k: v for content in self.contents for k, v in flatten_as_typed(content).items()} | dict(self.typed)
@@ -139,25 +155,25 @@ class VitlabCLI(LightningCLI):
             save_config_callback=None,
             seed_everything_default=0,
             trainer_defaults={"logger": False, "use_distributed_sampler": False, "enable_model_summary": False},
-            args=merge_parts(args, self.typed, self.contents),
+            args=words_of_parts(args, self.parts),
             run=False,
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Link the model's image size, channels, classes and targets to the data."""
-        parser.later = self.later  # type: ignore[attr-defined]
+        parser.parts, parser.later = self.parts, self.later  # type: ignore[attr-defined]
         parser.add_lightning_class_args(Checkpoint, "checkpoint")
         for name in LINKS:
             parser.link_arguments("data", f"model.init_args.{name}", self._reader(name), apply_on="instantiate")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse only ``args``, not ``sys.argv``."""
-        with parts_as_words():
+        with classes_alone():
             self.config = parser.parse_args(args)
         seed = self.config.seed_everything
         if not isinstance(seed, bool) and not 0 <= (seed or 0) <= MOST_SEED:
             raise UsageError(f"`seed_everything` must be in [0, {MOST_SEED}], got {seed}")
-        self.moved = _in_parts(self.config, self.later)
+        self.moved = parser.complete(self.config)  # type: ignore[attr-defined]
 
     def instantiate_classes(self) -> None:
         """Build data, task and trainer; an error in their constructors is a mistake of the user's."""
@@ -170,7 +186,6 @@ class VitlabCLI(LightningCLI):
         """Check ranges and the names of parts, before a network of 10^9 channels is built."""
         with self._mistakes():
             arguments: Any = self.config.model.get("init_args") or Namespace()
-            as_mappings(arguments)
             data, of_data = class_at(self.config.data.class_path), self.config.data.get("init_args") or Namespace()
             if issubclass(data, vitlab.data.ImageData):
                 _check_null("data", data, vars(of_data))
@@ -253,18 +268,6 @@ def _check_null(group: str, cls: Any, arguments: Mapping[str, Any]) -> None:
     hints = {name: one.annotation for name, one in inspect.signature(cls).parameters.items() if one.default is not None}
     nulls = {name: None for name, value in arguments.items() if value is None and name not in LINKS}
     check_types(hints, nulls, group)
-
-
-def _in_parts(config: Namespace, later: Collection[str]) -> list[str]:
-    """Move options with old names to their parts, where the model is a task of vitlab; return the names."""
-    model = config.get("model")
-    if not isinstance(model, Namespace) or not isinstance(given := model.get("init_args"), Namespace):
-        return []
-    cls = class_at(model.class_path)
-    if not issubclass(cls, Task):
-        return []
-    with user_mistakes([*inspect.signature(cls).parameters, *OLD]):
-        return in_parts(given, cls, later)
 
 
 @contextmanager

@@ -1,9 +1,15 @@
-"""Task arguments that take a class, such as ``pos_embed`` or ``opt``: their imports and command-line syntax."""
+"""Task arguments that take a class, such as ``pos_embed`` or ``opt``: their imports and command-line syntax.
 
-import json
+jsonargparse would import the class_path of a mapping, and a name such as "sgd" is not importable; nor does it take
+single options such as ``--model.opt.momentum``. So it reads the class of a part alone, as text
+(:func:`classes_alone`, :func:`words_of_parts`); :func:`merged_parts` holds what files and words set, and
+:func:`give_options` adds it to the result.
+"""
+
+import copy
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from inspect import signature
 from typing import Any
 
@@ -11,9 +17,10 @@ import yaml
 from jsonargparse import get_loader, set_loader
 
 from vitlab.class_paths import name_and_args, with_current_paths
-from vitlab.config.arguments import without_flags
+from vitlab.config.arguments import flags_of, without_flags
 from vitlab.config.keys import flatten, key_as_typed
 from vitlab.config.trust import import_class
+from vitlab.config.yaml_files import with_numbers
 from vitlab.errors import UsageError
 from vitlab.models.old_names import DEFAULTS, OLD, upgrade
 from vitlab.objects import PARTS
@@ -21,7 +28,6 @@ from vitlab.ranges import check_ranges
 from vitlab.tasks.base import Task
 from vitlab.tasks.schedule import schedule_and_args
 
-_WORD = re.compile(r"([^({]+)\((\{.*\})\)")
 _KEY = re.compile(rf"model\.(?:init_args\.)?({'|'.join(PARTS)})(?:\.(.+))?")
 _PLACE = re.compile(rf"(?:model\.)?(?:init_args\.)?(?:{'|'.join(PARTS)})")  # of a part, in a whole file or below a key
 _BESIDE = ("interval", "monitor")  # keys of a scheduler besides class_path and init_args
@@ -89,9 +95,7 @@ def in_parts(arguments: Any, cls: Any, later: Collection[str]) -> list[str]:
     names = [name for name in OLD if name in arguments and name not in own]
     given = {name: value for name in names if (value := arguments.pop(name)) is not None}
     check_ranges("model", given)  # by the name that was typed
-    as_mappings(given)
     import_parts(given)  # of a part that the network does not have, too
-    as_mappings(arguments)
     parts = {name: arguments[name] for name in DEFAULTS if name in arguments}
     new = upgrade({**parts, **given}, weak=given.keys() - set(later))
     for name, value in new.items():
@@ -100,111 +104,93 @@ def in_parts(arguments: Any, cls: Any, later: Collection[str]) -> list[str]:
 
 
 @contextmanager
-def parts_as_words() -> Iterator[None]:
-    """Inside this context, the parser reads the mapping of a part as one string; :func:`as_mappings` undoes it.
-
-    jsonargparse would import the class_path of every mapping, and a name such as "sgd" is not importable.
-    """
+def classes_alone() -> Iterator[None]:
+    """Inside this context, the parser reads of each part in files and values its class alone."""
     load = get_loader("yaml")
-    set_loader("yaml", lambda text: _worded(with_current_paths(load(text))), (yaml.YAMLError,))
+    set_loader("yaml", lambda text: _without_options(with_current_paths(load(text))), (yaml.YAMLError,))
     try:
         yield
     finally:
         set_loader("yaml", load, (yaml.YAMLError,))
 
 
-def as_mappings(arguments: Any) -> None:
-    """Turn strings of parts back into mappings, among the parsed arguments of a task."""
-    for name in PARTS:
-        if found := _WORD.fullmatch(str(arguments.get(name))):
-            arguments[name] = {"class_path": found[1], **json.loads(found[2])}
-
-
-def parts_to_words(arguments: Any) -> None:
-    """Turn mappings of parts into strings, as the parser reads them."""
-    for name in PARTS:
-        if name in arguments:
-            arguments[name] = _word(arguments[name])
-
-
-def _worded(value: Any, within: str = "") -> Any:
+def _without_options(value: Any, within: str = "") -> Any:
     if not isinstance(value, dict):
         return value
-    worded = {}
+    kept = {}
     for k, v in value.items():
         key = f"{within}{k}"
-        if (deep := _KEY.fullmatch(key)) and deep[2]:
-            continue  # as below
-        is_part = _PLACE.fullmatch(key)
-        if not (is_part and _is_partial(v)):  # which merge_parts has read
-            worded[k] = _word(v) if is_part else _worded(v, f"{key}.")
-    return worded
+        if (option := _KEY.fullmatch(key)) and option[2]:
+            continue
+        if not (_PLACE.fullmatch(key) and isinstance(v, dict) and v):
+            kept[k] = _without_options(v, f"{key}.")
+        elif "class_path" in v:  # else it has options alone
+            kept[k] = v["class_path"]
+    return kept
 
 
-def _is_partial(value: Any) -> bool:
-    """Return whether a mapping changes options of a part and leaves its class."""
-    return isinstance(value, Mapping) and bool(value) and "class_path" not in value
+def take_options(arguments: Any) -> dict[str, Any]:
+    """Leave of each part among parsed arguments its class alone, as the parser takes it; return the parts."""
+    given = {name: arguments[name] for name in PARTS if isinstance(arguments.get(name), dict)}
+    parts = {name: part for name, part in given.items() if "class_path" in part}
+    for name, part in parts.items():
+        arguments[name] = part["class_path"]
+    return parts
 
 
-def _word(value: Any) -> Any:
-    if not isinstance(value, dict) or "class_path" not in value:
-        return value
-    rest = {key: part for key, part in value.items() if key != "class_path"}
-    return f"{value['class_path']}({json.dumps(rest, separators=(',', ':'))})"
+def give_options(arguments: Any, parts: Mapping[str, Any]) -> None:
+    """Put the parts of :func:`merged_parts` into parsed arguments where the parser has read their classes alone."""
+    for name, part in parts.items():
+        if name in arguments and arguments[name] == part["class_path"]:
+            arguments[name] = copy.deepcopy(part)
 
 
-def merge_parts(args: list[str], pairs: Sequence[tuple[str, Any]], contents: Sequence[Any]) -> list[str]:
-    """Return the arguments with all that set one part, such as ``--model.opt.eps``, merged into one, in any order.
+def words_of_parts(args: list[str], parts: Mapping[str, Any]) -> list[str]:
+    """Return command-line arguments as the parser takes them: with the classes of ``parts``, and without options.
 
-    >>> merge_parts(["--model.opt.eps=1e-6"], [("model.opt.eps", 1e-6)], [])
-    ['--model.opt=adamw({"init_args":{"eps":1e-06}})']
+    >>> words_of_parts(["--model.opt.eps=1e-6", "--model.lr=1"], {"opt": {"class_path": "adamw"}})
+    ['--model.lr=1', '--model.opt=adamw']
+    """
+    gone = [flag.name for flag in flags_of(args) if (part := _KEY.fullmatch(flag.name)) and part[1] in parts]
+    return [*without_flags(args, *gone), *(f"--model.{name}={part['class_path']}" for name, part in parts.items())]
+
+
+def merged_parts(contents: Sequence[Any], typed: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the parts that files, and after them words, give options, such as ``--model.opt.eps``, in any order.
+
+    >>> merged_parts([{"model": {"opt": "sgd", "attn": "gated"}}], [("model.opt.momentum", 0.9)])
+    {'opt': {'class_path': 'sgd', 'init_args': {'momentum': 0.9}}}
 
     Args:
-        args: Command-line arguments.
-        pairs: Keys and values that they set.
-        contents: Contents of the config files, in order, whose values single keys change.
+        contents: Contents of the config files, in order.
+        typed: Keys and values of the command line.
 
     Raises:
         UsageError: An option is set of a part that has no class, such as a list of several.
     """
     parameters = signature(Task).parameters
     found: dict[str, Any] = {name: parameters[name].default for name in PARTS if name in parameters}
-    typed = [(key, *part.groups(), value) for key, value in pairs if (part := _KEY.fullmatch(key)) and part[1] in found]
-    merged = {name for _, name, *_ in typed}
-    settings = [one for content in contents for one in _classes_first(_settings_of_parts(content))]
-    settings += _classes_first((name, option, _number(value) if option else value) for _, name, option, value in typed)
-    for name, option, value in settings:
-        if option is None and not _is_partial(value):
-            found[name] = value
-        elif option == "class_path":
-            found[name] = {"class_path": value}
-        elif name in found:
-            found[name] = _with_options(name, found[name], value if option in (None, "init_args") else {option: value})
-            merged.add(name)
-    new = {name: value for name, value in found.items() if name in merged and isinstance(value, Mapping)}
-    gone = [key for key, name, option, _ in typed if name in new or option is not None]
-    return [*without_flags(args, *gone), *(f"--model.{name}={_word(value)}" for name, value in new.items())]
+    for content in [*contents, dict(typed)]:
+        classes_first = sorted(_settings_of_parts(content), key=lambda one: one[1] not in (None, "class_path"))
+        for name, option, value in classes_first:
+            if option is None and not (isinstance(value, dict) and value and "class_path" not in value):
+                found[name] = value
+            elif option == "class_path":
+                found[name] = {"class_path": value}
+            elif name in found:
+                options = value if option in (None, "init_args") else {option: value}
+                found[name] = _with_options(name, found[name], options)
+    return {name: part for name, part in found.items() if isinstance(part, dict) and "class_path" in part}
 
 
 def _settings_of_parts(content: Any, within: str = "") -> Iterator[tuple[str, str | None, Any]]:
-    """Yield each part that a config file sets, under nested or dotted keys: its name, an option or None, the value."""
+    """Yield each part that a mapping sets, under nested or dotted keys: its name, an option or None, the value."""
     for key, value in content.items() if isinstance(content, Mapping) else ():
         place = f"{within}{key}"
         if part := _KEY.fullmatch(place):
-            yield part[1], part[2], value
+            yield part[1], part[2], with_current_paths(with_numbers(value))
         elif place in ("model", "model.init_args"):
             yield from _settings_of_parts(value, f"{place}.")
-
-
-def _classes_first(settings: Iterable[tuple[str, str | None, Any]]) -> list[tuple[str, str | None, Any]]:
-    return sorted(settings, key=lambda one: one[1] not in (None, "class_path"))
-
-
-def _number(value: Any) -> Any:
-    """Return a typed value, of which YAML reads 1e-6 as text."""
-    with suppress(ValueError, TypeError):
-        return json.loads(value)
-    return value
 
 
 def _with_options(name: str, part: Any, options: Mapping[str, Any]) -> dict[str, Any]:

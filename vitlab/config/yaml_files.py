@@ -15,6 +15,7 @@ from vitlab.errors import UsageError, one_line
 NODES = 100_000  # values in one file
 DEPTH = 200  # values within values
 _FLOW = 500  # brackets of a configuration that is parsed by the fast parser
+_EXPONENT = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")  # YAML's numbers need a dot and a sign
 _ALIGN = "indent it like its neighbors, with spaces"
 _WORDS = {  # what PyYAML says, and what a reader can do; `opened` is the line where the part begins
     r"found character '\\t'.*": f"it has a tab where only spaces may stand: {_ALIGN}",
@@ -117,6 +118,20 @@ def read_own(path: Path) -> dict[str, Any]:
     return content or {}
 
 
+def with_numbers(value: Any) -> Any:
+    """Return what :func:`parse_yaml` has read as jsonargparse reads it: an unquoted 1e-6 is a number, in YAML a text.
+
+    Example:
+        >>> with_numbers({"eps": "1e-6", "betas": [0.9, "1.5e-1"], "name": "e1"})
+        {'eps': 1e-06, 'betas': [0.9, 0.15], 'name': 'e1'}
+    """
+    if isinstance(value, dict):
+        return {key: with_numbers(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [with_numbers(one) for one in value]
+    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
+
+
 def yaml_text(content: Any) -> str:
     """Return values as YAML in which jsonargparse finds them again: for it, an unquoted 1e3 is a number.
 
@@ -135,9 +150,7 @@ class _Writer(yaml.SafeDumper):
 
 
 _Writer.add_multi_representer(Enum, lambda writer, value: writer.represent_data(value.value))  # in defaults
-_Writer.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$"), [*"-+0123456789"]
-)
+_Writer.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, [*"-+0123456789"])
 
 
 class _UniqueKeys(yaml.SafeLoader):
