@@ -46,7 +46,7 @@ from vitlab.layers.custom import spare
 from vitlab.lazy import quick_imports
 from vitlab.models.convert_peers import peer_images
 from vitlab.models.cost import count_all_parameters
-from vitlab.models.foreign import modes_kept
+from vitlab.models.hooks import modes_kept
 from vitlab.models.old_names import new_name, upgrade
 from vitlab.runs.choose import choose_run, initial_weights, run_to_continue
 from vitlab.runs.directory import RunDir

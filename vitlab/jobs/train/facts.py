@@ -45,7 +45,6 @@ from vitlab.models.cost import (
     count_tokens,
     flop_counter,
 )
-from vitlab.models.hooks import modes_kept
 from vitlab.models.vit import VisionTransformer
 from vitlab.optim import describe_groups
 from vitlab.runs.atomic import atomic_write
