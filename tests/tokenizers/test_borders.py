@@ -113,14 +113,6 @@ def test_a_token_layer_without_attention_is_the_formula_token_by_token():
     torch.testing.assert_close(layer(x[:, [3, 1]]), layer(x)[:, [3, 1]])
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("t2t_features", 3), ("t2t_qk_scale", 0.1), ("t2t_num_heads", 2), ("t2t_value_skip", False)]
-)
-def test_options_of_attention_are_refused_without_it(name, value):
-    with pytest.raises(ValueError, match=f"`{name}` has no meaning for t2t_attn='none', got {value}"):
-        build_token_layer("none", 12, 6, 1e-5, **{name: value})
-
-
 def test_the_other_options_reach_a_token_layer_without_attention():
     options = {"t2t_mlp_ratio": 1.5, "t2t_act_layer": "relu", "t2t_norm_layer": "rmsnorm", "t2t_dropout": 0.3}
     modules = list(build_token_layer("none", 27, 8, 1e-5, t2t_qkv_bias=True, **options).modules())

@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import nn
 
-from vitlab.tokenizers.build import build_tokenizer
 from vitlab.tokenizers.patch import PatchEmbed
 
 MOUNTAINS = Path(__file__).parents[2] / "data" / "mountains" / "mountains.npy"
@@ -74,8 +73,3 @@ def test_rectangular_patches_are_the_convolution():
     tokenizer, images = PatchEmbed((40, 30), (20, 10), in_chans=3, embed_dim=8), torch.randn(2, 3, 40, 30)
     assert tokenizer.grid_size == (2, 3)
     torch.testing.assert_close(tokenizer(images), tokenizer.proj(images).flatten(2).transpose(1, 2))
-
-
-def test_an_unknown_tokenizer_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match=r"`tokenizer` must be one of patch, t2t, conv, .* got 'patches'"):
-        build_tokenizer("patches", (8, 8), 1, 8, patch_size=4, norm_eps=1e-5)

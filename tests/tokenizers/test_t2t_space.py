@@ -2,6 +2,8 @@
 
 import itertools
 import math
+from contextlib import nullcontext
+from typing import get_args
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from vitlab.tokenizers.conv import ConvStem
 from vitlab.tokenizers.splits import soft_split, soft_splits, split_grids
 from vitlab.tokenizers.t2t import T2TTokenizer
 from vitlab.tokenizers.token_layers import (
+    T2TAttn,
     TokenAttention,
     TokenPerformer,
     TokenTransformer,
@@ -98,13 +101,12 @@ def test_every_option_reaches_both_token_layers(t2t_attn):
 @pytest.mark.parametrize(
     ("t2t_attn", "options", "message"),
     [
-        ("performer", {"t2t_num_heads": 4}, "`t2t_num_heads` has no meaning for t2t_attn='performer', got 4"),
+        ("softmax", {}, "`t2t_attn` must be one of performer, performer_relu, transformer, none, got 'softmax'"),
         (
-            "performer_relu",
-            {"t2t_qk_scale": 0.1},
-            "`t2t_qk_scale` has no meaning for t2t_attn='performer_relu', got 0.1",
+            "transformer",
+            {"t2t_num_heads": 28, "t2t_dim": 28},
+            "`t2t_num_heads` must be at most 27, the values of",
         ),
-        ("transformer", {"t2t_features": 8}, "`t2t_features` has no meaning for t2t_attn='transformer', got 8"),
         ("transformer", {"t2t_num_heads": 3}, "`t2t_num_heads` must divide `t2t_dim`, got 3 and 8"),
         ("transformer", {"t2t_dropout": 1.0}, r"`t2t_dropout` must be in \[0, 1\), got 1.0"),
         ("performer", {"t2t_mlp_ratio": 0.1}, "`t2t_mlp_ratio` must give the MLP at least one channel, got 0.1"),
@@ -113,7 +115,23 @@ def test_every_option_reaches_both_token_layers(t2t_attn):
 )
 def test_an_impossible_option_is_refused(t2t_attn, options, message):
     with pytest.raises(ValueError, match=message):
-        build_token_layer(t2t_attn, 27, 8, 1e-5, **options)
+        build_token_layer(t2t_attn, **{"in_dim": 27, "t2t_dim": 8, "norm_eps": 1e-5} | options)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "having"),
+    [
+        ("t2t_num_heads", 4, {"transformer"}),
+        ("t2t_qk_scale", 0.1, {"transformer"}),
+        ("t2t_features", 8, {"performer", "performer_relu"}),
+        ("t2t_value_skip", False, {"transformer", "performer", "performer_relu"}),
+    ],
+)
+@pytest.mark.parametrize("t2t_attn", get_args(T2TAttn))
+def test_an_option_is_refused_where_a_token_layer_does_not_have_it(t2t_attn, name, value, having):
+    refused = pytest.raises(ValueError, match=f"`{name}` has no meaning for t2t_attn='{t2t_attn}', got {value}")
+    with nullcontext() if t2t_attn in having else refused:
+        build_token_layer(t2t_attn, 27, 8, 1e-5, **{name: value})
 
 
 @pytest.mark.parametrize(
@@ -129,11 +147,6 @@ def test_unless_asked_performers_alone_have_dropout_and_a_bias(t2t_attn, name, d
     layer = build_token_layer(t2t_attn, 27, 8, 1e-5)
     assert [m.p for m in layer.modules() if isinstance(m, nn.Dropout)] == [dropout] * 2
     assert (layer.get_submodule(name).bias is not None) == bias
-
-
-def test_heads_are_no_more_than_the_values_of_a_window():
-    with pytest.raises(ValueError, match="`t2t_num_heads` must be at most 1, the values of a window, got 2"):
-        build_token_layer("transformer", 1, 8, 1e-5, t2t_num_heads=2)
 
 
 @pytest.mark.parametrize("relu", [True, False])

@@ -173,10 +173,3 @@ def test_the_last_split_and_projection_equal_a_convolution():
 def test_impossible_splits_are_refused(tokenizer, arguments, message):
     with pytest.raises(ValueError, match=message):
         tokenizer(**{"img_size": (8, 8), "in_chans": 3, "embed_dim": 8} | arguments)
-
-
-def test_an_unknown_token_layer_is_refused_with_the_known_ones():
-    with pytest.raises(
-        ValueError, match="`t2t_attn` must be one of performer, performer_relu, transformer, none, got 'softmax'"
-    ):
-        T2TTokenizer((32, 32), 3, 8, "softmax")
