@@ -62,6 +62,10 @@ class Judged(NamedTuple):
     def __str__(self) -> str:
         return "\n".join(judged_lines(self))
 
+    def of_task(self, task: str) -> list[TaskVerdict]:
+        """Return the verdicts on a task."""
+        return [verdict for verdict in (*self.verdicts, *self.families) if verdict.task == task]
+
 
 class Anchor(NamedTuple):
     """What training the anchor, a published cell, again says of a comparison with published cells.
@@ -194,9 +198,10 @@ def judged_lines(judged: Judged) -> list[str]:
             is_lost = any(cell.partition("-")[0] == training for cell in judged.lost)
             rows.append([f"  {task}", "no score" if is_lost else "not applicable", f"({text})"])
             continue
-        found = [v for v in (*judged.verdicts, *judged.families) if v.task == task]
         words = ", ".join(
-            f"{_PHRASES[v.word]} {v.against} ({100 * v.difference:+.1f})" for v in found if v.word != "not applicable"
+            f"{_PHRASES[v.word]} {v.against} ({100 * v.difference:+.1f})"
+            for v in judged.of_task(task)
+            if v.word != "not applicable"
         )
         rows.append([f"  {task}", score_text(judged.scores[task]), words])
     lines = [f"{judged.method}: score of each task, mean of seeds with its 95 % interval"]
@@ -218,10 +223,8 @@ def judged_rows(judged: Judged) -> list[dict[str, Any]]:
     for task, values in judged.scores.items():
         low, high = score_interval(values)
         score = {"method": judged.method, "task": task, "score": float(np.mean(values)), "low": low, "high": high}
-        found = [v for v in (*judged.verdicts, *judged.families) if v.task == task]
-        rows += [{**score, "against": v.against, "difference": v.difference, "verdict": v.word} for v in found] or [
-            score
-        ]
+        against = [{"against": v.against, "difference": v.difference, "verdict": v.word} for v in judged.of_task(task)]
+        rows += [score | verdict for verdict in against or [{}]]
     return rows
 
 

@@ -15,7 +15,7 @@ from vitlab.position_bench.answers import (
     bench_predictions_of,
     scores_of,
 )
-from vitlab.position_bench.cells import Bench
+from vitlab.position_bench.cells import Bench, read_cell
 from vitlab.position_bench.costs import check_method, cost_of
 from vitlab.position_bench.methods import Method, code_of, label_of
 from vitlab.position_bench.protocol import best_rate, rates_left, tuned_on
@@ -57,9 +57,9 @@ class CellRunner:
         words = [f"{rate:g} for {name}" for name, rate in rates.items()]
         self.bench.say(f"{self.label}: learning rate " + ", ".join(words))
         each = {training: rates[tuned_on(training)] for training in self.bench.protocol["trainings"]}
-        found = self.run_cells(self.bench.cells().values(), each)
+        lost = self.run_cells(self.bench.cells().values(), each)
         self._shared({"cost": self._cost})
-        return {cell: kept["lost"] for cell, kept in found.items() if "lost" in kept}
+        return lost
 
     def tuned(self, training: str) -> float:
         """Return the learning rate that is best on validation images, trying what is not tried yet.
@@ -82,20 +82,20 @@ class CellRunner:
         Raises:
             NotFinite: Its training diverged.
         """
-        kept = self.run_cells([(training, seed)], {training: rate})[f"{training}-{seed}"]
-        if "lost" in kept:
-            raise NotFinite(kept["lost"])
-        return kept
+        for why in self.run_cells([(training, seed)], {training: rate}).values():
+            raise NotFinite(why)
+        return read_cell(self.bench.path(self.label, f"{training}-{seed}"))
 
-    def run_cells(self, cells: Iterable[tuple[str, int]], rates: Mapping[str, float]) -> dict[str, dict[str, Any]]:
-        """Train and test cells that are not complete at the learning rate of their training; return all records.
+    def run_cells(self, cells: Iterable[tuple[str, int]], rates: Mapping[str, float]) -> dict[str, str]:
+        """Train and test cells that are not complete at the learning rate of their training.
 
-        Of a cell without a score, as its training diverged, nothing is kept, and its record says why as ``lost``.
+        Returns:
+            The cells without a score, as their training diverged, and why; nothing is kept of these.
         """
         works = {
             f"{training}-{seed}": partial(self._run_cell, training, seed, rates[training]) for training, seed in cells
         }
-        return self._shared(works)
+        return {cell: why for cell, why in self._shared(works).items() if why is not None}
 
     def _shared(self, works: Mapping[str, Callable[[], T]]) -> dict[str, T]:
         """Do the work of cells, last that which another process is at, whose record is found then."""
@@ -132,11 +132,12 @@ class CellRunner:
             self.bench.say(f"{self.label} {cell}: validation {accuracy:.3f}, {seconds:.0f} CPU s")
         return float(kept["validation"])
 
-    def _run_cell(self, training: str, seed: int, rate: float) -> dict[str, Any]:
+    def _run_cell(self, training: str, seed: int, rate: float) -> str | None:
+        """Train and test a cell; return why it has no score, or None."""
         bench, label, cell, reads = self.bench, self.label, f"{training}-{seed}", 1
         if (kept := bench.record(label, cell)) is not None:
             if kept["rate"] == rate:
-                return kept
+                return None
             bench.say(f"{label} {cell}: trained again, since another learning rate is best in validation now")
             reads += kept["test_reads"]
         images = bench.pictures.of(training)
@@ -148,7 +149,7 @@ class CellRunner:
         except NotFinite as error:
             bench.path(label, cell).unlink(missing_ok=True)  # at another learning rate
             bench.say(f"{label} {cell}: no score, as {error}")
-            return {"lost": str(error)}
+            return str(error)
         scores = scores_of(predictions, answers_of(training, images.test))
         kept = {"training": training, "seed": seed, "rate": rate, "scores": scores, "not_applicable": refused}
         kept |= {"cpu_seconds": seconds, "test_reads": reads, "torch": torch.__version__}
@@ -156,7 +157,7 @@ class CellRunner:
             kept["validation"] = accuracy_of(net, training, images.val)
         bench.write(label, cell, kept, predictions)
         bench.say(f"{label} {cell}: " + ", ".join(f"{k} {v:.3f}" for k, v in scores.items()) + f", {seconds:.0f} CPU s")
-        return kept
+        return None
 
     def _cost(self) -> None:
         if self.bench.record(self.label, "cost") is None:
