@@ -9,7 +9,8 @@ from PIL import Image
 from vitlab.data.files.splits import SplitRule, by_group, by_time, split_hash
 from vitlab.data.image_folder import ImageFolder
 from vitlab.data.known import Digits
-from vitlab.data.record import Trained, check_same_training, measured
+from vitlab.data.record import Trained, measured
+from vitlab.data.resume import check_same_training
 
 
 def _samples(counts=(50, 31, 7, 1)):

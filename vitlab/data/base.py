@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitlab.data.arguments import RuleArgs
 from vitlab.data.files.decode import ColorProfile, Decoding, ImageError, decode_opened
-from vitlab.data.files.sets import FileImages, Images, Statistics
+from vitlab.data.files.sets import FileImages, Images, Statistics, given_statistics
 from vitlab.data.files.splits import Indices, SplitName, SplitRule
 from vitlab.data.loading.loader import Batch, Loader, send
 from vitlab.data.loading.mix import Mix
@@ -21,15 +21,8 @@ from vitlab.data.loading.native import check_native
 from vitlab.data.loading.order import Draw, EvalOrder, Sampling, Step, TrainOrder, check_shares
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.data.loading.transforms import Augment, CropMode, Interpolation, as_size
-from vitlab.data.record import (
-    RUN,
-    changed_order,
-    check_same_training,
-    data_record,
-    given_statistics,
-    state_of,
-    statistics_of,
-)
+from vitlab.data.record import RUN, data_record
+from vitlab.data.resume import changed_order, check_same_training, state_of
 from vitlab.errors import preview
 from vitlab.interface import Weighted
 from vitlab.named_kwargs import Named
@@ -370,8 +363,8 @@ class ImageData(Named, L.LightningDataModule):
             check_same_training(self, state_dict)
             self.notes += changed_order(self, state_dict)
         self._restored = dict(state_dict)
-        if self.statistics_from != "given":
-            self._statistics = statistics_of(state_dict) or self._statistics
+        if self.statistics_from != "given" and "mean" in state_dict:
+            self._statistics = tuple(state_dict["mean"]), tuple(state_dict["std"])
 
     def adopt_classes(self, class_names: list[str]) -> None:
         """Use the class numbers of a trained run."""

@@ -16,7 +16,8 @@ from vitlab.data.files.sets import FileImages, Images
 from vitlab.data.files.splits import Indices, SplitName, by_time
 from vitlab.data.loading.transforms import Size
 from vitlab.data.photos import Photos, parts_among
-from vitlab.data.record import RUN, check_target_names, check_uncut, trained_targets
+from vitlab.data.record import RUN, check_target_names, trained_targets
+from vitlab.data.resume import check_uncut
 from vitlab.tables import counted
 
 

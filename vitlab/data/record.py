@@ -1,16 +1,15 @@
 """The record of a run's data, and the comparison of that record with data that the run is evaluated on."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from lightning.pytorch.trainer.states import TrainerFn
 from numpy.typing import NDArray
 
-from vitlab.data.files.sets import Images, Statistics, summary
+from vitlab.data.files.sets import Images, summary
 from vitlab.data.files.splits import SplitName, SplitRule
 from vitlab.data.files.twins import twins
 from vitlab.data.loading.transforms import Size
@@ -19,7 +18,6 @@ from vitlab.errors import UsageError
 if TYPE_CHECKING:
     import pandas as pd
 
-ORDER = 2  # version of the order of training, in checkpoints; 1, which they lack, had copies of an image side by side
 TRAINED_ON = "trained_on.npy"  # in a run's directory: fingerprints of the training images, see `fingerprints`
 
 
@@ -45,94 +43,6 @@ def data_record(data: Any) -> dict[str, Any]:
     }
 
 
-def state_of(data: Any, statistics: Statistics | None) -> dict[str, Any]:
-    """Return the state that later stages must share with a training run, as plain values."""
-    known = {} if statistics is None else dict(zip(("mean", "std"), map(list, statistics), strict=True))
-    whole = {"whole_arrays": True} if data.arrays else {}
-    splits = _hashes(data.splits)
-    return {"class_names": data.class_names, "seed": data.seed, "order": ORDER, **known, **splits, **whole, **_at(data)}
-
-
-def _hashes(splits: Mapping[SplitName, Images]) -> dict[str, str]:
-    """Return the hashes by which a resumed run knows its images, and the order in which training numbers them."""
-    names: dict[str, SplitName] = {"split_hash": "train", "val_hash": "val"}
-    found = {key: splits[name].split_hash for key, name in names.items() if name in splits}
-    return {**found, "rows_hash": splits["train"].rows_hash} if "train" in splits else found
-
-
-def _at(data: Any) -> dict[str, Any]:
-    """Return the number of processes, and whether an epoch has begun that has not ended."""
-    if data.trainer is None or data.trainer.state.fn != TrainerFn.FITTING:
-        return {}
-    progress = data.trainer.fit_loop.epoch_loop.batch_progress
-    return {"world": data.trainer.world_size, "in_epoch": progress.current.ready > 0 and not progress.is_last_batch}
-
-
-def statistics_of(state: Mapping[str, Any]) -> Statistics | None:
-    """Return mean and standard deviation from a state, or None."""
-    return (tuple(state["mean"]), tuple(state["std"])) if "mean" in state else None
-
-
-def given_statistics(mean: Sequence[float] | None, std: Sequence[float] | None, in_chans: int) -> Statistics | None:
-    """Return the mean and standard deviation that a user gave, or None; refuse one alone and wrong numbers.
-
-    >>> given_statistics([0.5], [0.25], in_chans=1)
-    ((0.5,), (0.25,))
-    """
-    if mean is None and std is None:
-        return None
-    if mean is None or std is None:
-        raise ValueError(f"`data.mean` and `data.std` belong together: give `data.{'mean' if mean is None else 'std'}`")
-    for name, values in (("mean", mean), ("std", std)):
-        if len(values) != in_chans:
-            raise ValueError(f"`data.{name}` must have a value for each of {in_chans} channels, got {list(values)}")
-    if min(std) <= 0:
-        raise ValueError(f"`data.std` must be above 0, got {list(std)}")
-    return tuple(mean), tuple(std)
-
-
-def check_same_training(data: Any, state: Mapping[str, Any]) -> None:
-    """Refuse to resume a run on other training or validation images, or an epoch in another order of the images.
-
-    Checkpoints of an earlier vitlab know the training images alone.
-    """
-    now = _hashes(data.splits)
-    changed = {key for key in now.keys() & state.keys() if now[key] != state[key]}
-    if "split_hash" in changed:
-        then = state["split_hash"]
-        why = "" if data.rule.fold is None else " (an earlier vitlab divided small classes into other folds)"
-        raise ValueError(
-            f"the training split is {now['split_hash']}, the checkpoint was trained on {then}{why}: start a new run"
-        )
-    if "val_hash" in changed:
-        raise ValueError(
-            f"the validation split is {now['val_hash']}, the best epoch so far was chosen on {state['val_hash']}: "
-            "restore its images, or start a new run"
-        )
-    if not state.get("in_epoch"):
-        return
-    if "rows_hash" in changed:
-        raise ValueError(
-            "the training images have another order than in the checkpoint, which is from the middle of an epoch: "
-            "restore the order (of a table's rows, a list of shards, or `data.split_file`), or start a new run"
-        )
-    world = data.trainer.world_size
-    if data.pipeline.native and state["world"] != world:
-        raise ValueError(
-            f"the checkpoint is from the middle of an epoch on {state['world']} processes, now {world}, which divide "
-            f"the photos of `data.native_patch` otherwise: resume it on {state['world']}"
-        )
-
-
-def check_uncut(native_size: Sequence[int] | None, img_size: Sequence[int]) -> None:
-    """Refuse to resume a run on arrays that it saw cut as photos, as an earlier vitlab did with larger ones."""
-    if native_size and any(a > b for a, b in zip(native_size, img_size, strict=True)):
-        h, w = native_size
-        raise ValueError(
-            f"the run was trained on crops of arrays of {h}x{w}, which are now seen whole: start a new run"
-        )
-
-
 def check_target_names(names: Sequence[str], trained: Sequence[str]) -> None:
     """Refuse targets of another number, or in another order, than those that a network was trained on.
 
@@ -146,16 +56,6 @@ def check_target_names(names: Sequence[str], trained: Sequence[str]) -> None:
             f"`data.targets` is {', '.join(names)}, and the run was trained on {', '.join(trained)}: give them by "
             f"--data.targets='[{', '.join(trained)}]', or columns with other names in this order"
         )
-
-
-def changed_order(data: Any, state: Mapping[str, Any]) -> list[str]:
-    """Return a sentence if the batches of a resumed run are arranged otherwise than before its checkpoint."""
-    if state.get("order", 1) == ORDER or (data.repeats == 1 and data.sampling == "natural"):
-        return []
-    return [
-        "an earlier vitlab began this run and arranged copies of an image otherwise: from here on each step has the "
-        "same images as it would have had, but other partners in mixup and cutmix, and others in each process"
-    ]
 
 
 class Trained:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -241,6 +242,24 @@ def summary(images: Images, num_classes: int) -> dict[str, Any]:
         torch.bincount(images.labels, minlength=num_classes) if images.labels.ndim == 1 else images.labels.long().sum(0)
     )
     return {**facts, "class_counts": counts.tolist()}
+
+
+def given_statistics(mean: Sequence[float] | None, std: Sequence[float] | None, in_chans: int) -> Statistics | None:
+    """Return the mean and standard deviation that a user gave, or None; refuse one alone and wrong numbers.
+
+    >>> given_statistics([0.5], [0.25], in_chans=1)
+    ((0.5,), (0.25,))
+    """
+    if mean is None and std is None:
+        return None
+    if mean is None or std is None:
+        raise ValueError(f"`data.mean` and `data.std` belong together: give `data.{'mean' if mean is None else 'std'}`")
+    for name, values in (("mean", mean), ("std", std)):
+        if len(values) != in_chans:
+            raise ValueError(f"`data.{name}` must have a value for each of {in_chans} channels, got {list(values)}")
+    if min(std) <= 0:
+        raise ValueError(f"`data.std` must be above 0, got {list(std)}")
+    return tuple(mean), tuple(std)
 
 
 def _mean_and_std(mean: np.ndarray, square: np.ndarray, rounding: float, origin: np.ndarray | float = 0) -> Statistics:
