@@ -107,28 +107,19 @@ def _read(source: Any, names: Sequence[str] | None = None) -> dict[str, NDArray[
 
     Bytes, as other programs write words, become text.
     """
-    found = _loaded(source, names)
-    for name, values in found.items():
-        try:
-            found[name] = np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values
-        except UnicodeDecodeError as error:
-            place = source if isinstance(source, str | Path) else "the data"
-            raise ValueError(f"{place} has a word that is not UTF-8, {error.object!r}: save words as text") from None
-    return found
-
-
-def _loaded(source: Any, names: Sequence[str] | None) -> dict[str, NDArray[Any]]:
-    if not isinstance(source, str | Path):
-        return {"images": np.asarray(source)}
+    is_file = isinstance(source, str | Path)
     try:
-        found = np.load(source, allow_pickle=False)
-        if not hasattr(found, "files"):
-            return {"images": found}
-        return {name: found[name] for name in found.files if names is None or name in names}
+        found = np.load(source, allow_pickle=False) if is_file else np.asarray(source)
+        if hasattr(found, "files"):
+            found = {name: found[name] for name in found.files if names is None or name in names}
+        else:
+            found = {"images": found}
+        return {name: np.char.decode(x, "utf-8") if x.dtype.kind == "S" else x for name, x in found.items()}
     except FileNotFoundError:
         raise ValueError(f"`data.path` must be a .npz or .npy file, and there is no {source}") from None
     except Exception as error:  # numpy can raise anything for a broken file
-        raise ValueError(f"{source} is not a .npz or .npy file of numbers: {error}") from None
+        place = f"{source} is not a .npz or .npy file of numbers and words" if is_file else "the data cannot be read"
+        raise ValueError(f"{place}: {error}") from None
 
 
 def _images(values: NDArray[Any], place: str) -> NDArray[np.float32]:

@@ -135,15 +135,10 @@ def rows_of(path: str, image_column: str, split_column: str | None = None) -> tu
         found = {name: found[name] for name in parts.values()} if "train" in parts else found
     tables, images = [], {}
     for split, rows in found.items():
-        features = rows.features
-        if not isinstance(features.get(image_column), Image):
-            known = ", ".join(f"{name} ({type(feature).__name__})" for name, feature in features.items())
-            raise ValueError(
-                f"`data.path_column` must be a column of images in {path}, got {image_column}; there are {known}"
-            )
+        _check_column(path, rows, "path_column", image_column, Image)
         images[split] = rows.select_columns([image_column]).cast_column(image_column, Image(decode=False))
         table = rows.remove_columns([image_column]).to_pandas()
-        for name, feature in features.items():
+        for name, feature in rows.features.items():
             if isinstance(feature, ClassLabel):
                 table[name] = [feature.names[int(value)] if value >= 0 else None for value in table[name]]
         table[image_column] = [os.path.join(split, str(row)) for row in range(len(rows))]
@@ -188,9 +183,14 @@ def _column(rows: Any, name: str) -> list[Any]:
 def _checked(place: str, rows: Any, image_column: str, label_column: str) -> Any:
     from datasets import ClassLabel, Image, Value
 
-    kinds = {"image_column": (image_column, Image), "label_column": (label_column, ClassLabel | Value)}
-    for option, (column, kind) in kinds.items():
-        if not isinstance(rows.features.get(column), kind):
-            known = ", ".join(f"{name} ({type(feature).__name__})" for name, feature in rows.features.items())
-            raise ValueError(f"`data.{option}` must be a column of {place}, got {column}; there are {known}")
+    _check_column(place, rows, "image_column", image_column, Image)
+    _check_column(place, rows, "label_column", label_column, ClassLabel | Value)
     return rows.select_columns([image_column, label_column]).cast_column(image_column, Image(decode=False))
+
+
+def _check_column(place: str, rows: Any, option: str, column: str, kind: Any) -> None:
+    """Refuse a column that is missing, or of another kind, and tell those that there are."""
+    if not isinstance(rows.features.get(column), kind):
+        what = "images" if option != "label_column" else "classes"
+        known = ", ".join(f"{name} ({type(feature).__name__})" for name, feature in rows.features.items())
+        raise ValueError(f"`data.{option}` must be a column of {what} in {place}, got {column}; there are {known}")
