@@ -13,7 +13,8 @@ from timm.data import create_transform
 from timm.data.auto_augment import AugmentOp
 
 from vitlab.data.loading.pipeline import Pipeline
-from vitlab.data.loading.transforms import _seeded, parts_of
+from vitlab.data.loading.streams import seeded
+from vitlab.data.loading.transforms import parts_of
 
 MEAN = (0.485, 0.456, 0.406)
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -70,7 +71,7 @@ def test_a_seed_gives_the_image_that_timm_makes(name, monkeypatch):
     ours.first, refused, n, changed = None, 0, 300, 0
     for seed in range(n):
         image = _photo(seed)
-        with _seeded(seed):
+        with seeded(seed):
             try:
                 expected = theirs(image)
             except ValueError:  # timm's strongest Posterize keeps no bits
@@ -121,7 +122,7 @@ def test_the_crops_of_a_recipe_are_distributed_as_timms(name, shape):
     crop, theirs, n = ours.first, first.transforms[0], 2000
     a = np.array([crop.box(shape, row) for row in np.random.default_rng(2).random((n, 23))], dtype=float)
     image = Image.new("L", shape[::-1])
-    with _seeded(2):
+    with seeded(2):
         b = np.array([theirs.get_params(image, theirs.scale, theirs.ratio) for _ in range(n)], dtype=float)
     for of in (lambda x: x[:, 2] * x[:, 3], lambda x: x[:, 3] / x[:, 2]):
         values = np.unique(np.concatenate([of(a), of(b)]))

@@ -116,7 +116,7 @@ def http(made, monkeypatch):
     files = {f"/{name}": file.read_bytes() for name, file in _files(made).items()}
     handler = type("Handler", (Faulty,), {"files": files, "faults": [], "slow": 4.0})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}", handler.faults
     server.shutdown(), server.server_close()

@@ -243,7 +243,7 @@ def server(monkeypatch):
     monkeypatch.setattr("vitlab.data.files.ranges._WAITS", (0.0, 0.0, 0.0))
     handler = type("Handler", (Faulty,), {"files": {"/a.tar": _shard(1)}, "faults": []})
     http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=http.serve_forever, daemon=True)
+    thread = threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{http.server_port}/a.tar", handler.faults
     http.shutdown()
@@ -324,7 +324,7 @@ def test_a_refusal_of_a_store_is_told_apart_from_a_missing_shard(status, message
             self.send_error(status)
 
     http = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
-    thread = threading.Thread(target=http.serve_forever, daemon=True)
+    thread = threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     address = f"http://127.0.0.1:{http.server_port}/a.tar"
     if status is None:

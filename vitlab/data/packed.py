@@ -10,7 +10,8 @@ from vitlab.data.arguments import PhotoArgs
 from vitlab.data.class_folders import ClassFolders, Videos, check_videos
 from vitlab.data.files.decode import Decoding
 from vitlab.data.files.sets import FileImages, Images
-from vitlab.data.pack.shards import PARTS, ROUNDED, ROW, PackedStore, facts_of, read_index
+from vitlab.data.files.splits import SPLIT_NAMES
+from vitlab.data.pack.shards import ROUNDED, ROW, PackedStore, facts_of, read_index
 from vitlab.data.photos import are_small
 
 _DECODED = {"value_range": None, "max_pixels": Decoding.max_pixels, "color_profile": Decoding.color_profile}
@@ -97,7 +98,7 @@ class Packed(ClassFolders):
         for i, file, label, part in self.left_out:
             files.insert(i, file)
             rows["label"][i], rows["part"][i] = label, part
-        chosen = np.flatnonzero(np.isin(rows["part"], [PARTS.index(part) for part in parts]))
+        chosen = np.flatnonzero(np.isin(rows["part"], [SPLIT_NAMES.index(part) for part in parts]))
         names = [self.packed_names[number] for number in rows["label"][chosen].tolist()]
         return self.of_videos(self.labeled(self.store, [files[i] for i in chosen], names, facts_of(rows[chosen])))
 

@@ -2,15 +2,11 @@
 
 import copy
 import os
-import random
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import numpy as np
-import torch
 from lightning.pytorch.utilities import rank_zero_warn
-from lightning.pytorch.utilities.seed import isolate_rng
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -21,7 +17,7 @@ from torch.utils.data import (
 )
 
 from vitlab.data.loading.order import EvalOrder
-from vitlab.data.loading.streams import ORDER, stream
+from vitlab.data.loading.streams import ORDER, seeded, stream
 
 
 class SameDraws:
@@ -41,9 +37,7 @@ class SameDraws:
 
     def __iter__(self) -> Iterator[Any]:
         drawn = int(stream(int(os.environ.get("PL_GLOBAL_SEED") or 0), ORDER, self.epoch)[0]) % 2**32
-        with isolate_rng(include_cuda=False):
-            for seed in (random.seed, np.random.seed, torch.default_generator.manual_seed):  # not those of GPUs
-                seed(drawn)
+        with seeded(drawn):
             return iter(list(self.sampler))
 
     def set_epoch(self, epoch: int) -> None:

@@ -1,8 +1,13 @@
 """Random numbers that depend only on counters, so that any process can draw them in any order."""
 
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.data import get_worker_info
 
 ORDER, AUGMENT, MIX, ERASE, MASK, VIEW, REPLACE = range(7)  # a stream for each purpose
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, the step of SplitMix64 (Steele et al. 2014)
@@ -34,6 +39,22 @@ def uniforms(seeds: Seeds, n: int) -> NDArray[np.float64]:
 def generator(seed: int) -> torch.Generator:
     """Return a new torch generator for a seed."""
     return torch.Generator().manual_seed(int(seed) & (2**63 - 1))
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed the global generators on the CPU, for others that draw from them; restore them, but in worker processes."""
+    states = None if get_worker_info() else (random.getstate(), np.random.get_state(), torch.get_rng_state())
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed % 2**63)
+    try:
+        yield
+    finally:
+        if states is not None:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+            torch.set_rng_state(states[2])
 
 
 def shuffled_indices(seeds: Seeds, grid_size: tuple[int, int], block: int = 1) -> NDArray[np.int64]:

@@ -2,8 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
@@ -11,10 +10,9 @@ import torch
 import torch.nn.functional as F
 from PIL import Image, ImageOps
 from torch import Tensor
-from torch.utils.data import get_worker_info
 
 from vitlab.class_paths import ClassSpec, build, choice_text, find_class, name_and_args
-from vitlab.data.loading.streams import uniforms
+from vitlab.data.loading.streams import seeded, uniforms
 from vitlab.errors import in_own_code, named_line
 
 Interpolation = Literal["bilinear", "bicubic"]
@@ -190,7 +188,7 @@ class Augmented:
         image = self.first(image, seed) if self.first else image
         mode, size = image.mode, image.size
         image = image.convert("RGB")
-        with _seeded(seed):
+        with seeded(seed):
             for name, step in zip(self.names, self.steps, strict=True):
                 result = step(image)
                 if isinstance(result, Tensor) and result.dtype == torch.uint8 and result.ndim == 3:
@@ -300,22 +298,6 @@ def to_image(pixels: Tensor) -> Image.Image:
     """Return uint8 ``(C, H, W)`` as a gray or RGB image."""
     array = pixels.permute(1, 2, 0).contiguous().numpy()
     return Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Seed the global generators, which timm and torchvision use; restore them, except in worker processes."""
-    states = None if get_worker_info() else (random.getstate(), np.random.get_state(), torch.get_rng_state())
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.default_generator.manual_seed(seed % 2**63)
-    try:
-        yield
-    finally:
-        if states is not None:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
-            torch.set_rng_state(states[2])
 
 
 def resampling(interpolation: Interpolation) -> Image.Resampling:

@@ -21,7 +21,7 @@ ROUNDED = "down"  # the longer side of a shrunk photo, as in evaluation; older p
 ROW = np.dtype(
     [
         ("label", "i4"),
-        ("part", "u1"),  # 0 train, 1 val, 2 test; 0 if there is only one folder
+        ("part", "u1"),  # number of the name in `SPLIT_NAMES`: 0 train, 1 val, 2 test; 0 if there is only one folder
         ("shard", "i4"),
         ("offset", "i8"),  # in the shard, in bytes
         ("length", "i8"),  # of the encoded image, in bytes
@@ -30,7 +30,6 @@ ROW = np.dtype(
     ]
 )
 _PLAIN = re.compile(rb"P([56])\n(\d+) (\d+)\n255\n")  # the header that `encode.pixels` writes
-PARTS = ("train", "val", "test")
 
 
 def shard_name(number: int) -> str:

@@ -22,9 +22,10 @@ from tqdm import tqdm
 from vitlab.data.files import archive
 from vitlab.data.files.decode import ColorProfile
 from vitlab.data.files.scan import sizes_of
+from vitlab.data.files.splits import SPLIT_NAMES
 from vitlab.data.image_folder import ImageFolder, kind_of
 from vitlab.data.pack.encode import Encoded, Photo, PhotosToPack
-from vitlab.data.pack.shards import INDEX, PARTS, ROUNDED, ROW, VERSION, shard_name
+from vitlab.data.pack.shards import INDEX, ROUNDED, ROW, VERSION, shard_name
 from vitlab.data.photos import refuse_unreadable
 from vitlab.runs import guard
 from vitlab.runs.lock import held
@@ -145,7 +146,7 @@ def _finish(work: Path, place: Path) -> None:
 def _listed(data: ImageFolder, size: int | None) -> PhotosToPack:
     files: list[str] = []
     rows = []
-    for number, name in enumerate(PARTS):
+    for number, name in enumerate(SPLIT_NAMES):
         if name in data.parts:
             images = data.list_files([name])
             some = np.zeros(len(images), dtype=ROW)
@@ -160,7 +161,7 @@ def _listed(data: ImageFolder, size: int | None) -> PhotosToPack:
 
 def _sample(what: PhotosToPack) -> list[str]:
     """Return some files of the training part, from which sizes are known, as :class:`ImageFolder` looks at some."""
-    train = np.flatnonzero(what.rows["part"] == PARTS.index("train"))
+    train = np.flatnonzero(what.rows["part"] == SPLIT_NAMES.index("train"))
     return [what.files[i] for i in train[:: max(1, len(train) // 16)]]
 
 
