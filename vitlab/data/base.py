@@ -124,11 +124,14 @@ class ImageData(Named, L.LightningDataModule):
         self.img_size, self.in_chans, self.class_names = as_size(img_size, native_size), in_chans, list(class_names)
         self.decoding = Decoding("L" if in_chans == 1 else "RGB", value_range, max_pixels, color_profile)
         self.batch_size, self.num_workers, self.repeats, self.sampling = batch_size, num_workers, repeats, sampling
-        cuts, self.rule = (augment, crop_scale, crop_pct, interpolation, img_size_schedule), SplitRule(**split)
+        self.rule = SplitRule(**split)
         mixes = {"mixup": mixup, "cutmix": cutmix, "random_erasing": random_erasing, "crop_pct": crop_pct}
         draws = {"repeats": repeats > 1, "sampling": sampling != "natural", "img_size_schedule": img_size_schedule}
         check_native(native_patch, native_size, mixes | draws)
-        self.pipeline = Pipeline(native_size, self.img_size, *cuts, native_patch, crop_mode)
+        self.pipeline = Pipeline(
+            native_size, self.img_size, augment, crop_scale, crop_pct, interpolation, img_size_schedule, native_patch,
+            crop_mode,
+        )  # fmt: skip
         if self.pipeline.steps and in_chans not in (1, 3):  # Pillow would take the last channel for opacity
             raise ValueError(f"`data.augment` must be none or crop-flip for {in_chans} channels, got {augment}")
         self.splits, self.held_back, self.unreadable, self.notes, self._ready = {}, {}, {}, [], {}
@@ -287,7 +290,8 @@ class ImageData(Named, L.LightningDataModule):
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> tuple[Tensor, Tensor] | Weighted:
         """Normalize and mix uint8 ``(B, C, H, W)`` images on their device."""
-        images, targets, step = *_, self.step = batch  # for tasks whose random numbers depend on the samples
+        images, targets, step = batch
+        self.step = step  # for tasks whose random numbers depend on the samples
         images = self.as_precise(self.pipeline.normalize(images, self.statistics(), step))
         if step.mix_seed is not None:
             images, targets = self.mix(images, targets, step)
