@@ -228,7 +228,7 @@ def test_a_cache_serves_the_next_epoch_and_two_processes_keep_to_its_budget(stor
     for file in kept[:5]:
         file.write_bytes(file.read_bytes()[:-3])  # as after a power failure
     assert _equal(clean, _epoch(data)) and 0 < len(server.asked) <= 5
-    monkeypatch.setattr("vitlab.data.files.ranges._UNUSED", 0.0)
+    monkeypatch.setattr("vitlab.data.files.disk_cache._UNUSED", 0.0)
     few = 20_000 / 1e9  # of about 50,000 bytes
     assert sum(file.stat().st_size for file in kept) > 2e4
     ranks = _two_processes("packed", "s3://bucket", cache_gb=few)
