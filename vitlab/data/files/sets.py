@@ -152,7 +152,7 @@ class FileImages(Labeled):
         assert self.facts is not None, "the files have not been scanned"
         return self.facts
 
-    def image(self, index: int, shrink: int | None = None) -> Image.Image:
+    def image(self, index: int) -> Image.Image:
         """Return one image, as `decode_bytes` does; an ImageError names a file that cannot be read."""
         if (stored := self._stored(index)) is not None:
             return Image.fromarray(stored).convert(self.how.mode)
@@ -161,7 +161,7 @@ class FileImages(Labeled):
             data = self.store.read(self.files[index])
         except OSError as error:
             raise ImageError(path, error.strerror or str(error)) from None
-        return decode_bytes(data, path, self.how, shrink)
+        return decode_bytes(data, path, self.how)
 
     def pixels(self, index: int) -> np.ndarray:
         """Return one image as uint8 ``(H, W, 3)`` or, gray, ``(H, W)``; without a copy if the store has it decoded."""

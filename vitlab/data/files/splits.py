@@ -156,8 +156,12 @@ class SplitRule:
 
     def _subset_of(self, train: list[Indices]) -> Indices:
         """Return the sorted indices of the first samples of each class, ranked."""
-        kept = [ranked[: int(np.ceil(len(ranked) * self.subset - 1e-9))] for ranked in train]
+        kept = [ranked[: self.kept_of(len(ranked))] for ranked in train]
         return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *kept]))
+
+    def kept_of(self, count: int) -> int:
+        """Return how many of ``count`` training samples `subset` keeps, rounded up."""
+        return int(np.ceil(count * self.subset - 1e-9))
 
 
 def by_group(
@@ -206,7 +210,7 @@ def by_time(times: Indices, rule: SplitRule, cut_test: bool = True) -> dict[Spli
         k, n = rule.fold
         last = cut(end * (k + 1) / (n + 1), 0, end + 1)
         first = cut(end * k / (n + 1), 0, last)
-    start = first - int(np.ceil(first * rule.subset - 1e-9))
+    start = first - rule.kept_of(first)
     parts: dict[SplitName, Indices] = {"train": order[start:first], "val": order[first:last], "test": order[end:]}
     return {name: np.sort(chosen) for name, chosen in parts.items()}
 
