@@ -25,9 +25,8 @@ from vitlab.packed_batch import PackedBatch
 
 OnUnreadable = Callable[[ImageError], None]  # counts an unreadable sample, or raises
 _Key = tuple[int, int, int]  # index and seed of a sample, and the sample that it is mixed with
-_Read = tuple[
-    Tensor | PackedBatch, Tensor, Indices, Indices, list[ImageError]
-]  # images, classes, rows, samples, errors
+# images, classes, their rows in the batch, numbers of their samples, errors
+_Read = tuple[Tensor | PackedBatch, Tensor, Indices, Indices, list[ImageError]]
 
 
 class _Sample(NamedTuple):
@@ -160,7 +159,7 @@ def _leave_signals_to_the_trainer(worker: int) -> None:
 
 
 def _stack(samples: list[_Sample], patch: int | None = None) -> _Read:
-    read = [(row, sample) for row, sample in enumerate(samples) if sample.image is not None]
+    rows = [row for row, sample in enumerate(samples) if sample.image is not None]
     found = [sample.image for sample in samples if sample.image is not None]
     images: Tensor | PackedBatch
     if not found:
@@ -169,6 +168,7 @@ def _stack(samples: list[_Sample], patch: int | None = None) -> _Read:
         images = default_collate(found)  # in shared memory
     else:
         images = PackedBatch.of(found, patch)
-    labels = torch.tensor([sample.label for _, sample in read])
-    rows, indices = (np.array(x, dtype=np.int64) for x in ([row for row, _ in read], [s.number for _, s in read]))
-    return images, labels, rows, indices, [error for sample in samples for error in sample.errors]
+    labels = torch.tensor([samples[row].label for row in rows])
+    numbers = np.array([samples[row].number for row in rows], dtype=np.int64)
+    errors = [error for sample in samples for error in sample.errors]
+    return images, labels, np.array(rows, dtype=np.int64), numbers, errors
