@@ -196,7 +196,7 @@ class ImageData(Named, L.LightningDataModule):
     def check_processes(self, world: int) -> None:
         """Refuse a global batch that so many processes cannot share, before they are started."""
         check_shares(self.batch_size, world)
-        self.mix.check(self.batch_size, world, "class", weighted=False, repeats=self.repeats)
+        self.mix.check_pairs(self.batch_size, world, self.repeats)
 
     def ready(self, images: Images) -> Images:
         """Return the images of a split as loaders read them, such as decoded in memory."""
@@ -271,8 +271,8 @@ class ImageData(Named, L.LightningDataModule):
         """Return the training batches of this process."""
         self.build("train")
         place, images = self._place(), self.splits["train"]
-        weighted = self.sample_weights is not None
-        self.mix.check(self.batch_size, place[1], self.targets["kind"], weighted, self.repeats)
+        self.mix.check_targets(self.targets["kind"], weighted=self.sample_weights is not None)
+        self.mix.check_pairs(self.batch_size, place[1], self.repeats)
         how = (self.batch_size, self.seed, *place, self.repeats, self.pipeline.tokens(images))
         draw = Draw(images.labels, self.sampling, self.targets["kind"])
         same = getattr(self.trainer, "overfit_batches", 0) > 0

@@ -37,11 +37,14 @@ class Mix:
 
             self.mixing = Mixup(mixup, cutmix, label_smoothing=0.0, num_classes=num_classes)
 
-    def check(self, batch_size: int, world: int, kind: str, weighted: bool, repeats: int = 1) -> None:
-        """Refuse to mix targets other than classes, weighted rows, pairs across processes, and an image with itself."""
+    def check_targets(self, kind: str, weighted: bool) -> None:
+        """Refuse to mix targets other than classes, and weighted rows."""
         if self.mixing and (kind != "class" or weighted):
             what = "rows have weights" if weighted else f"the targets are {kind_text(kind)}"
             raise ValueError(f"`data.mixup` and `data.cutmix` mix classes, and {what}: leave them at 0")
+
+    def check_pairs(self, batch_size: int, world: int, repeats: int = 1) -> None:
+        """Refuse pairs across processes, and of an image with itself."""
         if self.mixing and batch_size // world % 2:
             raise ValueError(
                 "`data.mixup` and `data.cutmix` mix pairs: `data.batch_size` must be even for each process, "
