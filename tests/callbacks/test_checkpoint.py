@@ -13,6 +13,7 @@ from tiny import NETWORK, Stream, batches, fit, loader, task, trainer
 from torch.utils.data import DataLoader
 
 from vitlab.callbacks.checkpoint import Checkpoint
+from vitlab.callbacks.draws import Draws
 from vitlab.callbacks.ema import EMA
 from vitlab.callbacks.record import RunRecord
 from vitlab.callbacks.steps import Steps
@@ -478,15 +479,15 @@ def test_a_module_and_a_loader_of_ones_own_resume_to_the_same_bits(tmp_path, tra
 
 @pytest.mark.parametrize(("world", "rank", "expected"), [(2, 0, 3), (2, 1, 7), (3, 2, 3)])
 def test_a_loader_goes_on_where_that_of_its_own_process_was(world, rank, expected):
-    keeper, given = Checkpoint(), Reordered(loader().dataset, batch_size=4)
+    draws, given = Draws(), Reordered(loader().dataset, batch_size=4)
     loops = {"fit_loop": {"state_dict": {}}}
     positions = [[{"epoch": at, "done": 1}] for at in (3, 7)]
     saved = {"loops": loops, "train_loader": {"epoch": 3, "done": 1}, "loader_states": positions}
-    keeper.on_load_checkpoint(None, None, saved)
+    draws.load(saved)
     ended = SimpleNamespace(_num_ready_batches_reached=lambda: True)
     fit_loop = {"_combined_loader": SimpleNamespace(flattened=[given]), "restarted_mid_epoch": True}
     place = {"world_size": world, "global_rank": rank, "strategy": SimpleNamespace(root_device=None)}
-    keeper._restore_draws(SimpleNamespace(fit_loop=SimpleNamespace(**fit_loop, epoch_loop=ended), **place))
+    draws.restore(SimpleNamespace(fit_loop=SimpleNamespace(**fit_loop, epoch_loop=ended), **place))
     assert given.epoch == expected
 
 

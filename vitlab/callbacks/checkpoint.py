@@ -1,7 +1,6 @@
 """Save checkpoints of a run so that every file is complete at any time."""
 
 import math
-import random
 import time
 import warnings
 from functools import partial
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
-import numpy as np
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import callbacks
@@ -17,6 +15,7 @@ from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from torch.optim.lr_scheduler import LambdaLR
 
 from vitlab import interface
+from vitlab.callbacks.draws import Draws
 from vitlab.callbacks.ema import follow_swaps, swap_back
 from vitlab.callbacks.record import RunRecord
 from vitlab.callbacks.steps import ends_with_epoch, is_cut, logged
@@ -26,7 +25,6 @@ from vitlab.ranges import check_ranges
 from vitlab.runs.directory import RunDir
 from vitlab.runs.format import describe_format
 from vitlab.runs.generations import BackgroundCheckpointIO, NotSaved, rotate, sweep, writing
-from vitlab.runs.launch import of_all
 
 NOT_STOPPED = EarlyStoppingReason.NOT_STOPPED
 LOOK = 8  # batches, and the rest of a step, between two checks of the clock, on which processes have to agree
@@ -84,11 +82,9 @@ class Checkpoint(callbacks.Checkpoint):
         self._stops = False  # a callback has stopped the training within an accumulated step
         self._looks = (0, 0)  # epoch, and how often LOOK batches had passed in it at the last look at the clock
         self._max_steps: int | None = None  # limit that waits for a repeated validation
-        self._loader_states: list[list[dict[str, Any]]] = []  # of the resumed checkpoint, as are the next three
-        self._random_states: list[dict[str, Any]] = []
-        self._metrics: dict[str, torch.Tensor] = {}
+        self._draws = Draws()
+        self._metrics: dict[str, torch.Tensor] = {}  # of the resumed checkpoint, as is the next one
         self._schedules: int | None = None
-        self._before_validation: dict[str, Any] | None = None  # random states; a resume repeats the validation
         self._unsettled: list[str] = []  # names of checkpoints that are still being written
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
@@ -140,19 +136,16 @@ class Checkpoint(callbacks.Checkpoint):
             trainer.fit_loop.epoch_loop.max_steps, self._max_steps = self._max_steps, None
 
     def _validate(self, trainer: Any) -> Any:
-        """Run Lightning's validation; what is saved within has the random states of before, as a resume repeats it."""
+        """Run Lightning's validation, which a resume from what is saved within repeats."""
         loop = trainer.fit_loop.epoch_loop.val_loop
         self._limit_steps(trainer)
-        self._before_validation = random_states(trainer.strategy.root_device)
-        outputs = type(loop).run(loop)
-        self._before_validation = None
-        return outputs
+        with self._draws.repeated(trainer):
+            return type(loop).run(loop)
 
     def on_train_start(self, trainer: Any, pl_module: L.LightningModule) -> None:
-        """Start the clock, and restore random numbers, training loader, and how many batches a step accumulates.
+        """Start the clock, and restore what the training draws, and how many batches a step accumulates.
 
-        Lightning restores no random numbers, a loader too early if the schedule has asked for the number of steps, and
-        the batches of a step only where an epoch begins.
+        Lightning restores the latter only where an epoch begins.
         """
         for callback in trainer.callbacks:
             if isinstance(callback, callbacks.GradientAccumulationScheduler):
@@ -179,32 +172,10 @@ class Checkpoint(callbacks.Checkpoint):
             self.run.path.mkdir(parents=True, exist_ok=True)
             self.run.check_there()
             sweep(self.directory)
-        self._restore_draws(trainer)
-
-    def _restore_draws(self, trainer: Any) -> None:
-        """Restore the position of the training loader, and the random numbers, which a loader draws at its start."""
-        loop, states, device = trainer.fit_loop, self._random_states, trainer.strategy.root_device
-        own = states[trainer.global_rank] if len(states) == trainer.world_size else None
-        stateful = [loader for loader in loop._combined_loader.flattened if hasattr(loader, "load_state_dict")]
-        of_each = self._loader_states  # those of the first process on another number of them
-        mine = of_each[trainer.global_rank if len(of_each) == trainer.world_size else 0] if of_each else []
-        restored = list(zip(stateful, mine, strict=False))
-        self._loader_states, self._random_states = [], []
-        if not (own or restored):
-            return
-        for loader, state in restored:
-            loader.load_state_dict(state)
-        if own:
-            set_random_states(own, device)
-        begins = not loop.restarted_mid_epoch
-        goes_on = restored and not loop.epoch_loop._num_ready_batches_reached()
-        if begins or goes_on:
-            iter(loop._data_fetcher)  # Lightning's iterator began before, with other states
-        if own and not begins:
-            set_random_states(own, device)
+        self._draws.restore(trainer)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Add the position of the training loader, random states, and what the checkpoint consists of."""
+        """Add what the training draws, its metrics, and what the checkpoint consists of."""
         data = trainer.datamodule
         named = type(data).__qualname__ if data is not None and data.state_dict() else None  # as Lightning calls it
         counts = len(trainer.optimizers), len(trainer.lr_scheduler_configs)
@@ -212,21 +183,13 @@ class Checkpoint(callbacks.Checkpoint):
         if not interface.is_task(pl_module):  # a task of vitlab notes it itself, with any trainer
             checkpoint["own"] = interface.own_answer(pl_module)
             checkpoint["network"] = interface.arguments_of_net(pl_module)
-        before = self._before_validation if trainer.validating else None
-        loaders = getattr(trainer.fit_loop._combined_loader, "flattened", ())
-        states = [loader.state_dict() for loader in loaders if hasattr(loader, "state_dict")]
-        own = before or random_states(trainer.strategy.root_device), states
         metrics = trainer.callback_metrics.items()  # where no validation follows, others read those of the one before
         checkpoint["metrics"] = {name: value for name, value in metrics if isinstance(value, torch.Tensor)}
-        each = of_all(own) if trainer.world_size > 1 else [own]
-        checkpoint["random_states"], checkpoint["loader_states"] = map(list, zip(*each, strict=True))
+        checkpoint |= self._draws.state(trainer)
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Keep the positions of training loaders and the random states of processes for :meth:`on_train_start`."""
-        of_several = checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])
-        of_first = [checkpoint["train_loader"]] if "train_loader" in checkpoint else of_several  # before 0.2.0
-        self._loader_states = checkpoint.get("loader_states", [of_first])
-        self._random_states = checkpoint.get("random_states", [])
+        """Keep draws, metrics and the number of schedules for :meth:`on_train_start`."""
+        self._draws.load(checkpoint)
         self._metrics = checkpoint.get("metrics", {})
         self._schedules = len(checkpoint.get("lr_schedulers", ()))
 
@@ -428,31 +391,6 @@ class Checkpoint(callbacks.Checkpoint):
         self.settle(trainer)
         if self.monitor and self.best_score is None and trainer.fit_loop.epoch_loop.val_loop._has_run:
             warnings.warn(f"no checkpoint is the best: no validation has measured {self.monitor}", stacklevel=2)
-
-
-def random_states(device: torch.device) -> dict[str, Any]:
-    """Return the states of the random numbers of torch, NumPy and Python in this process, as a checkpoint holds them.
-
-    Example:
-        >>> states = random_states(torch.device("cpu"))
-        >>> drawn = torch.rand(3), random.random()
-        >>> set_random_states(states, torch.device("cpu"))
-        >>> torch.equal(torch.rand(3), drawn[0]), random.random() == drawn[1]
-        (True, True)
-    """
-    drawn: Any = np.random.get_state()
-    name, key, *rest = drawn
-    states = {"torch": torch.get_rng_state(), "numpy": [name, key.tolist(), *rest], "python": random.getstate()}
-    return states | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
-
-
-def set_random_states(states: dict[str, Any], device: torch.device) -> None:
-    """Restore what :func:`random_states` has returned."""
-    torch.set_rng_state(states["torch"])
-    np.random.set_state(tuple(states["numpy"]))
-    random.setstate(states["python"])
-    if "cuda" in states and device.type == "cuda":
-        torch.cuda.set_rng_state(states["cuda"], device)
 
 
 def _load_double(strategy: Any, *given: Any, **options: Any) -> None:
