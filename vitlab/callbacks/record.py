@@ -22,9 +22,9 @@ from vitlab.callbacks.steps import Speed, Steps, images, is_cut, logged, means, 
 from vitlab.errors import Diverged, Stopped, UsageError, named_line, one_line, preview
 from vitlab.interface import is_task
 from vitlab.layers.precision import unscale
+from vitlab.runs.before import forget
 from vitlab.runs.directory import RunDir
 from vitlab.runs.fence import Fence, Fenced
-from vitlab.runs.overwrite import forget
 from vitlab.runs.records import Ending, now_utc
 
 LOG = logging.getLogger("vitlab")

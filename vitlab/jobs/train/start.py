@@ -14,7 +14,6 @@ from vitlab.config.arguments import config_paths, grid_as_typed
 from vitlab.config.parser import settings
 from vitlab.config.secret import redact
 from vitlab.config.trust import changed_code
-from vitlab.data.record import TRAINED_ON
 from vitlab.errors import PARTS_FILE, RunFailed, Stopped, UsageError
 from vitlab.jobs.checkpoint import checkpoint_to_resume
 from vitlab.jobs.terminal import close_log, log_to, print_error
@@ -24,18 +23,13 @@ from vitlab.jobs.train.job import GIVEN, Job
 from vitlab.jobs.train.wandb import finish_run
 from vitlab.jobs.typed import first_settings, settings_so_far
 from vitlab.notebook import names_in, source_of
+from vitlab.runs.before import Before, prepare
 from vitlab.runs.guard import Guard, enter, others_of
 from vitlab.runs.launch import announce_run, join_group_store
 from vitlab.runs.lock import is_leader
 from vitlab.runs.matching import is_there
-from vitlab.runs.overwrite import discard, has_set_aside, prepare
 from vitlab.runs.records import now_utc
 
-WRITTEN = (  # in a run's directory before the first step
-    *("config.yaml", "overrides.yaml", PARTS_FILE, "run.json", "data.json", "model.json", "param_groups.json"),
-    *(TRAINED_ON, "metrics.jsonl", "train.log", "run.json.damaged", "data.json.damaged", "model.json.damaged"),
-)
-LOGS = ("wandb", "lightning_logs")
 OF_ATTEMPT = (*SUMS, "ended", "peak_memory")  # what an attempt states anew, or not at all if it is killed
 
 
@@ -72,9 +66,7 @@ def as_before_if_refused(job: Job) -> Iterator[None]:
     if not is_leader():
         yield
         return
-    folder, written = job.run.path, WRITTEN if job.resumed else ()
-    files = {name: path.read_bytes() if is_there(path := folder / name) else None for name in written}
-    logs, before = _logs(folder) if job.resumed else {}, [*folder.iterdir()]
+    before = Before(job.run, job.resumed)
     try:
         yield
     except (RunFailed, Stopped):
@@ -82,35 +74,9 @@ def as_before_if_refused(job: Job) -> Iterator[None]:
             job.record.settle()
         raise
     except Exception as error:
-        if job.record.has_stepped(job.trainer):
-            raise
-        is_refused = isinstance(error, UsageError) and job.run.fence is not None  # else it may be the run of another
-        if not job.resumed and (is_refused or has_set_aside(job.run)):
-            discard(job.run, before)
-        elif job.resumed and job.run.fence:
-            job.run.fence.put_back(files)
-            job.run.fence = None
-            _put_back_logs(folder, logs)
+        if not job.record.has_stepped(job.trainer):
+            before.put_back(is_refusal=isinstance(error, UsageError))
         raise
-
-
-def _logs(folder: Path) -> dict[Path, str | None]:
-    """Return the paths in the folders of the loggers; for a symbolic link its target, for others None."""
-    paths = (path for name in LOGS for path in (folder / name, *(folder / name).rglob("*")))
-    return {path: os.readlink(path) if path.is_symlink() else None for path in paths if os.path.lexists(path)}
-
-
-def _put_back_logs(folder: Path, logs: dict[Path, str | None]) -> None:
-    """Remove what loggers have written since, and give symbolic links the targets that they had."""
-    now = _logs(folder)
-    for path in sorted(now, reverse=True):  # what lies in a folder before the folder
-        if now[path] is not None and now[path] != logs.get(path):
-            path.unlink()
-        elif path not in logs:
-            path.rmdir() if path.is_dir() else path.unlink()
-    for path, leads_to in logs.items():
-        if leads_to is not None and not path.is_symlink():
-            path.symlink_to(leads_to)
 
 
 @contextmanager
