@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with a run, five images, of which one cannot be read, and what was exported."""
+    """A folder with a run, four images, two files that cannot be read, and what was exported."""
     folder = tmp_path_factory.mktemp("exported")
     (folder / "photos" / "3").mkdir(parents=True)
     rng = np.random.default_rng(0)
@@ -31,6 +31,7 @@ def folder(tmp_path_factory):
         Image.fromarray(rng.integers(256, size=(9, 11, 3), dtype=np.uint8)).save(folder / "photos" / name)
     deep = rng.integers(1000, 3000, size=(8, 8), dtype=np.uint16)
     Image.fromarray(deep).save(folder / "photos" / "deep.png")
+    (folder / "photos" / "broken.png").write_bytes(b"no image")
     (folder / "photos" / "e.txt").write_text("no image")
     words = ["--config", str(REPOSITORY / "configs" / "vit.yaml"), "--run_dir", str(folder / "run"), *TINY]
     assert main(["fit", *words, "--model.lr=0.01", "--data.value_range=[0, 4095]"]) == 0
@@ -58,7 +59,8 @@ def test_a_file_and_its_card_predict_what_the_run_does(folder, tmp_path, capsys,
         shutil.copy(folder / name, alone)
     capsys.readouterr()
     same(table("--ckpt_path", alone / "net.safetensors", folder / "photos", to=tmp_path / "a.csv"), expected)
-    assert "e.txt: not one of" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "e.txt: not one of" in told and "broken.png: " in told and "2 of 6 could not be read" in told
     same(table(alone / "net.safetensors", folder / "photos", to=tmp_path / "b.csv"), expected)
 
 
