@@ -3,6 +3,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +24,7 @@ from vitlab.config.images import find_images
 from vitlab.errors import UsageError, escaped
 from vitlab.jobs import predict as predictions
 from vitlab.jobs.evaluate import Conditions, evaluate
+from vitlab.jobs.quantize import answered_by
 from vitlab.jobs.restore import restore
 from vitlab.runs.directory import RunDir
 
@@ -187,10 +189,18 @@ def test_an_image_without_finite_outputs_is_not_called_unreadable(run, photos, m
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 def test_outputs_that_are_not_finite_are_not_measured(run):
-    blind = lambda images: torch.full((len(images), 10), torch.nan)  # noqa: E731
+    blind = partial(answered_by, outputs=lambda images: torch.full((len(images), 10), torch.nan))
     (checkpoint, *_), directory = sorted((run / "checkpoints").glob("*.ckpt")), RunDir(run)
     with pytest.raises(UsageError, match=r"the outputs of (\d+) of \1 images are not finite"):
-        evaluate("validate", directory, checkpoint, Conditions(), quiet=True, answers=blind)
+        evaluate(
+            "validate",
+            directory,
+            checkpoint,
+            Conditions(),
+            True,
+            keep=False,
+            around=partial(answered_by, outputs=blind),
+        )
 
 
 def test_unreadable_files_are_listed_with_reasons_and_the_rest_is_done(run, photos, tmp_path, capsys):

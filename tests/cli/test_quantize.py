@@ -14,8 +14,7 @@ import vitlab
 from vitlab.cli.main import main
 from vitlab.errors import UsageError
 from vitlab.jobs import formats
-from vitlab.jobs.evaluate import _answered_by
-from vitlab.jobs.quantize import measure_both, quantize
+from vitlab.jobs.quantize import answered_by, measure_both, quantize
 from vitlab.jobs.restore import network_of, restore
 from vitlab.jobs.terminal import open_terminal
 from vitlab.runs.directory import RunDir
@@ -185,13 +184,13 @@ class Around(nn.Module):
 def test_a_task_that_goes_around_the_exported_network_is_refused():
     task, one = Around(), torch.ones(1, 2)
     around = r"Around does not call `forward` of .*Around in validation"
-    with pytest.raises(UsageError, match=around), _answered_by(task, torch.neg):
+    with pytest.raises(UsageError, match=around), answered_by(task, torch.neg):
         task.layers(one)
-    with _answered_by(task, torch.neg):
+    with answered_by(task, torch.neg):
         assert task(one).tolist() == [[-1, -1]]
     assert torch.equal(task(one), task.layers(one))  # as it was
     several = "a graph takes images of one size, and the run's data has batches of builtins.list"
-    with pytest.raises(UsageError, match=several), _answered_by(task, torch.neg):
+    with pytest.raises(UsageError, match=several), answered_by(task, torch.neg):
         task([one])
 
 

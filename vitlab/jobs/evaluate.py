@@ -2,10 +2,9 @@
 
 import errno
 import json
-import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -13,7 +12,6 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
-from torch import Tensor
 
 from vitlab.callbacks.console import EvaluationConsole
 from vitlab.callbacks.predictions import Predictions
@@ -25,7 +23,7 @@ from vitlab.config.yaml_files import read_own
 from vitlab.data.base import ImageData, protocol_of
 from vitlab.data.record import TRAINED_ON, Trained, measured, read_numbers
 from vitlab.errors import MISTAKES, UsageError, escaped, what_failed
-from vitlab.interface import answering, class_names, has_grid, path_of
+from vitlab.interface import class_names, has_grid, path_of
 from vitlab.jobs.checkpoint import (
     checkpoint_facts,
     load_checkpoint,
@@ -47,11 +45,6 @@ from vitlab.runs.records import MEASURED_BY, SPLIT_OF, EvaluationCommand, metric
 from vitlab.runs.shards import has_shards
 from vitlab.runs.standing import checksum
 from vitlab.shipped import card_beside
-from vitlab.tasks.base import Task
-from vitlab.tasks.regressor import Standardized
-
-LOG = logging.getLogger("vitlab")
-Outputs = Callable[[Tensor], Tensor]  # images to outputs
 
 
 @dataclass(frozen=True)
@@ -108,8 +101,8 @@ def evaluate(
     checkpoint: Path,
     conditions: Conditions,
     quiet: bool = False,
-    answers: Outputs | None = None,
     keep: bool = True,
+    around: Callable[[Any], AbstractContextManager[None]] = nullcontext,
 ) -> Measured | None:
     """Measure a run and save the result in its directory; only rank 0 returns it.
 
@@ -119,8 +112,8 @@ def evaluate(
         checkpoint: Which of its weights to use.
         conditions: What to change against the training.
         quiet: Whether to hide the progress.
-        answers: What maps images to outputs in place of the network; the result is not the run's, and is not saved.
         keep: Whether to save the result; that of an exported file is not.
+        around: Gives the context in which a task is measured, as of :func:`~vitlab.jobs.quantize.answered_by`.
 
     Raises:
         UsageError: The weights do not fit, or the checkpoint was replaced by a training during the measurement.
@@ -140,7 +133,7 @@ def evaluate(
         changes |= loaded.changes
         if cli.trainer.is_global_zero and run.exists():
             note_opening(run.path, split, checkpoint.name, changes)
-        with _answered_by(cli.model, answers):
+        with around(cli.model):
             _run(cli, command, loaded.path)
     values = {k.removeprefix(f"{split}/"): float(v) for k, v in cli.trainer.callback_metrics.items()}
     table = predictions.table(getattr(cli.trainer, f"{split}_dataloaders"), values.get("n"))
@@ -158,11 +151,10 @@ def evaluate(
     name = f"{split} with training images" if trained.changed else split
     facts |= {**loaded.facts, **protocol_of(cli.datamodule), "overrides": changes}
     is_export = card_beside(checkpoint).is_file()
-    keep = keep and not answers and not is_export
     result = {**values, **seen, **recall, **facts}
     told = [*loaded.sentences, *trained.sentences(seen, len(table)), *_of_other_training(cli.datamodule, run, changes)]
-    told += [] if changes or answers else unlike(dict(run.stored).get(name) or {}, result)  # type: ignore[arg-type]
-    unsaved = _save(run, name, result, table) if keep else None
+    told += [] if changes else unlike(dict(run.stored).get(name) or {}, result)  # type: ignore[arg-type]
+    unsaved = _save(run, name, result, table) if keep and not is_export else None
     told += [f"not saved in {run.path}: {checkpoint.name} is an export, and no checkpoint of it"] if is_export else []
     return Measured(name, values, table, told, recall.get("recall", {}), changes, unsaved)
 
@@ -264,36 +256,6 @@ def _can_change_result(key: str) -> bool:
     if name in ("data.root", "seed_everything"):  # another value may read other images
         return True
     return key_of(name).identity and not name.startswith(("trainer.accelerator", "trainer.strategy"))
-
-
-@contextmanager
-def _answered_by(task: Any, outputs: Outputs | None) -> Iterator[None]:
-    """Let a graph answer in place of a task's network; None leaves the network.
-
-    Raises:
-        UsageError: The task did not ask it, or has images that do not fit into one tensor.
-    """
-    if outputs is None:
-        yield
-        return
-    net: Any = task.net if isinstance(task, Task) else answering(task)
-    asked = False
-
-    def forward(images: Any) -> Tensor:
-        nonlocal asked
-        asked = True
-        if not isinstance(images, Tensor):
-            raise UsageError(f"a graph takes images of one size, and the run's data has batches of {path_of(images)}")
-        found = outputs(images.float().cpu()).to(images.device)
-        return (found - task.target_mean) / task.target_std if isinstance(task, Standardized) else found
-
-    net.forward = forward
-    try:
-        yield
-    finally:
-        del net.forward
-    if not asked:
-        raise UsageError(f"{path_of(task)} does not call `forward` of {path_of(net)} in validation: use --to onnx")
 
 
 def _add_class_means(

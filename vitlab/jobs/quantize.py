@@ -1,11 +1,21 @@
 """Weights in eight bits: quantize a graph of ONNX, and measure what that changes in the answers of a run."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 from vitlab.errors import UsageError
-from vitlab.jobs.evaluate import Conditions, Outputs, evaluate
+from vitlab.interface import answering, path_of
+from vitlab.jobs.evaluate import Conditions, evaluate
+from vitlab.jobs.formats import Outputs
 from vitlab.runs.directory import RunDir
+from vitlab.tasks.base import Task
+from vitlab.tasks.regressor import Standardized
 
 
 @dataclass
@@ -71,12 +81,38 @@ def measure_both(run: RunDir, checkpoint: Path, outputs: Outputs, quiet: bool = 
     Raises:
         UsageError: The images cannot be read, or the graph cannot take the place of the network.
     """
-    own, other = (
-        evaluate("validate", run, checkpoint, Conditions(alone=True), quiet, answers, keep=False)
-        for answers in (None, outputs)
-    )
+    alone, graph = Conditions(alone=True), partial(answered_by, outputs=outputs)
+    own = evaluate("validate", run, checkpoint, alone, quiet, keep=False)
+    other = evaluate("validate", run, checkpoint, alone, quiet, keep=False, around=graph)
     assert own and other  # one process
     other_class = None
     if "prediction" in own.predictions:
         other_class = int((own.predictions["prediction"] != other.predictions["prediction"]).sum())
     return Compared(own.values, other.values, other_class)
+
+
+@contextmanager
+def answered_by(task: Any, outputs: Outputs) -> Iterator[None]:
+    """Inside a ``with`` block, let a graph answer in place of a task's network.
+
+    Raises:
+        UsageError: The task did not ask it, or has images that do not fit into one tensor.
+    """
+    net: Any = task.net if isinstance(task, Task) else answering(task)
+    asked = False
+
+    def forward(images: Any) -> Tensor:
+        nonlocal asked
+        asked = True
+        if not isinstance(images, Tensor):
+            raise UsageError(f"a graph takes images of one size, and the run's data has batches of {path_of(images)}")
+        found = outputs(images.float().cpu()).to(images.device)
+        return (found - task.target_mean) / task.target_std if isinstance(task, Standardized) else found
+
+    net.forward = forward
+    try:
+        yield
+    finally:
+        del net.forward
+    if not asked:
+        raise UsageError(f"{path_of(task)} does not call `forward` of {path_of(net)} in validation: use --to onnx")
