@@ -192,15 +192,7 @@ def test_outputs_that_are_not_finite_are_not_measured(run):
     blind = partial(answered_by, outputs=lambda images: torch.full((len(images), 10), torch.nan))
     (checkpoint, *_), directory = sorted((run / "checkpoints").glob("*.ckpt")), RunDir(run)
     with pytest.raises(UsageError, match=r"the outputs of (\d+) of \1 images are not finite"):
-        evaluate(
-            "validate",
-            directory,
-            checkpoint,
-            Conditions(),
-            True,
-            keep=False,
-            around=partial(answered_by, outputs=blind),
-        )
+        evaluate("validate", directory, checkpoint, Conditions(), quiet=True, keep=False, around=blind)
 
 
 def test_unreadable_files_are_listed_with_reasons_and_the_rest_is_done(run, photos, tmp_path, capsys):
