@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from vitlab.config.arguments import grid_of
 from vitlab.config.parser import class_at, user_mistakes
@@ -107,9 +106,11 @@ def load_initial(task: Any, data: Any, source: str | Path, **how: Any) -> list[s
         sentences = _with_outside(task, Path(source), load_resized(task, Path(source), **how))
     theirs = named_outputs(source)
     ours = meanings({name: getattr(data, name, None) for name in ("class_names", "targets")})
-    is_new = not head or any(sentence.startswith(NEW_HEAD) for sentence in sentences)
-    if is_new or not theirs or not ours:
-        return sentences + ([] if theirs and ours else _kept_head(net, sentences))
+    if not head or any(sentence.startswith(NEW_HEAD) for sentence in sentences):
+        return sentences
+    if not theirs or not ours:
+        what = f"it has as many outputs, {outputs_of(net.state_dict())}"
+        return [*sentences, f"head: the file's, as {what}; it does not say whether they are the same classes"]
     if theirs == ours:
         return sentences + _converted_head(task, source, head)
     net.load_state_dict(head, strict=False)
@@ -158,23 +159,6 @@ def _with_outside(task: Any, file: Path, sentences: list[str]) -> list[str]:
     task.load_state_dict(theirs, strict=False)
     told = [sentence for sentence in sentences if "outside the network" not in sentence]
     return [*told, f"weights: those outside the network, too, {preview(sorted(theirs))}"]
-
-
-def _kept_head(net: nn.Module, sentences: Sequence[str]) -> list[str]:
-    """Return a sentence where a network took the head of weights that do not say what its outputs stand for.
-
-    Args:
-        net: The network.
-        sentences: What was changed to make the weights fit.
-
-    Example:
-        >>> _kept_head(nn.ModuleDict({"head": nn.Linear(4, 3)}), [])
-        ["head: the file's, as it has as many outputs, 3; it does not say whether they are the same classes"]
-    """
-    rows = outputs_of(net.state_dict())
-    if not rows or any(sentence.startswith(NEW_HEAD) for sentence in sentences):
-        return []
-    return [f"head: the file's, as it has as many outputs, {rows}; it does not say whether they are the same classes"]
 
 
 def statistics_of_weights(source: str | Path) -> tuple[list[float], list[float]]:
