@@ -9,7 +9,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitlab.class_paths import name_and_args
-from vitlab.config.arguments import as_arguments
+from vitlab.config.arguments import as_arguments, python_words
 from vitlab.config.options import FitOptions, Policy
 from vitlab.config.trust import trust, trust_classes
 from vitlab.errors import Stopped, UsageError
@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from vitlab.ablation.lab import Lab
     from vitlab.jobs.load import Loaded
 
+FIT = ("name", "run_dir", "resume", "auto_resume", "init_from", "resize", "init_grid", "overwrite")
 _together = False  # whether this process has trained with others that Lightning has started, as copies of the script
 
 
+@python_words(*FIT)
 def fit(
     config: PathLike | Sequence[PathLike] | None = None,
     overrides: Overrides | None = None,
@@ -67,7 +69,7 @@ def fit(
         trust_imports: Packages of yours that class paths of the configuration may import.
 
     Raises:
-        ValueError: The configuration is wrong; the message is that of the command.
+        ValueError: The configuration is wrong; the message is that of the command, in Python's words.
         RunFailed: The training ended early for an outside reason, such as a full disk or no memory.
         KeyboardInterrupt: The training was interrupted and saved; ``fit(resume=...)`` continues it.
 
@@ -130,6 +132,7 @@ def _alone_after(was_connected: bool) -> Iterator[None]:
             leave()
 
 
+@python_words("trust_imports")
 def load(source: PathLike = "last", trust_imports: str | Sequence[str] = ()) -> "Loaded":
     """Return a trained network and the transform that prepares its images, ``(net, transform)``.
 

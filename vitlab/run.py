@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from vitlab.config.arguments import as_arguments, refuse_unknown
+from vitlab.config.arguments import as_arguments, python_words, refuse_unknown
 from vitlab.config.guesses import FOR_RUN
 from vitlab.config.options import Policy, check_topk
 from vitlab.config.yaml_files import read_own
@@ -113,6 +113,7 @@ class Run:
 
         return pd.DataFrame(self._directory.rows())
 
+    @python_words()
     def load(self) -> "Loaded":
         """Return the network and the transform of its images, as :func:`vitlab.load` does.
 
@@ -150,6 +151,7 @@ class Run:
         """
         return self._measure("test", overrides, resize)
 
+    @python_words("topk")
     def predict(self, images: PathLike | Sequence[PathLike] | None = None, topk: int = 5) -> "pd.DataFrame":
         """Return classes and probabilities for image files, or the numbers of a regression; one row per image.
 
@@ -217,15 +219,15 @@ class Run:
         chosen = names_of(names if isinstance(names, str) else ",".join(names))
         check_names(View, view, "analyze")
         found = {}
-        with lightning_quieted(), as_it_was():
-            findings = list(analyze(chosen, str(self.checkpoint), View(**view)))
-        for name, finding, _ in findings:
-            if not isinstance(finding, UsageError):
-                found[name] = finding
-            elif not several:
-                raise finding
+        with python_words(*View.__dataclass_fields__), lightning_quieted(), as_it_was():
+            for name, finding, _ in analyze(chosen, str(self.checkpoint), View(**view)):
+                if not isinstance(finding, UsageError):
+                    found[name] = finding
+                elif not several:
+                    raise finding
         return found if several else found[chosen[0]]
 
+    @python_words("to", "output", "check", "dynamic", "opset")
     def export(
         self,
         to: Form,
@@ -258,6 +260,7 @@ class Run:
             open_terminal()
             return export(self._directory, self.checkpoint, options).path
 
+    @python_words("pictures")
     def look(self, output: PathLike | None = None, pictures: int = 12, show: bool = True) -> Path:
         """Write the page of ``vitlab look`` about the run, open it in a browser, and return its path.
 
@@ -291,6 +294,7 @@ class Run:
     def _directory(self) -> RunDir:
         return RunDir(self.path)
 
+    @python_words("resize")
     def _measure(
         self, command: EvaluationCommand, overrides: Overrides | None, resize: Policy | None
     ) -> dict[str, float]:

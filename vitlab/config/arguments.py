@@ -2,7 +2,9 @@
 
 import argparse
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -247,3 +249,22 @@ def as_arguments(values: Mapping[str, Any] | None) -> list[str]:
     words = [f"--{key}={as_yaml(written(key, value, used))}" for key, value in (values or {}).items()]
     trust_classes(used)
     return words
+
+
+@contextmanager
+def python_words(*names: str) -> Iterator[None]:
+    """Let a refusal name keys, and these arguments, as a Python caller gives them; commands in it stay as they are.
+
+    >>> with python_words("name"):
+    ...     raise UsageError("`--data.root` is wrong; choose another --name, or `vitlab fit --name a --data.root=b`")
+    Traceback (most recent call last):
+        ...
+    vitlab.errors.UsageError: `data.root` is wrong; choose another name, or `vitlab fit --name a --data.root=b`
+    """
+    try:
+        yield
+    except UsageError as error:
+        text = re.sub(r"--\w+(?: \S+)? \(in Python, (.*?)\)", r"\1", str(error))
+        known = "|".join((*names, *_CONFIGURATION))
+        error.args = (re.sub(rf"(`vitlab [^`]*`)|(?<![\w/])--((?:{known})\b)", lambda found: found[1] or found[2], text),)
+        raise
