@@ -266,5 +266,6 @@ def python_words(*names: str) -> Iterator[None]:
     except UsageError as error:
         text = re.sub(r"--\w+(?: \S+)? \(in Python, (.*?)\)", r"\1", str(error))
         known = "|".join((*names, *_CONFIGURATION))
-        error.args = (re.sub(rf"(`vitlab [^`]*`)|(?<![\w/])--((?:{known})\b)", lambda found: found[1] or found[2], text),)
+        flag = rf"(?<![\w/])--((?:{known})\b)"
+        error.args = (re.sub(rf"(`vitlab [^`]*`)|{flag}", lambda found: found[1] or found[2], text),)
         raise
