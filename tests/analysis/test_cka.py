@@ -115,6 +115,8 @@ def test_tokens_are_chosen_and_the_note_says_which(small_subject):
         last = finding.table.query("layer == 2 and other_layer == 2")["cka"]
         assert last.item() == pytest.approx(1)
     assert "mean of their patch tokens" in notes["mean"] and "cell by cell" in notes["flattened"]
+    mlp = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))  # which has no patches
+    assert "16 validation images, mean over their places, " in analyze_cka(Subject(mlp, Digits(), num_images=16)).note
     bare = small_subject(class_token=False, global_pool="avg")
     bare.tokens = "class"
     with pytest.raises(UsageError, match="have one in each layer, and model does not; use --tokens mean"):

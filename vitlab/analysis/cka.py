@@ -15,6 +15,7 @@ from vitlab.analysis.figures import grid_of_axes, heat
 from vitlab.analysis.probes import centered
 from vitlab.analysis.subject import CkaTokens, Finding, Subject
 from vitlab.errors import UsageError
+from vitlab.models.foreign import AnyNetwork
 from vitlab.models.walk import Asked, all_finite, block_tokens, prefix_counts
 
 MOST = 256  # images: every pair of them is compared
@@ -145,7 +146,8 @@ def analyze_cka(subject: Subject) -> Finding:
         between = f"layer for layer {min(floor):.2f} to {max(floor):.2f}, the noise floor if only the seed differs"
     same = [str(i) for i, value in enumerate(values["itself"].diagonal().tolist()) if math.isnan(value)]
     between += f"; after {', '.join(same)} blocks all images have the same features, alike to nothing" if same else ""
-    what = {"mean": "mean of their patch tokens", "class": "class token", "flattened": "all tokens, cell by cell"}
+    mean = "mean over their places" if isinstance(subject.net, AnyNetwork) else "mean of their patch tokens"
+    what = {"mean": mean, "class": "class token", "flattened": "all tokens, cell by cell"}
     note = f"{len(own[0])} validation images, {what[subject.tokens]}, unbiased linear CKA; {between}"
     return Finding(pd.DataFrame(rows), _figure(subject.name, values), note)
 
