@@ -172,7 +172,7 @@ def test_custom_parts_of_a_vitlab_task_are_recorded_and_resume_exactly(monkeypat
         net, transform = vitlab.load(source, trust_imports=["userpkg"])
         assert net(transform(Image.new("L", (8, 8)))[None]).shape == (1, 10)
         trust.TRUSTED.clear()
-        with pytest.raises(ValueError, match="add --trust_imports userpkg"):
+        with pytest.raises(ValueError, match='add trust_imports="userpkg"'):
             vitlab.load(source)
 
 

@@ -61,6 +61,14 @@ def test_an_epoch_that_max_steps_cuts_goes_on_with_its_next_batch(ema):
     assert all(torch.equal(both[0][name], both[1][name]) for name in both[0])
 
 
+@pytest.mark.slow
+def test_a_model_checkpoint_keeps_no_cut_epoch_under_the_metric_of_the_one_before():
+    best = {"monitor": "val/acc1", "mode": "max", "save_top_k": 2, "filename": "of-{epoch}"}
+    kept = {"trainer.callbacks": [{"class_path": "ModelCheckpoint", "init_args": best}]}
+    run = fit("cut", {**kept, "trainer.max_steps": 10})
+    assert [path.name for path in run.path.glob("checkpoints/of-*")] == ["of-epoch=0.ckpt"]
+
+
 def test_a_longer_training_has_the_rates_of_its_schedule_from_the_first_step_on():
     few = {**CONSTANT, "trainer.limit_train_batches": 2}
     fit("short", {**few, "trainer.max_epochs": 1})

@@ -18,7 +18,7 @@ from vitlab import interface
 from vitlab.callbacks.draws import Draws
 from vitlab.callbacks.ema import follow_swaps, swap_back
 from vitlab.callbacks.record import RunRecord
-from vitlab.callbacks.steps import ends_with_epoch, is_cut, logged
+from vitlab.callbacks.steps import ends_with_epoch, is_cut, keep_whole_epochs, logged
 from vitlab.errors import Diverged, UsageError, did_you_mean
 from vitlab.layers.plain import local_part
 from vitlab.ranges import check_ranges
@@ -110,6 +110,7 @@ class Checkpoint(callbacks.Checkpoint):
         stops: list[Any] = trainer.early_stopping_callbacks
         for stop in stops:
             stop._run_early_stopping_check = partial(self._check_stop, stop)
+        keep_whole_epochs(trainer.checkpoint_callbacks)
         strategy: Any = trainer.strategy
         if trainer.precision == "64-true":  # Lightning converts the weights once it has loaded them, rounded to 32 bits
             strategy.load_model_state_dict = partial(_load_double, strategy)

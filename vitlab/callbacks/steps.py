@@ -1,11 +1,13 @@
 """What training steps accumulate until they are logged: losses, gradient norms, metrics and speed."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from vitlab.interface import batches_of_a_step, check_asked_once, hparams_of, is_task, network, redefines
@@ -199,6 +201,17 @@ def is_cut(trainer: Any) -> bool:
     """Return whether `max_steps`, or a callback that stops the training, ends it within the present epoch."""
     ends = trainer.should_stop or _has_made_max_steps(trainer)
     return bool(ends and not trainer.fit_loop.epoch_loop._num_ready_batches_reached())
+
+
+def keep_whole_epochs(keepers: Sequence[Any]) -> None:
+    """Let each ModelCheckpoint with a monitor keep no epoch that is cut, whose weights no validation has measured."""
+
+    def saves(keeper: Any, trainer: Any) -> bool:
+        return not is_cut(trainer) and bool(type(keeper)._should_save_on_train_epoch_end(keeper, trainer))
+
+    for keeper in keepers:
+        if isinstance(keeper, ModelCheckpoint) and keeper.monitor:
+            keeper._should_save_on_train_epoch_end = partial(saves, keeper)  # type: ignore[method-assign]
 
 
 def is_due(trainer: Any, every: int) -> bool:
