@@ -13,7 +13,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Required, TypedDict, get_type_hints
 
-from vitlab.errors import TRUSTED, UsageError, did_you_mean, in_own_code, named_line, one_line, trust_also, with_place
+from vitlab.errors import (
+    TRUSTED,
+    UsageError,
+    defined_elsewhere,
+    did_you_mean,
+    in_own_code,
+    named_line,
+    one_line,
+    trust_also,
+    with_place,
+)
 from vitlab.named_kwargs import check_names, check_types, taken_by
 from vitlab.objects import as_yaml, written
 from vitlab.shipped import HERE
@@ -179,10 +189,7 @@ def find_class(key: str, path: str, kind: Any, words: Iterable[str] = (), home: 
         rule = f"{named}{library}or a class path such as mypkg.Mine"
         raise ValueError(f"`{key}` {rule}, got {path!r}{did_you_mean(path, near)}")
     if module == "__main__" and found is None:
-        raise ValueError(
-            f"`{key}`: {name} was defined in a notebook or script: define it here too or, if you trust the run, "
-            f"add {trust_also('runs/NAME/parts.py')}"
-        )
+        raise ValueError(f"`{key}`: {defined_elsewhere(name)}")
     if space is None:
         way_out = f"import {module} first; on the command line, add {trust_also(module.split('.')[0])}"
         raise ValueError(f'`{key}`: the class path "{path}" is not imported: {way_out}')

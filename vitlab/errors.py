@@ -224,6 +224,19 @@ def trust_also(*names: str) -> str:
     return " ".join(trust_words(list(dict.fromkeys([*TRUSTED, *names]))))
 
 
+def defined_elsewhere(name: str) -> str:
+    """Return the sentence that a class was defined in a notebook or script, which this process does not run.
+
+    Example:
+        >>> defined_elsewhere("Net").partition(":")[0]
+        'Net was defined in a notebook or script'
+    """
+    return (
+        f"{name} was defined in a notebook or script: define it here too or, if you trust the run, "
+        f"add {trust_also(f'runs/NAME/{PARTS_FILE}')}"
+    )
+
+
 def trusting(command: str, folder: Path | None = None) -> str:
     """Return a command that is proposed to the user, with the words to trust what this one does.
 

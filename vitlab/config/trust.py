@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.class_paths import import_own, is_below
-from vitlab.errors import PARTS_FILE, TRUSTED, UsageError, did_you_mean, is_own, trust_also, with_place
+from vitlab.errors import (
+    PARTS_FILE,
+    TRUSTED,
+    UsageError,
+    defined_elsewhere,
+    did_you_mean,
+    is_own,
+    trust_also,
+    with_place,
+)
 from vitlab.notebook import defined_here, imported_names, is_defined_here, load_classes, without_docstrings
 
 ALLOWED = [
@@ -189,11 +198,7 @@ def needs_no_trust(path: str) -> bool:
 def not_allowed(path: str) -> str:
     """Return the message that an import path is refused, with the way out."""
     if path.startswith("__main__."):
-        name = path.removeprefix("__main__.")
-        return (
-            f"{name} was defined in a notebook or script: define it here too or, if you trust the run, "
-            f"add {trust_also(f'runs/NAME/{PARTS_FILE}')}"
-        )
+        return defined_elsewhere(path.removeprefix("__main__."))
     places = ", ".join(f"{name}." for name in ALLOWED)
     package = path.split(".")[0]
     return (
