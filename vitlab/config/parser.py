@@ -226,15 +226,14 @@ class VitlabCLI(LightningCLI):
         return trainer
 
     def given_settings(self) -> list[tuple[str, Any]]:
-        """Return the dotted keys and values that config files and then arguments set, in their order."""
+        """Return the keys as typed and the values that config files and then arguments set, in their order."""
         files = [pair for content in self.contents for pair in flatten_as_typed(content).items()]
-        return files + self.typed
+        return files + [(key_as_typed(key), value) for key, value in self.typed]
 
     def given_links(self) -> dict[str, Any]:
         """Return the linked values that config files or arguments set; vitlab's data sets provide them themselves."""
-        given = self.given_settings()
-        pairs = [(key.removeprefix("model.").removeprefix("init_args."), v) for key, v in given if "model." in key]
-        return {name: value for name, value in pairs if name in LINKS}
+        links = {f"model.{name}": name for name in LINKS}
+        return {links[key]: value for key, value in self.given_settings() if key in links}
 
     def _reader(self, name: str) -> Any:
         def read(data: Any) -> Any:
