@@ -15,7 +15,7 @@ from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.quality import FeatureQuality
 from vitlab.cli.main import main
 from vitlab.config.callbacks import check_monitors
-from vitlab.config.environment import idle_variables, with_environment
+from vitlab.config.environment import with_environment
 from vitlab.errors import UsageError
 from vitlab.jobs.train.close import divergence
 from vitlab.tasks import Classifier
@@ -185,10 +185,10 @@ def test_files_and_flags_override_environment_variables(monkeypatch):
         monkeypatch.setenv(name, value)
     words = ["--data=CIFAR10", "--config=mine.yaml"]
     used = ["--model=Classifier", "--model.depth=2", "--seed_everything=4"]
-    assert with_environment(words) == [*words, *used, "--trainer.precision=bf16-mixed"]
+    assert with_environment(words)[0] == [*words, *used, "--trainer.precision=bf16-mixed"]
     monkeypatch.setenv("PL_CONFIG", "other.yaml")
     Path("other.yaml").write_text("trainer: {precision: 32-true}\n")
-    assert with_environment(words) == ["--config=other.yaml", *words, *used]
+    assert with_environment(words)[0] == ["--config=other.yaml", *words, *used]
 
 
 def test_an_environment_variable_without_effect_is_reported(monkeypatch):
@@ -197,12 +197,14 @@ def test_an_environment_variable_without_effect_is_reported(monkeypatch):
     monkeypatch.setenv("PL_TRAINER_PRECISION", "bf16-mixed")
     monkeypatch.setenv("PL_MODEL__DEPTH", "2")
     monkeypatch.setenv("PL_GLOBAL_SEED", "5")
-    told = idle_variables(["--config=mine.yaml"], resumed=False)
+    words, told = with_environment(["--config=mine.yaml"])
+    assert words == ["--config=mine.yaml", "--model.depth=2"]
     assert told == [
         "PL_TRAINER_PRECISION is not read: two underscores stand for a dot, as in PL_TRAINER__MAX_EPOCHS",
         "PL_TRAINER__MAX_EPOCHS is not used: a config file or the command line sets trainer.max_epochs",
     ]
-    assert len(idle_variables([], resumed=True)) == 3
+    words, told = with_environment([], resumed=True)
+    assert not words and len(told) == 3
 
 
 def test_a_device_that_is_missing_names_the_way_out(capsys):

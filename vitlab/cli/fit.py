@@ -5,7 +5,7 @@ import sys
 from functools import partial
 
 from vitlab.config.arguments import refuse_unknown
-from vitlab.config.environment import idle_variables, with_environment
+from vitlab.config.environment import with_environment
 from vitlab.config.options import FitOptions, TypedOptions, options_parser
 from vitlab.lazy import quick_imports
 from vitlab.runs.choose import run_to_continue
@@ -35,7 +35,8 @@ def _fit(options: FitOptions, rest: list[str]) -> int:
     with quick_imports():
         from vitlab.jobs.train.fit import fit
 
-    for sentence in [] if options.quiet else idle_variables(rest, resumed is not None):
+    words, idle = with_environment(rest, resumed is not None)
+    for sentence in [] if options.quiet else idle:
         sys.stderr.write(f"vitlab: {sentence}\n")
-    fit(rest if resumed else with_environment(rest), options)
+    fit(words, options)
     return 0

@@ -92,7 +92,7 @@ def plan(args: list[str], processes: int) -> tuple[Path, list[str], list[Path]]:
     begun = run_to_continue(options) if options.resume or options.auto_resume else None
     stored = [read_yaml(begun.config)] if begun and begun.config.is_file() else []
     _check_batch(rest, [*stored, *contents] if options.resume else [*contents, *stored], processes)
-    check_job(rest if begun else with_environment(rest), options)
+    check_job(with_environment(rest, begun is not None)[0], options)
     if begun and options.resume:
         return begun.path, ["--resume", str(begun.path), *rest, *more], [begun.config]
     seed = [*(c["seed_everything"] for c in contents if "seed_everything" in c), *values_of(rest, "seed_everything")]
