@@ -179,7 +179,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         + "\n".join(f"  {name:<10} {text}" for name, text in _TEXT.items()),
         epilog="example: vitlab bench model --suite cpu-quick --json benchmarks/quick.json",
         formatter_class=KeepLines,
-        allow_abbrev=False,
     )
     parser.add_argument("what", choices=list(_TEXT), help="what to measure")
     parser.add_argument("--suite", default="cpu-quick", choices=["cpu-quick", "cpu-full", "gpu"], help="which cases")

@@ -60,12 +60,11 @@ def _parser() -> argparse.ArgumentParser:
         description="Compare variants over seeds, with statistics: one file, from question to verdict.",
         epilog=EPILOG,
         formatter_class=KeepLines,
-        allow_abbrev=False,
     )
     parser.set_defaults(evidence=None, trust_command=False)  # for subcommands without these flags
     words = parser.add_subparsers(prog=parser.prog, dest="word", required=True, metavar="|".join(WORDS))
     for word, text in WORDS.items():
-        sub = words.add_parser(word, help=text, description=text, allow_abbrev=False)
+        sub = words.add_parser(word, help=text, description=text)
         if word == "compare":
             sub.add_argument(
                 "files", metavar="ABLATION", nargs="+", help="a file, a name, or a folder with summary.csv"
@@ -211,7 +210,6 @@ def cv(argv: list[str]) -> int:
         "on it. Report the mean with its interval. The runs form an ablation in runs/ablations/NAME.",
         epilog=FOLDS,
         formatter_class=KeepLines,
-        allow_abbrev=False,
     )
     parser.add_argument("configs", nargs="+", metavar="CONFIG", help="config file or shipped name; later ones override")
     parser.add_argument(

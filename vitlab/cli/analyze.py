@@ -111,7 +111,6 @@ def _parser() -> argparse.ArgumentParser:
         + "\n".join(f"  {name:<15} {no}" for name, no in ANALYSES.limits().items())
         + "\n\nAny --trainer.*, --model.* or --data.* argument changes a value of the run's configuration.",
         formatter_class=KeepLines,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("names", metavar="NAME[,NAME...]", help=f"{', '.join(ANALYSES)}; or all, which also writes one page")

@@ -50,7 +50,7 @@ for zsh, with the line `source ~/.vitlab.zsh` in ~/.zshrc:
 def main(args: list[str]) -> int:
     """Run ``vitlab completion SHELL``."""
     text = "Print the shell completion script."
-    parser = CommandParser("vitlab completion", description=text, allow_abbrev=False, epilog=HOW_TO_COMPLETE)
+    parser = CommandParser("vitlab completion", description=text, epilog=HOW_TO_COMPLETE)
     parser.formatter_class = KeepLines
     parser.add_argument("shell", choices=("bash", "zsh"), help="the shell; both use the same script")
     parser.parse_args(args)

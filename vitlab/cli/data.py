@@ -13,7 +13,7 @@ _NOT_DRAWN = ("img_size_schedule", "random_erasing", "mixup", "cutmix")
 
 def main(argv: list[str]) -> int:
     """Run ``vitlab data``."""
-    parser = CommandParser("vitlab data", description="Check every file of a folder of images.", allow_abbrev=False)
+    parser = CommandParser("vitlab data", description="Check every file of a folder of images.")
     parser.add_argument("folder", metavar="FOLDER", help="FOLDER/CLASS/IMAGE or FOLDER/{train,val,test}/CLASS/IMAGE")
     parser.add_argument("--config", "-c", metavar="FILE", help="config whose data.* settings the picture shows")
     parser.add_argument("--augment", help="value of data.augment to show (default: the config's, or crop-flip)")

@@ -58,7 +58,6 @@ def main(argv: list[str]) -> int:
         "vitlab doctor",
         description="Check versions, devices, communication between processes, Weights & Biases, and the disk.",
         epilog="Exit code: 0 if nothing is wrong, else 1.",
-        allow_abbrev=False,
     )
     add_formats(parser)
     form = parser.parse_args(argv).form

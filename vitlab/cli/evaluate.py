@@ -75,7 +75,7 @@ def _check_files(run: RunDir) -> dict[str, str | None]:
 
 def run_parser(command: str, description: str, or_checkpoint: bool = False) -> argparse.ArgumentParser:
     """Return a parser whose first argument is a run; ``or_checkpoint`` also allows a checkpoint with its config."""
-    parser = CommandParser(f"vitlab {command}", description=description, allow_abbrev=False)
+    parser = CommandParser(f"vitlab {command}", description=description)
     text = "run directory, run name, checkpoint in a run, or last"
     parser.add_argument("run", metavar="RUN", help=text, nargs="?" if or_checkpoint else None)
     if or_checkpoint:

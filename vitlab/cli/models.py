@@ -26,7 +26,6 @@ def main(argv: list[str]) -> int:
         "vitlab models",
         description="List the published networks, or explain one.",
         epilog="examples: vitlab models 't2t*'; vitlab models t2t_vit_14",
-        allow_abbrev=False,
     )
     parser.add_argument("name", nargs="?", default="*", metavar="PATTERN|NAME", help="name, part of one, or pattern")
     add_formats(parser)

@@ -19,7 +19,6 @@ def main(argv: list[str]) -> int:
         "vitlab pack",
         description="Write all images of a folder, uncropped, into a few large files, which `data: Packed` reads as "
         "`data: ImageFolder` reads the folder. Run an interrupted command again to continue it.",
-        allow_abbrev=False,
     )
     parser.add_argument("source", metavar="SRC", help="SRC/CLASS/IMAGE, SRC/{train,val,test}/CLASS/IMAGE, or "
                         "ImageNet's tar files with its development kit")  # fmt: skip

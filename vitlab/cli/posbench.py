@@ -23,7 +23,6 @@ def main(argv: list[str]) -> int:
         "vitlab posbench",
         description="Train a position embedding on the terms of the published ones, and give a verdict for each task.",
         epilog=EPILOG,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("methods", nargs="*", metavar="METHOD", help="position embeddings; then verify or submit, if wanted")

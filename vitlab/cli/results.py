@@ -21,7 +21,6 @@ def main(argv: list[str]) -> int:
         "vitlab results",
         description="Tabulate runs that `vitlab test` has measured: one row per command, averaged over its seeds.",
         epilog="examples: vitlab results; vitlab results runs/a runs/b; vitlab results runs/* --keep results.jsonl",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "runs", nargs="*", metavar="RUN|FILE.jsonl", help="run (default: all), or a file that --keep wrote"

@@ -47,10 +47,9 @@ def _parser() -> argparse.ArgumentParser:
         description="List, show and compare runs, and free the disk of what they no longer need.",
         epilog=EPILOG,
         formatter_class=KeepLines,
-        allow_abbrev=False,
     )
     words = parser.add_subparsers(dest="word", required=True, metavar="|".join(WORDS))
-    subs = {word: words.add_parser(word, help=t, description=t, allow_abbrev=False) for word, t in WORDS.items()}
+    subs = {word: words.add_parser(word, help=t, description=t) for word, t in WORDS.items()}
     for word in ("list", "clean"):
         add = subs[word].add_argument
         add("places", nargs="*", metavar="RUN|FOLDER", help="runs, or folders with runs below (default: runs/)")

@@ -45,7 +45,6 @@ def main(argv: list[str]) -> int:
         "preempted, the run saves, is requeued, and continues in the same directory.",
         epilog=EXAMPLES + "\nEvery other argument goes to `vitlab fit`.",
         formatter_class=KeepLines,
-        allow_abbrev=False,
     )
     parser.add_argument("command", metavar="fit", help="what to run")
     parser.add_argument(

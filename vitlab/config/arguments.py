@@ -28,7 +28,10 @@ def flags() -> dict[str, Any]:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser that reports a mistake in one line."""
+    """A parser that takes no abbreviations and reports a mistake in one line."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
     def error(self, message: str) -> NoReturn:
         """Raise the mistake as :class:`UsageError`."""

@@ -106,7 +106,7 @@ def _seconds(text: str) -> float:
 
 def options_parser() -> argparse.ArgumentParser:
     """Return the parser of the options of a run."""
-    parser = CommandParser("vitlab fit", allow_abbrev=False, add_help=False)
+    parser = CommandParser("vitlab fit", add_help=False)
     add = parser.add_argument
     add("-h", "--help", nargs="?", const="common", metavar="KEY", help="show this page; --help=KEY explains a key")
     add("--help_all", action="store_const", const="all", dest="help", help=argparse.SUPPRESS)

@@ -147,7 +147,6 @@ def _parser() -> CommandParser:
     parser = CommandParser(
         "vitlab look",
         description="Write one HTML page, which works offline, about a run, several runs side by side, or any network.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("sources", metavar="RUN|FILE|NAME", nargs="+", help="runs, checkpoints, safetensors files, names as in analyze")
