@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from vitlab.config.guesses import VALUES, about_word, suggest_argument
+from vitlab.config.guesses import VALUES, suggest_argument
 from vitlab.config.trust import import_problem, may_import, not_allowed
 from vitlab.errors import did_you_mean
 
@@ -25,8 +25,6 @@ def explain(message: str, keys: Iterable[str], class_names: Iterable[str]) -> st
     if found := re.search(r"unrecognized arguments: --([^\s=]+)", message):
         key = found[1] if not outer or found[1].startswith(outer) else f"{outer}.{found[1]}"
         return f"there is no argument `--{key}`{_closest_key(key, known)}"
-    if found := re.search(r"unrecognized arguments: (\S+)", message):
-        return about_word(found[1], known)
     if found := re.search(r"[Oo]ption '([^'\n]+)' is not accepted|accept option '([^'\n]+)'", message):
         key = ".".join(part for part in (outer, found[1] or found[2]) if part)
         return f"there is no key `{key}`{_closest_key(key, known)}"
