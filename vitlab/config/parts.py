@@ -18,7 +18,7 @@ from jsonargparse import get_loader, set_loader
 
 from vitlab.class_paths import name_and_args, with_current_paths
 from vitlab.config.arguments import flags_of, without_flags
-from vitlab.config.keys import flatten, key_as_typed
+from vitlab.config.keys import flatten_as_typed, key_as_typed
 from vitlab.config.trust import import_class
 from vitlab.config.yaml_files import with_numbers
 from vitlab.errors import UsageError
@@ -39,15 +39,12 @@ def import_parts(arguments: Mapping[str, Any]) -> None:
     Raises:
         UsageError: A path is not trusted, or its module fails to import.
     """
-    for name in PARTS:
-        value = arguments.get(name)
-        for one in value if isinstance(value, list | tuple) else [value]:
-            path = one.get("class_path") if isinstance(one, Mapping) else one
-            if isinstance(path, str):
-                import_class(f"model.{name}", path)
-            inner = one.get("init_args") if isinstance(one, Mapping) else None
-            if isinstance(inner, Mapping):
-                import_parts(inner)  # the activation of a tokenizer
+    for name, one in _parts_in(arguments):
+        path, inner = (one.get("class_path"), one.get("init_args")) if isinstance(one, Mapping) else (one, None)
+        if isinstance(path, str):
+            import_class(f"model.{name}", path)
+        if isinstance(inner, Mapping):
+            import_parts(inner)  # the activation of a tokenizer
 
 
 def check_parts(arguments: Mapping[str, Any]) -> None:
@@ -55,13 +52,18 @@ def check_parts(arguments: Mapping[str, Any]) -> None:
 
     >>> check_parts({"attn": {"class_path": "gated", "init_args": {"qk_scale": 0.5}}, "depth": 3})
     """
+    for name, one in _parts_in(arguments):
+        if isinstance(one, Mapping):
+            read = schedule_and_args if name == "lr_scheduler" else name_and_args
+            _, args = read(f"model.{name}", one)
+            check_ranges("model", args if name in DEFAULTS else {}, prefix=f"model.{name}.")
+
+
+def _parts_in(arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield what task arguments set each part to, with its name; each of a list."""
     for name in PARTS:
         value = arguments.get(name)
-        for one in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(one, Mapping):
-                read = schedule_and_args if name == "lr_scheduler" else name_and_args
-                _, args = read(f"model.{name}", one)
-                check_ranges("model", args if name in DEFAULTS else {}, prefix=f"model.{name}.")
+        yield from ((name, one) for one in (value if isinstance(value, list | tuple) else [value]))
 
 
 def later_names(contents: Sequence[Any], pairs: Sequence[tuple[str, Any]]) -> set[str]:
@@ -75,12 +77,13 @@ def later_names(contents: Sequence[Any], pairs: Sequence[tuple[str, Any]]) -> se
         >>> later_names([{"model.attn": {"qk_norm": True}}, {"model": {"qk_norm": False}}], [])
         {'qk_norm'}
     """
-    sources = [[key_as_typed(key) for key in flatten(one)] for one in contents if isinstance(one, Mapping)]
-    last: dict[str, int] = {}
-    for i, keys in enumerate([*sources, typed := [key_as_typed(key) for key, _ in pairs]]):
-        last |= {key.removeprefix("model.").partition(".")[0]: i for key in keys if key.startswith("model.")}
-    is_typed = {key.removeprefix("model.") for key in typed}
-    return {name for name, old in OLD.items() if name in is_typed or last.get(name, -1) > last.get(old.part, -1)}
+    typed = [key_as_typed(key) for key, _ in pairs]
+    last: dict[str, int] = {}  # for each argument of the model: which source set it last
+    for i, keys in enumerate([*map(flatten_as_typed, contents), typed]):
+        last |= {key.split(".")[1]: i for key in keys if key.startswith("model.")}
+    return {
+        name for name, old in OLD.items() if f"model.{name}" in typed or last.get(name, -1) > last.get(old.part, -1)
+    }
 
 
 def in_parts(arguments: Any, cls: Any, later: Collection[str]) -> list[str]:
