@@ -71,18 +71,16 @@ def source_of(names: Iterable[str]) -> str:
     files = {_loaded(name) for name in names}
     if len(files) == 1 and (kept := files.pop()):
         return kept.source
-    lines: list[str] = []
-    parts: list[str] = []
-    seen: set[str] = set()
+    own = _Collected()
     for name in names:
-        _collect(name, name, seen, lines, parts)
-    brought = {name: kept for name in sorted(seen) if (kept := _loaded(name))}
-    taken = list(_all_used(brought, "\n".join([*lines, *parts])))
-    lines += [_text_of(kept.source, node) for kept, node in taken if not _is_part(node)]
+        own.add(name, of=name)
+    brought = {name: kept for name in sorted(own.seen) if (kept := _loaded(name))}
+    taken = list(_all_used(brought, "\n".join([*own.lines, *own.parts])))
+    lines = [*own.lines, *(_text_of(kept.source, node) for kept, node in taken if not _is_part(node))]
     sources = [*_texts(), *(kept.source for kept in brought.values())]
     if any(module == "__future__" for module, _, _ in _imports(sources)):
         lines.insert(0, "from __future__ import annotations")
-    parts = [*(_text_of(kept.source, node) for kept, node in taken if _is_part(node)), *parts]
+    parts = [*(_text_of(kept.source, node) for kept, node in taken if _is_part(node)), *own.parts]
     head = '"""Classes of the notebook or script that started the run; vitlab wrote this file."""'
     return "\n\n\n".join([f"{head}\n\n" + "\n".join(dict.fromkeys(lines)), *dict.fromkeys(parts)]) + "\n"
 
@@ -247,50 +245,64 @@ def imported_names(source: str, package: tuple[str, ...]) -> list[tuple[str, ...
     return names
 
 
-def _collect(name: str, of: str, seen: set[str], lines: list[str], parts: list[str], is_changed: bool = False) -> None:
-    """Add what defines a name: an import or constant to ``lines``; a class, a function or its other name to ``parts``.
+class _Collected:
+    """What classes of the notebook or script use of it, in an order in which a module can define it."""
 
-    What is changed by the code itself, and holds now what cannot be written, starts empty elsewhere.
-    """
-    main = vars(sys.modules["__main__"])
-    if name in seen or name.partition(".")[0] not in main:
-        return
-    seen.add(name)
-    if "." in name:
-        lines += _submodule(name)
-        return
-    if _loaded(name):  # its file says what it uses
-        return
-    value = main[name]
-    home, path = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if isinstance(value, ModuleType):
-        lines.append(f"import {value.__name__} as {name}" if value.__name__ != name else f"import {name}")
-    elif home == "__main__" and path == name:
+    def __init__(self) -> None:
+        self.lines: list[str] = []  # imports and constants
+        self.parts: list[str] = []  # classes, functions and their other names
+        self.seen: set[str] = set()
+
+    def add(self, name: str, of: str, is_changed: bool = False) -> None:
+        """Add what defines a name that the class ``of`` uses, and all that this uses.
+
+        What is changed by the code itself, and holds now what cannot be written, starts empty elsewhere.
+        """
+        main = vars(sys.modules["__main__"])
+        if name in self.seen or name.partition(".")[0] not in main:
+            return
+        self.seen.add(name)
+        if "." in name:
+            self.lines += _submodule(name)
+            return
+        if _loaded(name):  # its file says what it uses
+            return
+        value = main[name]
+        is_own, path = getattr(value, "__module__", None) == "__main__", str(getattr(value, "__qualname__", None))
+        if is_own and path == name:
+            self._define(name, value, of)
+        elif is_own and main.get(path) is value:
+            self.add(path, of)
+            self.parts.append(f"{name} = {path}")
+        elif line := _line_of(name, value):
+            self.lines.append(line)
+        elif is_changed and type(value) in (list, dict, set):
+            self.lines.append(f"{name} = {type(value)()!r}")
+        else:
+            raise UsageError(
+                f"{of} uses `{name}` of its notebook, a {type(value).__name__}, whose source cannot be kept: make it "
+                f"an argument of {of}, or put the class into a file"
+            )
+
+    def _define(self, name: str, value: Any, of: str) -> None:
         _check_bases(value)
         text = _segment(name, value)
         changed = set(_changed_in(text))
         for used in _names_used(_without_bodies(text)):  # what a function uses may use it, too, in an annotation
-            _collect(used, of, seen, lines, parts, used in changed)
-        parts.append(text)
+            self.add(used, of, used in changed)
+        self.parts.append(text)
         for used in _names_used(text):
-            _collect(used, of, seen, lines, parts, used in changed)
-    elif home == "__main__" and main.get(str(path)) is value:
-        _collect(str(path), of, seen, lines, parts)
-        parts.append(f"{name} = {path}")
-    elif isinstance(home, str) and getattr(sys.modules.get(home), str(path), None) is value:
-        lines.append(f"from {home} import {path}" + ("" if path == name else f" as {name}"))
-    elif _is_literal(value):
-        lines.append(f"{name} = {value!r}")
-    elif line := _import_of(name, value):
-        lines.append(line)
-    elif is_changed and type(value) in (list, dict, set):
-        lines.append(f"{name} = {type(value)()!r}")
-    else:
-        kind = type(value).__name__
-        raise UsageError(
-            f"{of} uses `{name}` of its notebook, a {kind}, whose source cannot be kept: make it an argument of {of}, "
-            "or put the class into a file"
-        )
+            self.add(used, of, used in changed)
+
+
+def _line_of(name: str, value: Any) -> str | None:
+    """Return the import or the constant by which a module has a value; None if there is none."""
+    if isinstance(value, ModuleType):
+        return f"import {value.__name__} as {name}" if value.__name__ != name else f"import {name}"
+    home, path = getattr(value, "__module__", None), str(getattr(value, "__qualname__", None))
+    if isinstance(home, str) and getattr(sys.modules.get(home), path, None) is value:
+        return f"from {home} import {path}" + ("" if path == name else f" as {name}")
+    return f"{name} = {value!r}" if _is_literal(value) else _import_of(name, value)
 
 
 def _check_bases(value: Any) -> None:
