@@ -55,13 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader closed the pipe, as in `vitlab models | head`
         sys.stderr.close()
         return 1
-    except OSError as error:
-        if (line := what_failed(error)) is None:
-            raise
-        _say(printable(line))
-        return 1
-    except RuntimeError as error:
-        if (line := lost_loader(error)) is None:
+    except (OSError, RuntimeError) as error:
+        line = what_failed(error) if isinstance(error, OSError) else lost_loader(error)
+        if line is None:
             raise
         _say(printable(line))
         return 1
