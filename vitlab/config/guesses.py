@@ -104,8 +104,7 @@ def about_word(word: str, keys: Iterable[str] = ()) -> str:
         return f"`{word}` needs its dashes: --{word}"
     if run_called(word):
         return f"`{word}` needs its flag: --resume {word} continues this run"
-    names = [path.stem for path in (HOME / "configs").glob("*.yaml")]
-    hint = did_you_mean(f"--config {word}", [f"--config {name}" for name in names if did_you_mean(word, [name])])
+    hint = did_you_mean(word, [path.stem for path in (HOME / "configs").glob("*.yaml")]).replace('"', '"--config ', 1)
     return f'unexpected word "{word}"{hint or "; no flag stands before it; see `vitlab fit --help`"}'
 
 
