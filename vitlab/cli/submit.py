@@ -14,6 +14,7 @@ from vitlab.config.arguments import (
     config_paths,
     flags_of,
     grid_as_typed,
+    read_configs,
     refuse_unknown,
     values_of,
 )
@@ -25,7 +26,6 @@ from vitlab.errors import UsageError, did_you_mean, trust_words
 from vitlab.runs.atomic import write_text
 from vitlab.runs.choose import NAME, choose_run, run_to_continue
 from vitlab.runs.directory import RUNS, RunDir
-from vitlab.shipped import find_file
 
 FOLDER = RUNS / "slurm"  # scripts and logs lie beside the run directory, which must be new
 COUNTS = {"trainer.devices": "--gpus", "trainer.num_nodes": "--nodes"}
@@ -87,7 +87,7 @@ def plan(args: list[str], processes: int) -> tuple[Path, list[str], list[Path]]:
     from vitlab.jobs.train.build import check_job
 
     paths = config_paths(rest)
-    contents = [read_yaml(find_file(path, "--config")) for path in paths]
+    contents = read_configs(rest)
     begun = run_to_continue(options) if options.resume or options.auto_resume else None
     stored = [read_yaml(begun.config)] if begun and begun.config.is_file() else []
     _check_batch(rest, [*stored, *contents] if options.resume else [*contents, *stored], processes)

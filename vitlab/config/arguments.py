@@ -216,12 +216,8 @@ def _check_has_keys(group: str, value: str, hint: str) -> None:
 
 
 def _names_own_classes(words: list[str]) -> bool:
-    from vitlab.config.yaml_files import read_yaml
-
     named: list[Any] = values_of(words, "model", "data", "model.class_path", "data.class_path")
-    for path in config_paths(words):
-        content = read_yaml(find_file(path, "--config"))
-        named += [class_and_arguments(content, part)[0] for part in ("model", "data")]
+    named += [class_and_arguments(content, part)[0] for content in read_configs(words) for part in ("model", "data")]
     return any("." in str(name) for name in named)
 
 
@@ -238,6 +234,13 @@ def without_flags(args: list[str], *names: str) -> list[str]:
 def config_paths(args: list[str]) -> list[str]:
     """Return the config files among the arguments."""
     return values_of(args, "config")
+
+
+def read_configs(args: list[str]) -> list[dict[str, Any]]:
+    """Return the contents of the config files among the arguments, in order."""
+    from vitlab.config.yaml_files import read_yaml  # and PyYAML, which few commands need
+
+    return [read_yaml(find_file(path, "--config")) for path in config_paths(args)]
 
 
 def as_arguments(values: Mapping[str, Any] | None) -> list[str]:

@@ -3,9 +3,8 @@
 import os
 import re
 
-from vitlab.config.arguments import config_paths, flags_of
+from vitlab.config.arguments import flags_of, read_configs
 from vitlab.config.keys import flatten_as_typed, key_as_typed
-from vitlab.shipped import find_file
 
 NAME = re.compile(r"PL_(?:FIT__)?((?:TRAINER|MODEL|DATA|CHECKPOINT)(?:__\w+)?|CONFIG|SEED_EVERYTHING)")
 
@@ -27,7 +26,9 @@ def with_environment(words: list[str], resumed: bool = False) -> tuple[list[str]
     names = [name for name in os.environ if name.startswith("PL_") and name not in _OF_LIGHTNING]
     keys = {name: key_as_typed(m[1].lower().replace("__", ".")) for name in names if (m := NAME.fullmatch(name))}
     first = [f"--config={os.environ[name]}" for name, key in keys.items() if key == "config" and not resumed]
-    given = _given([*first, *words]) if keys and not resumed else set()
+    given = {key_as_typed(flag.name) for flag in flags_of(words)} - {"config"}
+    if keys and not resumed:
+        given |= {key for content in read_configs([*first, *words]) for key in flatten_as_typed(content)}
     used: list[str] = []
     idle: list[str] = []
     for name in sorted(names, key=lambda name: keys.get(name, "")):
@@ -42,12 +43,3 @@ def with_environment(words: list[str], resumed: bool = False) -> tuple[list[str]
         elif key != "config":
             used.append(f"--{key}={os.environ[name]}")
     return [*first, *words, *used], idle
-
-
-def _given(words: list[str]) -> set[str]:
-    """Return the keys, as typed, that a command line and its config files set, other than the files themselves."""
-    from vitlab.config.yaml_files import read_yaml  # and PyYAML, only where such a variable is set
-
-    files = [find_file(path, "--config") for path in config_paths(words)]
-    typed = {key_as_typed(flag.name) for flag in flags_of(words)} - {"config"}
-    return typed | {key for path in files for key in flatten_as_typed(read_yaml(path))}

@@ -28,7 +28,7 @@ import vitlab.tasks
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.console import Bar
 from vitlab.class_paths import current_path
-from vitlab.config.arguments import Flag, config_paths, flags, flags_of
+from vitlab.config.arguments import Flag, flags, flags_of, read_configs
 from vitlab.config.explain import explain
 from vitlab.config.guesses import with_typed_names
 from vitlab.config.keys import GROUPS, class_and_arguments, flatten_as_typed, flatten_with_classes, key_as_typed
@@ -131,7 +131,7 @@ class VitlabCLI(LightningCLI):
         self.arguments = resolve_configs(args)
         _refuse_valueless(self.arguments)
         self.added_callbacks, self.trainer_settings = list(callbacks), trainer
-        self.contents = [read_yaml(path) for path in config_paths(self.arguments)]
+        self.contents = read_configs(self.arguments)
         args = _in_order(self.arguments, self.contents)
         self.typed = settings(args)
         files = [(key, v) for key, v in self.typed if str(v).endswith((".yaml", ".yml")) and Path(str(v)).is_file()]
