@@ -311,7 +311,7 @@ class SinCos2d(SinCosPosEmbed):
 
     def formula(self, grid_size: Grid, trained_grid: Tensor | None = None) -> Tensor:
         """Return the ``(N, D)`` table in float64."""
-        y, x = grid_cells(grid_size, trained_grid, half_cell=0.5 if trained_grid is not None else 0.0)
+        y, x = grid_cells(grid_size, trained_grid, half_cell=0.5)
         quarter = self.embed_dim // 4
         steps = quarter - 1 if self.style == "big_vision" else quarter
         omega = 10_000.0 ** -(torch.arange(quarter, dtype=torch.float64) / steps)
@@ -355,8 +355,7 @@ class Fourier(AddedPosEmbed):
 
     def fill_tables(self) -> None:
         """Compute the coordinates of all patches."""
-        half = 0.5 if self.trained_grid is not None else 0.0
-        cells = torch.stack(grid_cells(self.grid_size, self.trained_grid, half), dim=1)
+        cells = torch.stack(grid_cells(self.grid_size, self.trained_grid, half_cell=0.5), dim=1)
         self.register_buffer("cells", cells.to(self.freqs), persistent=False)
 
     def table(self, layer: int = 0) -> Tensor:

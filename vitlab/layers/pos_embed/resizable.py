@@ -291,7 +291,8 @@ def grid_cells(grid_size: Grid, trained_grid: Tensor | None = None, half_cell: f
     Args:
         grid_size: Patch tokens per column and per row, (h, w).
         trained_grid: If given, coordinates are in cells of this grid over the same image.
-        half_cell: Origin of a cell: 0.0 keeps the first cell at 0, 0.5 aligns the centers of the two grids.
+        half_cell: Origin of a cell: 0.0 keeps the first cell at 0, 0.5 aligns the centers of the two grids. For a
+            single grid both are the same numbers.
 
     Example:
         >>> y, x = grid_cells((2, 3))
