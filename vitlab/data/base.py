@@ -186,6 +186,12 @@ class ImageData(Named, L.LightningDataModule):
         """Return the readable images of a split, and note the others in `unreadable`."""
         return images
 
+    def scanned(self, images: FileImages) -> FileImages:
+        """Return the readable ones among files, and note the others in `unreadable`."""
+        readable, reasons = images.scanned(self.num_workers)
+        self.unreadable |= {images.store.path(file): reason for file, reason in reasons.items()}
+        return readable
+
     def absent(self) -> str:
         """Return which files `prepare_data` would download, and their size; empty if none."""
         return ""
@@ -248,9 +254,7 @@ class ImageData(Named, L.LightningDataModule):
             return
         try:
             (images,) = self._split_images(("test",)).values()
-            if isinstance(images, FileImages):
-                images, reasons = images.scanned(self.num_workers)
-                self.unreadable |= {images.store.path(file): reason for file, reason in reasons.items()}
+            images = self.scanned(images) if isinstance(images, FileImages) else images
         except (ValueError, OSError) as error:
             note = f"the test split cannot be read: {error}"
         else:

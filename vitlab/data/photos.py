@@ -176,8 +176,7 @@ class Photos(ImageData):
         """Return the readable files, and note the others in `unreadable`; arrays in memory have been read."""
         if not isinstance(images, FileImages):
             return images
-        readable, reasons = images.scanned(self.num_workers)
-        self.unreadable |= {images.store.path(file): reason for file, reason in reasons.items()}
+        readable = self.scanned(images)
         if what := self.of_another_size(readable):
             raise ValueError(what)
         return readable
