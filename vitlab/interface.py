@@ -179,6 +179,9 @@ def embedder(task: Any) -> nn.Module | Callable[[Tensor], Tensor]:
     if callable(own := getattr(task, "embed", None)):
         return own
     net: Any = network(task)
+    if has_grid(task):
+        net.reset_head(0)
+        return net
     if hasattr(net, "reset_classifier"):  # of timm
         net.reset_classifier(0)
         return net

@@ -28,7 +28,6 @@ from vitlab.interface import (
     as_outputs,
     class_names,
     embedder,
-    has_grid,
     image_fact,
     network,
     path_of,
@@ -76,7 +75,7 @@ def predict(
     asked, collector.meaning = None, _meaning(data, cli.model)
     is_headless = getattr(network(cli.model), "num_classes", None) == 0 and not answers_itself(cli.model)
     if features or is_headless:
-        asked, collector.meaning = _without_head(cli.model), FEATURES
+        asked, collector.meaning = embedder(cli.model), FEATURES
     elif not isinstance(cli.model, Task) or is_overridden("predict_step", cli.model, Task):
         asked = answering(cli.model)  # as every command asks it
     pictures = _Pictures(files, data)
@@ -191,15 +190,6 @@ def _column(k: int, count: int, targets: Sequence[str]) -> str:
         return targets[k]
     word = "feature" if targets == ["feature"] else "value"
     return "value" if count == 1 and word == "value" else f"{word}_{k + 1}"
-
-
-def _without_head(task: Any) -> Any:
-    """Return what maps images to features: the network without its head, or ``embed`` of the user's own module."""
-    net: Any = network(task)
-    if not has_grid(task) or hasattr(task, "embed"):
-        return embedder(task)
-    net.reset_head(0)
-    return net
 
 
 def predict_from_data(run: RunDir, checkpoint: Path, rest: list[str], quiet: bool) -> pd.DataFrame:
