@@ -8,8 +8,7 @@ from jsonargparse import ArgumentParser
 
 from vitlab import data, pretraining, tasks
 from vitlab.callbacks.checkpoint import Checkpoint
-from vitlab.config.explain import explain
-from vitlab.config.parser import user_mistakes
+from vitlab.config.explain import explain, user_mistakes
 from vitlab.errors import UsageError
 from vitlab.ranges import RANGES, check_ranges
 

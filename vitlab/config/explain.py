@@ -1,11 +1,44 @@
-"""Turn jsonargparse's messages about a wrong configuration into one clear line."""
+"""Turn what jsonargparse and constructors say of a wrong configuration into one clear line."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from urllib.error import URLError
 
-from vitlab.config.guesses import VALUES, suggest_argument
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+from vitlab.config.guesses import VALUES, suggest_argument, with_typed_names
 from vitlab.config.trust import import_problem, may_import, not_allowed
-from vitlab.errors import did_you_mean
+from vitlab.errors import UsageError, did_you_mean, in_own_code, named_line
+
+
+@contextmanager
+def user_mistakes(of_model: Iterable[str] = ()) -> Iterator[None]:
+    """Turn a ValueError into a :class:`UsageError`, around code that checks the user's input.
+
+    Args:
+        of_model: Arguments of the model, shown with the prefix ``model.``, and ``img_size`` with ``data.``.
+    """
+    try:
+        yield
+    except UsageError:
+        raise
+    except (ValueError, MisconfigurationException, FileNotFoundError, URLError) as error:
+        root: BaseException = error  # jsonargparse wraps what a constructor said
+        inner = _cause_of(root)
+        while isinstance(inner, ValueError) and str(inner):
+            if not str(root).startswith("`") or str(inner).startswith("`"):  # else it names no key, as of an optimizer
+                root = inner
+            inner = _cause_of(inner)
+        text = str(root)
+        while (inner := _cause_of(root)) and "Does not validate" in str(root):
+            root, text = inner, in_own_code(inner) or named_line(inner)  # from a constructor of the user's
+        raise UsageError(with_typed_names(" ".join(text.split()), of_model)) from error
+
+
+def _cause_of(error: BaseException) -> BaseException | None:
+    """Return the error that caused another, unless that was raised `from None`."""
+    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def explain(message: str, keys: Iterable[str], class_names: Iterable[str]) -> str:

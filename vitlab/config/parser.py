@@ -4,12 +4,11 @@ import importlib
 import inspect
 import shlex
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
-from urllib.error import URLError
 
 import lightning as L
 import lightning.pytorch.callbacks
@@ -29,8 +28,7 @@ from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.console import Bar
 from vitlab.class_paths import current_path
 from vitlab.config.arguments import Flag, flags, flags_of, read_configs
-from vitlab.config.explain import explain
-from vitlab.config.guesses import with_typed_names
+from vitlab.config.explain import explain, user_mistakes
 from vitlab.config.keys import GROUPS, class_and_arguments, flatten_as_typed, flatten_with_classes, key_as_typed
 from vitlab.config.parts import (
     check_parts,
@@ -48,7 +46,7 @@ from vitlab.config.strategies import check_strategy_name, divide_by_all_images
 from vitlab.config.trust import allowed_imports
 from vitlab.config.yaml_files import parse_own, parse_yaml, read_yaml, yaml_text
 from vitlab.data.loading.own_loaders import evaluate_samples_once
-from vitlab.errors import UsageError, in_own_code, named_line
+from vitlab.errors import UsageError
 from vitlab.interface import LINKS, deals_samples, image_fact
 from vitlab.layers.precision import let_convolutions_follow
 from vitlab.models.old_names import OLD
@@ -269,30 +267,6 @@ def _check_null(group: str, cls: Any, arguments: Mapping[str, Any]) -> None:
     check_types(hints, nulls, group)
 
 
-@contextmanager
-def user_mistakes(of_model: Iterable[str] = ()) -> Iterator[None]:
-    """Turn a ValueError into a :class:`UsageError`, around code that checks the user's input.
-
-    Args:
-        of_model: Arguments of the model, shown with the prefix ``model.``, and ``img_size`` with ``data.``.
-    """
-    try:
-        yield
-    except UsageError:
-        raise
-    except (ValueError, MisconfigurationException, FileNotFoundError, URLError) as error:
-        root: BaseException = error  # jsonargparse wraps what a constructor said
-        inner = _cause_of(root)
-        while isinstance(inner, ValueError) and str(inner):
-            if not str(root).startswith("`") or str(inner).startswith("`"):  # else it names no key, as of an optimizer
-                root = inner
-            inner = _cause_of(inner)
-        text = str(root)
-        while (inner := _cause_of(root)) and "Does not validate" in str(root):
-            root, text = inner, in_own_code(inner) or named_line(inner)  # from a constructor of the user's
-        raise UsageError(with_typed_names(" ".join(text.split()), of_model)) from error
-
-
 def _of_devices(text: str, devices: Any) -> str | None:
     """Return what to set where Lightning's Trainer refuses its devices; None for another refusal."""
     if any(words in text for words in ("backend found", "Accelerator` can not run", "torch_xla")):
@@ -301,11 +275,6 @@ def _of_devices(text: str, devices: Any) -> str | None:
         form = "auto or a number, 1 or more; with --trainer.accelerator=gpu also -1 (all) or a list such as [2]"
         return f"`trainer.devices` must be {form}, got {devices}"
     return None
-
-
-def _cause_of(error: BaseException) -> BaseException | None:
-    """Return the error that caused another, unless that was raised `from None`."""
-    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def resolve_configs(args: list[str]) -> list[str]:

@@ -12,8 +12,9 @@ import torch
 from vitlab.analysis import ANALYSES
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.analysis.typeset import Format, Width
+from vitlab.config.explain import user_mistakes
 from vitlab.config.keys import key_as_typed
-from vitlab.config.parser import settings, user_mistakes
+from vitlab.config.parser import settings
 from vitlab.data.base import ImageData
 from vitlab.errors import MISTAKES, UsageError, in_own_code
 from vitlab.jobs.find_subject import View, is_elsewhere, subject_at

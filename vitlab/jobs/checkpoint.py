@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from safetensors.torch import save_file
 
-from vitlab.config.parser import user_mistakes
+from vitlab.config.explain import user_mistakes
 from vitlab.errors import UsageError
 from vitlab.interface import has_grid, network, own_answer, path_of, redefines
 from vitlab.layers.resample import ResizePolicy

@@ -16,9 +16,10 @@ import torch
 from vitlab.callbacks.console import EvaluationConsole
 from vitlab.callbacks.predictions import Predictions
 from vitlab.class_metrics import by_class, classes_of_table, confusion, over_classes
+from vitlab.config.explain import user_mistakes
 from vitlab.config.keys import key_as_typed, key_of
 from vitlab.config.options import Policy, check_resize
-from vitlab.config.parser import VitlabCLI, settings, user_mistakes
+from vitlab.config.parser import VitlabCLI, settings
 from vitlab.config.yaml_files import read_own
 from vitlab.data.base import ImageData, protocol_of
 from vitlab.data.record import TRAINED_ON, Trained, measured, read_numbers

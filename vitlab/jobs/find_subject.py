@@ -17,7 +17,8 @@ import vitlab.data
 from vitlab.analysis.outcomes.labels import PLAN
 from vitlab.analysis.pictures import LoadedImages, PreparedPictures
 from vitlab.analysis.subject import CkaTokens, Subject
-from vitlab.config.parser import VitlabCLI, settings, user_mistakes
+from vitlab.config.explain import user_mistakes
+from vitlab.config.parser import VitlabCLI, settings
 from vitlab.data.base import ImageData
 from vitlab.data.files.splits import SplitName
 from vitlab.data.image_folder import PUBLISHED

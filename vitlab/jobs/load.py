@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from vitlab.config.explain import user_mistakes
 from vitlab.config.images import find_images
-from vitlab.config.parser import user_mistakes
 from vitlab.config.parts import import_parts
 from vitlab.data.files.decode import Decoding, ImageError, decode, decode_opened
 from vitlab.errors import UsageError

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from vitlab.callbacks.console import EvaluationConsole
+from vitlab.config.explain import user_mistakes
 from vitlab.config.images import Problem
-from vitlab.config.parser import user_mistakes
 from vitlab.data.base import ImageData
 from vitlab.data.files.decode import Decoding, ImageError, decode
 from vitlab.errors import UsageError, escaped

@@ -18,8 +18,9 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from vitlab.class_paths import with_current_paths
 from vitlab.config.arguments import config_paths, values_of, without_flags
+from vitlab.config.explain import user_mistakes
 from vitlab.config.keys import flatten_as_typed
-from vitlab.config.parser import VitlabCLI, class_at, settings, user_mistakes
+from vitlab.config.parser import VitlabCLI, class_at, settings
 from vitlab.config.trust import changed_code, check_import, may_import
 from vitlab.config.yaml_files import parse_yaml, read_own, read_yaml, yaml_text
 from vitlab.data.base import ImageData

@@ -23,9 +23,10 @@ from vitlab.callbacks.stop import StopOnSignal
 from vitlab.callbacks.watch import Watch
 from vitlab.config.arguments import config_paths
 from vitlab.config.callbacks import check_callbacks, check_monitors, redirect_into_run, trainer_parts
+from vitlab.config.explain import user_mistakes
 from vitlab.config.keys import check_same_config, flatten_as_typed, is_longer, recipe_name
 from vitlab.config.options import FitOptions
-from vitlab.config.parser import VitlabCLI, class_at, user_mistakes
+from vitlab.config.parser import VitlabCLI, class_at
 from vitlab.config.strategies import FullyShard, check_shards, check_strategy
 from vitlab.config.yaml_files import parse_own, yaml_text
 from vitlab.data.base import ImageData
