@@ -103,7 +103,7 @@ def _drawing(source: str, view: "View", rest: list[str], level: "Level") -> str:
 
 def page_about(sources: list[str], view: "View", rest: list[str]) -> str:
     """Return the page about runs, files and named networks; ``rest`` changes values of the runs' configurations."""
-    from vitlab.config.parser import user_mistakes
+    from vitlab.config.explain import user_mistakes
     from vitlab.jobs.find_subject import CannotBeAsked, is_elsewhere, subject_at
     from vitlab.jobs.terminal import say
     from vitlab.look.facts import MANY

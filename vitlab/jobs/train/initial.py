@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from vitlab.config.arguments import grid_of
-from vitlab.config.parser import class_at, user_mistakes
+from vitlab.config.explain import user_mistakes
+from vitlab.config.parser import class_at
 from vitlab.config.yaml_files import read_own
 from vitlab.data.base import ImageData
 from vitlab.data.record import TRAINED_ON, fingerprints, read_numbers
