@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from vitlab.cli.lines import show_rows
 from vitlab.config.arguments import CommandParser, add_formats
 from vitlab.config.trust import FORCED
 from vitlab.errors import named_line, one_line
@@ -70,11 +71,9 @@ def main(argv: list[str]) -> int:
                 sys.stdout.write(f"{finding.state:<6} {finding.name:<13} {finding.text}\n")
                 sys.stdout.flush()
     if form:
-        from vitlab.cli.lines import show_rows
-
         show_rows(rows, form)
-        return 1 if wrong else 0
-    sys.stdout.write(f"\n{wrong} wrong\n" if wrong else "\nnothing is wrong\n")
+    else:
+        sys.stdout.write(f"\n{wrong} wrong\n" if wrong else "\nnothing is wrong\n")
     return 1 if wrong else 0
 
 

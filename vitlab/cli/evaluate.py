@@ -39,12 +39,12 @@ def verify(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     run = find_directory(options.run)
     found = _check_files(run)
+    damaged = sum(reason is not None for reason in found.values())
     if options.form:
         rows = [{"file": name, "whole": reason is None, "reason": reason} for name, reason in found.items()]
         show_rows(rows, options.form)
-        return int(any(reason is not None for reason in found.values()))
+        return int(damaged > 0)
     lines = [f"whole    {name}" if reason is None else f"DAMAGED  {name}: {reason}" for name, reason in found.items()]
-    damaged = sum(reason is not None for reason in found.values())
     lines.append(f"{run.path}: {len(found)} files, {damaged or 'none'} damaged")
     show(*map(printable, lines))  # a file with a line break in its name is one line
     return int(damaged > 0)
