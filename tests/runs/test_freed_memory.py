@@ -27,4 +27,4 @@ def test_a_step_finds_the_memory_that_the_one_before_has_freed():
     for way in ("keep", "return"):
         words = [sys.executable, "-c", STEPS, way]
         faults[way] = int(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
-    assert faults["keep"] * 10 < faults["return"]
+    assert faults["keep"] * 3 < faults["return"], faults  # a machine short of memory takes some of it away

@@ -3,6 +3,7 @@
 import os
 import time
 import warnings
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
@@ -16,6 +17,7 @@ from vitlab.errors import named_line
 _GAP = 2**16  # largest gap in bytes between images fetched by one request
 _WAITS = (0.5, 2.0, 8.0)  # seconds before each further attempt at ranges that a store did not deliver
 _FINAL = (FileNotFoundError, PermissionError)  # which no further attempt will change
+_MISSES = 3  # fetches in a row that bring nothing, after which a store counts as lost until other images are expected
 
 
 class Ranges(Store):
@@ -44,6 +46,7 @@ class Ranges(Store):
         self.place = "tars " + " ".join(x if is_remote(x) else os.path.abspath(x) for x in addresses)
         self.number = {file: i for i, file in enumerate(files)}
         self.fetched: dict[str, bytes | Exception] = {}  # until other images are expected
+        self.misses = 0  # fetches in a row that brought nothing, since then
         keys = [f"{address} {stamp}" for address, stamp in zip(addresses, stamps, strict=True)]
         self.cache = DiskCache(int(cache_gb * 1e9), keys) if cache_gb and any(map(is_remote, addresses)) else None
 
@@ -58,6 +61,8 @@ class Ranges(Store):
             with open(self.addresses[shard], "rb", buffering=0) as local:
                 found: bytes | Exception = os.pread(local.fileno(), length, offset)
         else:
+            if self.misses >= _MISSES and file not in self.fetched:
+                raise OSError("not asked for, as the store has not answered several times")
             if file not in self.fetched:
                 self._fetch([file])
             found = self.fetched[file]  # kept, as a batch may hold several copies
@@ -70,7 +75,7 @@ class Ranges(Store):
 
     def expect(self, files: list[str]) -> None:
         """Prefetch the remote files that are read next, all at once."""
-        self.fetched = {}
+        self.fetched, self.misses = {}, 0
         self._fetch([file for file in files if is_remote(self.addresses[self.rows[self.number[file], 0]])])
 
     def _fetch(self, files: list[str]) -> None:
@@ -87,7 +92,10 @@ class Ranges(Store):
         new: dict[tuple[int, ...], bytes] = {}
         for (fs, *_), some in groupby(((*opened(self.addresses[run[0]], True), run) for run in runs), lambda x: x[0:1]):
             asked = [(path, run) for _, path, run in some]
-            parts = _ranges(fs, [(path, run[1], run[2]) for path, run in asked])
+            waits = () if self.misses else _WAITS
+            parts = _ranges(fs, [(path, run[1], run[2]) for path, run in asked], waits)
+            is_lost = all(isinstance(part, Exception) and not isinstance(part, _FINAL) for part in parts)
+            self.misses = self.misses + 1 if is_lost else 0
             for (_, run), part in zip(asked, parts, strict=True):
                 for file, offset, length in run[3]:
                     if isinstance(part, Exception):
@@ -108,11 +116,11 @@ class Ranges(Store):
         return os.fsencode(file)
 
 
-def _ranges(fs: Any, ranges: list[tuple[str, int, int]]) -> list[bytes | Exception]:
+def _ranges(fs: Any, ranges: list[tuple[str, int, int]], waits: Sequence[float]) -> list[bytes | Exception]:
     """Return the bytes from start to end of each file, or why there are none after every attempt."""
     found: list[bytes | Exception] = [b""] * len(ranges)
     left = list(range(len(ranges)))
-    for attempt, wait in enumerate((*_WAITS, None), start=1):
+    for attempt, wait in enumerate((*waits, None), start=1):
         try:
             parts = fs.cat_ranges(*map(list, zip(*(ranges[i] for i in left), strict=True)), on_error="return")
         except Exception as error:  # of file systems that do not return it
@@ -126,7 +134,7 @@ def _ranges(fs: Any, ranges: list[tuple[str, int, int]]) -> list[bytes | Excepti
         if not left or wait is None:
             break
         reason = named_line(failed[left[0]])
-        again = f"{len(left)} of {len(ranges)} ranges failed, attempt {attempt + 1} of {len(_WAITS) + 1} in {wait:g} s"
+        again = f"{len(left)} of {len(ranges)} ranges failed, attempt {attempt + 1} of {len(waits) + 1} in {wait:g} s"
         warnings.warn(f"{ranges[left[0]][0]}: {again} ({reason})", stacklevel=2)
         time.sleep(wait)
     return found

@@ -122,7 +122,12 @@ class _Samples(Dataset[_Sample]):
     def __getitems__(self, keys: list[_Key]) -> list[_Sample]:
         if isinstance(self.images, FileImages):
             self.images.expect([index for index, *_ in keys])
-        return [self[key] for key in keys]
+        samples: list[_Sample] = []
+        for key in keys:
+            samples.append(self[key])
+            if samples[-1].image is None and isinstance(self.order, TrainOrder):
+                break  # a batch that cannot be complete ends the training
+        return samples
 
     def __getitem__(self, key: _Key) -> _Sample:
         index, seed, partner = key
