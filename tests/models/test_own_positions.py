@@ -11,6 +11,7 @@ from vitlab.errors import UsageError
 from vitlab.jobs.train.describe import _idle_options
 from vitlab.layers.pos_embed import PosEmbed, grid_cells, resample_pos_embed
 from vitlab.layers.pos_embed.added import AddedPosEmbed
+from vitlab.layers.pos_embed.biases import RelPos
 from vitlab.layers.pos_embed.rotary import RoPE2d, RoPEMixed, String
 from vitlab.layers.resample import Grid, resize_table
 from vitlab.models import VisionTransformer
@@ -539,14 +540,44 @@ class HalvedAgain(Halved):
     pass
 
 
-@pytest.mark.parametrize("cls", [Halved, HalvedAgain])
+class Doubles(Halves):
+    def rotate(self, x: Tensor, layer: int) -> Tensor:
+        return 2 * x
+
+
+class Doubled(Halved, Doubles):
+    """Of whose bases the second defines the rotation, as it comes before `Halves`."""
+
+
+@pytest.mark.parametrize("cls", [Halved, HalvedAgain, Doubled])
 def test_hooks_of_a_mixin_must_keep_the_shape_of_their_tensor(cls: type[PosEmbed]) -> None:
     method, q = cls((2, 3)), torch.randn(2, 2, 7, 4)
     with pytest.raises(UsageError, match=rf"{cls.__name__}.enter at a grid of 2 x 3 changes the tokens from \(2, 7, 4"):
         method.enter(torch.randn(2, 7, 4), 0)
+    if cls is Doubled:
+        assert torch.equal(method.rotate(q, 0), 2 * q) and not cls.rotates_stacked
+        return
     with pytest.raises(UsageError, match=rf"{cls.__name__}.rotate at .* changes the queries or keys"):
         method.rotate(q, 0)
     assert cls.rotates_stacked  # as the mixin says
+
+
+class Leaves(RelPos):
+    def leave(self, x: Tensor, layer: int) -> Tensor:
+        return x
+
+
+class AllRows(RelPos):
+    def bias(self, layer: int) -> Tensor:
+        return 2 * super().bias(layer)
+
+
+class LeavesAllRows(Leaves, AllRows):
+    """Of whose bases the second defines the bias, and does not say that it gives some rows."""
+
+
+def test_a_class_of_two_methods_gives_the_rows_that_the_one_with_the_bias_gives() -> None:
+    assert Leaves.splits_queries and not AllRows.splits_queries and not LeavesAllRows.splits_queries
 
 
 class Rows(AddedPosEmbed):

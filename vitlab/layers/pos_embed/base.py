@@ -60,8 +60,10 @@ class PosEmbed(Resizable, metaclass=Described):
         says ``rotates_stacked`` itself, or receives queries and keys apart.
         """
         for flag, hooks in (("rotates_stacked", {"rotate"}), ("splits_queries", {"bias", "biases", "relate"})):
-            first = next(base for base in cls.__mro__ if vars(base).keys() & {flag, *hooks})
-            setattr(cls, flag, vars(first).get(flag, False))
+            own = ((base, vars(base).keys() - vars(base).get("of_mixins", ())) for base in cls.__mro__)
+            first = next(base for base, names in own if names & {flag, *hooks})
+            if flag not in vars(first):  # but a hook, maybe of a mixin
+                setattr(cls, flag, False)
         super().__init_subclass__(**kwargs)
         by_queries: Any = cls.relate  # its own, of a base class or of a mixin
         cls.relates = by_queries is not PosEmbed.relate

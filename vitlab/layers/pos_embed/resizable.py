@@ -1,6 +1,7 @@
 """Position embeddings as modules of a grid: how their tensors are resized, loaded, cast and recomputed."""
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, Self
 
 import torch
@@ -29,14 +30,18 @@ class Resizable(nn.Module):
     chosen_policy: ResizePolicy | None = None  # ``resize`` of the ``init_args``: the usual one, None is the default
     keeps_float32 = False  # whether this module stays float32 when the model is cast to half precision
     trained_grid: Tensor | None  # (2,), saved; the grid whose coordinates are used, if another
+    of_mixins: Collection[str] = ()  # hooks that a class outside vitlab inherits from one that has no grid
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Hold hooks of a class outside vitlab to shape and precision of the tokens: another shape may broadcast."""
         super().__init_subclass__(**kwargs)
         for name in () if cls.__module__.startswith("vitlab.") else KEEP_SHAPE:
             place = next((base for base in cls.__mro__ if name in vars(base)), Resizable)
-            if place is cls or not issubclass(place, Resizable):  # of a mixin
-                setattr(cls, name, shape_kept(getattr(cls, name)))
+            if place is cls:
+                setattr(cls, name, shape_kept(vars(cls)[name]))
+            elif not issubclass(place, Resizable):
+                setattr(cls, name, shape_kept(_next_hook(cls, name)))
+                cls.of_mixins = {*vars(cls).get("of_mixins", ()), name}
 
     def __init__(self, grid_size: Grid = (0, 0)) -> None:
         super().__init__()
@@ -202,6 +207,17 @@ class Resizable(nn.Module):
         if was_meta and not any(buffer.is_meta for buffer in self.buffers()):
             self.fill_tables()
         return self
+
+
+def _next_hook(cls: type[Resizable], name: str) -> Callable[..., Tensor]:
+    """Return the hook that follows that of a class, which a subclass with several bases may place elsewhere."""
+
+    @functools.wraps(getattr(cls, name))
+    def following(self: Resizable, *args: Any, **kwargs: Any) -> Tensor:
+        found: Tensor = getattr(super(cls, self), name)(*args, **kwargs)
+        return found
+
+    return following
 
 
 def _is_of_users(module: nn.Module) -> bool:
