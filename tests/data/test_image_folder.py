@@ -250,6 +250,9 @@ def test_a_class_that_training_lacks_is_refused(tmp_path):
     _fill(tmp_path / "photos" / "test", {"a": 1, "b": 1})
     with pytest.raises(ValueError, match=r"test/b/.*: the class b is not among those of"):
         _open(tmp_path / "photos")
+    data = ImageFolder(str(tmp_path / "photos"), num_workers=0)
+    data.compare_with_test()
+    assert len(data.notes) == 1 and "the class b is not among" in data.notes[0]
 
 
 @pytest.mark.parametrize("layout", ["", "val/cat", "flat"])
@@ -267,7 +270,7 @@ def test_a_folder_of_the_wrong_layout_is_refused_with_the_right_one(tmp_path, la
 @pytest.mark.parametrize("above", ["", "train/"])
 def test_folders_of_splits_are_not_trained_as_classes(tmp_path, above):
     names = [f"{above}{part}/{name}" for part in ("training_set", "test_set") for name in ("cat", "dog", "owl")]
-    root = _fill(tmp_path / "photos", dict.fromkeys(names, 4))
+    root = _fill(tmp_path / "photos", dict.fromkeys(names, 4) | {f"{above}test_set/emu": 0})
     told = f"class folders test_set, training_set in {root} hold no images .* same folders, cat, dog, owl: if these "
     ways = "give one of the former as --data.root; if they are videos, give --data.videos=frames"
     with pytest.raises(ValueError, match=f"{told}.*{ways}"):

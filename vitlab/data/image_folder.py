@@ -84,8 +84,9 @@ class ImageFolder(ClassFolders):
                 found = sorted(files_below(entry.path))
                 files += [os.path.relpath(file, self.root) for file in found]
                 names += [entry.name] * len(found)
+        images = self.labeled(Folder(self.root), files, names)
         self._note_videos(files)
-        return self.of_videos(self.labeled(Folder(self.root), files, names))
+        return self.of_videos(images)
 
     def _note_videos(self, files: list[str]) -> None:
         """Say that folders of files below a class are divided, if they are."""
@@ -233,9 +234,10 @@ def _check_level(root: Path, train: Path, class_names: list[str]) -> None:
     if len(class_names) < 2 or not any(map(is_like_a_split, class_names)):
         return
     inside = [visible(train / name) for name in class_names]
-    below = [[entry.name for entry in entries] for entries in inside]
-    only_folders = all(is_folder(entry) for entries in inside for entry in entries)
-    if only_folders and len(below[0]) > 1 and all(names == below[0] for names in below):
+    if not all(is_folder(entry) for entries in inside for entry in entries):
+        return
+    below = [[entry.name for entry in entries if next(files_below(entry.path), None)] for entries in inside]
+    if len(below[0]) > 1 and all(names == below[0] for names in below):
         raise ValueError(
             f"the class folders {preview(class_names)} in {root} hold no images themselves, and each has the same "
             f"folders, {preview(below[0])}: if these are the classes, rename the former to train and test, or give one "
