@@ -132,7 +132,8 @@ class Rows:
         known = ", ".join(map(str, table))
         for name in (*parts, *self.targets):
             if name not in table:
-                way = f": name that of the {part} by --data.{part}_column" if (part := parts.get(name)) else ""
+                part = (parts.get(name) or "").split(" ")[0]  # "path later": a further column of images
+                way = f": name that of the {part} by --data.{part}_column" if part else ""
                 way = ": columns stand apart by commas, those of a .tsv file by tabs" if table.shape[1] == 1 else way
                 raise ValueError(f"{self.file} must have the column {name}; there are {known}{way}")
         if not self.targets:
