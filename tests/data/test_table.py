@@ -278,7 +278,7 @@ def test_images_of_two_columns_are_stacked_on_channels(tmp_path):
 def test_a_pair_that_does_not_fit_is_reported_with_row_and_column(tmp_path):
     _pairs(tmp_path)
     both = {"path_column": ["before", "after"]}
-    with pytest.raises(ValueError, match="column later; there are before, after, bright: .*by --data.path_column$"):
+    with pytest.raises(ValueError, match=r"column later; there are before, after, bright: .*by --data\.path_column$"):
         _open(tmp_path, path_column=["before", "later"])
     Image.new("RGB", (7, 6)).save(tmp_path / "after-3.png")
     with pytest.raises(ValueError, match=r"row 4, column after: .*after-3.png has 6 x 7 pixels, and that of before 6"):
