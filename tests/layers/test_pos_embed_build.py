@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from vitlab.errors import UsageError
 from vitlab.jobs.train.describe import _model_line
 from vitlab.layers.pos_embed import POS_EMBEDS, PosEmbed, PosEmbedName, build_pos_embed
 from vitlab.layers.pos_embed.added import AddedPosEmbed, Fourier
@@ -120,6 +121,13 @@ def test_a_join_that_a_method_lacks_names_those_it_has(name, join, allowed):
 def test_theta_must_be_above_1(name, theta):
     with pytest.raises(ValueError, match=rf"`theta` must be in \(1, 1e12\], got {theta}"):
         build(name, theta=theta)
+
+
+def test_a_theta_of_null_says_nothing_to_a_method_without_one():
+    arguments = {"grid_size": (2, 2), "embed_dim": 8, "num_heads": 2, "depth": 1, "num_prefix_tokens": 0}
+    build_pos_embed({"class_path": "learned", "init_args": {"theta": None}}, **arguments)
+    with pytest.raises(UsageError, match=r"Learned takes no argument `theta`"):
+        build_pos_embed({"class_path": "learned", "init_args": {"theta": 100.0}}, **arguments)
 
 
 def test_theta_defaults_to_the_published_value_of_each_method():

@@ -103,6 +103,8 @@ def _build_one(name: Any, grid_size: Grid, sizes: Mapping[str, int]) -> PosEmbed
     cls = POS_EMBEDS.get(method) or find_class("pos_embed", method, PosEmbed, POS_EMBEDS)  # type: ignore[call-overload]
     taken = taken_by(cls)
     join, trainable = args.pop("join", None), args.pop("trainable", None)
+    if "theta" not in taken and args.get("theta", 0) is None:  # as older versions advised
+        del args["theta"]
     scale = 1.0 if "scale" in taken else args.pop("scale", 1.0)
     resize = None if "resize" in taken else args.pop("resize", None)
     for option, value, choices in (("join", join, cls.joins), ("resize", resize, cls.policies)):
