@@ -99,11 +99,15 @@ def test_dense_and_cheap_blocks_serve_the_class_token_alone(changed):
     assert model(images).shape == (2, 3)
 
 
+DENSE = {"class_path": "vitlab.layers.dense_block.DenseBlock", "init_args": {"dense_blocks": [2]}}
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
         ({"dense_blocks": [1]}, r"numbers of blocks that sum to `depth`, .*, got \[1\], 2 and 64"),
         ({"dense_blocks": [2], "pos_embed": "rope2d"}, "which RoPE2d of `pos_embed` does not support"),
+        ({"block": DENSE, "pos_embed": "rope2d"}, "which RoPE2d of `pos_embed` does not support"),
         ({"dense_blocks": [2], "pos_embed": "relpos1d"}, "which RelPos1d of `pos_embed` does not support"),
         ({"dense_blocks": [2], "pos_embed": "conv"}, "which ConvPosEmbed of `pos_embed` does not support"),
         ({"dense_blocks": [2], "pos_embed_join": "every_layer"}, "which Learned of `pos_embed` does not support"),

@@ -51,6 +51,22 @@ class Wide(Attention):
         return super().forward(x.double() if self.casts else x, pos_embed, layer, **how).to(x.dtype)
 
 
+class Narrow(Block):
+    """Works on half of the channels, as a bottleneck."""
+
+    def __init__(self, dim, num_heads, **kwargs):
+        super().__init__(dim // 2, num_heads, **kwargs)
+        self.down, self.up = nn.Linear(dim, dim // 2), nn.Linear(dim // 2, dim)
+
+    def forward(self, x, pos_embed, layer):
+        return x + self.up(super().forward(self.down(x), pos_embed, layer))
+
+
+def test_a_block_that_is_narrow_inside_leaves_the_width_of_the_network_as_it_is():
+    net = VisionTransformer(**TINY, block=f"{HERE}.Narrow", num_classes=3)
+    assert net.num_features == 8 and net(torch.randn(2, 1, 8, 8)).shape == (2, 3)
+
+
 class OneHead(Attention):
     """Sets an argument that it also passes on."""
 

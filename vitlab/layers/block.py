@@ -104,7 +104,6 @@ class Block(nn.Module):
         place: Place = ALONE,
     ) -> None:
         super().__init__()
-        self.out_dim = dim
         self.add_layers(dim, act_layer)
         norms: NormArgs = {"norm_layer": norm_layer, "norm_eps": norm_eps}
         self.norm1 = build_norm(dim=dim, **norms)

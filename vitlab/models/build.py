@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from vitlab.class_paths import build_choice, name_and_args
+from vitlab.class_paths import build_choice
 from vitlab.layers.attention import Place
 from vitlab.layers.block import Block, BlockArgs, BlockChoice, BlockName
 from vitlab.layers.dense_block import DenseBlock
@@ -158,8 +158,6 @@ def build_blocks(
         >>> build_blocks(dense, 16, 2, place, PosEmbed(), init)[1]  # 16, 24, 32 halved, 24
         24
     """
-    if name_and_args("block", block)[0] == "dense":
-        _check_fits_widths(pos_embed)
     blocks, width, last_rate = nn.ModuleList(), embed_dim, shared.pop("drop_path_rate", 0.0)
     for i in range(place.depth):
         here, rate = place._replace(layer=i), last_rate * i / max(1, place.depth - 1)
@@ -167,7 +165,9 @@ def build_blocks(
         with init.part(f"blocks.{i}"):
             new = build_choice("block", block, BLOCKS, nn.Module, {**here._asdict(), **offered})
             blocks.append(new.apply(init.weights))
-        width = new.out_dim if isinstance(new, Block) else embed_dim
+        if isinstance(new, DenseBlock):
+            _check_fits_widths(pos_embed)
+            width = new.out_dim
     return blocks, width
 
 
