@@ -191,7 +191,9 @@ def test_early_stopping_that_waits_for_longer_than_the_training_says_so(given, s
     trainer.callbacks = [EarlyStopping(**{"monitor": "val/loss", "patience": 4, **given})]
     trainer.check_val_every_n_epoch, trainer.val_check_interval = 1, 1.0
     assert _idle_stops(trainer) == ["no early stop (patience 4 of EarlyStopping)"] * says
-    trainer.val_check_interval = 0.1
+    trainer.train_dataloader, trainer.num_training_batches = [], float("inf")  # images without a number
+    assert _idle_stops(trainer) == []
+    trainer.num_training_batches, trainer.val_check_interval = 10, 0.1
     assert _idle_stops(trainer) == []
 
 

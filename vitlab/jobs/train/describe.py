@@ -267,8 +267,13 @@ def _at_one_end(task: Task, trainer: Any) -> list[str]:
 
 
 def _idle_stops(trainer: Any) -> list[str]:
-    """Say so where early stopping waits for longer than a training with a validation each epoch lasts."""
+    """Say so where early stopping waits for longer than a training with a validation each epoch lasts.
+
+    How often images without a number are validated is unknown.
+    """
     if (trainer.check_val_every_n_epoch, trainer.val_check_interval) != (1, 1.0) or not (epochs := _epochs(trainer)):
+        return []
+    if trainer.train_dataloader is not None and math.isinf(trainer.num_training_batches):
         return []
     stops = [one for one in trainer.callbacks if isinstance(one, EarlyStopping) and one.patience + 1 >= epochs]
     idle = [stop for stop in stops if stop.stopping_threshold is stop.divergence_threshold is None]
