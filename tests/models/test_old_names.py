@@ -1,5 +1,6 @@
 """Options by the names that they had before they moved to the parts that understand them."""
 
+import json
 import re
 
 import pytest
@@ -170,13 +171,27 @@ def test_a_later_file_changes_how_often_a_schedule_is_stepped():
     assert merged_parts(files, []) == {"lr_scheduler": schedule | {"interval": "step"}}
 
 
-def test_the_classes_alone_of_a_models_parts_are_read_by_the_parser():
+def test_the_classes_alone_of_a_models_parts_are_read_by_the_parser(tmp_path):
     part = {"class_path": "sgd", "init_args": {"momentum": 0.9}}
     logger = {"class_path": "WandbLogger", "init_args": {"config": {"opt": part}}}  # of one's own notes
     content = {"model": {"init_args": {"opt": part}}, "trainer": {"logger": logger}}
-    with classes_alone():
-        read = get_loader("yaml")(yaml.safe_dump(content))
-    assert read == content | {"model": {"init_args": {"opt": "sgd"}}}
+    (file := tmp_path / "mine.yaml").write_text(text := yaml.safe_dump(content))
+    notes = yaml.safe_dump({"opt": part})  # as of --trainer.logger.config
+    with classes_alone([f"--config={file}", "--trainer.logger=WandbLogger", f"--trainer.logger.config={notes}"]):
+        read = get_loader("yaml")
+    assert read(text) == content | {"model": {"init_args": {"opt": "sgd"}}}
+    assert read(notes) == {"opt": part}
+
+
+@pytest.mark.parametrize("suffix", ["yaml", "json"])
+def test_a_file_of_the_model_alone_keeps_the_options_of_parts(tmp_path, suffix):
+    opt = {"class_path": "sgd", "init_args": {"momentum": 0.9}}
+    (file := tmp_path / f"net.{suffix}").write_text(json.dumps({"class_path": "Classifier", "init_args": {"opt": opt}}))
+    (tmp_path / "mine.yaml").write_text(f"model: net.{suffix}\n")  # beside it
+    for words in ([f"--model={file}"], ["--config", str(tmp_path / "mine.yaml")]):
+        assert arguments_of(*words)[0]["opt"] == opt
+        changed = opt | {"init_args": {"momentum": 0.9, "nesterov": True}}
+        assert arguments_of(*words, "--model.opt.nesterov=true")[0]["opt"] == changed
 
 
 def test_the_class_and_small_numbers_of_a_part_stay_beside_a_flag_that_changes_another_option(tmp_path):

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -237,10 +238,18 @@ def config_paths(args: list[str]) -> list[str]:
 
 
 def read_configs(args: list[str]) -> list[dict[str, Any]]:
-    """Return the contents of the config files among the arguments, in order."""
+    """Return the contents of the config files among the arguments, in order, with those of files that they name."""
     from vitlab.config.yaml_files import read_yaml  # and PyYAML, which few commands need
 
-    return [read_yaml(find_file(path, "--config")) for path in config_paths(args)]
+    files = [find_file(path, "--config") for path in config_paths(args)]
+    contents = [(read_yaml(file), Path(file).parent) for file in files]
+    return [one | {part: read_yaml(path) for part, path in part_files(one, at).items()} for one, at in contents]
+
+
+def part_files(content: Mapping[str, Any], folder: Path) -> dict[str, Path]:
+    """Return the files that a config file in a folder names for model and data, as in ``model: net.yaml``."""
+    named = {part: folder / content[part] for part in ("model", "data") if isinstance(content.get(part), str)}
+    return {part: path for part, path in named.items() if os.path.isfile(path)}
 
 
 def as_arguments(values: Mapping[str, Any] | None) -> list[str]:

@@ -2,11 +2,11 @@
 
 import importlib
 import inspect
+import os
 import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -132,7 +132,8 @@ class VitlabCLI(LightningCLI):
         self.contents = read_configs(self.arguments)
         args = _in_order(self.arguments, self.contents)
         self.typed = settings(args)
-        files = [(key, v) for key, v in self.typed if str(v).endswith((".yaml", ".yml")) and Path(str(v)).is_file()]
+        files = [(key, str(v)) for key, v in self.typed if os.path.isfile(str(v))]
+        files = [(k, v) for k, v in files if key_as_typed(k) in ("model", "data") or v.endswith((".yaml", ".yml"))]
         self.contents += [{key: read_yaml(path)} for key, path in files]
         self.parts = merged_parts(self.contents, self.typed)
         self.later = later_names(self.contents, self.typed)
@@ -166,7 +167,7 @@ class VitlabCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse only ``args``, not ``sys.argv``."""
-        with classes_alone():
+        with classes_alone(args):
             self.config = parser.parse_args(args)
         seed = self.config.seed_everything
         if not isinstance(seed, bool) and not 0 <= (seed or 0) <= MOST_SEED:

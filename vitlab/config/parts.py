@@ -7,20 +7,22 @@ single options such as ``--model.opt.momentum``. So it reads the class of a part
 """
 
 import copy
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import yaml
 from jsonargparse import get_loader, set_loader
 
 from vitlab.class_paths import name_and_args, with_current_paths
-from vitlab.config.arguments import flags_of, without_flags
+from vitlab.config.arguments import flags_of, part_files, without_flags
 from vitlab.config.keys import flatten_as_typed, key_as_typed
 from vitlab.config.trust import import_class
-from vitlab.config.yaml_files import with_numbers
+from vitlab.config.yaml_files import read_yaml, read_yaml_text, with_numbers
 from vitlab.errors import UsageError
 from vitlab.models.old_names import DEFAULTS, OLD, upgrade
 from vitlab.objects import PARTS
@@ -107,14 +109,34 @@ def in_parts(arguments: Any, cls: Any, later: Collection[str]) -> list[str]:
 
 
 @contextmanager
-def classes_alone() -> Iterator[None]:
-    """Inside this context, the parser reads of each part in files and values its class alone."""
-    load = get_loader("yaml")
-    set_loader("yaml", lambda text: _without_options(with_current_paths(load(text))), (yaml.YAMLError,))
+def classes_alone(args: list[str]) -> Iterator[None]:
+    """Inside this context, the parser reads of each part of the model its class alone.
+
+    Args:
+        args: The arguments; what they and their files say of the model is known by its text. Another value, such as
+            the ``config`` of a logger, may have keys of such a name.
+    """
+    load, texts = get_loader("yaml"), {*_texts_of_model(args)}
+
+    def read(text: str) -> Any:
+        value = with_current_paths(load(text))
+        return _without_options(value) if text in texts else value
+
+    set_loader("yaml", read, (yaml.YAMLError,))
     try:
         yield
     finally:
         set_loader("yaml", load, (yaml.YAMLError,))
+
+
+def _texts_of_model(args: list[str]) -> Iterator[str]:
+    for flag in flags_of(args):
+        value = str(flag.value)
+        if flag.name == "config":
+            inner = part_files(read_yaml(value), Path(value).parent).get("model")
+            yield from (read_yaml_text(path) for path in (value, inner) if path)
+        elif key_as_typed(flag.name) == "model":
+            yield read_yaml_text(value) if os.path.isfile(value) else value
 
 
 def _without_options(value: Any, within: str = "") -> Any:
