@@ -183,6 +183,12 @@ def test_the_classes_alone_of_a_models_parts_are_read_by_the_parser(tmp_path):
     assert read(notes) == {"opt": part}
 
 
+def test_a_flag_that_comes_twice_sets_a_part_each_time():
+    first = {"init_args": {"opt": {"class_path": "sgd", "init_args": {"momentum": 0.9}}}}
+    assert merged_parts([], [("model", first), ("model", "Classifier")]) == first["init_args"]
+    assert merged_parts([], [("model.opt", "sgd"), ("model.opt", {"momentum": 0.9})]) == first["init_args"]
+
+
 @pytest.mark.parametrize("suffix", ["yaml", "json"])
 def test_a_file_of_the_model_alone_keeps_the_options_of_parts(tmp_path, suffix):
     opt = {"class_path": "sgd", "init_args": {"momentum": 0.9}}

@@ -195,9 +195,9 @@ def merged_parts(contents: Sequence[Any], typed: Sequence[tuple[str, Any]]) -> d
     """
     parameters = signature(Task).parameters
     found: dict[str, Any] = {name: parameters[name].default for name in PARTS if name in parameters}
-    for content in [*contents, dict(typed)]:
-        classes_first = sorted(_settings_of_parts(content), key=lambda one: one[1] not in (None, "class_path"))
-        for name, option, value in classes_first:
+    words = [one for key, value in typed for one in _settings_of_parts({key: value})]  # a key may come twice
+    for given in [*map(_settings_of_parts, contents), words]:
+        for name, option, value in sorted(given, key=lambda one: one[1] not in (None, "class_path")):
             if option is None and not (isinstance(value, dict) and value and "class_path" not in value):
                 found[name] = value
             elif option == "class_path":
