@@ -182,6 +182,16 @@ def test_a_run_whose_data_have_moved_says_where_they_were_and_is_measured_where_
     assert [path.name[:10] for path in Path("runs/run/analysis").iterdir() if path.is_dir()] == ["data.root="]
 
 
+def test_a_run_keeps_its_own_mean_and_std_on_data_of_another_class(tmp_path, monkeypatch):
+    _fill(tmp_path / "photos", {"train": 12, "test": 4})
+    assert _fit("--data=ImageFolder", "--data.root=photos", "--data.batch_size=8") == 0
+    statistics, used = ImageFolder.statistics, set()
+    monkeypatch.setattr(ImageFolder, "statistics", lambda data: used.add(found := statistics(data)) or found)
+    assert main(["test", "run", "--data=ImageNet"]) == 0
+    own = RunDir("runs/run").data
+    assert used == {(tuple(own["mean"]), tuple(own["std"]))}
+
+
 def test_the_test_split_of_an_older_run_is_known_by_its_training_split_unless_it_was_given(tmp_path):
     run = RunDir("run")
     (tmp_path / "elsewhere").mkdir()

@@ -232,6 +232,8 @@ def _load(cli: VitlabCLI, run: RunDir, checkpoint: Path, conditions: Conditions)
             load_outside(cli.model, checkpoint)
         load_data_state(cli.datamodule, run, checkpoint)
         return _Loaded(None)
+    if isinstance(data := cli.datamodule, ImageData) and run.data.get("data") != type(data).__name__:
+        load_data_state(data, run, checkpoint)  # which Lightning gives only to data of the same class
     return _Loaded(checkpoint)
 
 
