@@ -191,7 +191,7 @@ def images_of_weights(source: str | Path, after: Sequence[Path] = ()) -> NDArray
         found = read_numbers(run.path / TRAINED_ON)
     elif run.path not in after:  # else it replaced a run whose weights it began with
         with suppress(UsageError):  # those are gone, or of a library
-            if before := run.record.get("init_from"):
+            if (before := run.record.get("init_from")) and before != "last":  # of an older vitlab: which one is lost
                 found = images_of_weights(file_of_weights(before), [*after, run.path])
     return np.zeros(0, np.uint64) if found is None else found
 
