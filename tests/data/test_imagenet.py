@@ -94,6 +94,14 @@ def test_the_tar_files_of_imagenet_are_read_like_unpacked_folders(tmp_path):
     assert _same(ImageNet(str(tars), **SETTINGS), second)  # out of the cache
 
 
+def test_gray_images_of_imagenet_are_normalized_by_their_own_numbers(tmp_path):
+    _, plain = _download(tmp_path)
+    data = ImageNet(str(plain), **SETTINGS, in_chans=1)
+    data.build("train")
+    images, _ = next(data.iterate_batches(data.train_dataloader()))
+    assert images.shape[1] == 1 and len(data.statistics()[0]) == 1 and data.statistics_from == "train"
+
+
 def test_the_tar_files_of_imagenet_are_packed_like_folders(tmp_path, capsys):
     tars, plain = _download(tmp_path)
     assert main(["pack", str(tars), str(tmp_path / "packed"), "--num_workers=0"]) == 0

@@ -167,7 +167,7 @@ class VitlabCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse only ``args``, not ``sys.argv``."""
-        with classes_alone(args):
+        with user_mistakes(), classes_alone(args):
             self.config = parser.parse_args(args)
         seed = self.config.seed_everything
         if not isinstance(seed, bool) and not 0 <= (seed or 0) <= MOST_SEED:

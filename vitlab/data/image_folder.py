@@ -8,7 +8,7 @@ from vitlab.data.arguments import ImageNetArgs, PhotoArgs
 from vitlab.data.class_folders import ClassFolders, Videos, check_videos
 from vitlab.data.files.imagenet import DEVKIT, TRAIN, class_of, tarred, val_classes
 from vitlab.data.files.scan import sizes_of
-from vitlab.data.files.sets import FileImages
+from vitlab.data.files.sets import FileImages, Statistics
 from vitlab.data.files.store import Folder
 from vitlab.data.files.walk import classes_in, deeper, files_below, is_flat, is_folder, sample_files, visible
 from vitlab.data.photos import is_like_a_split, parts_among
@@ -105,7 +105,7 @@ class ImageNet(ImageFolder):
 
     If ROOT/val/ has no class folders, classes come from the development kit or Kaggle's list beside it. The tar files
     ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar are read without unpacking. The official validation images are
-    the test split. Mean and standard deviation are the published ones.
+    the test split. Mean and standard deviation of color are the published ones.
 
     Args:
         root: Folder of the photos, or of the tar files.
@@ -118,9 +118,12 @@ class ImageNet(ImageFolder):
         (0.485, 0.456, 0.406)
     """
 
-    statistics_from, _statistics = "published", PUBLISHED
+    statistics_from = "published"
+    _statistics: Statistics | None = PUBLISHED
 
     def __init__(self, root: str, val_share: float = 0.01, **folder: Unpack[ImageNetArgs]) -> None:
+        if folder.get("in_chans") == 1:  # of which no numbers are published
+            self.statistics_from, self._statistics = ImageFolder.statistics_from, None
         super().__init__(root, None, val_share=val_share, **folder)  # its folders are classes, not videos
 
     def survey(self) -> Survey:
