@@ -17,7 +17,7 @@ from vitlab.named_kwargs import Named
 class DenseBlock(Named, Block):
     """A block that appends channels to its input, as in DenseNet, Huang et al. 2017 (arXiv:1608.06993).
 
-    The blocks of a network form stages, between which the width is halved, so that the place of a block gives its own.
+    The blocks of a network form stages, between which the width is halved: the width of a block follows from its place.
 
     Args:
         dim: Width of the tokens that enter the first block of the network.
