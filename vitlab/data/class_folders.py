@@ -8,6 +8,7 @@ import numpy as np
 
 from vitlab.data.files.sets import FileImages
 from vitlab.data.photos import Photos
+from vitlab.ranges import check_word
 
 Videos = Literal["frames", "middle"]
 
@@ -64,8 +65,8 @@ class ClassFolders(Photos):
 
 def check_videos(videos: Videos | None) -> Videos | None:
     """Return `data.videos`, or refuse it."""
-    if videos is not None and videos not in (words := get_args(Videos)):
-        raise ValueError(f"`data.videos` must be one of {', '.join(words)}, got {videos!r}")
+    if videos is not None:
+        check_word("data.videos", videos, get_args(Videos))
     return videos
 
 

@@ -15,6 +15,7 @@ from vitlab.data.arguments import DataArgs, FixedTestArgs
 from vitlab.data.base import ImageData, Part
 from vitlab.data.files.sets import TensorImages
 from vitlab.errors import one_line
+from vitlab.ranges import check_word
 
 
 class Digits(ImageData):
@@ -244,8 +245,7 @@ class PositionProbe(ImageData):
     has_test_split = True
 
     def __init__(self, task: ProbeTask = "rel", **data: Unpack[FixedTestArgs]) -> None:
-        if task not in _TASKS:
-            raise ValueError(f"`data.task` must be one of {', '.join(get_args(ProbeTask))}, got {task!r}")
+        check_word("data.task", task, get_args(ProbeTask))
         side = _GRID * _CELL
         super().__init__(native_size=(side, side), in_chans=1, class_names=_TASKS[task], test_share=0.5, **data)
         self.task, augment = task, data.get("augment", "none")

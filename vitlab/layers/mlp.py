@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from vitlab.class_paths import ClassSpec, build_choice, word_of
 from vitlab.layers.custom import build_custom
 from vitlab.layers.recompute import recomputed
+from vitlab.ranges import check_word
 
 ActName = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu"]
 ActChoice = ActName | str | ClassSpec
@@ -127,8 +128,7 @@ def build_mlp(mlp_layer: MlpChoice, dim: int, hidden_dim: int, act_layer: ActCho
 
 
 def _check(mlp_layer: str, dim: int, hidden_dim: int) -> None:
-    if mlp_layer not in get_args(MlpName):
-        raise ValueError(f"`mlp_layer` must be one of {', '.join(get_args(MlpName))}, got {mlp_layer!r}")
+    check_word("mlp_layer", mlp_layer, get_args(MlpName))
     if hidden_dim < 1:
         raise ValueError(f"`mlp_ratio` must give the MLP at least one channel, got {hidden_dim} of {dim}")
     if mlp_layer == "ghost" and (hidden_dim % dim or hidden_dim < 2 * dim):

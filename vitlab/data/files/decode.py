@@ -19,6 +19,7 @@ from PIL import ExifTags, Image, ImageCms, ImageOps, TiffImagePlugin, features
 from vitlab.data.files.array_images import loses_channels
 from vitlab.data.files.dicom import dicom_header, is_dicom, read_dicom
 from vitlab.errors import one_line, printable
+from vitlab.ranges import check_word
 
 try:
     import pillow_heif
@@ -60,8 +61,7 @@ class Decoding:
     color_profile: ColorProfile = "srgb"
 
     def __post_init__(self) -> None:
-        if self.color_profile not in (words := typing.get_args(ColorProfile)):
-            raise ValueError(f"`data.color_profile` must be one of {', '.join(words)}, got {self.color_profile!r}")
+        check_word("data.color_profile", self.color_profile, typing.get_args(ColorProfile))
         limits = self.value_range
         if limits is not None and not (len(limits) == 2 and limits[0] < limits[1]):
             raise ValueError(f"`data.value_range` must be [low, high] with low < high, got {list(limits)}")

@@ -61,9 +61,9 @@ class Ranges(Store):
             with open(self.addresses[shard], "rb", buffering=0) as local:
                 found: bytes | Exception = os.pread(local.fileno(), length, offset)
         else:
-            if self.misses >= _MISSES and file not in self.fetched:
-                raise OSError("not asked for, as the store has not answered several times")
             if file not in self.fetched:
+                if self.misses >= _MISSES:
+                    raise OSError("not asked for, as the store has not answered several times")
                 self._fetch([file])
             found = self.fetched[file]  # kept, as a batch may hold several copies
         if isinstance(found, Exception):

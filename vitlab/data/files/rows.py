@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from vitlab.ranges import check_word
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -50,8 +52,7 @@ class Rows:
         missing: Missing = "refuse",
         trained: Mapping[str, Any] | None = None,
     ) -> None:
-        if missing not in (words := get_args(Missing)):
-            raise ValueError(f"`data.missing` must be one of {', '.join(words)}, got {missing!r}")
+        check_word("data.missing", missing, get_args(Missing))
         self.file, self.targets, self.missing, self.trained = file, list(targets), missing, trained
         self.columns = {"path": "path", **columns}
         self.columns = {k: name for k, name in self.columns.items() if k == "path" or name not in targets}

@@ -36,7 +36,7 @@ from vitlab.data.loading.transforms import (
     try_on,
 )
 from vitlab.packed_batch import PackedBatch
-from vitlab.ranges import check_ranges
+from vitlab.ranges import check_ranges, check_word
 from vitlab.resized import resize_images
 
 _CHUNK = 2**18  # values that fit in the cache of a core
@@ -82,9 +82,8 @@ class Pipeline:
         crop_scale = 0.08 if crop_scale is None else crop_scale
         crop_pct = 0.875 if crop_pct is None else crop_pct
         check_ranges("data", {"crop_scale": crop_scale, "crop_pct": crop_pct})
-        for name, word, words in (("crop_mode", crop_mode, get_args(CropMode)), ("interpolation", interpolation, _HOW)):
-            if word not in words:
-                raise ValueError(f"`data.{name}` must be one of {', '.join(words)}, got {word!r}")
+        check_word("data.crop_mode", crop_mode, get_args(CropMode))
+        check_word("data.interpolation", interpolation, _HOW)
         self.native_size, self.img_size, self.interpolation = native_size, img_size, interpolation
         self.crops = multi_crop(augment, img_size, interpolation, schedule or native_patch)
         self.moves, self.steps = (False, []) if self.crops else parts_of(augment)
