@@ -71,6 +71,7 @@ benchmarks: setup  ## what benchmarks/README.md says of speed: 12 minutes of an 
 	$(BENCH) model --suite cpu-quick --budget 40 --json $(SET)/cpu-quick.json --no-memory
 	$(BENCH) model --suite cpu-quick --budget 240 --json $(SET)/cpu-compiled.json --no-memory --compile --peers timm
 	$(BENCH) attention --budget 40 --json $(SET)/attention.json
+	$(BENCH) linear --budget 20 --json $(SET)/linear.json
 	$(BENCH) limit --json $(SET)/limit.json
 	$(BENCH) numerics --json $(SET)/numerics.json
 	$(BENCH) overhead --budget 30 --json $(SET)/overhead.json

@@ -15,6 +15,7 @@ from vitlab.tables import formatted
 _TEXT = {
     "model": "img/s and memory of networks, ours against peers",
     "attention": "the two attention kernels, and where the rule that picks one is wrong",
+    "linear": "two libraries of linear layers, and where the rule is wrong",
     "limit": "upper bounds: matrix products and memory copies",
     "numerics": "fast paths against a float64 reference; exit code 1 if they differ",
     "overhead": "time that the Trainer and a task add to a step",
@@ -110,6 +111,12 @@ def _attention(options: argparse.Namespace) -> Measured:
     return attention.measure(options.rounds, options.budget, options.device), [], []
 
 
+def _linear(options: argparse.Namespace) -> Measured:
+    from bench import linear
+
+    return linear.measure(options.rounds, options.budget), [], []
+
+
 def _limit(options: argparse.Namespace) -> Measured:
     from bench import limit
 
@@ -149,6 +156,7 @@ def _ddp(options: argparse.Namespace) -> Measured:
 _RUN: dict[str, Callable[[argparse.Namespace], Measured]] = {
     "model": _model,
     "attention": _attention,
+    "linear": _linear,
     "limit": _limit,
     "numerics": _numerics,
     "overhead": _overhead,
@@ -180,7 +188,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         epilog="example: vitlab bench model --suite cpu-quick --json benchmarks/quick.json",
         formatter_class=KeepLines,
     )
-    parser.add_argument("what", choices=list(_TEXT), help="what to measure")
+    parser.add_argument("what", metavar="WHAT", choices=list(_TEXT), help="what to measure: a word of the list above")
     parser.add_argument("--suite", default="cpu-quick", choices=["cpu-quick", "cpu-full", "gpu"], help="which cases")
     parser.add_argument("--models", type=_words, help="instead of a suite: names of `vitlab models`, or cifar_vit")
     parser.add_argument("--mode", type=_words, default=["fwd", "train"], help="with --models (default: fwd,train)")

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from vitlab.layers.linear import linear_layer
 from vitlab.runs.processes import proc_stat
 from vitlab.stats import interval as student
 
@@ -100,7 +101,7 @@ def interval(values: Sequence[float], resamples: int = 1000) -> tuple[float, flo
 def canary(dtype: torch.dtype, device: str = "cpu", side: int = 1024) -> tuple[Work, int]:
     """Return a square matrix product and its FLOPs; the spread of its time shows other load on the machine."""
     a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    return lambda: a @ b, 2 * side**3
+    return lambda: linear_layer(a, b), 2 * side**3
 
 
 def is_noisy(seconds: Sequence[float]) -> bool:

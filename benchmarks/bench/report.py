@@ -31,6 +31,13 @@ COLUMNS = {
         "rule": "{rule}",
         "rule loses > 10 %": "{loses}",
     },
+    "linear": {
+        "tokens, width, new width": "{N}, {D}, {out}",
+        "mode": "{mode}",
+        "speed of oneDNN to torch": _SPEED,
+        "rule": "{rule}",
+        "rule loses > 10 %": "{loses}",
+    },
     "limit": {
         "model": "{model}",
         "GFLOP an image": "{gflop:.2f}",

@@ -13,6 +13,7 @@ from torch import nn
 import loader_libraries
 from bench import attention as attention_bench
 from bench import ddp, loader, model, networks, numerics, overhead, pairs, report, saved
+from bench import linear as linear_bench
 from bench.model import Case, Unequal
 from bench.official import check_repo
 from vitlab import tables
@@ -218,6 +219,15 @@ def test_the_attention_table_says_which_kernel_the_rule_chooses(monkeypatch):
     rows = attention_bench.measure(rounds=3, budget=60)
     assert [(row["dtype"], row["mode"]) for row in rows] == [(d, m) for d in ("fp32", "bf16") for m in ("fwd", "train")]
     assert [row["rule"] for row in rows] == ["sdpa", "sdpa", "sdpa", "products"]
+
+
+def test_the_table_of_linear_layers_says_which_library_the_rule_chooses(monkeypatch):
+    monkeypatch.setattr(linear_bench, "SHAPES", [(4, 8, 6), (256, 256, 32)])
+    for is_slow, rules in ((True, ["torch", "oneDNN"]), (False, ["torch", "torch"])):
+        monkeypatch.setattr("vitlab.layers.linear.MKL_LEAVES_HALF", is_slow)
+        rows = linear_bench.measure(rounds=3, budget=60)
+        assert [(row["N"], row["mode"]) for row in rows] == [(n, m) for n in (4, 256) for m in ("fwd", "train")]
+        assert [row["rule"] for row in rows[::2]] == rules
 
 
 @pytest.mark.rare

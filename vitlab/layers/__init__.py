@@ -3,6 +3,7 @@
 from vitlab.layers.attention import Attention
 from vitlab.layers.block import Block, LayerScale
 from vitlab.layers.drop_path import DropPath
+from vitlab.layers.linear import Linear
 from vitlab.layers.mlp import Mlp
 from vitlab.layers.norm import build_norm
 from vitlab.layers.pool import AttentionPool
@@ -34,6 +35,7 @@ __all__ = [
     "Factorized",
     "LayerScale",
     "Learned",
+    "Linear",
     "Mlp",
     "PosEmbed",
     "PosEmbedChoice",

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from vitlab.class_paths import ClassSpec, build_choice
 from vitlab.layers.channels import Ghost, SqueezeExcite
 from vitlab.layers.kernels import KERNELS, attend
+from vitlab.layers.linear import Linear, linear_layer
 from vitlab.layers.norm import NormChoice, build_norm
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.pos_embed.checked import bias_of
@@ -111,11 +112,11 @@ class Attention(nn.Module):
         self.num_heads, self.value_skip, self.attn_dropout = num_heads, value_skip, attn_dropout
         head_dim = dim // num_heads
         self.qk_scale = head_dim**-0.5 if qk_scale is None else qk_scale
-        self.qkv = Ghost(dim, 3, dim, qkv_bias) if ghost else nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        self.qkv = Ghost(dim, 3, dim, qkv_bias) if ghost else Linear(dim, 3 * dim, bias=qkv_bias)
         self.q_norm = build_norm(norm_layer, head_dim, norm_eps) if qk_norm else nn.Identity()
         self.k_norm = build_norm(norm_layer, head_dim, norm_eps) if qk_norm else nn.Identity()
-        self.gate = nn.Linear(dim, dim) if attn_gate else None
-        self.proj = nn.Linear(dim, dim)
+        self.gate = Linear(dim, dim) if attn_gate else None
+        self.proj = Linear(dim, dim)
         self.se_layer = SqueezeExcite(dim, se_reduction) if se_reduction else nn.Identity()
         self.dropout = nn.Dropout(dropout)
         self.kernel: Callable[..., Tensor] = attend
@@ -193,8 +194,8 @@ class Attention(nn.Module):
         widths = [x.shape[2], 2 * x.shape[2]]
         (q_weight, kv_weight), bias = self.qkv.weight.split(widths), self.qkv.bias
         q_bias, kv_bias = (None, None) if bias is None else bias.split(widths)
-        (q,) = self._heads(F.linear(x[:, :1], q_weight, q_bias), 1)
-        k, v = self._heads(F.linear(x, kv_weight, kv_bias), 2)
+        (q,) = self._heads(linear_layer(x[:, :1], q_weight, q_bias), 1)
+        k, v = self._heads(linear_layer(x, kv_weight, kv_bias), 2)
         return self.q_norm(q), pos_embed.rotate(self.k_norm(k), layer), v  # a prefix token has no rotation
 
     def _heads(self, x: Tensor, count: int) -> list[Tensor]:

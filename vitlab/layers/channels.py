@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from vitlab.layers.linear import Linear
+
 
 class Ghost(nn.Module):
     """A linear layer that computes half of the channels of each part and scales them to get the other half.
@@ -24,7 +26,7 @@ class Ghost(nn.Module):
         super().__init__()
         if dim % 2:
             raise ValueError(f"`embed_dim` must be even for `ghost`, got {dim}")
-        self.linear = nn.Linear(in_dim, parts * dim // 2, bias=bias)
+        self.linear = Linear(in_dim, parts * dim // 2, bias=bias)
         self.cheap = nn.Parameter(torch.empty(parts, dim // 2).uniform_(-1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -49,7 +51,7 @@ class SqueezeExcite(nn.Module):
         super().__init__()
         if reduction < 1 or dim < reduction:
             raise ValueError(f"`se_reduction` must be from 1 to `embed_dim`, got {reduction} and {dim}")
-        narrow, wide = nn.Linear(dim, dim // reduction, bias=False), nn.Linear(dim // reduction, dim, bias=False)
+        narrow, wide = Linear(dim, dim // reduction, bias=False), Linear(dim // reduction, dim, bias=False)
         self.fc = nn.Sequential(narrow, nn.ReLU(), wide, nn.Sigmoid())
 
     def forward(self, x: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from vitlab.layers.attention import Place
 from vitlab.layers.block import ALONE, Block, BlockArgs
+from vitlab.layers.linear import Linear
 from vitlab.layers.mlp import ActChoice, build_act
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.named_kwargs import Named
@@ -66,8 +67,8 @@ class DenseBlock(Named, Block):
         """Add the layer that halves the width, where a stage begins, and the one that makes new channels."""
         entering, _, growth = self.widths
         halves = entering != dim
-        self.transition = nn.Sequential(nn.Linear(entering, dim), build_act(act_layer, dim)) if halves else None
-        self.dense_linear = nn.Linear(dim, growth)
+        self.transition = nn.Sequential(Linear(entering, dim), build_act(act_layer, dim)) if halves else None
+        self.dense_linear = Linear(dim, growth)
 
     def forward(self, x: Tensor, pos_embed: PosEmbed, layer: int, first_only: bool = False) -> Tensor:
         """Map ``(B, L, D)`` tokens as wide as this place has them to ``(B, L, out_dim)``, or to the first of them."""

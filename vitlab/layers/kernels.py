@@ -62,8 +62,8 @@ def prefers_sdpa(
 
     It is, except in two cases on a CPU: in half precision its backward pass is slow, without matrix tiles (AMX) its
     forward pass, too, unless the processor lacks such products (:data:`~vitlab.layers.precision.EMULATED`), and it has
-    to store the logits for the gradient of a bias. ``vitlab bench attention`` measures this, and ``vitlab doctor`` the
-    processor at hand. It is also preferred where the logits would take more than 1 GiB.
+    to store the logits for the gradient of a bias. ``vitlab bench attention`` measures this on a processor. It is
+    also preferred where the logits would take more than 1 GiB.
 
     Features of the processor decide, not a measurement: the two round differently, so a run that is resumed, or trained
     by several processes, must take one way, however busy the machine is.

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from vitlab.class_paths import ClassSpec, build_choice, word_of
 from vitlab.layers.custom import build_custom
+from vitlab.layers.linear import Linear
 from vitlab.layers.recompute import recomputed
 from vitlab.ranges import check_word
 
@@ -87,10 +88,10 @@ class Mlp(nn.Module):
         _check(mlp_layer, dim, hidden_dim)
         self.gated = mlp_layer == "swiglu"
         ghost = mlp_layer == "ghost"
-        self.fc1 = nn.Linear(dim, dim if ghost else hidden_dim * (1 + self.gated))
+        self.fc1 = Linear(dim, dim if ghost else hidden_dim * (1 + self.gated))
         self.cheap = nn.Parameter(torch.empty(hidden_dim // dim - 1, dim).uniform_(-1, 1)) if ghost else None
         self.act = build_act(act_layer, hidden_dim)
-        self.fc2 = nn.Linear(hidden_dim, dim)
+        self.fc2 = Linear(hidden_dim, dim)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from vitlab.class_paths import ClassSpec, build_part, find_class, name_and_args, word_of
 from vitlab.layers.custom import output_shape
+from vitlab.layers.linear import Linear
 from vitlab.layers.mlp import ActChoice, Mlp
 from vitlab.layers.norm import NormArgs, NormChoice, build_norm
 from vitlab.layers.resample import Grid
@@ -59,9 +60,9 @@ class AttentionPool(nn.Module):
         self.num_heads = num_heads
         self.latent = nn.Parameter(torch.empty(1, 1, dim))
         nn.init.trunc_normal_(self.latent, std=dim**-0.5)
-        self.q = nn.Linear(dim, dim)
-        self.kv = nn.Linear(dim, 2 * dim)
-        self.proj = nn.Linear(dim, dim)
+        self.q = Linear(dim, dim)
+        self.kv = Linear(dim, 2 * dim)
+        self.proj = Linear(dim, dim)
         self.norm = build_norm(norm_layer, dim, norm_eps)
         self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=act_layer)
 

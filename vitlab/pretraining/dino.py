@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection
 
+from vitlab.layers.linear import Linear, linear_layer
 from vitlab.layers.precision import check_average, without_autocast
 from vitlab.models import build
 from vitlab.pretraining.mae import covered, refuse_supervised
@@ -40,7 +41,7 @@ class ProjectionHead(nn.Module):
         widths = (dim, hidden, hidden, proj_dim)
         layers: list[nn.Module] = []
         for a, b in pairwise(widths):
-            layers += [nn.Linear(a, b), nn.GELU()]
+            layers += [Linear(a, b), nn.GELU()]
         self.mlp = nn.Sequential(*layers[:-1])
         self.prototypes = nn.Parameter(nn.init.trunc_normal_(torch.empty(prototypes, proj_dim), std=0.02))
         self.length = None if is_fixed else nn.Parameter(torch.ones(prototypes))
@@ -48,7 +49,7 @@ class ProjectionHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``(..., D)`` to ``(..., K)`` in at least float32."""
-        scores = F.linear(F.normalize(self.mlp(x), dim=-1), F.normalize(self.prototypes, dim=-1))
+        scores = linear_layer(F.normalize(self.mlp(x), dim=-1), F.normalize(self.prototypes, dim=-1))
         scores = scores if self.length is None else scores * self.length
         return scores if scores.dtype.itemsize > 2 else scores.float()
 

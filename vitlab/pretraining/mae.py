@@ -11,6 +11,7 @@ from vitlab.class_paths import choice_text, name_and_args
 from vitlab.data.base import ImageData
 from vitlab.errors import UsageError
 from vitlab.layers.block import Block
+from vitlab.layers.linear import Linear
 from vitlab.layers.pos_embed.added import SinCos2d
 from vitlab.models import build
 from vitlab.models.old_names import upgrade
@@ -198,11 +199,11 @@ class Decoder(nn.Module):
     def __init__(self, net: Any, values: int, dim: int, depth: int, num_heads: int, fills: bool) -> None:
         super().__init__()
         self.num_prefix_tokens = net.num_prefix_tokens
-        self.embed = nn.Linear(net.num_features, dim)
+        self.embed = Linear(net.num_features, dim)
         self.mask_token = nn.Parameter(build.init_token(1, dim)) if fills else None
         self.pos_embed = SinCos2d(net.grid_size, dim, style="mae")
         self.blocks = nn.ModuleList(Block(dim, num_heads) for _ in range(depth))
-        self.norm, self.pred = nn.LayerNorm(dim, eps=1e-6), nn.Linear(dim, values)
+        self.norm, self.pred = nn.LayerNorm(dim, eps=1e-6), Linear(dim, values)
         self.apply(lambda module: build.init_weights(module, net.init_std))
 
     def forward(self, x: Tensor, order: Tensor | None = None) -> Tensor:

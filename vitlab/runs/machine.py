@@ -20,7 +20,7 @@ def facts(device: str = "cpu") -> dict[str, Any]:
     """Return device, CPU and its vector units, versions, threads, load and commit."""
     import torch  # slow, and not needed for the CPU's name
 
-    named = _cpu_fields()
+    named = cpu_fields()
     words = named.get("flags", named.get("Features", "")).split()
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
@@ -38,10 +38,16 @@ def facts(device: str = "cpu") -> dict[str, Any]:
 
 def cpu_name() -> str:
     """Return the model name of the CPU, or its architecture."""
-    return _cpu_fields().get("model name", platform.machine())
+    return cpu_fields().get("model name", platform.machine())
 
 
-def _cpu_fields() -> dict[str, str]:
+def cpu_fields() -> dict[str, str]:
+    """Return what Linux tells of the CPU, such as ``vendor_id``; nothing elsewhere.
+
+    Example:
+        >>> all(isinstance(value, str) for value in cpu_fields().values())
+        True
+    """
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     fields = (line.split(":", 1) for line in info.splitlines() if ":" in line)
     return {key.strip(): value.strip() for key, value in fields}

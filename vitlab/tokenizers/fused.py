@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.layers.kernels import attend
+from vitlab.layers.linear import Linear
 from vitlab.layers.plain import is_plain
 from vitlab.layers.precision import product_dtype, without_autocast
 from vitlab.layers.recompute import recomputed
@@ -56,9 +57,9 @@ def goes_round_nothing(layer: nn.Module) -> bool:
         (True, False)
     """
     if isinstance(layer, TokenTransformer):
-        parts = [(layer, TokenTransformer), (layer.attn, TokenAttention), (layer.attn.qkv, nn.Linear)]
+        parts = [(layer, TokenTransformer), (layer.attn, TokenAttention), (layer.attn.qkv, Linear)]
     elif isinstance(layer, TokenPerformer):
-        parts = [(layer, TokenPerformer), (layer.kqv, nn.Linear), (layer.proj, nn.Linear)]
+        parts = [(layer, TokenPerformer), (layer.kqv, Linear), (layer.proj, Linear)]
     else:
         return False
     return all(is_plain(part, cls) for part, cls in [*parts, (layer.norm1, nn.LayerNorm)])

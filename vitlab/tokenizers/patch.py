@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from vitlab.layers.linear import linear_layer
 from vitlab.layers.plain import is_plain
 from vitlab.packed_batch import PackedBatch
 from vitlab.resized import resize_images
@@ -66,7 +66,7 @@ class PatchEmbed(nn.Module):
         else:
             patches = cut_patches(images, self.grid_of(images.shape[2:]))  # (B, N, C, p, p)
         if is_plain(self.proj, nn.Conv2d):
-            return F.linear(patches.flatten(2), self.weight_of(self.patch).flatten(1), self.proj.bias)
+            return linear_layer(patches.flatten(2), self.weight_of(self.patch).flatten(1), self.proj.bias)
         return self._call(patches.flatten(0, 1)).view(*patches.shape[:2], -1)
 
     def _call(self, patches: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from vitlab.layers.linear import Linear
 from vitlab.layers.mlp import ActChoice, Mlp, build_act
 from vitlab.layers.norm import NormChoice, build_norm
 from vitlab.layers.precision import without_autocast
@@ -110,8 +111,8 @@ class TokenAttention(nn.Module):
         self.num_heads, self.value_skip = num_heads, value_skip
         # the published weights were trained with the width of the input, not of the keys
         self.scale = (in_dim // num_heads) ** -0.5 if qk_scale is None else qk_scale
-        self.qkv = nn.Linear(in_dim, 3 * dim, bias=qkv_bias)
-        self.proj = nn.Linear(dim, dim)
+        self.qkv = Linear(in_dim, 3 * dim, bias=qkv_bias)
+        self.proj = Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``(B, N, in_dim)`` to ``(B, N, dim)``."""
@@ -215,7 +216,7 @@ class TokenMlp(nn.Module):
     ) -> None:
         super().__init__()
         self.norm1 = build_norm(norm_layer, in_dim, norm_eps)
-        self.value = nn.Linear(in_dim, dim, bias=qkv_bias)
+        self.value = Linear(in_dim, dim, bias=qkv_bias)
         self.norm2 = build_norm(norm_layer, dim, norm_eps)
         self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer, dropout)
         self.dropout = nn.Dropout(dropout)
@@ -273,11 +274,11 @@ class TokenPerformer(nn.Module):
         hidden = int(dim * mlp_ratio)
         self.value_skip, self.relu = value_skip, relu
         self.norm1 = build_norm(norm_layer, in_dim, norm_eps)
-        self.kqv = nn.Linear(in_dim, 3 * dim, bias=qkv_bias)
-        self.proj = nn.Linear(dim, dim)
+        self.kqv = Linear(in_dim, 3 * dim, bias=qkv_bias)
+        self.proj = Linear(dim, dim)
         self.norm2 = build_norm(norm_layer, dim, norm_eps)
         self.mlp = nn.Sequential(
-            nn.Linear(dim, hidden), build_act(act_layer, hidden), nn.Linear(hidden, dim), nn.Dropout(dropout)
+            Linear(dim, hidden), build_act(act_layer, hidden), Linear(hidden, dim), nn.Dropout(dropout)
         )
         self.dropout = nn.Dropout(dropout)
         self.w: Tensor
