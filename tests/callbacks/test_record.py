@@ -69,19 +69,6 @@ def test_loggers_get_a_row_at_the_step_of_what_lightning_logs_then(record, tmp_p
     assert steps == {"train/loss": [1, 2, 3, 4], "val/loss": [2, 4]}
 
 
-def test_no_step_searches_for_the_driver_of_a_gpu_that_is_not_there(record, tmp_path, monkeypatch):
-    if torch.cuda.device_count():
-        pytest.skip("here there is one")
-    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # as Lightning's import leaves it
-    model, searches = task(), []
-    search = torch.cuda._raw_device_count_nvml
-    model.on_train_start = lambda: monkeypatch.setattr(
-        torch.cuda, "_raw_device_count_nvml", lambda: searches.append(1) or search()
-    )
-    fit(tmp_path, record, model=model)
-    assert not searches
-
-
 class Two(L.LightningModule):
     """A module of a user's with two loaders for validation."""
 
