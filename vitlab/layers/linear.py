@@ -52,7 +52,7 @@ def linear_layer(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
         >>> torch.allclose(linear_layer(x, weight, bias), F.linear(x, weight, bias), atol=1e-6)
         True
     """
-    if MKL_LEAVES_HALF and _prefers_onednn(x, weight) and all(map(_is_float32, (x, weight, bias))):
+    if MKL_LEAVES_HALF and x.is_cpu and _prefers_onednn(x, weight) and all(map(_is_float32, (x, weight, bias))):
         y: Tensor = onednn_linear(x, weight, bias)
         return y
     return F.linear(x, weight, bias)
@@ -65,7 +65,7 @@ def _prefers_onednn(x: Tensor, weight: Tensor) -> bool:
     """
     if torch.compiler.is_compiling():
         return weight.numel() >= LEAST_WEIGHT and _rounds_nothing() and not torch.compiler.is_exporting()
-    if torch.jit.is_tracing() or x.dim() < 2 or x.numel() * len(weight) < LEAST:
+    if torch.jit.is_tracing() or x.dim() < 2 or x.numel() * weight.shape[0] < LEAST:
         return False
     is_transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
     return not is_transformed and torch._C._len_torch_dispatch_stack() == 0 and _rounds_nothing()
@@ -83,7 +83,7 @@ _is_exact.__dict__["_dynamo_marked_constant"] = True  # a constant: torch.compil
 
 
 def _is_float32(t: Tensor | None) -> bool:
-    return t is None or (type(t) in PLAIN and t.dtype is torch.float32 and t.device.type == "cpu")
+    return t is None or (type(t) in PLAIN and t.dtype is torch.float32 and t.is_cpu)
 
 
 @torch.library.custom_op("vitlab::onednn_linear", mutates_args=(), device_types="cpu")
