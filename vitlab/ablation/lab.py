@@ -185,7 +185,7 @@ class Lab:
     def status(self) -> Status:
         """Return the progress; only reads files."""
         known = self._known()
-        built, tuning = {arm.arm.name: arm for arm in known}, tuning_of(self.ablation, known)
+        built, tuning = {arm.name: arm for arm in known}, tuning_of(self.ablation, known)
         arms = tuning.tuned([built.get(arm.name) for arm in self.ablation.arms])
         status = status_of(self.ablation, arms, tuning.given_up)
         return replace(status, lines=[*tuning.lines(), *status.lines])

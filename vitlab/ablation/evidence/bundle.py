@@ -70,7 +70,7 @@ def _fill(ablation: Ablation, resolved: list[Resolved], folder: Path) -> list[Pa
     facts = []
     for r in resolved:
         weights = {source: r.digest_of(source) for seed in seeds if (source := r.arm.weights(seed))}
-        facts.append({**asdict(replace(r, arm=None, weights=weights)), "arm": r.arm.name})  # type: ignore[arg-type]
+        facts.append({**asdict(replace(r, arm=None, weights=weights)), "arm": r.name})  # type: ignore[arg-type]
     write_json(folder / "arms.json", json.loads(json.dumps(facts, sort_keys=True)))
     collected = collect(ablation, resolved)
     write_text(folder / "seeds.csv", collected.table().to_csv(index=False))

@@ -74,6 +74,11 @@ class Resolved:
     environment: str = ""  # versions that its cells run with; empty in evidence of 0.1, whose identities lack them
 
     @property
+    def name(self) -> str:
+        """The name of the arm."""
+        return self.arm.name
+
+    @property
     def fingerprint(self) -> str:
         """The hash of the resolved config, without the seed."""
         start = {"init_from": self.arm.init_from} if self.arm.init_from else {}

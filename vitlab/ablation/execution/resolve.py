@@ -66,11 +66,11 @@ def _refuse_mistakes(ablation: Ablation, errors: list[BaseException | None]) -> 
 def _refuse_equal(ablation: Ablation, resolved: list[Resolved]) -> None:
     seen: dict[tuple[str, str], str] = {}
     for arm in resolved:
-        other = seen.setdefault((arm.fingerprint, json_digest(arm.data)), arm.arm.name)
-        if other != arm.arm.name:
+        other = seen.setdefault((arm.fingerprint, json_digest(arm.data)), arm.name)
+        if other != arm.name:
             raise ablation.file.mistake(
                 "axes",
-                f"the arms {other} and {arm.arm.name} resolve to the same configuration and images",
+                f"the arms {other} and {arm.name} resolve to the same configuration and images",
             )
 
 
@@ -102,7 +102,7 @@ def _refuse_halving(ablation: Ablation, resolved: list[Resolved]) -> None:
         epochs, steps = int(trainer.get("max_epochs") or 0), int(trainer.get("max_steps") or -1)
         if epochs <= 0 or 0 < steps <= arm.length.get("steps", steps):
             given = f"`trainer.max_steps: {steps}` ends" if steps > 0 else "no `trainer.max_epochs` ends"
-            text = f"`tune.halving` compares after a quarter and half of the epochs, and {given} the arm {arm.arm.name}"
+            text = f"`tune.halving` compares after a quarter and half of the epochs, and {given} the arm {arm.name}"
             raise ablation.file.mistake("tune/halving", f"{text}: leave it out, or give the length as max_epochs alone")
 
 

@@ -91,7 +91,7 @@ def _outside_the_plan(ablation: Ablation, resolved: Sequence[Resolved | None]) -
     """
     cells = cells_of(ablation, [arm for arm in resolved if arm])
     planned, by_seed = {cell.name for cell in cells}, {cell.name.rpartition("-")[0]: cell for cell in cells}
-    probed, names = {arm.arm.name for arm in resolved if arm}, {arm.name for arm in ablation.arms}
+    probed, names = {arm.name for arm in resolved if arm}, {arm.name for arm in ablation.arms}
     present = _present(ablation) if probed < names and not ablation.is_evidence else {}
     found: list[list[str]] = []
     for path in matching(ablation.directory, "*/s*-*/done.json"):

@@ -130,7 +130,7 @@ def _searched(ablation: Ablation, tune: Tune, arm: Resolved) -> tuple[list[Trial
     inner = _inner(ablation, tune)
     while len(mine) < tune.budget and (not mine or mine[-1].is_over):  # each depends on all before it
         digest = json_digest([space, ablation.sign, [list(p) for p in _past(mine)]])
-        place = inner.directory / arm.arm.name / f"try{len(mine)}-{digest}.json"
+        place = inner.directory / arm.name / f"try{len(mine)}-{digest}.json"
         if not place.is_file():
             return mine, place
         trial = _trial(inner, arm, len(mine), RunDir(place.parent).read(place.name))
@@ -173,8 +173,8 @@ def _numbered(inner: Ablation, arm: Resolved, candidates: Sequence[Mapping[str, 
     The others get the free numbers in order, so that each has the same one before and after others begin.
     """
     begun: dict[str, set[int]] = {}  # numbers under which a cell lies
-    for path in matching(inner.directory, f"{arm.arm.name}-try*/s*-*"):
-        if (number := path.parent.name.removeprefix(f"{arm.arm.name}-try")).isdigit():
+    for path in matching(inner.directory, f"{arm.name}-try*/s*-*"):
+        if (number := path.parent.name.removeprefix(f"{arm.name}-try")).isdigit():
             begun.setdefault(path.name.partition(".")[0], set()).add(int(number))
     placed = [_trial(inner, arm, i, values) for i, values in enumerate(candidates)]
     there = [set[int]().union(*(begun.get(cell.run.path.name, ()) for cell in trial.cells)) for trial in placed]
@@ -190,7 +190,7 @@ def _numbered(inner: Ablation, arm: Resolved, candidates: Sequence[Mapping[str, 
 def _trial(inner: Ablation, arm: Resolved, i: int, values: Mapping[str, Any]) -> Trial:
     tried = with_values(inner, arm, values)
     named = replace(tried, arm=replace(tried.arm, levels={**arm.arm.levels, TRY: f"try{i}"}))
-    return Trial(arm.arm.name, values, tuple(Cell(inner, named, seed) for seed in inner.seeds))
+    return Trial(arm.name, values, tuple(Cell(inner, named, seed) for seed in inner.seeds))
 
 
 def rungs(ablation: Ablation, arm: Resolved) -> list[int]:
@@ -319,8 +319,7 @@ class Tuning:
             return list(arms)
         values = {arm: trial.values for arm, trial in self.chosen.items()}
         return [
-            with_values(self.ablation, arm, values[arm.arm.name]) if arm and arm.arm.name in values else None
-            for arm in arms
+            with_values(self.ablation, arm, values[arm.name]) if arm and arm.name in values else None for arm in arms
         ]
 
     def measured(self, arms: Sequence[Resolved]) -> list[Resolved]:
@@ -387,7 +386,7 @@ def with_values(ablation: Ablation, arm: Resolved, values: Mapping[str, Any]) ->
                 place[part] = inner = {"class_path": inner, "init_args": {}}
                 inner = inner if below == "init_args" else inner["init_args"]
             elif not isinstance(inner, dict):
-                text = f"`{key}`: `{part}` is {inner!r} in the arm {arm.arm.name}, and has no arguments"
+                text = f"`{key}`: `{part}` is {inner!r} in the arm {arm.name}, and has no arguments"
                 raise ablation.file.mistake(f"tune/{key}", text)
             place = inner
         place[name] = value

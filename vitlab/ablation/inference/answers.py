@@ -141,7 +141,7 @@ def are_pairs(results: CellResults, arms: list[str]) -> bool:
 
 def share_batches(results: CellResults, arms: list[str]) -> bool:
     """Return whether arms of one seed see the same batches: of the same images, whatever folder these lie in."""
-    mine = [r for r in results.resolved if r.arm.name in arms]
+    mine = [r for r in results.resolved if r.name in arms]
     data = [(effective({"data": r.config.get("data") or {}}), json_digest(r.data)) for r in mine]
     return all(each == data[0] for each in data)
 

@@ -26,7 +26,7 @@ def as_trained(results: "CellResults") -> list[Resolved]:
     """
     found = []
     for arm in results.resolved:
-        of_arm = [cell for (name, _), cell in results.cells.items() if name == arm.arm.name]
+        of_arm = [cell for (name, _), cell in results.cells.items() if name == arm.name]
         trained = (_trained(arm, cell.run.record, cell.rows) for cell in of_arm if cell.run)
         lengths = [length for length in trained if length]
         mean: dict[str, float] = {}
@@ -87,18 +87,18 @@ def fair_facts(arm: Resolved) -> dict[str, Any]:
 def shares(ablation: Ablation, resolved: list[Resolved]) -> dict[str, dict[str, float]]:
     """Return the relative differences of steps, parameters and FLOPs between each arm and the arm it must match."""
     found: dict[str, dict[str, float]] = {}
-    of = {r.arm.name: fair_facts(r) for r in resolved}
+    of = {r.name: fair_facts(r) for r in resolved}
     for r in resolved:
-        mine, other = of[r.arm.name], of.get((reference(ablation, r.arm) or r.arm).name, of[r.arm.name])
+        mine, other = of[r.name], of.get((reference(ablation, r.arm) or r.arm).name, of[r.name])
         keys = [key for key in ("steps", "parameters", "flops") if mine[key] and other[key]]
-        found[r.arm.name] = {key: mine[key] / other[key] - 1 for key in keys}
+        found[r.name] = {key: mine[key] / other[key] - 1 for key in keys}
     return found
 
 
 def mismatches(ablation: Ablation, resolved: list[Resolved]) -> dict[str, list[str]]:
     """Return, for each arm that does not match the one it must match, the notes to print."""
     match = ablation.match
-    found = {r.arm.name: fair_facts(r) for r in resolved}
+    found = {r.name: fair_facts(r) for r in resolved}
     differing = shares(ablation, resolved)
     unfair: dict[str, list[str]] = {}
     for name, text in _unlike_positions(match.pos_to_content, resolved).items():
@@ -107,10 +107,10 @@ def mismatches(ablation: Ablation, resolved: list[Resolved]) -> dict[str, list[s
         matched = reference(ablation, r.arm)
         if matched is None or matched is r.arm or matched.name not in found:
             continue
-        mine, other = found[r.arm.name], found[matched.name]
+        mine, other = found[r.name], found[matched.name]
         words = []
         for key, rule in (("steps", match.steps), ("parameters", match.params), ("flops", match.flops)):
-            share = differing[r.arm.name].get(key, 0.0)
+            share = differing[r.name].get(key, 0.0)
             if abs(share) > (0.0 if rule == "exact" else float(rule)):
                 what = f"{'more' if share > 0 else 'fewer'} {'FLOPs' if key == 'flops' else key}"
                 words.append(f"{100 * abs(share):.1f} % {what} than {matched.name}")
@@ -127,7 +127,7 @@ def mismatches(ablation: Ablation, resolved: list[Resolved]) -> dict[str, list[s
         if mine["pos_embed_weight_decay"]:
             words.append("weight decay on the position embedding")
         if words:
-            unfair[r.arm.name] = words + unfair.get(r.arm.name, [])
+            unfair[r.name] = words + unfair.get(r.name, [])
     return unfair
 
 
@@ -143,9 +143,9 @@ def _unlike_positions(rule: float | None, resolved: list[Resolved]) -> dict[str,
         if ratio <= 0:
             continue
         method = "" if rule is not None else choice_text(class_and_arguments(r.config, "model")[1].get("pos_embed"))
-        name, usual = first.setdefault(method, (r.arm.name, ratio))
+        name, usual = first.setdefault(method, (r.name, ratio))
         if max(ratio / usual, usual / ratio) - 1 > (1.0 if rule is None else rule) + 1e-9:
-            found[r.arm.name] = f"initial ratio of positions to content {ratio:.2g}, {name} has {usual:.2g}"
+            found[r.name] = f"initial ratio of positions to content {ratio:.2g}, {name} has {usual:.2g}"
     return found
 
 

@@ -56,7 +56,7 @@ class Findings:
         arms = as_trained(self.results)
         differing = shares(self.results.ablation, arms)
         return [
-            {"arm": arm.arm.name, **fair_facts(arm), **{f"{k}_share": v for k, v in differing[arm.arm.name].items()}}
+            {"arm": arm.name, **fair_facts(arm), **{f"{k}_share": v for k, v in differing[arm.name].items()}}
             for arm in arms
         ]
 

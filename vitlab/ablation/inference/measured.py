@@ -65,7 +65,7 @@ class CellResults:
 
     def arm(self, name: str) -> Resolved | None:
         """Return the measured arm of a name; None if it is not measured."""
-        return next((arm for arm in self.resolved if arm.arm.name == name), None)
+        return next((arm for arm in self.resolved if arm.name == name), None)
 
     def rows(self, arm: str, seed: int) -> list[dict[str, Any]]:
         """Return what the run of a cell logged; nothing of a cell without a run."""

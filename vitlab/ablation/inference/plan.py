@@ -56,7 +56,7 @@ def plan_of(ablation: Ablation, resolved: list[Resolved], workers: int) -> Plan:
     """Return the plan of the cells of resolved arms."""
     tuning = tuning_of(ablation, resolved)
     found, lost = tuning.tuned(resolved), tuning.given_up
-    cells = cells_of(ablation, [arm or r for r, arm in zip(resolved, found, strict=True) if r.arm.name not in lost])
+    cells = cells_of(ablation, [arm or r for r, arm in zip(resolved, found, strict=True) if r.name not in lost])
     states: Counter[str] = Counter(cell.state() for cell in cells)
     states["given up"] = len(lost) * len(ablation.seeds)
     grid = " x ".join(f"{len(levels)} {axis}" for axis, levels in ablation.axes.items())
@@ -76,14 +76,14 @@ def plan_of(ablation: Ablation, resolved: list[Resolved], workers: int) -> Plan:
     lines += _power(collect(ablation, resolved))
     left = [cell for cell in cells if not cell.is_finished()]
     if tune := ablation.tune:
-        open_ = [r for r, arm in zip(resolved, found, strict=True) if arm is None and r.arm.name not in lost]
+        open_ = [r for r, arm in zip(resolved, found, strict=True) if arm is None and r.name not in lost]
         over = Counter(trial.arm for trial in tuning.trials if trial.is_over)
         lines.append(f"tuning   {tune.budget} candidates per arm ({tune.search}); {len(open_)} arms are not tuned yet")
         lines += [f"given up {name}: {why}; it is not measured" for name, why in lost.items()]
-        untried = {r.arm.name: range(over[r.arm.name], tune.budget) for r in open_}
-        left += [Cell(ablation, r, seed) for r in open_ for seed in tune.seeds for _ in untried[r.arm.name]]
+        untried = {r.name: range(over[r.name], tune.budget) for r in open_}
+        left += [Cell(ablation, r, seed) for r in open_ for seed in tune.seeds for _ in untried[r.name]]
     lines += _cost(ablation, left, workers)
-    rows = [{"arm": r.arm.name, **r.arm.levels, **fair_facts(r)} for r in resolved]
+    rows = [{"arm": r.name, **r.arm.levels, **fair_facts(r)} for r in resolved]
     return Plan(pd.DataFrame(rows), unfair, lines, bool(unfair) and ablation.match.on_violation == "fail")
 
 
@@ -114,7 +114,7 @@ def _table(resolved: list[Resolved]) -> list[str]:
         mflop = f"{f['flops'] / 1e6:.3g}" if f["flops"] else "?"
         rows.append(
             [
-                arm.arm.name,
+                arm.name,
                 f"{f['parameters'] or 0:,}",
                 f"{f['pos_embed parameters']:,}",
                 mflop,

@@ -189,7 +189,7 @@ def _gate_words(found: Findings) -> list[str]:
     ablation, words = found.results.ablation, []
     gates: dict[str, tuple[dict[str, Any], list[str]]] = {}
     for arm in found.results.resolved:
-        gates.setdefault(str(gate := gate_of(found.linear, ablation, arm)), (gate, []))[1].append(arm.arm.name)
+        gates.setdefault(str(gate := gate_of(found.linear, ablation, arm)), (gate, []))[1].append(arm.name)
     for gate, arms in gates.values():
         if "acc1" in gate:
             share = "" if len(gates) == 1 else f" of {', '.join(arms)}"
@@ -250,7 +250,7 @@ def _lost(results: CellResults) -> Table:
     """Return arm, seed, state and reason of each planned cell without a result, a row for all seeds of an arm."""
     rows = [[name, str(seed), cell.state, _why(results, cell)] for (name, seed), cell in results.cells.items()]
     rows = [row for row in rows if row[2] != "done" or row[3]]
-    lost, built = results.tuning.given_up, {arm.arm.name for arm in results.known}
+    lost, built = results.tuning.given_up, {arm.name for arm in results.known}
     rows += [[arm, "all", "given up", why] for arm, why in lost.items()]
     others = [arm.name for arm in results.ablation.arms if not results.arm(arm.name) and arm.name not in lost]
     return rows + [[arm, "all", "missing", f"not {'tuned' if arm in built else 'built'} yet"] for arm in others]
