@@ -31,7 +31,6 @@ from vitlab.ablation.execution.tuning import (
     rungs,
     suggest,
     trials,
-    tuning_of,
     with_values,
 )
 from vitlab.ablation.file.settings import _candidates
@@ -74,7 +73,7 @@ def test_every_arm_is_measured_with_its_best_candidate_which_other_seeds_chose(t
     tried = configs(lab, "tune/*/s*")
     assert len(tried) == 8 and {c["seed_everything"] for c in tried.values()} == {100}
     ablation, arms = toy().ablation, toy()._known()
-    found = tuning_of(ablation, arms).chosen
+    found = Tuning(ablation, arms).chosen
     for arm in ("none", "learned"):
         mine = [t for t in trials(ablation, arms) if t.arm == arm]
         assert found[arm].score() == max(t.score() for t in mine)
@@ -94,7 +93,7 @@ def test_tune_only_measures_nothing_and_says_which_choices_lie_at_the_border(toy
     status = toy().run(say=said.append, tune_only=True)
     assert not status.failed and not configs(lab, "none/s*") and len(configs(lab, "tune/*/s*")) == 8
     ablation, arms = toy().ablation, toy()._known()
-    found = tuning_of(ablation, arms).chosen
+    found = Tuning(ablation, arms).chosen
     at = [f"{arm}: the best `model.lr`, {trial.values['model.lr']}, " for arm, trial in found.items()]
     at = [text for text, trial in zip(at, found.values(), strict=True) if at_border(ablation, trial.values)]
     lines = [line for line in str(toy().status()).split("\n") if line.startswith("tuning: ")]
@@ -207,8 +206,9 @@ def test_retrying_forgets_failures_of_candidates_and_of_tuned_cells(lab, monkeyp
     assert [cell.state() for cell in cells] == ["missing", "diverged", "missing", "diverged"]
     cells[0].run.append_row({"epoch": 4, "step": 50})  # whose process was killed
     assert f"\ntuning: {names[0]}: begun, epoch 5; the next run continues it\n" in str(Lab("toy.yaml").status())
-    monkeypatch.setattr(Tuning, "measured", lambda self, arms: [with_values(ablation, arm, values)])
-    (cell,) = cells_of(ablation, [with_values(ablation, arm, values := {"model.lr": 0.002})])
+    chosen = with_values(ablation, arm, {"model.lr": 0.002})
+    monkeypatch.setattr(Tuning, "tuned", [chosen])
+    (cell,) = cells_of(ablation, [chosen])
     cell.fail(failure)
     _forget_failures(ablation, [arm])
     assert cell.state() == "missing"
@@ -418,10 +418,17 @@ def test_of_five_candidates_the_best_three_stay_where_half_go_on():
     assert [t.stopped for t in _halved(five, [1], 2, 1)] == [1, 0, 1, 0, 0]
 
 
+def tuning_with(ablation, tried):
+    """The tuning of arms with these candidates."""
+    found = Tuning(ablation, [])
+    vars(found)["trials"] = tried
+    return found
+
+
 def test_of_equal_candidates_the_first_is_chosen():
     ablation = SimpleNamespace(sign=-1, tune=SimpleNamespace(floor=None, budget=4))
     tried = [SimpleNamespace(arm="none", score=lambda x=x: x, is_over=True) for x in (0.7, 0.5, 0.5, 0.6)]
-    assert Tuning(ablation, tried).chosen["none"] is tried[1]
+    assert tuning_with(ablation, tried).chosen["none"] is tried[1]
 
 
 def test_a_candidate_that_ended_before_the_others_wait_for_each_other_counts_with_its_last_validation():
@@ -446,7 +453,11 @@ def test_an_arm_is_given_up_for_what_its_candidates_are(lab, monkeypatch):
         for diverged, score in ends
     ]
     none = "no candidate that was trained to its end has a number as its `acc1`"
-    assert Tuning(ablation, tried).given_up == {"diverged": "all of its candidates diverged", "nan": none, "some": none}
+    assert tuning_with(ablation, tried).given_up == {
+        "diverged": "all of its candidates diverged",
+        "nan": none,
+        "some": none,
+    }
 
 
 def test_halving_by_a_metric_that_only_the_evaluation_measures_is_refused_before_candidates_train(toy, lab):

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from vitlab.ablation.evidence.protocol import record_version
-from vitlab.ablation.execution.cells import Cell, Resolved, Say, cells_of
+from vitlab.ablation.execution.cells import Cell, Resolved, Say
 from vitlab.ablation.execution.gpus import visible_devices
 from vitlab.ablation.execution.probe import known
 from vitlab.ablation.execution.process import worker_count
 from vitlab.ablation.execution.resolve import resolve
 from vitlab.ablation.execution.slurm import needs_submission
 from vitlab.ablation.execution.status import Status, count_of_other_code, status_of
-from vitlab.ablation.execution.tuning import seeds_left_behind, tuning_of
+from vitlab.ablation.execution.tuning import Tuning, seeds_left_behind
 from vitlab.ablation.file import spec
 from vitlab.ablation.file.given import write_file
 from vitlab.ablation.file.spec import Ablation
@@ -184,10 +184,8 @@ class Lab:
     @_where_it_was_opened
     def status(self) -> Status:
         """Return the progress; only reads files."""
-        known = self._known()
-        built, tuning = {arm.name: arm for arm in known}, tuning_of(self.ablation, known)
-        arms = tuning.tuned([built.get(arm.name) for arm in self.ablation.arms])
-        status = status_of(self.ablation, arms, tuning.given_up)
+        tuning = Tuning(self.ablation, self._known())
+        status = status_of(self.ablation, tuning.tuned, tuning.given_up)
         return replace(status, lines=[*tuning.lines(), *status.lines])
 
     def report(
@@ -300,8 +298,7 @@ class Lab:
 
     def _cells(self) -> list[Cell]:
         """Return the cells of the resolved arms, but for those that are not tuned yet or are given up."""
-        arms = self._known()
-        return cells_of(self.ablation, tuning_of(self.ablation, arms).measured(arms))
+        return Tuning(self.ablation, self._known()).cells
 
     def _refuse_other_code(self) -> None:
         """Refuse what needs finished cells where other seeds or other code finished some, and say how to use these."""

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from vitlab.ablation.execution.cells import Resolved, Say, cells_of
+from vitlab.ablation.execution.cells import Resolved, Say
 from vitlab.ablation.execution.probe import known
 from vitlab.ablation.execution.resolve import resolve
 from vitlab.ablation.execution.slurm import batch_script, needs_submission, submit_workers, task_count
-from vitlab.ablation.execution.tuning import run_trials, suggest, tuning_of
+from vitlab.ablation.execution.tuning import Tuning, run_trials, suggest
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.errors import UsageError
@@ -82,12 +82,12 @@ def run_locally(ablation: Ablation, asked: RunOptions, say: Say | None) -> tuple
             failed = run_trials(ablation, arms, pool_of)
             if failed or interrupts.count:
                 return failed, interrupts.code
-        tuning = tuning_of(ablation, arms)
+        tuning = Tuning(ablation, arms)
         for name, why in tuning.given_up.items():
             tell(f"given up {name}: {why}; it is not measured")
         if asked.tune_only:
             return [*tuning.given_up], 0
-        cells = cells_of(ablation, tuning.measured(arms))
+        cells = tuning.cells
         pool = pool_of(cells)
         pool.run_all()
     return [*tuning.given_up, *(cell.name for cell in cells if cell.failure() or pool.failed(cell))], interrupts.code
@@ -118,9 +118,9 @@ def commands(ablation: Ablation, asked: RunOptions, say: Say) -> str:
         return ""
     arms = resolved_arms(ablation, asked, say)
     suggest(ablation, arms)
-    tuning = tuning_of(ablation, arms)
+    tuning = Tuning(ablation, arms)
     cells = [cell for trial in tuning.trials if not trial.is_over for cell in trial.cells]
-    cells += [] if asked.tune_only else cells_of(ablation, tuning.measured(arms))
+    cells += [] if asked.tune_only else tuning.cells
     due = [(cell.name, remaining_stages(cell)) for cell in cells]
     parts = [[f"# {name}", *(shlex.join(stage.words) for stage in stages)] for name, stages in due if stages]
     return "\n".join(line for part in parts for line in part)
@@ -152,20 +152,18 @@ def resolved_arms(
 def _missing(ablation: Ablation, asked: RunOptions) -> int:
     """Return how many cells are not finished, including those of the tuning; only reads files."""
     count = sum(asked.wants(arm) for arm in ablation.arms)
-    arms = asked.of(known(ablation))
-    tuning, left = tuning_of(ablation, arms), 0
+    tuning, left = Tuning(ablation, asked.of(known(ablation))), 0
     if tune := ablation.tune:
         over = sum(trial.is_over or cell.is_finished() for trial in tuning.trials for cell in trial.cells)
         left = count * tune.budget * len(tune.seeds) - over
     if asked.tune_only:
         return left
     measured = (count - len(tuning.given_up)) * len(ablation.seeds)
-    return left + measured - sum(cell.is_finished() for cell in cells_of(ablation, tuning.measured(arms)))
+    return left + measured - sum(cell.is_finished() for cell in tuning.cells)
 
 
 def _forget_failures(ablation: Ablation, arms: Sequence[Resolved]) -> None:
     """Let failed cells and candidates be tried again; one that diverged stays, as its search has learned from it."""
-    tuning = tuning_of(ablation, arms)
-    tried = [cell for trial in tuning.trials for cell in trial.cells if cell.state() == "failed"]
-    for cell in [*tried, *cells_of(ablation, tuning.measured(arms))]:
+    tuning = Tuning(ablation, arms)
+    for cell in [*(cell for cell in tuning.candidates if cell.state() == "failed"), *tuning.cells]:
         cell.sibling(".failed.json").unlink(missing_ok=True)

@@ -13,9 +13,9 @@ import yaml
 
 from vitlab.ablation.evidence.chain import Chain, analyses_of, environment_of, hashes_of, read_chain
 from vitlab.ablation.evidence.protocol import registered
-from vitlab.ablation.execution.cells import Cell, Resolved, cells_of
+from vitlab.ablation.execution.cells import Cell, Resolved
 from vitlab.ablation.execution.identity import json_digest
-from vitlab.ablation.execution.tuning import tuning_of
+from vitlab.ablation.execution.tuning import Tuning
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference import linear
 from vitlab.ablation.inference.measured import unreadable
@@ -131,10 +131,10 @@ def verify_evidence(ablation: Ablation, resolved: list[Resolved], allow_missing:
         resolved: Its arms, as they were probed.
         allow_missing: Whether planned cells and predictions of candidates may be missing; they are named all the same.
     """
-    tuning = tuning_of(ablation, resolved)
-    cells = cells_of(ablation, tuning.measured(resolved))
+    tuning = Tuning(ablation, resolved)
+    cells = tuning.cells
     found, parts = _Found(), [_Part(ablation, "", cells, cells)]
-    if planned := [cell for trial in tuning.trials for cell in trial.cells]:
+    if planned := tuning.candidates:
         due = [cell for trial in tuning.trials if not trial.stopped for cell in trial.cells]  # halving leaves no result
         parts.append(_Part(planned[0].ablation, "tune/", planned, due))
     for part in parts:

@@ -374,6 +374,6 @@ def identity_parts(run: RunDir) -> dict[str, Any]:
     return {"code": ""}
 
 
-def cells_of(ablation: Ablation, resolved: list[Resolved]) -> list[Cell]:
+def cells_of(ablation: Ablation, resolved: Sequence[Resolved]) -> list[Cell]:
     """Return the cells, ordered by seed, so that an unfinished ablation already compares all arms."""
     return [Cell(ablation, arm, seed) for seed in ablation.seeds for arm in resolved]

@@ -48,16 +48,17 @@ class Status:
         return pd.DataFrame(self.rows)
 
 
-def status_of(ablation: Ablation, resolved: list[Resolved | None], lost: Container[str] = ()) -> Status:
-    """Return the state of every cell; those of arms that the tuning has ``lost`` are given up."""
+def status_of(ablation: Ablation, measured: Sequence[Resolved], lost: Container[str] = ()) -> Status:
+    """Return the state of every cell: those of arms that the tuning has ``lost`` are given up, of others missing."""
     lines, waiting = [], 0
     rows: list[dict[str, Any]] = []
     width = max(len(arm.name) for arm in ablation.arms)
     total: Counter[State | str] = Counter()
-    for arm, facts in zip(ablation.arms, resolved, strict=True):
+    known = {arm.name: arm for arm in measured}
+    for arm in ablation.arms:
         unknown = "given up" if arm.name in lost else "missing"
         found: list[tuple[State | str, str]] = [(unknown, "")] * len(ablation.seeds)
-        if facts:
+        if facts := known.get(arm.name):
             cells = [Cell(ablation, facts, seed) for seed in ablation.seeds]
             states = [cell.state() for cell in cells]
             found = [(state, state_text(cell, state)) for cell, state in zip(cells, states, strict=True)]
@@ -69,11 +70,11 @@ def status_of(ablation: Ablation, resolved: list[Resolved | None], lost: Contain
             rows.append({"arm": arm.name, **arm.levels, "seed": seed, "state": state, "note": text})
             lines += [f"  s{seed}  {text}"] if text else []
     text = f"; {waiting} of those done lack an analysis" if waiting else ""
-    text += foreign_cells_text(ablation, resolved)
+    text += foreign_cells_text(ablation, measured)
     return Status(rows, [*lines, f"{'all':<{width}}  {_counts(total)}{text}"])
 
 
-def foreign_cells_text(ablation: Ablation, resolved: list[Resolved | None]) -> str:
+def foreign_cells_text(ablation: Ablation, resolved: Sequence[Resolved]) -> str:
     """Return how many finished runs are not cells of the present plan, and why; empty if there are none."""
     counts = Counter(" and ".join(parts) for parts in _outside_the_plan(ablation, resolved))
     kinds = ", ".join(
@@ -83,15 +84,15 @@ def foreign_cells_text(ablation: Ablation, resolved: list[Resolved | None]) -> s
     return f"; also finished cells that are not in this plan: {kinds}" if counts else ""
 
 
-def _outside_the_plan(ablation: Ablation, resolved: Sequence[Resolved | None]) -> list[list[str]]:
+def _outside_the_plan(ablation: Ablation, resolved: Sequence[Resolved]) -> list[list[str]]:
     """Return of each finished run that is no cell of the present plan which parts of its identity differ.
 
     There are no such parts where the file no longer has the arm. Runs that stand for a stale cell of the plan are left
     out: they are counted there.
     """
-    cells = cells_of(ablation, [arm for arm in resolved if arm])
+    cells = cells_of(ablation, resolved)
     planned, by_seed = {cell.name for cell in cells}, {cell.name.rpartition("-")[0]: cell for cell in cells}
-    probed, names = {arm.name for arm in resolved if arm}, {arm.name for arm in ablation.arms}
+    probed, names = {arm.name for arm in resolved}, {arm.name for arm in ablation.arms}
     present = _present(ablation) if probed < names and not ablation.is_evidence else {}
     found: list[list[str]] = []
     for path in matching(ablation.directory, "*/s*-*/done.json"):

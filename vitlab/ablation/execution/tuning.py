@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vitlab.ablation.execution.cells import TRY, Cell, Resolved, State, images_per_step
+from vitlab.ablation.execution.cells import TRY, Cell, Resolved, State, cells_of, images_per_step
 from vitlab.ablation.execution.identity import json_digest
 from vitlab.ablation.execution.pool import Pool
 from vitlab.ablation.execution.status import state_text
@@ -163,8 +163,7 @@ def seeds_left_behind(ablation: Ablation, resolved: Sequence[Resolved]) -> list[
     if not seeds or seeds & {*tune.seeds}:
         return []
     before = replace(ablation, tune=replace(tune, seeds=tuple(sorted(seeds))))
-    cells = [cell for trial in trials(before, resolved) for cell in trial.cells]
-    return sorted({cell.seed for cell in cells if cell.run.exists()})
+    return sorted({cell.seed for cell in Tuning(before, resolved).candidates if cell.run.exists()})
 
 
 def _numbered(inner: Ablation, arm: Resolved, candidates: Sequence[Mapping[str, Any]]) -> list[Trial]:
@@ -263,11 +262,21 @@ class Tuning:
 
     Args:
         ablation: Whose arms are tuned.
-        trials: Their candidates, as of :func:`trials`.
+        arms: Those of them that are resolved so far, untuned.
     """
 
     ablation: Ablation
-    trials: Sequence[Trial]
+    arms: Sequence[Resolved]
+
+    @cached_property
+    def trials(self) -> list[Trial]:
+        """The candidates so far."""
+        return trials(self.ablation, self.arms)
+
+    @property
+    def candidates(self) -> list[Cell]:
+        """The cells of the candidates."""
+        return [cell for trial in self.trials for cell in trial.cells]
 
     @cached_property
     def by_arm(self) -> dict[str, list[Trial]]:
@@ -313,18 +322,18 @@ class Tuning:
                 found[arm] = f"no candidate that was trained to its end has a number as its `{self.ablation.primary}`"
         return found
 
-    def tuned(self, arms: Sequence[Resolved | None]) -> list[Resolved | None]:
-        """Return arms with their tuned values, None where they are not known yet; unchanged without tuning."""
+    @cached_property
+    def tuned(self) -> list[Resolved]:
+        """The arms that are measured, with their tuned values: not those that are not tuned yet, or are given up."""
         if self.ablation.tune is None:
-            return list(arms)
+            return list(self.arms)
         values = {arm: trial.values for arm, trial in self.chosen.items()}
-        return [
-            with_values(self.ablation, arm, values[arm.name]) if arm and arm.name in values else None for arm in arms
-        ]
+        return [with_values(self.ablation, arm, values[arm.name]) for arm in self.arms if arm.name in values]
 
-    def measured(self, arms: Sequence[Resolved]) -> list[Resolved]:
-        """Return arms with their tuned values, without those that are not tuned yet or are given up."""
-        return [arm for arm in self.tuned(arms) if arm]
+    @property
+    def cells(self) -> list[Cell]:
+        """The cells of the arms that are measured."""
+        return cells_of(self.ablation, self.tuned)
 
     def border_words(self) -> list[str]:
         """Return a sentence for each chosen value at the border of the search space, without its stop."""
@@ -347,11 +356,6 @@ class Tuning:
         words += [f"{name}: {text}" for name, text in texts.items() if text]
         words += [f"{arm} is given up: {why}" for arm, why in self.given_up.items()]
         return [f"tuning: {text}" for text in (*words, *self.border_words())]
-
-
-def tuning_of(ablation: Ablation, resolved: Sequence[Resolved]) -> Tuning:
-    """Return how far the tuning of the arms that are known so far is."""
-    return Tuning(ablation, trials(ablation, resolved))
 
 
 def at_border(ablation: Ablation, values: Mapping[str, Any]) -> list[str]:

@@ -9,8 +9,8 @@ from typing import Any, TypeGuard
 
 import pandas as pd
 
-from vitlab.ablation.execution.cells import Cell, Resolved, cells_of, metrics_of, table_of
-from vitlab.ablation.execution.tuning import Tuning, tuning_of
+from vitlab.ablation.execution.cells import Cell, Resolved, metrics_of, table_of
+from vitlab.ablation.execution.tuning import Tuning
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.analysis import ANALYSES
@@ -61,7 +61,7 @@ class CellResults:
     @cached_property
     def tuning(self) -> Tuning:
         """The tuning of its arms."""
-        return tuning_of(self.ablation, self.known)
+        return Tuning(self.ablation, self.known)
 
     def arm(self, name: str) -> Resolved | None:
         """Return the measured arm of a name; None if it is not measured."""
@@ -149,8 +149,8 @@ def is_number(value: Any) -> TypeGuard[float]:
 def collect(ablation: Ablation, resolved: list[Resolved], accept_stale: bool = False) -> CellResults:
     """Return the results of all finished cells, including stale ones if accepted."""
     results = CellResults(ablation, [], resolved)
-    results.resolved = results.tuning.measured(resolved)
-    for cell in cells_of(ablation, results.resolved):
+    results.resolved = results.tuning.tuned
+    for cell in results.tuning.cells:
         results.cells[cell.arm.name, cell.seed] = _result(cell, accept_stale)
     return results
 

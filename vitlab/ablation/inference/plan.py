@@ -12,7 +12,7 @@ import pandas as pd
 from vitlab.ablation.execution.cells import Cell, Resolved, cells_of, images_per_step
 from vitlab.ablation.execution.commands import build_arm
 from vitlab.ablation.execution.status import ORDER
-from vitlab.ablation.execution.tuning import tuning_of
+from vitlab.ablation.execution.tuning import Tuning
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference.answers import are_pairs
@@ -54,9 +54,9 @@ class Plan:
 
 def plan_of(ablation: Ablation, resolved: list[Resolved], workers: int) -> Plan:
     """Return the plan of the cells of resolved arms."""
-    tuning = tuning_of(ablation, resolved)
-    found, lost = tuning.tuned(resolved), tuning.given_up
-    cells = cells_of(ablation, [arm or r for r, arm in zip(resolved, found, strict=True) if r.name not in lost])
+    tuning = Tuning(ablation, resolved)
+    tuned, lost = {arm.name: arm for arm in tuning.tuned}, tuning.given_up
+    cells = cells_of(ablation, [tuned.get(arm.name, arm) for arm in resolved if arm.name not in lost])
     states: Counter[str] = Counter(cell.state() for cell in cells)
     states["given up"] = len(lost) * len(ablation.seeds)
     grid = " x ".join(f"{len(levels)} {axis}" for axis, levels in ablation.axes.items())
@@ -76,12 +76,12 @@ def plan_of(ablation: Ablation, resolved: list[Resolved], workers: int) -> Plan:
     lines += _power(collect(ablation, resolved))
     left = [cell for cell in cells if not cell.is_finished()]
     if tune := ablation.tune:
-        open_ = [r for r, arm in zip(resolved, found, strict=True) if arm is None and r.name not in lost]
+        open_ = [arm for arm in resolved if arm.name not in (*tuned, *lost)]
         over = Counter(trial.arm for trial in tuning.trials if trial.is_over)
         lines.append(f"tuning   {tune.budget} candidates per arm ({tune.search}); {len(open_)} arms are not tuned yet")
         lines += [f"given up {name}: {why}; it is not measured" for name, why in lost.items()]
-        untried = {r.name: range(over[r.name], tune.budget) for r in open_}
-        left += [Cell(ablation, r, seed) for r in open_ for seed in tune.seeds for _ in untried[r.name]]
+        untried = {arm.name: range(over[arm.name], tune.budget) for arm in open_}
+        left += [Cell(ablation, arm, seed) for arm in open_ for seed in tune.seeds for _ in untried[arm.name]]
     lines += _cost(ablation, left, workers)
     rows = [{"arm": r.name, **r.arm.levels, **fair_facts(r)} for r in resolved]
     return Plan(pd.DataFrame(rows), unfair, lines, bool(unfair) and ablation.match.on_violation == "fail")

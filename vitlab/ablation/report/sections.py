@@ -297,7 +297,7 @@ def _provenance(results: CellResults) -> list[str]:
     kinds = [run.standing(results.ablation.evaluate).kind for run in results.runs.values()]
     if unknown := kinds.count("unknown"):
         lines.append(f"checksum: {unknown} cells do not tell which checkpoint was measured (by an older vitlab)")
-    if text := foreign_cells_text(results.ablation, list(results.resolved)):
+    if text := foreign_cells_text(results.ablation, results.resolved):
         lines.append(text.removeprefix("; "))
     return lines
 
