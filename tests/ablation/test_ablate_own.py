@@ -4,10 +4,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from vitlab.ablation.execution import probe, resolve
-from vitlab.ablation.execution.commands import fit_args, overrides
+from vitlab.ablation.execution.commands import fit_args
 from vitlab.ablation.execution.identity import code_digest
 from vitlab.ablation.file.schema import level_names
 from vitlab.ablation.file.spec import read_ablation
@@ -74,8 +73,7 @@ def test_arms_with_custom_parts_and_tasks_are_built_on_the_base(here):
     ablation = read_ablation("own.yaml")
     assert [arm.name for arm in ablation.arms][2:5] == ["wave-plain", "wave-sharp", "wave_width2-plain"]
     arm = ablation.arms[5]
-    Path("given.yaml").write_text(yaml.safe_dump(overrides(ablation, arm, 0), sort_keys=False))
-    task = VitlabCLI(fit_args(ablation, arm, Path("given.yaml"))).model
+    task = VitlabCLI(fit_args(ablation, arm, 0, Path("given.yaml"))).model
     assert type(task).__name__ == "Sharp"
     assert task.hparams["sharpness"] == 3.0
     assert task.net.pos_embed.width == 2

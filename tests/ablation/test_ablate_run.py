@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from vitlab.ablation.execution.cells import cells_of
+from vitlab.ablation.execution.commands import stages
 from vitlab.ablation.execution.identity import code_digest
 from vitlab.ablation.execution.probe import known
 from vitlab.ablation.execution.progress import Progress
@@ -154,6 +155,17 @@ def test_a_primary_metric_of_an_analysis_is_told_where_a_cell_ends_and_in_the_ta
         table.write_text("run,protocol\n")
     assert _finished(cell).text == f"resolution/acc1@8 {value:.4f}"
     assert [*Progress([cell], 1).values.values()] == pytest.approx([value], nan_ok=True)
+
+
+def test_a_dry_run_names_what_is_left_of_a_cell_that_is_trained(lab, finished, monkeypatch):
+    shutil.copytree(finished, lab.path, dirs_exist_ok=True)
+    monkeypatch.chdir(lab.path)
+    ablation = read_ablation("toy.yaml")
+    cell = next(c for c in cells_of(ablation, list(known(ablation))) if c.is_done())
+    assert stages(cell) == []
+    for name in ("results.json", "analysis/notes.json"):
+        (cell.run.path / name).unlink()
+    assert [stage.name for stage in stages(cell)] == ["validate", "analyze"]  # a dry run said that it trains on
 
 
 @pytest.mark.rare

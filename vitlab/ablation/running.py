@@ -109,7 +109,7 @@ def submit_cells(ablation: Ablation, asked: RunOptions, say: Say) -> None:
 
 def commands(ablation: Ablation, asked: RunOptions, say: Say) -> str:
     """Return what ``run`` would do as text: the commands of each cell, or the batch script of a cluster."""
-    from vitlab.ablation.execution.commands import remaining_stages
+    from vitlab.ablation.execution.commands import stages
 
     if needs_submission(ablation):
         if left := _missing(ablation, asked):
@@ -121,8 +121,8 @@ def commands(ablation: Ablation, asked: RunOptions, say: Say) -> str:
     tuning = Tuning(ablation, arms)
     cells = [cell for trial in tuning.trials if not trial.is_over for cell in trial.cells]
     cells += [] if asked.tune_only else tuning.cells
-    due = [(cell.name, remaining_stages(cell)) for cell in cells]
-    parts = [[f"# {name}", *(shlex.join(stage.words) for stage in stages)] for name, stages in due if stages]
+    due = [(cell.name, stages(cell)) for cell in cells]
+    parts = [[f"# {name}", *(shlex.join(stage.words) for stage in left)] for name, left in due if left]
     return "\n".join(line for part in parts for line in part)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from vitlab.ablation.evidence.chain import table_digest
 from vitlab.ablation.execution import process
 from vitlab.ablation.execution.cells import Cell
-from vitlab.ablation.execution.commands import evaluation, training, write_overrides
+from vitlab.ablation.execution.commands import evaluation, training
 from vitlab.ablation.execution.gpus import Slot, slot
 from vitlab.runs.openings import note_opening
 
@@ -47,12 +47,8 @@ def _again(cell: Cell, with_training: bool) -> str:
     execution = replace(cell.ablation.run, fork=False)
     with tempfile.TemporaryDirectory() as folder:
         there = replace(cell, ablation=replace(cell.ablation, home=Path(folder), wandb=None))  # no run of its own there
-        stages = [evaluation(there)]
-        there.run.path.parent.mkdir(parents=True)
-        if with_training:
-            write_overrides(there)
-            stages.insert(0, training(there))
-        else:
+        stages = [training(there), evaluation(there)] if with_training else [evaluation(there)]
+        if not with_training:
             shutil.copytree(cell.run.path, there.run.path)
             for name in ("results.json", f"predictions/{split}.parquet"):
                 (there.run.path / name).unlink(missing_ok=True)

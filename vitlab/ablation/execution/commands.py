@@ -33,35 +33,31 @@ class Stage(NamedTuple):
         return self.name in SPLIT_OF
 
 
+def stages(cell: Cell) -> list[Stage]:
+    """Return what is left to do, in order, and write the file that the training reads."""
+    left = [training(cell)] if cell.run.record.get("status") != "done" else []
+    left += [evaluation(cell)] if not cell.is_measured() else []
+    return left + ([analysis(cell)] if cell.missing_analyses() else [])
+
+
 def next_stage(cell: Cell) -> Stage | None:
-    """Return what is left to do first, and prepare it; None if nothing is left."""
-    if cell.run.record.get("status") != "done":
-        if cell.run.exists() and not (cell.run.config.is_file() and cell.run.has_checkpoint()):
-            shutil.rmtree(cell.run.path)  # killed before its first checkpoint
-        write_overrides(cell)
-        return training(cell)
-    if not cell.is_measured():
-        return evaluation(cell)
-    return analysis(cell) if cell.missing_analyses() else None
+    """Return what is left to do first, None if nothing is; what was killed before its first checkpoint is removed."""
+    if cell.run.record.get("status") != "done" and cell.run.exists() and not _can_resume(cell):
+        shutil.rmtree(cell.run.path)
+    return next(iter(stages(cell)), None)
 
 
-def remaining_stages(cell: Cell) -> list[Stage]:
-    """Return all that is left to do, and write the file that the first reads."""
-    stages = [analysis(cell)] if cell.missing_analyses() else []
-    if cell.is_done():
-        return stages
-    write_overrides(cell)
-    return [training(cell), evaluation(cell), *stages]
+def _can_resume(cell: Cell) -> bool:
+    return cell.run.config.is_file() and cell.run.has_checkpoint()
 
 
 def training(cell: Cell) -> Stage:
-    """Return the command that trains a cell or resumes it."""
-    start = [*command(cell.ablation), "fit"]
-    if cell.run.config.is_file() and cell.run.has_checkpoint():
-        return Stage("fit", [*start, "--resume", "--run_dir", str(cell.run.path), "--quiet"])
-    given = fit_args(cell.ablation, cell.arm, cell.sibling(".yaml"))
-    more = [*start_args(cell.arm, cell.seed), "--run_dir", str(cell.run.path), "--quiet"]
-    return Stage("fit", [*start, *given, *more])
+    """Return the command that trains a cell, and write its settings, or the command that resumes it."""
+    start, run = [*command(cell.ablation), "fit"], ["--run_dir", str(cell.run.path), "--quiet"]
+    if _can_resume(cell):
+        return Stage("fit", [*start, "--resume", *run])
+    given = fit_args(cell.ablation, cell.arm, cell.seed, cell.sibling(".yaml"))
+    return Stage("fit", [*start, *given, *start_args(cell.arm, cell.seed), *run])
 
 
 def evaluation(cell: Cell) -> Stage:
@@ -77,12 +73,6 @@ def analysis(cell: Cell) -> Stage:
     path = cell.run.checkpoints / f"{name}.ckpt"
     source = str(weights if weights.is_file() else path)
     return Stage("analyze", [*command(cell.ablation), "analyze", ",".join(cell.missing_analyses()), source, "--quiet"])
-
-
-def write_overrides(cell: Cell) -> None:
-    """Write the settings of a cell, for ``vitlab fit --config``."""
-    text = yaml.safe_dump(overrides(cell.ablation, cell.arm, cell.seed), sort_keys=False)
-    write_text(cell.sibling(".yaml"), text)
 
 
 def command(ablation: Ablation) -> list[str]:
@@ -121,10 +111,20 @@ def nested(sets: Mapping[str, Any]) -> dict[str, Any]:
     return dict(sets)
 
 
-def fit_args(ablation: Ablation, arm: Arm, overrides_file: Path) -> list[str]:
-    """Return the config arguments of ``vitlab fit``."""
-    paths = [*ablation.base, *arm.configs, str(overrides_file)]
-    return [word for path in paths for word in ("--config", path)]
+def fit_args(
+    ablation: Ablation, arm: Arm, seed: int, file: Path, changes: Mapping[str, Any] | None = None
+) -> list[str]:
+    """Write the settings of a cell, with changes for another purpose, and return the arguments that name all configs.
+
+    Args:
+        ablation: The ablation.
+        arm: The arm.
+        seed: The seed.
+        file: Where to write them.
+        changes: Dotted keys and values in place of those of the cell.
+    """
+    write_text(file, yaml.safe_dump({**overrides(ablation, arm, seed), **(changes or {})}, sort_keys=False))
+    return [word for path in (*ablation.base, *arm.configs, str(file)) for word in ("--config", path)]
 
 
 def start_args(arm: Arm, seed: int) -> list[str]:
@@ -139,8 +139,6 @@ def build_arm(ablation: Ablation, arm: Arm) -> "VitlabCLI":
     from vitlab.jobs.terminal import open_terminal
 
     open_terminal()
-    settings = {**overrides(ablation, arm, ablation.seeds[0]), "trainer.logger": False, "trainer.accelerator": "cpu"}
+    changes = {"trainer.logger": False, "trainer.accelerator": "cpu"}
     with tempfile.TemporaryDirectory() as folder:
-        given = Path(folder) / "overrides.yaml"
-        given.write_text(yaml.safe_dump(settings, sort_keys=False))
-        return VitlabCLI(fit_args(ablation, arm, given))
+        return VitlabCLI(fit_args(ablation, arm, ablation.seeds[0], Path(folder) / "overrides.yaml", changes))

@@ -24,7 +24,6 @@ from vitlab.config.keys import flatten
 from vitlab.config.yaml_files import parse_own
 from vitlab.errors import UsageError
 from vitlab.runs import lock
-from vitlab.runs.atomic import write_text
 from vitlab.runs.directory import RunDir
 
 PROBE: dict[str, Any] = {  # settings of a probe, and the default that a config has otherwise
@@ -107,12 +106,10 @@ def _run_probe(
     ablation: Ablation, arm: Arm, place: Path, own: Slot, claim: lock.HeldLock, stop: Callable[[], bool]
 ) -> dict[str, Any]:
     """Train an arm for a few steps in a folder, and return what is stored of it."""
-    settings = {**overrides(ablation, arm, 0), **{key: value for key, (value, _) in PROBE.items()}}
-    settings["trainer.logger"] = False
-    given = place / "overrides.yaml"
-    write_text(given, yaml.safe_dump(settings, sort_keys=False))
+    changes = {**{key: value for key, (value, _) in PROBE.items()}, "trainer.logger": False}
+    given = fit_args(ablation, arm, 0, place / "overrides.yaml", changes)
     run = RunDir(place / "run")
-    words = [*command(ablation), "fit", *fit_args(ablation, arm, given), *start_args(arm, ablation.seeds[0])]
+    words = [*command(ablation), "fit", *given, *start_args(arm, ablation.seeds[0])]
     words += ["--run_dir", str(run.path), "--quiet"]
     if not ablation.run.command:
         whole = _given(ablation, arm, "trainer.max_steps", -1) or -1

@@ -9,10 +9,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from vitlab.ablation.execution.cells import Resolved
-from vitlab.ablation.execution.commands import command, fit_args, overrides
+from vitlab.ablation.execution.commands import command, fit_args
 from vitlab.ablation.execution.gpus import slot
 from vitlab.ablation.execution.identity import code_digest, json_digest
 from vitlab.ablation.execution.probe import OF_EVALUATION, known, measured_in_training, probed
@@ -135,10 +133,9 @@ def _try_candidate(
     with tempfile.TemporaryDirectory() as folder, slot(workers, ablation.run.per_gpu, stop) as own:
         if own is None:
             return ""
-        given, log = Path(folder) / "overrides.yaml", Path(folder) / "log"
-        given.write_text(yaml.safe_dump({**overrides(ablation, tried, 0), "trainer.logger": False}, sort_keys=False))
-        words = [*command(ablation), "fit", *fit_args(ablation, arm, given), "--dry_run", "--quiet"]
-        code, lines = run_in_slot(words, log, ablation.run, own, stop=stop)
+        given = fit_args(ablation, tried, 0, Path(folder) / "overrides.yaml", {"trainer.logger": False})
+        words = [*command(ablation), "fit", *given, "--dry_run", "--quiet"]
+        code, lines = run_in_slot(words, Path(folder) / "log", ablation.run, own, stop=stop)
     return lines[-1].removeprefix("vitlab: ") if lines and failure_kind(code, lines, {}) == "wrong input" else ""
 
 
