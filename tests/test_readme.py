@@ -309,7 +309,7 @@ def test_the_number_of_kills_on_a_page_is_the_counted_one(page):
 
 
 def test_the_page_on_ablations_names_every_key():
-    from vitlab.ablation.file.schema import KEYS
+    from vitlab.ablation.file.settings import KEYS
 
     keys = [f"{section}.{key}".lstrip(".") for section, names in KEYS.items() for key in names if key not in KEYS]
     text = PAGES["docs/ablation.md"]

@@ -8,7 +8,7 @@ import pytest
 from vitlab.ablation.execution import probe, resolve
 from vitlab.ablation.execution.commands import fit_args
 from vitlab.ablation.execution.identity import code_digest
-from vitlab.ablation.file.schema import level_names
+from vitlab.ablation.file.arms import _level_names
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.lab import Lab
 from vitlab.analysis.catalogue import Catalogue
@@ -54,9 +54,9 @@ def here(tmp_path, monkeypatch):
 
 def test_a_level_is_named_after_its_class_and_after_its_arguments_if_two_share_a_class():
     wave = {"class_path": "mine.Wave", "init_args": {"width": 64, "kind": "A b"}}
-    assert level_names(["none", "mine.Coordinates", wave]) == ["none", "coordinates", "wave"]
-    assert level_names(["mine.Wave", wave]) == ["wave", "wave_width64_kinda_b"]
-    assert level_names([True, 0.5, "bf16-mixed", "a.yaml"]) == ["true", "0.5", "bf16-mixed", "a.yaml"]
+    assert _level_names(["none", "mine.Coordinates", wave]) == ["none", "coordinates", "wave"]
+    assert _level_names(["mine.Wave", wave]) == ["wave", "wave_width64_kinda_b"]
+    assert _level_names([True, 0.5, "bf16-mixed", "a.yaml"]) == ["true", "0.5", "bf16-mixed", "a.yaml"]
 
 
 def test_two_levels_with_one_name_are_refused_with_their_line(here):

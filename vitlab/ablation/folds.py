@@ -17,7 +17,7 @@ from vitlab.ablation.execution.cells import Say
 from vitlab.ablation.execution.commands import nested
 from vitlab.ablation.execution.probe import known
 from vitlab.ablation.execution.status import Status
-from vitlab.ablation.file.schema import NAME
+from vitlab.ablation.file.arms import NAME
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference.measured import collect
 from vitlab.ablation.lab import Lab

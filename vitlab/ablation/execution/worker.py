@@ -1,5 +1,6 @@
 """The work on a cell: train, evaluate, record the result, analyze."""
 
+import os
 import shlex
 import shutil
 import socket
@@ -173,4 +174,5 @@ def _wandb(cell: Cell) -> dict[str, str]:
     if not wandb:
         return {}
     names = {"WANDB_RUN_GROUP": cell.ablation.name, "WANDB_JOB_TYPE": cell.arm.name, "WANDB_RESUME": "allow"}
-    return {**names, "WANDB_MODE": wandb.mode} if wandb.mode else names
+    is_told = wandb.mode == "offline" and not os.environ.get("WANDB_MODE")
+    return {**names, "WANDB_MODE": "offline"} if is_told else names

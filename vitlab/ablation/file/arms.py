@@ -1,15 +1,17 @@
 """The arms of an ablation: combinations of levels, and the settings they change."""
 
 import itertools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitlab.ablation.file.schema import NAME, File, check_level_name, level_names
+from vitlab.ablation.file.schema import File
 from vitlab.errors import did_you_mean
 from vitlab.shipped import find_shipped
 
+NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")  # of an ablation, an axis and a level, which name folders
 OWNED = (  # dotted keys that an ablation sets itself, and what to write instead
     ("seed_everything", "write `seeds:`"),
     ("trainer.devices", "a cell runs on one device"),
@@ -52,12 +54,12 @@ def read_axes(file: File) -> dict[str, dict[str, Any]]:
     """Return the settings of each level of each axis, from ``axes`` of the file."""
     content = file.content["axes"]
     if not isinstance(content, dict):
-        raise file.mistake("axes", f"`axes` must name axes and their levels, got {content!r}")
+        raise file.wrong("axes", "must name axes and their levels")
     axes: dict[str, dict[str, Any]] = {}
     for name, levels in content.items():
         where = f"axes/{name}"
         if isinstance(levels, list):  # the short form: a dotted key and its values
-            named = level_names(levels)
+            named = _level_names(levels)
             for i, level in enumerate(named):
                 if not isinstance(level, str) or not NAME.fullmatch(level):
                     text = f"{level!r} is no name of a level (a-z 0-9 _ . -); name the levels"
@@ -85,6 +87,41 @@ def read_axes(file: File) -> dict[str, dict[str, Any]]:
         if shared := keys_a & keys_b:
             raise file.mistake(f"axes/{b}", f"the axes `{a}` and `{b}` both set `{min(shared)}`")
     return axes
+
+
+def check_level_name(file: File, where: str, name: Any) -> str:
+    """Return ``name`` if it can be part of a directory name."""
+    if isinstance(name, bool) or name is None:
+        text = "YAML reads an unquoted on, off, yes, no, true, false, null or ~ as a value"
+        raise file.mistake(where, f"{text}: quote the name, as in 'on' (a value needs no quotes)")
+    if not NAME.fullmatch(str(name)):
+        raise file.mistake(where, f"a name consists of a-z 0-9 _ . - and starts with a letter or digit, got {name!r}")
+    return str(name)
+
+
+def _level_names(values: list[Any]) -> list[Any]:
+    """Return names for levels that are given as values: classes by name, with arguments where names collide.
+
+    >>> _level_names(["none", 0.5, "mypkg.Coordinates", {"class_path": "mypkg.Wave"}, ["learned", "rope2d"]])
+    ['none', '0.5', 'coordinates', 'wave', 'learned_rope2d']
+    """
+    names = [_value_name(value, is_long=False) for value in values]
+    return [_value_name(v, is_long=True) if names.count(n) > 1 else n for n, v in zip(names, values, strict=True)]
+
+
+def _value_name(value: Any, is_long: bool) -> Any:
+    if isinstance(value, bool | int | float):
+        return str(value).lower()
+    if isinstance(value, list):
+        return "_".join(str(_value_name(one, is_long)) for one in value)
+    if not isinstance(value, str) and not (isinstance(value, dict) and "class_path" in value):
+        return value
+    path = value if isinstance(value, str) else str(value["class_path"])
+    if isinstance(value, str) and not re.fullmatch(r"([A-Za-z_]\w*\.)*[A-Z]\w*", path):
+        return value
+    args = value.get("init_args") or {} if is_long and isinstance(value, dict) else {}
+    words = [path.rpartition(".")[2], *(f"{name}{arg}" for name, arg in args.items())]
+    return re.sub(r"[^a-z0-9_.]+", "_", "_".join(words).lower())
 
 
 def _check_overrides(file: File, where: str, level: str, sets: Any) -> None:
@@ -150,7 +187,7 @@ def _adjusted(file: File, axes: dict[str, dict[str, Any]]) -> list[tuple[dict[st
     content = file.content.get("adjust") or []
     example = "{of: {tokenizer: t2t, pos_embed: learned}, set: {model.lr: 1e-3}}"
     if not isinstance(content, list) or not all(isinstance(e, dict) and set(e) == {"of", "set"} for e in content):
-        raise file.mistake("adjust", f"`adjust` must be a list, as in [{example}], got {content!r}")
+        raise file.wrong("adjust", f"must be a list, as in [{example}]")
     for i, one in enumerate(content):
         name = "-".join(map(str, one["of"].values())) if isinstance(one["of"], dict) else "adjust"
         _check_overrides(file, f"adjust/{i}/set", name, one["set"])

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from vitlab.ablation.file import spec
-from vitlab.ablation.file.schema import NAME
+from vitlab.ablation.file.arms import NAME
 from vitlab.config.trust import TRUSTED, needs_no_trust, trust
 from vitlab.errors import PARTS_FILE, UsageError
 from vitlab.notebook import names_in, source_of

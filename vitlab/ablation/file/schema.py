@@ -1,9 +1,12 @@
-"""The keys of an ablation's file, and their line numbers for error messages."""
+"""How an ablation's file is read: sections as objects that say what each key may be, and mistakes with their line."""
 
+import math
 import re
 import sys
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import yaml
 
@@ -11,30 +14,8 @@ from vitlab.config.guesses import ABLATION_KEYS
 from vitlab.config.yaml_files import parse_yaml, read_yaml_text
 from vitlab.errors import UsageError, did_you_mean
 
-KEYS: dict[str, tuple[str, ...]] = {  # "": the file itself; others: the section of that name
-    "": (
-        *("name", "base", "axes", "exclude", "adjust", "seeds", "baseline", "evaluate", "checkpoint", "metric"),
-        *("match", "analyses", "stats", "claims", "run", "wandb", "tune", "trust_imports"),
-    ),
-    "metric": ("primary", "mode", "secondary"),
-    "match": ("within", "steps", "params", "flops", "pos_to_content", "on_violation"),
-    "stats": ("test", "ci", "margin", "sd", "seeds_max"),
-    "run": ("executor", "workers", "per_gpu", "timeout", "retries", "keep", "slurm", "command", "fork"),
-    "wandb": ("project", "mode"),
-}
-CHOICES: dict[str, tuple[Any, ...]] = {
-    "evaluate": ("val", "test"),
-    "checkpoint": ("last", "best"),
-    "metric.mode": ("max", "min"),
-    "match.on_violation": ("warn", "fail"),
-    "stats.test": ("auto", "paired", "welch"),
-    "run.executor": ("local", "slurm"),
-    "run.fork": (True, False),
-    "run.keep": ("all", "weights", "none"),
-    "wandb.mode": ("online", "offline", "disabled"),
-}
 MOST = sys.float_info.max
-NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
+T = TypeVar("T")
 
 
 class File:
@@ -78,9 +59,9 @@ class File:
                 line = node.start_mark.line + 1
         return line
 
-    def check_keys(self) -> None:
-        """Refuse unknown keys, and values that are not among their choices."""
-        for section, known in KEYS.items():
+    def check_keys(self, keys: Mapping[str, Collection[str]]) -> None:
+        """Refuse unknown keys, by those of each section; of the file itself, by those of ``""``."""
+        for section, known in keys.items():
             content = self.content if not section else self.content.get(section)
             if content is None:
                 continue
@@ -91,74 +72,79 @@ class File:
                     ours = None if section else ABLATION_KEYS.get(key)
                     hint = f"; {ours}" if ours else did_you_mean(str(key), known) or f"; known are {', '.join(known)}"
                     raise self.mistake(f"{section}/{key}".lstrip("/"), f"unknown key `{key}`{hint}")
-        for name, choices in CHOICES.items():
-            section, _, key = name.rpartition(".")
-            content = self.content.get(section) or {} if section else self.content
-            if key in content and (value := content[key]) not in choices:
-                got = "no value" if value is None else repr(value)
-                raise self.mistake(
-                    name.replace(".", "/"), f"`{name}` must be one of {', '.join(map(str, choices))}, got {got}"
-                )
 
-    def number(self, name: str, default: Any, lowest: float, highest: float = float("inf"), whole: bool = False) -> Any:
-        """Return the number at the dotted ``name``; refuse anything else."""
+    def section(self, name: str, kind: type[T]) -> T:
+        """Return a section as an object of a dataclass: what the file does not give has the default of its field.
+
+        A field is read as :func:`checked` or :func:`number` say, or is one of the words of its ``Literal``, or a
+        boolean.
+        """
+        given, hints = self.content.get(name) or {}, get_type_hints(kind)
+        found = {}
+        for one in fields(kind):  # type: ignore[arg-type]
+            if one.name in given:
+                read, place = one.metadata.get("read"), f"{name}.{one.name}"
+                found[one.name] = read(self, place) if read else self.choice(place, get_args(hints[one.name]))
+        return kind(**found)
+
+    def value(self, name: str, default: Any = None) -> Any:
+        """Return what the file gives at the dotted ``name``, or the default."""
         section, _, key = name.rpartition(".")
-        value = as_number((self.content.get(section) or {}).get(key, default))
+        return (self.content.get(section) or {} if section else self.content).get(key, default)
+
+    def wrong(self, name: str, rule: str) -> UsageError:
+        """Return the mistake that the value at the dotted ``name`` breaks a rule, such as ``must be a name``."""
+        return self.mistake(name.replace(".", "/"), f"`{name}` {rule}, got {self.value(name)!r}")
+
+    def choice(self, name: str, words: tuple[Any, ...] = (), default: Any = None) -> Any:
+        """Return the word at the dotted ``name``; refuse any but those given, or those of a boolean."""
+        words = words or (True, False)
+        if (value := self.value(name, default)) in words:
+            return value
+        got = "no value" if value is None else repr(value)
+        text = f"`{name}` must be one of {', '.join(map(str, words))}, got {got}"
+        raise self.mistake(name.replace(".", "/"), text)
+
+    def number(self, name: str, default: Any, lowest: float, highest: float = math.inf, whole: bool = False) -> Any:
+        """Return the number at the dotted ``name``; refuse anything else but the default."""
+        value = as_number(self.value(name, default))
         if value is default:
             return default
         kind = int if whole else (int, float)
         if isinstance(value, bool) or not isinstance(value, kind) or not lowest <= value <= min(highest, MOST):
             what = "a whole number" if whole else "a number"
-            span = f"of at least {lowest:g}" if highest == float("inf") else f"from {lowest:g} to {highest:g}"
+            span = f"of at least {lowest:g}" if highest == math.inf else f"from {lowest:g} to {highest:g}"
             raise self.mistake(name.replace(".", "/"), f"`{name}` must be {what} {span}, got {value!r}")
         return value
 
     def texts(self, name: str, example: str) -> tuple[str, ...]:
         """Return the strings at the dotted ``name``, a list or a single one; refuse anything else."""
-        section, _, key = name.rpartition(".")
-        value = (self.content.get(section) or {} if section else self.content).get(key)
+        value = self.value(name)
         found = [value] if isinstance(value, str) else value or []
         if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
-            raise self.mistake(name.replace(".", "/"), f"`{name}` must be a list, as in {example}, got {value!r}")
+            raise self.wrong(name, f"must be a list, as in {example}")
         return tuple(dict.fromkeys(found))
+
+
+Read = Callable[[File, str], Any]  # of a file and the dotted name of a key that it gives: the value, or a mistake
+
+
+def checked(read: Read, default: Any = None) -> Any:
+    """Return a field of a section whose value is what ``read`` returns."""
+    return field(default=default, metadata={"read": read})
+
+
+def number(default: Any, lowest: float, highest: float = math.inf, whole: bool = False, or_word: str = "") -> Any:
+    """Return a field of a section that is a number in a range, its default, or a word."""
+
+    def read(file: File, name: str) -> Any:
+        is_word = or_word and file.value(name) == or_word
+        return or_word if is_word else file.number(name, default, lowest, highest, whole)
+
+    return checked(read, default)
 
 
 def as_number(value: Any) -> Any:
     """Return 1e-3 as a number; YAML 1.1 reads it as a string and expects 1.0e-3."""
     is_text = isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value)
     return float(value) if is_text else value
-
-
-def check_level_name(file: File, where: str, name: Any) -> str:
-    """Return ``name`` if it can be part of a directory name."""
-    if isinstance(name, bool) or name is None:
-        text = "YAML reads an unquoted on, off, yes, no, true, false, null or ~ as a value"
-        raise file.mistake(where, f"{text}: quote the name, as in 'on' (a value needs no quotes)")
-    if not NAME.fullmatch(str(name)):
-        raise file.mistake(where, f"a name consists of a-z 0-9 _ . - and starts with a letter or digit, got {name!r}")
-    return str(name)
-
-
-def level_names(values: list[Any]) -> list[Any]:
-    """Return names for levels that are given as values: classes by name, with arguments where names collide.
-
-    >>> level_names(["none", 0.5, "mypkg.Coordinates", {"class_path": "mypkg.Wave"}, ["learned", "rope2d"]])
-    ['none', '0.5', 'coordinates', 'wave', 'learned_rope2d']
-    """
-    names = [_value_name(value, is_long=False) for value in values]
-    return [_value_name(v, is_long=True) if names.count(n) > 1 else n for n, v in zip(names, values, strict=True)]
-
-
-def _value_name(value: Any, is_long: bool) -> Any:
-    if isinstance(value, bool | int | float):
-        return str(value).lower()
-    if isinstance(value, list):
-        return "_".join(str(_value_name(one, is_long)) for one in value)
-    if not isinstance(value, str) and not (isinstance(value, dict) and "class_path" in value):
-        return value
-    path = value if isinstance(value, str) else str(value["class_path"])
-    if isinstance(value, str) and not re.fullmatch(r"([A-Za-z_]\w*\.)*[A-Z]\w*", path):
-        return value
-    args = value.get("init_args") or {} if is_long and isinstance(value, dict) else {}
-    words = [path.rpartition(".")[2], *(f"{name}{arg}" for name, arg in args.items())]
-    return re.sub(r"[^a-z0-9_.]+", "_", "_".join(words).lower())

@@ -1,15 +1,14 @@
 """The sections of an ablation's file on matching, statistics, execution and tuning, with their defaults."""
 
 import math
-import os
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 from vitlab.ablation.file.arms import owned_by_ablation
-from vitlab.ablation.file.schema import File, as_number
+from vitlab.ablation.file.schema import File, as_number, checked, number
 from vitlab.config.keys import flatten_with_classes, key_as_typed, key_of
 from vitlab.errors import did_you_mean
 from vitlab.ranges import MOST_SEED
@@ -19,26 +18,35 @@ SEARCHES = ("grid", "random", "tpe")
 
 
 @dataclass(frozen=True)
+class Metric:
+    """What is compared."""
+
+    primary: str = checked(lambda file, name: file.value(name), "")
+    mode: Literal["max", "min"] = "max"
+    secondary: tuple[str, ...] = checked(lambda file, name: file.texts(name, "[acc5]"), ())
+
+
+@dataclass(frozen=True)
 class Match:
     """How closely the arms must match; a number is a relative difference to the arm to match."""
 
-    within: tuple[str, ...] = ()  # axes across which arms need not match
-    steps: float | str = "exact"
-    params: float | str = 0.02
-    flops: float | str = 0.02
-    pos_to_content: float | None = None  # of all arms whose positions are added, to the first of them
-    on_violation: str = "warn"
+    within: tuple[str, ...] = checked(lambda file, name: file.texts(name, "[pos_embed]"), ())  # axes that may differ
+    steps: float | str = number("exact", 0, 1000, or_word="exact")
+    params: float | str = number(0.02, 0, 1000, or_word="exact")
+    flops: float | str = number(0.02, 0, 1000, or_word="exact")
+    pos_to_content: float | None = number(None, 0, 1000)  # of arms whose positions are added, to the first of them
+    on_violation: Literal["warn", "fail"] = "warn"
 
 
 @dataclass(frozen=True)
 class Stats:
     """How the numbers are compared."""
 
-    test: str = "auto"  # paired where arms of one seed see the same batches, else welch
-    ci: float = 0.95
-    margin: float | None = None  # largest difference that does not matter
-    sd: float | None = None  # expected spread, for the plan
-    seeds_max: int | None = None  # maximal number of seeds; default: the number of seeds
+    test: Literal["auto", "paired", "welch"] = "auto"  # paired where arms of one seed see the same batches, else welch
+    ci: float = number(0.95, 0.5, 0.9999)
+    margin: float | None = number(None, 1e-12)  # largest difference that does not matter
+    sd: float | None = number(None, 1e-12)  # expected spread, for the plan
+    seeds_max: int | None = number(None, 2, 10_000, whole=True)  # None: the number of seeds
 
     @property
     def alpha(self) -> float:
@@ -46,18 +54,49 @@ class Stats:
         return 1 - self.ci
 
 
+def _seconds(file: File, name: str) -> float | None:
+    """Return a duration such as 90, 90s, 20m, 2h or 1d in seconds."""
+    value = file.value(name)
+    if value is None:
+        return None
+    found = re.fullmatch(r"(\d+\.?\d*|\.\d+)([smhd]?)", str(value))
+    if not found or not float(found[1]):
+        raise file.wrong(name, "must be a time such as 90s, 20m or 2h")
+    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
+
+
+def _words(file: File, name: str) -> Sequence[str] | None:
+    value = file.value(name)
+    if value is None or (value and isinstance(value, list)):
+        return value and [str(word) for word in value]
+    raise file.wrong(name, "must be a list of words, as in [python, train.py]")
+
+
+def _mapping(file: File, name: str) -> Mapping[str, Any]:
+    value = file.value(name) or {}
+    if not isinstance(value, dict):
+        raise file.wrong(name, 'must have keys, as in {time: "04:00:00"}')
+    return value
+
+
+def _name(file: File, name: str) -> str:
+    if not isinstance(value := file.value(name), str):
+        raise file.wrong(name, "must be a name")
+    return value
+
+
 @dataclass(frozen=True)
 class Execution:
     """How the cells are run."""
 
-    executor: str = "local"
-    workers: int | str = "auto"
-    per_gpu: int = 1
-    timeout: float | None = None  # seconds
-    retries: int = 1
-    keep: str = "all"
-    slurm: Mapping[str, Any] = field(default_factory=dict)
-    command: Sequence[str] | None = None
+    executor: Literal["local", "slurm"] = "local"
+    workers: int | str = number("auto", 1, 4096, whole=True, or_word="auto")
+    per_gpu: int = number(1, 1, 64, whole=True)
+    timeout: float | None = checked(_seconds)
+    retries: int = number(1, 0, 100, whole=True)
+    keep: Literal["all", "weights", "none"] = "all"
+    slurm: Mapping[str, Any] = field(default_factory=dict, metadata={"read": _mapping})
+    command: Sequence[str] | None = checked(_words)
     fork: bool = True  # from a process that has imported vitlab
 
 
@@ -65,97 +104,37 @@ class Execution:
 class WandB:
     """Where Weights & Biases takes the runs and the report of an ablation."""
 
-    project: str = "vitlab"
-    is_offline: bool = False  # even where it could be online
-
-    @property
-    def mode(self) -> str | None:
-        """The mode that the environment or the file sets; None: online with an API key, offline without one."""
-        return os.environ.get("WANDB_MODE") or ("offline" if self.is_offline else None)
+    project: str = checked(_name, "vitlab")
+    mode: Literal["online", "offline", "disabled"] = "online"  # offline all the same where there is no API key
 
 
-def read_wandb(file: File) -> WandB | None:
-    """Return where Weights & Biases takes the runs; None if it is not used."""
-    given = file.content.get("wandb")
-    if not given or given.get("mode") == "disabled":
-        return None
-    project = given.get("project", "vitlab")
-    if not isinstance(project, str):
-        raise file.mistake("wandb/project", f"`wandb.project` must be a name, got {project!r}")
-    return WandB(project, given.get("mode") == "offline")
+SECTIONS: dict[str, type] = {"metric": Metric, "match": Match, "stats": Stats, "run": Execution, "wandb": WandB}
+KEYS: dict[str, tuple[str, ...]] = {  # "": the file itself; others: the section of that name
+    "": (
+        *("name", "base", "axes", "exclude", "adjust", "seeds", "baseline", "evaluate", "checkpoint", "metric"),
+        *("match", "analyses", "stats", "claims", "run", "wandb", "tune", "trust_imports"),
+    ),
+    **{name: tuple(one.name for one in fields(kind)) for name, kind in SECTIONS.items()},
+}
 
 
 def read_match(file: File, axes: Mapping[str, Any]) -> Match:
     """Return how closely the arms must match."""
-    given = dict(file.content.get("match") or {})
-    within = file.texts("match.within", "[pos_embed]")
-    for axis in within:
+    match = file.section("match", Match)
+    for axis in match.within:
         if axis not in axes:
-            hint = did_you_mean(str(axis), axes) or f"; there are {', '.join(axes)}"
+            hint = did_you_mean(axis, axes) or f"; there are {', '.join(axes)}"
             raise file.mistake("match/within", f"there is no axis `{axis}`{hint}")
-    for key in ("steps", "params", "flops"):
-        if given.get(key, "exact") != "exact":
-            file.number(f"match.{key}", 0.0, 0, 1000)
-    file.number("match.pos_to_content", None, 0, 1000)
-    tolerances = {key: as_number(value) for key, value in given.items()}
-    return Match(**{**tolerances, "within": within})
+    return match
 
 
 def read_stats(file: File, seeds: int) -> Stats:
     """Return how the numbers of so many seeds are compared."""
-    given = file.content.get("stats") or {}
-    most = file.number("stats.seeds_max", None, 2, 10_000, whole=True)
-    if most and most < seeds:
-        text = f"`stats.seeds_max` must be at least the number of `seeds`, got {most} and {seeds}"
+    stats = file.section("stats", Stats)
+    if stats.seeds_max and stats.seeds_max < seeds:
+        text = f"`stats.seeds_max` must be at least the number of `seeds`, got {stats.seeds_max} and {seeds}"
         raise file.mistake("stats/seeds_max", text)
-    return Stats(
-        test=given.get("test", "auto"),
-        ci=file.number("stats.ci", 0.95, 0.5, 0.9999),
-        margin=file.number("stats.margin", None, 1e-12),
-        sd=file.number("stats.sd", None, 1e-12),
-        seeds_max=most,
-    )
-
-
-def read_run(file: File) -> Execution:
-    """Return how the cells are run."""
-    given = file.content.get("run") or {}
-    workers = given.get("workers", "auto")
-    if workers != "auto":
-        workers = file.number("run.workers", "auto", 1, 4096, whole=True)
-    return Execution(
-        executor=given.get("executor", "local"),
-        workers=workers,
-        per_gpu=file.number("run.per_gpu", 1, 1, 64, whole=True),
-        timeout=seconds(file, given.get("timeout")),
-        retries=file.number("run.retries", 1, 0, 100, whole=True),
-        keep=given.get("keep", "all"),
-        slurm=_slurm(file, given.get("slurm") or {}),
-        command=_command(file, given.get("command")),
-        fork=given.get("fork", True),
-    )
-
-
-def _slurm(file: File, given: Any) -> Mapping[str, Any]:
-    if not isinstance(given, dict):
-        raise file.mistake("run/slurm", f'`run.slurm` must have keys, as in {{time: "04:00:00"}}, got {given!r}')
-    return given
-
-
-def _command(file: File, given: Any) -> Sequence[str] | None:
-    if given is None or (given and isinstance(given, list)):
-        return given and [str(word) for word in given]
-    raise file.mistake("run/command", f"`run.command` must be a list of words, as in [python, train.py], got {given!r}")
-
-
-def seconds(file: File, value: Any) -> float | None:
-    """Return a duration such as 90, 90s, 20m, 2h or 1d in seconds."""
-    if value is None:
-        return None
-    found = re.fullmatch(r"(\d+\.?\d*|\.\d+)([smhd]?)", str(value))
-    if not found or not float(found[1]):
-        raise file.mistake("run/timeout", f"`run.timeout` must be a time such as 90s, 20m or 2h, got {value!r}")
-    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
+    return stats
 
 
 @dataclass(frozen=True)
@@ -223,13 +202,13 @@ def read_tune(file: File, axes: Mapping[str, Mapping[str, Any]], seeds: tuple[in
     if content is None:
         return None
     if not isinstance(content, dict):
-        raise file.mistake("tune", f"`tune` must have dotted keys with their values, and a budget, got {content!r}")
+        raise file.wrong("tune", "must have dotted keys with their values, and a budget")
     space = {str(k): _values(file, axes, str(k), v) for k, v in content.items() if k not in OPTIONS}
     if not space:
         raise file.mistake("tune", "`tune` names nothing to tune, as in {model.lr: [1e-3, 2e-3, 4e-3]}")
     for name, only in (("split", "val"), ("per", "arm")):
         if content.get(name, only) != only:
-            raise file.mistake(f"tune/{name}", f"`tune.{name}` must be {only}, got {content[name]!r}")
+            raise file.wrong(f"tune.{name}", f"must be {only}")
     primary = str((file.content.get("metric") or {}).get("primary"))
     if primary.partition("/")[0] in file.texts("analyses", "[resolution, scramble]"):
         raise file.mistake(
@@ -243,9 +222,7 @@ def read_tune(file: File, axes: Mapping[str, Mapping[str, Any]], seeds: tuple[in
         or any(type(s) is not int or not 0 <= s <= MOST_SEED for s in own)
         or len({*own}) < len(own)
     ):
-        raise file.mistake(
-            "tune/seeds", f"`tune.seeds` must be a list of different seeds from 0 to {MOST_SEED}, got {own!r}"
-        )
+        raise file.wrong("tune.seeds", f"must be a list of different seeds from 0 to {MOST_SEED}")
     if shared := sorted(set(own) & set(seeds)):
         text = f"`tune.seeds` and `seeds` share {', '.join(map(str, shared))}: tuning needs seeds of its own"
         raise file.mistake("tune/seeds", text)

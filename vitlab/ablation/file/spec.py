@@ -2,24 +2,24 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from vitlab.ablation.file.arms import Arm, find_configs, pick, read_arms, read_axes
+from vitlab.ablation.file.arms import Arm, check_level_name, find_configs, pick, read_arms, read_axes
 from vitlab.ablation.file.claims import Claim, parse_claim, refuse_impossible
-from vitlab.ablation.file.schema import File, check_level_name
+from vitlab.ablation.file.schema import File
 from vitlab.ablation.file.settings import (
+    KEYS,
     Execution,
     Match,
+    Metric,
     Stats,
     Tune,
     WandB,
     read_match,
-    read_run,
     read_stats,
     read_tune,
-    read_wandb,
 )
 from vitlab.analysis import ANALYSES
 from vitlab.ranges import MOST_SEED
@@ -94,7 +94,7 @@ class Ablation:
 def read_ablation(path: str | Path, is_evidence: bool = False) -> Ablation:
     """Read and check the file of an ablation; with ``is_evidence``, the configs that it names may be missing."""
     file = File(path, is_evidence)
-    file.check_keys()
+    file.check_keys(KEYS)
     content = file.content
     for key in ("name", "base", "axes", "baseline", "metric"):
         if not content.get(key):
@@ -105,11 +105,11 @@ def read_ablation(path: str | Path, is_evidence: bool = False) -> Ablation:
     if not any(baseline.items() <= dict(arm.levels).items() for arm in arms):
         raise file.mistake("baseline", f"the baseline {content['baseline']} is not an arm: `exclude` removes it")
     analyses, claims = file.texts("analyses", "[resolution, scramble]"), _claims(file, axes)
-    primary, *secondary = _metrics(file, claims, analyses)
+    metric, wandb = _metric(file, claims, analyses), file.section("wandb", WandB)
     seeds = _seeds(file, content.get("seeds", 3))
     stats, own = read_stats(file, len(seeds)), file.texts("trust_imports", "[my_package]")
     if not own:  # a module of one's own may log its accuracy in percent
-        refuse_impossible(file, claims, axes, primary, stats.margin)
+        refuse_impossible(file, claims, axes, metric.primary, stats.margin)
     return Ablation(
         file=file,
         name=check_level_name(file, "name", content["name"]),
@@ -118,16 +118,16 @@ def read_ablation(path: str | Path, is_evidence: bool = False) -> Ablation:
         arms=arms,
         seeds=seeds,
         baseline=baseline,
-        primary=primary,
-        mode=content["metric"].get("mode", "max"),
-        secondary=tuple(secondary),
-        evaluate=content.get("evaluate", "val"),
+        primary=metric.primary,
+        mode=metric.mode,
+        secondary=metric.secondary,
+        evaluate=file.choice("evaluate", get_args(MeasuredSplit), "val"),
         analyses=analyses,
-        checkpoint=content.get("checkpoint", "last"),
+        checkpoint=file.choice("checkpoint", ("last", "best"), "last"),
         match=read_match(file, axes),
         stats=stats,
-        run=read_run(file),
-        wandb=read_wandb(file),
+        run=file.section("run", Execution),
+        wandb=wandb if content.get("wandb") and wandb.mode != "disabled" else None,
         claims=claims,
         tune=read_tune(file, axes, seeds),
         trust_imports=own,
@@ -139,21 +139,22 @@ def _claims(file: File, axes: Mapping[str, Mapping[str, Any]]) -> tuple[Claim, .
     value = file.content.get("claims") or []
     found = [value] if isinstance(value, str) else value
     if not isinstance(found, list):
-        raise file.mistake("claims", f"`claims` must be a list, as in [learned > none], got {value!r}")
+        raise file.wrong("claims", "must be a list, as in [learned > none]")
     return tuple(parse_claim(file, i, text, axes) for i, text in enumerate(found))
 
 
-def _metrics(file: File, claims: Sequence[Claim], analyses: tuple[str, ...]) -> list[str]:
+def _metric(file: File, claims: Sequence[Claim], analyses: tuple[str, ...]) -> Metric:
     """Return the primary metric and the others; refuse those of an analysis that the file does not ask for."""
-    if not isinstance(primary := file.content["metric"].get("primary"), str):
+    if not isinstance(file.value("metric.primary"), str):
         raise file.mistake("metric", "`metric.primary` is missing, as in {primary: acc1}")
-    metrics = list(dict.fromkeys([primary, *file.texts("metric.secondary", "[acc5]")]))
-    names = [("metric", name) for name in metrics]
+    metric = file.section("metric", Metric)
+    metric = replace(metric, secondary=tuple(name for name in metric.secondary if name != metric.primary))
+    names = [("metric", name) for name in (metric.primary, *metric.secondary)]
     for where, name in names + [(f"claims/{i}", claim.metric) for i, claim in enumerate(claims)]:
         analysis, slash, _ = (name or "").partition("/")  # mae/height is a metric of a regression
         if slash and analysis in ANALYSES and analysis not in analyses:
             raise file.mistake(where, f"the metric `{name}` comes from an analysis: add {analysis} to `analyses`")
-    return metrics
+    return metric
 
 
 def _seeds(file: File, value: Any) -> tuple[int, ...]:
@@ -161,6 +162,6 @@ def _seeds(file: File, value: Any) -> tuple[int, ...]:
     seeds = list(range(value)) if is_count else value
     whole = isinstance(seeds, list) and all(type(seed) is int and 0 <= seed <= MOST_SEED for seed in seeds)
     if not whole or not seeds or len(set(seeds)) != len(seeds):
-        text = f"`seeds` must be a number of seeds up to {MOST_SEEDS} or a list of different ones from 0 to {MOST_SEED}"
-        raise file.mistake("seeds", f"{text}, got {value!r}")
+        text = f"must be a number of seeds up to {MOST_SEEDS} or a list of different ones from 0 to {MOST_SEED}"
+        raise file.wrong("seeds", text)
     return tuple(seeds)

@@ -246,7 +246,7 @@ def send_report(name: str, where: WandB, folder: Path, page: Path, summary: pd.D
     from vitlab.jobs.train.wandb import chosen_mode, prepare_environment
 
     way: Any
-    project, way = where.project, chosen_mode(where.is_offline)
+    project, way = where.project, chosen_mode(where.mode == "offline")
     if way == "disabled":
         return "W&B      disabled"
     prepare_environment()
