@@ -16,9 +16,10 @@ from vitlab.ablation.execution.identity import code_digest, json_digest
 from vitlab.ablation.execution.probe import OF_EVALUATION, known, measured_in_training, probed
 from vitlab.ablation.execution.process import failure_kind, run_in_slot
 from vitlab.ablation.file.arms import Arm
+from vitlab.ablation.file.schema import meant
 from vitlab.ablation.file.spec import Ablation
 from vitlab.analysis import ANALYSES
-from vitlab.errors import did_you_mean, one_line
+from vitlab.errors import one_line
 from vitlab.runs.directory import RunDir
 
 
@@ -82,7 +83,7 @@ def _refuse_metrics(ablation: Ablation, resolved: list[Resolved]) -> None:
             raise ablation.file.mistake(where, f"`{name}`: {text}")
         if known and not ablation.is_analyzed(name) and not any(name in names for names in known):
             there = sorted(set.union(*known))
-            hint = did_you_mean(name, there) or f"; there are {', '.join(there)}"
+            hint = meant(name, there)
             if any(name in measured_in_training(arm.config) for arm in resolved):
                 hint = "; a callback measures it in training, no evaluation does: `analyses: [knn]` has `knn/acc1@20`"
             raise ablation.file.mistake(where, f"no arm measures a metric `{name}`{hint}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitlab.ablation.file.schema import File
+from vitlab.ablation.file.schema import File, meant
 from vitlab.errors import did_you_mean
 from vitlab.shipped import find_shipped
 
@@ -203,15 +203,10 @@ def pick(file: File, where: str, axes: Mapping[str, Mapping[str, Any]], levels: 
     found = {str(axis): str(level).lower() if isinstance(level, bool) else str(level) for axis, level in levels.items()}
     for axis, level in found.items():  # YAML has read numbers and booleans among the names
         if axis not in axes:
-            raise file.mistake(where, f"there is no axis `{axis}`{did_you_mean(axis, axes) or _known(axes)}")
+            raise file.mistake(where, f"there is no axis `{axis}`{meant(axis, axes)}")
         if level not in axes[axis]:
-            hint = did_you_mean(level, axes[axis]) or _known(axes[axis])
-            raise file.mistake(where, f"the axis `{axis}` has no level `{level}`{hint}")
+            raise file.mistake(where, f"the axis `{axis}` has no level `{level}`{meant(level, axes[axis])}")
     return found
-
-
-def _known(names: Mapping[str, Any]) -> str:
-    return f"; there are {', '.join(names)}"
 
 
 def find_configs(file: File, where: str, value: Any) -> tuple[str, ...]:

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vitlab.ablation.file.schema import File
-from vitlab.errors import UsageError, did_you_mean
+from vitlab.ablation.file.schema import File, meant
+from vitlab.errors import UsageError
 from vitlab.runs.records import bounds_of
 
 SIDE = r"(?:[\w.-]+=)?[\w.-]+"
@@ -91,7 +91,7 @@ class _Reader:
         body, named = _cut(body, OVER)
         over = tuple(re.split(r"\s*,\s*", named)) if named else ()
         if unknown := [name for name in over if name not in self.axes]:
-            hint = did_you_mean(unknown[0], self.axes) or f"; there are {', '.join(self.axes)}"
+            hint = meant(unknown[0], self.axes)
             raise self.mistake(f"a claim goes over `{unknown[0]}`, which is not an axis{hint}")
         outside = re.sub(r"\([^)]*\)", lambda found: "." * len(found[0]), body)
         cut = outside.find("|")
@@ -154,13 +154,12 @@ class _Reader:
         """Return the axis and the level that a text names, with its axis or alone."""
         axis, _, level = text.rpartition("=")
         if axis and axis not in self.axes:
-            raise self.mistake(f"a claim names `{axis}`, which is not an axis{did_you_mean(axis, self.axes)}")
+            raise self.mistake(f"a claim names `{axis}`, which is not an axis{meant(axis, self.axes)}")
         found = [name for name in ([axis] if axis else self.axes) if level in self.axes[name]]
         if not found:
             known = [name for levels in self.axes.values() for name in levels]
-            hint = did_you_mean(level, known) or f"; there are {', '.join(known)}"
             where = f" of `{axis}`" if axis else ""
-            raise self.mistake(f"a claim names `{level}`, which is not a level{where}{hint}")
+            raise self.mistake(f"a claim names `{level}`, which is not a level{where}{meant(level, known)}")
         if len(found) > 1:
             raise self.mistake(f"`{level}` is a level of {' and '.join(found)}: write {found[0]}={level}")
         return found[0], level

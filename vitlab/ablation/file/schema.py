@@ -70,7 +70,7 @@ class File:
             for key in content:
                 if key not in known:
                     ours = None if section else ABLATION_KEYS.get(key)
-                    hint = f"; {ours}" if ours else did_you_mean(str(key), known) or f"; known are {', '.join(known)}"
+                    hint = f"; {ours}" if ours else meant(key, known)
                     raise self.mistake(f"{section}/{key}".lstrip("/"), f"unknown key `{key}`{hint}")
 
     def section(self, name: str, kind: type[T]) -> T:
@@ -142,6 +142,15 @@ def number(default: Any, lowest: float, highest: float = math.inf, whole: bool =
         return or_word if is_word else file.number(name, default, lowest, highest, whole)
 
     return checked(read, default)
+
+
+def meant(word: object, names: Collection[str]) -> str:
+    """Return what a wrong word may mean, or else what there is: the end of a message.
+
+    >>> meant("lerned", ["none", "learned"]), meant(3, ["none", "learned"])
+    ('; did you mean "learned"?', '; there are none, learned')
+    """
+    return did_you_mean(str(word), names) or f"; there are {', '.join(names)}"
 
 
 def as_number(value: Any) -> Any:

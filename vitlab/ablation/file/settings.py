@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from vitlab.ablation.file.arms import owned_by_ablation
-from vitlab.ablation.file.schema import File, as_number, checked, number
+from vitlab.ablation.file.schema import File, as_number, checked, meant, number
 from vitlab.config.keys import flatten_with_classes, key_as_typed, key_of
 from vitlab.errors import did_you_mean
 from vitlab.ranges import MOST_SEED
@@ -123,8 +123,7 @@ def read_match(file: File, axes: Mapping[str, Any]) -> Match:
     match = file.section("match", Match)
     for axis in match.within:
         if axis not in axes:
-            hint = did_you_mean(axis, axes) or f"; there are {', '.join(axes)}"
-            raise file.mistake("match/within", f"there is no axis `{axis}`{hint}")
+            raise file.mistake("match/within", f"there is no axis `{axis}`{meant(axis, axes)}")
     return match
 
 
@@ -239,8 +238,7 @@ def _search(file: File, content: Mapping[str, Any], space: Mapping[str, tuple[An
     budget = file.number("tune.budget", None if ranges else size, 1, whole=True)
     search = content.get("search", "grid" if not ranges and budget >= size else "random")
     if search not in SEARCHES:
-        hint = did_you_mean(str(search), SEARCHES) or f"; there are {', '.join(SEARCHES)}"
-        raise file.mistake("tune/search", f"`tune.search` cannot be {search!r}{hint}")
+        raise file.mistake("tune/search", f"`tune.search` cannot be {search!r}{meant(search, SEARCHES)}")
     if ranges and search == "grid":
         raise file.mistake(
             f"tune/{ranges[0]}", f"`{ranges[0]}` is a range, which has no grid: set `search: random` or `tpe`"

@@ -12,6 +12,7 @@ import pandas as pd
 
 from vitlab.ablation.execution.cells import Resolved
 from vitlab.ablation.execution.identity import json_digest
+from vitlab.ablation.file.schema import meant
 from vitlab.ablation.file.settings import WandB
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference.findings import find
@@ -24,7 +25,7 @@ from vitlab.ablation.report.drawings import Drawn, figures, panels
 from vitlab.ablation.report.sections import report_sections
 from vitlab.ablation.report.tuned import responses
 from vitlab.analysis.typeset import INCHES, Format, Width, figure_bytes, printed
-from vitlab.errors import UsageError, did_you_mean, one_line, preview
+from vitlab.errors import UsageError, one_line, preview
 from vitlab.runs.atomic import atomic_write, is_writable, write_text
 from vitlab.runs.records import split_metrics
 from vitlab.tables import markdown_lines
@@ -134,8 +135,8 @@ def _refuse_useless(results: CellResults) -> None:
     primary, measured = results.ablation.primary, {name for cell in results.cells.values() for name in cell.numbers}
     if primary not in measured and not results.ablation.is_analyzed(primary):  # an analysis says why it was not done
         there = split_metrics(dict.fromkeys(sorted(measured), 0.0))
-        hint = did_you_mean(primary, there) or f"; there are {', '.join(there)}"
-        raise results.ablation.file.mistake("metric/primary", f"no finished cell has a metric `{primary}`{hint}")
+        text = f"no finished cell has a metric `{primary}`{meant(primary, there)}"
+        raise results.ablation.file.mistake("metric/primary", text)
     done = [found.cell for found in results.cells.values() if found.state == "done"]
     if mixed := [cell.name for cell in done if json_digest(cell.run.read("data.json")) != cell.parts["data"]]:
         text = "trained on other images than the rest; remove these cells and `run` again"
