@@ -20,7 +20,7 @@ from vitlab.ablation.inference import linear, looks, plan
 from vitlab.ablation.inference.answers import NOTHING, Answer, Question, answer, share_batches
 from vitlab.ablation.inference.baselines import arm_questions
 from vitlab.ablation.inference.findings import find
-from vitlab.ablation.inference.looks import Looks, history, next_look, take_look
+from vitlab.ablation.inference.looks import Looks, history, looks_at, take_look
 from vitlab.ablation.inference.verdicts import additional_seeds
 from vitlab.ablation.report.sections import _answer, _cautions, _digits, _main_tables, _own_looks, _why
 from vitlab.errors import UsageError
@@ -311,34 +311,31 @@ def test_a_seed_that_one_arm_lacks_is_not_a_pair(tmp_path):
 
 
 def seen(looks, most, *later):
-    """Looks at one set of seeds after the other."""
-    known, found = [], None
-    for seeds in (looks, *later):
-        found, entry = next_look(known, seeds, most)
-        known += [entry] if entry else []
-    return found, known
+    """The last of looks at one set of seeds after the other."""
+    known = [{"seeds": seeds, "most": most} for seeds in (looks, *later)]
+    return looks_at(known[:-1], known[-1]["seeds"], most)
 
 
 def test_looks_are_counted_once_for_each_set_of_seeds():
-    found, known = seen([0, 1, 2], 5, [0, 1, 2], [0, 1, 2, 3, 4])
-    assert (found.counts, found.most, len(known)) == ((3, 5), 5, 2)
+    found = seen([0, 1, 2], 5, [0, 1, 2], [0, 1, 2, 3, 4])
+    assert (found.counts, found.most) == ((3, 5), 5)
     assert found.seeds == (0, 1, 2, 3, 4) and "Look 2, at 3, 5 of at most 5 seeds" in found.sentences()[0]
 
 
 def test_seeds_added_after_the_error_is_spent_enter_no_test():
-    found, _ = seen([0, 1, 2], 3, [0, 1, 2, 3, 4])
+    found = seen([0, 1, 2], 3, [0, 1, 2, 3, 4])
     assert (found.counts, found.seeds, found.added) == ((3,), (0, 1, 2), (3, 4))
     assert "3, 4 came after the error was spent" in found.sentences()[0]
 
 
 def test_replacing_seen_seeds_by_others_does_not_reset_the_looks():
-    found, _ = seen([0, 1, 2], 3, [7, 8, 9])
+    found = seen([0, 1, 2], 3, [7, 8, 9])
     assert found.seeds == () and found.left_out == (0, 1, 2)
 
 
 def test_the_first_look_fixes_the_largest_number_of_seeds():
-    found, known = next_look([{"seeds": [0, 1], "most": 4}], [0, 1, 2], 99)
-    assert found.most == 4 and known["most"] == 4 and found.times == (0.5, 0.75)
+    found = looks_at([{"seeds": [0, 1], "most": 4}], [0, 1, 2], 99)
+    assert found.most == 4 and found.times == (0.5, 0.75)
 
 
 def test_a_report_notes_its_look_beside_the_cells(tmp_path, monkeypatch):
@@ -398,7 +395,7 @@ def test_a_look_names_its_split_and_counts_on_the_other_too(tmp_path, monkeypatc
 
 
 def test_of_more_new_seeds_than_the_most_allows_the_first_are_tested():
-    found, _ = seen([0, 1, 2], 5, [0, 1, 2, 9, 8, 7, 6])
+    found = seen([0, 1, 2], 5, [0, 1, 2, 9, 8, 7, 6])
     assert (found.counts, found.seeds, found.added) == ((3, 5), (0, 1, 2, 9, 8), (7, 6))
     assert "Seeds 7, 6 came after the error was spent, at 5 seeds" in found.sentences()[1]
 
@@ -542,7 +539,7 @@ def test_a_claim_on_a_number_counts_the_seeds_of_its_arm_while_others_have_none(
 
 
 def test_a_look_that_an_older_version_recorded_counts_for_all_arms():
-    found, _ = next_look([{"seeds": [0, 1, 2], "most": 5}], [0, 1, 2, 3, 4], 5)
+    found = looks_at([{"seeds": [0, 1, 2], "most": 5}], [0, 1, 2, 3, 4], 5)
     assert found.of("score", ["a0", "a1"], [0, 1, 2, 3]).counts == (3, 4)
 
 
@@ -700,7 +697,7 @@ def test_a_report_without_common_seeds_is_not_a_look(tmp_path, monkeypatch):
     assert (empty.counts, empty.sentences()) == ((), [])
     assert not (tmp_path / "runs/ablations/made-up/looks.jsonl").exists()
     known = [{"seeds": [], "most": 2}]  # as an older vitlab wrote it
-    looks, _ = next_look(known, [0, 1, 2], 3)
+    looks = looks_at(known, [0, 1, 2], 3)
     assert (looks.counts, looks.most, looks.overall(0.03)) == ((3,), 3, 0.03)
 
 

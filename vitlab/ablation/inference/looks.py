@@ -62,7 +62,7 @@ class Looks:
         entries = self.entries or [{"seeds": self.seeds[:count]} for count in self.counts[:-1]]
         past = [[seed for seed in _had(entry, metric, arms) if seed in allowed] for entry in entries]
         known = [{"seeds": seen, "most": self.most} for seen in past]
-        return next_look(known, [seed for seed in seeds if seed in allowed], self.most)[0]
+        return looks_at(known, [seed for seed in seeds if seed in allowed], self.most)
 
     def overall(self, p: float) -> float:
         """Return the error of all looks together at which a p of this one is significant."""
@@ -113,8 +113,11 @@ def take_look(ablation: Ablation, seeds: Sequence[int], had: Had | None = None) 
         seeds: The seeds of the report.
         had: Of each metric, the seeds of each arm; by default, each arm has all.
     """
-    looks, entry = _next(ablation, seeds, had)
-    if entry and seeds and not ablation.is_evidence:
+    known = _known(ablation)
+    looks = looks_at(known, seeds, _most(ablation))
+    entry: dict[str, Any] = {"seeds": [*seeds], "most": looks.most} | ({"had": had} if had else {})
+    entry["split"] = ablation.evaluate
+    if seeds and not ablation.is_evidence and not any(_is_same(old, entry) for old in known):
         entry["file"] = ablation.digest
         if is_there(ablation.directory / FILE):
             append(ablation.directory, "look", **entry)
@@ -125,9 +128,19 @@ def take_look(ablation: Ablation, seeds: Sequence[int], had: Had | None = None) 
     return looks
 
 
+def _is_same(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Return whether two records are of the same look; those of 0.2.0 or before do not tell the split."""
+    is_split = old.get("split", new["split"]) == new["split"]
+    return is_split and set(old["seeds"]) == set(new["seeds"]) and old.get("had") == new.get("had")
+
+
 def planned_look(ablation: Ablation) -> Looks:
     """Return the looks including one at all planned seeds, without recording it."""
-    return _next(ablation, ablation.seeds)[0]
+    return looks_at(_known(ablation), ablation.seeds, _most(ablation))
+
+
+def _most(ablation: Ablation) -> int:
+    return ablation.stats.seeds_max or len(ablation.seeds)
 
 
 def _lines(ablation: Ablation) -> list[str]:
@@ -177,24 +190,16 @@ def _as_named_now(look: Mapping[str, Any], names: Mapping[str, Set[str]]) -> dic
     return {**look, "had": had}
 
 
-def _next(ablation: Ablation, seeds: Sequence[int], had: Had | None = None) -> tuple[Looks, dict[str, Any] | None]:
-    return next_look(_known(ablation), seeds, ablation.stats.seeds_max or len(ablation.seeds), had, ablation.evaluate)
-
-
-def next_look(
-    known: list[dict[str, Any]], seeds: Sequence[int], most: int, had: Had | None = None, split: str | None = None
-) -> tuple[Looks, dict[str, Any] | None]:
-    """Return the looks including one at ``seeds``, and the entry to record; None if it is recorded already.
+def looks_at(known: Sequence[Mapping[str, Any]], seeds: Sequence[int], most: int) -> Looks:
+    """Return the looks including one at ``seeds``.
 
     A look on one split counts on another, too: the same networks stand behind both, and their seeds go on or not
     after it.
 
     Args:
-        known: The entries so far.
+        known: The records so far, oldest first.
         seeds: The seeds of the present look.
         most: The maximal number of seeds, if this is the first look.
-        had: Of each metric, the seeds of each arm.
-        split: The split of the report; None in entries of 0.2.0 or before, which did not note it.
     """
     known = [entry for entry in known if entry["seeds"]]
     most = known[0]["most"] if known else max(most, len(seeds))
@@ -204,7 +209,7 @@ def next_look(
         if new := [seed for seed in look if seed not in allowed][: most - len(allowed)]:
             allowed |= set(new)
             valid.append(len(allowed))
-    looks = Looks(
+    return Looks(
         counts=tuple(valid),
         most=most,
         seeds=tuple(seed for seed in seeds if seed in allowed),
@@ -212,8 +217,3 @@ def next_look(
         left_out=tuple(sorted(allowed - set(seeds))),
         entries=tuple(known),
     )
-    entry: dict[str, Any] = {"seeds": [*seeds], "most": most} | ({"had": had} if had else {})
-    entry |= {"split": split} if split else {}
-    same = [e for e in known if set(e["seeds"]) == set(seeds) and e.get("had") == entry.get("had")]
-    is_known = any(e.get("split", split) == split for e in same)
-    return looks, None if is_known else entry
