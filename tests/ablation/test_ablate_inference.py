@@ -274,7 +274,9 @@ def test_the_interval_of_an_accuracy_less_a_number_ends_where_the_accuracy_does(
 
 def test_a_secondary_metric_that_is_no_number_is_named(tmp_path):
     results = fill(results_of(tmp_path, ["a0", "a1"], 2, secondary=["loss", "acc5"]), [[0.0, 1.0], [1.0, 2.0]])
-    found = [replace(results.cells["a1", seed], cell=SimpleNamespace(failure=dict), run=RunDir(".")) for seed in (0, 1)]
+    found = [
+        replace(results.cells["a1", seed], cell=SimpleNamespace(failure_text=str), run=RunDir(".")) for seed in (0, 1)
+    ]
     found[1].numbers["loss"] = math.nan
     assert [_why(results, cell) for cell in found] == ["", "loss is nan"]
 

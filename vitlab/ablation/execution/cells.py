@@ -94,7 +94,14 @@ class Cell:
     """One arm with one seed.
 
     By its files, it is trained (its run is done), then measured (on the split that the ablation asks for), then done
-    (which ``done.json`` records), and finished once it has all analyses.
+    (which ``done.json`` records), and finished once it has all analyses. Its state is the first of these that holds:
+
+    - damaged: a file cannot be read, or somebody resumed it with other settings;
+    - done;
+    - running: a worker holds its claim;
+    - diverged or failed: ``.failed.json`` beside the run says why;
+    - stale: a run of the same configuration and data is done, with other code or versions;
+    - missing.
     """
 
     ablation: Ablation
@@ -178,6 +185,10 @@ class Cell:
         """Return the record of a failure; empty if there is none."""
         path = self.sibling(".failed.json")
         return read_json(path) if is_there(path) and not self.is_finished() else {}
+
+    def failure_text(self) -> str:
+        """Return the stage at which it failed, the kind of failure and the last line; empty if it did not fail."""
+        return f"{found['stage']}, {found['kind']}: {found['last']}" if (found := self.failure()) else ""
 
     def is_done(self) -> bool:
         """Return whether it is trained and measured, and recorded so; files of 0.2.0 or before name no splits."""

@@ -103,18 +103,13 @@ def _running(cell: Cell) -> str:
 
 
 def _seen(cell: Cell) -> tuple[State, float | None]:
-    """Return the state of a cell, and the primary metric of one that is finished; None for the others."""
+    """Return a cell's state, in which missing analyses are work to do, and the primary metric if it is finished."""
     if cell.is_finished():
         return "done", cell.value()
-    return _state(cell), None
-
-
-def _state(cell: Cell) -> State:
-    """Return the state of a cell, counting its missing analyses as work to do."""
     state = cell.state()
-    if state == "done" and not cell.is_finished():  # its analyses are missing
-        return "failed" if cell.failure() else "running" if lock.is_alive(cell.claim) else "missing"
-    return "missing" if state == "stale" else state
+    if state == "done":  # its analyses are missing
+        state = "failed" if cell.failure() else "running" if lock.is_alive(cell.claim) else "missing"
+    return "missing" if state == "stale" else state, None
 
 
 class Board:

@@ -134,8 +134,8 @@ def state_text(cell: Cell, state: str) -> str:
         return running_text(cell)
     if state == "damaged":
         return cell.damage()
-    if failure := cell.failure():
-        return f"{failure['stage']}, {failure['kind']}: {failure['last']}"
+    if text := cell.failure_text():
+        return text
     if state == "missing" and not cell.outlived() and (rows := cell.run.rows()):
         return f"begun, {_epoch(cell, rows)}; the next run continues it"
     return cell.outlived()

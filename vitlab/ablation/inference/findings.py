@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import pandas as pd
 
+from vitlab.ablation.execution.cells import Resolved
 from vitlab.ablation.inference import analyses, images
 from vitlab.ablation.inference.answers import Answer, Question, answer
 from vitlab.ablation.inference.audit import as_trained, fair_facts, shares
@@ -51,13 +53,17 @@ class Findings:
         ablation = self.results.ablation
         return {"mode": "min"} if ablation.mode == "min" and row.metric == ablation.primary else {}
 
+    @cached_property
+    def trained(self) -> list[Resolved]:
+        """The measured arms with the steps that they were trained."""
+        return as_trained(self.results)
+
     def fairness(self) -> Rows:
         """Return the facts that should match in all arms, with relative differences to the arm to match."""
-        arms = as_trained(self.results)
-        differing = shares(self.results.ablation, arms)
+        differing = shares(self.results.ablation, self.trained)
         return [
             {"arm": arm.name, **fair_facts(arm), **{f"{k}_share": v for k, v in differing[arm.name].items()}}
-            for arm in arms
+            for arm in self.trained
         ]
 
     def table(self) -> pd.DataFrame:

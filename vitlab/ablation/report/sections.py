@@ -10,7 +10,7 @@ from vitlab.ablation.execution.status import foreign_cells_text
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference import analyses, images
 from vitlab.ablation.inference.answers import share_batches
-from vitlab.ablation.inference.audit import as_trained, mismatches
+from vitlab.ablation.inference.audit import mismatches
 from vitlab.ablation.inference.baselines import ArmRow, arm_questions, arms_by_baseline
 from vitlab.ablation.inference.findings import Findings
 from vitlab.ablation.inference.linear import gate_of
@@ -51,7 +51,7 @@ def report_sections(found: Findings) -> list[Section]:
     parts += images.section(found.pairs)
     parts += analyses.sections(results, found.curves)
     parts += tuning_section(results)
-    parts.append(Section("Fairness", _fairness_words(results), [_fairness_table(found)]))
+    parts.append(Section("Fairness", _fairness_words(found), [_fairness_table(found)]))
     if lost := _lost(results):
         parts.append(Section("Cells without a result", [], [[["arm", "seed", "state", "why"], *lost]]))
     else:
@@ -220,11 +220,11 @@ def _main_tables(rows: list[ArmRow]) -> list[Table]:
     return [table, tests] if len(tests) > 1 else [table]
 
 
-def _fairness_words(results: CellResults) -> list[str]:
-    within = results.ablation.match.within
+def _fairness_words(found: Findings) -> list[str]:
+    ablation, within = found.results.ablation, found.results.ablation.match.within
     words = ["The sum of the learning rates bounds how far Adam can move a weight."]
     words += [f"Arms must match within each level of {' and '.join(within)}."] if within else []
-    unfair = mismatches(results.ablation, as_trained(results))
+    unfair = mismatches(ablation, found.trained)
     return words + [f"{name}: {'; '.join(text)}." for name, text in unfair.items()]
 
 
@@ -260,10 +260,8 @@ def _why(results: CellResults, found: CellResult) -> str:
     """Return why a cell has no result, or which of its metrics are no numbers; empty if all is well or said."""
     if found.note:
         return found.note
-    if failure := found.cell.failure():
-        return f"{failure['stage']}, {failure['kind']}: {failure['last']}"
-    if not found.run:
-        return ""
+    if (text := found.cell.failure_text()) or not found.run:
+        return text
     lost = [metric for metric in results.metrics() if not is_number(found.numbers.get(metric))]
     lost = [m for m in lost if m in found.numbers or m == results.ablation.primary]  # an analysis may not apply
     return "; ".join(f"{metric} is {found.numbers.get(metric, 'not among its numbers')}" for metric in lost)
