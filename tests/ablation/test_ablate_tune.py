@@ -519,9 +519,9 @@ WRONG = {
     "a range in a grid": ({"model.lr": {"low": 1, "high": 2}, "search": "grid", "budget": 2}, "which has no grid"),
     "a range alone": ({"model.lr": {"low": 1, "high": 2}}, "as in budget: 16"),
     "a log of 0": ({"model.lr": {"low": 0, "high": 2, "log": True}, "budget": 2}, "must be like {low: 1e-4"),
-    "another search": ({**SPACE, "search": "tpee"}, "cannot be 'tpee'; did you mean \"tpe\""),
+    "another search": ({**SPACE, "search": "tpee"}, "`tune.search` must be one of grid, random, tpe, got 'tpee'"),
     "halves of one": ({**SPACE, "halving": 1}, "`tune.halving` must be a whole number from 2 to 16"),
-    "the test split": ({**SPACE, "split": "test"}, "`tune.split` must be val"),
+    "the test split": ({**SPACE, "split": "test"}, "`tune.split` must be one of val, got 'test'"),
 }
 
 

@@ -13,6 +13,7 @@ import yaml
 from vitlab.config.guesses import ABLATION_KEYS
 from vitlab.config.yaml_files import parse_yaml, read_yaml_text
 from vitlab.errors import UsageError, did_you_mean
+from vitlab.ranges import MOST_SEED
 
 MOST = sys.float_info.max
 T = TypeVar("T")
@@ -151,6 +152,12 @@ def meant(word: object, names: Collection[str]) -> str:
     ('; did you mean "learned"?', '; there are none, learned')
     """
     return did_you_mean(str(word), names) or f"; there are {', '.join(names)}"
+
+
+def are_seeds(value: Any) -> bool:
+    """Return whether a value is a list of different seeds."""
+    is_list = isinstance(value, list) and all(type(seed) is int and 0 <= seed <= MOST_SEED for seed in value)
+    return is_list and 0 < len(set(value)) == len(value)
 
 
 def as_number(value: Any) -> Any:

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from vitlab.ablation.file.arms import owned_by_ablation
-from vitlab.ablation.file.schema import File, as_number, checked, meant, number
+from vitlab.ablation.file.schema import File, are_seeds, as_number, checked, meant, number
 from vitlab.config.keys import flatten_with_classes, key_as_typed, key_of
 from vitlab.errors import did_you_mean
 from vitlab.ranges import MOST_SEED
 
-OPTIONS = ("search", "budget", "seeds", "split", "per", "halving", "floor")
 SEARCHES = ("grid", "random", "tpe")
 
 
@@ -159,6 +158,28 @@ class Range:
         return value <= self.at(0.05) or value >= self.at(0.95)
 
 
+def _list_of_seeds(file: File, name: str) -> tuple[int, ...]:
+    if not are_seeds(value := file.value(name)):
+        raise file.wrong(name, f"must be a list of different seeds from 0 to {MOST_SEED}")
+    return tuple(value)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The keys of `tune` beside those that are tuned."""
+
+    search: str | None = checked(lambda file, name: file.choice(name, SEARCHES))
+    budget: int | None = number(None, 1, whole=True)  # None: the grid
+    seeds: tuple[int, ...] = checked(_list_of_seeds, ())  # none: the largest measured one + 100
+    split: Literal["val"] = "val"
+    per: Literal["arm"] = "arm"
+    halving: int | None = number(None, 2, 16, whole=True)
+    floor: float | None = number(None, -math.inf)
+
+
+OPTIONS = tuple(one.name for one in fields(Asked))
+
+
 @dataclass(frozen=True)
 class Tune:
     """The tuning of every arm before its measured seeds: the same number of candidates, on separate seeds.
@@ -197,7 +218,7 @@ class Tune:
 
 def read_tune(file: File, axes: Mapping[str, Mapping[str, Any]], seeds: tuple[int, ...]) -> Tune | None:
     """Return the section; None if there is none. A budget below the size of the grid takes a random part of it."""
-    content = file.content.get("tune")
+    content = file.value("tune")
     if content is None:
         return None
     if not isinstance(content, dict):
@@ -205,40 +226,26 @@ def read_tune(file: File, axes: Mapping[str, Mapping[str, Any]], seeds: tuple[in
     space = {str(k): _values(file, axes, str(k), v) for k, v in content.items() if k not in OPTIONS}
     if not space:
         raise file.mistake("tune", "`tune` names nothing to tune, as in {model.lr: [1e-3, 2e-3, 4e-3]}")
-    for name, only in (("split", "val"), ("per", "arm")):
-        if content.get(name, only) != only:
-            raise file.wrong(f"tune.{name}", f"must be {only}")
-    primary = str((file.content.get("metric") or {}).get("primary"))
-    if primary.partition("/")[0] in file.texts("analyses", "[resolution, scramble]"):
+    asked = file.section("tune", Asked)
+    if str(file.value("metric.primary")).partition("/")[0] in file.texts("analyses", "[resolution, scramble]"):
         raise file.mistake(
             "tune", "`tune` chooses by `metric.primary` on the validation split, where no analysis is measured"
         )
-    search, budget = _search(file, content, space)
-    own = content.get("seeds", [max(seeds) + 100])
-    if (
-        not isinstance(own, list)
-        or not own
-        or any(type(s) is not int or not 0 <= s <= MOST_SEED for s in own)
-        or len({*own}) < len(own)
-    ):
-        raise file.wrong("tune.seeds", f"must be a list of different seeds from 0 to {MOST_SEED}")
+    search, budget = _search(file, asked, space)
+    own = asked.seeds or (max(seeds) + 100,)
     if shared := sorted(set(own) & set(seeds)):
         text = f"`tune.seeds` and `seeds` share {', '.join(map(str, shared))}: tuning needs seeds of its own"
         raise file.mistake("tune/seeds", text)
     candidates = () if search == "tpe" else _candidates(space, budget)
-    budget = len(candidates) or budget
-    halving = file.number("tune.halving", None, 2, 16, whole=True)
-    return Tune(search, candidates, space, tuple(own), budget, halving, file.number("tune.floor", None, -math.inf))
+    return Tune(search, candidates, space, own, len(candidates) or budget, asked.halving, asked.floor)
 
 
-def _search(file: File, content: Mapping[str, Any], space: Mapping[str, tuple[Any, ...] | Range]) -> tuple[str, int]:
+def _search(file: File, asked: Asked, space: Mapping[str, tuple[Any, ...] | Range]) -> tuple[str, int]:
     """Return how to search, and the budget."""
     ranges = [key for key, values in space.items() if isinstance(values, Range)]
     size = math.prod(len(values) for values in space.values() if not isinstance(values, Range))
-    budget = file.number("tune.budget", None if ranges else size, 1, whole=True)
-    search = content.get("search", "grid" if not ranges and budget >= size else "random")
-    if search not in SEARCHES:
-        raise file.mistake("tune/search", f"`tune.search` cannot be {search!r}{meant(search, SEARCHES)}")
+    budget = asked.budget or (None if ranges else size)
+    search = asked.search or ("grid" if budget and not ranges and budget >= size else "random")
     if ranges and search == "grid":
         raise file.mistake(
             f"tune/{ranges[0]}", f"`{ranges[0]}` is a range, which has no grid: set `search: random` or `tpe`"

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from vitlab.ablation.file.arms import Arm, check_level_name, find_configs, pick, read_arms, read_axes
 from vitlab.ablation.file.claims import Claim, parse_claim, refuse_impossible
-from vitlab.ablation.file.schema import File
+from vitlab.ablation.file.schema import File, are_seeds
 from vitlab.ablation.file.settings import (
     KEYS,
     Execution,
@@ -160,8 +160,7 @@ def _metric(file: File, claims: Sequence[Claim], analyses: tuple[str, ...]) -> M
 def _seeds(file: File, value: Any) -> tuple[int, ...]:
     is_count = isinstance(value, int) and not isinstance(value, bool) and value <= MOST_SEEDS
     seeds = list(range(value)) if is_count else value
-    whole = isinstance(seeds, list) and all(type(seed) is int and 0 <= seed <= MOST_SEED for seed in seeds)
-    if not whole or not seeds or len(set(seeds)) != len(seeds):
+    if not are_seeds(seeds):
         text = f"must be a number of seeds up to {MOST_SEEDS} or a list of different ones from 0 to {MOST_SEED}"
         raise file.wrong("seeds", text)
     return tuple(seeds)
