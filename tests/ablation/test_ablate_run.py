@@ -148,7 +148,7 @@ def test_a_primary_metric_of_an_analysis_is_told_where_a_cell_ends_and_in_the_ta
     shutil.copytree(finished, lab.path, dirs_exist_ok=True)
     monkeypatch.chdir(lab.path)
     ablation = replace(read_ablation("toy.yaml"), primary="resolution/acc1@8")
-    cell = next(c for c in cells_of(ablation, list(known(ablation))) if c.is_done())
+    cell = next(c for c in cells_of(ablation, known(ablation)) if c.is_done())
     table = cell.run.path / "analysis/resolution.csv"
     value = math.nan if damaged else float(table.read_text().splitlines()[2].split(",")[5])
     if damaged:
@@ -161,7 +161,7 @@ def test_a_dry_run_names_what_is_left_of_a_cell_that_is_trained(lab, finished, m
     shutil.copytree(finished, lab.path, dirs_exist_ok=True)
     monkeypatch.chdir(lab.path)
     ablation = read_ablation("toy.yaml")
-    cell = next(c for c in cells_of(ablation, list(known(ablation))) if c.is_done())
+    cell = next(c for c in cells_of(ablation, known(ablation)) if c.is_done())
     assert stages(cell) == []
     for name in ("results.json", "analysis/notes.json"):
         (cell.run.path / name).unlink()

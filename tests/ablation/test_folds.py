@@ -120,7 +120,7 @@ def test_what_a_line_shows_of_a_fold_is_not_of_the_test_split(monkeypatch):
     for logged, shown in {
         ("acc1", "loss"): None, (): None, ("test_acc", "val_acc"): "val_acc", ("mae", "val_loss"): "val_loss",
     }.items():  # fmt: skip
-        monkeypatch.setattr(folds, "known", lambda ablation, logged=logged: [None, SimpleNamespace(metrics=logged)])
+        monkeypatch.setattr(folds, "known", lambda ablation, logged=logged: [SimpleNamespace(metrics=logged)])
         assert folds._logged(None) == shown
 
 

@@ -164,7 +164,7 @@ def _finished(ablation: Ablation) -> list[dict[str, Any]]:
 
     A fold that does not count images which were trained on has none.
     """
-    results = collect(ablation, [arm for arm in known(ablation) if arm])
+    results = collect(ablation, known(ablation))
     rows = []
     for (fold, _), found in results.cells.items():
         if not found.run:
@@ -187,7 +187,7 @@ def _check_weights(source: str) -> None:
 
 def _logged(ablation: Ablation) -> str | None:
     """Return what the lines of progress show of folds that log no `loss`; None if they log it, or nothing."""
-    names = dict.fromkeys(name for arm in known(ablation) if arm for name in arm.metrics)
+    names = dict.fromkeys(name for arm in known(ablation) for name in arm.metrics)
     if "loss" in names or not names:
         return None
     return next((name for name in ("val_loss", *names) if name in names and not name.startswith("test_")), None)

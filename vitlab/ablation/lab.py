@@ -115,7 +115,7 @@ class Lab:
 
         count = self._workers(workers)
         self._refuse_moved_seeds()
-        if needs_submission(self.ablation) and None in known(self.ablation):
+        if needs_submission(self.ablation) and len(known(self.ablation)) < len(self.ablation.arms):
             text = "a plan trains each arm for 20 steps, and this is not a SLURM node: put srun before the command"
             raise self.ablation.file.mistake("run/executor", text)
         plan = plan_of(self.ablation, resolve(self.ablation, count), count)
@@ -294,7 +294,7 @@ class Lab:
 
     def _known(self) -> list[Resolved]:
         """Return the arms that have been resolved."""
-        return self._arms or [arm for arm in known(self.ablation) if arm]
+        return self._arms or known(self.ablation)
 
     def _cells(self) -> list[Cell]:
         """Return the cells of the resolved arms, but for those that are not tuned yet or are given up."""

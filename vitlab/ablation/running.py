@@ -1,7 +1,7 @@
 """Train the cells of an ablation on this machine, or submit them to SLURM."""
 
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -39,9 +39,9 @@ class RunOptions:
         """Return whether an arm satisfies all conditions."""
         return all(arm.levels[axis] == level for axis, level in self.only)
 
-    def of(self, arms: Iterable[Resolved | None]) -> list[Resolved]:
-        """Return the arms that are resolved and satisfy all conditions."""
-        return [arm for arm in arms if arm and self.wants(arm.arm)]
+    def of(self, arms: Sequence[Resolved]) -> list[Resolved]:
+        """Return the arms that satisfy all conditions."""
+        return [arm for arm in arms if self.wants(arm.arm)]
 
     def words(self) -> list[str]:
         """Return what each worker on a cluster is told; failures are forgotten once, where it is submitted."""

@@ -35,11 +35,12 @@ OF_EVALUATION = {"acc1_macro", "f1_macro"}  # metrics that no row of a training 
 START = "vitlab.ablation.execution.start.Start"  # a callback
 
 
-def known(ablation: Ablation) -> list[Resolved | None]:
-    """Return the arms from stored probes, None for those without; start nothing."""
+def known(ablation: Ablation) -> list[Resolved]:
+    """Return the arms that have a stored probe; start nothing."""
     code = code_digest(own=ablation.trust_imports)
     paths = [_cache(ablation, arm, code) for arm in ablation.arms]
-    return [_load(arm, path, code) for arm, path in zip(ablation.arms, paths, strict=True)]
+    found = [_load(arm, path, code) for arm, path in zip(ablation.arms, paths, strict=True)]
+    return [arm for arm in found if arm]
 
 
 def _cache(ablation: Ablation, arm: Arm, code: str) -> Path:

@@ -13,7 +13,7 @@ from vitlab.ablation.execution.cells import Resolved
 from vitlab.ablation.execution.commands import command, fit_args
 from vitlab.ablation.execution.gpus import slot
 from vitlab.ablation.execution.identity import code_digest, json_digest
-from vitlab.ablation.execution.probe import OF_EVALUATION, known, measured_in_training, probed
+from vitlab.ablation.execution.probe import OF_EVALUATION, measured_in_training, probed
 from vitlab.ablation.execution.process import failure_kind, run_in_slot
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.schema import meant
@@ -25,8 +25,7 @@ from vitlab.runs.directory import RunDir
 
 def resolve(ablation: Ablation, workers: int, stop: Callable[[], bool] = lambda: False) -> list[Resolved]:
     """Resolve every arm, from stored probes where possible; return none if ``stop`` returned true."""
-    if None in known(ablation):
-        command(ablation)  # refuses what is not trusted: no arm's mistake
+    command(ablation)  # refuses what is not trusted: no arm's mistake
     code = code_digest(own=ablation.trust_imports)
     with ThreadPoolExecutor(workers) as pool:
         probes = [pool.submit(probed, ablation, arm, code, workers, stop) for arm in ablation.arms]
