@@ -36,7 +36,8 @@ def cpu() -> float:
 def stage(words: list[str], folder: Path, fork: bool) -> tuple[float, float]:
     """Return CPU and wall seconds of a command."""
     before, began = cpu(), time.perf_counter()
-    code, lines = process.run_in_slot([*process.VITLAB, *words], folder / "log", Execution(fork=fork), Slot(workers=2))
+    run, seat = Execution(fork=fork), process.Seat(Slot(workers=2))
+    code, lines = process.run_in_slot([*process.VITLAB, *words], folder / "log", run, seat)
     assert code == 0, lines
     return cpu() - before, time.perf_counter() - began
 

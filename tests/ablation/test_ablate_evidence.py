@@ -164,7 +164,7 @@ def test_a_cell_that_is_trained_again_has_the_threads_of_before_and_is_no_run_of
     (one.run.path / "run.json").write_text('{"threads": 3}')
     loggers, threads = [], []
 
-    def run(words, *given, more):
+    def run(words, log, execution, seat, more):
         threads.append(more["OMP_NUM_THREADS"])
         loggers.extend(
             yaml.safe_load(Path(word).read_text()).get("trainer.logger")

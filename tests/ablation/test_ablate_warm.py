@@ -39,9 +39,8 @@ def finish(tmp_path, monkeypatch):
 
     def call(*args, fork=True, **more):
         run, log = Execution(fork=fork), tmp_path / "log"
-        return process.run_in_slot(
-            [*process.VITLAB, *args], log, run, Slot(workers=2), more={"WORD": "of its own"}, **more
-        )
+        seat = process.Seat(Slot(workers=2), **more)
+        return process.run_in_slot([*process.VITLAB, *args], log, run, seat, {"WORD": "of its own"})
 
     yield call
     for server in process._servers.values():

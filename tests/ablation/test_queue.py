@@ -14,6 +14,7 @@ from vitlab.ablation.execution.cells import Cell, Resolved, begun
 from vitlab.ablation.execution.commands import Stage
 from vitlab.ablation.execution.gpus import Slot
 from vitlab.ablation.execution.pool import Interrupts, Pool
+from vitlab.ablation.execution.process import Seat
 from vitlab.ablation.execution.progress import Progress
 from vitlab.ablation.execution.worker import CODE, CellOutcome, _failed
 from vitlab.ablation.file.spec import read_ablation
@@ -105,15 +106,15 @@ def test_the_time_of_a_cell_is_that_of_all_its_attempts_but_for_the_last_minute_
     monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: next(clock)))
 
     def attempt(looks, killed=False):
-        def run_in_slot(words, log, run, slot, claim, ends, more):
-            assert [ends() for _ in range(looks)] == [False] * looks
+        def run_in_slot(words, log, run, seat, more):
+            assert [seat.stop() for _ in range(looks)] == [False] * looks
             if killed:
                 monkeypatch.setattr(Cell, "note_seconds", lambda cell, seconds: None)  # the worker is gone, too
             return 0, []
 
         with monkeypatch.context() as patch:
             patch.setattr(worker.process, "run_in_slot", run_in_slot)
-            worker._run(cells[0], Stage("fit", ["vitlab", "fit"]), None, Slot(), lambda: False)
+            worker._run(cells[0], Stage("fit", ["vitlab", "fit"]), Seat(Slot()))
 
     note = Cell.note_seconds
     attempt(1)

@@ -54,8 +54,8 @@ def _again(cell: Cell, with_training: bool) -> str:
                 (there.run.path / name).unlink(missing_ok=True)
         for stage in stages:
             with slot(1) as held:
-                log, own = Path(folder) / "log", held or Slot()
-                code, lines = process.run_in_slot(stage.words, log, execution, own, more=threads)
+                log, seat = Path(folder) / "log", process.Seat(held or Slot())
+                code, lines = process.run_in_slot(stage.words, log, execution, seat, threads)
             if code:
                 return f"it failed: {lines[-1] if lines else f'exit code {code}'}"
         return _differing(cell, there)

@@ -11,6 +11,7 @@ from typing import Literal
 from vitlab.ablation.evidence import chain
 from vitlab.ablation.execution.cells import Cell, Say, begun, for_each
 from vitlab.ablation.execution.gpus import slot
+from vitlab.ablation.execution.process import Seat
 from vitlab.ablation.execution.progress import Board, Progress
 from vitlab.ablation.execution.worker import CODE, UNPLANNED, CellOutcome, process_cell
 from vitlab.errors import UsageError, what_failed
@@ -109,7 +110,7 @@ class Pool:
                 cell, claim = taken
                 began = time.monotonic()
                 try:
-                    outcome = process_cell(cell, claim, place, lambda: self.interrupts.count > 1)
+                    outcome = process_cell(cell, Seat(place, claim, lambda: self.interrupts.count > 1))
                 except (OSError, UsageError, ValueError) as error:  # a full disk, or a file that was damaged meanwhile
                     outcome = CellOutcome("failed", "system", what_failed(error) or str(error))
                 finally:

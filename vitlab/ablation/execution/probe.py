@@ -15,9 +15,9 @@ import yaml
 
 from vitlab.ablation.execution.cells import Resolved, images_per_step
 from vitlab.ablation.execution.commands import command, fit_args, overrides, start_args
-from vitlab.ablation.execution.gpus import WAIT, Slot, slot
+from vitlab.ablation.execution.gpus import WAIT, slot
 from vitlab.ablation.execution.identity import code_digest, initial_weights_digest, json_digest, versions_in_use
-from vitlab.ablation.execution.process import TIMEOUT, failure_kind, run_in_slot
+from vitlab.ablation.execution.process import TIMEOUT, Seat, failure_kind, run_in_slot
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.config.keys import flatten
@@ -95,7 +95,7 @@ def probed(ablation: Ablation, arm: Arm, code: str, workers: int, stop: Callable
         try:
             with slot(workers, ablation.run.per_gpu, stop) as own:
                 if own and not _load(arm, cache, code):  # another process may have just finished it
-                    facts = _run_probe(ablation, arm, place, own, claim, stop)
+                    facts = _run_probe(ablation, arm, place, Seat(own, claim, stop))
                     RunDir(cache.parent).write(cache.name, facts)
         finally:
             shutil.rmtree(place, ignore_errors=True)
@@ -103,9 +103,7 @@ def probed(ablation: Ablation, arm: Arm, code: str, workers: int, stop: Callable
     return found
 
 
-def _run_probe(
-    ablation: Ablation, arm: Arm, place: Path, own: Slot, claim: lock.HeldLock, stop: Callable[[], bool]
-) -> dict[str, Any]:
+def _run_probe(ablation: Ablation, arm: Arm, place: Path, seat: Seat) -> dict[str, Any]:
     """Train an arm for a few steps in a folder, and return what is stored of it."""
     changes = {**{key: value for key, (value, _) in PROBE.items()}, "trainer.logger": False}
     given = fit_args(ablation, arm, 0, place / "overrides.yaml", changes)
@@ -116,7 +114,7 @@ def _run_probe(
         whole = _given(ablation, arm, "trainer.max_steps", -1) or -1
         words.append(f"--trainer.callbacks+={json.dumps({'class_path': START, 'init_args': {'max_steps': whole}})}")
     started = time.perf_counter()
-    code, lines = run_in_slot(words, place / "log", ablation.run, own, claim, stop)
+    code, lines = run_in_slot(words, place / "log", ablation.run, seat)
     seconds = time.perf_counter() - started
     if code and not (ablation.tune and failure_kind(code, lines, run.record) == "diverged"):  # its candidates may not
         if code == TIMEOUT:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +55,23 @@ def worker_count(workers: int | str, per_gpu: int) -> int:
     return len(visible_devices()) * per_gpu or max(1, core_count() // 2)
 
 
+@dataclass(frozen=True)
+class Seat:
+    """What a command works with, and how long it may.
+
+    Args:
+        slot: Its share of the host; it inherits the lock, and so holds the slot as long as it runs.
+        claim: The claim that it works under, whose lock it inherits, too.
+        stop: Polled; true ends the command.
+    """
+
+    slot: Slot
+    claim: HeldLock | None = None
+    stop: Callable[[], bool] = lambda: False
+
+
 def run_in_slot(
-    words: list[str],
-    log: Path,
-    run: Execution,
-    slot: Slot,
-    claim: HeldLock | None = None,
-    stop: Callable[[], bool] = lambda: False,
-    more: Mapping[str, str] = {},
+    words: list[str], log: Path, run: Execution, seat: Seat, more: Mapping[str, str] = {}
 ) -> tuple[int, list[str]]:
     """Run a command to its end on the GPU of a slot; return its exit code and the last lines of its output.
 
@@ -71,20 +81,18 @@ def run_in_slot(
         words: The command.
         log: File to append its output to.
         run: How the file of the ablation says to run: its `timeout` and `fork`.
-        slot: The slot, whose lock it inherits: it holds it as long as it runs.
-        claim: The claim it works under, whose lock it inherits, too.
-        stop: Polled; true ends the command.
+        seat: What it works with.
         more: Variables of its environment beside those of this process.
     """
-    env = child_environment(slot, **more)
-    fds = [fd for fd in (claim.fd if claim else None, slot.fd) if fd is not None]
+    env, claim = child_environment(seat.slot, **more), seat.claim
+    fds = [fd for fd in (claim.fd if claim else None, seat.slot.fd) if fd is not None]
     deadline = time.monotonic() + run.timeout if run.timeout else None
     with log.open("ab") as out:
         began = out.tell()
         child = _start(words, env, out.fileno(), fds, run.fork)
         if claim:
             claim.note(child=child.pid, child_started=start_time(child.pid))
-        code = _wait(child, deadline, lambda: stop() or bool(claim and claim.lost))
+        code = _wait(child, deadline, lambda: seat.stop() or bool(claim and claim.lost))
     with log.open("rb") as written:
         written.seek(began)
         lines = written.read().decode(errors="replace").splitlines()[-40:]

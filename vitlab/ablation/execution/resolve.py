@@ -14,7 +14,7 @@ from vitlab.ablation.execution.commands import command, fit_args
 from vitlab.ablation.execution.gpus import slot
 from vitlab.ablation.execution.identity import code_digest, json_digest
 from vitlab.ablation.execution.probe import OF_EVALUATION, measured_in_training, probed
-from vitlab.ablation.execution.process import failure_kind, run_in_slot
+from vitlab.ablation.execution.process import Seat, failure_kind, run_in_slot
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.schema import meant
 from vitlab.ablation.file.spec import Ablation
@@ -135,7 +135,7 @@ def _try_candidate(
             return ""
         given = fit_args(ablation, tried, 0, Path(folder) / "overrides.yaml", {"trainer.logger": False})
         words = [*command(ablation), "fit", *given, "--dry_run", "--quiet"]
-        code, lines = run_in_slot(words, Path(folder) / "log", ablation.run, own, stop=stop)
+        code, lines = run_in_slot(words, Path(folder) / "log", ablation.run, Seat(own, stop=stop))
     return lines[-1].removeprefix("vitlab: ") if lines and failure_kind(code, lines, {}) == "wrong input" else ""
 
 

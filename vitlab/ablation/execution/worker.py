@@ -5,18 +5,16 @@ import shlex
 import shutil
 import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vitlab.ablation.evidence import chain
 from vitlab.ablation.evidence.protocol import record_version
 from vitlab.ablation.execution import process
 from vitlab.ablation.execution.cells import Cell
 from vitlab.ablation.execution.commands import Stage, next_stage, training
-from vitlab.ablation.execution.gpus import Slot
 from vitlab.ablation.execution.identity import code_digest, json_digest
 from vitlab.ablation.execution.probe import discard_probe
-from vitlab.runs.lock import HeldLock
+from vitlab.ablation.execution.process import Seat
 from vitlab.runs.records import now_utc
 
 RETRIED = ("pre-empted", "time-out", "out of memory", "killed")
@@ -34,7 +32,7 @@ class CellOutcome:
     text: str = ""
 
 
-def process_cell(cell: Cell, claim: HeldLock, slot: Slot, stop: Callable[[], bool]) -> CellOutcome:
+def process_cell(cell: Cell, seat: Seat) -> CellOutcome:
     """Run the remaining stages of a cell, and repeat a stage that an outside cause has interrupted."""
     started, attempts, is_new = time.time(), 0, False
     cell.drop_result_from_beside()
@@ -50,12 +48,12 @@ def process_cell(cell: Cell, claim: HeldLock, slot: Slot, stop: Callable[[], boo
         if stage.is_evaluation:
             chain.count_reading(cell.ablation.directory, cell.name, cell.ablation.evaluate)
             is_new = True  # even if an older measurement was recorded
-        code, lines = _run(cell, stage, claim, slot, stop)
+        code, lines = _run(cell, stage, seat)
         if other := _other_settings(cell):  # also where it waits or diverged
             return _failed(cell, stage, code, *other)
         if cell.is_waiting():
             break
-        if code == process.STOPPED or (code and stop()):  # SLURM's warning also reaches the command
+        if code == process.STOPPED or (code and seat.stop()):  # SLURM's warning also reaches the command
             return CellOutcome("stopped")
         kind = process.failure_kind(code, lines, cell.run.record)
         is_past = stage != next_stage(cell)
@@ -67,7 +65,7 @@ def process_cell(cell: Cell, claim: HeldLock, slot: Slot, stop: Callable[[], boo
     return CellOutcome("waiting", text=f"{cell.ablation.primary} {cell.value_at(cell.until):.4f}")
 
 
-def _run(cell: Cell, stage: Stage, claim: HeldLock, slot: Slot, stop: Callable[[], bool]) -> tuple[int, list[str]]:
+def _run(cell: Cell, stage: Stage, seat: Seat) -> tuple[int, list[str]]:
     """Run a stage to its end, or until the cell has to wait; return the exit code and the last lines of the log."""
     log, run = cell.sibling(".log"), cell.ablation.run
     before, began = cell.device_seconds(), time.monotonic()
@@ -78,10 +76,10 @@ def _run(cell: Cell, stage: Stage, claim: HeldLock, slot: Slot, stop: Callable[[
         if (now := time.monotonic()) - noted > NOTED:
             noted = now
             cell.note_seconds(before + now - began)
-        return stop() or cell.is_waiting()
+        return seat.stop() or cell.is_waiting()
 
     try:
-        return process.run_in_slot(stage.words, log, run, slot, claim, ends, _wandb(cell))
+        return process.run_in_slot(stage.words, log, run, replace(seat, stop=ends), _wandb(cell))
     finally:
         cell.note_seconds(before + time.monotonic() - began)
 
