@@ -22,29 +22,14 @@ from vitlab.runs.matching import is_there, matching
 
 SUMS = "SHA256SUMS"  # as `sha256sum -c` reads it
 OWN = (
-    "chain.jsonl",
-    "history/*.json",
-    "linear.json",
-    "looks.jsonl",
-    "readings.jsonl",
-    "registered.json",
-    "tune/chain.jsonl",
-    "tune/history/*.json",
-    "tune/*/*.failed.json",
-    "tune/*/try*.json",
+    *("chain.jsonl", "history/*.json", "linear.json", "looks.jsonl", "readings.jsonl", "registered.json"),
+    *("tune/chain.jsonl", "tune/history/*.json", "tune/*/*.failed.json", "tune/*/try*.json"),
 )
 CURVES = ("step", "epoch", "train/loss", "images_per_second")  # of metrics.jsonl, and those of the validation
 VALIDATION = ("val/", "val_")  # how they begin
 OF_A_CELL = (
-    *(
-        "*.json",
-        "config.yaml",
-        "metrics.jsonl",
-        "openings.jsonl",
-        "predictions/*.parquet",
-        "analysis/*.csv",
-        "analysis/*.json",
-    ),
+    *("*.json", "config.yaml", "metrics.jsonl", "openings.jsonl"),
+    *("predictions/*.parquet", "analysis/*.csv", "analysis/*.json"),
     "checkpoints/manifest.json",  # of which weights the numbers are
 )
 

@@ -83,7 +83,7 @@ class Findings:
 def find(results: CellResults, looks: Looks, gates: Gates | None = None) -> Findings:
     """Return the results of the finished cells."""
     primary, *others = results.metrics()
-    claims = [q for _, _, q in claim_questions(results) if q]
+    claims = [asked.question for asked in claim_questions(results) if asked.question]
     claimed = {q.key for q in claims}
     rest = {metric: [*arm_questions(results, metric).values()] for metric in others}
     family = [*arm_questions(results, primary).values(), *claims]

@@ -136,7 +136,7 @@ def _power(results: CellResults) -> list[str]:
     if n < 2:
         return [f"power    the error was spent, at {looks.most} seeds: no further seed enters a test"]
     compared = [*arm_questions(results, ablation.primary).values()]
-    m = len({q.key for q in (*compared, *(q for _, _, q in claim_questions(results) if q))})
+    m = len({q.key for q in (*compared, *(asked.question for asked in claim_questions(results) if asked.question))})
     if not m:
         return ["power    nothing is compared: no arm has a baseline, and there is no claim"]
     is_paired = all(are_pairs(results, [arm for arm, _ in q.terms]) for q in compared)

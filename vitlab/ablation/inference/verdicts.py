@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vitlab import stats
 from vitlab.ablation.file.claims import Claim
@@ -33,13 +34,18 @@ class Verdict:
         return self.answer.equivalence if self.word == "equivalent" else self.answer.difference
 
 
-ClaimQuestion = tuple[Claim, str, Question | None]  # claim, setting, question; None if an arm of it is excluded
+class ClaimQuestion(NamedTuple):
+    """What a claim asks at one combination of levels of the other axes."""
+
+    claim: Claim
+    setting: str
+    question: Question | None  # None if an arm of it is excluded
 
 
 def claim_questions(results: CellResults) -> list[ClaimQuestion]:
     """Return the question of each claim in each of its settings."""
     return [
-        (claim, ", ".join(f"{axis}={level}" for axis, level in setting.items()), _question(results, claim, setting))
+        ClaimQuestion(claim, ", ".join("=".join(pair) for pair in setting.items()), _question(results, claim, setting))
         for claim in results.ablation.claims
         for setting in claim.settings(results.ablation.axes)
     ]
@@ -75,17 +81,11 @@ def _sides(claim: Claim) -> list[tuple[dict[str, str], float]]:
 
 def verdicts(results: CellResults, looks: Looks, answers: Mapping[Question, Answer]) -> list[Verdict]:
     """Return a verdict for every claim and setting."""
-    return [_verdict(results, looks, answers, *asked) for asked in claim_questions(results)]
+    return [_verdict(results, looks, answers, asked) for asked in claim_questions(results)]
 
 
-def _verdict(
-    results: CellResults,
-    looks: Looks,
-    answers: Mapping[Question, Answer],
-    claim: Claim,
-    setting: str,
-    question: Question | None,
-) -> Verdict:
+def _verdict(results: CellResults, looks: Looks, answers: Mapping[Question, Answer], asked: ClaimQuestion) -> Verdict:
+    claim, setting, question = asked
     planned, alpha, added = len(results.ablation.seeds), results.ablation.stats.alpha, looks.added
     if question is None:
         return Verdict(claim, setting, "inconclusive", planned, Answer(Estimate()), "an arm of it is excluded")
