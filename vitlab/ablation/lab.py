@@ -257,9 +257,7 @@ class Lab:
             from vitlab.ablation.evidence.deep import verify_deep
 
             self._refuse_to_start()
-            wrong, notes = verify_deep([cell for cell in self._cells() if cell.state() == "done"])
-            problems = {k: [*found.problems.get(k, []), *wrong.get(k, [])] for k in {**found.problems, **wrong}}
-            found = replace(found, problems=problems, notes=(*found.notes, *notes))
+            found = verify_deep(found, [cell for cell in self._cells() if cell.state() == "done"])
         if not found.checked and not found.problems:
             self._refuse_other_code()
             raise UsageError(

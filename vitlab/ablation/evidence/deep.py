@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitlab.ablation.evidence.chain import table_digest
+from vitlab.ablation.evidence.verify import Verified
 from vitlab.ablation.execution import process
 from vitlab.ablation.execution.cells import Cell
 from vitlab.ablation.execution.commands import evaluation, training
@@ -15,27 +16,25 @@ from vitlab.ablation.execution.gpus import Slot, slot
 from vitlab.runs.openings import note_opening
 
 
-def verify_deep(cells: Sequence[Cell]) -> tuple[dict[str, list[str]], list[str]]:
-    """Evaluate the kept weights of every cell again, and train one of them again.
+def verify_deep(found: Verified, cells: Sequence[Cell]) -> Verified:
+    """Evaluate the kept weights of every cell again, and train one of them again; return it beside what was found.
 
     Args:
+        found: What the verification of all cells has found.
         cells: Finished cells; which one is trained is drawn each time.
-
-    Returns:
-        What is wrong, by the name of the cell, and sentences on what was done.
     """
-    wrong: dict[str, list[str]] = {}
+    problems = {name: [*words] for name, words in found.problems.items()}
     kept = [cell for cell in cells if (cell.run.checkpoints / f"{cell.ablation.checkpoint}.ckpt").is_file()]
     for cell in kept:
         if words := _again(cell, with_training=False):
-            wrong[cell.name] = [f"its weights, evaluated again: {words}"]
-    notes = [f"weights of {len(kept)} of {len(cells)} cells evaluated again"]
+            problems.setdefault(cell.name, []).append(f"its weights, evaluated again: {words}")
+    notes = [*found.notes, f"weights of {len(kept)} of {len(cells)} cells evaluated again"]
     if cells:
         chosen = random.choice(cells)
         if words := _again(chosen, with_training=True):
-            wrong.setdefault(chosen.name, []).append(f"trained again: {words}")
+            problems.setdefault(chosen.name, []).append(f"trained again: {words}")
         notes.append(f"trained again: {chosen.name}")
-    return wrong, notes
+    return replace(found, problems=problems, notes=tuple(notes))
 
 
 def _again(cell: Cell, with_training: bool) -> str:
