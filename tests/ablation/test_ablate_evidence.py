@@ -178,6 +178,16 @@ def test_a_cell_that_is_trained_again_has_the_threads_of_before_and_is_no_run_of
     assert deep._again(one, with_training=True) == "it failed: enough" and loggers == [False] and threads == ["3"]
 
 
+@pytest.mark.slow
+def test_a_deep_verification_repeats_every_evaluation_and_one_training(done, monkeypatch):
+    monkeypatch.setattr(deep.random, "choice", lambda cells: cells[0])
+    monkeypatch.setenv("TOY", '{"none 0": "fail"}')
+    found = done().verify(deep=True)
+    assert "weights of 4 of 4 cells evaluated again" in found.notes
+    ((name, words),) = found.problems.items()
+    assert name.startswith("none/s0-") and words == ["trained again: it failed: RuntimeError: the toy broke"]
+
+
 @pytest.mark.parametrize("change_of", ["code", "config", "seed"])
 def test_cells_outside_the_plan_are_reported_with_what_differs(done, lab, change_of, monkeypatch):
     if change_of == "code":
