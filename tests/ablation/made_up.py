@@ -4,9 +4,14 @@ from vitlab.ablation.execution.cells import Resolved
 from vitlab.ablation.inference.measured import CellResult, CellResults
 
 
+def built(config, arm=None):
+    """An arm as a probe has built it, of which only the configuration is known."""
+    return Resolved(arm, config, {}, {}, (), 1.0, "")
+
+
 def without_numbers(ablation):
     """Results of arms that are alike in all but their names, without a cell."""
-    return CellResults(ablation, [Resolved(arm, {"data": {}}, {}, {}, (), 1.0, "") for arm in ablation.arms])
+    return CellResults(ablation, [built({"data": {}}, arm) for arm in ablation.arms])
 
 
 def give(results, numbers):

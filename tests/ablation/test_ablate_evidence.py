@@ -11,10 +11,11 @@ import pandas as pd
 import pytest
 import yaml
 
+from tests.ablation.made_up import built
 from vitlab.ablation.evidence import chain, deep, protocol, verify
 from vitlab.ablation.evidence.verify import Verified
 from vitlab.ablation.execution import pool
-from vitlab.ablation.execution.cells import Cell, Resolved
+from vitlab.ablation.execution.cells import Cell
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.lab import Lab
 from vitlab.ablation.report import write
@@ -159,7 +160,7 @@ def test_a_version_of_before_which_named_a_config_as_its_path_was_typed_is_the_s
 def test_a_cell_that_is_trained_again_has_the_threads_of_before_and_is_no_run_of_wandb(toy, lab, monkeypatch):
     change(lab, "seeds: 2", "seeds: 2\nwandb: {project: p, mode: offline}")
     ablation = toy().ablation
-    one = Cell(ablation, Resolved(ablation.arms[0], {}, {}, {}, (), 1.0, ""), 0)
+    one = Cell(ablation, built({}, ablation.arms[0]), 0)
     one.run.path.mkdir(parents=True)
     (one.run.path / "run.json").write_text('{"threads": 3}')
     loggers, threads = [], []
@@ -271,7 +272,7 @@ def test_a_training_that_gives_the_same_numbers_again_has_equal_results(done, la
 def test_large_errors_agree_up_to_the_order_of_their_float32_sum(lab, monkeypatch, stated, told):
     monkeypatch.chdir(lab.path)
     ablation = read_ablation("toy.yaml")
-    one = Cell(ablation, Resolved(ablation.arms[0], {}, {}, {}, (), 1.0, ""), 0)
+    one = Cell(ablation, built({}, ablation.arms[0]), 0)
     one.run.write("results.json", {"val": {"mae": stated}})
     one.run.write("data.json", {})
     one.run.config.write_text("seed_everything: 0\n")

@@ -11,7 +11,7 @@ import yaml
 from scipy import stats as reference
 from scipy.stats import norm
 
-from tests.ablation.made_up import give, lose, without_numbers
+from tests.ablation.made_up import built, give, lose, without_numbers
 from vitlab.ablation.evidence.chain import append, read_chain
 from vitlab.ablation.execution.cells import Resolved
 from vitlab.ablation.execution.resolve import _refuse_equal
@@ -228,7 +228,7 @@ def test_arms_that_see_other_batches_are_not_paired_and_a_file_may_say_otherwise
     def is_paired(test, sizes):
         results = fill(results_of(tmp_path, ["a0", "a1"], 5, test=test), values)
         results.resolved = [
-            Resolved(r.arm, {"data": {"init_args": {"batch_size": b}}}, {}, {}, (), 1.0, "")
+            built({"data": {"init_args": {"batch_size": b}}}, r.arm)
             for r, b in zip(results.resolved, sizes, strict=True)
         ]
         return answer(results, all_at_once(5), [q])[q].is_paired

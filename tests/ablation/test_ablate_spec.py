@@ -12,11 +12,12 @@ import pandas as pd
 import pytest
 import yaml
 
+from tests.ablation.made_up import built
 from vitlab.ablation.evidence import bundle
 from vitlab.ablation.evidence.bundle import export_bundle, load_bundle
 from vitlab.ablation.evidence.protocol import texts
 from vitlab.ablation.execution import probe, resolve
-from vitlab.ablation.execution.cells import Cell, Resolved
+from vitlab.ablation.execution.cells import Cell
 from vitlab.ablation.execution.commands import start_args
 from vitlab.ablation.file.arms import COLUMNS
 from vitlab.ablation.file.claims import parse_claim
@@ -86,7 +87,7 @@ def test_a_level_starts_from_the_weights_of_the_cells_own_seed(write, tmp_path):
     ids = []
     for text in ("a", "b", "b"):
         (tmp_path / "weights-3.pt").write_text(text)
-        ids.append(Cell(None, Resolved(arm, {}, {}, {}, (), 1.0, ""), 3).id)
+        ids.append(Cell(None, built({}, arm), 3).id)
     assert ids[0] != ids[1] == ids[2]
     assert start_args(arm, 3) == ["--init_from", "weights-3.pt"]
 
@@ -95,7 +96,7 @@ def test_an_exported_ablation_knows_its_cells_without_the_weights_that_they_star
     levels = {"scratch": {}, "mae": {"init_from": "weights-{seed}.pt"}}
     ablation = read_ablation(write(axes={"start": levels, **GOOD["axes"]}, seeds=1))
     (tmp_path / "weights-0.pt").write_text("a")
-    arms = [Resolved(arm, {}, {}, {}, (), 1.0, "") for arm in ablation.arms]
+    arms = [built({}, arm) for arm in ablation.arms]
     export_bundle(ablation, arms, tmp_path / "evidence")
     (tmp_path / "weights-0.pt").unlink()
     again, known = load_bundle(tmp_path / "evidence")
@@ -439,7 +440,7 @@ def test_a_date_is_text_as_in_a_config(write):
 def export(write, tmp_path):
     """A measured cell, and a call that exports its ablation into ``sent``."""
     ablation = read_ablation(write())
-    arms = [Resolved(arm, {"model": dict(arm.overrides)}, {}, {}, (), 1.0, "") for arm in ablation.arms]
+    arms = [built({"model": dict(arm.overrides)}, arm) for arm in ablation.arms]
     cell = Cell(ablation, arms[0], 0)
     cell.run.write("results.json", {"val": {"acc1": 0.5}})
     (cell.run.path / "predictions").mkdir()

@@ -16,6 +16,7 @@ import pytest
 import yaml
 from matplotlib.figure import Figure
 
+from tests.ablation.made_up import built
 from tests.ablation.toy import DEFAULTS, IMAGES, accuracy, flat
 from vitlab.ablation.evidence.bundle import _thin
 from vitlab.ablation.evidence.protocol import record_version
@@ -115,7 +116,7 @@ def test_candidates_that_were_trained_count_where_a_longer_list_moves_them_in_th
 
     def numbers():
         ablation = read_ablation("toy.yaml")
-        arm = Resolved(ablation.arms[0], {"model": {}, "data": {}}, {}, {}, (), 1.0, "")
+        arm = built({"model": {}, "data": {}}, ablation.arms[0])
         tried = trials(ablation, [arm])
         places = {
             (*t.values.values(),): {c.name.split("/")[0].removeprefix("none-try") for c in t.cells} for t in tried
@@ -150,7 +151,7 @@ def test_the_history_of_candidates_holds_the_configs_and_begins_none_anew(lab, m
     monkeypatch.chdir(lab.path)
     write(lab, {**SPACE, "seeds": [100]})
     ablation = read_ablation("toy.yaml")
-    arm = Resolved(ablation.arms[0], {"model": {}, "data": {}}, {}, {}, (), 1.0, "")
+    arm = built({"model": {}, "data": {}}, ablation.arms[0])
     candidate = trials(ablation, [arm])[0].cells[0].ablation
     before = {"time": "2026-11-01", "texts": {"the file": ablation.file.path.read_text()}}  # without configs
     RunDir(candidate.directory / "history").write("0123456789.json", before)
@@ -191,7 +192,7 @@ def test_retrying_forgets_failures_of_candidates_and_of_tuned_cells(lab, monkeyp
     monkeypatch.chdir(lab.path)
     write(lab, {**SPACE, "seeds": [100]})
     ablation = read_ablation("toy.yaml")
-    arm = Resolved(ablation.arms[0], {"model": {}, "data": {}}, {}, {}, (), 1.0, "")
+    arm = built({"model": {}, "data": {}}, ablation.arms[0])
     cells = [trial.cells[0] for trial in trials(ablation, [arm])]
     failure = {"kind": "program", "stage": "fit", "last": "broke"}
     for cell, kind in zip(cells, ("program", "diverged", "program", "diverged"), strict=True):
@@ -349,7 +350,7 @@ def test_what_only_reads_files_suggests_no_candidate_and_needs_no_optuna(toy, la
     write(lab, {**SPACE, "search": "tpe", "budget": 2, "seeds": [100]})
     monkeypatch.setitem(sys.modules, "optuna", None)
     ablation = read_ablation("toy.yaml")
-    arms = [Resolved(arm, {"model": {}}, {}, {}, (), 1.0, "") for arm in ablation.arms]
+    arms = [built({"model": {}}, arm) for arm in ablation.arms]
     assert trials(ablation, arms) == [] and "tuning: 0 of 4 candidates are over" in str(toy().status())
     assert not lab.files("") and Tuning(ablation, []).given_up == {}
     with pytest.raises(UsageError, match=r"`tune\.search: tpe` needs Optuna: pip install 'vitlab\[tune\]'"):
@@ -371,7 +372,7 @@ def test_a_budget_below_the_grid_takes_the_same_part_for_every_arm(toy, lab):
 
 @pytest.mark.parametrize(("every", "expected"), [(None, [5, 10]), (3, [6, 12]), (8, [8, 16]), (20, [])])
 def test_halving_compares_at_epochs_that_validate(every, expected):
-    arm = SimpleNamespace(config={"trainer": {"max_epochs": 20, "check_val_every_n_epoch": every}})
+    arm = built({"trainer": {"max_epochs": 20, "check_val_every_n_epoch": every}})
     assert rungs(SimpleNamespace(tune=SimpleNamespace(halving=2)), arm) == expected
     assert rungs(SimpleNamespace(tune=SimpleNamespace(halving=None)), arm) == []
 
@@ -383,7 +384,7 @@ def test_evidence_keeps_the_column_by_which_candidates_were_compared(tmp_path, m
     run.metrics.write_text(json.dumps(row) + "\n")
     _thin(run.metrics)
     assert run.rows() == [{"step": 10, "epoch": 0, logged: 0.5}]
-    parts = {"ablation": SimpleNamespace(primary=metric), "resolved": SimpleNamespace(config={})}
+    parts = {"ablation": SimpleNamespace(primary=metric), "resolved": built({})}
     assert Cell.validations(SimpleNamespace(**parts, run=run)) == [(1, 0.5)]
 
 
@@ -580,6 +581,6 @@ def test_a_validation_within_an_epoch_is_not_after_it(tmp_path, trainer, expecte
     run.write("run.json", {"steps": 800})
     rows = [{"step": step, "epoch": (step - 1) // 100, "val/acc1": step / 1000} for step in (25, 50, 75, 100, 125)]
     run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    resolved = SimpleNamespace(config={"trainer": trainer})
+    resolved = built({"trainer": trainer})
     cell = SimpleNamespace(run=run, ablation=SimpleNamespace(primary="acc1"), resolved=resolved)
     assert Cell.validations(cell) == [(epochs, row["val/acc1"]) for epochs, row in zip(expected, rows, strict=True)]

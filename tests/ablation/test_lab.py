@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 from matplotlib.figure import Figure
 
+from tests.ablation.made_up import built
 from vitlab.ablation.evidence import bundle
 from vitlab.ablation.execution import probe, resolve, status
-from vitlab.ablation.execution.cells import Resolved
 from vitlab.ablation.execution.status import running_text
 from vitlab.ablation.lab import Lab
 from vitlab.ablation.report import write
@@ -96,7 +96,7 @@ def test_the_last_lines_say_what_is_possible_and_what_is_late(lab):
 def test_the_status_of_evidence_names_an_arm_that_was_never_built(toy, lab, monkeypatch):
     lab.change(arms=("none", "learned"))
     ablation = Lab("toy.yaml").ablation
-    arms = [Resolved(ablation.arms[1], {}, {}, {}, (), 1.0, "")]
+    arms = [built({}, ablation.arms[1])]
     evidence = replace(ablation, home=lab.path / "ev", is_evidence=True)
     monkeypatch.setattr(bundle, "load_bundle", lambda folder: (evidence, arms))
     (lab.path / "ev").mkdir()
@@ -160,7 +160,7 @@ def test_the_time_left_of_a_resumed_cell_counts_the_epochs_of_its_present_work(t
     run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     os.utime(run.metrics, (time.time() - 600,) * 2)
     claim.write_text(json.dumps({"host": "h", "pid": 1, "started": time.time() - 60}))
-    resolved = SimpleNamespace(config={"trainer": {"max_epochs": 40}})
+    resolved = built({"trainer": {"max_epochs": 40}})
     cell = SimpleNamespace(claim=claim, run=run, resolved=resolved)
     assert running_text(cell) == "host h, pid 1, 60 s, step 300, epoch 30/40"
     with run.metrics.open("a") as file:

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.ablation.made_up import built
 from vitlab.ablation.evidence import chain
 from vitlab.ablation.evidence.protocol import stored_versions
 from vitlab.ablation.execution import probe, worker
-from vitlab.ablation.execution.cells import Cell, Resolved, begun
+from vitlab.ablation.execution.cells import Cell, begun
 from vitlab.ablation.execution.commands import Stage
 from vitlab.ablation.execution.gpus import Slot
 from vitlab.ablation.execution.pool import Interrupts, Pool
@@ -37,7 +38,7 @@ def cells(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "many.yaml").write_text(FILE)
     ablation = read_ablation("many.yaml")
-    arms = [Resolved(arm, {"model": dict(arm.overrides), "data": {}}, {}, {}, (), 1.0, "") for arm in ablation.arms]
+    arms = [built({"model": dict(arm.overrides), "data": {}}, arm) for arm in ablation.arms]
     return [Cell(ablation, arm, seed) for seed in ablation.seeds for arm in arms]
 
 

@@ -79,6 +79,26 @@ class Resolved:
         return self.arm.name
 
     @property
+    def trainer(self) -> Mapping[str, Any]:
+        """The settings of its trainer."""
+        return self.config.get("trainer") or {}
+
+    @property
+    def epochs(self) -> int:
+        """The epochs of a training; 0 if it does not end by them."""
+        return max(0, int(self.trainer.get("max_epochs") or 0))
+
+    def steps_of_an_epoch(self, record: Mapping[str, Any]) -> int:
+        """Return the steps that an epoch of a run has by its record; 0 where they are not known."""
+        return max(0, record.get("steps", 0)) // self.epochs if self.epochs else 0
+
+    @property
+    def validates_within(self) -> bool:
+        """Whether it is also validated within an epoch."""
+        interval = self.trainer.get("val_check_interval")
+        return not (interval is None or (isinstance(interval, float) and interval == 1.0))  # 1 is each batch
+
+    @property
     def fingerprint(self) -> str:
         """The hash of the resolved config, without the seed."""
         start = {"init_from": self.arm.init_from} if self.arm.init_from else {}
@@ -199,7 +219,7 @@ class Cell:
     def limit(self) -> str:
         """The setting that leaves images out of its evaluation, such as ``trainer.limit_val_batches=2``; or nothing."""
         name = f"limit_{self.ablation.evaluate}_batches"
-        value = (self.resolved.config.get("trainer") or {}).get(name)
+        value = self.resolved.trainer.get(name)
         return "" if value is None or (value == 1 and isinstance(value, float)) else f"trainer.{name}={value}"
 
     def value(self) -> float:
@@ -217,8 +237,8 @@ class Cell:
 
     def validations(self) -> list[tuple[int, float]]:
         """Return the whole epochs trained and the primary metric of each validation so far."""
-        key, config = validation_key(self.ablation.primary), self.resolved.config
-        steps = steps_of_an_epoch(config, self.run.record) if _validates_within(config) else 0
+        key, arm = validation_key(self.ablation.primary), self.resolved
+        steps = arm.steps_of_an_epoch(self.run.record) if arm.validates_within else 0
         rows = [row for row in self.run.rows() if key in row]
         return [(min(row["epoch"] + 1, row["step"] // steps) if steps else row["epoch"] + 1, row[key]) for row in rows]
 
@@ -313,22 +333,6 @@ class Cell:
             if same and parts != self.parts:
                 return run
         return None
-
-
-def steps_of_an_epoch(config: Mapping[str, Any], record: Mapping[str, Any]) -> int:
-    """Return the steps that an epoch of a run has by its plan; 0 where they are not known.
-
-    Example:
-        >>> steps_of_an_epoch({"trainer": {"max_epochs": 4}}, {"steps": 40})
-        10
-    """
-    epochs = (config.get("trainer") or {}).get("max_epochs") or -1
-    return max(0, record.get("steps", 0)) // epochs if epochs > 0 else 0
-
-
-def _validates_within(config: Mapping[str, Any]) -> bool:
-    interval = (config.get("trainer") or {}).get("val_check_interval")
-    return not (interval is None or (isinstance(interval, float) and interval == 1.0))  # 1 is each batch
 
 
 def table_of(run: RunDir, name: str) -> "pd.DataFrame | None":

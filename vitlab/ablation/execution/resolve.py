@@ -96,9 +96,8 @@ def _refuse_halving(ablation: Ablation, resolved: list[Resolved]) -> None:
         text = f"`tune.halving` compares candidates while they train, and `{ablation.primary}` is measured at their end"
         raise ablation.file.mistake("tune/halving", f"{text}: leave it out, or choose by acc1")
     for arm in resolved:
-        trainer = arm.config.get("trainer") or {}
-        epochs, steps = int(trainer.get("max_epochs") or 0), int(trainer.get("max_steps") or -1)
-        if epochs <= 0 or 0 < steps <= arm.length.get("steps", steps):
+        steps = int(arm.trainer.get("max_steps") or -1)
+        if not arm.epochs or 0 < steps <= arm.length.get("steps", steps):
             given = f"`trainer.max_steps: {steps}` ends" if steps > 0 else "no `trainer.max_epochs` ends"
             text = f"`tune.halving` compares after a quarter and half of the epochs, and {given} the arm {arm.name}"
             raise ablation.file.mistake("tune/halving", f"{text}: leave it out, or give the length as max_epochs alone")

@@ -142,8 +142,7 @@ def state_text(cell: Cell, state: str) -> str:
 
 
 def _epoch(cell: Cell, rows: list[dict[str, Any]]) -> str:
-    epochs = cell.resolved.config.get("trainer", {}).get("max_epochs") or 0
-    return f"epoch {rows[-1]['epoch'] + 1}" + (f"/{epochs}" if epochs > 0 else "")
+    return f"epoch {rows[-1]['epoch'] + 1}" + (f"/{cell.resolved.epochs}" if cell.resolved.epochs else "")
 
 
 def _counts(counts: Mapping[Any, int]) -> str:
@@ -155,7 +154,7 @@ def running_text(cell: Cell) -> str:
     claim = lock.read(cell.claim) or {}
     seconds = max(0.0, time.time() - claim.get("started", time.time()))
     rows = cell.run.rows()
-    epochs = cell.resolved.config.get("trainer", {}).get("max_epochs") or 0
+    epochs = cell.resolved.epochs
     where = f"host {claim.get('host', '?')}, pid {claim.get('pid', '?')}, {seconds:.0f} s"
     if not rows:
         return f"{where}, starting"

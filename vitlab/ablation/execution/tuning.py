@@ -197,11 +197,10 @@ def rungs(ablation: Ablation, arm: Resolved) -> list[int]:
 
     A candidate of a recipe that validates only at its end is trained whole.
     """
-    trainer = arm.config.get("trainer", {})
-    epochs, every = int(trainer.get("max_epochs") or 0), int(trainer.get("check_val_every_n_epoch") or 1)
+    every = int(arm.trainer.get("check_val_every_n_epoch") or 1)
     parts = (4, 2) if ablation.tune and ablation.tune.halving else ()
-    asked = {math.ceil(epochs / part / every) * every for part in parts}
-    return sorted(epoch for epoch in asked if 0 < epoch < epochs)
+    asked = {math.ceil(arm.epochs / part / every) * every for part in parts}
+    return sorted(epoch for epoch in asked if 0 < epoch < arm.epochs)
 
 
 def _halved(tried: list[Trial], epochs: list[int], share: int, sign: int) -> list[Trial]:

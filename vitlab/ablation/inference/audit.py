@@ -5,7 +5,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from vitlab.ablation.execution.cells import Resolved, steps_of_an_epoch
+from vitlab.ablation.execution.cells import Resolved
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.class_paths import choice_text
@@ -52,7 +52,7 @@ def _trained(arm: Resolved, record: Record, rows: list[dict[str, Any]]) -> dict[
         from vitlab.tasks.schedule import schedule
 
         first = max((row["step"] for row in rows if row["epoch"] == 0), default=planned)  # may be cut
-        epoch = steps_of_an_epoch(arm.config, record) or first
+        epoch = arm.steps_of_an_epoch(record) or first
         try:
             factor: Any = schedule(class_and_arguments(arm.config, "model")[1], planned, epoch)
         except KeyError:  # a task of the user's, whose rates its file does not tell
