@@ -84,6 +84,11 @@ class Resolved:
         return self.config.get("trainer") or {}
 
     @property
+    def recipe(self) -> Mapping[str, Any]:
+        """The arguments of its module: network, optimizer and schedule."""
+        return class_and_arguments(self.config, "model")[1]
+
+    @property
     def epochs(self) -> int:
         """The epochs of a training; 0 if it does not end by them."""
         return max(0, int(self.trainer.get("max_epochs") or 0))

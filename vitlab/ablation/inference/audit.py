@@ -9,7 +9,6 @@ from vitlab.ablation.execution.cells import Resolved
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.class_paths import choice_text
-from vitlab.config.keys import class_and_arguments
 from vitlab.runs.records import Record, part_of
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def _trained(arm: Resolved, record: Record, rows: list[dict[str, Any]]) -> dict[
         first = max((row["step"] for row in rows if row["epoch"] == 0), default=planned)  # may be cut
         epoch = arm.steps_of_an_epoch(record) or first
         try:
-            factor: Any = schedule(class_and_arguments(arm.config, "model")[1], planned, epoch)
+            factor: Any = schedule(arm.recipe, planned, epoch)
         except KeyError:  # a task of the user's, whose rates its file does not tell
             return length
         total *= sum(map(factor, range(steps))) / sum(map(factor, range(planned)))
@@ -74,7 +73,7 @@ def fair_facts(arm: Resolved) -> dict[str, Any]:
     positions = [g for g in arm.groups if part_of(g["name"]) == "pos_embed"]
     found |= {key: value for key, value in arm.length.items() if key.startswith("steps_")}  # seeds that differ
     found["steps"] = arm.length.get("steps")
-    found["lr_scheduler"] = choice_text(class_and_arguments(arm.config, "model")[1].get("lr_scheduler", "cosine"))
+    found["lr_scheduler"] = choice_text(arm.recipe.get("lr_scheduler", "cosine"))
     found["sum_lr"] = total = arm.length.get("sum_of_learning_rates", math.nan)  # bounds how far Adam moves a weight
     found["pos_embed_lr_scale"] = positions[-1]["lr_scale"] if positions else None
     found["sum_lr_pos_embed"] = total * positions[-1]["lr_scale"] if positions else None
@@ -142,7 +141,7 @@ def _unlike_positions(rule: float | None, resolved: list[Resolved]) -> dict[str,
         ratio = r.start.get("pos_to_content") or 0.0
         if ratio <= 0:
             continue
-        method = "" if rule is not None else choice_text(class_and_arguments(r.config, "model")[1].get("pos_embed"))
+        method = "" if rule is not None else choice_text(r.recipe.get("pos_embed"))
         name, usual = first.setdefault(method, (r.name, ratio))
         if max(ratio / usual, usual / ratio) - 1 > (1.0 if rule is None else rule) + 1e-9:
             found[r.name] = f"initial ratio of positions to content {ratio:.2g}, {name} has {usual:.2g}"
