@@ -341,10 +341,36 @@ def images_of_batch(data: Any, trainer: Any) -> int | None:
     return trainer.world_size * (own or size)
 
 
-def image_fact(data: Any, name: str) -> Any:
-    """Return a fact about the data's images, pairs as lists; None if unknown."""
-    value = getattr(data, name, None)
+def image_fact(place: Any, name: str) -> Any:
+    """Return a fact about images that data, a network or a mapping states, pairs as lists; None if unknown."""
+    value = place.get(name) if isinstance(place, Mapping) else getattr(place, name, None)
     return list(value) if isinstance(value, tuple) else value
+
+
+def image_sizes(task: Any, data: Any, *records: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``img_size``, height and width, and ``in_chans`` of the images that a network takes; None if unknown.
+
+    The first that states one is believed: the network, the task, the data, records such as what a run has noted, and
+    the patch embedding of a network of timm.
+
+    Example:
+        >>> net = nn.Conv2d(3, 8, kernel_size=3)
+        >>> net.img_size = 32
+        >>> image_sizes(net, None, {"img_size": [8, 8], "in_chans": 3})
+        {'img_size': [32, 32], 'in_chans': 3}
+    """
+    net = network(task)
+    first = getattr(net, "patch_embed", None)
+    of_timm = {
+        "img_size": getattr(first, "img_size", None),
+        "in_chans": getattr(getattr(first, "proj", None), "in_channels", None),
+    }
+    found = dict[str, Any]()
+    for name in of_timm:
+        facts = (image_fact(place, name) for place in (net, task, data, *records, of_timm))
+        found[name] = next((fact for fact in facts if fact is not None), None)
+    side = found["img_size"]
+    return {**found, "img_size": [side, side]} if isinstance(side, int) else found
 
 
 def targets_of(data: Any) -> Mapping[str, Any]:

@@ -22,7 +22,7 @@ from vitlab.interface import (
     answers_itself,
     class_names,
     hparams_of,
-    image_fact,
+    image_sizes,
     own_answer,
     own_parts,
     path_of,
@@ -233,14 +233,7 @@ def _measured(run: RunDir, digest: str) -> dict[str, dict[str, float]]:
 
 def _sizes(run: RunDir, cli: VitlabCLI) -> tuple[int, tuple[int, int]]:
     """Return channels, and height and width, of the images that a network of the user's own takes."""
-    places = (network_of(cli.model), cli.model, cli.datamodule)
-    found: dict[str, Any] = {}
-    for name in ("in_chans", "img_size"):
-        values = [image_fact(place, name) for place in places] + [
-            dict(run.model).get(name),
-            hparams_of(cli.model).get(name),
-        ]
-        found[name] = next((value for value in values if value is not None), None)
+    found = image_sizes(cli.model, cli.datamodule, dict(run.model), hparams_of(cli.model))
     if missing := [f"`{name}`" for name, value in found.items() if value is None]:
         owner = path_of(cli.datamodule)
         raise UsageError(f"an export needs the size of images: let {owner} have {' and '.join(missing)}; {PAGE}")

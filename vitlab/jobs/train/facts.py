@@ -26,7 +26,7 @@ from vitlab.interface import (
     as_outputs,
     fingerprint,
     has_grid,
-    image_fact,
+    image_sizes,
     network,
     own_parts,
     path_of,
@@ -69,12 +69,7 @@ def model_facts(task: Any, data: Any) -> dict[str, Any]:
         "parameters_total": count_all_parameters(net),
     }
     if not has_grid(task):
-        first: Any = getattr(net, "patch_embed", None)  # of timm
-        timms = {
-            "img_size": image_fact(first, "img_size"),
-            "in_chans": image_fact(getattr(first, "proj", 0), "in_channels"),
-        }
-        images = {name: image_fact(net, name) or image_fact(data, name) or timms[name] for name in timms}
+        images = image_sizes(task, data)
         return facts | images | _operations(_macs_of_forward(task, **images)) if all(images.values()) else facts
     return {
         **facts,
