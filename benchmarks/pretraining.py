@@ -16,7 +16,8 @@ from torch import Tensor
 
 import vitlab
 from vitlab.callbacks.quality import probe, rankme
-from vitlab.jobs.find_subject import View, subject_at
+from vitlab.jobs.find_subject import subject_at
+from vitlab.jobs.view import View
 from vitlab.models import VisionTransformer
 from vitlab.models.features import knn
 from vitlab.stats import interval

@@ -216,7 +216,8 @@ def maps(name, state, stem, img_size=448, place=IMAGES):
     from sklearn.datasets import load_sample_images
 
     from vitlab.analysis import analyze_attention, analyze_pca
-    from vitlab.jobs.find_subject import View, named_subject
+    from vitlab.jobs.subject_without_run import named_subject
+    from vitlab.jobs.view import View
 
     with tempfile.TemporaryDirectory() as folder:
         for photo, pixels in zip(("china", "flower"), load_sample_images().images, strict=True):

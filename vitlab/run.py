@@ -202,7 +202,7 @@ class Run:
 
         Args:
             names: An analysis; or a list of several, or ``all``, for a dict of those that apply to this network.
-            **view: Fields of :class:`vitlab.jobs.find_subject.View`: images, layer, head, query, num_images.
+            **view: Fields of :class:`vitlab.jobs.view.View`: images, layer, head, query, num_images.
 
         Raises:
             ValueError: There is no such analysis or field, or it does not apply to this network.
@@ -213,7 +213,7 @@ class Run:
         """
         from vitlab.analysis import names_of
         from vitlab.jobs.analyze import analyze
-        from vitlab.jobs.find_subject import View
+        from vitlab.jobs.view import View
 
         several = not isinstance(names, str) or names == "all" or "," in names
         chosen = names_of(names if isinstance(names, str) else ",".join(names))
@@ -273,7 +273,7 @@ class Run:
             >>> run.look(pictures=0, show=False).name
             'look.html'
         """
-        from vitlab.jobs.find_subject import View
+        from vitlab.jobs.view import View
         from vitlab.look.command import page_about
         from vitlab.runs.atomic import is_writable, write_text
 

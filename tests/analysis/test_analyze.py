@@ -13,7 +13,8 @@ from small_nets import train
 from vitlab.analysis import ANALYSES
 from vitlab.analysis.outcomes.outcome import outcome_of
 from vitlab.cli.main import main
-from vitlab.jobs.find_subject import View, subject_at
+from vitlab.jobs.find_subject import subject_at
+from vitlab.jobs.view import View
 
 pytestmark = pytest.mark.slow  # whole runs
 

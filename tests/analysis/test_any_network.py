@@ -17,8 +17,9 @@ from vitlab.analysis.pictures import PreparedPictures
 from vitlab.cli.main import main
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError
-from vitlab.jobs.find_subject import View, named_subject
 from vitlab.jobs.load import load_pictures, load_trained
+from vitlab.jobs.subject_without_run import named_subject
+from vitlab.jobs.view import View
 from vitlab.models.sizes import SIZES
 from vitlab.models.timm_networks import timm_model
 from vitlab.models.walk import probabilities

@@ -22,7 +22,7 @@ from vitlab.cli.main import main
 from vitlab.config.trust import TRUSTED, trust
 from vitlab.errors import UsageError, in_own_code
 from vitlab.jobs.analyze import analyze
-from vitlab.jobs.find_subject import View
+from vitlab.jobs.view import View
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.look.analysis_page import write_page
 from vitlab.look.stored_analyses import findings_of

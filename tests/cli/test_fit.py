@@ -28,7 +28,7 @@ from vitlab.config.parser import VitlabCLI
 from vitlab.data.timm_images import images_of_timm
 from vitlab.errors import UsageError
 from vitlab.interface import LINKS
-from vitlab.jobs.find_subject import _data_for
+from vitlab.jobs.subject_without_run import _data_for
 from vitlab.jobs.train.build import FitCLI
 from vitlab.jobs.train.start import _first_record
 from vitlab.layers.pos_embed import PosEmbedName

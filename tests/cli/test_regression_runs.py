@@ -15,8 +15,9 @@ from vitlab.analysis.outcomes.outcome import outcome_of
 from vitlab.cli.main import main
 from vitlab.data import FakeData
 from vitlab.errors import UsageError
-from vitlab.jobs.find_subject import View, subject_at
+from vitlab.jobs.find_subject import subject_at
 from vitlab.jobs.restore import restore
+from vitlab.jobs.view import View
 from vitlab.look.viewer import pictures_of
 from vitlab.runs.directory import RunDir
 from vitlab.tasks import Regressor

@@ -22,7 +22,8 @@ from vitlab.analysis.subject import Subject
 from vitlab.analysis.views.token_layers import split_features, token_layer_maps
 from vitlab.cli.main import main
 from vitlab.data import Digits
-from vitlab.jobs.find_subject import View, subject_at
+from vitlab.jobs.find_subject import subject_at
+from vitlab.jobs.view import View
 from vitlab.look.listed import _sheet, listed
 from vitlab.look.moments import Moments, first_of, hash_of, moments_of, seen
 from vitlab.look.viewer import packed

@@ -31,7 +31,7 @@ from vitlab.cli.main import main
 from vitlab.config.keys import differences
 from vitlab.data import Digits, ImageFolder
 from vitlab.errors import UsageError
-from vitlab.jobs.find_subject import View
+from vitlab.jobs.view import View
 from vitlab.layers.attention import Attention
 from vitlab.look.charts import line_chart, matrix_chart, pair_chart, sparkline
 from vitlab.look.command import page_about

@@ -15,9 +15,10 @@ import vitlab
 from vitlab.cli.main import main
 from vitlab.data import ImageFolder
 from vitlab.errors import UsageError
-from vitlab.jobs.find_subject import View, named_subject
+from vitlab.jobs.subject_without_run import named_subject
 from vitlab.jobs.terminal import open_terminal
 from vitlab.jobs.train.initial import load_initial
+from vitlab.jobs.view import View
 from vitlab.models import create_model
 from vitlab.models.convert_peers import hf_state, peer_file, peer_images, peer_outputs
 from vitlab.models.load import load_weights

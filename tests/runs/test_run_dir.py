@@ -10,7 +10,7 @@ import pytest
 from vitlab.cli.main import main
 from vitlab.config.options import FitOptions
 from vitlab.errors import UsageError
-from vitlab.jobs.find_subject import is_elsewhere
+from vitlab.jobs.find_subject import has_no_run
 from vitlab.jobs.restore import run_of_checkpoint
 from vitlab.jobs.train.build import check_job
 from vitlab.jobs.train.initial import load_first_weights
@@ -94,7 +94,7 @@ def test_a_run_is_found_by_a_checkpoint_from_within(tmp_path, monkeypatch):
     for place, file in ((run.checkpoints, "a.safetensors"), (run.checkpoints / "old", "../a.safetensors"),
                         (run.path, "checkpoints/a.safetensors")):  # fmt: skip
         monkeypatch.chdir(place)
-        assert find_run(file)[0].path.samefile(run.path) and not is_elsewhere(file)
+        assert find_run(file)[0].path.samefile(run.path) and not has_no_run(file)
         with run_of_checkpoint(str(run.config), Path(file)) as found:
             assert found.path.samefile(run.path)
 
@@ -102,10 +102,10 @@ def test_a_run_is_found_by_a_checkpoint_from_within(tmp_path, monkeypatch):
 def test_a_run_with_the_name_of_a_published_network_comes_first(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("vit_s16").mkdir()  # of images, perhaps
-    assert is_elsewhere("vit_s16")
+    assert has_no_run("vit_s16")
     RunDir("runs/vit_s16").path.mkdir(parents=True)
     RunDir("runs/vit_s16").config.touch()
-    assert not is_elsewhere("vit_s16") and is_elsewhere("vit_b16")
+    assert not has_no_run("vit_s16") and has_no_run("vit_b16")
     assert main(["look", "vit_s16", "--diagram", "d.svg"]) == 2
     assert "runs/vit_s16 has no checkpoint" in capsys.readouterr().err
 

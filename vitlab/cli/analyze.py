@@ -28,11 +28,13 @@ def main(argv: list[str]) -> int:
     with quick_imports():
         from vitlab.analysis.typeset import formats_of
         from vitlab.jobs.analyze import analyze
-        from vitlab.jobs.find_subject import View, is_elsewhere, name_of_network
+        from vitlab.jobs.find_subject import has_no_run
+        from vitlab.jobs.subject_without_run import name_of_network
         from vitlab.jobs.terminal import open_terminal, say
+        from vitlab.jobs.view import View
         from vitlab.look.analysis_page import write_leaves, write_page
     formats = formats_of(options.format)
-    away = is_elsewhere(options.run)
+    away = has_no_run(options.run)
     if away and options.root and not options.data:
         raise UsageError("`--root` needs --data=NAME, such as ImageFolder")
     own = Path("analysis") / name_of_network(options.run) if away else None

@@ -17,8 +17,9 @@ from vitlab.config.keys import key_as_typed
 from vitlab.config.parser import settings
 from vitlab.data.base import ImageData
 from vitlab.errors import MISTAKES, UsageError, in_own_code
-from vitlab.jobs.find_subject import View, is_elsewhere, subject_at
+from vitlab.jobs.find_subject import has_no_run, subject_at
 from vitlab.jobs.restore import PLACES, has_images_of
+from vitlab.jobs.view import View
 from vitlab.runs.directory import RunDir, find_run
 
 USUAL = View()
@@ -60,7 +61,7 @@ def analyze(
     if against:
         subject.other = subject_at(against, View(num_images=view.num_images), arguments)[0]
         _check_same_data(subject, subject.other)
-    if not output and not is_elsewhere(of):
+    if not output and not has_no_run(of):
         place /= variation(arguments, view, against, _has_moved(subject, of, view, arguments))
     folder = Path(output) if output else place
     notes = RunDir(folder)

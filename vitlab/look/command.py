@@ -18,7 +18,7 @@ from vitlab.runs.standing import Standing, checksum
 
 if TYPE_CHECKING:
     from vitlab.analysis.subject import Subject
-    from vitlab.jobs.find_subject import View
+    from vitlab.jobs.view import View
     from vitlab.look.diagram import Level
 
 
@@ -40,8 +40,8 @@ def main(argv: list[str]) -> int:
     if options.pictures < 0:
         raise UsageError(f"`--pictures` must be at least 0, got {options.pictures}")
     with quick_imports():
-        from vitlab.jobs.find_subject import View
         from vitlab.jobs.terminal import open_terminal, say
+        from vitlab.jobs.view import View
 
     open_terminal(options.quiet)
     view = View(
@@ -90,12 +90,12 @@ def _run_of(source: str) -> RunDir:
 
 
 def _drawing(source: str, view: "View", rest: list[str], level: "Level") -> str:
-    from vitlab.jobs.find_subject import is_elsewhere, subject_at
+    from vitlab.jobs.find_subject import has_no_run, subject_at
     from vitlab.look.diagram import architecture
     from vitlab.models.create import create_model
     from vitlab.models.sizes import SIZES
 
-    if source in SIZES and not view.weights and is_elsewhere(source):  # shapes need no weights
+    if source in SIZES and not view.weights and has_no_run(source):  # shapes need no weights
         net = create_model(source, img_size=view.img_size) if view.img_size else create_model(source)
         return architecture(net, source, level)
     return architecture(subject_at(source, view, rest)[0].net, Path(source).name, level)
@@ -104,12 +104,13 @@ def _drawing(source: str, view: "View", rest: list[str], level: "Level") -> str:
 def page_about(sources: list[str], view: "View", rest: list[str]) -> str:
     """Return the page about runs, files and named networks; ``rest`` changes values of the runs' configurations."""
     from vitlab.config.explain import user_mistakes
-    from vitlab.jobs.find_subject import CannotBeAsked, is_elsewhere, subject_at
+    from vitlab.jobs.find_subject import has_no_run, subject_at
+    from vitlab.jobs.subject_of_run import CannotBeAsked
     from vitlab.jobs.terminal import say
     from vitlab.look.facts import MANY
     from vitlab.look.page import render
 
-    named = [source for source in sources if is_elsewhere(source)]
+    named = [source for source in sources if has_no_run(source)]
     plain = replace(view, weights=None, img_size=None, init_grid=None) if named else view  # those are of the named ones
     runs: dict[str, RunDir] = {}
     subjects: list[Subject] = []
