@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from vitlab.analysis.outcomes.confusion import analyze_confusion
     from vitlab.analysis.outcomes.errors import analyze_errors
     from vitlab.analysis.outcomes.labels import analyze_labels
+    from vitlab.analysis.parts import similarity
     from vitlab.analysis.positions import (
         analyze_displacement,
         analyze_position,
         displacement_profile,
         mosaic,
-        similarity,
     )
     from vitlab.analysis.probes import analyze_probe, without_positions
     from vitlab.analysis.resolution import analyze_resolution

@@ -1,8 +1,9 @@
-"""Parts of a network that analyses and training ask for: what its head reads, and its table of positions."""
+"""What analyses and training ask of a network: what its head reads, and its table of positions with their cosines."""
 
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitlab.layers.pos_embed import PosEmbed
@@ -66,3 +67,15 @@ def positions_added(pos_embed: PosEmbed) -> AddedPosEmbed | None:
     """
     parts = pos_embed.parts.values() if isinstance(pos_embed, Together) else [pos_embed]
     return next((part for part in parts if isinstance(part, AddedPosEmbed)), None)
+
+
+def similarity(table: Tensor) -> Tensor:
+    """Map ``(N, D)`` positions to their cosine similarities ``(N, N)``, as in figure 7 of ViT (arXiv:2010.11929).
+
+    Example:
+        >>> similarity(torch.tensor([[1.0, 0.0], [0.0, 2.0]]))
+        tensor([[1., 0.],
+                [0., 1.]])
+    """
+    table = F.normalize(table, dim=-1)
+    return table @ table.T

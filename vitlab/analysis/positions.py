@@ -16,7 +16,7 @@ from torch import Tensor
 from vitlab.analysis.catalogue import Analysis, Curve, Drawing, Tables
 from vitlab.analysis.figures import by_cell, finish, grid_of_axes, heat, one_axes
 from vitlab.analysis.intervals import over_images
-from vitlab.analysis.parts import positions_added
+from vitlab.analysis.parts import positions_added, similarity
 from vitlab.analysis.scramble import shuffled_tokens
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
@@ -29,18 +29,6 @@ OLD_TABLES = (
     "Its tables are of an earlier version, where a token met itself at the offset (0, 0), which is content: that "
     "offset is left out. All seeds share one draw of the shuffles, whose noise the interval does not hold."
 )
-
-
-def similarity(table: Tensor) -> Tensor:
-    """Map ``(N, D)`` positions to their cosine similarities ``(N, N)``, as in figure 7 of ViT (arXiv:2010.11929).
-
-    Example:
-        >>> similarity(torch.tensor([[1.0, 0.0], [0.0, 2.0]]))
-        tensor([[1., 0.],
-                [0., 1.]])
-    """
-    table = F.normalize(table, dim=-1)
-    return table @ table.T
 
 
 def mosaic(tiles: np.ndarray) -> np.ndarray:
@@ -272,13 +260,10 @@ def analyze_displacement(subject: Subject) -> Finding:
     is_tiled = 2 * depth * heads > MANY or heads > ABREAST
     figure = _tiles(logit, position) if is_tiled else _panels(logit, position, error, pairs)
     reach = float(student.ppf(0.975, max(n - 1, 1)))  # half an interval over images, in standard errors
-    columns = {"logit": logit, "logit_low": logit - reach * logit_error, "logit_high": logit + reach * logit_error}
-    columns |= {
-        "position": position,
-        "position_low": position - reach * error,
-        "position_high": position + reach * error,
-    }
-    columns |= {"error": error}
+    columns = dict[str, Tensor]()
+    for name, mean, spread in (("logit", logit, logit_error), ("position", position, error)):
+        columns |= {name: mean, f"{name}_low": mean - reach * spread, f"{name}_high": mean + reach * spread}
+    columns["error"] = error
     cells = [
         {"layer": layer, "head": head, "dy": dy - h + 1, "dx": dx - w + 1}
         | {name: float(values[layer, head, dy, dx]) for name, values in columns.items()}

@@ -9,12 +9,11 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
-import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
 
-from vitlab.analysis.parts import positions_added, read_out
+from vitlab.analysis.parts import positions_added, read_out, similarity
 from vitlab.data.base import ImageData
 from vitlab.data.files.sets import Images
 from vitlab.data.loading.order import fixed_order
@@ -170,8 +169,7 @@ def seen(net: VisionTransformer, images: Tensor) -> dict[str, np.ndarray]:
     maps = torch.stack(list(all_attention_maps(net, images)), dim=1)
     found = {"token": read_out(net, maps, images), "probabilities": probabilities(net, net(images).float())}
     if (positions := positions_added(net.pos_embed.for_batch())) is not None:
-        table = F.normalize(positions.added().detach().float(), dim=-1)
-        found["positions"] = table @ table.T
+        found["positions"] = similarity(positions.added().detach().float())
     return {name: value.float().cpu().numpy().astype(np.float16) for name, value in found.items()}
 
 
