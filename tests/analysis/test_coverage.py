@@ -127,7 +127,11 @@ def test_the_interval_of_a_share_over_draws_is_that_of_its_zeros_and_ones_far_fr
 
 def test_draws_of_one_image_are_one_image():
     found = over_draws("acc1", np.ones((5, 1), bool))
-    assert (found["acc1"], found["acc1_low"], found["acc1_high"]) == (1.0, pytest.approx(share_interval(1, 1)[0]), 1.0)
+    assert (found["acc1"], found["acc1_low"], found["acc1_high"]) == (
+        1.0,
+        pytest.approx(share_interval(1.0, 1)[0]),
+        1.0,
+    )
     assert np.isnan(over_draws("x", np.array([[1.0], [2.0]]))["x_low"])
 
 
@@ -149,7 +153,7 @@ def test_the_interval_of_few_shots_covers_images_and_draws_of_labels(n, luck, le
 @pytest.mark.parametrize("share", [0.5, 0.8, 0.95])
 def test_the_interval_of_a_share_of_images_holds_the_truth_as_often_as_it_says(share, n):
     """Accuracy and flipped predictions of shift, scramble, resolution and knn; errors, recall, precision; the page."""
-    assert 0.9 <= share_held(lambda rng: share_interval(int(rng.binomial(n, share)), n), share, MANY) <= 0.98
+    assert 0.9 <= share_held(lambda rng: share_interval(int(rng.binomial(n, share)) / n, n), share, MANY) <= 0.98
 
 
 @pytest.mark.slow

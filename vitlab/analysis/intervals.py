@@ -11,22 +11,16 @@ from scipy import special
 from vitlab.stats import cut, interval, seeds_and_images
 
 
-def share_interval(right: int, n: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share, Wilson's (1927), which holds its coverage near 0 and 1 and at few images.
+def share_interval(share: float, n: float) -> tuple[float, float]:
+    """Return the 95 % interval of a share of n images, Wilson's (1927), which holds its coverage near 0 and 1.
+
+    Args:
+        share: The share.
+        n: How many images; or how many would have the variance of the share, where that is not theirs.
 
     Example:
-        >>> [round(bound, 3) for bound in share_interval(9, 10)]
+        >>> [round(bound, 3) for bound in share_interval(9 / 10, 10)]
         [0.596, 0.982]
-    """
-    return wilson(right / n, n)
-
-
-def wilson(share: float, n: float) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a share of n images; n may be a number of images that would have its variance.
-
-    Example:
-        >>> [round(bound, 3) for bound in wilson(1.0, 12.5)]
-        [0.765, 1.0]
     """
     z = float(special.ndtri(0.975)) ** 2
     middle, half = share + z / (2 * n), math.sqrt(z * share * (1 - share) / n + (z / (2 * n)) ** 2)
@@ -49,7 +43,7 @@ def over_images(
         {'acc1': 0.9, 'acc1_low': 0.596, 'acc1_high': 0.982}
     """
     x = np.asarray(values)
-    ends = share_interval(int(x.sum()), len(x)) if x.dtype == bool else interval(x.tolist(), exact=True)
+    ends = share_interval(int(x.sum()) / len(x), len(x)) if x.dtype == bool else interval(x.tolist(), exact=True)
     low, high = cut(*ends, within)
     return {name: float(x.mean()), f"{name}_low": low, f"{name}_high": high}
 
@@ -78,7 +72,7 @@ def over_several(
         return over_images(name, means, within)
     share, n = float(means.mean()), len(means)
     variance = float(np.var(means)) / n  # of a share of n images: p (1 - p) / n
-    low, high = wilson(share, share * (1 - share) / variance if variance > 0 else n)
+    low, high = share_interval(share, share * (1 - share) / variance if variance > 0 else n)
     return {name: share, f"{name}_low": low, f"{name}_high": high}
 
 
@@ -108,6 +102,6 @@ def over_draws(
     mean, low, high = seeds_and_images(x)
     if np.asarray(values).dtype == bool:
         variance = ((high - low) / 2 / float(special.ndtri(0.975))) ** 2
-        low, high = wilson(mean, mean * (1 - mean) / variance if variance > 0 else images)
+        low, high = share_interval(mean, mean * (1 - mean) / variance if variance > 0 else images)
     low, high = cut(low, high, within)
     return {name: mean, f"{name}_low": low, f"{name}_high": high}

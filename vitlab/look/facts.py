@@ -184,7 +184,7 @@ def outcome_facts(run: RunDir, found: SplitPredictions | None) -> dict[str, Any]
     names = list(run.data.get("class_names") or [])
     names += [f"class {k}" for k in range(len(names), int(table[["target", "prediction"]].to_numpy().max()) + 1)]
     right = (table["target"] == table["prediction"]).to_numpy()
-    low, high = share_interval(int(right.sum()), len(right))
+    low, high = share_interval(int(right.sum()) / len(right), len(right))
     probability = table["probability"].to_numpy()
     bins, error = reliability(probability, right), calibration_error(probability, right)
     points = list(zip(bins["confidence"].tolist(), bins["accuracy"].tolist(), strict=True))

@@ -201,7 +201,7 @@ def analyze_calibration(subject: Subject) -> Finding:
     # labels of one image may go together
     images = None if outcome.kind == "class" else np.repeat(np.arange(len(outcome)), outcome.outputs.shape[1])
     table = table.assign(**pd.DataFrame(means)[["confidence_low", "confidence_high"]])
-    ends = [share_interval(round(a * n), int(n)) for a, n in zip(table["accuracy"], table["n"], strict=True)]
+    ends = [share_interval(round(a * n) / n, n) for a, n in zip(table["accuracy"], table["n"], strict=True)]
     table["accuracy_low"], table["accuracy_high"] = zip(*ends, strict=True)
     enough = np.maximum(1, (table["n"] / _going_together(said, right.numpy(), images)).round())
     for end, level in (("low", 0.025), ("high", 0.975)):  # what calibrated probabilities show: Bröcker and Smith 2007

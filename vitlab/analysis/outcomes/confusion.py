@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from vitlab.analysis.catalogue import Analysis, Curve
 from vitlab.analysis.figures import COLORS, finish
-from vitlab.analysis.intervals import share_interval, wilson
+from vitlab.analysis.intervals import share_interval
 from vitlab.analysis.outcomes.outcome import Outcome, outcome_of
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.class_metrics import Matrix, confusion, of_counts, over_classes
@@ -72,7 +72,7 @@ def _table(what: str, names: list[str], right: np.ndarray, images: np.ndarray, g
     """
     found = {what: names, "images": images, **of_counts(right, images, given)}
     for name, of in (("recall", images), ("precision", given), ("f1", images + given - right)):
-        ends = [share_interval(int(r), int(n)) if n else (np.nan, np.nan) for r, n in zip(right, of, strict=True)]
+        ends = [share_interval(r / n, n) if n else (np.nan, np.nan) for r, n in zip(right, of, strict=True)]
         for end, values in zip(("low", "high"), np.array(ends).T, strict=True):
             found[f"{name}_{end}"] = 2 * values / (1 + values) if name == "f1" else values
     return pd.DataFrame(found)
@@ -128,7 +128,9 @@ def macro_intervals(matrix: Matrix, draws: int = 200) -> dict[str, tuple[float, 
         for name, share in expected.items():
             variance = float(np.var([each[name] for each in drawn], ddof=1))
             sizes[name] += [share * (1 - share) / variance] if variance > 0 else []
-    return {name: wilson(value, min(sizes[name], default=fewest)) for name, value in over_classes(matrix).items()}
+    return {
+        name: share_interval(value, min(sizes[name], default=fewest)) for name, value in over_classes(matrix).items()
+    }
 
 
 def _smoothed(matrix: Matrix) -> NDArray[np.float64]:

@@ -41,7 +41,7 @@ def analyze_errors(subject: Subject) -> Finding:
         axes[0, 0].axis("off")
         axes[0, 0].text(0.5, 0.5, "no mistakes", ha="center", va="center", fontsize=8)
     n = len(outcome)
-    low, high = share_interval(len(order), n)
+    low, high = share_interval(len(order) / n, n)
     wrong_ones = f"{len(order):,} of them wrong ({len(order) / n:.1%}, 95 % interval {low:.1%} to {high:.1%})"
     what = "worst first" if outcome.kind == "number" else wrong_ones
     return Finding(table, figure, f"{n:,} images of {subject.split}, {what}")
