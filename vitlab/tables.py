@@ -48,6 +48,16 @@ def counted(n: int, noun: str) -> str:
     return f"{n:,} {noun}" + ("" if n == 1 else "es" if noun.endswith("s") else "s")
 
 
+def shape_text(shape: Sequence[int]) -> str:
+    """Return a shape in words.
+
+    Example:
+        >>> shape_text((3, 224, 224))
+        '3 x 224 x 224'
+    """
+    return " x ".join(map(str, shape))
+
+
 def wrapped(line: str, width: int) -> str:
     """Return a line broken between words at ``width``; what follows starts below the second column.
 

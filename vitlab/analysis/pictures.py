@@ -1,6 +1,6 @@
 """Images that no data set of vitlab prepares: pictures without classes, and batches of a user's loaders."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from vitlab.models.foreign import AnyNetwork
 from vitlab.models.hooks import modes_kept
 from vitlab.models.vit import VisionTransformer
 from vitlab.resized import resize_images
+from vitlab.tables import shape_text
 
 Transform = Callable[[Image.Image], Tensor]
 PROBE = (320, 256)  # width and height of a picture that shows what a transform makes
@@ -246,16 +247,6 @@ def _of_picture(transform: Transform, image: Image.Image) -> Tensor:
         what = shape_text(made.shape) if isinstance(made, Tensor) else f"a {type(made).__name__}"
         raise UsageError(f"the transform must make a normalized (C, H, W) of a picture, and makes {what}")
     return made
-
-
-def shape_text(shape: Sequence[int]) -> str:
-    """Return a shape in words.
-
-    Example:
-        >>> shape_text((3, 224, 224))
-        '3 x 224 x 224'
-    """
-    return " x ".join(map(str, shape))
 
 
 def as_image(pixels: NDArray[np.floating]) -> Image.Image:

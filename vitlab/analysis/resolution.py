@@ -14,13 +14,13 @@ from torch import Tensor
 from vitlab.analysis.catalogue import Analysis, Curve, Rows
 from vitlab.analysis.figures import curves, finish, one_axes
 from vitlab.analysis.intervals import over_images
-from vitlab.analysis.pictures import shape_text
 from vitlab.analysis.shift import shifted
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
 from vitlab.layers.resample import ResizePolicy
 from vitlab.models.foreign import AnyNetwork
 from vitlab.models.walk import all_finite, token_steps
+from vitlab.tables import shape_text
 
 FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 Size = tuple[int, int]

@@ -10,10 +10,10 @@ from torch import Tensor
 from vitlab.analysis.catalogue import Analysis, Curve, Pair, Rows, each_line
 from vitlab.analysis.figures import curves, finish, one_axes
 from vitlab.analysis.intervals import over_several
-from vitlab.analysis.pictures import shape_text
 from vitlab.analysis.scramble import MEASURES, NO_CLASSES, SIZES, changes_of, means_of
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.models.walk import outputs, token_steps
+from vitlab.tables import shape_text
 
 Fill = Literal["black", "reflect", "circular"]
 DIRECTIONS = {"down": (1, 0), "up": (-1, 0), "right": (0, 1), "left": (0, -1)}

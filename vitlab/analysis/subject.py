@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitlab.analysis.pictures import LoadedImages, PreparedPictures, as_tensor, shape_text
+from vitlab.analysis.pictures import LoadedImages, PreparedPictures, as_tensor
 from vitlab.analysis.typeset import INCHES, LITERAL, Format, Width, figure_bytes, make_literal, printed
 from vitlab.class_paths import choice_text
 from vitlab.data.base import ImageData
@@ -30,6 +30,7 @@ from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import Asked, all_finite, as_asked, heads_of, outputs
 from vitlab.models.weights_file import weights_digest
 from vitlab.runs.atomic import atomic_write
+from vitlab.tables import shape_text
 
 T = TypeVar("T")
 CkaTokens = Literal["mean", "class", "flattened"]

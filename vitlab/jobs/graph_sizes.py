@@ -11,6 +11,7 @@ from vitlab.errors import MISTAKES, UsageError, in_own_code, named_line
 from vitlab.interface import path_of
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import token_steps
+from vitlab.tables import shape_text
 from vitlab.tokenizers.patch import PatchEmbed
 
 _MOST = 8192  # pixels of a side of a graph of any size
@@ -108,7 +109,7 @@ def check_images(
         Traceback (most recent call last):
         vitlab.errors.UsageError: net.onnx takes images of 3 x 32 x 32, got 3 x 40 x 32; export it with --dynamic size
     """
-    got = " x ".join(map(str, shape[1:]))
+    got = shape_text(shape[1:])
     if len(shape) != 4:
         raise UsageError(f"{path} takes a batch of images, (B, C, H, W), got {len(shape)} dimensions")
     if sides is None:

@@ -30,6 +30,7 @@ from vitlab.models.load import network_args
 from vitlab.models.timm_networks import NoCounterpart
 from vitlab.models.walk import Asked, as_transformer
 from vitlab.runs.directory import RunDir
+from vitlab.tables import shape_text
 from vitlab.tasks import Classifier
 from vitlab.tasks.base import Task
 
@@ -197,7 +198,7 @@ def _check_size(cli: VitlabCLI, run: RunDir) -> None:
     trained = run.model.get("img_size") or built
     now = list(cli.datamodule.img_size) if isinstance(cli.datamodule, ImageData) else built
     if trained and now and trained != now:
-        sizes = [" x ".join(map(str, size)) for size in (trained, now)]
+        sizes = [shape_text(size) for size in (trained, now)]
         raise UsageError(
             f"{run.path} was trained on images of {sizes[0]} pixels, not {sizes[1]}: leave out `--data.img_size`; "
             "`vitlab analyze resolution` measures other sizes, and `vitlab test` this one"

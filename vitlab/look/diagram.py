@@ -24,7 +24,7 @@ from vitlab.models.foreign import AnyNetwork
 from vitlab.models.hooks import after_each_call, modes_kept
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import Asked
-from vitlab.tables import counted
+from vitlab.tables import counted, shape_text
 from vitlab.tokenizers.t2t import T2TTokenizer
 from vitlab.tokenizers.token_layers import TokenPerformer, TokenTransformer
 
@@ -172,7 +172,7 @@ def _tokens(net: VisionTransformer, link: str) -> list[Box]:
     found, shapes = [], _tokenizer_shapes(net)
     for i, ((y, x), (kernel, stride, _)) in enumerate(zip(tokenizer.grids, tokenizer.splits, strict=True)):
         words = f"windows of {_side(kernel)}, stride {_side(stride)}: grid {y} x {x}"
-        found.append(Box(f"soft split {i + 1}", words, "a", _text((y * x, _window(tokenizer, i))), link))
+        found.append(Box(f"soft split {i + 1}", words, "a", shape_text((y * x, _window(tokenizer, i))), link))
         last = i + 1 == len(tokenizer.grids)
         layer = tokenizer.project if last else tokenizer.layers()[i]
         kinds = {"TokenPerformer": "linear attention of all tokens", "Linear": "to the width of the blocks"}
@@ -180,7 +180,7 @@ def _tokens(net: VisionTransformer, link: str) -> list[Box]:
         name = "linear" if last else type(layer).__name__
         what = kinds.get(type(layer).__name__, "attention of all tokens")
         shape = shapes["project" if last else f"attention{i + 1}"]
-        found.append(Box(name, what, "a" if last else "b", _text(shape), link))
+        found.append(Box(name, what, "a" if last else "b", shape_text(shape), link))
     return found
 
 
@@ -196,11 +196,7 @@ def _tokenizer_shapes(net: VisionTransformer) -> dict[str, tuple[int, ...]]:
 
 
 def _side(value: object) -> str:
-    return " x ".join(map(str, value)) if isinstance(value, tuple | list) else f"{value} x {value}"
-
-
-def _text(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape))
+    return shape_text(value if isinstance(value, tuple | list) else (value, value))
 
 
 def _inside_tokens(net: VisionTransformer) -> tuple[Rows, list[Skip]]:
@@ -212,9 +208,9 @@ def _inside_tokens(net: VisionTransformer) -> tuple[Rows, list[Skip]]:
     skips: list[Skip] = []
     for i, ((y, x), (kernel, stride, padding)) in enumerate(zip(tokenizer.grids, tokenizer.splits, strict=True)):
         words = f"windows of {_side(kernel)}, stride {_side(stride)}, padding {padding}, as rows"
-        rows.append([(Box("unfold", words, "a", _text((y * x, _window(tokenizer, i)))), 1)])
+        rows.append([(Box("unfold", words, "a", shape_text((y * x, _window(tokenizer, i)))), 1)])
         if i + 1 == len(tokenizer.grids):
-            rows.append([(Box("linear", "to the width of the blocks", "a", _text(shapes["project"])), 1)])
+            rows.append([(Box("linear", "to the width of the blocks", "a", shape_text(shapes["project"])), 1)])
             break
         layer, name = tokenizer.layers()[i], f"attention{i + 1}"
         inside, skip = _inside_token_layer(layer, name, y * x, shapes)
@@ -251,10 +247,10 @@ def _inside_token_layer(
         ]
         skips_values, hidden, act = attn.value_skip, layer.mlp.fc1.out_features, type(layer.mlp.act).__name__
     else:
-        return [[(Box(type(layer).__name__, "", "b", _text(shapes[name])), 1)]], []
+        return [[(Box(type(layer).__name__, "", "b", shape_text(shapes[name])), 1)]], []
     D = shapes[name][1]
     rows: Rows = [
-        [(Box("norm", type(layer.norm1).__name__, "d", _text(shapes[f"{name}.norm1"])), 1)],
+        [(Box("norm", type(layer.norm1).__name__, "d", shape_text(shapes[f"{name}.norm1"])), 1)],
         [(Box("qkv", "linear, three in one", "b", f"{N} x {three.out_features}"), 1)],
         qkv,
         *attention,
@@ -290,11 +286,11 @@ def _inside_block(net: VisionTransformer) -> tuple[Rows, list[Skip]]:
     known = isinstance(block, Block) and type(block) in (Block, DenseBlock)
     if not known or not isinstance(block.attn, Attention) or not isinstance(block.mlp, Mlp):
         own = [name for name in shapes if "." not in name]
-        return [*rows, *([(Box(name, _kind(block, name), "b", _text(shapes[name])), 1)] for name in own)], []
+        return [*rows, *([(Box(name, _kind(block, name), "b", shape_text(shapes[name])), 1)] for name in own)], []
     attn = block.attn
-    rows.append([(Box("norm", type(block.norm1).__name__, "d", _text(shapes["norm1"])), 1)])
-    rows.append([(Box("qkv", "linear, three in one", "b", _text(shapes.get("attn.qkv", (L, 3 * D)))), 1)])
-    rows += _attention_rows(attn, net.pos_embed, L, _text(shapes.get("attn", (L, D))))
+    rows.append([(Box("norm", type(block.norm1).__name__, "d", shape_text(shapes["norm1"])), 1)])
+    rows.append([(Box("qkv", "linear, three in one", "b", shape_text(shapes.get("attn.qkv", (L, 3 * D)))), 1)])
+    rows += _attention_rows(attn, net.pos_embed, L, shape_text(shapes.get("attn", (L, D))))
     if isinstance(block.ls1, LayerScale):
         rows.append([(Box("layer scale", "a factor per channel", "d", f"{L} x {D}"), 1)])
     rows.append(plus())
@@ -362,5 +358,5 @@ def _steps_of_any(net: AnyNetwork) -> list[Box]:
         where = layers[0].name + (f" to {layers[-1].name}" if len(layers) > 1 else "")
         title = f"{len(layers)} {kind}" if len(layers) > 1 else kind
         words = where if len(where) <= 44 else f"{where[:41]}..."
-        steps.append(Box(title, words, colors[i % len(colors)], " x ".join(map(str, shape))))
+        steps.append(Box(title, words, colors[i % len(colors)], shape_text(shape)))
     return [*steps, Box("head", "linear" if net.head_name else "not linear", "d", f"{net.num_classes}")]
