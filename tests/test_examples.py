@@ -13,7 +13,8 @@ import yaml
 from torch import nn
 
 from vitlab.analysis import rollout
-from vitlab.analysis.attribution.maps import caught_maps, methods_of
+from vitlab.analysis.attribution.caught import caught_maps
+from vitlab.analysis.attribution.maps import methods_of
 from vitlab.cli.main import main
 from vitlab.errors import UsageError
 from vitlab.layers.pos_embed import PosEmbed, build_pos_embed

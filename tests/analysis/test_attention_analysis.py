@@ -4,7 +4,7 @@ import pytest
 import torch
 from small_nets import POSITIONS, small_net
 
-from vitlab.analysis.attribution.maps import plain_maps
+from vitlab.analysis.attribution.caught import plain_maps
 from vitlab.analysis.head_attention import (
     _table,
     analyze_attention,

@@ -7,6 +7,7 @@ from small_nets import brightness_net, distracted_net, small_net
 from torch import nn
 
 import vitlab
+from vitlab.analysis.attribution.caught import caught_maps, graded_maps
 from vitlab.analysis.attribution.curves import (
     FILLINGS,
     analyze_faithfulness,
@@ -27,9 +28,7 @@ from vitlab.analysis.attribution.maps import (
     analyze_attribution,
     attention_rollout,
     by_patch,
-    caught_maps,
     cells,
-    graded_maps,
     gradient_attention,
     gradient_rollout,
     gradient_shap,

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitlab.analysis.attribution.caught import caught_maps, graded_maps, plain_maps, score_of
 from vitlab.analysis.attribution.relevance import Relevance, has_rules
 from vitlab.analysis.catalogue import Analysis
 from vitlab.analysis.head_attention import TINY, maps_of_images, rollout
@@ -16,7 +17,6 @@ from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
 from vitlab.interface import own_parts
 from vitlab.layers.attention import Attention
-from vitlab.layers.pos_embed import PosEmbed
 from vitlab.models.foreign import AnyNetwork, gradients_of
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import Asked, all_finite, attentions, graded_tokens, outputs, probabilities
@@ -27,84 +27,6 @@ FINER = (4, 6)  # times as many, in powers of equal places, where these miss som
 MISSED = 0.03  # share of an output's difference that integrated gradients may miss
 SAMPLES = 16  # of noise in SmoothGrad, and of plain images in GradientSHAP
 NOISE = 0.15  # standard deviation of SmoothGrad's noise, in units of an image's range
-
-
-@contextmanager
-def caught_maps(net: VisionTransformer) -> Iterator[list[Tensor]]:
-    """Let the blocks apply maps that can be looked at; yield a list that each forward pass fills, gradients included.
-
-    Example:
-        >>> net = VisionTransformer(img_size=8, patch_size=4, embed_dim=16, depth=2, num_heads=2).eval()
-        >>> with caught_maps(net) as maps:
-        ...     _ = net(torch.randn(1, 3, 8, 8))
-        >>> [tuple(each.shape) for each in maps]
-        [(1, 2, 5, 5), (1, 2, 5, 5)]
-    """
-    caught: list[Tensor] = []
-    layers = list(dict.fromkeys(attentions(net)))  # one of several blocks is caught each time that it is called
-    if others := [layer for layer in layers if not isinstance(layer, Attention)]:
-        what = f"{type(others[0]).__name__} does not let its weights be caught"
-        raise UsageError(f"{what}: subclass vitlab.layers.Attention and override `score`, `weigh` or `project`")
-    own = [layer.kernel for layer in layers]
-
-    def kernel(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: float | None = None) -> Tensor:
-        logits = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)
-        caught.append((logits if bias is None else logits + bias).softmax(dim=-1))
-        return caught[-1] @ v
-
-    skips, net.skips_unread_tokens = net.skips_unread_tokens, False  # whole maps, of the last block too
-    try:
-        for layer in layers:  # a `mix` of one's own may call either
-            layer.kernel, layer.weigh = kernel, _Caught(layer, caught)
-        yield caught
-    finally:
-        for layer in layers:
-            layer.__dict__.pop("weigh", None)
-        net.skips_unread_tokens = skips
-        for layer, before in zip(layers, own, strict=True):
-            layer.kernel = before
-
-
-def _refuse_uncaught(net: VisionTransformer, maps: list[Tensor]) -> None:
-    if len(maps) < len(layers := attentions(net)):
-        name = next((type(each).__name__ for each in layers if type(each).mix is not Attention.mix), "a block")
-        raise UsageError(f"{name} does not let its weights be caught: its `mix` must call `weigh` or `kernel`")
-
-
-class _Caught:
-    """The weights of a user's attention, kept each time that they are computed."""
-
-    def __init__(self, attention: Attention, caught: list[Tensor]) -> None:
-        self.weigh, self.caught = attention.weigh, caught
-
-    def __call__(self, q: Tensor, k: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor:
-        self.caught.append(self.weigh(q, k, pos_embed, layer))
-        return self.caught[-1]
-
-
-@torch.no_grad()
-def plain_maps(net: Asked, images: Tensor) -> list[Tensor]:
-    """Return the ``(B, A, L, L)`` maps that all blocks apply."""
-    if isinstance(net, AnyNetwork):
-        return net.attention(images)
-    with caught_maps(net) as maps:
-        net(images)
-    _refuse_uncaught(net, maps)
-    return maps
-
-
-def graded_maps(net: Asked, images: Tensor, classes: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the ``(B, A, L, L)`` maps of all blocks, and the gradient of the classes' outputs by each."""
-    if isinstance(net, AnyNetwork):
-        with torch.enable_grad():
-            found, theirs = net.graded_attention(images.detach().requires_grad_())
-            slopes = gradients_of(_scores_of(found, classes, "a map of attention"), theirs)
-        return [each.detach() for each in theirs], [slope for slope in slopes if slope is not None]
-    with torch.enable_grad(), caught_maps(net) as maps:
-        found = net(images.detach().requires_grad_())
-        _refuse_uncaught(net, maps)
-        gradients = torch.autograd.grad(found.gather(1, classes[:, None]).sum(), maps)
-    return [each.detach() for each in maps], list(gradients)
 
 
 def last_attention(net: Asked, images: Tensor, classes: Tensor) -> Tensor:
@@ -157,7 +79,7 @@ def relevant_maps(net: Asked, images: Tensor, classes: Tensor) -> list[Tensor]:
     """Return the relevance of each weight of attention for the classes' outputs, ``(B, A, L, L)`` for each block."""
     if isinstance(net, AnyNetwork):
         found, maps = _handed_down(net, images)
-        slopes = gradients_of(_scores_of(found, classes, "LRP"), maps)
+        slopes = gradients_of(score_of(found, classes, "LRP"), maps)
         return [slope for slope in slopes if slope is not None]
     with torch.no_grad():
         positions = net.positions(images)
@@ -224,7 +146,7 @@ def grad_cam(net: Asked, images: Tensor, classes: Tensor) -> Tensor:
     """
     with torch.enable_grad():
         found, layers = graded_tokens(net, images)
-        score = _scores_of(found, classes, "Grad-CAM")
+        score = score_of(found, classes, "Grad-CAM")
         gradients = torch.autograd.grad(score, [x for x, _ in layers], allow_unused=True)
     for (x, as_map), gradient in zip(reversed(layers), reversed(gradients), strict=True):
         if gradient is None or not (slopes := as_map(gradient)).any():
@@ -318,14 +240,7 @@ def _gradient(net: Asked, images: Tensor, classes: Tensor, name: str) -> Tensor:
     """Return the gradient of the classes' outputs by the pixels, ``(B, C, H, W)``."""
     with torch.enable_grad():
         x = images.detach().requires_grad_()
-        return torch.autograd.grad(_scores_of(net(x), classes, name), x)[0]
-
-
-def _scores_of(found: Tensor, classes: Tensor, name: str) -> Tensor:
-    """Return the sum of the classes' outputs; refuse outputs without a gradient."""
-    if not found.requires_grad:
-        raise UsageError(f"{name} needs an output with a gradient, and this network gives none")
-    return found.gather(1, classes[:, None]).sum()
+        return torch.autograd.grad(score_of(net(x), classes, name), x)[0]
 
 
 def occlusion(net: Asked, images: Tensor, classes: Tensor, side: int = 1) -> Tensor:
