@@ -1,4 +1,4 @@
-"""Panels of a figure in print: how many columns have room, and how high they must be for their words."""
+"""Panels and words of a figure in print: how many columns have room, and how high they must be for their words."""
 
 from typing import Any
 
@@ -139,6 +139,32 @@ def widest_word(text: Text) -> float:
         widest = max(widest, size_of(text)[0])
     text.set_text(whole)
     return widest
+
+
+def wrap_words(text: Text, width: float) -> bool:
+    """Break a text between words so that it is at most ``width`` inches wide; return whether that went."""
+    words_of = getattr(text, "unbroken", None) or text.get_text()
+    text.unbroken = words_of  # type: ignore[attr-defined]
+    turned = text.get_rotation()
+    text.set_rotation(0)
+    text.set_text(words_of)
+    lines: list[str] = []
+    if size_of(text)[0] <= width:
+        text.set_rotation(turned)
+        return True
+    for part in words_of.split("\n"):
+        line = ""
+        for word in part.split(" "):
+            text.set_text(longer := f"{line} {word}".strip() if line else word)
+            if line and size_of(text)[0] > width:
+                lines.append(line)
+                longer = word
+            line = longer
+        lines.append(line)
+    text.set_text("\n".join(lines))
+    fits = size_of(text)[0] <= width * 1.01
+    text.set_rotation(turned)
+    return fits
 
 
 def tick_labels(axis: Any) -> list[tuple[float, Text]]:

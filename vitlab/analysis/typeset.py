@@ -12,22 +12,18 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_hex, to_rgba_array
-from matplotlib.container import Container
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import LogFormatter, LogFormatterMathtext
 
-from vitlab.analysis.figures import COLORS
+from vitlab.analysis.legends import name_lines, place_names, take_legends
 from vitlab.analysis.panels import (
-    LINE,
     POINTS,
     SMALL,
     TALLEST,
     PanelGrid,
-    size_of,
     tick_labels,
+    wrap_words,
 )
 from vitlab.errors import UsageError, did_you_mean
 
@@ -122,18 +118,18 @@ def printed(figure: Figure, width: float, title: str = "") -> Figure:
         copy.suptitle(title, x=0.01, ha="left")
     _dress(copy)
     wide = min(width, copy.get_figwidth())
-    legends = _legends(copy)
+    legends = take_legends(copy)
     groups = [PanelGrid(copy, axes, wide, bool(legends)) for axes in _gridspecs(copy)]
     copy.set_size_inches(wide, _first_height(groups))
     is_single = bool(groups) and all(group.columns == 1 for group in groups)
     rounds = 3 if len(copy.axes) < MANY else 2
     for _ in range(rounds - 1):
         _settle(copy, groups)
-    beside = _name_lines(copy, legends, is_single)
+    beside = name_lines(copy, legends, is_single)
     for _ in range(rounds - 1):
         _settle(copy, groups)
         for ax, names in beside:
-            _place(copy, ax, names)
+            place_names(copy, ax, names)
     copy.draw_without_rendering()
     if sum(group.short_by(copy) for group in groups) > 0.1:
         _set_height(copy, groups, 0.0)
@@ -229,38 +225,12 @@ def _set_height(figure: Figure, groups: Sequence[PanelGrid], more: float) -> Non
     figure.set_figheight(round(min(max(height, 1.0), max(TALLEST, least)), 2))
 
 
-def _wrapped(text: Text, width: float) -> bool:
-    """Break a text between words so that it is at most ``width`` inches wide; return whether that went."""
-    words_of = getattr(text, "unbroken", None) or text.get_text()
-    text.unbroken = words_of  # type: ignore[attr-defined]
-    turned = text.get_rotation()
-    text.set_rotation(0)
-    text.set_text(words_of)
-    lines: list[str] = []
-    if size_of(text)[0] <= width:
-        text.set_rotation(turned)
-        return True
-    for part in words_of.split("\n"):
-        line = ""
-        for word in part.split(" "):
-            text.set_text(longer := f"{line} {word}".strip() if line else word)
-            if line and size_of(text)[0] > width:
-                lines.append(line)
-                longer = word
-            line = longer
-        lines.append(line)
-    text.set_text("\n".join(lines))
-    fits = size_of(text)[0] <= width * 1.01
-    text.set_rotation(turned)
-    return fits
-
-
 def _wrap_all(figure: Figure, groups: Sequence[PanelGrid]) -> None:
     wide, tall = figure.get_size_inches()
     if figure._suptitle:  # type: ignore[attr-defined]
         title: Text = figure._suptitle  # type: ignore[attr-defined]
         title.unbroken = getattr(title, "unbroken", " ".join(title.get_text().split()))  # type: ignore[attr-defined]
-        _wrapped(title, wide * 0.97)
+        wrap_words(title, wide * 0.97)
     for group in groups:
         boxes = [ax.get_position() for ax in group.axes]
         cells = [ax.get_position(original=True).x0 for ax in group.axes]  # a picture is narrower, by its shape
@@ -271,125 +241,18 @@ def _wrap_all(figure: Figure, groups: Sequence[PanelGrid]) -> None:
         for row in sorted({row for row, _ in group.cells}):
             there = zip(group.axes, rooms, group.cells, strict=True)
             titles = [(ax.title, room) for ax, room, (at, _) in there if at == row and ax.title.get_text()]
-            fits = [_wrapped(title, room) for title, room in titles]  # each is wrapped
+            fits = [wrap_words(title, room) for title, room in titles]  # each is wrapped
             if not all(fits):
                 for title, _ in titles:
                     title.set_text(title.unbroken)  # type: ignore[attr-defined]
                     title.set_rotation(90)
         for ax, box, room in zip(group.axes, boxes, rooms, strict=True):
-            if ax.get_xlabel() and not _wrapped(ax.xaxis.label, room) and group.is_pictures:
+            if ax.get_xlabel() and not wrap_words(ax.xaxis.label, room) and group.is_pictures:
                 ax.set_xlabel("")  # the ranges of maps, which stand in the table
             label = ax.yaxis.label
             high = box.height * tall if group.is_pictures else max(0.6, box.height * tall)
-            if label.get_rotation() == 90 and label.get_text() and not _wrapped(label, high):
+            if label.get_rotation() == 90 and label.get_text() and not wrap_words(label, high):
                 label.set(rotation=0, ha="right", va="center", text=label.unbroken)  # type: ignore[attr-defined]
-
-
-def _legends(figure: Figure) -> list[tuple[Axes, dict[str, Any]]]:
-    """Take the legends away, and return their axes with names and marks."""
-    found = []
-    for ax in figure.axes:
-        if legend := ax.get_legend():
-            handles, labels = ax.get_legend_handles_labels()
-            found.append((ax, dict(zip(labels, handles, strict=True))))
-            ax.legend_named = legend.get_title().get_text()  # type: ignore[attr-defined]
-            legend.remove()
-    for legend in list(figure.legends):
-        labels = [text.get_text() for text in legend.get_texts()]
-        found.append((figure.axes[-1], dict(zip(labels, legend.legend_handles, strict=True))))
-        legend.remove()
-    return found
-
-
-def _name_lines(
-    figure: Figure, legends: list[tuple[Axes, dict[str, Any]]], is_single: bool
-) -> list[tuple[Axes, list[Any]]]:
-    """Write the names of lines at their ends, or of all marks below the figure; return those at ends."""
-    merged, beside = [], []
-    for ax, named in legends:
-        names = _beside(figure, ax, named) if is_single and len(named) > 1 else []
-        beside += [(ax, names)] if names else []
-        merged += [] if names else [(ax, name, handle) for name, handle in named.items()]
-    below = {_of_panel(figure, merged, *entry): entry[2] for entry in merged}
-    if not below:
-        return beside
-    probe, widest = figure.text(0, 0, "", fontsize=SMALL), 0.0
-    for name in below:
-        probe.set_text(name)
-        widest = max(widest, size_of(probe)[0])
-    probe.remove()
-    columns = max(1, min(len(below), int((figure.get_figwidth() - 0.1) / (widest + 0.45))))
-    style: Any = {"fontsize": SMALL, "frameon": False, "handlelength": 2.2, "columnspacing": 1.0, "borderpad": 0.1}
-    title = next((title for ax, _ in legends if (title := getattr(ax, "legend_named", ""))), None)
-    style |= {"title": title, "title_fontsize": SMALL, "alignment": "left"}
-    figure.legend(list(below.values()), list(below), loc="outside lower left", ncols=columns, **style)
-    return beside
-
-
-def _of_panel(figure: Figure, merged: list[tuple[Axes, str, Any]], ax: Axes, name: str, handle: Any) -> str:
-    """Return the name of a mark in a legend of all panels: with its panel, where another one has the mark or the name
-    for something else."""
-    others = [(word, _look(mark)) for where, word, mark in merged if where is not ax]
-    if all((word == name) == (look == _look(handle)) for word, look in others):
-        return name
-    panels = [" ".join(each.get_title().split()) or each.get_ylabel() for each in figure.axes]
-    panel = panels[k := figure.axes.index(ax)]
-    return f"{panel if panel and panels.count(panel) == 1 else f'panel {k + 1}'}: {name}"
-
-
-def _look(mark: Any) -> tuple[Any, ...]:
-    """Return what the eye tells marks apart by."""
-    if isinstance(mark, Container):
-        return "container", *(_look(part) for part in mark.get_children()[:1])
-    if isinstance(mark, Line2D):
-        colors = [to_hex(color, keep_alpha=True) for color in (mark.get_color(), mark.get_markerfacecolor())]
-        return *colors, str(mark.get_marker()), mark.get_linestyle()
-    shades = [to_rgba_array(color)[:1].ravel() for color in (mark.get_facecolor(), mark.get_edgecolor())]
-    return type(mark).__name__, *(tuple(shade.round(3).tolist()) for shade in shades)
-
-
-def _beside(figure: Figure, ax: Axes, named: dict[str, Any]) -> list[Any]:
-    """Write names of lines beside their ends; none if there is no room."""
-    if len(named) > len(COLORS) or not all(isinstance(handle, Line2D) for handle in named.values()):
-        return []  # names are told apart by color
-    ends = {}
-    for name, line in named.items():
-        points = np.column_stack(line.get_data()).astype(float)
-        points = points[np.isfinite(points).all(axis=1)]
-        if not len(points):
-            return []
-        ends[name] = line.get_transform().transform(points[points[:, 0].argmax()])
-    ends = {name: np.clip(ax.transAxes.inverted().transform(end), 0, 1) for name, end in ends.items()}
-    if (len(ends) - 1) * LINE > ax.get_position().height * figure.get_figheight():
-        return []
-    names = []
-    for name, end in ends.items():
-        color = named[name].get_color()
-        style: Any = {"arrowstyle": "-", "color": color, "linewidth": 0.5, "shrinkA": 1, "shrinkB": 0}
-        where: Any = {"xycoords": "axes fraction", "textcoords": "axes fraction", "annotation_clip": False}
-        text: Any = ax.annotate(name, tuple(end), (1.06, end[1]), arrowprops=style, color=color, va="center", **where)
-        text.set_fontsize(SMALL)
-        _wrapped(text, 0.3 * figure.get_figwidth())
-        names.append(text)
-    if sum(Text.get_window_extent(text).height for text in names) > 1.1 * ax.get_window_extent().height:
-        for text in names:
-            text.remove()
-        return []
-    _place(figure, ax, names)
-    return names
-
-
-def _place(figure: Figure, ax: Axes, names: list[Any]) -> None:
-    """Move names at the ends of lines apart, with the least squares of the moves."""
-    from scipy.optimize import isotonic_regression
-
-    tall = ax.get_position().height * figure.get_figheight()
-    order = sorted(names, key=lambda text: text.xy[1])
-    heights = [(Text.get_window_extent(text).height / figure.dpi + 0.015) / tall for text in order]
-    starts = np.cumsum([0.0, *((a + b) / 2 for a, b in itertools.pairwise(heights))])
-    places = isotonic_regression([text.xy[1] - start for text, start in zip(order, starts, strict=True)]).x
-    for text, place, start in zip(order, places, starts, strict=True):
-        text.xyann = (1.06, place + start)
 
 
 def _thin(figure: Figure) -> None:
@@ -408,7 +271,7 @@ def _relax(figure: Figure, ax: Axes, axis: Any) -> None:
         return  # a list of names, for which the figure becomes taller
     if axis is ax.xaxis and has_words:
         pitch = ax.get_position().width * figure.get_figwidth() / len(found) - 0.04
-        fits = [_wrapped(label, pitch) for _, label in found]  # each is wrapped
+        fits = [wrap_words(label, pitch) for _, label in found]  # each is wrapped
         if all(fits):
             axis.set_ticks([place for place, _ in found], [label.get_text() for _, label in found], fontsize=SMALL)
             return
