@@ -30,6 +30,7 @@ from vitlab.jobs.checkpoint import save_weights
 from vitlab.jobs.export import _scores, export
 from vitlab.jobs.exported import ExportOptions
 from vitlab.jobs.formats import Plain, network_arguments
+from vitlab.jobs.predict import _blank
 from vitlab.jobs.train.endings import explain_mismatch
 from vitlab.jobs.train.facts import model_facts
 from vitlab.models.load import load_network, load_weights
@@ -225,6 +226,8 @@ def test_a_network_may_give_the_side_of_its_images():
     task.net.img_size, data = 8, SimpleNamespace(img_size=(4, 4), in_chans=1)
     facts = model_facts(task, data)
     assert (facts["img_size"], facts["in_chans"], facts["macs"]) == ([8, 8], 1, 192)
+    data = SimpleNamespace(img_size=8, in_chans=1, eval_transform=lambda image: torch.zeros(1, *image.size))
+    assert _blank(data).shape == (1, 8, 8)  # in place of a picture that cannot be read
 
 
 def test_what_needs_vitlabs_own_classes_is_refused_in_one_line(capsys, monkeypatch):

@@ -28,7 +28,7 @@ from vitlab.interface import (
     as_outputs,
     class_names,
     embedder,
-    image_fact,
+    image_sizes,
     network,
     path_of,
     targets_of,
@@ -363,7 +363,7 @@ def _mode(data: Any) -> Literal["RGB", "L"]:
 
 def _blank(data: Any) -> Tensor:
     """Return a black image as data of the user's own prepares it."""
-    h, w = image_fact(data, "img_size") or (64, 64)
+    h, w = image_sizes(None, data)["img_size"] or (64, 64)
     return transform_of(data)(Image.new(_mode(data), (w, h)))
 
 
