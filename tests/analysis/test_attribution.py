@@ -39,9 +39,8 @@ from vitlab.analysis.attribution.maps import (
     missed,
     occlusion,
     plain_starts,
-    relevant_maps,
 )
-from vitlab.analysis.attribution.relevance import Relevance
+from vitlab.analysis.attribution.relevance import Relevance, relevant_maps
 from vitlab.analysis.attribution.sanity import analyze_sanity, randomized, rank_correlation
 from vitlab.analysis.catalogue import ANALYSES, instead_of
 from vitlab.analysis.head_attention import rollout

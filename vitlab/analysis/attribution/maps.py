@@ -1,15 +1,14 @@
 """Attribution maps: ten estimates of which patches an output depends on, ``(B, N)`` each."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from vitlab.analysis.attribution.caught import caught_maps, graded_maps, plain_maps, score_of
-from vitlab.analysis.attribution.relevance import Relevance, has_rules
+from vitlab.analysis.attribution.caught import graded_maps, plain_maps, score_of
+from vitlab.analysis.attribution.relevance import relevant_maps, shares_relevance
 from vitlab.analysis.catalogue import Analysis
 from vitlab.analysis.head_attention import TINY, maps_of_images, rollout
 from vitlab.analysis.parts import read_out
@@ -17,7 +16,7 @@ from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
 from vitlab.interface import own_parts
 from vitlab.layers.attention import Attention
-from vitlab.models.foreign import AnyNetwork, gradients_of
+from vitlab.models.foreign import AnyNetwork
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import Asked, all_finite, attentions, graded_tokens, outputs, probabilities
 from vitlab.resized import resize_images
@@ -73,56 +72,6 @@ def lrp(net: Asked, images: Tensor, classes: Tensor) -> Tensor:
     """
     _, gradients = graded_maps(net, images, classes)
     return _added_up(net, relevant_maps(net, images, classes), gradients, images)
-
-
-def relevant_maps(net: Asked, images: Tensor, classes: Tensor) -> list[Tensor]:
-    """Return the relevance of each weight of attention for the classes' outputs, ``(B, A, L, L)`` for each block."""
-    if isinstance(net, AnyNetwork):
-        found, maps = _handed_down(net, images)
-        slopes = gradients_of(score_of(found, classes, "LRP"), maps)
-        return [slope for slope in slopes if slope is not None]
-    with torch.no_grad():
-        positions = net.positions(images)
-        x = net.embed(images, positions)
-    with frozen(net), torch.enable_grad(), caught_maps(net) as maps, Relevance():
-        x.requires_grad_()
-        for i in range(len(net.blocks)):
-            x = net.run_block(i, x, positions)
-        found = net.forward_head(net.norm(x))
-    return list(torch.autograd.grad(found, maps, F.one_hot(classes, found.shape[1]).to(found)))
-
-
-def _handed_down(net: AnyNetwork, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Return scores and maps of a network of another library, computed so that relevance goes back between them."""
-    with frozen(net), torch.enable_grad(), Relevance():
-        return net.graded_attention(images.detach().requires_grad_())
-
-
-def shares_relevance(net: AnyNetwork) -> bool:
-    """Return whether each operation between the maps of a network of another library and its outputs has a rule of LRP.
-
-    Example:
-        >>> shares_relevance(AnyNetwork(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), "a", (2, 2), 3))
-        False
-    """
-    if net.reads is None:
-        return False
-    value = next(net.parameters())
-    scores, maps = _handed_down(net, torch.zeros(1, net.in_chans, *net.img_size).to(value))
-    return bool(maps) and has_rules(scores, maps)
-
-
-@contextmanager
-def frozen(net: nn.Module) -> Iterator[None]:
-    """Inside a ``with`` block, no parameter takes a gradient."""
-    needed = [parameter for parameter in net.parameters() if parameter.requires_grad]
-    try:
-        for parameter in needed:
-            parameter.requires_grad_(False)
-        yield
-    finally:
-        for parameter in needed:
-            parameter.requires_grad_()
 
 
 def gradient_rollout(net: Asked, images: Tensor, classes: Tensor) -> Tensor:
@@ -305,27 +254,32 @@ def methods_of(net: Asked) -> dict[str, Callable[[Any, Tensor, Tensor], Tensor]]
     a network of another library has it where all of them have one, and one with parts of a user where it can be tried.
 
     Example:
-        >>> from vitlab.models.foreign import AnyNetwork
+        >>> from torch import nn
         >>> list(methods_of(AnyNetwork(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), "a", (2, 2), 3)))
         ['SmoothGrad', 'integrated gradients', 'GradientSHAP', 'occlusion']
     """
-    missing: tuple[str, ...]
+    missing = set[str]()
     if isinstance(net, AnyNetwork):
-        missing = OF_ATTENTION if net.reads is None else () if shares_relevance(net) else ("LRP",)
-        missing += () if any(stage.has_cells for stage in net.stages) else ("Grad-CAM",)
+        if net.reads is None:
+            missing |= {*OF_ATTENTION}
+        elif not shares_relevance(net):
+            missing.add("LRP")
+        if not any(stage.has_cells for stage in net.stages):
+            missing.add("Grad-CAM")
+    elif net.global_pool not in ("token", "avg", "map") or not _lets_maps_be_caught(net):
+        missing |= {*OF_ATTENTION}
     else:
-        attends = all(isinstance(getattr(block, "attn", None), Attention) for block in net.blocks)
-        attends = attends and _lets_maps_be_caught(net)
-        missing = () if attends and net.global_pool in ("token", "avg", "map") else OF_ATTENTION
-        missing = missing or (
-            *(("rollout",) if _has_negative_weights(net) else ()),
-            *(() if _hands_down(net) else ("LRP",)),
-        )
+        if _has_negative_weights(net):
+            missing.add("rollout")
+        if not _hands_down(net):
+            missing.add("LRP")
     return {name: method for name, method in METHODS.items() if name not in missing}
 
 
 def _lets_maps_be_caught(net: VisionTransformer) -> bool:
     """Return whether each block applies a map of attention that can be caught; a ``mix`` of one's own is tried."""
+    if not all(isinstance(getattr(block, "attn", None), Attention) for block in net.blocks):
+        return False
     if all(type(attention).mix is Attention.mix for attention in attentions(net)):
         return True
     try:

@@ -1,13 +1,18 @@
 """Layer-wise relevance propagation (LRP): a backward pass that hands down shares of an output in place of gradients."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from vitlab.analysis.attribution.caught import caught_maps, score_of
+from vitlab.models.foreign import AnyNetwork, gradients_of
+from vitlab.models.walk import Asked
 
 Share = Callable[[Tensor], list[Tensor | None]]  # the relevance of what goes in, from that of what comes out
 SAME = {  # what goes in has the relevance of what comes out
@@ -25,6 +30,56 @@ MOVES = re.compile(  # nodes of a graph that only move values: their usual backw
     "Stack|Unbind|Split|SplitWithSizes|Unsqueeze|Squeeze|Clone|Alias|AsStrided|Roll|Flip|ConstantPadNd|ToCopy)"
     r"Backward\d*"
 )
+
+
+def relevant_maps(net: Asked, images: Tensor, classes: Tensor) -> list[Tensor]:
+    """Return the relevance of each weight of attention for the classes' outputs, ``(B, A, L, L)`` for each block."""
+    if isinstance(net, AnyNetwork):
+        found, maps = _handed_down(net, images)
+        slopes = gradients_of(score_of(found, classes, "LRP"), maps)
+        return [slope for slope in slopes if slope is not None]
+    with torch.no_grad():
+        positions = net.positions(images)
+        x = net.embed(images, positions)
+    with frozen(net), torch.enable_grad(), caught_maps(net) as maps, Relevance():
+        x.requires_grad_()
+        for i in range(len(net.blocks)):
+            x = net.run_block(i, x, positions)
+        found = net.forward_head(net.norm(x))
+    return list(torch.autograd.grad(found, maps, F.one_hot(classes, found.shape[1]).to(found)))
+
+
+def _handed_down(net: AnyNetwork, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Return scores and maps of a network of another library, computed so that relevance goes back between them."""
+    with frozen(net), torch.enable_grad(), Relevance():
+        return net.graded_attention(images.detach().requires_grad_())
+
+
+def shares_relevance(net: AnyNetwork) -> bool:
+    """Return whether each operation between the maps of a network of another library and its outputs has a rule of LRP.
+
+    Example:
+        >>> shares_relevance(AnyNetwork(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), "a", (2, 2), 3))
+        False
+    """
+    if net.reads is None:
+        return False
+    value = next(net.parameters())
+    scores, maps = _handed_down(net, torch.zeros(1, net.in_chans, *net.img_size).to(value))
+    return bool(maps) and has_rules(scores, maps)
+
+
+@contextmanager
+def frozen(net: nn.Module) -> Iterator[None]:
+    """Inside a ``with`` block, no parameter takes a gradient."""
+    needed = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    try:
+        for parameter in needed:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in needed:
+            parameter.requires_grad_()
 
 
 class Relevance(TorchFunctionMode):
