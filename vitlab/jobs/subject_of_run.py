@@ -49,7 +49,7 @@ def subject_of_run(run: RunDir, checkpoint: Path, rest: Sequence[str], view: Vie
         subject = Subject(
             net=net.to(cli.trainer.strategy.root_device),
             data=data,
-            arguments={**network_args(cli.model.hparams), "num_classes": net.num_classes},
+            arguments=dict(network_args(cli.model.hparams)),
             name=run.name,
             classifies=_classifies(cli.model, data, net),
             is_elsewhere="data" in dict(settings(list(rest))) and data.class_names != run.data.get("class_names"),
@@ -69,13 +69,13 @@ def _asked(cli: VitlabCLI, run: RunDir, images: ImageData | None) -> Asked:
         try:
             return as_transformer(_answering_like(cli.model, size, in_chans), name)
         except NoCounterpart as error:
-            if not size or not in_chans:
-                owner = path_of(cli.datamodule)
-                text = f"{name} does not say what images it takes: give {owner} `img_size` and `in_chans`"
-                raise UsageError(text) from None
-            return AnyNetwork(error.theirs, name, (size[0], size[1]), in_chans)
+            theirs = error.theirs
+        if size and in_chans:
+            return AnyNetwork(theirs, name, (size[0], size[1]), in_chans)
     except UsageError as error:
         raise CannotBeAsked(str(error)) from error
+    owner = path_of(cli.datamodule)
+    raise CannotBeAsked(f"{name} does not say what images it takes: give {owner} `img_size` and `in_chans`")
 
 
 def _answering_like(task: Any, size: list[int] | None, in_chans: int | None) -> nn.Module:
@@ -102,8 +102,10 @@ def _answering_like(task: Any, size: list[int] | None, in_chans: int | None) -> 
 
 def _classifies(task: Any, data: Any, net: Asked) -> bool:
     """Return whether the outputs are scores of the data's classes; for an own module, by their number."""
-    if isinstance(task, Classifier) or path_of(task).startswith("vitlab."):
-        return getattr(task, "kind", None) == "class" and isinstance(task, Classifier)
+    if isinstance(task, Classifier):
+        return task.kind == "class"
+    if path_of(task).startswith("vitlab."):
+        return False
     return isinstance(data, ImageData) and data.targets["kind"] == "class" and data.num_classes == net.num_classes
 
 
