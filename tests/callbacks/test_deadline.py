@@ -15,6 +15,8 @@ from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.deadline import Deadline
 from vitlab.callbacks.ema import EMA
 from vitlab.errors import Stopped
+from vitlab.runs import guard
+from vitlab.runs.guard import Guard, guarded
 
 FLOOR = 1.0
 
@@ -22,7 +24,7 @@ FLOOR = 1.0
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch):
     """Look often, and let the first batch be as quick as the others."""
-    monkeypatch.setattr(watched, "LOOK", 0.1)
+    monkeypatch.setattr(guard, "LOOK", 0.1)
     monkeypatch.setattr(watched, "FIRST", 1.0)
 
 
@@ -67,12 +69,21 @@ class Batches:
         self.first = state["batches"]
 
 
+def unheard():
+    """Return the guard of a command, which ends nothing."""
+    asked = Guard()
+    asked.end, asked.moved = lambda reason, seconds: None, 0.0
+    return asked
+
+
 def ends(folder, keeper, *callbacks, model=None, late=None):
     """Train until it hangs; return the sentence."""
     batches = Batches(late)
     start = time.monotonic()
-    with pytest.raises(Stopped) as stopped:
-        fit(folder, Deadline(folder / "train.log", FLOOR, keeper), keeper, *callbacks, model=model, train=batches)
+    deadline = Deadline(folder / "train.log", FLOOR, keeper)
+    with pytest.raises(Stopped) as stopped, guarded() as command:
+        command.looks = [deadline.look]
+        fit(folder, deadline, keeper, *callbacks, model=model, train=batches)
     assert time.monotonic() - start < 40
     return stopped.value.args[1]
 
@@ -121,7 +132,8 @@ import multiprocessing
 import threading, time, warnings; warnings.simplefilter("ignore")
 from pathlib import Path
 from vitlab.callbacks import deadline
-deadline.LOOK, deadline.FIRST, deadline.GRACE = 0.1, 1.0, 1.0
+from vitlab.runs.guard import guarded
+deadline.FIRST, deadline.GRACE = 1.0, 1.0
 from tiny import fit, task
 model = task()
 loss = model.train_loss
@@ -135,11 +147,14 @@ def stuck(*given):
     return loss(*given)
 model.train_loss = stuck
 place = Path({str(tmp_path)!r})
-fit(place, deadline.Deadline(place / "log", 1.0, None, lambda what: print("told", what, flush=True)), model=model)
+looking = deadline.Deadline(place / "log", 1.0, None)
+with guarded() as command:
+    command.looks, command.on_end = [looking.look], lambda *what: print("told", *what, flush=True)
+    fit(place, looking, model=model)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 75, done.stderr
-    assert "told process 0 of 1 (rank 0) hangs: its step has taken" in done.stdout
+    assert "told process 0 of 1 (rank 0) hangs: its step has taken" in done.stdout and " error\n" in done.stdout
 
 
 def test_limits_follow_the_median_and_the_floor(tmp_path):
@@ -173,12 +188,12 @@ def test_a_hang_after_the_last_epoch_is_named_and_saves_nothing(tmp_path):
 )
 def test_a_hook_that_hangs_between_two_batches_is_named_and_saves_nothing(tmp_path, hook):
     keeper, model = SimpleNamespace(save_between=lambda *given: saved.append(given)), task()
-    deadline, saved = Deadline(tmp_path / "log", 600.0, keeper), []
+    deadline, saved, asked = Deadline(tmp_path / "log", 100.0, keeper), [], unheard()
 
     def hangs(*given):
         if not model.trainer.sanity_checking:
-            deadline._end.set()  # nobody has to be waited for
-            deadline._report(deadline.phase, 601.0)
+            deadline._since -= 601.0
+            deadline.look(asked, time.monotonic(), 0.0)
             raise Stopped(signal.SIGTERM, deadline.hung)
 
     setattr(model, hook, hangs)
@@ -189,8 +204,19 @@ def test_a_hook_that_hangs_between_two_batches_is_named_and_saves_nothing(tmp_pa
 
 def test_a_deadline_of_zero_turns_the_checks_off(tmp_path):
     deadline = Deadline(tmp_path / "log", 0.0, None)
-    fit(tmp_path, deadline)
-    assert not deadline._place
+    deadline.on_train_start()
+    deadline.look(unheard(), time.monotonic() + 1e6, 0.0)
+    assert not deadline.hung
+
+
+def test_a_checkpoint_that_is_written_within_a_phase_has_a_limit_of_its_own(tmp_path):
+    deadline, asked = Deadline(tmp_path / "log", FLOOR, None), unheard()
+    deadline.on_train_batch_start()
+    with asked.during("save", "the checkpoint to be written"):
+        deadline.look(asked, time.monotonic() + 60, 0.0)
+        assert not deadline.hung
+    deadline.look(asked, time.monotonic() + 60, 0.0)
+    assert deadline.hung
 
 
 def test_the_death_of_a_worker_that_is_killed_raises_nothing(tmp_path):

@@ -94,7 +94,7 @@ def test_an_interrupted_run_says_what_interrupted_it(error, why, text):
 def test_a_process_that_ends_without_its_main_thread_records_why_and_when(tmp_path):
     run = RunDir(tmp_path)
     run.take_over()
-    cut_short(run, "stopped by SIGTERM")
+    cut_short(run, "stopped by SIGTERM", "signal")
     run.fence.close()
     assert run.record["status"] == "preempted" and run.record["ended"]
     assert run.record["ending"] == {"why": "signal", "text": "stopped by SIGTERM"}

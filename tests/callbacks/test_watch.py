@@ -10,6 +10,7 @@ import torch.distributed as dist
 from vitlab.callbacks.watch import Watch
 from vitlab.errors import Stopped
 from vitlab.runs import launch
+from vitlab.runs.guard import Guard
 
 pytestmark = pytest.mark.slow
 BEAT = 0.25
@@ -129,6 +130,21 @@ def test_a_frozen_first_process_counts_as_lost(other, left):
     assert left.wait(10) and asked.is_set()
     assert watch.loss.startswith("process 0 of 2 (rank 0, ") and watch.loss.endswith("has not answered for 2 s")
     watch._end.set()
+
+
+def test_a_process_of_the_run_that_ends_before_all_are_connected_is_named(other, left, monkeypatch):
+    monkeypatch.setattr("vitlab.callbacks.watch.LEAVING", 0.1)
+    monkeypatch.setattr(launch.CONNECTED, "is_set", lambda: False)
+    watch, asked, said = Watch(print), Guard(), []
+    asked.children, asked.on_end = lambda: [other], lambda *why: said.append(why)
+    watch.look(asked, 1.0, 0.0)
+    assert not left.is_set()
+    other.kill()
+    other.wait()
+    for now in (2.0, 3.0):
+        watch.look(asked, now, 0.0)
+    assert left.code == 1
+    assert said == [(f"process 1 (rank 1, pid {other.pid}) has ended with a signal (9); the run ends", "error")]
 
 
 def test_processes_end_if_the_one_that_started_them_dies_before_they_connect(other, left, monkeypatch):

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -196,7 +197,7 @@ def test_the_process_that_lost_its_lock_ends_with_one_line(run, monkeypatch, cap
     ended = threading.Event()
     monkeypatch.setattr(lock, "LEAVING", 0.3 if main_thread == "hangs" else 60)
     monkeypatch.setattr(os, "_exit", lambda code: ended.set())
-    monkeypatch.setattr(lock.multiprocessing, "active_children", list)  # those of tests before live on
+    monkeypatch.setattr(multiprocessing, "active_children", list)  # those of tests before live on
     with locked(run):
         another(run)
         assert until(lambda: run.fence.loss is not None)

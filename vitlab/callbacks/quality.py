@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback, EarlyStopping
 from torch import Tensor
 
-from vitlab.callbacks.deadline import Deadline
 from vitlab.callbacks.steps import is_due, is_last
 from vitlab.interface import deals_samples, log_alike
 from vitlab.models.features import knn
 from vitlab.models.vit import VisionTransformer
+from vitlab.runs import guard
 
 Measure = Literal["knn", "probe", "rankme"]
 TINY = 1e-7  # added to the share of each singular value, as in the paper
@@ -128,7 +128,7 @@ class FeatureQuality(Callback):
             known = all(part.isfinite().all() for part in (sets[0], features))  # else any class would be guessed
             for name in (name for name in classify if name in self.measures):
                 values[name] = float((classify[name]() == labels).double().mean()) if known else float("nan")
-                _tell(trainer)
+                guard.goes_on()  # measuring belongs to the wait for the first batch of a validation
         if "rankme" in self.measures:
             values["rankme"] = rankme(features)
             if not trainer.sanity_checking and (how := collapse(features)):
@@ -152,16 +152,9 @@ class FeatureQuality(Callback):
             for pixels, labels, _ in loader:
                 images = data.as_precise(data.pipeline.normalize(pixels.to(device), data.statistics()))
                 parts.append((net.fc_norm(net.pool(net.forward_features(images))).float(), labels.to(device)))
-                _tell(trainer)
+                guard.goes_on()
         features, targets = (torch.cat(part) for part in zip(*parts, strict=True))
         return features, targets
-
-
-def _tell(trainer: Any) -> None:
-    """Tell what looks for hangs that measuring goes on: it belongs to the wait for the first batch of a validation."""
-    for callback in trainer.callbacks:
-        if isinstance(callback, Deadline):
-            callback.goes_on()
 
 
 def probe(features: Tensor, labels: Tensor, queries: Tensor, decay: float = 1e-4, steps: int = 100) -> Tensor:

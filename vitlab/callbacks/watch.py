@@ -8,9 +8,10 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -18,15 +19,17 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
 
 from vitlab.errors import Stopped
+from vitlab.runs.guard import Guard, at_most, end_process
 from vitlab.runs.interrupt import FROZEN, beats
 from vitlab.runs.launch import CONNECTED
-from vitlab.runs.processes import is_running
+from vitlab.runs.processes import is_running, state
 
 LOG = logging.getLogger("vitlab")
 SILENT = "VITLAB_RANK_TIMEOUT"
 BEAT = 1.0  # seconds between two checks
 ALONE = 20.0  # seconds that a process has to save and exit once its launcher is gone
-LEAVING = 5.0  # seconds that child processes have to exit after this one was stopped or has failed
+LEAVING = 5.0  # seconds that the others have to exit after a process of the run has ended
+RECORDING = 10.0  # seconds for the last line and record of a run that has lost a process
 
 
 class Watch(Callback):
@@ -55,6 +58,9 @@ class Watch(Callback):
         self._answered = 0.0  # time of the last answer of the store
         self._server: dist.TCPStore | None = None
         self._children: list[subprocess.Popen[bytes]] = []
+        self._launcher = int(os.environ.get("VITLAB_LAUNCHER") or 0)
+        self._stopped: dict[int, float] = {}  # processes that are stopped before all are connected, and since when
+        self._gone: tuple[str, float] | None = None  # one that has ended before, and when this was seen
 
     def setup(self, trainer: Any, pl_module: L.LightningModule, stage: str) -> None:
         """Start watching: all processes are connected."""
@@ -100,6 +106,31 @@ class Watch(Callback):
         self._children += [child for child in started if child not in self._children]
         started.clear()
         return self._children
+
+    def look(self, guard: Guard, now: float, frozen: float) -> None:
+        """End this process if another of this machine is lost before all watch each other; see :attr:`Guard.looks`."""
+        if CONNECTED.is_set():
+            return
+        if frozen:
+            self._stopped.clear()
+        if lost := self._lost_before(guard.children(), now):
+            guard.leave(f"{lost}; the run ends", 1, "error")
+
+    def _lost_before(self, children: Sequence[subprocess.Popen[bytes]], now: float) -> str | None:
+        """Return which process of the run on this machine has ended or is stopped."""
+        for rank, child in enumerate(children, 1):
+            if child.poll() is not None and self._gone is None:
+                ended = f"a signal ({-child.returncode})" if child.returncode < 0 else f"exit code {child.returncode}"
+                self._gone = f"process {rank} (rank {rank}, pid {child.pid}) has ended with {ended}", now
+        if self._gone is not None and now - self._gone[1] > LEAVING:
+            return self._gone[0]
+        pids = [(rank, child.pid) for rank, child in enumerate(children, 1)]
+        for rank, pid in [(0, self._launcher)] if self._launcher else pids:
+            if state(pid) not in ("T", "t"):
+                self._stopped.pop(pid, None)
+            elif now - self._stopped.setdefault(pid, now) > self.patience:
+                return f"process {rank} (rank {rank}, pid {pid}) is stopped for {self.patience:.0f} s"
+        return None
 
     def _end_children(self, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -182,16 +213,14 @@ class Watch(Callback):
         what = "has ended" if gone else f"has not answered for {self.patience:.0f} s"
         self.loss = f"process {lost} of {self.world} (rank {lost}, pid {peer['pid']} on {peer['host']}) {what}"
         if self.rank == min(r for r in range(self.world) if r != lost):
-            with suppress(Exception):
-                self.on_loss(self.loss)
-        self._end_children(0)
-        os._exit(1)
+            at_most(RECORDING, partial(self.on_loss, self.loss))
+        end_process(1, self._children)
 
     def _leave_after_launcher(self) -> None:
         """Exit after torchrun has died: gracefully within ``ALONE`` seconds, then by force."""
         os.kill(os.getpid(), signal.SIGTERM)
         self._end.wait(ALONE)
-        os._exit(1)
+        end_process(1, self._children)
 
 
 def is_about_peers(error: BaseException) -> bool:

@@ -2,10 +2,13 @@
 
 The main thread may be in C++ or in the kernel, where Python's signal handlers do not run. So a thread looks: after ten
 seconds it says what is waited for; after the limit of the phase, or some seconds after a signal that the main thread
-has not obeyed, it records why and ends the process.
+has not obeyed, it records why and ends the process. Callbacks of a training let it look for what they know: a step that
+hangs (:class:`~vitlab.callbacks.deadline.Deadline`), a process of the run that is lost
+(:class:`~vitlab.callbacks.watch.Watch`).
 """
 
 import logging
+import math
 import multiprocessing
 import os
 import signal
@@ -13,17 +16,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import FrameType
 from typing import Any, Literal
 
 from vitlab.errors import Stopped
 from vitlab.runs import interrupt
-from vitlab.runs.launch import CONNECTED
-from vitlab.runs.processes import state
 
 LOG = logging.getLogger("vitlab")
+Why = Literal["signal", "error"]
 Name = Literal["build", "join", "download", "data", "start", "save", "wandb", "close", "pack"]
 LIMITS: dict[Name, float] = {  # seconds; VITLAB_<NAME>_TIMEOUT takes priority
     "build": 3600.0,
@@ -40,8 +43,7 @@ BEFORE = ("build", "join", "download", "data", "start")  # nothing is lost by en
 SILENT = 10.0  # seconds after which a line says what is waited for
 OBEY = 5.0  # seconds that the main thread has to obey a signal, or the end of its phase
 LOOK = 0.25  # seconds between two looks
-LEAVING = 5.0  # seconds that this process has to end after a child process of the run has ended
-RECORDING = 1.5  # seconds for the last line and record, which a disk that hangs would hold up
+RECORDING = 1.5  # seconds for the last line and record after a signal
 
 
 def limit_of(name: Name) -> float:
@@ -54,11 +56,34 @@ def limit_of(name: Name) -> float:
     return float(os.environ.get(f"VITLAB_{name.upper()}_TIMEOUT") or LIMITS[name])
 
 
+def at_most(seconds: float, work: Callable[[], None]) -> None:
+    """Do ``work``, such as a last line, and go on after so many seconds: a disk that hangs would hold it up."""
+
+    def tried() -> None:
+        with suppress(Exception):
+            work()
+
+    helper = threading.Thread(target=tried, daemon=True)
+    helper.start()
+    helper.join(seconds)
+
+
+def end_process(code: int, children: Iterable[subprocess.Popen[bytes]] = ()) -> None:
+    """End this process without its main thread, and with it ``children`` and the workers of loaders."""
+    with suppress(Exception):
+        ends: list[Any] = [*children, *multiprocessing.active_children()]
+        for process in ends:
+            process.kill()  # works for stopped processes, too
+    os._exit(code)
+
+
 class Guard:
     """Watches over the phases of a command, one after the other.
 
-    ``on_end`` is called with the reason before the process ends without its main thread; ``children`` returns the
-    processes of the run that this one has started; ``way_on`` tells how to go on.
+    ``on_end`` is called with the reason, and whether it is a signal or an error, before the process ends without its
+    main thread; ``children`` returns the processes of the run that this one has started; ``way_on`` tells how to go on.
+    Each of ``looks`` is called at every look: with the guard, the time, and for how long this process itself was
+    stopped since the look before.
 
     Example:
         >>> guard = Guard()
@@ -70,17 +95,16 @@ class Guard:
     def __init__(self) -> None:
         self.who = ""  # which of several processes this is, as "process 0 of 2 "
         self.way_on = "nothing is lost: start it again"
-        self.on_end: Callable[[str], None] = lambda reason: None
+        self.on_end: Callable[[str, Why], None] = lambda reason, why: None
         self.children: Callable[[], Sequence[subprocess.Popen[bytes]]] = lambda: ()
         self.phase: Name | None = None
         self.others = ""  # the other processes of the run, once there are any
-        self.reason = ""  # why the phase has ended, once its time is over
+        self.looks: list[Callable[[Guard, float, float], None]] = []
+        self.reason = ""  # why the command is to end, once its time is over
+        self.until = math.inf  # when the process ends without its main thread
         self._what = ""
-        self._since = self._moved = self._heard = time.monotonic()
+        self.moved = self._since = self._heard = time.monotonic()  # the first: when work last went on
         self._said = False
-        self._stopped: dict[int, float] = {}  # processes of the run that are stopped, and since when
-        self._gone: tuple[str, float] | None = None
-        self._launcher = int(os.environ.get("VITLAB_LAUNCHER") or 0)
         self._end = threading.Event()
         self._before: Any = None
         self._turn = threading.Lock()
@@ -106,7 +130,7 @@ class Guard:
         now = time.monotonic()
         if name not in BEFORE or self.phase not in BEFORE:
             self._heard = now  # what came before has been heard: training ends because of it, and this is a part of it
-        self.phase, self._what, self._since, self._moved, self._said = name, what, now, now, False
+        self.phase, self._what, self._since, self.moved, self._said = name, what, now, now, False
 
     def join(self, rank: int, world: int) -> None:
         """Begin the phase in which the processes of the run come together; it ends by itself once they have."""
@@ -131,39 +155,39 @@ class Guard:
             yield
         finally:
             self.phase, self._what, self._heard = *before, heard if before[0] in BEFORE else self._heard
-            self._since = self._moved = time.monotonic()
-
-    def moved(self) -> None:
-        """Note that work goes on: the limit of the phase counts from now."""
-        self._moved = time.monotonic()
+            self._since = self.moved = time.monotonic()
 
     def _wake(self, number: int, frame: FrameType | None) -> None:
         if self.reason and not self._end.is_set():
             raise Stopped(signal.SIGTERM, self.reason)
 
+    def end(self, reason: str, seconds: float) -> None:
+        """Say why the command ends, and stop its main thread; after so many seconds the process ends without it."""
+        self.reason, self.until = reason, time.monotonic() + seconds
+        at_most(RECORDING, partial(self._tell, reason))
+        signal.pthread_kill(threading.main_thread().ident or 0, interrupt.WAKE)
+
     def _watch(self) -> None:
-        asked = 0.0
         for now, frozen in interrupt.beats(self._end, LOOK):
             if frozen:
-                self._moved += frozen
-                self._stopped.clear()
-            told = self.phase is not None and any(when >= self._heard for _, when in interrupt.RECEIVED)
-            if not CONNECTED.is_set() and not told and (lost := self._lost(now)):  # a signal ends it anyway
-                self._leave(f"{lost}; the run ends", 1)
-            if self.phase is None:
-                continue
-            if self.phase == "join":
-                self._end_joining()
-            if number := self._disobeyed(now):
-                self._leave(f"stopped by {signal.Signals(number).name}", 130 if number == signal.SIGINT else 75)
-            if self.reason and now - asked > OBEY:
-                self._leave(self.reason, 75)
-            limit = limit_of(self.phase)
-            if not self.reason and self.phase != "wandb" and now - self._moved > limit:  # W&B never ends a training
-                asked, self.reason = now, f"{self.who}waited {limit:.0f} s in vain for {self._what}"
-                self._tell(self.reason)
-                signal.pthread_kill(threading.main_thread().ident or 0, interrupt.WAKE)
-            self._announce(now)
+                self.moved += frozen
+            if not self._told():  # else the command ends anyway
+                for look in self.looks:
+                    look(self, now, frozen)
+            if now > self.until:
+                self.leave(self.reason, 75, "error")
+            if self.phase is not None:
+                self._look_at_phase(self.phase, now)
+
+    def _look_at_phase(self, phase: Name, now: float) -> None:
+        if phase == "join":
+            self._end_joining()
+        if number := self._disobeyed(now):
+            self.leave(f"stopped by {signal.Signals(number).name}", 130 if number == signal.SIGINT else 75, "signal")
+        limit = limit_of(phase)
+        if not self.reason and phase != "wandb" and now - self.moved > limit:  # W&B never ends a training
+            self.end(f"{self.who}waited {limit:.0f} s in vain for {self._what}", OBEY)
+        self._announce(now)
 
     def _announce(self, now: float) -> None:
         if now - self._since > SILENT and not self._said and self._what:
@@ -179,44 +203,23 @@ class Guard:
         """Return a signal that the main thread has not obeyed in time, 0 if there is none."""
         return next((n for n, when in interrupt.RECEIVED if when >= self._heard and now - when > OBEY), 0)
 
-    def _lost(self, now: float) -> str | None:
-        """Return which process of the run on this machine has ended or is stopped, before all watch each other."""
-        children = list(self.children())
-        for rank, child in enumerate(children, 1):
-            if child.poll() is not None and self._gone is None:
-                ended = f"a signal ({-child.returncode})" if child.returncode < 0 else f"exit code {child.returncode}"
-                self._gone = f"process {rank} (rank {rank}, pid {child.pid}) has ended with {ended}", now
-        if self._gone is not None and now - self._gone[1] > LEAVING:
-            return self._gone[0]
-        patience = float(os.environ.get("VITLAB_RANK_TIMEOUT") or 30.0)
-        pids = [(rank, child.pid) for rank, child in enumerate(children, 1)]
-        for rank, pid in [(0, self._launcher)] if self._launcher else pids:
-            if state(pid) not in ("T", "t"):
-                self._stopped.pop(pid, None)
-            elif now - self._stopped.setdefault(pid, now) > patience:
-                return f"process {rank} (rank {rank}, pid {pid}) is stopped for {patience:.0f} s"
-        return None
+    def _told(self) -> bool:
+        """Return whether a signal came in this phase; training itself saves first."""
+        return self.phase is not None and any(when >= self._heard for _, when in interrupt.RECEIVED)
 
     def _tell(self, reason: str) -> None:
         LOG.error("\n%s; %s", reason, self.way_on)
 
-    def _leave(self, reason: str, code: int) -> None:
+    def leave(self, reason: str, code: int, why: Why) -> None:
         """End this process without its main thread."""
 
         def last_words() -> None:
             if not self.reason:  # else it was told
                 self._tell(reason)
-            self.on_end(reason)
+            self.on_end(reason, why)
 
-        helper = threading.Thread(target=last_words, daemon=True)
-        helper.start()
-        helper.join(RECORDING)
-        for child in self.children():
-            child.kill()  # works for stopped processes, too
-        with suppress(Exception):
-            for worker in multiprocessing.active_children():
-                worker.kill()
-        os._exit(code)
+        at_most(RECORDING, last_words)
+        end_process(code, self.children())
 
 
 _current: list[Guard] = []  # the last is of the command that runs now
@@ -226,7 +229,6 @@ _current: list[Guard] = []  # the last is of the command that runs now
 def guarded() -> Iterator[Guard]:
     """Watch over what is inside a ``with`` block; :func:`enter` tells its phases."""
     guard = Guard()
-    CONNECTED.clear()
     _current.append(guard)
     guard.start()
     try:
@@ -263,9 +265,15 @@ def during(name: Name, what: str) -> Iterator[None]:
 
 
 def goes_on() -> None:
-    """Note that the work of the command that runs now goes on; see :meth:`Guard.moved`."""
+    """Note that the work of the command that runs now goes on: the limit of its phase counts from now."""
     if _current:
-        _current[-1].moved()
+        _current[-1].moved = time.monotonic()
+
+
+def obeyed() -> None:
+    """Note that the main thread has stopped, as asked for: it may take the time of its next phases to save and end."""
+    if _current:
+        _current[-1].reason, _current[-1].until = "", math.inf
 
 
 def others_of(rank: int, world: int) -> str:

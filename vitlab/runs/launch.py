@@ -56,6 +56,7 @@ def watch_launcher() -> None:
                 os._exit(1)
                 return  # a test may replace os._exit
 
+    CONNECTED.clear()
     if "VITLAB_LAUNCHER" in os.environ:
         threading.Thread(target=watch, args=(int(os.environ["VITLAB_LAUNCHER"]), CONNECTED), daemon=True).start()
 

@@ -9,7 +9,6 @@ owner that finds its file removed makes it again; one that finds the file of ano
 import fcntl
 import json
 import logging
-import multiprocessing
 import os
 import signal
 import socket
@@ -430,9 +429,6 @@ def _leave(run: RunDir, error: RunGone, released: threading.Event) -> None:
     if released.wait(LEAVING):
         return
     if not (run.fence and run.fence.told) and sys.stderr is not None:
-        with suppress(OSError):
-            sys.stderr.write(f"vitlab: {printable(str(error))}; this one ends and writes nothing more\n")
-            sys.stderr.flush()
-    for child in multiprocessing.active_children():
-        child.kill()
-    os._exit(1)
+        line = f"vitlab: {printable(str(error))}; this one ends and writes nothing more\n"
+        guard.at_most(1.0, partial(print, line, end="", file=sys.stderr, flush=True))
+    guard.end_process(1)

@@ -38,7 +38,7 @@ from vitlab.jobs.checkpoint import check_extensible
 from vitlab.jobs.restore import naming_place_of_data, stored_config, training_args
 from vitlab.jobs.terminal import lightning_quieted, open_terminal, say
 from vitlab.jobs.train.describe import header
-from vitlab.jobs.train.endings import building, hung, lost_process
+from vitlab.jobs.train.endings import building, lost_process
 from vitlab.jobs.train.facts import model_facts, write_facts
 from vitlab.jobs.train.initial import load_first_weights
 from vitlab.jobs.train.job import Job
@@ -293,7 +293,7 @@ class FitCLI(VitlabCLI):
         self.keeper = keeper = self.config_init.checkpoint if saves else None
         console = Console(self.record, quiet=self.options.quiet)
         self.watch = Watch(partial(lost_process, self.run))
-        self.deadline = Deadline(self.run.path / "train.log", self.options.deadline, keeper, self._hung)
+        self.deadline = Deadline(self.run.path / "train.log", self.options.deadline, keeper)
         self.added_callbacks = [
             self.record,
             self.watch,
@@ -370,9 +370,6 @@ class FitCLI(VitlabCLI):
             self.job.facts = model_facts(task, self.datamodule)
         say(header(self.job), wrap=True)
         write_facts(self.job)
-
-    def _hung(self, what: str) -> None:
-        hung(self.run, what, self.trainer.is_global_zero)
 
 
 class CheckedCLI(FitCLI):

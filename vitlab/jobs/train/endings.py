@@ -121,27 +121,20 @@ def resuming(run: RunDir) -> str:
     return trusting(f"vitlab fit --resume {run.typed}", run.path)
 
 
-def cut_short(run: RunDir, reason: str) -> None:
-    """Record that this process has ended without its main thread, on a signal or after the limit of a phase."""
+def cut_short(run: RunDir, reason: str, why: str) -> None:
+    """Record that this process has ended without its main thread, on a signal or because that hangs."""
     if run.fence and not run.fence.loss:
         with suppress(OSError):
-            _record_failure(run, "preempted", reason, why="signal")
-
-
-def hung(run: RunDir, what: str, is_first: bool) -> None:
-    """Say how to go on from a hang that the main thread does not leave; the first process records it."""
-    print_error(f"{last_saved(run.checkpoints)} `{resuming(run)}`")
-    if is_first:
-        _record_failure(run, "preempted", what)
+            _record_failure(run, "preempted", reason, why)
 
 
 def lost_process(run: RunDir, what: str) -> None:
     """Say and record that another process of the run is gone."""
     print_error(f"\n{what}; the run ends. {last_saved(run.checkpoints)} `{resuming(run)}`")
-    _record_failure(run, "failed", what)
+    _record_failure(run, "failed", what, "error")
 
 
-def _record_failure(run: RunDir, status: str, what: str, why: str = "error") -> None:
+def _record_failure(run: RunDir, status: str, what: str, why: str) -> None:
     if run.exists():
         run.update("run.json", status=status, ended=now_utc(), error=what, ending={"why": why, "text": what})
 
