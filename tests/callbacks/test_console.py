@@ -137,9 +137,9 @@ def test_the_line_of_an_epoch_that_is_resumed_after_its_validation_has_its_metri
     """They were in the rows alone."""
 
     class Stops(VitlabCheckpoint):
-        def _end_batch(self, trainer, fetcher):
+        def batch_ended(self, trainer):
             self.ends_with = Stopped(15) if trainer.fit_loop.epoch_loop.batch_idx == last_batch else None
-            super()._end_batch(trainer, fetcher)
+            super().batch_ended(trainer)
 
     def run(folder, **given):
         options = {"max_epochs": 1, "val_check_interval": 4, "enable_progress_bar": True}

@@ -11,8 +11,8 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping
 
 from vitlab.callbacks.checkpoint import Checkpoint
+from vitlab.callbacks.loops import is_due, is_last
 from vitlab.callbacks.quality import FeatureQuality, collapse, probe, rankme
-from vitlab.callbacks.steps import is_due, is_last
 from vitlab.data import Digits
 from vitlab.interface import mode_of
 from vitlab.runs import guard

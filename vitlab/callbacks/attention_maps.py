@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import WandbLogger
 from torch import Tensor
 from torchvision.utils import make_grid
 
-from vitlab.callbacks.steps import is_due, step_of_loggers
+from vitlab.callbacks.loops import is_due, step_of_loggers
 from vitlab.errors import UsageError
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import attention_maps

@@ -11,14 +11,12 @@ import lightning as L
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import callbacks
-from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
-from torch.optim.lr_scheduler import LambdaLR
 
 from vitlab import interface
 from vitlab.callbacks.draws import Draws
 from vitlab.callbacks.ema import follow_swaps, swap_back
+from vitlab.callbacks.loops import Loops, ends_with_epoch, logged, within_step
 from vitlab.callbacks.record import RunRecord
-from vitlab.callbacks.steps import ends_with_epoch, is_cut, keep_whole_epochs, logged
 from vitlab.errors import Diverged, UsageError, did_you_mean
 from vitlab.layers.plain import local_part
 from vitlab.ranges import check_ranges
@@ -26,7 +24,6 @@ from vitlab.runs.directory import RunDir
 from vitlab.runs.format import describe_format
 from vitlab.runs.generations import BackgroundCheckpointIO, NotSaved, rotate, sweep, writing
 
-NOT_STOPPED = EarlyStoppingReason.NOT_STOPPED
 LOOK = 8  # batches, and the rest of a step, between two checks of the clock, on which processes have to agree
 
 
@@ -38,8 +35,7 @@ class Checkpoint(callbacks.Checkpoint):
     thread writes from a copy in host memory while training continues. A validation within an epoch, as
     ``trainer.val_check_interval`` asks for, is saved at once if it is the best: later steps change the weights.
 
-    What ends, a step or an epoch, is saved once all of it has ended: Lightning calls a callback before the module's own
-    hook, and updates schedules that wait for a plateau after both.
+    What ends, a step or an epoch, is saved once all of it has ended, as :class:`~vitlab.callbacks.loops.Loops` tell.
 
     Args:
         monitor: Metric that decides which validation is best; null is that of the task.
@@ -79,9 +75,7 @@ class Checkpoint(callbacks.Checkpoint):
         self.best_step: int | None = None  # None in older checkpoints, which were saved at the end of an epoch
         self._validated = False  # whether a validation has ended that may be the best
         self.ends_with: BaseException | None = None  # with which the training ends once the present step is saved
-        self._stops = False  # a callback has stopped the training within an accumulated step
         self._looks = (0, 0)  # epoch, and how often LOOK batches had passed in it at the last look at the clock
-        self._max_steps: int | None = None  # limit that waits for a repeated validation
         self._draws = Draws()
         self._metrics: dict[str, torch.Tensor] = {}  # of the resumed checkpoint, as is the next one
         self._schedules: int | None = None
@@ -100,72 +94,14 @@ class Checkpoint(callbacks.Checkpoint):
         records = [callback.run for callback in trainer.callbacks if isinstance(callback, RunRecord)]  # type: ignore[attr-defined]
         self.run = records[0] if records else RunDir(trainer.default_root_dir)
         self.directory = self.run.checkpoints
-        loop: Any = trainer.fit_loop
-        # With `max_steps`, Lightning resumes at the end of an epoch with an epoch of no batches, and then draws the
-        # samples of the epoch after the next.
-        loop._iteration_based_training = lambda: False
-        loop.run, loop.epoch_loop.val_loop.run = partial(self._run, trainer), partial(self._validate, trainer)
-        loop.epoch_loop.on_advance_end = partial(self._end_batch, trainer)
-        loop.on_advance_end = partial(self._end_epoch, trainer)
-        stops: list[Any] = trainer.early_stopping_callbacks
-        for stop in stops:
-            stop._run_early_stopping_check = partial(self._check_stop, stop)
-        keep_whole_epochs(trainer.checkpoint_callbacks)
+        self._loops = Loops(trainer, self, self._draws)
         strategy: Any = trainer.strategy
-        if trainer.precision == "64-true":  # Lightning converts the weights once it has loaded them, rounded to 32 bits
-            strategy.load_model_state_dict = partial(_load_double, strategy)
         if type(strategy.checkpoint_io) is TorchCheckpointIO:
             strategy.checkpoint_io = BackgroundCheckpointIO()
 
-    def _run(self, trainer: Any) -> None:
-        """Run Lightning's loop, which repeats an interrupted validation, but no other.
-
-        It would be done before that where a resumed training has made `max_steps`: this limit waits. Once it has
-        repeated one, its total count would call each later validation of the epoch interrupted, too.
-        """
-        loop = trainer.fit_loop.epoch_loop
-        progress = loop.val_loop.batch_progress
-        if progress.current.processed == progress.current.started:
-            progress.total.reset_on_restart()
-        elif loop.restarting and 0 < loop.max_steps <= loop.global_step:
-            self._max_steps, loop.max_steps = loop.max_steps, -1
-        type(trainer.fit_loop).run(trainer.fit_loop)
-
-    def _limit_steps(self, trainer: Any) -> None:
-        """Set the limit of steps again, if :meth:`_run` has lifted it."""
-        if self._max_steps is not None:
-            trainer.fit_loop.epoch_loop.max_steps, self._max_steps = self._max_steps, None
-
-    def _validate(self, trainer: Any) -> Any:
-        """Run Lightning's validation, which a resume from what is saved within repeats."""
-        loop = trainer.fit_loop.epoch_loop.val_loop
-        self._limit_steps(trainer)
-        with self._draws.repeated(trainer):
-            return type(loop).run(loop)
-
     def on_train_start(self, trainer: Any, pl_module: L.LightningModule) -> None:
-        """Start the clock, and restore what the training draws, and how many batches a step accumulates.
-
-        Lightning restores the latter only where an epoch begins.
-        """
-        for callback in trainer.callbacks:
-            if isinstance(callback, callbacks.GradientAccumulationScheduler):
-                callback.on_train_epoch_start(trainer)
-            if isinstance(callback, callbacks.EarlyStopping) and callback.stopping_reason is not NOT_STOPPED:
-                trainer.should_stop = True  # it had stopped before the resume; Lightning would go on
-        loop = trainer.fit_loop
-        if loop.epoch_loop.val_loop.restarted_mid_evaluation:
-            trainer._last_val_time = -math.inf  # where a clock decides, the validation is due again
-        if trainer.should_stop or not loop.epoch_loop._should_check_val_fx(loop._data_fetcher):
-            self._limit_steps(trainer)  # none is repeated
-        if self._schedules is not None:
-            for config in trainer.lr_scheduler_configs:
-                _follow_schedule(config.scheduler)
-        if self._schedules not in (None, len(trainer.lr_scheduler_configs)):
-            ours = len(trainer.lr_scheduler_configs)
-            raise UsageError(
-                f"the checkpoint has {self._schedules} learning-rate schedules, and this training has {ours}"
-            )
+        """Start the clock, and restore what Lightning does not: places in its loops, and what the training draws."""
+        self._loops.go_on(trainer, self._schedules)
         device = trainer.strategy.root_device
         trainer._logger_connector._callback_metrics |= {name: v.to(device) for name, v in self._metrics.items()}
         self._saved = time.monotonic()
@@ -194,53 +130,22 @@ class Checkpoint(callbacks.Checkpoint):
         self._metrics = checkpoint.get("metrics", {})
         self._schedules = len(checkpoint.get("lr_schedulers", ()))
 
-    def _end_batch(self, trainer: Any, fetcher: Any) -> None:
-        """Let Lightning end a batch, with its validation; then save what is due within an epoch, and exit on a signal.
-
-        A callback such as Lightning's Timer or EarlyStopping that stops the training within an accumulated step does so
-        at its end.
-        """
-        loop = trainer.fit_loop.epoch_loop
-        if loop._skip_next_val:  # the resumed checkpoint was saved after this
-            loop._skip_next_val = False
-            return
-        self._hold_stop(trainer)
-        type(loop).on_advance_end(loop, fetcher)
-        self._hold_stop(trainer)  # that of a validation, such as early stopping
-        if loop._num_ready_batches_reached():
-            return  # the end of the epoch saves
+    def batch_ended(self, trainer: Any) -> None:
+        """Save what is due within an epoch, and exit on a signal."""
         ends, improved = not within_step(trainer), self._improved(trainer)
         stops = ends and self.ends_with is not None
-        is_due = ends and (self._is_due(trainer, loop.batch_idx) or improved or stops)
+        is_due = ends and (self._is_due(trainer, trainer.fit_loop.epoch_loop.batch_idx) or improved or stops)
         if names := ["last"] * is_due + ["best"] * improved:
             self.save(trainer, names, is_last=stops)
         if stops and self.ends_with:
             raise self.ends_with
 
-    def _hold_stop(self, trainer: Any) -> None:
-        """Take back a stop within an accumulated step, and give it at its end."""
-        if within_step(trainer):
-            self._stops, trainer.should_stop = self._stops or trainer.should_stop, False
-        elif self._stops:
-            self._stops, trainer.should_stop = False, True
+    def epoch_cut(self, trainer: Any) -> None:
+        """Save an epoch that is not whole, for a resume that goes on within it."""
+        self.save(trainer, ["last"])
 
-    def _end_epoch(self, trainer: Any) -> None:
-        """Let Lightning end an epoch; then save it, and exit on a signal.
-
-        One that is not due is saved only if it is the best. One that is cut, as by `max_steps`, is saved before its
-        hooks run: a resume goes on with its next batch, and ends it as if nothing had ended it before.
-        """
-        loop = trainer.fit_loop
-        loop._restarting = False  # else an epoch that was resumed within updates no schedule that waits for a plateau
-        if was_cut := is_cut(trainer):
-            self.save(trainer, ["last"])
-        type(loop).on_advance_end(loop)
-        if not was_cut:
-            self._save_epoch(trainer)
-        if self.ends_with:
-            raise self.ends_with
-
-    def _save_epoch(self, trainer: Any) -> None:
+    def epoch_ended(self, trainer: Any) -> None:
+        """Save an epoch; one that is not due only if it is the best."""
         counts = trainer.fit_loop.epoch_progress.total, trainer.fit_loop.epoch_progress.current
         for count in counts:  # the checkpoint is that of the epoch, and not of the next one
             count.completed -= 1
@@ -252,23 +157,6 @@ class Checkpoint(callbacks.Checkpoint):
         finally:
             for count in counts:
                 count.completed += 1
-
-    def _check_stop(self, stop: Any, trainer: Any) -> None:
-        """Let EarlyStopping read its metric, but not where an epoch is cut: a resume does at its end.
-
-        Where the metric was never measured, the training ends once it is saved.
-        """
-        if not trainer.validating and is_cut(trainer):
-            return
-        if stop.strict and stop.monitor not in trainer.callback_metrics and not trainer.fast_dev_run:
-            known = sorted(trainer.callback_metrics)
-            self.ends_with = RuntimeError(
-                f"`EarlyStopping` is conditioned on metric {stop.monitor}, its `monitor`, and measured so far are "
-                f"{', '.join(known) or 'none'}; all steps are saved, for a run with --init_from {self.run.typed}"
-                f"{did_you_mean(stop.monitor, known)}"
-            )
-            return
-        type(stop)._run_early_stopping_check(stop, trainer)
 
     def on_validation_end(self, trainer: Any, pl_module: L.LightningModule) -> None:
         """Refuse a metric that does not exist before the first step, not after the first epoch."""
@@ -394,30 +282,11 @@ class Checkpoint(callbacks.Checkpoint):
             warnings.warn(f"no checkpoint is the best: no validation has measured {self.monitor}", stacklevel=2)
 
 
-def _load_double(strategy: Any, *given: Any, **options: Any) -> None:
-    strategy.lightning_module.double()
-    type(strategy).load_model_state_dict(strategy, *given, **options)
-
-
-def _follow_schedule(scheduler: Any) -> None:
-    """Give a resumed training the learning rates of its own schedule; a longer one has others at the same step."""
-    if type(scheduler) is LambdaLR:
-        for group, base, factor in zip(
-            scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True
-        ):
-            group["lr"] = base * factor(scheduler.last_epoch)
-
-
 def usual_mode(trainer: Any, task: Any, metric: str | None) -> Literal["min", "max"] | None:
     """Return how a metric is compared, as far as a callback that measures it or the task says; None if unknown."""
     if any(metric in getattr(callback, "higher_is_better", ()) for callback in trainer.callbacks):
         return "max"
     return interface.mode_of(task, metric)
-
-
-def within_step(trainer: Any) -> bool:
-    """Return whether batches wait for the rest of their accumulated step: no checkpoint has their gradient."""
-    return bool(trainer.fit_loop._should_accumulate())
 
 
 def _trained(module: L.LightningModule) -> dict[str, torch.Tensor]:

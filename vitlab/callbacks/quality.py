@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback, EarlyStopping
 from torch import Tensor
 
-from vitlab.callbacks.steps import is_due, is_last
+from vitlab.callbacks.loops import is_due, is_last
 from vitlab.interface import deals_samples, log_alike
 from vitlab.models.features import knn
 from vitlab.models.vit import VisionTransformer

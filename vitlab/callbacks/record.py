@@ -18,7 +18,8 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from torch import Tensor
 
-from vitlab.callbacks.steps import Speed, Steps, images, is_cut, logged, means, step_of_loggers
+from vitlab.callbacks.loops import is_cut, logged, step_of_loggers
+from vitlab.callbacks.steps import Speed, Steps, images, means
 from vitlab.errors import Diverged, Stopped, UsageError, named_line, one_line, preview
 from vitlab.interface import is_task
 from vitlab.layers.precision import unscale

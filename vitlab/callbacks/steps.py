@@ -1,13 +1,10 @@
 """What training steps accumulate until they are logged: losses, gradient norms, metrics and speed."""
 
-import math
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from vitlab.interface import batches_of_a_step, check_asked_once, hparams_of, is_task, network, redefines
@@ -186,76 +183,6 @@ def samples(batch: Any) -> int:
         if n := samples(part):
             return n
     return 0
-
-
-def _has_made_max_steps(trainer: Any) -> bool:
-    return bool(0 < trainer.max_steps <= trainer.global_step)  # -1 is no limit
-
-
-def ends_with_epoch(trainer: Any) -> bool:
-    """Return whether the present epoch is the last that `max_epochs` or `max_steps` allow."""
-    return trainer.current_epoch + 1 == trainer.max_epochs or _has_made_max_steps(trainer)
-
-
-def is_cut(trainer: Any) -> bool:
-    """Return whether `max_steps`, or a callback that stops the training, ends it within the present epoch."""
-    ends = trainer.should_stop or _has_made_max_steps(trainer)
-    return bool(ends and not trainer.fit_loop.epoch_loop._num_ready_batches_reached())
-
-
-def keep_whole_epochs(keepers: Sequence[Any]) -> None:
-    """Let each ModelCheckpoint with a monitor keep no epoch that is cut, whose weights no validation has measured."""
-
-    def saves(keeper: Any, trainer: Any) -> bool:
-        return not is_cut(trainer) and bool(type(keeper)._should_save_on_train_epoch_end(keeper, trainer))
-
-    for keeper in keepers:
-        if isinstance(keeper, ModelCheckpoint) and keeper.monitor:
-            keeper._should_save_on_train_epoch_end = partial(saves, keeper)  # type: ignore[method-assign]
-
-
-def is_due(trainer: Any, every: int) -> bool:
-    """Return whether a validation is the first at or after a multiple of ``every`` epochs.
-
-    Validations may lie within epochs, and not every epoch has one: ``trainer.check_val_every_n_epoch`` may be above 1,
-    or null, which counts batches across epochs. The answer depends on the place in the training alone, so a resumed one
-    gets the same.
-    """
-    epoch, batches, between = trainer.current_epoch, trainer.num_training_batches, trainer.val_check_batch
-    apart, loop = trainer.check_val_every_n_epoch, trainer.fit_loop.epoch_loop
-    if between is None or not math.isfinite(between + batches):  # a clock decides, or an epoch's length is unknown
-        done, before, period = epoch + 1, epoch + 1 - (apart or 1), every
-    else:
-        done = 1 + (loop.total_batch_idx if apart is None else epoch * batches + loop.batch_idx)
-        before, period = done - between, every * batches
-        if apart is not None and before <= epoch * batches:  # the first of its epoch
-            before = (epoch - apart) * batches + batches // between * between
-    return bool(done // period > max(0, before) // period)
-
-
-def is_last(trainer: Any) -> bool:
-    """Return whether a validation is the last that `max_epochs` or `max_steps` allow."""
-    left = trainer.num_training_batches - trainer.fit_loop.epoch_loop.batch_idx - 1  # in this epoch
-    another = math.isfinite(left) and left >= (trainer.val_check_batch or math.inf)
-    return ends_with_epoch(trainer) and (_has_made_max_steps(trainer) or not another)
-
-
-def step_of_loggers(trainer: Any) -> int:
-    """Return the step at which Lightning logs what is measured now: the steps before the present one."""
-    return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
-
-
-def logged(trainer: Any, on_step: bool = False) -> dict[str, float]:
-    """Return the metrics that the current loop has logged, for all its loaders, without those of other loops."""
-    metrics: dict[str, Any] = {}
-    if (results := trainer._results) is None:
-        return {}
-    current = results.dataloader_idx
-    for index in dict.fromkeys(item.meta.dataloader_idx for item in results.values()):
-        results.dataloader_idx = index
-        metrics |= results.metrics(on_step)["callback"]
-        results.dataloader_idx = current
-    return {name: float(value) for name, value in metrics.items()}
 
 
 def peak_flops(device: torch.device) -> float | None:

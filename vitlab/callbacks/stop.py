@@ -11,7 +11,8 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from vitlab.callbacks.checkpoint import Checkpoint, within_step
+from vitlab.callbacks.checkpoint import Checkpoint
+from vitlab.callbacks.loops import within_step
 from vitlab.errors import Stopped
 from vitlab.runs import guard
 from vitlab.runs.interrupt import STOPPING, TWICE
