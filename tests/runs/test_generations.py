@@ -14,7 +14,8 @@ import torch
 
 from vitlab.errors import UsageError
 from vitlab.runs import generations
-from vitlab.runs.generations import WRITING, BackgroundCheckpointIO, check_room, rotate, sweep
+from vitlab.runs.before import check_room
+from vitlab.runs.generations import WRITING, BackgroundCheckpointIO, rotate, sweep
 from vitlab.runs.manifest import damage
 
 

@@ -240,25 +240,28 @@ class Checkpoint(callbacks.Checkpoint):
         facts = {"epoch": trainer.current_epoch, "step": trainer.global_step}
         facts |= {"within_step": True} if within_step(trainer) and "last" not in names else {}
         finish = partial(rotate, self.directory, names, facts, fence=self.run.fence)
-        files = trainer.strategy.checkpoint_io
-        if isinstance(files, BackgroundCheckpointIO):
+        if files := self._files(trainer):
             files.finish = finish
-        trainer.save_checkpoint(
-            self.directory / writing(self.run.fence), weights_only=False
-        )  # everywhere: some strategies gather
-        if not isinstance(files, BackgroundCheckpointIO) and trainer.is_global_zero:
+        path = self.directory / writing(self.run.fence)
+        trainer.save_checkpoint(path, weights_only=False)  # everywhere: some strategies gather
+        if not files and trainer.is_global_zero:
             finish()
         self._unsettled = names
         if is_last:
             self.settle(trainer)
+
+    def _files(self, trainer: L.Trainer) -> BackgroundCheckpointIO | None:
+        """Return what writes the files, unless the user has given a plugin of another class for it."""
+        files = trainer.strategy.checkpoint_io
+        return files if isinstance(files, BackgroundCheckpointIO) else None
 
     def settle(self, trainer: L.Trainer) -> None:
         """Wait until the last save is on disk, and notify the loggers; raise NotSaved on all processes if it failed."""
         names, self._unsettled = self._unsettled, []
         if not names:
             return
-        files = trainer.strategy.checkpoint_io
-        failure = files.wait() if isinstance(files, BackgroundCheckpointIO) else None
+        files = self._files(trainer)
+        failure = files.wait() if files else None
         if trainer.world_size > 1:
             failure = trainer.strategy.broadcast(failure)
         if failure:
@@ -270,10 +273,8 @@ class Checkpoint(callbacks.Checkpoint):
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Wait for the checkpoint that is being written, except on Ctrl-C."""
-        if isinstance(trainer.strategy.checkpoint_io, BackgroundCheckpointIO) and not isinstance(
-            exception, KeyboardInterrupt
-        ):
-            trainer.strategy.checkpoint_io.wait()
+        if (files := self._files(trainer)) and not isinstance(exception, KeyboardInterrupt):
+            files.wait()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Wait until all checkpoints are written; say so if there is no best, as its metric was never measured."""

@@ -82,6 +82,16 @@ def as_umask(path: Path) -> None:
         probe.unlink(missing_ok=True)
 
 
+def nearest_existing(path: Path) -> Path:
+    """Return a path, or the nearest folder above it that exists.
+
+    Example:
+        >>> nearest_existing(Path("runs/first/new/file")).name
+        'first'
+    """
+    return next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+
+
 def is_writable(folder: Path) -> bool:
     """Return whether files can be written into a folder, which may have to be made; a full disk does not tell.
 
@@ -89,7 +99,7 @@ def is_writable(folder: Path) -> bool:
         >>> is_writable(Path("runs/first/new")), is_writable(Path("runs/first/run.json/new"))
         (True, False)
     """
-    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    existing = nearest_existing(folder)
     return existing.is_dir() and os.access(existing, os.W_OK)
 
 

@@ -4,13 +4,14 @@ What ``--overwrite`` replaces is set aside until the new run has its first row; 
 """
 
 import os
+import resource
 import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, megabytes
+from vitlab.runs.atomic import nearest_existing
 from vitlab.runs.directory import LOCK, RunDir
-from vitlab.runs.generations import check_room
 from vitlab.runs.matching import is_there
 
 OVERWRITTEN = ".overwritten"  # the folder of the run before
@@ -20,6 +21,8 @@ WRITTEN = (  # before the first step of a resume
     *("run.json.damaged", "data.json.damaged", "model.json.damaged"),
 )
 LOGS = ("wandb", "lightning_logs")
+_KEPT = 4  # checkpoints of the same size: last, previous, best, and one being written
+_PROBE = 2**23  # bytes, at most
 
 
 def prepare(run: RunDir, overwrite: bool, resumed: bool, weights: int) -> None:
@@ -36,6 +39,46 @@ def prepare(run: RunDir, overwrite: bool, resumed: bool, weights: int) -> None:
     check_room(run.path, weights, overwrite)
     if overwrite:
         _set_aside(run)
+
+
+def _freed(folder: Path) -> int:
+    """Return the bytes that are free once a folder is deleted; files of several names count once."""
+    files = {(s.st_dev, s.st_ino): s.st_size for s in (p.lstat() for p in folder.rglob("*") if p.is_file())}
+    return sum(files.values())
+
+
+def check_room(run: Path, weights: int, overwrite: bool = False) -> None:
+    """Refuse a run directory that is not writable or lacks room for the checkpoints.
+
+    Args:
+        run: The run directory, which may not exist yet.
+        weights: Bytes of the network's weights; a checkpoint has about three times that, with Adam's moments.
+        overwrite: Whether what lies there is deleted at the first steps, and leaves its room to the run.
+    """
+    one, free = 3 * weights + 2**18, shutil.disk_usage(nearest_existing(run)).free
+    have = 0 if overwrite else sum(p.stat().st_size for p in (run / "checkpoints").rglob("*") if p.is_file())
+    need, size = max(_KEPT * one - have, one), min(one, _PROBE, free)
+    free += _freed(run) if overwrite else 0
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    ways_out = "choose another place with --run_dir, or make room"
+    if free < need:
+        text = f"{run} has no room for the checkpoints: they need about {megabytes(need)}, {megabytes(free)} are free"
+        raise UsageError(f"{text}; {ways_out}")
+    if limit != resource.RLIM_INFINITY and limit < one:
+        text = f"a checkpoint needs about {megabytes(one)} and files are limited to {megabytes(limit)} (ulimit -f)"
+        raise UsageError(f"{run}: {text}; raise the limit")
+    probe = run / f".probe-{os.getpid()}"
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        with probe.open("wb") as file:
+            file.write(bytes(size))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise UsageError(f"cannot write into {run}: {error.strerror}; {ways_out}") from error
+    finally:
+        if probe.parent.is_dir():
+            probe.unlink(missing_ok=True)
 
 
 def _set_aside(run: RunDir) -> None:

@@ -3,7 +3,6 @@
 import copy
 import errno
 import os
-import resource
 import shlex
 import shutil
 import threading
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from vitlab.errors import UsageError, before_again, megabytes, trusting
 from vitlab.interface import is_loadable, path_of
-from vitlab.runs.atomic import sync_folder
+from vitlab.runs.atomic import nearest_existing, sync_folder
 from vitlab.runs.fence import Fence, RunGone
 from vitlab.runs.format import migrate
 from vitlab.runs.guard import during
@@ -29,8 +28,6 @@ from vitlab.runs.shards import sweep_shards
 
 WRITING = ".writing"  # never matches *.ckpt
 _LINK = ".link"
-_KEPT = 4  # files of the same size: last, previous, best, and one being written
-_PROBE = 2**23  # bytes, at most
 _PLAIN = {bool, float, int, str, type(None)}  # a list of these alone, such as a random state, is not looked into
 
 
@@ -211,19 +208,15 @@ def _cause(error: BaseException) -> OSError | None:
 
 def _not_saved(folder: Path, cause: OSError, size: int) -> str:
     """Return the message that a checkpoint could not be written, with the space it needs and the way out."""
-    room = f"it needs {megabytes(size)}"
+    free = None
     with suppress(OSError):  # the disk is gone
-        room += f", {megabytes(shutil.disk_usage(_existing(folder)).free)} are free"
+        free = shutil.disk_usage(nearest_existing(folder)).free
+    room = f"it needs {megabytes(size)}" + ("" if free is None else f", {megabytes(free)} are free")
     resume = trusting(f"vitlab fit --resume {shlex.quote(str(folder.parent))}", folder.parent)
     return (
         f"the checkpoint could not be written into {folder}: {cause.strerror or cause}; {room}. What was saved before "
         f"is intact: {before_again(cause.errno)}, then `{resume}`"
     )
-
-
-def _existing(path: Path) -> Path:
-    """Return the path, or the nearest folder above it that exists."""
-    return next(place for place in [path.absolute(), *path.absolute().parents] if place.exists())
 
 
 def tensor_bytes(content: Any) -> int:
@@ -307,43 +300,3 @@ def sweep(folder: Path) -> None:
         known = {e["sha256"]: e for e in entries.values()}
         digests = {path.name: file_digest(path) for path in checkpoints}
         write_manifest(folder, {name: known[d] for name, d in digests.items() if d in known})
-
-
-def _freed(folder: Path) -> int:
-    """Return the bytes that are free once a folder is deleted; files of several names count once."""
-    files = {(s.st_dev, s.st_ino): s.st_size for s in (p.lstat() for p in folder.rglob("*") if p.is_file())}
-    return sum(files.values())
-
-
-def check_room(run: Path, weights: int, overwrite: bool = False) -> None:
-    """Refuse a run directory that is not writable or lacks room for the checkpoints.
-
-    Args:
-        run: The run directory, which may not exist yet.
-        weights: Bytes of the network's weights; a checkpoint has about three times that, with Adam's moments.
-        overwrite: Whether what lies there is deleted at the first steps, and leaves its room to the run.
-    """
-    one, free = 3 * weights + 2**18, shutil.disk_usage(_existing(run)).free
-    have = 0 if overwrite else sum(p.stat().st_size for p in (run / "checkpoints").rglob("*") if p.is_file())
-    need, size = max(_KEPT * one - have, one), min(one, _PROBE, free)
-    free += _freed(run) if overwrite else 0
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    ways_out = "choose another place with --run_dir, or make room"
-    if free < need:
-        text = f"{run} has no room for the checkpoints: they need about {megabytes(need)}, {megabytes(free)} are free"
-        raise UsageError(f"{text}; {ways_out}")
-    if limit != resource.RLIM_INFINITY and limit < one:
-        text = f"a checkpoint needs about {megabytes(one)} and files are limited to {megabytes(limit)} (ulimit -f)"
-        raise UsageError(f"{run}: {text}; raise the limit")
-    probe = run / f".probe-{os.getpid()}"
-    try:
-        run.mkdir(parents=True, exist_ok=True)
-        with probe.open("wb") as file:
-            file.write(bytes(size))
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise UsageError(f"cannot write into {run}: {error.strerror}; {ways_out}") from error
-    finally:
-        if probe.parent.is_dir():
-            probe.unlink(missing_ok=True)
