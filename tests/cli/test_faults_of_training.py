@@ -213,7 +213,7 @@ def test_a_file_that_a_library_briefly_cannot_see_is_reported_like_any_unreadabl
 
 def test_two_runs_do_not_share_a_directory(here, capsys):
     from vitlab.runs.directory import RunDir
-    from vitlab.runs.lock import locked
+    from vitlab.runs.run_lock import locked
 
     with locked(RunDir(here / "runs" / "mine")):
         assert main([*FIT, "--name", "mine"]) == 2

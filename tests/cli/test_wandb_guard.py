@@ -11,7 +11,7 @@ from vitlab.errors import UsageError
 from vitlab.jobs.train.start import as_before_if_refused
 from vitlab.jobs.train.wandb import LOG, SafeWandbLogger, place_loggers
 from vitlab.runs.directory import RunDir
-from vitlab.runs.lock import locked
+from vitlab.runs.run_lock import locked
 
 
 @pytest.fixture

@@ -30,14 +30,14 @@ FAULTS = (
 def train(folder, name, host, seed, flock, utime):
     """Train as process ``name`` of ``host``, again and again, until the file ``stop`` exists."""
     from vitlab.errors import UsageError
-    from vitlab.runs import lock
+    from vitlab.runs import lock, run_lock
     from vitlab.runs.directory import RunDir
     from vitlab.runs.fence import RunGone
     from vitlab.runs.generations import BackgroundCheckpointIO, rotate, sweep, writing
 
     os.setpgid(0, 0)
     draw = random.Random(seed)
-    lock.DEAD, lock.TOUCH, lock.LOOK, lock.LEAVING = 60 * SCALE, 10 * SCALE, 0.05, 0.2
+    lock.DEAD, lock.TOUCH, lock.LOOK, run_lock.LEAVING = 60 * SCALE, 10 * SCALE, 0.05, 0.2
     lock._place = lambda: {"host": host}
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
@@ -45,7 +45,7 @@ def train(folder, name, host, seed, flock, utime):
     run = RunDir(folder / "run")
     while not (folder / "stop").exists():
         try:
-            with lock.locked(run):
+            with run_lock.locked(run):
                 run.take_over()
                 note(folder, name, "starts", run.fence.token)
                 if not run.config.is_file():

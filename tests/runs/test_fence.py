@@ -14,12 +14,12 @@ from contextlib import suppress
 import pytest
 import torch
 
-from vitlab.runs import lock
+from vitlab.runs import lock, run_lock
 from vitlab.runs.atomic import atomic_write
 from vitlab.runs.directory import RunDir
 from vitlab.runs.fence import Fenced, RunGone
 from vitlab.runs.generations import BackgroundCheckpointIO, rotate, writing
-from vitlab.runs.lock import locked
+from vitlab.runs.run_lock import locked
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_the_heartbeat_outlives_errors_of_its_file_system(run, monkeypatch):
 def test_a_directory_that_cannot_be_seen_for_a_moment_is_not_called_gone(run, monkeypatch, number):
     """Before, the heartbeat took any error of stat for the end of the directory, and ended the training."""
     failed, real = [], os.stat
-    monkeypatch.setattr(lock, "LEAVING", 60.0)
+    monkeypatch.setattr(run_lock, "LEAVING", 60.0)
 
     def stat(path, *words, **more):
         if str(path) == str(run.path) and len(failed) < 3:
@@ -195,7 +195,7 @@ def test_a_clock_that_jumps_gives_nobody_the_lock_of_a_living_owner(run, monkeyp
 @pytest.mark.parametrize("main_thread", ["hangs", "ends by itself"])
 def test_the_process_that_lost_its_lock_ends_with_one_line(run, monkeypatch, capsys, main_thread):
     ended = threading.Event()
-    monkeypatch.setattr(lock, "LEAVING", 0.3 if main_thread == "hangs" else 60)
+    monkeypatch.setattr(run_lock, "LEAVING", 0.3 if main_thread == "hangs" else 60)
     monkeypatch.setattr(os, "_exit", lambda code: ended.set())
     monkeypatch.setattr(multiprocessing, "active_children", list)  # those of tests before live on
     with locked(run):

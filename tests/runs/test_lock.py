@@ -10,9 +10,9 @@ import time
 import pytest
 
 from vitlab.errors import UsageError
-from vitlab.runs import lock
+from vitlab.runs import lock, run_lock
 from vitlab.runs.directory import RunDir
-from vitlab.runs.lock import locked
+from vitlab.runs.run_lock import locked
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "DEAD", 2.0)
     monkeypatch.setattr(lock, "TOUCH", 0.25)
     monkeypatch.setattr(lock, "UNSIGNED", 1.0)
-    monkeypatch.setattr(lock.LOG, "info", lambda *words: None)
+    monkeypatch.setattr(run_lock.LOG, "info", lambda *words: None)
     return RunDir(tmp_path)
 
 
@@ -97,5 +97,5 @@ def test_a_directory_that_cannot_be_written_is_refused_with_the_way_out(run, beg
     monkeypatch.setattr(lock, "take", full)
     if begun:
         run.config.touch()
-    with pytest.raises(UsageError, match=f"No space left on device; {way_out}$"), lock.locked(run):
+    with pytest.raises(UsageError, match=f"No space left on device; {way_out}$"), locked(run):
         pass

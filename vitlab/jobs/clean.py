@@ -13,6 +13,7 @@ from vitlab.runs.directory import LOCK, RunDir
 from vitlab.runs.manifest import read_manifest
 from vitlab.runs.matching import matching
 from vitlab.runs.records import MEASURED_BY
+from vitlab.runs.run_lock import is_running_in, run_status
 
 What = Literal["spare", "resume", "checkpoints", "runs"]
 WHAT = {
@@ -75,7 +76,7 @@ def to_clean(runs: Sequence[RunDir], what: What = "spare") -> tuple[list[Item], 
     items: list[Item] = []
     kept: dict[str, str] = {}
     for run in runs:
-        if lock.is_running_in(run):
+        if is_running_in(run):
             kept[str(run.path)] = "a process trains in it"
             continue
         try:
@@ -100,7 +101,7 @@ def _of_run(run: RunDir, what: What, kept: dict[str, str]) -> list[Item]:
         return [Item(run, run.path, "the whole run", named=found)]
     left = [path for pattern in _LEFT for path in run.path.glob(pattern) if path.is_file()]
     items = [Item(run, path, "left by an interrupted write") for path in dict.fromkeys(left)]
-    is_done = lock.run_status(run, run.record) == "done"
+    is_done = run_status(run, run.record) == "done"
     if what == "checkpoints" and not (is_done and matching(run.weights, "*.safetensors")):
         kept[str(run.path)] = "its last weights are in its checkpoints alone; --what=runs removes it"
     elif what == "checkpoints":

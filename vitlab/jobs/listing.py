@@ -16,9 +16,9 @@ from vitlab.config.yaml_files import read_own
 from vitlab.errors import UsageError, did_you_mean, megabytes, one_line, trusting
 from vitlab.jobs.typed import command_of, first_settings, settings_so_far
 from vitlab.runs.directory import RunDir, find_directory, some_runs
-from vitlab.runs.lock import run_status
 from vitlab.runs.manifest import last_saved, read_manifest
 from vitlab.runs.records import MEASURED_BY, metrics_and_n, split_metrics
+from vitlab.runs.run_lock import run_status
 from vitlab.shipped import as_typed
 
 Row = dict[str, Any]  # facts of a run by name: of its record, of its results (`test.acc1`), of its configuration

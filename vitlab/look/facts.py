@@ -20,9 +20,9 @@ from vitlab.jobs.listing import record_of
 from vitlab.look.analysis_page import as_html
 from vitlab.look.charts import confusions_table, line_chart, matrix_chart
 from vitlab.runs.directory import RunDir
-from vitlab.runs.lock import run_status
 from vitlab.runs.manifest import read_manifest
 from vitlab.runs.records import parameters_of, split_metrics
+from vitlab.runs.run_lock import run_status
 from vitlab.runs.same_images import Facts, same_images
 from vitlab.runs.standing import Standing
 from vitlab.stats import mcnemar, paired_interval

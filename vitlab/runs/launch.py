@@ -25,6 +25,11 @@ def launched_rank() -> int:
     return int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
 
 
+def is_leader() -> bool:
+    """Return whether this process of a launch manages the run directory."""
+    return launched_rank() == 0 and "VITLAB_RUN_DIR" not in os.environ
+
+
 def check_launch() -> None:
     """Refuse one process in a SLURM job of several tasks, as it would wait for the others in vain."""
     tasks, name = os.environ.get("SLURM_NTASKS", "1"), os.environ.get("SLURM_JOB_NAME")

@@ -1,4 +1,4 @@
-"""Claims: of several workers, on one machine or many, exactly one owns a cell or trains in a run directory.
+"""Claims: of several workers, on one machine or many, exactly one owns a cell or a run directory.
 
 A claim is a file that only one process can create. Its owner touches it regularly, and holds a lock on it that child
 processes inherit. So a claim is dead when no process has the lock, or, on file systems without locks, when it has not
@@ -8,7 +8,6 @@ owner that finds its file removed makes it again; one that finds the file of ano
 
 import fcntl
 import json
-import logging
 import os
 import signal
 import socket
@@ -16,26 +15,20 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vitlab.errors import UsageError, before_again, named, printable
+from vitlab.errors import named
 from vitlab.runs import guard
-from vitlab.runs.directory import LOCK, RunDir
 from vitlab.runs.fence import Fenced, RunGone, owner_text
-from vitlab.runs.launch import launched_rank
 from vitlab.runs.processes import is_running, start_time
 
-LOG = logging.getLogger("vitlab")
 UNSIGNED = 2.0  # seconds that a new claim may lack its owner's name
 LOOK = 1.0  # seconds between two looks at the own claim
 TOUCH = 10.0  # seconds between two signs of life
 DEAD = 60.0  # seconds without one after which another machine may take over
-LEAVING = 4.0  # seconds that the main thread has to end once another process has the directory
-ORPHANS = 15.0  # seconds; loader workers hold the lock of a killed trainer until they notice, within five seconds
 LONGEST = 1 << 16  # bytes of a claim that are read
 
 
@@ -216,18 +209,6 @@ def is_alive(path: Path) -> bool:
         os.close(fd)
 
 
-def run_status(run: RunDir, record: Mapping[str, Any]) -> str:
-    """Return the status of a run; ``killed`` if it says that it runs, and no process holds its lock."""
-    status = str(record.get("status", "unknown"))
-    return "killed" if status == "running" and not is_running_in(run) else status
-
-
-def is_running_in(run: RunDir) -> bool:
-    """Return whether a process trains in a run directory, as far as its lock tells; if it cannot be read, yes."""
-    path = run.path / LOCK
-    return path.is_file() and (not os.access(path, os.R_OK | os.W_OK) or is_alive(path))
-
-
 _watched: dict[Path, tuple[tuple[int, int], float]] = {}  # of each claim its last touch, and when it was first seen so
 
 
@@ -336,28 +317,6 @@ def _end_orphan(facts: dict[str, Any]) -> None:
             time.sleep(0.02)
 
 
-def is_leader() -> bool:
-    """Return whether this process of a launch manages the run directory."""
-    return launched_rank() == 0 and "VITLAB_RUN_DIR" not in os.environ
-
-
-@contextmanager
-def locked(run: RunDir) -> Iterator[None]:
-    """Lock the run directory; refuse if another process holds the lock. A dead process's lock is taken over."""
-    if not is_leader():
-        yield
-        return
-    claim = _take(run)
-    try:
-        yield
-    finally:
-        claim.release()
-        if run.fence:
-            run.fence.close()
-        with suppress(OSError):
-            run.path.rmdir()  # succeeds only if nothing was written
-
-
 @contextmanager
 def held(path: Path, what: str, sign: Callable[[], object] = lambda: None) -> Iterator[float]:
     """Hold a lock at ``path`` for work that several processes may want to do, and wait while another does it.
@@ -386,49 +345,3 @@ def held(path: Path, what: str, sign: Callable[[], object] = lambda: None) -> It
         yield waited if waited > 0.1 else 0.0
     finally:
         claim.release()
-
-
-def _take(run: RunDir) -> HeldLock:
-    path = run.path / LOCK
-    since = time.monotonic()
-    announced = False
-    try:
-        while (claim := take(path, partial(_check, run), partial(_leave, run))) is None:
-            owner = read(path) or {}
-            waited = time.monotonic() - since
-            if not _may_have_died(owner, silence_of(path), waited):
-                raise UsageError(f"{owner_text(owner)} is training in {run.path}; wait until it ends, or stop it")
-            if waited > 3 and not announced:
-                announced = True
-                LOG.info("run    waiting for the lock of process %s on %s", owner.get("pid"), owner.get("host"))
-            time.sleep(0.2)
-    except OSError as error:
-        way_out = "choose another --run_dir"
-        if run.has_begun():
-            way_out = f"{before_again(error.errno)}, or resume a copy of it elsewhere"
-        raise UsageError(f"cannot write into {run.path}: {error.strerror}; {way_out}") from error
-    return claim
-
-
-def _may_have_died(owner: dict[str, Any], silence: float, waited: float) -> bool:
-    """Return whether to keep waiting for a lock, because its owner is dead or has given no sign of life."""
-    if is_here(owner):
-        return not is_running(owner.get("pid", 0)) and waited < ORPHANS
-    return waited < UNSIGNED or (silence > waited / 2 and waited < 2 * DEAD)  # else it was touched meanwhile
-
-
-def _check(run: RunDir) -> None:
-    if run.fence:
-        run.check_there()
-
-
-def _leave(run: RunDir, error: RunGone, released: threading.Event) -> None:
-    """End this process, which has lost the run directory: by an exception, or without the main thread if that hangs."""
-    if run.fence:
-        run.fence.loss = run.fence.loss or error
-    if released.wait(LEAVING):
-        return
-    if not (run.fence and run.fence.told) and sys.stderr is not None:
-        line = f"vitlab: {printable(str(error))}; this one ends and writes nothing more\n"
-        guard.at_most(1.0, partial(print, line, end="", file=sys.stderr, flush=True))
-    guard.end_process(1)

@@ -55,7 +55,7 @@ class Record(TypedDict, total=False):
         'done'
     """
 
-    status: str  # running, done, failed or preempted; see vitlab.runs.lock.run_status
+    status: str  # running, done, failed or preempted; see vitlab.runs.run_lock.run_status
     attempts: int
     argv: list[str]  # of the last attempt
     configs: list[str]  # config files of the first attempt

@@ -51,7 +51,7 @@ from vitlab.models.hooks import modes_kept
 from vitlab.models.old_names import new_name, upgrade
 from vitlab.runs.choose import choose_run, initial_weights, run_to_continue
 from vitlab.runs.directory import RunDir
-from vitlab.runs.lock import is_leader
+from vitlab.runs.launch import is_leader
 from vitlab.shipped import LIBRARIES
 from vitlab.tasks.base import Task
 from vitlab.tasks.distillation import Distillation

@@ -16,8 +16,8 @@ from vitlab.jobs.train.start import as_before_if_refused, begin, running, tellin
 from vitlab.runs.directory import RunDir
 from vitlab.runs.guard import guarded
 from vitlab.runs.launch import watch_launcher
-from vitlab.runs.lock import locked
 from vitlab.runs.processes import keep_freed_memory
+from vitlab.runs.run_lock import locked
 
 
 def fit(arguments: list[str], options: FitOptions) -> RunDir:

@@ -25,8 +25,7 @@ from vitlab.jobs.typed import first_settings, settings_so_far
 from vitlab.notebook import names_in, source_of
 from vitlab.runs.before import Before, prepare
 from vitlab.runs.guard import Guard, enter, others_of
-from vitlab.runs.launch import announce_run, join_group_store
-from vitlab.runs.lock import is_leader
+from vitlab.runs.launch import announce_run, is_leader, join_group_store
 from vitlab.runs.matching import is_there
 from vitlab.runs.records import now_utc
 
