@@ -17,7 +17,7 @@ from vitlab.data.pack.write import pack
 WHOLE = ["layers", "tokenizers", "models", "optim"]  # rooms in which each module shows all that it has
 EXPORTS = ["ablation", "analysis", "callbacks", "data", "pretraining", "tasks"]  # rooms that show what they export
 MODULES = ["api", "run", "runs.records", "stats", "tables"]
-RUNS = ["RunDir", "find_run"]  # what a reader may want of runs.directory
+RUNS = {"directory": "RunDir", "find": "find_run"}  # what a reader may want of vitlab.runs
 TRAINS = ["fit", "Run"]  # what takes seconds
 RUN = ("vitlab.analysis", "vitlab.api")  # rooms whose examples speak of a run
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | doctest.IGNORE_EXCEPTION_DETAIL
@@ -38,8 +38,9 @@ def public():
         package = importlib.import_module(f"vitlab.{room}")
         values = [(name, getattr(package, name)) for name in package.__all__]
         shown += [(n, value, inspect.getmodule(value)) for n, value in values if inspect.getmodule(value) is not None]
-    directory = importlib.import_module("vitlab.runs.directory")
-    shown += [(name, getattr(directory, name), directory) for name in RUNS]
+    for file, name in RUNS.items():
+        module = importlib.import_module(f"vitlab.runs.{file}")
+        shown.append((name, getattr(module, name), module))
     for name, value, module in shown:
         is_code = inspect.isclass(value) or inspect.isfunction(value)
         if is_code and value.__module__ == module.__name__ and not name.startswith("_"):

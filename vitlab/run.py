@@ -14,7 +14,8 @@ from vitlab.errors import UsageError, escaped, not_finite
 from vitlab.jobs.exported import Dynamic, ExportOptions, Form, export_path
 from vitlab.jobs.terminal import lightning_quieted, open_terminal, terminal_as_it_was
 from vitlab.named_kwargs import check_names
-from vitlab.runs.directory import Here, RunDir, find_directory, find_run
+from vitlab.runs.directory import Here, RunDir
+from vitlab.runs.find import find_directory, find_run
 from vitlab.runs.processes import as_it_was
 from vitlab.runs.records import EvaluationCommand, Record, Results
 from vitlab.runs.run_lock import run_status

@@ -22,7 +22,8 @@ from vitlab.data.record import read_numbers
 from vitlab.errors import UsageError
 from vitlab.jobs.restore import former_ways, has_images_of
 from vitlab.jobs.train.initial import images_of_weights
-from vitlab.runs.directory import RunDir, file_of_weights
+from vitlab.runs.directory import RunDir
+from vitlab.runs.find import file_of_weights
 
 pytestmark = pytest.mark.slow  # whole runs
 

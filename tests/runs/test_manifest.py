@@ -8,7 +8,8 @@ import torch
 
 from vitlab.errors import UsageError
 from vitlab.runs import manifest
-from vitlab.runs.directory import RunDir, find_run
+from vitlab.runs.directory import RunDir
+from vitlab.runs.find import find_run
 from vitlab.runs.manifest import LOG, check_whole, damage, file_digest, first_whole
 
 

@@ -79,16 +79,16 @@ def test_unknown_keys_of_a_later_vitlab_are_kept(run):
 
 
 def test_a_damaged_run_does_not_affect_others(run, monkeypatch):
-    from vitlab.runs import directory
+    from vitlab.runs import find
 
-    monkeypatch.setattr(directory, "RUNS", run.path.parent)
+    monkeypatch.setattr(find, "RUNS", run.path.parent)
     torn = RunDir(run.path.parent / "torn")
     torn.path.mkdir()
     (torn.path / "run.json").write_text("{")
-    assert [one.path.name for one in directory.all_runs()] == ["torn", "run"]
+    assert [one.path.name for one in find.all_runs()] == ["torn", "run"]
     (torn.path / "run.json").unlink()
     (torn.path / "run.json").mkdir()  # the system refuses to read it
-    assert [one.path.name for one in directory.some_runs()] == ["torn", "run"]
+    assert [one.path.name for one in find.some_runs()] == ["torn", "run"]
 
 
 def test_an_opening_that_cannot_be_noted_or_counted_is_an_error_unless_the_run_is_read_only(tmp_path, monkeypatch):

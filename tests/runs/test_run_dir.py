@@ -18,7 +18,8 @@ from vitlab.run import Run
 from vitlab.runs import atomic
 from vitlab.runs.atomic import alone_in, atomic_write, write_text
 from vitlab.runs.choose import choose_run, initial_weights, run_to_continue
-from vitlab.runs.directory import RunDir, find_directory, find_run
+from vitlab.runs.directory import RunDir
+from vitlab.runs.find import find_directory, find_run
 
 
 def test_a_file_keeps_its_content_until_the_next_one_is_whole(tmp_path):

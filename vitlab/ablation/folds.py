@@ -26,7 +26,8 @@ from vitlab.config.trust import TRUSTED
 from vitlab.config.yaml_files import read_yaml
 from vitlab.errors import UsageError
 from vitlab.runs.atomic import write_text
-from vitlab.runs.directory import RUNS, file_of_weights
+from vitlab.runs.directory import RUNS
+from vitlab.runs.find import file_of_weights
 from vitlab.runs.records import bounds_of, split_metrics
 from vitlab.shipped import LIBRARIES, find_file
 from vitlab.stats import interval

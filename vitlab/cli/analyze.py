@@ -11,7 +11,7 @@ from vitlab.config.trust import add_trust
 from vitlab.errors import UsageError
 from vitlab.lazy import quick_imports
 from vitlab.runs.atomic import is_writable
-from vitlab.runs.directory import find_run
+from vitlab.runs.find import find_run
 
 QUICK = 64  # images
 MOST_PICTURES = 64  # of --images; most figures show fewer

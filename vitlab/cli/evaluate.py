@@ -14,7 +14,8 @@ from vitlab.config.trust import add_trust
 from vitlab.errors import UsageError, printable
 from vitlab.lazy import quick_imports
 from vitlab.objects import as_yaml
-from vitlab.runs.directory import RunDir, find_directory, find_run
+from vitlab.runs.directory import RunDir
+from vitlab.runs.find import find_directory, find_run
 from vitlab.runs.matching import is_there, matching
 from vitlab.runs.records import SPLIT_OF, EvaluationCommand
 from vitlab.tables import metrics_text

@@ -3,7 +3,7 @@
 from vitlab.cli.evaluate import run_parser
 from vitlab.jobs.exported import DYNAMIC, SUFFIXES, ExportOptions, export_path
 from vitlab.lazy import quick_imports
-from vitlab.runs.directory import find_run
+from vitlab.runs.find import find_run
 from vitlab.shipped import card_beside
 from vitlab.tables import metrics_text
 

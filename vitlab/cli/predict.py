@@ -14,7 +14,8 @@ from vitlab.config.options import check_topk
 from vitlab.errors import UsageError, escaped, not_finite
 from vitlab.lazy import quick_imports
 from vitlab.runs.atomic import is_writable
-from vitlab.runs.directory import RunDir, find_directory, run_called
+from vitlab.runs.directory import RunDir
+from vitlab.runs.find import find_directory, run_called
 from vitlab.shipped import LIBRARIES, card_beside, find_weights
 
 if TYPE_CHECKING:

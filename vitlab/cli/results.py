@@ -11,7 +11,8 @@ from vitlab.config.arguments import CommandParser, add_formats
 from vitlab.errors import UsageError
 from vitlab.jobs.results import check_record, markdown, record, rows_in_full, without_accuracy
 from vitlab.runs.atomic import write_text
-from vitlab.runs.directory import RUNS, RunDir, all_runs, find_directory, run_called
+from vitlab.runs.directory import RUNS, RunDir
+from vitlab.runs.find import all_runs, find_directory, run_called
 from vitlab.tables import marks, replace_section
 
 

@@ -10,7 +10,8 @@ from vitlab.config.arguments import CommandParser, KeepLines, add_formats
 from vitlab.errors import UsageError, megabytes, trusting
 from vitlab.jobs.clean import WHAT, Item, remove, to_clean
 from vitlab.jobs.listing import PARTS, Row, about, differences_of, head_metrics, list_runs
-from vitlab.runs.directory import RunDir, find_directory
+from vitlab.runs.directory import RunDir
+from vitlab.runs.find import find_directory
 from vitlab.runs.records import MEASURED_BY
 from vitlab.tables import columns
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from vitlab.config.keys import GROUPS
 from vitlab.errors import did_you_mean
-from vitlab.runs.directory import run_called
+from vitlab.runs.find import run_called
 from vitlab.shipped import HOME, find_shipped
 
 NAMES = {  # argument of other programs, without dashes: what to type instead, in every command

@@ -20,7 +20,8 @@ from vitlab.errors import MISTAKES, UsageError, in_own_code
 from vitlab.jobs.find_subject import has_no_run, subject_at
 from vitlab.jobs.restore import PLACES, has_images_of
 from vitlab.jobs.view import View
-from vitlab.runs.directory import RunDir, find_run
+from vitlab.runs.directory import RunDir
+from vitlab.runs.find import find_run
 
 USUAL = View()
 SAME = ("trainer.", "data.num_workers", "data.cache_gb", "data.batch_size")  # how fast, not what

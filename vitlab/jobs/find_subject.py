@@ -10,7 +10,8 @@ from vitlab.jobs.subject_of_run import subject_of_run
 from vitlab.jobs.subject_without_run import named_subject
 from vitlab.jobs.view import View
 from vitlab.models.sizes import SIZES
-from vitlab.runs.directory import RunDir, find_run, run_called
+from vitlab.runs.directory import RunDir
+from vitlab.runs.find import find_run, run_called
 from vitlab.runs.standing import checksum
 from vitlab.shipped import LIBRARIES, find_weights
 

@@ -15,7 +15,8 @@ from vitlab.config.keys import differences, dotted, flatten, flatten_with_classe
 from vitlab.config.yaml_files import read_own
 from vitlab.errors import UsageError, did_you_mean, megabytes, one_line, trusting
 from vitlab.jobs.typed import command_of, first_settings, settings_so_far
-from vitlab.runs.directory import RunDir, find_directory, some_runs
+from vitlab.runs.directory import RunDir
+from vitlab.runs.find import find_directory, some_runs
 from vitlab.runs.manifest import last_saved, read_manifest
 from vitlab.runs.records import MEASURED_BY, metrics_and_n, split_metrics
 from vitlab.runs.run_lock import run_status

@@ -23,7 +23,8 @@ from vitlab.jobs.terminal import say
 from vitlab.models.create import library_network
 from vitlab.models.load import load_network
 from vitlab.models.weights_file import check_readable
-from vitlab.runs.directory import RunDir, find_run
+from vitlab.runs.directory import RunDir
+from vitlab.runs.find import find_run
 from vitlab.shipped import LIBRARIES, card_beside, find_weights
 from vitlab.tasks import MultiTask, Regressor
 

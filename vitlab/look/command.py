@@ -13,7 +13,8 @@ from vitlab.errors import UsageError
 from vitlab.lazy import quick_imports
 from vitlab.look.written import is_of_training
 from vitlab.runs.atomic import is_writable, write_text
-from vitlab.runs.directory import RunDir, find_directory, find_run
+from vitlab.runs.directory import RunDir
+from vitlab.runs.find import find_directory, find_run
 from vitlab.runs.standing import Standing, checksum
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vitlab.errors import UsageError, preview, trusting
-from vitlab.runs.directory import RUNS, RunDir, all_runs, find_directory, run_called
+from vitlab.runs.directory import RUNS, RunDir
+from vitlab.runs.find import all_runs, find_directory, run_called
 from vitlab.runs.launch import agree, agreed, is_restarted, launched_rank
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")

@@ -15,7 +15,8 @@ from vitlab.models.load import load_network
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.weights_file import facts_beside, read_weights
 from vitlab.notebook import check_classes
-from vitlab.runs.directory import RunDir, file_of_weights, find_run
+from vitlab.runs.directory import RunDir
+from vitlab.runs.find import file_of_weights, find_run
 from vitlab.shipped import LIBRARIES, card_beside
 from vitlab.tasks.arguments import ClassifierArgs
 from vitlab.tasks.classifier import Classifier

@@ -16,7 +16,7 @@ from typing import Any
 from vitlab.config.keys import flatten, key_of
 from vitlab.errors import UsageError
 from vitlab.notebook import imported_names
-from vitlab.runs.directory import file_of_weights
+from vitlab.runs.find import file_of_weights
 from vitlab.runs.machine import installed_versions
 from vitlab.runs.manifest import file_digest
 from vitlab.shipped import HERE, LIBRARIES

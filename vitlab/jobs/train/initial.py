@@ -30,7 +30,8 @@ from vitlab.jobs.train.job import GIVEN, ImagesBefore, Job
 from vitlab.models.create import load_of_library
 from vitlab.models.load import NEW_HEAD, network_args, outputs_of
 from vitlab.models.weights_file import facts_beside, read_content
-from vitlab.runs.directory import RunDir, file_of_weights
+from vitlab.runs.directory import RunDir
+from vitlab.runs.find import file_of_weights
 from vitlab.runs.manifest import check_whole
 from vitlab.shipped import LIBRARIES
 from vitlab.tasks.regressor import Standardized, refuse_own_units
