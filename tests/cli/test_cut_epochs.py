@@ -12,7 +12,7 @@ from torch.optim import lr_scheduler
 
 import vitlab
 from vitlab.errors import UsageError
-from vitlab.jobs.checkpoint import check_extensible
+from vitlab.jobs.train.continued import check_extensible
 
 BASE = {
     "trainer.max_epochs": 3,
@@ -155,7 +155,7 @@ def test_schedules_of_own_modules_that_end_with_their_run_are_not_trained_longer
         schedule.step()
     loops = {"fit_loop": {"epoch_loop.state_dict": {"_batches_that_stepped": 12}}}
     content = {"lr_schedulers": [schedule.state_dict()], "epoch": 2, "global_step": 2 * 12, "loops": loops}
-    monkeypatch.setattr("vitlab.jobs.checkpoint._read_to_resume", lambda path: content)
+    monkeypatch.setattr("vitlab.jobs.train.continued.read_to_resume", lambda path: content)
     run = SimpleNamespace(last_checkpoint=lambda: Path("last.ckpt"), record={"steps": 24}, path="run", typed="run")
     for epochs in (6, -1):  # the second: `trainer.max_steps` ends it
         with pytest.raises(UsageError, match=told) if told else nullcontext():

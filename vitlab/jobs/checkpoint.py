@@ -40,79 +40,15 @@ def checkpoint_to_resume(run: RunDir) -> Path | None:
     """
     checkpoint = run.last_checkpoint()
     if checkpoint:
-        _read_to_resume(checkpoint)
+        read_to_resume(checkpoint)
     return checkpoint
 
 
-def _read_to_resume(checkpoint: Path) -> dict[str, Any]:
+def read_to_resume(checkpoint: Path) -> dict[str, Any]:
+    """Return the content of a checkpoint, once it is known that training can go on from it."""
     with user_mistakes():
         check_readable(checkpoint)
         return read_resumable(checkpoint)
-
-
-def check_extensible(run: RunDir, epochs: int | None) -> None:
-    """Refuse more epochs or steps for a run whose schedule keeps the number for which it was made.
-
-    OneCycleLR would fail, CosineAnnealingLR climb back to its peak, linear ones and those of timm stay at their end.
-
-    Args:
-        run: The run to continue.
-        epochs: Its epochs so far, for a schedule that advances at every epoch; -1 where `trainer.max_steps` ends it.
-
-    Raises:
-        UsageError: The schedule ends with the run.
-    """
-    if not (checkpoint := run.last_checkpoint()):
-        return
-    content = _read_to_resume(checkpoint)
-    done = content["loops"]["fit_loop"]["epoch_loop.state_dict"].get("_batches_that_stepped", content["global_step"])
-    for state in content["lr_schedulers"]:
-        if not (ends := _ends(state)):  # nor is a record needed, which may be damaged
-            continue
-        at = _position(state)
-        by_epoch = state.get("t_in_epochs", at <= content["epoch"] + 1 and at != done)  # the first: of timm
-        # a schedule may be stepped several times in a step of the training, as with several optimizers
-        made = content["epoch"] + 1 if by_epoch else at or done
-        planned = epochs if by_epoch and epochs != -1 else run.record.get("steps", done) * made // max(done, 1)
-        over = [end for end in ends if planned is None or planned - 1 <= end <= planned]
-        if over:
-            raise UsageError(
-                f"`--resume`: the schedule of {run.path} was made for {over[0]} {'epochs' if by_epoch else 'steps'} "
-                f"and has no more: resume it without a larger `trainer.max_epochs` or `trainer.max_steps`, or start a "
-                f"new run with --init_from {run.typed}"
-            )
-
-
-def _ends(state: Mapping[str, Any], begin: int = 0) -> list[int]:
-    """Return where schedules that fall over a number of steps end, counted from their own beginning, too.
-
-    Args:
-        state: The state of a schedule, which may consist of others.
-        begin: Where it begins.
-
-    Example:
-        >>> parts = [{"total_iters": 3, "start_factor": 0.1, "end_factor": 1.0}, {"T_max": 7}]
-        >>> _ends({"_schedulers": parts, "_milestones": [3]}), _ends({"T_0": 4})
-        ([10, 7], [])
-        >>> _ends({"t_initial": 4, "cycle_limit": 2, "cycle_mul": 2, "warmup_t": 1, "warmup_prefix": True})  # of timm
-        [13, 12]
-    """
-    if "t_initial" in state:
-        limit, factor = min(state["cycle_limit"], 999), state["cycle_mul"]
-        cycles = limit if factor == 1 else (1 - factor**limit) / (1 - factor)
-        warmup = state["warmup_t"] * state["warmup_prefix"]
-        return _ends({"T_max": int(state["t_initial"] * cycles)}, begin + warmup)
-    falls = "power" in state or state.get("end_factor", 1) < state.get("start_factor", 1)  # others warm up
-    names = ["total_steps", "T_max", *["total_iters"] * falls]
-    parts = state.get("_schedulers", [])
-    begins = [0, *state.get("_milestones", [0] * len(parts))]
-    own = [state[name] + later for name in names if name in state for later in dict.fromkeys((begin, 0))]
-    return own + [end for part, later in zip(parts, begins, strict=False) for end in _ends(part, begin + later)]
-
-
-def _position(state: Mapping[str, Any]) -> int:
-    """Return how often a schedule has been stepped, 0 of timm's; a ChainedScheduler does not count itself."""
-    return int(state.get("last_epoch", 0)) or max(map(_position, state.get("_schedulers", [])), default=0)
 
 
 def checkpoint_facts(path: Path) -> dict[str, Any]:

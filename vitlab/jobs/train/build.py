@@ -24,7 +24,7 @@ from vitlab.callbacks.watch import Watch
 from vitlab.config.arguments import config_paths
 from vitlab.config.callbacks import check_callbacks, check_monitors, redirect_into_run, trainer_parts
 from vitlab.config.explain import user_mistakes
-from vitlab.config.keys import check_same_config, flatten_as_typed, is_longer, recipe_name
+from vitlab.config.keys import flatten_as_typed, recipe_name
 from vitlab.config.options import FitOptions
 from vitlab.config.parser import VitlabCLI, class_at
 from vitlab.config.strategies import FullyShard, check_shards, check_strategy
@@ -34,9 +34,9 @@ from vitlab.data.listed import Listed
 from vitlab.data.timm_images import images_of, images_of_timm
 from vitlab.errors import UsageError, one_line, preview
 from vitlab.interface import has_grid, hparams_of, is_loadable, network, path_of
-from vitlab.jobs.checkpoint import check_extensible
-from vitlab.jobs.restore import naming_place_of_data, stored_config, training_args
+from vitlab.jobs.restore import naming_place_of_data, training_args
 from vitlab.jobs.terminal import lightning_quieted, open_terminal, say
+from vitlab.jobs.train.continued import check_continued
 from vitlab.jobs.train.describe import header
 from vitlab.jobs.train.endings import building, lost_process
 from vitlab.jobs.train.facts import model_facts, write_facts
@@ -48,7 +48,7 @@ from vitlab.lazy import quick_imports
 from vitlab.models.convert_peers import peer_images
 from vitlab.models.cost import count_all_parameters
 from vitlab.models.hooks import modes_kept
-from vitlab.models.old_names import new_name, upgrade
+from vitlab.models.old_names import new_name
 from vitlab.runs.choose import choose_run, initial_weights, run_to_continue
 from vitlab.runs.directory import RunDir
 from vitlab.runs.launch import is_leader
@@ -246,7 +246,7 @@ class FitCLI(VitlabCLI):
         self.config_text = self._as_text()
         values = flatten_as_typed(parse_own(self.config_text))
         if self.resumed:
-            self._check_resumed(values)
+            check_continued(self.run, self.config, values)
         else:
             configs = config_paths(self.arguments)
             self.run = choose_run(self.options, configs, self.config.seed_everything, self.config_text)
@@ -329,31 +329,6 @@ class FitCLI(VitlabCLI):
             if LOOK["asked"] not in named and LOOK["page"] not in named:
                 found.append(class_at(LOOK["page"])(**({} if share is None else {"share": share})))
         return found
-
-    def _check_resumed(self, values: dict[str, Any]) -> None:
-        """Refuse to continue a run with values that would change what it is, or for longer than its schedule allows."""
-        if not (old := stored_config(self.run)):
-            return
-        old_values = self._defaults_among(values) | flatten_as_typed(self._in_parts(old))
-        check_same_config(self.run, old_values, values)
-        if any(is_longer(key, old_values, values) for key in values):
-            check_extensible(self.run, old_values["trainer.max_epochs"])
-
-    def _defaults_among(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return the values that are defaults of their arguments: an older run without such a key had that value."""
-        classes = {name: class_at(self.config[name].class_path) for name in ("model", "data")}
-        taken = {
-            f"{name}.{p.name}": p.default for name, cls in classes.items() for p in signature(cls).parameters.values()
-        }
-        plain = {key: list(value) if isinstance(value, tuple) else value for key, value in taken.items()}
-        return {key: value for key, value in values.items() if key in plain and plain[key] == value}
-
-    def _in_parts(self, stored: dict[str, Any]) -> dict[str, Any]:
-        """Return the stored configuration of a run with its options under their present names, see ``old_names.py``."""
-        model = stored.get("model")
-        if not issubclass(class_at(self.config.model.class_path), Task) or not isinstance(model, dict):
-            return stored
-        return {**stored, "model": {**model, "init_args": upgrade(model.get("init_args") or {})}}
 
     def _as_text(self) -> str:
         """Return the configuration to store, with the linked values that the data cannot provide."""
