@@ -107,7 +107,7 @@ def fit(
             kept.random = run.record.get("seed") is not False  # without a seed, the next run goes on drawing
             return run
     except Stopped as stopped:
-        if stopped.args[0] == signal.SIGINT:
+        if stopped.number == signal.SIGINT:
             raise KeyboardInterrupt from stopped
         raise
 

@@ -25,10 +25,26 @@ class UsageError(ValueError):
 
 
 class Stopped(BaseException):
-    """A signal ended the run; ``args`` holds its number."""
+    """A signal ended the run, or the guard of the command, because something hung.
+
+    Args:
+        number: The signal; SIGTERM where something hung.
+        reason: What hung; empty of a signal.
+
+    Example:
+        >>> str(Stopped(15)), str(Stopped(15, "the loader hangs"))
+        ('SIGTERM', 'the loader hangs')
+    """
 
     said = False  # whether the message was printed
     when = "before training"  # which part of `vitlab fit` it ended
+
+    def __init__(self, number: int, reason: str = "") -> None:
+        super().__init__(number, reason)
+        self.number, self.reason = number, reason
+
+    def __str__(self) -> str:
+        return self.reason or signal.Signals(self.number).name
 
 
 class Diverged(FloatingPointError):
@@ -43,7 +59,7 @@ class RunFailed(RuntimeError):
 
 def exit_code(stopped: Stopped) -> int:
     """Return 130 for Ctrl-C, and 75 (try again later) for other signals."""
-    return 130 if stopped.args[0] == signal.SIGINT else 75
+    return 130 if stopped.number == signal.SIGINT else 75
 
 
 def escaped(path: str) -> str:

@@ -85,7 +85,7 @@ def ends(folder, keeper, *callbacks, model=None, late=None):
         command.looks = [deadline.look]
         fit(folder, deadline, keeper, *callbacks, model=model, train=batches)
     assert time.monotonic() - start < 40
-    return stopped.value.args[1]
+    return stopped.value.reason
 
 
 @pytest.mark.slow

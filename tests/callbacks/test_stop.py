@@ -54,7 +54,7 @@ def test_a_signal_ends_the_step_saves_and_stops(tmp_path, number):
     keeper = Checkpoint()
     with pytest.raises(Stopped) as stopped:
         fit(tmp_path, StopOnSignal(keeper), keeper, model=signalled(number, step=2))
-    assert stopped.value.args == (number,)
+    assert (stopped.value.number, stopped.value.reason) == (number, "")
     saved = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
     assert (saved["epoch"], saved["global_step"]) == (0, 2)
 
@@ -87,7 +87,7 @@ def test_an_interrupted_validation_is_repeated_with_the_same_numbers(tmp_path, a
     with pytest.raises(Stopped) as stopped:
         model = signalled(signal.SIGHUP, step=2 * epoch + 1, validation=True)  # two in the sanity check
         fit(tmp_path / "cut", StopOnSignal(keeper), keeper, *others, model=model)
-    assert stopped.value.args == (signal.SIGHUP,)
+    assert stopped.value.number == signal.SIGHUP
     keeper, *others = parts()
     steps, seen = [], trainer(tmp_path / "cut", StopOnSignal(keeper), keeper, *others)
     model = task()

@@ -70,7 +70,7 @@ def test_a_limit_wakes_the_main_thread_first(monkeypatch, left):
     with pytest.raises(Stopped, match="waited 0 s in vain for the photos") as stopped, guarded():
         enter("data", "the photos")
         time.sleep(5)
-    assert stopped.value.args[0] == 15
+    assert stopped.value.number == 15
     assert left(0.3) is None
 
 

@@ -5,7 +5,6 @@ import gc
 import logging
 import math
 import resource
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -389,7 +388,6 @@ def broken_off(error: BaseException) -> Ending:
     """Return why a training ended early."""
     if isinstance(error, KeyboardInterrupt):
         return {"why": "signal", "text": "SIGINT"}
-    if isinstance(error, Stopped) and len(error.args) == 1:  # a second argument says what hangs
-        return {"why": "signal", "text": signal.Signals(error.args[0]).name}
-    said = one_line(error.args[1], 2000) if isinstance(error, Stopped) else named_line(error, 2000)
-    return {"why": "error", "text": said}
+    if isinstance(error, Stopped):
+        return {"why": "error" if error.reason else "signal", "text": one_line(error, 2000)}
+    return {"why": "error", "text": named_line(error, 2000)}

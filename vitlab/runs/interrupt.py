@@ -89,7 +89,7 @@ def until_stopped(command: Callable[[], int], when: str = "") -> int:
 def _say_stopped(stopped: Stopped, when: str) -> None:
     """Say why a command stopped, unless that has been said."""
     if not stopped.said:
-        why = f"stopped by {signal.Signals(stopped.args[0]).name} {when}" if len(stopped.args) == 1 else stopped.args[1]
+        why = stopped.reason or f"stopped by {stopped} {when}"
         with suppress(OSError, ValueError, AttributeError):
             sys.stderr.write(f"vitlab: {why}\n")
 

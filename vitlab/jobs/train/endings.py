@@ -143,7 +143,7 @@ def _say_stopped(job: Job, stopped: Stopped) -> None:
     if job.trainer.is_global_zero:
         when = "" if job.record.started else " before the first step"
         way_on = f"continue with `{resuming(job.run)}`"
-        why = "" if len(stopped.args) > 1 else f" by {signal.Signals(stopped.args[0]).name}"
+        why = "" if stopped.reason else f" by {stopped}"
         say(f"\nstopped{why}{when}; {way_on}")
     stopped.said = True
 

@@ -1,7 +1,6 @@
 """What lies in a run's directory before its first step, and what is open while it trains."""
 
 import os
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -87,8 +86,8 @@ def telling_of_rest(job: Job) -> Iterator[None]:
     except Stopped as stopped:
         stopped.when = "after training" if job.record.started else stopped.when  # in it, `explained` has told
         if not stopped.said and is_leader() and run.record.get("status") == "done":
-            why = f"stopped by {signal.Signals(stopped.args[0]).name}: the training is done"
-            print_error(f"\n{why}, and `{resuming(run)}` writes its weights and results")
+            way_on = f"`{resuming(run)}` writes its weights and results"
+            print_error(f"\nstopped by {stopped}: the training is done, and {way_on}")
             stopped.said = True
         raise
 
@@ -97,7 +96,7 @@ def telling_of_rest(job: Job) -> Iterator[None]:
 def running(job: Job) -> Iterator[Path | None]:
     """Yield the checkpoint that the training goes on from, if any, with all its processes at one place.
 
-    At the end it closes what would outlive the training: the thread of ``job.deadline``, the W&B run, the log.
+    At the end it closes what would outlive the training: the looks of ``job.deadline``, the W&B run, the log.
     """
     announce_run(job.run.path)
     failed, hurry = True, False
