@@ -9,7 +9,6 @@ import torch.distributed as dist
 
 from vitlab.callbacks.watch import Watch
 from vitlab.errors import Stopped
-from vitlab.runs import launch
 from vitlab.runs.guard import Guard
 
 pytestmark = pytest.mark.slow
@@ -20,7 +19,6 @@ BEAT = 0.25
 def _soon(monkeypatch):
     """Look four times as often as in a training."""
     monkeypatch.setattr("vitlab.callbacks.watch.BEAT", BEAT)
-    monkeypatch.setattr(launch, "BEAT", BEAT)
 
 
 class Strategy:
@@ -134,7 +132,6 @@ def test_a_frozen_first_process_counts_as_lost(other, left):
 
 def test_a_process_of_the_run_that_ends_before_all_are_connected_is_named(other, left, monkeypatch):
     monkeypatch.setattr("vitlab.callbacks.watch.LEAVING", 0.1)
-    monkeypatch.setattr(launch.CONNECTED, "is_set", lambda: False)
     watch, asked, said = Watch(print), Guard(), []
     asked.children, asked.on_end = lambda: [other], lambda *why: said.append(why)
     watch.look(asked, 1.0, 0.0)
@@ -148,12 +145,11 @@ def test_a_process_of_the_run_that_ends_before_all_are_connected_is_named(other,
 
 
 def test_processes_end_if_the_one_that_started_them_dies_before_they_connect(other, left, monkeypatch):
-    monkeypatch.setenv("VITLAB_RUN_DIR", "runs/one")
     monkeypatch.setenv("VITLAB_LAUNCHER", str(other.pid))
-    monkeypatch.setattr(launch, "CONNECTED", threading.Event())
-    launch.watch_launcher()
-    assert not left.wait(2 * BEAT)
+    watch = Watch(print)
+    watch.look(Guard(), 1.0, 0.0)
+    assert not left.is_set()
     other.kill()
     other.wait()
-    assert left.wait(10)
-    launch.CONNECTED.set()
+    watch.look(Guard(), 2.0, 0.0)
+    assert left.code == 1

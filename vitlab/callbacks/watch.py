@@ -21,7 +21,6 @@ from lightning.pytorch.callbacks import Callback
 from vitlab.errors import Stopped
 from vitlab.runs.guard import Guard, at_most, end_process
 from vitlab.runs.interrupt import FROZEN, beats
-from vitlab.runs.launch import CONNECTED
 from vitlab.runs.processes import is_running, state
 
 LOG = logging.getLogger("vitlab")
@@ -58,14 +57,15 @@ class Watch(Callback):
         self._answered = 0.0  # time of the last answer of the store
         self._server: dist.TCPStore | None = None
         self._children: list[subprocess.Popen[bytes]] = []
+        self._connected = False  # whether all watch each other
         self._launcher = int(os.environ.get("VITLAB_LAUNCHER") or 0)
-        self._stopped: dict[int, float] = {}  # processes that are stopped before all are connected, and since when
+        self._stopped: dict[int, float] = {}  # processes that are stopped before that, and since when
         self._gone: tuple[str, float] | None = None  # one that has ended before, and when this was seen
 
     def setup(self, trainer: Any, pl_module: L.LightningModule, stage: str) -> None:
         """Start watching: all processes are connected."""
         if trainer.world_size == 1:
-            CONNECTED.set()
+            self._connected = True
             return
         self.rank, self.world = trainer.global_rank, trainer.world_size
         self.adopt_children(trainer)
@@ -78,7 +78,7 @@ class Watch(Callback):
         trainer.strategy.barrier("vitlab watch")
         self.peers = {r: json.loads(self.store.get(f"process{r}")) for r in range(self.world) if r != self.rank}
         self._thread.start()
-        CONNECTED.set()
+        self._connected = True
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Stop watching, once all processes have finished."""
@@ -109,8 +109,10 @@ class Watch(Callback):
 
     def look(self, guard: Guard, now: float, frozen: float) -> None:
         """End this process if another of this machine is lost before all watch each other; see :attr:`Guard.looks`."""
-        if CONNECTED.is_set():
+        if self._connected:
             return
+        if self._launcher and not is_running(self._launcher):  # it would wait in vain
+            end_process(1)
         if frozen:
             self._stopped.clear()
         if lost := self._lost_before(guard.children(), now):

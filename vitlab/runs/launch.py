@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import threading
 import time
 import uuid
 from pathlib import Path
@@ -11,12 +10,9 @@ from typing import Any, TypeVar
 from vitlab.errors import UsageError
 from vitlab.runs.atomic import write_text
 from vitlab.runs.directory import RUNS
-from vitlab.runs.processes import is_running
 
 T = TypeVar("T")
-BEAT = 1.0  # seconds between two looks at the parent process
 PATIENCE = 300.0  # seconds that a process waits for process 0, and process 0 for all
-CONNECTED = threading.Event()  # set once the processes of a run are connected and watch each other
 _own: Any = None  # the store of this group of processes; keeps its server alive
 
 
@@ -50,20 +46,6 @@ def is_launched() -> bool:
 def announce_run(run: Path) -> None:
     """Pass the run directory to the processes that Lightning will start from this one."""
     os.environ |= {"VITLAB_RUN_DIR": str(run.resolve()), "VITLAB_LAUNCHER": str(os.getpid())}
-
-
-def watch_launcher() -> None:
-    """End a process that Lightning started if its parent dies before they are connected; it would wait in vain."""
-
-    def watch(launcher: int, connected: threading.Event) -> None:
-        while not connected.wait(BEAT):
-            if not is_running(launcher):
-                os._exit(1)
-                return  # a test may replace os._exit
-
-    CONNECTED.clear()
-    if "VITLAB_LAUNCHER" in os.environ:
-        threading.Thread(target=watch, args=(int(os.environ["VITLAB_LAUNCHER"]), CONNECTED), daemon=True).start()
 
 
 def launched_devices(devices: Any, num_nodes: int) -> dict[str, int]:

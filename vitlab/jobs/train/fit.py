@@ -15,7 +15,6 @@ from vitlab.jobs.train.job import Job, Reached
 from vitlab.jobs.train.start import as_before_if_refused, begin, running, telling_of_data, telling_of_rest, watch_over
 from vitlab.runs.directory import RunDir
 from vitlab.runs.guard import guarded
-from vitlab.runs.launch import watch_launcher
 from vitlab.runs.processes import keep_freed_memory
 from vitlab.runs.run_lock import locked
 
@@ -33,7 +32,6 @@ def fit(arguments: list[str], options: FitOptions) -> RunDir:
         Stopped: A signal ended it.
     """
     started = time.perf_counter()
-    watch_launcher()
     keep_freed_memory()
     with guarded() as guard:
         guard.enter("build", "network and data to be built")
