@@ -15,7 +15,8 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from tiny import IMAGES, NETWORK, batches, fit, loader, task, trainer
 
 from vitlab.callbacks.checkpoint import Checkpoint
-from vitlab.callbacks.record import RunRecord, _describe_nan, _rate
+from vitlab.callbacks.reasons import first_not_finite
+from vitlab.callbacks.record import RunRecord, _rate
 from vitlab.callbacks.steps import means
 from vitlab.data.loading.order import TrainOrder
 from vitlab.errors import Stopped, UsageError
@@ -364,7 +365,7 @@ def test_all_processes_name_the_batch_of_the_one_whose_loss_is_not_finite():
         facts = {"world_size": 2, "global_rank": rank, "current_epoch": 0, "global_step": 3}
         facts["train_dataloader"] = SimpleNamespace(sampler=order)
         at_work = SimpleNamespace(strategy=strategy, **facts)
-        told[rank, case] = _describe_nan(at_work, {batch: (loss, None) for batch, loss in losses.items()}, 3, 0.1)
+        told[rank, case] = first_not_finite(at_work, {batch: (loss, None) for batch, loss in losses.items()}, 3, 0.1)
 
     cases = {
         "late": [{1: sound, 2: sound, 3: nan}, {1: sound, 2: nan, 3: nan}],

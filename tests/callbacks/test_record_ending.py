@@ -8,7 +8,8 @@ from lightning.pytorch.callbacks import EarlyStopping, Timer
 from tiny import batches, fit, loader, task, trainer
 
 from vitlab.callbacks.checkpoint import Checkpoint
-from vitlab.callbacks.record import RunRecord, broken_off
+from vitlab.callbacks.reasons import broken_off
+from vitlab.callbacks.record import RunRecord
 from vitlab.errors import Stopped
 from vitlab.jobs.train.endings import cut_short
 from vitlab.runs.directory import RunDir
