@@ -96,11 +96,6 @@ def test_activations_are_their_formulas(name, function):
     torch.testing.assert_close(build_act(name, 4)(x), function(x), rtol=0, atol=1e-12)
 
 
-def test_an_unknown_activation_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match=r"must be one of gelu, gelu_tanh, quick_gelu, relu, silu, .* got 'swish'"):
-        build_act("swish", 4)
-
-
 def test_layer_scale_starts_at_its_value_and_scales_channels():
     scale = LayerScale(4, 1e-5)
     assert torch.equal(scale.gamma, torch.full((4,), 1e-5))
@@ -177,7 +172,3 @@ def test_swiglu_gates_one_half_with_the_other():
     mlp, x = Mlp(4, hidden_dim=6, act_layer="silu", mlp_layer="swiglu"), torch.randn(3, 4)
     one, other = mlp.fc1(x)[:, :6], mlp.fc1(x)[:, 6:]
     torch.testing.assert_close(mlp(x), mlp.fc2(one * one.sigmoid() * other))
-    with pytest.raises(
-        ValueError, match=r"`mlp_layer` must be one of mlp, swiglu, ghost, or a class path such as .*, got 'glu'"
-    ):
-        Block(8, 2, mlp_layer="glu")

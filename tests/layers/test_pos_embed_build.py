@@ -56,34 +56,13 @@ def build(name, **options):
         ("rope_mixed", {}, {"freqs": (2, 12, 6, 32)}),
         ("rope_mixed", {"join": "every_layer_shared"}, {"freqs": (2, 1, 6, 32)}),
         ("conv", {}, {"convs.0.weight": (384, 1, 3, 3), "convs.0.bias": (384,)}),
+        ("conv", {"join": "every_layer", "depth": 1}, {"convs.0.weight": (384, 1, 3, 3), "convs.0.bias": (384,)}),
     ],
 )
 def test_state_dict_has_these_keys_and_shapes_all_trained(name, options, shapes):
     module = build(name, **options)
     assert {key: tuple(value.shape) for key, value in module.state_dict().items()} == shapes
     assert all(parameter.requires_grad for parameter in module.parameters())
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "count"),
-    [
-        ("none", {}, 0),
-        ("learned", {}, 75_264),
-        ("learned", {"join": "every_layer"}, 903_168),
-        ("factorized", {}, 10_752),
-        ("sincos1d", {}, 0),
-        ("sincos2d", {}, 0),
-        ("relpos", {}, 52_704),
-        ("relpos", {"num_prefix_tokens": 0}, 52_488),
-        ("alibi2d", {}, 0),
-        ("rope2d", {}, 0),
-        ("rope_mixed", {}, 4_608),
-        ("conv", {}, 3_840),
-        ("conv", {"join": "every_layer"}, 12 * 3_840),
-    ],
-)
-def test_parameter_counts_at_vit_small(name, options, count):
-    assert sum(parameter.numel() for parameter in build(name, **options).parameters()) == count
 
 
 @pytest.mark.parametrize("name", ["learned", "factorized", "relpos", "rope_mixed", "conv"])
@@ -146,14 +125,6 @@ def test_widths_that_4_does_not_divide_are_refused():
     for name in ("rope2d", "rope_mixed"):
         with pytest.raises(ValueError, match=f"divisible by 4 for pos_embed='{name}', got a head width of 6"):
             build(name, embed_dim=12, num_heads=2)
-
-
-def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(
-        ValueError,
-        match=r"`pos_embed` must be one of none, learned, .* conv, or a class path such as mypkg.Mine, got 'rope'",
-    ):
-        build("rope")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -349,10 +349,8 @@ def test_images_in_rows_go_through_a_parallel_block():
     ("wrong", "told"),
     [
         ({"attn": "Conv3d"}, "`attn` must be one of softmax, gated, or a class path such as mypkg.Mine, got 'Conv3d'"),
-        ({"block": {"class_path": f"{HERE}.Parallel", "init_args": {"scal": 1}}}, 'did you mean "scale"'),
         ({"block": "nowhere.Block"}, '`block`: the class path "nowhere.Block" is not imported'),
         ({"global_pool": f"{HERE}.OfOneToken"}, r"must map tokens \(B, L, 8\) to \(B, 8\), but gave \(2, 17, 8\)"),
-        ({"global_pool": {"class_path": "avg", "init_args": {"p": 3}}}, "`global_pool`: avg takes no arguments"),
         ({"mlp_layer": {"class_path": "mlp", "init_args": {"mlp_layer": 3}}}, r"`mlp_layer\.mlp_layer` must be one of"),
         ({"attn": f"{HERE}.OneHead"}, "`attn`: .*OneHead refuses its arguments: .* argument 'num_heads'"),
         *(({key: f"{HERE}.Listed"}, f"`{key}`: neither .* would have `layers` of .*Listed") for key in OF_A_CLASS),

@@ -96,13 +96,6 @@ def test_the_patch_size_given_is_the_patch_size_used(img_size, patch_size, grid_
     assert tiny(img_size=img_size, patch_size=patch_size).grid_size == grid_size
 
 
-@pytest.mark.parametrize("img_size", [(400, 100), (224, 160), (40, 40)])
-def test_t2t_grids_are_not_square_roots(img_size):
-    model = tiny(img_size=img_size, tokenizer="t2t", t2t_kernels=(7, 3, 3), t2t_strides=None)
-    assert model.grid_size == {(400, 100): (25, 7), (224, 160): (14, 10), (40, 40): (3, 3)}[img_size]
-    assert model.eval()(torch.randn(1, 1, *img_size)).shape == (1, 5)
-
-
 # What goes into the logits
 
 
@@ -324,12 +317,6 @@ def test_stages_hold_every_parameter_once_from_input_to_output(global_pool):
     assert any(p is model.norm.weight for p in stages[-1])
 
 
-def test_a_fixed_table_is_no_parameter_and_has_no_gradient():
-    model = tiny(pos_embed="sincos1d")
-    assert not [name for name, _ in model.named_parameters() if name.startswith("pos_embed")]
-    assert not model.pos_embed.table().requires_grad
-
-
 @pytest.mark.parametrize(
     "changed",
     [
@@ -358,11 +345,6 @@ def test_every_argument_reaches_the_logits(changed, images):
         torch.manual_seed(0)
         logits.append(tiny(**arguments).eval()(images))
     assert (logits[0] - logits[1]).abs().max() > 1e-5
-
-
-def test_the_frozen_position_table_is_frozen():
-    assert not tiny(pos_embed_trainable=False).pos_embed.weight.requires_grad
-    assert tiny(pos_embed="rope2d", rope_theta=10.0).pos_embed is not None
 
 
 def test_every_argument_is_described_in_one_line():
@@ -431,9 +413,13 @@ DENSE = {"block": {"class_path": "dense", "init_args": {"dense_blocks": [1, 1], 
             "`tokenizer.t2t_attn` must be one of performer, performer_relu, transformer, none, got 'linear'",
         ),
         ({"tokenizer": "t2t", "t2t_strides": (9, 9)}, "must leave every split at least one token"),
-        ({"pos_embed": "rope"}, "`pos_embed` must be one of none, learned, .* got 'rope'"),
+        (
+            {"pos_embed": "rope"},
+            "`pos_embed` must be one of none, learned, .* conv, or a class path such as mypkg.Mine, got 'rope'",
+        ),
         ({"act_layer": "swish"}, "`act_layer` must be one of gelu, gelu_tanh, quick_gelu, relu, silu, .* got 'swish'"),
-        ({"norm_layer": "batchnorm"}, "`norm_layer` must be one of layernorm, rmsnorm, .* got 'batchnorm'"),
+        ({"norm_layer": "batchnorm"}, "`norm_layer` must be one of layernorm, rmsnorm, .* got 'batchnorm'; did you"),
+        ({"mlp_layer": "glu"}, "`mlp_layer` must be one of mlp, swiglu, ghost, or a class path such as .*, got 'glu'"),
         ({"rope_theta": 10.0}, "Learned takes no argument `theta`"),
         ({"rope_theta": 10.0, "pos_embed": ["learned", "rope2d"]}, "`rope_theta` cannot be given for a list"),
     ],

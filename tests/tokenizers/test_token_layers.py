@@ -42,11 +42,6 @@ def test_token_attention_weights_are_what_forward_applies():
     torch.testing.assert_close(attention(x), v + attention.proj(attention.weights(x)[:, 0] @ v))
 
 
-@pytest.mark.parametrize(("in_dim", "scale"), [(147, 0.08248), (576, 0.04167)])
-def test_token_attention_scales_by_the_width_of_its_input(in_dim, scale):
-    assert TokenAttention(in_dim, 64).scale == pytest.approx(scale, abs=1e-5)
-
-
 def test_token_transformer_has_the_articles_number_of_parameters():
     assert sum(p.numel() for p in TokenTransformer(49, 64).parameters()) == 22_114
 
@@ -139,13 +134,6 @@ def test_performer_drops_a_tenth_after_projection_and_mlp_in_training():
     layer(x)
     assert dropped == pytest.approx([0.1, 0.1], abs=0.02)
     assert torch.equal(layer.eval()(x), layer(x))
-
-
-def test_performer_cost_is_linear_in_tokens():
-    layer = randomized(TokenPerformer(12, 8))
-    q, k, v = torch.randn(3, 1, 5, 8)
-    twice = layer.attend(q, torch.cat([k, k], 1), torch.cat([v, v], 1))
-    torch.testing.assert_close(twice, layer.attend(q, k, v), rtol=1e-4, atol=1e-5)  # each key twice: the same mean
 
 
 @pytest.mark.parametrize("layer", [TokenPerformer(9, 1 + 1), TokenTransformer(9, 1)])
