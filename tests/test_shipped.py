@@ -30,14 +30,9 @@ from vitlab.models.load import load_network
 from vitlab.shipped import HOME, find_file, find_weights, shipped_weights
 from vitlab.tasks.distillation import read_teacher
 
+pytestmark = pytest.mark.usefixtures("here")
 ROOT = Path(__file__).parents[1]
 YAMLS = sorted(p.relative_to(ROOT) for name in ("configs", "experiments") for p in (ROOT / name).rglob("*.yaml"))
-
-
-@pytest.fixture(autouse=True)
-def empty(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 @pytest.mark.parametrize("name", ["t2t", "t2t.yaml", "configs/t2t.yaml"])
@@ -45,10 +40,10 @@ def test_a_config_is_found_by_its_name_and_by_its_path(name):
     assert find_file(name, "--config") == str(HOME / "configs/t2t.yaml")
 
 
-def test_tables_name_a_shipped_config_so_that_it_can_be_typed_anywhere(empty):
-    found = [find_file("t2t", "--config"), str(empty / "mine.yaml")]
+def test_tables_name_a_shipped_config_so_that_it_can_be_typed_anywhere(here):
+    found = [find_file("t2t", "--config"), str(here / "mine.yaml")]
     command = command_of({"configs": found}, {"trainer.max_epochs": 2})
-    assert command == f"vitlab fit --config configs/t2t.yaml --config {empty}/mine.yaml --trainer.max_epochs=2"
+    assert command == f"vitlab fit --config configs/t2t.yaml --config {here}/mine.yaml --trainer.max_epochs=2"
     typed = {"trainer.check_val_every_n_epoch": None, "data.img_size": [32, 64], "model.class_token": False}
     words = shlex.split(command_of({"configs": found[1:]}, typed))[4:]
     assert words == [
@@ -58,10 +53,10 @@ def test_tables_name_a_shipped_config_so_that_it_can_be_typed_anywhere(empty):
     ]
 
 
-def test_a_local_file_takes_precedence_over_a_shipped_one_of_the_same_name(empty):
-    (empty / "configs").mkdir()
+def test_a_local_file_takes_precedence_over_a_shipped_one_of_the_same_name(here):
+    (here / "configs").mkdir()
     for name in ("t2t", "configs/t2t.yaml"):
-        (empty / name).write_text("")
+        (here / name).write_text("")
         assert find_file(name, "--config") == name
 
 
@@ -75,8 +70,8 @@ def test_a_local_file_takes_precedence_over_a_shipped_one_of_the_same_name(empty
         ("mime.yaml", "configs", "mine.yaml"),
     ],
 )
-def test_a_wrong_name_gets_the_closest_one(empty, name, folder, closest):
-    (empty / "mine.yaml").write_text("")
+def test_a_wrong_name_gets_the_closest_one(here, name, folder, closest):
+    (here / "mine.yaml").write_text("")
     with pytest.raises(UsageError, match=f'did you mean "{closest}"') as caught:
         find_file(name, "--config", folder)
     assert "\n" not in str(caught.value)
@@ -144,18 +139,18 @@ def test_the_wheel_holds_the_package_with_configs_and_experiments_and_nothing_el
 
 
 @pytest.mark.rare
-def test_the_wheel_trains_and_finds_an_ablation_from_an_empty_folder(installed, empty):
+def test_the_wheel_trains_and_finds_an_ablation_from_an_empty_folder(installed, here):
     def vitlab(*words):
         env = {**os.environ, "PYTHONPATH": str(installed)}
         done = subprocess.run(
-            [sys.executable, "-m", "vitlab", *words], cwd=empty, env=env, capture_output=True, text=True
+            [sys.executable, "-m", "vitlab", *words], cwd=here, env=env, capture_output=True, text=True
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     assert "imagenet/t2t_vit_14" in vitlab("models")
     vitlab("fit", "--config", "t2t", "--name", "first", "--trainer.max_epochs=1", "--trainer.logger=false")
-    assert (empty / "runs/first/results.json").is_file()
+    assert (here / "runs/first/results.json").is_file()
     assert "15 missing" in vitlab("ablate", "status", "position_embeddings/probe")  # file and base were found
 
 
@@ -184,18 +179,18 @@ metric: {primary: acc1, mode: max}
 
 
 @pytest.mark.rare
-def test_the_library_works_from_the_wheel_as_the_documentation_shows(installed, empty):
+def test_the_library_works_from_the_wheel_as_the_documentation_shows(installed, here):
     from PIL import Image
 
-    Image.new("L", (8, 8), 128).save(empty / "digit.png")
-    (empty / "mine.yaml").write_text(MINE)
+    Image.new("L", (8, 8), 128).save(here / "digit.png")
+    (here / "mine.yaml").write_text(MINE)
     short = "trainer: {max_epochs: 1, logger: false}\ndata: {init_args: {subset: 0.1}}\n"
-    (empty / "short.yaml").write_text(short + "model: {init_args: {pos_embed_lr_mult: 1}}\n")
+    (here / "short.yaml").write_text(short + "model: {init_args: {pos_embed_lr_mult: 1}}\n")
     env = {**os.environ, "PYTHONPATH": str(installed)}
-    done = subprocess.run([sys.executable, "-c", LIBRARY], cwd=empty, env=env, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", LIBRARY], cwd=here, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "(1, 10)" in done.stdout
-    assert (empty / "runs/ablations/mine/report/report.md").is_file()
+    assert (here / "runs/ablations/mine/report/report.md").is_file()
 
 
 @pytest.mark.parametrize("name", shipped_weights())
@@ -218,11 +213,11 @@ def test_a_trained_network_is_shipped_whole_with_its_card(name):
 
 
 @pytest.mark.parametrize("source", ["vitlab:photos64_vit", "~/mine.safetensors"])
-def test_weights_are_named_alike_wherever_they_are_read(source, empty, monkeypatch):
+def test_weights_are_named_alike_wherever_they_are_read(source, here, monkeypatch):
     file = Path(find_weights("vitlab:photos64_vit"))
-    monkeypatch.setenv("HOME", str(empty))
+    monkeypatch.setenv("HOME", str(here))
     for suffix in ("", ".json"):
-        shutil.copy(f"{file}{suffix}", empty / f"mine.safetensors{suffix}")
+        shutil.copy(f"{file}{suffix}", here / f"mine.safetensors{suffix}")
     state, trained = load_file(file), load_network(file)
     for p in trained.parameters():
         p.data.zero_()
@@ -232,9 +227,9 @@ def test_weights_are_named_alike_wherever_they_are_read(source, empty, monkeypat
     for net in (trained, read_teacher(source).net, vitlab.load(source).net):
         assert torch.equal(net.state_dict()["head.weight"], state["head.weight"])
     assert initial_weights_digest(source) == initial_weights_digest(str(file))
-    (empty / "mine.safetensors.json").unlink()
+    (here / "mine.safetensors.json").unlink()
     with pytest.raises(ValueError, match=r"`model\.teacher`: .*mine\.safetensors is not in a run, and has no mine"):
-        read_teacher(str(empty / "mine.safetensors"))
+        read_teacher(str(here / "mine.safetensors"))
 
 
 PHOTOS = Path(os.environ.get("VITLAB_SHARED", ROOT.parent / "shared")) / "data/caltech101-20/val"
@@ -287,9 +282,9 @@ def test_weights_that_are_not_shipped_are_named():
 
 @pytest.mark.slow
 @pytest.mark.rare
-def test_shipped_networks_are_analyzed_and_shown_offline(empty, capsys):
-    Image.fromarray(load_sample_image("flower.jpg")).save(empty / "flower.png")
+def test_shipped_networks_are_analyzed_and_shown_offline(here, capsys):
+    Image.fromarray(load_sample_image("flower.jpg")).save(here / "flower.png")
     assert main(["analyze", "position,attention", "vitlab:photos64_vit", "--images", "."]) == 0
-    assert (empty / "analysis/photos64_vit/position.csv").is_file()
+    assert (here / "analysis/photos64_vit/position.csv").is_file()
     assert "nan" not in capsys.readouterr().out  # of one image
     assert main(["look", "vitlab:photos64_vit", "--images", ".", "-o", "page.html"]) == 0

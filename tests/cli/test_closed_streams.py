@@ -36,7 +36,6 @@ def test_a_closed_pipe_ends_no_training_and_prints_no_traceback(tmp_path):
 
 
 @pytest.mark.rare
-@pytest.mark.slow
 def test_one_process_in_a_job_of_several_tasks_is_refused_in_one_line(tmp_path):
     slurm = {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "2", "SLURM_JOB_NAME": "job"}
     done = shell('"$0" -m vitlab "$@"', tmp_path, **slurm)

@@ -14,6 +14,7 @@ import vitlab
 from vitlab.errors import UsageError
 from vitlab.jobs.train.continued import check_extensible
 
+pytestmark = pytest.mark.usefixtures("here")
 BASE = {
     "trainer.max_epochs": 3,
     "trainer.accelerator": "cpu",
@@ -29,11 +30,6 @@ BASE = {
     "data.batch_size": 128,  # 8 batches an epoch
 }
 CONSTANT = {"model.lr_scheduler": "constant"}
-
-
-@pytest.fixture(autouse=True)
-def place(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def fit(name, changes=None, resume=False, quiet=True):
@@ -61,7 +57,6 @@ def test_an_epoch_that_max_steps_cuts_goes_on_with_its_next_batch(ema):
     assert all(torch.equal(both[0][name], both[1][name]) for name in both[0])
 
 
-@pytest.mark.slow
 def test_a_model_checkpoint_keeps_no_cut_epoch_under_the_metric_of_the_one_before():
     best = {"monitor": "val/acc1", "mode": "max", "save_top_k": 2, "filename": "of-{epoch}"}
     kept = {"trainer.callbacks": [{"class_path": "ModelCheckpoint", "init_args": best}]}

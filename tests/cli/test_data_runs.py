@@ -25,8 +25,6 @@ from vitlab.jobs.train.initial import images_of_weights
 from vitlab.runs.directory import RunDir
 from vitlab.runs.find import file_of_weights
 
-pytestmark = pytest.mark.slow  # whole runs
-
 REPOSITORY = Path(__file__).parents[2]
 TINY = ["--trainer.logger=false", "--trainer.accelerator=cpu", "--trainer.max_epochs=1", "--model.depth=1",
         "--model.embed_dim=24", "--model.num_heads=2", "--data.num_workers=0"]  # fmt: skip
@@ -299,11 +297,6 @@ def test_a_flat_test_folder_is_reported_by_fit_and_refused_by_test(tmp_path, cap
     assert f"the test split cannot be read: {told}" in capsys.readouterr().out
     assert main(["test", "run"]) == 2
     assert told in capsys.readouterr().err
-
-
-def test_a_key_of_another_class_is_not_suggested(capsys):
-    assert main(["fit", "--config", str(REPOSITORY / "configs" / "vit.yaml"), "--data.root=x"]) == 2
-    assert "`data.root`: other classes of `data` have it, but not the selected one" in capsys.readouterr().err
 
 
 def test_a_dry_run_refuses_what_training_would_refuse(tmp_path, capsys):

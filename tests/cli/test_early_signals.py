@@ -22,8 +22,6 @@ from vitlab.jobs.train.start import telling_of_rest
 from vitlab.runs.directory import RunDir
 from vitlab.tasks import Classifier
 
-pytestmark = pytest.mark.slow  # whole runs
-
 CONFIG = str(Path(__file__).parents[2] / "configs" / "vit.yaml")
 SETTINGS = ["--config", CONFIG, "--trainer.logger=false", "--trainer.max_epochs=1", "--data.subset=0.1"]
 PLACES = {

@@ -19,7 +19,6 @@ CONFIG = Path(__file__).parents[2] / "configs" / "vit.yaml"
 EMA = '--trainer.callbacks=[{"class_path": "EMA", "init_args": {"decay": 0.9}}]'
 
 
-@pytest.mark.slow
 def test_the_average_is_what_is_validated_kept_and_exported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     few = ["--trainer.logger=false", "--trainer.max_epochs=2", "--data.subset=0.3", "--model.depth=1"]

@@ -33,7 +33,7 @@ DINOV3 = {
 }
 SHARED = {"class_path": "relpos", "init_args": {"join": "every_layer_shared"}}
 REGISTERS = {"class_path": "rope2d", "init_args": {"register_theta": 10}}
-GRAPHS = [pytest.param("onnx", marks=pytest.mark.rare), pytest.param("pt2", marks=pytest.mark.slow)]
+GRAPHS = [pytest.param("onnx", marks=pytest.mark.rare), "pt2"]
 
 
 def train(folder, config):
@@ -88,7 +88,6 @@ def test_a_t2t_vit_with_a_performer_is_exported_and_checked(t2t, form, tmp_path)
     assert main(["export", str(t2t), "--to", form, "-o", str(path), "--check", "--quiet"]) == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -198,7 +197,10 @@ def test_timm_builds_and_loads_what_was_exported(arguments, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ({"tokenizer": "t2t"}, "`tokenizer: t2t`"),
+        (
+            {"tokenizer": "t2t", "t2t_kernels": [3, 3], "t2t_dim": 8},
+            "`tokenizer: t2t(t2t_kernels=[3, 3], t2t_dim=8)`; use --to safetensors, onnx or pt2",
+        ),
         ({"pos_embed": "rope2d", "act_layer": "relu"}, "timm's Eva does not have `act_layer: relu`"),
         ({"pos_embed": REGISTERS, "reg_tokens": 4}, "timm's Eva does not have `pos_embed: rope2d(register_theta=10)`"),
         ({"pos_embed": "relpos", "reg_tokens": 1}, "timm's Beit does not have `reg_tokens: 1`"),
@@ -218,17 +220,6 @@ def test_what_timm_cannot_build_is_refused_with_the_reason(arguments, named, tmp
         FORMATS["timm"][0](net, formats.network_arguments(net), tmp_path / "net.safetensors")
     assert named in str(error.value)
     assert not os.listdir(tmp_path)
-
-
-def test_a_t2t_run_cannot_become_timms(t2t, capsys):
-    assert main(["export", str(t2t), "--to", "timm"]) == 2
-    error = capsys.readouterr().err
-    assert (
-        "`tokenizer: t2t(t2t_attn=performer, t2t_kernels=[3, 3, 3], t2t_strides=[1, 2, 1], t2t_dim=32)`; "
-        "use --to safetensors, onnx or pt2"
-        in error
-        and error.count("\n") == 1
-    )
 
 
 def test_exports_for_timm_have_a_class_position_of_zeros(vit, tmp_path, capsys):

@@ -4,8 +4,6 @@ import pytest
 
 from vitlab.cli.main import main
 
-pytestmark = pytest.mark.slow  # whole runs
-
 T2T = ["fit", "--config", "t2t", "--trainer.logger=false"]
 GUESSES = [
     ([*T2T, "--lr=1e-4"], 'did you mean "model.lr"?'),
@@ -54,7 +52,6 @@ GUESSES = [
         "`model.lr_scheduler`: interval must be epoch or step, got 'week'",
     ),
     ([*T2T, "--data=Digits "], 'there is no class "Digits"; leave out the space'),
-    ([*T2T, "--model=Regressor", "--model.label_smoothing=0"], "other classes of `model` have it"),
 ]
 
 

@@ -87,7 +87,6 @@ def pods(tmp_path):
     return words
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("started", [lines_over_ssh, pods])
 def test_ssh_and_kubernetes_start_one_run_on_two_machines(started, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -11,18 +11,14 @@ from vitlab.cli.main import main
 from vitlab.config import trust
 from vitlab.runs.directory import RunDir
 
-pytestmark = pytest.mark.slow  # whole runs
-
 TESTS = Path(__file__).parents[1]
 DIGITS = ["--data=Digits", "--data.subset=0.1", "--trainer.accelerator=cpu", "--trainer.max_epochs=1"]
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def _forgets_mine(here, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "mine", raising=False)
-    return tmp_path
 
 
 def answer(capsys, words):

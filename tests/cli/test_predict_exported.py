@@ -18,7 +18,6 @@ from vitlab.shipped import card_beside, find_weights
 REPOSITORY = Path(__file__).parents[2]
 TINY = ["--trainer.max_epochs=1", "--trainer.logger=false", "--model.depth=1", "--model.embed_dim=24", "--quiet"]
 TINY += ["--trainer.limit_train_batches=2", "--trainer.limit_val_batches=1"]
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

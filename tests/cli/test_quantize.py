@@ -22,7 +22,6 @@ from vitlab.runs.directory import RunDir
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 REPOSITORY = Path(__file__).parents[2]
-pytestmark = pytest.mark.slow
 SHORT = ["--trainer.max_epochs=4", "--trainer.logger=false", "--model.warmup_epochs=0", "--quiet"]
 WIDE = ["--model.embed_dim=96", "--model.depth=2", "--model.lr=0.003"]
 

@@ -22,8 +22,6 @@ from vitlab.look.viewer import pictures_of
 from vitlab.runs.directory import RunDir
 from vitlab.tasks import Regressor
 
-pytestmark = pytest.mark.slow  # whole runs
-
 CONFIG = ["fit", "--config", str(Path(__file__).parents[2] / "configs" / "vit.yaml"), "--trainer.logger=false",
           "--trainer.accelerator=cpu", "--model.depth=1", "--model.embed_dim=24", "--model.num_heads=2",
           "--model.patch_size=4", "--data.num_workers=0", "--data.batch_size=16"]  # fmt: skip

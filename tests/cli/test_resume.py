@@ -2,12 +2,9 @@
 
 import contextlib
 import json
-import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from unittest.mock import Mock
@@ -18,6 +15,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from tests.cli.commands import finish, start
 from vitlab.callbacks.record import RunRecord
 from vitlab.cli.main import main
 from vitlab.data import ImageFolder
@@ -36,24 +34,10 @@ DDP = ["--trainer.devices=2", "--trainer.strategy=ddp"]
 POINTS = random.Random(24).sample(range(3, 24), 3)  # steps of 30
 
 
-def start(arguments, cwd):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-m", "vitlab", *arguments]
-    return subprocess.Popen(
-        words, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-
-
-def finish(arguments, cwd):
-    """Run one process to its end: this one, which saves a start."""
+def finish_here(arguments, cwd):
+    """Run a command to its end in this process, which saves a start."""
     with contextlib.chdir(cwd):
         assert main(arguments) == 0
-
-
-def finish_two(arguments, cwd):
-    process = start(arguments, cwd)
-    output, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, output
 
 
 def stop_at(step, number, arguments, cwd, name):
@@ -89,11 +73,10 @@ def same(one, other):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("resume")
-    finish([*FIT, "--name", "whole"], folder)
+    finish_here([*FIT, "--name", "whole"], folder)
     return folder / "runs" / "whole"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "number", "step", "code"),
     [
@@ -108,7 +91,7 @@ def test_a_signal_saves_leaves_and_the_rest_is_bit_identical(whole, name, number
     assert returned == code, output
     assert "Traceback" not in output
     assert json.loads((folder / "runs" / name / "run.json").read_text())["status"] == "preempted"
-    finish(["fit", "--resume", name], folder)
+    finish_here(["fit", "--resume", name], folder)
     same(whole, folder / "runs" / name)
 
 
@@ -120,12 +103,11 @@ def test_a_kill_loses_nothing(whole, every):
     returned, _ = stop_at(17, signal.SIGKILL, arguments, folder, name)
     assert returned == -signal.SIGKILL
     assert json.loads((folder / "runs" / name / "run.json").read_text())["status"] == "running"
-    finish([*arguments, "--name", name, "--resume", "--data.num_workers=1"], folder)
+    finish_here([*arguments, "--name", name, "--resume", "--data.num_workers=1"], folder)
     assert json.loads((folder / "runs" / name / "run.json").read_text())["attempts"] == 2
     same(whole, folder / "runs" / name)
 
 
-@pytest.mark.slow
 def test_a_run_limited_by_steps_resumes_after_an_epoch_with_the_next_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["fit", "--config", str(CONFIG.with_name("vit.yaml")), "--trainer.logger=false", "--model.depth=1"]
@@ -144,24 +126,22 @@ def test_a_run_limited_by_steps_resumes_after_an_epoch_with_the_next_one(tmp_pat
     same(tmp_path / "runs" / "whole", tmp_path / "runs" / "killed")
 
 
-@pytest.mark.slow
 @pytest.mark.rare
 def test_two_processes_stop_together_and_continue_to_the_same_bits_or_as_one(tmp_path, capsys):
     two, runs = [*FIT, *DDP, "--trainer.max_epochs=2"], tmp_path / "runs"
-    finish_two([*two, "--name", "whole"], tmp_path)
+    finish([*two, "--name", "whole"], tmp_path)
     for i, step in enumerate(sorted(point // 2 for point in POINTS)):  # steps of 20, in one run
         returned, output = stop_at(step, signal.SIGTERM, [*two, *(["--resume"] if i else [])], tmp_path, "parts")
         assert returned == 75, output
         if i == 0:
             shutil.copytree(runs / "parts", runs / "one")
-    finish_two(["fit", "--resume", "parts"], tmp_path)
+    finish(["fit", "--resume", "parts"], tmp_path)
     same(runs / "whole", runs / "parts")
-    finish(["fit", "--resume", "one", "--trainer.devices=1", "--trainer.strategy=auto"], tmp_path)
+    finish_here(["fit", "--resume", "one", "--trainer.devices=1", "--trainer.strategy=auto"], tmp_path)
     assert "(continued)" in capsys.readouterr().out
     assert {step for kind, step in curve(runs / "one") if kind == "train"} == set(range(1, 21))
 
 
-@pytest.mark.slow
 def test_a_run_of_an_older_vitlab_resumes_with_defaults_for_newer_options(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["--config=vit", "--data.subset=0.2", "--trainer.logger=false", "--trainer.max_epochs=1", "--name=old"]
@@ -194,7 +174,7 @@ def done(tmp_path_factory):
     words += ["--data.img_size=8", "--data.batch_size=8", "--data.num_workers=0", "--model.depth=1"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VITLAB_CACHE", str(folder / "cache"))
-        finish([*words, "--trainer.accelerator=cpu", "--trainer.max_epochs=1", "--name", "done"], folder)
+        finish_here([*words, "--trainer.accelerator=cpu", "--trainer.max_epochs=1", "--name", "done"], folder)
     return folder
 
 
@@ -229,7 +209,6 @@ RAISING = [  # where code of a user's, or an object that no longer fits its stat
 SELDOM_RAISING = [(ImageFolder, "prepare_data", ValueError("no")), (Moments, "on_train_start", ValueError("no"))]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("words", REFUSALS.values(), ids=REFUSALS)
 def test_a_refused_resume_leaves_a_finished_run_byte_for_byte_as_it_was(resumed, words, capsys):
     before = content(Path("runs/done"))
@@ -238,7 +217,6 @@ def test_a_refused_resume_leaves_a_finished_run_byte_for_byte_as_it_was(resumed,
     assert content(Path("runs/done")) == before
 
 
-@pytest.mark.slow
 def test_until_its_first_step_a_resume_leaves_the_configuration_and_data_of_the_run(resumed, monkeypatch):
     """Whatever ends it, SIGKILL too; a signal that it can catch keeps what was asked for."""
     files, seen = [Path("runs/done", name) for name in ("config.yaml", "data.json")], list[list[str]]()
@@ -261,7 +239,6 @@ def test_until_its_first_step_a_resume_leaves_the_configuration_and_data_of_the_
     assert main(resumed) == 0 and "max_epochs: 2\n" in files[0].read_text()
 
 
-@pytest.mark.slow
 def test_a_refused_start_does_not_overwrite_a_run(resumed, monkeypatch):
     words = ["fit", "--config", "runs/done/config.yaml", "--name", "done", "--overwrite"]
     before = content(Path("runs/done"))
@@ -277,7 +254,6 @@ def test_a_refused_start_does_not_overwrite_a_run(resumed, monkeypatch):
     assert json.loads(Path("runs/done/run.json").read_text())["attempts"] == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("raising", [RAISING, pytest.param(SELDOM_RAISING, marks=pytest.mark.rare)])
 def test_so_does_one_that_fails_before_its_first_step(resumed, raising, monkeypatch):
     before = content(Path("runs/done"))
@@ -291,7 +267,6 @@ def test_so_does_one_that_fails_before_its_first_step(resumed, raising, monkeypa
     assert json.loads(Path("runs/done/run.json").read_text())["attempts"] == 2
 
 
-@pytest.mark.slow
 def test_a_measurement_on_other_images_than_the_run_had_says_so(resumed, capsys):
     assert main(["test", "done", "--trainer.accelerator=cpu"]) == 0
     assert "other data" not in capsys.readouterr().out

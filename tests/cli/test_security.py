@@ -23,12 +23,6 @@ CONFIG = str(PACKAGE.parent / "configs" / "vit.yaml")
 FIT = ["fit", "--config", CONFIG, "--trainer.max_epochs=1", "--data.subset=0.1"]
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 PAYLOADS = ["os.system", "subprocess.Popen", "shutil.rmtree", "builtins.exec", "vitlab.jobs.train.fit.shutil.rmtree"]
 
 
@@ -78,7 +72,6 @@ def test_a_custom_package_is_imported_when_trusted(here, capsys, monkeypatch):
     assert main([*words, "--trust_imports", "../x"]) == 2
 
 
-@pytest.mark.slow
 def test_a_run_directory_from_others_cannot_name_a_module_to_import(here, capsys, monkeypatch):
     assert main([*FIT, "--trainer.logger=false", "--name", "given"]) == 0
     config = here / "runs" / "given" / "config.yaml"
@@ -105,7 +98,6 @@ class Payload:
         return os.system, ("touch executed",)
 
 
-@pytest.mark.slow
 def test_a_malicious_checkpoint_runs_nothing(here, capsys):
     assert main([*FIT, "--trainer.logger=false", "--name", "given"]) == 0
     folder = here / "runs" / "given" / "checkpoints"

@@ -261,7 +261,6 @@ MAE = ["--model=MAE", "--data=Digits", "--model.patch_size=2", "--model.embed_di
 MAE += ["--model.num_heads=2", "--model.decoder_dim=16", "--model.decoder_depth=1", "--model.decoder_heads=2"]
 
 
-@pytest.mark.slow
 def test_a_module_with_weights_outside_its_net_is_measured_to_the_same_number_by_its_weights(
     tmp_path, monkeypatch, capsys
 ):
@@ -319,7 +318,6 @@ def test_what_the_network_alone_cannot_tell_is_refused(tmp_path, monkeypatch, ca
         assert "whose outputs are in the units of the targets already" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_a_page_about_checkpoints_has_only_numbers_of_these(place, capsys):
     paths = [f"runs/first/checkpoints/{name}.ckpt" for name in ("best", "other")]
     content = torch.load(paths[0], weights_only=True)

@@ -16,6 +16,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
+from tests.cli.commands import finish
 from vitlab.cli.main import main
 from vitlab.config.strategies import Replicate, divide_by_all_images
 from vitlab.models.load import load_network
@@ -123,14 +124,6 @@ def test_processes_validate_with_the_running_statistics_that_are_saved(tmp_path)
     assert torch.equal(first, second) and first.abs().max() < 0.2  # of process 0, which adds nothing
 
 
-def run(arguments, cwd):
-    words = [sys.executable, "-m", "vitlab", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
 def rows(cwd, name):
     lines = (cwd / "runs" / name / "metrics.jsonl").read_text().splitlines()
     return [row for row in map(json.loads, lines) if "train/loss" in row]
@@ -141,7 +134,7 @@ def sharded(request, tmp_path_factory):
     """A folder with a finished run of two processes, called two; its options are those of FIT for the test."""
     folder = tmp_path_factory.mktemp("sharded")
     with mock.patch.object(sys.modules[__name__], "FIT", [*FIT, *request.param]):
-        assert "Traceback" not in run([*FIT, *TWO, "--name", "two"], folder)
+        assert "Traceback" not in finish([*FIT, *TWO, "--name", "two"], folder)
         yield folder
 
 
@@ -251,10 +244,10 @@ def test_sharded_training_continues_on_any_number_of_processes(sharded, tmp_path
         return ["fit", "--resume", name]
 
     stop(8, [*FIT, *TWO, "--name", "parts"])
-    run([*copied("on three"), "--trainer.devices=3"], tmp_path)
+    finish([*copied("on three"), "--trainer.devices=3"], tmp_path)
     stop(16, [*copied("on one, then two"), "--trainer.devices=1"])
-    run(["fit", "--resume", "on one, then two", "--trainer.devices=2"], tmp_path)
-    run(["fit", "--resume", "parts"], tmp_path)
+    finish(["fit", "--resume", "on one, then two", "--trainer.devices=2"], tmp_path)
+    finish(["fit", "--resume", "parts"], tmp_path)
     there, theirs = rows(sharded, "two"), load_file(sharded / "runs" / "two" / LAST)
     for name in ("on three", "on one, then two", "parts"):
         here, ours = rows(tmp_path, name), load_file(tmp_path / "runs" / name / LAST)
@@ -263,7 +256,7 @@ def test_sharded_training_continues_on_any_number_of_processes(sharded, tmp_path
         for key in ours:
             torch.testing.assert_close(ours[key], theirs[key], rtol=1e-3, atol=1e-3)  # of weights near 0.1
     assert all(torch.equal(ours[key], theirs[key]) for key in ours)  # of parts, on two as before
-    run(["fit", "--resume", "parts", "--trainer.devices=1", "--trainer.max_epochs=3"], tmp_path)
+    finish(["fit", "--resume", "parts", "--trainer.devices=1", "--trainer.max_epochs=3"], tmp_path)
     steps = [row["step"] for row in rows(tmp_path, "parts")]
     assert steps == list(range(1, len(steps) + 1))
     assert len(steps) * 2 == len(there) * 3

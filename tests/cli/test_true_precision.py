@@ -23,7 +23,6 @@ def losses(name):
 
 
 @pytest.mark.rare
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "more", [[], ["--data.mixup=0.5", "--model.pos_embed=[learned, relpos]"]], ids=["plain", "mix"]
 )
@@ -63,7 +62,6 @@ def test_an_average_of_weights_of_16_bits_is_refused_as_it_would_hardly_move(
     )
 
 
-@pytest.mark.slow
 def test_an_average_has_the_precision_of_the_weights(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for precision in ("32-true", "64-true"):
@@ -91,7 +89,6 @@ def years(folder, count=160):
     return folder / "t.csv"
 
 
-@pytest.mark.slow
 @pytest.mark.rare
 @pytest.mark.parametrize("model", ["Regressor", "MultiTask"])
 def test_targets_and_their_units_are_not_rounded_to_16_bits(model, tmp_path, monkeypatch):
