@@ -6,6 +6,7 @@ import torch
 from timm.models.vision_transformer import Block as TimmBlock
 from torch import nn
 
+from tests.networks import randomized
 from vitlab.layers.block import Block, LayerScale
 from vitlab.layers.drop_path import DropPath
 from vitlab.layers.mlp import Mlp, build_act
@@ -30,14 +31,8 @@ def test_whole_numbers_start_the_scales_of_channels():
     assert LayerScale(3, layer_scale=1)(torch.ones(1, 3)).tolist() == [[1.0, 1.0, 1.0]]
 
 
-def randomized(module):
-    for p in module.parameters():
-        nn.init.normal_(p, std=0.5)
-    return module
-
-
 def test_block_is_timms_and_adds_no_values():
-    ours = randomized(Block(dim=8, num_heads=2, mlp_ratio=1.5))
+    ours = randomized(Block(dim=8, num_heads=2, mlp_ratio=1.5), 0.5)
     theirs = TimmBlock(dim=8, num_heads=2, mlp_ratio=1.5, qkv_bias=True, norm_layer=partial(nn.LayerNorm, eps=1e-6))
     theirs.load_state_dict(ours.state_dict())
     x = torch.randn(2, 5, 8)
@@ -45,7 +40,7 @@ def test_block_is_timms_and_adds_no_values():
 
 
 def test_block_is_a_pre_norm_residual_block():
-    block = randomized(Block(dim=8, num_heads=2, layer_scale=0.3))
+    block = randomized(Block(dim=8, num_heads=2, layer_scale=0.3), 0.5)
     x = torch.randn(2, 5, 8)
     y = x + block.ls1.gamma * block.attn(block.norm1(x), PosEmbed(), 0)
     y = y + block.ls2.gamma * block.mlp(block.norm2(y))
@@ -158,7 +153,7 @@ def test_drop_path_does_nothing_in_evaluation_and_draws_by_the_seed(subset):
 
 @pytest.mark.parametrize("subset", [False, True])
 def test_a_block_drops_its_two_branches_apart(subset):
-    block = randomized(Block(dim=8, num_heads=2, drop_path_rate=0.5, drop_path_subset=subset))
+    block = randomized(Block(dim=8, num_heads=2, drop_path_rate=0.5, drop_path_subset=subset), 0.5).train()
     x = torch.randn(1, 5, 8)
     y = block(x.expand(64, -1, -1), PosEmbed(), 0)
     assert len({tuple(row.flatten().round(decimals=3).tolist()) for row in y}) == 4  # none, the first, the second, both

@@ -226,21 +226,27 @@ def test_methods_are_compiled_whole_and_exported_for_any_batch(name):
         torch.testing.assert_close(exported(images), expected, rtol=0, atol=1e-5)
 
 
+TINY = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
+FACTS = {"parameters": 1, "parameters_total": 1, "macs": 1}
+
+
+def header_of(**arguments):
+    """Return what the header of a run says of its network, and the task."""
+    task = Classifier(num_classes=3, **TINY | arguments)
+    return _model_line(task, FACTS), task
+
+
 @pytest.mark.parametrize(("name", "ruled_out"), [("relpos1d", True), ("fire", True), ("string", False)])
 def test_the_header_says_what_rules_out_flash_kernels(name, ruled_out):
-    size = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
-    line = _model_line(
-        Classifier(num_classes=3, pos_embed=name, **size), {"parameters": 1, "parameters_total": 1, "macs": 1}
-    )
+    line = header_of(pos_embed=name)[0]
     assert ("rules out flash kernels" in line) == ruled_out
 
 
 def test_the_header_knows_a_bias_that_is_computed_once_per_batch_and_draws_no_number_of_the_training():
-    size = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
     before = torch.get_rng_state()
-    task = Classifier(num_classes=3, pos_embed=DrawnBias, **size)
+    task = Classifier(num_classes=3, pos_embed=DrawnBias, **TINY)
     torch.set_rng_state(before)
-    assert "rules out flash kernels" in _model_line(task, {"parameters": 1, "parameters_total": 1, "macs": 1})
+    assert "rules out flash kernels" in _model_line(task, FACTS)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -277,18 +283,14 @@ class Bare(Mean):
     ],
 )
 def test_the_header_of_a_run_tells_of_positions_that_no_block_of_ones_own_asks_for(method, part, said):
-    size = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2}
-    task = Classifier(num_classes=3, pos_embed=method, **size, **part)
-    line = _model_line(task, {"parameters": 1, "parameters_total": 1, "macs": 1})
+    line = header_of(pos_embed=method, depth=2, **part)[0]
     assert line.partition("; no block of yours calls ")[2].partition(", which")[0] == said
 
 
 @pytest.mark.parametrize("registers", [2, 3])
 def test_the_header_of_a_run_tells_of_registers_that_are_too_few_to_rotate(registers):
-    size = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
     rope = {"class_path": "rope2d", "init_args": {"register_theta": 50.0}}
-    task = Classifier(num_classes=3, pos_embed=rope, reg_tokens=registers, **size)
-    line = _model_line(task, {"parameters": 1, "parameters_total": 1, "macs": 1})
+    line, task = header_of(pos_embed=rope, reg_tokens=registers)
     turned = not task.net.pos_embed.sin[: 1 + registers].eq(0).all()
     assert turned == (registers == 3) == ("register_theta` has no effect below 4 prefix tokens, here 3" not in line)
 
@@ -296,9 +298,7 @@ def test_the_header_of_a_run_tells_of_registers_that_are_too_few_to_rotate(regis
 def test_the_header_of_a_run_tells_of_a_policy_that_a_trained_table_does_not_follow():
     def line_of(in_list, **args):
         entry = {"class_path": "sincos2d", "init_args": args}
-        size = {"img_size": 8, "in_chans": 1, "patch_size": 2, "embed_dim": 16, "depth": 1, "num_heads": 2}
-        task = Classifier(num_classes=3, pos_embed=[entry, "rope2d"] if in_list else entry, **size)
-        return _model_line(task, {"parameters": 1, "parameters_total": 1, "macs": 1})
+        return header_of(pos_embed=[entry, "rope2d"] if in_list else entry)[0]
 
     for in_list in (False, True):
         said = "`pos_embed.resize` rescale has no effect: these positions are resized by interpolate"

@@ -3,8 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
+from tests.networks import randomized
 from vitlab.layers import precision
 from vitlab.layers.precision import convolutions_round, float32_precision, let_convolutions_follow
 from vitlab.tokenizers.t2t import T2TTokenizer
@@ -38,9 +38,7 @@ def torchs_default(monkeypatch):
 def errors(device, t2t_attn):
     """Return how far tokens lie from float64's: those of the way that is taken, and those of the fast way."""
     torch.manual_seed(0)
-    net = T2TTokenizer((64, 64), 3, 16, t2t_attn=t2t_attn, t2t_dim=16).eval().to(device)
-    for name, p in net.named_parameters():
-        nn.init.normal_(p, std=0.2, mean=1.0 if "norm" in name and name.endswith("weight") else 0.0)
+    net = randomized(T2TTokenizer((64, 64), 3, 16, t2t_attn=t2t_attn, t2t_dim=16).to(device), 0.2)
     images = torch.randn(2, 3, 64, 64, device=device)
     with torch.no_grad():
         taken = net(images)

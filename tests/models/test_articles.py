@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.networks import randomized
 from vitlab.models import VisionTransformer
 
 SHAPE = {"in_chans": 1, "num_classes": 1, "qkv_bias": False, "norm_eps": 1e-5, "pos_embed": "sincos1d"}
@@ -78,11 +79,8 @@ def tokens_to_token(images, w, kernels, heads):
     return x @ w["tokenizer.project.weight"].T + w["tokenizer.project.bias"]
 
 
-def randomized(**arguments):
-    net = VisionTransformer(**arguments).double().eval()
-    for name, p in net.named_parameters():
-        nn.init.normal_(p, std=0.05, mean=1.0 if "norm" in name and name.endswith("weight") else 0.0)
-    return net
+def net_of(**arguments):
+    return randomized(VisionTransformer(**arguments).double(), std=0.05)
 
 
 @pytest.mark.parametrize("img_size", [(60, 100), pytest.param((400, 100), marks=pytest.mark.rare)])
@@ -90,7 +88,7 @@ def randomized(**arguments):
 def test_t2t_is_the_formula_of_the_article(img_size, heads):
     small = {"embed_dim": 32, "depth": 2, "num_heads": 2, "mlp_ratio": 1.5, "img_size": img_size}
     module = {"t2t_num_heads": heads, "t2t_mlp_ratio": 1.5, "t2t_qk_scale": (64 // heads) ** -0.5}
-    net = randomized(**{**T2T, **small, **module})
+    net = net_of(**{**T2T, **small, **module})
     w, images = dict(net.named_parameters()), torch.rand(2, 1, *img_size, dtype=torch.float64)
     tokens = tokens_to_token(images, w, (7, 3, 3), heads)
     torch.testing.assert_close(net.tokenizer(images), tokens, rtol=0, atol=1e-6)
@@ -102,7 +100,7 @@ def test_t2t_is_the_formula_of_the_article(img_size, heads):
 @pytest.mark.parametrize(("img_size", "patch_size"), [((60, 100), 20), ((400, 100), 50)])
 def test_vit_is_the_formula_of_the_article(img_size, patch_size):
     small = {"embed_dim": 32, "depth": 2, "num_heads": 1, "img_size": img_size, "patch_size": patch_size}
-    net = randomized(**{**VIT, **small, "value_skip": True})
+    net = net_of(**{**VIT, **small, "value_skip": True})
     w, images = dict(net.named_parameters()), torch.rand(2, 1, *img_size, dtype=torch.float64)
     patches = nn.Unfold(patch_size, stride=patch_size)(images).transpose(1, 2)
     tokens = patches @ w["tokenizer.proj.weight"].flatten(1).T + w["tokenizer.proj.bias"]
@@ -112,7 +110,7 @@ def test_vit_is_the_formula_of_the_article(img_size, patch_size):
 @pytest.mark.parametrize("pos_embed", ["learned", "relpos"])
 def test_the_value_skip_of_the_last_block_is_the_class_tokens(pos_embed):
     small = {"embed_dim": 32, "depth": 2, "num_heads": 2, "img_size": (60, 100), "patch_size": 20}
-    net = randomized(**{**VIT, **small, "value_skip": True, "pos_embed": pos_embed})
+    net = net_of(**{**VIT, **small, "value_skip": True, "pos_embed": pos_embed})
     images = torch.rand(2, 1, 60, 100, dtype=torch.float64)
     whole = net(images)
     net.skips_unread_tokens = True

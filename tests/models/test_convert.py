@@ -5,6 +5,7 @@ from timm.models.beit import Beit
 from timm.models.eva import Eva
 from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg
 
+from tests.networks import randomized
 from vitlab.models.convert import from_timm, resize_patch_kernels, same_table, weights_for_timm
 from vitlab.models.load import load_weights
 from vitlab.models.timm_networks import timm_positions
@@ -14,12 +15,6 @@ from vitlab.models.weights_file import WeightsFile
 GRID = {"img_size": (24, 40), "patch_size": 8}  # 3 x 5
 SIZE = {"embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
 ROPE = {"use_abs_pos_emb": False, "use_rot_pos_emb": True, "rope_grid_indexing": "xy", "attn_type": "rope"}
-
-
-def randomized(model):
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.4)
-    return model.eval()
 
 
 def eva(rope_type, theta, **options):

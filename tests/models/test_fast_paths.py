@@ -8,8 +8,8 @@ from typing import get_args
 import pytest
 import torch
 import yaml
-from torch import nn
 
+from tests.networks import randomized
 from vitlab.layers.block import Block
 from vitlab.layers.pos_embed import PosEmbed, PosEmbedName
 from vitlab.models import SIZES, VisionTransformer
@@ -34,11 +34,8 @@ TINY = {
 }
 
 
-def randomized(**arguments):
-    model = VisionTransformer(**TINY | arguments).double()
-    for p in model.parameters():
-        nn.init.normal_(p, std=0.3)
-    return model.eval()
+def net_of(**arguments):
+    return randomized(VisionTransformer(**TINY | arguments).double())
 
 
 def gradients(model, logits):
@@ -62,7 +59,7 @@ def lengths_of_blocks(monkeypatch):
 @pytest.mark.parametrize("grad_checkpoint", [False, True])
 def test_a_last_block_for_the_class_token_alone_changes_nothing(pos_embed, grad_checkpoint, monkeypatch):
     options = {"reg_tokens": 1, "layer_scale": 0.5, "qk_norm": True, "grad_checkpoint": grad_checkpoint}
-    model = randomized(pos_embed=pos_embed, **options)
+    model = net_of(pos_embed=pos_embed, **options)
     images = torch.randn(2, 1, 16, 24, dtype=torch.float64)
     assert model.reads_class_token_only()
     seen = lengths_of_blocks(monkeypatch)
@@ -77,7 +74,7 @@ def test_a_last_block_for_the_class_token_alone_changes_nothing(pos_embed, grad_
 
 @pytest.mark.parametrize("global_pool", ["avg", "max", "map"])
 def test_heads_that_read_patches_get_all_of_them(global_pool):
-    assert not randomized(global_pool=global_pool).reads_class_token_only()
+    assert not net_of(global_pool=global_pool).reads_class_token_only()
 
 
 @pytest.mark.parametrize(
@@ -89,7 +86,7 @@ def test_heads_that_read_patches_get_all_of_them(global_pool):
     ],
 )
 def test_dense_and_cheap_blocks_serve_the_class_token_alone(changed):
-    model = randomized(**changed, reg_tokens=1)
+    model = net_of(**changed, reg_tokens=1)
     images = torch.randn(2, 1, 16, 24, dtype=torch.float64)
     expected = model(images)
     model.skips_unread_tokens = True
@@ -121,7 +118,7 @@ def test_impossible_backbones_are_refused(changed, message):
 
 
 def test_a_gate_by_the_mean_of_all_tokens_needs_them_all():
-    model = randomized(se_reduction=4)
+    model = net_of(se_reduction=4)
     assert not model.reads_class_token_only()
     images = torch.randn(2, 1, 16, 24, dtype=torch.float64)
     expected = model(images)
@@ -131,7 +128,7 @@ def test_a_gate_by_the_mean_of_all_tokens_needs_them_all():
 
 @pytest.mark.parametrize("changed", [{"pos_embed_join": "every_layer"}, {"depth": 1}])
 def test_a_convolution_after_the_last_block_keeps_its_gradient(changed):
-    model = randomized(pos_embed="conv", **changed)
+    model = net_of(pos_embed="conv", **changed)
     assert not model.reads_class_token_only()
     assert None not in gradients(model, model(torch.randn(2, 1, 16, 24, dtype=torch.float64)))
 
@@ -141,7 +138,7 @@ def test_a_custom_position_embedding_that_acts_after_a_block_is_called():
         def leave(self, x, layer):
             return 2 * x
 
-    model = randomized(pos_embed="none")
+    model = net_of(pos_embed="none")
     model.pos_embed, model.skips_unread_tokens = Doubles(), True
     images = torch.randn(2, 1, 16, 24, dtype=torch.float64)
     torch.testing.assert_close(model(images), model.forward_head(model.forward_features(images)))

@@ -16,6 +16,7 @@ from timm.models.vision_transformer import VisionTransformer as TimmViT
 from torch import nn
 from torch.nn import functional as F
 
+from tests.networks import randomized
 from vitlab.errors import UsageError
 from vitlab.interface import has_grid
 from vitlab.jobs.checkpoint import load_checkpoint, save_weights
@@ -47,12 +48,6 @@ T2T |= {"pos_embed": "sincos1d", "qkv_bias": False, "norm_eps": 1e-5}
 
 def tiny(**arguments):
     return VisionTransformer(**TINY | arguments)
-
-
-def randomized(model):
-    for name, p in model.named_parameters():
-        nn.init.normal_(p, std=0.3, mean=1.0 if "norm" in name and name.endswith("weight") else 0.0)
-    return model.eval()
 
 
 def official(model, extra_rows=1):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from timm.models.vision_transformer import VisionTransformer as TimmViT
 
+from tests.networks import randomized
 from vitlab.models.convert import from_timm, to_timm
 from vitlab.models.vit import VisionTransformer
 
@@ -40,13 +41,6 @@ VARIANTS = {  # timm's arguments, ours
 }
 
 
-def randomized(model):
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            p.copy_(torch.randn_like(p) * 0.3 + (1.0 if "norm" in name and name.endswith("weight") else 0.0))
-    return model.eval().double()
-
-
 def images_for(arguments):
     img_size = arguments["img_size"]
     H, W = (img_size, img_size) if isinstance(img_size, int) else img_size
@@ -56,7 +50,7 @@ def images_for(arguments):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_weights_from_timm_give_timms_logits(variant):
     theirs_only, ours_only = VARIANTS[variant]
-    theirs = randomized(TimmViT(**TINY | theirs_only))
+    theirs = randomized(TimmViT(**TINY | theirs_only)).double()
     ours = VisionTransformer(**TINY | ours_only).eval().double()
     ours.load_state_dict(from_timm(theirs.state_dict(), num_patches=ours.grid_size[0] * ours.grid_size[1]))
     images = images_for(TINY | ours_only)
@@ -68,7 +62,7 @@ def test_weights_from_timm_give_timms_logits(variant):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_weights_to_timm_give_our_logits(variant):
     theirs_only, ours_only = VARIANTS[variant]
-    ours = randomized(VisionTransformer(**TINY | ours_only))
+    ours = randomized(VisionTransformer(**TINY | ours_only)).double()
     theirs = TimmViT(**TINY | theirs_only).eval().double()
     theirs.load_state_dict(to_timm(ours.state_dict(), no_embed_class=theirs_only.get("no_embed_class", False)))
     images = images_for(TINY | ours_only)
@@ -123,7 +117,7 @@ def test_a_part_without_a_counterpart_in_timm_is_refused(arguments, reason):
 
 @pytest.mark.parametrize("pos_embed", ["sincos1d", "sincos2d"])
 def test_a_formula_table_is_written_for_timm_when_given(pos_embed):
-    ours = randomized(VisionTransformer(**TINY, pos_embed=pos_embed))
+    ours = randomized(VisionTransformer(**TINY, pos_embed=pos_embed)).double()
     theirs = TimmViT(**TINY).eval().double()
     theirs.load_state_dict(to_timm(ours.state_dict(), ours.pos_embed.table()))
     images = images_for(TINY)
@@ -132,7 +126,7 @@ def test_a_formula_table_is_written_for_timm_when_given(pos_embed):
 
 
 def test_gradients_are_timms():
-    theirs = randomized(TimmViT(**TINY, qk_norm=True, init_values=0.1))
+    theirs = randomized(TimmViT(**TINY, qk_norm=True, init_values=0.1)).double()
     ours = VisionTransformer(**TINY, qk_norm=True, layer_scale=0.1).double()
     ours.load_state_dict(from_timm(theirs.state_dict()))
     images = images_for(TINY)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.networks import randomized
 from vitlab.layers.pos_embed import PosEmbedName
 from vitlab.models import VisionTransformer
 from vitlab.models.old_names import OLD
@@ -33,12 +34,6 @@ TINY = {
 
 def tiny(**arguments):
     return VisionTransformer(**TINY | arguments)
-
-
-def randomized(model):
-    for name, p in model.named_parameters():
-        nn.init.normal_(p, std=0.3, mean=1.0 if "norm" in name and name.endswith("weight") else 0.0)
-    return model
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.networks import randomized
 from vitlab.tokenizers.fused import inverse_deviation, layer_from_map, split_linear, split_norm_linear
 from vitlab.tokenizers.splits import soft_split
 from vitlab.tokenizers.t2t import T2TTokenizer
@@ -18,12 +19,6 @@ SHAPES = [  # channels, image, kernels, strides
     (2, (9, 12), (2, 3), None),
 ]
 KINDS = ["random", "flat", "letterbox", "gray", "colored", "two grays", "two faint textures"]
-
-
-def randomized(module):
-    for name, p in module.named_parameters():
-        nn.init.normal_(p, mean=1.0 if "norm" in name and name.endswith("weight") else 0.0, std=0.1)
-    return module.eval()
 
 
 def images_of(kind, C, size):
@@ -60,7 +55,7 @@ def worst(gradients, exact):
 @pytest.mark.parametrize(("C", "size", "kernels", "strides"), SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_and_gradients_are_those_of_the_reference(t2t_attn, C, size, kernels, strides, kind):
-    tokenizer = randomized(T2TTokenizer(size, C, 8, t2t_attn, kernels, strides, t2t_dim=6))
+    tokenizer = randomized(T2TTokenizer(size, C, 8, t2t_attn, kernels, strides, t2t_dim=6), 0.1)
     plain = copy.deepcopy(tokenizer).double()
     plain.fused = False
     images = images_of(kind, C, size)
@@ -87,7 +82,7 @@ def test_published_widths_in_float32_give_the_tokens_of_the_reference(t2t_attn):
 
 
 def test_windows_of_one_pixel_are_legal():
-    tokenizer = randomized(T2TTokenizer((6, 5), 5, 8, t2t_kernels=(1, 3), t2t_dim=6)).double()
+    tokenizer = randomized(T2TTokenizer((6, 5), 5, 8, t2t_kernels=(1, 3), t2t_dim=6), 0.1).double()
     images = torch.randn(2, 5, 6, 5, dtype=torch.float64)
     before = images.clone()
     y = tokenizer(images)
@@ -111,7 +106,7 @@ def test_the_fast_path_and_the_reference_share_parameters_and_dropout_masks():
 @pytest.mark.parametrize("layer", [TokenPerformer(27, 6), TokenTransformer(27, 6)])
 def test_a_token_layer_takes_a_map_or_its_windows(layer):
     x = torch.randn(2, 3, 10, 14)
-    expected = randomized(layer)(soft_split(x, 3, 2, 1))
+    expected = randomized(layer, 0.1)(soft_split(x, 3, 2, 1))
     for is_image in (True, False):
         torch.testing.assert_close(layer_from_map(layer, x, (3, 2, 1), is_image), expected, rtol=0, atol=1e-5)
 
@@ -149,7 +144,7 @@ def test_autocast_rounds_an_image_no_earlier_than_the_reference(kind):
 
 
 def test_a_flat_window_gives_the_shift_whatever_its_tone():
-    tokenizer = randomized(T2TTokenizer((64, 48), 3, 32))
+    tokenizer = randomized(T2TTokenizer((64, 48), 3, 32), 0.1)
     y = first_stage(torch.where(torch.arange(48) < 24, -2.0, 2.4).expand(1, 3, 64, 48), tokenizer)
     y = y.unflatten(1, tokenizer.grids[0])[0]
     torch.testing.assert_close(y[4, 2], y[4, 9], rtol=0, atol=1e-7)  # one on the dark side, one on the bright
@@ -180,7 +175,8 @@ def test_values_that_float16_cannot_hold_before_normalization_are_normalized_fir
 
 
 def test_in_half_precision_a_window_may_be_as_wide_as_the_image():
-    reference = randomized(T2TTokenizer((64, 8), 3, 32, t2t_kernels=[8, 1], t2t_strides=[1, 1], t2t_padding="none"))
+    wide = {"t2t_kernels": [8, 1], "t2t_strides": [1, 1], "t2t_padding": "none"}
+    reference = randomized(T2TTokenizer((64, 8), 3, 32, **wide), 0.1)
     reference.fused = False
     fused = copy.deepcopy(reference)
     fused.fused = True
@@ -191,7 +187,7 @@ def test_in_half_precision_a_window_may_be_as_wide_as_the_image():
 
 
 def test_half_precision_gives_the_windows_and_gradients_of_the_reference():
-    norm, linear = randomized(nn.LayerNorm(45)), randomized(nn.Linear(45, 4))
+    norm, linear = randomized(nn.LayerNorm(45), 0.1), randomized(nn.Linear(45, 4), 0.1)
     x, gradients = torch.randn(2, 5, 9, 7, requires_grad=True), []
     with torch.autocast("cpu", torch.bfloat16):
         for y in (split_norm_linear(x, (3, 2, 1), norm, linear, False), linear(norm(soft_split(x, 3, 2, 1)))):

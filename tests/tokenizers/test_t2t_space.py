@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.networks import randomized
 from vitlab.tokenizers.conv import ConvStem
 from vitlab.tokenizers.splits import soft_split, soft_splits, split_grids
 from vitlab.tokenizers.t2t import T2TTokenizer
@@ -204,9 +205,7 @@ def test_options_that_rule_out_the_fast_path_are_named(options, named):
 
 @pytest.mark.parametrize("options", COVERED)
 def test_the_fast_path_is_exact_for_the_options_that_it_covers(options):
-    tokenizer = T2TTokenizer((64, 64), 3, 16, **{"t2t_dim": 8, **options}).eval()
-    for name, p in tokenizer.named_parameters():
-        nn.init.normal_(p, std=0.2, mean=1.0 if "norm" in name and name.endswith("weight") else 0.0)
+    tokenizer = randomized(T2TTokenizer((64, 64), 3, 16, **{"t2t_dim": 8, **options}), 0.2)
     images = torch.randn(2, 3, 64, 64)
     assert tokenizer.unfused_options() == [] and tokenizer.is_fused(images)
     fast = tokenizer(images)

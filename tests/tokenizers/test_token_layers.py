@@ -2,14 +2,8 @@ import pytest
 import torch
 from torch import nn
 
+from tests.networks import randomized
 from vitlab.tokenizers.token_layers import TokenAttention, TokenPerformer, TokenTransformer
-
-
-def randomized(layer):
-    with torch.no_grad():
-        for p in layer.parameters():
-            p.copy_(torch.randn_like(p) * 0.3)
-    return layer.eval()
 
 
 def layer_norm(x, norm):
