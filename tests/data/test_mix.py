@@ -56,22 +56,22 @@ def test_erasing_fills_one_rectangle_with_noise_in_about_the_share_asked_for():
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_every_image_is_the_same_on_any_number_of_processes(world):
-    data = FakeData(n=64, native_size=8, batch_size=16, augment="crop-flip", mixup=0.8, cutmix=1.0, random_erasing=0.5)
+@pytest.mark.parametrize("options", [{"batch_size": 16, "random_erasing": 0.5}, {"batch_size": 32, "repeats": 3}])
+def test_images_and_their_partners_are_the_same_on_any_number_of_processes(world, options):
+    data = FakeData(n=200, native_size=8, augment="crop-flip", mixup=0.8, cutmix=1.0, **options)
     data.setup("fit")
 
     def steps(rank, world):
-        order = TrainOrder(len(data.splits["train"]), 16, 0, rank, world)
-        return list(data.iterate_batches(data._loader("train", order)))
+        order = TrainOrder(len(data.splits["train"]), data.batch_size, 0, rank, world, options.get("repeats", 1))
+        return [(images.clone(), targets) for images, targets in data.iterate_batches(data._loader("train", order))]
 
-    alone = steps(0, 1)
-    ranks = [steps(rank, world) for rank in range(world)]
-    assert len(alone) == 2
-    for i, (images, targets) in enumerate(alone):
-        parts = [torch.cat(pair) for pair in zip(*(rank[i] for rank in ranks), strict=True)]
-        keys, part_keys = (x.flatten(1).sum(1).argsort() for x in (images, parts[0]))
-        assert torch.equal(images[keys], parts[0][part_keys])
-        assert torch.equal(targets[keys], parts[1][part_keys])
+    alone, ranks = steps(0, 1), [steps(rank, world) for rank in range(world)]
+    assert len(alone) > 1
+    for (images, targets), *parts in zip(alone, *ranks, strict=True):
+        others, their_targets = (torch.cat(pair) for pair in zip(*parts, strict=True))
+        keys, their_keys = (x.flatten(1).sum(1).argsort() for x in (images, others))
+        assert torch.equal(images[keys], others[their_keys])
+        assert torch.equal(targets[keys], their_targets[their_keys])
 
 
 def test_an_odd_number_of_images_cannot_be_mixed():
@@ -85,21 +85,6 @@ def test_more_copies_than_half_a_batch_cannot_be_mixed():
     FakeData(batch_size=4, repeats=3).train_dataloader()
     with pytest.raises(ValueError, match=r"`data.repeats` must be at most half .* got repeats=3 and batch_size=4"):
         FakeData(batch_size=4, repeats=3, cutmix=1.0).train_dataloader()
-
-
-@pytest.mark.parametrize("world", [2, 4])
-def test_copies_are_mixed_with_the_same_partners_on_any_number_of_processes(world):
-    data = FakeData(n=200, native_size=8, batch_size=32, augment="crop-flip", mixup=0.8, cutmix=1.0, repeats=3)
-    data.setup("fit")
-
-    def steps(rank, world):
-        order = TrainOrder(len(data.splits["train"]), 32, 0, rank, world, repeats=3)
-        return [x.clone() for x, _ in data.iterate_batches(data._loader("train", order))]
-
-    alone, ranks = steps(0, 1), [steps(rank, world) for rank in range(world)]
-    for i, images in enumerate(alone):
-        parts = torch.cat([rank[i] for rank in ranks])
-        assert torch.equal(*(x[x.flatten(1).sum(1).argsort()] for x in (images, parts)))
 
 
 def test_evaluation_is_never_mixed():

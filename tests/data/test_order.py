@@ -21,21 +21,25 @@ def _epoch(order, epoch=0, start=0):
     return list(order.steps(start))
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
-def test_every_step_has_the_same_samples_on_any_number_of_processes(world):
-    alone = _epoch(TrainOrder(50, 8, seed=3), epoch=2)
-    ranks = [_epoch(TrainOrder(50, 8, seed=3, rank=rank, world=world), epoch=2) for rank in range(world)]
-    assert len(alone) == 6
-    for step, parts in zip(alone, zip(*ranks, strict=True), strict=True):
-        assert (np.concatenate([part.indices for part in parts]) == step.indices).all()
-        assert (np.concatenate([part.seeds for part in parts]) == step.seeds).all()
-        assert {part.mix_seed for part in parts} == {step.mix_seed}
+@pytest.mark.parametrize("repeats", [1, 3])
+@pytest.mark.parametrize("samples", [250, Draw(torch.arange(250) // 200, "balanced")], ids=["all", "drawn"])
+@pytest.mark.parametrize("start", [0, 4])
+def test_every_step_has_the_same_samples_on_any_number_of_processes_and_from_any_step(samples, repeats, start):
+    alone, other = (_epoch(TrainOrder(samples, 24, seed=3, repeats=repeats), epoch) for epoch in (2, 3))
+    assert len(alone) == 10 and any((a.indices != b.indices).any() for a, b in zip(alone, other, strict=True))
+    for world in (1, 2, 3, 4, 6):
+        ranks = [_epoch(TrainOrder(samples, 24, 3, rank, world, repeats), 2, start) for rank in range(world)]
+        for step, parts in zip(alone[start:], zip(*ranks, strict=True), strict=True):
+            assert (np.concatenate([part.indices for part in parts]) == step.indices).all()
+            assert (np.concatenate([part.seeds for part in parts]) == step.seeds).all()
+            assert {part.mix_seed for part in parts} == {step.mix_seed}
 
 
 def test_an_epoch_shows_no_sample_twice_and_the_next_one_is_different():
     order = TrainOrder(50, 8, seed=0)
     first, second = (np.concatenate([s.indices for s in _epoch(order, epoch)]) for epoch in (0, 1))
     assert len(set(first)) == 48 and (first != second).any()
+    assert len({step.mix_seed for step in _epoch(order)}) == 6
 
 
 class Seen(L.LightningModule):
@@ -82,14 +86,6 @@ def test_the_order_depends_on_seed_and_epoch_alone():
     other = _epoch(TrainOrder(50, 8, seed=1), 1)
     assert all((a.indices == b.indices).all() and a.mix_seed == b.mix_seed for a, b in zip(again, fresh, strict=True))
     assert any((a.indices != b.indices).any() for a, b in zip(again, other, strict=True))
-
-
-def test_starting_later_leaves_out_the_steps_before():
-    order = TrainOrder(50, 8, seed=0)
-    later, all_steps = _epoch(order, 1, start=4), _epoch(order, 1)
-    assert (later[0].indices == all_steps[4].indices).all()
-    assert [step.mix_seed for step in later] == [step.mix_seed for step in all_steps[4:]]
-    assert len({step.mix_seed for step in all_steps}) == len(all_steps) == 6
 
 
 def test_repeated_samples_stand_in_one_batch_with_seeds_of_their_own():
@@ -169,27 +165,17 @@ def test_a_batch_of_different_samples_keeps_its_order():
     )
 
 
-def test_copies_are_the_same_on_any_number_of_processes_and_from_any_step():
-    alone = _epoch(TrainOrder(250, 24, 3, repeats=3), 2)
-    for world in (2, 3, 4, 6):
-        ranks = [_epoch(TrainOrder(250, 24, 3, rank, world, repeats=3), 2, start=4) for rank in range(world)]
-        for step, parts in zip(alone[4:], zip(*ranks, strict=True), strict=True):
-            assert (np.concatenate([part.indices for part in parts]) == step.indices).all()
-            assert (np.concatenate([part.seeds for part in parts]) == step.seeds).all()
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 7, 8, 9, 15, 16, 17, 33, 129])
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 @pytest.mark.parametrize("batch_size", [1, 4, 8, 64])
-def test_evaluation_shows_every_sample_once_in_equally_many_batches(n, world, batch_size):
-    orders = [EvalOrder(n, batch_size, rank, world) for rank in range(world)]
-    steps = [list(order.steps()) for order in orders]
-    seen = np.concatenate([step.indices for rank in steps for step in rank])
-    assert sorted(seen) == list(range(n))
-    assert [len(rank) for rank in steps] == [len(order) for order in orders]
-    assert all(0 < len(step.indices) <= max(batch_size // world, min(world, 2)) for rank in steps for step in rank)
-    if n >= world:
-        assert len({len(order) for order in orders}) == 1
+def test_evaluation_shows_every_sample_once_in_equally_many_batches(world, batch_size):
+    for n in (1, 2, 3, 7, 8, 9, 15, 16, 17, 33, 129):
+        orders = [EvalOrder(n, batch_size, rank, world) for rank in range(world)]
+        steps = [list(order.steps()) for order in orders]
+        seen = np.concatenate([step.indices for rank in steps for step in rank])
+        assert sorted(seen) == list(range(n))
+        assert [len(rank) for rank in steps] == [len(order) for order in orders]
+        assert all(0 < len(step.indices) <= max(batch_size // world, min(world, 2)) for rank in steps for step in rank)
+        assert n < world or len({len(order) for order in orders}) == 1
 
 
 @pytest.mark.parametrize("n", [2, 7, 9, 17])
@@ -260,14 +246,12 @@ def test_a_sampler_of_a_users_own_leaves_all_random_numbers_as_they_were(monkeyp
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_batch_that_processes_cannot_share_is_refused():
-    with pytest.raises(ValueError, match="batch_size=9 and 2 processes"):
-        TrainOrder(50, 9, seed=0, world=2)
-
-
-def test_a_batch_larger_than_the_set_is_refused():
-    with pytest.raises(ValueError, match="batch_size=64 and 50 images"):
-        TrainOrder(50, 64, seed=0)
+@pytest.mark.parametrize(
+    ("batch_size", "world", "told"), [(9, 2, "batch_size=9 and 2 processes"), (64, 1, "batch_size=64 and 50 images")]
+)
+def test_a_batch_that_processes_cannot_share_or_images_cannot_fill_is_refused(batch_size, world, told):
+    with pytest.raises(ValueError, match=told):
+        TrainOrder(50, batch_size, seed=0, world=world)
 
 
 def test_draws_are_uniform_and_independent_of_each_other():
@@ -302,14 +286,3 @@ def test_classes_that_divide_no_epoch_evenly_are_drawn_equally_often_on_average(
     counts = np.array([np.bincount(labels[draw(rng)[0]], minlength=3) for _ in range(300)])
     assert set(counts.ravel()) == {3, 4}
     np.testing.assert_allclose(counts.mean(axis=0), [10 / 3] * 3, atol=0.1)
-
-
-def test_drawn_classes_keep_their_order_on_any_number_of_processes_and_from_any_step():
-    draw = Draw(torch.arange(50) // 40, "balanced")
-    alone = _epoch(TrainOrder(draw, 8, 3, repeats=2), 2)
-    ranks = [_epoch(TrainOrder(draw, 8, 3, rank, 2, repeats=2), 2, start=4) for rank in range(2)]
-    for step, parts in zip(alone[4:], zip(*ranks, strict=True), strict=True):
-        assert (np.concatenate([part.indices for part in parts]) == step.indices).all()
-        assert (np.concatenate([part.seeds for part in parts]) == step.seeds).all()
-    other = _epoch(TrainOrder(draw, 8, 3, repeats=2), 3)
-    assert any((a.indices != b.indices).any() for a, b in zip(alone, other, strict=True))
