@@ -311,10 +311,7 @@ def test_one_call_starts_a_run_or_continues_it(place, run):
         (lambda: vitlab.Run("first").predict("nowhere.png"), "no images found"),
         (lambda: vitlab.Run("first").analyze("attention", layer=9), "`layer` must lie in 0..2, got 9"),
         (lambda: vitlab.fit("t2t", {"model": "userpkg.Net"}), 'if it is your code, add trust_imports="userpkg"'),
-        (
-            lambda: vitlab.fit("t2t", {"model": "Regressor"}),
-            "numbers, data=Table data.path=FILE.csv data.targets=",
-        ),
+        (lambda: vitlab.fit("t2t", {"model": "Regressor"}), "numbers, data=Table data.path=FILE.csv data.targets="),
         (lambda: vitlab.Run("first").predict(), "no images given: name files, folders or patterns"),
         (lambda: vitlab.Run("first").export("onnx", "net.pt2"), "must end with .onnx"),
         (lambda: vitlab.ablate("position_embeddings/prob"), 'did you mean "position_embeddings/probe"'),

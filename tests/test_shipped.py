@@ -46,11 +46,7 @@ def test_tables_name_a_shipped_config_so_that_it_can_be_typed_anywhere(here):
     assert command == f"vitlab fit --config configs/t2t.yaml --config {here}/mine.yaml --trainer.max_epochs=2"
     typed = {"trainer.check_val_every_n_epoch": None, "data.img_size": [32, 64], "model.class_token": False}
     words = shlex.split(command_of({"configs": found[1:]}, typed))[4:]
-    assert words == [
-        "--trainer.check_val_every_n_epoch=null",
-        "--data.img_size=[32, 64]",
-        "--model.class_token=false",
-    ]
+    assert words == ["--trainer.check_val_every_n_epoch=null", "--data.img_size=[32, 64]", "--model.class_token=false"]
 
 
 def test_a_local_file_takes_precedence_over_a_shipped_one_of_the_same_name(here):

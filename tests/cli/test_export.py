@@ -349,14 +349,8 @@ def test_numbers_are_compared_in_standard_deviations_of_their_targets(tmp_path, 
     rng = np.random.default_rng(0)
     targets = rng.normal([3e5, 0], [1e5, 1e-6], (60, 2))
     np.savez("prices.npz", images=rng.normal(size=(60, 8, 8)), targets=targets)
-    words = [
-        "--model=Regressor",
-        "--data=Arrays",
-        "--data.path=prices.npz",
-        "--name=prices",
-        *TINY,
-        "--data.batch_size=8",
-    ]
+    words = ["--model=Regressor", "--data=Arrays", "--data.path=prices.npz", "--name=prices", *TINY]
+    words += ["--data.batch_size=8"]
     assert main(["fit", "--config", str(REPOSITORY / "configs" / "vit.yaml"), *words]) == 0
     write, read = FORMATS["safetensors"]
     for wrong, code in (([0.25, 0.0], 0), ([0.0, 2e-9], 1), ([50.0, 0.0], 1)):

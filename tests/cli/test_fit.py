@@ -348,10 +348,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(arguments, told, here, capsys)
     ("text", "told"),
     [
         ("trainer:\n", "--config mine.yaml: `trainer` is empty; give it keys, or leave it out"),
-        (
-            "data: {batch_size: 64}\n",
-            "--config mine.yaml sets `data.batch_size` before the class of `data` is known",
-        ),
+        ("data: {batch_size: 64}\n", "--config mine.yaml sets `data.batch_size` before the class of `data` is known"),
         ("model: {init_args: {depth: 2}}\n", "--config or --model that names it before --config mine.yaml"),
     ],
 )

@@ -42,10 +42,7 @@ REFUSED = [
         ["--trainer.callbacks+=EMA", "--trainer.callbacks+=EMAWeightAveraging"],
         "two averages of the weights, EMA and EMAW",
     ),
-    (
-        ["--trainer.callbacks+=RichProgressBar"],
-        "beside the bar and the table of epochs",
-    ),
+    (["--trainer.callbacks+=RichProgressBar"], "beside the bar and the table of epochs"),
     (["--trainer.callbacks+=BackboneFinetuning"], "--model=LinearProbe trains the head alone"),
     (["--trainer.barebones=true"], "`vitlab bench model` measures speed"),
     (["--trainer.plugins=AsyncCheckpointIO"], "leave it out"),
@@ -92,19 +89,10 @@ def test_loggers_monitors_profilers_and_early_stopping_work_by_name_and_are_show
         "ModelCheckpoint",
         "EarlyStopping",
     ]
-    words = [
-        *FIT,
-        "--name=all",
-        "--trainer.max_epochs=9",
-        "--trainer.check_val_every_n_epoch=2",
-        "--trainer.log_every_n_steps=1",
-        "--trainer.logger=[CSVLogger, TensorBoardLogger]",
-        *(f"--trainer.callbacks+={name}" for name in callbacks),
-        "--trainer.callbacks.monitor=val/loss",
-        "--trainer.callbacks.min_delta=9",
-        "--trainer.callbacks.patience=1",
-        "--trainer.profiler=advanced",
-    ]
+    words = [*FIT, "--name=all", "--trainer.max_epochs=9", "--trainer.check_val_every_n_epoch=2"]
+    words += ["--trainer.log_every_n_steps=1", "--trainer.logger=[CSVLogger, TensorBoardLogger]"]
+    words += [*(f"--trainer.callbacks+={name}" for name in callbacks), "--trainer.callbacks.monitor=val/loss"]
+    words += ["--trainer.callbacks.min_delta=9", "--trainer.callbacks.patience=1", "--trainer.profiler=advanced"]
     assert main(words) == 0
     shown = capsys.readouterr().out
     logs = Path("runs/all/lightning_logs")

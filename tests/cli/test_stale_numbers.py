@@ -302,13 +302,8 @@ def test_what_the_network_alone_cannot_tell_is_refused(tmp_path, monkeypatch, ca
     for i in range(24):
         np.save(f"{i}.npy", np.full((1, 8, 8), i, dtype=np.float32))
     vit = ["--model.patch_size=4", "--model.embed_dim=16", "--model.depth=1", "--model.num_heads=2"]
-    words = [
-        "--model=Regressor",
-        "--data=Table",
-        "--data.path=numbers.csv",
-        "--data.targets=y",
-        "--data.target_type=number",
-    ]
+    words = ["--model=Regressor", "--data=Table", "--data.path=numbers.csv", "--data.targets=y"]
+    words += ["--data.target_type=number"]
     assert main(["fit", *words, *vit, "--data.batch_size=8", "--name=numbers", *CPU]) == 0
     assert main(["export", "numbers", "--to", "safetensors", "--quiet"]) == 0
     capsys.readouterr()

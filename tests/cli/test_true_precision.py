@@ -96,13 +96,8 @@ def test_targets_and_their_units_are_not_rounded_to_16_bits(model, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     table, targets = years(tmp_path / "y"), "[year, kind]" if model == "MultiTask" else "[year]"
     net = ["--model.patch_size=4", "--model.embed_dim=16", "--model.depth=1", "--model.num_heads=2"]
-    data = [
-        "--data=Table",
-        f"--data.path={table}",
-        f"--data.targets={targets}",
-        "--data.img_size=8",
-        "--data.batch_size=32",
-    ]
+    data = ["--data=Table", f"--data.path={table}", f"--data.targets={targets}", "--data.img_size=8"]
+    data += ["--data.batch_size=32"]
     data += ["--data.target_type=number"] if model == "Regressor" else []
     more = [f"--model={model}", *net, *data, "--data.in_chans=1", "--data.num_workers=0", "--trainer.max_epochs=1"]
     for precision in ("32-true", "bf16-true"):

@@ -117,22 +117,11 @@ def test_a_stop_in_the_middle_of_an_epoch_changes_nothing(tmp_path, model, capsy
             raise RuntimeError("the power fails")
         return step(self, *batch)
 
-    fit = [
-        "fit",
-        "--model=Classifier",
-        "--data=Digits",
-        f"--data.img_size_schedule={GROW}",
-        "--data.batch_size=256",
-        "--trainer.max_epochs=3",
-    ]
+    fit = ["fit", "--model=Classifier", "--data=Digits", f"--data.img_size_schedule={GROW}", "--data.batch_size=256"]
+    fit += ["--trainer.max_epochs=3"]
     fit += ["--data.augment=crop-flip", "--model.drop_path_rate=0.1", "--trainer.log_every_n_steps=1", *model]
-    fit += [
-        "--model.embed_dim=16",
-        "--model.depth=1",
-        "--model.num_heads=2",
-        "--trainer.logger=false",
-        "--checkpoint.every_n_steps=3",
-    ]
+    fit += ["--model.embed_dim=16", "--model.depth=1", "--model.num_heads=2", "--trainer.logger=false"]
+    fit += ["--checkpoint.every_n_steps=3"]
     with contextlib.chdir(tmp_path):
         assert main([*fit, "--name=whole"]) == 0
         assert "trained at 4x4 for 1 epoch, at 6x6 for 1, then at 8x8" in capsys.readouterr().out

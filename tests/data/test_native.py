@@ -157,13 +157,8 @@ def test_a_run_learns_and_a_stop_in_the_middle_of_an_epoch_changes_nothing(photo
         return step(self, *batch)
 
     fit = ["fit", "--model=Classifier", "--data=ImageFolder", f"--data.root={photos}", "--data.native_patch=8"]
-    fit += [
-        "--data.img_size=32",
-        "--data.batch_size=2",
-        "--data.num_workers=1",
-        "--data.augment=crop-flip",
-        "--data.crop_scale=0.8",
-    ]
+    fit += ["--data.img_size=32", "--data.batch_size=2", "--data.num_workers=1", "--data.augment=crop-flip"]
+    fit += ["--data.crop_scale=0.8"]
     fit += ["--trainer.max_epochs=6", "--model.patch_size=8", "--model.pos_embed=[learned, rope2d]", "--model.depth=1"]
     fit += ["--model.embed_dim=16", "--model.num_heads=2", "--model.drop_path_rate=0.1", "--model.lr=0.005"]
     fit += ["--model.init_std=0.1", "--trainer.logger=false", "--checkpoint.every_n_steps=8", "--model.warmup_epochs=1"]

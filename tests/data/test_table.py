@@ -192,11 +192,7 @@ def test_a_run_is_measured_on_all_rows_of_a_table_of_one_split_without_train(wor
         ({}, {"in_chans": 1}, "`data.in_chans` is 1, the arrays of .* have 3 channels"),
         ({}, {"augment": "rand-m9-mstd0.5-inc1"}, "`data.augment` must be none or crop-flip for arrays"),
         ({}, {"targets": ["bright", "other"], "target_type": ["class"]}, "one for each of bright, other, got"),
-        (
-            {},
-            {"targets": ["bright", "other"], "target_type": "multilabel"},
-            "row 1: the column bright of labels must",
-        ),
+        ({}, {"targets": ["bright", "other"], "target_type": "multilabel"}, "row 1: the column bright of labels must"),
         ({"w": ["a"] * 30}, {"targets": "w", "target_type": "multilabel"}, "has one label, a; labels stand apart by"),
         ({}, {"group_column": "patient"}, "must have the column patient; there are path, bright, other"),
         ({}, {"split_by": "time"}, "`data.split_by: time` needs a column of times .*, and .*table.csv has none"),
@@ -222,8 +218,7 @@ def test_an_array_of_another_shape_and_one_with_nan_are_named(tmp_path):
     _arrays(tmp_path)
     np.save(tmp_path / "3.npy", np.zeros((3, 6, 11), np.float32))
     with pytest.raises(
-        ValueError,
-        match=r"row 4, column path: .*3\.npy has the shape \(3, 6, 11\), others have \(3, 6, 10\)",
+        ValueError, match=r"row 4, column path: .*3\.npy has the shape \(3, 6, 11\), others have \(3, 6, 10\)"
     ):
         _open(tmp_path)
     np.save(tmp_path / "3.npy", np.full((3, 6, 10), np.nan))

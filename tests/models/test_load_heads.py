@@ -174,10 +174,7 @@ NO_HEAD = "head: not loaded, the file's has 5 outputs and the model's new one 0"
     ("file", "told"),
     [
         (AVG | {"fc_norm": True}, [LEFT_OUT.format("fc_norm") + NEW_NORM, NO_HEAD]),
-        (
-            AVG | {"fc_norm": True, "num_classes": 0},
-            [LEFT_OUT.format("fc_norm") + NEW_NORM],
-        ),
+        (AVG | {"fc_norm": True, "num_classes": 0}, [LEFT_OUT.format("fc_norm") + NEW_NORM]),
         (AVG | {"global_pool": "map"}, [LEFT_OUT.format("attn_pool"), NO_HEAD]),
         (AVG | {"num_classes": 0, "global_pool": "max"}, []),
     ],

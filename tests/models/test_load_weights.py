@@ -281,11 +281,7 @@ def positions(method, **options):
         ({"norm_eps": 1e-5}, {}, "norm_eps=1e-05; norm_eps=1e-06"),
         ({"global_pool": "avg"}, {}, "head: the file's reads global_pool=avg; has token"),
         ({"global_pool": "avg"}, {"num_classes": 3}, None),
-        (
-            two("learned", "rope2d"),
-            two("learned", *positions("rope2d", theta=10.0).values()),
-            "theta=100.0; 10.0",
-        ),
+        (two("learned", "rope2d"), two("learned", *positions("rope2d", theta=10.0).values()), "theta=100.0; 10.0"),
         (
             {},
             {"attn": {"class_path": "softmax", "init_args": {"value_skip": True, "attn_dropout": 0.1}}},

@@ -322,10 +322,7 @@ class Several(Raises):
 
 
 WRONG = {
-    "no PosEmbed": (
-        {"pos_embed": f"{HERE}.NoPosEmbed"},
-        r"NoPosEmbed must be a subclass of vitlab.*\.PosEmbed",
-    ),
+    "no PosEmbed": ({"pos_embed": f"{HERE}.NoPosEmbed"}, r"NoPosEmbed must be a subclass of vitlab.*\.PosEmbed"),
     "no class": ({"pos_embed": f"{HERE}.Slop"}, 'has no class "Slop"; did you mean "Slope"'),
     "no argument": ({"pos_embed": spec("Slope", strt=1)}, 'takes no argument `strt`; did you mean "start"'),
     "a value it refuses": ({"pos_embed": spec("Slope", start="x")}, "Slope refuses its arguments: "),

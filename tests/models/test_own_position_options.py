@@ -7,13 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.models.own_positions import (
-    Fixed,
-    Turns,
-    Vectors,
-    net_of,
-    spec,
-)
+from tests.models.own_positions import Fixed, Turns, Vectors, net_of, spec
 from vitlab.errors import UsageError
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.pos_embed.added import AddedPosEmbed

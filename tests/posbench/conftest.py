@@ -5,9 +5,7 @@ import pytest
 from PIL import Image
 
 from tests.posbench.planted import HERE, tiny
-from vitlab.position_bench.answers import (
-    answers_of,
-)
+from vitlab.position_bench.answers import answers_of
 from vitlab.position_bench.cells import Bench
 from vitlab.position_bench.running import CellRunner
 

@@ -11,9 +11,7 @@ import torch
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.pos_embed.added import AddedPosEmbed
 from vitlab.position_bench.cells import Bench
-from vitlab.position_bench.protocol import (
-    registered_protocol,
-)
+from vitlab.position_bench.protocol import registered_protocol
 
 HERE = __name__
 

@@ -19,18 +19,12 @@ from vitlab.errors import UsageError
 from vitlab.position_bench import bench as benches
 from vitlab.position_bench import submission
 from vitlab.position_bench import training as training_module
-from vitlab.position_bench.answers import (
-    NotFinite,
-)
+from vitlab.position_bench.answers import NotFinite
 from vitlab.position_bench.cells import Bench
 from vitlab.position_bench.costs import check_method
 from vitlab.position_bench.judging import judge
 from vitlab.position_bench.pictures import glyphs
-from vitlab.position_bench.protocol import (
-    TASKS,
-    chance_of_tasks,
-    read_protocol,
-)
+from vitlab.position_bench.protocol import TASKS, chance_of_tasks, read_protocol
 from vitlab.position_bench.running import CellRunner
 from vitlab.position_bench.training import batches_of, bench_network_of, train_network
 from vitlab.runs.lock import take

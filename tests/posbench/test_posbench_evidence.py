@@ -20,11 +20,7 @@ from vitlab.position_bench import submission
 from vitlab.position_bench.cells import Bench, published
 from vitlab.position_bench.costs import check_method
 from vitlab.position_bench.page import draw_scores, page_lines, write_bench_page
-from vitlab.position_bench.protocol import (
-    FOLDER,
-    read_protocol,
-    registered_protocol,
-)
+from vitlab.position_bench.protocol import FOLDER, read_protocol, registered_protocol
 from vitlab.position_bench.running import CellRunner
 from vitlab.position_bench.training import bench_network_of
 from vitlab.runs.manifest import file_digest

@@ -10,9 +10,7 @@ from PIL import Image
 
 from tests.posbench.planted import tiny
 from vitlab.errors import UsageError
-from vitlab.position_bench.answers import (
-    answers_of,
-)
+from vitlab.position_bench.answers import answers_of
 from vitlab.position_bench.cells import Bench
 from vitlab.position_bench.pictures import CELLS, OFFSETS, PIXELS, Split, as_floats, folder_photos, glyphs, photos
 

@@ -13,21 +13,11 @@ from vitlab.cli.main import main
 from vitlab.errors import UsageError
 from vitlab.position_bench import answers as answers_module
 from vitlab.position_bench import bench as benches
-from vitlab.position_bench.answers import (
-    accuracy_of,
-    answers_of,
-    bench_predictions_of,
-    outputs_of_images,
-    scores_of,
-)
+from vitlab.position_bench.answers import accuracy_of, answers_of, bench_predictions_of, outputs_of_images, scores_of
 from vitlab.position_bench.cells import Bench
 from vitlab.position_bench.judging import best_of_families, judge, ranks
 from vitlab.position_bench.pictures import Split
-from vitlab.position_bench.protocol import (
-    TASKS,
-    guessing_bounds,
-    registered_protocol,
-)
+from vitlab.position_bench.protocol import TASKS, guessing_bounds, registered_protocol
 from vitlab.position_bench.running import CellRunner
 from vitlab.position_bench.training import bench_network_of
 

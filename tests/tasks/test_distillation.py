@@ -138,25 +138,13 @@ PICTURES, STORED = {"mean": (0.3,), "std": (0.37,)}, {"mean": (77.0,), "std": (9
 @pytest.mark.parametrize(
     ("theirs", "ours", "told"),
     [
-        (
-            PICTURES,
-            STORED,
-            r"pictures, .* \[0, 1\], and the data has arrays as stored, with mean 77 and std 94; scale",
-        ),
-        (
-            STORED,
-            PICTURES,
-            "arrays as stored, with mean 77 and std 94, and the data has pictures, .*; give",
-        ),
+        (PICTURES, STORED, r"pictures, .* \[0, 1\], and the data has arrays as stored, with mean 77 and std 94; scale"),
+        (STORED, PICTURES, "arrays as stored, with mean 77 and std 94, and the data has pictures, .*; give"),
         (PICTURES, {"mean": (1e-3,), "std": (0.9,), "arrays": True}, "with mean 0.001 and std 0.9; scale"),
         (PICTURES, {**PICTURES, "arrays": True}, None),
         (PICTURES, {"mean": (0.0,), "std": (1.0,), "arrays": True}, None),  # all black
         ({**PICTURES, "arrays": True}, STORED, None),  # units that nothing tells
-        (
-            {**PICTURES, "value_range": [0, 4095]},
-            PICTURES,
-            r"`data.value_range` \[0, 4095\], .* data is None; set",
-        ),
+        ({**PICTURES, "value_range": [0, 4095]}, PICTURES, r"`data.value_range` \[0, 4095\], .* data is None; set"),
         ({**PICTURES, "value_range": [0, 9]}, {**PICTURES, "value_range": (0, 8)}, r"of the data is \[0, 8\]; set"),
         ({**PICTURES, "value_range": [0, 9]}, {**PICTURES, "value_range": (0, 9)}, None),
         (PICTURES, {**PICTURES, "value_range": (0, 9)}, None),

@@ -190,25 +190,11 @@ def test_squares_of_hidden_tokens_are_refused_for_data_that_do_not_number_their_
 
 @pytest.mark.rare
 def test_a_run_stopped_in_mid_epoch_goes_on_to_the_same_numbers_and_starts_a_classifier(tmp_path, monkeypatch, capsys):
-    fit = [
-        "fit",
-        "--config",
-        "pretrain/mae_digits",
-        "--trainer.logger=false",
-        "--trainer.max_epochs=2",
-        "--model.depth=1",
-    ]
-    fit += [
-        "--trainer.log_every_n_steps=1",
-        "--checkpoint.every_n_steps=1",
-        "--model.drop_path_rate=0.3",
-        "--data.augment=crop-flip",
-    ]
-    fit += [
-        "--trainer.callbacks+=FeatureQuality",
-        "--trainer.callbacks.images=100",
-        "--checkpoint.monitor=val/knn",
-    ]
+    fit = ["fit", "--config", "pretrain/mae_digits", "--trainer.logger=false", "--trainer.max_epochs=2"]
+    fit += ["--model.depth=1"]
+    fit += ["--trainer.log_every_n_steps=1", "--checkpoint.every_n_steps=1", "--model.drop_path_rate=0.3"]
+    fit += ["--data.augment=crop-flip"]
+    fit += ["--trainer.callbacks+=FeatureQuality", "--trainer.callbacks.images=100", "--checkpoint.monitor=val/knn"]
     with contextlib.chdir(tmp_path):
         assert main([*fit, "--name", "whole"]) == 0
         step = MAE.training_step
@@ -236,15 +222,8 @@ def test_a_run_stopped_in_mid_epoch_goes_on_to_the_same_numbers_and_starts_a_cla
         assert all(torch.equal(a, states[1]["state_dict"][name]) for name, a in states[0]["state_dict"].items())
         assert main(["test", "runs/whole"]) == 0
         capsys.readouterr()
-        new = [
-            "fit",
-            "--config",
-            "vit",
-            "--init_from",
-            "runs/whole",
-            "--model.pos_embed=sincos2d",
-            "--model.pos_embed_lr_mult=1",
-        ]
+        new = ["fit", "--config", "vit", "--init_from", "runs/whole", "--model.pos_embed=sincos2d"]
+        new += ["--model.pos_embed_lr_mult=1"]
         assert (
             main([*new, "--model.depth=1", "--trainer.logger=false", "--trainer.max_epochs=1", "--name", "fine"]) == 0
         )

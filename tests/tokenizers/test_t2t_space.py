@@ -14,13 +14,7 @@ from tests.networks import randomized
 from vitlab.tokenizers.conv import ConvStem
 from vitlab.tokenizers.splits import soft_split, soft_splits, split_grids
 from vitlab.tokenizers.t2t import T2TTokenizer
-from vitlab.tokenizers.token_layers import (
-    T2TAttn,
-    TokenAttention,
-    TokenPerformer,
-    build_token_layer,
-    random_features,
-)
+from vitlab.tokenizers.token_layers import T2TAttn, TokenAttention, TokenPerformer, build_token_layer, random_features
 
 MODES = {"zero": "constant", "reflect": "reflect", "replicate": "replicate", "circular": "circular", "none": None}
 
@@ -102,11 +96,7 @@ def test_every_option_reaches_both_token_layers(t2t_attn):
     ("t2t_attn", "options", "message"),
     [
         ("softmax", {}, "`t2t_attn` must be one of performer, performer_relu, transformer, none, got 'softmax'"),
-        (
-            "transformer",
-            {"t2t_num_heads": 28, "t2t_dim": 28},
-            "`t2t_num_heads` must be at most 27, the values of",
-        ),
+        ("transformer", {"t2t_num_heads": 28, "t2t_dim": 28}, "`t2t_num_heads` must be at most 27, the values of"),
         ("transformer", {"t2t_num_heads": 3}, "`t2t_num_heads` must divide `t2t_dim`, got 3 and 8"),
         ("transformer", {"t2t_dropout": 1.0}, r"`t2t_dropout` must be in \[0, 1\), got 1.0"),
         ("performer", {"t2t_mlp_ratio": 0.1}, "`t2t_mlp_ratio` must give the MLP at least one channel, got 0.1"),
