@@ -20,6 +20,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.utils.data import DataLoader
 
 import vitlab
+from tests.training import QUIET
 from vitlab.class_paths import choice_text
 from vitlab.cli.main import main
 from vitlab.config import trust
@@ -557,7 +558,7 @@ def test_a_batch_that_does_not_fit_is_shown_beside_what_the_task_takes(sample, f
     task = vitlab.Classifier(num_classes=2, num_heads=2, **net)
     options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
     with pytest.raises((IndexError, RuntimeError, TypeError)) as raised:
-        L.Trainer(**options, enable_model_summary=False, max_steps=1).fit(task, data)
+        L.Trainer(**QUIET, max_steps=1).fit(task, data)
     error = raised.value.with_traceback(raised.value.__traceback__.tb_next)  # without this test, code of one's own
     told = explain_mismatch(error, task, data)
     assert (

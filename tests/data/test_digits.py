@@ -5,6 +5,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
+from tests.training import QUIET
 from vitlab.data.known import Digits
 
 
@@ -70,10 +71,7 @@ class _Recorder(L.LightningModule):
 
 
 def _fit(module, path, **kwargs):
-    trainer = L.Trainer(
-        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, max_epochs=4,
-        enable_model_summary=False, use_distributed_sampler=False, default_root_dir=path,
-    )  # fmt: skip
+    trainer = L.Trainer(max_epochs=4, use_distributed_sampler=False, default_root_dir=path, **QUIET)
     trainer.fit(module, datamodule=Digits(batch_size=256, augment="crop-flip"), **kwargs)  # 4 steps an epoch
 
 

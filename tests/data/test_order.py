@@ -10,6 +10,7 @@ from lightning.pytorch.trainer.states import RunningStage
 from timm.data.distributed_sampler import RepeatAugSampler
 from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler
 
+from tests.training import QUIET
 from vitlab.data import Digits
 from vitlab.data.loading.order import Draw, EvalOrder, TrainOrder, spread_copies
 from vitlab.data.loading.own_loaders import SameDraws, evaluate_samples_once
@@ -63,8 +64,7 @@ class Seen(L.LightningModule):
 @pytest.mark.parametrize("sampling", ["natural", "balanced"])
 @pytest.mark.filterwarnings("ignore:You requested to overfit but enabled")
 def test_batches_to_overfit_are_the_same_in_each_epoch_and_augmented_anew(sampling):
-    names = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    trainer = L.Trainer(overfit_batches=2, max_epochs=3, accelerator="cpu", **dict.fromkeys(names, False))
+    trainer = L.Trainer(overfit_batches=2, max_epochs=3, **QUIET)
     model = Seen()
     trainer.fit(model, datamodule=Digits(batch_size=8, sampling=sampling))
     first, second, third = ([s.indices.tolist() for s in model.seen[i : i + 2]] for i in (0, 2, 4))

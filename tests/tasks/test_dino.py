@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.training import QUIET
 from vitlab.ablation.execution.cells import Resolved
 from vitlab.ablation.inference.audit import fair_facts
 from vitlab.cli.main import main
@@ -32,7 +33,6 @@ from vitlab.tasks.schedule import build_scheduler
 ROOT = Path(__file__).parents[2]
 TINY = {"img_size": 8, "in_chans": 2, "patch_size": 2, "embed_dim": 16, "depth": 1, "num_heads": 2}
 HEAD = {"prototypes": 12, "proj_hidden": 10, "proj_dim": 6}
-QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
 WITHOUT_SMALL = {"class_path": "MultiCrop", "init_args": {"local_crops": 0}}
 T2T = {"tokenizer": "t2t", "t2t_kernels": [3, 3], "t2t_strides": [1, 2], "t2t_dim": 8}
 

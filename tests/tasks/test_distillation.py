@@ -12,6 +12,7 @@ import timm
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.training import QUIET
 from vitlab.callbacks.ema import EMA
 from vitlab.cli.main import main
 from vitlab.data import Arrays, Digits
@@ -71,8 +72,7 @@ def test_the_teacher_is_no_part_of_what_is_trained_saved_and_averaged(monkeypatc
     before = {name: value.clone() for name, value in teacher.state_dict().items()}
     monkeypatch.setattr(module, "read_teacher", lambda source: teacher)
     task = Distillation("t", **TINY)
-    options = {"max_epochs": 1, "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = L.Trainer(**options, accelerator="cpu", enable_model_summary=False, callbacks=[EMA()])
+    trainer = L.Trainer(max_epochs=1, callbacks=[EMA()], **QUIET)
     trainer.fit(task, data)
     plain = Classifier(**TINY)
     assert task.state_dict().keys() == plain.state_dict().keys()

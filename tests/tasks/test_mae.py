@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.training import QUIET
 from vitlab.cli.main import main
 from vitlab.data import Digits
 from vitlab.data.loading.order import EvalOrder, TrainOrder
@@ -157,8 +158,7 @@ def test_options_that_contradict_mae_are_refused_by_name():
 def test_images_that_grow_are_refused_by_name():
     schedule, line = [[0, 4], [1, 8]], "`data.img_size_schedule` changes the grid, on which `model: MAE` hides tokens"
     task, data = MAE(**{**TINY, "in_chans": 1}, **LIGHT), Digits(batch_size=8, img_size=8, img_size_schedule=schedule)
-    quiet = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    for refuse in (lambda: L.Trainer(max_steps=1, **quiet).fit(task, data), lambda: model_facts(task, data)):
+    for refuse in (lambda: L.Trainer(max_steps=1, **QUIET).fit(task, data), lambda: model_facts(task, data)):
         with pytest.raises(ValueError, match=line):
             refuse()
 

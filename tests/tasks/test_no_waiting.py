@@ -7,6 +7,7 @@ from lightning.pytorch.callbacks import Callback
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
+from tests.training import QUIET
 from vitlab.callbacks.ema import EMA
 from vitlab.tasks import Classifier
 
@@ -45,10 +46,8 @@ class Steps(Callback):
 
 def train(task, steps, accelerator="cpu"):
     batches = DataLoader([(torch.randn(8, 1, 8, 8), torch.arange(8) % 3)] * 4, batch_size=None)
-    off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    trainer = L.Trainer(
-        max_epochs=1, accelerator=accelerator, devices=1, gradient_clip_val=1.0, callbacks=[EMA(), steps], **off
-    )
+    how = QUIET | {"accelerator": accelerator}
+    trainer = L.Trainer(max_epochs=1, devices=1, gradient_clip_val=1.0, callbacks=[EMA(), steps], **how)
     trainer.fit(task, batches)
 
 

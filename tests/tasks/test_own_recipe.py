@@ -10,6 +10,7 @@ import torchmetrics
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.training import QUIET
 from vitlab import interface
 from vitlab.errors import UsageError
 from vitlab.optim import warmed_up
@@ -230,18 +231,14 @@ class SaveAt(L.Callback):
             trainer.save_checkpoint(self.path)
 
 
+def batches_of_4():
+    return DataLoader(TensorDataset(torch.randn(12, 1, 8, 8), torch.arange(12) % 3), batch_size=4)
+
+
 def fit(task, path, **how):
     torch.manual_seed(1)
-    images, labels = torch.randn(12, 1, 8, 8), torch.arange(12) % 3
-    batches = DataLoader(TensorDataset(images, labels), batch_size=4)
-    saver = SaveAt(path)
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    trainer = L.Trainer(max_epochs=4, accelerator="cpu", callbacks=[saver], log_every_n_steps=1, **quiet)
+    batches, saver = batches_of_4(), SaveAt(path)
+    trainer = L.Trainer(max_epochs=4, callbacks=[saver], log_every_n_steps=1, **QUIET)
     trainer.fit(task, batches, batches, weights_only=True, **how)
     return saver.rates, task.net.state_dict()
 
@@ -331,10 +328,8 @@ def test_a_plateau_schedule_of_timm_counts_on_after_a_resume(epochs):
     ],
 )
 def test_a_schedule_by_a_metric_that_no_validation_measures_is_refused_before_the_first_step(seldom):
-    task, quiet = classifier(lr_scheduler=PLATEAU), {"logger": False, "enable_checkpointing": False}
-    quiet |= {"enable_progress_bar": False, "enable_model_summary": False, "log_every_n_steps": 1}
-    batches = DataLoader(TensorDataset(torch.randn(12, 1, 8, 8), torch.arange(12) % 3), batch_size=4)
-    trainer = L.Trainer(max_epochs=2, accelerator="cpu", **quiet, **seldom)
+    task, batches = classifier(lr_scheduler=PLATEAU), batches_of_4()
+    trainer = L.Trainer(max_epochs=2, log_every_n_steps=1, **QUIET, **seldom)
     refusal = (
         "ReduceLROnPlateau follows val/loss, which no validation of this training will measure: let `trainer.limit"
     )

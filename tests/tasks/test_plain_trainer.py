@@ -9,17 +9,18 @@ from lightning.pytorch.utilities.rank_zero import WarningCache
 from PIL import Image
 
 import vitlab
+from tests.training import QUIET
 from vitlab.api import _weights_of
 from vitlab.jobs.terminal import lightning_quieted
 
 pytestmark = pytest.mark.slow
 
 SMALL = {"patch_size": 2, "embed_dim": 16, "depth": 1, "num_heads": 2}
-QUIET = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
 
 
 def trained(folder, task, data, **more):
-    trainer = L.Trainer(max_steps=2, default_root_dir=folder, limit_val_batches=1, **QUIET, **more)
+    how = QUIET | {"enable_checkpointing": True} | more
+    trainer = L.Trainer(max_steps=2, default_root_dir=folder, limit_val_batches=1, **how)
     trainer.fit(task, data)
     return trainer
 
@@ -38,7 +39,7 @@ def test_a_classifier_learns_its_sizes_from_the_data_and_its_checkpoint_is_loade
     torch.testing.assert_close(net(transform(image)[None]), task(transform(image)[None]))
     again = vitlab.Classifier.load_from_checkpoint(file)
     assert again.net.img_size == (8, 8)
-    tester = L.Trainer(enable_checkpointing=False, **QUIET)
+    tester = L.Trainer(**QUIET)
     assert "acc1" in str(tester.test(vitlab.Classifier(**SMALL), data, ckpt_path=file, verbose=False))
 
 
@@ -66,9 +67,7 @@ def test_lightning_advises_to_average_over_processes_what_a_subclass_logs_and_no
     monkeypatch.setattr(f"{logged}._distributed_is_initialized", lambda: True)
     monkeypatch.setattr(f"{logged}.warning_cache", WarningCache())
     with pytest.warns(UserWarning, match="sync_dist=True") as heard, lightning_quieted():
-        L.Trainer(enable_checkpointing=False, **QUIET).validate(
-            Noting(**SMALL), vitlab.Digits(subset=0.1, batch_size=16), verbose=False
-        )
+        L.Trainer(**QUIET).validate(Noting(**SMALL), vitlab.Digits(subset=0.1, batch_size=16), verbose=False)
     assert len(heard) == 1 and "`self.log('val/own', " in str(heard[0].message)
 
 

@@ -11,6 +11,7 @@ from timm.loss import BinaryCrossEntropy
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from tests.training import QUIET
 from vitlab.callbacks.ema import EMA
 from vitlab.data import Digits
 from vitlab.interface import batches_of_a_step, images_of_batch
@@ -28,9 +29,7 @@ def fit(task, callbacks=(), repeats=1, form=lambda images: images, **trainer):
     generator = torch.Generator().manual_seed(0)
     images, labels = torch.randn(12 // repeats, 1, 8, 8, generator=generator), torch.arange(12 // repeats) % 3
     loader = DataLoader(form(TensorDataset(images.repeat(repeats, 1, 1, 1), labels.repeat(repeats))), batch_size=4)
-    options = {"max_epochs": 2, "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    options |= {"enable_model_summary": False, "accelerator": "cpu", "log_every_n_steps": 1}
-    runner = L.Trainer(**options | trainer, callbacks=list(callbacks))
+    runner = L.Trainer(**QUIET | {"max_epochs": 2, "log_every_n_steps": 1} | trainer, callbacks=list(callbacks))
     runner.fit(task, loader, loader)
     return runner
 
@@ -95,12 +94,11 @@ def test_after_a_training_with_an_average_each_network_is_measured_with_its_own_
 
 def test_the_average_is_of_the_network_whose_sizes_come_from_the_data():
     small = {"patch_size": 2, "embed_dim": 8, "depth": 1, "num_heads": 2}
-    quiet = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
 
     def end_of(task=None):
         torch.manual_seed(3)  # draws the network here, or where the task takes its sizes
         task = task or Classifier(**small, img_size=8, in_chans=1, num_classes=10)
-        trainer = L.Trainer(max_steps=3, limit_val_batches=1, callbacks=[EMA(decay=0.5)], **quiet)
+        trainer = L.Trainer(max_steps=3, limit_val_batches=1, callbacks=[EMA(decay=0.5)], **QUIET)
         trainer.fit(task, Digits(subset=0.1, batch_size=16))
         return task.state_dict()
 
