@@ -556,7 +556,6 @@ class TwoSamples(L.LightningDataModule):
 def test_a_batch_that_does_not_fit_is_shown_beside_what_the_task_takes(sample, found):
     data, net = TwoSamples(sample, sample), {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 8, "depth": 1}
     task = vitlab.Classifier(num_classes=2, num_heads=2, **net)
-    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
     with pytest.raises((IndexError, RuntimeError, TypeError)) as raised:
         L.Trainer(**QUIET, max_steps=1).fit(task, data)
     error = raised.value.with_traceback(raised.value.__traceback__.tb_next)  # without this test, code of one's own
