@@ -296,8 +296,7 @@ OFTEN = (WAYS[3], WAYS[-1])  # an attention and a position embedding
     [way if way in OFTEN else pytest.param(way, marks=pytest.mark.rare) for way in WAYS],
     ids=lambda way: way[0].partition("=")[2],
 )
-def test_every_example_is_trained_analyzed_and_exported_by_the_commands(way, tmp_path, monkeypatch, capsys, hasty):
-    monkeypatch.chdir(tmp_path)
+def test_every_example_is_trained_analyzed_and_exported_by_the_commands(way, here, capsys, hasty):
     key, path = way[0].removeprefix("--model.").split("=")
     trust = ["--trust_imports", path.split(".")[0]]
     run = ["fit", "--model=Classifier", "--data=Digits", *way, *SIZE, *SHORT, "--name=own"]
@@ -310,8 +309,7 @@ def test_every_example_is_trained_analyzed_and_exported_by_the_commands(way, tmp
 
 
 @pytest.mark.rare
-def test_examples_are_compared_in_an_ablation(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_examples_are_compared_in_an_ablation(here, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{FOLDER}:{FOLDER.parent}")  # of the processes that train the cells
     net = {name: value for name, value in TINY.items() if name not in ("img_size", "in_chans", "num_classes")}
     base = {

@@ -211,12 +211,11 @@ def test_a_part_without_forward_is_named(part):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["mlp_layer", "attn", "block", "global_pool", "act_layer"])
-def test_a_part_that_returns_a_tuple_is_named_before_anything_is_written(part, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_part_that_returns_a_tuple_is_named_before_anything_is_written(part, here):
     with pytest.raises(ValueError, match=r"test_objects\.Pair") as error:
         vitlab.fit("t2t", {f"model.{part}": Pair, "trainer.accelerator": "cpu"}, quiet=True)
     assert "tuple" in str(error.value) and "\n" not in str(error.value)
-    assert list(tmp_path.iterdir()) == []
+    assert list(here.iterdir()) == []
 
 
 @pytest.mark.parametrize("take", [vitlab.load, vitlab.ablate])
@@ -236,13 +235,12 @@ KINDS = {
 
 
 @pytest.mark.parametrize(("arguments", "answer"), KINDS.values(), ids=KINDS)
-def test_an_object_of_the_wrong_kind_is_refused_before_anything_is_written(arguments, answer, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_an_object_of_the_wrong_kind_is_refused_before_anything_is_written(arguments, answer, here):
     with pytest.raises(ValueError) as error:
         vitlab.fit(**arguments)
     assert answer in str(error.value)
     assert "\n" not in str(error.value)
-    assert list(tmp_path.iterdir()) == []
+    assert list(here.iterdir()) == []
 
 
 def run_python(words, folder):
@@ -310,8 +308,7 @@ GOING_ON = {
 }
 
 
-def test_a_run_goes_on_with_the_classes_of_a_notebook_only_as_they_were_in_its_training(cell, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_goes_on_with_the_classes_of_a_notebook_only_as_they_were_in_its_training(cell, here):
     cell(ACT)
     run = kept("A")
     cell(ACT.replace("    def", '    """Rectify."""\n\n    def').replace("x)\n", "x)  # in place\n"))
@@ -324,8 +321,7 @@ def test_a_run_goes_on_with_the_classes_of_a_notebook_only_as_they_were_in_its_t
                 go_on(run)
 
 
-def test_two_runs_that_define_a_class_in_two_ways_are_not_loaded_into_one_process(cell, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_two_runs_that_define_a_class_in_two_ways_are_not_loaded_into_one_process(cell, here):
     for name, text in {"A": ACT, "C": ACT, "B": ACT.replace("relu", "cos")}.items():
         cell(text)
         kept(name)
@@ -353,8 +349,7 @@ SHIFT = 1.0
 """
 
 
-def test_a_class_of_another_run_and_one_of_the_notebook_are_kept_together(cell, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_class_of_another_run_and_one_of_the_notebook_are_kept_together(cell, here):
     cell(ACT)
     kept("A")
     for name in ("Act", "SCALE", "SEEN", "torch", "nn"):  # as in another process
@@ -374,9 +369,8 @@ def test_a_class_of_another_run_and_one_of_the_notebook_are_kept_together(cell, 
     assert "relu" in source_of(["Act"]) and "SCALE = 3.0" in source_of(["Head"])
 
 
-def test_a_file_that_changed_since_the_training_is_named_in_one_line_and_not_refused(tmp_path, monkeypatch, caplog):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+def test_a_file_that_changed_since_the_training_is_named_in_one_line_and_not_refused(here, monkeypatch, caplog):
+    monkeypatch.syspath_prepend(here)
     monkeypatch.setattr(trust, "TRUSTED", ["ownact"])
     names = ("ownact", "ownhelp", "ownpack", "ownpack.sizes", "ownpack.few")
     for name in names:

@@ -126,8 +126,7 @@ def test_every_name_on_the_api_pages_exists():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", sorted((DOCS / "api").glob("*.md")), ids=lambda page: page.stem)
-def test_a_page_on_python_begins_with_an_example_that_runs_and_a_picture(page, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_page_on_python_begins_with_an_example_that_runs_and_a_picture(page, here):
     head = page.read_text().partition("\n::: ")[0]
     (example,) = re.findall(r"^```pycon\n(.*?)^```", head, re.M | re.S)
     lines: list[str] = []

@@ -31,9 +31,8 @@ TINY = ["--trainer.logger=false", "--trainer.accelerator=cpu", "--trainer.max_ep
 
 
 @pytest.fixture(autouse=True)
-def _place(tmp_path, monkeypatch):
-    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
+def _place(here, monkeypatch):
+    monkeypatch.setenv("VITLAB_CACHE", str(here / "cache"))
 
 
 def _fill(root, counts, names=("ant", "bee", "cat"), size=32, seed=0):

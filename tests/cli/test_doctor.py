@@ -143,8 +143,7 @@ def test_the_mode_of_wandb_is_shown_and_no_key(monkeypatch, tmp_path):
     assert "offline" in next(doctor.wandb_mode()).text
 
 
-def test_a_full_or_read_only_disk_is_reported(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_a_full_or_read_only_disk_is_reported(monkeypatch, here):
     assert wrong(doctor.disk()) == {}
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: types.SimpleNamespace(free=5e8))
     assert "0.5 GB free" in wrong(doctor.disk())["disk"]

@@ -44,8 +44,7 @@ PLACES = {
         ("sanity check", signal.SIGINT),
     ],
 )
-def test_a_signal_before_the_first_step_leaves_what_can_be_continued(place, number, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_signal_before_the_first_step_leaves_what_can_be_continued(place, number, here, monkeypatch, capsys):
     owner, name = PLACES[place]
     usual = getattr(owner, name)
 
@@ -102,9 +101,8 @@ def test_another_process_says_whether_a_signal_came_before_or_after_the_training
 @pytest.mark.rare
 @pytest.mark.parametrize("name", ["log_summary", "save_weights"])
 def test_a_run_that_a_signal_ended_after_its_training_gets_its_results_when_it_is_resumed(
-    name, tmp_path, monkeypatch, capsys
+    name, here, monkeypatch, capsys
 ):
-    monkeypatch.chdir(tmp_path)
     owner = vitlab.jobs.train.close if name == "save_weights" else vitlab.jobs.train.fit
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, lambda *arguments: signal.raise_signal(signal.SIGINT))
@@ -118,8 +116,7 @@ def test_a_run_that_a_signal_ended_after_its_training_gets_its_results_when_it_i
     )
 
 
-def test_lightning_neither_requeues_nor_listens_under_slurm(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_lightning_neither_requeues_nor_listens_under_slurm(here, monkeypatch):
     for name, value in {"NTASKS": 1, "PROCID": 0, "LOCALID": 0, "NODEID": 0, "JOB_ID": 7, "JOB_NAME": "vit"}.items():
         monkeypatch.setenv(f"SLURM_{name}", str(value))
     job = build_job(SETTINGS, FitOptions(name="a"))

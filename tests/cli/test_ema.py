@@ -19,8 +19,7 @@ CONFIG = Path(__file__).parents[2] / "configs" / "vit.yaml"
 EMA = '--trainer.callbacks=[{"class_path": "EMA", "init_args": {"decay": 0.9}}]'
 
 
-def test_the_average_is_what_is_validated_kept_and_exported(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_average_is_what_is_validated_kept_and_exported(here):
     few = ["--trainer.logger=false", "--trainer.max_epochs=2", "--data.subset=0.3", "--model.depth=1"]
     assert main(["fit", "--config", str(CONFIG), *few, EMA, "--name=a"]) == 0
     checkpoint = torch.load("runs/a/checkpoints/last.ckpt", weights_only=True)

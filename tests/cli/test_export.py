@@ -344,8 +344,7 @@ def test_wrong_input_is_refused_in_one_line(vit, arguments, message, capsys):
     assert message in error and error.startswith("vitlab: ") and error.count("\n") == 1
 
 
-def test_numbers_are_compared_in_standard_deviations_of_their_targets(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_numbers_are_compared_in_standard_deviations_of_their_targets(here, monkeypatch, capsys):
     rng = np.random.default_rng(0)
     targets = rng.normal([3e5, 0], [1e5, 1e-6], (60, 2))
     np.savez("prices.npz", images=rng.normal(size=(60, 8, 8)), targets=targets)
@@ -384,8 +383,7 @@ def test_parameters_that_a_part_shares_are_written_apart(tmp_path):
     assert torch.equal(kept["norm.other"], kept["head.bias"]) and kept.keys() == net.state_dict().keys()
 
 
-def test_what_an_export_is_not_for_is_said_before_the_work(vit, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_what_an_export_is_not_for_is_said_before_the_work(vit, here, capsys):
     os.mkdir("weights.safetensors")
     assert main(["export", str(vit), "--to", "safetensors", "-o", "weights.safetensors"]) == 2
     assert "`--output weights.safetensors` is a directory: name a file" in capsys.readouterr().err

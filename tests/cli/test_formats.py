@@ -84,8 +84,7 @@ def test_saved_benchmarks_are_rows_and_are_written_as_well_as_printed(tmp_path, 
     assert {"model", "contender", "ratio"} <= rows[0].keys()
 
 
-def test_measurements_are_printed_for_programs_or_written_to_a_file(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_measurements_are_printed_for_programs_or_written_to_a_file(here, monkeypatch, capsys):
     monkeypatch.setitem(
         importlib.import_module("bench.command")._RUN,
         "limit",
@@ -95,5 +94,5 @@ def test_measurements_are_printed_for_programs_or_written_to_a_file(tmp_path, mo
     printed = json.loads(capsys.readouterr().out)
     main(["bench", "limit", "--rounds", "3", "--json", "limit.json"])
     assert "| model |" in capsys.readouterr().out
-    written = json.loads((tmp_path / "limit.json").read_text())["rows"]
+    written = json.loads((here / "limit.json").read_text())["rows"]
     assert [row["model"] for row in printed] == [row["model"] for row in written]

@@ -56,10 +56,9 @@ GUESSES = [
 
 
 @pytest.mark.parametrize(("words", "answer"), GUESSES, ids=[" ".join(words[4:] or words) for words, _ in GUESSES])
-def test_a_common_guess_is_answered_with_vitlabs_name(words, answer, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_common_guess_is_answered_with_vitlabs_name(words, answer, here, capsys):
     assert main(words) == 2
     text = capsys.readouterr().err.strip()
     assert answer in text
     assert "\n" not in text and ("--run_dir" not in text or words[0] == "fit")
-    assert not (tmp_path / "runs").exists()
+    assert not (here / "runs").exists()

@@ -88,9 +88,8 @@ def pods(tmp_path):
 
 
 @pytest.mark.parametrize("started", [lines_over_ssh, pods])
-def test_ssh_and_kubernetes_start_one_run_on_two_machines(started, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    found = [get_args_parser().parse_args(words) for words in started(tmp_path)]
+def test_ssh_and_kubernetes_start_one_run_on_two_machines(started, here, capsys):
+    found = [get_args_parser().parse_args(words) for words in started(here)]
     assert [node.node_rank for node in found] == [0, 1]
     first, second = found
     assert (

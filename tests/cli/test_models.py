@@ -73,9 +73,8 @@ def test_an_unknown_model_names_the_closest_and_ends_with_2(capsys):
     assert '"t2t_vit14"' in error and 'did you mean "t2t_vit_14"?' in error and error.count("\n") == 1
 
 
-def test_the_config_that_trains_a_model_is_found_by_its_network(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "configs" / "imagenet"
+def test_the_config_that_trains_a_model_is_found_by_its_network(here, capsys):
+    folder = here / "configs" / "imagenet"
     folder.mkdir(parents=True)
     (folder / "mine.yaml").write_text(
         "model:\n  init_args: {tokenizer: t2t, t2t_attn: transformer, patch_size: 8, embed_dim: 448, depth: 19,"
@@ -89,8 +88,7 @@ def test_the_config_that_trains_a_model_is_found_by_its_network(tmp_path, monkey
     assert "configs/imagenet/mine.yaml" in capsys.readouterr().out
 
 
-def test_the_shipped_configs_train_the_models_they_are_named_after(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_the_shipped_configs_train_the_models_they_are_named_after(here):
     configs = models._configs()
     for path in configs:
         name = path.split("/")[-1].removesuffix(".yaml")

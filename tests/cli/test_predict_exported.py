@@ -87,10 +87,9 @@ def test_a_graph_in_onnxruntime_predicts_what_the_run_does(folder, tmp_path):
         (["bad.safetensors", "a.png"], "bad.safetensors.json is not what `vitlab export` writes beside a file"),
     ],
 )
-def test_wrong_input_is_refused_in_one_line(folder, words, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    shutil.copy(folder / "photos" / "a.png", tmp_path)
-    (tmp_path / "net.onnx").write_bytes(b"")
+def test_wrong_input_is_refused_in_one_line(folder, words, message, here, capsys):
+    shutil.copy(folder / "photos" / "a.png", here)
+    (here / "net.onnx").write_bytes(b"")
     card = json.loads((folder / "net.safetensors.json").read_text())
     own = {**card, "images": {"values": "as `eval_transform` of mydata.MyData returns them"}}
     for name, facts in (("net", card), ("old", {**card, "targets": None}), ("own", own), ("bad", [])):
@@ -103,8 +102,7 @@ def test_wrong_input_is_refused_in_one_line(folder, words, message, tmp_path, mo
     assert "`vitlab embed` needs the run" in capsys.readouterr().err
 
 
-def test_a_file_of_a_network_that_takes_arrays_reads_them_as_the_run_does(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_file_of_a_network_that_takes_arrays_reads_them_as_the_run_does(here, capsys):
     rng, lines = np.random.default_rng(0), ["path,level"]
     for i in range(40):
         level = rng.uniform(0, 10)
@@ -123,8 +121,7 @@ def test_a_file_of_a_network_that_takes_arrays_reads_them_as_the_run_does(tmp_pa
     same(pd.read_csv("b.csv"), pd.read_csv("a.csv"))
 
 
-def test_a_file_of_a_network_without_a_head_has_features(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_file_of_a_network_without_a_head_has_features(here, capsys):
     config = str(REPOSITORY / "configs" / "pretrain" / "mae_digits.yaml")
     assert main(["fit", "--config", config, *TINY, "--data.num_workers=0", "--name=mae"]) == 0
     assert main(["export", "mae", "--to", "safetensors", "-o", "net.safetensors"]) == 0

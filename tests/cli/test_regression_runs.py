@@ -29,17 +29,16 @@ TABLE = ["--data=Table", "--data.path=table.csv", "--model=Regressor"]
 
 
 @pytest.fixture
-def arrays(tmp_path, monkeypatch):
+def arrays(here, monkeypatch):
     """160 arrays of 8 x 12 numbers: one half brighter than the other, which is what there is to predict."""
-    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VITLAB_CACHE", str(here / "cache"))
     rng = np.random.default_rng(0)
     steps = rng.uniform(-1, 1, (160, 2))
     for i, (left, low) in enumerate(steps):
         array = rng.normal(0, 0.1, (8, 12))
         array[:, :6] += left
         array[4:] += low
-        np.save(tmp_path / f"{i}.npy", array)
+        np.save(here / f"{i}.npy", array)
     table = {"path": [f"{i}.npy" for i in range(160)], "left": 1000 + 50 * steps[:, 0], "low": 0.01 * steps[:, 1]}
     pd.DataFrame(table).to_csv("table.csv", index=False)
     return pd.DataFrame(table).set_index("path")
@@ -127,9 +126,8 @@ def test_a_regressor_that_was_trained_on_class_numbers_still_measures():
 
 
 @pytest.mark.rare
-def test_labels_and_classes_in_folders_are_measured_predicted_and_shown(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
+def test_labels_and_classes_in_folders_are_measured_predicted_and_shown(here, monkeypatch, capsys):
+    monkeypatch.setenv("VITLAB_CACHE", str(here / "cache"))
     rng = np.random.default_rng(0)
     red = [int(i % 2 == 0) for i in range(80)]
     low = [int(i % 3 == 0) for i in range(80)]
@@ -137,7 +135,7 @@ def test_labels_and_classes_in_folders_are_measured_predicted_and_shown(tmp_path
         pixels = rng.integers(0, 60, (8, 8, 3))
         pixels[:4, :, 0] += 150 * red[i]
         pixels[4:, :, 1] += 150 * low[i]
-        path = tmp_path / "photos" / ("red" if red[i] else "other") / f"{i}.png"
+        path = here / "photos" / ("red" if red[i] else "other") / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels.astype(np.uint8)).save(path)
     names = [f"photos/{'red' if r else 'other'}/{i}.png" for i, r in enumerate(red)]

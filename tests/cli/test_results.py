@@ -189,8 +189,7 @@ def test_a_run_without_a_result_is_refused_in_one_line(tmp_path, capsys, write, 
     assert message in error and error.count("\n") == 1
 
 
-def test_a_run_that_was_tested_for_something_else_is_not_sent_to_the_test_again(tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_run_that_was_tested_for_something_else_is_not_sent_to_the_test_again(here, capsys) -> None:
     run = RunDir(make_run(Path("runs/a"), 0, 0.9))
     for result, names in (({"loss": 0.3, "mae": 1.5, "n": 8.0}, "loss, mae"), ({"checkpoint": "best.ckpt"}, "nothing")):
         run.update("results.json", test=result)
@@ -209,8 +208,7 @@ def test_records_are_kept_in_a_file_that_can_be_read_again(tmp_path, capsys) -> 
     assert "`--keep` must end with .jsonl" in capsys.readouterr().err and not (tmp_path / "a.json").exists()
 
 
-def test_a_run_may_have_the_name_of_another_kind_of_file(tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_run_may_have_the_name_of_another_kind_of_file(here, capsys) -> None:
     for name in ("a.jsonl", "a.onnx"):
         make_run(Path("runs") / name, 0, 0.9)
     assert main(["results", "a.jsonl"]) == 0
@@ -236,8 +234,7 @@ def test_the_page_of_results_has_the_table_of_the_kept_records_and_the_readme_it
     assert first[1] == "`vitlab fit --config configs/t2t.yaml`" and row in (root / "README.md").read_text()
 
 
-def test_a_resumed_run_shows_its_first_command_and_what_the_resume_changed(tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_resumed_run_shows_its_first_command_and_what_the_resume_changed(here, capsys) -> None:
     config = str(Path(__file__).parents[2] / "configs" / "vit.yaml")
     small = ["--model.depth=1", "--trainer.limit_train_batches=2", "--trainer.logger=false", "--quiet"]
     assert main(["fit", "--config", config, "--name", "a", "--trainer.max_epochs=1", *small]) == 0
@@ -258,7 +255,6 @@ def test_an_unknown_option_is_refused_with_those_that_exist(capsys) -> None:
     assert 'unrecognized arguments: --kep=a.jsonl; did you mean "--keep"?' in capsys.readouterr().err
 
 
-def test_results_without_a_tested_run_say_what_to_do(tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_results_without_a_tested_run_say_what_to_do(here, capsys) -> None:
     assert main(["results"]) == 2
     assert "run `vitlab test RUN` first" in capsys.readouterr().err

@@ -108,8 +108,7 @@ def test_a_kill_loses_nothing(whole, every):
     same(whole, folder / "runs" / name)
 
 
-def test_a_run_limited_by_steps_resumes_after_an_epoch_with_the_next_one(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_limited_by_steps_resumes_after_an_epoch_with_the_next_one(here, monkeypatch):
     words = ["fit", "--config", str(CONFIG.with_name("vit.yaml")), "--trainer.logger=false", "--model.depth=1"]
     words += ["--trainer.max_epochs=-1", "--trainer.max_steps=20", "--data.batch_size=32", "--data.subset=0.3"]
     assert main([*words, "--name", "whole"]) == 0  # ten steps an epoch
@@ -123,7 +122,7 @@ def test_a_run_limited_by_steps_resumes_after_an_epoch_with_the_next_one(tmp_pat
         with pytest.raises(RuntimeError, match="killed"):
             main([*words, "--name", "killed"])
     assert main(["fit", "--resume", "killed"]) == 0
-    same(tmp_path / "runs" / "whole", tmp_path / "runs" / "killed")
+    same(here / "runs" / "whole", here / "runs" / "killed")
 
 
 @pytest.mark.rare
@@ -142,11 +141,10 @@ def test_two_processes_stop_together_and_continue_to_the_same_bits_or_as_one(tmp
     assert {step for kind, step in curve(runs / "one") if kind == "train"} == set(range(1, 21))
 
 
-def test_a_run_of_an_older_vitlab_resumes_with_defaults_for_newer_options(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_of_an_older_vitlab_resumes_with_defaults_for_newer_options(here, monkeypatch, capsys):
     words = ["--config=vit", "--data.subset=0.2", "--trainer.logger=false", "--trainer.max_epochs=1", "--name=old"]
     assert main(["fit", *words]) == 0
-    config = tmp_path / "runs/old/config.yaml"
+    config = here / "runs/old/config.yaml"
     older = [line for line in config.read_text().splitlines() if "lr_scheduler:" not in line and "metrics:" not in line]
     config.write_text("\n".join(older))
     more = ["fit", "--resume=old", "--trainer.max_epochs=2"]
@@ -179,11 +177,10 @@ def done(tmp_path_factory):
 
 
 @pytest.fixture
-def resumed(done, tmp_path, monkeypatch):
+def resumed(done, here, monkeypatch):
     """A copy of it, where the test is."""
-    shutil.copytree(done, tmp_path, dirs_exist_ok=True, symlinks=True)
-    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
+    shutil.copytree(done, here, dirs_exist_ok=True, symlinks=True)
+    monkeypatch.setenv("VITLAB_CACHE", str(here / "cache"))
     return ["fit", "--resume", "done", "--trainer.max_epochs=2"]
 
 

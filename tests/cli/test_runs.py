@@ -66,12 +66,11 @@ def make(name, acc1, pos_embed="none", status="done", day=1, size=1000):
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def place(here):
     make("a", 0.75, "rope2d", day=2)
     make("b", 0.5, "none", day=1)
     make("c", 0.9, "learned", day=3)
-    return tmp_path
+    return here
 
 
 def names(capsys, *words):

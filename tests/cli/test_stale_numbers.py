@@ -39,11 +39,10 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture
-def place(trained, tmp_path, monkeypatch, capsys):
-    shutil.copytree(trained / "runs", tmp_path / "runs")
-    monkeypatch.chdir(tmp_path)
+def place(trained, here, capsys):
+    shutil.copytree(trained / "runs", here / "runs")
     capsys.readouterr()
-    return tmp_path
+    return here
 
 
 def page_of(*names):
@@ -199,8 +198,7 @@ def test_a_checkpoint_that_is_replaced_while_it_is_measured_gives_no_number(plac
         (["--trainer.limit_val_batches=0"], "never validated; the last epoch is kept"),
     ],
 )  # fmt: skip
-def test_a_run_that_never_validates_says_so(tmp_path, monkeypatch, capsys, words, line):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_that_never_validates_says_so(here, capsys, words, line):
     small = [word for word in SMALL if word != "--quiet"]
     assert main(["fit", "--config", CONFIG, "--name", "a", "--trainer.max_epochs=1", *small, *words]) == 0
     out = capsys.readouterr().out
@@ -261,11 +259,8 @@ MAE = ["--model=MAE", "--data=Digits", "--model.patch_size=2", "--model.embed_di
 MAE += ["--model.num_heads=2", "--model.decoder_dim=16", "--model.decoder_depth=1", "--model.decoder_heads=2"]
 
 
-def test_a_module_with_weights_outside_its_net_is_measured_to_the_same_number_by_its_weights(
-    tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+def test_a_module_with_weights_outside_its_net_is_measured_to_the_same_number_by_its_weights(here, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(here)
     Path("outside.py").write_text(OWN)
     trusted = ["--trust_imports", "outside"]
     assert main(["fit", "--model=outside.Net", "--data=Digits", "--name=own", *trusted, *CPU]) == 0
@@ -283,8 +278,7 @@ def test_a_module_with_weights_outside_its_net_is_measured_to_the_same_number_by
 
 
 @pytest.mark.rare
-def test_what_the_network_alone_cannot_tell_is_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_what_the_network_alone_cannot_tell_is_refused(here, capsys):
     assert main(["fit", *MAE, "--name=mae", *CPU]) == 0
     assert main(["validate", "mae", "--quiet", "--data.img_size=12"]) == 0  # with its decoder
     larger = json.loads(Path("runs/mae/results.json").read_text())["variations"][0]["loss"]

@@ -57,8 +57,7 @@ def test_a_mean_over_processes_with_unlike_numbers_of_images_is_over_all_of_them
         ),
     ],
 )
-def test_what_a_strategy_cannot_do_is_refused(arguments, told, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_what_a_strategy_cannot_do_is_refused(arguments, told, here, capsys):
     assert main([*FIT, *arguments]) == 2
     assert told in capsys.readouterr().err
 
@@ -139,11 +138,10 @@ def sharded(request, tmp_path_factory):
 
 
 @pytest.mark.rare
-def test_sharded_training_is_that_of_one_process(sharded, tmp_path, monkeypatch, capsys):
-    shutil.copytree(sharded, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
+def test_sharded_training_is_that_of_one_process(sharded, here, capsys):
+    shutil.copytree(sharded, here, dirs_exist_ok=True)
     assert main([*FIT, "--name", "one"]) == 0
-    one, two = rows(tmp_path, "one"), rows(tmp_path, "two")
+    one, two = rows(here, "one"), rows(here, "two")
     assert len(one) == len(two)
     for ours, theirs in zip(one, two, strict=True):
         for name in ("train/loss", "grad_norm", "lr"):

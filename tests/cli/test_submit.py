@@ -383,9 +383,8 @@ def test_the_script_trusts_what_was_trusted_and_keeps_the_deadline(slurm, capsys
     assert "--auto_resume --trust_imports mine --deadline 30" in fit
 
 
-def test_submitting_without_slurm_says_so(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
+def test_submitting_without_slurm_says_so(here, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", str(here))
     assert main([*JOB]) == 2
     assert "there is no sbatch here" in capsys.readouterr().err
     assert main([*JOB, "--dry_run"]) == 0

@@ -29,11 +29,10 @@ def _commands(name):
     return [shlex.split(line)[1:] for line in block.strip().splitlines()]
 
 
-def test_a_table_with_folds_and_empty_cells_is_trained_and_predicted(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+def test_a_table_with_folds_and_empty_cells_is_trained_and_predicted(here, monkeypatch, capsys):
+    monkeypatch.setenv("VITLAB_CACHE", str(here / "cache"))
     rng = np.random.default_rng(0)
-    (tmp_path / "new").mkdir()
+    (here / "new").mkdir()
     for i in range(26):
         np.save(f"{i}.npy" if i < 24 else f"new/{i}.npy", rng.normal(size=(1, 20, 20)).astype(np.float32))
     table = {"path": [f"{i}.npy" for i in range(24)], "fold": np.arange(24) % 2 + 2}
@@ -59,12 +58,11 @@ def test_a_table_with_folds_and_empty_cells_is_trained_and_predicted(tmp_path, m
 
 
 @pytest.mark.rare
-def test_classes_and_numbers_of_a_table_are_trained_cross_validated_and_predicted(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+def test_classes_and_numbers_of_a_table_are_trained_cross_validated_and_predicted(here, monkeypatch, capsys):
+    monkeypatch.setenv("VITLAB_CACHE", str(here / "cache"))
     rng = np.random.default_rng(0)
     kinds, size = rng.integers(0, 2, 66), rng.uniform(10, 50, 66)
-    (tmp_path / "new").mkdir()
+    (here / "new").mkdir()
     for i, kind in enumerate(kinds):  # the left or the right half is bright, and the upper one as its size
         array = rng.normal(0, 0.1, (1, 20, 20))
         array[:, :, 10 * kind : 10 * kind + 10] += 1

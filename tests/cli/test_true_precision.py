@@ -26,8 +26,7 @@ def losses(name):
 @pytest.mark.parametrize(
     "more", [[], ["--data.mixup=0.5", "--model.pos_embed=[learned, relpos]"]], ids=["plain", "mix"]
 )
-def test_training_with_weights_of_16_or_64_bits_is_that_of_32_to_rounding(more, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_training_with_weights_of_16_or_64_bits_is_that_of_32_to_rounding(more, here):
     for precision in ("32-true", "64-true", "bf16-true"):
         assert main([*CONFIG, *SHORT, *more, f"--trainer.precision={precision}", f"--name={precision}"]) == 0
     whole = losses("32-true")
@@ -51,10 +50,7 @@ def test_the_mean_loss_of_an_epoch_is_right_in_16_bits(monkeypatch):
 
 
 @pytest.mark.parametrize(("precision", "mixed"), [("bf16-true", "bf16-mixed"), ("16-true", "16-mixed")])
-def test_an_average_of_weights_of_16_bits_is_refused_as_it_would_hardly_move(
-    precision, mixed, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
+def test_an_average_of_weights_of_16_bits_is_refused_as_it_would_hardly_move(precision, mixed, here, capsys):
     words = [*CONFIG, *SHORT, f"--trainer.precision={precision}", "--trainer.callbacks=[EMA]"]
     assert main([*words, "--dry_run"] if mixed == "bf16-mixed" else words) == 2
     assert capsys.readouterr().err == (
@@ -62,8 +58,7 @@ def test_an_average_of_weights_of_16_bits_is_refused_as_it_would_hardly_move(
     )
 
 
-def test_an_average_has_the_precision_of_the_weights(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_an_average_has_the_precision_of_the_weights(here):
     for precision in ("32-true", "64-true"):
         ema = "--trainer.callbacks=[{class_path: EMA, init_args: {decay: 0.5}}]"
         assert main([*CONFIG, *SHORT, f"--trainer.precision={precision}", f"--name={precision}", ema]) == 0
@@ -91,10 +86,9 @@ def years(folder, count=160):
 
 @pytest.mark.rare
 @pytest.mark.parametrize("model", ["Regressor", "MultiTask"])
-def test_targets_and_their_units_are_not_rounded_to_16_bits(model, tmp_path, monkeypatch):
+def test_targets_and_their_units_are_not_rounded_to_16_bits(model, here):
     """In bfloat16, years are multiples of 8."""
-    monkeypatch.chdir(tmp_path)
-    table, targets = years(tmp_path / "y"), "[year, kind]" if model == "MultiTask" else "[year]"
+    table, targets = years(here / "y"), "[year, kind]" if model == "MultiTask" else "[year]"
     net = ["--model.patch_size=4", "--model.embed_dim=16", "--model.depth=1", "--model.num_heads=2"]
     data = ["--data=Table", f"--data.path={table}", f"--data.targets={targets}", "--data.img_size=8"]
     data += ["--data.batch_size=32"]

@@ -110,8 +110,7 @@ def test_words_of_arrays_may_be_bytes(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_header_of_arrays_counts_in_singular_and_tells_what_a_task_leaves_out(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_the_header_of_arrays_counts_in_singular_and_tells_what_a_task_leaves_out(here, capsys):
     np.savez("a.npz", images=np.random.default_rng(0).random((20, 8, 8)), targets=np.arange(20) / 3, weight=np.ones(20))
     words = ["fit", "--config", "vit", "--data=Arrays", "--data.path=a.npz", "--data.batch_size=4", "--dry_run"]
     words += ["--model.depth=1", "--model.embed_dim=8", "--model.num_heads=2", "--model.patch_size=4"]

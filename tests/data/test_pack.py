@@ -254,8 +254,7 @@ def test_the_pack_command_reports_what_it_wrote(tmp_path, capsys, how):
 
 
 @pytest.mark.parametrize("argv", [["no such folder", "x"], ["x", "--siz", "3"], ["x", "y", "--size=0"], []])
-def test_a_mistake_in_the_command_pack_is_one_line(tmp_path, monkeypatch, argv):
-    monkeypatch.chdir(tmp_path)
+def test_a_mistake_in_the_command_pack_is_one_line(here, argv):
     with pytest.raises(UsageError) as error:
         pack_command(argv)
     assert re.match(r"[^\n]+$", str(error.value))

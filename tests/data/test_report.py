@@ -111,8 +111,7 @@ def test_the_data_command_prints_and_draws(photos, tmp_path, capsys, augment):
     assert json.loads(written.read_text())["images"]["train"] == 20
 
 
-def test_the_picture_of_another_folder_is_kept_and_one_that_is_replaced_is_named(photos, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_the_picture_of_another_folder_is_kept_and_one_that_is_replaced_is_named(photos, here, capsys):
     shutil.copytree(photos, "others")
     for folder, line in (("photos", "wrote samples-photos.png"), ("./others/", "wrote samples-others.png"),
                          ("photos", "replaced samples-photos.png")):  # fmt: skip
@@ -187,8 +186,7 @@ def test_a_picture_on_a_full_disk_is_named_and_none_is_left(photos, tmp_path, mo
 
 
 @pytest.mark.parametrize("argv", [["no such folder", "x"], ["x", "--siz", "3"], []])
-def test_a_mistake_in_the_command_data_is_one_line(tmp_path, monkeypatch, argv):
-    monkeypatch.chdir(tmp_path)
+def test_a_mistake_in_the_command_data_is_one_line(here, argv):
     with pytest.raises(UsageError) as error:
         data_command(argv)
     assert re.match(r"[^\n]+$", str(error.value))

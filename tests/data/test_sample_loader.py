@@ -180,8 +180,7 @@ def test_workers_survive_an_epoch_that_was_left_early(folder):
 
 
 @pytest.mark.slow
-def test_workers_end_with_the_training_that_they_read_for(folder, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_workers_end_with_the_training_that_they_read_for(folder, here):
     data = ImageFolder(str(folder), img_size=16, batch_size=4, num_workers=1)
     task = vitlab.Classifier(patch_size=8, embed_dim=8, depth=1, num_heads=1)
     short = {"trainer.max_epochs": 1, "trainer.limit_train_batches": 1, "trainer.logger": False}

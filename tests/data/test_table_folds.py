@@ -402,10 +402,9 @@ def test_any_name_of_a_fold_but_null_can_be_chosen_and_reaches_its_rows(table):
 
 
 @pytest.mark.slow
-def test_a_command_hands_over_the_name_of_a_fold_as_it_is_written(table, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_command_hands_over_the_name_of_a_fold_as_it_is_written(table, here, capsys):
     path = table(fold=["a", "b"] * (N // 2))
-    (tmp_path / "arm.yaml").write_text(yaml.safe_dump({"data": {"init_args": {"fold": "010"}}}))
+    (here / "arm.yaml").write_text(yaml.safe_dump({"data": {"init_args": {"fold": "010"}}}))
     words = ["fit", "--config", "vit", "--data=Table", f"--data.path={path}", "--data.targets=y", "--dry_run"]
-    for more in (["--data.fold=010"], ["--config", str(tmp_path / "arm.yaml")]):
+    for more in (["--data.fold=010"], ["--config", str(here / "arm.yaml")]):
         assert main([*words, *more]) == 2 and "`data.fold` is 010, and the column fold" in capsys.readouterr().err

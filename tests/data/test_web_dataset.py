@@ -23,10 +23,7 @@ from vitlab.data.record import Trained, measured
 
 NAMES = ("cat", "dog")
 
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def _shard(number, n=9, label=lambda i: (".cls", str(i % 2))):

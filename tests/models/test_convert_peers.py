@@ -288,13 +288,12 @@ def test_an_unreadable_image_preparation_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_network_of_another_library_is_fine_tuned_analyzed_and_used_as_a_teacher(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_network_of_another_library_is_fine_tuned_analyzed_and_used_as_a_teacher(here, capsys):
     transformers = pytest.importorskip("transformers")
     random_net("ViTForImageClassification", "ViT", MLP | {"num_labels": 5}).save_pretrained("theirs")
     transformers.ViTImageProcessor(size={"height": 32, "width": 32}, **HOW).save_pretrained("theirs")
     for i in range(12):
-        (folder := tmp_path / "photos" / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
+        (folder := here / "photos" / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (40, 36), (20 * i, 100, 50)).save(folder / f"{i}.png")
     arguments = [f"--model.{k}={v}" for k, v in net_arguments().items() if k != "img_size"]
     small = ["--data=ImageFolder", "--data.root=photos", "--data.img_size=32", "--data.batch_size=2"]

@@ -398,10 +398,9 @@ def test_what_a_part_costs_that_reads_values_is_counted_in_a_pass_of_an_image(to
 
 @pytest.mark.slow
 @pytest.mark.rare
-def test_a_run_with_a_part_that_reads_values_is_trained_tested_and_analyzed(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_with_a_part_that_reads_values_is_trained_tested_and_analyzed(here, monkeypatch, capsys):
     source = inspect.getsource(Experts)
-    (tmp_path / "ownexperts.py").write_text(
+    (here / "ownexperts.py").write_text(
         f"import torch\nfrom torch import nn\nfrom vitlab.layers import Mlp\n\n{source}"
     )
     monkeypatch.syspath_prepend(".")
@@ -418,7 +417,7 @@ def test_a_run_with_a_part_that_reads_values_is_trained_tested_and_analyzed(tmp_
             rf"vitlab: `--to {form}`: torch cannot make a graph of ownexperts.Experts: .*ownexperts\.py, line \d+, `if"
         )
         assert re.match(told, said.err) and said.err.count("\n") == 1 and not said.out
-    assert not list((tmp_path / "runs" / "own" / "export").iterdir())
+    assert not list((here / "runs" / "own" / "export").iterdir())
     assert main(["export", "own", "--to", "safetensors", *trust]) == 0
 
 
@@ -465,9 +464,8 @@ def test_a_graph_that_takes_one_number_of_images_or_one_size_is_refused(tmp_path
 
 
 @pytest.mark.slow
-def test_a_run_with_a_custom_block_is_described_tested_and_analyzed(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "ownblock.py").write_text(
+def test_a_run_with_a_custom_block_is_described_tested_and_analyzed(here, monkeypatch):
+    (here / "ownblock.py").write_text(
         "from torch import nn\n\n\nclass Shift(nn.Module):\n    def __init__(self, dim):\n        super().__init__()\n"
         "        self.layer = nn.Linear(dim, dim)\n\n    def forward(self, x, pos_embed, layer):\n"
         "        return x + self.layer(x.roll(1, dims=1))\n"

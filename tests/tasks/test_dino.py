@@ -469,8 +469,7 @@ def test_a_teacher_of_16_bits_is_refused_as_it_would_hardly_follow(precision, mi
 
 
 @pytest.mark.slow
-def test_a_dry_run_refuses_what_the_teacher_and_nearest_neighbors_cannot_have(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_dry_run_refuses_what_the_teacher_and_nearest_neighbors_cannot_have(here, capsys):
     words = ["fit", "--config", "pretrain/dino_digits", "--model.depth=1", "--trainer.callbacks=null", "--dry_run"]
     for more, line in (
         (["--trainer.precision=bf16-true"], "the teacher of `model: DINO` needs weights of 32 bits"),

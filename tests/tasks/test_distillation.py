@@ -246,8 +246,7 @@ def teacher_run(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.rare
-def test_a_student_stopped_and_continued_is_the_same_to_the_bit(teacher_run, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_student_stopped_and_continued_is_the_same_to_the_bit(teacher_run, here, monkeypatch, capsys):
     learn = [*LEARN, f"--model.teacher={teacher_run}", "--model.distill=soft", "--model.drop_path_rate=0.2"]
     assert main([*learn, "--name", "whole"]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("from"))
@@ -272,8 +271,7 @@ def test_a_student_stopped_and_continued_is_the_same_to_the_bit(teacher_run, tmp
 
 @pytest.mark.rare
 @pytest.mark.slow
-def test_a_run_does_not_continue_with_another_teacher(teacher_run, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_does_not_continue_with_another_teacher(teacher_run, here, capsys):
     weights = teacher_run / "weights" / "best.safetensors"
     learn = [*LEARN, f"--model.teacher={weights}", "--data.subset=0.1"]
     assert main([*learn, "--name", "a", "--trainer.max_epochs=1"]) == 0
@@ -288,8 +286,7 @@ def test_a_run_does_not_continue_with_another_teacher(teacher_run, tmp_path, mon
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dry", [[], ["--dry_run"]])
-def test_a_teacher_that_does_not_fit_is_refused_in_one_line(teacher_run, tmp_path, monkeypatch, capsys, dry):
-    monkeypatch.chdir(tmp_path)
+def test_a_teacher_that_does_not_fit_is_refused_in_one_line(teacher_run, here, capsys, dry):
     assert main([*LEARN, f"--model.teacher={teacher_run}", "--data.img_size=16", "--data.mixup=0", *dry]) == 2
     assert "`model.teacher` takes images of 1x8x8, the data has 1x16x16" in capsys.readouterr().err
-    assert not list(tmp_path.glob("runs/*"))
+    assert not list(here.glob("runs/*"))

@@ -164,16 +164,14 @@ def test_images_that_grow_are_refused_by_name():
 
 
 @pytest.mark.parametrize("key", ["mixup", "cutmix", "random_erasing"])
-def test_images_that_are_mixed_or_erased_for_classes_are_refused(key, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_images_that_are_mixed_or_erased_for_classes_are_refused(key, here, capsys):
     words = ["fit", "--config", "pretrain/mae_digits", "--trainer.logger=false", "--name=mae"]
     assert main([*words, f"--data.{key}=0.5"]) == 2 and not Path("runs").exists()
     assert "change the pixels that `model: MAE` predicts: set them to 0" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_a_run_on_mixed_images_that_an_older_vitlab_began_is_resumed(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_on_mixed_images_that_an_older_vitlab_began_is_resumed(here, monkeypatch):
     words = ["fit", "--config", "pretrain/mae_digits", "--trainer.logger=false", "--trainer.max_steps=1", "--name=mae"]
     with monkeypatch.context() as older:
         older.setattr(MAE, "check_augmentation", lambda *_: None)
