@@ -3,6 +3,10 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+T2T = ["--config", str(CONFIGS / "t2t.yaml"), "--trainer.logger=false"]
 
 
 def start(arguments, cwd):

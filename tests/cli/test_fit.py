@@ -1,12 +1,10 @@
 import hashlib
-import inspect
 import json
 import os
 import shlex
 import shutil
 import subprocess
 import sys
-import typing
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,26 +17,16 @@ import wandb
 import yaml
 from safetensors.torch import load_file
 
-import vitlab.data
-import vitlab.tasks
-from tests.cli.commands import finish
+from tests.cli.commands import CONFIGS, T2T, finish
 from vitlab.callbacks.record import RunRecord
-from vitlab.cli.main import COMMANDS, main
-from vitlab.config.arguments import flags, refuse_unknown
-from vitlab.config.help import SELDOM, current
-from vitlab.config.parser import VitlabCLI
+from vitlab.cli.main import main
 from vitlab.data.timm_images import images_of_timm
-from vitlab.errors import UsageError
-from vitlab.interface import LINKS
 from vitlab.jobs.subject_without_run import _data_for
 from vitlab.jobs.train.build import FitCLI
 from vitlab.jobs.train.start import _first_record
 from vitlab.layers.pos_embed import PosEmbedName
-from vitlab.models.old_names import OLD
 from vitlab.runs.directory import RunDir
 
-CONFIGS = Path(__file__).parents[2] / "configs"
-T2T = ["--config", str(CONFIGS / "t2t.yaml"), "--trainer.logger=false"]
 SHORT = [*T2T, "--trainer.max_epochs=2", "--data.subset=0.2", "--model.depth=1"]
 OFTEN = ("learned", "relpos", "rope2d")  # a table, a bias, a rotation
 
@@ -284,109 +272,6 @@ def test_measuring_keeps_a_prediction_for_each_image(run):
     assert (run / "predictions/test.parquet").read_bytes() == before  # a variation's are not kept
 
 
-MISTAKES = [
-    ([*T2T, "--model.pos_embed=foo"], "`model.pos_embed` must be one of none, learned"),
-    ([*T2T, "--model.pos_embed=sincos"], 'did you mean "sincos2d"?'),
-    ([*T2T, "--trainer.max_epoch", "3"], 'did you mean "trainer.max_epochs"?'),
-    ([*T2T, "--model.dept=3"], 'there is no key `model.dept`; did you mean "model.depth"?'),
-    ([*T2T, "--model.depth=x"], '`model.depth` must be int, got "x"'),
-    ([*T2T, "--data.batchsize=3"], 'did you mean "data.batch_size"?'),
-    ([*T2T, "--data.batch_size=0"], "`data.batch_size` must be in [1, 1e6], got 0"),
-    ([*T2T, "--model", "Clasifier"], 'did you mean "Classifier"?'),
-    ([*T2T, "--data", "Digts"], 'did you mean "Digits"?'),
-    ([*T2T, "--model.lr", "--trainer.max_epochs=2"], "--model.lr needs a value"),
-    ([*T2T, "--model.opt.help"], "`vitlab fit --help=model.opt` explains it, not --model.opt.help"),
-    ([*T2T, "--data.augment.n=3"], "--data.augment='[{class_path: STEP, init_args: {n: 3}}]'"),
-    (["--config", "--trainer.max_epochs=2"], "--config needs a value"),
-    (["--config=", "--trainer.max_epochs=2"], "--config needs a value"),
-    (
-        [*T2T, "--model.label_smoothing=.2", "--model=MAE"],
-        "there is no key `model.label_smoothing`: other classes of `model` have it, but not the selected one",
-    ),
-    ([*T2T, "--data.root=x"], "`data.root`: other classes of `data` have it, but not the selected one"),
-    ([*T2T, "--nam", "x"], 'did you mean "name"?'),
-    ([*T2T, "--dry-run"], "there is no argument `--dry-run`; use --dry_run"),
-    ([*T2T, "--name", "a/b"], "use --run_dir for a path"),
-    (
-        [*T2T, "--model.num_heads=5"],
-        "`model.num_heads` must divide `model.embed_dim`, got num_heads=5 and embed_dim=48",
-    ),
-    ([*T2T, "--model.depth=null"], "`model.depth` must be a whole number, got null"),
-    ([*T2T, "--data.mixup=null"], "`data.mixup` must be a number, got null"),
-    ([*T2T, "--model.lr=-1"], "`model.lr` must be in (0, 1000], got -1.0"),
-    ([*T2T, "--model.num_classes=4"], "Digits has a class count of 10, got 4"),
-    ([*T2T, "--model.img_size=32"], "Digits has an image size of [8, 8], got 32; set `data.img_size` instead"),
-    ([*T2T, "--checkpoint.monitor=val/nothing"], "`checkpoint.monitor` must be one of val/acc1, val/acc5, val/loss"),
-    ([*T2T, "--trainer.callbacks={}"], "`trainer.callbacks` must be list["),
-    ([*T2T, "--checkpoint.monitor=val/los"], 'got val/los; did you mean "val/loss"?'),
-    ([*T2T, "--trainer.accelerator=tpu"], "this machine has no such device"),
-    ([*T2T, "--trainer.devices=[2]"], "`trainer.devices` must be auto or a number, 1 or more; with --trainer.acc"),
-    ([*T2T, "--trainer.devices=0"], "or a list such as [2], got 0"),
-    (["--config", str(CONFIGS / "t2.yaml")], "t2t.yaml"),
-    (["--resume", "nope"], 'no run or checkpoint called "nope"'),
-    (["--resume"], "needs a run"),
-    ([], "missing: data, model"),
-    (
-        ["--config", str(CONFIGS / "fashion_mnist_t2t.yaml"), "--data.root=nowhere", "--trainer.logger=false"],
-        "--data.download=true",
-    ),
-]
-
-
-@pytest.mark.parametrize(("arguments", "told"), MISTAKES, ids=lambda v: v if isinstance(v, str) else "")
-def test_a_mistake_is_one_line_and_writes_nothing(arguments, told, here, capsys):
-    assert main(["fit", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert told in error
-    assert error.count("vitlab: ") == 1
-    assert "Traceback" not in error
-    assert list(here.iterdir()) in ([], [here / "runs"])
-    assert not list(here.glob("runs/*"))
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("trainer:\n", "--config mine.yaml: `trainer` is empty; give it keys, or leave it out"),
-        ("data: {batch_size: 64}\n", "--config mine.yaml sets `data.batch_size` before the class of `data` is known"),
-        ("model: {init_args: {depth: 2}}\n", "--config or --model that names it before --config mine.yaml"),
-    ],
-)
-def test_a_file_with_an_empty_section_or_before_the_recipe_is_named(text, told, here, capsys):
-    Path("mine.yaml").write_text(text)
-    assert main(["fit", "--config", "mine.yaml", *T2T]) == 2
-    assert told in (error := capsys.readouterr().err) and error.count("\n") == 1
-
-
-def test_files_count_first_then_classes_then_keys_in_whatever_order_they_are_typed():
-    words = ["--config=t2t", "--model=Classifier", "--model.opt=SGD", "--model.opt.momentum=0.8"]
-    words += ["--trainer.max_epochs=3", "--data=PositionProbe", "--data.subset=0.5", "--trainer.logger=false"]
-    first, second = (VitlabCLI(order).config for order in (words, words[::-1]))
-    assert first == second and first.trainer.max_epochs == 3
-    assert first.model.init_args.opt == {"class_path": "SGD", "init_args": {"momentum": 0.8}}
-
-
-EDITS = [
-    ("max_epochs: 40", "max_epoch: 40", 'there is no key `trainer.max_epoch`; did you mean "trainer.max_epochs"?'),
-    ("embed_dim: 48", "embed_dims: 48", 'did you mean "model.embed_dim"?'),
-    ("lr: 2.0e-3", "lr: fast", '`model.lr` must be float, got "fast"'),
-    ("class_path: Digits", "class_path: Digitz", 'did you mean "Digits"?'),
-    ("\ndata:\n", "\ndta:\n", 'did you mean "data"?'),
-    ("depth: 3", "depth: 3\n    depth: 4", "the key `depth` appears twice, in lines"),
-    ("seed_everything: 0", "seed_everything: [0", "line "),
-]
-
-
-@pytest.mark.parametrize(("old", "new", "told"), EDITS, ids=[e[1].strip() for e in EDITS])
-def test_a_mistake_in_a_file_is_one_line(old, new, told, here, capsys):
-    text = (CONFIGS / "t2t.yaml").read_text()
-    assert old in text
-    (here / "mine.yaml").write_text(text.replace(old, new, 1))
-    assert main(["fit", "--config", "mine.yaml"]) == 2
-    assert told in capsys.readouterr().err
-    assert not (here / "runs").exists()
-
-
 def test_an_existing_run_is_neither_touched_nor_lost(run, capsys):
     before = {p: p.stat().st_mtime_ns for p in run.rglob("*")}
     assert main(["fit", *SHORT, "--name", "short"]) == 2
@@ -473,53 +358,6 @@ def test_a_run_with_recorded_kernels_trains_validates_and_goes_on(here, more):
     assert read(here / "runs" / "recorded" / "results.json")["test"]["acc1"] > 0.85
 
 
-def test_vitlab_alone_says_in_six_lines_what_to_try(capsys):
-    assert main([]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 6 and max(len(line) for line in lines) <= 80
-    assert {line.split()[1] for line in lines} - {"--help"} <= set(COMMANDS)
-
-
-def test_help_mistakes_and_lists_are_answered_without_torch_or_lightning():
-    code = (
-        "import sys\nfrom vitlab.cli.main import main\n"
-        "assert main(['--help']) == 0\nassert main(['--version']) == 0\nassert main([]) == 0\n"
-        "assert main(['ftt']) == 2\n"
-        "assert main(['fit', '--help']) == 0\n"
-        "assert main(['fit', '--help=max_steps']) == main(['fit', '--help=data.path']) == 0\n"
-        "assert main(['fit', '--config', 't2t', '--trainer.max_epoch=3']) == 2\n"
-        "try:\n    main(['doctor', '--help'])\nexcept SystemExit as end:\n    assert not end.code\n"
-        "assert not {'torch', 'lightning', 'timm', 'numpy', 'yaml'} & set(sys.modules)\n"
-        "assert main(['models']) == main(['models', 'vit_s16']) == 0\n"
-        "assert not {'torch', 'lightning'} & set(sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert all(name in done.stdout for name in COMMANDS) and "Exit code" in done.stdout
-    assert 'did you mean "fit"?' in done.stderr
-    assert 'did you mean "trainer.max_epochs"?' in done.stderr
-
-
-def test_the_stored_flags_are_those_of_the_classes():
-    assert flags() == current(), "python -m vitlab.config.help writes them anew"
-
-
-@pytest.mark.parametrize("flag", ["--model.pos_embd", "--data.batchsize=3", "--modle.lr=1", "--trainer.nosuch", "--lr"])
-def test_an_unknown_flag_is_refused_before_imports_in_the_words_of_the_parser(here, capsys, flag):
-    with pytest.raises(UsageError, match="there is no") as refused:
-        refuse_unknown(["--config=t2t", flag])
-    with pytest.raises(UsageError) as parsed:
-        VitlabCLI(["--config", "t2t", flag if "=" in flag else f"{flag}=1"])
-    assert str(refused.value) == str(parsed.value)
-
-
-def test_flags_of_custom_classes_are_left_to_the_parser(here):
-    (here / "own.yaml").write_text("data: {class_path: mine.Data}")
-    refuse_unknown(["--config=own.yaml", "--data.anything=3", "--model.anything=3"])
-    refuse_unknown(["--model=mine.Net", "--model.anything=3", "--model.pos_embed.init_args.deep=1"])
-    refuse_unknown(["--trainer.logger.project=x", "--trainer.callbacks+=EMA", "--model.init_args.lr=1", "-c", "t2t"])
-
-
 @pytest.mark.rare
 def test_a_dry_run_downloads_nothing_and_says_what_training_would(here, capsys, monkeypatch):
     monkeypatch.setattr("torchvision.datasets.CIFAR10.download", lambda _: pytest.fail("a download"))
@@ -546,68 +384,6 @@ def test_a_dry_run_imports_only_what_it_uses(here):
     assert not found
 
 
-def test_help_for_fit_lists_common_arguments_on_two_screens(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
-    assert main(["fit", "--help"]) == 0
-    page = capsys.readouterr().out
-    assert page.count("\n") <= 100 and "default null" in page and "default None" not in page
-    assert all(key.partition(".")[2] in page and key in flags()["keys"] for key in SELDOM)
-    named = (
-        "--name",
-        "--resume",
-        "--model.pos_embed",
-        "--model.attn",
-        "--model.tokenizer",
-        "--data.root",
-        "--trainer.max_epochs",
-        "--seed_everything",
-        "--checkpoint.monitor",
-    )
-    assert all(flag in page for flag in named) and "--model.t2t_" not in page
-
-
-def test_help_for_fit_explains_a_key_or_a_group_in_full(capsys):
-    assert main(["fit", "--help=nan_loss"]) == main(["fit", "--help=model.nan_loss"]) == 0
-    page = " ".join(capsys.readouterr().out.split())
-    assert (
-        page.count("only its step is skipped; skip makes each step wait for the device (stop | skip; default stop)")
-        == 2
-    )
-    assert main(["fit", "--help=data"]) == 0
-    assert {line.split()[0] for line in capsys.readouterr().out.splitlines() if line[2:4] == "--"} == {
-        row[0] for title, rows in flags()["help"].items() for row in rows if title.startswith("--data")
-    }
-    for key in ("seed_everything", "checkpoint.mode", "every_n_steps", "every_minutes"):
-        assert main(["fit", f"--help={key}"]) == 0
-        assert f"{key} " in capsys.readouterr().out
-    assert main(["fit", "--help=model.los"]) == 2
-    assert 'did you mean "model.loss"' in capsys.readouterr().err
-
-
-def test_help_for_fit_explains_keys_of_all_classes_under_their_names(capsys):
-    def lines(key):
-        assert main(["fit", f"--help={key}"]) == 0
-        return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-
-    for key, title in (
-        ("data.train", "--data=WebDataset"), ("verify", "--data=Packed"), ("mask_ratio", "--model=MAE"),
-        ("trainer.max_steps", "--trainer"),
-    ):  # fmt: skip
-        found = lines(key)
-        assert found[0] == title and found[1].startswith(f"--{key}" if "." in key else "--") and key in found[1]
-    assert any("Stop training after this number" in line for line in lines("max_steps"))
-    root = lines("data.root")
-    assert root[0].startswith("--data.root Folder of the photos") and any("CIFAR10" in line for line in root)
-    told = {row[0][2:] for part in ("help", "others") for rows in flags()[part].values() for row in rows}
-    models = {key for key in flags()["keys"] if key.startswith("model.")}
-    assert models - told <= {f"model.{name}" for name in (*OLD, *LINKS)}
-    for name in {*vitlab.data.__all__} - {"FakeData", "ImageData", "Photos"}:
-        assert {f"data.{key}" for key in inspect.signature(getattr(vitlab.data, name)).parameters} <= told
-    assert not {"data.place", "data.parts"} & (told | {*flags()["keys"]})  # which data sets fill in by themselves
-    assert main(["fit", "--help=data.imge_column"]) == 2
-    assert 'did you mean "data.image_column"' in capsys.readouterr().err
-
-
 @pytest.mark.rare
 def test_two_processes_share_one_run_and_count_every_image_once(tmp_path):
     arguments = ["fit", "--config", str(CONFIGS / "t2t.yaml"), "--trainer.max_epochs=1", "--trainer.accelerator=cpu"]
@@ -627,19 +403,3 @@ def test_two_processes_share_one_run_and_count_every_image_once(tmp_path):
     output = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=True).stdout
     assert output.split() == ["once", "n", "359.0"]
     assert read(run / "results.json")["test"] == before | {"loss": pytest.approx(before["loss"], abs=1e-6)}
-
-
-@pytest.mark.parametrize("cls", [vitlab.tasks.Classifier, vitlab.data.ImageFolder], ids=lambda cls: cls.__name__)
-def test_help_for_fit_shows_the_values_of_every_choice(cls, capsys):
-    assert main(["fit", f"--help={'data' if cls is vitlab.data.ImageFolder else 'model'}"]) == 0
-    page = " ".join(capsys.readouterr().out.split())
-    choices = [_words(parameter.annotation) for parameter in inspect.signature(cls).parameters.values()]
-    assert any(choices)
-    for words in filter(None, choices):
-        assert " | ".join(words) in page
-
-
-def _words(kind):
-    if typing.get_origin(kind) is typing.Literal:
-        return [str(word) for word in typing.get_args(kind)]
-    return [word for part in typing.get_args(kind) for word in _words(part)]
