@@ -38,20 +38,32 @@ def test_the_average_is_what_is_validated_kept_and_exported(here):
     assert after["loss"] == pytest.approx(during, rel=1e-6)
 
 
-def test_a_network_that_setup_builds_has_no_average():
-    module, average = L.LightningModule(), Average()
-    trainer = SimpleNamespace(global_step=1, precision="32-true")
+def averaging(net=None, module=None, steps=1, decay=0.5):
+    """Return a module with a network, its average after `setup`, and a trainer that has made so many steps."""
+    module, average = module or L.LightningModule(), Average(decay=decay)
+    if net is not None:
+        module.net = net
+    trainer = SimpleNamespace(global_step=steps, precision="32-true")
     average.setup(trainer, module, "fit")
+    return module, average, trainer
+
+
+def take_step(module, average, trainer):
+    """Start a training and take a step in it, which moves each weight by one."""
+    average.on_train_start(trainer, module)
+    module.net.weight.data += 1
+    average.on_train_batch_end(trainer, module, None, None, 0)
+
+
+def test_a_network_that_setup_builds_has_no_average():
+    module, average, trainer = averaging()
     module.net = torch.nn.Linear(3, 2)  # as Lightning calls the callbacks first
     with pytest.raises(UsageError, match=r"^EMA copies .*LightningModule before its `setup`, .* in `__init__`$"):
         average.on_train_start(trainer, module)
 
 
 def test_the_average_follows_the_network_to_its_device():
-    module, average = L.LightningModule(), Average()
-    trainer = SimpleNamespace(global_step=1, precision="32-true")
-    module.net = torch.nn.Linear(3, 2)
-    average.setup(trainer, module, "fit")  # Lightning copies the network before it moves it
+    module, average, trainer = averaging(torch.nn.Linear(3, 2))  # Lightning copies the network before it moves it
     module.to("meta")  # of other devices, the one that every machine has
     average.on_fit_start(trainer, module)
     average.on_train_start(trainer, module)
@@ -60,10 +72,7 @@ def test_the_average_follows_the_network_to_its_device():
 
 
 def test_the_average_has_the_buffers_of_the_network():
-    module, average = L.LightningModule(), Average(decay=0.5)
-    trainer = SimpleNamespace(global_step=1, precision="32-true")
-    module.net = torch.nn.BatchNorm1d(2)
-    average.setup(trainer, module, "fit")
+    module, average, trainer = averaging(torch.nn.BatchNorm1d(2))
     average.on_train_start(trainer, module)
     module.net(torch.tensor([[1.0, 3.0], [2.0, 5.0]]))
     average.on_train_batch_end(trainer, module, None, None, 0)
@@ -72,13 +81,11 @@ def test_the_average_has_the_buffers_of_the_network():
 
 
 def test_the_average_has_a_buffer_that_is_assigned_anew_or_grows():
-    module, average = L.LightningModule(), Average(decay=0.5)
-    trainer = SimpleNamespace(global_step=0, precision="32-true")
-    module.net = torch.nn.Linear(1, 1)
+    module = L.LightningModule()
     module.mask = torch.nn.Parameter(torch.tensor(-torch.inf), requires_grad=False)
     module.register_buffer("center", torch.zeros(()))
     module.register_buffer("bank", torch.zeros(0))
-    average.setup(trainer, module, "fit")
+    _, average, trainer = averaging(torch.nn.Linear(1, 1), module, steps=0)
     average.on_train_start(trainer, module)
     for step in (1, 2, 3):
         trainer.global_step = step
@@ -93,11 +100,9 @@ def test_the_average_has_a_buffer_that_is_assigned_anew_or_grows():
 
 
 def test_a_buffer_that_a_task_gets_after_the_copy_is_not_taken_for_another():
-    module, average = L.LightningModule(), Average(decay=0.5)
-    trainer = SimpleNamespace(global_step=1, precision="32-true")
+    module = L.LightningModule()
     module.register_buffer("loss_weights", None)
-    module.net = torch.nn.BatchNorm1d(2)
-    average.setup(trainer, module, "fit")
+    _, average, trainer = averaging(torch.nn.BatchNorm1d(2), module)
     module.loss_weights = torch.tensor([3.0, 4.0])  # as a task counts the images of each class in its setup
     module.net.running_mean.fill_(7.0)
     average.on_train_start(trainer, module)
@@ -125,12 +130,9 @@ def test_the_average_of_a_second_training_is_that_of_its_own_network():
 
 
 def test_another_network_is_validated_with_its_own_weights_after_a_training():
-    trained, other, average = L.LightningModule(), L.LightningModule(), Average(decay=0.5)
-    trainer = SimpleNamespace(global_step=1, precision="32-true")
-    for module in (trained, other):
-        module.net = torch.nn.Linear(3, 2)
+    trained, average, trainer = averaging(torch.nn.Linear(3, 2))
+    other = averaging(torch.nn.Linear(3, 2))[0]
     own = other.net.weight.detach().clone()
-    average.setup(trainer, trained, "fit")
     average.on_train_end(trainer, trained)
     average.setup(trainer, other, "validate")
     average.on_validation_epoch_start(trainer, other)
@@ -139,13 +141,8 @@ def test_another_network_is_validated_with_its_own_weights_after_a_training():
 
 @pytest.mark.parametrize("moment", ["in training", "in a validation", "after the training"])
 def test_a_checkpoint_of_any_moment_has_average_and_weights_in_their_places(moment):
-    module, average = L.LightningModule(), Average(decay=0.5)
-    trainer = SimpleNamespace(global_step=1, precision="32-true")
-    module.net = torch.nn.Linear(3, 2)
-    average.setup(trainer, module, "fit")
-    average.on_train_start(trainer, module)
-    module.net.weight.data += 1
-    average.on_train_batch_end(trainer, module, None, None, 0)
+    module, average, trainer = averaging(torch.nn.Linear(3, 2))
+    take_step(module, average, trainer)
     weights, averaged = (part.state_dict()["net.weight"].clone() for part in (module, average.average))
     if moment == "in a validation":
         average.on_validation_epoch_start(trainer, module)
@@ -159,11 +156,10 @@ def test_a_checkpoint_of_any_moment_has_average_and_weights_in_their_places(mome
 
 
 def test_the_average_begins_with_the_weights_that_the_training_begins_with():
-    task, average = DINO(**NETWORK, prototypes=12, proj_hidden=10, proj_dim=6), Average()
-    trainer = SimpleNamespace(global_step=0, precision="32-true")
+    task = DINO(**NETWORK, prototypes=12, proj_hidden=10, proj_dim=6)
     with torch.no_grad():
         task.net.blocks[0].mlp.fc1.weight.add_(1.0)  # of the teacher, as --init_from loads them
-    average.setup(trainer, task, "fit")
+    _, average, trainer = averaging(module=task, steps=0)
     task.on_fit_start()  # gives them to the student
     average.on_fit_start(trainer, task)
     average.on_train_start(trainer, task)
@@ -184,18 +180,13 @@ class Taught(L.LightningModule):
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_what_a_checkpoint_leaves_out_is_missed_only_where_a_module_loads_strictly(strict):
-    module, again, average = Taught(), Taught(), Average(decay=0.5)
-    again.strict_loading = strict
-    trainer = SimpleNamespace(global_step=1, precision="32-true")
-    average.setup(trainer, module, "fit")
-    average.on_train_start(trainer, module)
-    module.net.weight.data += 1
-    average.on_train_batch_end(trainer, module, None, None, 0)
+    module, average, trainer = averaging(module=Taught())
+    take_step(module, average, trainer)
     checkpoint = {"state_dict": module.state_dict()}
     average.on_save_checkpoint(trainer, module, checkpoint)
     assert [*checkpoint["state_dict"]] == ["net.weight", "net.bias"]
-    resumed, teacher = Average(decay=0.5), again.teacher.weight.clone()
-    resumed.setup(trainer, again, "fit")
+    again, resumed, _ = averaging(module=Taught())
+    again.strict_loading, teacher = strict, again.teacher.weight.clone()
     if strict:
         with pytest.raises(RuntimeError, match="Missing key"):
             resumed.on_load_checkpoint(trainer, again, checkpoint)
@@ -207,10 +198,7 @@ def test_what_a_checkpoint_leaves_out_is_missed_only_where_a_module_loads_strict
 
 
 def test_a_resumed_average_stays_what_it_was():
-    module, average = L.LightningModule(), Average()
-    trainer = SimpleNamespace(global_step=7, precision="32-true")
-    module.net = torch.nn.Linear(3, 2)
-    average.setup(trainer, module, "fit")
+    module, average, trainer = averaging(torch.nn.Linear(3, 2), steps=7)
     current = {name: value.clone() for name, value in module.state_dict().items()}
     saved = {name: value + 1 for name, value in current.items()}
     state = {"n_averaged": torch.tensor(7)}
