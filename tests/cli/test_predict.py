@@ -17,11 +17,9 @@ from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
 
 import vitlab
-from vitlab import tables
 from vitlab.cli.main import main
 from vitlab.cli.predict import _told as told
-from vitlab.config.images import find_images
-from vitlab.errors import UsageError, escaped
+from vitlab.errors import UsageError
 from vitlab.jobs import predict as predictions
 from vitlab.jobs.evaluate import Conditions, evaluate
 from vitlab.jobs.quantize import answered_by
@@ -243,51 +241,6 @@ def test_embed_writes_the_pooled_features_of_each_file(run, photos, tmp_path, ca
     assert "no images given: `vitlab embed RUN" in capsys.readouterr().err
 
 
-def test_csv_holds_no_formula(tmp_path):
-    cells = ["=1+1.png", "+a", "-a", "@a", "\ta", "a=1", "1-2"]
-    table = pd.DataFrame({"path": cells, "class_1": cells[::-1], "value": np.linspace(-1, 1, 7, dtype="float32")})
-    tables.write(table, tmp_path / "out.csv")
-    read = pd.read_csv(tmp_path / "out.csv")
-    assert list(read["path"]) == ["'=1+1.png", "'+a", "'-a", "'@a", "'\ta", "a=1", "1-2"]
-    assert list(read["class_1"]) == list(read["path"])[::-1]
-    assert read["value"][0] == -1  # numbers are no text
-    tables.write(table, tmp_path / "out.json")
-    assert [row["path"] for row in json.loads((tmp_path / "out.json").read_text())] == cells
-
-
-def test_small_numbers_keep_their_digits(tmp_path):
-    values = [1.23456e-5, -3e-14, 0.5, float("nan")]
-    table = pd.DataFrame({"path": [*"abcd"], "value": pd.Series(values, dtype="float32")})
-    tables.write(table, tmp_path / "out.json")
-    kept = [row["value"] for row in json.loads((tmp_path / "out.json").read_text())]
-    assert kept == [*map(float, np.array(values[:3], dtype="float32")), None]
-    assert [line.split()[1] for line in tables.as_text(table).splitlines()[1:]] == [
-        "1.235e-05",
-        "-3e-14",
-        "0.5000",
-        "nan",
-    ]
-    assert tables.metrics_text({"mae": 2.5e-5, "loss": 0.98333}) == "mae 2.5e-05, loss 0.9833"
-
-
-def test_an_output_is_replaced_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "out.csv"
-    path.write_text("earlier")
-
-    class Full(pd.DataFrame):
-        def to_csv(self, file, **_):
-            Path(file).write_text("half")
-            raise OSError("no space left on device")
-
-        def assign(self, **_):
-            return self
-
-    with pytest.raises(OSError, match="no space"):
-        tables.write(Full({"path": ["a"]}), path)
-    assert path.read_text() == "earlier"
-    assert os.listdir(tmp_path) == ["out.csv"]
-
-
 def test_an_earlier_table_among_the_images_is_skipped(run, photos, tmp_path):
     shutil.copytree(photos / "b", tmp_path / "b")
     for _ in range(2):
@@ -454,74 +407,6 @@ def test_three_processes_share_the_images_and_the_table_is_the_same(run, photos,
         table = pd.read_csv(alone)
         assert len(table) == n
         pd.testing.assert_frame_equal(table, pd.read_csv(shared), rtol=1e-5)
-
-
-def test_links_that_lead_back_are_followed_once(tmp_path):
-    for name in ("a/x", "a/sub/y", "z", "outside/w"):
-        (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "tree" / name).touch()
-    shutil.move(tmp_path / "tree" / "outside", tmp_path / "outside")
-    (tmp_path / "tree" / "a" / "loop").symlink_to("..")
-    (tmp_path / "tree" / "again").symlink_to("a")
-    (tmp_path / "tree" / "far").symlink_to(tmp_path / "outside")
-    files, others = find_images([str(tmp_path / "tree")])
-    assert [os.path.relpath(file, tmp_path / "tree") for file in files] == ["a/sub/y", "a/x", "far/w", "z"]
-    assert others == []
-    files, _ = find_images([str(tmp_path / "tree" / "**")])
-    assert [os.path.relpath(file, tmp_path / "tree") for file in files] == ["a/sub/y", "a/x", "far/w", "z"]
-
-
-def test_a_folder_stands_for_its_visible_files(tmp_path):
-    for name in (".hidden/x", ".y", "Thumbs.db", "a", "b.JPG"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    (tmp_path / "lost").symlink_to("nowhere")
-    os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
-    files, others = find_images([str(tmp_path)])
-    assert [os.path.basename(file) for file in files] == ["a", "b.JPG"]
-    assert sorted(others) == [
-        (str(tmp_path / "lost"), "a broken link"),
-        (str(tmp_path / "pipe"), "neither a file nor a folder"),
-    ]
-
-
-def test_a_file_whose_name_looks_like_a_pattern_is_that_file(tmp_path):
-    for name in ("a[1].png", "a1.png"):
-        (tmp_path / name).touch()
-    assert find_images([str(tmp_path / "a[1].png")]) == ([str(tmp_path / "a[1].png")], [])
-
-
-def test_a_file_name_that_is_not_text_can_be_written_and_printed():
-    assert escaped(os.fsdecode(b"caf\xe9.png")) == r"caf\xe9.png"
-    assert escaped("café.png") == "café.png"
-    table = pd.DataFrame({"path": ["\x1b[2Ja\n.png"], "class_1": ["b"], "probability_1": [0.5]})
-    mark = "\N{REPLACEMENT CHARACTER}"
-    assert tables.as_text(table).splitlines()[1].startswith(f"{mark}[2Ja{mark}.png  b")
-
-
-@pytest.mark.parametrize(
-    ("pattern", "expected"),
-    [
-        ("**", ["a.png", "b/1.png", "b/c/2.png", "b/x.txt"]),
-        ("**/*.png", ["a.png", "b/1.png", "b/c/2.png"]),
-        ("b/**/*.png", ["b/1.png", "b/c/2.png"]),
-        ("[ab]/**/?.png", ["b/1.png", "b/c/2.png"]),
-        ("**/c/**/*", ["b/c/2.png"]),
-        ("*.png", ["a.png"]),
-        ("*/*.txt", ["b/x.txt"]),
-        ("b", ["b/1.png", "b/c/2.png", "b/x.txt"]),
-        ("*", ["a.png", "b/1.png", "b/c/2.png", "b/x.txt"]),
-        ("*.jpg", []),
-    ],
-)
-def test_patterns_match_what_a_shell_would_match(tmp_path, monkeypatch, pattern, expected):
-    for name in ("a.png", "b/1.png", "b/c/2.png", "b/x.txt"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    monkeypatch.chdir(tmp_path)
-    assert find_images([pattern])[0] == expected
-    absolute = find_images([str(tmp_path / pattern)])[0]
-    assert [os.path.relpath(file, tmp_path) for file in absolute] == expected
 
 
 @pytest.mark.parametrize("batch", [{"image": torch.zeros(2, 1, 8, 8)}, ["a.png"], []], ids=["dict", "names", "empty"])
