@@ -20,7 +20,9 @@ from vitlab.config.parser import VitlabCLI
 from vitlab.errors import UsageError, in_own_code
 from vitlab.interface import answering
 from vitlab.jobs.formats import Plain
+from vitlab.jobs.predict import _blank
 from vitlab.jobs.train.endings import explain_mismatch
+from vitlab.jobs.train.facts import model_facts
 
 pytestmark = pytest.mark.usefixtures("userpkg")
 
@@ -66,13 +68,24 @@ def test_a_size_that_data_learn_in_their_setup_is_asked_for_as_one_that_they_lac
     assert VitlabCLI._reader(cli, "num_classes")(data) == 10
 
 
+def test_a_network_may_give_the_side_of_its_images():
+    """`self.img_size = 8` in a network of one's own ended `fit` in a traceback."""
+    task = L.LightningModule()
+    task.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    task.net.img_size, data = 8, SimpleNamespace(img_size=(4, 4), in_chans=1)
+    facts = model_facts(task, data)
+    assert (facts["img_size"], facts["in_chans"], facts["macs"]) == ([8, 8], 1, 192)
+    data = SimpleNamespace(img_size=8, in_chans=1, eval_transform=lambda image: torch.zeros(1, *image.size))
+    assert _blank(data).shape == (1, 8, 8)  # in place of a picture that cannot be read
+
+
 def test_what_needs_vitlabs_own_classes_is_refused_in_one_line(capsys, monkeypatch):
     assert main(["fit", *NET, *BARS, *SHORT, "--name=own"]) == 0
     capsys.readouterr()
     save_digit(Path("pictures"))
     for words, answer in {
         ("export", "own", "--to=safetensors"): "is for networks of vitlab, got userpkg.net.Net: use --to onnx or pt2",
-        ("export", "own", "--to=pt2"): "let userpkg.data.Bars have `in_chans` and `img_size`; see docs/bring_your_own",
+        ("export", "own", "--to=pt2"): "let userpkg.data.Bars have `img_size` and `in_chans`; see docs/bring_your_own",
         ("predict", "own", "pictures"): "userpkg.data.Bars has no `eval_transform(image)`, which maps a PIL image",
         ("embed", "own", "pictures"): "userpkg.net.Net has no `embed(images)`, which returns features (B, D)",
         ("predict", "own", "picture.png"): "picture.png",
