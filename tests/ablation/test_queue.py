@@ -136,7 +136,7 @@ def test_a_change_of_the_code_fails_one_cell_in_one_line_and_the_next_call_tries
     pool = Pool(cells, 1, said.append, Interrupts(print))
     pool.run_all()
     assert said == [f"failed   {cells[0].name}: fit, other code: the code has changed"]
-    assert cells[0].failure() and pool.failed(cells[0])
+    assert cells[0].failure() and cells[0].name in pool.failed
     Pool(cells, 1, None, Interrupts(print))
     assert not cells[0].failure()
 

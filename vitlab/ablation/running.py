@@ -90,7 +90,8 @@ def run_locally(ablation: Ablation, asked: RunOptions, say: Say | None) -> tuple
         cells = tuning.cells
         pool = pool_of(cells)
         pool.run_all()
-    return [*tuning.given_up, *(cell.name for cell in cells if cell.failure() or pool.failed(cell))], interrupts.code
+    failed = [cell.name for cell in cells if cell.failure() or cell.name in pool.failed]
+    return [*tuning.given_up, *failed], interrupts.code
 
 
 def submit_cells(ablation: Ablation, asked: RunOptions, say: Say) -> None:

@@ -65,7 +65,7 @@ class Pool:
         for_each(partial(_set_aside, say=say), begun(cells))
         self.progress = Progress(cells, workers)
         self.board = Board(self.progress, say)
-        self.failures: list[tuple[Cell, CellOutcome]] = []
+        self.failed: set[str] = set()  # names of cells that failed in this call
         self._broken: Exception | None = None
         self._is_outdated = False  # the code is no longer that of the plan, and all cells would fail
         self._mutex = threading.Lock()
@@ -91,10 +91,6 @@ class Pool:
         if self._broken:
             raise self._broken
 
-    def failed(self, cell: Cell) -> bool:
-        """Return whether a cell has failed in this call."""
-        return any(cell is failed for failed, _ in self.failures)
-
     def _worker(self) -> None:
         try:
             self._work()
@@ -102,7 +98,7 @@ class Pool:
             self._broken = self._broken or error
 
     def _work(self) -> None:
-        while not self.interrupts.count and not self._is_outdated and not (self.fail_fast and self.failures):
+        while not self.interrupts.count and not self._is_outdated and not (self.fail_fast and self.failed):
             with slot(self.workers, self._per_gpu, lambda: self.interrupts.count > 0 or self._all_over()) as place:
                 taken = self._take() if place else None
                 if taken is None or place is None:
@@ -175,22 +171,22 @@ class Pool:
         if cell.is_finished():
             self._through.add(cell.name)
             return True
-        return bool(cell.failure()) or cell.is_waiting() or self.failed(cell)
+        return bool(cell.failure()) or cell.is_waiting() or cell.name in self.failed
 
     def _tell(self, cell: Cell, outcome: CellOutcome, seconds: float) -> None:
-        if outcome.end == "stopped":
-            self.board.say(f"stopped  {cell.name}; the same command continues it")
-            return
-        if outcome.end == "waiting":
-            self.board.say(f"waiting  {cell.name} after {cell.until} epochs, {outcome.text}")
-        elif outcome.end == "failed":
-            self.failures.append((cell, outcome))
-            self._is_outdated |= outcome.kind == CODE
-            self.board.say(f"failed   {cell.name}: {outcome.text}")
-        else:
-            self.progress.seconds.append(seconds)
-            progress = "" if self.board.live else f"   [{self.progress.line(self.progress.update())}]"
-            self.board.say(f"done     {cell.name}: {outcome.text}, {seconds:.0f} s{progress}")
+        match outcome.end:
+            case "stopped":
+                self.board.say(f"stopped  {cell.name}; the same command continues it")
+            case "waiting":
+                self.board.say(f"waiting  {cell.name} after {cell.until} epochs, {outcome.text}")
+            case "failed":
+                self.failed.add(cell.name)
+                self._is_outdated |= outcome.kind == CODE
+                self.board.say(f"failed   {cell.name}: {outcome.text}")
+            case "done":
+                self.progress.seconds.append(seconds)
+                progress = "" if self.board.live else f"   [{self.progress.line(self.progress.update())}]"
+                self.board.say(f"done     {cell.name}: {outcome.text}, {seconds:.0f} s{progress}")
 
 
 def _set_aside(cell: Cell, say: Say | None) -> None:

@@ -6,6 +6,7 @@ import shutil
 import socket
 import time
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from vitlab.ablation.evidence import chain
 from vitlab.ablation.evidence.protocol import record_version
@@ -25,9 +26,9 @@ UNPLANNED = (CODE, "other data", "other config")  # failures that a plan which h
 
 @dataclass(frozen=True)
 class CellOutcome:
-    """How the work on a cell ended: done, failed, stopped, or waiting for other candidates; and why."""
+    """How the work on a cell ended, which may be to wait for other candidates, and why."""
 
-    end: str
+    end: Literal["done", "failed", "stopped", "waiting"]
     kind: str = ""
     text: str = ""
 
