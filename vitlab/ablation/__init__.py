@@ -1,18 +1,26 @@
 """The ablation laboratory: from a file that describes a comparison to a report with a verdict.
 
-It trains no network itself: it runs ``vitlab`` as a command and reads the run directories. In the order of a
-comparison:
+It trains no network itself: it runs ``vitlab`` as a command and reads the run directories. The way of a cell, which is
+an arm with a seed, file by file:
 
-- ``file``: what the YAML says, as an ``Ablation`` of arms, seeds and claims;
-- ``execution``: each arm is probed by a short training (``probe``), arms that cannot be compared are refused
-  (``resolve``), each arm and seed is a cell (``cells``), workers take cells (``pool``) and train, measure and analyze
-  them (``worker``), candidates of ``tuning`` first;
-- ``evidence``: the chain of records, registration, ``verify``, a ``deep`` one, and export;
-- ``inference``: the numbers of cells (``measured``), fairness (``audit``), every comparison with its p (``answers``)
-  at each of its ``looks``, and ``verdicts`` on claims;
-- ``report``: sentences and tables (``sections``), figures, and the files that hold them (``write``).
+- ``file``: ``spec`` reads the YAML into an ``Ablation``: its sections (``settings``), ``arms`` and ``claims``, with the
+  line of each mistake (``schema``). ``given`` writes that file for a comparison that Python gives.
+- ``execution``: a ``probe``, a short training (which ``start`` measures), makes an arm a ``Resolved`` one, and
+  ``resolve`` refuses arms that cannot be trained or compared. ``cells`` says what a ``Cell`` is, its ``identity`` and
+  its states, read from files; ``tuning`` chooses the values that an arm is measured with, from candidates, which are
+  cells, too. A worker of the ``pool`` takes a cell that is due and goes through its stages (``worker``), each of the
+  ``commands`` a ``process``, forked from a ``warm`` one, on a share of the ``gpus``. ``progress`` shows it live,
+  ``status`` from files, and ``slurm`` submits the same workers.
+- ``evidence``: the ``chain`` of records that each measured cell becomes part of, registration and history
+  (``protocol``), ``verify``, which computes numbers again, with ``deep``, which trains again, and export (``bundle``).
+- ``inference``: the numbers of the cells (``measured``), fairness (``audit``, ``linear``), every comparison with its p
+  (``answers``) at each of its ``looks``, for the ``baselines`` and for the claims (``verdicts``), all of it in one
+  table (``findings``); beside it ``images`` one by one, curves of ``analyses``, and the ``plan`` before a run.
+- ``report``: sentences and tables (``sections``, ``tuned``), figures (``drawings``), and the files that hold them
+  (``write``).
 
-``lab`` is all of it from Python, ``running`` a call of ``run``, ``folds`` cross-validation as an ablation.
+``lab`` is all of it from Python, ``running`` a call of ``run``, ``side_by_side`` several reports on one page, and
+``folds`` cross-validation as an ablation.
 """
 
 from typing import TYPE_CHECKING
