@@ -62,7 +62,7 @@ def test_a_level_is_named_after_its_class_and_after_its_arguments_if_two_share_a
 def test_two_levels_with_one_name_are_refused_with_their_line(here):
     Path("own.yaml").write_text(FILE.replace("learned, mine_of_ablation.Wave,", "learned, other.Wave, other2.Wave,"))
     with pytest.raises(
-        UsageError, match=r"line 6: two levels are called wave; name them: .NAME: .model.pos_embed: VAL"
+        UsageError, match=r"line 6: two levels are called wave; name the levels: .NAME: .LEVEL: .model.pos_embed: VAL"
     ):
         read_ablation("own.yaml")
 

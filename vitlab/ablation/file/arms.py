@@ -58,24 +58,13 @@ def read_axes(file: File) -> dict[str, dict[str, Any]]:
     axes: dict[str, dict[str, Any]] = {}
     for name, levels in content.items():
         where = f"axes/{name}"
-        if isinstance(levels, list):  # the short form: a dotted key and its values
-            named = _level_names(levels)
-            for i, level in enumerate(named):
-                if not isinstance(level, str) or not NAME.fullmatch(level):
-                    text = f"{level!r} is no name of a level (a-z 0-9 _ . -); name the levels"
-                    raise file.mistake(f"{where}/{i}", f"{text}: {{NAME: {{LEVEL: {{{name}: VALUE}}}}}}")
-            if doubles := {level for level in named if named.count(level) > 1}:
-                raise file.mistake(
-                    where, f"two levels are called {min(doubles)}; name them: {{NAME: {{{name}: VALUE}}}}"
-                )
-            levels = {level: {name: value} for level, value in zip(named, levels, strict=True)}
-            name = str(name).rpartition(".")[2]
+        if isinstance(levels, list):
+            levels, name = _named_levels(file, where, name, levels), str(name).rpartition(".")[2]
         if str(name) in COLUMNS:
             text = f"the axis `{name}` would share its column in the report with its numbers: give it another name"
-            file.refuse(where, f"{text}: {{NAME: {{LEVEL: {{KEY: VALUE}}}}}}")
+            file.refuse(where, f"{text}: {_long_form('KEY')}")
         if str(name) in axes:
-            way = "{NAME: {LEVEL: {KEY: VALUE}}}"
-            raise file.mistake(where, f"two axes are called {name}; give them names: {way}")
+            raise file.mistake(where, f"two axes are called {name}; give them names: {_long_form('KEY')}")
         if not isinstance(levels, dict) or len(levels) < 2:
             raise file.mistake(where, f"the axis `{name}` needs two levels or more, got {levels!r}")
         checked = {check_level_name(file, f"{where}/{k}", k): v or {} for k, v in levels.items()}
@@ -87,6 +76,22 @@ def read_axes(file: File) -> dict[str, dict[str, Any]]:
         if shared := keys_a & keys_b:
             raise file.mistake(f"axes/{b}", f"the axes `{a}` and `{b}` both set `{min(shared)}`")
     return axes
+
+
+def _named_levels(file: File, where: str, key: str, values: list[Any]) -> dict[str, Any]:
+    """Return the levels of an axis in its short form: a dotted key and its values."""
+    names = _level_names(values)
+    for i, name in enumerate(names):
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            text = f"{name!r} is no name of a level (a-z 0-9 _ . -); name the levels"
+            raise file.mistake(f"{where}/{i}", f"{text}: {_long_form(key)}")
+        if name in names[:i]:
+            raise file.mistake(where, f"two levels are called {name}; name the levels: {_long_form(key)}")
+    return {name: {key: value} for name, value in zip(names, values, strict=True)}
+
+
+def _long_form(key: str) -> str:
+    return f"{{NAME: {{LEVEL: {{{key}: VALUE}}}}}}"
 
 
 def check_level_name(file: File, where: str, name: Any) -> str:
