@@ -120,8 +120,7 @@ def commands(ablation: Ablation, asked: RunOptions, say: Say) -> str:
     arms = resolved_arms(ablation, asked, say)
     suggest(ablation, arms)
     tuning = Tuning(ablation, arms)
-    cells = [cell for trial in tuning.trials if not trial.is_over for cell in trial.cells]
-    cells += [] if asked.tune_only else tuning.cells
+    cells = tuning.due + ([] if asked.tune_only else tuning.cells)
     due = [(cell.name, stages(cell)) for cell in cells]
     parts = [[f"# {name}", *(shlex.join(stage.words) for stage in left)] for name, left in due if left]
     return "\n".join(line for part in parts for line in part)

@@ -238,9 +238,7 @@ def run_trials(ablation: Ablation, arms: Sequence[Resolved], pool_of: Callable[[
     """Train the trials, in parallel with other processes, until a signal; return those that failed."""
     while True:
         suggest(ablation, arms)
-        left = [trial for trial in trials(ablation, arms) if not trial.is_over]
-        todo = [replace(cell, until=trial.until) for trial in left for cell in trial.cells]
-        if not todo:
+        if not (todo := Tuning(ablation, arms).due):
             return []
         pool = pool_of(todo)
         pool.run_all()
@@ -276,6 +274,12 @@ class Tuning:
     def candidates(self) -> list[Cell]:
         """The cells of the candidates."""
         return [cell for trial in self.trials for cell in trial.cells]
+
+    @property
+    def due(self) -> list[Cell]:
+        """The cells of candidates that are not over, each with the epoch at which it waits for others."""
+        left = [trial for trial in self.trials if not trial.is_over]
+        return [replace(cell, until=trial.until) for trial in left for cell in trial.cells]
 
     @cached_property
     def by_arm(self) -> dict[str, list[Trial]]:
@@ -349,8 +353,7 @@ class Tuning:
         over, stopped = sum(t.is_over for t in self.trials), sum(t.stopped > 0 for t in self.trials)
         count = len(self.ablation.arms) * self.ablation.tune.budget
         early = f", {stopped} of them stopped early" if stopped else ""
-        left = [replace(cell, until=t.until) for t in self.trials if not t.is_over for cell in t.cells]
-        texts = {cell.name: state_text(cell, cell.state()) for cell in left if not cell.is_waiting()}
+        texts = {cell.name: state_text(cell, cell.state()) for cell in self.due if not cell.is_waiting()}
         words = [f"{over} of {count} candidates are over{early}"]
         words += [f"{name}: {text}" for name, text in texts.items() if text]
         words += [f"{arm} is given up: {why}" for arm, why in self.given_up.items()]
