@@ -19,30 +19,20 @@ class PanelGrid:
 
     def __init__(self, figure: Figure, axes: list[Axes], width: float, has_legend: bool) -> None:
         specs: Any = [ax.get_subplotspec() for ax in axes]
-        rows, columns = specs[0].get_gridspec().get_geometry()
-        self.axes, self.rows, self.columns = axes, rows, columns
+        self.axes, (self.rows, self.columns) = axes, specs[0].get_gridspec().get_geometry()
+        self.cells = [(spec.rowspan.start, spec.colspan.start) for spec in specs]
         self.is_pictures = any(ax.images for ax in axes)
-        least = as_turned = self._least(has_legend)
+        width -= BAR if self.is_pictures and any(ax.get_label() == "<colorbar>" for ax in figure.axes) else 0.0
+        least = least_turned = self._least(has_legend)
         if self.is_pictures:
             least = max(least, *(widest_word(ax.title) + 0.1 for ax in axes))
-        width -= BAR if self.is_pictures and any(ax.get_label() == "<colorbar>" for ax in figure.axes) else 0.0
-        cells = [(spec.rowspan.start, spec.colspan.start) for spec in specs]
-        if width / columns < least * 0.98:
-            high = columns * width / rows / 1.2  # inches of pictures that shrink by a sixth
-            are_headed = not any(ax.get_title() for ax, at in zip(axes, cells, strict=True) if all(at))
-            can_turn = self.is_pictures and are_headed and rows < columns and as_turned <= width / rows
-            if can_turn and high < TALLEST - 1:
-                self._turn(cells)
-                cells, self.rows, self.columns = [(column, row) for row, column in cells], columns, rows
+        if width / self.columns < least * 0.98:
+            if self._can_turn(width, least_turned):
+                self._turn()
             else:
-                fewer = max(1, min(columns, int(width / least)))
-                lines = -(-columns // fewer)
-                fewer = -(-columns // lines)  # as even as they go
-                if not self.is_pictures or rows * lines * width / fewer <= TALLEST:
-                    cells = [(row * lines + column // fewer, column % fewer) for row, column in cells]
-                    self.rows, self.columns = rows * lines, fewer
-            self._move(figure, specs[0].get_gridspec(), cells)
-        self.cells, self.cell = cells, width / self.columns
+                self._stack(width, least)
+            self._move(figure, specs[0].get_gridspec())
+        self.cell = width / self.columns
 
     def _least(self, has_legend: bool) -> float:
         """Return the inches that a panel needs."""
@@ -52,24 +42,42 @@ class PanelGrid:
             return 2.5
         return BARRED if any(ax.child_axes for ax in self.axes) else PICTURE
 
-    def _turn(self, cells: list[tuple[int, int]]) -> None:
-        """Let the titles of columns name rows."""
-        for ax, (row, column) in zip(self.axes, cells, strict=True):
+    def _can_turn(self, width: float, least: float) -> bool:
+        """Return whether there is room for pictures whose columns become rows; only the first ones may have titles."""
+        high = self.columns * width / self.rows / 1.2  # inches of pictures that shrink by a sixth
+        are_headed = not any(ax.get_title() for ax, cell in zip(self.axes, self.cells, strict=True) if all(cell))
+        has_room = self.rows < self.columns and least <= width / self.rows and high < TALLEST - 1
+        return self.is_pictures and are_headed and has_room
+
+    def _turn(self) -> None:
+        """Let columns become rows, which the titles of columns then name."""
+        for ax, (row, column) in zip(self.axes, self.cells, strict=True):
             if row == 0 and column and not ax.get_ylabel():
                 ax.set_ylabel(ax.get_title(), fontsize=POINTS)
                 ax.set_title("")
-        for ax, (row, column) in zip(self.axes, cells, strict=True):
+        for ax, (row, column) in zip(self.axes, self.cells, strict=True):
             if row and column == 0 and ax.get_ylabel():
                 ax.set_title(ax.get_ylabel(), fontsize=POINTS)
                 ax.set_ylabel("")
+        self.cells = [(column, row) for row, column in self.cells]
+        self.rows, self.columns = self.columns, self.rows
 
-    def _move(self, figure: Figure, old: Any, cells: list[tuple[int, int]]) -> None:
+    def _stack(self, width: float, least: float) -> None:
+        """Put the columns that have no room below the others, unless pictures would become too high."""
+        lines = -(-self.columns // max(1, min(self.columns, int(width / least))))
+        columns = -(-self.columns // lines)  # as even as they go
+        if not self.is_pictures or self.rows * lines * width / columns <= TALLEST:
+            self.cells = [(row * lines + column // columns, column % columns) for row, column in self.cells]
+            self.rows, self.columns = self.rows * lines, columns
+
+    def _move(self, figure: Figure, old: Any) -> None:
+        """Give the panels their cells in a grid in place of the old one."""
         size = (self.rows, self.columns)
         inside = isinstance(old, GridSpecFromSubplotSpec)
         new: Any = (
             GridSpecFromSubplotSpec(*size, subplot_spec=old._subplot_spec) if inside else GridSpec(*size, figure=figure)
         )
-        for ax, cell in zip(self.axes, cells, strict=True):
+        for ax, cell in zip(self.axes, self.cells, strict=True):
             ax.set_subplotspec(new[cell])
             if not self.is_pictures:
                 ax.tick_params(labelbottom=True, labelleft=True)
