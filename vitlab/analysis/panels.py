@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec, GridSpecFromSubplotSpec
@@ -81,6 +82,35 @@ class PanelGrid:
             ax.set_subplotspec(new[cell])
             if not self.is_pictures:
                 ax.tick_params(labelbottom=True, labelleft=True)
+
+    def wrap(self, figure: Figure) -> None:
+        """Break titles and names of axes between words; turn those of which a word has no room."""
+        wide, tall = figure.get_size_inches()
+        boxes = [ax.get_position() for ax in self.axes]
+        cells = [ax.get_position(original=True).x0 for ax in self.axes]  # a picture is narrower, by its shape
+        lefts = sorted({round(x0 * wide, 2) for x0 in cells})
+        pitch = min(np.diff(lefts), default=wide) - 0.09 if self.columns > 1 else wide
+        centers = [min(box.x0 + box.x1, 2 - box.x0 - box.x1) * wide - 0.06 for box in boxes]
+        rooms = [min(pitch, room) for room in centers]  # of what stands at the center of the panel
+        self._wrap_titles(rooms)
+        for ax, box, room in zip(self.axes, boxes, rooms, strict=True):
+            if ax.get_xlabel() and not wrap_words(ax.xaxis.label, room) and self.is_pictures:
+                ax.set_xlabel("")  # the ranges of maps, which stand in the table
+            label = ax.yaxis.label
+            high = box.height * tall if self.is_pictures else max(0.6, box.height * tall)
+            if label.get_rotation() == 90 and label.get_text() and not wrap_words(label, high):
+                label.set(rotation=0, ha="right", va="center", text=label.unbroken)  # type: ignore[attr-defined]
+
+    def _wrap_titles(self, rooms: list[float]) -> None:
+        """Break the titles of each row of panels, or turn all of a row."""
+        for row in sorted({row for row, _ in self.cells}):
+            there = zip(self.axes, rooms, self.cells, strict=True)
+            titles = [(ax.title, room) for ax, room, (at, _) in there if at == row and ax.title.get_text()]
+            fits = [wrap_words(title, room) for title, room in titles]  # each is wrapped
+            if not all(fits):
+                for title, _ in titles:
+                    title.set_text(title.unbroken)  # type: ignore[attr-defined]
+                    title.set_rotation(90)
 
     def short_by(self, figure: Figure) -> float:
         """Return by how many inches the figure should be taller for these panels."""

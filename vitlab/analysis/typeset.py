@@ -151,7 +151,12 @@ def _settle(figure: Figure, groups: Sequence["PanelGrid"]) -> None:
     _lay_out(figure)
     _thin(figure)
     before = sum(group.words for group in groups)
-    _wrap_all(figure, groups)
+    if figure._suptitle:  # type: ignore[attr-defined]
+        title: Text = figure._suptitle  # type: ignore[attr-defined]
+        title.unbroken = getattr(title, "unbroken", " ".join(title.get_text().split()))  # type: ignore[attr-defined]
+        wrap_words(title, figure.get_figwidth() * 0.97)
+    for group in groups:
+        group.wrap(figure)
     _set_height(figure, groups, sum(group.words for group in groups) - before)
 
 
@@ -223,36 +228,6 @@ def _set_height(figure: Figure, groups: Sequence[PanelGrid], more: float) -> Non
     named = sum(legend.get_window_extent().height / figure.dpi for legend in figure.legends)
     least = sum(group.lowest for group in groups) + max(named, 0.6) + 0.4  # curves stay curves
     figure.set_figheight(round(min(max(height, 1.0), max(TALLEST, least)), 2))
-
-
-def _wrap_all(figure: Figure, groups: Sequence[PanelGrid]) -> None:
-    wide, tall = figure.get_size_inches()
-    if figure._suptitle:  # type: ignore[attr-defined]
-        title: Text = figure._suptitle  # type: ignore[attr-defined]
-        title.unbroken = getattr(title, "unbroken", " ".join(title.get_text().split()))  # type: ignore[attr-defined]
-        wrap_words(title, wide * 0.97)
-    for group in groups:
-        boxes = [ax.get_position() for ax in group.axes]
-        cells = [ax.get_position(original=True).x0 for ax in group.axes]  # a picture is narrower, by its shape
-        lefts = sorted({round(x0 * wide, 2) for x0 in cells})
-        pitch = min(np.diff(lefts), default=wide) - 0.09 if group.columns > 1 else wide
-        rooms = [2 * min(box.x0 + box.x1, 2 - box.x0 - box.x1) / 2 * wide - 0.06 for box in boxes]
-        rooms = [min(pitch, room) for room in rooms]  # of what stands at the center of the panel
-        for row in sorted({row for row, _ in group.cells}):
-            there = zip(group.axes, rooms, group.cells, strict=True)
-            titles = [(ax.title, room) for ax, room, (at, _) in there if at == row and ax.title.get_text()]
-            fits = [wrap_words(title, room) for title, room in titles]  # each is wrapped
-            if not all(fits):
-                for title, _ in titles:
-                    title.set_text(title.unbroken)  # type: ignore[attr-defined]
-                    title.set_rotation(90)
-        for ax, box, room in zip(group.axes, boxes, rooms, strict=True):
-            if ax.get_xlabel() and not wrap_words(ax.xaxis.label, room) and group.is_pictures:
-                ax.set_xlabel("")  # the ranges of maps, which stand in the table
-            label = ax.yaxis.label
-            high = box.height * tall if group.is_pictures else max(0.6, box.height * tall)
-            if label.get_rotation() == 90 and label.get_text() and not wrap_words(label, high):
-                label.set(rotation=0, ha="right", va="center", text=label.unbroken)  # type: ignore[attr-defined]
 
 
 def _thin(figure: Figure) -> None:
