@@ -117,7 +117,6 @@ def test_lines_have_their_names_at_their_ends_and_none_is_lost():
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_many_panels_below_each_other_are_laid_out_without_a_warning(recwarn):
     """Matplotlib said that the layout was "not applied", of a height that the next step of typesetting replaces."""
     figure = Figure(figsize=(7.2, 30), layout="constrained")

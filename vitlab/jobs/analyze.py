@@ -22,6 +22,7 @@ from vitlab.jobs.restore import PLACES, has_images_of
 from vitlab.jobs.view import View
 from vitlab.runs.directory import RunDir
 from vitlab.runs.find import find_run
+from vitlab.tables import shape_text
 
 USUAL = View()
 SAME = ("trainer.", "data.num_workers", "data.cache_gb", "data.batch_size")  # how fast, not what
@@ -128,6 +129,6 @@ def _mistakes_of_parts() -> Iterator[None]:
 
 
 def _check_same_data(subject: Subject, other: Subject) -> None:
-    sizes = [[s.net.in_chans, *s.net.img_size] for s in (subject, other)]
-    if sizes[0] != sizes[1]:
-        raise UsageError(f"`--against` must be a run on images of the same shape, got {sizes[1]} and {sizes[0]}")
+    own, others = (shape_text((each.net.in_chans, *each.net.img_size)) for each in (subject, other))
+    if own != others:
+        raise UsageError(f"`--against` must be a run on images of the same shape, got {others} and {own}")
