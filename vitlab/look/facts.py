@@ -36,6 +36,7 @@ MOST_CLASSES = 60  # largest confusion matrix on a page
 CARD = """.vitlab svg{width:23rem;max-width:100%;height:auto}.vitlab text{font:11px sans-serif;fill:currentColor}
 .vitlab .t{font-size:13px}.vitlab .r{text-anchor:end}.vitlab .m{text-anchor:middle}
 .vitlab .axis{stroke:currentColor;fill:none}.vitlab .line{fill:none;stroke-width:1.6}"""  # in a notebook
+Points = list[tuple[float, float]]
 SplitPredictions = tuple[SplitName, pd.DataFrame]  # a split, and what was predicted on it
 
 
@@ -46,11 +47,12 @@ def config_of(run: RunDir) -> dict[str, str]:
         >>> config_of(RunDir("runs/first"))["data"]
         'vitlab.Digits'
     """
-    content = read_own(run.config) if run.config.is_file() else {}
-    return dotted(content)
+    return dotted(_configuration(run))
 
 
-Points = list[tuple[float, float]]
+def _configuration(run: RunDir) -> dict[str, Any]:
+    """Return the configuration of a run as it is nested; empty without a file."""
+    return read_own(run.config) if run.config.is_file() else {}
 
 
 def _chart_of(key: str) -> tuple[int, str]:
@@ -144,7 +146,7 @@ def first_words(run: RunDir) -> list[str]:
     record: dict[str, Any] = dict(run.record)
     ending = record.get("ending") or {}
     words = [f"{run_status(run, record)}{': ' if ending else ''}{ending['text'] if ending else ''}"]
-    content = read_own(run.config) if run.config.is_file() else {}
+    content = _configuration(run)
     (model, args), (data, _) = (class_and_arguments(content, part) for part in ("model", "data"))
     size = parameters_of(run.read("model.json"))
     network = [(model or "unknown").rpartition(".")[2]]
