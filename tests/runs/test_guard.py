@@ -117,17 +117,3 @@ def test_each_limit_of_time_can_be_set_in_the_environment(monkeypatch):
     monkeypatch.setenv("VITLAB_SAVE_TIMEOUT", "5")
     assert limit_of("save") == 5
     assert Guard().phase is None
-
-
-def test_the_line_about_missing_processes_names_their_meeting_address(monkeypatch):
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    assert guard._meeting_place() == "127.0.0.1"
-    monkeypatch.setenv("MASTER_ADDR", "first")
-    monkeypatch.setenv("MASTER_PORT", "29500")
-    assert guard._meeting_place() == "first:29500"
-    monkeypatch.delenv("MASTER_ADDR")
-    monkeypatch.delenv("MASTER_PORT")
-    monkeypatch.setenv("SLURM_NODELIST", "node[3-4]")
-    monkeypatch.setenv("SLURM_JOB_ID", "4711")
-    assert guard._meeting_place() == "node3:19711"

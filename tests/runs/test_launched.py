@@ -3,7 +3,7 @@
 import pytest
 from torch import distributed
 
-from vitlab.runs.launch import first_to_say, is_launched
+from vitlab.runs.launch import first_to_say, is_launched, meeting_place
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,17 @@ def test_of_several_processes_the_first_says_a_mistake():
         assert first_to_say("wrong") and not first_to_say("wrong") and first_to_say("something else")
     finally:
         distributed.destroy_process_group()
+
+
+def test_the_line_about_missing_processes_names_their_meeting_address(monkeypatch):
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    assert meeting_place() == "127.0.0.1"
+    monkeypatch.setenv("MASTER_ADDR", "first")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    assert meeting_place() == "first:29500"
+    monkeypatch.delenv("MASTER_ADDR")
+    monkeypatch.delenv("MASTER_PORT")
+    monkeypatch.setenv("SLURM_NODELIST", "node[3-4]")
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    assert meeting_place() == "node3:19711"

@@ -17,13 +17,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from types import FrameType
 from typing import Any, Literal
 
 from vitlab.errors import Stopped
 from vitlab.runs import interrupt
+from vitlab.runs.launch import meeting_place, others_of
 
 LOG = logging.getLogger("vitlab")
 Why = Literal["signal", "error"]
@@ -136,7 +137,7 @@ class Guard:
         """Begin the phase in which the processes of the run come together; it ends by itself once they have."""
         self.who = f"process {rank} of {world} "
         self.others = others_of(rank, world)
-        self.enter("join", f"{self.others} to join at {_meeting_place()}")
+        self.enter("join", f"{self.others} to join at {meeting_place()}")
 
     def _end_joining(self) -> None:
         from torch import distributed
@@ -222,7 +223,7 @@ class Guard:
         end_process(code, self.children())
 
 
-_current: list[Guard] = []  # the last is of the command that runs now
+_current = [Guard()]  # the last is of the command that runs now; the first, which looks at nothing, of all others
 
 
 @contextmanager
@@ -239,50 +240,20 @@ def guarded() -> Iterator[Guard]:
 
 
 def enter(name: Name | None, what: str = "") -> None:
-    """Begin a phase of the command that runs now, if it is watched; see :meth:`Guard.enter`."""
-    if _current:
-        _current[-1].enter(name, what)
+    """Begin a phase of the command that runs now; see :meth:`Guard.enter`."""
+    _current[-1].enter(name, what)
 
 
-def _meeting_place() -> str:
-    """Return where the processes of a run meet: what a launcher says, or the first node of a SLURM job."""
-    address, port = (os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
-    if not address and (nodes := os.environ.get("SLURM_NODELIST")):
-        from lightning.fabric.plugins.environments import SLURMEnvironment
-
-        address, port = SLURMEnvironment.resolve_root_node_address(nodes), str(SLURMEnvironment().main_port)
-    return f"{address or '127.0.0.1'}{port and ':'}{port}"
-
-
-@contextmanager
-def during(name: Name, what: str) -> Iterator[None]:
-    """Inside a ``with`` block, the command that runs now is in another phase; see :meth:`Guard.during`."""
-    if not _current:
-        yield
-        return
-    with _current[-1].during(name, what):
-        yield
+def during(name: Name, what: str) -> AbstractContextManager[None]:
+    """Return a context in which the command that runs now is in another phase; see :meth:`Guard.during`."""
+    return _current[-1].during(name, what)
 
 
 def goes_on() -> None:
     """Note that the work of the command that runs now goes on: the limit of its phase counts from now."""
-    if _current:
-        _current[-1].moved = time.monotonic()
+    _current[-1].moved = time.monotonic()
 
 
 def obeyed() -> None:
     """Note that the main thread has stopped, as asked for: it may take the time of its next phases to save and end."""
-    if _current:
-        _current[-1].reason, _current[-1].until = "", math.inf
-
-
-def others_of(rank: int, world: int) -> str:
-    """Return how messages call the processes that one of several waits for.
-
-    Example:
-        >>> others_of(0, 2), others_of(0, 3), others_of(2, 3)
-        ('process 1 of 2', 'processes 1 to 2 of 3', 'process 0 of 3')
-    """
-    if rank:
-        return f"process 0 of {world}"
-    return f"process 1 of {world}" if world == 2 else f"processes 1 to {world - 1} of {world}"
+    _current[-1].reason, _current[-1].until = "", math.inf

@@ -68,6 +68,28 @@ def launched_devices(devices: Any, num_nodes: int) -> dict[str, int]:
     return {"num_nodes": world // local, **({"devices": local} if devices == "auto" else {})}
 
 
+def others_of(rank: int, world: int) -> str:
+    """Return how messages call the processes that one of several waits for.
+
+    Example:
+        >>> others_of(0, 2), others_of(0, 3), others_of(2, 3)
+        ('process 1 of 2', 'processes 1 to 2 of 3', 'process 0 of 3')
+    """
+    if rank:
+        return f"process 0 of {world}"
+    return f"process 1 of {world}" if world == 2 else f"processes 1 to {world - 1} of {world}"
+
+
+def meeting_place() -> str:
+    """Return where the processes of a run meet: what a launcher says, or the first node of a SLURM job."""
+    address, port = (os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
+    if not address and (nodes := os.environ.get("SLURM_NODELIST")):
+        from lightning.fabric.plugins.environments import SLURMEnvironment
+
+        address, port = SLURMEnvironment.resolve_root_node_address(nodes), str(SLURMEnvironment().main_port)
+    return f"{address or '127.0.0.1'}{port and ':'}{port}"
+
+
 def is_restarted() -> bool:
     """Return whether torchrun restarted this group of processes after losing one."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0

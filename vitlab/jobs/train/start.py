@@ -23,8 +23,8 @@ from vitlab.jobs.train.wandb import finish_run
 from vitlab.jobs.typed import first_settings, settings_so_far
 from vitlab.notebook import names_in, source_of
 from vitlab.runs.before import Before, prepare
-from vitlab.runs.guard import Guard, enter, others_of
-from vitlab.runs.launch import announce_run, is_leader, join_group_store
+from vitlab.runs.guard import Guard, enter
+from vitlab.runs.launch import announce_run, is_leader, join_group_store, others_of
 from vitlab.runs.matching import is_there
 from vitlab.runs.records import now_utc
 
