@@ -2,6 +2,7 @@
 
 import re
 import signal
+from types import SimpleNamespace
 
 import pytest
 from lightning.pytorch.callbacks import EarlyStopping, Timer
@@ -95,7 +96,7 @@ def test_an_interrupted_run_says_what_interrupted_it(error, why, text):
 def test_a_process_that_ends_without_its_main_thread_records_why_and_when(tmp_path):
     run = RunDir(tmp_path)
     run.take_over()
-    cut_short(run, "stopped by SIGTERM", "signal")
+    cut_short(SimpleNamespace(run=run, record=RunRecord(run, print)), "stopped by SIGTERM", "signal")
     run.fence.close()
     assert run.record["status"] == "preempted" and run.record["ended"]
     assert run.record["ending"] == {"why": "signal", "text": "stopped by SIGTERM"}

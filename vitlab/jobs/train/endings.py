@@ -121,11 +121,13 @@ def resuming(run: RunDir) -> str:
     return trusting(f"vitlab fit --resume {run.typed}", run.path)
 
 
-def cut_short(run: RunDir, reason: str, why: str) -> None:
+def cut_short(job: Job, reason: str, why: str) -> None:
     """Record that this process has ended without its main thread, on a signal or because that hangs."""
-    if run.fence and not run.fence.loss:
+    with suppress(OSError):
+        job.record.settle()
+    if job.run.fence and not job.run.fence.loss:
         with suppress(OSError):
-            _record_failure(run, "preempted", reason, why)
+            _record_failure(job.run, "preempted", reason, why)
 
 
 def lost_process(run: RunDir, what: str) -> None:

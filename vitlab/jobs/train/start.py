@@ -123,16 +123,10 @@ def watch_over(guard: Guard, job: Job) -> None:
     """Tell the guard of the command how the run can be continued, how to end it, and what else to look for."""
     guard.looks = [job.watch.look, job.deadline.look]
     guard.way_on = f"continue with `{resuming(job.run)}`"
-    guard.on_end = partial(_end_early, job)
+    guard.on_end = partial(cut_short, job)
     guard.children = partial(job.watch.adopt_children, job.trainer)
     if job.trainer.world_size > 1:
         guard.join(job.trainer.global_rank, job.trainer.world_size)
-
-
-def _end_early(job: Job, reason: str, why: str) -> None:
-    with suppress(OSError):
-        job.record.settle()
-    cut_short(job.run, reason, why)
 
 
 @contextmanager
