@@ -296,13 +296,6 @@ class RunDir:
             with self.metrics.open("a") as file:
                 file.write(json.dumps(row) + "\n")
 
-    def cut_rows(self, size: int) -> None:
-        """Cut metrics.jsonl to its first ``size`` bytes."""
-        if self.fence:
-            self.fence.cut_rows(size)
-        else:
-            os.truncate(self.metrics, size)
-
     def drop_later_rows(self, known: int | None, step: int) -> None:
         """Cut metrics.jsonl to complete rows that are not later than a checkpoint, whose steps are repeated.
 
@@ -321,8 +314,10 @@ class RunDir:
                 size = start
                 break
             start += len(line)
-        if size < len(text):
-            self.cut_rows(size)
+        if size < len(text) and self.fence:
+            self.fence.cut_rows(size)
+        elif size < len(text):
+            os.truncate(self.metrics, size)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of metrics.jsonl, without a last line that a crash truncated."""

@@ -59,7 +59,8 @@ def standing(run: Path, result: Mapping[str, Any], again: str, read: bool = True
     used = used or next((stem for stem in CHOICE if _present(run, stem)), None)
     if used is None:
         return Standing("gone", "measured with a checkpoint that was deleted: nothing is left to compare it with")
-    if not read and any(is_there(path) and not _noted(path) for path in _checkpoints(run, used, Path(name).stem)):
+    compared = [run / "checkpoints" / f"{stem}.ckpt" for stem in (used, Path(name).stem)]
+    if not read and any(is_there(path) and not _noted(path) for path in compared):
         show = shlex.join(["vitlab", "runs", "show", str(run)])
         text = f"not compared: {used}.ckpt is not the file that its manifest notes; `{show}` reads it"
         return Standing("unknown", text)
@@ -94,10 +95,6 @@ def _origin(weights: Path) -> str | None:
     with suppress(OSError, SafetensorError), safe_open(weights, framework="numpy") as file:
         return (file.metadata() or {}).get("checkpoint")
     return None
-
-
-def _checkpoints(run: Path, *stems: str) -> list[Path]:
-    return [run / "checkpoints" / f"{stem}.ckpt" for stem in dict.fromkeys(stems)]
 
 
 def _noted(path: Path) -> str | None:
