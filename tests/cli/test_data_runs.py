@@ -21,7 +21,7 @@ from vitlab.data.image_folder import ImageFolder
 from vitlab.data.record import read_numbers
 from vitlab.errors import UsageError
 from vitlab.jobs.restore import former_ways, has_images_of
-from vitlab.jobs.train.initial import images_of_weights
+from vitlab.jobs.train.initial import images_behind
 from vitlab.runs.directory import RunDir
 from vitlab.runs.find import file_of_weights
 
@@ -100,11 +100,11 @@ def test_images_that_the_initial_weights_were_trained_on_count_as_such_in_every_
     assert np.array_equal(np.load("runs/second/trained_on.npy"), known)
     config = Path("runs/first/config.yaml").read_text()
     Path("runs/first/config.yaml").write_text(config.replace("class_path: vitlab.Classifier", "class_path: vitlab.MAE"))
-    assert len(images_of_weights(file_of_weights("second")))
-    assert not len(images_of_weights(file_of_weights("first")))  # which knows no labels
+    assert len(images_behind(file_of_weights("second")))
+    assert not len(images_behind(file_of_weights("first")))  # which knows no labels
     for source, known in (("second", True), ("first", False), ("nowhere", False)):  # what it began with may know some
         RunDir("runs/first").update("run.json", init_from=source)
-        assert bool(len(images_of_weights(file_of_weights("first")))) == known
+        assert bool(len(images_behind(file_of_weights("first")))) == known
     log = Path("runs/third/train.log").read_text()  # which lacked what was said before it and after the training
     assert "init   weights of second\n" in log and "best epoch 1: " in log and "next  vitlab test runs/third\n" in log
     assert main(["fit", "--resume", "third", "--trainer.max_epochs=2"]) == 0

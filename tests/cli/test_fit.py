@@ -22,7 +22,7 @@ from vitlab.callbacks.record import RunRecord
 from vitlab.cli.main import main
 from vitlab.data.timm_images import images_of_timm
 from vitlab.jobs.subject_without_run import _data_for
-from vitlab.jobs.train.build import FitCLI
+from vitlab.jobs.train.initial import LibraryImages
 from vitlab.jobs.train.start import _first_record
 from vitlab.layers.pos_embed import PosEmbedName
 from vitlab.runs.directory import RunDir
@@ -179,21 +179,21 @@ NO_LANCZOS = r"^these weights .* interpolation lanczos, .*: set --data\.interpol
 
 @pytest.mark.parametrize("given", [None, "bicubic"])
 def test_a_filter_that_the_user_gives_replaces_one_of_the_weights_that_does_not_exist_here(given, monkeypatch):
-    monkeypatch.setattr("vitlab.jobs.train.build.peer_images", lambda name: LANCZOS)
+    monkeypatch.setattr("vitlab.jobs.train.initial.peer_images", lambda name: LANCZOS)
     data = SimpleNamespace(class_path="vitlab.data.Digits", init_args={"interpolation": given or "bilinear"})
-    fit = SimpleNamespace(options=SimpleNamespace(init_from="hf:theirs"), config=SimpleNamespace(data=data))
-    fit.resumed, fit.given_settings = False, lambda: [("data.init_args.interpolation", given)]
+    settings = [("data.init_args.interpolation", given)]
     net = SimpleNamespace(img_size=(8, 8), in_chans=1, pretrained_cfg=LANCZOS)
     words = ["--data=Digits", *([f"--data.interpolation={given}"] if given else [])]
-    reads = [partial(FitCLI._read_images_of_weights, fit), partial(_data_for, net, "hf:theirs", words, None)]
+    reads = [partial(LibraryImages.of, "hf:theirs", data, settings), partial(_data_for, net, "hf:theirs", words, None)]
     if given is None:
         for read_images in reads:
             with pytest.raises(ValueError, match=NO_LANCZOS):
                 read_images()
         return
-    assert [read_images() for read_images in reads][1].pipeline.interpolation == "bicubic"
+    library, own = (read_images() for read_images in reads)
+    assert own.pipeline.interpolation == "bicubic"
     assert data.init_args == {"interpolation": "bicubic", "crop_mode": "squash"}
-    assert fit.images_of_weights["interpolation"] == "lanczos"  # which the header tells
+    assert library.known["interpolation"] == "lanczos"  # which the header tells
 
 
 def test_a_folder_of_timm_whose_filter_does_not_exist_here_is_not_called_unreadable(tmp_path):

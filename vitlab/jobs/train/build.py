@@ -1,10 +1,8 @@
 """Build task, data and trainer of ``vitlab fit`` in a run directory."""
 
 import os
-from collections.abc import Container
 from contextlib import suppress
 from functools import partial
-from inspect import signature
 from typing import Any
 from unittest.mock import patch
 
@@ -31,7 +29,6 @@ from vitlab.config.strategies import FullyShard, check_shards, check_strategy
 from vitlab.config.yaml_files import parse_own, yaml_text
 from vitlab.data.base import ImageData
 from vitlab.data.listed import Listed
-from vitlab.data.timm_images import images_of, images_of_timm
 from vitlab.errors import UsageError, one_line, preview
 from vitlab.interface import has_grid, hparams_of, is_loadable, network, path_of
 from vitlab.jobs.restore import naming_place_of_data, training_args
@@ -40,12 +37,11 @@ from vitlab.jobs.train.continued import check_continued
 from vitlab.jobs.train.describe import header
 from vitlab.jobs.train.endings import building, lost_process
 from vitlab.jobs.train.facts import model_facts, write_facts
-from vitlab.jobs.train.initial import load_first_weights
+from vitlab.jobs.train.initial import LibraryImages, load_first_weights
 from vitlab.jobs.train.job import Job
 from vitlab.jobs.train.wandb import SafeWandbLogger, new_id, place_loggers
 from vitlab.layers.custom import spare
 from vitlab.lazy import quick_imports
-from vitlab.models.convert_peers import peer_images
 from vitlab.models.cost import count_all_parameters
 from vitlab.models.hooks import modes_kept
 from vitlab.models.old_names import new_name
@@ -121,14 +117,6 @@ def rehearse(job: Job) -> None:
     say(header(job) + "\n\ndry run: everything can be built; nothing was written")
 
 
-def _images_of_library(source: str, needed: Container[str]) -> dict[str, Any]:
-    """Return how a library prepares images for its weights, as arguments of the data; empty if it does not say."""
-    if source.startswith("timm:"):
-        return images_of_timm(source, needed)
-    described = peer_images(source)
-    return images_of(described, needed) if described else {}
-
-
 def check_module(task: L.LightningModule, data: Any) -> None:
     """Refuse a module that cannot be trained, or data or a module whose hyper-parameters could not be read again.
 
@@ -185,14 +173,15 @@ class FitCLI(VitlabCLI):
         self.resumed = run is not None
         self.run = run or RunDir(".")
         self.wandb_id = new_id()
-        self.images_of_weights: dict[str, Any] = {}  # arguments of the data with which the initial weights were trained
-        self.given_of_data: set[str] = set()  # arguments of the data that the user has set, which those do not replace
+        self.library_images: LibraryImages | None = None  # unless the initial weights are not of a library
         self.keeper: Checkpoint | None = None  # unless nothing is saved
         super().__init__(args)
 
     def after_instantiate_classes(self) -> None:
         """Make the job of data, task and trainer."""
-        self._prepare_as_the_weights()
+        if self.library_images:
+            self.library_images.prepare(self.datamodule, self.config.data.init_args)
+            self.config_text = self._as_text()
         check_module(self.model, self.datamodule)
         check_forms(self.model, self.datamodule)
         with user_mistakes():
@@ -242,7 +231,9 @@ class FitCLI(VitlabCLI):
     def before_instantiate_classes(self) -> None:
         """Choose the run directory and point the loggers to it, without writing anything."""
         check_callbacks(self.config.trainer, class_at(self.config.model.class_path))
-        self._read_images_of_weights()
+        source, data = self.options.init_from or "", self.config.data
+        if not self.resumed and source.startswith(LIBRARIES) and issubclass(class_at(data.class_path), ImageData):
+            self.library_images = LibraryImages.of(source, data, self.given_settings())
         self.config_text = self._as_text()
         values = flatten_as_typed(parse_own(self.config_text))
         if self.resumed:
@@ -257,34 +248,6 @@ class FitCLI(VitlabCLI):
             self.recipe = self.run.record.get("recipe") or self.recipe
         redirect_into_run(self.config.trainer, self.run.path)
         self.wandb_line = place_loggers(self.config, self.run, self.wandb_id)
-
-    def _read_images_of_weights(self) -> None:
-        """Learn how a library prepares images for its weights; resize and cut them alike unless the user says how."""
-        source, cls = self.options.init_from or "", class_at(self.config.data.class_path)
-        if self.resumed or not source.startswith(LIBRARIES) or not issubclass(cls, ImageData):
-            return
-        given = [key for key, value in self.given_settings() if value is not None]
-        self.given_of_data = {key.split(".")[-1] for key in given if key.startswith("data.")}
-        with user_mistakes():
-            taken = signature(cls).parameters.keys()
-            images = _images_of_library(source, taken - self.given_of_data)
-            self.images_of_weights = {k: v for k, v in images.items() if k in taken}
-        for name in {"crop_mode", "interpolation"} & self.images_of_weights.keys() - self.given_of_data:
-            self.config.data.init_args[name] = self.images_of_weights[name]
-
-    def _prepare_as_the_weights(self) -> None:
-        """Normalize images as for the initial weights, now that the data knows its channels; note what is not alike."""
-        if not (known := self.images_of_weights):
-            return
-        arguments = self.config.data.init_args
-        for name, value in self.datamodule.take_images(known, self.given_of_data).items():
-            arguments[name] = value
-        self.config_text = self._as_text()
-        source, now = self.options.init_from, {name: arguments[name] for name in known}
-        same = [f"{name} {value}" for name, value in known.items() if now[name] == value]
-        others = [f"{k} {v} and not {now[k]}" for k, v in known.items() if k in self.given_of_data and now[k] != v]
-        self.datamodule.notes += [f"images as for the weights of {source}: {', '.join(same)}"] if same else []
-        self.datamodule.notes += [f"the weights of {source} were trained with {', '.join(others)}"] if others else []
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Build the trainer with vitlab's callbacks and the run directory as its root."""

@@ -1,7 +1,9 @@
 """The weights that a training starts with: whose they are, what they need to fit, and what they were trained on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from vitlab.config.parser import class_at
 from vitlab.config.yaml_files import read_own
 from vitlab.data.base import ImageData
 from vitlab.data.record import TRAINED_ON, fingerprints, read_numbers
+from vitlab.data.timm_images import images_of, images_of_timm
 from vitlab.errors import UsageError, preview
 from vitlab.interface import has_grid, network, path_of, redefines
 from vitlab.jobs.checkpoint import (
@@ -27,6 +30,7 @@ from vitlab.jobs.checkpoint import (
     weights_outside,
 )
 from vitlab.jobs.train.job import GIVEN, ImagesBefore, Job
+from vitlab.models.convert_peers import peer_images
 from vitlab.models.create import load_of_library
 from vitlab.models.load import NEW_HEAD, network_args, outputs_of
 from vitlab.models.weights_file import facts_beside, read_content
@@ -37,6 +41,58 @@ from vitlab.shipped import LIBRARIES
 from vitlab.tasks.regressor import Standardized, refuse_own_units
 
 NEAR = 0.1  # of a standard deviation: so much may statistics of images differ without a word
+
+
+@dataclass
+class LibraryImages:
+    """How a library prepares images for its weights: the data of a training that begins with them follow it.
+
+    Args:
+        source: The weights.
+        known: Arguments of the data with which they were trained.
+        given: Arguments of the data that the user has set, which those do not replace.
+    """
+
+    source: str
+    known: dict[str, Any]
+    given: set[str]
+
+    @classmethod
+    def of(cls, source: str, data: Any, settings: Iterable[tuple[str, Any]]) -> "LibraryImages":
+        """Learn them, and let data resize and cut images alike unless the user says how.
+
+        Args:
+            source: The weights.
+            data: The configuration of the data, which is changed.
+            settings: Keys and values that the user has set.
+        """
+        given = {key.split(".")[-1] for key, value in settings if value is not None and key.startswith("data.")}
+        with user_mistakes():
+            taken = signature(class_at(data.class_path)).parameters.keys()
+            needed = taken - given
+            if source.startswith("timm:"):
+                known = images_of_timm(source, needed)
+            else:
+                known = images_of(described, needed) if (described := peer_images(source)) else {}  # it may not say
+        images = cls(source, {name: value for name, value in known.items() if name in taken}, given)
+        for name in {"crop_mode", "interpolation"} & images.known.keys() - given:
+            data.init_args[name] = images.known[name]
+        return images
+
+    def prepare(self, data: ImageData, arguments: Any) -> None:
+        """Normalize images as for the weights, now that the data knows its channels; note what is not alike.
+
+        Args:
+            data: The data.
+            arguments: Its arguments in the configuration, which are changed.
+        """
+        for name, value in data.take_images(self.known, self.given).items():
+            arguments[name] = value
+        now = {name: arguments[name] for name in self.known}
+        same = [f"{name} {value}" for name, value in self.known.items() if now[name] == value]
+        others = [f"{k} {v} and not {now[k]}" for k, v in self.known.items() if k in self.given and now[k] != v]
+        data.notes += [f"images as for the weights of {self.source}: {', '.join(same)}"] if same else []
+        data.notes += [f"the weights of {self.source} were trained with {', '.join(others)}"] if others else []
 
 
 def load_first_weights(job: Job) -> None:
@@ -77,7 +133,7 @@ def _load_weights_of(job: Job, source: str, resize: str | None, grid: Sequence[i
         weights: Any = source
         if not source.startswith(LIBRARIES):
             check_whole(weights := file_of_weights(source))
-            job.before = ImagesBefore(source, *statistics_of_weights(weights), images_of_weights(weights))
+            job.before = ImagesBefore(source, *statistics_of_weights(weights), images_behind(weights))
         sentences = load_initial(job.task, job.data, weights, **how)
     for sentence in [f"weights of {source}", *sentences]:
         job.say(f"init   {sentence}")
@@ -180,7 +236,7 @@ def statistics_of_weights(source: str | Path) -> tuple[list[float], list[float]]
     return mean, std
 
 
-def images_of_weights(source: str | Path, after: Sequence[Path] = ()) -> NDArray[np.uint64]:
+def images_behind(source: str | Path, after: Sequence[Path] = ()) -> NDArray[np.uint64]:
     """Return the fingerprints of the images whose labels weights were trained on; none where no run tells.
 
     Args:
@@ -193,7 +249,7 @@ def images_of_weights(source: str | Path, after: Sequence[Path] = ()) -> NDArray
     elif run.path not in after:  # else it replaced a run whose weights it began with
         with suppress(UsageError):  # those are gone, or of a library
             if (before := run.record.get("init_from")) and before != "last":  # of an older vitlab: which one is lost
-                found = images_of_weights(file_of_weights(before), [*after, run.path])
+                found = images_behind(file_of_weights(before), [*after, run.path])
     return np.zeros(0, np.uint64) if found is None else found
 
 
