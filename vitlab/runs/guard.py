@@ -71,9 +71,9 @@ def at_most(seconds: float, work: Callable[[], None]) -> None:
 
 def end_process(code: int, children: Iterable[subprocess.Popen[bytes]] = ()) -> None:
     """End this process without its main thread, and with it ``children`` and the workers of loaders."""
-    with suppress(Exception):
-        ends: list[Any] = [*children, *multiprocessing.active_children()]
-        for process in ends:
+    ends: list[Any] = [*children, *multiprocessing.active_children()]
+    for process in ends:
+        with suppress(Exception):  # one that has been closed
             process.kill()  # works for stopped processes, too
     os._exit(code)
 
