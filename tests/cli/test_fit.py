@@ -1,3 +1,4 @@
+import contextlib
 import hashlib
 import json
 import os
@@ -34,14 +35,9 @@ OFTEN = ("learned", "relpos", "rope2d")  # a table, a bias, a rotation
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A finished run of two short epochs."""
-    folder = tmp_path_factory.mktemp("fit")
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
+    with contextlib.chdir(tmp_path_factory.mktemp("fit")):
         assert main(["fit", *SHORT, "--name", "short", "--model.pos_embed=sincos2d"]) == 0
-        yield folder / "runs" / "short"
-    finally:
-        os.chdir(before)
+        yield Path("runs/short").absolute()
 
 
 def read(path):

@@ -1,6 +1,5 @@
 """Images that grow while a network is trained."""
 
-import contextlib
 import json
 
 import numpy as np
@@ -109,7 +108,7 @@ def test_the_cost_of_a_step_is_that_of_its_size(pos_embed):
     ],
 )  # fmt: skip
 @pytest.mark.rare
-def test_a_stop_in_the_middle_of_an_epoch_changes_nothing(tmp_path, model, capsys, monkeypatch):
+def test_a_stop_in_the_middle_of_an_epoch_changes_nothing(here, model, capsys, monkeypatch):
     step = Classifier.training_step
 
     def fail_at_7(self, *batch):
@@ -122,15 +121,14 @@ def test_a_stop_in_the_middle_of_an_epoch_changes_nothing(tmp_path, model, capsy
     fit += ["--data.augment=crop-flip", "--model.drop_path_rate=0.1", "--trainer.log_every_n_steps=1", *model]
     fit += ["--model.embed_dim=16", "--model.depth=1", "--model.num_heads=2", "--trainer.logger=false"]
     fit += ["--checkpoint.every_n_steps=3"]
-    with contextlib.chdir(tmp_path):
-        assert main([*fit, "--name=whole"]) == 0
-        assert "trained at 4x4 for 1 epoch, at 6x6 for 1, then at 8x8" in capsys.readouterr().out
-        with monkeypatch.context() as patch:
-            patch.setattr(Classifier, "training_step", fail_at_7)
-            with pytest.raises(RuntimeError):
-                main([*fit, "--name=cut"])  # after a checkpoint at step 6 of 12
-        assert main(["fit", "--resume=cut"]) == 0
-    whole, cut = (load_file(tmp_path / f"runs/{name}/weights/last.safetensors") for name in ("whole", "cut"))
+    assert main([*fit, "--name=whole"]) == 0
+    assert "trained at 4x4 for 1 epoch, at 6x6 for 1, then at 8x8" in capsys.readouterr().out
+    with monkeypatch.context() as patch:
+        patch.setattr(Classifier, "training_step", fail_at_7)
+        with pytest.raises(RuntimeError):
+            main([*fit, "--name=cut"])  # after a checkpoint at step 6 of 12
+    assert main(["fit", "--resume=cut"]) == 0
+    whole, cut = (load_file(here / f"runs/{name}/weights/last.safetensors") for name in ("whole", "cut"))
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
-    rows = [json.loads(line) for line in (tmp_path / "runs/cut/metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (here / "runs/cut/metrics.jsonl").read_text().splitlines()]
     assert {row["step"] for row in rows} >= {6, 7, 12}

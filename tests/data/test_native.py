@@ -1,6 +1,5 @@
 """Photos at their own aspect ratio, as many in a step as a budget of patches holds."""
 
-import contextlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -148,7 +147,7 @@ def test_tasks_that_cannot_take_native_sizes_say_why_before_anything_is_written(
 
 
 @pytest.mark.rare
-def test_a_run_learns_and_a_stop_in_the_middle_of_an_epoch_changes_nothing(photos, tmp_path, capsys, monkeypatch):
+def test_a_run_learns_and_a_stop_in_the_middle_of_an_epoch_changes_nothing(photos, here, capsys, monkeypatch):
     step = Classifier.training_step
 
     def fail_at_17(self, *batch):
@@ -162,34 +161,33 @@ def test_a_run_learns_and_a_stop_in_the_middle_of_an_epoch_changes_nothing(photo
     fit += ["--trainer.max_epochs=6", "--model.patch_size=8", "--model.pos_embed=[learned, rope2d]", "--model.depth=1"]
     fit += ["--model.embed_dim=16", "--model.num_heads=2", "--model.drop_path_rate=0.1", "--model.lr=0.005"]
     fit += ["--model.init_std=0.1", "--trainer.logger=false", "--checkpoint.every_n_steps=8", "--model.warmup_epochs=1"]
-    with contextlib.chdir(tmp_path):
-        assert main([*fit, "--name=whole"]) == 0
-        assert "at their own aspect ratio, up to 16 patches of 8x8" in capsys.readouterr().out
-        with monkeypatch.context() as patch:
-            patch.setattr(Classifier, "training_step", fail_at_17)
-            with pytest.raises(RuntimeError):
-                main([*fit, "--name=cut"])
-        assert main(["fit", "--resume=cut"]) == 0
-        assert main(["validate", "whole"]) == 0
-        assert main(["predict", "whole", photos, "--output=table.csv"]) == 0
-        assert main(["export", "whole", "--to=safetensors", "--output=net.safetensors", "--quiet"]) == 0
-        assert main(["predict", "net.safetensors", photos, "--output=exported.csv"]) == 0
-        mine, theirs = (pd.read_csv(f"{name}.csv") for name in ("table", "exported"))
-        assert list(mine) == list(theirs)
-        assert np.allclose(*(table.select_dtypes("number") for table in (mine, theirs)), atol=1e-5)
-        run, file = (load(name) for name in ("whole", "net.safetensors"))
-        tall = Image.new("RGB", (16, 64), "red")
-        assert run.transform(tall).shape == file.transform(tall).shape == (3, 64, 16)
-        assert main(["export", "whole", "--to=timm", "--output=timm.safetensors", "--quiet"]) in (0, 2)
-        assert main(["export", "whole", "--to=pt2", "--output=net.pt2", "--quiet"]) == 0
-        assert main(["export", "whole", "--to=onnx-int8", "--output=net.onnx", "--quiet"]) == 2
-        assert "is measured on images of one size, got `data.native_patch`: use --to onnx" in capsys.readouterr().err
-        card = json.loads(Path("net.pt2.json").read_text())
-        assert card["measured"] == {} and "native_patch" not in card["images"]  # a graph takes one size
-    whole, cut = (load_file(tmp_path / f"runs/{name}/weights/last.safetensors") for name in ("whole", "cut"))
+    assert main([*fit, "--name=whole"]) == 0
+    assert "at their own aspect ratio, up to 16 patches of 8x8" in capsys.readouterr().out
+    with monkeypatch.context() as patch:
+        patch.setattr(Classifier, "training_step", fail_at_17)
+        with pytest.raises(RuntimeError):
+            main([*fit, "--name=cut"])
+    assert main(["fit", "--resume=cut"]) == 0
+    assert main(["validate", "whole"]) == 0
+    assert main(["predict", "whole", photos, "--output=table.csv"]) == 0
+    assert main(["export", "whole", "--to=safetensors", "--output=net.safetensors", "--quiet"]) == 0
+    assert main(["predict", "net.safetensors", photos, "--output=exported.csv"]) == 0
+    mine, theirs = (pd.read_csv(f"{name}.csv") for name in ("table", "exported"))
+    assert list(mine) == list(theirs)
+    assert np.allclose(*(table.select_dtypes("number") for table in (mine, theirs)), atol=1e-5)
+    run, file = (load(name) for name in ("whole", "net.safetensors"))
+    tall = Image.new("RGB", (16, 64), "red")
+    assert run.transform(tall).shape == file.transform(tall).shape == (3, 64, 16)
+    assert main(["export", "whole", "--to=timm", "--output=timm.safetensors", "--quiet"]) in (0, 2)
+    assert main(["export", "whole", "--to=pt2", "--output=net.pt2", "--quiet"]) == 0
+    assert main(["export", "whole", "--to=onnx-int8", "--output=net.onnx", "--quiet"]) == 2
+    assert "is measured on images of one size, got `data.native_patch`: use --to onnx" in capsys.readouterr().err
+    card = json.loads(Path("net.pt2.json").read_text())
+    assert card["measured"] == {} and "native_patch" not in card["images"]  # a graph takes one size
+    whole, cut = (load_file(here / f"runs/{name}/weights/last.safetensors") for name in ("whole", "cut"))
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
-    rows = [json.loads(line) for line in (tmp_path / "runs/whole/metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (here / "runs/whole/metrics.jsonl").read_text().splitlines()]
     losses = [row["train/loss"] for row in rows if "train/loss" in row]
     assert losses[-1] < 0.8 * losses[0]
-    table = (tmp_path / "table.csv").read_text().splitlines()
+    table = (here / "table.csv").read_text().splitlines()
     assert len(table) == 41

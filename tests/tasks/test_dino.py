@@ -340,52 +340,51 @@ def rows_of(run):
 @pytest.mark.slow
 @pytest.mark.rare
 def test_a_run_stopped_in_mid_epoch_goes_on_to_the_same_numbers_and_its_teacher_starts_others(
-    tmp_path, monkeypatch, capsys, digits
+    here, monkeypatch, capsys, digits
 ):
     digits += ["--checkpoint.every_n_steps=1", "--model.drop_path_rate=0.2", "--model.weight_decay_end=0.4"]
-    with contextlib.chdir(tmp_path):
-        assert main([*digits, "--name", "whole"]) == 0
-        step = DINO.training_step
+    assert main([*digits, "--name", "whole"]) == 0
+    step = DINO.training_step
 
-        def killed(task, batch, batch_idx):
-            if task.global_step == 24:  # of 17 an epoch
-                raise RuntimeError("killed")
-            return step(task, batch, batch_idx)
+    def killed(task, batch, batch_idx):
+        if task.global_step == 24:  # of 17 an epoch
+            raise RuntimeError("killed")
+        return step(task, batch, batch_idx)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(DINO, "training_step", killed)
-            with contextlib.suppress(RuntimeError):
-                assert main([*digits, "--name", "cut"]) != 0
-        assert main(["fit", "--resume", "runs/cut"]) == 0
-        runs = [tmp_path / "runs" / name for name in ("whole", "cut")]
-        assert rows_of(runs[0]) == rows_of(runs[1])
-        assert {"val/cross_entropy", "val/entropy"} <= set(rows_of(runs[0])[-1])
-        states = [torch.load(run / "checkpoints/last.ckpt", weights_only=True) for run in runs]
-        assert all(torch.equal(a, states[1]["state_dict"][name]) for name, a in states[0]["state_dict"].items())
-        assert {"center", "patch_center", "teacher_head.prototypes"} <= set(states[0]["state_dict"])
-        decays = [group["weight_decay"] for group in states[0]["optimizer_states"][0]["param_groups"]]
-        assert max(decays) == pytest.approx(cosine(0.04, 0.4, 33, 34))
-        assert min(decays) == 0
-        assert main(["validate", "runs/whole", "--trainer.callbacks=null"]) == 0
-        assert main(["export", "runs/whole", "--to", "safetensors", "-o", "net.safetensors"]) == 0
-        teacher = {k[4:]: v for k, v in states[0]["state_dict"].items() if k.startswith("net.")}
-        from safetensors.torch import load_file
+    with monkeypatch.context() as patch:
+        patch.setattr(DINO, "training_step", killed)
+        with contextlib.suppress(RuntimeError):
+            assert main([*digits, "--name", "cut"]) != 0
+    assert main(["fit", "--resume", "runs/cut"]) == 0
+    runs = [here / "runs" / name for name in ("whole", "cut")]
+    assert rows_of(runs[0]) == rows_of(runs[1])
+    assert {"val/cross_entropy", "val/entropy"} <= set(rows_of(runs[0])[-1])
+    states = [torch.load(run / "checkpoints/last.ckpt", weights_only=True) for run in runs]
+    assert all(torch.equal(a, states[1]["state_dict"][name]) for name, a in states[0]["state_dict"].items())
+    assert {"center", "patch_center", "teacher_head.prototypes"} <= set(states[0]["state_dict"])
+    decays = [group["weight_decay"] for group in states[0]["optimizer_states"][0]["param_groups"]]
+    assert max(decays) == pytest.approx(cosine(0.04, 0.4, 33, 34))
+    assert min(decays) == 0
+    assert main(["validate", "runs/whole", "--trainer.callbacks=null"]) == 0
+    assert main(["export", "runs/whole", "--to", "safetensors", "-o", "net.safetensors"]) == 0
+    teacher = {k[4:]: v for k, v in states[0]["state_dict"].items() if k.startswith("net.")}
+    from safetensors.torch import load_file
 
-        assert all(torch.equal(v, teacher[k]) for k, v in load_file("net.safetensors").items())
-        capsys.readouterr()
-        new = ["fit", "--config", "vit", "--init_from", "runs/whole", "--model.pos_embed=sincos2d", "--name", "fine"]
-        new += ["--model.depth=1", "--model.pos_embed_lr_mult=1", "--trainer.logger=false", "--trainer.max_epochs=1"]
-        assert main(new) == 0
-        assert "left out what lies outside the network" in capsys.readouterr().out
-        assert main([*new, "--name", "other", "--data.augment=MultiCrop"]) == 2
-        assert "MultiCrop yields crops, which `model: Classifier` does not take" in capsys.readouterr().err
-        assert main([*digits, "--data.augment=none"]) == 2
-        assert "`model: DINO` learns from crops" in capsys.readouterr().err
-        assert main([*digits, '--data.augment=[{"class_path": "MultiCrop", "init_args": {"local_size": 5}}]']) == 2
-        assert "patches of 2 x 2 do not fill images of 5 x 5" in capsys.readouterr().err
-        no_small = '--data.augment=[{"class_path": "MultiCrop", "init_args": {"local_size": 5, "local_crops": 0}}]'
-        assert main([*digits, no_small, "--dry_run"]) == 0
-        assert "trained on 2 crops of 8x8, evaluated" in capsys.readouterr().out
+    assert all(torch.equal(v, teacher[k]) for k, v in load_file("net.safetensors").items())
+    capsys.readouterr()
+    new = ["fit", "--config", "vit", "--init_from", "runs/whole", "--model.pos_embed=sincos2d", "--name", "fine"]
+    new += ["--model.depth=1", "--model.pos_embed_lr_mult=1", "--trainer.logger=false", "--trainer.max_epochs=1"]
+    assert main(new) == 0
+    assert "left out what lies outside the network" in capsys.readouterr().out
+    assert main([*new, "--name", "other", "--data.augment=MultiCrop"]) == 2
+    assert "MultiCrop yields crops, which `model: Classifier` does not take" in capsys.readouterr().err
+    assert main([*digits, "--data.augment=none"]) == 2
+    assert "`model: DINO` learns from crops" in capsys.readouterr().err
+    assert main([*digits, '--data.augment=[{"class_path": "MultiCrop", "init_args": {"local_size": 5}}]']) == 2
+    assert "patches of 2 x 2 do not fill images of 5 x 5" in capsys.readouterr().err
+    no_small = '--data.augment=[{"class_path": "MultiCrop", "init_args": {"local_size": 5, "local_crops": 0}}]'
+    assert main([*digits, no_small, "--dry_run"]) == 0
+    assert "trained on 2 crops of 8x8, evaluated" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -480,12 +479,11 @@ def test_a_dry_run_refuses_what_the_teacher_and_nearest_neighbors_cannot_have(he
 
 
 @pytest.mark.slow
-def test_rates_and_parts_of_a_run_are_those_of_the_student(tmp_path):
+def test_rates_and_parts_of_a_run_are_those_of_the_student(here):
     words = ["model.depth=2", "model.embed_dim=16", "model.num_heads=2", "model.pos_embed=relpos", "model.lr=0.1"]
     words += ["model.layer_decay=0.5", "trainer.callbacks=null", "trainer.logger=false", "trainer.max_steps=1"]
-    with contextlib.chdir(tmp_path):
-        assert main(["fit", "--config", "pretrain/dino_digits", *(f"--{word}" for word in words)]) == 0
-        run = RunDir(next(Path("runs").iterdir()).absolute())
+    assert main(["fit", "--config", "pretrain/dino_digits", *(f"--{word}" for word in words)]) == 0
+    run = RunDir(next(Path("runs").iterdir()).absolute())
     state, record = torch.load(run.path / "checkpoints/last.ckpt", weights_only=True)["state_dict"], run.record
     groups = tuple(json.loads((run.path / "param_groups.json").read_text()))
     assert [(row["block"], row["lr_scale"]) for row in groups if "bias_table" in row["name"]] == [(0, 0.25), (1, 0.5)]

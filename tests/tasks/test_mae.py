@@ -187,46 +187,42 @@ def test_squares_of_hidden_tokens_are_refused_for_data_that_do_not_number_their_
 
 
 @pytest.mark.rare
-def test_a_run_stopped_in_mid_epoch_goes_on_to_the_same_numbers_and_starts_a_classifier(tmp_path, monkeypatch, capsys):
+def test_a_run_stopped_in_mid_epoch_goes_on_to_the_same_numbers_and_starts_a_classifier(here, monkeypatch, capsys):
     fit = ["fit", "--config", "pretrain/mae_digits", "--trainer.logger=false", "--trainer.max_epochs=2"]
     fit += ["--model.depth=1"]
     fit += ["--trainer.log_every_n_steps=1", "--checkpoint.every_n_steps=1", "--model.drop_path_rate=0.3"]
     fit += ["--data.augment=crop-flip"]
     fit += ["--trainer.callbacks+=FeatureQuality", "--trainer.callbacks.images=100", "--checkpoint.monitor=val/knn"]
-    with contextlib.chdir(tmp_path):
-        assert main([*fit, "--name", "whole"]) == 0
-        step = MAE.training_step
+    assert main([*fit, "--name", "whole"]) == 0
+    step = MAE.training_step
 
-        def killed(task, batch, batch_idx):
-            if task.global_step == 30:  # of 17 an epoch
-                raise RuntimeError("killed")
-            return step(task, batch, batch_idx)
+    def killed(task, batch, batch_idx):
+        if task.global_step == 30:  # of 17 an epoch
+            raise RuntimeError("killed")
+        return step(task, batch, batch_idx)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(MAE, "training_step", killed)
-            with contextlib.suppress(RuntimeError):
-                assert main([*fit, "--name", "cut"]) != 0
-        assert main(["fit", "--resume", "runs/cut"]) == 0
-        curves = []
-        for name in ("whole", "cut"):
-            rows = [json.loads(line) for line in (tmp_path / "runs" / name / "metrics.jsonl").read_text().splitlines()]
-            curves.append([{k: v for k, v in row.items() if "/" in k or k in ("step", "grad_norm")} for row in rows])
-        assert curves[0] == curves[1]
-        assert {"val/loss", "val/knn", "val/probe", "val/rankme"} <= set(curves[0][-1])
-        states = [
-            torch.load(tmp_path / "runs" / name / "checkpoints/last.ckpt", weights_only=True)
-            for name in ("whole", "cut")
-        ]
-        assert all(torch.equal(a, states[1]["state_dict"][name]) for name, a in states[0]["state_dict"].items())
-        assert main(["test", "runs/whole"]) == 0
-        capsys.readouterr()
-        new = ["fit", "--config", "vit", "--init_from", "runs/whole", "--model.pos_embed=sincos2d"]
-        new += ["--model.pos_embed_lr_mult=1"]
-        assert (
-            main([*new, "--model.depth=1", "--trainer.logger=false", "--trainer.max_epochs=1", "--name", "fine"]) == 0
-        )
-        assert "decoder" in capsys.readouterr().out
-        shutil.rmtree("runs")
+    with monkeypatch.context() as patch:
+        patch.setattr(MAE, "training_step", killed)
+        with contextlib.suppress(RuntimeError):
+            assert main([*fit, "--name", "cut"]) != 0
+    assert main(["fit", "--resume", "runs/cut"]) == 0
+    curves = []
+    for name in ("whole", "cut"):
+        rows = [json.loads(line) for line in (here / "runs" / name / "metrics.jsonl").read_text().splitlines()]
+        curves.append([{k: v for k, v in row.items() if "/" in k or k in ("step", "grad_norm")} for row in rows])
+    assert curves[0] == curves[1]
+    assert {"val/loss", "val/knn", "val/probe", "val/rankme"} <= set(curves[0][-1])
+    states = [
+        torch.load(here / "runs" / name / "checkpoints/last.ckpt", weights_only=True) for name in ("whole", "cut")
+    ]
+    assert all(torch.equal(a, states[1]["state_dict"][name]) for name, a in states[0]["state_dict"].items())
+    assert main(["test", "runs/whole"]) == 0
+    capsys.readouterr()
+    new = ["fit", "--config", "vit", "--init_from", "runs/whole", "--model.pos_embed=sincos2d"]
+    new += ["--model.pos_embed_lr_mult=1"]
+    assert main([*new, "--model.depth=1", "--trainer.logger=false", "--trainer.max_epochs=1", "--name", "fine"]) == 0
+    assert "decoder" in capsys.readouterr().out
+    shutil.rmtree("runs")
 
 
 def test_the_loss_of_bfloat16_predictions_rounds_no_pixel():
