@@ -52,7 +52,7 @@ def test_the_readme_and_the_config_state_what_was_measured():
     assert f"{stated}: median of five seeds, {accuracies[0]:.1f} to {accuracies[-1]:.1f} %" in config
 
 
-def test_the_page_has_a_row_for_each_recipe_and_each_idea(script, tmp_path, monkeypatch, capsys):
+def test_the_page_has_a_row_for_each_recipe_and_each_idea(script, tmp_path, monkeypatch):
     monkeypatch.setattr(script, "HERE", tmp_path)
     row = {"config": CONFIG, "seconds": 120.0, "cpu": 240.0, "commit": "c0ffee", "machine": "a machine"}
     runs = [row | {"seed": i, "goal": 90.0, "acc1": 0.9 + i / 1000, "losses": [0.8, 0.4]} for i in range(3)]

@@ -67,7 +67,7 @@ def test_any_module_and_any_data_are_trained_measured_and_recorded(arguments, ca
     assert (Path("runs/own/weights/best.safetensors")).is_file()
 
 
-def test_a_run_on_data_that_deals_samples_and_state_nothing_is_measured(monkeypatch, capsys):
+def test_a_run_on_data_that_deals_samples_and_state_nothing_is_measured(monkeypatch):
     """What only the command line stated of them was not stored, and neither test nor resume built the network."""
     import userpkg
 

@@ -157,7 +157,7 @@ def test_schedules_of_own_modules_that_end_with_their_run_are_not_trained_longer
             check_extensible(run, epochs)
 
 
-def test_a_training_that_has_stopped_early_has_nothing_left_to_resume(capsys):
+def test_a_training_that_has_stopped_early_has_nothing_left_to_resume():
     stop = {"class_path": "EarlyStopping", "init_args": {"monitor": "val/acc1", "mode": "max", "patience": 1}}
     early = {**CONSTANT, "trainer.max_epochs": 30, "model.lr": 0.05, "trainer.callbacks": [stop]}
     run = fit("early", early)

@@ -328,7 +328,7 @@ def _as_of_old(run):
 
 
 @pytest.mark.rare
-def test_results_state_the_crop_and_an_older_run_keeps_its_own(tmp_path, capsys):
+def test_results_state_the_crop_and_an_older_run_keeps_its_own(tmp_path):
     root = _odd_photos(tmp_path / "photos")
     size = ("--data.img_size=20", "--data.crop_scale=0.3", "--data.crop_pct=0.8", "--data.batch_size=4")
     size += ("--data.augment=crop-flip",)

@@ -285,7 +285,7 @@ def test_overwrite_deletes_runs_only(here, capsys):
     assert (here / "precious" / "thesis.tex").exists()
 
 
-def test_overwrite_deletes_nothing_after_a_mistake(run, here, capsys):
+def test_overwrite_deletes_nothing_after_a_mistake(run, here):
     quick = [*SHORT, "--data.subset=0.1", "--name", "again", "--overwrite"]
     shutil.copytree(run, here / "runs" / "again")
     first = read(here / "runs" / "again" / "run.json")

@@ -114,7 +114,7 @@ def test_a_mistake_in_a_file_is_one_line(old, new, told, here, capsys):
 
 
 @pytest.mark.parametrize("flag", ["--model.pos_embd", "--data.batchsize=3", "--modle.lr=1", "--trainer.nosuch", "--lr"])
-def test_an_unknown_flag_is_refused_before_imports_in_the_words_of_the_parser(here, capsys, flag):
+def test_an_unknown_flag_is_refused_before_imports_in_the_words_of_the_parser(here, flag):
     with pytest.raises(UsageError, match="there is no") as refused:
         refuse_unknown(["--config=t2t", flag])
     with pytest.raises(UsageError) as parsed:

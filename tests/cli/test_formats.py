@@ -78,7 +78,7 @@ def test_the_checks_of_doctor_are_rows(monkeypatch, capsys):
     assert [tuple(row.values()) for row in rows] == [tuple(one) for one in found]
 
 
-def test_saved_benchmarks_are_rows_and_are_written_as_well_as_printed(tmp_path, capsys):
+def test_saved_benchmarks_are_rows_and_are_written_as_well_as_printed(capsys):
     assert main(["bench", "table", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert {"model", "contender", "ratio"} <= rows[0].keys()

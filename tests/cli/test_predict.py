@@ -123,7 +123,7 @@ def test_a_checkpoint_may_be_named_as_a_file_beside_its_run(run, photos, tmp_pat
     assert "no images found: nothing in last" in capsys.readouterr().err
 
 
-def test_python_names_the_images_that_cannot_be_read_and_counts_all(run, photos, tmp_path):
+def test_python_names_the_images_that_cannot_be_read_and_counts_all(run, photos):
     trained, image = vitlab.Run(run), Image.new("L", (8, 8))
     for images, message in (
         ([photos / "a.png", "nope.png"], "1 of 2 images cannot be read, the first is nope.png: no such file or folder"),

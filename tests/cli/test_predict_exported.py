@@ -102,7 +102,7 @@ def test_wrong_input_is_refused_in_one_line(folder, words, message, here, capsys
     assert "`vitlab embed` needs the run" in capsys.readouterr().err
 
 
-def test_a_file_of_a_network_that_takes_arrays_reads_them_as_the_run_does(here, capsys):
+def test_a_file_of_a_network_that_takes_arrays_reads_them_as_the_run_does(here):
     rng, lines = np.random.default_rng(0), ["path,level"]
     for i in range(40):
         level = rng.uniform(0, 10)
@@ -121,7 +121,7 @@ def test_a_file_of_a_network_that_takes_arrays_reads_them_as_the_run_does(here, 
     same(pd.read_csv("b.csv"), pd.read_csv("a.csv"))
 
 
-def test_a_file_of_a_network_without_a_head_has_features(here, capsys):
+def test_a_file_of_a_network_without_a_head_has_features(here):
     config = str(REPOSITORY / "configs" / "pretrain" / "mae_digits.yaml")
     assert main(["fit", "--config", config, *TINY, "--data.num_workers=0", "--name=mae"]) == 0
     assert main(["export", "mae", "--to", "safetensors", "-o", "net.safetensors"]) == 0

@@ -232,7 +232,7 @@ def test_a_run_that_was_killed_has_no_end_of_an_earlier_attempt_and_says_how_to_
     assert not {"ended", "peak_memory"} & {*run_facts(run), *about(run)["run"], *about(run)["machine"]}
 
 
-def test_clean_finds_what_a_killed_training_left_under_the_names_of_its_attempt(place, capsys):
+def test_clean_finds_what_a_killed_training_left_under_the_names_of_its_attempt(place):
     names = "checkpoints/.writing-0f", "checkpoints/.7-0.manifest.json", ".fit-0f-a1.run.json", "weights/.fit-0f-b2.x"
     left = [Path("runs/a", name) for name in names]
     for path in left:

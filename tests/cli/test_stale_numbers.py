@@ -205,7 +205,7 @@ def test_a_run_that_never_validates_says_so(here, capsys, words, line):
     assert out.count(line) == 1 and "best epoch" not in out
 
 
-def test_a_run_of_which_only_the_weights_are_left_is_tested_to_the_same_number(place, capsys):
+def test_a_run_of_which_only_the_weights_are_left_is_tested_to_the_same_number(place):
     """Before, `vitlab test` called its whole safetensors file truncated."""
     old = vitlab.Run("first").results["test"]
     for path in Path("runs/first/checkpoints").glob("*.ckpt"):
@@ -307,7 +307,7 @@ def test_what_the_network_alone_cannot_tell_is_refused(here, capsys):
         assert "whose outputs are in the units of the targets already" in capsys.readouterr().err
 
 
-def test_a_page_about_checkpoints_has_only_numbers_of_these(place, capsys):
+def test_a_page_about_checkpoints_has_only_numbers_of_these(place):
     paths = [f"runs/first/checkpoints/{name}.ckpt" for name in ("best", "other")]
     content = torch.load(paths[0], weights_only=True)
     content["state_dict"]["net.head.bias"] += 1.0

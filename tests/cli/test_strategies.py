@@ -75,7 +75,7 @@ class Sum(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def test_sums_over_processes_are_the_same_in_the_first_step_as_in_all_others(tmp_path):
+def test_sums_over_processes_are_the_same_in_the_first_step_as_in_all_others():
     seen = []
 
     def note(state, bucket):

@@ -350,7 +350,7 @@ def test_a_job_that_sbatch_refuses_is_reported_and_leaves_nothing(slurm, capsys)
     assert not slurm.script("n").exists()
 
 
-def test_a_resubmission_that_sbatch_refuses_leaves_the_earlier_script(slurm, capsys):
+def test_a_resubmission_that_sbatch_refuses_leaves_the_earlier_script(slurm):
     script, run = slurm.script("n"), slurm.desk / "runs" / "n"
     run.mkdir(parents=True)
     (run / "config.yaml").touch()

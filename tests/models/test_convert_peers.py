@@ -288,7 +288,7 @@ def test_an_unreadable_image_preparation_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_network_of_another_library_is_fine_tuned_analyzed_and_used_as_a_teacher(here, capsys):
+def test_a_network_of_another_library_is_fine_tuned_analyzed_and_used_as_a_teacher(here):
     transformers = pytest.importorskip("transformers")
     random_net("ViTForImageClassification", "ViT", MLP | {"num_labels": 5}).save_pretrained("theirs")
     transformers.ViTImageProcessor(size={"height": 32, "width": 32}, **HOW).save_pretrained("theirs")

@@ -14,7 +14,6 @@ SIZE = {
     "num_heads": 2,
     "dropout": 0.0,
 }
-SPEC = "class_path"
 POSITIONS = [
     *({"pos_embed": name} for name in ("none", "learned", "factorized", "sincos1d", "sincos2d", "fourier")),
     *({"pos_embed": name, "pos_embed_join": "every_layer"} for name in ("learned", "relpos", "rope_mixed")),
