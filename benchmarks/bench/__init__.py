@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 
-def command(module: str) -> tuple[list[str], dict[str, str]]:
+def process_of(module: str) -> tuple[list[str], dict[str, str]]:
     """Return words and environment of a Python process of its own that runs ``bench.MODULE``."""
     places = [str(Path(__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     path = os.pathsep.join(place for place in places if place)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bench import command
+from bench import process_of
 from bench.model import Case, step
 from bench.networks import ours
 from bench.pairs import Work, compare, timed
@@ -38,7 +38,7 @@ def measure(rounds: int, budget: float, model: str = "cifar_vit", batch: int = 3
     """
     with tempfile.TemporaryDirectory() as folder:
         arguments = [str(Path(folder) / "store"), str(rounds), str(budget), model, str(batch)]
-        words, environment = command("ddp")
+        words, environment = process_of("ddp")
         environment["OMP_NUM_THREADS"] = "1"
         others = [
             subprocess.Popen([*words, str(rank), *arguments], env=environment, stdout=subprocess.DEVNULL)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bench import command
+from bench import process_of
 from bench.networks import OWN_WEIGHTS, build, contenders, difference, ours
 from bench.pairs import IN_A_ROW, Work, canary, compare, interleave, is_noisy
 from vitlab.layers.compiled import compile_parts
@@ -166,7 +166,7 @@ def add_memory(rows: list[dict[str, Any]], case: Case, t2t_repo: str | None = No
 def memory(case: Case, contender: str, t2t_repo: str | None = None) -> float:
     """Return the peak memory of a case in MiB beyond the imports, in a separate process."""
     arguments = [case.model, case.mode, case.dtype, str(case.batch), contender, *([t2t_repo] if t2t_repo else [])]
-    words, environment = command("memory")
+    words, environment = process_of("memory")
     output = subprocess.run([*words, *arguments], env=environment, capture_output=True, text=True, check=True).stdout
     return json.loads(output.splitlines()[-1])["mib"]
 

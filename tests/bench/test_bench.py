@@ -340,6 +340,13 @@ def test_the_second_set_says_how_fast_the_official_code_is():
     assert re.findall(r"\d\.\d\d", text) == words
 
 
+def test_no_module_hides_a_function_of_its_name():
+    """`vitlab bench model` ended in a traceback where it measures memory: its module had the place of a function."""
+    package = ROOT / "benchmarks" / "bench"
+    functions = re.findall(r"^def (\w+)", (package / "__init__.py").read_text(), re.MULTILINE)
+    assert functions and not {*functions} & {path.stem for path in package.glob("*.py")}
+
+
 @pytest.mark.rare
 def test_two_processes_exchange_gradients_and_are_compared_with_one():
     rows = {row["setting"]: row for row in ddp.measure(3, 0, batch=1)}
