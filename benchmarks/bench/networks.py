@@ -12,6 +12,7 @@ from bench.official import official
 from vitlab.class_paths import name_and_args
 from vitlab.layers.attention import Attention
 from vitlab.layers.kernels import products
+from vitlab.layers.linear import Linear
 from vitlab.models.convert import to_timm
 from vitlab.models.sizes import SIZES
 from vitlab.models.vit import VisionTransformer
@@ -26,7 +27,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
 
 class Plain(nn.Module):
     """Our network implemented plainly, like the official code: every window and attention map is written to memory,
-    and all tokens go through the last block.
+    linear layers are torch's own, and all tokens go through the last block.
 
     Args:
         net: A network of its own, not shared with another contender.
@@ -40,6 +41,8 @@ class Plain(nn.Module):
         for module in net.modules():
             if isinstance(module, Attention):
                 module.kernel = products
+            elif isinstance(module, Linear):
+                module.__class__ = nn.Linear
 
     def forward(self, images: Tensor) -> Tensor:
         """Map ``(B, C, H, W)`` to ``(B, K)``."""
