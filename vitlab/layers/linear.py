@@ -114,9 +114,21 @@ def _backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     rows = g.flatten(0, -2)
     return (
         onednn_linear(g, weight.t(), None) if wants_x else None,
-        onednn_linear(rows.t(), x.flatten(0, -2).t(), None) if wants_weight else None,
+        _of_weight(rows, x.flatten(0, -2)) if wants_weight else None,
         rows.sum(dim=0) if wants_bias else None,
     )
+
+
+def _of_weight(g: Tensor, x: Tensor) -> Tensor:
+    """Map ``(N, out)`` and ``(N, in)`` to the gradient of the weight, ``(out, in)``.
+
+    Its transpose is the same product; oneDNN takes up to a quarter longer for the one with more rows.
+    """
+    if g.shape[1] > x.shape[1]:
+        transposed: Tensor = onednn_linear(x.t(), g.t(), None)
+        return transposed.t().contiguous()
+    gradient: Tensor = onednn_linear(g.t(), x.t(), None)
+    return gradient
 
 
 onednn_linear.register_autograd(_backward, setup_context=_keep)
