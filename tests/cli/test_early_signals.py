@@ -83,6 +83,15 @@ def test_a_signal_after_the_training_is_said_to_leave_its_results(status, tmp_pa
     assert (f"`vitlab fit --resume {run.typed}` writes its weights and results" in caplog.text) == (status == "done")
 
 
+def test_a_limit_of_time_after_the_training_is_not_said_to_be_a_signal(tmp_path, caplog):
+    run = RunDir(tmp_path / "a")
+    run.write("run.json", {"status": "done"})
+    job = SimpleNamespace(run=run, record=SimpleNamespace(started=True))
+    with pytest.raises(Stopped), telling_of_rest(job):
+        raise Stopped(signal.SIGTERM, "waited 2 s in vain for weights and results to be written")
+    assert "\nstopped: the training is done, and `vitlab fit --resume" in caplog.text
+
+
 @pytest.mark.parametrize("started", [False, True])
 def test_another_process_says_whether_a_signal_came_before_or_after_the_training(
     started, tmp_path, monkeypatch, capsys
