@@ -121,6 +121,17 @@ def test_a_graph_in_place_of_a_run_is_refused_with_a_way_out_that_works(tmp_path
         find_run(name, "give its configuration too")
 
 
+@pytest.mark.parametrize("inside", ["checkpoints", "checkpoints/last.ckpt", "config.yaml"])
+def test_what_lies_in_a_run_names_it_where_a_run_is_wanted(inside, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = RunDir("runs/a")
+    run.checkpoints.mkdir(parents=True)
+    for path in (run.config, run.checkpoints / "last.ckpt", run.path / "run.json"):
+        path.touch()
+    with pytest.raises(UsageError, match=f"^runs/a/{inside} lies in a run: name that, runs/a$"):
+        find_directory(f"runs/a/{inside}")
+
+
 def test_a_run_is_the_same_in_another_working_directory(tmp_path, monkeypatch):
     for place in ("here", "there"):  # each with a run of this name
         run = RunDir(tmp_path / place / "runs" / "a")

@@ -63,6 +63,10 @@ def find_directory(text: str) -> RunDir:
         return some_runs()[-1]
     if found := run_called(text):
         return found
+    path = Path(text).expanduser()
+    around = [place for place in [*path.parents][:2] if (place / "run.json").is_file()]
+    if around and path.exists():
+        raise UsageError(f"{path} lies in a run: name that, {RunDir(around[0]).typed}")
     others = ""
     for directory in _places(text):
         if directory.is_dir() and (foreign := RunDir(directory).foreign()):
