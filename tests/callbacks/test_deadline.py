@@ -219,6 +219,15 @@ def test_a_checkpoint_that_is_written_within_a_phase_has_a_limit_of_its_own(tmp_
     assert deadline.hung
 
 
+def test_a_process_that_waits_for_the_first_one_to_write_has_that_limit_too(tmp_path):
+    keeper, seen = Checkpoint(), []
+    keeper.directory, keeper._unsettled = tmp_path, ["last"]
+    with guarded() as command:
+        told = SimpleNamespace(checkpoint_io=None, broadcast=lambda failure: seen.append(command.phase))
+        keeper.settle(SimpleNamespace(world_size=2, loggers=[], strategy=told))
+        assert seen == ["save"] and command.phase is None
+
+
 def test_the_death_of_a_worker_that_is_killed_raises_nothing(tmp_path):
     def raises(*given):
         if os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):

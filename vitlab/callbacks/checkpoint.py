@@ -23,6 +23,7 @@ from vitlab.ranges import check_ranges
 from vitlab.runs.directory import RunDir
 from vitlab.runs.format import describe_format
 from vitlab.runs.generations import BackgroundCheckpointIO, NotSaved, rotate, sweep, writing
+from vitlab.runs.guard import during
 
 LOOK = 8  # batches, and the rest of a step, between two checks of the clock, on which processes have to agree
 
@@ -261,9 +262,10 @@ class Checkpoint(callbacks.Checkpoint):
         if not names:
             return
         files = self._files(trainer)
-        failure = files.wait() if files else None
-        if trainer.world_size > 1:
-            failure = trainer.strategy.broadcast(failure)
+        with during("save", f"the checkpoint to be written into {self.directory}"):  # in all processes
+            failure = files.wait() if files else None
+            if trainer.world_size > 1:
+                failure = trainer.strategy.broadcast(failure)
         if failure:
             raise NotSaved(failure)
         for logger in trainer.loggers:
