@@ -22,8 +22,7 @@ from vitlab.layers.plain import local_part
 from vitlab.ranges import check_ranges
 from vitlab.runs.directory import RunDir
 from vitlab.runs.format import describe_format
-from vitlab.runs.generations import BackgroundCheckpointIO, NotSaved, rotate, sweep, writing
-from vitlab.runs.guard import during
+from vitlab.runs.generations import BackgroundCheckpointIO, NotSaved, being_written, rotate, sweep, writing
 
 LOOK = 8  # batches, and the rest of a step, between two checks of the clock, on which processes have to agree
 
@@ -262,7 +261,7 @@ class Checkpoint(callbacks.Checkpoint):
         if not names:
             return
         files = self._files(trainer)
-        with during("save", f"the checkpoint to be written into {self.directory}"):  # in all processes
+        with being_written(self.directory):
             failure = files.wait() if files else None
             if trainer.world_size > 1:
                 failure = trainer.strategy.broadcast(failure)

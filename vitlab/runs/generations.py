@@ -7,7 +7,7 @@ import shlex
 import shutil
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
     def __init__(self) -> None:
         super().__init__()
         self._thread: threading.Thread | None = None
-        self._place = ""
+        self._folder = Path()
         self._failure: str | None = None
         self._error: BaseException | None = None
 
@@ -85,14 +85,14 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
         """
         if failure := self.wait():  # an earlier checkpoint failed
             raise NotSaved(failure)
-        self._place = f" into {path.parent}"
+        self._folder = path.parent
         self._thread = threading.Thread(target=self._run, args=(work, path, size), name="checkpoint", daemon=True)
         self._thread.start()
 
     def wait(self) -> str | None:
         """Wait for the thread, and return why the last checkpoint could not be written; None if it was."""
         if self._thread is not None:
-            with during("save", f"the checkpoint to be written{self._place}"):
+            with being_written(self._folder):
                 self._thread.join()
         self._thread = None
         (failure, self._failure), (error, self._error) = (self._failure, None), (self._error, None)
@@ -127,6 +127,11 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
                 self._error = error
             else:
                 self._failure = _not_saved(path.parent, cause, size)
+
+
+def being_written(folder: Path) -> AbstractContextManager[None]:
+    """Return the phase in which a process waits until a checkpoint is written, by itself or by another of the run."""
+    return during("save", f"the checkpoint to be written into {folder}")
 
 
 def refuse_objects(checkpoint: dict[str, Any]) -> None:
