@@ -168,6 +168,17 @@ def test_a_dry_run_names_what_is_left_of_a_cell_that_is_trained(lab, finished, m
     assert [stage.name for stage in stages(cell)] == ["validate", "analyze"]  # a dry run said that it trains on
 
 
+def test_a_dry_run_names_the_measurement_of_a_cell_that_was_measured_beside_the_laboratory(lab, finished, monkeypatch):
+    shutil.copytree(finished, lab.path, dirs_exist_ok=True)
+    monkeypatch.chdir(lab.path)
+    ablation = read_ablation("toy.yaml")
+    cell = next(c for c in cells_of(ablation, known(ablation)) if c.is_done())
+    (cell.run.path / "done.json").unlink()
+    assert stages(cell) == []  # it was killed before it was recorded
+    (ablation.directory / "chain.jsonl").unlink()  # as if the laboratory had not opened the split
+    assert [stage.name for stage in stages(cell)] == ["validate"]
+
+
 @pytest.mark.rare
 def test_a_failing_analysis_loses_no_number(lab):
     lab.change(analyses=("resolution", "cost"))

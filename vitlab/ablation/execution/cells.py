@@ -182,12 +182,16 @@ class Cell:
         result = self.result() or {}
         return bool(result) and "epoch" not in result
 
-    def drop_result_from_beside(self) -> None:
-        """Remove the result of a command beside the laboratory, as ``vitlab test`` is, so that the cell is measured."""
+    def is_from_beside(self) -> bool:
+        """Return whether its result is of a command beside the laboratory, as ``vitlab test`` is, and not counted."""
         if self.is_done() or not self.is_measured():
-            return
+            return False
         known, mine = read_chain(self.ablation.directory), (self.name, self.ablation.evaluate)
-        if all((record["cell"], record["split"]) != mine for record in (known.of("opened") if known else ())):
+        return all((record["cell"], record["split"]) != mine for record in (known.of("opened") if known else ()))
+
+    def drop_result_from_beside(self) -> None:
+        """Remove the result of a command beside the laboratory, so that the cell is measured."""
+        if self.is_from_beside():
             results = self.run.read("results.json")
             self.run.write("results.json", {k: v for k, v in results.items() if k != self.ablation.evaluate})
 

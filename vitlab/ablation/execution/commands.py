@@ -36,7 +36,7 @@ class Stage(NamedTuple):
 def stages(cell: Cell) -> list[Stage]:
     """Return what is left to do, in order, and write the file that the training reads."""
     left = [training(cell)] if cell.run.record.get("status") != "done" else []
-    left += [evaluation(cell)] if not cell.is_measured() else []
+    left += [evaluation(cell)] if not cell.is_measured() or cell.is_from_beside() else []
     return left + ([analysis(cell)] if cell.missing_analyses() else [])
 
 
