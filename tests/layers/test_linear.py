@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call, grad, jvp, vmap
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitlab.layers import linear as module
@@ -109,6 +110,14 @@ def per_image(layer, x):
     assert each["weight"].shape == (3, 192, 256)
 
 
+class Watching(TorchFunctionMode):
+    """What gives operators a backward pass of its own by their names, as the relevance of an analysis does."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        assert "onednn" not in str(func)
+        return func(*args, **kwargs or {})
+
+
 class Own(torch.Tensor):
     """A tensor of somebody's own, such as a quantized one."""
 
@@ -121,6 +130,7 @@ FOR_TORCH = {
     "rounded operands": under(rounding),
     "no oneDNN": under(partial(torch.backends.mkldnn.flags, enabled=False)),
     "counted FLOPs": under(counting),
+    "operators known by their names": under(Watching),
     "gradients of each image": per_image,
     "forward derivatives": lambda layer, x: jvp(layer, (x,), (x,)),
     "another class of tensor": lambda layer, x: layer(x.as_subclass(Own)),

@@ -68,7 +68,8 @@ def _prefers_onednn(x: Tensor, weight: Tensor) -> bool:
     if torch.jit.is_tracing() or x.dim() < 2 or x.numel() * weight.shape[0] < LEAST:
         return False
     is_transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    return not is_transformed and torch._C._len_torch_dispatch_stack() == 0 and _rounds_nothing()
+    is_watched = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack() > 0
+    return not is_transformed and not is_watched and _rounds_nothing()
 
 
 def _rounds_nothing() -> bool:
