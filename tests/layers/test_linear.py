@@ -63,6 +63,33 @@ def test_other_layouts_and_second_derivatives(calls):
     assert len(calls) > 3
 
 
+@pytest.mark.parametrize("frozen", ["x", "weight", "both"])
+def test_no_more_is_kept_than_a_gradient_reads(calls, frozen):
+    x, weight = torch.randn(455, 147), torch.randn(192, 147)
+    x.requires_grad_(frozen == "weight")
+    weight.requires_grad_(frozen == "x")
+    bias, kept = torch.randn(192, requires_grad=True), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.shape) or t, lambda t: t):
+        y = linear_layer(x, weight, bias)
+    assert kept == {"x": [x.shape], "weight": [weight.shape], "both": []}[frozen]
+    with torch.no_grad():
+        (weight if frozen == "x" else x).zero_()  # which nothing reads any more
+    y.sum().backward()
+    assert calls
+
+
+def test_several_gradients_are_computed_at_once(calls):
+    x, weight, bias = torch.randn(455, 147), torch.randn(192, 147), torch.randn(192)
+    tensors = [t.requires_grad_() for t in (x, weight, bias)]
+    found, expected = (
+        torch.autograd.grad(layer(*tensors).sum(dim=0), tensors, torch.eye(192)[:3], is_grads_batched=True)
+        for layer in (linear_layer, F.linear)
+    )
+    for each, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(each, other, atol=1e-4, rtol=1e-5)
+    assert calls
+
+
 def test_a_network_computes_the_same_and_every_time_to_the_bit(calls):
     net = VisionTransformer(img_size=32, patch_size=4, embed_dim=96, depth=2, num_heads=3)
     images = torch.randn(8, 3, 32, 32)

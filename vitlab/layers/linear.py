@@ -106,16 +106,17 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:2])
+    (x, weight), (wants_x, wants_weight) = inputs[:2], ctx.needs_input_grad[:2]
+    ctx.save_for_backward(x if wants_weight else None, weight if wants_x else None)  # as torch: no more than it reads
 
 
 def _backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     """Map the gradient of the output, ``(..., out)``, to those of ``x``, ``weight`` and ``bias``: two such layers."""
     (x, weight), (wants_x, wants_weight, wants_bias) = ctx.saved_tensors, ctx.needs_input_grad
-    rows = g.flatten(0, -2)
+    rows = g.reshape(-1, g.shape[-1])  # which `is_grads_batched` knows, as it does not know `flatten`
     return (
         onednn_linear(g, weight.t(), None) if wants_x else None,
-        _of_weight(rows, x.flatten(0, -2)) if wants_weight else None,
+        _of_weight(rows, x.reshape(-1, x.shape[-1])) if wants_weight else None,
         rows.sum(dim=0) if wants_bias else None,
     )
 
