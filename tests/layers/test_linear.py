@@ -78,6 +78,18 @@ def test_no_more_is_kept_than_a_gradient_reads(calls, frozen):
     assert calls
 
 
+@pytest.mark.parametrize(("width", "outputs"), [(146, 192), (147, 191)])
+def test_torch_refuses_what_does_not_fit_together(calls, width, outputs):
+    tensors = torch.randn(455, width), torch.randn(192, 147), torch.randn(outputs)
+    messages = []
+    for layer in (linear_layer, F.linear):
+        with pytest.raises(RuntimeError) as caught:
+            layer(*tensors)
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+    assert not calls
+
+
 def test_several_gradients_are_computed_at_once(calls):
     x, weight, bias = torch.randn(455, 147), torch.randn(192, 147), torch.randn(192)
     tensors = [t.requires_grad_() for t in (x, weight, bias)]
@@ -186,11 +198,12 @@ def test_a_compiled_layer_uses_it_at_any_size_and_an_exported_one_does_not(calls
     torch._dynamo.reset()
     module.onednn_linear = module.onednn_linear.__closure__[0].cell_contents  # dynamo must see the operator itself
     compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=backend)
-    for size in (2, 5, 3):
+    for size in (2, 5, 3, 0):
         x = torch.randn(size, 65, 256)
-        torch.testing.assert_close(compiled(x), F.linear(x, layer.weight, layer.bias), atol=1e-5, rtol=1e-5)
-    assert len(graphs) == 1
-    assert "onednn_linear" in str(graphs[0].code)
+        torch.testing.assert_close(y := compiled(x), F.linear(x, layer.weight, layer.bias), atol=1e-5, rtol=1e-5)
+        y.sum().backward()
+    assert len(graphs) <= 2  # torch specializes on 0
+    assert all("onednn_linear" in str(graph.code) for graph in graphs)
     exported = torch.export.export(layer, (torch.randn(2, 65, 256),))
     assert [str(node.target) for node in exported.graph.nodes if node.op == "call_function"] == ["aten.linear.default"]
 

@@ -52,7 +52,7 @@ def linear_layer(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
         >>> torch.allclose(linear_layer(x, weight, bias), F.linear(x, weight, bias), atol=1e-6)
         True
     """
-    if MKL_LEAVES_HALF and x.is_cpu and _prefers_onednn(x, weight) and all(map(_is_float32, (x, weight, bias))):
+    if MKL_LEAVES_HALF and x.is_cpu and _prefers_onednn(x, weight) and _takes(x, weight, bias):
         y: Tensor = onednn_linear(x, weight, bias)
         return y
     return F.linear(x, weight, bias)
@@ -83,19 +83,27 @@ def _is_exact() -> bool:
 _is_exact.__dict__["_dynamo_marked_constant"] = True  # a constant: torch.compile cannot trace it
 
 
+def _takes(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Return whether oneDNN can compute this; what does not fit together is for torch to refuse, in its words."""
+    fits = x.shape[-1:] == weight.shape[1:] and (bias is None or bias.shape == weight.shape[:1])
+    return fits and all(map(_is_float32, (x, weight, bias)))
+
+
 def _is_float32(t: Tensor | None) -> bool:
     return t is None or (type(t) in PLAIN and t.dtype is torch.float32 and t.is_cpu)
 
 
 @torch.library.custom_op("vitlab::onednn_linear", mutates_args=(), device_types="cpu")
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Map ``(..., in)`` of at least two dimensions to ``(..., out)`` by oneDNN, in float32.
+    """Map ``(..., in)`` to ``(..., out)`` by oneDNN, in float32.
 
     Example:
         >>> x, weight = torch.randn(5, 8), torch.randn(4, 8)
         >>> torch.allclose(onednn_linear(x, weight, None), x @ weight.T, atol=1e-6)
         True
     """
+    if not x.numel():  # no products to add up, which oneDNN refuses: gradients of a compiled network without images
+        return F.linear(x, weight, bias)
     y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return y
 
