@@ -103,6 +103,15 @@ def test_the_fast_path_and_the_reference_share_parameters_and_dropout_masks():
     torch.testing.assert_close(*tokens, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("t2t_attn", ["performer", "transformer"])
+def test_linear_layers_of_torch_take_the_fast_path_as_ours_do(t2t_attn):
+    tokenizer = T2TTokenizer((32, 32), 3, 8, t2t_attn=t2t_attn)
+    for module in tokenizer.modules():
+        if isinstance(module, nn.Linear):
+            module.__class__ = nn.Linear  # as in a file of a whole network of an older version
+    assert tokenizer.is_fused(torch.zeros(1, 3, 32, 32))
+
+
 @pytest.mark.parametrize("layer", [TokenPerformer(27, 6), TokenTransformer(27, 6)])
 def test_a_token_layer_takes_a_map_or_its_windows(layer):
     x = torch.randn(2, 3, 10, 14)

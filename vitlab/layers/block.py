@@ -10,7 +10,7 @@ from vitlab.class_paths import ClassSpec
 from vitlab.layers.attention import Attention, AttnChoice, Place, build_attn
 from vitlab.layers.channels import Ghost
 from vitlab.layers.drop_path import DropPath
-from vitlab.layers.linear import Linear
+from vitlab.layers.linear import LINEAR
 from vitlab.layers.mlp import ActChoice, Mlp, MlpChoice, build_mlp
 from vitlab.layers.norm import NormArgs, NormChoice, build_norm
 from vitlab.layers.pos_embed import PosEmbed
@@ -138,4 +138,4 @@ class Block(nn.Module):
 def _reads_twice(part: nn.Module) -> bool:
     """Return whether more than one linear layer may read the input of a part, so that it must not be cast for one."""
     first = part.qkv if type(part) is Attention and part.gate is None else part.fc1 if type(part) is Mlp else None
-    return type(first) not in (nn.Linear, Linear, Ghost)
+    return type(first) not in (*LINEAR, Ghost)

@@ -44,6 +44,9 @@ class Linear(nn.Linear):
         return linear_layer(input, self.weight, self.bias)
 
 
+LINEAR = (nn.Linear, Linear)  # the classes whose call is no more than a linear layer, whoever computes it
+
+
 def linear_layer(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Map ``(..., in)`` by a ``weight``, ``(out, in)``, to ``(..., out)`` with the faster of two libraries.
 

@@ -13,7 +13,7 @@ from vitlab.layers.channels import Ghost
 from vitlab.layers.dense_block import DenseBlock
 from vitlab.layers.drop_path import DropPath
 from vitlab.layers.kernels import KERNELS
-from vitlab.layers.linear import Linear
+from vitlab.layers.linear import LINEAR
 from vitlab.layers.mlp import Mlp, QuickGELU
 from vitlab.layers.plain import all_are_hooked, calls_plainly, has_plain_tensors, is_sharded
 from vitlab.layers.pos_embed import PosEmbed
@@ -33,7 +33,7 @@ ELEMENTWISE = {
 }
 ELEMENTWISE |= {nn.Softplus, nn.Softsign, nn.Hardswish, nn.Hardtanh, nn.Hardsigmoid, nn.LogSigmoid, QuickGELU}
 PER_TOKEN: set[type[nn.Module]] = {Block, DenseBlock, Attention, Ghost, Mlp, LayerScale, DropPath, *ELEMENTWISE}
-PER_TOKEN |= {nn.Linear, Linear, nn.Identity, nn.Dropout, nn.LayerNorm, nn.RMSNorm, nn.Sequential}
+PER_TOKEN |= {*LINEAR, nn.Identity, nn.Dropout, nn.LayerNorm, nn.RMSNorm, nn.Sequential}
 PER_QUERY = ("rotate", "bias", "relate", "leave")
 
 

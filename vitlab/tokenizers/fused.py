@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.layers.kernels import attend
-from vitlab.layers.linear import Linear
+from vitlab.layers.linear import LINEAR
 from vitlab.layers.plain import is_plain
 from vitlab.layers.precision import product_dtype, without_autocast
 from vitlab.layers.recompute import recomputed
@@ -57,12 +57,12 @@ def goes_round_nothing(layer: nn.Module) -> bool:
         (True, False)
     """
     if isinstance(layer, TokenTransformer):
-        parts = [(layer, TokenTransformer), (layer.attn, TokenAttention), (layer.attn.qkv, Linear)]
+        parts: list[Any] = [(layer, TokenTransformer), (layer.attn, TokenAttention), (layer.attn.qkv, *LINEAR)]
     elif isinstance(layer, TokenPerformer):
-        parts = [(layer, TokenPerformer), (layer.kqv, Linear), (layer.proj, Linear)]
+        parts = [(layer, TokenPerformer), (layer.kqv, *LINEAR), (layer.proj, *LINEAR)]
     else:
         return False
-    return all(is_plain(part, cls) for part, cls in [*parts, (layer.norm1, nn.LayerNorm)])
+    return all(is_plain(*part) for part in [*parts, (layer.norm1, nn.LayerNorm)])
 
 
 def fused_tokens(

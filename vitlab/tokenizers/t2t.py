@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitlab.layers.linear import Linear
+from vitlab.layers.linear import LINEAR, Linear
 from vitlab.layers.plain import is_plain
 from vitlab.layers.precision import convolves_as_products
 from vitlab.tokenizers.fused import covers, fused_tokens, goes_round_nothing
@@ -113,7 +113,7 @@ class T2TTokenizer(nn.Module):
         can = images.device.type in ("cpu", "cuda") and not torch.compiler.is_exporting()
         if not (self.fused and can and convolves_as_products(images)) or self.unfused_options():
             return False
-        return is_plain(self.project, Linear) and all(map(goes_round_nothing, self.layers()))
+        return is_plain(self.project, *LINEAR) and all(map(goes_round_nothing, self.layers()))
 
     def unfused_options(self) -> list[str]:
         """Return the names of the options that the fast path does not support."""
