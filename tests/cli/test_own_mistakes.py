@@ -79,6 +79,19 @@ def test_a_network_may_give_the_side_of_its_images():
     assert _blank(data).shape == (1, 8, 8)  # in place of a picture that cannot be read
 
 
+class Sided(L.LightningModule):
+    def __init__(self, img_size: int) -> None:
+        super().__init__()
+
+
+def test_a_network_may_take_the_side_of_its_images():
+    cli = SimpleNamespace(config=SimpleNamespace(model=SimpleNamespace(class_path=f"{__name__}.Sided")))
+    assert VitlabCLI._reader(cli, "img_size")(SimpleNamespace(img_size=(8, 8))) == 8
+    assert VitlabCLI._reader(cli, "img_size")(SimpleNamespace(img_size=8)) == 8
+    with pytest.raises(UsageError, match=r"has images of 8 x 6 pixels; Sided takes one int as `img_size`: let it take"):
+        VitlabCLI._reader(cli, "img_size")(SimpleNamespace(img_size=(8, 6)))
+
+
 def test_what_needs_vitlabs_own_classes_is_refused_in_one_line(capsys, monkeypatch):
     assert main(["fit", *NET, *BARS, *SHORT, "--name=own"]) == 0
     capsys.readouterr()

@@ -55,6 +55,7 @@ from vitlab.objects import PARTS
 from vitlab.ranges import MOST_SEED, check_ranges
 from vitlab.runs.launch import check_launch, launched_devices
 from vitlab.shipped import find_file
+from vitlab.tables import shape_text
 from vitlab.tasks.base import Task
 
 with suppress(ModuleNotFoundError):  # the core stands without it
@@ -236,10 +237,11 @@ class VitlabCLI(LightningCLI):
 
     def _reader(self, name: str) -> Any:
         def read(data: Any) -> Any:
-            if (fact := image_fact(data, name)) is not None:  # as of data that learn it in their `setup`
-                return fact
             cls = class_at(self.config.model.class_path)
             parameter = inspect.signature(cls).parameters.get(name)
+            if (fact := image_fact(data, name)) is not None:  # None as of data that learn it in their `setup`
+                takes_side = name == "img_size" and parameter is not None and parameter.annotation in (int, "int")
+                return _side(fact, cls, data) if takes_side else fact
             if parameter is None:
                 return None  # jsonargparse then sets nothing
             default = parameter.default
@@ -259,6 +261,16 @@ class VitlabCLI(LightningCLI):
                     f"`model.{name}` comes from the data: {data} has {LINKS[name]} {fact}, got {value}; "
                     + ("set `data.img_size` instead" if name == "img_size" else "leave it out")
                 )
+
+
+def _side(size: Any, cls: type, data: Any) -> Any:
+    """Return the side of square images, for a module of the user's own whose ``img_size`` is one number."""
+    if not isinstance(size, list):
+        return size
+    if len({*size}) > 1:
+        text = f"{type(data).__name__} has images of {shape_text(size)} pixels"
+        raise UsageError(f"{text}; {cls.__name__} takes one int as `img_size`: let it take list[int], height and width")
+    return size[0]
 
 
 def _check_null(group: str, cls: Any, arguments: Mapping[str, Any]) -> None:
