@@ -34,6 +34,9 @@ MKL_LEAVES_HALF = _leaves_half()
 class Linear(nn.Linear):
     """torch's linear layer: its parameters, and its results to rounding, computed by :func:`linear_layer`.
 
+    What compares classes instead of asking ``isinstance`` does not find it, such as torch's eager ``quantize_dynamic``;
+    for that, set ``layer.__class__ = torch.nn.Linear``.
+
     Example:
         >>> Linear(8, 4)(torch.randn(2, 5, 8)).shape
         torch.Size([2, 5, 4])
