@@ -368,7 +368,7 @@ def image_sizes(task: Any, data: Any, *records: Mapping[str, Any]) -> dict[str, 
     found = dict[str, Any]()
     for name in of_timm:
         facts = (image_fact(place, name) for place in (net, task, data, *records, of_timm))
-        found[name] = next((fact for fact in facts if fact is not None), None)
+        found[name] = next((fact for fact in facts if fact), None)  # 0 and () are unknown, too
     side = found["img_size"]
     return {**found, "img_size": [side, side]} if isinstance(side, int) else found
 

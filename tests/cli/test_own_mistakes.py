@@ -75,6 +75,8 @@ def test_a_network_may_give_the_side_of_its_images():
     task.net.img_size, data = 8, SimpleNamespace(img_size=(4, 4), in_chans=1)
     facts = model_facts(task, data)
     assert (facts["img_size"], facts["in_chans"], facts["macs"]) == ([8, 8], 1, 192)
+    task.net.img_size, task.net.in_chans, data = (), 0, SimpleNamespace(img_size=(8, 8), in_chans=1)  # any
+    assert model_facts(task, data) == facts
     data = SimpleNamespace(img_size=8, in_chans=1, eval_transform=lambda image: torch.zeros(1, *image.size))
     assert _blank(data).shape == (1, 8, 8)  # in place of a picture that cannot be read
 
