@@ -8,7 +8,7 @@ import yaml
 from PIL import Image
 
 from vitlab.ablation.evidence.verify import told_by_predictions
-from vitlab.ablation.file.schema import NAME
+from vitlab.ablation.file.arms import NAME
 from vitlab.cli.main import main
 from vitlab.config.table_folds import folds_of_config
 from vitlab.data import Table
