@@ -41,7 +41,7 @@ def _cell(shape: tuple[int, int, int], mode: str, rounds: int, budget: float) ->
 
     times = interleave({"torch": run(F.linear), "oneDNN": run(linear.onednn_linear)}, rounds, budget)
     found = compare(times, "torch")["oneDNN"]
-    is_ours = linear.MKL_LEAVES_HALF and N * D * out >= linear.LEAST
+    is_ours = linear.MKL_LEAVES_HALF and linear.prefers_onednn(x, weight, bias)
     loses = found["interval"][1] < 0.9 if is_ours else found["interval"][0] > 1 / 0.9
     rule = "oneDNN" if is_ours else "torch"
     return {"N": N, "D": D, "out": out, "mode": mode, "rule": rule, "loses": loses, **found}

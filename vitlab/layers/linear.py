@@ -58,13 +58,23 @@ def linear_layer(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
         >>> torch.allclose(linear_layer(x, weight, bias), F.linear(x, weight, bias), atol=1e-6)
         True
     """
-    if MKL_LEAVES_HALF and x.is_cpu and _prefers_onednn(x, weight) and _takes(x, weight, bias):
+    if MKL_LEAVES_HALF and prefers_onednn(x, weight, bias):
         y: Tensor = onednn_linear(x, weight, bias)
         return y
     return F.linear(x, weight, bias)
 
 
-def _prefers_onednn(x: Tensor, weight: Tensor) -> bool:
+def prefers_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
+    """Return whether oneDNN computes this layer where :data:`MKL_LEAVES_HALF`: a large one of a CPU, in float32.
+
+    Example:
+        >>> prefers_onednn(torch.zeros(2**12, 64), torch.zeros(64, 64)), prefers_onednn(*torch.zeros(2, 64, 64))
+        (True, False)
+    """
+    return x.is_cpu and _is_worth_it(x, weight) and _takes(x, weight, bias)
+
+
+def _is_worth_it(x: Tensor, weight: Tensor) -> bool:
     """Return whether a layer is large enough, rounds nothing, and is not watched by what knows torch's operators alone.
 
     Those that count, export or transform operators do not know oneDNN's; :func:`torch.compile` learns it from here.
