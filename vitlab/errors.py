@@ -46,6 +46,11 @@ class Stopped(BaseException):
     def __str__(self) -> str:
         return self.reason or signal.Signals(self.number).name
 
+    @property
+    def by(self) -> str:
+        """What follows the word stopped in a line: the signal, nothing where the guard has told what hung."""
+        return "" if self.reason else f" by {self}"
+
 
 class Diverged(FloatingPointError):
     """Loss, gradients or weights are not finite, as all processes have told each other."""

@@ -89,7 +89,7 @@ def until_stopped(command: Callable[[], int], when: str = "") -> int:
 def _say_stopped(stopped: Stopped, when: str) -> None:
     """Say why a command stopped, unless that has been said."""
     if not stopped.said:
-        why = stopped.reason or f"stopped by {stopped} {when}"
+        why = stopped.reason or f"stopped{stopped.by} {when}"
         with suppress(OSError, ValueError, AttributeError):
             sys.stderr.write(f"vitlab: {why}\n")
 

@@ -145,8 +145,7 @@ def _say_stopped(job: Job, stopped: Stopped) -> None:
     if job.trainer.is_global_zero:
         when = "" if job.record.started else " before the first step"
         way_on = f"continue with `{resuming(job.run)}`"
-        why = "" if stopped.reason else f" by {stopped}"
-        say(f"\nstopped{why}{when}; {way_on}")
+        say(f"\nstopped{stopped.by}{when}; {way_on}")
     stopped.said = True
 
 

@@ -87,8 +87,7 @@ def telling_of_rest(job: Job) -> Iterator[None]:
         stopped.when = "after training" if job.record.started else stopped.when  # in it, `explained` has told
         if not stopped.said and is_leader() and run.record.get("status") == "done":
             way_on = f"`{resuming(run)}` writes its weights and results"
-            why = "" if stopped.reason else f" by {stopped}"  # the guard has told a reason
-            print_error(f"\nstopped{why}: the training is done, and {way_on}")
+            print_error(f"\nstopped{stopped.by}: the training is done, and {way_on}")
             stopped.said = True
         raise
 
