@@ -57,8 +57,12 @@ def limit_of(name: Name) -> float:
     return float(os.environ.get(f"VITLAB_{name.upper()}_TIMEOUT") or LIMITS[name])
 
 
-def at_most(seconds: float, work: Callable[[], None]) -> None:
-    """Do ``work``, such as a last line, and go on after so many seconds: a disk that hangs would hold it up."""
+def at_most(seconds: float, work: Callable[[], None]) -> bool:
+    """Do ``work``, such as a last line, and go on after so many seconds: a disk that hangs would hold it up.
+
+    Returns:
+        Whether it is done.
+    """
 
     def tried() -> None:
         with suppress(Exception):
@@ -67,6 +71,7 @@ def at_most(seconds: float, work: Callable[[], None]) -> None:
     helper = threading.Thread(target=tried, daemon=True)
     helper.start()
     helper.join(seconds)
+    return not helper.is_alive()
 
 
 def end_process(code: int, children: Iterable[subprocess.Popen[bytes]] = ()) -> None:

@@ -4,7 +4,6 @@ import logging
 import netrc
 import os
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
@@ -20,7 +19,7 @@ from vitlab.config.callbacks import trainer_parts
 from vitlab.errors import UsageError, one_line
 from vitlab.runs import interrupt
 from vitlab.runs.directory import RunDir
-from vitlab.runs.guard import during, limit_of
+from vitlab.runs.guard import at_most, during, limit_of
 from vitlab.runs.manifest import read_manifest
 
 LOG = logging.getLogger("vitlab")
@@ -227,11 +226,9 @@ def finish_run(failed: bool, hurry: bool = False) -> None:
                 wandb.teardown()  # else a dead service causes a traceback at exit
 
     seconds, place = min(HURRY, limit_of("wandb")) if hurry else limit_of("wandb"), wandb.run.dir
-    thread = threading.Thread(target=finish, name="wandb finish", daemon=True)
     with during("wandb", "W&B to finish"):
-        thread.start()
-        thread.join(seconds)
-    if thread.is_alive():
+        is_finished = at_most(seconds, finish)
+    if not is_finished:
         interrupt.HURRY.set()
         what = f"W&B    has not sent everything within {seconds:.0f} s; the rest is in {Path(place).parent}"
         LOG.warning("%s: `wandb sync` sends it", what)
