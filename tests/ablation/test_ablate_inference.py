@@ -805,3 +805,31 @@ def test_a_claim_over_axes_is_the_paired_test_of_the_means_without_what_is_exclu
         assert verdict.answer.difference.p == pytest.approx(reference.ttest_1samp(expected, 0).pvalue)
     assert "combinations" not in found[0].note
     assert "the mean of 2 of 3 combinations, as `exclude` leaves out arms of the others" in found[1].note
+
+
+@pytest.mark.parametrize(
+    ("step", "noise", "word"), [(0.0, 0.001, "supported"), (0.05, 0.001, "refuted"), (0.0, 0.05, "inconclusive")]
+)
+def test_gaps_that_are_equal_within_a_margin_are_the_paired_test_of_equivalence(tmp_path, step, noise, word):
+    (tmp_path / "base.yaml").write_text("{}\n")
+    axes = {
+        "border": {name: {"model.num_heads": i} for i, name in enumerate(("zero", "wrap"))},
+        "table": {name: {"model.lr": i} for i, name in enumerate(("without", "with"))},
+    }
+    text = "gap(with, without | border=zero) ~ gap(with, without | border=wrap) within 0.02"
+    content = {"name": "made-up", "base": "base.yaml", "axes": axes, "baseline": {"table": "without"}, "seeds": 6}
+    content |= {"metric": {"primary": "score"}, "claims": [text]}
+    (tmp_path / "made-up.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    ablation = read_ablation(tmp_path / "made-up.yaml")
+    values = noise * np.random.default_rng(0).standard_normal((len(ablation.arms), 6))
+    of = {(arm.levels["border"], arm.levels["table"]): i for i, arm in enumerate(ablation.arms)}
+    values[of["zero", "with"]] += step
+    (verdict,) = find(fill(without_numbers(ablation), values), all_at_once(6)).verdicts
+    zero, wrap = (values[of[border, "with"]] - values[of[border, "without"]] for border in ("zero", "wrap"))
+    sides = [
+        reference.ttest_1samp(zero - wrap, bound, alternative=side).pvalue
+        for bound, side in ((-0.02, "greater"), (0.02, "less"))
+    ]
+    assert verdict.word == word
+    assert verdict.answer.equivalence.p == pytest.approx(max(sides))
+    assert verdict.shown is (verdict.answer.excess if word == "refuted" else verdict.answer.equivalence)

@@ -162,6 +162,14 @@ WRONG = {  # what is changed, and words of the message
     "a claim on nobody": ({"claims": ["lerned > none"]}, ["`lerned`", '"learned"']),
     "a claim that cannot be read": ({"claims": ["learned >> none"]}, ["cannot read", "A > B"]),
     "equal without margin": ({"claims": ["learned ~ none"]}, ["within M"]),
+    "equal gaps without margin": (
+        {"claims": ["gap(learned, none | global_pool=avg) ~ gap(learned, none | global_pool=token)"]},
+        ["within M"],
+    ),
+    "a smaller gap with a margin": (
+        {"claims": ["gap(learned, none | global_pool=avg) < gap(learned, none | global_pool=token) within 0.1"]},
+        ["must not have it"],
+    ),
     "gaps of different pairs": (
         {"claims": ["gap(learned, none | global_pool=avg) < gap(none, learned | global_pool=token)"]},
         ["same two levels"],
@@ -601,8 +609,10 @@ def test_a_claim_may_compare_with_a_number(write):
 def test_gaps_stay_in_the_order_in_which_they_are_written(write):
     a = claim(write, "gap(learned, none | global_pool=avg) < gap(learned, none | global_pool=token)")
     b = claim(write, "gap(learned, none | global_pool=token) > gap(learned, none | global_pool=avg)")
-    assert (a.first, a.second, a.is_larger) == ("avg", "token", False)
-    assert (b.first, b.second, b.is_larger) == ("token", "avg", True)
+    c = claim(write, "gap(learned, none | global_pool=avg) ~ gap(learned, none | global_pool=token) within 0.5 on loss")
+    assert (a.first, a.second, a.sign, a.margin) == ("avg", "token", "<", None)
+    assert (b.first, b.second, b.sign, b.margin) == ("token", "avg", ">", None)
+    assert (c.first, c.second, c.sign, c.margin, c.metric) == ("avg", "token", "~", 0.5, "loss")
     assert a.settings(read_ablation(write()).axes) == [{}]
 
 

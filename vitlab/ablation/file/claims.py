@@ -1,7 +1,8 @@
 """Claims: statements that an ablation supports or refutes.
 
-``A > B``, ``A ~ B within M``, ``gap(A, B | s) < gap(A, B | t)`` or ``>``, each optionally with ``on METRIC``,
-``| axis=level`` and ``over AXIS, AXIS``: the mean over these axes. A and B are levels of one axis; B may be a number.
+``A > B``, ``A ~ B within M``, ``gap(A, B | s) < gap(A, B | t)`` or with ``>`` or ``~``, each optionally with
+``on METRIC``, ``| axis=level`` and ``over AXIS, AXIS``: the mean over these axes. A and B are levels of one axis;
+B may be a number.
 """
 
 import itertools
@@ -17,12 +18,16 @@ from vitlab.runs.records import bounds_of
 
 SIDE = r"(?:[\w.-]+=)?[\w.-]+"
 CONDITION = r"[\w.-]+=[\w.-]+"
-COMPARISON = re.compile(rf"(?P<a>{SIDE})\s*(?P<sign>[>~])\s*(?P<b>{SIDE})(?:\s+within\s+(?P<margin>[\d.eE-]+))?")
+WITHIN = r"(?:\s+within\s+(?P<margin>[\d.eE-]+))?"
+COMPARISON = re.compile(rf"(?P<a>{SIDE})\s*(?P<sign>[>~])\s*(?P<b>{SIDE}){WITHIN}")
 GAP = re.compile(
-    rf"gap\(\s*(?P<a>{SIDE})\s*,\s*(?P<b>{SIDE})\s*\|\s*(?P<s>{CONDITION})\s*\)\s*(?P<sign>[<>])\s*"
-    rf"gap\(\s*(?P<a2>{SIDE})\s*,\s*(?P<b2>{SIDE})\s*\|\s*(?P<t>{CONDITION})\s*\)"
+    rf"gap\(\s*(?P<a>{SIDE})\s*,\s*(?P<b>{SIDE})\s*\|\s*(?P<s>{CONDITION})\s*\)\s*(?P<sign>[<>~])\s*"
+    rf"gap\(\s*(?P<a2>{SIDE})\s*,\s*(?P<b2>{SIDE})\s*\|\s*(?P<t>{CONDITION})\s*\){WITHIN}"
 )
-FORMS = "A > B, A ~ B within M, gap(A, B | s) < gap(A, B | t), each with `on METRIC`, `| axis=level`, `over AXIS`"
+FORMS = (
+    "A > B, A ~ B within M, gap(A, B | s) < gap(A, B | t), gap(...) ~ gap(...) within M, each with `on METRIC`, "
+    "`| axis=level`, `over AXIS`"
+)
 WORD = r"(?<![\s,<>~])\s+"  # before a word of the claim; after a sign or a comma, the same word is a level
 ON = WORD + r"on\s+(?!(?:within|over)\b)([^\s|]\S*)"
 OVER = WORD + r"over\s+(?!within\b)([\w.-]+(?:\s*,\s*[\w.-]+)*)"
@@ -36,15 +41,19 @@ class Claim:
     axis: str
     a: str
     b: str | float
-    sign: str  # > or ~, or gap: the difference of a and b under `first` is smaller or larger than under `second`
+    sign: str  # >, < or ~ between a and b, or between their difference under `first` and that under `second`
     margin: float | None
     metric: str | None = None  # None: the primary one
     where: Mapping[str, str] = field(default_factory=dict)  # axis: level; other axes give one verdict per level
     first: str = ""  # gap: levels of `gap_axis` in the order of the text; shown is the first gap minus the second
     second: str = ""
-    gap_axis: str = ""
-    is_larger: bool = False  # gap: whether the first is claimed to be the larger one
+    gap_axis: str = ""  # empty unless it compares gaps
     over: tuple[str, ...] = ()  # axes: one verdict on the mean over their levels
+
+    @property
+    def is_gap(self) -> bool:
+        """Whether it compares two gaps: the difference of a and b at two levels of ``gap_axis``."""
+        return bool(self.gap_axis)
 
     def settings(self, axes: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
         """Return every combination of the other axes' levels that has a verdict of its own."""
@@ -107,7 +116,7 @@ class _Reader:
         sets = [axis for axis in (claim.axis, claim.gap_axis, *over, *(axis for axis, _ in pairs)) if axis]
         if doubles := [axis for axis in sets if sets.count(axis) > 1]:
             raise self.mistake(f"the claim sets `{doubles[0]}` twice, got {self.text!r}")
-        if claim.a == claim.b or (claim.sign == "gap" and claim.first == claim.second):
+        if claim.a == claim.b or (claim.is_gap and claim.first == claim.second):
             raise self.mistake(f"the claim compares arms with themselves, got {self.text!r}")
         return replace(claim, metric=metric, where=dict(pairs), over=over)
 
@@ -118,12 +127,7 @@ class _Reader:
         levels = self.axes[axis]
         is_level = found["b"] in levels or number in map(_number, levels) or not math.isfinite(number)
         b = self.level_of(axis, found["b"]) if is_level else number
-        if (found["sign"] == "~") != bool(found["margin"]):
-            raise self.mistake(f"`~` needs `within M`, and `>` must not have it, got {self.text!r}")
-        margin = _number(found["margin"]) if found["margin"] else None
-        if margin is not None and not margin > 0:
-            raise self.mistake(f"the margin must be a number above 0, got {found['margin']!r}")
-        return Claim(self.text, axis, a, b, found["sign"], margin)
+        return Claim(self.text, axis, a, b, found["sign"], self.margin(found))
 
     def gap(self, found: re.Match[str]) -> Claim:
         """Return the claim of a match of :data:`GAP`, without metric and conditions."""
@@ -134,8 +138,16 @@ class _Reader:
         (axis_s, s), (axis_t, t) = (self.condition(found[key]) for key in "st")
         if axis_s != axis_t or axis_s == axis:
             raise self.mistake(f"the gaps must differ in the level of one other axis, got {self.text!r}")
-        is_larger = found["sign"] == ">"
-        return Claim(self.text, axis, a, b, "gap", None, first=s, second=t, gap_axis=axis_s, is_larger=is_larger)
+        return Claim(self.text, axis, a, b, found["sign"], self.margin(found), first=s, second=t, gap_axis=axis_s)
+
+    def margin(self, found: re.Match[str]) -> float | None:
+        """Return the margin of a claim with ``~``; None of another."""
+        if (found["sign"] == "~") != bool(found["margin"]):
+            raise self.mistake(f"`~` needs `within M`, and `<` and `>` must not have it, got {self.text!r}")
+        margin = _number(found["margin"]) if found["margin"] else None
+        if margin is not None and not margin > 0:
+            raise self.mistake(f"the margin must be a number above 0, got {found['margin']!r}")
+        return margin
 
     def condition(self, text: str) -> tuple[str, str]:
         """Return the axis and the level of ``axis=level``."""

@@ -62,7 +62,7 @@ def _question(results: CellResults, claim: Claim, setting: dict[str, str]) -> Qu
     weights = [weight / len(whole) for _, weight in sides]
     terms = [(of[key], weight) for place in whole for key, weight in zip(place, weights, strict=True)]
     metric, margin = claim.metric or results.ablation.primary, claim.margin
-    if claim.sign == ">" and metric == results.ablation.primary:
+    if claim.sign == ">" and not claim.is_gap and metric == results.ablation.primary:
         margin = results.ablation.stats.margin
     number = claim.b if isinstance(claim.b, float) else 0.0
     return Question(metric, tuple(terms), number, margin)
@@ -73,7 +73,7 @@ def _sides(claim: Claim) -> list[tuple[dict[str, str], float]]:
     sides = [({claim.axis: claim.a}, 1.0)]
     if isinstance(claim.b, str):
         sides.append(({claim.axis: claim.b}, -1.0))
-    if claim.sign == "gap":
+    if claim.is_gap:
         places = ((claim.first, 1.0), (claim.second, -1.0))
         sides = [({**side, claim.gap_axis: place}, w * sign) for place, sign in places for side, w in sides]
     return sides
@@ -95,7 +95,7 @@ def _verdict(results: CellResults, looks: Looks, answers: Mapping[Question, Answ
         return Verdict(claim, setting, "inconclusive", planned, answer, note)
     word, looks = _word(claim, answer, alpha), answer.looks or looks
     notes, more = [], None
-    if word == "inconclusive" and claim.sign != "gap" and isinstance(claim.b, str):
+    if word == "inconclusive" and not claim.is_gap and isinstance(claim.b, str):
         more = additional_seeds(answer, looks, alpha, claim.margin)
         is_beyond = claim.margin is not None and abs(answer.estimate.value) >= claim.margin
         aim = "detecting the observed difference" if claim.margin is None else "to show it within the margin"
@@ -137,7 +137,7 @@ def _word(claim: Claim, answer: Answer, alpha: float) -> str:
         if answer.equivalence.adjusted < alpha:
             return "supported"
         return "refuted" if answer.excess.adjusted < alpha else "inconclusive"
-    sign = -1 if claim.sign == "gap" and not claim.is_larger else 1
+    sign = -1 if claim.sign == "<" else 1
     if answer.difference.adjusted < alpha:
         return "supported" if sign * answer.estimate.value > 0 else "refuted"
     return "equivalent" if answer.equivalence.adjusted < alpha else "inconclusive"

@@ -124,7 +124,7 @@ def _answer(results: CellResults, v: Verdict, digits: int = 4) -> str:
     a, test, alpha = v.answer, v.shown, results.ablation.stats.alpha
     numbers = ""
     if a.estimate.is_testable:
-        what = "difference of gaps" if v.claim.sign == "gap" else "difference"
+        what = "difference of gaps" if v.claim.is_gap else "difference"
         level = percent(1 - 2 * alpha if test is a.equivalence else 1 - alpha)
         low, high = signed(test.low, digits), signed(test.high, digits)
         numbers = f", {what} {signed(a.estimate.value, digits)}, {level} interval {low} to {high}"
