@@ -19,7 +19,7 @@ from vitlab.cli.main import main
 from vitlab.errors import UsageError
 from vitlab.layers.pos_embed import PosEmbed, build_pos_embed
 from vitlab.models import VisionTransformer
-from vitlab.models.walk import all_attention_maps, attention_logits, attention_maps
+from vitlab.models.walk import all_attention_maps, attention_logits, attention_maps, heads_of
 from vitlab.tasks import Classifier
 
 FOLDER = Path(__file__).parents[1] / "examples"
@@ -268,13 +268,17 @@ def test_a_task_with_any_example_computes_what_its_network_does(path):
     torch.testing.assert_close(task(images), expected, rtol=0, atol=1e-12)
 
 
-def test_an_attention_without_weights_to_show_is_refused_by_name():
+@pytest.mark.parametrize("weights", [None, nn.Parameter(torch.zeros(3))], ids=["none", "a parameter"])
+def test_an_attention_without_weights_to_show_is_refused_by_name(weights):
     class Own(nn.Module):
         def forward(self, x, pos_embed, layer):
             return x
 
     net = VisionTransformer(**TINY)
     net.blocks[1].attn = Own()
+    if weights is not None:
+        net.blocks[1].attn.weights = weights
+    assert heads_of(net) == [2, 0]
     with pytest.raises(ValueError, match="Own does not show its weights: give it weights"):
         attention_maps(net, torch.randn(1, 1, 12, 12), 0)
     with pytest.raises(ValueError, match="Own does not show its weights"), caught_maps(net):

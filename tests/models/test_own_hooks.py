@@ -1,8 +1,11 @@
 """Hooks of position embeddings of one's own that return another precision or another shape than the tokens have."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from vitlab.errors import UsageError
@@ -11,6 +14,7 @@ from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.pos_embed.added import AddedPosEmbed
 from vitlab.layers.resample import Grid
 from vitlab.models import VisionTransformer
+from vitlab.models.load import load_weights
 
 SIZE = {"img_size": 8, "in_chans": 1, "patch_size": 2, "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 3}
 
@@ -105,3 +109,31 @@ def test_a_class_that_says_that_it_gives_some_rows_and_gives_all_is_refused() ->
     q, k = torch.zeros(1, 2, 4, 8), torch.zeros(1, 2, 17, 8)
     with pytest.raises(UsageError, match=r"must return the rows of `self.queries` alone, here 4; got \(2, 17, 17\)"):
         net.blocks[0].attn.position_bias(q, k, net.pos_embed.of_queries(slice(4, 8)), 0)
+
+
+class OfParts(PosEmbed):
+    """Calls its layers by a name that vitlab's list of positions has, too."""
+
+    def __init__(self, grid_size: Grid, embed_dim: int) -> None:
+        super().__init__(grid_size)
+        self.parts = torch.nn.ModuleList([torch.nn.Linear(embed_dim, embed_dim)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.parts[0](x)
+
+
+class OfPartsMisshapen(OfParts):
+    def bias(self, layer: int) -> Tensor:
+        return torch.zeros(3)
+
+
+def test_a_class_may_call_its_layers_parts(tmp_path: Path) -> None:
+    net = VisionTransformer(**SIZE, pos_embed={"class_path": f"{__name__}.OfParts"}).eval()
+    images = torch.randn(2, 1, 8, 8)
+    torch.testing.assert_close(net(images), net.forward_head(net.forward_features(images)))
+    save_file(net.state_dict(), tmp_path / "net.safetensors")
+    again = VisionTransformer(**SIZE, pos_embed={"class_path": f"{__name__}.OfParts"}).eval()
+    load_weights(again, tmp_path / "net.safetensors")
+    torch.testing.assert_close(again(images), net(images))
+    with pytest.raises(UsageError, match=r"`bias` of OfPartsMisshapen must return \(A, L, L\)"):
+        VisionTransformer(**SIZE, pos_embed={"class_path": f"{__name__}.OfPartsMisshapen"})(images)

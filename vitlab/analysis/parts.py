@@ -8,7 +8,6 @@ from torch import Tensor
 
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.pos_embed.added import AddedPosEmbed
-from vitlab.layers.pos_embed.together import Together
 from vitlab.models.foreign import AnyNetwork
 from vitlab.models.walk import Asked
 
@@ -65,8 +64,7 @@ def positions_added(pos_embed: PosEmbed) -> AddedPosEmbed | None:
         >>> type(positions_added(net.pos_embed)).__name__
         'Learned'
     """
-    parts = pos_embed.parts.values() if isinstance(pos_embed, Together) else [pos_embed]
-    return next((part for part in parts if isinstance(part, AddedPosEmbed)), None)
+    return next((each for each in pos_embed.single_methods().values() if isinstance(each, AddedPosEmbed)), None)
 
 
 def similarity(table: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from vitlab.layers.pool import PoolChoice
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.pos_embed.added import AddedPosEmbed
 from vitlab.layers.pos_embed.conv import ConvPosEmbed
+from vitlab.layers.pos_embed.together import Together
 from vitlab.named_kwargs import taken_by
 
 PROJECTIONS = (
@@ -174,8 +175,9 @@ def build_blocks(
 def _check_fits_widths(pos_embed: PosEmbed) -> None:
     """Refuse a method that is built for tokens of a single width."""
     for p in pos_embed.modules():
-        rotates = isinstance(p, PosEmbed) and not hasattr(p, "parts") and type(p).rotate is not PosEmbed.rotate
-        has_width = rotates or (isinstance(p, PosEmbed) and "head_dim" in taken_by(type(p)))
+        is_single = isinstance(p, PosEmbed) and not isinstance(p, Together)
+        rotates = is_single and type(p).rotate is not PosEmbed.rotate
+        has_width = is_single and (rotates or "head_dim" in taken_by(type(p)))
         if has_width or (isinstance(p, AddedPosEmbed) and p.join != "stem") or isinstance(p, ConvPosEmbed):
             name = type(p).__name__
             raise ValueError(

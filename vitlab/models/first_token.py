@@ -81,7 +81,7 @@ def class_token_is_enough(net: Any) -> bool:
         and block.attn.kernel in KERNELS
         and all(calls_plainly(module, PER_TOKEN) for module in after)
         and _splits(net, block, block.attn.qkv)
-        and all(map(_leaves_class_token, getattr(pos_embed, "parts", {"": pos_embed}).values()))
+        and all(map(_leaves_class_token, pos_embed.single_methods().values()))
         and not pos_embed.acts_after(last)
     )
 

@@ -182,8 +182,7 @@ def _given_grid(
 
 def _methods(model: VisionTransformer) -> list[str]:
     """Return the classes of the position embeddings of a network."""
-    parts = getattr(model.pos_embed, "parts", {})
-    return [type(part).__name__ for part in parts.values()] or [type(model.pos_embed).__name__]
+    return [type(each).__name__ for each in model.pos_embed.single_methods().values()]
 
 
 def _built_without_weights(arguments: ModelArgs) -> VisionTransformer:
@@ -253,11 +252,11 @@ def _ways(model: VisionTransformer) -> list[tuple[Any, ...]]:
 
 
 def _rename_to_parts(state: State, model: VisionTransformer) -> State:
-    """Rename position tensors of a foreign file to those of the parts of a combined position embedding."""
-    parts = {
-        part: name for name, module in getattr(model.pos_embed, "parts", {}).items() for part in module.state_dict()
+    """Rename position tensors of a foreign file to those of the methods that a position embedding combines."""
+    methods = {name: each for name, each in model.pos_embed.single_methods().items() if name}
+    moved = {
+        f"pos_embed.{key}": f"pos_embed.{name}.{key}" for name, each in methods.items() for key in each.state_dict()
     }
-    moved = {f"pos_embed.{key}": f"pos_embed.{name}.{key}" for key, name in parts.items()}
     return {moved.get(name, name): value for name, value in state.items()}
 
 

@@ -108,7 +108,7 @@ def attentions(net: VisionTransformer, shows: str = "weights") -> list[Any]:
         attention = getattr(block, "attn", None)
         if attention is None:
             raise UsageError(f"{type(block).__name__} has no attention `attn` to look at")
-        if not hasattr(attention, shows):
+        if not callable(getattr(attention, shows, None)):
             what = f"{type(attention).__name__} does not show its {shows}"
             raise UsageError(f"{what}: give it {shows}(x, pos_embed, layer), or subclass vitlab.layers.Attention")
         found.append(attention)
@@ -274,7 +274,8 @@ def heads_of(net: Asked) -> list[int]:
     if isinstance(net, AnyNetwork):
         return net.attention_heads
     attentions = [getattr(block, "attn", None) for block in net.blocks]  # a block of one's own may have none
-    return [int(getattr(attn, "num_heads", net.num_heads)) if hasattr(attn, "weights") else 0 for attn in attentions]
+    shown = [callable(getattr(attn, "weights", None)) for attn in attentions]  # not a parameter of this name
+    return [int(getattr(a, "num_heads", net.num_heads)) if has else 0 for a, has in zip(attentions, shown, strict=True)]
 
 
 def outputs(net: Asked, images: Tensor) -> Tensor:

@@ -19,7 +19,6 @@ from vitlab.layers.plain import is_sharded
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.pos_embed.added import AddedPosEmbed
 from vitlab.layers.pos_embed.rotary import RoPE2d
-from vitlab.layers.pos_embed.together import Together
 from vitlab.layers.precision import EMULATED, float32_precision, half_precision
 from vitlab.models.cost import call_on_meta, count_all_parameters
 from vitlab.tables import counted
@@ -101,7 +100,7 @@ def _idle_hooks(net: Any) -> str:
             call_on_meta(trial.eval(), torch.empty(1, net.in_chans, *net.img_size, device="meta"))
     except Exception:  # foreign code can raise anything
         return ""
-    for part in net.pos_embed.parts.values() if isinstance(net.pos_embed, Together) else [net.pos_embed]:
+    for part in net.pos_embed.single_methods().values():
         hooks = ["rotate", "bias", "relate", "leave"]
         hooks += [] if isinstance(part, AddedPosEmbed) and part.join == "stem" else ["enter"]
         own = [name for name in hooks if getattr(type(part), name) is not getattr(PosEmbed, name)]

@@ -156,6 +156,10 @@ class PosEmbed(Resizable, metaclass=Described):
         """
         return self.view(queries=queries)
 
+    def single_methods(self) -> dict[str, "PosEmbed"]:
+        """Return the methods that this one combines, by name; itself, under an empty one, if it combines none."""
+        return {"": self}
+
     def for_batch(self) -> Self:
         """Return the object whose hooks one batch goes through: this one, or one with what is drawn for the batch."""
         return self

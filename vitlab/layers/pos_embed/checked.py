@@ -84,8 +84,8 @@ def _of_logits(values: Tensor, q: Tensor, k: Tensor, method: Any, hook: str) -> 
 
 
 def _misshapen(values: Tensor, q: Tensor, k: Tensor, method: Any, hook: str) -> str:
-    parts = getattr(method, "parts", {"": getattr(method, "method", method)}).values()
-    names, (h, w), keys = " or ".join(type(part).__name__ for part in parts), method.grid_size, k.shape[2]
+    names = " or ".join(type(each).__name__ for each in method.single_methods().values())
+    (h, w), keys = method.grid_size, k.shape[2]
     whole = (*q.shape[:2], keys, keys)
     rule = f"(A, L, L), here {whole[1:]}" if hook == "bias" else f"(B, A, L, L), here {whole}"
     if method.queries != slice(None):  # rows of others would be added to these

@@ -50,6 +50,10 @@ class Placed(PosEmbed):
         self.order, self.rotates_stacked, self.relates = order, method.rotates_stacked, method.relates
         self.num_kept, self.num_patches = order.shape[-1], method.grid_size[0] * method.grid_size[1]
 
+    def single_methods(self) -> dict[str, PosEmbed]:
+        """Return the method, under an empty name."""
+        return {"": self.method}
+
     def for_batch(self) -> Self:
         """Return this object with what the method draws for a batch."""
         return self.view(method=self.method.for_batch())

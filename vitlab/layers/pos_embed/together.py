@@ -47,6 +47,10 @@ class Together(PosEmbed):
         """The position embeddings, by name, in the order in which they act."""
         return {name: part for name, part in self.named_children() if isinstance(part, PosEmbed)}
 
+    def single_methods(self) -> dict[str, PosEmbed]:
+        """Return the position embeddings, by name."""
+        return self.parts
+
     def forward(self, x: Tensor) -> Tensor:
         """Map ``(B, N, D)`` patch tokens to ``(B, N, D)``."""
         for part in self.parts.values():
