@@ -807,29 +807,47 @@ def test_a_claim_over_axes_is_the_paired_test_of_the_means_without_what_is_exclu
     assert "the mean of 2 of 3 combinations, as `exclude` leaves out arms of the others" in found[1].note
 
 
-@pytest.mark.parametrize(
-    ("step", "noise", "word"), [(0.0, 0.001, "supported"), (0.05, 0.001, "refuted"), (0.0, 0.05, "inconclusive")]
-)
-def test_gaps_that_are_equal_within_a_margin_are_the_paired_test_of_equivalence(tmp_path, step, noise, word):
-    (tmp_path / "base.yaml").write_text("{}\n")
+def factorial(folder, seeds, claim):
+    """Results of four arms: zero-without, zero-with, wrap-without, wrap-with."""
+    (folder / "base.yaml").write_text("{}\n")
     axes = {
         "border": {name: {"model.num_heads": i} for i, name in enumerate(("zero", "wrap"))},
         "table": {name: {"model.lr": i} for i, name in enumerate(("without", "with"))},
     }
-    text = "gap(with, without | border=zero) ~ gap(with, without | border=wrap) within 0.02"
-    content = {"name": "made-up", "base": "base.yaml", "axes": axes, "baseline": {"table": "without"}, "seeds": 6}
-    content |= {"metric": {"primary": "score"}, "claims": [text]}
-    (tmp_path / "made-up.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
-    ablation = read_ablation(tmp_path / "made-up.yaml")
-    values = noise * np.random.default_rng(0).standard_normal((len(ablation.arms), 6))
-    of = {(arm.levels["border"], arm.levels["table"]): i for i, arm in enumerate(ablation.arms)}
-    values[of["zero", "with"]] += step
-    (verdict,) = find(fill(without_numbers(ablation), values), all_at_once(6)).verdicts
-    zero, wrap = (values[of[border, "with"]] - values[of[border, "without"]] for border in ("zero", "wrap"))
+    content = {"name": "made-up", "base": "base.yaml", "axes": axes, "baseline": {"table": "without"}, "seeds": seeds}
+    content |= {"metric": {"primary": "acc1"}, "claims": [claim]}
+    (folder / "made-up.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    return without_numbers(read_ablation(folder / "made-up.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("step", "noise", "word"), [(0.0, 0.001, "supported"), (0.05, 0.001, "refuted"), (0.0, 0.05, "inconclusive")]
+)
+def test_gaps_that_are_equal_within_a_margin_are_the_paired_test_of_equivalence(tmp_path, step, noise, word):
+    claim = "gap(with, without | border=zero) ~ gap(with, without | border=wrap) within 0.02"
+    results = factorial(tmp_path, 6, claim)
+    values = 0.5 + noise * np.random.default_rng(0).standard_normal((4, 6))
+    values[1] += step
+    (verdict,) = find(fill(results, values, "acc1"), all_at_once(6)).verdicts
+    differences = (values[1] - values[0]) - (values[3] - values[2])
     sides = [
-        reference.ttest_1samp(zero - wrap, bound, alternative=side).pvalue
+        reference.ttest_1samp(differences, bound, alternative=side).pvalue
         for bound, side in ((-0.02, "greater"), (0.02, "less"))
     ]
     assert verdict.word == word
     assert verdict.answer.equivalence.p == pytest.approx(max(sides))
     assert verdict.shown is (verdict.answer.excess if word == "refuted" else verdict.answer.equivalence)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [pytest.param(4, marks=pytest.mark.rare), 10])
+def test_false_verdicts_on_equal_gaps_are_at_most_the_declared_level(tmp_path, n):
+    """Gaps that differ by the margin are not equal within it, nor are they further apart."""
+    claim = f"gap(with, without | border=zero) ~ gap(with, without | border=wrap) within {POINT}"
+    results, draws, rng = factorial(tmp_path, n, claim), 400, np.random.default_rng(n)
+    words = []
+    for _ in range(draws):
+        values = 0.8 + draw(rng, [0.0, POINT / 0.003, 0.0, 0.0], n, 0.8) * 0.003
+        words += [v.word for v in find(fill(results, values, "acc1"), all_at_once(n)).verdicts]
+    assert len(words) == draws
+    assert all(at_most(words.count(word), draws, 0.05) for word in ("supported", "refuted"))
