@@ -807,15 +807,19 @@ def test_a_claim_over_axes_is_the_paired_test_of_the_means_without_what_is_exclu
     assert "the mean of 2 of 3 combinations, as `exclude` leaves out arms of the others" in found[1].note
 
 
-def factorial(folder, seeds, claim):
-    """Results of four arms: zero-without, zero-with, wrap-without, wrap-with."""
+GAP = "gap(with, without | border=zero) {} gap(with, without | border=wrap)"
+SIDES = {"zero-with": 1.0, "zero-without": -1.0, "wrap-with": -1.0, "wrap-without": 1.0}  # of the difference of gaps
+
+
+def two_factors(folder, claims, n, **stats):
+    """Results without numbers of the four arms that ``SIDES`` names."""
     (folder / "base.yaml").write_text("{}\n")
     axes = {
         "border": {name: {"model.num_heads": i} for i, name in enumerate(("zero", "wrap"))},
         "table": {name: {"model.lr": i} for i, name in enumerate(("without", "with"))},
     }
-    content = {"name": "made-up", "base": "base.yaml", "axes": axes, "baseline": {"table": "without"}, "seeds": seeds}
-    content |= {"metric": {"primary": "acc1"}, "claims": [claim]}
+    content = {"name": "made-up", "base": "base.yaml", "axes": axes, "baseline": {"table": "without"}, "seeds": n}
+    content |= {"metric": {"primary": "score"}, "claims": claims, "stats": stats}
     (folder / "made-up.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
     return without_numbers(read_ablation(folder / "made-up.yaml"))
 
@@ -824,14 +828,14 @@ def factorial(folder, seeds, claim):
     ("step", "noise", "word"), [(0.0, 0.001, "supported"), (0.05, 0.001, "refuted"), (0.0, 0.05, "inconclusive")]
 )
 def test_gaps_that_are_equal_within_a_margin_are_the_paired_test_of_equivalence(tmp_path, step, noise, word):
-    claim = "gap(with, without | border=zero) ~ gap(with, without | border=wrap) within 0.02"
-    results = factorial(tmp_path, 6, claim)
-    values = 0.5 + noise * np.random.default_rng(0).standard_normal((4, 6))
-    values[1] += step
-    (verdict,) = find(fill(results, values, "acc1"), all_at_once(6)).verdicts
-    differences = (values[1] - values[0]) - (values[3] - values[2])
+    results = two_factors(tmp_path, [f"{GAP.format('~')} within 0.02"], 6)
+    values = noise * np.random.default_rng(0).standard_normal((4, 6))
+    of = {arm.name: x for arm, x in zip(results.ablation.arms, values, strict=True)}
+    of["zero-with"] += step
+    (verdict,) = find(fill(results, values), all_at_once(6)).verdicts
+    zero, wrap = (of[f"{border}-with"] - of[f"{border}-without"] for border in ("zero", "wrap"))
     sides = [
-        reference.ttest_1samp(differences, bound, alternative=side).pvalue
+        reference.ttest_1samp(zero - wrap, bound, alternative=side).pvalue
         for bound, side in ((-0.02, "greater"), (0.02, "less"))
     ]
     assert verdict.word == word
@@ -843,11 +847,58 @@ def test_gaps_that_are_equal_within_a_margin_are_the_paired_test_of_equivalence(
 @pytest.mark.parametrize("n", [pytest.param(4, marks=pytest.mark.rare), 10])
 def test_false_verdicts_on_equal_gaps_are_at_most_the_declared_level(tmp_path, n):
     """Gaps that differ by the margin are not equal within it, nor are they further apart."""
-    claim = f"gap(with, without | border=zero) ~ gap(with, without | border=wrap) within {POINT}"
-    results, draws, rng = factorial(tmp_path, n, claim), 400, np.random.default_rng(n)
-    words = []
+    results = two_factors(tmp_path, [f"{GAP.format('~')} within 3"], n)
+    draws, rng, words = 400, np.random.default_rng(n), []
     for _ in range(draws):
-        values = 0.8 + draw(rng, [0.0, POINT / 0.003, 0.0, 0.0], n, 0.8) * 0.003
-        words += [v.word for v in find(fill(results, values, "acc1"), all_at_once(n)).verdicts]
+        values = draw(rng, [0.0, 3.0, 0.0, 0.0], n, 0.8)
+        words += [v.word for v in find(fill(results, values), all_at_once(n)).verdicts]
     assert len(words) == draws
     assert all(at_most(words.count(word), draws, 0.05) for word in ("supported", "refuted"))
+
+
+@pytest.mark.parametrize("gain", [-0.5, 0.5])
+def test_the_advice_for_gaps_says_what_more_seeds_would_show(tmp_path, gain):
+    claims = [GAP.format("<"), GAP.format(">"), *(f"{GAP.format('~')} within {margin}" for margin in (0.7, 0.4))]
+    results = two_factors(tmp_path, claims, 4, test="paired")
+    values = [[0.06 * SIDES[arm.name] * x for x in (-1, 1, 1, -1)] for arm in results.ablation.arms]
+    values[[arm.name for arm in results.ablation.arms].index("zero-with")] += np.float64(gain)
+    less, more, near, beyond = find(fill(results, values), all_at_once(4)).verdicts
+    assert {v.word for v in (less, more, near, beyond)} == {"inconclusive"} and less.more == more.more > 1
+    claimed, against = (less, more) if gain < 0 else (more, less)
+    assert claimed.note.startswith(f"detecting the observed difference would take about {less.more} more seeds")
+    assert against.note.startswith("the difference points against the claim: if it stays as large, refuting it would")
+    assert near.note.startswith(f"to show it within the margin would take about {near.more} more seeds")
+    assert (beyond.note, beyond.more) == ("the estimate is beyond the margin", None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("claim", "margin", "sides"),
+    [
+        (GAP.format("<"), None, SIDES),
+        (f"{GAP.format('~')} within 2", 2.0, SIDES),
+        ("with > 0 | border=zero", None, {"zero-with": 1.0}),
+    ],
+    ids=["gaps", "equal gaps", "number"],
+)
+@pytest.mark.parametrize("test", ["paired", "welch"])
+def test_the_seeds_advised_decide_a_claim_in_four_of_five_cases(tmp_path, claim, margin, sides, test):
+    """Of studies whose arms have the means and spreads that were observed; of pairs, also their correlations."""
+    results = two_factors(tmp_path, [claim], 6, test=test)
+    weights = np.array([sides.get(arm.name, 0.0) for arm in results.ablation.arms])
+    values = draw(rng := np.random.default_rng(5), [0.0] * 4, 6, 0.3)
+    values += (0.6 * weights / np.abs(weights).sum() - values.mean(1))[:, None]
+    (verdict,) = find(fill(results, values), all_at_once(6)).verdicts
+    assert verdict.answer.estimate.value == pytest.approx(0.6) and verdict.word == "inconclusive"
+    shown, shares = verdict.answer.equivalence if margin else verdict.answer.difference, []
+    spread = np.cov(values) if test == "paired" else np.diag(values.var(1, ddof=1))
+    for n in (5 + verdict.more, 6 + verdict.more):
+        seeds = rng.multivariate_normal(values.mean(1), spread, size=(2000, n))  # (studies, seeds, arms)
+        parts = ((seeds @ weights).var(1, ddof=1) / n)[:, None]
+        if test == "welch":
+            parts = weights**2 * seeds.var(1, ddof=1) / n
+        error, freedom = parts.sum(1) ** 0.5, parts.sum(1) ** 2 / (parts**2).sum(1) * (n - 1)
+        far = np.abs((seeds @ weights).mean(1))
+        p = reference.t.sf((margin - far) / error, freedom) if margin else 2 * reference.t.sf(far / error, freedom)
+        shares.append(np.mean(p < 0.05 / shown.factor))
+    assert shares[0] < 0.83 and shares[1] > 0.77, (verdict.more, shares)

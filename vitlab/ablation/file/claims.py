@@ -55,6 +55,11 @@ class Claim:
         """Whether it compares two gaps: the difference of a and b at two levels of ``gap_axis``."""
         return bool(self.gap_axis)
 
+    @property
+    def direction(self) -> int:
+        """The sign of the differences that support it: -1 of ``<``, otherwise 1."""
+        return -1 if self.sign == "<" else 1
+
     def settings(self, axes: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
         """Return every combination of the other axes' levels that has a verdict of its own."""
         others = {n: list(levels) for n, levels in axes.items() if n not in (self.axis, self.gap_axis, *self.over)}

@@ -95,13 +95,9 @@ def _verdict(results: CellResults, looks: Looks, answers: Mapping[Question, Answ
         return Verdict(claim, setting, "inconclusive", planned, answer, note)
     word, looks = _word(claim, answer, alpha), answer.looks or looks
     notes, more = [], None
-    if word == "inconclusive" and not claim.is_gap and isinstance(claim.b, str):
+    if word == "inconclusive":
         more = additional_seeds(answer, looks, alpha, claim.margin)
-        is_beyond = claim.margin is not None and abs(answer.estimate.value) >= claim.margin
-        aim = "detecting the observed difference" if claim.margin is None else "to show it within the margin"
-        if claim.margin is None and answer.estimate.value < 0:
-            aim = "the difference points against the claim: if it stays as large, refuting it"
-        notes.append("the estimate is beyond the margin" if is_beyond else _advice(aim, more, looks))
+        notes.append(_advice(claim, answer.estimate.value, more, looks))
     if word == "supported" and claim.sign != "~" and answer.equivalence.adjusted < alpha:
         notes.append("the difference is within the margin")
     whole, of = len(question.terms) // len(_sides(claim)), len(claim.averaged(results.ablation.axes))
@@ -137,9 +133,8 @@ def _word(claim: Claim, answer: Answer, alpha: float) -> str:
         if answer.equivalence.adjusted < alpha:
             return "supported"
         return "refuted" if answer.excess.adjusted < alpha else "inconclusive"
-    sign = -1 if claim.sign == "<" else 1
     if answer.difference.adjusted < alpha:
-        return "supported" if sign * answer.estimate.value > 0 else "refuted"
+        return "supported" if claim.direction * answer.estimate.value > 0 else "refuted"
     return "equivalent" if answer.equivalence.adjusted < alpha else "inconclusive"
 
 
@@ -168,7 +163,15 @@ def additional_seeds(answer: Answer, looks: Looks, alpha: float, margin: float |
     return max(1, math.ceil((needed - n) * seen / n)) if needed is not None else None
 
 
-def _advice(aim: str, more: int | None, looks: Looks) -> str:
+def _advice(claim: Claim, value: float, more: int | None, looks: Looks) -> str:
+    """Return what so many more seeds would show, if the difference stays as it is."""
+    aim = "detecting the observed difference"
+    if claim.margin is not None:
+        if abs(value) >= claim.margin:
+            return "the estimate is beyond the margin"
+        aim = "to show it within the margin"
+    elif claim.direction * value < 0:
+        aim = "the difference points against the claim: if it stays as large, refuting it"
     if more is None:
         return f"{aim} would take more than a thousand seeds"
     seen = looks.counts[-1]  # more than are compared if some diverged, which are spent, too
