@@ -257,7 +257,7 @@ class Lab:
             from vitlab.ablation.evidence.deep import verify_deep
 
             self._refuse_to_start()
-            found = verify_deep(found, [cell for cell in self._cells() if cell.state() == "done"])
+            verify_deep(found, [cell for cell in self._cells() if cell.state() == "done"])
         if not found.checked and not found.problems:
             self._refuse_other_code()
             raise UsageError(

@@ -16,25 +16,23 @@ from vitlab.ablation.execution.gpus import Slot, slot
 from vitlab.runs.openings import note_opening
 
 
-def verify_deep(found: Verified, cells: Sequence[Cell]) -> Verified:
-    """Evaluate the kept weights of every cell again, and train one of them again; return it beside what was found.
+def verify_deep(found: Verified, cells: Sequence[Cell]) -> None:
+    """Evaluate the kept weights of every cell again, and train one of them again; add what that shows.
 
     Args:
         found: What the verification of all cells has found.
         cells: Finished cells; which one is trained is drawn each time.
     """
-    problems = {name: [*words] for name, words in found.problems.items()}
     kept = [cell for cell in cells if (cell.run.checkpoints / f"{cell.ablation.checkpoint}.ckpt").is_file()]
     for cell in kept:
         if words := _again(cell, with_training=False):
-            problems.setdefault(cell.name, []).append(f"its weights, evaluated again: {words}")
-    notes = [*found.notes, f"weights of {len(kept)} of {len(cells)} cells evaluated again"]
+            found.say(cell.name, f"its weights, evaluated again: {words}")
+    found.notes.append(f"weights of {len(kept)} of {len(cells)} cells evaluated again")
     if cells:
         chosen = random.choice(cells)
         if words := _again(chosen, with_training=True):
-            problems.setdefault(chosen.name, []).append(f"trained again: {words}")
-        notes.append(f"trained again: {chosen.name}")
-    return replace(found, problems=problems, notes=tuple(notes))
+            found.say(chosen.name, f"trained again: {words}")
+        found.notes.append(f"trained again: {chosen.name}")
 
 
 def _again(cell: Cell, with_training: bool) -> str:

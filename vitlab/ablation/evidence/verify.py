@@ -29,16 +29,20 @@ CHAIN = "the chain"  # what a problem of it is named by
 Records = Mapping[str, Sequence[Mapping[str, Any]]]  # those of each cell on the evaluated split, oldest first
 
 
-@dataclass(frozen=True)
+@dataclass
 class Verified:
-    """The result of a verification; as text, a line for each cell that disagrees."""
+    """What a verification has found; as text, a line for each cell that disagrees."""
 
-    checked: int
-    problems: dict[str, list[str]]  # cell: what is wrong
-    numbers: int  # recomputed ones
+    checked: int = 0
+    problems: dict[str, list[str]] = field(default_factory=dict)  # cell: what is wrong
+    numbers: int = 0  # recomputed ones
     missing: dict[str, str] = field(default_factory=dict)  # planned cell: its state, if that is not allowed
-    notes: tuple[str, ...] = ()  # what was not or cannot be checked
+    notes: list[str] = field(default_factory=list)  # what was not or cannot be checked
     head: str = ""  # the sentence about the chain's head
+
+    def say(self, name: str, *words: str) -> None:
+        """Add what is wrong with a cell."""
+        self.problems.setdefault(name, []).extend(words)
 
     @property
     def is_green(self) -> bool:
@@ -65,23 +69,6 @@ class Verified:
 
 
 @dataclass
-class _Found:
-    """What a verification has found so far."""
-
-    problems: dict[str, list[str]] = field(default_factory=dict)
-    missing: dict[str, str] = field(default_factory=dict)
-    bare: list[str] = field(default_factory=list)  # candidates whose predictions are gone
-    untold: list[str] = field(default_factory=list)  # cells that wrote no predictions, by their records
-    notes: list[str] = field(default_factory=list)
-    checked: int = 0
-    numbers: int = 0
-
-    def say(self, name: str, *words: str) -> None:
-        """Add what is wrong with a cell."""
-        self.problems[name] = self.problems.get(name, []) + list(words)
-
-
-@dataclass
 class _Part:
     """The main table of an ablation or its tuning, whose cells have a chain each.
 
@@ -91,6 +78,8 @@ class _Part:
         planned: The cells of the plan.
         due: Those of them that must have a result.
         done: Those that have one.
+        bare: Names of candidates whose predictions are gone.
+        untold: Names of cells that wrote no predictions, by their records.
     """
 
     ablation: Ablation
@@ -98,6 +87,8 @@ class _Part:
     planned: Sequence[Cell]
     due: Sequence[Cell]
     done: Sequence[Cell] = ()
+    bare: list[str] = field(default_factory=list)
+    untold: list[str] = field(default_factory=list)
 
     @cached_property
     def chain(self) -> Chain | None:
@@ -133,17 +124,18 @@ def verify_evidence(ablation: Ablation, resolved: list[Resolved], allow_missing:
     """
     tuning = Tuning(ablation, resolved)
     cells = tuning.cells
-    found, parts = _Found(), [_Part(ablation, "", cells, cells)]
+    found, parts = Verified(), [_Part(ablation, "", cells, cells)]
     if planned := tuning.candidates:
         due = [cell for trial in tuning.trials if not trial.stopped for cell in trial.cells]  # halving leaves no result
         parts.append(_Part(planned[0].ablation, "tune/", planned, due))
     for part in parts:
         part.done = [cell for cell in part.due if _look_at(found, part, cell)]
     there = {cell.arm.name for cell in cells} | {*tuning.given_up}
-    for arm in ablation.arms:
-        if arm.name not in there:
-            found.missing[arm.name] = "not built or not tuned"
-    main, *tried = parts
+    found.missing |= {arm.name: "not built or not tuned" for arm in ablation.arms if arm.name not in there}
+    main = parts[0]
+    fits, wrong, note = linear.check(ablation, resolved)
+    found.numbers += fits
+    found.notes += [note] if note else []
     _compare_targets(found, main.done)
     _compare_environments(found, main)
     for part in parts:
@@ -152,22 +144,20 @@ def verify_evidence(ablation: Ablation, resolved: list[Resolved], allow_missing:
     _name_the_rest(found, main.done)
     if limits := dict.fromkeys(cell.limit for cell in main.done if cell.limit):
         found.notes.append(f"measured on a part of the {ablation.evaluate} split, as planned: {', '.join(limits)}")
-    if found.untold:
-        found.notes.append(f"cannot be recomputed, as the task writes no predictions: {preview(found.untold)}")
-    if found.bare:
-        count = sum(len(part.done) for part in tried)
-        found.missing["tune"] = f"{len(found.bare)} of {count} candidates have no predictions"
+    if untold := [name for part in parts for name in part.untold]:
+        found.notes.append(f"cannot be recomputed, as the task writes no predictions: {preview(untold)}")
+    if bare := parts[-1].bare:
+        found.missing["tune"] = f"{len(bare)} of {len(parts[-1].done)} candidates have no predictions"
     if allow_missing and found.missing:
         found.notes.append(f"missing, as allowed: {', '.join(f'{k} ({v})' for k, v in found.missing.items())}")
         found.missing = {}
-    fits, wrong, note = linear.check(ablation, resolved)
-    problems = found.problems | ({linear.FILE: wrong} if wrong else {})
-    notes = ([note] if note else []) + found.notes
-    head = main.chain.sentence() if main.chain else ""
-    return Verified(found.checked, problems, found.numbers + fits, found.missing, tuple(notes), head)
+    if wrong:
+        found.say(linear.FILE, *wrong)
+    found.head = main.chain.sentence() if main.chain else ""
+    return found
 
 
-def _look_at(found: _Found, part: _Part, cell: Cell) -> bool:
+def _look_at(found: Verified, part: _Part, cell: Cell) -> bool:
     """Check a cell by itself; return whether it is done."""
     state, name, records = cell.state(), part.named(cell.name), part.records.get(cell.name, ())
     if state not in ("done", "damaged"):
@@ -177,12 +167,12 @@ def _look_at(found: _Found, part: _Part, cell: Cell) -> bool:
         elif not (state == "diverged" and part.prefix):  # a diverged candidate is one that lost
             found.missing[name] = state
         return False
-    is_bare = state == "done" and not _table(cell).is_file()
-    if is_bare and records and records[-1]["hashes"]["predictions"] is None:
-        found.untold.append(name)
-    elif is_bare and part.prefix:
-        found.bare.append(name)
-    words, count = ([cell.damage()], 0) if state == "damaged" else _check(cell, name in (*found.bare, *found.untold))
+    if state == "done" and not _table(cell).is_file():
+        if records and records[-1]["hashes"]["predictions"] is None:
+            part.untold.append(name)
+        elif part.prefix:
+            part.bare.append(name)
+    words, count = ([cell.damage()], 0) if state == "damaged" else _check(cell, name in (*part.bare, *part.untold))
     found.checked, found.numbers = found.checked + 1, found.numbers + count
     if words:
         found.say(name, *words)
@@ -220,7 +210,7 @@ def _table(cell: Cell) -> Path:
     return cell.run.predictions(cell.ablation.evaluate)
 
 
-def _compare_targets(found: _Found, done: Sequence[Cell]) -> None:
+def _compare_targets(found: Verified, done: Sequence[Cell]) -> None:
     """Name the cells whose predictions are of other images, or of other classes of these, than those of the rest."""
     groups: dict[str, dict[str, list[str]]] = {}
     for cell in done:
@@ -239,7 +229,7 @@ def _compare_targets(found: _Found, done: Sequence[Cell]) -> None:
                 found.say(name, f"its images or their targets are not those of {kinds[usual][0]}")
 
 
-def _compare_environments(found: _Found, part: _Part) -> None:
+def _compare_environments(found: Verified, part: _Part) -> None:
     """Name the cells that other versions trained than the rest."""
     environments = {cell.name: environment_of(cell.run) for cell in part.done}
     if len(set(environments.values())) < 2:
@@ -253,7 +243,7 @@ def _compare_environments(found: _Found, part: _Part) -> None:
         found.say(name, f"trained with {environments[name]}, the rest with {usual}")
 
 
-def _compare_chain(found: _Found, part: _Part) -> None:
+def _compare_chain(found: Verified, part: _Part) -> None:
     """Compare every file that a record of the chain holds the hash of."""
     ablation, chain = part.ablation, part.chain
     signed = [cell for cell in part.done if cell.run.read("done.json").get("record")]
@@ -276,7 +266,7 @@ def _compare_chain(found: _Found, part: _Part) -> None:
             found.say(part.named(cell.name), f"the chain has no record of it on {ablation.evaluate}{way}")
             continue
         last, now = part.records[cell.name][-1]["hashes"], hashes_of(cell.run, ablation.evaluate)
-        gone = ("predictions",) if part.named(cell.name) in found.bare else ()
+        gone = ("predictions",) if part.named(cell.name) in part.bare else ()
         changed = [name for name in last if last[name] != now.get(name) and name not in gone]
         changed += [n for n, h in tables.get(cell.name, {}).items() if analyses_of(cell.run).get(n) != h]
         if changed:
@@ -288,7 +278,7 @@ def _compare_chain(found: _Found, part: _Part) -> None:
             found.say(CHAIN, "registered.json is not the registration that was recorded")
 
 
-def _count_again(found: _Found, part: _Part) -> None:
+def _count_again(found: Verified, part: _Part) -> None:
     """Tell of cells that were measured with several weights, and of those that lie there no more.
 
     A file of weights has other bytes after each training, so results are compared by what all records tell of them:
@@ -308,14 +298,14 @@ def _count_again(found: _Found, part: _Part) -> None:
         found.notes.append(f"recorded, but not in this plan and not exported: {', '.join(others)}")
 
 
-def _name_outsiders(found: _Found, part: _Part) -> None:
+def _name_outsiders(found: Verified, part: _Part) -> None:
     """Say which recorded cells lie there and are in no plan, such as those of a seed that the file names no more."""
     planned = {cell.name for cell in part.planned}
     if there := [part.named(name) for name in part.recorded if name not in planned and part.is_kept(name)]:
         found.notes.append(f"recorded, but not in this plan: {', '.join(there)}")
 
 
-def _name_the_rest(found: _Found, done: Sequence[Cell]) -> None:
+def _name_the_rest(found: Verified, done: Sequence[Cell]) -> None:
     """Say what of a result nothing recomputes."""
     stated = {name for c in done for name in split_metrics(c.run.measured(c.ablation.evaluate))}
     rest = sorted(stated - {"acc1", "mae", "acc1_macro", "f1_macro"})

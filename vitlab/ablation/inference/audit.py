@@ -1,12 +1,14 @@
 """The fairness of a comparison: unintended differences between arms."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from vitlab.ablation.execution.cells import Resolved
 from vitlab.ablation.file.arms import Arm
+from vitlab.ablation.file.settings import Match
 from vitlab.ablation.file.spec import Ablation
 from vitlab.class_paths import choice_text
 from vitlab.runs.records import Record, part_of
@@ -96,38 +98,46 @@ def shares(ablation: Ablation, resolved: list[Resolved]) -> dict[str, dict[str, 
 
 def mismatches(ablation: Ablation, resolved: list[Resolved]) -> dict[str, list[str]]:
     """Return, for each arm that does not match the one it must match, the notes to print."""
-    match = ablation.match
-    found = {r.name: fair_facts(r) for r in resolved}
-    differing = shares(ablation, resolved)
-    unfair: dict[str, list[str]] = {}
-    for name, text in _unlike_positions(match.pos_to_content, resolved).items():
-        unfair[name] = [text]
+    facts, differing = {r.name: fair_facts(r) for r in resolved}, shares(ablation, resolved)
+    unfair = {name: [text] for name, text in _unlike_positions(ablation.match.pos_to_content, resolved).items()}
     for r in resolved:
         matched = reference(ablation, r.arm)
-        if matched is None or matched is r.arm or matched.name not in found:
+        if matched is None or matched is r.arm or matched.name not in facts:
             continue
-        mine, other = found[r.name], found[matched.name]
-        words = []
-        for key, rule in (("steps", match.steps), ("parameters", match.params), ("flops", match.flops)):
-            share = differing[r.name].get(key, 0.0)
-            if abs(share) > (0.0 if rule == "exact" else float(rule)):
-                what = f"{'more' if share > 0 else 'fewer'} {'FLOPs' if key == 'flops' else key}"
-                words.append(f"{100 * abs(share):.1f} % {what} than {matched.name}")
-        if mine["tokens"] != other["tokens"]:
-            words.append(f"{mine['tokens']} tokens, {matched.name} has {other['tokens']}")
-        if mine["lr_scheduler"] != other["lr_scheduler"]:
-            words.append(f"lr_scheduler {mine['lr_scheduler']}, {matched.name} has {other['lr_scheduler']}")
-        if abs(mine["sum_lr"] - other["sum_lr"]) > 1e-6 * abs(other["sum_lr"]):
-            words.append(f"sum of learning rates {mine['sum_lr']:.3g}, {matched.name} has {other['sum_lr']:.3g}")
-        scale, usual = mine["pos_embed_lr_scale"], other["pos_embed_lr_scale"]
-        if scale is not None and abs(scale / (usual or 1.0) - 1) > 1e-6:
-            versus = " of the rest" if usual is None else f", {matched.name} at {usual:g}"
-            words.append(f"position embedding trained at {scale:g} times the rate{versus}")
-        if mine["pos_embed_weight_decay"]:
-            words.append("weight decay on the position embedding")
+        words = _unlike_sizes(ablation.match, differing[r.name], matched.name)
+        words += _unlike_training(facts[r.name], facts[matched.name], matched.name)
         if words:
             unfair[r.name] = words + unfair.get(r.name, [])
     return unfair
+
+
+def _unlike_sizes(match: Match, differing: Mapping[str, float], matched: str) -> list[str]:
+    """Return which relative differences to the arm ``matched`` are larger than the file allows."""
+    words = []
+    for key, rule in (("steps", match.steps), ("parameters", match.params), ("flops", match.flops)):
+        share = differing.get(key, 0.0)
+        if abs(share) > (0.0 if rule == "exact" else float(rule)):
+            what = f"{'more' if share > 0 else 'fewer'} {'FLOPs' if key == 'flops' else key}"
+            words.append(f"{100 * abs(share):.1f} % {what} than {matched}")
+    return words
+
+
+def _unlike_training(mine: Mapping[str, Any], other: Mapping[str, Any], matched: str) -> list[str]:
+    """Return which other facts of an arm are not those of the arm ``matched``."""
+    words = []
+    if mine["tokens"] != other["tokens"]:
+        words.append(f"{mine['tokens']} tokens, {matched} has {other['tokens']}")
+    if mine["lr_scheduler"] != other["lr_scheduler"]:
+        words.append(f"lr_scheduler {mine['lr_scheduler']}, {matched} has {other['lr_scheduler']}")
+    if abs(mine["sum_lr"] - other["sum_lr"]) > 1e-6 * abs(other["sum_lr"]):
+        words.append(f"sum of learning rates {mine['sum_lr']:.3g}, {matched} has {other['sum_lr']:.3g}")
+    scale, usual = mine["pos_embed_lr_scale"], other["pos_embed_lr_scale"]
+    if scale is not None and abs(scale / (usual or 1.0) - 1) > 1e-6:
+        versus = " of the rest" if usual is None else f", {matched} at {usual:g}"
+        words.append(f"position embedding trained at {scale:g} times the rate{versus}")
+    if mine["pos_embed_weight_decay"]:
+        words.append("weight decay on the position embedding")
+    return words
 
 
 def _unlike_positions(rule: float | None, resolved: list[Resolved]) -> dict[str, str]:
