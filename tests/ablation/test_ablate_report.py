@@ -647,7 +647,7 @@ def test_finished_cells_of_arms_that_the_file_no_longer_has_are_counted(write_ax
     results = write_axes({"pos": ("none", "learned")})
     for arm, parts in (("table", {"code": "0"}), ("rope2d", {}), ("none", {"config": "0", "code": ""})):
         RunDir(results.ablation.directory / arm / "s0-0123456789").write("done.json", {"parts": parts})
-    text = "; also finished cells that are not in this plan: 1 with other config and data, 2 of arms that the file no "
+    text = "also finished cells that are not in this plan: 1 with other config and data, 2 of arms that the file no "
     assert foreign_cells_text(results.ablation, results.resolved) == f"{text}longer has"
 
 

@@ -184,9 +184,7 @@ class Lab:
     @_where_it_was_opened
     def status(self) -> Status:
         """Return the progress; only reads files."""
-        tuning = Tuning(self.ablation, self._known())
-        status = status_of(self.ablation, tuning.tuned, tuning.given_up)
-        return replace(status, lines=[*tuning.lines(), *status.lines])
+        return status_of(Tuning(self.ablation, self._known()))
 
     def report(
         self,

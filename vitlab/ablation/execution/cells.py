@@ -344,6 +344,41 @@ class Cell:
         return None
 
 
+def state_text(cell: Cell, state: str) -> str:
+    """Return who trains a cell and how far, why it has failed, or that its process is gone; empty if all is said."""
+    if state == "running":
+        return running_text(cell)
+    if state == "damaged":
+        return cell.damage()
+    if text := cell.failure_text():
+        return text
+    if state == "missing" and not cell.outlived() and (rows := cell.run.rows()):
+        return f"begun, {_epoch(cell, rows)}; the next run continues it"
+    return cell.outlived()
+
+
+def running_text(cell: Cell) -> str:
+    """Return which process trains a cell, for how long, and its progress."""
+    claim = lock.read(cell.claim) or {}
+    seconds = max(0.0, time.time() - claim.get("started", time.time()))
+    rows = cell.run.rows()
+    epochs = cell.resolved.epochs
+    where = f"host {claim.get('host', '?')}, pid {claim.get('pid', '?')}, {seconds:.0f} s"
+    if not rows:
+        return f"{where}, starting"
+    epoch, left = rows[-1]["epoch"] + 1, ""
+    if epochs >= epoch and cell.run.metrics.stat().st_mtime > claim.get("started", math.inf):  # a row is of this claim
+        mine = [row for row in rows if row.get("attempt") == rows[-1].get("attempt")]
+        begun = len({row["epoch"] for row in mine})
+        known = next((row["seconds_left"] for row in reversed(mine) if "seconds_left" in row), None)
+        left = f", about {seconds * (epochs - epoch) / begun if known is None else known:.0f} s left"
+    return f"{where}, step {rows[-1]['step']}, {_epoch(cell, rows)}{left}"
+
+
+def _epoch(cell: Cell, rows: list[dict[str, Any]]) -> str:
+    return f"epoch {rows[-1]['epoch'] + 1}" + (f"/{cell.resolved.epochs}" if cell.resolved.epochs else "")
+
+
 def table_of(run: RunDir, name: str) -> "pd.DataFrame | None":
     """Return the table of an analysis of a run; None if there is none of its present weights."""
     path = run.path / "analysis" / f"{name}.csv"

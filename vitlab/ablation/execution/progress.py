@@ -10,8 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from vitlab.ablation.execution.cells import FEW, Cell, Say, State, begun, for_each
-from vitlab.ablation.execution.status import running_text
+from vitlab.ablation.execution.cells import FEW, Cell, Say, State, begun, for_each, running_text
 from vitlab.errors import what_failed
 from vitlab.runs import lock
 from vitlab.tables import in_short

@@ -1,16 +1,14 @@
 """The progress of an ablation, from its files."""
 
-import math
-import time
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vitlab.ablation.execution.cells import Cell, Resolved, State, cells_of, identity_parts
+from vitlab.ablation.execution.cells import Cell, Resolved, State, cells_of, identity_parts, state_text
 from vitlab.ablation.execution.identity import code_digest, versions_in_use
+from vitlab.ablation.execution.tuning import Tuning
 from vitlab.ablation.file.spec import Ablation
-from vitlab.runs import lock
 from vitlab.runs.directory import RunDir
 from vitlab.runs.matching import matching
 
@@ -48,15 +46,16 @@ class Status:
         return pd.DataFrame(self.rows)
 
 
-def status_of(ablation: Ablation, measured: Sequence[Resolved], lost: Container[str] = ()) -> Status:
-    """Return the state of every cell: those of arms that the tuning has ``lost`` are given up, of others missing."""
-    lines, waiting = [], 0
+def status_of(tuning: Tuning) -> Status:
+    """Return how far the tuning is, and the state of every cell: of an arm that is not known yet, it is missing."""
+    ablation, measured = tuning.ablation, tuning.tuned
+    lines, waiting = _tuning_lines(tuning), 0
     rows: list[dict[str, Any]] = []
     width = max(len(arm.name) for arm in ablation.arms)
     total: Counter[State | str] = Counter()
     known = {arm.name: arm for arm in measured}
     for arm in ablation.arms:
-        unknown = "given up" if arm.name in lost else "missing"
+        unknown = "given up" if arm.name in tuning.given_up else "missing"
         found: list[tuple[State | str, str]] = [(unknown, "")] * len(ablation.seeds)
         if facts := known.get(arm.name):
             cells = [Cell(ablation, facts, seed) for seed in ablation.seeds]
@@ -69,9 +68,23 @@ def status_of(ablation: Ablation, measured: Sequence[Resolved], lost: Container[
         for seed, (state, text) in zip(ablation.seeds, found, strict=True):
             rows.append({"arm": arm.name, **arm.levels, "seed": seed, "state": state, "note": text})
             lines += [f"  s{seed}  {text}"] if text else []
-    text = f"; {waiting} of those done lack an analysis" if waiting else ""
-    text += foreign_cells_text(ablation, measured)
-    return Status(rows, [*lines, f"{'all':<{width}}  {_counts(total)}{text}"])
+    words = [_counts(total), *([f"{waiting} of those done lack an analysis"] if waiting else [])]
+    words += filter(None, [foreign_cells_text(ablation, measured)])
+    return Status(rows, [*lines, f"{'all':<{width}}  {'; '.join(words)}"])
+
+
+def _tuning_lines(tuning: Tuning) -> list[str]:
+    """Return how many candidates are over, what others do, arms given up, and choices at a border."""
+    ablation, tune = tuning.ablation, tuning.ablation.tune
+    if tune is None:
+        return []
+    over, stopped = sum(t.is_over for t in tuning.trials), sum(t.stopped > 0 for t in tuning.trials)
+    early = f", {stopped} of them stopped early" if stopped else ""
+    texts = {cell.name: state_text(cell, cell.state()) for cell in tuning.due if not cell.is_waiting()}
+    words = [f"{over} of {len(ablation.arms) * tune.budget} candidates are over{early}"]
+    words += [f"{name}: {text}" for name, text in texts.items() if text]
+    words += [f"{arm} is given up: {why}" for arm, why in tuning.given_up.items()]
+    return [f"tuning: {text}" for text in (*words, *tuning.border_words())]
 
 
 def foreign_cells_text(ablation: Ablation, resolved: Sequence[Resolved]) -> str:
@@ -81,7 +94,7 @@ def foreign_cells_text(ablation: Ablation, resolved: Sequence[Resolved]) -> str:
         f"{n} with other {parts}" if parts else f"{n} of arms that the file no longer has"
         for parts, n in counts.items()
     )
-    return f"; also finished cells that are not in this plan: {kinds}" if counts else ""
+    return f"also finished cells that are not in this plan: {kinds}" if counts else ""
 
 
 def _outside_the_plan(ablation: Ablation, resolved: Sequence[Resolved]) -> list[list[str]]:
@@ -128,40 +141,5 @@ def _present(ablation: Ablation) -> dict[str, str]:
     return {"code": code_digest(own=ablation.trust_imports), "environment": versions_in_use()}
 
 
-def state_text(cell: Cell, state: str) -> str:
-    """Return who trains a cell and how far, why it has failed, or that its process is gone; empty if all is said."""
-    if state == "running":
-        return running_text(cell)
-    if state == "damaged":
-        return cell.damage()
-    if text := cell.failure_text():
-        return text
-    if state == "missing" and not cell.outlived() and (rows := cell.run.rows()):
-        return f"begun, {_epoch(cell, rows)}; the next run continues it"
-    return cell.outlived()
-
-
-def _epoch(cell: Cell, rows: list[dict[str, Any]]) -> str:
-    return f"epoch {rows[-1]['epoch'] + 1}" + (f"/{cell.resolved.epochs}" if cell.resolved.epochs else "")
-
-
 def _counts(counts: Mapping[Any, int]) -> str:
     return ", ".join(f"{counts[state]} {state}" for state in ORDER if counts.get(state))
-
-
-def running_text(cell: Cell) -> str:
-    """Return which process trains a cell, for how long, and its progress."""
-    claim = lock.read(cell.claim) or {}
-    seconds = max(0.0, time.time() - claim.get("started", time.time()))
-    rows = cell.run.rows()
-    epochs = cell.resolved.epochs
-    where = f"host {claim.get('host', '?')}, pid {claim.get('pid', '?')}, {seconds:.0f} s"
-    if not rows:
-        return f"{where}, starting"
-    epoch, left = rows[-1]["epoch"] + 1, ""
-    if epochs >= epoch and cell.run.metrics.stat().st_mtime > claim.get("started", math.inf):  # a row is of this claim
-        mine = [row for row in rows if row.get("attempt") == rows[-1].get("attempt")]
-        begun = len({row["epoch"] for row in mine})
-        known = next((row["seconds_left"] for row in reversed(mine) if "seconds_left" in row), None)
-        left = f", about {seconds * (epochs - epoch) / begun if known is None else known:.0f} s left"
-    return f"{where}, step {rows[-1]['step']}, {_epoch(cell, rows)}{left}"

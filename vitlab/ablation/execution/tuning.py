@@ -22,7 +22,6 @@ from typing import Any
 from vitlab.ablation.execution.cells import TRY, Cell, Resolved, State, cells_of, images_per_step
 from vitlab.ablation.execution.identity import json_digest
 from vitlab.ablation.execution.pool import Pool
-from vitlab.ablation.execution.status import state_text
 from vitlab.ablation.file.settings import Range, Tune
 from vitlab.ablation.file.spec import Ablation
 from vitlab.errors import UsageError
@@ -345,19 +344,6 @@ class Tuning:
             for arm, trial in self.chosen.items()
             for key in at_border(self.ablation, trial.values)
         ]
-
-    def lines(self) -> list[str]:
-        """Return the lines of `status`: how many candidates are over, what others do, arms given up, borders."""
-        if self.ablation.tune is None:
-            return []
-        over, stopped = sum(t.is_over for t in self.trials), sum(t.stopped > 0 for t in self.trials)
-        count = len(self.ablation.arms) * self.ablation.tune.budget
-        early = f", {stopped} of them stopped early" if stopped else ""
-        texts = {cell.name: state_text(cell, cell.state()) for cell in self.due if not cell.is_waiting()}
-        words = [f"{over} of {count} candidates are over{early}"]
-        words += [f"{name}: {text}" for name, text in texts.items() if text]
-        words += [f"{arm} is given up: {why}" for arm, why in self.given_up.items()]
-        return [f"tuning: {text}" for text in (*words, *self.border_words())]
 
 
 def at_border(ablation: Ablation, values: Mapping[str, Any]) -> list[str]:

@@ -56,11 +56,8 @@ class Looks:
             arms: The arms that are compared.
             seeds: Seeds that all of them have now.
         """
-        if not self.entries and set(self.seeds) <= set(seeds):
-            return self
         allowed = {*self.seeds, *self.left_out}
-        entries = self.entries or [{"seeds": self.seeds[:count]} for count in self.counts[:-1]]
-        past = [[seed for seed in _had(entry, metric, arms) if seed in allowed] for entry in entries]
+        past = [[seed for seed in _had(entry, metric, arms) if seed in allowed] for entry in self.entries]
         known = [{"seeds": seen, "most": self.most} for seen in past]
         return looks_at(known, [seed for seed in seeds if seed in allowed], self.most)
 

@@ -296,7 +296,7 @@ def _provenance(results: CellResults) -> list[str]:
     if unknown := kinds.count("unknown"):
         lines.append(f"checksum: {unknown} cells do not tell which checkpoint was measured (by an older vitlab)")
     if text := foreign_cells_text(results.ablation, results.resolved):
-        lines.append(text.removeprefix("; "))
+        lines.append(text)
     return lines
 
 
