@@ -248,12 +248,10 @@ class Lab:
             UsageError: No cell is done, so that there is nothing to recompute; or ``deep`` is asked of exported
                 evidence, which has no weights, or with a ``run.command`` that is not trusted.
         """
-        from vitlab.ablation.evidence.verify import verify_evidence
+        from vitlab.ablation.evidence.verify import verify_deep, verify_evidence
 
         found = verify_evidence(self.ablation, self._known(), allow_missing)
         if deep:
-            from vitlab.ablation.evidence.deep import verify_deep
-
             self._refuse_to_start()
             verify_deep(found, [cell for cell in self._cells() if cell.state() == "done"])
         if not found.checked and not found.problems:

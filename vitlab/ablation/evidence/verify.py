@@ -1,8 +1,14 @@
-"""Recompute the numbers of every cell from its predictions, and compare what evidence holds with its records."""
+"""Recompute the numbers of every cell from its predictions, and compare what evidence holds with its records.
 
+:func:`verify_evidence` reads files; :func:`verify_deep` runs programs: it repeats cells, and compares what they give.
+"""
+
+import random
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,9 +17,12 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from vitlab.ablation.evidence.chain import Chain, analyses_of, environment_of, hashes_of, read_chain
+from vitlab.ablation.evidence.chain import Chain, analyses_of, environment_of, hashes_of, read_chain, table_digest
 from vitlab.ablation.evidence.protocol import registered
+from vitlab.ablation.execution import process
 from vitlab.ablation.execution.cells import Cell, Resolved
+from vitlab.ablation.execution.commands import evaluation, training
+from vitlab.ablation.execution.gpus import Slot, slot
 from vitlab.ablation.execution.identity import json_digest
 from vitlab.ablation.execution.tuning import Tuning
 from vitlab.ablation.file.spec import Ablation
@@ -22,6 +31,7 @@ from vitlab.ablation.inference.measured import unreadable
 from vitlab.class_metrics import classes_of_table, confusion, over_classes
 from vitlab.config.yaml_files import parse_own
 from vitlab.errors import one_line, preview
+from vitlab.runs.openings import note_opening
 from vitlab.runs.records import split_metrics
 
 CLOSE = 2e-6  # tolerance for float32 sums in another order; relative beyond 1
@@ -342,3 +352,55 @@ def told_by_predictions(path: Path, classes: int = 0) -> dict[str, Any]:
         else:
             means["mae"] += [float((truth - answer).abs().mean())] if len(there) else []
     return found | {name: float(np.mean(each)) for name, each in means.items() if each}
+
+
+def verify_deep(found: Verified, cells: Sequence[Cell]) -> None:
+    """Evaluate the kept weights of every cell again, and train one of them again; add what that shows.
+
+    Args:
+        found: What the verification of all cells has found.
+        cells: Finished cells; which one is trained is drawn each time.
+    """
+    kept = [cell for cell in cells if (cell.run.checkpoints / f"{cell.ablation.checkpoint}.ckpt").is_file()]
+    for cell in kept:
+        if words := _again(cell, with_training=False):
+            found.say(cell.name, f"its weights, evaluated again: {words}")
+    found.notes.append(f"weights of {len(kept)} of {len(cells)} cells evaluated again")
+    if cells:
+        chosen = random.choice(cells)
+        if words := _again(chosen, with_training=True):
+            found.say(chosen.name, f"trained again: {words}")
+        found.notes.append(f"trained again: {chosen.name}")
+
+
+def _again(cell: Cell, with_training: bool) -> str:
+    """Return how a repetition in a temporary folder differs; empty if it is equal to the bit."""
+    split = cell.ablation.evaluate
+    note_opening(cell.run.path, split, f"{cell.ablation.checkpoint}.ckpt", {"verify": "deep"})
+    known = cell.run.record.get("threads")  # sums of a CPU depend on it in their last bits
+    threads = {"OMP_NUM_THREADS": str(known)} if known else {}
+    execution = replace(cell.ablation.run, fork=False)
+    with tempfile.TemporaryDirectory() as folder:
+        there = replace(cell, ablation=replace(cell.ablation, home=Path(folder), wandb=None))  # no run of its own there
+        stages = [training(there), evaluation(there)] if with_training else [evaluation(there)]
+        if not with_training:
+            shutil.copytree(cell.run.path, there.run.path)
+            for name in ("results.json", f"predictions/{split}.parquet"):
+                (there.run.path / name).unlink(missing_ok=True)
+        for stage in stages:
+            with slot(1) as held:
+                log, seat = Path(folder) / "log", process.Seat(held or Slot())
+                code, lines = process.run_in_slot(stage.words, log, execution, seat, threads)
+            if code:
+                return f"it failed: {lines[-1] if lines else f'exit code {code}'}"
+        return _differing(cell, there)
+
+
+def _differing(cell: Cell, again: Cell) -> str:
+    split = cell.ablation.evaluate
+    tables = [c.run.predictions(split) for c in (cell, again)]
+    old, new = cell.run.measured(split), dict(again.run.stored).get(split) or {}
+    name = cell.ablation.primary
+    if all(path.is_file() for path in tables) and table_digest(tables[0]) != table_digest(tables[1]):
+        return f"other predictions, {name} {new.get(name)} in place of {old.get(name)}"  # type: ignore[attr-defined]
+    return "" if old.get(name) == new.get(name) else f"{name} {new.get(name)} in place of {old.get(name)}"  # type: ignore[attr-defined]
