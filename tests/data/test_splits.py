@@ -99,8 +99,7 @@ def test_the_seed_draws_which_classes_round_up_in_which_fold():
 def test_an_earlier_run_keeps_its_folds_and_those_that_were_even_stay_the_same():
     for counts, same in (([2] * 8, False), ([10, 5], True), ([7], True)):
         ids, labels = _samples(counts)
-        now, before = SplitRule(fold="1/5"), SplitRule(fold="1/5")
-        before.even_folds = False
+        now, before = SplitRule(fold="1/5"), SplitRule(fold="1/5", even_folds=False)
         vals = [rule.indices(ids, labels, None, False)["val"].tolist() for rule in (now, before)]
         assert (vals[0] == vals[1]) is same and (same or not vals[1])  # each class rounded down in the first fold
     assert now.facts()["even_folds"] and "even_folds" not in SplitRule().facts() | before.facts()

@@ -396,7 +396,7 @@ def test_split_by_time_tests_on_the_latest_rows_and_divides_neither_days_nor_gro
     table.assign(group=groups, time=range(30)).to_csv(tmp_path / "table.csv", index=False)
     of = {name: {groups[29 - i] for i in row(x)} for name, x in _open(tmp_path, split_by="time").splits.items()}
     assert not of["train"] & of["val"] and not of["test"] & of["val"] and "g9" in of["test"]
-    assert _open(tmp_path, split_by="time").rule.facts()["by"] == "time" and "by" not in _open(tmp_path).rule.facts()
+    assert _open(tmp_path, split_by="time").split_rule()["by"] == "time" and "by" not in _open(tmp_path).split_rule()
 
 
 def test_the_weight_of_a_row_comes_with_its_image(tmp_path):

@@ -617,7 +617,7 @@ def test_predictions_are_listed_beside_pictures_of_their_own_images_or_of_none()
     other, own = small_subject("a"), small_subject("b")
     own.data = Digits(split_seed=1)
     hashes = {"a": other.images("val").split_hash, "b": own.images("val").split_hash}
-    known = {name: {"data": "Digits", "split_rule": one.data.rule.facts(), "splits": {"val": {"hash": hashes[name]}}}
+    known = {name: {"data": "Digits", "split_rule": one.data.split_rule(), "splits": {"val": {"hash": hashes[name]}}}
              for name, one in (("a", other), ("b", own))}  # fmt: skip
     asked = [(other, "a"), (own, "b"), (other, "b"), (own, "a")]
     for split in ("val", "test"):  # which has no hash

@@ -124,7 +124,7 @@ class ImageData(Named, L.LightningDataModule):
         self.img_size, self.in_chans, self.class_names = as_size(img_size, native_size), in_chans, list(class_names)
         self.decoding = Decoding("L" if in_chans == 1 else "RGB", value_range, max_pixels, color_profile)
         self.batch_size, self.num_workers, self.repeats, self.sampling = batch_size, num_workers, repeats, sampling
-        self.rule = SplitRule(**split)
+        self.rule = SplitRule(**split, even_folds=run is None or run.even_folds)
         mixes = {"mixup": mixup, "cutmix": cutmix, "random_erasing": random_erasing, "crop_pct": crop_pct}
         draws = {"repeats": repeats > 1, "sampling": sampling != "natural", "img_size_schedule": img_size_schedule}
         check_native(native_patch, native_size, mixes | draws)
@@ -137,8 +137,6 @@ class ImageData(Named, L.LightningDataModule):
         self.splits, self.held_back, self.unreadable, self.notes, self._ready = {}, {}, {}, [], {}
         self.targets, self._restored = {"kind": "class"}, {}
         self.mix = Mix(mixup, cutmix, random_erasing, self.num_classes)
-        if run:
-            self.rule.even_folds = run.even_folds
         if run and run.class_names not in ([], self.class_names):
             self.adopt_classes(run.class_names)
         if (given := given_statistics(mean, std, in_chans)) is not None:
@@ -233,12 +231,20 @@ class ImageData(Named, L.LightningDataModule):
         self.check_readable()
         for name, images in readable.items():
             if not len(images) and (name == wanted or wanted == "train"):
-                why = self.rule.why_empty(name, self.has_test_split)
-                why = f": none of its {len(found[name])} files can be read" if len(found[name]) else why
+                files = len(found[name])
+                why = f": none of its {files} files can be read" if files else self.why_empty(name)
                 raise ValueError(f"the {name} split has no image{why}")
             self.splits[name] = images
             if run := RUN.get():
-                run.compare(name, images, self.rule)
+                run.compare(name, images, self.split_rule())
+
+    def split_rule(self) -> dict[str, Any]:
+        """Return the settings that determine the splits, for the record of a run."""
+        return self.rule.facts()
+
+    def why_empty(self, name: SplitName) -> str:
+        """Return what divided the images where a split has none, for messages."""
+        return self.rule.why_empty(name, self.has_test_split)
 
     def compare_with_test(self) -> None:
         """Read the checksums of the test split, and nothing else, to report duplicates of training images.

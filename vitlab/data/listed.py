@@ -54,24 +54,21 @@ class Listed(Photos):
         part_called = {name: part for part, name in parts.items()}
         self.part_of = np.array([part_called[name] for name in rows.splits or ["train"] * len(rows.paths)])
         self.folds = rows.folds()
-        named = self._take_fold(photos)
-        self._check_divided_once(named, photos, split_by == "time")
+        self.named_fold = self._take_fold(photos)  # the value of the column of folds whose rows validate
+        self.times = rows.times() if split_by == "time" else None
+        self._check_divided_once(photos)
         if arrays:
             self._check_arrays(photos)
         super().__init__(
             place=place, parts=parts, class_names=rows.class_names, sizes=sizes,
             in_chans=in_chans, **photos,  # type: ignore[arg-type]
         )  # fmt: skip
-        self.times = rows.times() if split_by == "time" else None
-        if self.times is not None:
-            self.rule.by = "time"
-        self.rule.named_fold = named
         if not parts.get("test", "test").lower().startswith("test"):
             self.notes.append(
                 f"the column {rows.columns['split']} names no test rows: those of {parts['test']} are the test split, "
                 "and validation is a part of the others"
             )
-        if named is None and self.folds:
+        if self.named_fold is None and self.folds:
             known = ", ".join(distinct_folds(self.folds)[:12])
             self.notes.append(
                 f"the column {rows.columns['fold']} ({known}) is not used: --data.fold=VALUE validates on its rows, "
@@ -119,6 +116,19 @@ class Listed(Photos):
         """Divide block 1 or all rows; groups stay together, and given splits are kept."""
         return self._division
 
+    def split_rule(self) -> dict[str, Any]:
+        """Return the settings that determine the splits, for the record of a run."""
+        facts = self.rule.facts()
+        if self.times is not None:
+            return {**{name: value for name, value in facts.items() if name != "even_folds"}, "by": "time"}
+        return facts if self.named_fold is None else {**facts, "named_fold": self.named_fold}
+
+    def why_empty(self, name: SplitName) -> str:
+        """Return what divided the rows where a split has none, for messages."""
+        if self.named_fold is None or (name == "test" and self.has_test_split):
+            return super().why_empty(name)
+        return f": the column of folds divides all rows into training and validation, fold {self.named_fold}"
+
     def identity(self, path: str) -> bytes:
         """Return the identity that assigns a row to a split."""
         return path.encode()
@@ -153,8 +163,8 @@ class Listed(Photos):
         if self.times is not None:
             return by_time(self.times[rows], self.rule, cut_test)
         given = self.part_of[rows] == "val" if "val" in self.parts else None
-        if self.rule.named_fold is not None:
-            given, cut_test = np.array(self.folds)[rows] == self.rule.named_fold, False
+        if self.named_fold is not None:
+            given, cut_test = np.array(self.folds)[rows] == self.named_fold, False
         ids = [self.identity(self.table.paths[i]) for i in rows]
         groups = None if self.table.groups is None else [self.table.groups[i] for i in rows]
         numbers = self.table.frame.index[rows].tolist()
@@ -251,10 +261,11 @@ class Listed(Photos):
         if photos.get("crop_scale") is not None or photos.get("crop_pct") is not None:
             raise ValueError("`data.crop_scale` and `data.crop_pct` are for photos: arrays are shifted, not cropped")
 
-    def _check_divided_once(self, fold: str | None, photos: TableArgs, by_time: bool) -> None:
+    def _check_divided_once(self, photos: TableArgs) -> None:
         """Refuse two ways to divide the rows: one would be ignored."""
+        by_time = self.times is not None
         ways = {
-            f"`data.fold` {fold}": fold is not None,
+            f"`data.fold` {self.named_fold}": self.named_fold is not None,
             "`data.split_by: time`": by_time,
             "`data.split_file`": bool(photos.get("split_file")),
             f"the column {self.table.columns.get('split')}": by_time and "val" in self.part_of,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlab.data.files.sets import Images, summary
-from vitlab.data.files.splits import SplitName, SplitRule
+from vitlab.data.files.splits import SplitName
 from vitlab.data.files.twins import twins
 from vitlab.data.loading.transforms import Size
 from vitlab.errors import UsageError
@@ -39,7 +39,7 @@ def data_record(data: Any) -> dict[str, Any]:
         **data.pipeline.facts(),
         "color_profile": data.decoding.color_profile,
         **({"value_range": list(limits)} if (limits := data.decoding.value_range) else {}),
-        "split_rule": data.rule.facts(),
+        "split_rule": data.split_rule(),
     }
 
 
@@ -86,12 +86,12 @@ class Trained:
         self.met: NDArray[np.bool_] = np.zeros(0, bool)  # which images of the split the run was trained on
         self.changed = False
 
-    def compare(self, name: SplitName, images: Images, rule: SplitRule) -> None:
-        """Find training images in a split; refuse them if the split was changed after training."""
+    def compare(self, name: SplitName, images: Images, rule: dict[str, Any]) -> None:
+        """Find training images in a split; refuse them if its rule is not that of the training."""
         if self.images is None or name != self.split:
             return
         self.met = np.isin(fingerprints(images), self.images)
-        self.changed = bool(self.met.any()) and self.rule != rule.facts()
+        self.changed = bool(self.met.any()) and self.rule != rule
         if self.changed and not self.allow:
             raise ValueError(
                 f"the {name} split is not that of the run, and {self.met.sum():,} of its {len(images):,} images were "

@@ -171,7 +171,7 @@ def has_images_of(data: Any, run: RunDir, split: SplitName) -> bool:
     tells: SplitName = split
     if split == "test" and known["test"] is None:
         tells = "train"
-        if data.has_test_split or data.rule.facts() != facts.get("split_rule"):
+        if data.has_test_split or data.split_rule() != facts.get("split_rule"):
             return False
         with suppress(ValueError, OSError):  # then it is not read
             data.build(tells)

@@ -109,7 +109,7 @@ def has_images(subject: Subject, found: SplitPredictions, facts: Facts) -> bool 
         now = now.assign(path=[escaped(images.names[i]) for i in index])
     if not (has_names(now) and has_names(table)) and not isinstance(data, LoadedImages):
         hashes = {name: {"hash": _hash_of(data, name)} for name in {split, "val"} & {*(facts.get("splits") or ())}}
-        known = {"data": type(data).__name__, "splits": hashes, "split_rule": data.rule.facts()}
+        known = {"data": type(data).__name__, "splits": hashes, "split_rule": data.split_rule()}
     return same_images(split, (table, now), (facts, known)) is not False
 
 

@@ -32,6 +32,7 @@ class SplitRule:
             table also a value of its column of folds, whose rows then validate.
         subset: Share of the training split to train on; smaller subsets are contained in larger ones.
         split_file: JSON file with lists of indices or paths: train, val and, unless the data has a test split, test.
+        even_folds: Whether folds are equally large; in an earlier vitlab all classes rounded up in the same folds.
 
     >>> ids = [str(i).encode() for i in range(10)]
     >>> {name: len(chosen) for name, chosen in SplitRule().indices(ids, np.zeros(10, int)).items()}
@@ -46,6 +47,7 @@ class SplitRule:
         fold: str | int | None = None,  # text first, or a fold 00 of a table would be 0
         subset: float = 1.0,
         split_file: str | None = None,
+        even_folds: bool = True,
     ) -> None:
         check_ranges("data", {"test_share": test_share, "subset": subset})
         if not 0 < val_share < 1:
@@ -54,18 +56,14 @@ class SplitRule:
             raise ValueError(f"`data.fold` and `data.split_file` exclude each other, got {fold!r} and {split_file!r}")
         self.test_share, self.val_share, self.subset = test_share, val_share, subset
         self.seed, self.file = split_seed, split_file
-        self.fold = _parse_fold(fold)
-        self.by: Literal["hash", "time"] = "hash"
-        self.even_folds = True  # False as in an earlier vitlab, where all classes rounded up in the same folds
-        self.named_fold: str | None = None  # validate on the rows of a table with this value in its column of folds
+        self.fold, self.even_folds = _parse_fold(fold), even_folds
 
     def facts(self) -> dict[str, object]:
         """Return the settings that determine the splits, for the record of a run."""
         facts = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
-        unused = [] if self.by == "time" else ["by"]
-        unused += [] if self.named_fold else ["named_fold"]
-        unused += [] if self.fold and self.even_folds and self.by == "hash" else ["even_folds"]
-        return {name: value for name, value in facts.items() if name not in unused}  # as ever
+        if not (self.fold and self.even_folds):
+            del facts["even_folds"]  # as ever
+        return facts
 
     def why_empty(self, name: SplitName, has_test_split: bool) -> str:
         """Return what divided the images where a split has none, for messages."""
@@ -73,8 +71,6 @@ class SplitRule:
             return ""
         if self.file is not None:
             return f": `data.split_file` {self.file} lists none under {name}"
-        if self.named_fold is not None:
-            return f": the column of folds divides all rows into training and validation, fold {self.named_fold}"
         settings: dict[str, object] = {} if has_test_split else {"test_share": self.test_share}
         settings |= {"val_share": self.val_share} if self.fold is None else {"fold": "/".join(map(str, self.fold))}
         how = " and ".join(f"`data.{key}={value}`" for key, value in settings.items())
