@@ -67,7 +67,7 @@ def before():
     import wandb
 
     from vitlab.data import Digits
-    from vitlab.data.pack.encode import Encoded
+    from vitlab.data.pack import write
     from vitlab.runs import guard
     from vitlab.runs.generations import BackgroundCheckpointIO
     from vitlab.tasks import Classifier
@@ -98,7 +98,7 @@ def before():
         case "finishing W&B":
             wandb.finish = sleep
         case "packing":
-            Encoded.__getitem__ = hang
+            write.encoded = hang
 
 
 def words_of(phase, ranks, folder):

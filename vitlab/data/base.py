@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitlab.data.arguments import RuleArgs
 from vitlab.data.files.decode import ColorProfile, Decoding, ImageError, decode_opened
-from vitlab.data.files.sets import FileImages, Images, Statistics, given_statistics
+from vitlab.data.files.sets import Images, Statistics, given_statistics
 from vitlab.data.files.splits import Indices, SplitName, SplitRule
 from vitlab.data.loading.loader import Batch, Loader, send
 from vitlab.data.loading.mix import Mix
@@ -180,15 +180,14 @@ class ImageData(Named, L.LightningDataModule):
         """Divide block 1, or, without a given test split, all images."""
         return self.rule.indices(images.ids, images.labels.numpy(), cut_test=not self.has_test_split)
 
-    def filter_readable(self, images: Images) -> Images:
-        """Return the readable images of a split, and note the others in `unreadable`."""
-        return images
-
-    def scanned(self, images: FileImages) -> FileImages:
-        """Return the readable ones among files, and note the others in `unreadable`."""
+    def scanned(self, images: Images) -> Images:
+        """Return the readable images among those of a split, and note the others in `unreadable`."""
         readable, reasons = images.scanned(self.num_workers)
-        self.unreadable |= {images.store.path(file): reason for file, reason in reasons.items()}
+        self.unreadable |= reasons
         return readable
+
+    def check_images(self, images: Images) -> None:
+        """Refuse images that the run cannot take, such as those of another size."""
 
     def absent(self) -> str:
         """Return which files `prepare_data` would download, and their size; empty if none."""
@@ -227,7 +226,9 @@ class ImageData(Named, L.LightningDataModule):
             return
         names: tuple[SplitName, ...] = ("test",) if wanted == "test" else ("train", "val")
         found = self._split_images(names)
-        readable = {name: self.filter_readable(images) for name, images in found.items()}
+        readable = {name: self.scanned(images) for name, images in found.items()}
+        for images in readable.values():
+            self.check_images(images)
         self.check_readable()
         for name, images in readable.items():
             if not len(images) and (name == wanted or wanted == "train"):
@@ -260,7 +261,7 @@ class ImageData(Named, L.LightningDataModule):
             return
         try:
             (images,) = self._split_images(("test",)).values()
-            images = self.scanned(images) if isinstance(images, FileImages) else images
+            images = self.scanned(images)
         except (ValueError, OSError) as error:
             note = f"the test split cannot be read: {error}"
         else:

@@ -102,13 +102,11 @@ class Packed(ClassFolders):
         names = [self.packed_names[number] for number in rows["label"][chosen].tolist()]
         return self.of_videos(self.labeled(self.store, [files[i] for i in chosen], names, facts_of(rows[chosen])))
 
-    def filter_readable(self, images: Images) -> Images:
-        """Return a split after checking its checksums."""
-        readable = super().filter_readable(images)
-        assert isinstance(readable, FileImages)
-        for file in readable.files if self.verify else []:
+    def check_images(self, images: Images) -> None:
+        """Refuse images that differ from their checksums."""
+        super().check_images(images)
+        for file in images.names if self.verify else []:
             if self.store.damaged(file):
                 raise ValueError(
                     f"{self.root} is damaged: {os.fsdecode(file)} differs from what was packed; pack it again"
                 )
-        return readable

@@ -172,14 +172,10 @@ class Photos(ImageData):
             return images
         return images.in_memory(self.num_workers)
 
-    def filter_readable(self, images: Images) -> Images:
-        """Return the readable files, and note the others in `unreadable`; arrays in memory have been read."""
-        if not isinstance(images, FileImages):
-            return images
-        readable = self.scanned(images)
-        if what := self.of_another_size(readable):
+    def check_images(self, images: Images) -> None:
+        """Refuse files of another size, where all must have one; arrays in memory have been read."""
+        if isinstance(images, FileImages) and (what := self.of_another_size(images)):
             raise ValueError(what)
-        return readable
 
     def of_another_size(self, images: FileImages) -> str:
         """Return which image lacks the size that all must have, and the way out; empty if all have it."""

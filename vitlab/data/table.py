@@ -119,9 +119,9 @@ class Table(Listed):
             return FileImages(self.store, [self.table.paths[i] for i in rows], targets, self.decoding)
         return TensorImages(self._read_arrays(rows), targets, [" + ".join(self._paths(i)).encode() for i in rows])
 
-    def filter_readable(self, images: Images) -> Images:
-        """Return the readable images of a split, and note the others with their rows."""
-        found = super().filter_readable(images)
+    def scanned(self, images: Images) -> Images:
+        """Return the readable images among those of a split, and note the others with their rows."""
+        found = super().scanned(images)
         if isinstance(self.store, Folder) and self.unreadable:
             rows = {self.store.path(path): i for i, path in reversed([*enumerate(self.table.paths)])}
             for path, reason in self.unreadable.items():

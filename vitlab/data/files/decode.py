@@ -85,12 +85,19 @@ class ImageError(ValueError):
         return f"{printable(self.path)}: {self.reason}"
 
 
+@contextlib.contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Turn an OSError inside a ``with`` block into an ImageError of the file that is read there."""
+    try:
+        yield
+    except OSError as error:
+        raise ImageError(path, error.strerror or str(error)) from None
+
+
 def decode(path: str | os.PathLike[str], how: Decoding = Decoding()) -> Image.Image:
     """Return the first frame of an image file, as `decode_bytes` does."""
-    try:
+    with reading(os.fspath(path)):
         data = Path(path).read_bytes()
-    except OSError as error:
-        raise ImageError(os.fspath(path), error.strerror or str(error)) from None
     return decode_bytes(data, os.fspath(path), how)
 
 

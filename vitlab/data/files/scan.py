@@ -6,18 +6,19 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from vitlab.data.files import archive
 from vitlab.data.files.decode import Decoding, ImageError, decode_bytes, draft_scale, image_header
-from vitlab.data.files.store import Store
+from vitlab.data.files.store import EachFile, Store
 
 Facts = np.ndarray  # one record of this type for each file
 FACTS = np.dtype(
@@ -63,7 +64,7 @@ def scan(
         else:
             todo.append(i)
     if todo:
-        looks = _look(store, [files[i] for i in todo], num_workers, how)
+        looks = _looks(store, [files[i] for i in todo], num_workers, how)
         for i, (look, reason) in zip(todo, looks, strict=True):
             for name in ("readable", "digest", "kind", "size", "look", "moments"):
                 facts[i][name] = look[name]
@@ -74,9 +75,9 @@ def scan(
     return facts, reasons
 
 
-def _look(store: Store, files: list[str], num_workers: int, how: Decoding) -> Iterator[tuple[np.ndarray, str]]:
+def _looks(store: Store, files: list[str], num_workers: int, how: Decoding) -> Iterator[tuple[np.ndarray, str]]:
     batches = DataLoader(
-        _Looks(store, files, how),
+        EachFile(store, files, partial(_look, store, how)),
         batch_size=64,
         num_workers=num_workers if len(files) > 256 else 0,  # for fewer files, starting workers takes longer
         collate_fn=list,
@@ -86,6 +87,14 @@ def _look(store: Store, files: list[str], num_workers: int, how: Decoding) -> It
     yield from tqdm((look for batch in batches for look in batch), "reading files", len(files), False, disable=hidden)
 
 
+def _look(store: Store, how: Decoding, file: str) -> tuple[np.ndarray, str]:
+    """Return the record of a file, or an empty one and why it is unreadable."""
+    try:
+        return inspect_image(store.load(file), how), ""
+    except ImageError as error:
+        return np.zeros((), dtype=FACTS), error.reason
+
+
 def sizes_of(store: Store, files: list[str]) -> list[tuple[int, int]]:
     """Return height and width of the readable files, from their headers."""
     sizes = []
@@ -93,31 +102,6 @@ def sizes_of(store: Store, files: list[str]) -> list[tuple[int, int]]:
         with contextlib.suppress(Exception):  # the scan reports unreadable files
             sizes.append(image_header(store.read(file))[1])
     return sizes
-
-
-class _Looks(Dataset[tuple[np.ndarray, str]]):
-    def __init__(self, store: Store, files: list[str], how: Decoding) -> None:
-        self.store, self.files, self.how = store, files, how
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitems__(self, indices: list[int]) -> list[tuple[np.ndarray, str]]:
-        self.store.expect([self.files[i] for i in indices])
-        return [self[i] for i in indices]
-
-    def __getitem__(self, index: int) -> tuple[np.ndarray, str]:
-        file = self.files[index]
-        record = np.zeros((), dtype=FACTS)
-        try:
-            data = self.store.read(file)
-        except OSError as error:
-            return record, error.strerror or str(error)
-        try:
-            return inspect_image(data, self.how), ""
-        except ImageError as error:
-            record["digest"] = bytes_digest(data)
-            return record, error.reason
 
 
 def inspect_image(data: bytes, how: Decoding, image: Image.Image | None = None, shrunk: int = LOOKED) -> np.ndarray:
@@ -134,14 +118,10 @@ def inspect_image(data: bytes, how: Decoding, image: Image.Image | None = None, 
     if image is None or draft_scale(size, shrunk) != draft_scale(size, LOOKED):  # always the same scale
         image = decode_bytes(data, "", replace(how, mode="RGB"), LOOKED)
         kind, size = image_header(data)
-    record["readable"], record["kind"], record["size"], record["digest"] = True, kind, size, bytes_digest(data)
+    record["readable"], record["kind"], record["size"] = True, kind, size
+    record["digest"] = np.frombuffer(hashlib.blake2b(data, digest_size=16).digest(), dtype="u8")
     record["look"], record["moments"] = look_of(image), moments(image)
     return record
-
-
-def bytes_digest(data: bytes) -> np.ndarray:
-    """Return a 128-bit hash of the bytes of a file."""
-    return np.frombuffer(hashlib.blake2b(data, digest_size=16).digest(), dtype="u8")
 
 
 def look_of(image: Image.Image) -> np.ndarray:

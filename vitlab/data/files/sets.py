@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
-from vitlab.data.files.decode import Decoding, ImageError, decode_bytes
+from vitlab.data.files.decode import Decoding, decode_bytes, reading
 from vitlab.data.files.scan import Facts, scan
 from vitlab.data.files.splits import Indices, split_hash
-from vitlab.data.files.store import Store
+from vitlab.data.files.store import EachFile, Store
 from vitlab.data.loading.transforms import to_image, to_tensor
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation of each channel
@@ -91,6 +91,13 @@ class TensorImages(Labeled):
         """Return one image as ``(H, W, C)``."""
         return self.images[index].permute(1, 2, 0).numpy()
 
+    def expect(self, indices: list[int]) -> None:
+        """Do nothing: there is nothing to prefetch."""
+
+    def scanned(self, num_workers: int) -> tuple["TensorImages", dict[str, str]]:
+        """Return the images, of which none is unreadable."""
+        return self, {}
+
     def take(self, indices: Indices) -> "TensorImages":
         """Return the images at ``indices`` as a set of their own."""
         index = torch.from_numpy(indices)
@@ -154,26 +161,25 @@ class FileImages(Labeled):
 
     def image(self, index: int) -> Image.Image:
         """Return one image, as `decode_bytes` does; an ImageError names a file that cannot be read."""
-        if (stored := self._stored(index)) is not None:
-            return Image.fromarray(stored).convert(self.how.mode)
-        path = self.store.path(self.files[index])
-        try:
-            data = self.store.read(self.files[index])
-        except OSError as error:
-            raise ImageError(path, error.strerror or str(error)) from None
-        return decode_bytes(data, path, self.how)
+        return self._decoded(self.files[index])
 
     def pixels(self, index: int) -> np.ndarray:
         """Return one image as uint8 ``(H, W, 3)`` or, gray, ``(H, W)``; without a copy if the store has it decoded."""
-        stored = self._stored(index)
+        stored = self._stored(self.files[index])
         fits = stored is not None and (stored.ndim == 2) == (self.how.mode == "L")
         return stored if stored is not None and fits else np.asarray(self.image(index))
 
-    def _stored(self, index: int) -> np.ndarray | None:
-        try:
-            return self.store.pixels(self.files[index])
-        except OSError as error:
-            raise ImageError(self.store.path(self.files[index]), error.strerror or str(error)) from None
+    def _decoded(self, file: str) -> Image.Image:
+        if (stored := self._stored(file)) is not None:
+            return Image.fromarray(stored).convert(self.how.mode)
+        return decode_bytes(self.store.load(file), self.store.path(file), self.how)
+
+    def _as_tensor(self, file: str) -> Tensor:
+        return to_tensor(self._decoded(file))
+
+    def _stored(self, file: str) -> np.ndarray | None:
+        with reading(self.store.path(file)):
+            return self.store.pixels(file)
 
     def expect(self, indices: list[int]) -> None:
         """Announce the images that are read next, for prefetching."""
@@ -186,18 +192,19 @@ class FileImages(Labeled):
         return FileImages(self.store, files, self.labels[torch.from_numpy(indices)], self.how, facts)
 
     def scanned(self, num_workers: int) -> tuple["FileImages", dict[str, str]]:
-        """Return the readable files with their facts, and the reason for each unreadable one."""
+        """Return the readable files with their facts, and the reason for each unreadable one, by its path."""
         if self.facts is not None:  # of a pack, whose unreadable files are known
             return self if self.facts["readable"].all() else self.take(np.flatnonzero(self.facts["readable"])), {}
         facts, reasons = scan(self.store, self.files, num_workers, self.how)
         readable = FileImages(self.store, self.files, self.labels, self.how, facts)
-        return readable.take(np.flatnonzero(facts["readable"])), reasons
+        why = {self.store.path(file): reason for file, reason in reasons.items()}
+        return readable.take(np.flatnonzero(facts["readable"])), why
 
     def in_memory(self, num_workers: int) -> TensorImages:
         """Return the decoded images, which must have the same size."""
         photos = DataLoader(
-            _Decoded(self), batch_size=256, num_workers=num_workers if len(self) > 4096 else 0,
-            generator=torch.Generator(),
+            EachFile(self.store, self.files, self._as_tensor), batch_size=256,
+            num_workers=num_workers if len(self) > 4096 else 0, generator=torch.Generator(),
         )  # fmt: skip
         return TensorImages(torch.cat(list(photos)), self.labels, self.ids)
 
@@ -213,21 +220,6 @@ class FileImages(Labeled):
         moments = self.known["moments"].astype(np.float64).mean(axis=0) if len(self) else np.zeros((2, 4))
         mean, square = moments[:, channels]
         return _mean_and_std(mean, square, rounding=5e-4)  # of the mean squares, which are float32, to the root
-
-
-class _Decoded(Dataset[Tensor]):
-    def __init__(self, images: FileImages) -> None:
-        self.images = images
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitems__(self, indices: list[int]) -> list[Tensor]:
-        self.images.expect(indices)
-        return [self[i] for i in indices]
-
-    def __getitem__(self, index: int) -> Tensor:
-        return to_tensor(self.images.image(index))
 
 
 Images = TensorImages | FileImages

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from vitlab.data.files.decode import ImageError
-from vitlab.data.files.sets import FileImages, Images
+from vitlab.data.files.sets import Images
 from vitlab.data.files.splits import Indices
 from vitlab.data.loading.crops import MultiCrop
 from vitlab.data.loading.loader import Batch, Loader
@@ -120,8 +120,7 @@ class _Samples(Dataset[_Sample]):
         self.labels = images.labels.tolist()
 
     def __getitems__(self, keys: list[_Key]) -> list[_Sample]:
-        if isinstance(self.images, FileImages):
-            self.images.expect([index for index, *_ in keys])
+        self.images.expect([index for index, *_ in keys])
         samples: list[_Sample] = []
         for key in keys:
             samples.append(self[key])

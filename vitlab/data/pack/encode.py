@@ -1,4 +1,4 @@
-"""Decode each photo once, to collect its facts and to encode it for a shard."""
+"""Read and decode a photo once, to collect its facts and to encode it for a shard."""
 
 import io
 import zlib
@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
-from torch.utils.data import Dataset
 
 from vitlab.data.files.decode import Decoding, ImageError, decode_bytes
 from vitlab.data.files.scan import inspect_image
@@ -37,37 +36,22 @@ class Photo(NamedTuple):
     shape: tuple[int, int] = (0, 0)  # height, width
 
 
-class Encoded(Dataset[Photo]):
-    """Read, decode, inspect and encode the images of a source, each once.
-
-    Args:
-        what: The source.
-        start: Number of the first image.
-    """
-
-    def __init__(self, what: PhotosToPack, start: int) -> None:
-        self.what, self.start = what, start
-
-    def __len__(self) -> int:
-        return len(self.what.files) - self.start
-
-    def __getitem__(self, index: int) -> Photo:
-        what, file = self.what, self.what.files[self.start + index]
-        try:
-            data = what.store.read(file)
-            if what.size is None:
-                facts = inspect_image(data, what.decoding)
-                return Photo(facts, "", data, zlib.crc32(data), tuple(facts["size"].tolist()))
-            image = decode_bytes(data, "", what.decoding, shrink=2 * what.size)
-            facts = inspect_image(data, what.decoding, image, 2 * what.size)
-        except OSError as error:
-            return Photo(np.zeros((), ROW)["facts"], error.strerror or str(error))
-        except ImageError as error:
-            return Photo(np.zeros((), ROW)["facts"], error.reason)
-        image = resized(image, what.size)
-        is_gray = bytes(facts["kind"]).split()[-1] in _GRAY
-        data = pixels(image.convert("L") if is_gray else image)
-        return Photo(facts, "", data, zlib.crc32(data), (image.height, image.width))
+def encoded(what: PhotosToPack, file: str) -> Photo:
+    """Read, decode, inspect and encode an image."""
+    how, size = what.decoding, what.size
+    try:
+        data = what.store.load(file)
+        if size is None:
+            facts = inspect_image(data, how)
+            return Photo(facts, "", data, zlib.crc32(data), tuple(facts["size"].tolist()))
+        image = decode_bytes(data, "", how, shrink=2 * size)
+        facts = inspect_image(data, how, image, 2 * size)
+    except ImageError as error:
+        return Photo(np.zeros((), ROW)["facts"], error.reason)
+    image = resized(image, size)
+    is_gray = bytes(facts["kind"]).split()[-1] in _GRAY
+    data = pixels(image.convert("L") if is_gray else image)
+    return Photo(facts, "", data, zlib.crc32(data), (image.height, image.width))
 
 
 def resized(image: Image.Image, size: int) -> Image.Image:

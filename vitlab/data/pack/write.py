@@ -23,8 +23,9 @@ from vitlab.data.files import archive
 from vitlab.data.files.decode import ColorProfile
 from vitlab.data.files.scan import sizes_of
 from vitlab.data.files.splits import SPLIT_NAMES
+from vitlab.data.files.store import EachFile
 from vitlab.data.image_folder import ImageFolder, kind_of
-from vitlab.data.pack.encode import Encoded, Photo, PhotosToPack
+from vitlab.data.pack.encode import Photo, PhotosToPack, encoded
 from vitlab.data.pack.shards import INDEX, ROUNDED, ROW, VERSION, shard_name
 from vitlab.data.photos import refuse_unreadable
 from vitlab.runs import guard
@@ -175,8 +176,8 @@ def _write(
         raise ValueError(f"{folder.parent} has {_amount(free)} left, and the packed images take {_amount(expected)}")
     guard.enter("pack", f"the next photos of {what.store.place}")
     photos = DataLoader(
-        Encoded(what, start), batch_size=16, num_workers=num_workers, collate_fn=list, generator=Generator(),
-        worker_init_fn=partial(_end_with, os.getpid()),
+        EachFile(what.store, what.files[start:], partial(encoded, what)), batch_size=16, num_workers=num_workers,
+        collate_fn=list, generator=Generator(), worker_init_fn=partial(_end_with, os.getpid()),
     )  # fmt: skip
     packed = (photo for batch in photos for photo in batch)
     i, total = start, len(what.files)
@@ -229,7 +230,7 @@ def _continued(folder: Path, what: PhotosToPack) -> tuple[int, int, dict[str, st
             ):  # fmt: skip
                 break
             broken = start + np.flatnonzero(~known["facts"]["readable"])
-            if not all(Encoded(what, 0)[i].reason for i in broken.tolist()):  # its reason has passed
+            if not all(encoded(what, what.files[i]).reason for i in broken.tolist()):  # its reason has passed
                 break
             now[:] = known
             start, shard, unreadable = start + len(known), shard + 1, {**unreadable, **reasons}
