@@ -35,8 +35,8 @@ from bench.pairs import compare, cpu_seconds, interleave
 from vitlab.data.files.decode import ImageError, decode_bytes
 from vitlab.data.files.ranges import Ranges
 from vitlab.data.files.tars import members_of
-from vitlab.data.loading.native import Native, NativeCropFlip
 from vitlab.data.loading.order import TrainOrder
+from vitlab.data.loading.own_ratio import OwnRatio, OwnRatioCropFlip
 from vitlab.data.loading.streams import AUGMENT, stream
 from vitlab.data.loading.transforms import RandomCropFlip, to_tensor
 from vitlab.data.pack.shards import PackedStore, read_index
@@ -54,7 +54,7 @@ LINES = {  # files of vitlab/data that would go if a library carried the part wh
     "packing": ["pack/encode.py", "pack/shards.py", "pack/write.py", "packed.py"],
     "tars": ["files/tars.py", "web_dataset.py"],
     "order": ["loading/order.py", "loading/streams.py"],
-    "native sizes": ["loading/native.py"],
+    "native sizes": ["loading/own_ratio.py"],
 }
 VERSIONS = ("torchvision", "timm", "webdataset", "litdata", "mosaicml-streaming", "datasets")
 Read = Callable[[int], np.ndarray]
@@ -249,10 +249,10 @@ def native(files: list[bytes]) -> dict[str, Callable[[], object]]:
     arrays = [x[: rng.integers(200, HEIGHT), : rng.integers(200, WIDTH)].copy() for x in whole]
     images = [(Image.fromarray(array), 0) for array in arrays]
     most = (SIDE // 16) ** 2
-    crop = NativeCropFlip(Native(16, (SIDE, SIDE), "bicubic"), 0.08)
+    crop = OwnRatioCropFlip(OwnRatio(16, (SIDE, SIDE), "bicubic"), 0.08)
 
     def ours() -> None:
-        tokens = crop.native.tokens(np.array([array.shape[:2] for array in arrays]))
+        tokens = crop.own_ratio.tokens(np.array([array.shape[:2] for array in arrays]))
         order = TrainOrder(len(arrays), BATCH, seed=0, tokens=tokens)
         for step in order.steps():
             pairs = zip(step.indices.tolist(), step.seeds.tolist(), strict=True)

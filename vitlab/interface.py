@@ -329,6 +329,11 @@ def deals_samples(data: Any) -> bool:
     return getattr(data, "deals_samples", False)
 
 
+def own_ratio_of(data: Any) -> Any:
+    """Return how data keep the aspect ratio of each image (`data.native_patch`); None if all images have one size."""
+    return getattr(getattr(data, "pipeline", None), "own_ratio", None)
+
+
 def images_of_batch(data: Any, trainer: Any) -> int | None:
     """Return the images of a batch over all processes; None if data of the user's own do not state a ``batch_size``.
 

@@ -209,13 +209,13 @@ def test_two_runs_do_not_share_a_directory(here, capsys):
         assert (here / "runs" / "mine" / "config.yaml").exists()
 
 
-@pytest.mark.parametrize(("native", "kept"), [(None, "any number of processes"), (object(), "as many processes")])
+@pytest.mark.parametrize(("ratio", "kept"), [(None, "any number of processes"), (object(), "as many processes")])
 @pytest.mark.parametrize(
     ("precision", "weights"), [("32-true", "bit-identical with 2 processes, "), ("bf16-mixed", "close, not bit-")]
 )
-def test_bits_are_promised_in_32_and_native_sizes_for_as_many_processes_alone(native, kept, precision, weights):
+def test_bits_are_promised_in_32_and_native_sizes_for_as_many_processes_alone(ratio, kept, precision, weights):
     device = {"strategy": SimpleNamespace(root_device=torch.device("cpu")), "precision": precision, "world_size": 2}
-    trainer = SimpleNamespace(datamodule=SimpleNamespace(pipeline=SimpleNamespace(native=native)), **device)
+    trainer = SimpleNamespace(datamodule=SimpleNamespace(pipeline=SimpleNamespace(own_ratio=ratio)), **device)
     promised = promises(trainer)
     assert f"for {kept}" in promised["samples"] and promised["weights"].startswith(weights)
 

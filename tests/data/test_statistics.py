@@ -134,12 +134,12 @@ def test_an_epoch_is_not_continued_in_another_order_or_with_other_shares_of_pack
         trained.trainer = _trainer(*place)
         states[where] = trained.state_dict()
     for where, state in states.items():
-        other.splits["train"], other.pipeline.native = train.take(np.arange(len(train))[::-1].copy()), None
+        other.splits["train"], other.pipeline.own_ratio = train.take(np.arange(len(train))[::-1].copy()), None
         with pytest.raises(ValueError, match="another order") if where == "within" else nullcontext():
             other.load_state_dict(state)
         other.splits["train"] = train
         other.load_state_dict({**state, "world": 2})
-        other.pipeline.native = object()
+        other.pipeline.own_ratio = object()
         with pytest.raises(ValueError, match="resume it on 2") if where == "within" else nullcontext():
             other.load_state_dict({**state, "world": 2})
     other.load_state_dict({key: states["within"][key] for key in ("class_names", "seed", "order", "split_hash")})

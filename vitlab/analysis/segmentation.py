@@ -20,6 +20,7 @@ from vitlab.data.files.sets import FileImages, Images
 from vitlab.data.files.splits import SplitName
 from vitlab.data.loading.order import fixed_order
 from vitlab.errors import UsageError
+from vitlab.interface import own_ratio_of
 from vitlab.models.foreign import AnyNetwork
 from vitlab.models.walk import Asked, all_finite, placed_tokens
 from vitlab.stats import ROUNDING
@@ -212,7 +213,7 @@ def _masked(subject: Subject, split: SplitName, folder: Path) -> Masked:
     """Return up to ``num_images`` images of a split with their masks, cut as the images are."""
     if not folder.is_dir():
         raise UsageError(f"`--masks` must be a folder, got {folder}")
-    if subject.has_no_data or getattr(subject.data.pipeline, "native", None):
+    if subject.has_no_data or own_ratio_of(subject.data):
         raise UsageError(f"segmentation needs images of a data set, all of one size, and {subject.name} has none")
     next(iter(subject.batches(split, limit=1)))  # reads the split, or says why not
     images = subject.data.splits[split]

@@ -14,6 +14,7 @@ from torchvision.utils import make_grid
 
 from vitlab.callbacks.loops import is_due, step_of_loggers
 from vitlab.errors import UsageError
+from vitlab.interface import own_ratio_of
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import attention_maps
 
@@ -58,7 +59,7 @@ class AttentionMaps(Callback):
             return
         if not isinstance(getattr(pl_module, "net", None), VisionTransformer):
             raise ValueError(f"AttentionMaps shows a network of vitlab, and {type(pl_module).__name__} has none")
-        if getattr(getattr(getattr(trainer, "datamodule", None), "pipeline", None), "native", None):
+        if own_ratio_of(getattr(trainer, "datamodule", None)):
             raise ValueError("AttentionMaps needs images of one size, without `data.native_patch`: leave it out")
         if pl_module.net.cls_token is None:
             raise ValueError(

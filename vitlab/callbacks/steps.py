@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitlab.interface import batches_of_a_step, check_asked_once, hparams_of, is_task, network, redefines
+from vitlab.interface import batches_of_a_step, check_asked_once, hparams_of, is_task, network, own_ratio_of, redefines
 from vitlab.layers.precision import full_tensor, norm_of_gradients
 from vitlab.runs.launch import of_all
 
@@ -208,8 +208,7 @@ class Speed:
         self.devices, task = trainer.world_size, trainer.lightning_module
         self.passes = None if hparams_of(task).get("freeze") else getattr(task, "forward_passes", 3)
         self.flops_from = facts.get("flops_from", [[0, facts.get("flops", 0)]])
-        pipeline = getattr(getattr(trainer, "datamodule", None), "pipeline", None)
-        varies = getattr(pipeline, "native", None)  # with images or patches of any sizes, the FLOPs are those of one
+        varies = own_ratio_of(getattr(trainer, "datamodule", None))  # then the FLOPs are those of one image
         varies = varies or getattr(getattr(network(task), "tokenizer", None), "flexi_patch", None)
         self.peak = None if varies else peak_flops(trainer.strategy.root_device)
 

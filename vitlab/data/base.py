@@ -17,8 +17,8 @@ from vitlab.data.files.sets import Images, Statistics, given_statistics
 from vitlab.data.files.splits import Indices, SplitName, SplitRule
 from vitlab.data.loading.loader import Batch, Loader, send
 from vitlab.data.loading.mix import Mix
-from vitlab.data.loading.native import check_native
 from vitlab.data.loading.order import Draw, EvalOrder, Sampling, Step, TrainOrder, check_shares
+from vitlab.data.loading.own_ratio import check_own_ratio
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.data.loading.transforms import Augment, CropMode, Interpolation, as_size
 from vitlab.data.record import RUN, data_record
@@ -127,7 +127,7 @@ class ImageData(Named, L.LightningDataModule):
         self.rule = SplitRule(**split, even_folds=run is None or run.even_folds)
         mixes = {"mixup": mixup, "cutmix": cutmix, "random_erasing": random_erasing, "crop_pct": crop_pct}
         draws = {"repeats": repeats > 1, "sampling": sampling != "natural", "img_size_schedule": img_size_schedule}
-        check_native(native_patch, native_size, mixes | draws)
+        check_own_ratio(native_patch, native_size, mixes | draws)
         self.pipeline = Pipeline(
             native_size, self.img_size, augment, crop_scale, crop_pct, interpolation, img_size_schedule, native_patch,
             crop_mode,
@@ -168,7 +168,8 @@ class ImageData(Named, L.LightningDataModule):
             taken |= {name: known[name] for name in ("mean", "std")}
             self._statistics = given_statistics(known["mean"], known["std"], self.in_chans)
             self.statistics_from = "given"
-        if "crop_pct" in known and "crop_pct" not in given and not (self.pipeline.native_size or self.pipeline.native):
+        is_whole = self.pipeline.native_size or self.pipeline.own_ratio
+        if "crop_pct" in known and "crop_pct" not in given and not is_whole:
             taken["crop_pct"] = self.pipeline.crop_pct = known["crop_pct"]
         return taken
 
@@ -340,7 +341,7 @@ class ImageData(Named, L.LightningDataModule):
 
     def cut_transform(self, image: Image.Image) -> Tensor:
         """Do the same, but cut the image to ``img_size`` where evaluation keeps its aspect ratio (`native_patch`)."""
-        if not self.pipeline.native:
+        if not self.pipeline.own_ratio:
             return self.eval_transform(image)
         return self.pipeline.cut_image(decode_opened(image, self.decoding), self.statistics())
 
@@ -356,7 +357,7 @@ class ImageData(Named, L.LightningDataModule):
             "interpolation": pipeline.interpolation,
             **{name: getattr(self.decoding, name) for name in ("color_profile", "value_range", "max_pixels")},
             **({"arrays": True} if self.arrays else {}),
-            **({"native_patch": pipeline.native.patch} if pipeline.native else {}),
+            **({"native_patch": pipeline.own_ratio.patch} if pipeline.own_ratio else {}),
         }
 
     @property

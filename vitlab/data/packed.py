@@ -80,7 +80,7 @@ class Packed(ClassFolders):
     def _way_to_the_files(self, size: int | None) -> str:
         """Return how to pack so that evaluation sees the pixels of the files; empty if it does at ``size``."""
         pipeline = self.pipeline
-        if pipeline.native_size or pipeline.native:
+        if pipeline.native_size or pipeline.own_ratio:
             return ""
         whole = pipeline.center().whole
         if whole[0] != whole[1] or (pipeline.crop_mode, pipeline.interpolation) != ("center", "bicubic"):

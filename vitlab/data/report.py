@@ -117,12 +117,12 @@ def write_picture(data: ImageFolder, path: Path) -> None:
     order = _one_of_each_class_first(images.labels.numpy())[:_ROWS]
     height, width = data.img_size
     sheet = Image.new("RGB", ((_COLUMNS + 1) * (width + 2), len(order) * (height + 2)), "white")
-    plain = data.pipeline.transform(False, data.mean, data.pipeline.native)
+    plain = data.pipeline.transform(False, data.mean, data.pipeline.own_ratio)
     for row, index in enumerate(order.tolist()):
         image = images.image(index)
         cells = [plain(image, 0) if plain else image, *_augmented(data, images, index)]
         for column, cell in enumerate(cells):
-            if data.pipeline.native:  # of another aspect ratio
+            if data.pipeline.own_ratio:  # of another aspect ratio
                 cell = ImageOps.contain(cell, (width, height))
             elif not data.pipeline.crops:
                 cell = cell.resize((width, height))
@@ -135,7 +135,7 @@ def _augmented(data: ImageFolder, images: Images, index: int) -> list[Image.Imag
     """Return an image as training sees it in several epochs, or several crops of it."""
     pipeline, seeds = data.pipeline, stream(0, np.arange(_COLUMNS), index)
     if (crops := pipeline.crops) is None:
-        transform, image = pipeline.transform(True, data.mean, pipeline.native), images.image(index)
+        transform, image = pipeline.transform(True, data.mean, pipeline.own_ratio), images.image(index)
         return [transform(image, seed) if transform else image for seed in seeds.tolist()]
     seen: list[Image.Image] = []
     for seed in seeds:

@@ -60,7 +60,7 @@ def check_same_training(data: Any, state: Mapping[str, Any]) -> None:
             "restore the order (of a table's rows, a list of shards, or `data.split_file`), or start a new run"
         )
     world = data.trainer.world_size
-    if data.pipeline.native and state["world"] != world:
+    if data.pipeline.own_ratio and state["world"] != world:
         raise ValueError(
             f"the checkpoint is from the middle of an epoch on {state['world']} processes, now {world}, which divide "
             f"the photos of `data.native_patch` otherwise: resume it on {state['world']}"

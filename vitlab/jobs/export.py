@@ -25,6 +25,7 @@ from vitlab.interface import (
     image_sizes,
     own_answer,
     own_parts,
+    own_ratio_of,
     path_of,
 )
 from vitlab.jobs.exported import OF_ANY, ExportOptions, Form
@@ -175,7 +176,7 @@ def _to_write(run: RunDir, cli: VitlabCLI, to: Form, any_size: bool) -> tuple[An
         raise UsageError(f"`--dynamic size` is for networks of vitlab, got {path_of(net)}: leave it out")
     if to == "onnx-int8" and "answers" in own and isinstance(cli.model, Task):  # whose loss is of the network
         raise UsageError(f"`--to {to}` measures a network alone, and {own['answers']} answers: use --to onnx or pt2")
-    if to == "onnx-int8" and getattr(getattr(cli.datamodule, "pipeline", None), "native", None):
+    if to == "onnx-int8" and own_ratio_of(cli.datamodule):
         raise UsageError(f"`--to {to}` is measured on images of one size, got `data.native_patch`: use --to onnx")
     if not is_ours:
         return Plain(net, *_sizes(run, cli)), {}

@@ -18,6 +18,7 @@ from vitlab.data.base import ImageData
 from vitlab.data.files.sets import Images
 from vitlab.data.loading.order import fixed_order
 from vitlab.errors import named_line
+from vitlab.interface import own_ratio_of
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import all_attention_maps, heads_of, probabilities
 from vitlab.runs.atomic import atomic_write
@@ -187,7 +188,7 @@ def is_small(trainer: L.Trainer, pl_module: Any) -> bool:
         return False
     net, data = pl_module.net, trainer.datamodule  # type: ignore[attr-defined]
     cells = net.grid_size[0] * net.grid_size[1]
-    return 2 * (IMAGES * sum(heads_of(net)) * cells + cells**2) <= MOST_BYTES and not data.pipeline.native
+    return 2 * (IMAGES * sum(heads_of(net)) * cells + cells**2) <= MOST_BYTES and not own_ratio_of(data)
 
 
 def _files(run: Path) -> list[Path]:

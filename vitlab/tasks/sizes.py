@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 
 from vitlab.errors import UsageError
-from vitlab.interface import LINKS, hparams_of, image_fact, network
+from vitlab.interface import LINKS, hparams_of, image_fact, network, own_ratio_of
 from vitlab.layers.plain import local_part
 from vitlab.models.packed_batch import check_packed
 from vitlab.models.vit import VisionTransformer
@@ -70,9 +70,9 @@ def patch_for(img_size: list[int], usual: int) -> int:
 
 
 def check_forms(task: Any, data: Any) -> None:
-    """Refuse crops, or images in native sizes, that a task does not take."""
+    """Refuse crops, or images at their own aspect ratio, that a task does not take."""
     check_crops(task, data)
-    _check_native_sizes(task, data)
+    _check_own_ratio(task, data)
 
 
 def check_crops(task: Any, data: Any) -> None:
@@ -88,9 +88,9 @@ def check_crops(task: Any, data: Any) -> None:
         raise UsageError("`data.mixup`, `data.cutmix` and `data.random_erasing` do not work on crops: set them to 0")
 
 
-def _check_native_sizes(task: Any, data: Any) -> None:
-    """Refuse native image sizes for a task or network that does not support them."""
-    if not (native := getattr(getattr(data, "pipeline", None), "native", None)):
+def _check_own_ratio(task: Any, data: Any) -> None:
+    """Refuse images at their own aspect ratio for a task or network that takes one size."""
+    if not (own := own_ratio_of(data)):
         return
     net: Any = network(task)
     try:
@@ -100,7 +100,7 @@ def _check_native_sizes(task: Any, data: Any) -> None:
             raise ValueError(
                 "sizes change at every step, and `model.compile` would compile each: leave one of them out"
             )
-        check_packed(net, net.in_chans, (native.patch, native.patch))
+        check_packed(net, net.in_chans, (own.patch, own.patch))
     except ValueError as error:
         raise UsageError(f"`data.native_patch`: {error}") from None
 

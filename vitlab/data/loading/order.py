@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlab.data.files.splits import Indices
-from vitlab.data.loading.native import Tokens
+from vitlab.data.loading.own_ratio import Tokens
 from vitlab.data.loading.streams import (
     AUGMENT,
     MASK,

@@ -16,8 +16,8 @@ from vitlab.data.files.decode import Decoding, ImageError, decode
 from vitlab.data.files.sets import FileImages, Images, Statistics, TensorImages
 from vitlab.data.loading.crops import multi_crop
 from vitlab.data.loading.loader import Loader, Prefetch
-from vitlab.data.loading.native import Native, NativeCropFlip, Tokens
 from vitlab.data.loading.order import EvalOrder, Step, TrainOrder
+from vitlab.data.loading.own_ratio import OwnRatio, OwnRatioCropFlip, Tokens
 from vitlab.data.loading.sample_loader import OnUnreadable, SampleLoader
 from vitlab.data.loading.sizes import Sizes
 from vitlab.data.loading.tensor_loader import TensorLoader
@@ -88,7 +88,7 @@ class Pipeline:
         self.crops = multi_crop(augment, img_size, interpolation, schedule or native_patch)
         self.moves, self.steps = (False, []) if self.crops else parts_of(augment)
         self.sizes = Sizes(schedule, img_size)
-        self.native = None if native_patch is None else Native(native_patch, img_size, interpolation)
+        self.own_ratio = None if native_patch is None else OwnRatio(native_patch, img_size, interpolation)
         self.crop_scale, self.crop_pct, self.crop_mode = crop_scale, crop_pct, crop_mode
         if self.steps:  # refuse wrong steps now
             try_on((native_patch, 2 * native_patch) if native_patch else self._step_size, self.steps, interpolation)
@@ -105,9 +105,9 @@ class Pipeline:
         if self.native_size:
             crops = f"{self.crops}, evaluated on " if self.crops else ""
             return f"{crops}whole images" + (f", shifted by up to {self.pad} pixels" if self.moves else "") + then
-        if self.native:
+        if self.own_ratio:
             part = f"random parts of {100 * self.crop_scale:.4g} to 100 % of the area" if self.moves else "whole images"
-            return f"{part}{then}, evaluated on whole images, {self.native}"
+            return f"{part}{then}, evaluated on whole images, {self.own_ratio}"
         center = f"evaluated on {_MODES[self.crop_mode].format(f'{100 * self.crop_pct:.4g} %')}"
         if self.crops or not self.moves:
             return f"{self.crops}, {center}" if self.crops else f"trained and {center}{then}"
@@ -116,7 +116,7 @@ class Pipeline:
     def facts(self) -> dict[str, Any]:
         """Return sizes and crop, for the record of a run."""
         native = self.native_size and list(self.native_size)
-        seen = {} if self.native else {"crop_pct": self.crop_pct}
+        seen = {} if self.own_ratio else {"crop_pct": self.crop_pct}
         return {
             "img_size": list(self.img_size), "native_size": native, **seen,
             "crop_mode": self.crop_mode, "interpolation": self.interpolation,
@@ -128,7 +128,7 @@ class Pipeline:
         >>> Pipeline(None, (80, 80), "none", None, 1.0, "bicubic").protocol()
         {'img_size': [80, 80], 'crop': 'center', 'crop_pct': 1.0, 'interpolation': 'bicubic'}
         """
-        if self.native:
+        if self.own_ratio:
             crop: dict[str, Any] = {"crop": "none, at most the patches of img_size"}
         elif self.native_size:
             crop = {"crop": "none"}
@@ -158,9 +158,9 @@ class Pipeline:
             loader = TensorLoader(pixels, labels, order, self.native_size, self.pad if moving else 0, moving, fill)
             resident = pixels.device.type == "cuda"
         else:
-            native = self.native if order.tokens else None
-            what = self.crops if train and self.crops else self.transform(train, mean, native)
-            loader = SampleLoader(images, order, what, num_workers, on_unreadable, native.patch if native else None)
+            own = self.own_ratio if order.tokens else None
+            what = self.crops if train and self.crops else self.transform(train, mean, own)
+            loader = SampleLoader(images, order, what, num_workers, on_unreadable, own.patch if own else None)
             resident = False
         return Prefetch(loader, device) if device.type == "cuda" and not resident else loader
 
@@ -194,17 +194,18 @@ class Pipeline:
 
     def tokens(self, images: Images) -> Tokens | None:
         """Return the numbers of patches of files that keep their aspect ratio; None if all have one size."""
-        return self.native.tokens(images.known["size"]) if self.native and isinstance(images, FileImages) else None
+        own = self.own_ratio
+        return own.tokens(images.known["size"]) if own and isinstance(images, FileImages) else None
 
     def joined(self, images: Sequence[Tensor]) -> Tensor | PackedBatch:
         """Join several results of :meth:`eval_file` into a batch."""
-        return PackedBatch.of(images, self.native.patch) if self.native else torch.stack(list(images))
+        return PackedBatch.of(images, self.own_ratio.patch) if self.own_ratio else torch.stack(list(images))
 
     def eval_image(self, image: Image.Image, statistics: Statistics) -> Tensor:
         """Map one gray or RGB image to a normalized ``(C, H, W)``, as in evaluation."""
-        if not self.native:
+        if not self.own_ratio:
             return self.cut_image(image, statistics)
-        pixels = to_tensor(self.native(image))
+        pixels = to_tensor(self.own_ratio(image))
         return self._scaled(pixels[None], statistics, tuple(pixels.shape[1:]))[0]
 
     def cut_image(self, image: Image.Image, statistics: Statistics) -> Tensor:
@@ -234,12 +235,12 @@ class Pipeline:
             raise ImageError(str(path), f"an array of {len(array)} channels, the network takes {in_chans}")
         return self.normalize(torch.from_numpy(array)[None], statistics)[0]
 
-    def transform(self, train: bool, mean: tuple[float, ...], native: Native | None = None) -> Transform | None:
+    def transform(self, train: bool, mean: tuple[float, ...], own: OwnRatio | None = None) -> Transform | None:
         """Return the transform of single images in training or evaluation; None if there is none."""
-        move: Transform | None = None if train and self.native_size else native or self.center(mean)
+        move: Transform | None = None if train and self.native_size else own or self.center(mean)
         if train and self.moves:
             crop: Transform = RandomCropFlip(self.img_size, self.crop_scale, self.interpolation)
-            crop = NativeCropFlip(native, self.crop_scale) if native else crop
+            crop = OwnRatioCropFlip(own, self.crop_scale) if own else crop
             move = ShiftFlip(self.pad) if self.native_size else crop
         if not train or not self.steps:
             return move

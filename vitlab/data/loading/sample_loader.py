@@ -18,8 +18,8 @@ from vitlab.data.files.sets import Images
 from vitlab.data.files.splits import Indices
 from vitlab.data.loading.crops import MultiCrop
 from vitlab.data.loading.loader import Batch, Loader
-from vitlab.data.loading.native import NativeCropFlip
 from vitlab.data.loading.order import EvalOrder, TrainOrder
+from vitlab.data.loading.own_ratio import OwnRatioCropFlip
 from vitlab.data.loading.transforms import RandomCropFlip, Transform, to_tensor
 from vitlab.packed_batch import PackedBatch
 
@@ -142,7 +142,7 @@ class _Samples(Dataset[_Sample]):
         return _Sample(None, self.labels[index], index, errors)
 
     def _read(self, index: int, seed: int) -> Tensor:
-        if isinstance(self.transform, RandomCropFlip | NativeCropFlip | MultiCrop):
+        if isinstance(self.transform, RandomCropFlip | OwnRatioCropFlip | MultiCrop):
             return self.transform.cut(self.images.pixels(index), seed)
         image = self.images.image(index)
         return to_tensor(image if self.transform is None else self.transform(image, seed))

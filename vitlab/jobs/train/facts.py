@@ -29,6 +29,7 @@ from vitlab.interface import (
     image_sizes,
     network,
     own_parts,
+    own_ratio_of,
     path_of,
     redefines,
     trained,
@@ -312,7 +313,7 @@ def promises(trainer: Any) -> dict[str, str]:
         weights = f"bit-identical on this kind of device {condition} (deterministic algorithms)"
     else:
         weights = "close, not bit-identical; trainer.deterministic=true makes them so on one kind of device"
-    packs = trainer.datamodule.pipeline.native  # as many patches as each process may have
+    packs = own_ratio_of(trainer.datamodule)  # as many patches as each process may have
     any_number = "as many processes and any number of workers" if packs else "any number of processes and workers"
     return {
         "samples": f"the same at every global step, for {any_number}",

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from vitlab import load
 from vitlab.cli.main import main
 from vitlab.data import Digits, ImageFolder
-from vitlab.data.loading.native import Native, Tokens
 from vitlab.data.loading.order import EvalOrder, TrainOrder
+from vitlab.data.loading.own_ratio import OwnRatio, Tokens
 from vitlab.errors import UsageError
 from vitlab.packed_batch import PackedBatch
 from vitlab.pretraining import MAE
@@ -42,16 +42,16 @@ def photos(tmp_path_factory):
 
 
 def test_an_image_keeps_its_shape_in_at_most_so_many_patches():
-    rng, native = np.random.default_rng(0), Native(16, (224, 224), "bicubic")
+    rng, own = np.random.default_rng(0), OwnRatio(16, (224, 224), "bicubic")
     for height, width in rng.integers(1, 3000, (300, 2)).tolist():
-        h, w = native.grid((height, width))
-        assert (1 <= h * w <= 196 and native.grid((width, height)) == (w, h)) or (h * w == 196 and h == w)
+        h, w = own.grid((height, width))
+        assert (1 <= h * w <= 196 and own.grid((width, height)) == (w, h)) or (h * w == 196 and h == w)
         assert h <= max(1, round(height / 16)) and w <= max(1, round(width / 16))
         if min(h, w) > 4:
             assert 0.8 < (h / w) / (height / width) < 1.25
-    assert native.grid((1, 10**6)) == (1, 196) and native.grid((224, 224)) == (14, 14)
-    assert native.grid((80, 728)) == (4, 42) and native.grid((728, 80)) == (42, 4)  # 4.64 x 42.24 was rounded to 5 x 42
-    assert native.grid((128, 400)) == (8, 24)  # 7.92 x 24.75
+    assert own.grid((1, 10**6)) == (1, 196) and own.grid((224, 224)) == (14, 14)
+    assert own.grid((80, 728)) == (4, 42) and own.grid((728, 80)) == (42, 4)  # 4.64 x 42.24 was rounded to 5 x 42
+    assert own.grid((128, 400)) == (8, 24)  # 7.92 x 24.75
 
 
 @pytest.mark.parametrize("world", [1, 3])
@@ -92,7 +92,7 @@ def test_packed_batches_hold_the_images_as_read_one_by_one(photos):
     normal, _ = data.on_after_batch_transfer((images, labels, step), 0)
     mean, std = (torch.tensor(values)[:, None, None] for values in data.statistics())
     for i, image in zip(step.indices, normal.images(), strict=True):
-        whole = data.pipeline.native(split.image(i))
+        whole = data.pipeline.own_ratio(split.image(i))
         expected = (torch.from_numpy(np.array(whole)).permute(2, 0, 1) / 255 - mean) / std
         torch.testing.assert_close(image, expected, atol=1e-5, rtol=1e-5)
 

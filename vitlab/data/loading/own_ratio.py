@@ -36,7 +36,7 @@ class Tokens(NamedTuple):
         return -(-int(self.counts.sum()) // (images * self.most))
 
 
-class Native:
+class OwnRatio:
     """Sizes of images in whole patches, at most as many as ``img_size`` has, the nearest of each side.
 
     Images are not enlarged by more than half a patch a side, or to one patch.
@@ -46,8 +46,8 @@ class Native:
         img_size: Height and width of an image with the most patches, in pixels.
         interpolation: How images are resized.
 
-    >>> native = Native(16, (224, 224), "bicubic")
-    >>> native.grid((480, 640)), native.grid((40, 100)), native.grid((100, 40))
+    >>> own = OwnRatio(16, (224, 224), "bicubic")
+    >>> own.grid((480, 640)), own.grid((40, 100)), own.grid((100, 40))
     ((12, 16), (2, 6), (6, 2))
     """
 
@@ -83,27 +83,27 @@ class Native:
         return image.resize(self.size((image.height, image.width))[::-1], resampling(self.interpolation))
 
 
-class NativeCropFlip:
+class OwnRatioCropFlip:
     """Resize a random crop of an image to the size of the whole image, and mirror it with probability 1/2.
 
     Args:
-        native: The sizes.
+        own_ratio: The sizes.
         scale: Smallest share of the image's area in the crop.
     """
 
-    def __init__(self, native: Native, scale: float) -> None:
-        self.native, self.scale = native, scale
+    def __init__(self, own_ratio: OwnRatio, scale: float) -> None:
+        self.own_ratio, self.scale = own_ratio, scale
 
     def __call__(self, image: Image.Image, seed: int) -> Image.Image:
         return to_image(self.cut(np.asarray(image), seed))
 
     def cut(self, pixels: np.ndarray, seed: int) -> Tensor:
         """Map uint8 ``(H, W)`` or ``(H, W, C)`` to ``(C, h, w)``; only the crop is read."""
-        size = self.native.size(pixels.shape[:2])
-        return RandomCropFlip(size, self.scale, self.native.interpolation).cut(pixels, seed)
+        size = self.own_ratio.size(pixels.shape[:2])
+        return RandomCropFlip(size, self.scale, self.own_ratio.interpolation).cut(pixels, seed)
 
 
-def check_native(patch: int | None, native_size: Size | None, others: dict[str, Any]) -> None:
+def check_own_ratio(patch: int | None, native_size: Size | None, others: dict[str, Any]) -> None:
     """Refuse images of one size, and options that do not work with `data.native_patch`."""
     if patch is None:
         return
