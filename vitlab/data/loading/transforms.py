@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
@@ -250,7 +251,7 @@ def step_of(
         "translate_const": int(side * 0.45),
     }
     kind = name.split("-")[0]
-    try:
+    with suppress(AssertionError, ValueError, KeyError):  # then it is no string of timm, nor the name of a class
         if name == "3-augment":
             return Compose([auto_augment.auto_augment_transform("3a", hparams), ColorJitter(0.3, 0.3, 0.3)])
         if name == "rotate90":
@@ -264,10 +265,8 @@ def step_of(
         if kind == "rand":
             randaugment = auto_augment.rand_augment_transform(name, hparams)
             return _keeping_a_bit(randaugment, randaugment.ops)
-    except (AssertionError, ValueError, KeyError):
-        name = f"{name} "  # not the name of a class either
     words = ("none", "crop-flip", "3-augment", "rotate90", "original", "a timm string such as rand-m9-mstd0.5-inc1")
-    cls = find_class("data.augment", name.strip(), torch.nn.Module, words, v2.__name__)
+    cls = find_class("data.augment", name, torch.nn.Module, words, v2.__name__)
     return build("data.augment", cls, args, {})
 
 

@@ -124,30 +124,30 @@ class PackedStore(Store):
 
     def read(self, file: str) -> bytes:
         """Return the bytes of an image, or raise an OSError."""
+        content, start, end = self._span(file)
+        return content[start:end]
+
+    def _span(self, file: str) -> tuple[bytes | mmap.mmap, int, int]:
+        """Return what holds the bytes of an image, and where they start and end in it."""
         row = self.rows[self.number[file]]
-        if self.remote:
-            data = self.remote.read(file)
-            if zlib.crc32(data) != row["crc"]:
-                raise OSError("differs from what was packed")
-            return data
-        return self.shards[int(row["shard"])][int(row["offset"]) : int(row["offset"]) + int(row["length"])]
+        start, length = int(row["offset"]), int(row["length"])
+        if not self.remote:
+            return self.shards[int(row["shard"])], start, start + length
+        data = self.remote.read(file)
+        if zlib.crc32(data) != row["crc"]:
+            raise OSError("differs from what was packed")
+        return data, 0, length
 
     def pixels(self, file: str) -> np.ndarray | None:
         """Return an image as uint8 ``(H, W, 3)`` or ``(H, W)`` without a copy; None if it is encoded."""
-        row = self.rows[self.number[file]]
-        shard: bytes | mmap.mmap
-        if self.remote:
-            shard, start = self.read(file), 0
-        else:
-            shard, start = self.shards[int(row["shard"])], int(row["offset"])
-        length = int(row["length"])
-        head = _PLAIN.match(shard, start, start + length)
+        content, start, end = self._span(file)
+        head = _PLAIN.match(content, start, end)
         if head is None:
             return None
         width, height, chans = int(head[2]), int(head[3]), 3 if head[1] == b"6" else 1
-        if start + length - head.end() != width * height * chans:
+        if end - head.end() != width * height * chans:
             return None
-        values = np.frombuffer(shard, np.uint8, width * height * chans, head.end())
+        values = np.frombuffer(content, np.uint8, width * height * chans, head.end())
         return values.reshape((height, width, chans) if chans == 3 else (height, width))
 
     def stamp(self, file: str) -> tuple[int, int]:
