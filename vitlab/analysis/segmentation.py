@@ -232,7 +232,7 @@ def _masked(subject: Subject, split: SplitName, folder: Path) -> Masked:
 def _cut(subject: Subject, images: Images, i: int, file: Path) -> NDArray[np.uint8]:
     """Return a mask as ``(H, W)`` of the network's input: resized and cut as its image, to the nearest pixel."""
     mask = read_mask(file)
-    size = images.known["size"][i].tolist() if isinstance(images, FileImages) else list(images.images.shape[2:])
+    size = images.known["size"][i].tolist() if isinstance(images, FileImages) else list(images.pixels(i).shape[:2])
     if [mask.height, mask.width] != size:
         raise UsageError(
             f"{file} has {mask.height} x {mask.width} pixels, and its image {images.names[i]} {size[0]} x {size[1]}"

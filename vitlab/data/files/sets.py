@@ -21,8 +21,8 @@ from vitlab.data.loading.transforms import to_image, to_tensor
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation of each channel
 
 
-class Labeled:
-    """What sets of labeled images have in common: by what they are known again.
+class Images:
+    """Labeled images before augmentation: what a data set reads, in memory or in files.
 
     >>> TensorImages(torch.zeros(1, 1, 2, 2), torch.zeros(1), [b"a"]).rows_hash
     '40f89e395b66422f'
@@ -32,6 +32,35 @@ class Labeled:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def image(self, index: int) -> Image.Image:
+        """Return one image; an ImageError names a file that cannot be read."""
+        raise NotImplementedError
+
+    def pixels(self, index: int) -> np.ndarray:
+        """Return one image as ``(H, W, C)`` or, gray, ``(H, W)``."""
+        raise NotImplementedError
+
+    def take(self, indices: Indices) -> "Images":
+        """Return the images at ``indices`` as a set of their own."""
+        raise NotImplementedError
+
+    def statistics(self) -> Statistics:
+        """Return mean and standard deviation of each channel over all pixels; uint8 counts as values in [0, 1]."""
+        raise NotImplementedError
+
+    def expect(self, indices: list[int]) -> None:
+        """Announce the images that are read next, for prefetching."""
+        return
+
+    def scanned(self, num_workers: int) -> tuple["Images", dict[str, str]]:
+        """Return the readable images, with facts about files, and the reason for each unreadable file, by its path."""
+        return self, {}
+
+    @property
+    def names(self) -> list[str]:
+        """The name of each image; empty if they have none."""
+        return []
 
     @cached_property
     def digests(self) -> list[bytes]:
@@ -54,7 +83,7 @@ class Labeled:
         return hashlib.blake2b(b"\0".join(self.ids), digest_size=8).hexdigest()
 
 
-class TensorImages(Labeled):
+class TensorImages(Images):
     """Labeled images in memory.
 
     Args:
@@ -91,13 +120,6 @@ class TensorImages(Labeled):
         """Return one image as ``(H, W, C)``."""
         return self.images[index].permute(1, 2, 0).numpy()
 
-    def expect(self, indices: list[int]) -> None:
-        """Do nothing: there is nothing to prefetch."""
-
-    def scanned(self, num_workers: int) -> tuple["TensorImages", dict[str, str]]:
-        """Return the images, of which none is unreadable."""
-        return self, {}
-
     def take(self, indices: Indices) -> "TensorImages":
         """Return the images at ``indices`` as a set of their own."""
         index = torch.from_numpy(indices)
@@ -117,7 +139,7 @@ class TensorImages(Labeled):
         return _mean_and_std(mean, square, rounding, origin.numpy())
 
 
-class FileImages(Labeled):
+class FileImages(Images):
     """Labeled image files, decoded on demand.
 
     Args:
@@ -220,9 +242,6 @@ class FileImages(Labeled):
         moments = self.known["moments"].astype(np.float64).mean(axis=0) if len(self) else np.zeros((2, 4))
         mean, square = moments[:, channels]
         return _mean_and_std(mean, square, rounding=5e-4)  # of the mean squares, which are float32, to the root
-
-
-Images = TensorImages | FileImages
 
 
 def summary(images: Images, num_classes: int) -> dict[str, Any]:
