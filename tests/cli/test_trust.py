@@ -175,11 +175,20 @@ def test_verify_names_what_is_damaged(run, capsys):
         (run / name).unlink()  # best has the same file
         (run / name).write_bytes(harmed)
     (run / "model.json").write_text("{")
+    (run / "trained_on.npy").write_bytes((run / "trained_on.npy").read_bytes()[:-100])
+    (run / "predictions").mkdir(exist_ok=True)
+    (run / "predictions/test.parquet").write_bytes(b"PAR1, then nothing")
     assert main(["verify", str(run)]) == 1
     said = capsys.readouterr().out
-    for name in ("weights/last.safetensors", "checkpoints/last.ckpt", "model.json"):
+    for name in (
+        "weights/last.safetensors",
+        "checkpoints/last.ckpt",
+        "model.json",
+        "trained_on.npy",
+        "predictions/test.parquet",
+    ):
         assert f"DAMAGED  {name}: " in said
-    assert "whole    config.yaml" in said and said.endswith("3 damaged\n")
+    assert "whole    config.yaml" in said and said.endswith("5 damaged\n")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only to root")

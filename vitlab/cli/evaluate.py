@@ -21,6 +21,7 @@ from vitlab.runs.records import SPLIT_OF, EvaluationCommand
 from vitlab.tables import metrics_text
 
 _SHOWN = 10  # classes
+_VERIFY = "Read checkpoints, weights, records and predictions of a run, and compare them with their checksums, if any."
 
 
 def validate(argv: list[str]) -> int:
@@ -35,7 +36,7 @@ def test(argv: list[str]) -> int:
 
 def verify(argv: list[str]) -> int:
     """Run ``vitlab verify RUN``; the exit code is 1 if a file is damaged."""
-    parser = run_parser("verify", "Read every file of a run and compare it with its checksum, where it has one.")
+    parser = run_parser("verify", _VERIFY)
     add_formats(parser)
     options = parser.parse_args(argv)
     run = find_directory(options.run)
@@ -52,8 +53,11 @@ def verify(argv: list[str]) -> int:
 
 
 def _check_files(run: RunDir) -> dict[str, str | None]:
-    """Return what is wrong with each file of a run, None for an intact one; all files with checksums are read."""
+    """Return what is wrong with each file that later commands read, None for an intact one."""
+    import pandas as pd
+
     from vitlab.config.yaml_files import read_yaml
+    from vitlab.data.record import TRAINED_ON, read_numbers
     from vitlab.models.weights_file import read_weights
     from vitlab.runs.manifest import damage
     from vitlab.runs.records import RECORDS, read_record
@@ -64,12 +68,15 @@ def _check_files(run: RunDir) -> dict[str, str | None]:
     }
     reads |= {name: partial(read_record, run.path / name, kind) for name, kind in RECORDS.items()}
     reads |= {"config.yaml": partial(read_yaml, run.config), "metrics.jsonl": run.rows}
+    reads |= {TRAINED_ON: partial(read_numbers, run.path / TRAINED_ON)}
+    tables = matching(run.path / "predictions", "*.parquet")
+    reads |= {f"predictions/{path.name}": partial(pd.read_parquet, path) for path in tables}
     for name, read in reads.items():
         if is_there(run.path / name):
             try:
                 read()
                 found[name] = None
-            except ValueError as error:
+            except (ValueError, OSError) as error:
                 found[name] = str(error)
     return found
 
