@@ -66,7 +66,8 @@ def _table(names: list[str]) -> str:
         "At 224 x 224 pixels with 1,000 classes. One GMAC is 10^9 multiply-adds, or two\n"
         "GFLOPs, and includes the products within attention. top-1: published accuracy\n"
         "in percent, trained and tested on ImageNet-1k only; `vitlab models NAME` names\n"
-        "its source. config: what --config takes."
+        "its source. config: what --config takes; a file may follow another paper than\n"
+        "top-1, and states the accuracy of its own."
     )
 
 
