@@ -97,7 +97,7 @@ def test_ssh_and_kubernetes_start_one_run_on_two_machines(started, here, capsys)
     )
     assert (first.nnodes, first.nproc_per_node) == ("2", "4")
     words = [*first.training_script_args, "--trainer.accelerator=cpu", "--dry_run"]
-    assert {"--trainer.devices=4", "--trainer.num_nodes=2", "--auto_resume"} <= set(words)
+    assert {"--trainer.accelerator=gpu", "--trainer.devices=4", "--trainer.num_nodes=2", "--auto_resume"} <= set(words)
     assert main(words) == 0, capsys.readouterr().err
 
 
