@@ -175,9 +175,9 @@ def build_blocks(
 def _check_fits_widths(pos_embed: PosEmbed) -> None:
     """Refuse a method that is built for tokens of a single width."""
     for p in pos_embed.modules():
-        is_single = isinstance(p, PosEmbed) and not isinstance(p, Together)
-        rotates = is_single and type(p).rotate is not PosEmbed.rotate
-        has_width = is_single and (rotates or "head_dim" in taken_by(type(p)))
+        has_width = False
+        if isinstance(p, PosEmbed) and not isinstance(p, Together):
+            has_width = type(p).rotate is not PosEmbed.rotate or "head_dim" in taken_by(type(p))
         if has_width or (isinstance(p, AddedPosEmbed) and p.join != "stem") or isinstance(p, ConvPosEmbed):
             name = type(p).__name__
             raise ValueError(
