@@ -4,7 +4,9 @@ import pytest
 import torch
 from small_nets import POSITIONS, small_net
 
+from vitlab.analysis import ANALYSES
 from vitlab.analysis.attribution.caught import plain_maps
+from vitlab.analysis.attribution.maps import OF_ATTENTION, methods_of
 from vitlab.analysis.head_attention import (
     _table,
     analyze_attention,
@@ -20,8 +22,18 @@ from vitlab.analysis.head_attention import (
 from vitlab.analysis.positions import analyze_displacement
 from vitlab.errors import UsageError
 from vitlab.layers.attention import Attention
+from vitlab.layers.block import Block
 from vitlab.layers.pos_embed import PosEmbed
-from vitlab.models.walk import all_attention_maps, attention_inputs, attention_logits, attention_maps, block_tokens
+from vitlab.look.viewer import seen_heads, unseen
+from vitlab.models.walk import (
+    all_attention_maps,
+    attention_inputs,
+    attention_logits,
+    attention_maps,
+    block_tokens,
+    graded_tokens,
+    placed_tokens,
+)
 
 IMAGES = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 
@@ -268,3 +280,26 @@ def test_a_network_without_class_token_is_told_which_option_to_use(small_subject
 def test_an_analysis_of_a_missing_part_is_refused(small_subject, wrong):
     with pytest.raises(ValueError, match=f"--{next(iter(wrong))}"):
         small_subject(**wrong)
+
+
+class Dropping(Block):
+    """Drops the last token after each block, as those that merge tokens do (ToMe, arXiv:2210.09461)."""
+
+    def forward(self, x, pos_embed, layer):
+        return super().forward(x, pos_embed, layer)[:, :-1]
+
+
+@pytest.mark.parametrize("name", ["attention", "heads", "rollout", "distance", "entropy", "displacement", "probe"])
+def test_blocks_that_change_the_number_of_tokens_are_named(name, small_subject):
+    subject = small_subject(block=Dropping)
+    with pytest.raises(UsageError, match="the blocks change the number of tokens, from 17 to 16: which cell one stan"):
+        ANALYSES[name].measure(subject)
+
+
+def test_tokens_that_no_cell_has_are_left_out():
+    net = small_net(block=Dropping)
+    assert [found is not None for found in placed_tokens(net, IMAGES)] == [True, False, False]
+    assert [x.shape[1] for x, _ in graded_tokens(net, IMAGES)[1]] == [17]
+    assert set(methods_of(net)).isdisjoint(OF_ATTENTION)
+    assert seen_heads(net) == [] and "change the number of tokens" in unseen(net)
+    assert seen_heads(small_net(block=Block)) == [2, 2]

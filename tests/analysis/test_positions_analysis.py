@@ -13,6 +13,7 @@ from vitlab.analysis.positions import (
     analyze_position,
     as_today,
     displacement_profile,
+    is_without_itself,
     mosaic,
     profiles,
     similarity,
@@ -22,6 +23,7 @@ from vitlab.analysis.positions import (
 from vitlab.analysis.subject import Subject
 from vitlab.analysis.typeset import INCHES, printed
 from vitlab.errors import UsageError
+from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.pos_embed.biases import RelPos
 from vitlab.models.vit import VisionTransformer
 
@@ -45,6 +47,39 @@ def test_the_profile_is_the_mean_of_a_loop_over_pairs():
             counts[dy + h - 1, dx + w - 1] += 1
     expected = sums / counts - logits.mean(dim=(1, 2))[:, None, None]
     torch.testing.assert_close(displacement_profile(logits, (h, w)), expected)
+
+
+def test_pairs_that_a_mask_forbids_do_not_count():
+    """As in LookHere (arXiv:2405.13985): the first of two heads sees its own column and those to the right."""
+    x = torch.arange(6) % 3
+    logits = torch.randn(2, 6, 6)
+    logits[0, x < x[:, None]] = -torch.inf
+    profile = displacement_profile(logits, (2, 3))
+    torch.testing.assert_close(profile[1], displacement_profile(logits[1:], (2, 3))[0])
+    assert profile[0, :, :2].isnan().all()
+    pairs = torch.tensor([[1, 2, 3, 2, 1], [2, 4, 6, 4, 2], [1, 2, 3, 2, 1]])
+    assert float((pairs * profile[0])[:, 2:].sum()) == pytest.approx(0, abs=1e-5)  # the mean is that of what is seen
+    found, floor = spread_above(profile[0], torch.zeros(3, 5), pairs)
+    seen, weights = profile[0, :, 2:], pairs[:, 2:] / pairs[:, 2:].sum()
+    assert (found, floor) == (pytest.approx(float((weights * seen.square()).sum().sqrt())), 0)
+
+
+class Rightward(PosEmbed):
+    """LookHere's mask: no head sees what lies to the left of its query."""
+
+    def bias(self, layer):
+        x = torch.arange(16) % 4
+        masked = torch.zeros(2, 16, 16).masked_fill(x < x[:, None], -torch.inf)
+        return torch.nn.functional.pad(masked, (1, 0, 1, 0))
+
+
+def test_displacement_of_masked_attention_leaves_out_what_is_masked(small_subject):
+    table = analyze_displacement(small_subject(pos_embed=Rightward)).table
+    left = table["dx"] < 0
+    assert (table["pairs"] == 0).equals(left)
+    assert table.loc[left, "position"].isna().all() and np.isfinite(table.loc[~left, "position"]).all()
+    assert np.isfinite(spread_of_layers(table)["spread"]).all()
+    assert not is_without_itself([table])
 
 
 def test_a_relative_bias_is_its_own_profile():

@@ -16,9 +16,18 @@ from vitlab.analysis.features import (
     few_shot_accuracy,
     knn_accuracy,
 )
-from vitlab.analysis.probes import PENALTIES, CellProbe, analyze_probe, probe_layers, ridge, without_positions
+from vitlab.analysis.probes import (
+    PENALTIES,
+    CellProbe,
+    analyze_probe,
+    knows_places,
+    probe_layers,
+    ridge,
+    without_positions,
+)
 from vitlab.data.known import Digits
 from vitlab.errors import UsageError
+from vitlab.layers.attention import Attention
 from vitlab.pretraining import DINO, MAE
 from vitlab.tasks import Classifier
 
@@ -196,3 +205,16 @@ def test_tables_of_features_say_how_many_images_they_used(small_subject):
     assert list(table["n_train"]) == [10, 50, 100, 250]
     table = analyze_knn(subject).table
     assert list(table["k"]) == [1, 5, 20] and (table["n_train"] == 24).all() and (table["n"] == 24).all()
+
+
+class ToTheLeft(Attention):
+    """Attention with positions of its own: each token sees the token before it."""
+
+    def score(self, q, k, pos_embed, layer):
+        return super().score(q, k, pos_embed, layer) + 5 * torch.eye(q.shape[2]).roll(-1, 1)
+
+
+def test_the_probe_says_that_blocks_of_ones_own_know_places_without_the_position_embedding(small_subject):
+    known = "whose blocks know places all the same"
+    assert known in analyze_probe(small_subject(attn=ToTheLeft)).note
+    assert not knows_places(small_net(attn=Attention, pos_embed="none"), torch.randn(2, 1, 8, 8))

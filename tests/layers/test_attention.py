@@ -78,6 +78,29 @@ def test_a_query_meets_the_keys_of_other_tokens_as_if_among_them(pos_embed):
     torch.testing.assert_close(attn.logits(x, position, 1, keys=x), attn.logits(x, position, 1))
 
 
+class Turned(Attention):
+    """Two maps of each head: one of its queries as they are, one of the negative ones."""
+
+    def weigh(self, q, k, pos_embed, layer):
+        plain, turned = super().weigh(q, k, pos_embed, layer), super().weigh(-q, k, pos_embed, layer)
+        return torch.cat([plain, turned], dim=1)
+
+
+class Unscored(Attention):
+    def weigh(self, q, k, pos_embed, layer):
+        return (q @ k.mT).relu()
+
+
+def test_logits_are_what_a_weigh_of_ones_own_makes_weights_of():
+    attn, x = Turned(dim=16, num_heads=2), torch.randn(2, 5, 16)
+    logits = attn.logits(x, PosEmbed(), 0)
+    torch.testing.assert_close(logits.softmax(-1), attn.weights(x, PosEmbed(), 0))
+    torch.testing.assert_close(logits[:, 2:], -logits[:, :2])
+    assert "score" not in vars(attn)
+    with pytest.raises(ValueError, match="the logits of Unscored are not known, as its `weigh` does not call"):
+        Unscored(dim=16, num_heads=2).logits(x, PosEmbed(), 0)
+
+
 def test_a_gate_scales_each_channel_by_the_mean_of_the_projected_tokens():
     attn, x = Attention(dim=8, num_heads=2, se_reduction=4), torch.randn(2, 5, 8)
     plain = Attention(dim=8, num_heads=2)

@@ -5,6 +5,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitlab.layers.attention import Attention
+from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.pos_embed.rotary import LieRE, RoPE2d, RoPEMixed, String, mixed_freqs
 
 GRIDS = [(14, 14), (3, 5)]
@@ -244,3 +245,23 @@ def test_a_new_string_is_rope_mixed():
     torch.manual_seed(0)
     mixed, x = RoPEMixed((2, 3), head_dim=8, num_heads=2), torch.randn(1, 2, 6, 8)
     torch.testing.assert_close(string.rotate(x, 0), mixed.rotate(x, 0))
+
+
+class Turning(PosEmbed):
+    """Rotations by products of complex numbers, as in Meta's code."""
+
+    def __init__(self, grid_size):
+        super().__init__(grid_size)
+        self.register_buffer("turns", torch.polar(torch.ones(6, 4), torch.arange(24.0).view(6, 4)), persistent=False)
+
+    def rotate(self, x, layer):
+        pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)).contiguous())
+        return torch.view_as_real(pairs * self.turns).flatten(-2)
+
+
+def test_a_complex_buffer_keeps_its_imaginary_part_in_half_precision():
+    x, position = torch.randn(2, 2, 6, 8), Turning((2, 3))
+    expected = position.rotate(x, 0)
+    position.to(torch.bfloat16)
+    assert position.turns.dtype is torch.complex64
+    torch.testing.assert_close(position.rotate(x.bfloat16(), 0).float(), expected, rtol=0.02, atol=0.02)

@@ -58,7 +58,8 @@ def displacement_profile(logits: Tensor, grid_size: Grid) -> Tensor:
     """Map ``(A, N, N)`` logits to their mean over pairs at each displacement, ``(A, 2h - 1, 2w - 1)``.
 
     Entry (h - 1 + dy, w - 1 + dx) is for keys dy rows below and dx columns right of their query. Each head's mean over
-    all pairs is subtracted, since the softmax ignores it.
+    all pairs is subtracted, since the softmax ignores it. Pairs that a mask of -inf forbids do not count; an offset of
+    such pairs alone is NaN.
 
     Example:
         >>> displacement_profile(torch.randn(2, 15, 15), (3, 5)).shape
@@ -68,10 +69,13 @@ def displacement_profile(logits: Tensor, grid_size: Grid) -> Tensor:
     y, x = torch.meshgrid(torch.arange(h), torch.arange(w), indexing="ij")
     y, x = y.flatten().to(logits.device), x.flatten().to(logits.device)
     index = (y - y[:, None] + h - 1) * (2 * w - 1) + x - x[:, None] + w - 1  # (N, N): key minus query
-    count = pairs_at(grid_size).to(logits.device)
-    centered = logits - logits.mean(dim=(1, 2), keepdim=True)
-    sums = logits.new_zeros(len(logits), count.numel()).index_add_(1, index.flatten(), centered.flatten(1))
-    return sums.unflatten(1, count.shape) / count
+    seen = logits != -math.inf
+    means = torch.where(seen, logits, torch.nan).nanmean(dim=(1, 2), keepdim=True)
+    centered = torch.where(seen, logits - means, 0.0)
+    sums = logits.new_zeros(len(logits), (2 * h - 1) * (2 * w - 1))
+    count = sums.index_add(1, index.flatten(), seen.flatten(1).to(sums))
+    sums = sums.index_add(1, index.flatten(), centered.flatten(1))
+    return (sums / count).unflatten(1, (2 * h - 1, 2 * w - 1))
 
 
 def profiles(
@@ -148,7 +152,7 @@ def analyze_position(subject: Subject) -> Finding:
 
 def is_without_itself(tables: Iterable[pd.DataFrame]) -> bool:
     """Return whether one of the tables was of an earlier version, and lacks the offset (0, 0)."""
-    return any((table["pairs"] == 0).any() for table in tables)
+    return any(((table["pairs"] == 0) & (table["dy"] == 0) & (table["dx"] == 0)).any() for table in tables)
 
 
 def caution_of(tables: Tables) -> str:
@@ -244,7 +248,7 @@ def analyze_displacement(subject: Subject) -> Finding:
     ``position`` is of the same images with their tokens shuffled before positions, the queries by one draw and the
     keys by another: at every offset, (0, 0) included, each token meets each token of its image equally often, and
     what is left above ``error`` is knowledge of position. One draw for both would leave a token to meet itself at
-    (0, 0), which is content. ``pairs`` is how many pairs of query and key stand at the offset.
+    (0, 0), which is content. ``pairs`` is how many pairs of query and key stand at the offset, 0 where all are masked.
 
     Example:
         >>> finding = analyze_displacement(subject)
@@ -267,7 +271,7 @@ def analyze_displacement(subject: Subject) -> Finding:
     cells = [
         {"layer": layer, "head": head, "dy": dy - h + 1, "dx": dx - w + 1}
         | {name: float(values[layer, head, dy, dx]) for name, values in columns.items()}
-        | {"pairs": int(pairs[dy, dx])}
+        | {"pairs": 0 if position[layer, head, dy, dx].isnan() else int(pairs[dy, dx])}
         for layer, head, dy, dx in np.ndindex(depth, heads, 2 * h - 1, 2 * w - 1)
         if not position[layer, head].isnan().all()
     ]
@@ -327,6 +331,7 @@ def spread_above(mean: Tensor, error: Tensor, pairs: Tensor) -> tuple[float, flo
         >>> spread_above(mean, error, pairs)[0] > 2.9
         True
     """
+    mean, error, pairs = (each[~mean.isnan()] for each in (mean, error, pairs))  # NaN where a mask forbids all pairs
     weights = pairs / pairs.sum()
     floor, mean = float((weights * error.square()).sum()), mean - (weights * mean).sum()
     beyond = float((weights * mean.square()).sum()) - floor

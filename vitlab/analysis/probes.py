@@ -15,11 +15,13 @@ from vitlab.analysis.intervals import over_images
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.data.files.splits import SplitName
 from vitlab.errors import UsageError
+from vitlab.interface import own_parts
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.resample import Grid
 from vitlab.models.foreign import AnyNetwork
+from vitlab.models.hooks import changed_output
 from vitlab.models.vit import VisionTransformer
-from vitlab.models.walk import all_finite, block_tokens, placed_tokens
+from vitlab.models.walk import all_finite, block_tokens, placed_tokens, refuse_other_counts
 
 PENALTIES = torch.logspace(-7, 3, 21, dtype=torch.float64)  # of a CellProbe, in mean variances of the features
 
@@ -175,7 +177,9 @@ def probe_layers(
     probes = [CellProbe(net.grid_size) for _ in range(len(net.blocks) + 1)]
     for batches, learns in ((fit, True), (held_out, False)):
         for images, _ in batches:
-            for probe, tokens in zip(probes, block_tokens(net, images), strict=True):
+            layers = block_tokens(net, images)
+            refuse_other_counts([tokens.shape[1] for tokens in layers])
+            for probe, tokens in zip(probes, layers, strict=True):
                 (probe.add if learns else probe.score)(tokens[:, net.num_prefix_tokens :].cpu())
     return probes
 
@@ -191,6 +195,26 @@ def without_positions(net: VisionTransformer) -> VisionTransformer:
     net = copy.deepcopy(net)
     net.pos_embed = PosEmbed(net.grid_size)
     return net
+
+
+def knows_places(net: VisionTransformer, images: Tensor) -> bool:
+    """Return whether a network without position embedding still knows where tokens stand, by parts of the user's own.
+
+    It does if tokens in another order give more than the same outputs in that order.
+
+    Example:
+        >>> net = VisionTransformer(img_size=8, patch_size=2, embed_dim=16, depth=1, num_heads=2, pos_embed="none")
+        >>> knows_places(net, torch.randn(2, 3, 8, 8))
+        False
+    """
+    if not own_parts(net.blocks):
+        return False
+    order = torch.randperm(math.prod(net.grid_size), generator=torch.Generator().manual_seed(0)).to(images.device)
+    with torch.no_grad():
+        before = net.forward_features(images)[:, net.num_prefix_tokens :][:, order]
+        with changed_output(net.tokenizer, lambda x: x[:, order]):
+            after = net.forward_features(images)[:, net.num_prefix_tokens :]
+    return float((after - before).abs().max()) > 0.01 * float(before.std())
 
 
 @Analysis(
@@ -247,6 +271,8 @@ def analyze_probe(subject: Subject) -> Finding:
     axes[0].set_ylim(0, 1.05)
     axes[1].set_ylim(min(0.0, table["excess"].min()), 1.05)
     base_name = "the same network, positions taken out" if other is None else other.name
+    if knows_places(nets["without"], next(_noise(subject, seed=0))[0]):
+        base_name += ", whose blocks know places all the same: the excess lacks what they tell"
     note = (
         f"ridge on up to {subject.num_images} training images, penalty by generalized cross-validation, scored on "
         f"validation images; no positions: {base_name}"

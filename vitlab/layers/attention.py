@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Literal, NamedTuple, TypedDict, Unpack
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.class_paths import ClassSpec, build_choice
+from vitlab.errors import UsageError
 from vitlab.layers.channels import Ghost, SqueezeExcite
 from vitlab.layers.kernels import KERNELS, attend
 from vitlab.layers.linear import Linear, linear_layer
@@ -171,11 +172,31 @@ class Attention(nn.Module):
     def logits(self, x: Tensor, pos_embed: PosEmbed, layer: int, keys: Tensor | None = None) -> Tensor:
         """Return the logits of :meth:`weights`, ``(B, A, L, L)``: scaled products plus the position bias.
 
-        With ``keys``, ``(B, L, D)``, the queries of ``x`` meet the keys of these tokens at the same positions.
+        With ``keys``, ``(B, L, D)``, the queries of ``x`` meet the keys of these tokens at the same positions. Of a
+        ``weigh`` of one's own they are what it gets from :meth:`score`, maps of several calls one after the other.
+
+        Raises:
+            UsageError: A ``weigh`` of one's own gets no logits from :meth:`score`.
         """
         q, k, _ = self._qkv(x, pos_embed, layer)
         k = k if keys is None else self._qkv(keys, pos_embed, layer)[1]
-        return self.score(q, k, pos_embed, layer)
+        if type(self).weigh is Attention.weigh:
+            return self.score(q, k, pos_embed, layer)
+        found: list[Tensor] = []
+
+        def caught(*args: Any, **kwargs: Any) -> Tensor:
+            found.append(type(self).score(self, *args, **kwargs))
+            return found[-1]
+
+        self.__dict__["score"] = caught
+        try:
+            self.weigh(q, k, pos_embed, layer)
+        finally:
+            del self.__dict__["score"]
+        if not found:
+            what = f"the logits of {type(self).__name__} are not known, as its `weigh` does not call `self.score`"
+            raise UsageError(f"{what}: compute them there, or give it a `logits(x, pos_embed, layer, keys=None)`")
+        return torch.cat(found, dim=1)
 
     def _qkv(self, x: Tensor, pos_embed: PosEmbed, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values, ``(B, A, L, d)`` each."""

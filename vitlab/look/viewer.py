@@ -19,7 +19,15 @@ from vitlab.analysis.views.token_layers import token_layer_maps
 from vitlab.layers.resample import Grid
 from vitlab.look.analysis_page import data_url
 from vitlab.models.cost import count_all_parameters
-from vitlab.models.walk import Asked, all_attention_maps, heads_of, outputs, placed_tokens, probabilities
+from vitlab.models.walk import (
+    Asked,
+    all_attention_maps,
+    heads_of,
+    keeps_tokens,
+    outputs,
+    placed_tokens,
+    probabilities,
+)
 from vitlab.tokenizers.t2t import T2TTokenizer
 
 BUDGET = 4_500_000  # bytes of the maps between patches in a page, two each, before they become text
@@ -127,7 +135,7 @@ def seen_heads(net: Asked) -> list[int]:
         [3, 3]
     """
     found = set(heads_of(net))
-    return heads_of(net) if len(found) == 1 and found != {0} else []
+    return heads_of(net) if len(found) == 1 and found != {0} and keeps_tokens(net) else []
 
 
 def unseen(net: Asked) -> str:
@@ -142,6 +150,8 @@ def unseen(net: Asked) -> str:
         return ""
     if not any(heads := heads_of(net)):
         return "no attention with a weight for each pair of patches"
+    if not keeps_tokens(net):
+        return "the blocks change the number of tokens: which cell one stands for is not known after that"
     return f"the layers have {', '.join(map(str, heads))} heads, not as many each: vitlab analyze heads draws them"
 
 

@@ -3,13 +3,14 @@
 With ``gradients=True`` the results are part of the autograd graph.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitlab.errors import UsageError, not_finite
+from vitlab.interface import own_parts
 from vitlab.layers.resample import Grid
 from vitlab.models.convert_peers import peer_file
 from vitlab.models.create import same_network
@@ -76,7 +77,7 @@ def attention_inputs(net: VisionTransformer, images: Tensor, gradients: bool = F
     """Return the input of each block's attention for ``(B, C, H, W)`` images, ``(B, L, D)`` per block.
 
     Raises:
-        UsageError: Blocks of one's own do not call it once each.
+        UsageError: Blocks of one's own do not call it once each, or change the number of tokens.
 
     Example:
         >>> net = VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3)
@@ -89,7 +90,42 @@ def attention_inputs(net: VisionTransformer, images: Tensor, gradients: bool = F
     if len(inputs) != len(net.blocks):
         called = f"{len(net.blocks)} blocks call their attention `attn` {len(inputs)} times"
         raise UsageError(f"{called}, and what each block attends to is known of one call a block")
+    refuse_other_counts([x.shape[1] for x in inputs])
     return inputs
+
+
+def refuse_other_counts(counts: Sequence[int]) -> None:
+    """Refuse layers that have another number of tokens each, as blocks of one's own that merge or drop some leave.
+
+    Example:
+        >>> refuse_other_counts([17, 15])
+        Traceback (most recent call last):
+            ...
+        vitlab.errors.UsageError: the blocks change the number of tokens, from 17 to 15: which cell one stands for is \
+not known after that
+    """
+    other = next((count for count in counts if count != counts[0]), None)
+    if other is not None:
+        what = f"the blocks change the number of tokens, from {counts[0]} to {other}"
+        raise UsageError(f"{what}: which cell one stands for is not known after that")
+
+
+def keeps_tokens(net: Asked) -> bool:
+    """Return whether every block gives as many tokens as it takes; blocks of one's own are tried on a black image.
+
+    Example:
+        >>> keeps_tokens(VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3))
+        True
+    """
+    if isinstance(net, AnyNetwork) or not own_parts(net.blocks):
+        return True
+    image = next(net.parameters()).new_zeros(1, net.in_chans, *net.img_size)
+    return len({x.shape[1] for x in block_tokens(net, image)}) == 1
+
+
+def _is_placed(net: VisionTransformer, x: Tensor, grid_size: Grid) -> bool:
+    """Return whether ``(B, L, D)`` tokens are one for each cell, after the prefix: none was merged or dropped."""
+    return x.shape[1] == net.num_prefix_tokens + grid_size[0] * grid_size[1]
 
 
 def attentions(net: VisionTransformer, shows: str = "weights") -> list[Any]:
@@ -217,7 +253,8 @@ def placed_tokens(net: Asked, images: Tensor) -> list[tuple[Tensor, Grid] | None
     if isinstance(net, AnyNetwork):
         grids = [stage.seen for stage in net.stages]
     else:
-        grids = [net.positions(images).grid_size] * len(tokens)
+        grid_size = net.positions(images).grid_size
+        grids = [grid_size if _is_placed(net, x, grid_size) else None for x in tokens]
     parts = zip(tokens, grids, prefix_counts(net), strict=True)
     return [None if grid is None else (x[:, prefix:], grid) for x, grid, prefix in parts]
 
@@ -247,7 +284,7 @@ def graded_tokens(net: Asked, images: Tensor) -> tuple[Tensor, list[tuple[Tensor
     def as_map(x: Tensor) -> Tensor:
         return x[:, net.num_prefix_tokens :].transpose(1, 2).unflatten(2, grid_size)
 
-    return found, [(x, as_map) for x in tokens]
+    return found, [(x, as_map) for x in tokens if _is_placed(net, x, grid_size)]
 
 
 def pooled_features(net: Asked, images: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from vitlab.layers.attention import Attention
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.models.foreign import AnyNetwork, gradients_of
 from vitlab.models.vit import VisionTransformer
-from vitlab.models.walk import Asked, attentions
+from vitlab.models.walk import Asked, attentions, refuse_other_counts
 
 
 @contextmanager
@@ -61,6 +61,7 @@ def _refuse_uncaught(net: VisionTransformer, maps: list[Tensor]) -> None:
     if len(maps) < len(layers := attentions(net)):
         name = next((type(each).__name__ for each in layers if type(each).mix is not Attention.mix), "a block")
         raise UsageError(f"{name} does not let its weights be caught: its `mix` must call `weigh` or `kernel`")
+    refuse_other_counts([each.shape[-1] for each in maps])
 
 
 @torch.no_grad()

@@ -277,10 +277,10 @@ def methods_of(net: Asked) -> dict[str, Callable[[Any, Tensor, Tensor], Tensor]]
 
 
 def _lets_maps_be_caught(net: VisionTransformer) -> bool:
-    """Return whether each block applies a map of attention that can be caught; a ``mix`` of one's own is tried."""
+    """Return whether each block applies a map of attention that can be caught; one of one's own is tried."""
     if not all(isinstance(getattr(block, "attn", None), Attention) for block in net.blocks):
         return False
-    if all(type(attention).mix is Attention.mix for attention in attentions(net)):
+    if not own_parts(net.blocks):
         return True
     try:
         return bool(plain_maps(net, _noise(net)))

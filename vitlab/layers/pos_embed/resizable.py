@@ -1,6 +1,7 @@
 """Position embeddings as modules of a grid: how their tensors are resized, loaded, cast and recomputed."""
 
 import functools
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, Self
 
@@ -203,7 +204,7 @@ class Resizable(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         was_meta = any(buffer.is_meta for buffer in self.buffers())
-        super()._apply(_keeping_float32(fn) if self.keeps_float32 else fn, recurse)
+        super()._apply(_keeping_kind(_keeping_float32(fn) if self.keeps_float32 else fn), recurse)
         if was_meta and not any(buffer.is_meta for buffer in self.buffers()):
             self.fill_tables()
         return self
@@ -287,6 +288,19 @@ def _set_tensor(module: nn.Module, name: str, value: Tensor | None) -> None:
     module._parameters.pop(leaf, None)
     module._buffers.pop(leaf, None)
     module.__dict__[leaf] = value
+
+
+def _keeping_kind(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return ``fn``, but a complex tensor stays one: a cast to half precision would drop its imaginary part."""
+
+    def moved(x: Tensor) -> Tensor:
+        if not x.is_complex():
+            return fn(x)
+        with warnings.catch_warnings(action="ignore"):
+            y = fn(x)
+        return y if y.is_complex() else x.to(y.device)
+
+    return moved
 
 
 def _keeping_float32(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
