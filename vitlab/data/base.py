@@ -264,12 +264,16 @@ class ImageData(Named, L.LightningDataModule):
             (images,) = self._split_images(("test",)).values()
             images = self.scanned(images)
         except (ValueError, OSError) as error:
-            note = f"the test split cannot be read: {error}"
-        else:
-            self.held_back["test"] = images
-            note = "" if len(images) else "the test split has no image"
-        if note and note not in self.notes:
-            self.notes.append(note)
+            self.note(f"the test split cannot be read: {error}")
+            return
+        self.held_back["test"] = images
+        if not len(images):
+            self.note("the test split has no image")
+
+    def note(self, text: str) -> None:
+        """Add a line to the header of the training log, unless it has it."""
+        if text not in self.notes:
+            self.notes.append(text)
 
     def _split_images(self, names: tuple[SplitName, ...]) -> dict[SplitName, Images]:
         """Return the images of some splits of one block, unread where they are files."""

@@ -55,11 +55,10 @@ class ClassFolders(Photos):
             first, *rest = video.split(os.sep)
             name = os.sep.join(rest[first in self.parts.values() :])
             if (other := places.setdefault(name, video)) != video:
-                note = (
+                self.note(
                     f"{other} and {video} count as different videos, as other folders of one name do, and may be in "
                     "different splits: if they are one, give its frames one name in the column `group` of a Table"
                 )
-                self.notes += [note] if note not in self.notes else []
                 return
 
 

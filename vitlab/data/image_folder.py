@@ -90,13 +90,12 @@ class ImageFolder(ClassFolders):
 
     def _note_videos(self, files: list[str]) -> None:
         """Say that folders of files below a class are divided, if they are."""
-        note = (
-            "files in one folder below a class may be in different splits: if it is a video, --data.videos=frames "
-            "keeps them together, middle takes one frame"
-        )
-        divided = self.videos is None and not {"val", "test"} <= self.parts.keys() and note not in self.notes
+        divided = self.videos is None and not {"val", "test"} <= self.parts.keys()
         if divided and self.videos_of(files) != files:
-            self.notes.append(note)
+            self.note(
+                "files in one folder below a class may be in different splits: if it is a video, --data.videos=frames "
+                "keeps them together, middle takes one frame"
+            )
 
 
 class ImageNet(ImageFolder):

@@ -151,12 +151,11 @@ class Photos(ImageData):
 
     def indices(self, images: Images) -> dict[SplitName, Indices]:
         """Divide block 1; a given val part is kept, unless `fold` is set."""
-        assert isinstance(images, FileImages)
         given = None
         if "val" in self.parts:
             folder = self.parts["val"] + os.sep
-            given = np.array([file.startswith(folder) for file in images.files], dtype=bool)
-        groups = self.groups_of(images.files)
+            given = np.array([file.startswith(folder) for file in images.names], dtype=bool)
+        groups = self.groups_of(images.names)
         return self.rule.indices(images.ids, images.labels.numpy(), given, not self.has_test_split, groups)
 
     def groups_of(self, files: list[str]) -> list[str] | None:
