@@ -8,6 +8,9 @@ The way of an image from disk to batch, through `base.py`, which all data sets s
 - `loading/sample_loader.py` reads them in its workers: `files/store.py` has bytes, `files/decode.py` makes pixels, and
   `loading/transforms.py` cuts and augments them. What is in memory is cut by `loading/tensor_loader.py` instead;
 - `loading/pipeline.py`, which chose between the two, normalizes the batch on its device, and `loading/mix.py` mixes it.
+
+A data set of your own needs four of these at most: `base.py`, for which it reads `Images`, and `files/sets.py`, which says
+what these are; if they lie in files, `photos.py`, for which it lists them, and `files/store.py`, from which they are read.
 """
 
 from vitlab.data.arrays import Arrays
