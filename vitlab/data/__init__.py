@@ -9,8 +9,8 @@ The way of an image from disk to batch, through `base.py`, which all data sets s
   `loading/transforms.py` cuts and augments them. What is in memory is cut by `loading/tensor_loader.py` instead;
 - `loading/pipeline.py`, which chose between the two, normalizes the batch on its device, and `loading/mix.py` mixes it.
 
-A data set of your own needs four of these at most: `base.py`, for which it reads `Images`, and `files/sets.py`, which says
-what these are; if they lie in files, `photos.py`, for which it lists them, and `files/store.py`, from which they are read.
+For a data set of your own, open four of these at most: `base.py`, for which it reads `Images`, and `files/sets.py`,
+which says what these are; if they lie in files, `photos.py`, for which it lists them, and `files/store.py`.
 """
 
 from vitlab.data.arrays import Arrays
