@@ -87,6 +87,36 @@ def test_a_schedule_that_ends_with_its_run_is_not_trained_longer_and_the_run_sta
         assert saved(fit("cycle", {**few, "trainer.max_epochs": 2}, resume=True))["global_step"] == 4
 
 
+class Falling(lr_scheduler.LRScheduler):
+    """Falls to 0 over the steps that it is told, whose number is in its state under a name of its own."""
+
+    def __init__(self, optimizer, total_steps):
+        self.length = total_steps
+        super().__init__(optimizer)
+
+    def get_lr(self):
+        return [max(0, 1 - self.last_epoch / self.length) * rate for rate in self.base_lrs]
+
+
+class Following(Falling):
+    """The same, without the number in its state: it is that of the longer plan."""
+
+    def state_dict(self):
+        return {name: value for name, value in super().state_dict().items() if name != "length"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", [Falling, Following])
+def test_a_schedule_of_ones_own_that_keeps_its_steps_is_not_trained_longer_at_its_last_rate(schedule):
+    few = {"trainer.limit_train_batches": 2, "trainer.max_epochs": 1, "model.lr_scheduler": schedule}
+    fit("own", few)
+    if schedule is Falling:
+        with pytest.raises(UsageError, match="was made for 2 steps and has no more"):
+            fit("own", {**few, "trainer.max_epochs": 2}, resume=True)
+    else:
+        assert rows(fit("own", {**few, "trainer.max_epochs": 2}, resume=True), "lr")[3:] == [0.001 / 4]
+
+
 def annealed(optimizer, length):
     return lr_scheduler.CosineAnnealingLR(optimizer, length)
 

@@ -6,14 +6,19 @@ from typing import Any
 
 from jsonargparse import Namespace
 
+from vitlab.class_paths import find_class
 from vitlab.config.keys import check_same_config, flatten_as_typed, is_longer
 from vitlab.config.parser import class_at
 from vitlab.errors import UsageError
 from vitlab.jobs.checkpoint import read_to_resume
 from vitlab.jobs.restore import stored_config
 from vitlab.models.old_names import upgrade
+from vitlab.named_kwargs import taken_by
 from vitlab.runs.directory import RunDir
 from vitlab.tasks.base import Task
+from vitlab.tasks.schedule import SHAPES, schedule_and_args
+
+COUNTS = ("last_epoch", "_step_count")  # of every schedule of torch: how far it is
 
 
 def check_continued(run: RunDir, config: Namespace, values: dict[str, Any]) -> None:
@@ -30,7 +35,7 @@ def check_continued(run: RunDir, config: Namespace, values: dict[str, Any]) -> N
     old_values = _defaults_among(values, classes) | flatten_as_typed(_in_parts(old, classes["model"]))
     check_same_config(run, old_values, values)
     if any(is_longer(key, old_values, values) for key in values):
-        check_extensible(run, old_values["trainer.max_epochs"])
+        check_extensible(run, old_values["trainer.max_epochs"], _is_told_steps(old, classes["model"]))
 
 
 def _defaults_among(values: dict[str, Any], classes: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,7 +53,18 @@ def _in_parts(stored: dict[str, Any], task: type) -> dict[str, Any]:
     return {**stored, "model": {**model, "init_args": upgrade(model.get("init_args") or {})}}
 
 
-def check_extensible(run: RunDir, epochs: int | None) -> None:
+def _is_told_steps(stored: dict[str, Any], task: type) -> bool:
+    """Return whether the schedule of a run is a class that asks for ``total_steps``."""
+    spec = ((stored.get("model") or {}).get("init_args") or {}).get("lr_scheduler")
+    if not issubclass(task, Task) or spec is None:
+        return False
+    path, _ = schedule_and_args("lr_scheduler", spec)
+    return path not in SHAPES and "total_steps" in taken_by(
+        find_class("lr_scheduler", path, object, SHAPES, home="torch.optim.lr_scheduler")
+    )
+
+
+def check_extensible(run: RunDir, epochs: int | None, is_told_steps: bool = False) -> None:
     """Refuse more epochs or steps for a run whose schedule keeps the number for which it was made.
 
     OneCycleLR would fail, CosineAnnealingLR climb back to its peak, linear ones and those of timm stay at their end.
@@ -56,6 +72,7 @@ def check_extensible(run: RunDir, epochs: int | None) -> None:
     Args:
         run: The run to continue.
         epochs: Its epochs so far, for a schedule that advances at every epoch; -1 where `trainer.max_steps` ends it.
+        is_told_steps: Whether its schedule was told the number of steps, and may keep it under a name of its own.
 
     Raises:
         UsageError: The schedule ends with the run.
@@ -65,7 +82,8 @@ def check_extensible(run: RunDir, epochs: int | None) -> None:
     content = read_to_resume(checkpoint)
     done = content["loops"]["fit_loop"]["epoch_loop.state_dict"].get("_batches_that_stepped", content["global_step"])
     for state in content["lr_schedulers"]:
-        if not (ends := _ends(state)):  # nor is a record needed, which may be damaged
+        told = [value for name, value in state.items() if is_told_steps and name not in COUNTS and type(value) is int]
+        if not (ends := _ends(state) + told):  # nor is a record needed, which may be damaged
             continue
         at = _position(state)
         by_epoch = state.get("t_in_epochs", at <= content["epoch"] + 1 and at != done)  # the first: of timm
