@@ -298,6 +298,30 @@ def test_what_the_page_says_of_the_networks_of_the_factorial_is_in_its_tables():
     assert most[most.index.str.endswith("-learned")].nsmallest(3).to_list() == [0.03, 0.04, 0.05]
 
 
+def test_what_the_page_says_of_ten_new_seeds_is_in_their_tables_beside_those_of_six():
+    folder = ROOT / "experiments/t2t_positions"
+    page = (folder / "README.md").read_text()
+    of_file = {}
+    for name in ("again_fashion_mnist", "factorial_fashion_mnist"):
+        table = pd.read_csv(folder / f"results/{name}/summary.csv")
+        of_file[name] = table[(table["kind"] == "arm") & (table["metric"] == "acc1")].set_index("arm")
+    new, old = of_file.values()
+    learned = new[new.index.str.endswith("-learned")]
+    assert len(learned) == 13 and set(new["n"]) == {10}
+    for arm, row in learned.iterrows():
+        levels = " | ".join(f"`{level}`" for level in arm.split("-")[:3])
+        none = new.loc[arm.replace("-learned", "-none")]
+        accuracies = " | ".join(f"{100 * each['mean']:.1f} ± {100 * each['sd']:.1f}" for each in (none, row))
+        gain, low, high = (100 * row[f"difference{end}"] for end in ("", "_low", "_high"))
+        six = 100 * old.loc[arm, "difference"]
+        assert f"| {levels} | {accuracies} | {gain:+.2f} [{low:.2f}, {high:.2f}] | {six:+.2f} |" in page
+    assert list(new.index[new["mean"] >= 0.88]) == ["shared-wrap-alone-learned"]
+    assert f"25 of the {len(new)} of [ten new seeds]" in page
+    for windows in ("shared", "apart"):
+        means = 100 * new["mean"][new.index.str.startswith(windows)]
+        assert f"`{windows}` arms" in page and f"{means.min():.1f} % to {means.max():.1f} %" in page
+
+
 def test_a_cyclic_shift_by_a_token_changes_nothing_where_there_is_neither_a_border_nor_a_table():
     folder = ROOT / "experiments/t2t_positions"
     table = pd.read_csv(folder / "results/longer_fashion_mnist/summary.csv")
