@@ -204,7 +204,7 @@ class Cell:
     def note_seconds(self, seconds: float) -> None:
         """Note how long its commands have run, or nothing where the disk does not answer: no cell fails by it."""
         with suppress(OSError):
-            RunDir(self.run.path.parent).write(self.sibling(".seconds.json").name, {"seconds": round(seconds, 1)})
+            RunDir(self.run.path.parent).write(self.sibling(".seconds.json").name, {"seconds": round(seconds, 3)})
 
     def fail(self, facts: Mapping[str, Any]) -> None:
         """Record a failure, which :meth:`failure` then returns."""

@@ -142,7 +142,7 @@ def _done(cell: Cell, started: float) -> None:
             "splits": splits,
             "host": socket.gethostname(),
             "seconds": round(time.time() - started, 1),
-            "device_seconds": cell.device_seconds(),
+            "device_seconds": round(cell.device_seconds(), 1),
             "ended": now_utc(),
         },
     )
