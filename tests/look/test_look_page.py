@@ -30,6 +30,7 @@ from vitlab.callbacks.ema import EMA
 from vitlab.cli.main import main
 from vitlab.config.keys import differences
 from vitlab.data import Digits, ImageFolder
+from vitlab.data.loading.transforms import to_tensor
 from vitlab.errors import UsageError
 from vitlab.jobs.view import View
 from vitlab.layers.attention import Attention
@@ -1147,7 +1148,7 @@ def test_a_page_of_a_small_vit_with_twelve_pictures_is_under_8_mb(monkeypatch):
     monkeypatch.setattr("vitlab.look.viewer.PASSES", 12)  # of occlusion: as many bytes
     noise = torch.randn(12, 3, 224, 224, generator=torch.Generator().manual_seed(0))  # compresses worst
     net = create_model("vit_s16")
-    page = render("ViT-S", {}, [Subject(net, lambda image: torch.zeros(3, 224, 224), pictures=noise)])
+    page = render("ViT-S", {}, [Subject(net, lambda image: to_tensor(image.resize((224, 224))) / 255, pictures=noise)])
     (shown,) = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
     assert len(shown["pictures"]) == 12 and (shown["shape"]["depth"], shown["shape"]["heads"]) == (12, 6)
     assert 2e6 < len(page.encode()) < 8e6
