@@ -43,6 +43,15 @@ def schedule_and_args(key: str, spec: Any) -> tuple[str, dict[str, Any]]:
     return name_and_args(key, spec, SchedulerSpec.__annotations__)
 
 
+def schedule_class(path: str) -> type[Any]:
+    """Return the class of a schedule that is none of :data:`SHAPES`, of torch where the path has no module.
+
+    >>> schedule_class("OneCycleLR").__module__
+    'torch.optim.lr_scheduler'
+    """
+    return find_class("lr_scheduler", path, object, SHAPES, home="torch.optim.lr_scheduler")
+
+
 def check_schedule(task: Any) -> bool:
     """Refuse a schedule that is neither a name nor a class, and arguments that it does not take.
 
@@ -51,7 +60,7 @@ def check_schedule(task: Any) -> bool:
     """
     shape, args = schedule_and_args("lr_scheduler", task.hparams["lr_scheduler"])
     if shape not in SHAPES:
-        cls = find_class("lr_scheduler", shape, object, SHAPES, home="torch.optim.lr_scheduler")
+        cls = schedule_class(shape)
         for name in ("step", "state_dict", "load_state_dict"):
             if not hasattr(cls, name):
                 raise ValueError(f"`lr_scheduler`: {shape} has no `{name}`, as schedulers of torch and timm have")
@@ -124,7 +133,7 @@ def build_scheduler(
     spec = task.hparams["lr_scheduler"]
     path, args = schedule_and_args("lr_scheduler", spec)
     options: Mapping[str, Any] = spec if isinstance(spec, Mapping) else {}
-    cls = _resumable(find_class("lr_scheduler", path, object, home="torch.optim.lr_scheduler"))
+    cls = _resumable(schedule_class(path))
     metric = options.get("monitor") or (task.monitor or ("min", f"val/{task.val_meter.loss_name}"))[1]
     offered = {
         "total_steps": max(int(steps), 1),

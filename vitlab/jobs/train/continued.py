@@ -6,7 +6,6 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from vitlab.class_paths import find_class
 from vitlab.config.keys import check_same_config, flatten_as_typed, is_longer
 from vitlab.config.parser import class_at
 from vitlab.errors import UsageError
@@ -16,7 +15,7 @@ from vitlab.models.old_names import upgrade
 from vitlab.named_kwargs import taken_by
 from vitlab.runs.directory import RunDir
 from vitlab.tasks.base import Task
-from vitlab.tasks.schedule import SHAPES, schedule_and_args
+from vitlab.tasks.schedule import SHAPES, schedule_and_args, schedule_class
 
 COUNTS = ("last_epoch", "_step_count")  # of every schedule of torch: how far it is
 
@@ -59,9 +58,7 @@ def _is_told_steps(stored: dict[str, Any], task: type) -> bool:
     if not issubclass(task, Task) or spec is None:
         return False
     path, _ = schedule_and_args("lr_scheduler", spec)
-    return path not in SHAPES and "total_steps" in taken_by(
-        find_class("lr_scheduler", path, object, SHAPES, home="torch.optim.lr_scheduler")
-    )
+    return path not in SHAPES and "total_steps" in taken_by(schedule_class(path))
 
 
 def check_extensible(run: RunDir, epochs: int | None, is_told_steps: bool = False) -> None:
