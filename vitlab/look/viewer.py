@@ -20,6 +20,7 @@ from vitlab.layers.resample import Grid
 from vitlab.look.analysis_page import data_url
 from vitlab.models.cost import count_all_parameters
 from vitlab.models.walk import (
+    CELLS_LOST,
     Asked,
     all_attention_maps,
     heads_of,
@@ -51,7 +52,8 @@ def pictures_of(
         has_gradients: Whether maps that need gradients, dozens of passes, are among them.
     """
     images, net = subject.shown(count), subject.net
-    query, key = pools(net.grid_size, sum(seen_heads(net)) * len(images), budget)
+    heads = seen_heads(net)
+    query, key = pools(net.grid_size, sum(heads) * len(images), budget)
     scores = outputs(net, images)
     shares = probabilities(net, scores)
     classes, has_head = scores.argmax(dim=1), subject.scores_classes
@@ -67,7 +69,8 @@ def pictures_of(
         if has_head:
             entry["class"] = k
             entry["target"] = names[truth[i]] if i < len(truth) and truth[i] in range(len(names)) else ""
-        if (attention := _attention(net, images[i : i + 1])) is not None:
+        if heads:
+            attention = _attention(net, images[i : i + 1])
             cells = attention[..., net.num_prefix_tokens :, net.num_prefix_tokens :]
             entry["cells"] = packed(pooled(cells, net.grid_size, query, key))
             if net.cls_token is not None:  # else the first token is a patch or a register
@@ -118,10 +121,8 @@ def _t2t_of(net: Asked) -> T2TTokenizer | None:
     return tokenizer if isinstance(tokenizer, T2TTokenizer) else None
 
 
-def _attention(net: Asked, image: Tensor) -> Tensor | None:
-    """Return the attention of all layers for one image, ``(depth, A, L, L)``; None if the network has none to show."""
-    if not seen_heads(net):
-        return None
+def _attention(net: Asked, image: Tensor) -> Tensor:
+    """Return the attention of all layers for one image, ``(depth, A, L, L)``; see :func:`seen_heads`."""
     with torch.no_grad():
         return torch.stack([maps[0] for maps in all_attention_maps(net, image)])
 
@@ -151,7 +152,7 @@ def unseen(net: Asked) -> str:
     if not any(heads := heads_of(net)):
         return "no attention with a weight for each pair of patches"
     if not keeps_tokens(net):
-        return "the blocks change the number of tokens: which cell one stands for is not known after that"
+        return f"the blocks change the number of tokens: {CELLS_LOST}"
     return f"the layers have {', '.join(map(str, heads))} heads, not as many each: vitlab analyze heads draws them"
 
 

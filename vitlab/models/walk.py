@@ -22,6 +22,7 @@ from vitlab.tokenizers.patch import PatchEmbed
 from vitlab.tokenizers.splits import pair
 
 Asked = VisionTransformer | AnyNetwork  # what analyses ask
+CELLS_LOST = "which cell one stands for is not known after that"  # where blocks merge or drop tokens
 
 
 def as_transformer(theirs: nn.Module, name: str) -> VisionTransformer:
@@ -107,7 +108,7 @@ not known after that
     other = next((count for count in counts if count != counts[0]), None)
     if other is not None:
         what = f"the blocks change the number of tokens, from {counts[0]} to {other}"
-        raise UsageError(f"{what}: which cell one stands for is not known after that")
+        raise UsageError(f"{what}: {CELLS_LOST}")
 
 
 def keeps_tokens(net: Asked) -> bool:
