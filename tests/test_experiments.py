@@ -308,13 +308,8 @@ def test_what_the_page_says_of_ten_new_seeds_is_in_their_tables_beside_those_of_
     new, old = of_file.values()
     learned = new[new.index.str.endswith("-learned")]
     assert len(learned) == 13 and set(new["n"]) == {10}
-    for arm, row in learned.iterrows():
-        levels = " | ".join(f"`{level}`" for level in arm.split("-")[:3])
-        none = new.loc[arm.replace("-learned", "-none")]
-        accuracies = " | ".join(f"{100 * each['mean']:.1f} ± {100 * each['sd']:.1f}" for each in (none, row))
-        gain, low, high = (100 * row[f"difference{end}"] for end in ("", "_low", "_high"))
-        six = 100 * old.loc[arm, "difference"]
-        assert f"| {levels} | {accuracies} | {gain:+.2f} [{low:.2f}, {high:.2f}] | {six:+.2f} |" in page
+    for arm in learned.index:
+        assert f"{_gain_line(new, arm.removesuffix('-learned'))} {100 * old.loc[arm, 'difference']:+.2f} |" in page
     assert list(new.index[new["mean"] >= 0.88]) == ["shared-wrap-alone-learned"]
     assert f"25 of the {len(new)} of [ten new seeds]" in page
     for windows in ("shared", "apart"):
@@ -369,6 +364,15 @@ def _states_gains(page, arms, methods):
         assert f"| `{tokenizer}` | {' | '.join(accuracies)} |\n| gain | | {' | '.join(gains)} |" in page
 
 
+def _gain_line(arms, tokenizer):
+    """The line of a page on a tokenizer: its levels, accuracies without and with a table, and the gain."""
+    none, learned = (arms.loc[f"{tokenizer}-{method}"] for method in ("none", "learned"))
+    cells = [f"{100 * row['mean']:.1f} ± {100 * row['sd']:.1f}" for row in (none, learned)]
+    gain, low, high = (100 * learned[f"difference{end}"] for end in ("", "_low", "_high"))
+    levels = " | ".join(f"`{level}`" for level in tokenizer.split("-"))
+    return f"| {levels} | {' | '.join(cells)} | {gain:+.2f} [{low:.2f}, {high:.2f}] |"
+
+
 def _curves(name, epochs):
     """Return the mean validation accuracies of each arm, its row of the summary, and the page; it must state them."""
     folder, found = ROOT / "experiments/t2t_positions", {}
@@ -393,11 +397,7 @@ def _cifar10(name, epochs, tokenizers=("patch", "t2t")):
     """Return what :func:`_curves` returns of arms without positions and with a table; the page must state the gains."""
     curves, arms, page = _curves(name, epochs)
     for tokenizer in tokenizers:
-        none, learned = (arms.loc[f"{tokenizer}-{method}"] for method in ("none", "learned"))
-        cells = [f"{100 * row['mean']:.1f} ± {100 * row['sd']:.1f}" for row in (none, learned)]
-        gain, low, high = (100 * learned[f"difference{end}"] for end in ("", "_low", "_high"))
-        levels = " | ".join(f"`{level}`" for level in tokenizer.split("-"))
-        assert f"| {levels} | {' | '.join(cells)} | {gain:+.2f} [{low:.2f}, {high:.2f}] |" in page
+        assert _gain_line(arms, tokenizer) in page
     return curves, arms, page
 
 
