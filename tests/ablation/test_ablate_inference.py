@@ -869,7 +869,8 @@ def test_the_advice_for_gaps_says_what_more_seeds_would_show(tmp_path, gain):
     assert claimed.note.startswith(f"detecting the observed difference would take about {less.more} more seeds")
     assert against.note.startswith("the difference points against the claim: if it stays as large, refuting it would")
     assert near.note.startswith(f"to show it within the margin would take about {near.more} more seeds")
-    assert (beyond.note, beyond.more) == ("the estimate is beyond the margin", None)
+    beyond_it = f"the estimate is beyond the margin: to show that the difference is would take about {beyond.more} more"
+    assert beyond.note.startswith(beyond_it) and beyond.more > less.more
 
 
 @pytest.mark.slow
@@ -878,9 +879,10 @@ def test_the_advice_for_gaps_says_what_more_seeds_would_show(tmp_path, gain):
     [
         (GAP.format("<"), None, SIDES),
         (f"{GAP.format('~')} within 2", 2.0, SIDES),
+        (f"{GAP.format('~')} within 0.2", 0.2, SIDES),
         ("with > 0 | border=zero", None, {"zero-with": 1.0}),
     ],
-    ids=["gaps", "equal gaps", "number"],
+    ids=["gaps", "equal gaps", "gaps beyond a margin", "number"],
 )
 @pytest.mark.parametrize("test", ["paired", "welch"])
 def test_the_seeds_advised_decide_a_claim_in_four_of_five_cases(tmp_path, claim, margin, sides, test):
@@ -891,7 +893,10 @@ def test_the_seeds_advised_decide_a_claim_in_four_of_five_cases(tmp_path, claim,
     values += (0.6 * weights / np.abs(weights).sum() - values.mean(1))[:, None]
     (verdict,) = find(fill(results, values), all_at_once(6)).verdicts
     assert verdict.answer.estimate.value == pytest.approx(0.6) and verdict.word == "inconclusive"
-    shown, shares = verdict.answer.equivalence if margin else verdict.answer.difference, []
+    answer, shares = verdict.answer, []
+    shown = answer.difference
+    if margin:
+        shown = answer.equivalence if margin > 0.6 else answer.excess
     spread = np.cov(values) if test == "paired" else np.diag(values.var(1, ddof=1))
     for n in (5 + verdict.more, 6 + verdict.more):
         seeds = rng.multivariate_normal(values.mean(1), spread, size=(2000, n))  # (studies, seeds, arms)
@@ -900,6 +905,8 @@ def test_the_seeds_advised_decide_a_claim_in_four_of_five_cases(tmp_path, claim,
             parts = weights**2 * seeds.var(1, ddof=1) / n
         error, freedom = parts.sum(1) ** 0.5, parts.sum(1) ** 2 / (parts**2).sum(1) * (n - 1)
         far = np.abs((seeds @ weights).mean(1))
-        p = reference.t.sf((margin - far) / error, freedom) if margin else 2 * reference.t.sf(far / error, freedom)
+        p = 2 * reference.t.sf((far - (margin or 0.0)) / error, freedom)
+        if shown is answer.equivalence:
+            p = reference.t.sf((margin - far) / error, freedom)
         shares.append(np.mean(p < 0.05 / shown.factor))
     assert shares[0] < 0.83 and shares[1] > 0.77, (verdict.more, shares)

@@ -200,7 +200,7 @@ class Faulty(BaseHTTPRequestHandler):
 
     files: dict[str, bytes]
     faults: list[str]
-    slow = 0.8  # seconds
+    slow = 2.5  # seconds
 
     def log_message(self, *args):
         pass
@@ -233,9 +233,9 @@ class Faulty(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch):
-    """Serve one shard on the loopback address; a client waits for half a second."""
+    """Serve one shard on the loopback address; a client waits for two seconds."""
     aiohttp = pytest.importorskip("aiohttp")
-    timeout = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(total=0.5)}}
+    timeout = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(total=2.0)}}
     monkeypatch.setitem(fsspec.config.conf, "http", timeout)
     monkeypatch.setattr("vitlab.data.files.ranges._WAITS", (0.0, 0.0, 0.0))
     handler = type("Handler", (Faulty,), {"files": {"/a.tar": _shard(1)}, "faults": []})

@@ -147,18 +147,22 @@ def additional_seeds(answer: Answer, looks: Looks, alpha: float, margin: float |
         answer: The observed difference.
         looks: The looks so far; one more is assumed.
         alpha: Error of the family.
-        margin: If given, the aim is to show that the difference is within it.
+        margin: If given, the aim is to show on which side of it the difference lies that was observed.
     """
     n, seen = answer.estimate.n, len(looks.seeds)  # some of them may have diverged, as may some of those to come
-    level = 2 * alpha / answer.equivalence.factor if margin else alpha / answer.difference.factor
-    needed = stats.seeds_needed(answer.estimate, answer.estimate.value, level, margin)
+    distance, level = abs(answer.estimate.value), alpha / answer.difference.factor
+    if margin and distance < margin:
+        level = 2 * alpha / answer.equivalence.factor
+    elif margin:
+        distance, level, margin = distance - margin, alpha / answer.excess.factor, None
+    needed = stats.seeds_needed(answer.estimate, distance, level, margin)
     for count in range(max(needed or n, n + 1), looks.most + 1):  # the first future look that suffices
         more = math.ceil((count - n) * seen / n)
         if seen + more > looks.most:
             break
         later = [(seen + more) / looks.most] if seen + more > looks.counts[-1] else []  # else seeds that were missing
         left = levels([*looks.times, *later], level)[-1]
-        if (stats.seeds_needed(answer.estimate, answer.estimate.value, left, margin) or count + 1) <= count:
+        if (stats.seeds_needed(answer.estimate, distance, left, margin) or count + 1) <= count:
             return more
     return max(1, math.ceil((needed - n) * seen / n)) if needed is not None else None
 
@@ -167,9 +171,9 @@ def _advice(claim: Claim, value: float, more: int | None, looks: Looks) -> str:
     """Return what so many more seeds would show, if the difference stays as it is."""
     aim = "detecting the observed difference"
     if claim.margin is not None:
-        if abs(value) >= claim.margin:
-            return "the estimate is beyond the margin"
         aim = "to show it within the margin"
+        if abs(value) >= claim.margin:
+            aim = "the estimate is beyond the margin: to show that the difference is"
     elif claim.direction * value < 0:
         aim = "the difference points against the claim: if it stays as large, refuting it"
     if more is None:
