@@ -387,7 +387,7 @@ def _curves(name, epochs):
     table = pd.read_csv(folder / f"results/{name}/summary.csv")
     arms = table[(table["kind"] == "arm") & (table["metric"] == "acc1")].set_index("arm")
     for arm in arms.index:
-        assert {len(found[arm, epoch]) for epoch in epochs} == {5}
+        assert {len(found[arm, epoch]) for epoch in epochs} == {arms.loc[arm, "n"]}
         curves[arm] = [statistics.fmean(found[arm, epoch]) for epoch in epochs]
         assert f"| `{arm}` | {' | '.join(f'{mean:.1f}' for mean in curves[arm])} |" in page
     return curves, arms, page
@@ -441,6 +441,30 @@ def test_what_the_page_says_of_rotary_and_fixed_positions_on_cifar10_is_in_their
             assert f"| `{arm}` | {' | '.join(f'{mean:.1f}' for mean in means)} |" in page
             assert max(means) == means[2 if "rope2d" in arm else 1]  # 0.01 or 0.004, with which the arm is measured
     assert arms["mean"].max() < 0.65 and "All six arms are below 65 %" in page
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "of"),
+    [
+        ("parts_cifar10", "factorial_cifar10", "pos_embed"),
+        ("attention_cifar10", "factorial_cifar10", "pos_embed"),
+        ("table_cifar10", "factorial_cifar10", "pos_embed"),
+        ("longer_cifar10", "table_cifar10", "pos_embed"),
+        ("again_cifar10", "attention_cifar10", "pos_embed"),
+        ("again_fashion_mnist", "factorial_fashion_mnist", "pos_embed"),
+        ("longer_fashion_mnist", "factorial_fashion_mnist", "pos_embed"),
+        ("methods_fashion_mnist", "factorial_fashion_mnist", "mlp_ratio"),  # with positions that have no arm there
+        ("methods_cifar10", "table_cifar10", "mlp_ratio"),
+    ],
+)
+def test_arms_that_are_said_to_be_those_of_another_file_are(name, source, of):
+    folder, settings = ROOT / "experiments/t2t_positions", {}
+    assert "word for word" in (folder / f"{name}.yaml").read_text()
+    for file in (name, source):
+        ablation = read_ablation(folder / f"{file}.yaml")
+        keys = ("model.tokenizer", "model.mlp_ratio", f"model.{of}")
+        settings[file] = {json.dumps([arm.overrides[key] for key in keys]) for arm in ablation.arms}
+    assert settings[name] <= settings[source]
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "experiments").glob("*/results/*/README.md")), ids=str)
