@@ -38,26 +38,24 @@ def open_terminal(quiet: bool = False) -> None:
     terminal = _Terminal(sys.stdout)
     terminal.setFormatter(_Printable())
     terminal.setLevel(logging.WARNING if quiet else logging.INFO)
-    _quiet(_handlers_of_lightning())
+    _quiet_lightning()
     for logger in _shown():
-        _show_on(logger, [terminal])
+        logger.handlers[:] = [handler for handler in logger.handlers if not isinstance(handler, _Terminal)] + [terminal]
     warnings.formatwarning = _warning  # type: ignore[assignment]  # Lightning's begins with a path of its own
 
 
 @contextmanager
 def terminal_as_it_was() -> Iterator[None]:
     """Leave loggers, and the filters and the form of warnings, as they were."""
-    terminals = {logger: (_terminals_of(logger), logger.handlers.copy()) for logger in _shown()}
+    handlers = {logger: logger.handlers.copy() for logger in _shown()}
     levels = [(handler, handler.level) for handler in _handlers_of_lightning()]
     level, propagate, form = LOG.level, LOG.propagate, warnings.formatwarning
     with warnings.catch_warnings():
         try:
             yield
         finally:
-            for logger, (shown, handlers) in terminals.items():
-                _show_on(logger, shown)
-                known = [handler for handler in handlers if handler in logger.handlers]
-                logger.handlers[:] = known + [handler for handler in logger.handlers if handler not in known]
+            for logger, those in handlers.items():
+                logger.handlers[:] = those
             for handler, before in levels:
                 handler.setLevel(before)
             LOG.setLevel(level)
@@ -68,7 +66,7 @@ def terminal_as_it_was() -> Iterator[None]:
 def lightning_quieted() -> Iterator[None]:
     """Keep Lightning's messages and known warnings from the terminal, and leave loggers and filters as they were."""
     with terminal_as_it_was():
-        _quiet(_handlers_of_lightning())
+        _quiet_lightning()
         yield
 
 
@@ -76,24 +74,12 @@ def _shown() -> list[logging.Logger]:
     return [LOG, *(logging.getLogger(f"lightning.pytorch.{name}") for name in REQUESTED)]
 
 
-def _terminals_of(logger: logging.Logger) -> list[logging.Handler]:
-    return [handler for handler in logger.handlers if isinstance(handler, _Terminal)]
-
-
-def _show_on(logger: logging.Logger, terminals: list[logging.Handler]) -> None:
-    """Send what a logger says to these terminals alone; handlers of others stay."""
-    for handler in _terminals_of(logger):
-        logger.removeHandler(handler)
-    for handler in terminals:
-        logger.addHandler(handler)
-
-
 def _handlers_of_lightning() -> list[logging.Handler]:
     return [handler for name in LIGHTNING for handler in logging.getLogger(name).handlers]
 
 
-def _quiet(handlers: list[logging.Handler]) -> None:
-    for handler in handlers:
+def _quiet_lightning() -> None:
+    for handler in _handlers_of_lightning():
         handler.setLevel(max(handler.level, logging.WARNING))
     for message in KNOWN_WARNINGS:
         warnings.filterwarnings("ignore", message)
