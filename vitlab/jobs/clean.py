@@ -10,6 +10,7 @@ from typing import Any, Literal
 from vitlab.errors import UsageError
 from vitlab.runs import lock
 from vitlab.runs.directory import LOCK, RunDir
+from vitlab.runs.fence import unfinished_in
 from vitlab.runs.manifest import read_manifest
 from vitlab.runs.matching import matching
 from vitlab.runs.records import MEASURED_BY
@@ -22,14 +23,6 @@ WHAT = {
     "checkpoints": "all checkpoints of runs that are done; weights/ and the records stay",
     "runs": "whole directories of the named runs that do not train now",
 }
-_LEFT = (
-    "checkpoints/.writing*",
-    "checkpoints/.link*",
-    "checkpoints/.*.manifest.json",
-    "**/.fit-*",
-    "**/*.damaged",
-    ".probe-*",
-)
 
 
 @dataclass
@@ -99,8 +92,10 @@ def _of_run(run: RunDir, what: What, kept: dict[str, str]) -> list[Item]:
         if run.path.is_symlink():
             return [Item(run, run.path, f"the link alone: the run stays in {run.path.resolve()}")]
         return [Item(run, run.path, "the whole run", named=found)]
-    left = [path for pattern in _LEFT for path in run.path.glob(pattern) if path.is_file()]
-    items = [Item(run, path, "left by an interrupted write") for path in dict.fromkeys(left)]
+    places = (run.path, run.checkpoints, run.weights, run.path / "moments")
+    left = [path for place in places for path in unfinished_in(place)]
+    left += [path for pattern in ("*.damaged", ".probe-*") for path in matching(run.path, pattern)]
+    items = [Item(run, path, "left by an interrupted write") for path in left]
     is_done = run_status(run, run.record) == "done"
     if what == "checkpoints" and not (is_done and matching(run.weights, "*.safetensors")):
         kept[str(run.path)] = "its last weights are in its checkpoints alone; --what=runs removes it"

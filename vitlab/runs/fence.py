@@ -14,7 +14,7 @@ from vitlab.runs.matching import is_there, matching
 from vitlab.runs.records import read_json
 
 RECORD, ROWS = "run.json", "metrics.jsonl"
-_UNFINISHED = (".fit-*", ".writing*", ".link*", ".*.manifest.json")  # files that an earlier attempt may have left
+_UNFINISHED = (".fit-*", ".writing*", ".link*", ".*.manifest.json")
 
 
 class RunGone(OSError):
@@ -33,6 +33,16 @@ def owner_text(facts: Mapping[str, object]) -> str:
         ('process 7 on node1', 'process ? on another machine')
     """
     return f"process {facts.get('pid', '?')} on {facts.get('host', 'another machine')}"
+
+
+def unfinished_in(folder: Path) -> list[Path]:
+    """Return the files of a folder that an attempt to train has begun to write, and that have no name of their own yet.
+
+    Example:
+        >>> unfinished_in(Path("runs/first/checkpoints"))
+        []
+    """
+    return [*dict.fromkeys(path for pattern in _UNFINISHED for path in matching(folder, pattern))]
 
 
 @contextmanager
@@ -101,9 +111,8 @@ class Fence:
             text = json.dumps({**record, "token": self.token}, indent=1, default=str) + "\n"
             self._finish(self.folder / RECORD, text.encode())
             for place in (self.folder, self.folder / "checkpoints", self.folder / "weights"):
-                for pattern in _UNFINISHED:
-                    for path in matching(place, pattern):
-                        path.unlink(missing_ok=True)
+                for path in unfinished_in(place):
+                    path.unlink(missing_ok=True)
             if is_there(self.folder / ROWS):
                 self._open_rows((self.folder / ROWS).read_bytes())
 

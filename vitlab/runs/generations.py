@@ -19,10 +19,10 @@ from torch import Tensor
 from vitlab.errors import UsageError, before_again, megabytes, trusting
 from vitlab.interface import is_loadable, path_of
 from vitlab.runs.atomic import nearest_existing, sync_folder
-from vitlab.runs.fence import Fence, RunGone
+from vitlab.runs.fence import Fence, RunGone, unfinished_in
 from vitlab.runs.format import migrate
 from vitlab.runs.guard import during
-from vitlab.runs.manifest import NAME, Entry, file_digest, read_manifest, write_manifest
+from vitlab.runs.manifest import Entry, file_digest, read_manifest, write_manifest
 from vitlab.runs.matching import matching
 from vitlab.runs.shards import sweep_shards
 
@@ -296,9 +296,8 @@ def _rename_link(source: Path, target: Path, fence: Fence | None) -> None:
 
 def sweep(folder: Path) -> None:
     """Remove the leftovers of a process that was killed while writing, and match checksums to files again."""
-    for pattern in (f"{WRITING}*", f"{_LINK}*", f".*.{NAME}"):
-        for path in matching(folder, pattern):
-            path.unlink(missing_ok=True)
+    for path in unfinished_in(folder):
+        path.unlink(missing_ok=True)
     checkpoints = matching(folder, "*.ckpt")
     entries = read_manifest(folder)
     if WRITING in entries:
