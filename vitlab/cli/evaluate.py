@@ -66,7 +66,7 @@ def _check_files(run: RunDir) -> dict[str, str | None]:
     reads: dict[str, Callable[[], Any]] = {
         f"weights/{path.name}": partial(read_weights, path) for path in matching(run.weights, "*.safetensors")
     }
-    reads |= {name: partial(read_record, run.path / name, kind) for name, kind in RECORDS.items()}
+    reads |= {name: partial(read_record, run.path / name) for name in RECORDS}
     reads |= {"config.yaml": partial(read_yaml, run.config), "metrics.jsonl": run.rows}
     reads |= {TRAINED_ON: partial(read_numbers, run.path / TRAINED_ON)}
     tables = matching(run.path / "predictions", "*.parquet")

@@ -181,12 +181,12 @@ class RunDir:
     @property
     def record(self) -> Record:
         """How the run was started and its status; empty before its start."""
-        return read_record(self.path / "run.json", Record)
+        return read_record(self.path / "run.json")
 
     @property
     def stored(self) -> Results:
         """The content of ``results.json``, whichever checkpoint it was measured with; empty if there is none."""
-        found = read_record(self.path / "results.json", Results)
+        found: Results = read_record(self.path / "results.json")
         if "variations" in found:
             found["variations"] = [with_policy(one) for one in found["variations"]]
         return found
@@ -244,15 +244,15 @@ class RunDir:
     @property
     def data(self) -> DataFacts:
         """Facts about the data; a run without them is refused, as every run writes them once its data is set up."""
-        return self._need("data.json", DataFacts)
+        return self._need("data.json")
 
     @property
     def model(self) -> ModelFacts:
         """Sizes and costs of the network; a run without them is refused, as for :attr:`data`."""
-        return self._need("model.json", ModelFacts)
+        return self._need("model.json")
 
-    def _need(self, file: str, kind: type) -> Any:
-        if content := read_record(self.path / file, kind):
+    def _need(self, file: str) -> Any:
+        if content := read_record(self.path / file):
             return content
         raise UsageError(f"{self.path} has no {file}: copy it from where the run was trained, or train it again")
 
@@ -278,10 +278,10 @@ class RunDir:
     def set_aside_damaged(self) -> list[str]:
         """Rename unreadable records, which training rewrites, and return what is wrong with each."""
         messages = []
-        for file, kind in RECORDS.items():
+        for file in RECORDS:
             path = self.path / file
             try:
-                read_record(path, kind)
+                read_record(path)
             except UsageError as error:
                 os.replace(path, path.with_name(f"{file}.damaged"))
                 messages.append(f"{str(error).partition('; ')[0]}; it is kept as {file}.damaged")

@@ -39,7 +39,7 @@ class Ending(TypedDict):
     """Why a training ended.
 
     Example:
-        >>> read_record(Path("runs/first/run.json"), Record)["ending"]
+        >>> read_record(Path("runs/first/run.json"))["ending"]
         {'why': 'finished', 'text': '1 epoch'}
     """
 
@@ -51,7 +51,7 @@ class Record(TypedDict, total=False):
     """``run.json``: how the run was started, on what, and its status.
 
     Example:
-        >>> read_record(Path("runs/first/run.json"), Record)["status"]
+        >>> read_record(Path("runs/first/run.json"))["status"]
         'done'
     """
 
@@ -96,7 +96,7 @@ class Results(TypedDict, total=False):
     """``results.json``: the results on each split, and those under conditions other than the run's.
 
     Example:
-        >>> "val" in read_record(Path("runs/first/results.json"), Results)
+        >>> "val" in read_record(Path("runs/first/results.json"))
         True
     """
 
@@ -187,7 +187,7 @@ class SplitFacts(TypedDict):
     """One split in ``data.json``.
 
     Example:
-        >>> read_record(Path("runs/first/data.json"), DataFacts)["splits"]["val"]["n"]
+        >>> read_record(Path("runs/first/data.json"))["splits"]["val"]["n"]
         288
     """
 
@@ -200,7 +200,7 @@ class DataFacts(TypedDict):
     """``data.json``: the data that the network was trained on.
 
     Example:
-        >>> read_record(Path("runs/first/data.json"), DataFacts)["class_names"][:3]
+        >>> read_record(Path("runs/first/data.json"))["class_names"][:3]
         ['0', '1', '2']
     """
 
@@ -231,7 +231,7 @@ class ModelFacts(TypedDict, total=False):
     """``model.json``: sizes and costs of the network; operations are per image.
 
     Example:
-        >>> read_record(Path("runs/first/model.json"), ModelFacts)["grid"]
+        >>> read_record(Path("runs/first/model.json"))["grid"]
         [4, 4]
     """
 
@@ -256,12 +256,12 @@ def parameters_of(model: Mapping[str, Any]) -> int | None:
     return model.get("parameters_total") or model.get("parameters")  # older runs have only those that are trained
 
 
-RECORDS = {"run.json": Record, "results.json": Results, "data.json": DataFacts, "model.json": ModelFacts}
-_WAYS = {
-    Record: "remove it; resuming the run writes it again",
-    Results: "remove it, and measure the run again with `vitlab validate` and `vitlab test`",
-    DataFacts: "copy it from where the run was trained, or let `vitlab fit --resume` write it again",
-    ModelFacts: "copy it from where the run was trained, or let `vitlab fit --resume` write it again",
+_COPY = "copy it from where the run was trained, or let `vitlab fit --resume` write it again"
+RECORDS: dict[str, tuple[type, str]] = {  # by file: what it holds, and the way out where it is damaged
+    "run.json": (Record, "remove it; resuming the run writes it again"),
+    "results.json": (Results, "remove it, and measure the run again with `vitlab validate` and `vitlab test`"),
+    "data.json": (DataFacts, _COPY),
+    "model.json": (ModelFacts, _COPY),
 }
 
 
@@ -283,15 +283,16 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def read_record(path: Path, kind: type) -> Any:
-    """Return a file as one of the records above, empty if there is none; refuse values of a wrong type.
+def read_record(path: Path) -> Any:
+    """Return a file as the record above that has its name, empty if there is none; refuse values of a wrong type.
 
     Unknown keys are kept: a later vitlab may have written more.
 
     Example:
-        >>> read_record(Path("nowhere.json"), Results)
+        >>> read_record(Path("nowhere/results.json"))
         {}
     """
+    kind, way_out = RECORDS[path.name]
     try:
         content = read_json(path)
         if wrong := wrong_values(content, kind) if content else {}:
@@ -299,7 +300,7 @@ def read_record(path: Path, kind: type) -> Any:
             must = f"`{name}` must not be {type(content[name]).__name__}" if name in content else f"it has no `{name}`"
             raise UsageError(f"{path} is damaged: {must}")
     except UsageError as error:
-        raise UsageError(f"{error}; {_WAYS[kind]}") from error
+        raise UsageError(f"{error}; {way_out}") from error
     return content
 
 
