@@ -22,7 +22,7 @@ from vitlab.runs.atomic import nearest_existing, sync_folder
 from vitlab.runs.fence import Fence, RunGone, unfinished_in
 from vitlab.runs.format import migrate
 from vitlab.runs.guard import during
-from vitlab.runs.manifest import Entry, file_digest, read_manifest, write_manifest
+from vitlab.runs.manifest import Entry, file_digest, noted, read_manifest, write_manifest
 from vitlab.runs.matching import matching
 from vitlab.runs.shards import sweep_shards
 
@@ -271,8 +271,7 @@ def rotate(folder: Path, names: list[str], facts: Entry, shards: Any = None, fen
 
 def _known(path: Path, entries: dict[str, Entry]) -> Entry | None:
     """Return the manifest's entry of a file; a modified file is found by its checksum."""
-    entry, status = entries.get(path.name, {}), path.stat()
-    if (entry.get("size"), entry.get("modified")) == (status.st_size, status.st_mtime_ns):
+    if entry := noted(path, entries.values()):
         return entry
     digest = file_digest(path)
     return next((e for e in entries.values() if e["sha256"] == digest), None)

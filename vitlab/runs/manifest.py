@@ -4,6 +4,7 @@ import errno
 import hashlib
 import logging
 import zipfile
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,13 @@ def read_manifest(folder: Path) -> dict[str, Entry]:
 def write_manifest(folder: Path, entries: dict[str, Entry], fence: Fence | None = None) -> None:
     """Replace the manifest of a folder, whole and synced."""
     write_json(folder / NAME, entries, fence)
+
+
+def noted(path: Path, entries: Iterable[Entry]) -> Entry | None:
+    """Return the entry of a file as it lies there, by its size and time; None if no entry has both."""
+    status = path.stat()
+    now = status.st_size, status.st_mtime_ns
+    return next((entry for entry in entries if (entry.get("size"), entry.get("modified")) == now), None)
 
 
 def damage(path: Path) -> str | None:

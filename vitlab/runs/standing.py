@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from vitlab.runs.manifest import NAME, file_digest, read_manifest
+from vitlab.runs.manifest import NAME, file_digest, noted, read_manifest
 from vitlab.runs.matching import is_there
 
 CHOICE = ("best", "last", "previous")  # which checkpoint of a run is used, in this order
@@ -99,18 +99,15 @@ def _origin(weights: Path) -> str | None:
 
 def _noted(path: Path) -> str | None:
     """Return the sha256 that is noted for a checkpoint as it lies there, by its size and time; None if none is."""
-    status = path.stat()
-    noted = _read(path.with_name(KNOWN)).get(path.name, {})  # by name: `touch` gives several files one time
-    for entry in (*read_manifest(path.parent).values(), noted):
-        if (entry.get("size"), entry.get("modified")) == (status.st_size, status.st_mtime_ns):
-            return entry["sha256"]
-    return None
+    known = _read(path.with_name(KNOWN)).get(path.name, {})  # by name: `touch` gives several files one time
+    entry = noted(path, [*read_manifest(path.parent).values(), known])
+    return entry["sha256"] if entry else None
 
 
 def _digest(path: Path) -> str:
     """Return the sha256 of a checkpoint: the manifest's, if the file is the one written, else of its content."""
-    if noted := _noted(path):
-        return noted
+    if digest := _noted(path):
+        return digest
     status = path.stat()
     known = path.with_name(KNOWN)
     digest = _of_content(path, status.st_size, status.st_mtime_ns)
