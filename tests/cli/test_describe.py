@@ -8,7 +8,6 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping
 from PIL import Image
 
 from vitlab.data import Digits, ImageFolder, Unlabeled
@@ -17,7 +16,6 @@ from vitlab.jobs.train.describe import (
     _at_one_end,
     _data_line,
     _emulated,
-    _idle_stops,
     _parameters,
     _peak,
     _sizes_beyond,
@@ -183,18 +181,6 @@ def test_a_warm_up_and_a_cool_down_that_leave_nothing_between_them_say_so(epochs
     task = Classifier(3, warmup_epochs=5, cooldown_epochs=3, **TINY)
     line = "nothing between warm-up and cool-down (model.warmup_epochs 5, model.cooldown_epochs 3)"
     assert (line in _at_one_end(task, limited(epochs))) == says
-
-
-@pytest.mark.parametrize(("given", "says"), [({}, True), ({"patience": 3}, False), ({"stopping_threshold": 9}, False)])
-def test_early_stopping_that_waits_for_longer_than_the_training_says_so(given, says):
-    trainer = limited(5)
-    trainer.callbacks = [EarlyStopping(**{"monitor": "val/loss", "patience": 4, **given})]
-    trainer.check_val_every_n_epoch, trainer.val_check_interval = 1, 1.0
-    assert _idle_stops(trainer) == ["no early stop (patience 4 of EarlyStopping)"] * says
-    trainer.train_dataloader, trainer.num_training_batches = [], float("inf")  # images without a number
-    assert _idle_stops(trainer) == []
-    trainer.num_training_batches, trainer.val_check_interval = 10, 0.1
-    assert _idle_stops(trainer) == []
 
 
 @pytest.mark.parametrize(("trainer", "says"), LIMITS)

@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, Timer
+from lightning.pytorch.callbacks import Timer
 from torch import Tensor
 
 from vitlab.class_paths import choice_text
@@ -207,7 +207,6 @@ def _train_line(job: Job) -> str:
         parts.append(f"optimized by configure_optimizers of {type(job.task).__name__}")
     elif isinstance(job.task, Task):
         parts += [_optimization(job.task), *_at_one_end(job.task, trainer)]
-    parts += _idle_stops(trainer)
     parts += [f"seed {job.config.seed_everything}", f"{trainer.num_devices * trainer.num_nodes} x {device}"]
     rounded = float32_precision(trainer.strategy.root_device.type)
     words = dict.fromkeys(rounded.values()) if len({*rounded.values()}) == 1 else map(" ".join, rounded.items())
@@ -263,20 +262,6 @@ def _at_one_end(task: Task, trainer: Any) -> list[str]:
         keys = ", ".join(f"model.{key} {task.hparams[key]:g}" for _, key in ends)
         return [f"nothing between warm-up and cool-down ({keys}{why})"]
     return [f"all of it {end} (model.{key} {task.hparams[key]:g}{why})" for end, key in told[:1]]
-
-
-def _idle_stops(trainer: Any) -> list[str]:
-    """Say so where early stopping waits for longer than a training with a validation each epoch lasts.
-
-    How often images without a number are validated is unknown.
-    """
-    if (trainer.check_val_every_n_epoch, trainer.val_check_interval) != (1, 1.0) or not (epochs := _epochs(trainer)):
-        return []
-    if trainer.train_dataloader is not None and math.isinf(trainer.num_training_batches):
-        return []
-    stops = [one for one in trainer.callbacks if isinstance(one, EarlyStopping) and one.patience + 1 >= epochs]
-    idle = [stop for stop in stops if stop.stopping_threshold is stop.divergence_threshold is None]
-    return [f"no early stop (patience {stop.patience} of {type(stop).__name__})" for stop in idle]
 
 
 def _peak(task: Task) -> str:
