@@ -20,7 +20,7 @@ from vitlab.config.parser import VitlabCLI
 from vitlab.errors import UsageError, in_own_code
 from vitlab.interface import answering
 from vitlab.jobs.formats import Plain
-from vitlab.jobs.predict import _blank
+from vitlab.jobs.predict import _OwnPreparation
 from vitlab.jobs.train.endings import explain_mismatch
 from vitlab.jobs.train.facts import model_facts
 
@@ -78,7 +78,7 @@ def test_a_network_may_give_the_side_of_its_images():
     task.net.img_size, task.net.in_chans, data = (), 0, SimpleNamespace(img_size=(8, 8), in_chans=1)  # any
     assert model_facts(task, data) == facts
     data = SimpleNamespace(img_size=8, in_chans=1, eval_transform=lambda image: torch.zeros(1, *image.size))
-    assert _blank(data).shape == (1, 8, 8)  # in place of a picture that cannot be read
+    assert _OwnPreparation(data).blank().shape == (1, 8, 8)  # in place of a picture that cannot be read
 
 
 class Sided(L.LightningModule):

@@ -139,8 +139,9 @@ def predict_exported(path: Path, files: list[str], topk: int) -> tuple[pd.DataFr
     collector = _Collector(topk)
     collector.meaning = _meaning(data)
     is_logits = data.targets["kind"] == "multilabel" and card.get("scores", "logits") == "logits"
-    read = _Files(files, range(len(files)), data)
-    for images, numbers, reasons in DataLoader(read, _FEW, collate_fn=partial(_stack, data.pipeline.joined)):
+    preparation = _Preparation(data)
+    read = _Files(files, range(len(files)), preparation)
+    for images, numbers, reasons in DataLoader(read, _FEW, collate_fn=partial(_batch, preparation.join)):
         with torch.inference_mode():
             outputs = net(images)
         collector.collect(outputs.sigmoid() if is_logits else outputs, numbers, reasons)
@@ -305,8 +306,7 @@ class _Pictures(L.LightningDataModule):
     def __init__(self, files: list[str], data: Any) -> None:
         super().__init__()
         self.files, self.data = files, data
-        if not isinstance(data, ImageData):  # refuse now what lacks a transform
-            _blank(data)
+        self.preparation = _preparation(data)
 
     def on_before_batch_transfer(self, batch: _Batch, dataloader_idx: int) -> _Batch:
         """Change nothing, as the hooks below."""
@@ -329,50 +329,80 @@ class _Pictures(L.LightningDataModule):
         numbers = range(min(rank, len(self.files) - 1), len(self.files), world)
         workers = min(getattr(self.data, "num_workers", 0), os.cpu_count() or 1) if len(numbers) > _FEW else 0
         return DataLoader(
-            _Files(self.files, numbers, self.data),
+            _Files(self.files, numbers, self.preparation),
             batch_size=max(1, getattr(self.data, "batch_size", 64) // world),
             num_workers=workers,
-            collate_fn=partial(_stack, self.data.pipeline.joined if isinstance(self.data, ImageData) else _stacked),
+            collate_fn=partial(_batch, self.preparation.join),
             pin_memory=trainer.strategy.root_device.type == "cuda",
         )
 
 
 class _Files(Dataset[_Sample]):
-    def __init__(self, files: list[str], numbers: range, data: Any) -> None:
-        self.files, self.numbers, self.data = files, numbers, data
+    def __init__(self, files: list[str], numbers: range, preparation: "_Preparation") -> None:
+        self.files, self.numbers, self.preparation = files, numbers, preparation
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def __getitem__(self, index: int) -> _Sample:
-        number, data = self.numbers[index], self.data
-        file = self.files[number]
+        number = self.numbers[index]
         try:
-            if not isinstance(data, ImageData):
-                return transform_of(data)(decode(file, Decoding(_mode(data), None))), number, ""
-            known = data.decoding, data.in_chans, data.statistics(), data.arrays
-            return data.pipeline.eval_file(Path(file), *known), number, ""
+            return self.preparation.read(self.files[number]), number, ""
         except ImageError as error:
-            blank = torch.zeros(data.in_chans, *data.img_size) if isinstance(data, ImageData) else _blank(data)
-            return blank, number, error.reason
+            return self.preparation.blank(), number, error.reason
 
 
-def _mode(data: Any) -> Literal["RGB", "L"]:
-    return "L" if getattr(data, "in_chans", 3) == 1 else "RGB"
-
-
-def _blank(data: Any) -> Tensor:
-    """Return a black image as data of the user's own prepares it."""
-    h, w = image_sizes(None, data)["img_size"] or (64, 64)
-    return transform_of(data)(Image.new(_mode(data), (w, h)))
-
-
-def _stacked(images: Sequence[Tensor]) -> Tensor:
-    if len({image.shape for image in images}) > 1:
-        raise UsageError("`eval_transform` must return tensors (C, H, W) of one size")
-    return torch.stack(list(images))
-
-
-def _stack(join: Callable[[Sequence[Tensor]], Any], samples: list[_Sample]) -> _Batch:
+def _batch(join: Callable[[Sequence[Tensor]], Any], samples: list[_Sample]) -> _Batch:
     images, numbers, reasons = zip(*samples, strict=True)
     return join(images), list(numbers), list(reasons)
+
+
+class _Preparation:
+    """How data of vitlab prepare image files for a network.
+
+    Args:
+        data: The data set.
+    """
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def read(self, file: str) -> Tensor:
+        """Return the image in a file as ``(C, H, W)``; raise ImageError if it cannot be read."""
+        data = self.data
+        known = data.decoding, data.in_chans, data.statistics(), data.arrays
+        return data.pipeline.eval_file(Path(file), *known)  # type: ignore[no-any-return]
+
+    def blank(self) -> Tensor:
+        """Return an image in place of one that cannot be read."""
+        return torch.zeros(self.data.in_chans, *self.data.img_size)
+
+    def join(self, images: Sequence[Tensor]) -> Any:
+        """Return a batch of images."""
+        return self.data.pipeline.joined(images)
+
+
+class _OwnPreparation(_Preparation):
+    """How data of the user's own prepare them: by ``eval_transform``, which is tried at once."""
+
+    def __init__(self, data: Any) -> None:
+        super().__init__(data)
+        self.transform = transform_of(data)
+        self.mode: Literal["RGB", "L"] = "L" if getattr(data, "in_chans", 3) == 1 else "RGB"
+        self.blank()
+
+    def read(self, file: str) -> Tensor:
+        return self.transform(decode(file, Decoding(self.mode, None)))
+
+    def blank(self) -> Tensor:
+        h, w = image_sizes(None, self.data)["img_size"] or (64, 64)
+        return self.transform(Image.new(self.mode, (w, h)))
+
+    def join(self, images: Sequence[Tensor]) -> Tensor:
+        if len({image.shape for image in images}) > 1:
+            raise UsageError("`eval_transform` must return tensors (C, H, W) of one size")
+        return torch.stack(list(images))
+
+
+def _preparation(data: Any) -> _Preparation:
+    return _Preparation(data) if isinstance(data, ImageData) else _OwnPreparation(data)
