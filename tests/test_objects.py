@@ -20,7 +20,8 @@ from vitlab.config.arguments import as_arguments
 from vitlab.config.parser import class_at
 from vitlab.data.known import Digits
 from vitlab.errors import UsageError
-from vitlab.jobs.restore import evaluation_args, restore, training_args
+from vitlab.jobs.restore import restore
+from vitlab.jobs.stored import evaluation_args, training_args
 from vitlab.notebook import check_classes, source_of
 from vitlab.objects import written
 from vitlab.runs.directory import RunDir

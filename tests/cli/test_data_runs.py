@@ -20,7 +20,7 @@ from vitlab.cli.main import main
 from vitlab.data.image_folder import ImageFolder
 from vitlab.data.record import read_numbers
 from vitlab.errors import UsageError
-from vitlab.jobs.restore import former_ways, has_images_of
+from vitlab.jobs.stored import former_ways, has_images_of
 from vitlab.jobs.train.initial import images_behind
 from vitlab.runs.directory import RunDir
 from vitlab.runs.find import file_of_weights

@@ -18,7 +18,7 @@ from vitlab.config.parser import settings
 from vitlab.data.base import ImageData
 from vitlab.errors import MISTAKES, UsageError, in_own_code
 from vitlab.jobs.find_subject import has_no_run, subject_at
-from vitlab.jobs.restore import PLACES, has_images_of
+from vitlab.jobs.stored import PLACES, has_images_of
 from vitlab.jobs.view import View
 from vitlab.runs.directory import RunDir
 from vitlab.runs.find import find_run

@@ -33,7 +33,8 @@ from vitlab.jobs.checkpoint import (
     misfit,
     needs_more_than_net,
 )
-from vitlab.jobs.restore import PLACES, evaluation_args, has_images_of, load_data_state, naming_place_of_data
+from vitlab.jobs.restore import load_data_state
+from vitlab.jobs.stored import PLACES, evaluation_args, has_images_of, naming_place_of_data
 from vitlab.jobs.train.endings import explain_mismatch, in_step
 from vitlab.jobs.train.wandb import add_result
 from vitlab.layers.pos_embed import PosEmbed

@@ -21,7 +21,8 @@ from vitlab.errors import UsageError, named_line
 from vitlab.interface import answering, has_grid, image_sizes, network, path_of
 from vitlab.jobs.checkpoint import load_checkpoint, load_outside, load_resized, needs_more_than_net
 from vitlab.jobs.load import load_pictures
-from vitlab.jobs.restore import evaluation_args, load_data_state, naming_place_of_data, restore
+from vitlab.jobs.restore import load_data_state, restore
+from vitlab.jobs.stored import evaluation_args, naming_place_of_data
 from vitlab.jobs.subject_without_run import data_set_called, number_classes, usual_transform
 from vitlab.jobs.terminal import say
 from vitlab.jobs.view import View

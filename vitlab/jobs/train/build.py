@@ -31,7 +31,7 @@ from vitlab.data.base import ImageData
 from vitlab.data.listed import Listed
 from vitlab.errors import UsageError
 from vitlab.interface import has_grid, hparams_of, is_loadable, network, path_of
-from vitlab.jobs.restore import naming_place_of_data, training_args
+from vitlab.jobs.stored import naming_place_of_data, training_args
 from vitlab.jobs.terminal import lightning_quieted, open_terminal, say
 from vitlab.jobs.train.continued import check_continued
 from vitlab.jobs.train.describe import header

@@ -10,7 +10,7 @@ from vitlab.config.keys import check_same_config, flatten_as_typed, is_longer
 from vitlab.config.parser import class_at
 from vitlab.errors import UsageError
 from vitlab.jobs.checkpoint import read_to_resume
-from vitlab.jobs.restore import stored_config
+from vitlab.jobs.stored import stored_config
 from vitlab.models.old_names import upgrade
 from vitlab.named_kwargs import taken_by
 from vitlab.runs.directory import RunDir
