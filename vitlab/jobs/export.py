@@ -5,7 +5,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from vitlab.config.explain import user_mistakes
 from vitlab.config.parser import VitlabCLI
 from vitlab.data.base import ImageData
 from vitlab.errors import MISTAKES, RunFailed, UsageError, in_own_code, named_line, what_failed
@@ -135,13 +136,14 @@ def _export(run: RunDir, checkpoint: Path, options: ExportOptions, folder: Path,
             quantize(graph, unfinished)
     scale, unit = _unit(cli.model)
     is_own = to not in OF_ANY and not path_of(cli.model).startswith("vitlab.")  # may have changed its network
-    with _as_built(cli.model, to) if is_own else nullcontext():
-        compares = options.check or is_own or own_parts(net) or to != "safetensors"
+    compares = options.check or is_own or own_parts(net) or to != "safetensors"
+    with user_mistakes():  # of a task that has added weights to its network
         pairs = both_outputs(net, read(graph, network), sides) if compares else []
     difference = largest_difference(pairs, scale) if pairs else None
     if pairs and not largest_difference(pairs, scale, _STEPS) <= LIMIT:  # also true for NaN
         if is_own:
-            raise _changed(cli.model, to)
+            what = f"the network of {path_of(cli.model)} is another one than vitlab builds from its arguments"
+            raise UsageError(f"`--to {to}`: {what}: use --to onnx or pt2")
         raise RunFailed(f"the outputs differ by {difference:.1e}{unit}, more than {LIMIT:g}; nothing was written")
     compared = None
     if is_int8:
@@ -181,20 +183,6 @@ def _to_write(run: RunDir, cli: VitlabCLI, to: Form, any_size: bool) -> tuple[An
     if not is_ours:
         return Plain(net, *_sizes(run, cli)), {}
     return net, {} if own else network_arguments(net)
-
-
-@contextmanager
-def _as_built(task: Any, to: Form) -> Iterator[None]:
-    """Refuse a network of a user's task that is not what its arguments build."""
-    try:
-        yield
-    except ValueError as error:
-        raise _changed(task, to) from error
-
-
-def _changed(task: Any, to: Form) -> UsageError:
-    what = "another one than vitlab builds from its arguments"
-    return UsageError(f"`--to {to}`: the network of {path_of(task)} is {what}: use --to onnx or pt2")
 
 
 @contextmanager

@@ -4,7 +4,6 @@ What ``--overwrite`` replaces is set aside until the new run has its first row; 
 """
 
 import os
-import resource
 import shutil
 from collections.abc import Collection
 from pathlib import Path
@@ -59,14 +58,10 @@ def check_room(run: Path, weights: int, overwrite: bool = False) -> None:
     have = 0 if overwrite else sum(p.stat().st_size for p in (run / "checkpoints").rglob("*") if p.is_file())
     need, size = max(_KEPT * one - have, one), min(one, _PROBE, free)
     free += _freed(run) if overwrite else 0
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     ways_out = "choose another place with --run_dir, or make room"
     if free < need:
         text = f"{run} has no room for the checkpoints: they need about {megabytes(need)}, {megabytes(free)} are free"
         raise UsageError(f"{text}; {ways_out}")
-    if limit != resource.RLIM_INFINITY and limit < one:
-        text = f"a checkpoint needs about {megabytes(one)} and files are limited to {megabytes(limit)} (ulimit -f)"
-        raise UsageError(f"{run}: {text}; raise the limit")
     probe = run / f".probe-{os.getpid()}"
     try:
         run.mkdir(parents=True, exist_ok=True)
