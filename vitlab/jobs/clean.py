@@ -120,7 +120,7 @@ def _of_run(run: RunDir, what: What, kept: dict[str, str]) -> list[Item]:
 def _named(run: RunDir) -> dict[str, list[str]]:
     """Return by name of a checkpoint what was measured with it, or with another file of its content."""
     results: list[tuple[str, Any]] = []
-    stored: dict[str, Any] = dict(run.stored)
+    stored = run.stored
     results += [(split, stored[split]) for split in MEASURED_BY if split in stored]
     results += [(f"{one.get('split', '?')} with other settings", one) for one in stored.get("variations", [])]
     results += [(f"analysis {name}", one) for name, one in run.read("analysis/notes.json").items()]

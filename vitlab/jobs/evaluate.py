@@ -124,7 +124,7 @@ def evaluate(
     split = SPLIT_OF[command]
     _ = run.stored  # refuses a damaged file before the work
     predictions, console = Predictions(), EvaluationConsole(quiet)
-    trained = Trained(dict(run.data), read_numbers(run.path / TRAINED_ON), split, conditions.with_training_images)
+    trained = Trained(run.data, read_numbers(run.path / TRAINED_ON), split, conditions.with_training_images)
     with user_mistakes():
         check_readable(checkpoint)
     facts = checkpoint_facts(checkpoint)
@@ -157,7 +157,7 @@ def evaluate(
     result = {**values, **seen, **recall, **facts}
     told = [*loaded.sentences, *trained.sentences(seen, len(table)), *_of_other_training(cli.datamodule, run, changes)]
     told += _of_absent_classes(cli.model, table)
-    told += [] if changes else unlike(dict(run.stored).get(name) or {}, result)  # type: ignore[arg-type]
+    told += [] if changes else unlike(run.stored.get(name) or {}, result)
     unsaved = _save(run, name, result, table) if keep and not is_export else None
     told += [f"not saved in {run.path}: {checkpoint.name} is an export, and no checkpoint of it"] if is_export else []
     return Measured(name, values, table, told, recall.get("recall", {}), changes, unsaved)
@@ -168,7 +168,7 @@ def _of_other_training(data: Any, run: RunDir, changes: Mapping[str, Any]) -> li
 
     A training split that the measurement has not read, beside a given test split, is not read for this alone.
     """
-    known = dict(run.data).get("splits", {}).get("train", {}).get("hash")  # type: ignore[attr-defined]
+    known = run.data.get("splits", {}).get("train", {}).get("hash")
     is_asked_for = any(key.startswith("data") for key in changes)
     if is_asked_for or known is None or not isinstance(data, ImageData):
         return []

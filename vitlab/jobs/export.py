@@ -215,14 +215,14 @@ def _why_no_graph(error: BaseException, to: Form, net: Any) -> str | None:
 
 def _measured(run: RunDir, digest: str) -> dict[str, dict[str, float]]:
     """Return the metrics by split that were measured with the exported weights, under the run's own conditions."""
-    found: dict[str, Any] = dict(run.stored)
+    found = run.stored
     mine = {s: one for s in MEASURED_BY if (one := found.get(s)) and one.get("sha256") == digest}
     return {split: metrics_and_n(one) for split, one in mine.items()}
 
 
 def _sizes(run: RunDir, cli: VitlabCLI) -> tuple[int, tuple[int, int]]:
     """Return channels, and height and width, of the images that a network of the user's own takes."""
-    found = image_sizes(cli.model, cli.datamodule, dict(run.model), hparams_of(cli.model))
+    found = image_sizes(cli.model, cli.datamodule, run.model, hparams_of(cli.model))
     if missing := [f"`{name}`" for name, value in found.items() if value is None]:
         owner = path_of(cli.datamodule)
         raise UsageError(f"an export needs the size of images: let {owner} have {' and '.join(missing)}; {PAGE}")

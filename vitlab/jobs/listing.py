@@ -236,7 +236,7 @@ def run_facts(run: RunDir, asked: Sequence[str] = ()) -> Row:
     row["changed"] = " ".join(_changes(settings_so_far(run, record)))
     row |= results_of(run)
     if any(name in NETWORK for name in asked):
-        model: dict[str, Any] = dict(run.model)
+        model = run.model
         row |= {name: model[name] for name in NETWORK if name in model}
     if any(name not in row and name.partition(".")[0] not in MEASURED_BY for name in asked) and run.config.is_file():
         row |= {name: value for name, value in config_of_run(run).items() if name in asked}
@@ -324,8 +324,7 @@ def _numbers(run: RunDir) -> Row:
     """Return the results of each split, with the checkpoint and, if it is not the present one, a sentence."""
     found: Row = {}
     for split in MEASURED_BY:
-        if result := dict(run.stored).get(split):
-            assert isinstance(result, dict)
+        if result := run.stored.get(split):
             now = run.standing(split, result)
             if not now.is_stale:
                 epoch = {"epoch": result["epoch"] + 1} if "epoch" in result else {}

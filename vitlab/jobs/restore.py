@@ -70,10 +70,9 @@ def restore(
         UsageError: A class of it is not the one that it was trained with.
     """
     check_code(run)
-    facts: dict[str, Any] = dict(run.data)
     with tempfile.TemporaryDirectory() as folder:
         config = RunDir(folder)
-        config.config.write_text(yaml_text(_without_files(run, facts)))
+        config.config.write_text(yaml_text(_without_files(run, run.data)))
         args = evaluation_args(config, list(rest), alone=True)
         cli = VitlabCLI(args, callbacks, default_root_dir=str(run.path), **trainer)
     with user_mistakes():
@@ -90,7 +89,7 @@ def load_data_state(data: Any, run: RunDir, checkpoint: Path) -> None:
     """
     if isinstance(data, ImageData):
         try:
-            data.load_state_dict(dict(run.data))
+            data.load_state_dict(run.data)
         except ValueError as error:
             raise UsageError(f"{run.path}: {error}") from error
     elif is_overridden("load_state_dict", data, L.LightningDataModule):

@@ -143,7 +143,7 @@ def has_images_of(data: Any, run: RunDir, split: SplitName) -> bool:
     """
     if not isinstance(data, ImageData):
         return False
-    facts: dict[str, Any] = dict(run.data)
+    facts = run.data
     known = {name: found.get("hash") for name, found in facts.get("splits", {}).items()}
     known |= {"test": run.record.get("test_hash")}
     tells: SplitName = split

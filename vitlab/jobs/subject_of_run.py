@@ -20,7 +20,6 @@ from vitlab.data.record import Trained, measured
 from vitlab.errors import UsageError, named_line
 from vitlab.interface import answering, has_grid, image_sizes, network, path_of
 from vitlab.jobs.checkpoint import load_checkpoint, load_outside, load_resized, needs_more_than_net
-from vitlab.jobs.load import load_pictures
 from vitlab.jobs.restore import load_data_state, restore
 from vitlab.jobs.stored import evaluation_args, naming_place_of_data
 from vitlab.jobs.subject_without_run import data_set_called, number_classes, usual_transform
@@ -65,7 +64,7 @@ def subject_of_run(run: RunDir, checkpoint: Path, rest: Sequence[str], view: Vie
 def _asked(cli: VitlabCLI, run: RunDir, images: ImageData | None) -> Asked:
     """Return the network of a run as analyses ask it; an own one takes images of the data, or as model.json says."""
     name, data = f"the network of {run.path}", images or cli.datamodule
-    size, in_chans = image_sizes(cli.model, data, dict(run.model)).values()
+    size, in_chans = image_sizes(cli.model, data, run.model).values()
     try:
         try:
             return as_transformer(_answering_like(cli.model, size, in_chans), name)
@@ -151,7 +150,7 @@ def _rebuild(run: RunDir, checkpoint: Path, rest: Sequence[str], has_pictures: b
     """Build task and data of a run and load the weights; with other pictures, the data's files may be missing."""
     other = dict(settings(list(rest)))
     rest = [*rest, *_training_size(run, other)]
-    facts: dict[str, Any] = dict(run.data)
+    facts = run.data
     has_scale = (facts.get("targets") or {}).get("kind") in ("number", "mixed")  # of its outputs, whatever the data
     as_trained = measured(Trained(facts, None, "val")) if has_scale or "data" not in other else nullcontext()
     try:
@@ -173,7 +172,7 @@ def _rebuild(run: RunDir, checkpoint: Path, rest: Sequence[str], has_pictures: b
             load_data_state(cli.datamodule, run, checkpoint)
         else:
             number_classes(cli.datamodule, run.data.get("class_names") or ())
-            scale = {key: value for key, value in run.data.items() if key in ("mean", "std")}
+            scale = {key: facts[key] for key in ("mean", "std")}
             cli.datamodule.take_images(scale, [key.removeprefix("data.") for key in other])
         if has_grid(cli.model):
             trained = len(run.data.get("class_names") or ())

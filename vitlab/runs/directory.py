@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 from contextlib import chdir, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from vitlab.errors import UsageError, trusting
 from vitlab.objects import as_yaml
@@ -18,8 +18,6 @@ from vitlab.runs.matching import is_there
 from vitlab.runs.records import (
     MEASURED_BY,
     RECORDS,
-    DataFacts,
-    ModelFacts,
     Record,
     Results,
     read_json,
@@ -184,9 +182,9 @@ class RunDir:
         return read_record(self.path / "run.json")
 
     @property
-    def stored(self) -> Results:
+    def stored(self) -> dict[str, Any]:
         """The content of ``results.json``, whichever checkpoint it was measured with; empty if there is none."""
-        found: Results = read_record(self.path / "results.json")
+        found: dict[str, Any] = read_record(self.path / "results.json")
         if "variations" in found:
             found["variations"] = [with_policy(one) for one in found["variations"]]
         return found
@@ -194,7 +192,7 @@ class RunDir:
     @property
     def results(self) -> Results:
         """The stored results of checkpoints that lie there now; the others are in ``stale``, each with its reason."""
-        found: dict[str, Any] = dict(self.stored)
+        found = self.stored
         variations: list[dict[str, Any]] = found.pop("variations", [])
         kept: list[dict[str, Any]] = []
         stale: list[dict[str, Any]] = []
@@ -205,11 +203,11 @@ class RunDir:
             now = self.standing(one["split"], one)
             (stale if now.is_stale else kept).append({**one, **({"why": now.text} if now.is_stale else {})})
         found |= {name: rows for name, rows in (("variations", kept), ("stale", stale)) if rows}
-        return found  # type: ignore[return-value]
+        return cast(Results, found)
 
     def measured(self, split: str) -> dict[str, Any]:
         """Return the results on a split under the run's own conditions; empty if there are none or they are stale."""
-        result: dict[str, Any] = dict(self.stored).get(split) or {}  # type: ignore[assignment]
+        result: dict[str, Any] = self.stored.get(split) or {}
         return {} if not result or self.standing(split, result).is_stale else result
 
     def standing(self, split: str, result: Mapping[str, Any] | None = None, read: bool = True) -> Standing:
@@ -224,7 +222,7 @@ class RunDir:
             >>> RunDir("runs/first").standing("val").kind
             'current'
         """
-        result = dict(self.stored).get(split) if result is None else result  # type: ignore[assignment]
+        result = self.stored.get(split) if result is None else result
         flags = [_flag(key, value) for key, value in (result or {}).get("overrides", {}).items()]
         flags += [] if split in MEASURED_BY else ["--with_training_images"]
         command = "validate" if split.startswith("val") else "test"
@@ -242,13 +240,16 @@ class RunDir:
         return standing(self.path, result, again, read)  # `AtCheckpoint` asks otherwise
 
     @property
-    def data(self) -> DataFacts:
-        """Facts about the data; a run without them is refused, as every run writes them once its data is set up."""
+    def data(self) -> dict[str, Any]:
+        """Facts about the data, see :class:`~vitlab.runs.records.DataFacts`; a run without them is refused.
+
+        Every run writes them once its data is set up.
+        """
         return self._need("data.json")
 
     @property
-    def model(self) -> ModelFacts:
-        """Sizes and costs of the network; a run without them is refused, as for :attr:`data`."""
+    def model(self) -> dict[str, Any]:
+        """Sizes and costs of the network, see :class:`~vitlab.runs.records.ModelFacts`; refused as :attr:`data` is."""
         return self._need("model.json")
 
     def _need(self, file: str) -> Any:
