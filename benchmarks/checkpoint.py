@@ -18,7 +18,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 import vitlab
 from vitlab.config.strategies import _flat, _shard
-from vitlab.runs.generations import WRITING, BackgroundCheckpointIO, rotate, tensor_bytes
+from vitlab.runs.format import named_tensors
+from vitlab.runs.generations import WRITING, BackgroundCheckpointIO, rotate
 from vitlab.runs.shards import write_shards
 
 ROUNDS = 5
@@ -50,7 +51,7 @@ def alone(folder: Path) -> tuple[dict[str, list[float]], int]:
             files.wait()
         waits[kind].append(time.perf_counter() - started)
         files.wait()
-    return waits, tensor_bytes(content)
+    return waits, sum(value.nbytes for _, value in named_tensors(content, ""))
 
 
 def shared(rank: int, folder: Path) -> None:

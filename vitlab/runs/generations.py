@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
 from functools import partial
@@ -20,7 +21,7 @@ from vitlab.errors import UsageError, before_again, megabytes, trusting
 from vitlab.interface import is_loadable, path_of
 from vitlab.runs.atomic import nearest_existing, sync_folder
 from vitlab.runs.fence import Fence, RunGone, unfinished_in
-from vitlab.runs.format import migrate
+from vitlab.runs.format import PLAIN, migrate, named_tensors
 from vitlab.runs.guard import during
 from vitlab.runs.manifest import Entry, file_digest, noted, read_manifest, write_manifest
 from vitlab.runs.matching import matching
@@ -28,7 +29,6 @@ from vitlab.runs.shards import sweep_shards
 
 WRITING = ".writing"  # never matches *.ckpt
 _LINK = ".link"
-_PLAIN = {bool, float, int, str, type(None)}  # a list of these alone, such as a random state, is not looked into
 
 
 class NotSaved(OSError):
@@ -68,7 +68,8 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
         """
         refuse_objects(checkpoint)
         content, finish = snapshot(checkpoint, {}), self.take_finish()
-        self.begin(partial(self.write, content, Path(path), finish), Path(path), tensor_bytes(content))
+        size = sum(value.nbytes for _, value in named_tensors(content, ""))
+        self.begin(partial(self.write, content, Path(path), finish), Path(path), size)
         if finish is None and (failure := self.wait()):
             raise NotSaved(failure)
 
@@ -146,36 +147,25 @@ def refuse_objects(checkpoint: dict[str, Any]) -> None:
         Traceback (most recent call last):
         vitlab.errors.UsageError: a checkpoint with `callbacks.Seen.last`, a pathlib.PosixPath, could not be ...
     """
-    if found := _object_in(_without_tensors(checkpoint), ""):
+    if found := _object_in(checkpoint, ""):
         raise UsageError(
             f"a checkpoint with {found}, could not be read again, as checkpoints only hold numbers, strings and "
             "tensors: save it as such, by `.item()` or `torch.from_numpy(...)` of NumPy's, or `str(...)` of a path"
         )
 
 
-def _without_tensors(content: Any) -> Any:
-    if isinstance(content, Tensor):
-        return None
-    if isinstance(content, dict):
-        copied = copy.copy(content)
-        copied.update((key, _without_tensors(value)) for key, value in content.items())
-        return copied
-    if type(content) in (list, tuple) and not _PLAIN.issuperset(map(type, content)):
-        return type(content)(map(_without_tensors, content))
-    return content
-
-
 def _object_in(content: Any, name: str) -> str | None:
-    """Return name and class of the first value that is no number, string or tensor; None if there is none."""
-    if is_loadable(content):
-        return None
+    """Return name and class of the first value that could not be read again; None if there is none."""
+    has_plain = isinstance(content, dict | list | tuple) and PLAIN.issuperset(map(type, content))  # keys, or values
     pairs: Iterable[Any] = ()
-    if isinstance(content, dict):
+    if type(content) in (dict, OrderedDict) and has_plain:
         pairs = content.items()
-    elif isinstance(content, list | tuple):
-        pairs = enumerate(content)
+    elif type(content) in (list, tuple):
+        pairs = () if has_plain else enumerate(content)
+    elif type(content) not in PLAIN and not isinstance(content, Tensor) and not is_loadable(content):
+        return f"`{name}`, a {path_of(content)}"
     inside = (_object_in(value, f"{name}.{key}" if name else str(key)) for key, value in pairs)
-    return next(filter(None, inside), f"`{name}`, a {path_of(content)}")
+    return next(filter(None, inside), None)
 
 
 def snapshot(content: Any, seen: dict[Any, Tensor]) -> Any:
@@ -196,7 +186,7 @@ def snapshot(content: Any, seen: dict[Any, Tensor]) -> Any:
         copied.update((key, snapshot(value, seen)) for key, value in content.items())
         return copied
     if type(content) in (list, tuple):
-        is_plain = _PLAIN.issuperset(map(type, content))
+        is_plain = PLAIN.issuperset(map(type, content))
         return type(content)(content if is_plain else (snapshot(value, seen) for value in content))
     return copy.deepcopy(content)
 
@@ -222,18 +212,6 @@ def _not_saved(folder: Path, cause: OSError, size: int) -> str:
         f"the checkpoint could not be written into {folder}: {cause.strerror or cause}; {room}. What was saved before "
         f"is intact: {before_again(cause.errno)}, then `{resume}`"
     )
-
-
-def tensor_bytes(content: Any) -> int:
-    """Return the number of bytes of the tensors in nested containers."""
-    if isinstance(content, Tensor):
-        return content.nbytes
-    values: Iterable[Any] = ()
-    if isinstance(content, dict):
-        values = content.values()
-    elif isinstance(content, list | tuple) and not _PLAIN.issuperset(map(type, content)):
-        values = content
-    return sum(map(tensor_bytes, values))
 
 
 def writing(fence: Fence | None) -> str:
