@@ -17,7 +17,7 @@ from vitlab.analysis.pictures import PreparedPictures
 from vitlab.cli.main import main
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError
-from vitlab.jobs.load import load_pictures, load_trained
+from vitlab.jobs.load import load_trained
 from vitlab.jobs.subject_without_run import named_subject
 from vitlab.jobs.view import View
 from vitlab.models.sizes import SIZES
@@ -45,7 +45,7 @@ def test_a_picture_that_cannot_be_read_is_named_once(photos, monkeypatch):
     said = []
     monkeypatch.setattr("vitlab.jobs.load.say", said.append)
     data = PreparedPictures(lambda image: torch.zeros(3, 8, 8), (8, 8), 3)
-    assert load_pictures(str(photos), 8, data).shape == (3, 3, 8, 8)
+    assert View(images=str(photos)).pictures(data).shape == (3, 3, 8, 8)
     assert [line.count(f"{photos}/3.png") for line in said if "left out" in line] == [1]
 
 

@@ -12,14 +12,12 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitlab.config.explain import user_mistakes
-from vitlab.config.images import find_images
 from vitlab.config.parts import import_parts
-from vitlab.data.files.decode import Decoding, ImageError, decode, decode_opened
+from vitlab.data.files.decode import Decoding, decode_opened
 from vitlab.errors import UsageError
 from vitlab.interface import transform_of
 from vitlab.jobs.formats import Graph, need_packages
 from vitlab.jobs.restore import ON_CPU, Rebuilt, network_of, restore
-from vitlab.jobs.terminal import say
 from vitlab.models.create import library_network
 from vitlab.models.load import load_network
 from vitlab.models.weights_file import check_readable
@@ -183,31 +181,3 @@ def transform_of_pictures(data: Rebuilt) -> Transform:
         raise ValueError("the network takes arrays, (x - mean) / std of x as stored, and not pictures")
 
     return refuse if data.arrays else data.eval_transform
-
-
-def load_pictures(place: str, most: int, data: Any) -> Tensor:
-    """Return up to ``most`` images of a folder or file, prepared as ``data`` does; report those that cannot be read.
-
-    Raises:
-        UsageError: None can be read.
-    """
-    files, others = find_images([place])
-    found = []
-    for file in files:
-        try:
-            found.append(decode(file, data.decoding))
-        except ImageError as error:
-            others.append((file, error.reason))
-        if len(found) == most:
-            break
-    if not found:
-        path, reason = others[0] if others else (place, "no file in it")
-        reason = reason if path == place else f"{path}: {reason}"
-        raise UsageError(f"`--images {place}`: no images found: {reason}")
-    for path, reason in others:
-        say(f"images           left out {path}: {reason}")
-    resized = sum((image.height, image.width) != data.img_size for image in found)
-    if resized:
-        h, w = data.img_size
-        say(f"images           {resized} of {len(found)} resized and cropped to {h} x {w} pixels, as in evaluation")
-    return torch.stack([data.cut_transform(image) for image in found])

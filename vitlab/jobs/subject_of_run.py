@@ -57,7 +57,7 @@ def subject_of_run(run: RunDir, checkpoint: Path, rest: Sequence[str], view: Vie
             folds=next((home for home in run.path.parents[:2] if (home / PLAN).is_file()), None),  # of `vitlab cv`
             **view.of_subject(),
         )
-        subject.pictures = load_pictures(view.images, view.shown, subject.data) if view.images else None
+        subject.pictures = view.pictures(subject.data)
     return subject
 
 

@@ -22,7 +22,7 @@ from vitlab.data.record import check_target_names
 from vitlab.data.timm_images import KEYS, images_of
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.jobs.checkpoint import misfit, named_outputs
-from vitlab.jobs.load import arguments_of_card, load_exported, load_pictures, transform_of_pictures
+from vitlab.jobs.load import arguments_of_card, load_exported, transform_of_pictures
 from vitlab.jobs.restore import Rebuilt
 from vitlab.jobs.terminal import say
 from vitlab.jobs.view import View
@@ -71,7 +71,7 @@ def named_subject(source: str, view: View, arguments: Sequence[str] = ()) -> Sub
         is_class = data is None or data.targets["kind"] == "class"
         subject = Subject(net, images, name=name, classifies=is_class, **view.of_subject())
         subject.is_elsewhere = data is not None and not _answers_about(data, subject.net, named)
-        subject.pictures = load_pictures(view.images, view.shown, subject.data) if view.images else None
+        subject.pictures = view.pictures(subject.data)
     return subject
 
 
