@@ -126,8 +126,8 @@ class Watch(Callback):
                 self._gone = f"process {rank} (rank {rank}, pid {child.pid}) has ended with {ended}", now
         if self._gone is not None and now - self._gone[1] > LEAVING:
             return self._gone[0]
-        pids = [(rank, child.pid) for rank, child in enumerate(children, 1)]
-        for rank, pid in [(0, self._launcher)] if self._launcher else pids:
+        pids = {rank: child.pid for rank, child in enumerate(children, 1)} or {0: self._launcher}
+        for rank, pid in pids.items():
             if state(pid) not in ("T", "t"):
                 self._stopped.pop(pid, None)
             elif now - self._stopped.setdefault(pid, now) > self.patience:
