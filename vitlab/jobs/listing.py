@@ -13,7 +13,7 @@ import yaml
 
 from vitlab.config.keys import differences, dotted, flatten, flatten_with_classes, key_as_typed, key_of
 from vitlab.config.yaml_files import read_own
-from vitlab.errors import UsageError, did_you_mean, megabytes, one_line, trusting
+from vitlab.errors import UsageError, did_you_mean, megabytes, one_line
 from vitlab.jobs.typed import command_of, first_settings, settings_so_far
 from vitlab.runs.directory import RunDir
 from vitlab.runs.find import find_directory, some_runs
@@ -304,7 +304,7 @@ def about(run: RunDir) -> dict[str, Row]:
     command = command_of(run.record, first_settings(run)) if record.get("argv") else None
     ending = (record.get("ending") or {}).get("text")
     if record["status"] == "killed":  # which wrote no ending
-        ending = f"{last_saved(run.checkpoints)} `{trusting(f'vitlab fit --resume {run.typed}', run.path)}`"
+        ending = f"{last_saved(run.checkpoints)} `{run.way_on}`"
     found: dict[str, Row] = {
         "run": {"status": record["status"], "ending": ending, "command": command},
         "code": {name: record.get(name) for name in _CODE},

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from vitlab.errors import UsageError, preview, trusting
+from vitlab.errors import UsageError, preview
 from vitlab.runs.directory import RUNS, RunDir
 from vitlab.runs.find import all_runs, find_directory, run_called
 from vitlab.runs.launch import agree, agreed, is_restarted, launched_rank
@@ -152,8 +152,7 @@ def _check_can_start(run: RunDir, options: Options) -> None:
     """Refuse to start in a directory that contains a run or other files."""
     if run.has_begun():
         if not options.overwrite:
-            resume = trusting(f"vitlab fit --resume {run.typed}", run.path)
-            way_out = f"continue it with `{resume}`, or delete it with --overwrite (in Python, overwrite=True)"
+            way_out = f"continue it with `{run.way_on}`, or delete it with --overwrite (in Python, overwrite=True)"
             raise UsageError(f"the run directory {run.path} exists; {way_out}")
         return
     if foreign := run.foreign():

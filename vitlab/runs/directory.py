@@ -87,6 +87,16 @@ class RunDir:
         """
         return shlex.quote(str(self.path))
 
+    @property
+    def way_on(self) -> str:
+        """The command that goes on with the run, with what it trusts.
+
+        Example:
+            >>> RunDir("my runs/first").way_on
+            "vitlab fit --resume 'my runs/first'"
+        """
+        return trusting(f"vitlab fit --resume {self.typed}", self.path)
+
     def predictions(self, split: str) -> Path:
         """Return the place of the table of predictions on a split, which may not exist."""
         return self.path / "predictions" / f"{split}.parquet"

@@ -3,7 +3,6 @@
 import copy
 import errno
 import os
-import shlex
 import shutil
 import threading
 from collections import OrderedDict
@@ -17,9 +16,10 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from torch import Tensor
 
-from vitlab.errors import UsageError, before_again, megabytes, trusting
+from vitlab.errors import UsageError, before_again, megabytes
 from vitlab.interface import is_loadable, path_of
 from vitlab.runs.atomic import nearest_existing, sync_folder
+from vitlab.runs.directory import RunDir
 from vitlab.runs.fence import Fence, RunGone, unfinished_in
 from vitlab.runs.format import PLAIN, migrate, named_tensors
 from vitlab.runs.guard import during
@@ -207,10 +207,9 @@ def _not_saved(folder: Path, cause: OSError, size: int) -> str:
     with suppress(OSError):  # the disk is gone
         free = shutil.disk_usage(nearest_existing(folder)).free
     room = f"it needs {megabytes(size)}" + ("" if free is None else f", {megabytes(free)} are free")
-    resume = trusting(f"vitlab fit --resume {shlex.quote(str(folder.parent))}", folder.parent)
     return (
         f"the checkpoint could not be written into {folder}: {cause.strerror or cause}; {room}. What was saved before "
-        f"is intact: {before_again(cause.errno)}, then `{resume}`"
+        f"is intact: {before_again(cause.errno)}, then `{RunDir(folder.parent).way_on}`"
     )
 
 

@@ -34,7 +34,6 @@ from vitlab.errors import (
     named_line,
     one_line,
     preview,
-    trusting,
     what_failed,
 )
 from vitlab.interface import path_of
@@ -111,14 +110,9 @@ def closing(run: RunDir) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         what = f"the training is done, but weights and results could not be written: {what_failed(error) or error}"
         first = before_again(getattr(error, "errno", None))
-        _fail(f"{what}; {first}, then `{resuming(run)}`", error)
+        _fail(f"{what}; {first}, then `{run.way_on}`", error)
     finally:
         close_log()
-
-
-def resuming(run: RunDir) -> str:
-    """Return the command that goes on with a run."""
-    return trusting(f"vitlab fit --resume {run.typed}", run.path)
 
 
 def cut_short(job: Job, reason: str, why: str) -> None:
@@ -132,7 +126,7 @@ def cut_short(job: Job, reason: str, why: str) -> None:
 
 def lost_process(run: RunDir, what: str) -> None:
     """Say and record that another process of the run is gone."""
-    print_error(f"\n{what}; the run ends. {last_saved(run.checkpoints)} `{resuming(run)}`")
+    print_error(f"\n{what}; the run ends. {last_saved(run.checkpoints)} `{run.way_on}`")
     _record_failure(run, "failed", what, "error")
 
 
@@ -144,7 +138,7 @@ def _record_failure(run: RunDir, status: str, what: str, why: str) -> None:
 def _say_stopped(job: Job, stopped: Stopped) -> None:
     if job.trainer.is_global_zero:
         when = "" if job.record.started else " before the first step"
-        way_on = f"continue with `{resuming(job.run)}`"
+        way_on = f"continue with `{job.run.way_on}`"
         say(f"\nstopped{stopped.by}{when}; {way_on}")
     stopped.said = True
 
@@ -183,7 +177,7 @@ def explain_exception(error: Exception, run: RunDir, batch: int | None, processe
         batch: Global batch size; None if unknown.
         processes: Number of processes.
     """
-    way_on = f"`{resuming(run)}`"
+    way_on = f"`{run.way_on}`"
     match error:
         case Diverged() | NotSaved():
             return str(error)

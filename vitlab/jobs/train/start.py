@@ -16,7 +16,7 @@ from vitlab.config.trust import changed_code
 from vitlab.errors import PARTS_FILE, RunFailed, Stopped, UsageError
 from vitlab.jobs.checkpoint import checkpoint_to_resume
 from vitlab.jobs.terminal import close_log, log_to, print_error
-from vitlab.jobs.train.endings import cut_short, resuming
+from vitlab.jobs.train.endings import cut_short
 from vitlab.jobs.train.facts import SUMS
 from vitlab.jobs.train.job import GIVEN, Job
 from vitlab.jobs.train.wandb import finish_run
@@ -86,7 +86,7 @@ def telling_of_rest(job: Job) -> Iterator[None]:
     except Stopped as stopped:
         stopped.when = "after training" if job.record.started else stopped.when  # in it, `explained` has told
         if not stopped.said and is_leader() and run.record.get("status") == "done":
-            way_on = f"`{resuming(run)}` writes its weights and results"
+            way_on = f"`{run.way_on}` writes its weights and results"
             print_error(f"\nstopped{stopped.by}: the training is done, and {way_on}")
             stopped.said = True
         raise
@@ -122,7 +122,7 @@ def running(job: Job) -> Iterator[Path | None]:
 def watch_over(guard: Guard, job: Job) -> None:
     """Tell the guard of the command how the run can be continued, how to end it, and what else to look for."""
     guard.looks = [job.watch.look, job.deadline.look]
-    guard.way_on = f"continue with `{resuming(job.run)}`"
+    guard.way_on = f"continue with `{job.run.way_on}`"
     guard.on_end = partial(cut_short, job)
     guard.children = partial(job.watch.adopt_children, job.trainer)
     if job.trainer.world_size > 1:
