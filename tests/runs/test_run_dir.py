@@ -264,12 +264,11 @@ def test_a_run_that_goes_on_by_itself_does_not_begin_with_other_weights(here):
     begun("source", started="2026-01-01")
     began = {"init_from": "runs/source", "resize": "rescale", "init_grid": "4,2"}
     run = begun("a", started="2026-01-02", **began)
-    same = [{"init_from": text} for text in ("runs/source", "source", "./runs/source", "last")]
-    same += [{}, {"init_from": "source", "resize": "rescale"}, {"init_from": "source", "init_grid": (4, 2)}]
+    same = [{}, {"init_from": "last"}, *({**began, "init_grid": grid} for grid in (None, (4, 2)))]
     for given in same:
         assert run_to_continue(FitOptions(name="a", auto_resume=True, **given)).path == run.path
-    others = [{"init_from": "runs/a"}, {"init_from": "timm:vit"}, {"init_from": "source", "resize": "extrapolate"}]
-    for given in [*others, {"init_from": "source", "init_grid": (2, 4)}]:
+    others = [{"init_from": "runs/a"}, {"init_from": "timm:vit"}, {"init_from": "last", "resize": "extrapolate"}]
+    for given in [*others, {"init_from": "last", "init_grid": (2, 4)}]:
         *_, (name, value) = given.items()
         told = rf"^`{name}` {re.escape(str(value))}: runs/a began with .*, and `--auto_resume` continues it as it is: "
         with pytest.raises(UsageError, match=told.replace(r"\(2,\ 4\)", "2,4")):

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from vitlab.errors import UsageError, preview
 from vitlab.runs.directory import RUNS, RunDir
-from vitlab.runs.find import all_runs, find_directory, run_called
+from vitlab.runs.find import all_runs, find_directory
 from vitlab.runs.launch import agree, agreed, is_restarted, launched_rank
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -53,28 +53,17 @@ def run_to_continue(options: Options) -> RunDir | None:
 
 
 def _refuse_another_start(run: RunDir, options: Options) -> None:
-    """Refuse initial weights, or a way to fit them, that are not those with which a run began; ``last`` is the same."""
+    """Refuse initial weights, or a way to fit them, that are not typed as those with which a run began, or ``last``."""
     record: Any = {}
     with suppress(UsageError):  # a damaged one is rewritten later
         record = run.record
     grid = options.init_grid and ",".join(map(str, options.init_grid))
     for name, value in {"init_from": options.init_from, "resize": options.resize, "init_grid": grid}.items():
-        began = record.get(name)
-        is_same = _reached(value) == _reached(began) if name == "init_from" else value == began
-        if value is None or name not in record or is_same or (value == "last" and began):
-            continue
-        began = began or ("new weights" if name == "init_from" else "none")
-        what = f"`{name}` {value}: {run.path} began with {began}, and `--auto_resume` continues it as it is"
-        raise UsageError(f"{what}: leave it out, or start a new run")
-
-
-def _reached(weights: str | None) -> str | None:
-    """Return the path of initial weights that are a file or run, so that one place has one name; others as they are."""
-    path = Path(weights or "").expanduser()
-    if path.is_file():
-        return os.path.realpath(path)
-    run = run_called(weights) if weights else None
-    return os.path.realpath(run.path) if run else weights
+        began = record.get(name, value)  # an older run does not say
+        if value not in (None, began) and not (value == "last" and began):
+            began = began or ("new weights" if name == "init_from" else "none")
+            what = f"`{name}` {value}: {run.path} began with {began}, and `--auto_resume` continues it as it is"
+            raise UsageError(f"{what}: leave it out, or start a new run")
 
 
 def _resumed(options: Options) -> RunDir:
