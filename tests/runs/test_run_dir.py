@@ -17,6 +17,7 @@ from vitlab.jobs.train.initial import load_first_weights
 from vitlab.run import Run
 from vitlab.runs import atomic
 from vitlab.runs.atomic import alone_in, atomic_write, write_text
+from vitlab.runs.before import Before
 from vitlab.runs.choose import choose_run, initial_weights, run_to_continue
 from vitlab.runs.directory import RunDir
 from vitlab.runs.find import find_directory, find_run
@@ -278,3 +279,16 @@ def test_a_run_that_goes_on_by_itself_does_not_begin_with_other_weights(here):
     with pytest.raises(UsageError, match="runs/random began with new weights, and"):
         run_to_continue(FitOptions(name="random", auto_resume=True, init_from="last"))
     assert run_to_continue(FitOptions(name="old", auto_resume=True, init_from="source")).name == "old"
+
+
+def test_a_refused_resume_gives_damaged_records_back(tmp_path):
+    """`results.json` stayed away, under another name."""
+    run = RunDir(tmp_path)
+    for name in ("run.json", "results.json", "data.json"):
+        (tmp_path / name).write_text('{"a": ')
+    before = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    kept = Before(run, resumed=True)
+    assert len(run.set_aside_damaged()) == 3
+    run.take_over()
+    kept.put_back(is_refusal=True)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before

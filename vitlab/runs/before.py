@@ -17,7 +17,6 @@ OVERWRITTEN = ".overwritten"  # the folder of the run before
 WRITTEN = (  # before the first step of a resume
     *("config.yaml", "overrides.yaml", "parts.py", "run.json", "data.json", "model.json", "param_groups.json"),
     *("trained_on.npy", "metrics.jsonl", "train.log"),
-    *("run.json.damaged", "data.json.damaged", "model.json.damaged"),
 )
 LOGS = ("wandb", "lightning_logs")
 _KEPT = 4  # checkpoints of the same size: last, previous, best, and one being written
@@ -105,7 +104,9 @@ class Before:
 
     def __init__(self, run: RunDir, resumed: bool) -> None:
         self.run, self.resumed, self._there = run, resumed, [*run.path.iterdir()]
-        paths = [run.path / name for name in WRITTEN if resumed]
+        damaged = run.damaged()  # which are set aside
+        names = [*WRITTEN, *damaged, *(f"{file}.damaged" for file in damaged)]
+        paths = [run.path / name for name in names if resumed]
         self._files = {path.name: path.read_bytes() if is_there(path) else None for path in paths}
         self._logs = _logs(run.path) if resumed else {}
 

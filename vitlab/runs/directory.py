@@ -286,17 +286,22 @@ class RunDir:
         with alone_in((self.path / file).parent):
             self.write(file, {**self.read(file), **values})
 
+    def damaged(self) -> dict[str, str]:
+        """Return by file what is wrong with the records that cannot be read."""
+        found = {}
+        for file in RECORDS:
+            try:
+                read_record(self.path / file)
+            except UsageError as error:
+                found[file] = str(error).partition("; ")[0]
+        return found
+
     def set_aside_damaged(self) -> list[str]:
         """Rename unreadable records, which training rewrites, and return what is wrong with each."""
-        messages = []
-        for file in RECORDS:
-            path = self.path / file
-            try:
-                read_record(path)
-            except UsageError as error:
-                os.replace(path, path.with_name(f"{file}.damaged"))
-                messages.append(f"{str(error).partition('; ')[0]}; it is kept as {file}.damaged")
-        return messages
+        found = self.damaged()
+        for file in found:
+            os.replace(self.path / file, self.path / f"{file}.damaged")
+        return [f"{why}; it is kept as {file}.damaged" for file, why in found.items()]
 
     def append_row(self, row: dict[str, Any]) -> None:
         """Append a row to metrics.jsonl, if this process may write."""
