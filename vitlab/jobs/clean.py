@@ -35,6 +35,7 @@ class Item:
         why: What it is.
         frees: Bytes that its removal frees, if all items before it are removed.
         named: What was measured with it, such as ``test``.
+        stays: Why it does not go; empty if it does.
     """
 
     run: RunDir
@@ -42,6 +43,7 @@ class Item:
     why: str
     frees: int = 0
     named: list[str] = field(default_factory=list)
+    stays: str = ""
 
     def row(self) -> dict[str, Any]:
         """Return the item as a row of a table."""
@@ -73,47 +75,51 @@ def to_clean(runs: Sequence[RunDir], what: What = "spare") -> tuple[list[Item], 
             kept[str(run.path)] = "a process trains in it"
             continue
         try:
-            items += _of_run(run, what, kept)
+            found = [_whole(run)] if what == "runs" else _parts(run, what)
         except (UsageError, OSError) as error:
             kept[str(run.path)] = str(error)
+            continue
+        items += [item for item in found if not item.stays]
+        kept |= {str(item.path): item.stays for item in found if item.stays}
     _weigh(items)
     if what in ("spare", "resume"):  # last.ckpt may be best.ckpt by another name, which stays
         items = [item for item in items if item.frees]
     return items, kept
 
 
-def _of_run(run: RunDir, what: What, kept: dict[str, str]) -> list[Item]:
-    named = _named(run)
-    if what == "runs":
-        if foreign := run.foreign():
-            kept[str(run.path)] = f"it contains {foreign[0]}, which no run writes"
-            return []
-        found = sorted({one for splits in named.values() for one in splits})
-        if run.path.is_symlink():
-            return [Item(run, run.path, f"the link alone: the run stays in {run.path.resolve()}")]
-        return [Item(run, run.path, "the whole run", named=found)]
-    places = (run.path, run.checkpoints, run.weights, run.path / "moments")
-    left = [path for place in places for path in unfinished_in(place)]
-    left += [path for pattern in ("*.damaged", ".probe-*") for path in matching(run.path, pattern)]
-    items = [Item(run, path, "left by an interrupted write") for path in left]
+def _whole(run: RunDir) -> Item:
+    named = {one for splits in _named(run).values() for one in splits}
+    if foreign := run.foreign():
+        return Item(run, run.path, "the whole run", stays=f"it contains {foreign[0]}, which no run writes")
+    if run.path.is_symlink():
+        return Item(run, run.path, f"the link alone: the run stays in {run.path.resolve()}")
+    return Item(run, run.path, "the whole run", named=sorted(named))
+
+
+def _parts(run: RunDir, what: What) -> list[Item]:
+    named, items = _named(run), list[Item]()
+
+    def add(why: str, *paths: Path) -> None:
+        items.extend(Item(run, path, why, named=named.get(path.name, [])) for path in paths if path.exists())
+
+    for place in (run.path, run.checkpoints, run.weights, run.path / "moments"):
+        add("left by an interrupted write", *unfinished_in(place))
+    for pattern in ("*.damaged", ".probe-*"):
+        add("left by an interrupted write", *matching(run.path, pattern))
     is_done = run_status(run, run.record) == "done"
     if what == "checkpoints" and not (is_done and matching(run.weights, "*.safetensors")):
-        kept[str(run.path)] = "its last weights are in its checkpoints alone; --what=runs removes it"
+        why = "its last weights are in its checkpoints alone; --what=runs removes it"
+        items.append(Item(run, run.path, "checkpoints", stays=why))
     elif what == "checkpoints":
-        items += [Item(run, path, "a checkpoint") for path in matching(run.checkpoints, "*.ckpt")]
-        items += [Item(run, path, "shards of a checkpoint") for path in matching(run.checkpoints, "shards-*")]
+        add("a checkpoint", *matching(run.checkpoints, "*.ckpt"))
+        add("shards of a checkpoint", *matching(run.checkpoints, "shards-*"))
     elif is_done and (run.checkpoints / "last.ckpt").is_file():
-        items += [Item(run, run.checkpoints / "previous.ckpt", "the state before the last, of a run that is done")]
+        add("the state before the last, of a run that is done", run.checkpoints / "previous.ckpt")
         if what == "resume" and (run.checkpoints / "best.ckpt").is_file():
-            items += [Item(run, run.checkpoints / "last.ckpt", "the state to train on from, of a run that is done")]
-    items = [item for item in items if item.path.exists()]
+            add("the state to train on from, of a run that is done", run.checkpoints / "last.ckpt")
     for item in items:
-        item.named = named.get(item.path.name, [])
-    if what == "spare":
-        for item in items:
-            if item.named:
-                kept[str(item.path)] = f"{', '.join(item.named)} was measured with it; --what=resume removes it"
-        items = [item for item in items if not item.named]
+        if what == "spare" and item.named:
+            item.stays = f"{', '.join(item.named)} was measured with it; --what=resume removes it"
     return items
 
 
@@ -192,17 +198,13 @@ def remove(items: Sequence[Item]) -> tuple[int, dict[str, str]]:
 
 
 def _remove(item: Item) -> None:
-    if item.path.is_dir() and not item.path.is_symlink():
-        paths = (
-            [path for path in item.path.iterdir() if path.name != LOCK] if item.path == item.run.path else [item.path]
-        )
-        for path in sorted(paths, key=lambda one: one.name == "config.yaml"):  # while it is there, this is a run
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-    else:
-        item.path.unlink()
+    is_run = item.path == item.run.path and not item.path.is_symlink()
+    paths = [path for path in item.path.iterdir() if path.name != LOCK] if is_run else [item.path]
+    for path in sorted(paths, key=lambda one: one.name == "config.yaml"):  # while it is there, this is a run
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def _sweep(run: RunDir) -> None:
