@@ -371,7 +371,7 @@ class _Preparation:
         """Return the image in a file as ``(C, H, W)``; raise ImageError if it cannot be read."""
         data = self.data
         known = data.decoding, data.in_chans, data.statistics(), data.arrays
-        return data.pipeline.eval_file(Path(file), *known)  # type: ignore[no-any-return]
+        return data.pipeline.eval_file(Path(file), *known)
 
     def blank(self) -> Tensor:
         """Return an image in place of one that cannot be read."""

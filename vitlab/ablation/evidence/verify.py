@@ -402,5 +402,5 @@ def _differing(cell: Cell, again: Cell) -> str:
     old, new = cell.run.measured(split), dict(again.run.stored).get(split) or {}
     name = cell.ablation.primary
     if all(path.is_file() for path in tables) and table_digest(tables[0]) != table_digest(tables[1]):
-        return f"other predictions, {name} {new.get(name)} in place of {old.get(name)}"  # type: ignore[attr-defined]
-    return "" if old.get(name) == new.get(name) else f"{name} {new.get(name)} in place of {old.get(name)}"  # type: ignore[attr-defined]
+        return f"other predictions, {name} {new.get(name)} in place of {old.get(name)}"
+    return "" if old.get(name) == new.get(name) else f"{name} {new.get(name)} in place of {old.get(name)}"
