@@ -18,8 +18,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 import vitlab
 from vitlab.config.strategies import _flat, _shard
-from vitlab.runs.format import named_tensors
-from vitlab.runs.generations import WRITING, BackgroundCheckpointIO, rotate
+from vitlab.runs.generations import WRITING, BackgroundCheckpointIO, rotate, snapshot
 from vitlab.runs.shards import write_shards
 
 ROUNDS = 5
@@ -51,7 +50,8 @@ def alone(folder: Path) -> tuple[dict[str, list[float]], int]:
             files.wait()
         waits[kind].append(time.perf_counter() - started)
         files.wait()
-    return waits, sum(value.nbytes for _, value in named_tensors(content, ""))
+    snapshot(content, copies := {})
+    return waits, sum(copy.nbytes for copy in copies.values())
 
 
 def shared(rank: int, folder: Path) -> None:

@@ -29,7 +29,6 @@ _SECTIONS: dict[str, type] = {
     "lr_schedulers": list,
     "vitlab": dict,
 }
-PLAIN = {bool, float, int, str, type(None)}  # a list of these alone, such as a random state, is not looked into
 _LOOPS = ("epoch_progress", "epoch_loop.state_dict", "epoch_loop.batch_progress")
 
 
@@ -173,21 +172,16 @@ def _not_finite(content: dict[str, Any]) -> str | None:
     state, trained = content.get("state_dict", {}), content["vitlab"].get("trained", ())
     weights = {name: state[name] for name in trained if name in state}
     for section, values in (("state_dict", weights), ("optimizer_states", content["optimizer_states"])):
-        for name, value in named_tensors(values, section):
+        for name, value in _tensors(values, section):
             if value.is_floating_point() and not torch.isfinite(value).all():
                 return f"{name} is not finite"
     return None
 
 
-def named_tensors(content: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors in nested containers, each with its place.
-
-    Example:
-        >>> [place for place, _ in named_tensors({"state": [{"step": torch.ones(1)}], "lr": 0.1}, "optimizer")]
-        ['optimizer.state.0.step']
-    """
+def _tensors(content: Any, name: str) -> Iterator[tuple[str, Tensor]]:
     if isinstance(content, Tensor):
         yield name, content
-    elif isinstance(content, dict) or (isinstance(content, list | tuple) and not PLAIN.issuperset(map(type, content))):
-        for key, value in content.items() if isinstance(content, dict) else enumerate(content):
-            yield from named_tensors(value, f"{name}.{key}")
+    elif isinstance(content, dict | list):
+        pairs = content.items() if isinstance(content, dict) else enumerate(content)
+        for key, value in pairs:
+            yield from _tensors(value, f"{name}.{key}")

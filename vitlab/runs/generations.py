@@ -21,7 +21,7 @@ from vitlab.interface import is_loadable, path_of
 from vitlab.runs.atomic import nearest_existing, sync_folder
 from vitlab.runs.directory import RunDir
 from vitlab.runs.fence import Fence, RunGone, unfinished_in
-from vitlab.runs.format import PLAIN, migrate, named_tensors
+from vitlab.runs.format import migrate
 from vitlab.runs.guard import during
 from vitlab.runs.manifest import Entry, file_digest, noted, read_manifest, write_manifest
 from vitlab.runs.matching import matching
@@ -29,6 +29,7 @@ from vitlab.runs.shards import sweep_shards
 
 WRITING = ".writing"  # never matches *.ckpt
 _LINK = ".link"
+_PLAIN = {bool, float, int, str, type(None)}  # a list of these alone, such as a random state, is not looked into
 
 
 class NotSaved(OSError):
@@ -67,8 +68,9 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
             NotSaved: It could not be written, where no callback waits for it.
         """
         refuse_objects(checkpoint)
-        content, finish = snapshot(checkpoint, {}), self.take_finish()
-        size = sum(value.nbytes for _, value in named_tensors(content, ""))
+        copies: dict[Any, Tensor] = {}
+        content, finish = snapshot(checkpoint, copies), self.take_finish()
+        size = sum(copy.nbytes for copy in copies.values())
         self.begin(partial(self.write, content, Path(path), finish), Path(path), size)
         if finish is None and (failure := self.wait()):
             raise NotSaved(failure)
@@ -156,13 +158,13 @@ def refuse_objects(checkpoint: dict[str, Any]) -> None:
 
 def _object_in(content: Any, name: str) -> str | None:
     """Return name and class of the first value that could not be read again; None if there is none."""
-    has_plain = isinstance(content, dict | list | tuple) and PLAIN.issuperset(map(type, content))  # keys, or values
+    has_plain = isinstance(content, dict | list | tuple) and _PLAIN.issuperset(map(type, content))  # keys, or values
     pairs: Iterable[Any] = ()
     if type(content) in (dict, OrderedDict) and has_plain:
         pairs = content.items()
     elif type(content) in (list, tuple):
         pairs = () if has_plain else enumerate(content)
-    elif type(content) not in PLAIN and not isinstance(content, Tensor) and not is_loadable(content):
+    elif type(content) not in _PLAIN and not isinstance(content, Tensor) and not is_loadable(content):
         return f"`{name}`, a {path_of(content)}"
     inside = (_object_in(value, f"{name}.{key}" if name else str(key)) for key, value in pairs)
     return next(filter(None, inside), None)
@@ -170,6 +172,10 @@ def _object_in(content: Any, name: str) -> str | None:
 
 def snapshot(content: Any, seen: dict[Any, Tensor]) -> Any:
     """Copy nested containers to the CPU; tensors that share memory, such as tied weights, still share it.
+
+    Args:
+        content: The containers.
+        seen: Gets the copy of each tensor, by what tells it from others.
 
     >>> tied = torch.zeros(2)
     >>> copied = snapshot({"a": tied, "b": [tied]}, {})
@@ -186,7 +192,7 @@ def snapshot(content: Any, seen: dict[Any, Tensor]) -> Any:
         copied.update((key, snapshot(value, seen)) for key, value in content.items())
         return copied
     if type(content) in (list, tuple):
-        is_plain = PLAIN.issuperset(map(type, content))
+        is_plain = _PLAIN.issuperset(map(type, content))
         return type(content)(content if is_plain else (snapshot(value, seen) for value in content))
     return copy.deepcopy(content)
 
