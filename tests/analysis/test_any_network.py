@@ -43,7 +43,7 @@ def photos(tmp_path):
 
 def test_a_picture_that_cannot_be_read_is_named_once(photos, monkeypatch):
     said = []
-    monkeypatch.setattr("vitlab.jobs.load.say", said.append)
+    monkeypatch.setattr("vitlab.jobs.view.say", said.append)
     data = PreparedPictures(lambda image: torch.zeros(3, 8, 8), (8, 8), 3)
     assert View(images=str(photos)).pictures(data).shape == (3, 3, 8, 8)
     assert [line.count(f"{photos}/3.png") for line in said if "left out" in line] == [1]

@@ -167,12 +167,12 @@ def _create(path: Path) -> int:
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """Return the facts in a claim and its age in seconds; None if there is none."""
+    """Return the facts in a claim; None if there is none."""
     try:
         text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return {**_parsed(text), "age": _age(path)}
+    return _parsed(text)
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
