@@ -17,7 +17,7 @@ from vitlab.cli.main import main
 from vitlab.config.keys import differences
 from vitlab.jobs import listing
 from vitlab.jobs.clean import remove, to_clean
-from vitlab.jobs.export import _measured
+from vitlab.jobs.export import _origin
 from vitlab.jobs.listing import about, list_runs, run_facts
 from vitlab.jobs.train.start import _first_record
 from vitlab.look.facts import numbers_of
@@ -343,4 +343,5 @@ def test_every_reader_sees_the_same_metrics_of_a_split(place):
         "test.n": 360.0,
         "test.epoch": 3,  # stored counted from 0, shown counted from 1
     }
-    assert _measured(run, result["sha256"]) == {"test": {"acc1": 0.75, "trained_on": 3, "n": 360.0}}
+    of_file = _origin(run, run.checkpoints / result["checkpoint"], is_as_measured=True)
+    assert of_file["measured"] == {"test": {"acc1": 0.75, "trained_on": 3, "n": 360.0}}

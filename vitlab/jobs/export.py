@@ -149,7 +149,11 @@ def _export(run: RunDir, checkpoint: Path, options: ExportOptions, folder: Path,
     if is_int8:
         graph.unlink()
         compared = measure_both(run, checkpoint, read(unfinished, network), quiet)
-    facts = {"format": to, **_facts(run, checkpoint, cli, net, sides, to), "network": network, **hints}
+    images = _images(cli.datamodule, net, sides)
+    is_as_measured = to == "safetensors" or not images.pop("native_patch", None)  # other programs take one size
+    facts = {"format": to, **_origin(run, checkpoint, is_as_measured)}
+    facts["precision"] = str(cli.trainer.precision)  # of the measurements; the file computes in float32
+    facts |= {"images": images, **_outputs(run, cli, net), "network": network, **hints}
     write_json(beside, {**facts, **({"quantized": asdict(compared)} if compared else {})})
     megabytes = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
     for file in sorted(folder.iterdir()):
@@ -213,13 +217,6 @@ def _why_no_graph(error: BaseException, to: Form, net: Any) -> str | None:
     return f"`--to {to}`: torch cannot make a graph of {', '.join(names)}: {why}"
 
 
-def _measured(run: RunDir, digest: str) -> dict[str, dict[str, float]]:
-    """Return the metrics by split that were measured with the exported weights, under the run's own conditions."""
-    found = run.stored
-    mine = {s: one for s in MEASURED_BY if (one := found.get(s)) and one.get("sha256") == digest}
-    return {split: metrics_and_n(one) for split, one in mine.items()}
-
-
 def _sizes(run: RunDir, cli: VitlabCLI) -> tuple[int, tuple[int, int]]:
     """Return channels, and height and width, of the images that a network of the user's own takes."""
     found = image_sizes(cli.model, cli.datamodule, run.model, hparams_of(cli.model))
@@ -229,12 +226,26 @@ def _sizes(run: RunDir, cli: VitlabCLI) -> tuple[int, tuple[int, int]]:
     return int(found["in_chans"]), pair("img_size", found["img_size"])
 
 
-def _facts(
-    run: RunDir, checkpoint: Path, cli: VitlabCLI, net: Any, sides: list[Side] | None, to: Form
-) -> dict[str, Any]:
-    """Return what a user of the file must know: origin of the weights, preparation of images, meaning of outputs."""
-    data: Any = cli.datamodule
+def _origin(run: RunDir, checkpoint: Path, is_as_measured: bool) -> dict[str, Any]:
+    """Return where weights come from, and the metrics by split that the run has measured with them, as it is.
+
+    Args:
+        run: The run.
+        checkpoint: File of the weights.
+        is_as_measured: Whether the file computes what was measured.
+    """
     digest = checksum(checkpoint) or file_digest(checkpoint)  # the manifest's, if the file is the one it notes
+    found = run.stored if is_as_measured else {}
+    mine = {split: one for split in MEASURED_BY if (one := found.get(split)) and one.get("sha256") == digest}
+    return {
+        "run": run.path.resolve().name,
+        "checkpoint": {"file": checkpoint.name, "sha256": digest},
+        "measured": {split: metrics_and_n(one) for split, one in mine.items()},
+    }
+
+
+def _images(data: Any, net: Any, sides: list[Side] | None) -> dict[str, Any]:
+    """Return the shape of the images that a file takes, and how to prepare them."""
     if isinstance(data, ImageData):
         x = "x as stored" if data.arrays else "x in [0, 1]"
         how = {"values": f"(x - mean) / std of {x}", **data.preparation()}
@@ -245,21 +256,21 @@ def _facts(
         shape[2:] = ["height", "width"]
         how["sizes"] = sides_text(sides)
         how |= {"trained_at": list(net.img_size), "height": vars(sides[0]), "width": vars(sides[1])}
-    outputs: Any = "numbers" if isinstance(cli.model, Regressor) else run.data["class_names"] or class_names(data)
+    return {"shape": shape, **how}
+
+
+def _outputs(run: RunDir, cli: VitlabCLI, net: Any) -> dict[str, Any]:
+    """Return what the outputs of a file mean."""
+    data, task = cli.datamodule, cli.model
+    outputs: Any = "numbers" if isinstance(task, Regressor) else run.data["class_names"] or class_names(data)
     targets = getattr(data, "targets", None)
     if getattr(net, "num_classes", None) == 0:  # without a head
         outputs, targets = "features", {"kind": "feature"}
-    is_as_measured = to == "safetensors" or not how.pop("native_patch", None)  # other programs take one size
     return {
-        "run": run.path.resolve().name,
-        "checkpoint": {"file": checkpoint.name, "sha256": digest},
-        "measured": _measured(run, digest) if is_as_measured else {},
-        "precision": str(cli.trainer.precision),  # of the measurements; the file computes in float32
-        "images": {"shape": shape, **how},
-        "outputs": cli.model.output_names if isinstance(cli.model, MultiTask) else outputs,
+        "outputs": task.output_names if isinstance(task, MultiTask) else outputs,
         "targets": targets,
-        **_scores(cli.model, (targets or {}).get("kind")),
-        "own": own_answer(cli.model),
+        **_scores(task, (targets or {}).get("kind")),
+        "own": own_answer(task),
     }
 
 
