@@ -18,7 +18,7 @@ from vitlab.layers.dense_block import DenseBlock
 from vitlab.layers.mlp import Mlp
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.pos_embed.together import acts_on_logits
-from vitlab.look.sketch import Box, Row, Skip, plus, svg_of, through
+from vitlab.look.sketch import SUM, THROUGH, Box, Row, Skip, svg_of
 from vitlab.models.cost import count_all_parameters
 from vitlab.models.foreign import AnyNetwork
 from vitlab.models.hooks import after_each_call, modes_kept
@@ -60,14 +60,14 @@ def architecture(net: Asked, name: str = "", level: Level = "network", key: str 
     if level not in (found := levels_of(net)):
         raise UsageError(f"level must be one of {', '.join(found)} for this network, got {level!r}")
     count = count_all_parameters(net)
-    title = f"{name or type(net.net if isinstance(net, AnyNetwork) else net).__name__}"
+    title = name or type(net.net if isinstance(net, AnyNetwork) else net).__name__
     if level == "network":
         steps = _steps_of_any(net) if isinstance(net, AnyNetwork) else steps_of(net, key and f"#{key}-")
-        return svg_of(f"{title}: {count:,} parameters", [[(step, 1)] for step in steps], key=key)
+        return svg_of(f"{title}: {count:,} parameters", [[step] for step in steps], key=key)
     assert isinstance(net, VisionTransformer)
     words = f"{title}, {'block 1 of ' + str(len(net.blocks)) if level == 'block' else TITLES[level]}"
     rows, skips = {"tokens": _inside_tokens, "block": _inside_block, "head": _inside_head}[level](net)
-    turns = [i for i, row in enumerate(rows) if row[0][0].name == "unfold" and 1 < i < len(rows) - 2]
+    turns = [i for i, row in enumerate(rows) if row[0].name == "unfold" and 1 < i < len(rows) - 2]
     return svg_of(words, rows, skips, key and f"{key}-{level}", turns)
 
 
@@ -150,17 +150,14 @@ def steps_of(net: VisionTransformer, link: str = "") -> list[Box]:
     steps.append(Box(counted(len(net.blocks), "block"), words, "b", f"{N + P} x {D}", inside["block"]))
     steps.append(Box("norm, pool", _pooled(net), "d", f"{D}", inside["head"]))
     if net.num_classes:
-        steps.append(Box("head", _head_words(net), "d", f"{net.num_classes}", inside["head"]))
+        head = f"tanh layer of {net.head_hidden}" if net.head_hidden else "linear"
+        steps.append(Box("head", head, "d", f"{net.num_classes}", inside["head"]))
     return steps
 
 
 def _pooled(net: VisionTransformer) -> str:
     read = {"token": "the class token", "avg": "mean of the patches", "max": "maximum of the patches"}
     return read.get(str(net.global_pool), "attention over the patches")
-
-
-def _head_words(net: VisionTransformer) -> str:
-    return f"tanh layer of {net.head_hidden}" if net.head_hidden else "linear"
 
 
 def _tokens(net: VisionTransformer, link: str) -> list[Box]:
@@ -191,8 +188,11 @@ def _window(tokenizer: T2TTokenizer, i: int) -> int:
 
 
 def _tokenizer_shapes(net: VisionTransformer) -> dict[str, tuple[int, ...]]:
-    image = torch.zeros(1, net.in_chans, *net.img_size, device=next(net.parameters()).device)
-    return shapes_in(net.tokenizer, lambda: net.tokenizer(image))
+    return shapes_in(net.tokenizer, lambda: net.tokenizer(_black(net)))
+
+
+def _black(net: VisionTransformer) -> Tensor:
+    return torch.zeros(1, net.in_chans, *net.img_size, device=next(net.parameters()).device)
 
 
 def _side(value: object) -> str:
@@ -204,19 +204,19 @@ def _inside_tokens(net: VisionTransformer) -> tuple[Rows, list[Skip]]:
     tokenizer = net.tokenizer
     assert isinstance(tokenizer, T2TTokenizer)
     shapes, (H, W) = _tokenizer_shapes(net), net.img_size
-    rows: Rows = [[(Box("image", "", "e", f"{net.in_chans} x {H} x {W}"), 1)]]
+    rows: Rows = [[Box("image", "", "e", f"{net.in_chans} x {H} x {W}")]]
     skips: list[Skip] = []
     for i, ((y, x), (kernel, stride, padding)) in enumerate(zip(tokenizer.grids, tokenizer.splits, strict=True)):
         words = f"windows of {_side(kernel)}, stride {_side(stride)}, padding {padding}, as rows"
-        rows.append([(Box("unfold", words, "a", shape_text((y * x, _window(tokenizer, i)))), 1)])
+        rows.append([Box("unfold", words, "a", shape_text((y * x, _window(tokenizer, i))))])
         if i + 1 == len(tokenizer.grids):
-            rows.append([(Box("linear", "to the width of the blocks", "a", shape_text(shapes["project"])), 1)])
+            rows.append([Box("linear", "to the width of the blocks", "a", shape_text(shapes["project"]))])
             break
         layer, name = tokenizer.layers()[i], f"attention{i + 1}"
         inside, skip = _inside_token_layer(layer, name, y * x, shapes)
         skips += [Skip(s.start + len(rows), s.end + len(rows), s.side) for s in skip]
         width = shapes[name][1]
-        rows += [*inside, [(Box("reshape", "tokens become an image again", "c", f"{width} x {y} x {x}"), 1)]]
+        rows += [*inside, [Box("reshape", "tokens become an image again", "c", f"{width} x {y} x {x}")]]
     return rows, skips
 
 
@@ -226,11 +226,11 @@ def _inside_token_layer(
     """Return the steps of a token transformer or performer on N tokens; of another class, one box."""
     if isinstance(layer, TokenPerformer):
         d, m, kind = layer.w.shape[1], layer.w.shape[0], "ReLU" if layer.relu else "exponential"
-        three, qkv = layer.kqv, [(Box(one, "", "b", f"{N} x {d}"), 1) for one in ("queries", "keys", "values")]
+        three, qkv = layer.kqv, [Box(one, "", "b", f"{N} x {d}") for one in ("queries", "keys", "values")]
         attention: Rows = [
-            [(Box("features", "", "b", f"{N} x {m}"), 1), (Box("features", "", "b", f"{N} x {m}"), 1), (through(), 1)],
-            [(through(), 1), (Box("keys times values", "no map of all pairs", "b", f"{m} x {d}"), 2)],
-            [(Box("queries times that", f"{kind} features, divided by their sums", "b", f"{N} x {d}"), 1)],
+            [Box("features", "", "b", f"{N} x {m}"), Box("features", "", "b", f"{N} x {m}"), THROUGH],
+            [THROUGH, Box("keys times values", "no map of all pairs", "b", f"{m} x {d}", span=2)],
+            [Box("queries times that", f"{kind} features, divided by their sums", "b", f"{N} x {d}")],
         ]
         wide, act_layer = layer.mlp[0], layer.mlp[1]
         assert isinstance(wide, nn.Linear)
@@ -239,111 +239,106 @@ def _inside_token_layer(
         attn = layer.attn
         A, d = attn.num_heads, attn.proj.in_features // attn.num_heads
         pairs = f"{A} x {N} x {N}"
-        three, qkv = attn.qkv, [(Box(one, "", "b", f"{A} x {N} x {d}"), 1) for one in ("queries", "keys", "values")]
+        three, qkv = attn.qkv, [Box(one, "", "b", f"{A} x {N} x {d}") for one in ("queries", "keys", "values")]
         attention = [
-            [(Box("scores", f"queries times keys, times {attn.scale:.3g}", "b", pairs), 2), (through(), 1)],
-            [(Box("softmax", "each row sums to 1", "b", pairs), 2), (through(), 1)],
-            [(Box("weights times values", "heads side by side", "b", f"{N} x {A * d}"), 1)],
+            [Box("scores", f"queries times keys, times {attn.scale:.3g}", "b", pairs, span=2), THROUGH],
+            [Box("softmax", "each row sums to 1", "b", pairs, span=2), THROUGH],
+            [Box("weights times values", "heads side by side", "b", f"{N} x {A * d}")],
         ]
         skips_values, hidden, act = attn.value_skip, layer.mlp.fc1.out_features, type(layer.mlp.act).__name__
     else:
-        return [[(Box(type(layer).__name__, "", "b", shape_text(shapes[name])), 1)]], []
+        return [[Box(type(layer).__name__, "", "b", shape_text(shapes[name]))]], []
     D = shapes[name][1]
     rows: Rows = [
-        [(Box("norm", type(layer.norm1).__name__, "d", shape_text(shapes[f"{name}.norm1"])), 1)],
-        [(Box("qkv", "linear, three in one", "b", f"{N} x {three.out_features}"), 1)],
+        [Box("norm", type(layer.norm1).__name__, "d", shape_text(shapes[f"{name}.norm1"]))],
+        [Box("qkv", "linear, three in one", "b", f"{N} x {three.out_features}")],
         qkv,
         *attention,
-        [(Box("projection", "linear", "b", f"{N} x {D}"), 1)],
+        [Box("projection", "linear", "b", f"{N} x {D}")],
     ]
     skips = []
     if skips_values:  # not from the input, which has another width
-        rows.append(plus())
+        rows.append(SUM)
         skips.append(Skip(2, len(rows) - 1, "right"))
     start = len(rows) - 1
-    rows += _mlp_rows(type(layer.norm2).__name__, f"{N} x {D}", f"{N} x {hidden}", act, f"{N} x {D}")
+    rows += _mlp_rows(type(layer.norm2).__name__, f"{N} x {D}", f"{N} x {hidden}", act)
     return rows, [*skips, Skip(start, len(rows) - 1)]
 
 
-def _mlp_rows(norm: str, shape: str, hidden: str, act: str, end: str, scale: bool = False) -> Rows:
+def _mlp_rows(norm: str, shape: str, hidden: str, act: str, scale: bool = False) -> Rows:
     rows: Rows = [
-        [(Box("norm", norm, "d", shape), 1)],
-        [(Box("MLP, first layer", f"linear, then {act}", "a", hidden), 1)],
-        [(Box("MLP, second layer", "linear", "a", end), 1)],
+        [Box("norm", norm, "d", shape)],
+        [Box("MLP, first layer", f"linear, then {act}", "a", hidden)],
+        [Box("MLP, second layer", "linear", "a", shape)],
     ]
-    return [*rows, *([[(Box("layer scale", "a factor per channel", "d", end), 1)]] if scale else []), plus()]
+    return [*rows, *([[Box("layer scale", "a factor per channel", "d", shape)]] if scale else []), SUM]
 
 
 def _inside_block(net: VisionTransformer) -> tuple[Rows, list[Skip]]:
     """Return the steps of the first block; those of a class of one's own are its parts, in the order of their calls."""
-    block = net.blocks[0]
-    image = torch.zeros(1, net.in_chans, *net.img_size, device=next(net.parameters()).device)
+    block, image = net.blocks[0], _black(net)
     with modes_kept(net), torch.no_grad():
         x = net.eval().embed(image)
         shapes = shapes_in(block, lambda: block(x, net.positions(image), 0))
     L, D = x.shape[1:]
-    rows: Rows = [[(Box("tokens", "that enter the block", "e", f"{L} x {D}"), 1)]]
+    rows: Rows = [[Box("tokens", "that enter the block", "e", f"{L} x {D}")]]
     known = isinstance(block, Block) and type(block) in (Block, DenseBlock)
     if not known or not isinstance(block.attn, Attention) or not isinstance(block.mlp, Mlp):
-        own = [name for name in shapes if "." not in name]
-        return [*rows, *([(Box(name, _kind(block, name), "b", shape_text(shapes[name])), 1)] for name in own)], []
+        kinds = {name: type(part).__name__ for name, part in block.named_modules()}
+        own = [Box(name, kinds[name], "b", shape_text(shape)) for name, shape in shapes.items() if "." not in name]
+        return [*rows, *([one] for one in own)], []
     attn = block.attn
-    rows.append([(Box("norm", type(block.norm1).__name__, "d", shape_text(shapes["norm1"])), 1)])
-    rows.append([(Box("qkv", "linear, three in one", "b", shape_text(shapes.get("attn.qkv", (L, 3 * D)))), 1)])
+    rows.append([Box("norm", type(block.norm1).__name__, "d", shape_text(shapes["norm1"]))])
+    rows.append([Box("qkv", "linear, three in one", "b", shape_text(shapes.get("attn.qkv", (L, 3 * D))))])
     rows += _attention_rows(attn, net.pos_embed, L, shape_text(shapes.get("attn", (L, D))))
     if isinstance(block.ls1, LayerScale):
-        rows.append([(Box("layer scale", "a factor per channel", "d", f"{L} x {D}"), 1)])
-    rows.append(plus())
+        rows.append([Box("layer scale", "a factor per channel", "d", f"{L} x {D}")])
+    rows.append(SUM)
     middle = len(rows) - 1
     act = type(block.mlp.act).__name__ + (", gated" if block.mlp.gated else "")
     hidden, scale = f"{L} x {block.mlp.fc2.in_features}", isinstance(block.ls2, LayerScale)
-    rows += _mlp_rows(type(block.norm2).__name__, f"{L} x {D}", hidden, act, f"{L} x {D}", scale)
+    rows += _mlp_rows(type(block.norm2).__name__, f"{L} x {D}", hidden, act, scale)
     skips = [Skip(0, middle), Skip(middle, len(rows) - 1)]
     if isinstance(block, DenseBlock):
         out = D + block.dense_linear.out_features
-        rows.append([(Box("concatenate", "a linear map of the tokens is appended", "c", f"{L} x {out}"), 1)])
+        rows.append([Box("concatenate", "a linear map of the tokens is appended", "c", f"{L} x {out}")])
         D = out
-    return [*rows, [(Box("tokens", "that leave the block", "e", f"{L} x {D}"), 1)]], skips
-
-
-def _kind(module: nn.Module, name: str) -> str:
-    return type(module.get_submodule(name)).__name__
+    return [*rows, [Box("tokens", "that leave the block", "e", f"{L} x {D}")]], skips
 
 
 def _attention_rows(attn: Attention, pos_embed: PosEmbed, L: int, end: str) -> Rows:
     """Return multi-head attention of L tokens: a column each for queries, keys and values."""
     A, d = attn.num_heads, attn.proj.in_features // attn.num_heads
     shape, pairs = f"{A} x {L} x {d}", f"{A} x {L} x {L}"
-    words = ["queries", "keys", "values"]
-    rows: Rows = [[(Box(word, "", "b", shape), 1) for word in words]]
+    rows: Rows = [[Box(word, "", "b", shape) for word in ("queries", "keys", "values")]]
     positions = type(pos_embed).__name__
     if not isinstance(attn.q_norm, nn.Identity):
-        rows.append([(Box("norm of each head", "queries and keys", "d", shape), 2), (through(), 1)])
+        rows.append([Box("norm of each head", "queries and keys", "d", shape, span=2), THROUGH])
     if type(pos_embed).rotate is not PosEmbed.rotate:
-        rows.append([(Box("positions", f"{positions} rotates queries and keys", "c", shape), 2), (through(), 1)])
-    rows.append([(Box("scores", f"queries times keys, times {attn.qk_scale:.3g}", "b", pairs), 2), (through(), 1)])
+        rows.append([Box("positions", f"{positions} rotates queries and keys", "c", shape, span=2), THROUGH])
+    rows.append([Box("scores", f"queries times keys, times {attn.qk_scale:.3g}", "b", pairs, span=2), THROUGH])
     if acts_on_logits(pos_embed):
-        rows.append([(Box("positions", f"{positions} adds to the scores", "c", pairs), 2), (through(), 1)])
+        rows.append([Box("positions", f"{positions} adds to the scores", "c", pairs, span=2), THROUGH])
     weigh = "each row sums to 1" if attn.is_softmax else f"weights of {type(attn).__name__}"
-    rows.append([(Box("softmax" if attn.is_softmax else "weights", weigh, "b", pairs), 2), (through(), 1)])
-    rows.append([(Box("weights times values", "of each head", "b", shape), 1)])
+    rows.append([Box("softmax" if attn.is_softmax else "weights", weigh, "b", pairs, span=2), THROUGH])
+    rows.append([Box("weights times values", "of each head", "b", shape)])
     gate = ", gated by the tokens" if attn.gate is not None else ""
-    rows.append([(Box("heads side by side", f"then a linear projection{gate}", "b", end), 1)])
+    rows.append([Box("heads side by side", f"then a linear projection{gate}", "b", end)])
     return rows
 
 
 def _inside_head(net: VisionTransformer) -> tuple[Rows, list[Skip]]:
     """Return what turns the tokens into outputs."""
     L = net.grid_size[0] * net.grid_size[1] + net.num_prefix_tokens
-    D, rows = net.num_features, [[(Box("tokens", "that leave the last block", "e", f"{L} x {net.num_features}"), 1)]]
+    D, rows = net.num_features, [[Box("tokens", "that leave the last block", "e", f"{L} x {net.num_features}")]]
     before = not isinstance(net.norm, nn.Identity)
     norm = Box("norm", type(net.norm if before else net.fc_norm).__name__, "d", f"{L} x {D}" if before else f"{D}")
     pool = Box("pool", _pooled(net), "c", f"{D}")
-    rows += [[(one, 1)] for one in ((norm, pool) if before else (pool, norm))]
+    rows += [[one] for one in ((norm, pool) if before else (pool, norm))]
     if net.head_hidden:
-        rows.append([(Box("linear, tanh", "as in the pre-training of ViT", "a", f"{net.head_hidden}"), 1)])
+        rows.append([Box("linear, tanh", "as in the pre-training of ViT", "a", f"{net.head_hidden}")])
     if net.num_classes:
-        rows.append([(Box("linear", "one number for each output", "a", f"{net.num_classes}"), 1)])
+        rows.append([Box("linear", "one number for each output", "a", f"{net.num_classes}")])
     return [*rows], []
 
 

@@ -21,16 +21,29 @@ STYLE = """<style>
 
 
 class Box(NamedTuple):
-    """A step: its name, description, color, output shape, and the address of what shows its inside."""
+    """A step of a drawing.
+
+    Args:
+        name: Its name.
+        words: What it does.
+        kind: Its color: ``a`` tokenizer and MLP, ``b`` attention, ``c`` positions and reshaping, ``d`` norms and head,
+            ``e`` what goes in and out, which has none.
+        shape: That of its output.
+        link: Address of what shows its inside.
+        span: Columns of its row that it takes.
+    """
 
     name: str
     words: str = ""
     kind: str = "e"
     shape: str = ""
     link: str = ""
+    span: int = 1
 
 
-Row = Sequence[tuple[Box, int]]  # boxes side by side, each with the number of columns that it spans
+Row = Sequence[Box]  # side by side
+THROUGH = Box("", kind=LINE)  # a cell that only passes on what comes in
+SUM: Row = [Box("+", kind=PLUS)]  # a row that adds
 
 
 class Skip(NamedTuple):
@@ -39,16 +52,6 @@ class Skip(NamedTuple):
     start: int
     end: int
     side: Literal["left", "right"] = "left"  # right starts at the last box of its row
-
-
-def through() -> Box:
-    """Return a cell that only passes on what comes in."""
-    return Box("", kind=LINE)
-
-
-def plus() -> list[tuple[Box, int]]:
-    """Return a row that adds."""
-    return [(Box("+", kind=PLUS), 1)]
 
 
 def svg_of(
@@ -65,7 +68,7 @@ def svg_of(
 
     Example:
         >>> image, tokens = Box("image", shape="3 x 8 x 8"), Box("tokens", shape="4 x 16")
-        >>> drawing = svg_of("two steps", [[(image, 1)], [(tokens, 1)]])
+        >>> drawing = svg_of("two steps", [[image], [tokens]])
         >>> drawing.count("<rect"), "4 x 16" in drawing
         (2, True)
     """
@@ -95,7 +98,7 @@ def _strip(rows: Sequence[Row], skips: Sequence[Skip], tip: str) -> str:
     """Return rows below each other, with their skips."""
     tops, parts = _tops(rows), []
     for i, row in enumerate(rows):
-        parts += [_cell(box, *_edges(row, n), tops[i]) for n, (box, _) in enumerate(row)]
+        parts += [_cell(box, *_edges(row, n), tops[i]) for n, box in enumerate(row)]
         for x, end in _joints(row, rows[i + 1]) if i + 1 < len(rows) else []:
             pointed = end not in (LINE, PLUS)
             foot = tops[i] + _height(row)
@@ -108,7 +111,7 @@ def _strip(rows: Sequence[Row], skips: Sequence[Skip], tip: str) -> str:
 
 
 def _height(row: Row) -> int:
-    return SMALL if row[0][0].kind == PLUS else HIGH
+    return SMALL if row[0].kind == PLUS else HIGH
 
 
 def _tops(rows: Sequence[Row]) -> list[int]:
@@ -121,10 +124,10 @@ def _tops(rows: Sequence[Row]) -> list[int]:
 
 def _edges(row: Row, n: int) -> tuple[float, float]:
     """Return where cell ``n`` of a row begins and how wide it is, in pixels."""
-    columns = sum(span for _, span in row)
-    before = sum(span for _, span in row[:n])
+    columns = sum(box.span for box in row)
+    before = sum(box.span for box in row[:n])
     inset = 4 if len(row) > 1 else 0
-    return SIDE + WIDE * before / columns + inset, WIDE * row[n][1] / columns - 2 * inset
+    return SIDE + WIDE * before / columns + inset, WIDE * row[n].span / columns - 2 * inset
 
 
 def width_of(text: str, size: float) -> float:
@@ -167,7 +170,7 @@ def _joints(row: Row, below: Row) -> list[tuple[float, str]]:
     found = []
     for n in range(len(row)):
         left, width = _edges(row, n)
-        for m, (other, _) in enumerate(below):
+        for m, other in enumerate(below):
             start, wide = _edges(below, m)
             if left < start + wide and start < left + width:
                 found.append((left + width / 2 if width <= wide else start + wide / 2, other.kind))
