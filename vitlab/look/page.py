@@ -3,17 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, FileSystemLoader
-from markupsafe import Markup
 
 from vitlab.analysis.subject import Subject
 from vitlab.config.keys import differences, dotted
 from vitlab.jobs.typed import first_settings
-from vitlab.look.analysis_page import as_html
+from vitlab.look.analysis_page import HOME, template
 from vitlab.look.diagram import explorer
 from vitlab.look.facts import (
     MANY,
@@ -38,7 +35,6 @@ from vitlab.runs.directory import RunDir
 from vitlab.runs.machine import own_version
 from vitlab.runs.records import parameters_of
 
-HOME = Path(__file__).parent
 WRONG = 12  # largest number of mistakes shown
 POINTS = 2000  # of a curve
 SCRIPTS = ("common.js", "viewer.js", "analyses.js", "curves.js", "listed.js", "drawings.js", "overview.js")
@@ -101,19 +97,20 @@ def render(
         "drawings": _drawings(subjects),
         "analyses": findings_of(runs),
     }
-    templates = Environment(loader=FileSystemLoader(HOME), autoescape=True, trim_blocks=True)
-    templates.policies["json.dumps_kwargs"] = {"sort_keys": False}  # curves and menus in their own order
-    templates.filters["code"] = lambda text: Markup(as_html(text))
-    page = templates.get_template("page.html")
-    script = "".join((HOME / name).read_text() for name in SCRIPTS)
-    plot = {kind: (HOME / "uplot" / f"uPlot.{kind}").read_text() for kind in ("iife.min.js", "min.css")}
-    files = [{"runs": one["files"], "differences": one["differences"]} for one in content["analyses"]]
-    for one in files:
-        one["differences"] = one["differences"] and one["differences"]["csv"]
-    facts_of_page = {"title": title, "sections": _sections(content), "script": script, "reload": reload}
-    facts_of_page |= {"version": own_version(), "many": is_many, "mark": "" if live is None else MARK}
-    facts_of_page |= {"plot_script": plot["iife.min.js"], "plot_style": plot["min.css"]}
-    return page.render(**content, **facts_of_page, files=files)
+    tables = [(one["files"], one["differences"]) for one in content["analyses"]]
+    return template("page.html").render(
+        **content,
+        title=title,
+        many=is_many,
+        sections=_sections(content),
+        files=[{"runs": runs_of, "differences": found and found["csv"]} for runs_of, found in tables],
+        reload=reload,
+        mark="" if live is None else MARK,
+        version=own_version(),
+        script="".join((HOME / name).read_text() for name in SCRIPTS),
+        plot_script=(HOME / "uplot" / "uPlot.iife.min.js").read_text(),
+        plot_style=(HOME / "uplot" / "uPlot.min.css").read_text(),
+    )
 
 
 def _sections(content: dict[str, Any]) -> list[tuple[str, str]]:
