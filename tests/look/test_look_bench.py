@@ -24,6 +24,7 @@ from vitlab.cli.main import main
 from vitlab.data import Digits
 from vitlab.jobs.find_subject import subject_at
 from vitlab.jobs.view import View
+from vitlab.look.facts import Shown
 from vitlab.look.listed import _sheet, listed
 from vitlab.look.moments import Moments, first_of, hash_of, moments_of, seen
 from vitlab.look.viewer import packed
@@ -135,13 +136,16 @@ def test_the_list_has_a_fixed_sample_and_the_mistakes_beyond_it(monkeypatch):
     monkeypatch.setattr("vitlab.look.listed.MOST", 10)
     table = pd.DataFrame({"index": range(100), "target": 0, "prediction": 0, "probability": 0.5})
     wrong = table.assign(prediction=[int(i % 25 == 0) for i in range(100)])
-    facts = {name: {"splits": {"val": {"hash": "one"}}} for name in "abc"}
-    found = listed({"a": ("val", table), "b": ("val", wrong), "c": ("test", table)}, {}, facts)
+
+    def on_page(name, found):
+        return Shown(name, RunDir(name), {"splits": {"val": {"hash": "one"}}}, found)
+
+    found = listed([on_page("a", ("val", table)), on_page("b", ("val", wrong)), on_page("c", ("test", table))])
     assert set(found["index"]) >= {0, 25, 50, 75} and 10 <= len(found["index"]) <= 14 and found["without"] == ["c"]
     values = torch.randn(30, 5).double() * torch.tensor([9.0, 3.0, 0.1, 0.1, 0.1])
     places, shares = principal(values, count=2)
     assert shares.sum() > 0.99 and abs(float(torch.corrcoef(torch.stack([places[:, 0], values[:, 0]]))[0, 1])) > 0.99
-    assert listed({}, {}, {}) is None and listed({"a": ("val", table.assign(index=-1))}, {}, {}) is None
+    assert listed([on_page("a", None)]) is None and listed([on_page("a", ("val", table.assign(index=-1)))]) is None
 
 
 def test_pictures_beside_predictions_keep_their_shape():
@@ -230,7 +234,7 @@ def test_a_network_that_diverged_still_has_a_page():
     table = pd.DataFrame({"index": range(4), "target": 0, "prediction": 0, "probability": float("nan")})
     subject = Subject(net, Digits())
     subject.data.build("val")
-    found = listed({"a": ("val", table)}, {"a": subject}, {})
+    found = listed([Shown("a", RunDir("a"), {}, ("val", table), subject)])
     assert found["runs"]["a"]["maps"] == {} and json.dumps(found, allow_nan=False)
 
 

@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,6 +39,7 @@ from vitlab.look.charts import line_chart, matrix_chart, pair_chart, sparkline
 from vitlab.look.command import page_about
 from vitlab.look.diagram import architecture, levels_of, steps_of
 from vitlab.look.facts import (
+    Shown,
     config_of,
     environment,
     first_words,
@@ -129,8 +131,12 @@ def measured(folder, right, names=("a", HOSTILE)):
     return run
 
 
+def on_page(run):
+    return Shown(run.path.name, run, run.read("data.json"), predictions_of(run))
+
+
 def outcome(run):
-    return outcome_facts(run, predictions_of(run))
+    return outcome_facts(on_page(run))
 
 
 @pytest.mark.parametrize("fact", [config_of, first_words])
@@ -564,7 +570,7 @@ def test_names_of_classes_and_runs_are_shown_as_text_whatever_they_contain(tmp_p
 def test_runs_are_compared_image_by_image_and_by_what_differs(tmp_path):
     a = measured(tmp_path / "a", [True] * 14 + [False] * 6)
     b = measured(tmp_path / "b", [True] * 4 + [False] * 10 + [True] * 4 + [False] * 2)
-    found = paired(predictions_of(a), predictions_of(b), (a.read("data.json"), b.read("data.json")))
+    found = paired(on_page(a), on_page(b))
     assert (found["only_a"], found["only_b"], found["difference"]) == (10, 4, pytest.approx(-0.3))
     assert found["low"] < -0.3 < found["high"] and 0.1 < found["p"] < 0.3
     page = render("both", {"a": a, "b": b})
@@ -595,10 +601,8 @@ def test_only_the_same_images_are_compared_image_by_image(paths, hashes, are_sam
         (table.assign(path=given) if given else table).to_parquet(file)
         known = {"hash": split_hash} if split_hash else {}
         run.write("data.json", {**run.read("data.json"), "splits": {"val": {"n": 4, **known}}})
-    assert (paired(*map(predictions_of, runs), tuple(run.read("data.json") for run in runs)) is not None) == are_same
-    facts = {name: run.read("data.json") for name, run in zip("ab", runs, strict=True)}
-    found = listed({name: predictions_of(run) for name, run in zip("ab", runs, strict=True)}, {}, facts)
-    assert found["without"] == ([] if are_same else ["b"])
+    assert (paired(*map(on_page, runs)) is not None) == are_same
+    assert listed([*map(on_page, runs)])["without"] == ([] if are_same else ["b"])
 
 
 def test_test_splits_without_a_hash_are_the_same_by_the_same_rule_and_validation_images():
@@ -624,8 +628,8 @@ def test_predictions_are_listed_beside_pictures_of_their_own_images_or_of_none()
     for split in ("val", "test"):  # which has no hash
         assert [has_images(one, (split, table), known[name]) for one, name in asked] == [True, True, False, False]
     assert has_images(own, ("val", table.assign(index=-1)), known["b"]) is None  # of several processes
-    sheets = [listed({"b": ("val", table)}, subjects, {})["sheet"]
-              for subjects in ({"b": own}, {"a": other, "b": own}, {"a": other})]  # fmt: skip
+    first, run = Shown("a", RunDir("a"), {}, None, other), Shown("b", RunDir("b"), {}, ("val", table), own)
+    sheets = [listed(runs)["sheet"] for runs in ([run], [first, run], [first, replace(run, subject=None)])]
     assert sheets[0] and sheets == [sheets[0], sheets[0], ""]
 
 
@@ -877,7 +881,8 @@ def test_what_is_not_finite_is_left_out_of_a_chart_and_no_probability_of_the_lis
     drawing = line_chart("loss", {"a": [(0.0, 1.0), (1.0, math.nan), (2.0, 3.0)], "b": [(0.0, math.inf)]})
     assert drawing.count("<circle") == 2 and "nan" not in drawing and "inf" not in drawing
     table = pd.DataFrame({"index": [0, 1], "target": 0, "prediction": 0, "probability": [math.nan, 0.25]})
-    assert listed({"a": ("val", table)}, {}, {})["runs"]["a"]["probability"] == [None, 0.25]
+    found = listed([Shown("a", RunDir("a"), {}, ("val", table))])
+    assert found["runs"]["a"]["probability"] == [None, 0.25]
 
 
 def test_the_scripts_of_a_page_which_share_their_names_have_each_function_once():

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
@@ -11,6 +12,7 @@ import pandas as pd
 
 from vitlab.analysis.intervals import share_interval
 from vitlab.analysis.outcomes.calibration import calibration_error, reliability
+from vitlab.analysis.subject import Subject
 from vitlab.class_metrics import confusion
 from vitlab.class_paths import choice_text
 from vitlab.config.keys import class_and_arguments, dotted
@@ -23,7 +25,7 @@ from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import read_manifest
 from vitlab.runs.records import parameters_of, split_metrics
 from vitlab.runs.run_lock import run_status
-from vitlab.runs.same_images import Facts, same_images
+from vitlab.runs.same_images import same_images
 from vitlab.runs.standing import Standing
 from vitlab.stats import mcnemar, paired_interval
 from vitlab.tables import in_short, percent_factor
@@ -38,6 +40,32 @@ CARD = """.vitlab svg{width:23rem;max-width:100%;height:auto}.vitlab text{font:1
 .vitlab .axis{stroke:currentColor;fill:none}.vitlab .line{fill:none;stroke-width:1.6}"""  # in a notebook
 Points = list[tuple[float, float]]
 SplitPredictions = tuple[SplitName, pd.DataFrame]  # a split, and what was predicted on it
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A run on the page.
+
+    Args:
+        name: Its name there.
+        run: Its directory.
+        data: What data.json says of its data.
+        predictions: A split and what was predicted on it; None if there is nothing.
+        subject: Its network, if its data still has these images.
+        doubt: What to say where its data has others by now.
+    """
+
+    name: str
+    run: RunDir
+    data: dict[str, Any]
+    predictions: SplitPredictions | None
+    subject: Subject | None = None
+    doubt: str = ""
+
+    def names_of_classes(self, most: int) -> list[str]:
+        """Return the names of the classes 0 to ``most``: those that the data gives, or numbers."""
+        names = list(self.data.get("class_names") or [])
+        return names + [f"class {k}" for k in range(len(names), most + 1)]
 
 
 def config_of(run: RunDir) -> dict[str, str]:
@@ -178,13 +206,13 @@ def _weights(run: RunDir, result: Mapping[str, Any]) -> str:
     return f", of {name}, saved in epoch {entry['epoch'] + 1}" if known else f", of {name}" if name else ""
 
 
-def outcome_facts(run: RunDir, found: SplitPredictions | None) -> dict[str, Any] | None:
+def outcome_facts(shown: Shown) -> dict[str, Any] | None:
     """Return accuracy, confusion, calibration and the worst mistakes of predictions; None without any."""
+    found = shown.predictions
     if found is None or not np.isfinite(found[1]["probability"]).all():  # the largest of others is none
         return None
     split, table = found
-    names = list(run.data.get("class_names") or [])
-    names += [f"class {k}" for k in range(len(names), int(table[["target", "prediction"]].to_numpy().max()) + 1)]
+    names = shown.names_of_classes(int(table[["target", "prediction"]].to_numpy().max()))
     right = (table["target"] == table["prediction"]).to_numpy()
     low, high = share_interval(int(right.sum()) / len(right), len(right))
     probability = table["probability"].to_numpy()
@@ -200,7 +228,7 @@ def outcome_facts(run: RunDir, found: SplitPredictions | None) -> dict[str, Any]
         confused = confusions_table(pairs, matrix.sum(axis=1).tolist(), names)
     wrong = table[~right].sort_values("probability", ascending=False, ignore_index=True)
     return {
-        "split": split, "of": _weights(run, table.attrs),
+        "split": split, "of": _weights(shown.run, table.attrs),
         "accuracy": float(right.mean()), "low": low, "high": high, "n": len(right), "chart": chart,
         "matrix": confused, "names": names,
         "wrong": wrong[["index", "target", "prediction", "probability"]].to_dict("records"),
@@ -240,29 +268,28 @@ def overview_of(facts: Sequence[Mapping[str, Any]], differs: Sequence[tuple[str,
     return {"heads": heads, "rows": rows}
 
 
-def paired(
-    one: SplitPredictions | None, other: SplitPredictions | None, data: tuple[Facts, Facts]
-) -> dict[str, Any] | None:
+def paired(one: Shown, other: Shown) -> dict[str, Any] | None:
     """Compare two runs image by image: McNemar's exact p, and the difference with its interval over images.
-
-    Args:
-        one: Split and predictions of a run.
-        other: Those of the other.
-        data: What data.json says of the data of both.
 
     Returns:
         The comparison; None if the runs are not known to have predicted the same images.
     """
-    if one is None or other is None or one[0] != other[0]:
+    if not share_images(one, other):
         return None
-    (_, a), (_, b) = one, other
-    if not same_images(one[0], (a, b), data):
-        return None
+    (split, a), (_, b) = one.predictions, other.predictions  # type: ignore[misc]
     right, right_b = _rights(a), _rights(b)
     only_a, only_b = int((right & ~right_b).sum()), int((right_b & ~right).sum())
     low, high = paired_interval(only_b, only_a, len(right))
-    facts = {"split": one[0], "n": len(right), "only_a": only_a, "only_b": only_b, "p": mcnemar(only_a, only_b)}
+    facts = {"split": split, "n": len(right), "only_a": only_a, "only_b": only_b, "p": mcnemar(only_a, only_b)}
     return {**facts, "difference": (only_b - only_a) / len(right), "low": low, "high": high}
+
+
+def share_images(one: Shown, other: Shown) -> bool:
+    """Return whether two runs are known to have predicted the same images."""
+    if one.predictions is None or other.predictions is None or one.predictions[0] != other.predictions[0]:
+        return False
+    (split, first), (_, second) = one.predictions, other.predictions
+    return same_images(split, (first, second), (one.data, other.data)) is True
 
 
 def _rights(table: pd.DataFrame) -> np.ndarray:

@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import io
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,56 +21,52 @@ from vitlab.data.files.splits import SplitName
 from vitlab.data.loading.order import fixed_order
 from vitlab.errors import escaped
 from vitlab.look.analysis_page import data_url
-from vitlab.look.facts import SplitPredictions
+from vitlab.look.facts import Shown, SplitPredictions, share_images
 from vitlab.runs.same_images import Facts, has_names, same_images
 
 MOST, MISTAKES = 800, 200  # images that are listed: of a fixed random order, and mistakes beyond them
 SIDE, COLUMNS = 32, 32  # of the small pictures, in pixels, and of their sheet
 
 
-def listed(
-    found: dict[str, SplitPredictions], subjects: dict[str, Subject], facts: dict[str, Any]
-) -> dict[str, Any] | None:
-    """Return the predictions of runs on the same images, for the page; None if there are none.
+def listed(shown: Sequence[Shown]) -> dict[str, Any] | None:
+    """Return the predictions of runs on the images of the first that has any, for the page; None if there are none.
 
-    Args:
-        found: Split and predictions of each run by name.
-        subjects: The networks of runs whose data :func:`has_images`, by the same names; others have no map and no
-            pictures.
-        facts: What data.json says of the data of each run.
+    Runs without a network have no map and no pictures.
 
     Example:
+        >>> from vitlab.runs.directory import RunDir
         >>> table = pd.DataFrame({"index": [0, 1], "target": [0, 1], "prediction": [0, 0], "probability": [0.9, 0.6]})
-        >>> listed({"a": ("val", table)}, {}, {})["runs"]["a"]["prediction"]
+        >>> listed([Shown("a", RunDir("runs/a"), {}, ("val", table))])["runs"]["a"]["prediction"]
         [0, 0]
     """
-    if not found:
+    measured = [(one, *one.predictions) for one in shown if one.predictions]
+    if not measured:
         return None
-    main, (split, first) = next(iter(found.items()))
-    same = {main: first}
-    for name, (other, table) in found.items():
-        known = (facts.get(main, {}), facts.get(name, {}))
-        if name != main and other == split and same_images(split, (first, table), known):
-            same[name] = table
+    main, split, first = measured[0]
     if not len(first) or int(first["index"].min()) < 0:  # of several processes, whose images are unknown
         return None
-    tables = {name: table.sort_values("index", ignore_index=True) for name, table in same.items()}
-    base = next(iter(tables.values()))
-    kept = _kept(base, list(tables.values()))
+    same = [
+        (one, table.sort_values("index", ignore_index=True))
+        for one, _, table in measured
+        if one is main or share_images(main, one)
+    ]
+    base = same[0][1]
+    kept = _kept(base, [table for _, table in same])
     index = base["index"].to_numpy()[kept]
-    runs = {}
-    for name, table in tables.items():
+    targets, runs = base["target"].to_numpy()[kept].astype(int).tolist(), {}
+    for one, table in same:
         part = table.iloc[kept]
-        runs[name] = {
+        runs[one.name] = {
             "prediction": part["prediction"].astype(int).tolist(),
             "probability": [None if p != p else round(float(p), 4) for p in part["probability"]],
-            "maps": _maps(subjects.get(name), split, index),
+            "maps": _maps(one.subject, split, index),
         }
-    sheet = _sheet(next((subjects[name] for name in tables if name in subjects), None), split, index)
+    sheet = _sheet(next((one.subject for one, _ in same if one.subject), None), split, index)
+    most = max(max(classes) for classes in (targets, *(run["prediction"] for run in runs.values())))
     return {
-        "split": split, "count": len(base), "index": index.tolist(), "runs": runs,
-        "target": base["target"].to_numpy()[kept].astype(int).tolist(), "sheet": sheet,
-        "columns": COLUMNS, "without": [name for name in found if name not in same],
+        "split": split, "count": len(base), "index": index.tolist(), "runs": runs, "target": targets, "sheet": sheet,
+        "columns": COLUMNS, "without": [one.name for one, *_ in measured if one.name not in runs],
+        "classes": main.names_of_classes(most),
     }  # fmt: skip
 
 

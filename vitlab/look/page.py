@@ -1,7 +1,6 @@
 """One HTML page about a run, several runs, or any network: a single file that works offline."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -14,6 +13,7 @@ from vitlab.look.analysis_page import HOME, template
 from vitlab.look.diagram import explorer
 from vitlab.look.facts import (
     MANY,
+    Shown,
     SplitPredictions,
     config_of,
     doubts_of,
@@ -41,27 +41,6 @@ SCRIPTS = ("common.js", "viewer.js", "analyses.js", "curves.js", "listed.js", "d
 RELOAD = 20  # seconds
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A run on the page.
-
-    Args:
-        name: Its name there.
-        run: Its directory.
-        data: What data.json says of its data.
-        predictions: A split and what was predicted on it; None if there is nothing.
-        subject: Its network, if its data still has these images.
-        doubt: What to say where its data has others by now.
-    """
-
-    name: str
-    run: RunDir
-    data: dict[str, Any]
-    predictions: SplitPredictions | None
-    subject: Subject | None
-    doubt: str
-
-
 def render(
     title: str,
     runs: dict[str, RunDir],
@@ -85,7 +64,7 @@ def render(
     facts = [_facts_of(one) for one in shown]
     differs = differences([config_of(run) for run in runs.values()]) if len(runs) > 1 else []
     is_many = len(runs) >= MANY
-    pairs = [(a, b, paired(a.predictions, b.predictions, (a.data, b.data))) for a, b in combinations(shown, 2)]
+    pairs = [(a, b, paired(a, b)) for a, b in combinations(shown, 2)]
     content: dict[str, Any] = {
         "runs": facts,
         "overview": overview_of(facts, differs) if is_many else None,
@@ -93,7 +72,7 @@ def render(
         "pairs": [{"a": a.name, "b": b.name, **found} for a, b, found in pairs if found],
         "curves": _thinned(logged_curves(runs)),
         "viewer": _viewed(runs, subjects, pictures, live is None),
-        "listed": _listed(shown) if live is None else None,
+        "listed": listed(shown) if live is None else None,
         "drawings": _drawings(subjects),
         "analyses": findings_of(runs),
     }
@@ -150,19 +129,6 @@ def _drawings(subjects: Sequence[Subject]) -> list[tuple[str, str]]:
     return drawn
 
 
-def _listed(shown: Sequence[Shown]) -> dict[str, Any] | None:
-    """Return the predictions of all runs with the names of classes."""
-    predictions = {one.name: one.predictions for one in shown if one.predictions}
-    subjects = {one.name: one.subject for one in shown if one.subject}
-    data = {one.name: one.data for one in shown}
-    found = listed(predictions, subjects, data)
-    if found:
-        most = max(max(found["target"]), *(max(one["prediction"]) for one in found["runs"].values()))
-        names = list(data[next(iter(found["runs"]))].get("class_names") or [])
-        found["classes"] = names + [f"class {k}" for k in range(len(names), most + 1)]
-    return found
-
-
 def _moments(run: RunDir | None, subject: Subject, shape: dict[str, Any], most: int) -> dict[str, Any] | None:
     """Return what a run kept of the viewer's first pictures while it trained; None if there is nothing."""
     if run is None or subject.pictures is not None or "val" not in getattr(subject.data, "splits", {}):
@@ -201,7 +167,7 @@ def _shown(name: str, run: RunDir, subject: Subject | None, live: SplitPredictio
 def _facts_of(shown: Shown) -> dict[str, Any]:
     """Return what stands on the page of a run alone."""
     run = shown.run
-    outcome = outcome_facts(run, shown.predictions)
+    outcome = outcome_facts(shown)
     return {
         "name": shown.name,
         "typed": run.typed,
