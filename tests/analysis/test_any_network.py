@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from small_nets import SMALL, small_net
 
 from vitlab.analysis.attribution.maps import analyze_attribution
+from vitlab.analysis.features import analyze_knn
 from vitlab.analysis.outcomes.outcome import outcome_of
 from vitlab.analysis.pictures import PreparedPictures
 from vitlab.cli.main import main
@@ -126,7 +127,7 @@ def test_the_card_of_an_export_says_what_outputs_are(photos, tmp_path):
     subject = named_subject(described(file, CARD, names, {"kind": "class"}), view)
     assert subject.class_names == names and not subject.classifies and not subject.net.predicts_labels
     with pytest.raises(UsageError, match="needs class labels"):
-        subject.need_labels("knn")
+        analyze_knn(subject)
     subject = named_subject(described(file, CARD, names, {"kind": "multilabel"}), view)
     assert subject.class_names == names and subject.net.predicts_labels
     subject = named_subject(described(file, CARD, "numbers", {"kind": "number", "names": names}), view)

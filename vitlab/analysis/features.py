@@ -12,6 +12,7 @@ from vitlab.analysis.figures import COLORS, curves, dashed, finish, one_axes
 from vitlab.analysis.intervals import over_draws, over_images
 from vitlab.analysis.probes import ridge
 from vitlab.analysis.subject import Finding, Subject
+from vitlab.errors import UsageError
 from vitlab.models.features import knn
 from vitlab.models.walk import Asked, all_finite, pooled_features
 
@@ -96,7 +97,7 @@ def analyze_fewshot(subject: Subject) -> Finding:
         >>> list(finding.table.columns)
         ['shots', 'acc1', 'acc1_low', 'acc1_high', 'draws', 'spread', 'n', 'n_train', 'classes']
     """
-    subject.need_labels("fewshot")
+    _need_labels(subject, "fewshot")
     data = subject.data
     data.build("train")
     images, num_classes = data.splits["train"], data.num_classes
@@ -156,7 +157,7 @@ def analyze_knn(subject: Subject) -> Finding:
         >>> list(finding.table.columns)
         ['k', 'acc1', 'acc1_low', 'acc1_high', 'n', 'n_train', 'classes']
     """
-    subject.need_labels("knn")
+    _need_labels(subject, "knn")
     train, labels = features(subject.net, subject.batches("train"))
     test, test_labels = subject.once("features", lambda: features(subject.net, subject.batches()))
     num_classes = subject.data.num_classes
@@ -174,6 +175,16 @@ def analyze_knn(subject: Subject) -> Finding:
     finish(axes, "neighbors", "accuracy")
     note = f"{len(train)} training and {len(test)} validation images; the head's input; {_classes(subject)}"
     return Finding(table, figure, note)
+
+
+def _need_labels(subject: Subject, name: str) -> None:
+    """Refuse images without class labels, or of one class, of which all are right."""
+    data = subject.data
+    if subject.has_no_data or data.targets["kind"] != "class":
+        raise UsageError(f"{name} needs class labels, and the images of {subject.name} have none")
+    if data.num_classes < 2:
+        only = ", ".join(data.class_names)
+        raise UsageError(f"{name} needs two classes or more, and all images of {subject.name} are of one, {only}")
 
 
 def _classes(subject: Subject) -> str:

@@ -25,6 +25,7 @@ from vitlab.analysis.scramble import shuffled_tokens
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
 from vitlab.layers.resample import Grid
+from vitlab.models.foreign import AnyNetwork
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import all_attention_maps, attention_maps, heads_of
 from vitlab.stats import ROUNDING
@@ -199,7 +200,7 @@ def analyze_attention(subject: Subject) -> Finding:
         >>> list(finding.table.columns)
         ['image', 'map', 'row', 'column', 'weight']
     """
-    token = subject.shown_query("attention")
+    token = shown_token(subject, "attention")
     net, images = subject.net, subject.shown()
     depth = len(heads_of(net))
     layer = depth - 1 if subject.layer is None else subject.layer
@@ -229,7 +230,7 @@ def analyze_rollout(subject: Subject) -> Finding:
         >>> list(finding.table.columns)
         ['image', 'map', 'row', 'column', 'weight']
     """
-    token = subject.shown_query("rollout")
+    token = shown_token(subject, "rollout")
     net, images = subject.net, subject.shown()
     reached = rollout(all_attention_maps(net, images))
     named = {"rollout": reached[:, token, net.num_prefix_tokens :]}
@@ -284,6 +285,30 @@ def analyze_entropy(subject: Subject) -> Finding:
     return _heads(subject, "entropy", entropy, most, most, "entropy of attention, nats")
 
 
+def shown_token(subject: Subject, name: str) -> int:
+    """Return the token whose attention is shown: the class token, or the patch of ``query``.
+
+    Refuses a network without attention weights, or without the layer that is asked for.
+    """
+    net, query = subject.net, subject.query
+    if not (heads := heads_of(net)):
+        unseen = net.unseen if isinstance(net, AnyNetwork) else []
+        where = f" in {len(unseen)} of its {len(net.blocks)} layers, such as {unseen[0]}" if unseen else ""
+        raise UsageError(
+            f"{name} needs a weight of attention for each pair of tokens, and {subject.kind} has none{where}"
+        )
+    if subject.layer is not None and subject.layer >= len(heads):
+        raise UsageError(f"{subject.kind} shows the attention of {len(heads)} layers, and `--layer` is {subject.layer}")
+    if query is not None:
+        return net.num_prefix_tokens + query[0] * net.grid_size[1] + query[1]
+    if net.cls_token is None:
+        raise UsageError(
+            f"{name} shows the class token's row and {subject.name} has no class token; "
+            "choose a patch with --query ROW,COLUMN, or use distance or displacement"
+        )
+    return 0
+
+
 def token_name(subject: Subject) -> str:
     """Return the name of the token whose attention is shown."""
     return "class token" if subject.query is None else f"patch at row {subject.query[0]}, column {subject.query[1]}"
@@ -333,7 +358,7 @@ def analyze_heads(subject: Subject) -> Finding:
         >>> list(finding.table.columns)
         ['layer', 'head', 'row', 'column', 'weight']
     """
-    token = subject.shown_query("heads")
+    token = shown_token(subject, "heads")
     net, images = subject.net, subject.shown(1)
     (h, w), (pixels,) = net.grid_size, subject.pixels(images).numpy()
     maps = [each[0] for each in all_attention_maps(net, images)]

@@ -24,6 +24,7 @@ from vitlab.tokenizers.patch import cut_patches
 REPEATS = 3  # permutations of each block size
 MEASURES = {"acc1": "accuracy", "flipped": "share of other predictions", "change_mean": "change of an output"}
 METRICS = ("acc1", "flipped")  # the first of them needs classes
+SIZES = (0.0, math.inf)  # of changes
 NO_CLASSES = "images without classes that the network knows, so predictions are compared and no accuracy is measured"
 
 
@@ -93,7 +94,14 @@ def scramble_image(images: Tensor, order: Tensor, grid_size: Grid) -> Tensor:
     return patches.permute(0, 3, 1, 4, 2, 5).reshape(images.shape)
 
 
-SIZES = (0.0, math.inf)  # of changes
+def labels_known(subject: Subject, name: str) -> bool:
+    """Return whether accuracy can be measured, besides changes of predictions; refuse a network of numbers."""
+    if not (subject.has_no_data or subject.is_elsewhere):
+        subject.need_classes(name)
+        return True
+    if subject.net.num_classes < 2:
+        raise UsageError(f"{name} compares predicted classes, and {subject.kind} has one output")
+    return False
 
 
 def changes_of(before: Tensor, after: Tensor, labels: Tensor | None) -> dict[str, NDArray[Any]]:
@@ -149,7 +157,7 @@ def analyze_scramble(subject: Subject) -> Finding:
         >>> list(finding.table.columns)[:7]
         ['level', 'side', 'blocks', 'repeat', 'acc1', 'acc1_low', 'acc1_high']
     """
-    has_labels = subject.labels_known("scramble")
+    has_labels = labels_known(subject, "scramble")
     net = subject.transformer("scramble", "tokens that can be shuffled before positions")
     return _measure(subject, "tokens", has_labels, lambda images, order: scramble_tokens(net, images, order))
 
@@ -176,7 +184,7 @@ def analyze_scramble_image(subject: Subject) -> Finding:
         >>> list(finding.table.columns)[:7]
         ['level', 'side', 'blocks', 'repeat', 'acc1', 'acc1_low', 'acc1_high']
     """
-    has_labels = subject.labels_known("scramble_image")
+    has_labels = labels_known(subject, "scramble_image")
     net, grid = subject.net, subject.net.grid_size
     if any(pixels % side for pixels, side in zip(net.img_size, grid, strict=True)):
         raise UsageError(

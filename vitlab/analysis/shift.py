@@ -10,7 +10,7 @@ from torch import Tensor
 from vitlab.analysis.catalogue import Analysis, Curve, Pair, Rows, each_line
 from vitlab.analysis.figures import curves, finish, one_axes
 from vitlab.analysis.intervals import over_several
-from vitlab.analysis.scramble import MEASURES, NO_CLASSES, SIZES, changes_of, means_of
+from vitlab.analysis.scramble import MEASURES, NO_CLASSES, SIZES, changes_of, labels_known, means_of
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.models.walk import outputs, token_steps
 from vitlab.tables import shape_text
@@ -84,7 +84,7 @@ def analyze_shift(subject: Subject) -> Finding:
         >>> list(finding.table.columns)[:6]
         ['fill', 'pixels', 'direction', 'acc1', 'acc1_low', 'acc1_high']
     """
-    has_labels = subject.labels_known("shift")
+    has_labels = labels_known(subject, "shift")
     net, (images, classes), before, black = subject.net, subject.labeled(), subject.outputs(), subject.black()
     labels = classes if has_labels else None
     strides = sorted(set(token_steps(net)))  # one of square patches

@@ -327,29 +327,12 @@ class Subject:
         if self.is_elsewhere:
             raise UsageError(f"these images have other classes than {self.name}, so accuracy cannot be measured")
 
-    def labels_known(self, name: str) -> bool:
-        """Return whether accuracy can be measured, besides changes of predictions; refuse an analysis of numbers."""
-        if not (self.has_no_data or self.is_elsewhere):
-            self.need_classes(name)
-            return True
-        if self.net.num_classes < 2:
-            raise UsageError(f"{name} compares predicted classes, and {self.kind} has one output")
-        return False
-
     def need_classes(self, name: str) -> None:
         """Refuse an analysis of accuracy for a network or images without classes."""
         self.check_classes()
         if not self.classifies:
             what = {"multilabel": "labels"}.get(self.data.targets["kind"], "numbers")
             raise UsageError(f"{name} needs a classifier and {self.name} predicts {what}; use probe or cka instead")
-
-    def need_labels(self, name: str) -> None:
-        """Refuse an analysis that needs class labels for data without them, or of one class, of which all are right."""
-        if self.has_no_data or self.data.targets["kind"] != "class":
-            raise UsageError(f"{name} needs class labels, and the images of {self.name} have none")
-        if self.data.num_classes < 2:
-            only = ", ".join(self.data.class_names)
-            raise UsageError(f"{name} needs two classes or more, and all images of {self.name} are of one, {only}")
 
     def transformer(self, name: str, needs: str) -> VisionTransformer:
         """Return the network if it is a Vision Transformer of vitlab; refuse another one, naming what it lacks."""
@@ -361,28 +344,6 @@ class Subject:
     def kind(self) -> str:
         """Name and class of the network, for messages."""
         return f"{self.name} ({type(self.net.net if isinstance(self.net, AnyNetwork) else self.net).__name__})"
-
-    def shown_query(self, name: str) -> int:
-        """Return the token whose attention is shown: the class token, or the patch of ``query``.
-
-        Refuses a network without attention weights, or without the layer that is asked for.
-        """
-        if not (heads := heads_of(self.net)):
-            unseen = self.net.unseen if isinstance(self.net, AnyNetwork) else []
-            where = f" in {len(unseen)} of its {len(self.net.blocks)} layers, such as {unseen[0]}" if unseen else ""
-            raise UsageError(
-                f"{name} needs a weight of attention for each pair of tokens, and {self.kind} has none{where}"
-            )
-        if self.layer is not None and self.layer >= len(heads):
-            raise UsageError(f"{self.kind} shows the attention of {len(heads)} layers, and `--layer` is {self.layer}")
-        if self.query is not None:
-            return self.net.num_prefix_tokens + self.query[0] * self.net.grid_size[1] + self.query[1]
-        if self.net.cls_token is None:
-            raise UsageError(
-                f"{name} shows the class token's row and {self.name} has no class token; "
-                "choose a patch with --query ROW,COLUMN, or use distance or displacement"
-            )
-        return 0
 
 
 def _planes(data: ImageData, device: torch.device) -> tuple[Tensor, Tensor]:
