@@ -100,22 +100,33 @@ def probability(net: Asked, images: Tensor, classes: Tensor) -> Tensor:
     return probabilities(net, outputs(net, images)).gather(1, classes[:, None])[:, 0].double().cpu()
 
 
-def taken_away(
-    net: Asked, images: Tensor, values: Tensor, classes: Tensor, filling: Tensor, ends: Sequence[Tensor]
-) -> Tensor:
-    """Return the classes' probabilities as patches are replaced, largest of ``(B, N)`` values first, ``(B, shares)``.
+class Replacing:
+    """What happens to the probability of images' classes when their patches give way to a filling.
 
     Args:
         net: The network.
         images: Normalized ``(B, C, H, W)`` images.
-        values: A value of each patch.
         classes: The class of each image, ``(B,)``.
-        filling: Images whose patches replace them, ``(B, C, H, W)``.
-        ends: The probabilities of the whole images and of the filling alone, ``(B,)`` each.
+        filling: Images whose patches replace theirs, ``(B, C, H, W)``.
     """
-    counts = counts_of(values.shape[1])[1:-1]
-    found = [probability(net, deleted(net, images, values, count, filling), classes) for count in counts]
-    return torch.stack([ends[0], *found, ends[1]], dim=1)
+
+    def __init__(self, net: Asked, images: Tensor, classes: Tensor, filling: Tensor) -> None:
+        self.net, self.images, self.classes, self.filling = net, images, classes, filling
+        self.whole, self.gone = (probability(net, each, classes) for each in (images, filling))  # (B,)
+
+    def after(self, values: Tensor, count: int) -> Tensor:
+        """Return the probability without the ``count`` patches of the largest ``(B, N)`` values, ``(B,)``."""
+        changed = deleted(self.net, self.images, values.to(self.images), count, self.filling)
+        return probability(self.net, changed, self.classes)
+
+    def curve(self, values: Tensor) -> Tensor:
+        """Return the probability at each of :func:`counts_of`, largest values first, ``(B, shares)``."""
+        counts = counts_of(values.shape[1])[1:-1]
+        return torch.stack([self.whole, *(self.after(values, count) for count in counts), self.gone], dim=1)
+
+    def fall(self, values: Tensor) -> Tensor:
+        """Return by how much the probability falls when the best patch alone goes, ``(B,)``."""
+        return self.whole - self.after(values, 1)
 
 
 def counts_of(patches: int) -> list[int]:
@@ -181,7 +192,7 @@ def analyze_faithfulness(subject: Subject) -> Finding:
     classes = predicted(subject, images, "faithfulness")
     fillings = {name: fill(net, images) for name, fill in FILLINGS.items()}
     maps = {name: _in_parts(net, images, classes, method).cpu() for name, method in methods_of(net).items()}
-    found = [_under(net, images, classes, maps, name, filling) for name, filling in fillings.items()]
+    found = [_under(name, Replacing(net, images, classes, filling), maps) for name, filling in fillings.items()]
     table = pd.DataFrame([{**row, "n": len(images)} for rows in found for row in rows])
     note = (
         f"{len(images)} images, patches give way to {', '.join(fillings)}, most and least relevant first; "
@@ -190,29 +201,21 @@ def analyze_faithfulness(subject: Subject) -> Finding:
     return Finding(table, _figure(table), note)
 
 
-def _under(
-    net: Asked, images: Tensor, classes: Tensor, maps: Values, name: str, filling: Tensor
-) -> list[dict[str, Any]]:
+def _under(name: str, replacing: Replacing, maps: Values) -> list[dict[str, Any]]:
     """Return the rows of one filling: the curve of each map in both orders, and each pair of maps."""
     draws = torch.rand(DRAWS + 1, *next(iter(maps.values())).shape, generator=torch.Generator().manual_seed(0))
-    ends, patches = (probability(net, images, classes), probability(net, filling, classes)), draws.shape[2]
-
-    def curve(values: Tensor) -> Tensor:
-        return taken_away(net, images, values.to(images), classes, filling, ends)
-
-    def fall(values: Tensor) -> Tensor:  # when the best patch alone goes
-        return ends[0] - probability(net, deleted(net, images, values.to(images), 1, filling), classes)
-
+    _, images, patches = draws.shape
+    curve, fall = replacing.curve, replacing.fall
     random = torch.stack([curve(sign * draw) for draw in draws[:-1] for sign in ORDERS.values()]).mean(dim=0)
     ranks = draws[-1].argsort(dim=1)
-    any_patch = torch.stack([fall((ranks == i).float()) for i in range(min(PICKS, ranks.shape[1]))]).mean(dim=0)
+    any_patch = torch.stack([fall((ranks == i).float()) for i in range(min(PICKS, patches))]).mean(dim=0)
     lines = {kind: {m: curve(sign * values) for m, values in maps.items()} for kind, sign in ORDERS.items()}
     gains = {m: area(lines["LeRF"][m], patches) - area(lines["MoRF"][m], patches) for m in maps}
     firsts = {m: fall(values) - any_patch for m, values in maps.items()}
     rows = []
     for kind, sign in ORDERS.items():
         for m, line in {"random": random, **lines[kind]}.items():
-            zeros = torch.zeros(len(images)).double()
+            zeros = torch.zeros(images).double()
             facts = over_images("area", area(line, patches).numpy())
             facts |= over_images("above_random", (sign * (area(random, patches) - area(line, patches))).numpy())
             facts |= over_images("gain", gains.get(m, zeros).numpy())
