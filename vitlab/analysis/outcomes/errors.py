@@ -11,6 +11,8 @@ from vitlab.analysis.intervals import share_interval
 from vitlab.analysis.outcomes.outcome import Outcome, outcome_of
 from vitlab.analysis.subject import Finding, Subject
 
+KINDS = ("target", "prediction")  # of numbers
+
 
 @Analysis(
     reading="The worst mistakes on a split, lowest probability of the true class first: check for wrong labels.",
@@ -28,14 +30,15 @@ def analyze_errors(subject: Subject) -> Finding:
     image_errors, wrong = outcome.image_errors(), outcome.wrong()
     order = image_errors.nan_to_num(-1.0).argsort(descending=True, stable=True)  # an image without any target last
     order = order[wrong[order]]
-    table = pd.DataFrame([_row(outcome, i, float(image_errors[i])) for i in order.tolist()], columns=_columns(outcome))
+    described = [_described(outcome, i, float(image_errors[i])) for i in order.tolist()]
+    columns = list(_described(outcome, 0, 0.0)[0])  # where nothing is wrong, too
+    table = pd.DataFrame([row for row, _ in described], columns=columns)
     shown = order[:GALLERY].numpy()
     if len(shown):
         places = shown if outcome.indices is None else outcome.indices[shown]
         chosen = np.sort(places)
         pixels = subject.pixels_of(subject.data.splits[subject.split].take(chosen))
-        titles = [_title(outcome, i) for i in shown.tolist()]
-        figure = gallery(pixels[np.searchsorted(chosen, places)], titles)
+        figure = gallery(pixels[np.searchsorted(chosen, places)], [title for _, title in described[:GALLERY]])
     else:
         figure, axes = grid_of_axes(1, 1, size=1.6)
         axes[0, 0].axis("off")
@@ -47,44 +50,23 @@ def analyze_errors(subject: Subject) -> Finding:
     return Finding(table, figure, f"{n:,} images of {subject.split}, {what}")
 
 
-def _columns(outcome: Outcome) -> list[str]:
+def _described(outcome: Outcome, i: int, error: float) -> tuple[dict[str, Any], str]:
+    """Return the row of an image in the table, and its title in the figure."""
+    image, target, output = {"image": outcome.images[i]}, outcome.targets[i], outcome.outputs[i]
     match outcome.kind:
         case "class":
-            return ["image", "target", "prediction", "probability", "probability_of_target"]
+            best, true = int(output.argmax()), int(target)
+            named = {"target": outcome.names[true], "prediction": outcome.names[best]}
+            shares = {"probability": float(output[best]), "probability_of_target": float(output[true])}
+            title = f"{named['target'][:14]}\nas {named['prediction'][:14]} {shares['probability']:.2f}"
+            return {**image, **named, **shares}, title
         case "multilabel":
-            return ["image", "missed", "wrongly_found", "cross_entropy"]
-    return ["image", *(f"{kind}/{name}" for name in outcome.names for kind in ("target", "prediction")), "error"]
-
-
-def _row(outcome: Outcome, i: int, image_errors: float) -> list[Any]:
-    target, output = outcome.targets[i], outcome.outputs[i]
-    match outcome.kind:
-        case "class":
-            best = int(output.argmax())
-            return [
-                outcome.images[i],
-                outcome.names[int(target)],
-                outcome.names[best],
-                float(output[best]),
-                float(output[int(target)]),
-            ]
-        case "multilabel":
-            return [outcome.images[i], *("; ".join(names) for names in _missed_and_found(outcome, i)), image_errors]
-    return [outcome.images[i], *(float(v) for pair in zip(target, output, strict=True) for v in pair), image_errors]
-
-
-def _missed_and_found(outcome: Outcome, i: int) -> tuple[list[str], list[str]]:
-    there, said = outcome.targets[i] > 0, outcome.outputs[i] > 0.5
-    missed, found = ((a & ~b).tolist() for a, b in ((there, said), (said, there)))
-    return tuple([n for n, yes in zip(outcome.names, which, strict=True) if yes] for which in (missed, found))  # type: ignore[return-value]
-
-
-def _title(outcome: Outcome, i: int) -> str:
-    match outcome.kind:
-        case "class":
-            _, target, prediction, probability, _ = _row(outcome, i, 0.0)
-            return f"{target[:14]}\nas {prediction[:14]} {probability:.2f}"
-        case "multilabel":
-            missed, found = _missed_and_found(outcome, i)
-            return f"misses {', '.join(missed)[:14]}\nfinds {', '.join(found)[:14]}"
-    return f"{float(outcome.targets[i, 0]):.4g}\nas {float(outcome.outputs[i, 0]):.4g}"
+            there, said = target > 0, output > 0.5
+            missed = [name for name, yes in zip(outcome.names, there & ~said, strict=True) if yes]
+            found = [name for name, yes in zip(outcome.names, said & ~there, strict=True) if yes]
+            title = f"misses {', '.join(missed)[:14]}\nfinds {', '.join(found)[:14]}"
+            row = {"missed": "; ".join(missed), "wrongly_found": "; ".join(found), "cross_entropy": error}
+            return {**image, **row}, title
+    numbers = zip(outcome.names, target.tolist(), output.tolist(), strict=True)
+    values = {f"{kind}/{name}": value for name, *both in numbers for kind, value in zip(KINDS, both, strict=True)}
+    return {**image, **values, "error": error}, f"{float(target[0]):.4g}\nas {float(output[0]):.4g}"
