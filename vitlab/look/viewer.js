@@ -184,6 +184,11 @@ function place(before, values, [h, w]) {
   const [y, x] = patch(state.over, [h, w]);
   return before + "row " + y + ", column " + x + ": " + number(values[y * w + x]);
 }
+function buildBar(parent) { // the ends of a scale, and its colors between them
+  const bar = el("div", parent, { className: "bar" });
+  for (const name of ["span", "i", "span"]) el(name, bar);
+  return bar;
+}
 function drawBar(bar, map, scale, signed) {
   bar.hidden = !map;
   bar.querySelector("i").style.background = "linear-gradient(90deg," + (signed ? PUOR : VIRIDIS).map((c) => "rgb(" + c + ")") + ")";
@@ -210,9 +215,12 @@ function saidOf(net, n) { // what the network says of the picture, then or now
   const asked = state.target >= 0 && !(state.target in (one.targets ?? {})) && state.target !== one.class ? "; maps are of the predicted class: those of the class chosen were not made for this picture" : "";
   return now + one.said + of + asked + last;
 }
-function draw() {
+function largeMaps() { // of all networks, whether any has a sign, and one scale for all
   const maps = nets.map((_, n) => large(n)), signed = maps.some((map) => map && map[2]);
-  const scale = range(maps.filter(Boolean).map((map) => map[0]), signed);
+  return { maps, signed, scale: range(maps.filter(Boolean).map((map) => map[0]), signed) };
+}
+function draw() {
+  const { maps, signed, scale } = largeMaps();
   const tiles = nets.map(({ shape }, n) => Array.from({ length: shape.depth * shape.heads }, (_, i) => attention(n, Math.floor(i / shape.heads), i % shape.heads)));
   const common = range(tiles.flat().map((tile) => tile[0]));
   nets.forEach((net, n) => {
@@ -285,7 +293,7 @@ function rowsShown() { // the numbers of the maps as they are shown
   return found;
 }
 function drawingShown() {
-  const maps = nets.map((_, n) => large(n)), signed = maps.some((map) => map && map[2]), scale = range(maps.filter(Boolean).map((map) => map[0]), signed);
+  const { maps, signed, scale } = largeMaps();
   const tall = Math.round(Math.max(...nets.map((net) => 200 / net.shape.ratio)));
   const parts = ['<svg xmlns="http://www.w3.org/2000/svg" width="' + 220 * nets.length + '" height="' + (tall + 70) + '" font-family="sans-serif" font-size="11">'];
   nets.forEach((net, n) => {
@@ -320,8 +328,7 @@ function buildDifference(stages) {
   between.said = el("div", card, { className: "note" });
   between.stage = el("canvas", card, { className: "stage" });
   between.stage.setAttribute("aria-label", "difference of the two maps");
-  between.bar = el("div", card, { className: "bar" });
-  for (const name of ["span", "i", "span"]) el(name, between.bar);
+  between.bar = buildBar(card);
   between.number = el("output", card, { className: "number" });
 }
 function buildViewer() {
@@ -390,8 +397,7 @@ function buildStages() {
     net.picture.setAttribute("aria-label", "picture; point at a patch");
     net.stage = el("canvas", pair, { className: "stage", tabIndex: 0 });
     net.stage.setAttribute("aria-label", "map; arrow keys choose the patch that it is seen from");
-    net.bar = el("div", left, { className: "bar" });
-    for (const name of ["span", "i", "span"]) el(name, net.bar);
+    net.bar = buildBar(left);
     net.number = el("output", left, { className: "number" });
     net.images = net.pictures.map((one) => Object.assign(new Image(), { src: one.src, onload: draw }));
     const within = (event) => {
