@@ -306,6 +306,11 @@ class Subject:
         numbered = [f"class {k}" for k in range(self.net.num_classes)]
         return numbered if self.is_elsewhere else self.data.class_names or numbered
 
+    def called(self, k: int) -> str:
+        """Return the name of an output, its number where the data name fewer."""
+        names = self.class_names
+        return names[k] if k < len(names) else f"class {k}"
+
     @property
     def scores_classes(self) -> bool:
         """Whether the outputs are scores of classes or labels: not features, numbers, nor targets of several kinds."""

@@ -64,8 +64,8 @@ def pictures_of(
     found = []
     for i, pixels in enumerate(subject.pixels(images).numpy()):
         k, share = int(classes[i]), float(shares[i].max())
-        said = (names[k] if k < len(names) else f"class {k}") if has_head else ""
-        entry: dict[str, Any] = {"src": picture_url(pixels), "said": f"{said}, {share:.0%}" if has_head else ""}
+        said = f"{subject.called(k)}, {share:.0%}" if has_head else ""
+        entry: dict[str, Any] = {"src": picture_url(pixels), "said": said}
         if has_head:
             entry["class"] = k
             entry["target"] = names[truth[i]] if i < len(truth) and truth[i] in range(len(names)) else ""
@@ -75,19 +75,20 @@ def pictures_of(
             entry["cells"] = packed(pooled(cells, net.grid_size, query, key))
             if net.cls_token is not None:  # else the first token is a patch or a register
                 entry["token"] = packed(attention[:, :, 0, net.num_prefix_tokens :])
-        entry["maps"] = {name: packed(each[i], name.startswith(SIGNED)) for name, each in maps.items()}
+        entry["maps"] = _packed_maps(maps, i)
         entry["targets"] = {
-            int(which[i]): {
-                "name": names[which[i]] if which[i] < len(names) else f"class {which[i]}",
-                "maps": {name: packed(each[i], name.startswith(SIGNED)) for name, each in found_.items()},
-            }
-            for which, found_ in others
+            which[i]: {"name": subject.called(which[i]), "maps": _packed_maps(of_these, i)}
+            for which, of_these in others
         }
         layers = zip(t2t.grids, token_layer_maps(t2t, images[i : i + 1]), strict=False) if t2t else ()
         entry["splits"] = [packed(pooled(x[None], grid, *pools(grid, len(images), SPLITS))) for grid, x in layers]
         entry["colors"] = {name: _base64((each[i] * 255).round().to(torch.uint8)) for name, each in colors.items()}
         found.append(entry)
     return found
+
+
+def _packed_maps(maps: dict[str, Tensor], i: int) -> dict[str, dict[str, Any]]:
+    return {name: packed(each[i], name.startswith(SIGNED)) for name, each in maps.items()}
 
 
 def _of_other_classes(

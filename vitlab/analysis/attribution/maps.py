@@ -332,8 +332,7 @@ def analyze_attribution(subject: Subject) -> Finding:
     images = subject.shown()
     classes = predicted(subject, images, "attribution")
     named = {name: method(subject.net, images, classes) for name, method in methods_of(subject.net).items()}
-    names = subject.class_names
-    titles = [f"as {names[k]}"[:24] if k < len(names) else f"as class {k}" for k in classes.tolist()]
+    titles = [f"as {subject.called(k)}"[:24] for k in classes.tolist()]
     what = "likeliest label" if subject.data.targets["kind"] == "multilabel" else "predicted class"
     note, off = f"maps of the {what}", missed(subject.net, images, classes, named["integrated gradients"])
     if (off > MISSED).any():
