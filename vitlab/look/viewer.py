@@ -14,7 +14,7 @@ from vitlab.analysis.attribution.maps import SIGNED, methods_of, occlusion
 from vitlab.analysis.parts import reads_token
 from vitlab.analysis.pictures import as_image
 from vitlab.analysis.subject import Subject
-from vitlab.analysis.views.pca import pca_colors
+from vitlab.analysis.views.pca import pca_colors, placed_by_blocks
 from vitlab.analysis.views.token_layers import token_layer_maps
 from vitlab.layers.resample import Grid
 from vitlab.look.analysis_page import data_url
@@ -26,7 +26,6 @@ from vitlab.models.walk import (
     heads_of,
     keeps_tokens,
     outputs,
-    placed_tokens,
     probabilities,
 )
 from vitlab.tokenizers.t2t import T2TTokenizer
@@ -159,14 +158,12 @@ def unseen(net: Asked) -> str:
 
 def _colors(net: Asked, images: Tensor) -> dict[str, Tensor]:
     """Return the colors of the features before, half way through and after the blocks, ``(B, N, 3)`` on the grid."""
-    tokens = placed_tokens(net, images)
-    there = [i for i, found in enumerate(tokens) if found is not None and len(found[0][0]) > 1]
-    colors = {}
-    for i in sorted({there[0], there[len(there) // 2], there[-1]}) if there else []:
-        features, grid = tokens[i]  # type: ignore[misc]
+    tokens = placed_by_blocks(net, images)
+    there, colors = list(tokens), {}
+    for passed in sorted({there[0], there[len(there) // 2], there[-1]}) if there else []:
+        features, grid = tokens[passed]
         found = pca_colors(features)[0].unflatten(1, grid).permute(0, 3, 1, 2)
-        name = str(i - len(tokens) + 1 + len(net.blocks))
-        colors[name] = F.interpolate(found, net.grid_size, mode="nearest").flatten(2).transpose(1, 2)
+        colors[str(passed)] = F.interpolate(found, net.grid_size, mode="nearest").flatten(2).transpose(1, 2)
     return colors
 
 

@@ -10,7 +10,8 @@ from vitlab.analysis.figures import by_cell, grid_of_axes, picture
 from vitlab.analysis.probes import principal
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
-from vitlab.models.walk import placed_tokens
+from vitlab.layers.resample import Grid
+from vitlab.models.walk import Asked, placed_tokens
 
 
 def pca_colors(tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -30,6 +31,20 @@ def pca_colors(tokens: Tensor) -> tuple[Tensor, Tensor]:
     return colors.view(*tokens.shape[:2], 3).float(), shares
 
 
+def placed_by_blocks(net: Asked, images: Tensor) -> dict[int, tuple[Tensor, Grid]]:
+    """Return the tokens of two places or more in the image, ``(B, N, D)``, with their grid, by how many blocks passed.
+
+    Example:
+        >>> from vitlab.models.vit import VisionTransformer
+        >>> net = VisionTransformer(img_size=8, patch_size=4, embed_dim=16, depth=2, num_heads=2).eval()
+        >>> {passed: grid for passed, (_, grid) in placed_by_blocks(net, torch.zeros(1, 3, 8, 8)).items()}
+        {0: (2, 2), 1: (2, 2), 2: (2, 2)}
+    """
+    layers = placed_tokens(net, images)
+    first = len(net.blocks) + 1 - len(layers)
+    return {i: found for i, found in enumerate(layers, first) if found is not None and math.prod(found[1]) > 1}
+
+
 @Analysis(
     reading="The first three principal components of patch features as colors: similar colors are similar features.",
     limits="The other components: the title of each layer gives the share of variance shown.",
@@ -43,12 +58,11 @@ def analyze_pca(subject: Subject) -> Finding:
         ['image', 'layer', 'row', 'column', 'red', 'green', 'blue', 'share']
     """
     net, images = subject.net, subject.shown(8)
-    tokens = dict(enumerate(placed_tokens(net, images), start=len(net.blocks)))
-    tokens = {i - len(tokens) + 1: found for i, found in tokens.items()}  # by the number of blocks passed
-    there = [i for i, found in tokens.items() if found is not None and math.prod(found[1]) > 1]
+    tokens = placed_by_blocks(net, images)
+    there = list(tokens)
     layers = sorted({there[k * (len(there) - 1) // 3] for k in range(4)}) if there else []
     if subject.layer is not None:
-        layers = [subject.layer + 1] if subject.layer + 1 in there else []
+        layers = [subject.layer + 1] if subject.layer + 1 in tokens else []
     if not layers:
         raise UsageError(f"pca needs features that have a place in the image, and {subject.kind} shows none there")
     figure, axes = grid_of_axes(len(images), 1 + len(layers), size=1.6)
@@ -56,7 +70,7 @@ def analyze_pca(subject: Subject) -> Finding:
     for i, pixels in enumerate(subject.pixels(images).numpy()):
         picture(axes[i, 0], pixels, "image" if i == 0 else "")
     for j, layer in enumerate(layers, start=1):
-        features, (h, w) = tokens[layer]  # type: ignore[misc]
+        features, (h, w) = tokens[layer]
         colors, shares = pca_colors(features)
         for i, each in enumerate(colors):
             title = f"{layer} blocks passed\n{float(shares.sum()):.0%} of variance" if i == 0 else ""
