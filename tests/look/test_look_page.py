@@ -35,7 +35,7 @@ from vitlab.data.loading.transforms import to_tensor
 from vitlab.errors import UsageError
 from vitlab.jobs.view import View
 from vitlab.layers.attention import Attention
-from vitlab.look.charts import line_chart, matrix_chart, pair_chart, sparkline
+from vitlab.look.charts import line_chart, matrix_chart, pair_chart
 from vitlab.look.command import page_about
 from vitlab.look.diagram import architecture, levels_of, steps_of
 from vitlab.look.facts import (
@@ -49,7 +49,7 @@ from vitlab.look.facts import (
     predictions_of,
 )
 from vitlab.look.listed import has_images, listed
-from vitlab.look.live import GrowingPage, LivePage
+from vitlab.look.live import GrowingPage, LivePage, sparkline
 from vitlab.look.page import SCRIPTS, render
 from vitlab.look.stored_analyses import _differences, contrast_tables, findings_of
 from vitlab.look.viewer import BUDGET, packed, pictures_of, pooled, pools, shape_of

@@ -5,23 +5,12 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito 2008
+from vitlab.analysis.figures import COLORS as FIGURES
+
+COLORS = FIGURES[:6]  # without black, which a dark page would hide
 DASHES = ("", "6 3", "2 2", "8 2 2 2")
 MOST_CONFUSIONS = 20  # rows of a table of confusions
-BARS = "▁▂▃▄▅▆▇█"
 Points = Sequence[tuple[float, float]]
-
-
-def sparkline(values: Sequence[float]) -> str:
-    """Return the last 32 values as a line of blocks, low to high.
-
-    Example:
-        >>> sparkline([3.0, 2.0, 1.0, 1.0])
-        '█▅▁▁'
-    """
-    shown = [value for value in values if value == value][-32:]
-    low, high = min(shown, default=0.0), max(shown, default=0.0)
-    return "".join(BARS[round((value - low) / ((high - low) or 1.0) * (len(BARS) - 1))] for value in shown)
 
 
 def ticks(low: float, high: float) -> list[float]:

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +17,6 @@ from torch import Tensor
 from vitlab.callbacks.ema import validated_weights
 from vitlab.errors import UsageError, named_line
 from vitlab.interface import measured_with
-from vitlab.look.charts import sparkline
 from vitlab.look.moments import SHARE, can_be_shown, is_small
 from vitlab.look.written import is_of_training, stand_still
 from vitlab.models.hooks import modes_kept
@@ -32,8 +32,21 @@ if TYPE_CHECKING:  # what draws takes seconds to import, and most trainings draw
     from vitlab.look.facts import SplitPredictions
 
 LOG = logging.getLogger("vitlab")
+BARS = "▁▂▃▄▅▆▇█"
 OF_PICTURES = 0.05  # largest share of the time between validations that pictures may take
 FIRST = 2.5  # seconds that the first page of a GrowingPage is taken to cost, imports among them, until one is measured
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Return the last 32 values as a line of blocks, low to high.
+
+    Example:
+        >>> sparkline([3.0, 2.0, 1.0, 1.0])
+        '█▅▁▁'
+    """
+    shown = [value for value in values if value == value][-32:]
+    low, high = min(shown, default=0.0), max(shown, default=0.0)
+    return "".join(BARS[round((value - low) / ((high - low) or 1.0) * (len(BARS) - 1))] for value in shown)
 
 
 class LivePage(Callback):
