@@ -119,9 +119,10 @@ def changes_of(before: Tensor, after: Tensor, labels: Tensor | None) -> dict[str
     }
 
 
-def means_of(changes: dict[str, NDArray[Any]]) -> dict[str, float]:
-    """Return the means over images of :func:`changes_of`, with intervals."""
-    return {key: value for name, values in changes.items() for key, value in over_images(name, values, SIZES).items()}
+def means_of(changes: dict[str, NDArray[Any]], over: Callable[..., dict[str, float]] = over_images) -> dict[str, float]:
+    """Return the means over images of :func:`changes_of`, with intervals; ``over_several`` takes several of each."""
+    means = (over(name, values, SIZES) for name, values in changes.items())
+    return {key: value for found in means for key, value in found.items()}
 
 
 def block_sides(grid_size: Grid) -> list[int]:

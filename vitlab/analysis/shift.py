@@ -10,7 +10,7 @@ from torch import Tensor
 from vitlab.analysis.catalogue import Analysis, Curve, Pair, Rows, each_line
 from vitlab.analysis.figures import curves, finish, one_axes
 from vitlab.analysis.intervals import over_several
-from vitlab.analysis.scramble import MEASURES, NO_CLASSES, SIZES, changes_of, labels_known, means_of
+from vitlab.analysis.scramble import MEASURES, NO_CLASSES, changes_of, labels_known, means_of
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.models.walk import outputs, token_steps
 from vitlab.tables import shape_text
@@ -96,8 +96,8 @@ def analyze_shift(subject: Subject) -> Finding:
                 after = outputs(net, shifted(images, pixels * dy, pixels * dx, fill, black))
                 each.append(changes_of(before, after, labels))
                 rows.append({**where, "direction": direction, **means_of(each[-1])})
-            means = [over_several(name, np.stack([one[name] for one in each]), SIZES) for name in each[0]]
-            rows.append({**where, "direction": MEAN, **{k: v for found in means for k, v in found.items()}})
+            together = {name: np.stack([changes[name] for changes in each]) for name in each[0]}  # (4, images)
+            rows.append({**where, "direction": MEAN, **means_of(together, over_several)})
     table = pd.DataFrame(rows).assign(n=len(images))
     table["agreement"] = 1 - table["flipped"]
     table["agreement_low"], table["agreement_high"] = 1 - table["flipped_high"], 1 - table["flipped_low"]
