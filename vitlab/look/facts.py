@@ -274,9 +274,9 @@ def paired(one: Shown, other: Shown) -> dict[str, Any] | None:
     Returns:
         The comparison; None if the runs are not known to have predicted the same images.
     """
-    if not share_images(one, other):
+    if one.predictions is None or other.predictions is None or not share_images(one, other):
         return None
-    (split, a), (_, b) = one.predictions, other.predictions  # type: ignore[misc]
+    (split, a), (_, b) = one.predictions, other.predictions
     right, right_b = _rights(a), _rights(b)
     only_a, only_b = int((right & ~right_b).sum()), int((right_b & ~right).sum())
     low, high = paired_interval(only_b, only_a, len(right))

@@ -53,7 +53,8 @@ def listed(shown: Sequence[Shown]) -> dict[str, Any] | None:
     base = same[0][1]
     kept = _kept(base, [table for _, table in same])
     index = base["index"].to_numpy()[kept]
-    targets, runs = base["target"].to_numpy()[kept].astype(int).tolist(), {}
+    targets = base["target"].to_numpy()[kept].astype(int).tolist()
+    runs: dict[str, dict[str, Any]] = {}
     for one, table in same:
         part = table.iloc[kept]
         runs[one.name] = {

@@ -62,8 +62,8 @@ def _described(outcome: Outcome, i: int, error: float) -> tuple[dict[str, Any], 
             return {**image, **named, **shares}, title
         case "multilabel":
             there, said = target > 0, output > 0.5
-            missed = [name for name, yes in zip(outcome.names, there & ~said, strict=True) if yes]
-            found = [name for name, yes in zip(outcome.names, said & ~there, strict=True) if yes]
+            missed = [name for name, yes in zip(outcome.names, (there & ~said).tolist(), strict=True) if yes]
+            found = [name for name, yes in zip(outcome.names, (said & ~there).tolist(), strict=True) if yes]
             title = f"misses {', '.join(missed)[:14]}\nfinds {', '.join(found)[:14]}"
             row = {"missed": "; ".join(missed), "wrongly_found": "; ".join(found), "cross_entropy": error}
             return {**image, **row}, title
