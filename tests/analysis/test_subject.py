@@ -66,6 +66,13 @@ def test_black_is_that_of_a_pixel_of_0():
     assert Subject(small_net(), Digits(mean=[0.5], std=[0.25])).black().tolist() == [[[-2.0]]]
 
 
+def test_pictures_of_a_transform_that_does_not_tell_black_from_white_are_drawn_in_one_gray():
+    """The scale was infinite, and `look` ended in a warning."""
+    subject = Subject(small_net(), lambda image: torch.full((1, 8, 8), 0.25), pictures=torch.full((2, 1, 8, 8), 0.25))
+    assert subject.data.statistics() == ((-0.25,), (1.0,))
+    assert subject.pixels(subject.shown()).unique().tolist() == [0.0]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_a_network_of_another_precision_than_its_images_is_refused_in_one_line(digits, dtype):
     said = f"model computes in {str(dtype)[6:]}, and analyses in float32: take `net.float\\(\\)`"

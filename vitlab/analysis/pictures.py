@@ -83,7 +83,7 @@ class PreparedPictures(ImageData):
                 self.eval_transform(Image.new(self.decoding.mode, sizes, color)).flatten(1).mean(dim=1).double()
                 for color in ("black", "white")
             )
-            std = 1 / (high - low)
+            std = 1 / torch.where(high == low, 1.0, high - low)  # a transform may not tell black from white
             mean = [round(float(value), 6) for value in -low * std]
             self._statistics = tuple(mean), tuple(round(float(value), 6) for value in std)
         return self._statistics
