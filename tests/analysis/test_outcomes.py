@@ -22,7 +22,7 @@ from vitlab.analysis import (
     analyze_scramble,
 )
 from vitlab.analysis.outcomes.calibration import calibration_error, expected_calibration_error, reliability
-from vitlab.analysis.outcomes.confusion import _smoothed, macro_intervals
+from vitlab.analysis.outcomes.confusion import _smoothed
 from vitlab.analysis.outcomes.outcome import Outcome, outcome_of
 from vitlab.analysis.subject import Subject
 from vitlab.class_metrics import by_class, confusion, over_classes
@@ -180,19 +180,6 @@ def test_errors_of_labels_and_numbers_are_cross_entropy_and_absolute_error():
     assert torch.allclose(labels.image_errors(), expected) and labels.wrong().tolist() == [False, True]
     numbers = Outcome("number", torch.tensor([[0.0], [10.0], [20.0]]), torch.tensor([[1.0], [10.0], [5.0]]), ["x"], [])
     assert torch.allclose(numbers.image_errors(), torch.tensor([0.1, 0.0, 1.5]))
-
-
-@pytest.mark.slow
-def test_intervals_of_means_over_classes_hold_the_truth_as_often_as_they_say():
-    """Three classes of 60 images and true recalls of 0.9, 0.7 and 0.5: nineteen of twenty intervals hold their mean."""
-    rng, held = np.random.default_rng(1), 0
-    targets = np.repeat(np.arange(3), 60)
-    for _ in range(60):
-        right = rng.random(180) < np.array([0.9, 0.7, 0.5])[targets]
-        matrix = confusion(targets, np.where(right, targets, (targets + 1) % 3), 3)
-        low, high = macro_intervals(matrix, draws=100)["acc1_macro"]
-        held += low <= 0.7 <= high
-    assert 53 <= held < 60
 
 
 def test_shares_of_few_images_are_drawn_as_with_four_more_half_of_them_right():
