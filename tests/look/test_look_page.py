@@ -1066,8 +1066,8 @@ def test_a_run_writes_its_page_while_it_trains_and_look_adds_pictures(tmp_path, 
     assert ' class="vl"' in Path("runs/live/look.html").read_text()
     assert main(["look", "live"]) == 2
     assert "runs/live/look.html exists; replace it with --overwrite" in capsys.readouterr().err
-    assert main(["look", "t2t_vit_7", "--img_size", "64", "--diagram", "drawing.svg"]) == 0
-    assert "3 x 64 x 64" in Path("drawing.svg").read_text()
+    assert main(["look", "t2t_vit_7", "--img_size", "64", "--diagram", "new/drawing.svg"]) == 0
+    assert "3 x 64 x 64" in Path("new/drawing.svg").read_text()
 
 
 @pytest.mark.slow

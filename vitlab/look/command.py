@@ -34,8 +34,6 @@ def main(argv: list[str]) -> int:
         raise UsageError(f"`{flag.split()[0]}` must end with {ending}, which it writes, got {path}")
     if path.exists() and not options.overwrite and not is_of_training(path):
         raise UsageError(f"{path} exists; replace it with --overwrite, or choose another file with {flag}")
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"cannot write {path}: there is no folder {path.absolute().parent}")
     if not is_writable(path.parent):
         raise UsageError(f"cannot write into {path.parent}; choose another file with {flag}")
     if options.pictures < 0:
