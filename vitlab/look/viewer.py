@@ -56,7 +56,8 @@ def pictures_of(
     scores = outputs(net, images)
     shares = probabilities(net, scores)
     classes, has_head = scores.argmax(dim=1), subject.scores_classes
-    maps = _maps(net, images, classes, has_gradients) if has_head else {}
+    maps = _maps_of_no_class(net, images, classes) if has_head else {}
+    maps |= _maps_of_classes(net, images, classes) if has_head and has_gradients else {}
     truth, names = subject.shown_classes(count) if has_head else [], subject.class_names
     others = _of_other_classes(net, images, scores, truth) if has_head and has_gradients else []
     colors, t2t = _colors(net, images), _t2t_of(net)
@@ -110,7 +111,7 @@ def _of_other_classes(
     found = []
     for some in torch.tensor(rows, device=images.device).split(max(together, 1), dim=1):
         count = some.shape[1]  # of the (B, K) classes
-        maps = _maps(net, images.repeat_interleave(count, dim=0), some.flatten(), True, count)
+        maps = _maps_of_classes(net, images.repeat_interleave(count, dim=0), some.flatten(), count)
         apart = {name: each.unflatten(0, (-1, count)) for name, each in maps.items()}
         found += [(some[:, k].tolist(), {name: each[:, k] for name, each in apart.items()}) for k in range(count)]
     return found
@@ -167,24 +168,26 @@ def _colors(net: Asked, images: Tensor) -> dict[str, Tensor]:
     return colors
 
 
-def _maps(net: Asked, images: Tensor, classes: Tensor, has_gradients: bool, further: int = 0) -> dict[str, Tensor]:
-    """Return the ``(B, N)`` maps beside attention itself, of which every layer and head is in the page.
-
-    With ``further``, each picture stands there so many times in a row, with another class each, and maps that are the
-    same for all classes are left out.
-    """
+def _maps_of_no_class(net: Asked, images: Tensor, classes: Tensor) -> dict[str, Tensor]:
+    """Return the ``(B, N)`` maps that are the same for all classes; of single heads the page has all."""
     methods = methods_of(net)
-    names = [name for name in methods if has_gradients or name == "rollout"]
-    names = [name for name in names if not (further and name == "rollout")]
-    found = {name: methods[name](net, images, classes) for name in names if name not in ("attention", "occlusion")}
-    if "attention" in methods and not reads_token(net) and not further:  # not the class token's row
-        found = {"attention that the head reads": methods["attention"](net, images, classes)} | found
-    if has_gradients:
-        (h, w), count = net.grid_size, len(images) // (further or 1)
-        side = next(n for n in range(1, max(h, w) + 1) if -(-h // n) * -(-w // n) * count <= PASSES or n == max(h, w))
-        name = "occlusion" if side == 1 else f"occlusion, {side} x {side} patches together"
-        found[name] = occlusion(net, images, classes, side)
-    return found
+    shown = {"rollout": "rollout"}
+    if not reads_token(net):  # else it is the class token's row
+        shown = {"attention": "attention that the head reads", **shown}
+    return {title: methods[name](net, images, classes) for name, title in shown.items() if name in methods}
+
+
+def _maps_of_classes(net: Asked, images: Tensor, classes: Tensor, repeats: int = 1) -> dict[str, Tensor]:
+    """Return the ``(B, N)`` maps of one class for each picture, which need gradients or dozens of passes.
+
+    Each picture may stand there several times in a row, with another class each.
+    """
+    others = ("attention", "rollout", "occlusion")
+    found = {name: method(net, images, classes) for name, method in methods_of(net).items() if name not in others}
+    (h, w), count = net.grid_size, len(images) // repeats
+    side = next(n for n in range(1, max(h, w) + 1) if -(-h // n) * -(-w // n) * count <= PASSES or n == max(h, w))
+    name = "occlusion" if side == 1 else f"occlusion, {side} x {side} patches together"
+    return found | {name: occlusion(net, images, classes, side)}
 
 
 def shape_of(subject: Subject, count: int, budget: int = BUDGET) -> dict[str, Any]:
