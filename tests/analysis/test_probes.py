@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import Ridge
-from small_nets import small_net
+from small_nets import SMALL, small_net
 
 from vitlab.analysis import ANALYSES
 from vitlab.analysis.features import (
@@ -29,7 +29,7 @@ from vitlab.data.known import Digits
 from vitlab.errors import UsageError
 from vitlab.layers.attention import Attention
 from vitlab.pretraining import DINO, MAE
-from vitlab.tasks import Classifier
+from vitlab.tasks import Classifier, LinearProbe
 
 
 def test_ridge_is_where_the_penalised_loss_is_flat():
@@ -163,6 +163,13 @@ def test_features_learned_without_labels_are_named_so(small_subject, reads_label
     subject.task = SimpleNamespace(reads_labels=reads_labels)
     assert analyze_knn(subject).table["classes"].str.contains(words).all()
     assert (MAE.reads_labels, DINO.reads_labels, Classifier.reads_labels) == (False, False, True)
+
+
+@pytest.mark.parametrize(("cls", "words"), [(LinearProbe, "frozen below the head"), (Classifier, "nothing of few")])
+def test_features_below_a_linear_probe_have_learned_no_label_of_its_run(small_subject, cls, words):
+    subject = small_subject()
+    subject.task = cls(**SMALL)
+    assert analyze_knn(subject).table["classes"].str.contains(words).all()
 
 
 @pytest.mark.parametrize("analyze", [analyze_fewshot, analyze_knn])

@@ -6,6 +6,7 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import Module
 
 from vitlab.analysis.catalogue import Analysis, Curve
 from vitlab.analysis.figures import COLORS, curves, dashed, finish, one_axes
@@ -13,6 +14,7 @@ from vitlab.analysis.intervals import over_draws, over_images
 from vitlab.analysis.probes import ridge
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
+from vitlab.interface import network
 from vitlab.models.features import knn
 from vitlab.models.walk import Asked, all_finite, pooled_features
 
@@ -21,6 +23,7 @@ DRAWS = 5  # of the labeled images
 NEIGHBORS = (1, 5, 20)
 UNLABELED = "on images that the network was trained on, without their labels"
 SEEN = "on classes whose labels the network was trained with: nothing of few labels is shown (see --data, --root)"
+FROZEN = "of a network that was frozen below the head: labels count where the weights that it began with have seen them"
 
 
 @torch.no_grad()
@@ -191,4 +194,8 @@ def _classes(subject: Subject) -> str:
     """Return whether these are the classes of the training, and whether their labels were used already."""
     if subject.is_elsewhere:
         return "classes that the network was not trained on"
-    return SEEN if getattr(subject.task, "reads_labels", True) else UNLABELED
+    if not getattr(subject.task, "reads_labels", True):
+        return UNLABELED
+    named = network(subject.task).named_parameters() if isinstance(subject.task, Module) else ()
+    below = [p.requires_grad for name, p in named if not name.startswith("head.")]
+    return FROZEN if below and not any(below) else SEEN
