@@ -14,6 +14,7 @@ from vitlab.data import Digits, ImageFolder, Unlabeled
 from vitlab.jobs.train import describe
 from vitlab.jobs.train.describe import (
     _at_one_end,
+    _beside,
     _data_line,
     _emulated,
     _parameters,
@@ -25,7 +26,8 @@ from vitlab.jobs.train.facts import _groups, _plans, _steps
 from vitlab.jobs.train.initial import since_the_weights, statistics_of_weights
 from vitlab.jobs.train.job import ImagesBefore
 from vitlab.models.weights_file import card_beside
-from vitlab.tasks import Classifier
+from vitlab.pretraining import DINO, MAE
+from vitlab.tasks import Classifier, LinearProbe
 
 TINY = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 2}
 
@@ -200,6 +202,16 @@ def test_frozen_values_are_counted_in_the_size_of_a_network():
     assert _parameters({"parameters": 8050, "parameters_total": 8050}) == "0.00805 M parameters"
     assert _parameters({"parameters": 250, "parameters_total": 8050}) == "0.00805 M parameters (250 trained)"
     assert _parameters({"parameters": 0, "parameters_total": 0}) == "no parameters before its `setup`"
+
+
+def test_values_that_are_trained_beside_the_network_are_told():
+    """A decoder of 25 million stood nowhere beside a network of 60,000."""
+    mae = MAE(decoder_dim=8, decoder_depth=1, decoder_heads=2, **TINY)
+    dino = DINO(prototypes=4, proj_hidden=4, proj_dim=4, **TINY)
+    n = sum(p.numel() for p in mae.decoder.parameters())
+    assert _beside(mae) == f"; {n:,} more are trained outside the network"
+    assert _beside(dino) == f"; {8 * 4 + 4 + 2 * (4 * 4 + 4) + 4 * 4} more are trained outside the network"
+    assert _beside(LinearProbe(num_classes=3, **TINY)) == ""
 
 
 @pytest.mark.parametrize(("precision", "device"), [("bf16-mixed", "cpu"), ("16-true", "cpu"), ("bf16-true", "cuda")])

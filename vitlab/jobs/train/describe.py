@@ -11,7 +11,7 @@ from torch import Tensor
 from vitlab.class_paths import choice_text
 from vitlab.data.base import ImageData
 from vitlab.data.loading.sizes import size_text
-from vitlab.interface import PAGE, has_grid, hparams_of, network, own_parts, path_of, redefines
+from vitlab.interface import PAGE, has_grid, hparams_of, network, own_parts, path_of, redefines, trained
 from vitlab.jobs.train.initial import since_the_weights
 from vitlab.jobs.train.job import Job
 from vitlab.layers.custom import spare
@@ -60,6 +60,7 @@ def _model_line(task: Task, facts: dict[str, Any]) -> str:
     if isinstance(net.tokenizer, T2TTokenizer) and (aside := net.tokenizer.unfused_options()):
         note += f"; {' and '.join(aside)}: the soft splits use the slower plain implementation"
     positions = choice_text(hparams_of(task).get("pos_embed", type(net.pos_embed).__name__))
+    size += _beside(task)
     return f"{tokens}, {counted(len(net.blocks), 'block')}, position embedding {positions}: {size}{note}"
 
 
@@ -69,6 +70,13 @@ def _parameters(facts: dict[str, Any]) -> str:
     if not total:  # in a dry run
         return "no parameters before its `setup`"
     return f"{total / 1e6:.3g} M parameters" + (f" ({trained:,} trained)" if trained != total else "")
+
+
+def _beside(task: Any) -> str:
+    """Return how many values are trained outside of the network, such as those of a decoder; empty if none are."""
+    inside = {id(p) for p in trained(task).parameters()}
+    n = sum(p.numel() for p in task.parameters() if p.requires_grad and id(p) not in inside)
+    return f"; {n:,} more are trained outside the network" if n else ""
 
 
 def _idle_options(pos_embed: PosEmbed) -> str:
@@ -137,8 +145,9 @@ class _Noting(PosEmbed):
 def _own_model_line(task: Any, facts: dict[str, Any]) -> str:
     size = f"{path_of(task)}: {_parameters(facts)}"
     if "macs" in facts:
-        return f"{size}, {facts['macs'] / 1e6:,.4g} M multiply-adds per image"
-    return f"{size}; multiply-adds unknown: counting needs `img_size`, `in_chans` and a forward of images"
+        return f"{size}, {facts['macs'] / 1e6:,.4g} M multiply-adds per image{_beside(task)}"
+    why = "multiply-adds unknown: counting needs `img_size`, `in_chans` and a forward of images"
+    return f"{size}; {why}{_beside(task)}"
 
 
 def _teacher_line(task: Distillation) -> str:
