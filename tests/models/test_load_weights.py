@@ -210,6 +210,17 @@ def test_maes_table_is_compared_with_the_formula_and_mocos_is_refused(path):
         load_weights(tiny(pos_embed="sincos2d", embed_dim=32), path)  # of which the table is the least
 
 
+@pytest.mark.parametrize("network", [{}, T2T])
+def test_weights_of_color_for_gray_images_name_the_way_out(path, network):
+    """Gray photos can be read with three channels, and the line told shapes alone."""
+    torch.save(tiny(**network).state_dict(), path)
+    with pytest.raises(ValueError, match="its images have 3 channels, and 2 here: set "):
+        load_weights(tiny(**network | {"in_chans": 2}), path, grid=(4, 4))
+    with pytest.raises(ValueError) as refused:
+        load_weights(tiny(**network | {"in_chans": 2, "embed_dim": 32}), path, grid=(4, 4))
+    assert "channels" not in str(refused.value)
+
+
 SCALED = {"class_path": "learned", "init_args": {"scale": 0.3}}
 
 
