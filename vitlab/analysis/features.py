@@ -23,7 +23,7 @@ DRAWS = 5  # of the labeled images
 NEIGHBORS = (1, 5, 20)
 UNLABELED = "on images that the network was trained on, without their labels"
 SEEN = "on classes whose labels the network was trained with: nothing of few labels is shown (see --data, --root)"
-FROZEN = "of a network that was frozen below the head: its features know labels only if the weights that it began with did"
+FROZEN = "of a network frozen below the head: its features know labels only if the weights that it began with did"
 
 
 @torch.no_grad()
