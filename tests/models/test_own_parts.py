@@ -1,5 +1,6 @@
 """Parts of the network that are no word: classes of torch.nn by name, and classes of anybody's by their paths."""
 
+import re
 import sys
 
 import pytest
@@ -8,9 +9,11 @@ from torch import nn
 from torch.nn.utils.parametrizations import orthogonal, weight_norm
 from torch.nn.utils.parametrize import register_parametrization
 
+from vitlab.errors import UsageError
 from vitlab.layers.custom import PerToken
 from vitlab.layers.mlp import build_act
 from vitlab.layers.norm import build_norm
+from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.pos_embed.added import AddedPosEmbed
 from vitlab.models import VisionTransformer, create_model
 from vitlab.models.cost import count_macs
@@ -307,6 +310,43 @@ class Late(nn.Module):
 def test_weights_that_a_first_call_makes_are_there_before_the_optimizer():
     names = {name for name, _ in VisionTransformer(**TINY, global_pool=f"{HERE}.Late").named_parameters()}
     assert {"attn_pool.more", "attn_pool.lazy.weight"} <= names
+
+
+class LateInBlock(nn.Module):
+    """The same in a block, whose parts no network calls before the optimizer is made."""
+
+    def __init__(self, dim, by: str = "parameter"):
+        super().__init__()
+        self.layer, self.late, self.by = nn.LazyLinear(dim) if by == "lazy" else nn.Linear(dim, dim), None, by
+
+    def forward(self, x):
+        if self.late is None and self.by != "lazy":
+            late = torch.ones(x.shape[2], device=x.device)
+            del self.late
+            self.register_buffer("late", late) if self.by == "buffer" else setattr(self, "late", nn.Parameter(late))
+        return self.layer(x) * (1 if self.late is None else self.late)
+
+
+class LatePlaces(PosEmbed):
+    def __init__(self, grid_size, embed_dim):
+        super().__init__(grid_size)
+        self.layer = nn.LazyLinear(embed_dim)
+
+
+@pytest.mark.parametrize("by", ["parameter", "buffer"])
+def test_a_network_whose_first_call_would_make_what_its_optimizer_then_lacks_is_refused(by):
+    net = VisionTransformer(**TINY, mlp_layer=spec("LateInBlock", by=by))
+    with pytest.raises(UsageError, match=r"a first call makes blocks\.0\.mlp\.late: make them in `__init__`, else"):
+        count_macs(net)
+    assert not any("late" in name for name in net.state_dict())
+
+
+def test_a_lazy_layer_is_refused_where_no_call_comes_before_the_weights_are_drawn():
+    told = "`block`: `mlp.layer.weight` has no shape before a first call: use nn.Linear, with the channels"
+    with pytest.raises(ValueError, match=re.escape(told)):
+        VisionTransformer(**TINY, mlp_layer=spec("LateInBlock", by="lazy"))
+    with pytest.raises(ValueError, match=r"`pos_embed`: `layer\.weight` has no shape"):
+        VisionTransformer(**TINY, pos_embed=f"{HERE}.LatePlaces")
 
 
 class Raises(nn.Module):

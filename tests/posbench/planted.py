@@ -40,6 +40,17 @@ class Longer(PosEmbed):
         return torch.cat([x, x[:, :1]], dim=1)
 
 
+class Late(PosEmbed):
+    def __init__(self, grid_size):
+        super().__init__(grid_size)
+        self.table = None
+
+    def forward(self, x):
+        if self.table is None:
+            self.table = torch.nn.Parameter(torch.zeros_like(x[:1]))
+        return x + self.table
+
+
 class OneImageElsewhere(PosEmbed):
     def forward(self, x):
         return x if self.grid_size[0] == self.grid_size[1] == 8 else x[:1]

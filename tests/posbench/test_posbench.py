@@ -23,6 +23,7 @@ from vitlab.position_bench.methods import label_of, method_of
         ("Nan", "not finite in train mode"),
         ("NanInTests", "not finite in eval mode"),
         ("Longer", "changes the tokens"),
+        ("Late", r"a first call makes pos_embed\.table: make them in `__init__`"),
         ("Wrong", "PosEmbed"),
         ("Stacked", r"must return \(N, D\), .* got \(1, 64, 8\)"),
     ],

@@ -300,6 +300,26 @@ def test_adamw_that_is_told_to_loop_over_tensors_is_not_fused():
     assert group["foreach"] and not group["fused"]
 
 
+class Filter(nn.Module):
+    """A filter of frequencies, Rao et al. 2021 (arXiv:2107.00645), whose parameter is complex."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.filter = nn.Parameter(torch.randn(3, dim, dtype=torch.complex64))
+
+    def forward(self, x, pos_embed, layer):
+        return torch.fft.irfft(torch.fft.rfft(x, dim=1) * self.filter, n=x.shape[1], dim=1)
+
+
+def test_complex_parameters_are_trained_by_adamw_which_torch_does_not_fuse_for_them():
+    task = Classifier(**TINY, attn=f"{__name__}.Filter", nan_loss="skip")
+    filters = task.net.blocks[0].attn.filter
+    before, average = filters.detach().clone(), EMA(decay=0.5)
+    fit(task, [average], max_epochs=1, gradient_clip_val=1.0)
+    moved = filters.detach() - before
+    assert moved.real.all() and moved[1:].imag.all() and moved.abs().max() < 0.1
+
+
 def test_binary_cross_entropy_of_bfloat16_outputs_rounds_no_target():
     task, labels = Classifier(**TINY, loss="bce", label_smoothing=0.1), torch.arange(6) % 3
     outputs = torch.randn(6, 3).bfloat16()

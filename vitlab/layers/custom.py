@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from vitlab.class_paths import build_part, find_class, name_and_args
-from vitlab.errors import in_own_code, named_line
+from vitlab.errors import UsageError, in_own_code, named_line, preview
 
 _READS_CHANNELS_SECOND = (
     nn.modules.instancenorm._InstanceNorm.forward,
@@ -113,6 +113,45 @@ def _called(module: nn.Module, x: Tensor) -> Any:
 def _tensors(module: nn.Module) -> dict[str, bool]:
     """Return whether each tensor has no shape yet."""
     return {name: is_lazy(each) for name, each in chain(module.named_parameters(), module.named_buffers())}
+
+
+def check_shaped(key: str, module: nn.Module) -> nn.Module:
+    """Return a part that is not called before its weights are drawn, or refuse one whose parameters have no shape yet.
+
+    Raises:
+        ValueError: It has a lazy layer.
+
+    Example:
+        >>> check_shaped("block", nn.Sequential(nn.LazyLinear(2)))
+        Traceback (most recent call last):
+        ValueError: `block`: `0.weight` has no shape before a first call: use nn.Linear, with the channels that come in
+    """
+    lazy = next((name for name, has_no_shape in _tensors(module).items() if has_no_shape), None)
+    if lazy is not None:
+        layer = type(module.get_submodule(lazy.rpartition(".")[0])).__name__.removeprefix("Lazy")
+        way_out = f"use nn.{layer}, with the channels that come in"
+        raise ValueError(f"`{key}`: `{lazy}` has no shape before a first call: {way_out}")
+    return module
+
+
+def check_whole(module: nn.Module, called: nn.Module) -> None:
+    """Refuse a network of which a part makes parameters or buffers when it is called, later than the optimizer is made.
+
+    Args:
+        module: The network.
+        called: The same, or a copy, after a call.
+
+    Raises:
+        UsageError: There are more of them after the call.
+
+    Example:
+        >>> check_whole(nn.Identity(), nn.Linear(2, 2))
+        Traceback (most recent call last):
+        vitlab.errors.UsageError: a first call makes bias, weight: make them in `__init__`, else the optimizer has...
+    """
+    if late := sorted({*called.state_dict()} - {*module.state_dict()}):
+        why = "else the optimizer has no such parameter, and no network takes the checkpoint"
+        raise UsageError(f"a first call makes {preview(late)}: make them in `__init__`, {why}")
 
 
 def spare(module: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:

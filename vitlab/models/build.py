@@ -12,6 +12,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from vitlab.class_paths import build_choice
 from vitlab.layers.attention import Place
 from vitlab.layers.block import Block, BlockArgs, BlockChoice, BlockName
+from vitlab.layers.custom import check_shaped
 from vitlab.layers.dense_block import DenseBlock
 from vitlab.layers.pool import PoolChoice
 from vitlab.layers.pos_embed import PosEmbed
@@ -165,7 +166,7 @@ def build_blocks(
         offered = {"dim": embed_dim, "num_heads": num_heads, **shared, "drop_path_rate": rate, "place": here}
         with init.part(f"blocks.{i}"):
             new = build_choice("block", block, BLOCKS, nn.Module, {**here._asdict(), **offered})
-            blocks.append(new.apply(init.weights))
+            blocks.append(check_shaped("block", new).apply(init.weights))
         if isinstance(new, DenseBlock):
             _check_fits_widths(pos_embed)
             width = new.out_dim

@@ -10,7 +10,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitlab.layers.custom import spare
+from vitlab.layers.custom import check_whole, spare
 from vitlab.models.foreign import AnyNetwork
 from vitlab.models.hooks import modes_kept
 from vitlab.models.vit import VisionTransformer
@@ -134,7 +134,9 @@ def call_on_meta(net: torch.nn.Module, images: torch.Tensor) -> Any:
 def _call(net: torch.nn.Module, weights: dict[str, torch.Tensor], images: torch.Tensor) -> Any:
     """Return the outputs of a copy of a network with other weights: a part may keep something of its first call."""
     trial = spare(net, [each for _, each in _tensors(net)])
-    return functional_call(trial, weights, (images,), tie_weights=False)
+    outputs = functional_call(trial, weights, (images,), tie_weights=False)
+    check_whole(*(each.model if isinstance(each, _AllTokens) else each for each in (net, trial)))
+    return outputs
 
 
 def _tensors(net: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vitlab.class_paths import name_and_args
 from vitlab.errors import UsageError, named_line
+from vitlab.layers.custom import check_whole, spare
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.models.vit import VisionTransformer
 from vitlab.position_bench.methods import Method
@@ -43,8 +44,9 @@ def check_method(method: Method, protocol: Mapping[str, Any]) -> float:
         net = bench_network_of(method, protocol, "photos", 0).train().to(device)
         if not isinstance(net.pos_embed, PosEmbed):
             raise UsageError(f"{method!r} is not a PosEmbed")
-        images = _images_of(protocol, device)
+        images, before = _images_of(protocol, device), spare(net)
         net(images).square().mean().backward()
+        check_whole(before, net)
         for mode in ("train", "eval"):  # a method may do other things when it is tested
             with torch.no_grad():
                 out = net.train(mode == "train")(images)

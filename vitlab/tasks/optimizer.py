@@ -90,7 +90,8 @@ def build_optimizer(
     """
     name, args = name_and_args("opt", opt)
     if name == "adamw":
-        return build("opt", torch.optim.AdamW, {**({} if "foreach" in args else {"fused": True}), **args}, {}, groups)
+        fused = "foreach" not in args and not any(p.is_complex() for group in groups for p in group["params"])
+        return build("opt", torch.optim.AdamW, {**({"fused": True} if fused else {}), **args}, {}, groups)
     optimizer: torch.optim.Optimizer
     if "." in name or _is_torch_class(name):
         cls = find_class("opt", name, torch.optim.Optimizer, home="torch.optim")

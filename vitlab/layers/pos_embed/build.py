@@ -5,6 +5,7 @@ from inspect import Parameter
 from typing import Any, Literal
 
 from vitlab.class_paths import ClassSpec, build_part, choice_text, find_class, name_and_args
+from vitlab.layers.custom import check_shaped
 from vitlab.layers.plain import goes_around
 from vitlab.layers.pos_embed.added import AddedPosEmbed, Factorized, Fourier, Learned, SinCos1d, SinCos2d
 from vitlab.layers.pos_embed.base import PosEmbed, PosEmbedJoin
@@ -147,6 +148,7 @@ def _check_built(
     taken: Mapping[str, Parameter],
 ) -> None:
     """Refuse what a class of the user's was given and has not followed, and parts that its base class hides."""
+    check_shaped("pos_embed", module)
     if hidden := next((part for part in module._modules if hasattr(type(module), part)), None):
         path = f"{type(module).__module__}.{type(module).__qualname__}"
         raise ValueError(f"`pos_embed`: {path} has a module `{hidden}`, a name of its base class: call it otherwise")
