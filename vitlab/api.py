@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from inspect import signature
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal
@@ -225,7 +226,8 @@ def _weights_of(model: Any) -> dict[str, Any] | None:
         return None
     if getattr(model, "is_as_built", bool)():
         return None
-    return {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+    state = model.state_dict().items()  # of tensors, and of what parts of the user's keep beside them
+    return {name: v.detach().cpu().clone() if hasattr(v, "detach") else deepcopy(v) for name, v in state}
 
 
 def _text(path: PathLike | None) -> str | None:

@@ -12,13 +12,13 @@ from test_stop import signalled
 from tiny import NETWORK, Stream, batches, fit, loader, task, trainer
 from torch.utils.data import DataLoader
 
-from vitlab.callbacks.checkpoint import Checkpoint
+from vitlab.callbacks.checkpoint import Checkpoint, _check_finite
 from vitlab.callbacks.draws import Draws
 from vitlab.callbacks.ema import EMA
 from vitlab.callbacks.record import RunRecord
 from vitlab.callbacks.steps import Steps
 from vitlab.callbacks.stop import StopOnSignal
-from vitlab.errors import Stopped
+from vitlab.errors import Diverged, Stopped
 from vitlab.runs.directory import RunDir
 from vitlab.runs.format import read_resumable
 from vitlab.runs.generations import WRITING
@@ -47,6 +47,16 @@ def rising(model):
     loss = model.eval_loss
     model.eval_loss = lambda *given: loss(*given) + max(0, model.trainer.global_step - 2)
     return model
+
+
+def test_complex_weights_must_be_finite_in_both_parts():
+    module = task()
+    module.net.turn = torch.nn.Parameter(torch.tensor([complex(1, 2)]))
+    at_work = SimpleNamespace(lightning_module=module, world_size=1)
+    _check_finite(at_work)
+    module.net.turn.data.imag.fill_(torch.nan)
+    with pytest.raises(Diverged, match=r"not finite \(first: net\.turn\)"):
+        _check_finite(at_work)
 
 
 def test_a_validation_with_a_number_is_better_than_one_without(tmp_path):

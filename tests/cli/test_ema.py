@@ -99,6 +99,30 @@ def test_the_average_has_a_buffer_that_is_assigned_anew_or_grows():
         assert module.center == step and len(module.bank) == step
 
 
+class Keeps(torch.nn.Linear):
+    """Keeps a number beside its tensors."""
+
+    now = 0
+
+    def get_extra_state(self):
+        return {"now": self.now}
+
+    def set_extra_state(self, state):
+        self.now = state["now"]
+
+
+def test_a_checkpoint_has_what_a_part_keeps_beside_tensors_as_it_is_in_training():
+    module, average, trainer = averaging(Keeps(3, 2))
+    take_step(module, average, trainer)
+    module.net.now = 3
+    for _ in range(2):  # in training, and after it, where the network holds the average
+        checkpoint = {"state_dict": module.state_dict()}
+        average.on_save_checkpoint(trainer, module, checkpoint)
+        for state in "state_dict", "current_model_state":
+            assert checkpoint[state]["net._extra_state"] == {"now": 3}
+        average.on_train_end(trainer, module)
+
+
 def test_a_buffer_that_a_task_gets_after_the_copy_is_not_taken_for_another():
     module = L.LightningModule()
     module.register_buffer("loss_weights", None)

@@ -383,6 +383,18 @@ def test_parameters_that_a_part_shares_are_written_apart(tmp_path):
     assert torch.equal(kept["norm.other"], kept["head.bias"]) and kept.keys() == net.state_dict().keys()
 
 
+class Keeps(torch.nn.LayerNorm):
+    def get_extra_state(self):
+        return {"calls": 3}
+
+
+def test_safetensors_have_the_tensors_of_a_part_alone(tmp_path):
+    net = VisionTransformer(img_size=8, in_chans=1, num_classes=3, patch_size=4, embed_dim=8, depth=1, num_heads=1)
+    net.norm = Keeps(8)
+    formats._write_safetensors(net, {}, tmp_path / "a.safetensors")
+    assert load_file(tmp_path / "a.safetensors").keys() == net.state_dict().keys() - {"norm._extra_state"}
+
+
 def test_what_an_export_is_not_for_is_said_before_the_work(vit, here, capsys):
     os.mkdir("weights.safetensors")
     assert main(["export", str(vit), "--to", "safetensors", "-o", "weights.safetensors"]) == 2

@@ -8,10 +8,13 @@ from torch import nn
 
 from tests.models.saved import TINY, tiny
 from tests.networks import randomized
+from vitlab.api import _weights_of
 from vitlab.errors import UsageError
 from vitlab.interface import has_grid
 from vitlab.jobs.checkpoint import load_checkpoint, save_weights
 from vitlab.jobs.train.initial import load_initial
+from vitlab.layers import PosEmbed
+from vitlab.models.load import load_weights
 from vitlab.tasks import Classifier
 
 
@@ -148,6 +151,38 @@ def test_weights_that_are_kept_alone_are_read_again(path, cls):
     for file in (path, weights):
         load_checkpoint(loaded := cls(), file)
         assert loaded.net(torch.ones(1, 3)).equal(saved.net(torch.ones(1, 3)))
+    given = _weights_of(saved)  # as an object, to `vitlab.fit`
+    assert given.keys() == saved.state_dict().keys() and given.get("_extra_state", {"count": 3}) == {"count": 3}
+
+
+class Scaling(PosEmbed):
+    """Keeps a number of its own beside tensors, as a part in eight bits does."""
+
+    scale = 1.0
+
+    def get_extra_state(self):
+        return {"scale": self.scale}
+
+    def set_extra_state(self, state):
+        self.scale = state["scale"]
+
+    def forward(self, x):
+        return x * self.scale
+
+
+def test_what_a_part_keeps_beside_tensors_is_read_by_all_that_read_weights(path):
+    (saved := Classifier(**TINY, in_chans=3, pos_embed=f"{__name__}.Scaling")).net.pos_embed.scale = 3.0
+    torch.save({"state_dict": saved.state_dict()}, path)
+    save_weights(path, weights := path.with_suffix(".safetensors"), saved)
+    images = torch.randn(2, 3, 16, 16)
+    loaded = Classifier(**TINY, in_chans=3, pos_embed=f"{__name__}.Scaling")
+    load_checkpoint(loaded, path)
+    assert loaded(images).equal(saved(images))
+    larger = Classifier(**TINY | {"img_size": 24, "num_classes": 2}, in_chans=3, pos_embed=f"{__name__}.Scaling")
+    load_weights(larger.net, weights, "usual", grid=(4, 4))  # which has tensors alone
+    assert larger.net.pos_embed.scale == 1.0
+    load_weights(larger.net, path, "usual", grid=(4, 4))
+    assert larger.net.pos_embed.scale == 3.0
 
 
 class Projected(Classifier):

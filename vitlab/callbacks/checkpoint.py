@@ -298,7 +298,7 @@ def _trained(module: L.LightningModule) -> dict[str, torch.Tensor]:
 
 def _check_finite(trainer: L.Trainer) -> None:
     named = {name: value for name, value in _trained(trainer.lightning_module).items() if value.numel()}
-    largest = [value.float().abs().amax() for value in named.values()]
+    largest = [value.abs().amax().float() for value in named.values()]  # of a complex one, too
     finite = not largest or bool(torch.isfinite(torch.stack(largest)).all())
     if trainer.world_size > 1:  # with sharded weights, only one process may see it
         finite = trainer.strategy.reduce_boolean_decision(finite, all=True)

@@ -114,8 +114,10 @@ class EMA(WeightAveraging):
         super().on_save_checkpoint(trainer, pl_module, checkpoint)
         if self._average_model is not None:
             checkpoint["state_dict"] = self.average.state_dict()  # a class may leave a frozen teacher out of its own
-        if self.is_swapped and self._average_model is not None:
+        if self._average_model is not None:
             average, current = checkpoint["state_dict"], checkpoint["current_model_state"]
+            average |= {name: value for name, value in current.items() if name.endswith("_extra_state")}
+        if self.is_swapped and self._average_model is not None:
             for name in average.keys() & current.keys():
                 average[name], current[name] = current[name], average[name]
 

@@ -69,7 +69,8 @@ def load_checkpoint(task: Any, checkpoint: Path) -> None:
     """
     refuse_own_units(task, checkpoint, facts_beside(checkpoint))
     if not needs_more_than_net(task):
-        part, state = network(task), read_weights(checkpoint).state_dict
+        part, file = network(task), read_weights(checkpoint)
+        state = file.extra | file.state_dict
     else:
         whole = _state_of(task, checkpoint)
         part, state = _part_of(task, whole, checkpoint)

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, get_args
 
@@ -136,8 +136,9 @@ def largest_difference(pairs: Sequence[tuple[Tensor, Tensor]], unit: Tensor | fl
 
 
 def _apart(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state dict in which tensors that share memory, as tied parameters do, have their own."""
-    return {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in state.items()}
+    """Return the tensors of a state dict, of which those that share memory, as tied parameters do, have their own."""
+    tensors = ((name, value) for name, value in state.items() if isinstance(value, Tensor))
+    return {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in tensors}
 
 
 def _write_safetensors(net: VisionTransformer, network: Arguments, path: Path) -> dict[str, str]:
@@ -309,7 +310,7 @@ def _write_onnx(
                 dynamo=True,
                 dynamic_shapes=_dynamic_shapes(sides),
                 opset_version=opset,
-                external_data=sum(value.nbytes for value in net.state_dict().values()) > _HUGE,
+                external_data=sum(value.nbytes for value in chain(net.parameters(), net.buffers())) > _HUGE,
                 optimize=False,  # onnxscript drops the performer's 1e-8 as if it were 0; runtimes optimize on loading
                 verbose=False,
             )

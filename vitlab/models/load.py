@@ -78,7 +78,7 @@ def load_network(path: str | Path) -> VisionTransformer:
             "run, vitlab.load(RUN)"
         )
     net = VisionTransformer(**arguments | {"num_classes": outputs_of(file.state_dict)})
-    _fill(net, file.state_dict, path)
+    _fill(net, file.extra | file.state_dict, path)
     return net.eval()
 
 
@@ -136,7 +136,7 @@ def load_weights(
     state, resize_sentences = resample_pos_embed(state, model, old_grid, resize, antialias)
     state, pool_sentences = _without_pool(state, model)
     state, head_sentences = _keep_new_head(state, model)
-    _fill(model, state, file.path)
+    _fill(model, file.extra | state, file.path)
     positions = (*scale_sentences, *grid_sentences, *patch_sentences, *table_sentences, *resize_sentences)
     theirs = file.own.get("network", "")
     is_other = theirs and theirs != own_network(model)
@@ -343,7 +343,9 @@ def _head_widths(head: State) -> tuple[int, str]:
 
 def _fill(model: VisionTransformer, state: State, path: str | Path) -> None:
     """Load ``state`` into ``model``, or raise a ValueError that lists what does not fit."""
-    own = model.state_dict()
+    whole = model.state_dict()
+    own = {name: value for name, value in whole.items() if isinstance(value, Tensor)}
+    kept = {name: value for name, value in whole.items() if name not in own}  # safetensors have no extra state
     shapes = [
         f"{name} {tuple(state[name].shape)}, not {tuple(own[name].shape)}"
         for name in own
@@ -351,7 +353,7 @@ def _fill(model: VisionTransformer, state: State, path: str | Path) -> None:
     ]
     differences = {
         "missing": [name for name in own if name not in state and not name.endswith(SIZED)],
-        "unexpected": [name for name in state if name not in own and not name.endswith(SIZED)],
+        "unexpected": [name for name in state if name not in whole and not name.endswith(SIZED)],
         "of another shape": shapes,
     }
     reasons = [f"{len(names)} {kind} ({preview(names)})" for kind, names in differences.items() if names]
@@ -373,7 +375,7 @@ def _fill(model: VisionTransformer, state: State, path: str | Path) -> None:
         raise ValueError(f"{path} does not fit the model: {'; '.join(reasons)}{hint}")
     _forget_grids(model, state)
     try:
-        model.load_state_dict(state)
+        model.load_state_dict(kept | state)
     except RuntimeError as error:
         raise ValueError(f"{path} does not fit the model: {one_line(error, 2000)}") from error
 

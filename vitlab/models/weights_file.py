@@ -42,6 +42,7 @@ class WeightsFile:
         is_foreign: Whether another library wrote the weights, of which a position table is what is added, unscaled.
         own: Classes of the user's that the outputs need beside these weights: of the ``network``, or of the task that
             ``answers``.
+        extra: What parts of the user's keep beside tensors, by ``get_extra_state`` of torch.
 
     Example:
         >>> WeightsFile({"head.bias": torch.zeros(10)}, {"num_classes": 10}).arguments
@@ -54,6 +55,7 @@ class WeightsFile:
     path: str | Path = "the file"
     is_foreign: bool = False
     own: dict[str, str] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
 
 
 def read_weights(path: str | Path | WeightsFile) -> WeightsFile:
@@ -82,12 +84,14 @@ def read_weights(path: str | Path | WeightsFile) -> WeightsFile:
             content = content[name]
             sentences += [f"weights: {name}, the averaged ones"] if name.endswith("ema") else []
             break
-    state_dict = {name: value for name, value in content.items() if isinstance(value, Tensor)}
-    if not state_dict or len(state_dict) < len(content):
+    state = {name: v for name, v in content.items() if isinstance(v, Tensor) or name.endswith("_extra_state")}
+    if not state or len(state) < len(content):
         raise ValueError(f"{path} holds no state dict: its entries are {preview(content)}")
-    state_dict, outside = _strip_prefixes(state_dict)
+    state, outside = _strip_prefixes(state)
     sentences += [f"weights: left out what lies outside the network, {preview(outside)}"] if outside else []
-    return WeightsFile(state_dict, arguments or _arguments_beside(path), sentences, path, own=own)
+    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    extra = {name: value for name, value in state.items() if name not in tensors}
+    return WeightsFile(tensors, arguments or _arguments_beside(path), sentences, path, own=own, extra=extra)
 
 
 def network_prefix(state_dict: dict[str, Tensor]) -> str:
@@ -111,8 +115,9 @@ def unwrapped(file: WeightsFile) -> WeightsFile:
     prefix = network_prefix(file.state_dict)
     if not prefix or not all(name.startswith(prefix) for name in file.state_dict):
         return file
-    state_dict = {name.removeprefix(prefix): value for name, value in file.state_dict.items()}
-    return replace(file, state_dict=state_dict, sentences=[*file.sentences, f"weights: those under {prefix}"])
+    state_dict, extra = ({k.removeprefix(prefix): v for k, v in part.items()} for part in (file.state_dict, file.extra))
+    sentences = [*file.sentences, f"weights: those under {prefix}"]
+    return replace(file, state_dict=state_dict, extra=extra, sentences=sentences)
 
 
 def read_content(path: Path) -> dict[str, Any]:
@@ -234,7 +239,7 @@ def _load(path: Path, **options: Any) -> Any:
         raise ValueError(f"{path} is truncated or not a file that torch wrote") from error
 
 
-def _strip_prefixes(state_dict: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+def _strip_prefixes(state_dict: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Strip the prefixes of DDP, torch.compile, torch's AveragedModel (which also counts its updates) and our tasks.
 
     Also return the names outside the network, left out.
