@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -18,7 +19,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 from tests.cli.commands import finish
 from vitlab.cli.main import main
-from vitlab.config.strategies import Replicate, divide_by_all_images
+from vitlab.config.strategies import Replicate, check_shards, divide_by_all_images
+from vitlab.errors import UsageError
 from vitlab.models.load import load_network
 
 CONFIG = str(Path(__file__).parents[2] / "configs" / "vit.yaml")
@@ -60,6 +62,27 @@ def test_a_mean_over_processes_with_unlike_numbers_of_images_is_over_all_of_them
 def test_what_a_strategy_cannot_do_is_refused(arguments, told, here, capsys):
     assert main([*FIT, *arguments]) == 2
     assert told in capsys.readouterr().err
+
+
+class Keeps(torch.nn.Linear):
+    def get_extra_state(self):
+        return {"calls": 3}
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        (torch.nn.ParameterList([torch.tensor(1.0)]), r"shards no net\.0, which has no dimension to divide: make it a"),
+        (torch.nn.Sequential(Keeps(2, 2)), r"keeps tensors alone, and no net\.0\._extra_state: use ddp"),
+        (Keeps(2, 2), r"and no net\._extra_state"),
+        (torch.nn.Linear(2, 2), ""),
+    ],
+)
+def test_parts_that_have_no_shards_are_refused_before_the_training(part, told):
+    task = L.LightningModule()
+    task.net = part
+    with pytest.raises(UsageError, match=told) if told else nullcontext():
+        check_shards(task)
 
 
 class Sum(L.LightningModule):

@@ -47,6 +47,14 @@ def test_sharded_weights_are_whole_and_unused_folders_are_removed(checkpoint):
     assert [path.name for path in checkpoint.parent.glob("shards-*")] == ["shards-2"]
 
 
+@pytest.mark.parametrize("kind", [torch.complex64, torch.complex128, torch.int16, torch.int8, torch.float8_e4m3fn])
+def test_shards_of_every_type_that_is_written_are_read(tmp_path, kind):
+    tensors = {"state_dict.net.turns": torch.tensor([1.0, 2.0]).to(kind)}
+    shards = {"folder": "shards-a", "files": write_shards(tensors, tmp_path / "shards-a")}
+    (tmp_path / "last.ckpt").write_bytes(saved({"shards": shards}))
+    assert read_checkpoint(tmp_path / "last.ckpt")["state_dict"]["net.turns"].tolist() == [1, 2]
+
+
 def test_a_damaged_or_missing_shard_is_reported(checkpoint):
     assert damage(checkpoint) is None
     shard = next((checkpoint.parent / "shards-2").glob("*.distcp"))

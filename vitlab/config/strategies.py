@@ -242,12 +242,17 @@ def check_strategy_name(name: Any) -> None:
 
 
 def check_shards(task: Any) -> None:
-    """Refuse parameters that are trained outside of a sharded network: each process would train its own."""
+    """Refuse parameters that are trained outside of a sharded network, each process its own, and what has no shards."""
     if outside := [name for name, p in task.named_parameters() if p.requires_grad and not name.startswith("net.")]:
         raise UsageError(
             f"`trainer.strategy=fsdp2` shards `net` alone, and {type(task).__name__} trains {preview(outside)} outside "
             "of it, of which each process would have its own: use ddp"
         )
+    if single := [name for name, p in task.named_parameters() if p.ndim == 0]:
+        what = f"{preview(single)}, which has no dimension to divide"
+        raise UsageError(f"`trainer.strategy=fsdp2` shards no {what}: make it a list of one value, or use ddp")
+    if extra := [name for name in task.state_dict() if name.endswith("_extra_state")]:
+        raise UsageError(f"`trainer.strategy=fsdp2` keeps tensors alone, and no {preview(extra)}: use ddp")
 
 
 def check_strategy(name: Any, trainer: L.Trainer, opt: Any) -> None:

@@ -26,7 +26,7 @@ _HARMLESS = {  # names that the index of a folder may contain; other pickles cou
     },
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
     "torch.serialization": {"_get_layout"},
-    "torch": {"Size", "float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool"},
+    "torch": {"Size", *(name for name, value in vars(torch).items() if isinstance(value, torch.dtype))},
     "pathlib": {"Path", "PosixPath"},
     "pathlib._local": {"Path", "PosixPath"},
 }  # fmt: skip
