@@ -1,15 +1,19 @@
 """What a block keeps for the backward pass, and that gradients do not change by it."""
 
+import random
 import weakref
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils.parametrizations import spectral_norm
 
 from vitlab.layers import recompute
+from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.recompute import recomputed
 from vitlab.models import VisionTransformer
 
@@ -211,6 +215,44 @@ def test_running_statistics_count_a_batch_once_where_blocks_are_checkpointed():
     for one, two in zip(*(net.named_buffers() for net in nets), strict=True):
         assert one[0] == two[0] and torch.equal(one[1], two[1])
     assert dict(nets[1].named_buffers())["blocks.0.norm1.norm.num_batches_tracked"] == 2
+
+
+class Drawing(nn.Module):
+    """Computes with what a pass changes: a buffer, a spectral norm, and numbers of three generators."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.linear = spectral_norm(nn.Linear(dim, dim))
+        self.register_buffer("turns", torch.ones(()))
+
+    def forward(self, x: Tensor, *place: object, **positions: object) -> Tensor:
+        if self.turns % 2 == 0:  # features that are drawn anew now and then
+            x = x * torch.rand(())
+        self.turns += 1
+        return self.linear(x) * self.turns * random.random() * float(np.random.rand())
+
+
+class NormedPositions(PosEmbed):
+    """Acts within the blocks, and has running statistics, as a convolution with a batch norm."""
+
+    def __init__(self, grid_size: tuple[int, int], embed_dim: int) -> None:
+        super().__init__(grid_size)
+        self.norm = nn.BatchNorm1d(embed_dim)
+
+    def leave(self, x: Tensor, layer: int) -> Tensor:
+        return self.norm(x.mT).mT
+
+
+def test_blocks_are_computed_again_with_the_buffers_and_random_numbers_that_they_had():
+    parts = {"attn": f"{__name__}.Drawing", "pos_embed": f"{__name__}.NormedPositions"}
+    found = []
+    for on in (False, True):
+        net = network(patch_size=4, grad_checkpoint=on, **parts)
+        random.seed(0)
+        np.random.seed(0)
+        found.append([*gradients(net), *gradients(net), *dict(net.named_buffers()).values(), torch.rand(())])
+        found[-1].append(torch.tensor([random.random(), float(np.random.rand())]))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True)) and recompute._state.off is False
 
 
 class Own(nn.Module):

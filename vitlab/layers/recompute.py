@@ -1,7 +1,9 @@
 """Compute twice what need not be kept for the backward pass: normalizations, activations, biases of long grids."""
 
+import random
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -83,14 +85,18 @@ def _unchanged(kept: Tensor, version: int) -> Tensor:
 def checkpoint(block: Callable[..., T], *args: Any) -> T:
     """Return ``block(*args)``, of which nothing but ``args`` is kept, as Chen et al. 2016 (arXiv:1604.06174).
 
-    Buffers that a pass changes, such as the running statistics of a batch norm, change once.
+    Buffers that a pass changes, such as the running statistics of a batch norm, change once, and it is computed again
+    with what they were before, and with the same numbers from the generators of torch, NumPy and Python. Modules are
+    those of the block and of ``args``, such as a position embedding.
 
     Example:
         >>> checkpoint(nn.Linear(8, 4), torch.ones(2, 8)).shape
         torch.Size([2, 4])
     """
-    contexts: dict[str, Any] = {} if torch.compiler.is_compiling() else {"context_fn": lambda: (_Off(), _Again(block))}
-    return whole.checkpoint(block, *args, use_reentrant=False, **contexts)
+    modules = [module for each in (block, *args) if isinstance(each, nn.Module) for module in each.modules()]
+    if torch.compiler.is_compiling():
+        return whole.checkpoint(block, *args, use_reentrant=False)
+    return whole.checkpoint(block, *args, use_reentrant=False, context_fn=partial(_first_and_again, modules))
 
 
 def is_long(k: Tensor) -> bool:
@@ -134,22 +140,63 @@ class _Off:
         _state.off = self.before
 
 
-class _Again(_Off):
-    """Within this context, a module computes with copies of its buffers."""
+class _First(_Off):
+    """At its begin, this context keeps the buffers of modules, and the states of generators that torch does not keep.
 
-    def __init__(self, block: Callable[..., Any]) -> None:
-        self.modules = list(block.modules()) if isinstance(block, nn.Module) else []
+    Those of vitlab's own modules are tables, which no pass changes, and they draw from torch alone.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        others = [module for module in modules if not type(module).__module__.startswith("vitlab.")]
+        self.modules = [module for module in others if module._buffers]
+        self.draws = any(not type(module).__module__.startswith("torch.") for module in others)
 
     def __enter__(self) -> None:
         super().__enter__()
-        self.own = [dict(module._buffers) for module in self.modules]
-        for module, own in zip(self.modules, self.own, strict=True):
-            module._buffers.update({name: None if value is None else value.clone() for name, value in own.items()})
+        self.buffers, self.states = [_cloned(module) for module in self.modules], _drawn() if self.draws else None
+
+
+class _Again(_Off):
+    """Within this context, modules compute with copies of the buffers that there were before, and draw the same."""
+
+    def __init__(self, first: _First) -> None:
+        self.first = first
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        self.now = [dict(module._buffers) for module in self.first.modules]
+        for module, before in zip(self.first.modules, self.first.buffers, strict=True):
+            module._buffers.clear()
+            module._buffers.update({name: value if value is None else value.clone() for name, value in before.items()})
+        self.states = _drawn(self.first.states) if self.first.states else None
 
     def __exit__(self, *error: object) -> None:
-        for module, own in zip(self.modules, self.own, strict=True):
-            module._buffers.update(own)
+        for module, now in zip(self.first.modules, self.now, strict=True):
+            module._buffers.clear()
+            module._buffers.update(now)
+        if self.states:
+            _drawn(self.states)
         super().__exit__(*error)
+
+
+def _first_and_again(modules: Iterable[nn.Module]) -> tuple[_First, _Again]:
+    first = _First(modules)
+    return first, _Again(first)
+
+
+def _cloned(module: nn.Module) -> dict[str, Tensor | None]:
+    return {name: None if value is None else value.detach().clone() for name, value in module._buffers.items()}
+
+
+def _drawn(states: tuple[Any, Any] | None = None) -> tuple[Any, Any]:
+    """Return the states of the generators of Python and NumPy, if it is imported, and set them if some are given."""
+    numpy = getattr(sys.modules.get("numpy"), "random", None)
+    now = random.getstate(), numpy and numpy.get_state()
+    if states:
+        random.setstate(states[0])
+        if numpy and states[1]:
+            numpy.set_state(states[1])
+    return now
 
 
 def _is_off() -> bool:
