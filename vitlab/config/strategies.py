@@ -248,7 +248,7 @@ def check_shards(task: Any) -> None:
             f"`trainer.strategy=fsdp2` shards `net` alone, and {type(task).__name__} trains {preview(outside)} outside "
             "of it, of which each process would have its own: use ddp"
         )
-    if single := [name for name, p in task.named_parameters() if p.ndim == 0]:
+    if single := [f"net.{name}" for name, p in task.net.named_parameters() if p.ndim == 0]:
         what = f"{preview(single)}, which has no dimension to divide"
         raise UsageError(f"`trainer.strategy=fsdp2` shards no {what}: make it a list of one value, or use ddp")
     if extra := [name for name in task.state_dict() if name.endswith("_extra_state")]:
