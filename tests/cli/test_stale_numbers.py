@@ -13,10 +13,11 @@ import torch
 
 import vitlab
 from vitlab.cli.main import main
-from vitlab.jobs.evaluate import _add_class_means, _with_paths, _write, unlike
+from vitlab.jobs.evaluate import _add_class_means, _of_absent_classes, _with_paths, _write, unlike
 from vitlab.jobs.train.close import log_summary
 from vitlab.jobs.train.wandb import SafeWandbLogger
 from vitlab.runs.directory import RunDir
+from vitlab.tasks import Classifier
 
 CONFIG = str(Path(__file__).parents[2] / "configs" / "vit.yaml")
 SMALL = ["--model.depth=1", "--model.embed_dim=24", "--model.pos_embed=sincos2d", "--data.subset=0.3"]
@@ -331,3 +332,14 @@ def test_what_was_exported_is_named_before_its_checkpoint_goes(place, capsys):
     assert main(["export", "first", "--to", "safetensors", "--quiet"]) == 0
     assert main(["runs", "clean", "first", "--what", "checkpoints"]) == 0
     assert "export best.safetensors" in capsys.readouterr().out
+
+
+def test_means_of_torchmetrics_over_classes_without_images_are_told_beside_those_of_vitlab():
+    """F1Score said 0.2 and f1_macro 0.2667 of the same predictions, each of other classes."""
+    net = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 2}
+    task = Classifier(3, metrics=[{"class_path": "F1Score", "init_args": {"average": "macro"}}], **net)
+    table = pd.DataFrame({"target": [0, 1], "prediction": [0, 2], "probabilities": [[0.2, 0.3, 0.5]] * 2})
+    (line,) = _of_absent_classes(task, table)
+    assert line.startswith("F1Score: 1 class without images; a class that is predicted for others counts with 0")
+    assert not _of_absent_classes(task, pd.concat([table, table.assign(target=2)]))
+    assert not _of_absent_classes(Classifier(3, **net), table)

@@ -47,6 +47,7 @@ from vitlab.runs.records import MEASURED_BY, SPLIT_OF, EvaluationCommand, metric
 from vitlab.runs.shards import has_shards
 from vitlab.runs.standing import checksum
 from vitlab.shipped import card_beside
+from vitlab.tables import counted
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,7 @@ def evaluate(
     is_export = card_beside(checkpoint).is_file()
     result = {**values, **seen, **recall, **facts}
     told = [*loaded.sentences, *trained.sentences(seen, len(table)), *_of_other_training(cli.datamodule, run, changes)]
+    told += _of_absent_classes(cli.model, table)
     told += [] if changes else unlike(run.stored.get(name) or {}, result)
     unsaved = _save(run, name, result, table) if keep and not is_export else None
     told += [f"not saved in {run.path}: {checkpoint.name} is an export, and no checkpoint of it"] if is_export else []
@@ -278,6 +280,15 @@ def _add_class_means(
     return {**values, **over_classes(matrix), **n}, {
         "recall": {k: float(v) for k, v in zip(names, found, strict=True) if v == v}
     }
+
+
+def _of_absent_classes(task: Any, table: pd.DataFrame) -> list[str]:
+    """Return a remark where means of torchmetrics over classes, as of its F1Score, stand beside those of vitlab."""
+    metrics = getattr(getattr(task, "val_meter", None), "metrics", {})
+    macro = [name for name, metric in metrics.items() if getattr(metric, "average", None) == "macro"]
+    absent = classes_of_table(table) - table["target"].nunique() if macro and "target" in table else 0
+    rule = "a class that is predicted for others counts with 0, and in acc1_macro and f1_macro not at all"
+    return [f"{', '.join(macro)}: {counted(absent, 'class')} without images; {rule}"] if absent > 0 else []
 
 
 def _with_paths(table: pd.DataFrame, images: Any) -> pd.DataFrame:
