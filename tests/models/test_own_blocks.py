@@ -2,14 +2,17 @@
 
 import inspect
 import re
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from vitlab.cli.main import main
-from vitlab.errors import RunFailed
+from vitlab.errors import RunFailed, UsageError
 from vitlab.jobs.formats import FORMATS, both_outputs
+from vitlab.jobs.train.build import check_bits
 from vitlab.layers import Attention, Mlp
 from vitlab.layers.block import Block
 from vitlab.layers.pos_embed import PosEmbed
@@ -36,6 +39,16 @@ class Parallel(nn.Module):
         x = pos_embed.enter(x, layer)
         y = self.norm(x)
         return pos_embed.leave(x + self.scale * (self.attn(y, pos_embed, layer) + self.mlp(y)), layer)
+
+
+class Wide(Attention):
+    def __init__(self, dim, num_heads, casts: bool = False):
+        super().__init__(dim, num_heads)
+        self.casts = casts
+        self.double()
+
+    def forward(self, x, pos_embed, layer, **how):
+        return super().forward(x.double() if self.casts else x, pos_embed, layer, **how).to(x.dtype)
 
 
 class Narrow(Block):
@@ -90,6 +103,18 @@ class Scaled(Block):
 class ScaledTwice(Scaled):
     def __init__(self, dim, num_heads, twice: float = 1.0, **scaled):
         super().__init__(dim, num_heads, **scaled)
+
+
+def test_parameters_of_64_bits_that_do_not_go_with_the_others_are_refused_before_a_training():
+    trainer = SimpleNamespace(precision="32-true", precision_plugin=SimpleNamespace(forward_context=nullcontext))
+    attn = {"class_path": f"{HERE}.Wide", "init_args": {"casts": True}}
+    check_bits(Classifier(num_classes=3, attn=attn, **TINY), trainer)
+    task = Classifier(num_classes=3, attn=f"{HERE}.Wide", **TINY)
+    with pytest.raises(UsageError, match=r"64 bits, blocks\.0\.attn\.qkv\.weight, .* --trainer.precision=64-true$"):
+        check_bits(task, trainer)
+    assert task.net.blocks[0].training
+    trainer.precision = "64-true"
+    check_bits(task, trainer)
 
 
 class Convolution(nn.Module):

@@ -84,7 +84,7 @@ class ForPatches(PosEmbed):
 ANSWERS = {
     "bias": r"^`bias` of ForPatches must return \(A, L, L\), here \(2, 17, 17\): 1 prefix token \+ 16 patches; got",
     "relate": r"`relate` of ForPatches must return \(B, A, L, L\), here \(1, 2, 17, 17\): 1 prefix token",
-    "rotate": r"own_hooks.py, line \d+, `return x .*: RuntimeError: ",
+    "rotate": r"own_hooks.py, line \d+, `return x .*: RuntimeError: .*; here L = 17: 1 prefix token \+ 16",
 }
 
 

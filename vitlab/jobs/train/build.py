@@ -29,7 +29,7 @@ from vitlab.config.strategies import FullyShard, check_shards, check_strategy
 from vitlab.config.yaml_files import parse_own, yaml_text
 from vitlab.data.base import ImageData
 from vitlab.data.listed import Listed
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, one_line, preview
 from vitlab.interface import has_grid, hparams_of, is_loadable, network, path_of
 from vitlab.jobs.stored import naming_place_of_data, training_args
 from vitlab.jobs.terminal import lightning_quieted, open_terminal, say
@@ -40,8 +40,10 @@ from vitlab.jobs.train.facts import model_facts, write_facts
 from vitlab.jobs.train.initial import LibraryImages, load_first_weights
 from vitlab.jobs.train.job import Job
 from vitlab.jobs.train.wandb import SafeWandbLogger, new_id, place_loggers
+from vitlab.layers.custom import spare
 from vitlab.lazy import quick_imports
 from vitlab.models.cost import count_all_parameters
+from vitlab.models.hooks import modes_kept
 from vitlab.models.old_names import new_name
 from vitlab.runs.choose import choose_run, initial_weights, run_to_continue
 from vitlab.runs.directory import RunDir
@@ -133,6 +135,26 @@ def check_module(task: L.LightningModule, data: Any) -> None:
             )
 
 
+def check_bits(task: Any, trainer: L.Trainer) -> None:
+    """Refuse parameters of 64 bits, of a part of the user's, that the rest of a network of vitlab cannot compute with.
+
+    Raises:
+        UsageError: A pass of one image fails; none is tried where the precision makes all weights alike.
+    """
+    net: Any = network(task)
+    wide = [name for name, p in net.named_parameters() if p.dtype == torch.float64]
+    if not wide or not has_grid(task) or str(trainer.precision) in ("64-true", "16-true", "bf16-true"):
+        return
+    try:
+        with modes_kept(net), torch.no_grad(), torch.random.fork_rng(), trainer.precision_plugin.forward_context():
+            spare(net).eval()(torch.zeros(1, net.in_chans, *net.img_size))
+    except RuntimeError as error:
+        raise UsageError(
+            f"parameters of 64 bits, {preview(wide)}, and the others do not go together ({one_line(error)}): make them "
+            "float32, as by `.float()` in the constructor of their part, or train with --trainer.precision=64-true"
+        ) from error
+
+
 class FitCLI(VitlabCLI):
     """Build task, data and trainer for training in a run directory; ``job`` holds them.
 
@@ -197,6 +219,7 @@ class FitCLI(VitlabCLI):
             self.model.check_training(self.trainer, self.datamodule)
         if isinstance(self.trainer.strategy, FullyShard):
             check_shards(self.model)
+        check_bits(self.model, self.trainer)
         for part in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(part, EMA):
                 part.check_training(self.trainer)

@@ -3,6 +3,7 @@
 import hashlib
 import math
 import platform
+import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
@@ -34,6 +35,8 @@ from vitlab.interface import (
     trained,
 )
 from vitlab.jobs.train.job import Job
+from vitlab.layers.pos_embed import PosEmbed
+from vitlab.layers.pos_embed.checked import tokens_in_words
 from vitlab.layers.precision import float32_precision
 from vitlab.models.cost import (
     call_on_meta,
@@ -124,11 +127,21 @@ def _macs_of_parts(net: VisionTransformer) -> int:
     except Exception as error:  # foreign code can raise anything
         if not entered:
             raise
-        why = in_own_code(error) or one_line(error)
+        why = (in_own_code(error) or one_line(error)) + _tokens_of_hook(error, net)
         raise UsageError(f"the forward pass fails in or after {path_of(entered[-1])}: {why}") from error
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _tokens_of_hook(error: BaseException, net: VisionTransformer) -> str:
+    """Return how many tokens a hook of a position embedding got that failed, as one written for patches does."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    hooks = [each.f_code.co_name for each in frames if isinstance(each.f_locals.get("self"), PosEmbed)]
+    if not {"enter", "rotate", "bias", "relate", "leave"} & set(hooks):
+        return ""
+    patches = net.grid_size[0] * net.grid_size[1]
+    return f"; here L = {count_tokens(net)}: {tokens_in_words(net.num_prefix_tokens, patches)}"
 
 
 def _macs_of_forward(task: Any, img_size: list[int], in_chans: int) -> int | None:
