@@ -112,7 +112,7 @@ def test_the_page_shows_doubted_images_and_no_file_name_breaks_its_script(subjec
     assert png.startswith(b"\x89PNG") and words["label"].startswith(finding.table["label"][0])
     evil = [(png, {**words, "name": "</script><b>&"})]
     page = write_leaves(tmp_path, "a<b", "labels", finding.note, evil).read_text()
-    assert page.count("</script>") == 1 and "a&lt;b" in page and "\\u003c/script>" in page
+    assert page.count("</script>") == 1 and "a&lt;b" in page and "\\u003c/script\\u003e" in page
 
 
 def test_confident_classes_are_those_of_the_definition():
