@@ -134,7 +134,7 @@ def check_shaped(key: str, module: nn.Module) -> nn.Module:
     return module
 
 
-def check_whole(module: nn.Module, called: nn.Module) -> None:
+def check_complete(module: nn.Module, called: nn.Module) -> None:
     """Refuse a network of which a part makes parameters or buffers when it is called, later than the optimizer is made.
 
     Args:
@@ -145,7 +145,7 @@ def check_whole(module: nn.Module, called: nn.Module) -> None:
         UsageError: There are more of them after the call.
 
     Example:
-        >>> check_whole(nn.Identity(), nn.Linear(2, 2))
+        >>> check_complete(nn.Identity(), nn.Linear(2, 2))
         Traceback (most recent call last):
         vitlab.errors.UsageError: a first call makes bias, weight: make them in `__init__`, else the optimizer has...
     """

@@ -10,7 +10,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitlab.layers.custom import check_whole, spare
+from vitlab.layers.custom import check_complete, spare
 from vitlab.models.foreign import AnyNetwork
 from vitlab.models.hooks import modes_kept
 from vitlab.models.vit import VisionTransformer
@@ -136,7 +136,7 @@ def _call(net: torch.nn.Module, weights: dict[str, torch.Tensor], images: torch.
     trial = spare(net, [each for _, each in _tensors(net)])
     outputs = functional_call(trial, weights, (images,), tie_weights=False)
     if isinstance(net, _AllTokens) and isinstance(trial, _AllTokens):  # a module of the user's may have other ways
-        check_whole(net.model, trial.model)
+        check_complete(net.model, trial.model)
     return outputs
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitlab.class_paths import name_and_args
 from vitlab.errors import UsageError, named_line
-from vitlab.layers.custom import check_whole, spare
+from vitlab.layers.custom import check_complete, spare
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.models.vit import VisionTransformer
 from vitlab.position_bench.methods import Method
@@ -46,7 +46,7 @@ def check_method(method: Method, protocol: Mapping[str, Any]) -> float:
             raise UsageError(f"{method!r} is not a PosEmbed")
         images, before = _images_of(protocol, device), spare(net)
         net(images).square().mean().backward()
-        check_whole(before, net)
+        check_complete(before, net)
         for mode in ("train", "eval"):  # a method may do other things when it is tested
             with torch.no_grad():
                 out = net.train(mode == "train")(images)
