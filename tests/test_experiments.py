@@ -427,7 +427,23 @@ def test_what_the_page_says_of_the_parts_of_t2t_on_cifar10_is_in_its_tables():
 def test_what_the_page_says_of_attention_and_mirrored_borders_on_cifar10_is_in_their_tables():
     tokenizers = ("zeros-mix", "zeros-alone", "mirror-mix", "mirror-alone")
     _, arms, page = _cifar10("attention_cifar10", (1, 3, 5), tokenizers)
-    assert arms["mean"].max() < 0.65 and page.count("All eight arms are below 65 %") == 2
+    assert arms["mean"].max() < 0.65 and page.count("All eight arms are below 65 %") == 3
+
+
+def test_what_the_page_says_of_ten_new_seeds_of_cifar10_is_in_their_tables_beside_those_of_five():
+    tokenizers = ("zeros-mix", "zeros-alone", "mirror-mix", "mirror-alone")
+    _, new, page = _cifar10("again_cifar10", (1, 3, 5), tokenizers)
+    table = pd.read_csv(ROOT / "experiments/t2t_positions/results/attention_cifar10/summary.csv")
+    old = table[(table["kind"] == "arm") & (table["metric"] == "acc1")].set_index("arm")["difference"]
+    for tokenizer in tokenizers:
+        assert f"{_gain_line(new, tokenizer)} {100 * old[f'{tokenizer}-learned']:+.2f} |" in page
+    assert (
+        new["mean"].max() < 0.65
+        and page.count(f"{100 * new['mean'].min():.1f} % to {100 * new['mean'].max():.1f} %") == 2
+    )
+    table = pd.read_csv(ROOT / "experiments/t2t_positions/results/again_cifar10/summary.csv")
+    claims = table[table["kind"] == "claim"].reset_index()
+    assert f"the unpaired test does not show it (p {claims.loc[1, 'unpaired_p']:.4f})" in page
 
 
 def test_what_the_page_says_of_rotary_and_fixed_positions_on_cifar10_is_in_their_tables():
