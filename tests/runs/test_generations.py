@@ -115,6 +115,16 @@ def test_a_damaged_last_does_not_push_out_the_good_one_before(tmp_path):
     assert (value(tmp_path / "last.ckpt"), value(tmp_path / "previous.ckpt")) == (2, 0)
 
 
+def test_checkpoints_of_one_size_and_time_are_told_apart_by_name(tmp_path):
+    """As on a file system that counts whole seconds: the one before the last got the checksum of the best."""
+    for number, name in enumerate(["best", "last", "last"]):
+        write(tmp_path, number)
+        os.utime(tmp_path / WRITING, (0, 0))
+        rotate(tmp_path, [name], {"step": number})
+    assert {p.name: value(p) for p in tmp_path.glob("*.ckpt")} == {"best.ckpt": 0, "previous.ckpt": 1, "last.ckpt": 2}
+    assert all(damage(p) is None for p in tmp_path.glob("*.ckpt"))
+
+
 def test_a_file_that_cannot_be_written_is_reported_and_removed(tmp_path):
     files = BackgroundCheckpointIO()
     files.finish = print  # as a callback that waits for it

@@ -254,7 +254,7 @@ def rotate(folder: Path, names: list[str], facts: Entry, shards: Any = None, fen
 
 def _known(path: Path, entries: dict[str, Entry]) -> Entry | None:
     """Return the manifest's entry of a file; a modified file is found by its checksum."""
-    if entry := noted(path, entries.values()):
+    if entry := noted(path, entries):
         return entry
     digest = file_digest(path)
     return next((e for e in entries.values() if e["sha256"] == digest), None)

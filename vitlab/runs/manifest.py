@@ -4,7 +4,6 @@ import errno
 import hashlib
 import logging
 import zipfile
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -39,11 +38,15 @@ def write_manifest(folder: Path, entries: dict[str, Entry], fence: Fence | None 
     write_json(folder / NAME, entries, fence)
 
 
-def noted(path: Path, entries: Iterable[Entry]) -> Entry | None:
-    """Return the entry of a file as it lies there, by its size and time; None if no entry has both."""
+def noted(path: Path, entries: dict[str, Entry]) -> Entry | None:
+    """Return the entry of a file as it lies there, by its size and time; None if no entry has both.
+
+    Where several have, as on a file system that counts whole seconds, it is that of its name.
+    """
     status = path.stat()
     now = status.st_size, status.st_mtime_ns
-    return next((entry for entry in entries if (entry.get("size"), entry.get("modified")) == now), None)
+    found = {name: entry for name, entry in entries.items() if (entry.get("size"), entry.get("modified")) == now}
+    return found.get(path.name) or next(iter(found.values()), None)
 
 
 def damage(path: Path) -> str | None:

@@ -100,7 +100,7 @@ def _origin(weights: Path) -> str | None:
 def _noted(path: Path) -> str | None:
     """Return the sha256 that is noted for a checkpoint as it lies there, by its size and time; None if none is."""
     known = _read(path.with_name(KNOWN)).get(path.name, {})  # by name: `touch` gives several files one time
-    entry = noted(path, [*read_manifest(path.parent).values(), known])
+    entry = noted(path, read_manifest(path.parent)) or noted(path, {path.name: known})
     return entry["sha256"] if entry else None
 
 
