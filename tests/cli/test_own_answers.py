@@ -78,6 +78,14 @@ def test_what_answers_otherwise_than_its_arguments_build_is_no_network_of_vitlab
     assert type(loaded).__name__ == {"OtherNet": "Both", "Spread": "VisionTransformer", "Warm": "Warm"}[name]
 
 
+def test_a_network_with_an_added_weight_is_refused_with_the_way_out(capsys):
+    """The line named a file of weights that was removed, and no way out."""
+    derived("Extra")
+    capsys.readouterr()
+    assert main(["export", "Extra", "--to=safetensors", "--trust_imports=userpkg"]) == 2
+    assert "Extra is another one than vitlab builds from its arguments: use --to onnx or pt2" in one_line(capsys)
+
+
 class Fixed(L.LightningModule):
     """Saves its arguments, which are not all of its network's."""
 

@@ -37,6 +37,14 @@ class Spread(Classifier):
         self.net.norm.forward = lambda x: 3 * x
 
 
+class Extra(Classifier):
+    """Adds a weight to its network."""
+
+    def __init__(self, **task):
+        super().__init__(**task)
+        self.net.scale = torch.nn.Parameter(torch.ones(1))
+
+
 class Flips(Classifier):
     """Answers with the mean over an image and its mirror image."""
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from vitlab.config.explain import user_mistakes
 from vitlab.config.parser import VitlabCLI
 from vitlab.data.base import ImageData
 from vitlab.errors import MISTAKES, RunFailed, UsageError, in_own_code, named_line, what_failed
@@ -137,13 +136,18 @@ def _export(run: RunDir, checkpoint: Path, options: ExportOptions, folder: Path,
     scale, unit = _unit(cli.model)
     is_own = to not in OF_ANY and not path_of(cli.model).startswith("vitlab.")  # may have changed its network
     compares = options.check or is_own or own_parts(net) or to != "safetensors"
-    with user_mistakes():  # of a task that has added weights to its network
+    what = f"the network of {path_of(cli.model)} is another one than vitlab builds from its arguments"
+    changed = UsageError(f"`--to {to}`: {what}: use --to onnx or pt2")
+    try:
         pairs = both_outputs(net, read(graph, network), sides) if compares else []
+    except ValueError as error:
+        if is_own:  # and has added weights to its network
+            raise changed from error
+        raise
     difference = largest_difference(pairs, scale) if pairs else None
     if pairs and not largest_difference(pairs, scale, _STEPS) <= LIMIT:  # also true for NaN
         if is_own:
-            what = f"the network of {path_of(cli.model)} is another one than vitlab builds from its arguments"
-            raise UsageError(f"`--to {to}`: {what}: use --to onnx or pt2")
+            raise changed
         raise RunFailed(f"the outputs differ by {difference:.1e}{unit}, more than {LIMIT:g}; nothing was written")
     compared = None
     if is_int8:
