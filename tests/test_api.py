@@ -24,6 +24,7 @@ import vitlab
 from vitlab.cli.main import main
 from vitlab.config.arguments import as_arguments
 from vitlab.errors import RunFailed
+from vitlab.jobs.terminal import open_terminal, terminal_as_it_was
 from vitlab.runs.processes import SETTINGS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("hasty")]  # whole runs
@@ -249,6 +250,18 @@ def test_a_call_leaves_the_process_as_it_was(run, digit, call, tmp_path, monkeyp
         for logger, handler in zip(loggers, own, strict=True):
             logger.removeHandler(handler)
             handler.close()
+
+
+def test_a_handler_that_a_module_adds_in_a_call_stays():
+    logger, own = logging.getLogger("vitlab"), logging.NullHandler()
+    before = logger.handlers.copy()
+    try:
+        with terminal_as_it_was():
+            open_terminal()
+            logger.addHandler(own)
+        assert logger.handlers == [*before, own]
+    finally:
+        logger.removeHandler(own)
 
 
 def test_runs_without_a_seed_draw_one_after_the_other(place):

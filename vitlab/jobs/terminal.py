@@ -46,7 +46,7 @@ def open_terminal(quiet: bool = False) -> None:
 
 @contextmanager
 def terminal_as_it_was() -> Iterator[None]:
-    """Leave loggers, and the filters and the form of warnings, as they were."""
+    """Leave loggers, and the filters and the form of warnings, as they were; handlers that others add stay."""
     handlers = {logger: logger.handlers.copy() for logger in _shown()}
     levels = [(handler, handler.level) for handler in _handlers_of_lightning()]
     level, propagate, form = LOG.level, LOG.propagate, warnings.formatwarning
@@ -55,7 +55,8 @@ def terminal_as_it_was() -> Iterator[None]:
             yield
         finally:
             for logger, those in handlers.items():
-                logger.handlers[:] = those
+                added = [one for one in logger.handlers if one not in those and not isinstance(one, _Terminal | _Log)]
+                logger.handlers[:] = those + added  # as by a module of the user's that was imported
             for handler, before in levels:
                 handler.setLevel(before)
             LOG.setLevel(level)
