@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from lightning.pytorch.callbacks import Timer
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from vitlab.class_paths import choice_text
 from vitlab.data.base import ImageData
@@ -75,7 +76,8 @@ def _parameters(facts: dict[str, Any]) -> str:
 def _beside(task: Any) -> str:
     """Return how many values are trained outside of the network, such as those of a decoder; empty if none are."""
     inside = {id(p) for p in trained(task).parameters()}
-    n = sum(p.numel() for p in task.parameters() if p.requires_grad and id(p) not in inside)
+    outside = (p for p in task.parameters() if id(p) not in inside and not is_lazy(p))
+    n = sum(p.numel() for p in outside if p.requires_grad)
     return f"; {n:,} more are trained outside the network" if n else ""
 
 
