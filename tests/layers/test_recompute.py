@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.parametrizations import spectral_norm
+from torch.nn.utils.parametrize import register_parametrization
 
 from vitlab.layers import recompute
 from vitlab.layers.pos_embed import PosEmbed
@@ -233,14 +234,19 @@ class Drawing(nn.Module):
 
 
 class NormedPositions(PosEmbed):
-    """Acts within the blocks, and has running statistics, as a convolution with a batch norm."""
+    """Acts within the blocks, with running statistics, and with a buffer that each batch computes of a parameter."""
 
     def __init__(self, grid_size: tuple[int, int], embed_dim: int) -> None:
         super().__init__(grid_size)
-        self.norm = nn.BatchNorm1d(embed_dim)
+        self.norm, self.raw = nn.BatchNorm1d(embed_dim), nn.Parameter(torch.ones(embed_dim))
+        self.register_buffer("table", None, persistent=False)
+
+    def for_batch(self) -> "NormedPositions":
+        self.table = self.raw.tanh()
+        return self
 
     def leave(self, x: Tensor, layer: int) -> Tensor:
-        return self.norm(x.mT).mT
+        return self.norm(x.mT).mT * self.table
 
 
 def test_blocks_are_computed_again_with_the_buffers_and_random_numbers_that_they_had():
@@ -253,6 +259,25 @@ def test_blocks_are_computed_again_with_the_buffers_and_random_numbers_that_they
         found.append([*gradients(net), *gradients(net), *dict(net.named_buffers()).values(), torch.rand(())])
         found[-1].append(torch.tensor([random.random(), float(np.random.rand())]))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True)) and recompute._state.off is False
+
+
+class Scaled(nn.Module):
+    """Draws, and is of a class that torch makes of this one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        register_parametrization(self, "scale", nn.Identity())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale * torch.tensor(random.random())
+
+
+def test_a_parametrized_part_of_ones_own_draws_the_same_again():
+    part, x = Scaled(), torch.ones(3, requires_grad=True)
+    outputs = recompute.checkpoint(part, x)
+    outputs.sum().backward()
+    assert x.grad.equal(outputs.detach())
 
 
 class Own(nn.Module):

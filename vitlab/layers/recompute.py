@@ -149,7 +149,8 @@ class _First(_Off):
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         others = [module for module in modules if not type(module).__module__.startswith("vitlab.")]
         self.modules = [module for module in others if module._buffers]
-        self.draws = any(not type(module).__module__.startswith("torch.") for module in others)
+        classes = {cls for module in others for cls in type(module).__mro__}  # of a parametrized or sharded one, too
+        self.draws = any(not cls.__module__.startswith(("torch.", "vitlab.", "builtins")) for cls in classes)
 
     def __enter__(self) -> None:
         super().__enter__()
@@ -185,7 +186,9 @@ def _first_and_again(modules: Iterable[nn.Module]) -> tuple[_First, _Again]:
 
 
 def _cloned(module: nn.Module) -> dict[str, Tensor | None]:
-    return {name: None if value is None else value.detach().clone() for name, value in module._buffers.items()}
+    """Return copies of buffers; of one that is computed from parameters, a pass keeps what its gradient needs."""
+    pairs = module._buffers.items()
+    return {name: v if v is None else v.detach().clone().requires_grad_(v.requires_grad) for name, v in pairs}
 
 
 def _drawn(states: tuple[Any, Any] | None = None) -> tuple[Any, Any]:
