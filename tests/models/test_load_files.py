@@ -91,7 +91,7 @@ def test_another_kind_of_file_is_refused_in_one_line(path, content):
 
 
 @pytest.mark.parametrize(
-    "content", [[1, 2], {"epoch": 3}, torch.zeros(3), {"state_dict": {"a": torch.ones(1), "b": 2}}]
+    "content", [[1, 2], {"epoch": 3}, torch.zeros(3), {"state_dict": {"a": torch.ones(1), "b": 2}}, {0: torch.zeros(3)}]
 )
 def test_a_file_without_a_state_dict_is_refused(path, content):
     torch.save(content, path)

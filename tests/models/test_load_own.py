@@ -183,6 +183,27 @@ def test_what_a_part_keeps_beside_tensors_is_read_by_all_that_read_weights(path)
     assert larger.net.pos_embed.scale == 1.0
     load_weights(larger.net, path, "usual", grid=(4, 4))
     assert larger.net.pos_embed.scale == 3.0
+    gray = Classifier(**TINY, in_chans=1, pos_embed=f"{__name__}.Scaling")
+    with pytest.raises(ValueError, match="its images have 3 channels, and 1 here"):
+        load_weights(gray.net, path, grid=(4, 4))
+
+
+class Listing(Scaling):
+    """Keeps bytes as a tensor, of any length, as parts in eight bits of other libraries do."""
+
+    def get_extra_state(self):
+        return torch.zeros(int(self.scale))
+
+    def set_extra_state(self, state):
+        self.scale = float(len(state))
+
+
+def test_what_a_part_keeps_in_a_tensor_of_any_length_is_read(path):
+    (saved := Classifier(**TINY, in_chans=3, pos_embed=f"{__name__}.Listing")).net.pos_embed.scale = 3.0
+    torch.save(saved.net.state_dict(), path)
+    loaded = Classifier(**TINY, in_chans=3, pos_embed=f"{__name__}.Listing")
+    load_weights(loaded.net, path, grid=(4, 4))
+    assert loaded.net.pos_embed.scale == 3.0
 
 
 class Projected(Classifier):

@@ -344,8 +344,8 @@ def _head_widths(head: State) -> tuple[int, str]:
 def _fill(model: VisionTransformer, state: State, path: str | Path) -> None:
     """Load ``state`` into ``model``, or raise a ValueError that lists what does not fit."""
     whole = model.state_dict()
-    own = {name: value for name, value in whole.items() if isinstance(value, Tensor)}
-    kept = {name: value for name, value in whole.items() if name not in own}  # safetensors have no extra state
+    own = {name: value for name, value in whole.items() if not name.endswith("_extra_state")}
+    kept = {name: value for name, value in whole.items() if name not in own}  # safetensors may have no extra state
     shapes = [
         f"{name} {tuple(state[name].shape)}, not {tuple(own[name].shape)}"
         for name in own
@@ -382,9 +382,9 @@ def _fill(model: VisionTransformer, state: State, path: str | Path) -> None:
 
 def _channels(state: State, model: VisionTransformer) -> int | None:
     """Return the channels of the images of weights, if these are all by which they differ from a model; else None."""
-    own = model.state_dict()
+    own = {name: value for name, value in model.state_dict().items() if not name.endswith("_extra_state")}
     pairs = {name: (state[name].numel(), value.numel()) for name, value in own.items() if name in state}
-    shares = {theirs * model.in_chans / ours for theirs, ours in pairs.values() if theirs != ours}
+    shares = {theirs * model.in_chans / ours for theirs, ours in pairs.values() if theirs != ours and ours}
     others = [name for name, (theirs, ours) in pairs.items() if theirs != ours and not name.startswith("tokenizer.")]
     return None if others or len(shares) != 1 or not (share := shares.pop()).is_integer() else int(share)
 

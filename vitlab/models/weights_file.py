@@ -84,7 +84,8 @@ def read_weights(path: str | Path | WeightsFile) -> WeightsFile:
             content = content[name]
             sentences += [f"weights: {name}, the averaged ones"] if name.endswith("ema") else []
             break
-    state = {name: v for name, v in content.items() if isinstance(v, Tensor) or str(name).endswith("_extra_state")}
+    named = [(name, value) for name, value in content.items() if isinstance(name, str)]
+    state = {name: v for name, v in named if isinstance(v, Tensor) or name.endswith("_extra_state")}
     if not state or len(state) < len(content):
         raise ValueError(f"{path} holds no state dict: its entries are {preview(content)}")
     state, outside = _strip_prefixes(state)
