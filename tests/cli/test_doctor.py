@@ -94,9 +94,13 @@ def test_doctor_checks_every_package_that_pyproject_requires():
 def test_a_torchvision_of_another_torch_is_named(monkeypatch):
     ((state, _, text),) = doctor.torchvision_build()
     assert state == "ok", text
-    monkeypatch.setattr(torch, "__version__", "2.12.0")
-    found = wrong(doctor.torchvision_build())
-    assert "this torch needs torchvision 0.27" in found["torchvision"]
+    monkeypatch.setattr(torch, "__version__", "2.9.0+cpu")
+    assert "this torchvision needs torch" in wrong(doctor.torchvision_build())["torchvision"]
+    monkeypatch.setattr(torch, "__version__", "2.15.0+cu132")
+    for needed, told in (("torch==2.14.1", "torch==2.14.1"), ("torch (>=2.14.0)", ""), ("torch<2.15", "torch<2.15")):
+        monkeypatch.setattr(doctor, "requires", lambda name, needed=needed: ["numpy", needed])
+        assert told in wrong(doctor.torchvision_build()).get("torchvision", "")
+        assert bool(wrong(doctor.torchvision_build())) is bool(told)
     monkeypatch.setitem(sys.modules, "torchvision", None)
     assert "does not import" in wrong(doctor.torchvision_build())["torchvision"]
 

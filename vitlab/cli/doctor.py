@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from importlib.metadata import requires
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -117,7 +118,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def torchvision_build() -> Iterator[Checked]:
-    """Import torchvision, which is compiled for one version of torch."""
+    """Import torchvision, whose package says for which versions of torch it was compiled."""
     try:
         import torch
         import torchvision
@@ -125,10 +126,11 @@ def torchvision_build() -> Iterator[Checked]:
         text = f"torchvision does not import: {one_line(error)}; install the versions in constraints.txt"
         yield Checked("wrong", "torchvision", text)
         return
-    (major, t, _), (_, v, _) = _numbers(torch.__version__), _numbers(torchvision.__version__)
     text = f"torch {torch.__version__} with torchvision {torchvision.__version__}"
-    if major == 2 and v != t + 15:  # 0.25 goes with 2.10, and so on
-        yield Checked("wrong", "torchvision", f"{text}: this torch needs torchvision 0.{t + 15}")
+    lines = requires("torchvision") or []  # as "torch==2.10.0" or "torch (>=2.14.0)"
+    rules = [found[1] for line in lines if (found := re.match(r"torch[ (]*((?:<|>=|==)[\d.]+)", line))]
+    if missed := [rule for rule in rules if not _matches(torch.__version__, rule)]:
+        yield Checked("wrong", "torchvision", f"{text}: this torchvision needs torch{missed[0]}")
     else:
         yield Checked("ok", "torchvision", text)
 
