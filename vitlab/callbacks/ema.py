@@ -112,12 +112,12 @@ class EMA(WeightAveraging):
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Put the average and the weights in training where they belong, also while the network holds the average."""
         super().on_save_checkpoint(trainer, pl_module, checkpoint)
-        if self._average_model is not None:
-            checkpoint["state_dict"] = self.average.state_dict()  # a class may leave a frozen teacher out of its own
-        if self._average_model is not None:
-            average, current = checkpoint["state_dict"], checkpoint["current_model_state"]
-            average |= {name: value for name, value in current.items() if name.endswith("_extra_state")}
-        if self.is_swapped and self._average_model is not None:
+        if self._average_model is None:
+            return
+        average, current = self.average.state_dict(), checkpoint["current_model_state"]
+        average |= {name: value for name, value in current.items() if name.endswith("_extra_state")}
+        checkpoint["state_dict"] = average  # a class may leave a frozen teacher out of its own
+        if self.is_swapped:
             for name in average.keys() & current.keys():
                 average[name], current[name] = current[name], average[name]
 

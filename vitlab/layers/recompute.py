@@ -93,9 +93,9 @@ def checkpoint(block: Callable[..., T], *args: Any) -> T:
         >>> checkpoint(nn.Linear(8, 4), torch.ones(2, 8)).shape
         torch.Size([2, 4])
     """
-    modules = [module for each in (block, *args) if isinstance(each, nn.Module) for module in each.modules()]
     if torch.compiler.is_compiling():
         return whole.checkpoint(block, *args, use_reentrant=False)
+    modules = [module for each in (block, *args) if isinstance(each, nn.Module) for module in each.modules()]
     return whole.checkpoint(block, *args, use_reentrant=False, context_fn=partial(_first_and_again, modules))
 
 

@@ -193,7 +193,7 @@ def first_words(run: RunDir) -> list[str]:
 
 def doubts_of(run: RunDir) -> list[str]:
     """Return what to say of stored results that are not of the weights that a test would measure now."""
-    splits = [split for split in ("test", "val") if dict(run.stored).get(split)]
+    splits = [split for split in ("test", "val") if run.stored.get(split)]
     found = [(split, run.standing(split)) for split in splits]
     return [f"The result on {split} was {now.text}." for split, now in found if now.text and now.kind != "gone"]
 

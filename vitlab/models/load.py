@@ -370,7 +370,7 @@ def _fill(model: VisionTransformer, state: State, path: str | Path) -> None:
             hint = f"; build the model with {_prefix_tokens(state)}"
         elif any("pos_embed" in name for name in names) and all("pos_embed" in name for name in differences["missing"]):
             hint += "; build the model with the `model.pos_embed` of the file"
-        elif not names and (channels := _channels(state, model)):
+        elif not names and (channels := _channels(state, own, model.in_chans)):
             hint = f"; its images have {channels} channels, and {model.in_chans} here: set `data.in_chans={channels}`"
         raise ValueError(f"{path} does not fit the model: {'; '.join(reasons)}{hint}")
     _forget_grids(model, state)
@@ -380,11 +380,10 @@ def _fill(model: VisionTransformer, state: State, path: str | Path) -> None:
         raise ValueError(f"{path} does not fit the model: {one_line(error, 2000)}") from error
 
 
-def _channels(state: State, model: VisionTransformer) -> int | None:
+def _channels(state: State, own: State, in_chans: int) -> int | None:
     """Return the channels of the images of weights, if these are all by which they differ from a model; else None."""
-    own = {name: value for name, value in model.state_dict().items() if not name.endswith("_extra_state")}
     pairs = {name: (state[name].numel(), value.numel()) for name, value in own.items() if name in state}
-    shares = {theirs * model.in_chans / ours for theirs, ours in pairs.values() if theirs != ours and ours}
+    shares = {theirs * in_chans / ours for theirs, ours in pairs.values() if theirs != ours and ours}
     others = [name for name, (theirs, ours) in pairs.items() if theirs != ours and not name.startswith("tokenizer.")]
     return None if others or len(shares) != 1 or not (share := shares.pop()).is_integer() else int(share)
 

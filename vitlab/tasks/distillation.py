@@ -192,7 +192,7 @@ def _find_weights(source: str) -> tuple[Path, dict[str, Any]]:
         )
     run, checkpoint = find_run(str(path))
     check_classes(run.path)
-    return checkpoint, dict(run.data)
+    return checkpoint, run.data
 
 
 class Distillation(Classifier):

@@ -399,7 +399,7 @@ def _again(cell: Cell, with_training: bool) -> str:
 def _differing(cell: Cell, again: Cell) -> str:
     split = cell.ablation.evaluate
     tables = [c.run.predictions(split) for c in (cell, again)]
-    old, new = cell.run.measured(split), dict(again.run.stored).get(split) or {}
+    old, new = cell.run.measured(split), again.run.stored.get(split) or {}
     name = cell.ablation.primary
     if all(path.is_file() for path in tables) and table_digest(tables[0]) != table_digest(tables[1]):
         return f"other predictions, {name} {new.get(name)} in place of {old.get(name)}"

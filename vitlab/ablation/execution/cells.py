@@ -266,7 +266,7 @@ class Cell:
 
     def outlived(self) -> str:
         """Return why the evaluation does not count although there is one; empty if it counts or there is none."""
-        found = dict(self.run.stored).get(self.ablation.evaluate)
+        found = self.run.stored.get(self.ablation.evaluate)
         now = self.run.standing(self.ablation.evaluate, found) if found else None
         return now.text if now and now.is_stale else ""
 
