@@ -466,6 +466,7 @@ def test_what_the_page_says_of_rotary_and_fixed_positions_on_cifar10_is_in_their
         ("attention_cifar10", "factorial_cifar10", "pos_embed"),
         ("table_cifar10", "factorial_cifar10", "pos_embed"),
         ("longer_cifar10", "table_cifar10", "pos_embed"),
+        ("longer_parts_cifar10", "parts_cifar10", "pos_embed"),
         ("again_cifar10", "attention_cifar10", "pos_embed"),
         ("again_fashion_mnist", "factorial_fashion_mnist", "pos_embed"),
         ("longer_fashion_mnist", "factorial_fashion_mnist", "pos_embed"),
