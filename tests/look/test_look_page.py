@@ -1025,6 +1025,22 @@ def test_a_file_of_another_kind_than_is_written_is_refused(flag, file, ending, c
     assert capsys.readouterr().err == f"vitlab: `{flag}` must end with {ending}, which it writes, got {file}\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["vit_s_16", "--diagram", "a.svg"], "`--diagram` draws one network, got 2: t2t_vit_7 vit_s_16"),
+        (["--level", "block"], "`--level block` is of a drawing: add --diagram FILE; a page has all levels"),
+        (
+            ["--diagram", "a.svg", "-o", "b.html"],
+            "`--diagram` writes the drawing alone, to a.svg: leave out -o b.html",
+        ),
+    ],
+)
+def test_what_a_drawing_would_leave_out_is_refused(words, said, capsys):
+    assert main(["look", "t2t_vit_7", *words]) == 2
+    assert capsys.readouterr().err == f"vitlab: {said}\n"
+
+
 @pytest.mark.slow
 def test_a_run_writes_its_page_while_it_trains_and_look_adds_pictures(tmp_path, monkeypatch, capsys, few_classes):
     monkeypatch.chdir(tmp_path)

@@ -28,6 +28,12 @@ def main(argv: list[str]) -> int:
     parser = _parser()
     options, rest = parse_around_keys(parser, argv)
     drawing = Path(options.diagram) if options.diagram else None
+    if drawing and len(options.sources) > 1:
+        raise UsageError(f"`--diagram` draws one network, got {len(options.sources)}: {' '.join(options.sources)}")
+    if drawing and options.output:
+        raise UsageError(f"`--diagram` writes the drawing alone, to {drawing}: leave out -o {options.output}")
+    if options.level and not drawing:
+        raise UsageError(f"`--level {options.level}` is of a drawing: add --diagram FILE; a page has all levels")
     page = Path(options.output or _place(options.sources))
     path, flag = (drawing, "--diagram FILE") if drawing else (page, "-o FILE")
     if path.suffix not in ("", ending := ".svg" if drawing else ".html"):
@@ -50,9 +56,10 @@ def main(argv: list[str]) -> int:
         shown=options.pictures,
         init_grid=options.init_grid,
     )
-    text = (
-        _drawing(options.sources[0], view, rest, options.level) if drawing else page_about(options.sources, view, rest)
-    )
+    if drawing:
+        text = _drawing(options.sources[0], view, rest, options.level or "network")
+    else:
+        text = page_about(options.sources, view, rest)
     write_text(path, text)
     size = len(text.encode()) / 1e6
     say(f"wrote {path}, {size:.2f} MB" if size >= 0.1 else f"wrote {path}, {1e3 * size:.0f} kB")
@@ -163,7 +170,7 @@ def _parser() -> CommandParser:
         help="token grid of --weights, if the file does not state it",
     )
     add("--diagram", metavar="FILE", help="write only the drawing of the architecture, as SVG")
-    add("--level", metavar="LEVEL", default="network", help="what --diagram draws: network, tokens, block or head")
+    add("--level", metavar="LEVEL", help="what --diagram draws: network (the default), tokens, block or head")
     add("--quiet", action="store_true", help="print errors only")
     add_trust(parser)
     return parser
