@@ -13,6 +13,7 @@ from unittest import mock
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.strategies import StrategyRegistry
 from PIL import Image
 from safetensors.torch import load_file
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -136,6 +137,24 @@ def measure(rank, folder):
 
 if __name__ == "__main__":
     torch.multiprocessing.spawn(measure, (sys.argv[1],), 2)"""
+
+
+@pytest.mark.parametrize("name", ["ddp", "ddp_static", "ddp_find_unused_parameters_true", "fsdp2"])
+def test_all_processes_measure_with_every_buffer_of_the_first(name, monkeypatch):
+    """Counts were each process's own, and under all strategies but ddp running statistics, too."""
+    net = torch.nn.BatchNorm1d(3)
+    net.register_buffer("counts", torch.arange(4))
+    net.register_buffer("waves", torch.ones(2, dtype=torch.complex64))
+    net.register_buffer("wide", torch.ones(3, 1).expand(3, 5))  # a broadcast into it wrote past its end
+    net.register_buffer("empty", torch.ones(0))
+    task, strategy = L.LightningModule(), StrategyRegistry.get(name)
+    task.net, task.trainer, strategy._lightning_module = net, L.Trainer(barebones=True), task
+    monkeypatch.setattr("torch.distributed.broadcast", lambda tensor, source: tensor.zero_())  # as if those were zeros
+    for moment in (strategy.on_validation_start, strategy.on_test_start):
+        net.reset_running_stats()
+        net.counts.fill_(2)
+        moment()
+        assert not any(buffer.any() for buffer in net.buffers())
 
 
 @pytest.mark.rare

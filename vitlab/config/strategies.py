@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from vitlab.callbacks.ema import EMA
@@ -40,7 +41,36 @@ SHARDED = (  # optimizers whose steps on shards are those on whole weights
 )
 
 
-class Replicate(DDPStrategy):
+class _MeasuresWhatIsSaved:
+    """A strategy whose processes evaluate with the buffers of the first, which are saved."""
+
+    lightning_module: Any
+
+    def on_validation_start(self) -> None:
+        """Give all processes the buffers of the first, such as the running statistics of a BatchNorm, or counts.
+
+        Those of an average, too, which the network is given only after this.
+        """
+        for module in (self.lightning_module, *_averages(self.lightning_module)):
+            for buffer in _each_in_its_memory(module):
+                torch.distributed.broadcast(buffer.view(-1).view(torch.uint8), 0)  # gloo knows few types
+
+    on_test_start = on_validation_start  # perhaps right after steps that no validation has followed
+
+
+def _each_in_its_memory(module: Any) -> list[torch.Tensor]:
+    """Return the buffers of a module, to be written into: expanded ones, whose values share memory, get their own."""
+    for buffer in module.buffers():
+        if not buffer.is_contiguous():
+            buffer.data = buffer.contiguous()
+    return [buffer.detach() for buffer in module.buffers()]
+
+
+class ReplicateStatic(_MeasuresWhatIsSaved, DDPStrategy):
+    """Every process has all weights, and gradients are averaged, where each step has the same graph."""
+
+
+class Replicate(_MeasuresWhatIsSaved, DDPStrategy):
     """Every process has all weights, and gradients are averaged: DDP, Li et al. 2020 (arXiv:2006.15704).
 
     DDP sums gradients in buckets, and rebuilds the buckets after its first step in the order in which gradients
@@ -50,6 +80,7 @@ class Replicate(DDPStrategy):
 
     def configure_ddp(self) -> None:
         """Wrap the network, and reduce a gradient of zeros once."""
+        _each_in_its_memory(self.model)
         super().configure_ddp()
         ddp: Any = self.model
         ddp.module.forward = lambda zero: sum((p.sum() * 0 for p in ddp.module.parameters() if p.requires_grad), zero)
@@ -57,20 +88,8 @@ class Replicate(DDPStrategy):
         del ddp.module.forward
         ddp.zero_grad(set_to_none=True)
 
-    def on_validation_start(self) -> None:
-        """Give all processes the running statistics of the first, as of a BatchNorm: its are saved, and measured.
 
-        Those of an average, too, which the network is given only after this.
-        """
-        for module in (self.lightning_module, *_averages(self.lightning_module)):
-            for buffer in module.buffers():
-                if buffer.is_floating_point():
-                    torch.distributed.broadcast(buffer, 0)
-
-    on_test_start = on_validation_start  # perhaps right after steps that no validation has followed
-
-
-class FullyShard(ModelParallelStrategy):
+class FullyShard(_MeasuresWhatIsSaved, ModelParallelStrategy):
     """Each process keeps its share of weights, gradients and moments: FSDP2, Zhao et al. 2023 (arXiv:2304.11277).
 
     For networks that do not fit on one GPU together with the optimizer's moments. Each process writes its share into
@@ -111,7 +130,9 @@ class FullyShard(ModelParallelStrategy):
         """
         path = Path(self.broadcast(filepath))
         folder = path.parent / self.broadcast(f"{FOLDER}{secrets.token_hex(4)}")
-        flat = {key: value.detach().clone() for key, value in _pop_tensors(checkpoint).items()}
+        tensors = _pop_tensors(checkpoint).items()  # what each process has whole, as buffers, is that of the first
+        mine = {key: value for key, value in tensors if self.is_global_zero or isinstance(value, DTensor)}
+        flat = {key: value.detach().clone() for key, value in mine.items()}
         refuse_objects(checkpoint)
         content = snapshot(checkpoint, {})
         size = sum(tensor.nbytes for tensor in flat.values())
@@ -213,9 +234,11 @@ def _shard(net: Any, mesh: DeviceMesh) -> None:
 
 
 StrategyRegistry.register("ddp", Replicate, override=True, **DDP)
-StrategyRegistry.register("ddp_static", DDPStrategy, **DDP, static_graph=True)
+StrategyRegistry.register("ddp_static", ReplicateStatic, **DDP, static_graph=True)
 StrategyRegistry.register("ddp_bf16", Replicate, **DDP, ddp_comm_hook=bf16_compress_hook)
 StrategyRegistry.register("fsdp2", FullyShard)
+UNUSED = "ddp_find_unused_parameters_true"  # Lightning's name
+StrategyRegistry.register(UNUSED, Replicate, override=True, **DDP, find_unused_parameters=True)
 
 
 def divide_by_all_images(strategy: Any) -> None:
