@@ -1,7 +1,7 @@
 import pytest
 import torch
 from tiny import IMAGES, NETWORK, loader, task, trainer
-from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 from torchmetrics import MetricCollection
 
 from vitlab.callbacks.predictions import Predictions
@@ -110,6 +110,21 @@ def test_an_image_has_its_own_index_or_none_where_the_order_that_was_drawn_is_un
     else:
         assert table["index"].tolist() == sorted(places)
         assert table["target"].tolist() == [place % 3 for place in sorted(places)]
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from zip(IMAGES, torch.arange(12) % 3, strict=True)
+
+
+@pytest.mark.parametrize("others", [[], [0], [1]], ids=["alone", "one without a batch", "one with batches"])
+def test_samples_without_numbers_have_an_index_in_a_single_process_alone(tmp_path, monkeypatch, others):
+    """Each process counted its own from 0, and `analyze errors` and pages showed others for half of them."""
+    copies = lambda own: [own, *(own.head(12 * n) for n in others)]  # noqa: E731
+    monkeypatch.setattr("vitlab.callbacks.predictions.of_all", copies)
+    table = kept(tmp_path, task(), DataLoader(Stream(), batch_size=5))
+    assert table["index"].tolist() == ([-1] * 24 if others == [1] else list(range(12)))
+    assert table["target"].tolist() == [0, 1, 2] * (len(table) // 3)
 
 
 def test_a_regression_keeps_its_numbers_as_they_are(tmp_path):

@@ -68,32 +68,44 @@ class Predictions(Callback):
         """Return a row for each image of the split, in its order, from all processes; every process must call it.
 
         ``index`` is the place of the image in the split, and -1 in all rows if the sampler of the loader draws another
-        order each time. The rows then have the order of the evaluation.
+        order each time, or if several processes take samples that have no numbers, as of an IterableDataset. The rows
+        then have the order of the evaluation.
 
         Args:
             loader: The loader of the batches.
             measured: Number of images that were measured; a step that returns the outputs of some has no table.
         """
-        if not self.kept:
+        parts = of_all(self._rows(loader))
+        if not (parts := [part for part in parts if len(part)]):
             return pd.DataFrame()
-        columns = {name: torch.cat([part[name] for part in self.kept]).cpu().numpy() for name in self.kept[0]}
-        n = len(next(iter(columns.values())))
-        table = pd.DataFrame(
-            {"index": _images_of(loader, n), **{k: v if v.ndim == 1 else list(v) for k, v in columns.items()}}
-        )
-        table = pd.concat(of_all(table))
+        table = pd.concat(parts)
+        if table["index"].isna().any():
+            table["index"] = np.arange(len(table)) if len(parts) == 1 else -1
         if measured not in (None, len(table)):
             return pd.DataFrame()
         return table.sort_values("index", kind="stable", ignore_index=True)
 
+    def _rows(self, loader: Any) -> pd.DataFrame:
+        """Return a row for each image that this process has measured."""
+        if not self.kept:
+            return pd.DataFrame()
+        columns = {name: torch.cat([part[name] for part in self.kept]).cpu().numpy() for name in self.kept[0]}
+        n = len(next(iter(columns.values())))
+        return pd.DataFrame(
+            {"index": _images_of(loader, n), **{k: v if v.ndim == 1 else list(v) for k, v in columns.items()}}
+        )
 
-def _images_of(loader: Any, n: int) -> np.ndarray[Any, Any]:
-    """Return the indices of the first ``n`` images that a loader has given; -1 if it draws another order each time."""
+
+def _images_of(loader: Any, n: int) -> np.ndarray[Any, Any] | None:
+    """Return the indices of the first ``n`` images that a loader has given; -1 if it draws another order each time.
+
+    None if its samples have no numbers: of a single process, they come in their order.
+    """
     if handed := getattr(loader, "handed", None):  # indices of delivered images: unreadable files are missing
         return np.concatenate(handed)[:n]
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset) or not loader.batch_sampler:
-        return np.arange(n)
+        return None
     drawn, again = ([*islice(chain.from_iterable(loader.batch_sampler), n)] for _ in range(2))
     if drawn != again:  # as by a SubsetRandomSampler: nothing tells which order was drawn in the evaluation
         return np.full(n, -1)
-    return np.array(drawn) if all(isinstance(i, int | np.integer) for i in drawn) else np.arange(n)
+    return np.array(drawn) if all(isinstance(i, int | np.integer) for i in drawn) else None
