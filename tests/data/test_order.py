@@ -8,7 +8,7 @@ import pytest
 import torch
 from lightning.pytorch.trainer.states import RunningStage
 from timm.data.distributed_sampler import RepeatAugSampler
-from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SubsetRandomSampler
 
 from tests.training import QUIET
 from vitlab.data import Digits
@@ -218,6 +218,32 @@ def test_a_sampler_of_a_users_own_draws_each_sample_once_where_processes_have_ot
         assert sorted(seen) == list(range(10))
         epochs.append(seen)
     assert epochs[0] != epochs[1]
+
+
+class Backwards(RandomSampler):
+    def __iter__(self):
+        return iter(range(9, -1, -1))
+
+
+@pytest.mark.parametrize("mode", [RunningStage.TRAINING, RunningStage.VALIDATING])
+@pytest.mark.parametrize("part", ["six of ten", "with replacement", "backwards"])
+def test_a_sampler_that_does_not_take_each_sample_once_is_kept_in_several_processes(part, mode):
+    """Lightning's took its place, with every sample once, in an order of its own."""
+    kinds = {"six of ten": {"num_samples": 6}, "with replacement": {"replacement": True}, "backwards": {}}
+    sampler = (Backwards if part == "backwards" else RandomSampler)(range(10), **kinds[part])
+    shares = []
+    for rank in range(2):
+        connector = L.Trainer(accelerator="cpu", barebones=True)._data_connector
+        place = {"num_replicas": 2, "rank": rank}
+        facts = {"overfit_batches": 0, "state": SimpleNamespace(fn=None), "distributed_sampler_kwargs": place}
+        connector._requires_distributed_sampler = lambda loader: True
+        evaluate_samples_once(SimpleNamespace(_data_connector=connector))
+        connector.trainer = SimpleNamespace(**facts)
+        given = DataLoader(list(range(10)), batch_size=2, sampler=sampler)
+        shared = connector._prepare_dataloader(given, shuffle=True, mode=mode)  # as Lightning says of a RandomSampler
+        shares.append([number for batch in shared for number in batch.tolist()])
+    drawn = [number for pair in zip(*shares, strict=True) for number in pair]
+    assert drawn == [*SameDraws(sampler)] and len(drawn) == len(sampler)
 
 
 class Stream(IterableDataset):

@@ -90,8 +90,8 @@ def _prepared(connector: Any, loader: Any, shuffle: bool, mode: Any) -> Any:
         way_out = "unless it divides its samples itself: then set `deals_samples = True` in the data"
         rank_zero_warn(f"{type(loader.dataset).__name__} {whole}, in training and evaluation, {way_out}")
     divides = isinstance(loader, DataLoader) and connector._requires_distributed_sampler(loader)
-    if divides and not isinstance(loader.sampler, RandomSampler | SequentialSampler):
-        loader, sampler = copy.copy(loader), SameDraws(loader.sampler)
+    if divides and not _takes_all(loader.sampler):
+        loader, sampler, shuffle = copy.copy(loader), SameDraws(loader.sampler), False  # it has its own order
         vars(loader)["sampler"] = sampler  # torch refuses to set it
     is_usual = divides and type(loader.batch_sampler) is BatchSampler and not loader.drop_last
     if is_usual and mode.evaluating and loader.batch_size != 1:
@@ -100,3 +100,9 @@ def _prepared(connector: Any, loader: Any, shuffle: bool, mode: Any) -> Any:
             vars(shared).update(batch_sampler=batches, sampler=batches.order, _iterator=None)  # torch refuses to set
             return shared
     return type(connector)._prepare_dataloader(connector, loader, shuffle=shuffle, mode=mode)
+
+
+def _takes_all(sampler: Any) -> bool:
+    """Return whether a sampler takes each sample once, in order or at random, as Lightning's does in its place."""
+    is_of_torch = type(sampler) in (RandomSampler, SequentialSampler)
+    return is_of_torch and len(sampler) == len(sampler.data_source) and not getattr(sampler, "replacement", False)
